@@ -34,13 +34,13 @@ fn open(log: &Path) -> io::Result<File> {
 
 /// Standard error as a log with a bound.
 #[derive(Debug)]
-pub struct Log {
+pub struct BoundedLog {
     path: PathBuf,
     bytes: u64,
     bytes_max: u64,
 }
 
-impl Log {
+impl BoundedLog {
     /// The log at a path, where standard error leads already.
     #[must_use]
     pub fn at(path: &Path) -> Self {
@@ -52,8 +52,8 @@ impl Log {
     }
 
     /// Makes this log the old one, and begins another.
-    fn turn(&mut self) -> io::Result<()> {
-        fs::rename(&self.path, old(&self.path))?;
+    fn rotate(&mut self) -> io::Result<()> {
+        fs::rename(&self.path, old_log(&self.path))?;
         let file = open(&self.path)?;
         rustix::stdio::dup2_stdout(&file)?;
         Ok(rustix::stdio::dup2_stderr(&file)?)
@@ -64,12 +64,12 @@ impl Log {
         if self.bytes > 0 && self.bytes + bytes as u64 > self.bytes_max {
             self.bytes = 0;
             // Where that fails, it is tried again as many bytes later; what is logged matters more.
-            let _ = self.turn();
+            let _ = self.rotate();
         }
     }
 }
 
-impl Write for Log {
+impl Write for BoundedLog {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.make_room(bytes.len());
         let written = io::stderr().write(bytes)?;
@@ -83,7 +83,7 @@ impl Write for Log {
 }
 
 /// Where the log before is.
-fn old(log: &Path) -> PathBuf {
+fn old_log(log: &Path) -> PathBuf {
     let mut name = OsString::from(log);
     name.push(".old");
     name.into()
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn the_log_before_is_named_after_the_log() {
         assert_eq!(
-            old(Path::new("/s/sluiced.log")),
+            old_log(Path::new("/s/sluiced.log")),
             Path::new("/s/sluiced.log.old")
         );
     }

@@ -10,12 +10,14 @@ use clap::Args;
 use serde_json::{Value, json};
 use sluice_checkpoint::CheckpointError;
 use sluice_engine::{
-    EngineError, Options,
-    check::{Answer, F32_TOLERANCE, Forward, Sampled, fixture_forwards, fixture_samples, resident},
+    EngineError, EngineOptions,
+    check::{
+        Answer, F32_TOLERANCE, FixtureLogits, Sampled, fixture_forwards, fixture_samples, resident,
+    },
 };
 use sluice_ops::{
     Ops, OpsError,
-    device::{self, Number},
+    device::{self, DType},
     ledger::Ledger,
 };
 use sluice_shared::{exit, level::Level};
@@ -119,7 +121,7 @@ pub fn run(options: &Checking) -> u8 {
         Ok(false) => exit::FAILURE,
         Err(failure) => {
             eprintln!("sluiced: {failure}");
-            if let Failure::Ops(OpsError::NoCard(unavailable)) = &failure {
+            if let Failure::Ops(OpsError::NoGpu(unavailable)) = &failure {
                 eprintln!("hint: {}", unavailable.hint());
             }
             exit::FAILURE
@@ -130,7 +132,7 @@ pub fn run(options: &Checking) -> u8 {
 impl Checking {
     fn check(&self) -> Result<bool, Failure> {
         let fixtures = fixtures(&self.fixtures)?;
-        let opened = device::Device::open(self.device.choice(), Some(Number::F32), 0)?;
+        let opened = device::Device::open(self.device.choice(), Some(DType::F32), 0)?;
         let mut cases = Vec::new();
         for folder in &fixtures {
             for case in self.fixture(folder, &opened.device) {
@@ -200,13 +202,14 @@ impl Checking {
             Ok(forwards) => forwards,
             Err(error) => return vec![case("all".to_owned(), of_error(&error))],
         };
-        let logits =
-            |forward: Forward| case(format!("logits of {}", forward.name), of_logits(&forward));
+        let logits = |forward: FixtureLogits| {
+            case(format!("logits of {}", forward.name), of_logits(&forward))
+        };
         let mut cases: Vec<_> = forwards.into_iter().map(logits).collect();
-        let options = Options {
+        let options = EngineOptions {
             device: self.device.choice(),
-            number: Some(Number::F32),
-            ..Options::default()
+            compute_dtype: Some(DType::F32),
+            ..EngineOptions::default()
         };
         let tokens = |sampled: Sampled| {
             let what = format!("tokens of {}", sampled.name);
@@ -269,8 +272,8 @@ fn of_error(error: &EngineError) -> (Verdict, String) {
     (verdict, error.to_string())
 }
 
-fn of_logits(forward: &Forward) -> (Verdict, String) {
-    let Forward {
+fn of_logits(forward: &FixtureLogits) -> (Verdict, String) {
+    let FixtureLogits {
         vocabulary,
         reference,
         found,
@@ -340,8 +343,8 @@ fn difference(answer: &Answer) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn forward(reference: &[f32], found: &[f32]) -> Forward {
-        Forward {
+    fn forward(reference: &[f32], found: &[f32]) -> FixtureLogits {
+        FixtureLogits {
             name: "case".to_owned(),
             vocabulary: 2,
             reference: reference.to_owned(),

@@ -7,7 +7,7 @@ use sluice_shared::exit;
 
 use crate::{
     check::Checking,
-    coded::{Compress, Decompress, Inspect, Verify},
+    compression::{Compress, Decompress, Inspect, Verify},
     config::{self, Config, ConfigError, Environment, Flags},
     planning::Planning,
     synth::Synth,
@@ -25,7 +25,7 @@ use crate::{
     args_conflicts_with_subcommands = true
 )]
 pub struct Arguments {
-    /// Work that needs no daemon; without it, the daemon serves
+    /// A command that needs no daemon; without one, the daemon serves
     #[command(subcommand)]
     pub command: Option<Command>,
 
@@ -38,9 +38,9 @@ pub struct Arguments {
     #[command(flatten)]
     pub settings: Flags,
 
-    /// As `sluice run` starts it: in a session of its own, so that it outlives the terminal; without a model until one is
-    /// asked for; the model goes after 15 minutes without requests where nobody says otherwise; FILE takes the log, up to
-    /// 4 MiB, and FILE.old what was before
+    /// Run in the background, as `sluice run` starts it: in its own session, so that it outlives the terminal; without a
+    /// model until one is requested; unload the model after 15 minutes without requests unless configured otherwise; write
+    /// the log to FILE, up to 4 MiB, and rotate it to FILE.old
     #[arg(long, value_name = "FILE", hide = true, conflicts_with_all = ["print_config", "check_config"])]
     pub background: Option<PathBuf>,
 
@@ -56,35 +56,35 @@ pub struct Arguments {
 /// Work that needs no daemon.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Show what would live where, how much memory that takes and how long a pass would be
+    /// Show which weights the plan keeps on the device, the host and the disk, with the memory and the time of a pass
     ///
-    /// Nothing is loaded: of a checkpoint the headers are read, a published shape needs no file at
-    /// all. How fast this machine is is measured for a moment.
+    /// Nothing is loaded. Only a checkpoint's headers are read, and a published shape needs no file. The
+    /// machine's speed is measured for a moment.
     Plan(Planning),
 
-    /// Write a checkpoint of random weights, to try a model's size without downloading it
+    /// Write a checkpoint with random weights, to test a model's size without downloading it
     ///
-    /// The shape is a published model's, or a LLaDA model's of any size. There is no tokenizer:
-    /// prompts are given as token ids.
+    /// The shape is that of a published model, or of a LLaDA model of any size. The checkpoint has no
+    /// tokenizer: prompts are token ids.
     #[command(
-        override_usage = "sluiced synth [OPTIONS] --preset <NAME> <DIR>\n       \
-        sluiced synth [OPTIONS] --layers <N> --width <N> --heads <N> --mlp-width <N> --vocabulary <N> <DIR>"
+        override_usage = "sluiced synth [OPTIONS] --shape <NAME> <DIR>\n       \
+        sluiced synth [OPTIONS] --layers <N> --hidden-size <N> --attention-heads <N> --intermediate-size <N> --vocab-size <N> <DIR>"
     )]
     Synth(Synth),
 
-    /// Make one coded file of a checkpoint: the same numbers in less space
+    /// Compress a checkpoint into one .sluice file, losslessly by default
     ///
-    /// Everything that belongs to the model goes along, so that the file is the model. A run that is
-    /// interrupted goes on where it was when the same command is given again.
+    /// The file holds the whole model: weights, configuration and tokenizer. Run the same command again to
+    /// resume an interrupted run.
     Compress(Compress),
 
-    /// Make a coded file into the checkpoint's folder again, byte by byte
+    /// Decompress a .sluice file into the checkpoint's folder, byte for byte
     Decompress(Decompress),
 
-    /// Compare a coded file with its checksums, down to the tile
+    /// Verify the checksums of a .sluice file, tile by tile
     Verify(Verify),
 
-    /// Show what a coded file has in it
+    /// List the contents of a .sluice file
     Inspect(Inspect),
 
     /// Compare what a device computes with what reference implementations do

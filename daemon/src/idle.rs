@@ -6,11 +6,11 @@ use sluice_engine::ModelId;
 use sluice_shared::units;
 use tokio::time::{Instant, timeout_at};
 
-use crate::{models::Reason, services::Daemon};
+use crate::{models::UnloadReason, services::Daemon};
 
 /// What tells that something was asked of the model since it was last looked at.
 #[derive(PartialEq)]
-struct Trace {
+struct ActivityTrace {
     model: ModelId,
     requests: u64,
     changes: u64,
@@ -19,7 +19,7 @@ struct Trace {
 /// Watches until the daemon closes.
 pub async fn watch(daemon: Arc<Daemon>, after: Duration) {
     let mut changes = daemon.changes.subscribe();
-    let mut since: Option<(Trace, Instant)> = None;
+    let mut since: Option<(ActivityTrace, Instant)> = None;
     loop {
         changes.mark_unchanged();
         let trace = trace(&daemon);
@@ -33,14 +33,18 @@ pub async fn watch(daemon: Arc<Daemon>, after: Duration) {
             since = None;
             let before = daemon.engine.memory().used_bytes;
             // One that is being loaded just now, or wanted, stays.
-            if let Ok(Some(name)) = daemon.models.unload(&daemon.engine, Reason::Idle).await {
+            if let Ok(Some(name)) = daemon
+                .models
+                .unload(&daemon.engine, UnloadReason::Idle)
+                .await
+            {
                 let freed = before.saturating_sub(daemon.engine.memory().used_bytes);
                 let idle = units::duration_ms(after.as_secs_f64() * 1000.0);
                 tracing::info!(
                     model = name.name,
                     freed = units::bytes(freed),
                     idle,
-                    "unloaded, nobody asked for it"
+                    "unloaded the idle model"
                 );
             }
             continue;
@@ -60,14 +64,14 @@ pub async fn watch(daemon: Arc<Daemon>, after: Duration) {
 }
 
 /// `None` while there is no model, or a request for it, or a change of it.
-fn trace(daemon: &Daemon) -> Option<Trace> {
+fn trace(daemon: &Daemon) -> Option<ActivityTrace> {
     let serving = daemon.models.serving().ok()?;
     let is_changing = daemon.switch_target.get().is_some();
     if is_changing || daemon.is_wanted() || !daemon.requests.active().is_empty() {
         return None;
     }
     let totals = daemon.requests.totals().to_wire();
-    Some(Trace {
+    Some(ActivityTrace {
         model: serving.loaded.id,
         requests: totals.done_requests + totals.cancelled_requests + totals.failed_requests,
         changes: daemon.switch_target.ended(),

@@ -9,7 +9,7 @@ pub mod config;
 pub mod logging;
 
 pub mod check;
-pub mod coded;
+pub mod compression;
 pub mod offline;
 pub mod planning;
 pub mod synth;
@@ -17,16 +17,16 @@ pub mod synth;
 pub mod listen;
 pub mod systemd;
 
-pub mod applies;
+mod atomic_file;
 pub mod failure;
 pub mod idle;
 pub mod jobs;
-mod keeping;
 pub mod library;
 pub mod measurements;
 pub mod model_name;
 pub mod models;
-pub mod registry;
+pub mod plan_changes;
+pub mod requests;
 pub mod settings;
 
 pub mod prepare;
@@ -37,5 +37,5 @@ pub mod events;
 pub mod services;
 pub mod telemetry;
 
-pub mod life;
-mod unfit;
+mod gpu_fit;
+pub mod lifecycle;

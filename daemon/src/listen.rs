@@ -20,7 +20,7 @@ use rustix::{
 };
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
-use crate::config::{Address, Folder};
+use crate::config::{SocketFolder, SocketPath};
 
 /// A socket that listens.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ pub enum ListenError {
     InTheWay(PathBuf),
     /// The folder belongs to somebody else.
     #[error(
-        "the folder {path} can't be trusted: {problem}\nhint: choose another place with --socket",
+        "the folder {path} can't be trusted: {problem}\nhint: choose another path with --socket",
         path = path.display()
     )]
     Folder {
@@ -124,7 +124,10 @@ const LOCK_TRIES: usize = 100;
 ///
 /// # Errors
 /// Who or what is in the way.
-pub async fn open(mut handed_over: ListenFd, address: &Address) -> Result<Listening, ListenError> {
+pub async fn open(
+    mut handed_over: ListenFd,
+    address: &SocketPath,
+) -> Result<Listening, ListenError> {
     if handed_over.len() > 0 {
         return take_over(&mut handed_over, address);
     }
@@ -140,7 +143,7 @@ pub async fn open_port(address: SocketAddr) -> Result<TcpListener, ListenError> 
     listener.map_err(|cause| ListenError::Port { address, cause })
 }
 
-fn take_over(handed_over: &mut ListenFd, address: &Address) -> Result<Listening, ListenError> {
+fn take_over(handed_over: &mut ListenFd, address: &SocketPath) -> Result<Listening, ListenError> {
     let listener = handed_over
         .take_unix_listener(0)
         .and_then(|listener| listener.ok_or_else(|| io::ErrorKind::NotFound.into()))
@@ -158,7 +161,7 @@ fn take_over(handed_over: &mut ListenFd, address: &Address) -> Result<Listening,
     })
 }
 
-async fn bind(address: &Address) -> Result<Listening, ListenError> {
+async fn bind(address: &SocketPath) -> Result<Listening, ListenError> {
     let path = &address.path;
     let folder = path.parent().unwrap_or(Path::new("/"));
     prepare_folder(folder, address.folder)?;
@@ -199,8 +202,8 @@ fn to_tokio(listener: StdListener) -> io::Result<UnixListener> {
 }
 
 /// Makes the folder when it is ours to make, and refuses one that others could have set up.
-fn prepare_folder(folder: &Path, care: Folder) -> Result<(), ListenError> {
-    if care == Folder::Given {
+fn prepare_folder(folder: &Path, care: SocketFolder) -> Result<(), ListenError> {
+    if care == SocketFolder::Given {
         return match fs::metadata(folder) {
             Ok(found) if found.is_dir() => Ok(()),
             Ok(_) => Err(fault("use", folder, io::ErrorKind::NotADirectory.into())),
@@ -224,7 +227,7 @@ fn prepare_folder(folder: &Path, care: Folder) -> Result<(), ListenError> {
         return Err(distrust("it is not a folder".to_owned()));
     }
     let user = rustix::process::geteuid().as_raw();
-    if care == Folder::OursInPublic && found.uid() != user {
+    if care == SocketFolder::OursInPublic && found.uid() != user {
         let owner = found.uid();
         return Err(distrust(format!(
             "it belongs to user {owner}, not to {user}"
@@ -263,7 +266,7 @@ async fn clear_the_way(path: &Path) -> Result<(), ListenError> {
     }
     match tokio::time::timeout(PROBE_TIMEOUT, UnixStream::connect(path)).await {
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            tracing::info!(socket = %path.display(), "removing a socket that nobody answers on");
+            tracing::info!(socket = %path.display(), "removing a stale socket");
             fs::remove_file(path).map_err(|cause| fault("remove", path, cause))
         }
         // A full backlog says WouldBlock: somebody is there, only busy.
@@ -289,8 +292,8 @@ mod tests {
 
     use super::*;
 
-    fn address(path: PathBuf, folder: Folder) -> Address {
-        Address { path, folder }
+    fn address(path: PathBuf, folder: SocketFolder) -> SocketPath {
+        SocketPath { path, folder }
     }
 
     fn mode(path: &Path) -> u32 {
@@ -300,7 +303,7 @@ mod tests {
     #[tokio::test]
     async fn our_folder_and_socket_are_private() {
         let place = TempDir::new().unwrap();
-        for care in [Folder::Ours, Folder::OursInPublic] {
+        for care in [SocketFolder::Ours, SocketFolder::OursInPublic] {
             let folder = place.path().join(format!("{care:?}"));
             let path = folder.join("sluice.sock");
             let listening = bind(&address(path.clone(), care)).await.unwrap();
@@ -318,7 +321,9 @@ mod tests {
         fs::create_dir(&folder).unwrap();
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
         let path = folder.join("s");
-        let _listening = bind(&address(path, Folder::OursInPublic)).await.unwrap();
+        let _listening = bind(&address(path, SocketFolder::OursInPublic))
+            .await
+            .unwrap();
         assert_eq!(mode(&folder), 0o700);
     }
 
@@ -328,7 +333,7 @@ mod tests {
         let link = place.path().join("link");
         std::os::unix::fs::symlink(place.path(), &link).unwrap();
         let path = link.join("s");
-        let error = bind(&address(path, Folder::OursInPublic))
+        let error = bind(&address(path, SocketFolder::OursInPublic))
             .await
             .unwrap_err();
         assert!(error.to_string().contains("symbolic link"), "{error}");
@@ -339,7 +344,7 @@ mod tests {
         let place = TempDir::new().unwrap();
         let path = place.path().join("s");
         drop(StdListener::bind(&path).unwrap());
-        let given = address(path.clone(), Folder::Given);
+        let given = address(path.clone(), SocketFolder::Given);
         let living = bind(&given).await.unwrap();
         assert!(matches!(bind(&given).await, Err(ListenError::Taken(_))));
         assert!(UnixStream::connect(&path).await.is_ok());
@@ -351,7 +356,7 @@ mod tests {
         let place = TempDir::new().unwrap();
         let path = place.path().join("s");
         fs::write(&path, "precious").unwrap();
-        let error = bind(&address(path.clone(), Folder::Given))
+        let error = bind(&address(path.clone(), SocketFolder::Given))
             .await
             .unwrap_err();
         assert!(matches!(error, ListenError::InTheWay(_)));
@@ -362,7 +367,9 @@ mod tests {
     async fn only_our_own_file_is_removed() {
         let place = TempDir::new().unwrap();
         let path = place.path().join("s");
-        let first = bind(&address(path.clone(), Folder::Given)).await.unwrap();
+        let first = bind(&address(path.clone(), SocketFolder::Given))
+            .await
+            .unwrap();
         fs::remove_file(&path).unwrap();
         fs::write(&path, "somebody else's").unwrap();
         drop(first);

@@ -8,10 +8,10 @@ use std::{
 
 use tracing_subscriber::fmt;
 
-use crate::{background::Log, config::Filter};
+use crate::{background::BoundedLog, config::LogFilter};
 
 /// Sends all logs of this process to standard error.
-pub fn start(filter: &Filter) {
+pub fn start(filter: &LogFilter) {
     let terminal = io::stderr().is_terminal();
     let builder = fmt()
         .with_env_filter(filter.to_env_filter())
@@ -27,10 +27,10 @@ pub fn start(filter: &Filter) {
 }
 
 /// Sends all logs of this process to a log in a file, where standard error leads already.
-pub fn start_in(log: &Path, filter: &Filter) {
+pub fn start_in(log: &Path, filter: &LogFilter) {
     fmt()
         .with_env_filter(filter.to_env_filter())
-        .with_writer(Mutex::new(Log::at(log)))
+        .with_writer(Mutex::new(BoundedLog::at(log)))
         .with_target(false)
         .with_ansi(false)
         .init();

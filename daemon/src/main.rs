@@ -5,9 +5,9 @@ use std::{env, process::ExitCode};
 use sluice_daemon::{
     allocator, background, check,
     cli::{Arguments, Command, Task},
-    coded,
+    compression,
     config::Environment,
-    life, logging, planning, synth,
+    lifecycle, logging, planning, synth,
 };
 use sluice_shared::exit;
 
@@ -20,10 +20,12 @@ fn main() -> ExitCode {
     match &arguments.command {
         Some(Command::Plan(options)) => return ExitCode::from(planning::run(options)),
         Some(Command::Synth(options)) => return ExitCode::from(synth::run(options)),
-        Some(Command::Compress(options)) => return ExitCode::from(coded::compress(options)),
-        Some(Command::Decompress(options)) => return ExitCode::from(coded::decompress(options)),
-        Some(Command::Verify(options)) => return ExitCode::from(coded::verify(options)),
-        Some(Command::Inspect(options)) => return ExitCode::from(coded::inspect(options)),
+        Some(Command::Compress(options)) => return ExitCode::from(compression::compress(options)),
+        Some(Command::Decompress(options)) => {
+            return ExitCode::from(compression::decompress(options));
+        }
+        Some(Command::Verify(options)) => return ExitCode::from(compression::verify(options)),
+        Some(Command::Inspect(options)) => return ExitCode::from(compression::inspect(options)),
         Some(Command::Check(options)) => return ExitCode::from(check::run(options)),
         None => {}
     }
@@ -47,8 +49,8 @@ fn main() -> ExitCode {
         }
         Task::Serve => {}
     }
-    if let Some(folder) = life::kernel_folder(&config)
-        && env::var_os(life::KERNEL_FOLDER).is_none()
+    if let Some(folder) = lifecycle::kernel_folder(&config)
+        && env::var_os(lifecycle::KERNEL_FOLDER).is_none()
     {
         #[expect(
             clippy::disallowed_methods,
@@ -56,17 +58,17 @@ fn main() -> ExitCode {
         )]
         // SAFETY: nobody reads the environment meanwhile: this is the only thread so far.
         unsafe {
-            env::set_var(life::KERNEL_FOLDER, folder);
+            env::set_var(lifecycle::KERNEL_FOLDER, folder);
         }
     }
     if let Some(log) = &arguments.background {
         if let Err(error) = background::begin(log) {
-            eprintln!("sluiced: can't go on in the background: {error}");
+            eprintln!("sluiced: can't continue in the background: {error}");
             return ExitCode::from(exit::FAILURE);
         }
         logging::start_in(log, &config.log.value);
     } else {
         logging::start(&config.log.value);
     }
-    ExitCode::from(life::run(&config, arguments.background.is_none()))
+    ExitCode::from(lifecycle::run(&config, arguments.background.is_none()))
 }

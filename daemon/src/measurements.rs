@@ -5,32 +5,32 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use sluice_engine::{Compare, Outcome};
+use sluice_engine::{MeasureFidelity, Outcome};
 use sluice_proto::v1;
 use twox_hash::XxHash3_64;
 
 use crate::{
     events::figures::Figures,
-    models::Serving,
-    registry::{Changes, Item},
+    models::ServingModel,
+    requests::{ChangeNotifier, RecordEvent},
 };
 
 /// Measurements that are kept; beyond that the earliest goes.
-pub const KEPT_MAX: usize = 64;
+pub const MEASUREMENTS_MAX: usize = 64;
 
 /// All that are kept; clones share them.
 #[derive(Debug, Clone)]
 pub struct Measurements {
-    kept: Arc<Mutex<Vec<v1::FidelityMeasurement>>>,
-    changes: Changes,
+    all: Arc<Mutex<Vec<v1::FidelityMeasurement>>>,
+    changes: ChangeNotifier,
 }
 
 impl Measurements {
     /// None yet.
     #[must_use]
-    pub fn new(changes: Changes) -> Self {
+    pub fn new(changes: ChangeNotifier) -> Self {
         Self {
-            kept: Arc::default(),
+            all: Arc::default(),
             changes,
         }
     }
@@ -42,11 +42,11 @@ impl Measurements {
     }
 
     /// Keeps one in the place of an earlier one of the same model, level and samples.
-    pub fn keep(&self, measurement: v1::FidelityMeasurement) {
+    pub fn insert(&self, measurement: v1::FidelityMeasurement) {
         let mut kept = self.lock();
         kept.retain(|known| key(known) != key(&measurement));
         kept.push(measurement);
-        let excess = kept.len().saturating_sub(KEPT_MAX);
+        let excess = kept.len().saturating_sub(MEASUREMENTS_MAX);
         kept.drain(..excess);
         drop(kept);
         self.changes.tell();
@@ -54,7 +54,7 @@ impl Measurements {
 
     fn lock(&self) -> MutexGuard<'_, Vec<v1::FidelityMeasurement>> {
         // Nothing half done is ever seen under it.
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -70,17 +70,17 @@ fn key(measurement: &v1::FidelityMeasurement) -> (&str, u64, u64, Option<&str>) 
 }
 
 /// A measurement that is about to run; its result is kept.
-pub struct Measurement {
+pub struct PendingMeasurement {
     result: v1::FidelityResult,
     /// Without the result.
     measurement: v1::FidelityMeasurement,
-    kept: Measurements,
+    measurements: Measurements,
 }
 
-impl Measurement {
+impl PendingMeasurement {
     /// Of this work, with this model.
     #[must_use]
-    pub fn new(kept: Measurements, serving: &Serving, work: &Compare) -> Self {
+    pub fn new(kept: Measurements, serving: &ServingModel, work: &MeasureFidelity) -> Self {
         Self {
             result: v1::FidelityResult {
                 seed: work.seed,
@@ -92,24 +92,24 @@ impl Measurement {
                 samples_hash: hash(&work.samples),
                 ..Default::default()
             },
-            kept,
+            measurements: kept,
         }
     }
 }
 
-impl Figures for Measurement {
-    fn progress(request_id: u64, done: u32, total: u32) -> Item {
+impl Figures for PendingMeasurement {
+    fn progress(request_id: u64, done: u32, total: u32) -> RecordEvent {
         v1::FidelityResult::progress(request_id, done, total)
     }
 
-    fn result(&self, request_id: u64, outcome: Outcome) -> Result<Item, Outcome> {
+    fn result(&self, request_id: u64, outcome: Outcome) -> Result<RecordEvent, Outcome> {
         let item = self.result.result(request_id, outcome)?;
-        if let Item::Fidelity(v1::MeasureFidelityResponse {
+        if let RecordEvent::Fidelity(v1::MeasureFidelityResponse {
             kind: Some(v1::measure_fidelity_response::Kind::Result(result)),
         }) = &item
         {
             let since = SystemTime::now().duration_since(UNIX_EPOCH);
-            self.kept.keep(v1::FidelityMeasurement {
+            self.measurements.insert(v1::FidelityMeasurement {
                 measured_at_s: since.map_or(0, |since| since.as_secs()),
                 result: Some(result.clone()),
                 ..self.measurement.clone()
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn the_last_of_a_model_level_and_text_is_kept_up_to_a_bound() {
-        let kept = Measurements::new(Changes::default());
+        let kept = Measurements::new(ChangeNotifier::default());
         for (model, level, text) in [
             ("a", "moderate", 1),
             ("a", "aggressive", 1),
@@ -156,17 +156,17 @@ mod tests {
             ("a", "moderate", 2),
             ("a", "moderate", 1),
         ] {
-            kept.keep(measurement(model, level, text));
+            kept.insert(measurement(model, level, text));
         }
         let all = kept.all();
         assert_eq!(all.len(), 4);
         assert_eq!(all[3], measurement("a", "moderate", 1), "the latest last");
         for text in 0..1_000 {
-            kept.keep(measurement("c", "moderate", text));
+            kept.insert(measurement("c", "moderate", text));
         }
         let all = kept.all();
-        assert_eq!(all.len(), KEPT_MAX);
-        assert_eq!(all[KEPT_MAX - 1].samples_hash, 999);
+        assert_eq!(all.len(), MEASUREMENTS_MAX);
+        assert_eq!(all[MEASUREMENTS_MAX - 1].samples_hash, 999);
     }
 
     #[test]

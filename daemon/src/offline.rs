@@ -10,7 +10,7 @@ use std::{
 };
 
 use sluice_report::progress::advance;
-use sluice_shared::rate::Rate;
+use sluice_shared::bandwidth::Bandwidth;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// How often the progress line changes.
@@ -86,7 +86,7 @@ pub(crate) struct ProgressLine {
     terminal: bool,
     begun: Instant,
     shown: Option<Instant>,
-    rate: Rate,
+    bandwidth: Bandwidth,
 }
 
 impl ProgressLine {
@@ -96,7 +96,7 @@ impl ProgressLine {
             terminal: io::stderr().is_terminal(),
             begun: Instant::now(),
             shown: None,
-            rate: Rate::default(),
+            bandwidth: Bandwidth::default(),
         }
     }
 
@@ -114,8 +114,8 @@ impl ProgressLine {
         }
         let now = Instant::now();
         self.shown = Some(now);
-        self.rate.see(now, done);
-        let line = advance(self.verb, done, total, self.rate.bytes_per_second());
+        self.bandwidth.record(now, done);
+        let line = advance(self.verb, done, total, self.bandwidth.bytes_per_second());
         // A line that wraps could not be replaced.
         let size = rustix::termios::tcgetwinsize(io::stderr());
         let columns = size.map_or(80, |size| usize::from(size.ws_col));

@@ -3,25 +3,25 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use sluice_checkpoint::{CheckpointError, family::Preset};
-use sluice_engine::engine::{Outline, machine};
+use sluice_checkpoint::{CheckpointError, family::PublishedShape};
+use sluice_engine::runtime::{ModelOutline, machine};
 use sluice_machine::default_budget;
-use sluice_ops::device::{self, Unavailable};
+use sluice_ops::device::{self, GpuUnavailable};
 use sluice_proto::{model, v1};
 use sluice_report as report;
 use sluice_shared::{
     exit,
-    level::{AUTO_FACTOR, Embedding, Kv, Level, parse_auto_factor},
-    settings::Settings,
+    level::{EmbeddingPlacement, KvCacheFormat, Level, MAX_SLOWDOWN, parse_max_slowdown},
+    settings::PlanSettings,
 };
 use tonic_types::StatusExt;
 
 use crate::{
-    config::{Budget, Compute, Device, Threads},
+    config::{Budget, ComputeDtype, Device, Threads},
     failure::Failure,
     model_name::ModelName,
     offline::print,
-    synth::presets,
+    synth::published_shapes,
     translate,
 };
 
@@ -29,43 +29,43 @@ use crate::{
 #[derive(Debug, Args)]
 pub struct Planning {
     #[command(flatten)]
-    subject: Subject,
+    subject: ModelChoice,
 
-    /// How faithful weights are: off, standard, mild, moderate, aggressive or auto
+    /// Fidelity of the weights: off, standard, mild (lossless), moderate (q8), aggressive (q4) or auto
     #[arg(long, value_name = "LEVEL", default_value_t = Level::Standard)]
     level: Level,
 
-    /// Most memory to use, such as 4GiB [default: what is free, less a margin]
+    /// Memory budget, such as 4GiB [default: free memory less a margin]
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     budget: Option<Budget>,
 
-    /// Where the embedding's rows are: host, device, or auto for the host at all levels but off
-    #[arg(long, value_name = "PLACE", default_value_t = Embedding::Auto)]
-    embedding: Embedding,
+    /// Where the embedding is kept: host, device, or auto (on the host at every level but off)
+    #[arg(long, value_name = "PLACE", default_value_t = EmbeddingPlacement::Auto)]
+    embedding: EmbeddingPlacement,
 
-    /// How many times as long as at the fastest level a pass may take at level auto
+    /// Slowdown that level auto accepts for fidelity: a pass may take this many times as long as at the fastest level
     #[arg(
         long,
         value_name = "FACTOR",
-        value_parser = parse_auto_factor,
-        default_value_t = AUTO_FACTOR,
+        value_parser = parse_max_slowdown,
+        default_value_t = MAX_SLOWDOWN,
         allow_negative_numbers = true
     )]
-    auto_factor: f64,
+    max_slowdown: f64,
 
-    /// How a causal model's keys and values are kept: f32, bf16, q8_0, or auto for bf16, on a card for what it computes in
-    #[arg(long, value_name = "FORMAT", default_value_t = Kv::Auto)]
-    kv: Kv,
+    /// Format of an autoregressive model's KV cache: f32, bf16, q8_0, or auto for bf16, on a GPU for the dtype it computes in
+    #[arg(long, value_name = "FORMAT", default_value_t = KvCacheFormat::Auto)]
+    kv_cache_format: KvCacheFormat,
 
-    /// Positions of a canvas, prompt included [default: 256, or the model's context if less]
+    /// Canvas length in tokens, prompt included [default: 256, or the model's context if it is shorter]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     canvas: Option<u32>,
 
-    /// Positions decoded together [default: 32]
+    /// Block length: positions decoded together [default: 32]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     block: Option<u32>,
 
-    /// Requests that share a pass [default: 1]
+    /// Requests in a batch [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     requests: Option<u32>,
 
@@ -73,11 +73,11 @@ pub struct Planning {
     #[arg(long, value_name = "DEVICE", default_value_t = Device::Auto)]
     device: Device,
 
-    /// What a card computes in: auto, f32, f16 or bf16
-    #[arg(long, value_name = "NUMBER", default_value_t = Compute::Auto)]
-    compute: Compute,
+    /// Dtype that a GPU computes in: auto, f32, f16 or bf16
+    #[arg(long, value_name = "DTYPE", default_value_t = ComputeDtype::Auto)]
+    compute_dtype: ComputeDtype,
 
-    /// Threads that compute [default: one a core]
+    /// Threads for computation [default: one per core]
     #[arg(long, value_name = "N")]
     threads: Option<Threads>,
 
@@ -89,10 +89,10 @@ pub struct Planning {
 /// Which model; one of the two.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
-struct Subject {
-    /// Shape of a published model, stored in bf16
-    #[arg(long, value_name = "NAME", value_parser = presets())]
-    preset: Option<&'static Preset>,
+struct ModelChoice {
+    /// Shape of a published model, with bf16 weights
+    #[arg(long, value_name = "NAME", value_parser = published_shapes())]
+    shape: Option<&'static PublishedShape>,
 
     /// Checkpoint: a Hugging Face folder, a .safetensors file in one, or a .gguf or .sluice file
     #[arg(long, value_name = "DIR|FILE")]
@@ -140,46 +140,51 @@ impl Planning {
             ..Default::default()
         })?;
         let threads = self.threads.map_or(0, Threads::get);
-        let opened = device::Device::open(self.device.choice(), self.compute.number(), threads)?;
+        let opened =
+            device::Device::open(self.device.choice(), self.compute_dtype.dtype(), threads)?;
         let device = opened.device;
         let memory = device.memory();
         let machine = machine(&device)?;
-        let (name, outline) = match (self.subject.preset, &self.subject.model) {
-            (Some(preset), _) => (preset.name.to_owned(), Outline::of_preset(preset, machine)),
+        let (name, outline) = match (self.subject.shape, &self.subject.model) {
+            (Some(preset), _) => (
+                preset.name.to_owned(),
+                ModelOutline::of_published_shape(preset, machine),
+            ),
             (None, Some(path)) => {
                 let path = std::path::absolute(path).map_err(|cause| CheckpointError::Io {
                     path: path.clone(),
                     cause,
                 })?;
                 let model = ModelName::at(&path);
-                let outline = Outline::of_checkpoint(&model.source(), machine)?;
+                let outline = ModelOutline::of_checkpoint(&model.source(), machine)?;
                 (model.name, outline)
             }
             (None, None) => unreachable!("the command line requires one of the two"),
         };
-        let settings = Settings {
+        let settings = PlanSettings {
             level: self.level,
             budget_bytes: self.budget.and_then(Budget::bytes),
             embedding: self.embedding,
-            auto_factor: self.auto_factor,
-            kv: self.kv,
+            max_slowdown: self.max_slowdown,
+            kv_cache_format: self.kv_cache_format,
         };
         let budget_bytes = settings.budget_bytes;
         let budget_bytes = budget_bytes.or_else(|| memory.free_bytes.map(default_budget));
         let workload = translate::plan::workload(&asked, outline.context_length())?;
         let plan = outline.plan(settings, budget_bytes.unwrap_or(u64::MAX), workload)?;
         let mut plan = translate::plan::plan(&plan, &name);
-        plan.notes.extend(planned_for(&device, opened.no_card));
+        plan.notes
+            .extend(device_note(&device, opened.gpu_unavailable));
         Ok(plan)
     }
 }
 
 /// What the plan is for, where that was left to the machine or is a card.
-fn planned_for(device: &device::Device, no_card: Option<Unavailable>) -> Option<String> {
+fn device_note(device: &device::Device, no_card: Option<GpuUnavailable>) -> Option<String> {
     if let Some(reason) = no_card {
-        return Some(format!("for the CPU, since no card can be used: {reason}"));
+        return Some(format!("for the CPU, since no GPU is usable: {reason}"));
     }
     let gpu = device.gpu()?;
-    let number = device.number().name();
+    let number = device.dtype().name();
     Some(format!("for {}, which computes in {number}", gpu.name()))
 }

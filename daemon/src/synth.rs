@@ -9,11 +9,11 @@ use clap::{
 use rustix::fs::statvfs;
 use sluice_checkpoint::{
     CheckpointError,
-    family::{PRESETS, Preset},
-    synth::{Element, SynthError, Synthesis, check},
+    family::{PUBLISHED_SHAPES, PublishedShape},
+    synth::{SynthDType, SynthError, SynthOptions, check},
 };
 use sluice_shared::{exit, units};
-use sluice_weights::{Naming, Shape};
+use sluice_weights::{Shape, TensorNaming};
 
 use crate::{
     config::Threads,
@@ -28,91 +28,91 @@ pub struct Synth {
     target: PathBuf,
 
     /// Shape of a published model
-    #[arg(long, value_name = "NAME", value_parser = presets())]
-    preset: Option<&'static Preset>,
+    #[arg(long, value_name = "NAME", value_parser = published_shapes())]
+    shape: Option<&'static PublishedShape>,
 
     #[command(flatten)]
-    custom: Custom,
+    custom: CustomShape,
 
-    /// How numbers are stored
-    #[arg(long, value_name = "FORMAT", value_parser = elements(), default_value = "bf16")]
-    format: Element,
+    /// Dtype of the weights
+    #[arg(long, value_name = "DTYPE", value_parser = dtypes(), default_value = "bf16")]
+    dtype: SynthDType,
 
     /// The same seed gives the same weights
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
 
-    /// Threads that make numbers [default: one a core]
+    /// Threads that generate weights [default: one per core]
     #[arg(long, value_name = "N")]
     threads: Option<Threads>,
 }
 
 /// A shape by its numbers.
 #[derive(Debug, Args)]
-struct Custom {
+struct CustomShape {
     /// Layers
     #[arg(
         long,
         value_name = "N",
-        conflicts_with = "preset",
-        required_unless_present = "preset"
+        conflicts_with = "shape",
+        required_unless_present = "shape"
     )]
     layers: Option<usize>,
 
-    /// Numbers in a row between layers
+    /// Hidden size
     #[arg(
         long,
         value_name = "N",
-        conflicts_with = "preset",
-        required_unless_present = "preset"
+        conflicts_with = "shape",
+        required_unless_present = "shape"
     )]
-    width: Option<usize>,
+    hidden_size: Option<usize>,
 
-    /// Query heads; they share the width
+    /// Attention heads; the hidden size is split between them
     #[arg(
         long,
         value_name = "N",
-        conflicts_with = "preset",
-        required_unless_present = "preset"
+        conflicts_with = "shape",
+        required_unless_present = "shape"
     )]
-    heads: Option<usize>,
+    attention_heads: Option<usize>,
 
-    /// Key and value heads [default: as many as query heads]
-    #[arg(long, value_name = "N", conflicts_with = "preset")]
+    /// KV heads [default: as many as attention heads]
+    #[arg(long, value_name = "N", conflicts_with = "shape")]
     kv_heads: Option<usize>,
 
-    /// Numbers in a row inside the MLP
+    /// Intermediate size (of the MLP)
     #[arg(
         long,
         value_name = "N",
-        conflicts_with = "preset",
-        required_unless_present = "preset"
+        conflicts_with = "shape",
+        required_unless_present = "shape"
     )]
-    mlp_width: Option<usize>,
+    intermediate_size: Option<usize>,
 
-    /// Token ids, the mask's included
+    /// Vocabulary size, including the mask token
     #[arg(
         long,
         value_name = "N",
-        conflicts_with = "preset",
-        required_unless_present = "preset"
+        conflicts_with = "shape",
+        required_unless_present = "shape"
     )]
-    vocabulary: Option<usize>,
+    vocab_size: Option<usize>,
 
-    /// Most positions of prompt and answer together [default: 4096]
-    #[arg(long, value_name = "N", conflicts_with = "preset")]
-    context: Option<usize>,
+    /// Context length: prompt and answer together [default: 4096]
+    #[arg(long, value_name = "N", conflicts_with = "shape")]
+    context_length: Option<usize>,
 }
 
 /// Reads a preset's name.
-pub(crate) fn presets() -> impl TypedValueParser<Value = &'static Preset> {
-    PossibleValuesParser::new(PRESETS.iter().map(|preset| preset.name))
-        .map(|name| Preset::find(&name).expect("its name was possible"))
+pub(crate) fn published_shapes() -> impl TypedValueParser<Value = &'static PublishedShape> {
+    PossibleValuesParser::new(PUBLISHED_SHAPES.iter().map(|preset| preset.name))
+        .map(|name| PublishedShape::find(&name).expect("its name was possible"))
 }
 
-fn elements() -> impl TypedValueParser<Value = Element> {
-    let find = |name: String| Element::ALL.into_iter().find(|one| one.name() == name);
-    PossibleValuesParser::new(Element::ALL.map(Element::name))
+fn dtypes() -> impl TypedValueParser<Value = SynthDType> {
+    let find = |name: String| SynthDType::ALL.into_iter().find(|one| one.name() == name);
+    PossibleValuesParser::new(SynthDType::ALL.map(SynthDType::name))
         .map(move |name| find(name).expect("its name was possible"))
 }
 
@@ -155,9 +155,9 @@ pub fn run(options: &Synth) -> u8 {
 }
 
 fn write(options: &Synth) -> Result<(), Failure> {
-    let synthesis = Synthesis {
-        shape: options.shape()?,
-        element: options.format,
+    let synthesis = SynthOptions {
+        shape: options.resolved_shape()?,
+        dtype: options.dtype,
         seed: options.seed,
         threads: options.threads.map_or(0, Threads::get),
     };
@@ -181,23 +181,23 @@ fn write(options: &Synth) -> Result<(), Failure> {
 }
 
 impl Synth {
-    fn shape(&self) -> Result<Shape, Failure> {
-        if let Some(preset) = self.preset {
+    fn resolved_shape(&self) -> Result<Shape, Failure> {
+        if let Some(preset) = self.shape {
             return Ok(preset.shape().clone());
         }
-        let given = |value: Option<usize>| value.expect("required where there is no preset");
+        let given = |value: Option<usize>| value.expect("required without a shape");
         let custom = &self.custom;
-        let (width, heads) = (given(custom.width), given(custom.heads));
+        let (width, heads) = (given(custom.hidden_size), given(custom.attention_heads));
         let shape = Shape {
-            naming: Naming::Llada,
+            naming: TensorNaming::Llada,
             layers: given(custom.layers),
-            width,
-            heads,
+            hidden_size: width,
+            attention_heads: heads,
             kv_heads: custom.kv_heads.unwrap_or(heads),
             head_dim: width.checked_div(heads).unwrap_or(0),
-            mlp_width: given(custom.mlp_width),
-            embedding_rows: given(custom.vocabulary),
-            context_length: custom.context.unwrap_or(4096),
+            intermediate_size: given(custom.intermediate_size),
+            padded_vocab_size: given(custom.vocab_size),
+            context_length: custom.context_length.unwrap_or(4096),
             causal: false,
             tied: false,
             biases: false,
@@ -217,12 +217,12 @@ impl Synth {
 fn flag_of(key: &'static str) -> &'static str {
     match key {
         "n_layers" => "--layers",
-        "d_model" => "--width",
-        "n_heads" => "--heads",
+        "d_model" => "--hidden-size",
+        "n_heads" => "--attention-heads",
         "n_kv_heads" => "--kv-heads",
-        "mlp_hidden_size" => "--mlp-width",
-        "vocab_size" | "embedding_size" | "mask_token_id" | "eos_token_id" => "--vocabulary",
-        "max_sequence_length" => "--context",
+        "mlp_hidden_size" => "--intermediate-size",
+        "vocab_size" | "embedding_size" | "mask_token_id" | "eos_token_id" => "--vocab-size",
+        "max_sequence_length" => "--context-length",
         other => other,
     }
 }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluice_ops::device::{Gpu, Live};
+use sluice_ops::device::{Gpu, LiveStats};
 use sluice_proto::v1;
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
@@ -87,14 +87,14 @@ fn status_bytes(status: &str, key: &str) -> Option<u64> {
 /// What changes on a card, asked for at most once in a while: driver and NVML take their time, and more of it while the
 /// card is given work.
 #[derive(Default)]
-pub struct CardFigures(tokio::sync::Mutex<Option<(Instant, Live)>>);
+pub struct GpuFigures(tokio::sync::Mutex<Option<(Instant, LiveStats)>>);
 
-impl CardFigures {
+impl GpuFigures {
     /// How long figures are as good as new.
     const PATIENCE: Duration = Duration::from_secs(1);
 
     /// On a thread that may wait; those that ask meanwhile wait for the same answer.
-    pub(crate) async fn of(&self, gpu: &Gpu) -> Option<Live> {
+    pub(crate) async fn of(&self, gpu: &Gpu) -> Option<LiveStats> {
         let mut known = self.0.lock().await;
         if let Some((since, live)) = &*known
             && since.elapsed() < Self::PATIENCE
@@ -102,7 +102,9 @@ impl CardFigures {
             return Some(live.clone());
         }
         let gpu = gpu.clone();
-        let live = tokio::task::spawn_blocking(move || gpu.live()).await.ok()?;
+        let live = tokio::task::spawn_blocking(move || gpu.live_stats())
+            .await
+            .ok()?;
         *known = Some((Instant::now(), live.clone()));
         Some(live)
     }

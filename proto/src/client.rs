@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use gathered::Gathered;
+use gathered::GatheredStream;
 use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -46,14 +46,18 @@ pub async fn connect_at_rest(socket: &Path, rest: Duration) -> Result<Channel, C
     // For a path the name is never resolved: the connector below opens the socket.
     let name = address.unwrap_or("http://localhost").to_owned();
     let place = match address {
-        Some(address) => Place::Port(address["http://".len()..].trim_end_matches('/').to_owned()),
-        None => Place::Socket(socket.to_owned()),
+        Some(address) => {
+            DaemonAddress::Port(address["http://".len()..].trim_end_matches('/').to_owned())
+        }
+        None => DaemonAddress::Socket(socket.to_owned()),
     };
     Endpoint::from_shared(name)
         .map_err(failed)?
         .connect_with_connector(tower::service_fn(move |_| {
             let place = place.clone();
-            async move { Ok::<_, io::Error>(TokioIo::new(Gathered::new(place.open().await?, rest))) }
+            async move {
+                Ok::<_, io::Error>(TokioIo::new(GatheredStream::new(place.open().await?, rest)))
+            }
         }))
         .await
         .map_err(failed)
@@ -61,13 +65,13 @@ pub async fn connect_at_rest(socket: &Path, rest: Duration) -> Result<Channel, C
 
 /// Where a daemon listens.
 #[derive(Clone)]
-enum Place {
+enum DaemonAddress {
     Socket(PathBuf),
     /// A host and a port.
     Port(String),
 }
 
-impl Place {
+impl DaemonAddress {
     async fn open(&self) -> io::Result<Box<dyn Wire>> {
         match self {
             Self::Socket(path) => Ok(Box::new(UnixStream::connect(path).await?)),

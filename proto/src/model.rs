@@ -8,13 +8,13 @@ mod decoding;
 mod job;
 mod optimizer;
 
-pub use sluice_shared::sampling::{Cache, Drawing, EosPolicy, Remasking, Sampling};
+pub use sluice_shared::sampling::{EosPolicy, KvCacheMode, Remasking, Sampling, SamplingOptions};
 use sluice_shared::sampling::{STOP_BYTES_MAX, STOPS_MAX};
 
 pub use self::{
-    decoding::{Caching, DecodingChoice, Dial, Growth, Speculation},
-    job::{Compressing, Decompressing, How, Verifying},
-    optimizer::{Loading, Measuring, Planned, Planning, Restoring, Samples, Subject},
+    decoding::{CanvasGrowth, DecodingChoice, KvCacheReuse, Preset, Speculation},
+    job::{CompressJob, CompressionMethod, DecompressJob, VerifyJob},
+    optimizer::{Loading, Measuring, ModelSubject, PlannedModel, Planning, RestoreTarget, Samples},
 };
 use crate::v1;
 
@@ -129,7 +129,7 @@ pub struct Generation {
     /// Passes of the reference schedule, at least 1.
     pub steps: Option<u32>,
     /// How tokens are chosen; every setting makes sense, and all is said where the reference's way was asked for.
-    pub drawing: Drawing,
+    pub sampling: SamplingOptions,
     /// Finite, at least 0.
     pub guidance: f64,
     /// How positions are ranked; `None`: the model's to say.
@@ -185,7 +185,7 @@ impl TryFrom<v1::GenerateRequest> for Generation {
         };
         let decoding = DecodingChoice::read(&wire)?;
         let length = at_least_one("length", wire.length)?;
-        let drawing = drawing(&wire)?;
+        let drawing = sampling_options(&wire)?;
         let prompt = |prompt| Input::Prompt { prompt, length };
         let input = match wire.input.ok_or_else(|| invalid("input", "is missing"))? {
             WireInput::Chat(chat) => prompt(Prompt::Chat(conversation(chat)?)),
@@ -205,7 +205,7 @@ impl TryFrom<v1::GenerateRequest> for Generation {
             input,
             block_length: at_least_one("block_length", wire.block_length)?,
             steps: at_least_one("steps", wire.steps)?,
-            drawing,
+            sampling: drawing,
             guidance: not_negative("guidance", wire.guidance)?,
             remasking,
             eos,
@@ -246,11 +246,11 @@ impl TryFrom<v1::ScoreRequest> for Scoring {
     }
 }
 
-fn drawing(wire: &v1::GenerateRequest) -> Result<Drawing, InvalidField> {
+fn sampling_options(wire: &v1::GenerateRequest) -> Result<SamplingOptions, InvalidField> {
     // Checked here, as guidance is, in words that fit both.
     let temperature = wire.temperature;
     not_negative("temperature", temperature)?;
-    let drawing = Drawing {
+    let drawing = SamplingOptions {
         temperature,
         sampling: Sampling {
             top_k: wire.top_k,
@@ -264,10 +264,10 @@ fn drawing(wire: &v1::GenerateRequest) -> Result<Drawing, InvalidField> {
     }
     match (wire.greedy, temperature.filter(|hot| *hot > 0.0)) {
         (true, Some(hot)) => {
-            let problem = format!("is {hot} beside greedy, which draws nothing");
+            let problem = format!("is {hot}, but greedy draws nothing");
             Err(invalid("temperature", problem))
         }
-        (true, None) => Ok(drawing.or(Drawing::greedy())),
+        (true, None) => Ok(drawing.or(SamplingOptions::greedy())),
         (false, _) => Ok(drawing),
     }
 }
@@ -281,7 +281,7 @@ fn stops(stops: Vec<String>) -> Result<Vec<String>, InvalidField> {
         if stop.is_empty() {
             return Err(invalid(
                 "stop",
-                "is empty, which would end every text at once",
+                "is empty and would end every text immediately",
             ));
         }
         if stop.len() > STOP_BYTES_MAX {
@@ -435,7 +435,7 @@ mod tests {
     #[test]
     fn defaults_are_the_documented_ones() {
         let checked = Generation::try_from(chat("hello")).unwrap();
-        assert_eq!(checked.drawing, Drawing::default());
+        assert_eq!(checked.sampling, SamplingOptions::default());
         assert_eq!(checked.eos, None);
         assert_eq!(checked.decoding, DecodingChoice::default());
     }
@@ -447,18 +447,18 @@ mod tests {
             repetition_penalty: Some(1.2),
             ..chat("hello")
         };
-        let drawing = Generation::try_from(request).unwrap().drawing;
+        let drawing = Generation::try_from(request).unwrap().sampling;
         assert_eq!(drawing.sampling.repetition_penalty, Some(1.2));
         let rest = Sampling {
             repetition_penalty: Some(1.0),
             ..drawing.sampling
         };
         assert_eq!(
-            Drawing {
+            SamplingOptions {
                 sampling: rest,
                 ..drawing
             },
-            Drawing::greedy()
+            SamplingOptions::greedy()
         );
     }
 
@@ -499,7 +499,7 @@ mod tests {
         );
         assert_eq!(
             with(|r| r.stop = vec!["END".into(), String::new()]),
-            "stop: is empty, which would end every text at once"
+            "stop: is empty and would end every text immediately"
         );
         assert_eq!(
             with(|r| r.stop = vec!["x".repeat(257)]),

@@ -3,6 +3,6 @@
 //!
 //! Everything here is a line or a value; the programs print them.
 
-pub mod coded;
+pub mod container;
 pub mod plan;
 pub mod progress;

@@ -28,7 +28,7 @@ pub fn lines(plan: &Plan) -> Vec<String> {
     }
     fact("streamed", streamed(plan));
     if let Some(time) = &plan.switch_estimate {
-        fact("switch", switch_time(time));
+        fact("switch", switch_estimate(time));
     }
     for memory in &plan.memory {
         fact(&memory.kind, format!("{:>8}", units::bytes(memory.bytes)));
@@ -70,14 +70,15 @@ fn pass(plan: &Plan) -> String {
         _ => format!("about {} ({})", units::duration_ms(total), parts.join(", ")),
     };
     if let Some(correction) = plan.pass_correction {
-        words += &format!("; corrected by passes to {correction:.2} times what was measured first");
+        words +=
+            &format!("; {correction:.2} times the first prediction, corrected by measured passes");
     }
     words
 }
 
 /// How long a switch takes, and what of: `about 4.1 s to convert 210 M weights, up to 25 s while requests run`.
 #[must_use]
-pub fn switch_time(time: &SwitchEstimate) -> String {
+pub fn switch_estimate(time: &SwitchEstimate) -> String {
     let work = match (time.converted_weights, time.read_bytes) {
         (0, 0) => return "nothing to convert or to read".to_owned(),
         (0, bytes) => format!("to read {}", units::bytes(bytes)),
@@ -105,7 +106,7 @@ fn streamed(plan: &Plan) -> String {
         bytes => format!(", from {} of pinned memory", units::bytes(bytes)),
     };
     format!(
-        "{} in each pass, through {count} slots of {}{kept}",
+        "{} per pass, through {count} staging buffers of {}{kept}",
         units::bytes(plan.streamed_bytes_per_pass),
         units::bytes(bytes)
     )
@@ -123,12 +124,12 @@ fn layers(layers: &[LayerPlan]) -> Vec<String> {
     let mut rows = vec![["layers", "weights", "format", "place", "bytes"].map(str::to_owned)];
     for (names, units) in groups {
         let mut name = ranges(&names);
-        for unit in merged(units) {
+        for unit in merged_groups(units) {
             rows.push([
                 std::mem::take(&mut name),
                 unit.kind.clone(),
                 unit.format.clone(),
-                place(&unit),
+                placement(&unit),
                 units::bytes(unit.bytes),
             ]);
         }
@@ -148,7 +149,7 @@ fn layers(layers: &[LayerPlan]) -> Vec<String> {
 }
 
 /// Units of a layer that differ in size alone, such as the head's parts, as one.
-fn merged(units: &[WeightGroupPlan]) -> Vec<WeightGroupPlan> {
+fn merged_groups(units: &[WeightGroupPlan]) -> Vec<WeightGroupPlan> {
     let mut merged: Vec<WeightGroupPlan> = Vec::new();
     for unit in units {
         let is_alike = |known: &&mut WeightGroupPlan| {
@@ -168,7 +169,7 @@ fn merged(units: &[WeightGroupPlan]) -> Vec<WeightGroupPlan> {
     merged
 }
 
-fn place(unit: &WeightGroupPlan) -> String {
+fn placement(unit: &WeightGroupPlan) -> String {
     match (unit.is_streamed, unit.tier.as_str()) {
         (true, tier) => format!("streamed from {tier}"),
         (false, "device") => "device".to_owned(),
@@ -328,13 +329,16 @@ mod tests {
         let expected =
             "switch       about 4.1 s to convert 210.0 M weights, up to 24.6 s while requests run";
         assert_eq!(lines(&plan)[4], expected);
-        assert_eq!(json!(plan)["switch_estimate"]["converted_weights"], 210_000_000);
         assert_eq!(
-            switch_time(&time(0, 4100.0)),
+            json!(plan)["switch_estimate"]["converted_weights"],
+            210_000_000
+        );
+        assert_eq!(
+            switch_estimate(&time(0, 4100.0)),
             "about 4.1 s to read 3.00 GiB"
         );
         let nothing = SwitchEstimate::default();
-        assert_eq!(switch_time(&nothing), "nothing to convert or to read");
+        assert_eq!(switch_estimate(&nothing), "nothing to convert or to read");
     }
 
     #[test]

@@ -3,17 +3,17 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::sampling::Cache;
+use crate::sampling::KvCacheMode;
 
 /// All of it. By default every pass computes the whole canvas, as the reference does.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Decoding {
     /// Keys and values that are kept between passes.
-    pub caching: Caching,
+    pub kv_cache: KvCacheReuse,
     /// Masks behind the open block that a pass computes, besides the last position of the canvas; unset: all.
-    pub window: Option<u32>,
+    pub suffix_window: Option<u32>,
     /// How long the canvas is.
-    pub growth: Growth,
+    pub canvas_growth: CanvasGrowth,
     /// Orders that are tried beside each other in one pass.
     pub speculation: Speculation,
 }
@@ -22,47 +22,47 @@ impl Decoding {
     /// Whether it comes to what whole passes come to, one after another: each of the others is an approximation.
     #[must_use]
     pub fn is_exact(&self) -> bool {
-        self.caching.kind == Cache::None
-            && self.window.is_none()
-            && self.growth == Growth::Fixed
+        self.kv_cache.mode == KvCacheMode::None
+            && self.suffix_window.is_none()
+            && self.canvas_growth == CanvasGrowth::Fixed
             && !matches!(self.speculation, Speculation::Explore { .. })
     }
 }
 
 /// Keys and values that are kept, and when they are computed anew.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Caching {
+pub struct KvCacheReuse {
     /// Which.
-    pub kind: Cache,
+    pub mode: KvCacheMode,
     /// Passes in a block after which all are computed anew; unset: when the next block opens.
-    pub refresh: Option<u32>,
+    pub refresh_passes: Option<u32>,
     /// Positions before a block that are computed anew when it opens; unset: all, as published.
-    pub behind: Option<u32>,
+    pub recompute_before: Option<u32>,
     /// Positions on each side of the block that [`Cache::Vicinity`] computes.
-    pub around: u32,
+    pub recompute_around: u32,
     /// Share of the keys outside of the block that its later passes see: those which the block's queries look at most
     /// (Sparse-dLLM). 1: all.
-    pub keep: f64,
+    pub keep_share: f64,
 }
 
-impl Default for Caching {
+impl Default for KvCacheReuse {
     fn default() -> Self {
         Self {
-            kind: Cache::None,
-            refresh: None,
-            behind: None,
-            around: AROUND_DEFAULT,
-            keep: 1.0,
+            mode: KvCacheMode::None,
+            refresh_passes: None,
+            recompute_before: None,
+            recompute_around: RECOMPUTE_AROUND_DEFAULT,
+            keep_share: 1.0,
         }
     }
 }
 
 /// dInfer's.
-pub const AROUND_DEFAULT: u32 = 16;
+pub const RECOMPUTE_AROUND_DEFAULT: u32 = 16;
 
 /// How long the canvas is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Growth {
+pub enum CanvasGrowth {
     /// As long as was asked for, from the first pass on.
     #[default]
     Fixed,
@@ -109,16 +109,16 @@ pub const BRANCHES_MAX: u32 = 15;
 /// As LoPA's and SSD's authors begin with.
 pub const BRANCHES_DEFAULT: u32 = 3;
 
-impl Caching {
+impl KvCacheReuse {
     /// The first value that makes no sense, by its name, and what it must be.
     #[must_use]
     pub fn problem(&self) -> Option<(&'static str, String)> {
         // Written so that NaN fails.
-        if !(self.keep > 0.0 && self.keep <= 1.0) {
-            let problem = format!("must be above 0 and at most 1, not {}", self.keep);
+        if !(self.keep_share > 0.0 && self.keep_share <= 1.0) {
+            let problem = format!("must be above 0 and at most 1, not {}", self.keep_share);
             return Some(("keep", problem));
         }
-        if self.refresh == Some(0) {
+        if self.refresh_passes == Some(0) {
             return Some(("refresh", "must be at least 1, not 0".to_owned()));
         }
         None
@@ -129,27 +129,27 @@ impl Caching {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodingError {
     /// No such word.
-    #[error("unknown {what} '{found}'; known are {known}")]
+    #[error("unknown {setting} '{found}'; known are {known}")]
     Unknown {
         /// What it stands for.
-        what: &'static str,
+        setting: &'static str,
         /// What was given.
         found: String,
         /// What could be.
         known: &'static str,
     },
     /// A key that isn't one, or a value that can't be.
-    #[error("{what} {problem}")]
-    Value {
+    #[error("{key} {problem}")]
+    InvalidValue {
         /// The key, or what was given in its place.
-        what: String,
+        key: String,
         /// What it must be.
         problem: String,
     },
 }
 
 /// Splits `word:key=value,key=value`.
-fn parts(text: &str) -> (&str, impl Iterator<Item = (&str, &str)>) {
+fn split_parts(text: &str) -> (&str, impl Iterator<Item = (&str, &str)>) {
     let (word, rest) = text.split_once(':').unwrap_or((text, ""));
     let pairs = rest
         .split(',')
@@ -159,77 +159,95 @@ fn parts(text: &str) -> (&str, impl Iterator<Item = (&str, &str)>) {
     (word.trim(), pairs)
 }
 
-fn number<T: FromStr>(key: &str, value: &str) -> Result<T, DecodingError> {
-    value.trim().parse().map_err(|_| DecodingError::Value {
-        what: key.to_owned(),
-        problem: format!("takes a number, not '{value}'"),
-    })
+fn parse_number<T: FromStr>(key: &str, value: &str) -> Result<T, DecodingError> {
+    value
+        .trim()
+        .parse()
+        .map_err(|_| DecodingError::InvalidValue {
+            key: key.to_owned(),
+            problem: format!("takes a number, not '{value}'"),
+        })
 }
 
 fn unknown_key(key: &str, known: &str) -> DecodingError {
-    DecodingError::Value {
-        what: format!("'{key}'"),
+    DecodingError::InvalidValue {
+        key: format!("'{key}'"),
         problem: format!("is not one of {known}"),
     }
 }
 
-impl FromStr for Caching {
+impl FromStr for KvCacheReuse {
     type Err = DecodingError;
 
     /// Reads `none`, or `dual:refresh=8,behind=64,keep=0.5` and the like.
     fn from_str(text: &str) -> Result<Self, DecodingError> {
-        let (word, pairs) = parts(text);
+        let (word, pairs) = split_parts(text);
         let kind = match word {
-            "none" => Cache::None,
-            "prefix" => Cache::Prefix,
-            "dual" => Cache::Dual,
-            "vicinity" => Cache::Vicinity,
+            "none" => KvCacheMode::None,
+            "prefix" => KvCacheMode::Prefix,
+            "dual" => KvCacheMode::Dual,
+            "vicinity" => KvCacheMode::Vicinity,
             found => {
                 return Err(DecodingError::Unknown {
-                    what: "cache",
+                    setting: "KV cache mode",
                     found: found.to_owned(),
                     known: "none, prefix, dual, vicinity",
                 });
             }
         };
         let mut caching = Self {
-            kind,
+            mode: kind,
             ..Self::default()
         };
         for (key, value) in pairs {
             match key {
-                "refresh" => caching.refresh = Some(number(key, value)?),
-                "behind" => caching.behind = Some(number(key, value)?),
-                "around" => caching.around = number(key, value)?,
-                "keep" => caching.keep = number(key, value)?,
-                other => return Err(unknown_key(other, "refresh, behind, around, keep")),
+                "refresh" => caching.refresh_passes = Some(parse_number(key, value)?),
+                "recompute-before" | "behind" => {
+                    caching.recompute_before = Some(parse_number(key, value)?);
+                }
+                "recompute-around" | "around" => {
+                    caching.recompute_around = parse_number(key, value)?;
+                }
+                "keep" => caching.keep_share = parse_number(key, value)?,
+                other => {
+                    return Err(unknown_key(
+                        other,
+                        "refresh, recompute-before, recompute-around, keep",
+                    ));
+                }
             }
         }
         match caching.problem() {
             None => Ok(caching),
-            Some((what, problem)) => Err(DecodingError::Value {
-                what: what.to_owned(),
+            Some((what, problem)) => Err(DecodingError::InvalidValue {
+                key: what.to_owned(),
                 problem,
             }),
         }
     }
 }
 
-impl fmt::Display for Caching {
+impl fmt::Display for KvCacheReuse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut keys = Vec::new();
-        let word = match self.kind {
-            Cache::None => return f.write_str("none"),
-            Cache::Prefix => "prefix",
-            Cache::Dual => "dual",
-            Cache::Vicinity => {
-                keys.push(format!("around={}", self.around));
+        let word = match self.mode {
+            KvCacheMode::None => return f.write_str("none"),
+            KvCacheMode::Prefix => "prefix",
+            KvCacheMode::Dual => "dual",
+            KvCacheMode::Vicinity => {
+                keys.push(format!("recompute-around={}", self.recompute_around));
                 "vicinity"
             }
         };
-        keys.extend(self.refresh.map(|passes| format!("refresh={passes}")));
-        keys.extend(self.behind.map(|positions| format!("behind={positions}")));
-        keys.extend((self.keep < 1.0).then(|| format!("keep={}", self.keep)));
+        keys.extend(
+            self.refresh_passes
+                .map(|passes| format!("refresh={passes}")),
+        );
+        keys.extend(
+            self.recompute_before
+                .map(|positions| format!("recompute-before={positions}")),
+        );
+        keys.extend((self.keep_share < 1.0).then(|| format!("keep={}", self.keep_share)));
         f.write_str(word)?;
         match keys.is_empty() {
             true => Ok(()),
@@ -238,7 +256,7 @@ impl fmt::Display for Caching {
     }
 }
 
-impl FromStr for Growth {
+impl FromStr for CanvasGrowth {
     type Err = DecodingError;
 
     fn from_str(text: &str) -> Result<Self, DecodingError> {
@@ -247,7 +265,7 @@ impl FromStr for Growth {
             "append" => Ok(Self::Append),
             "insert" => Ok(Self::Insert),
             found => Err(DecodingError::Unknown {
-                what: "growth",
+                setting: "canvas growth",
                 found: found.to_owned(),
                 known: "fixed, append, insert",
             }),
@@ -255,7 +273,7 @@ impl FromStr for Growth {
     }
 }
 
-impl fmt::Display for Growth {
+impl fmt::Display for CanvasGrowth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Fixed => "fixed",
@@ -270,17 +288,17 @@ impl FromStr for Speculation {
 
     /// Reads `none`, `explore`, `draft:branches=4` and the like.
     fn from_str(text: &str) -> Result<Self, DecodingError> {
-        let (word, pairs) = parts(text);
+        let (word, pairs) = split_parts(text);
         let mut branches = BRANCHES_DEFAULT;
         for (key, value) in pairs {
             match key {
-                "branches" => branches = number(key, value)?,
+                "branches" => branches = parse_number(key, value)?,
                 other => return Err(unknown_key(other, "branches")),
             }
         }
         if !(1..=BRANCHES_MAX).contains(&branches) {
-            return Err(DecodingError::Value {
-                what: "branches".to_owned(),
+            return Err(DecodingError::InvalidValue {
+                key: "branches".to_owned(),
                 problem: format!("must lie between 1 and {BRANCHES_MAX}, not {branches}"),
             });
         }
@@ -289,7 +307,7 @@ impl FromStr for Speculation {
             "explore" => Ok(Self::Explore { branches }),
             "draft" => Ok(Self::Draft { branches }),
             found => Err(DecodingError::Unknown {
-                what: "speculation",
+                setting: "speculation",
                 found: found.to_owned(),
                 known: "none, explore, draft",
             }),
@@ -319,13 +337,13 @@ mod tests {
             "dual:refresh=8,behind=64",
             "vicinity:around=16,keep=0.5",
         ] {
-            assert_eq!(text.parse::<Caching>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<KvCacheReuse>().unwrap().to_string(), text);
         }
         for text in ["none", "explore:branches=4", "draft:branches=15"] {
             assert_eq!(text.parse::<Speculation>().unwrap().to_string(), text);
         }
         for text in ["fixed", "append", "insert"] {
-            assert_eq!(text.parse::<Growth>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<CanvasGrowth>().unwrap().to_string(), text);
         }
         assert_eq!(
             "draft".parse(),
@@ -337,7 +355,7 @@ mod tests {
 
     #[test]
     fn wrong_text_is_explained() {
-        let cache = |text: &str| text.parse::<Caching>().unwrap_err().to_string();
+        let cache = |text: &str| text.parse::<KvCacheReuse>().unwrap_err().to_string();
         assert_eq!(
             cache("both"),
             "unknown cache 'both'; known are none, prefix, dual, vicinity"
@@ -358,7 +376,7 @@ mod tests {
             error.to_string(),
             "branches must lie between 1 and 15, not 16"
         );
-        assert!("grow".parse::<Growth>().is_err());
+        assert!("grow".parse::<CanvasGrowth>().is_err());
     }
 
     #[test]
@@ -373,10 +391,28 @@ mod tests {
         };
         assert!(speculation(draft).is_exact() && !speculation(explore).is_exact());
         let window = Some(500);
-        assert!(!Decoding { window, ..exact }.is_exact());
-        let growth = Growth::Append;
-        assert!(!Decoding { growth, ..exact }.is_exact());
+        assert!(
+            !Decoding {
+                suffix_window: window,
+                ..exact
+            }
+            .is_exact()
+        );
+        let growth = CanvasGrowth::Append;
+        assert!(
+            !Decoding {
+                canvas_growth: growth,
+                ..exact
+            }
+            .is_exact()
+        );
         let caching = "prefix".parse().unwrap();
-        assert!(!Decoding { caching, ..exact }.is_exact());
+        assert!(
+            !Decoding {
+                kv_cache: caching,
+                ..exact
+            }
+            .is_exact()
+        );
     }
 }

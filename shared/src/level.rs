@@ -21,13 +21,13 @@ pub enum Level {
 }
 
 /// How much longer a pass may take for fidelity's sake under [`Level::Auto`], where nobody says.
-pub const AUTO_FACTOR: f64 = 1.5;
+pub const MAX_SLOWDOWN: f64 = 1.5;
 
 /// A factor for [`Level::Auto`], checked.
 ///
 /// # Errors
 /// When it is below 1, or no number.
-pub fn check_auto_factor(factor: f64) -> Result<f64, String> {
+pub fn check_max_slowdown(factor: f64) -> Result<f64, String> {
     match factor.is_finite() && factor >= 1.0 {
         true => Ok(factor),
         false => Err(format!("must be at least 1, not {factor}")),
@@ -38,14 +38,14 @@ pub fn check_auto_factor(factor: f64) -> Result<f64, String> {
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn parse_auto_factor(text: &str) -> Result<f64, String> {
+pub fn parse_max_slowdown(text: &str) -> Result<f64, String> {
     let factor = text.parse();
-    check_auto_factor(factor.map_err(|_| format!("{text:?} is not a number, such as 1.5"))?)
+    check_max_slowdown(factor.map_err(|_| format!("{text:?} is not a number, such as 1.5"))?)
 }
 
 /// Where the rows of the embedding are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Embedding {
+pub enum EmbeddingPlacement {
     /// As the level says: on the device at `off`, on the host at all others.
     #[default]
     Auto,
@@ -55,7 +55,7 @@ pub enum Embedding {
     Device,
 }
 
-impl Embedding {
+impl EmbeddingPlacement {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Auto, Self::Host, Self::Device];
 
@@ -70,24 +70,26 @@ impl Embedding {
     }
 }
 
-impl fmt::Display for Embedding {
+impl fmt::Display for EmbeddingPlacement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl FromStr for Embedding {
+impl FromStr for EmbeddingPlacement {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let known = Self::ALL.into_iter().find(|place| place.name() == text);
-        known.ok_or_else(|| format!("unknown place {text:?}; known are auto, host, device"))
+        known.ok_or_else(|| {
+            format!("unknown embedding placement {text:?}; known are auto, host, device")
+        })
     }
 }
 
 /// How a causal model's keys and values are kept between passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Kv {
+pub enum KvCacheFormat {
     /// As a card computes; on the CPU in bf16.
     #[default]
     Auto,
@@ -99,7 +101,7 @@ pub enum Kv {
     Q8_0,
 }
 
-impl Kv {
+impl KvCacheFormat {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Auto, Self::F32, Self::Bf16, Self::Q8_0];
 
@@ -115,19 +117,19 @@ impl Kv {
     }
 }
 
-impl fmt::Display for Kv {
+impl fmt::Display for KvCacheFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl FromStr for Kv {
+impl FromStr for KvCacheFormat {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let known = Self::ALL.into_iter().find(|kv| kv.name() == text);
         known.ok_or_else(|| {
-            format!("unknown format {text:?} for keys and values; known are auto, f32, bf16, q8_0")
+            format!("unknown KV cache format {text:?}; known are auto, f32, bf16, q8_0")
         })
     }
 }
@@ -158,16 +160,14 @@ impl Level {
 
     /// What it does, in a line.
     #[must_use]
-    pub fn about(self) -> &'static str {
+    pub fn summary(self) -> &'static str {
         match self {
-            Self::Off => "weights as in the checkpoint, all of them on the device",
-            Self::Standard => {
-                "weights as in the checkpoint; what doesn't fit the budget is streamed"
-            }
-            Self::Mild => "weights compressed without loss, about 12 bits for each of bf16",
-            Self::Moderate => "weights in 8 bits (q8_0)",
-            Self::Aggressive => "weights in 4 bits (q4_k), the head in 6",
-            Self::Auto => "the most faithful level that is not much slower than the fastest",
+            Self::Off => "checkpoint weights, all resident on the device",
+            Self::Standard => "checkpoint weights; those that don't fit the budget are streamed",
+            Self::Mild => "losslessly compressed weights, about 12 bits per bf16 weight",
+            Self::Moderate => "8-bit weights (q8_0)",
+            Self::Aggressive => "4-bit weights (q4_k), 6-bit LM head",
+            Self::Auto => "the most faithful level within the allowed slowdown",
         }
     }
 
@@ -248,17 +248,22 @@ mod tests {
         for level in Level::ALL {
             assert_eq!(level.name().parse(), Ok(level));
         }
-        for place in Embedding::ALL {
+        for place in EmbeddingPlacement::ALL {
             assert_eq!(place.name().parse(), Ok(place));
         }
-        for kv in Kv::ALL {
+        for kv in KvCacheFormat::ALL {
             assert_eq!(kv.name().parse(), Ok(kv));
         }
-        assert!("q4".parse::<Kv>().unwrap_err().contains("q8_0"));
-        assert!("disk".parse::<Embedding>().unwrap_err().contains("host"));
-        assert_eq!(parse_auto_factor("2"), Ok(2.0));
+        assert!("q4".parse::<KvCacheFormat>().unwrap_err().contains("q8_0"));
+        assert!(
+            "disk"
+                .parse::<EmbeddingPlacement>()
+                .unwrap_err()
+                .contains("host")
+        );
+        assert_eq!(parse_max_slowdown("2"), Ok(2.0));
         for wrong in ["0.9", "NaN", "inf", "much"] {
-            assert!(parse_auto_factor(wrong).is_err(), "{wrong}");
+            assert!(parse_max_slowdown(wrong).is_err(), "{wrong}");
         }
         let error = "Off".parse::<Level>().unwrap_err();
         assert!(

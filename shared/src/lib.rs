@@ -3,13 +3,13 @@
 //! No I/O happens here: what depends on the environment takes it as an argument.
 
 pub mod address;
-pub mod coding;
+pub mod bandwidth;
+pub mod compression;
 pub mod decoding;
-pub mod dial;
 pub mod level;
 pub mod names;
 pub mod policy;
-pub mod rate;
+pub mod preset;
 pub mod sampling;
 pub mod settings;
 pub mod units;

@@ -53,7 +53,7 @@ const APART: ParameterInfo = ParameterInfo {
 pub const POLICIES: &[PolicyInfo] = &[
     PolicyInfo {
         name: "reference",
-        summary: "the schedule of the LLaDA reference: a fixed number of tokens each pass",
+        summary: "LLaDA's reference schedule: a fixed number of tokens per pass",
         parameters: &[],
         exact: true,
         takes_back: false,
@@ -92,7 +92,7 @@ pub const POLICIES: &[PolicyInfo] = &[
     },
     PolicyInfo {
         name: "dream",
-        summary: "the schedule of Dream: of the masks what its time passes",
+        summary: "Dream's time schedule: each step commits the share of masks given by its timesteps",
         parameters: &[ParameterInfo {
             name: "eps",
             summary: "time at the end",
@@ -105,7 +105,7 @@ pub const POLICIES: &[PolicyInfo] = &[
     },
     PolicyInfo {
         name: "margin",
-        summary: "every token so much more probable than the next one, and always the best",
+        summary: "every token whose probability margin over the next one is large enough, and always the best",
         parameters: &[
             ParameterInfo {
                 name: "m",
@@ -132,7 +132,7 @@ pub const POLICIES: &[PolicyInfo] = &[
             },
             ParameterInfo {
                 name: "alpha",
-                summary: "share of it that is let go until the block is full",
+                summary: "share by which the threshold falls until the block is full",
                 default: 0.3,
                 min: 0.0,
                 max: 1.0,
@@ -167,7 +167,7 @@ pub const POLICIES: &[PolicyInfo] = &[
     },
     PolicyInfo {
         name: "local",
-        summary: "a threshold, and a lower one beside what is certain (LocalLeap)",
+        summary: "a threshold, and a lower one near certain tokens (LocalLeap)",
         parameters: &[
             ParameterInfo {
                 name: "t",
@@ -178,14 +178,14 @@ pub const POLICIES: &[PolicyInfo] = &[
             },
             ParameterInfo {
                 name: "relaxed",
-                summary: "least confidence beside what is certain",
+                summary: "least confidence near certain tokens",
                 default: 0.75,
                 min: 0.0,
                 max: 1.0,
             },
             ParameterInfo {
                 name: "radius",
-                summary: "positions that count as beside",
+                summary: "distance in positions that counts as near",
                 default: 4.0,
                 min: 0.0,
                 max: 1024.0,
@@ -213,7 +213,7 @@ pub const POLICIES: &[PolicyInfo] = &[
     },
     PolicyInfo {
         name: "klass",
-        summary: "every token this confident whose distribution has stopped moving (KLASS)",
+        summary: "every token this confident whose distribution is stable (KLASS)",
         parameters: &[
             ParameterInfo {
                 name: "t",
@@ -224,14 +224,14 @@ pub const POLICIES: &[PolicyInfo] = &[
             },
             ParameterInfo {
                 name: "eps",
-                summary: "divergence from one pass to the next",
+                summary: "greatest KL divergence between consecutive passes",
                 default: 0.01,
                 min: 0.0,
                 max: 1e3,
             },
             ParameterInfo {
                 name: "n",
-                summary: "passes for which it is small",
+                summary: "passes for which the divergence must be small",
                 default: 2.0,
                 min: 1.0,
                 max: 64.0,
@@ -243,7 +243,7 @@ pub const POLICIES: &[PolicyInfo] = &[
     },
     PolicyInfo {
         name: "credit",
-        summary: "a threshold, with a bonus for what was favoured in passes before (CreditDecoding)",
+        summary: "a threshold, with a bonus for tokens favoured in earlier passes (CreditDecoding)",
         parameters: &[
             ParameterInfo {
                 name: "t",
@@ -254,21 +254,21 @@ pub const POLICIES: &[PolicyInfo] = &[
             },
             ParameterInfo {
                 name: "decay",
-                summary: "share of its credit that a token keeps each pass",
+                summary: "share of a token's credit kept from pass to pass",
                 default: 0.8,
                 min: 0.0,
                 max: 1.0,
             },
             ParameterInfo {
                 name: "power",
-                summary: "of the favourite's probability, which is its new credit",
+                summary: "exponent of the top token's probability in its new credit",
                 default: 0.2,
                 min: 0.0,
                 max: 10.0,
             },
             ParameterInfo {
                 name: "weight",
-                summary: "of the credit beside the logit",
+                summary: "weight of the credit relative to the logit",
                 default: 0.7,
                 min: 0.0,
                 max: 10.0,
@@ -280,7 +280,7 @@ pub const POLICIES: &[PolicyInfo] = &[
     },
     PolicyInfo {
         name: "revoke",
-        summary: "commits widely and takes back what a second look doubts (WINO)",
+        summary: "commits many tokens and revokes those that a verification rejects (WINO)",
         parameters: &[
             ParameterInfo {
                 name: "t",
@@ -291,7 +291,7 @@ pub const POLICIES: &[PolicyInfo] = &[
             },
             ParameterInfo {
                 name: "keep",
-                summary: "least confidence at the second look",
+                summary: "least confidence at verification",
                 default: 0.9,
                 min: 0.0,
                 max: 1.0,

@@ -28,7 +28,7 @@ pub enum EosPolicy {
 
 /// Keys and values kept between passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Cache {
+pub enum KvCacheMode {
     /// None: every pass computes the whole canvas.
     #[default]
     None,
@@ -56,14 +56,14 @@ pub struct Sampling {
 
 /// How tokens are chosen: what somebody says of it. Unset: somebody else's to say.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Drawing {
+pub struct SamplingOptions {
     /// Scale of the noise; 0: the most probable token.
     pub temperature: Option<f64>,
     /// What may be drawn.
     pub sampling: Sampling,
 }
 
-impl Drawing {
+impl SamplingOptions {
     /// The most probable token each time, and nothing made less likely: all is said.
     #[must_use]
     pub fn greedy() -> Self {

@@ -34,7 +34,7 @@ pub fn bytes(count: u64) -> String {
 /// What is wrong with it, and an example.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     const EXAMPLES: &str = "write it like 4GiB, 512MiB or 6.5GB";
-    let wrong = || format!("{text:?} is no amount of memory; {EXAMPLES}");
+    let wrong = || format!("{text:?} is not an amount of memory; {EXAMPLES}");
     let trimmed = text.trim();
     let end = trimmed
         .find(|c: char| !c.is_ascii_digit() && c != '.')
@@ -65,10 +65,10 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
 ///
 /// # Errors
 /// What is wrong with it, and an example.
-pub fn parse_rate(text: &str) -> Result<u64, String> {
+pub fn parse_bandwidth(text: &str) -> Result<u64, String> {
     let trimmed = text.trim();
     let amount = trimmed.strip_suffix("/s").unwrap_or(trimmed);
-    let wrong = |_| format!("{text:?} is no rate; write it like 500MB/s or 1GiB/s");
+    let wrong = |_| format!("{text:?} is not a bandwidth; write it like 500MB/s or 1GiB/s");
     parse_bytes(amount).map_err(wrong)
 }
 
@@ -77,7 +77,7 @@ pub fn parse_rate(text: &str) -> Result<u64, String> {
 /// # Errors
 /// What is wrong with it, and an example.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no time; write it like 90s, 15m or 2h");
+    let wrong = || format!("{text:?} is not a duration; write it like 90s, 15m or 2h");
     let trimmed = text.trim();
     let end = trimmed
         .find(|c: char| !c.is_ascii_digit() && c != '.')
@@ -185,10 +185,10 @@ mod tests {
             (" 1.5 GiB/s ", 3 << 29),
             ("2g", 2 << 30),
         ] {
-            assert_eq!(parse_rate(text), Ok(bytes));
+            assert_eq!(parse_bandwidth(text), Ok(bytes));
         }
         for wrong in ["", "/s", "fast", "500MB/h", "-1MB/s"] {
-            assert!(parse_rate(wrong).is_err(), "{wrong}");
+            assert!(parse_bandwidth(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fake_daemon::{Fake, Load};
+use fake_daemon::{FakeDaemon, StressLoad};
 use rustix::process::Pid;
 use testkit::terminal::Journey;
 
@@ -64,14 +64,14 @@ fn main() {
 
 fn measure(options: &Options, (columns, rows): (u16, u16), length: u32, page: char) {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let load = Load {
+    let load = StressLoad {
         length,
         passes_per_second: options.passes,
         snapshots_per_second: options.snapshots,
         // Keys come after the measurement, about five a second.
         lasts: 2 * WARM_UP + Duration::from_secs(2 * options.seconds + options.keys as u64 / 2),
     };
-    let (daemon, counts) = Fake::under_load(load);
+    let (daemon, counts) = FakeDaemon::under_load(load);
     let count = |which: &AtomicUsize| which.load(Ordering::Relaxed) as f64;
     let mut client = Command::new(env!("CARGO_BIN_EXE_sluice"));
     client
@@ -90,7 +90,7 @@ fn measure(options: &Options, (columns, rows): (u16, u16), length: u32, page: ch
     let bytes_at = |journey: &Journey| journey.written_bytes();
     let resident_first = resident_mib(pid);
     let (frames, bytes) = (journey.frames(), bytes_at(&journey));
-    let (told, taken) = (count(&counts.told), count(&counts.taken));
+    let (told, taken) = (count(&counts.sent), count(&counts.received));
     let (cpu, start) = (cpu_seconds(pid), Instant::now());
     let part = Duration::from_secs(options.seconds.min(10));
     std::thread::sleep(part);
@@ -98,8 +98,8 @@ fn measure(options: &Options, (columns, rows): (u16, u16), length: u32, page: ch
     std::thread::sleep(Duration::from_secs(options.seconds) - part);
     let elapsed = start.elapsed().as_secs_f64();
     let cpu = (cpu_seconds(pid) - cpu) / elapsed;
-    let told = (count(&counts.told) - told) / elapsed;
-    let taken = (count(&counts.taken) - taken) / elapsed;
+    let told = (count(&counts.sent) - told) / elapsed;
+    let taken = (count(&counts.received) - taken) / elapsed;
     let frames = (journey.frames() - frames) as f64 / elapsed;
     let bytes = (bytes_at(&journey) - bytes) as f64 / elapsed;
     let delays = key_delays(&mut journey, options.keys);

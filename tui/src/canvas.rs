@@ -7,7 +7,7 @@ mod look;
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
-pub use layout::{MASK_MARK, Run, SPECIAL_MARK, runs, wrap, wrap_marked, wrap_text};
+pub use layout::{MASK_MARK, SPECIAL_MARK, TextRun, runs, wrap, wrap_marked, wrap_text};
 pub use look::{Confidence, Look};
 use sluice_proto::v1::{
     CanvasToken, GenerationBlock, GenerationDone, GenerationPass, GenerationQueued,

@@ -14,19 +14,21 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use sluice_proto::{model::DecodingChoice, v1};
 use sluice_shared::{
-    decoding::{Caching, Growth, Speculation},
-    dial::Dial,
+    decoding::{CanvasGrowth, KvCacheReuse, Speculation},
     policy::PolicyChoice,
+    preset::Preset,
 };
 
 pub use bench::Bench;
-pub use jobs::{Compress, Decompress, Following, Jobs, JobsCommand, Verify};
+pub use jobs::{Compress, Decompress, FollowArgs, Jobs, JobsCommand, Verify};
 pub use library::{Inspect, Pull, Remove};
-pub use plans::{Budget, Fidelity, Levels, Plan, Restore, RestoreTo, SetBudget, SetLevel, Wish};
-pub use run::{Chat, Choices, Run, Stop};
+pub use plans::{
+    Budget, Fidelity, LevelChoice, Plan, PlanArgs, Restore, RestoreTo, SetBudget, SetLevel,
+};
+pub use run::{AnswerArgs, Chat, Run, Stop};
 pub use screen::{Colour, Screen};
 
-/// Talks to sluiced, which runs language models that are bigger than the graphics card.
+/// Client of sluiced, which runs language models that are larger than the GPU's memory.
 #[derive(Debug, Parser)]
 #[command(name = "sluice", version, after_help = help::PROGRAM, max_term_width = 100)]
 pub struct Cli {
@@ -53,63 +55,63 @@ pub struct Cli {
 /// What `sluice` can do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Answers with a model or talks with it: starts the daemon, downloads and loads as needed
+    /// Answers a prompt or holds a conversation; starts the daemon, downloads and loads the model as needed
     Run(Run),
     /// Answers a prompt, or continues raw text or tokens
     Generate(Generate),
     /// Holds a conversation, turn by turn
     Chat(Chat),
-    /// Writes a span of a text anew
+    /// Rewrites a span of a text (infill)
     Edit(Edit),
-    /// Estimates how likely an answer is
+    /// Estimates the log-likelihood of an answer
     Score(Score),
-    /// Measures how fast the loaded model answers, at one or more positions of the dial
+    /// Benchmarks the loaded model with one or more presets
     Bench(Bench),
     /// Shows the daemon, its memory, model and queue
     Status(Plain),
-    /// Shows the model in memory and the requests for it, in short
+    /// Shows the loaded model and its requests in short
     Ps(Plain),
-    /// Lists models: loaded, on disk and on their way
+    /// Lists models: loaded, on disk and being downloaded
     #[command(visible_aliases = ["ls", "models"])]
     List(Plain),
     /// Downloads a model from the hub
     Pull(Pull),
-    /// Deletes a downloaded model, or forgets one that was used by its path
+    /// Deletes a downloaded model, or removes a model given by its path from the list
     Rm(Remove),
-    /// Tells what a checkpoint is and what it would take, without loading it
+    /// Shows a checkpoint's contents and the memory it would need, without loading it
     #[command(visible_alias = "show")]
     Inspect(Inspect),
-    /// Makes one coded file of a checkpoint: the same numbers in less space
+    /// Compresses a checkpoint into one .sluice file, losslessly by default
     Compress(Compress),
-    /// Makes a coded file into the checkpoint's folder again
+    /// Decompresses a .sluice file into the checkpoint's folder
     Decompress(Decompress),
-    /// Compares a coded file with its checksums, down to the tile
+    /// Verifies the checksums of a .sluice file, tile by tile
     Verify(Verify),
-    /// Lists jobs that run or ended recently; follows or stops one
+    /// Lists running and recently finished jobs; watches or cancels one
     Jobs(Jobs),
-    /// Loads a model in the present one's place
+    /// Loads a model in place of the current one
     Load(Load),
-    /// Lets the loaded model go and gives back its memory
+    /// Unloads the model and frees its memory
     Unload(Plain),
-    /// Lets the loaded model go as unload does, or with --daemon ends the daemon
+    /// Unloads the model as unload does, or stops the daemon with --daemon
     Stop(Stop),
-    /// Tells what a level and a budget would lead to, before anything is loaded
+    /// Shows the plan for a level and a budget without loading anything
     Plan(Plan),
-    /// Changes how faithful the weights are, while requests run
+    /// Changes the level while requests run
     Level(SetLevel),
-    /// Measures how close levels come to the checkpoint's own weights
+    /// Measures the fidelity of levels to the checkpoint's weights
     Fidelity(Fidelity),
-    /// Changes how much memory they may take, while requests run
+    /// Changes the memory budget while requests run
     Budget(SetBudget),
-    /// Goes back to the level and budget that the daemon was started or the model loaded with
+    /// Restores the level and budget that the daemon was started or the model loaded with
     Restore(Restore),
-    /// Lists requests that wait, run or ended recently
+    /// Lists waiting, running and recently finished requests
     Requests(Plain),
     /// Follows a request from its first event
     Watch(Watch),
-    /// Shows a saved run again, without a daemon
+    /// Replays a saved run without a daemon
     Replay(Replay),
-    /// Stops a request within one pass
+    /// Cancels a request within one pass
     Cancel(Cancel),
     /// Prints a completion script for a shell
     Completions {
@@ -133,16 +135,16 @@ pub struct Generate {
     /// Token ids in the prompt's place, for models without a tokenizer
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     pub tokens: Option<Vec<u32>>,
-    /// Take the prompt as it stands, without the chat template
+    /// Use the prompt as raw text, without the chat template
     #[arg(long, conflicts_with = "tokens")]
     pub raw: bool,
     /// Instructions that come before the prompt
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["raw", "tokens"])]
     pub system: Option<String>,
-    /// Positions to fill [default: 128, or what the context leaves]
+    /// Positions to fill [default: 128, or the rest of the context]
     #[arg(long, value_name = "N")]
     pub length: Option<u32>,
-    /// Fix TEXT from position POS on, counted from 0 in the part to fill; may be repeated
+    /// Pin TEXT at position POS of the canvas, counted from 0 after the prompt; may be repeated
     #[arg(long = "pin", value_name = "POS:TEXT", value_parser = parse_pin)]
     pub pins: Vec<(u32, String)>,
     /// Print each event as a JSON object on its own line; the last is "done"
@@ -150,77 +152,77 @@ pub struct Generate {
     pub json: bool,
     /// How to decode.
     #[command(flatten)]
-    pub sampling: Sampling,
+    pub decoding: DecodingArgs,
 }
 
 /// How to decode; the daemon knows the defaults and the limits.
 #[derive(Debug, Clone, Default, Args)]
-pub struct Sampling {
-    /// How much of the reference is given up for speed: exact, quality, balanced, fast or auto
-    /// [default: the daemon's, which is exact unless it was told another]
-    #[arg(long, value_name = "DIAL", help_heading = "Decoding")]
-    pub dial: Option<Dial>,
+pub struct DecodingArgs {
+    /// Quality preset: exact, quality, balanced, fast or auto
+    /// [default: the daemon's, which is exact unless configured otherwise]
+    #[arg(long, value_name = "PRESET", help_heading = "Decoding")]
+    pub preset: Option<Preset>,
     /// All else.
     #[command(flatten)]
-    pub details: Details,
+    pub details: DecodingDetails,
 }
 
 /// How to decode, in detail. What is given takes the place of what the dial says.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Decoding")]
-pub struct Details {
-    /// Positions decoded together, left to right [default: the model's own, else 32]
+pub struct DecodingDetails {
+    /// Block length: positions decoded together; blocks go left to right [default: the model's own, else 32]
     #[arg(long, value_name = "N")]
     pub block: Option<u32>,
-    /// Passes over the whole canvas, shared out over the blocks [default: one a position]
+    /// Denoising steps for the whole canvas, split over the blocks [default: one per position]
     #[arg(long, value_name = "N")]
     pub steps: Option<u32>,
-    /// Take the most probable token each time and make nothing less likely: the reference's way
+    /// Greedy decoding without any penalty, as in the reference
     #[arg(long, conflicts_with = "temperature")]
     pub greedy: bool,
-    /// Scale of the Gumbel noise; 0 takes the most probable token [default: the model's, as `sluice inspect` tells]
+    /// Scale of the Gumbel noise; 0 takes the most probable token [default: the model's, see `sluice inspect`]
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub temperature: Option<f64>,
-    /// Weight of classifier-free guidance; 0 has none [default: 0]
+    /// Weight of classifier-free guidance; 0 disables it [default: 0]
     #[arg(long, value_name = "W", allow_negative_numbers = true)]
     pub guidance: Option<f64>,
     /// How the masked positions of a pass are ranked [default: the model's, mostly low_confidence]
     #[arg(long, value_name = "HOW")]
     pub remasking: Option<Remasking>,
-    /// What an end-of-sequence token does [default: stop; in an edit, suppress]
+    /// Effect of an end-of-sequence token [default: stop; in an edit, suppress]
     #[arg(long, value_name = "WHAT")]
     pub eos: Option<Eos>,
-    /// Which positions a pass commits [default: the dial's]
+    /// Commit policy: which positions a pass commits [default: the preset's]
     #[arg(long, value_name = "NAME[:k=v,…]")]
     pub policy: Option<PolicyChoice>,
-    /// Keys and values kept between passes [default: the dial's]
-    #[arg(long, value_name = "WHICH[:k=v,…]")]
-    pub cache: Option<Caching>,
-    /// Masks behind the open block that a pass computes, besides the last position [default: the dial's]
+    /// KV cache reuse between passes [default: the preset's]
+    #[arg(long, value_name = "MODE[:k=v,…]")]
+    pub kv_cache: Option<KvCacheReuse>,
+    /// Masked positions after the current block that a pass computes, besides the last position [default: the preset's]
     #[arg(long, value_name = "N")]
-    pub window: Option<u32>,
-    /// How long the canvas is: fixed, append or insert [default: the dial's]
+    pub suffix_window: Option<u32>,
+    /// Canvas growth: fixed, append or insert [default: the preset's]
     #[arg(long, value_name = "HOW")]
-    pub grow: Option<Growth>,
-    /// Orders that are tried beside each other in a pass [default: the dial's]
+    pub canvas_growth: Option<CanvasGrowth>,
+    /// Speculative canvases that a pass tries in parallel [default: the preset's]
     #[arg(long, value_name = "HOW[:k=v]")]
     pub speculate: Option<Speculation>,
     /// Same seed, same text [default: drawn by the daemon, and reported]
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
-    /// Causal models: draw from the N most probable tokens alone; 0: from all [default: the model's]
+    /// Autoregressive models: sample from the N most probable tokens; 0 for all [default: the model's]
     #[arg(long, value_name = "N")]
     pub top_k: Option<u32>,
-    /// Causal models: draw from the most probable tokens that have this much of the probability together [default: the model's]
+    /// Autoregressive models: sample from the most probable tokens with this cumulative probability [default: the model's]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub top_p: Option<f64>,
-    /// Causal models: draw from tokens with at least this share of the most probable one's probability [default: the model's]
+    /// Autoregressive models: sample from tokens with at least this share of the top token's probability [default: the model's]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub min_p: Option<f64>,
-    /// Causal models: divide logits of tokens that stand before by this [default: the model's]
+    /// Autoregressive models: divide the logits of earlier tokens by this [default: the model's]
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
     pub repetition_penalty: Option<f64>,
-    /// Causal models: end the text where this would begin, or at the special token of this name; may be given more than once
+    /// Autoregressive models: stop before this text, or at the special token of this name; may be repeated
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
 }
@@ -232,13 +234,13 @@ pub struct Details {
 pub struct Edit {
     /// The text; `-` reads it from standard input, less one newline at its end
     pub text: String,
-    /// The words to write anew; they must occur exactly once
+    /// The words to rewrite; they must occur exactly once
     #[arg(long, value_name = "SUBSTRING")]
     pub replace: Option<String>,
-    /// The bytes of the text to write anew; the end is not included
+    /// The byte range of the text to rewrite; the end is exclusive
     #[arg(long, value_name = "START..END", value_parser = parse_span)]
     pub span: Option<(u32, u32)>,
-    /// Tokens to put in the span's place [default: as many as it had]
+    /// Tokens to fill the span with [default: as many as it had]
     #[arg(long = "tokens", value_name = "N")]
     pub span_length: Option<u32>,
     /// What the text answers
@@ -249,7 +251,7 @@ pub struct Edit {
     pub json: bool,
     /// How to decode.
     #[command(flatten)]
-    pub sampling: Sampling,
+    pub decoding: DecodingArgs,
 }
 
 /// `sluice score`.
@@ -277,7 +279,7 @@ pub struct Score {
     /// Seed of the draws [default: drawn by the daemon, and reported]
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
-    /// Also tell whether greedy decoding gives this very answer
+    /// Also check whether greedy decoding gives exactly this answer
     #[arg(long)]
     pub greedy: bool,
     /// Print the result as a JSON object
@@ -297,16 +299,16 @@ pub struct Plain {
 #[derive(Debug, Args)]
 #[command(after_help = help::LOAD)]
 pub struct Load {
-    /// A model as `sluice list` calls it, or a checkpoint's folder, .gguf or .sluice file, which the
-    /// daemon's user must be able to read; requests that wait are refused. Where the budget has no room for
-    /// both, the present model goes first. Left out: the model that ships inside the daemon
+    /// A name from `sluice list`, or a checkpoint's folder, .gguf or .sluice file, which the
+    /// daemon's user must be able to read. Waiting requests are refused. If the budget can't hold both models, the
+    /// current one is unloaded first. Without an argument: the model built into the daemon
     pub model: Option<PathBuf>,
-    /// Load it at every start of the daemon, too, unless that is started with --model or by `sluice run`
+    /// Also load it at every start of the daemon, unless started with --model or by `sluice run`
     #[arg(long)]
     pub default: bool,
     /// How faithful the weights are, and how much memory they may take, from here on.
     #[command(flatten)]
-    pub wish: Wish,
+    pub options: PlanArgs,
     /// Print each event as a JSON object on its own line; the last is "model"
     #[arg(long)]
     pub json: bool,
@@ -373,22 +375,22 @@ pub enum Eos {
     Keep,
 }
 
-impl Sampling {
+impl DecodingArgs {
     /// Writes the choices into a request.
     pub fn apply(&self, request: &mut v1::GenerateRequest) {
-        self.details.apply(self.dial, request);
+        self.details.apply(self.preset, request);
     }
 }
 
-impl Details {
+impl DecodingDetails {
     /// Writes the choices into a request, with the dial's position.
-    pub fn apply(&self, dial: Option<Dial>, request: &mut v1::GenerateRequest) {
+    pub fn apply(&self, dial: Option<Preset>, request: &mut v1::GenerateRequest) {
         let choice = DecodingChoice {
-            dial,
+            preset: dial,
             policy: self.policy,
-            caching: self.cache,
-            window: self.window,
-            growth: self.grow,
+            kv_cache: self.kv_cache,
+            suffix_window: self.suffix_window,
+            canvas_growth: self.canvas_growth,
             speculation: self.speculate,
         };
         choice.write(request);
@@ -428,19 +430,19 @@ fn parse_request_id(text: &str) -> Result<u64, String> {
 /// The number of something that a command lists.
 fn parse_id(text: &str, what: &str, list: &str) -> Result<u64, String> {
     text.parse().map_err(|_| {
-        format!("the number of a {what} is wanted, such as 3; `{list}` shows the numbers")
+        format!("expected the number of a {what}, such as 3; `{list}` lists the numbers")
     })
 }
 
 fn parse_pin(text: &str) -> Result<(u32, String), String> {
     let (position, pinned) = text
         .split_once(':')
-        .ok_or("is not of the form POS:TEXT, such as 4:hello")?;
+        .ok_or("does not have the form POS:TEXT, such as 4:hello")?;
     let position = position
         .parse()
-        .map_err(|_| format!("'{position}' is not a position, which is a number from 0"))?;
+        .map_err(|_| format!("'{position}' is not a position (a number from 0)"))?;
     if pinned.is_empty() {
-        return Err(format!("nothing is pinned at position {position}"));
+        return Err(format!("the text to pin at position {position} is empty"));
     }
     Ok((position, pinned.to_owned()))
 }
@@ -452,7 +454,7 @@ fn parse_span(text: &str) -> Result<(u32, u32), String> {
     };
     let (start, end) = text
         .split_once("..")
-        .ok_or("is not of the form START..END, such as 4..7")?;
+        .ok_or("does not have the form START..END, such as 4..7")?;
     let span = (number(start)?, number(end)?);
     if span.0 > span.1 {
         return Err("ends before it starts".into());

@@ -35,12 +35,12 @@ pub fn socket(flag: Option<&Path>) -> PathBuf {
 
 /// A daemon that answered.
 #[derive(Clone)]
-pub struct Daemon {
+pub struct DaemonConnection {
     socket: PathBuf,
     channel: Channel,
 }
 
-impl Daemon {
+impl DaemonConnection {
     /// Connects to the daemon that listens on `socket`.
     ///
     /// # Errors

@@ -130,7 +130,10 @@ mod tests {
             done_steps: 3,
             total_steps: 9,
         }));
-        assert_eq!(switch, r#"{"event":"progress","done_steps":3,"total_steps":9}"#);
+        assert_eq!(
+            switch,
+            r#"{"event":"progress","done_steps":3,"total_steps":9}"#
+        );
         let applied = line(&Kind::Applied(ApplyResult {
             device_bytes: 7,
             elapsed_ms: 1.5,

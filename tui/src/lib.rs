@@ -9,28 +9,28 @@
 //! text safe to show).
 
 pub mod canvas;
-pub mod card;
 pub mod cli;
 pub mod commands;
 pub mod connection;
 pub mod dashboard;
+pub mod gpu;
 pub mod json;
 pub mod live;
 pub mod output;
 pub mod paint;
 pub mod phases;
-pub mod places;
 pub mod plans;
 pub mod record;
 pub mod settings;
 pub mod text;
+pub mod user_folders;
 
 use std::{ffi::OsString, process::ExitCode};
 
 use clap::Parser;
 use sluice_shared::exit;
 
-use output::{Failure, Out};
+use output::{Failure, StandardOutput};
 
 /// Runs `sluice` with the given arguments, the program's name first.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -49,7 +49,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         .build();
     let result = match runtime {
         Ok(runtime) => {
-            let result = runtime.block_on(commands::run(cli, &mut Out::stdout()));
+            let result = runtime.block_on(commands::run(cli, &mut StandardOutput::stdout()));
             // A thread may still sit in a read of the terminal; it must not hold up the exit.
             runtime.shutdown_background();
             result

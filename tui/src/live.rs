@@ -8,8 +8,8 @@ use std::fmt::Write as _;
 use sluice_proto::v1::CanvasToken;
 
 use crate::{
-    canvas::{Canvas, Look, Run, runs, wrap},
-    output::{Failure, Out},
+    canvas::{Canvas, Look, TextRun, runs, wrap},
+    output::{Failure, StandardOutput},
     text::{char_width, sanitise},
 };
 
@@ -46,7 +46,7 @@ impl Live {
     ///
     /// # Errors
     /// When the terminal can't be written to.
-    pub fn draw(&mut self, canvas: &Canvas, out: &mut Out) -> Result<(), Failure> {
+    pub fn draw(&mut self, canvas: &Canvas, out: &mut StandardOutput) -> Result<(), Failure> {
         out.raw(self.frame(canvas, size()).as_bytes())
     }
 
@@ -54,7 +54,7 @@ impl Live {
     ///
     /// # Errors
     /// When the terminal can't be written to.
-    pub fn clear(&mut self, out: &mut Out) -> Result<(), Failure> {
+    pub fn clear(&mut self, out: &mut StandardOutput) -> Result<(), Failure> {
         out.raw(self.erase(size().0).as_bytes())
     }
 
@@ -62,7 +62,7 @@ impl Live {
     ///
     /// # Errors
     /// When the terminal can't be written to.
-    pub fn finish(&mut self, text: &str, out: &mut Out) -> Result<(), Failure> {
+    pub fn finish(&mut self, text: &str, out: &mut StandardOutput) -> Result<(), Failure> {
         out.raw(self.last_frame(text, size().0).as_bytes())
     }
 
@@ -105,13 +105,13 @@ impl Live {
     }
 
     /// How many of `lines` stand above the part that is redrawn.
-    fn left_behind(&self, lines: &[Vec<Run>], columns: usize) -> usize {
+    fn left_behind(&self, lines: &[Vec<TextRun>], columns: usize) -> usize {
         if self.columns == columns {
             return self.settled.len().min(lines.len());
         }
         // Laid out for another width, they end at about the same character.
         let mut left: usize = self.settled.iter().map(|line| line.chars().count()).sum();
-        let fits = |line: &&Vec<Run>| {
+        let fits = |line: &&Vec<TextRun>| {
             let length = plain(line).chars().count();
             let fits = length <= left;
             left = left.saturating_sub(length);
@@ -121,7 +121,7 @@ impl Live {
     }
 
     fn last_frame(&mut self, text: &str, columns: usize) -> String {
-        let run = Run {
+        let run = TextRun {
             text: sanitise(text),
             look: Look::Committed,
         };
@@ -160,7 +160,7 @@ impl Live {
         sequence
     }
 
-    fn paint(&self, line: &[Run], frame: &mut String) {
+    fn paint(&self, line: &[TextRun], frame: &mut String) {
         for run in line {
             let sequence = run.look.sequence(self.colour);
             frame.push_str(sequence);
@@ -176,7 +176,7 @@ impl Live {
 const BEGIN_FRAME: &str = "\x1b[?2026h";
 const END_FRAME: &str = "\x1b[?2026l";
 
-fn plain(line: &[Run]) -> String {
+fn plain(line: &[TextRun]) -> String {
     line.iter().map(|run| run.text.as_str()).collect()
 }
 

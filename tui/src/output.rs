@@ -18,7 +18,7 @@ use crate::{json, text::sanitise};
 #[derive(Debug)]
 pub enum Failure {
     /// Something to tell the user, and the exit code for scripts.
-    Told {
+    Reported {
         /// One of [`sluice_shared::exit`].
         code: u8,
         /// What went wrong.
@@ -37,7 +37,7 @@ pub enum Failure {
 impl Failure {
     /// An ordinary failure, without a hint.
     pub fn new(message: impl Into<String>) -> Self {
-        Self::Told {
+        Self::Reported {
             code: exit::FAILURE,
             message: message.into(),
             hint: None,
@@ -48,7 +48,7 @@ impl Failure {
     /// Ctrl-C ended it; `rest` says what became of the work.
     #[must_use]
     pub fn interrupted(rest: &str) -> Self {
-        Self::Told {
+        Self::Reported {
             code: exit::INTERRUPTED,
             message: format!("interrupted; {rest}"),
             hint: None,
@@ -59,7 +59,7 @@ impl Failure {
     /// The same with a hint, when there is a place for one.
     #[must_use]
     pub fn with_hint(mut self, text: impl Into<String>) -> Self {
-        if let Self::Told { hint, .. } = &mut self {
+        if let Self::Reported { hint, .. } = &mut self {
             *hint = Some(text.into());
         }
         self
@@ -68,7 +68,7 @@ impl Failure {
     /// The same as the outcome of an interrupt, in the daemon's words.
     #[must_use]
     pub fn by_interrupt(mut self) -> Self {
-        if let Self::Told { code, .. } = &mut self
+        if let Self::Reported { code, .. } = &mut self
             && *code == exit::FAILURE
         {
             *code = exit::INTERRUPTED;
@@ -79,7 +79,7 @@ impl Failure {
     /// Nobody answers on the socket.
     #[must_use]
     pub fn unreachable(error: &ConnectError) -> Self {
-        Self::Told {
+        Self::Reported {
             code: exit::UNREACHABLE,
             message: error.to_string(),
             hint: Some(START_HINT.to_owned()),
@@ -95,7 +95,7 @@ impl Failure {
         let call = CallError::from(status);
         if cause.is_some() || call.is_unreachable() {
             let cause = cause.unwrap_or(call.message);
-            return Self::Told {
+            return Self::Reported {
                 code: exit::UNREACHABLE,
                 message: format!("lost sluiced at {}: {cause}", socket.display()),
                 hint: Some(START_HINT.to_owned()),
@@ -110,7 +110,7 @@ impl Failure {
             (false, _) => call.message,
             (true, code) => format!("the daemon gave no reason ({code})"),
         };
-        Self::Told {
+        Self::Reported {
             code: exit::FAILURE,
             message,
             hint: call.hint.or_else(|| match call.code {
@@ -125,7 +125,7 @@ impl Failure {
     #[must_use]
     pub fn code(&self) -> u8 {
         match self {
-            Self::Told { code, .. } => *code,
+            Self::Reported { code, .. } => *code,
             Self::Usage(_) => exit::USAGE,
             Self::PipeClosed => exit::OK,
         }
@@ -135,7 +135,7 @@ impl Failure {
     #[must_use]
     pub fn reason(&self) -> Option<&str> {
         match self {
-            Self::Told { reason, .. } => reason.as_deref(),
+            Self::Reported { reason, .. } => reason.as_deref(),
             _ => None,
         }
     }
@@ -149,7 +149,7 @@ impl Failure {
                 // Nothing is left to be done when even this can't be written.
                 let _ = writeln!(io::stderr(), "{}", self.to_json());
             }
-            Self::Told { message, hint, .. } => {
+            Self::Reported { message, hint, .. } => {
                 say(&format!("error: {message}"));
                 if let Some(hint) = hint {
                     say(&format!("hint: {hint}"));
@@ -165,7 +165,7 @@ impl Failure {
     /// As scripts read it.
     fn to_json(&self) -> Value {
         let (message, hint) = match self {
-            Self::Told { message, hint, .. } => (message.clone(), hint.clone()),
+            Self::Reported { message, hint, .. } => (message.clone(), hint.clone()),
             Self::Usage(error) => usage_words(error),
             Self::PipeClosed => (String::new(), None),
         };
@@ -227,12 +227,12 @@ pub fn dim(line: &str) {
 
 /// A progress line on standard error that the next one replaces; nothing unless that is a
 /// terminal.
-pub struct Progress {
+pub struct ProgressLine {
     shown: bool,
     terminal: bool,
 }
 
-impl Progress {
+impl ProgressLine {
     /// A line not yet begun.
     #[must_use]
     pub fn new() -> Self {
@@ -260,26 +260,26 @@ impl Progress {
     }
 }
 
-impl Default for Progress {
+impl Default for ProgressLine {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         self.clear();
     }
 }
 
 /// Standard output, and what kind of reader it has.
-pub struct Out {
+pub struct StandardOutput {
     writer: Box<dyn Write>,
     terminal: bool,
     colour: bool,
 }
 
-impl Out {
+impl StandardOutput {
     /// The process's own.
     #[must_use]
     pub fn stdout() -> Self {
@@ -347,7 +347,7 @@ mod tests {
         let failure =
             Failure::from_status(Status::invalid_argument("length: bad"), Path::new("/s"));
         assert_eq!(failure.code(), exit::FAILURE);
-        let Failure::Told { message, hint, .. } = failure else {
+        let Failure::Reported { message, hint, .. } = failure else {
             panic!("told");
         };
         assert_eq!(message, "length: bad");

@@ -52,13 +52,13 @@ pub enum Role {
     /// Weights on disk.
     Disk,
     /// Weights on their way.
-    Flight,
+    InFlight,
     /// Keys and values.
-    Cache,
+    KvCache,
     /// Activations and other buffers of a pass.
     Scratch,
     /// The head.
-    Head,
+    Logits,
     /// What the driver takes.
     Context,
     /// Memory of other programs.
@@ -108,10 +108,10 @@ const ROLES: [(Role, &str, Option<Color>, Modifier); 23] = {
         (Role::Device, "device", Some(Green), NONE),
         (Role::Host, "host", Some(Blue), NONE),
         (Role::Disk, "disk", Some(Magenta), NONE),
-        (Role::Flight, "flight", Some(Yellow), BOLD),
-        (Role::Cache, "cache", Some(Cyan), NONE),
+        (Role::InFlight, "flight", Some(Yellow), BOLD),
+        (Role::KvCache, "cache", Some(Cyan), NONE),
         (Role::Scratch, "scratch", Some(Magenta), NONE),
-        (Role::Head, "head", Some(Blue), NONE),
+        (Role::Logits, "head", Some(Blue), NONE),
         (Role::Context, "context", Some(Yellow), NONE),
         (Role::Others, "others", None, Modifier::DIM),
     ]
@@ -172,11 +172,11 @@ impl Theme {
         let [good, middling, bad, blue, violet, cyan] = row;
         match role {
             Role::Good | Role::Sure | Role::Device => rgb(good),
-            Role::Warning | Role::Likely | Role::Flight | Role::Context => rgb(middling),
+            Role::Warning | Role::Likely | Role::InFlight | Role::Context => rgb(middling),
             Role::Bad | Role::Unsure => rgb(bad),
-            Role::Host | Role::Head => rgb(blue),
+            Role::Host | Role::Logits => rgb(blue),
             Role::Disk | Role::Scratch => rgb(violet),
-            Role::Pinned | Role::Cache => rgb(cyan),
+            Role::Pinned | Role::KvCache => rgb(cyan),
             _ => None,
         }
     }

@@ -60,10 +60,10 @@ impl PassTime {
         let part = |part: fn(&PassPhases) -> f64| self.phases.as_ref().map(part);
         [
             ("wait", (self.ms > 0.0).then_some(self.waited_ms)),
-            ("decode", part(|phases| phases.decompress_ms)),
-            ("multiply", part(|phases| phases.matmul_ms)),
+            ("decompress", part(|phases| phases.decompress_ms)),
+            ("matmul", part(|phases| phases.matmul_ms)),
             ("attention", part(|phases| phases.attention_ms)),
-            ("head", part(|phases| phases.lm_head_ms)),
+            ("lm_head", part(|phases| phases.lm_head_ms)),
             ("other", part(|phases| phases.other_ms)),
         ]
     }
@@ -101,8 +101,8 @@ impl PassTime {
             None => Some(waits).filter(|(_, ms)| *ms >= self.ms / 2.0)?,
             Some(phases) => [
                 (Bound::Compute, phases.matmul_ms + phases.attention_ms),
-                (Bound::Head, phases.lm_head_ms),
-                (Bound::Decode, phases.decompress_ms),
+                (Bound::LmHead, phases.lm_head_ms),
+                (Bound::Decompress, phases.decompress_ms),
                 (Bound::Overhead, phases.other_ms),
             ]
             .into_iter()
@@ -137,9 +137,9 @@ pub enum Bound {
     /// Products with the layers' matrices, and attention.
     Compute,
     /// Logits, and the choice of tokens.
-    Head,
+    LmHead,
     /// Decoding coded weights.
-    Decode,
+    Decompress,
     /// All the rest.
     Overhead,
 }
@@ -153,8 +153,8 @@ impl Bound {
             Self::Disk => "disk",
             Self::Transfer => "transfer",
             Self::Compute => "compute",
-            Self::Head => "head",
-            Self::Decode => "decode",
+            Self::LmHead => "lm-head",
+            Self::Decompress => "decompress",
             Self::Overhead => "overhead",
         }
     }
@@ -163,10 +163,10 @@ impl Bound {
 impl fmt::Display for Bottleneck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let goes = match self.bound {
-            Bound::Bus | Bound::Disk | Bound::Transfer => "waits for layer bytes",
-            Bound::Compute => "is multiply and attention",
-            Bound::Head => "is logits and the choice of tokens",
-            Bound::Decode => "decodes coded weights",
+            Bound::Bus | Bound::Disk | Bound::Transfer => "waits for streamed weights",
+            Bound::Compute => "is matmul and attention",
+            Bound::LmHead => "is the LM head and the choice of tokens",
+            Bound::Decompress => "decompresses weights",
             Bound::Overhead => "is small operations and what lies between them",
         };
         let (name, share) = (self.bound.name(), percent(self.share));

@@ -58,9 +58,9 @@ pub fn switching(snapshot: &Snapshot) -> Option<String> {
 
 /// What streamed weights pass through: `3 slots of 120 MiB`.
 #[must_use]
-pub fn slots(slots: &StagingBuffers) -> String {
+pub fn staging_buffers(slots: &StagingBuffers) -> String {
     format!(
-        "{} slots of {}",
+        "{} staging buffers of {}",
         slots.count,
         units::bytes(slots.bytes_each)
     )

@@ -14,8 +14,8 @@ use sluice_proto::v1::{
 };
 
 pub use file::{Runs, load, save};
-pub use heat::Cell;
-use heat::Row;
+pub use heat::HeatCell;
+use heat::HeatRow;
 
 use crate::{
     canvas::{Canvas, NOTICES_MAX},
@@ -29,7 +29,7 @@ pub const PASSES_BYTES_MAX: usize = 2 << 20;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Recording {
     canvas: Canvas,
-    passes: Vec<Kept>,
+    passes: Vec<RecordedPass>,
     /// Bytes that they take.
     bytes: usize,
     /// How often every second pass was dropped.
@@ -46,14 +46,14 @@ pub struct Recording {
 
 /// A pass as it came. It is a full picture of its block, so it needs none of the others.
 #[derive(Debug, Clone, PartialEq)]
-struct Kept {
-    number: u32,
+struct RecordedPass {
+    pass_number: u32,
     block: u32,
-    row: Row,
+    row: HeatRow,
     encoded: Box<[u8]>,
 }
 
-impl Kept {
+impl RecordedPass {
     fn bytes(&self) -> usize {
         size_of::<Self>() + self.row.bytes() + self.encoded.len()
     }
@@ -89,7 +89,7 @@ impl Recording {
                     self.has_gaps = earlier.has_gaps;
                 }
             }
-            Event::PassDone(pass) => self.keep(pass),
+            Event::PassDone(pass) => self.record_pass(pass),
             Event::BlockDone(done) => {
                 self.block_passes.entry(done.block).or_insert(done.passes);
             }
@@ -136,13 +136,15 @@ impl Recording {
     /// The number of the pass at an index, counted from 1.
     #[must_use]
     pub fn number(&self, index: usize) -> Option<u32> {
-        Some(self.passes.get(index)?.number)
+        Some(self.passes.get(index)?.pass_number)
     }
 
     /// The index of a pass by its number, or of the one before it where it was not kept.
     #[must_use]
     pub fn index_of(&self, number: u32) -> Option<usize> {
-        let after = self.passes.partition_point(|kept| kept.number <= number);
+        let after = self
+            .passes
+            .partition_point(|kept| kept.pass_number <= number);
         after.checked_sub(1)
     }
 
@@ -151,7 +153,7 @@ impl Recording {
     pub fn picture(&self, index: usize) -> Option<Canvas> {
         let kept = self.passes.get(index)?;
         let mut picture = self.canvas.before(kept.block);
-        picture.notices = self.notices_before(kept.number);
+        picture.notices = self.notices_before(kept.pass_number);
         picture.apply(Event::PassDone(kept.pass()?));
         Some(picture)
     }
@@ -171,7 +173,7 @@ impl Recording {
         let mut blocks = self.canvas.blocks.keys().copied().peekable();
         let mut notices = self.notices.iter().peekable();
         for kept in &self.passes {
-            while let Some((_, notice)) = notices.next_if(|(after, _)| *after < kept.number) {
+            while let Some((_, notice)) = notices.next_if(|(after, _)| *after < kept.pass_number) {
                 tell(Event::Notice(notice.clone()))?;
             }
             while let Some(block) = blocks.next_if(|block| *block < kept.block) {
@@ -182,7 +184,7 @@ impl Recording {
             }
         }
         let latest = self.canvas.pass.as_ref();
-        if let Some(pass) = latest.filter(|pass| self.is_after_kept(pass)) {
+        if let Some(pass) = latest.filter(|pass| self.is_after_recorded(pass)) {
             while let Some(block) = blocks.next_if(|block| *block < pass.block) {
                 tell(self.block_done(block))?;
             }
@@ -201,17 +203,17 @@ impl Recording {
     }
 
     /// Keeps a pass, unless it lies too close to the last one.
-    fn keep(&mut self, pass: &GenerationPass) {
+    fn record_pass(&mut self, pass: &GenerationPass) {
         let last = self.passes.last();
         let stride = 1_u32.checked_shl(self.halvings).unwrap_or(u32::MAX);
-        let next = last.map_or(Some(0), |last| last.number.checked_add(stride));
+        let next = last.map_or(Some(0), |last| last.pass_number.checked_add(stride));
         if next.is_none_or(|next| pass.passes < next) {
             return;
         }
-        let kept = Kept {
-            number: pass.passes,
+        let kept = RecordedPass {
+            pass_number: pass.passes,
             block: pass.block,
-            row: Row::of(&pass.tokens),
+            row: HeatRow::of(&pass.tokens),
             encoded: pass.encode_to_vec().into(),
         };
         self.bytes += kept.bytes();
@@ -223,13 +225,13 @@ impl Recording {
                 index += 1;
                 index % 2 == 1
             });
-            self.bytes = self.passes.iter().map(Kept::bytes).sum();
+            self.bytes = self.passes.iter().map(RecordedPass::bytes).sum();
         }
     }
 
-    fn is_after_kept(&self, pass: &GenerationPass) -> bool {
+    fn is_after_recorded(&self, pass: &GenerationPass) -> bool {
         let last = self.passes.last();
-        last.is_none_or(|last| pass.passes > last.number)
+        last.is_none_or(|last| pass.passes > last.pass_number)
     }
 
     fn notices_before(&self, number: u32) -> Vec<String> {

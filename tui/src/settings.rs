@@ -11,7 +11,7 @@ use toml::{Table, Value};
 
 use crate::{
     paint::{Glyphs, Paint, Theme},
-    places,
+    user_folders,
 };
 
 /// Bytes of the file; settings are short.
@@ -21,7 +21,7 @@ const KEYS: [&str; 4] = ["theme", "glyphs", "mouse", "roles"];
 
 /// What the file says; what it doesn't say is `None`.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Settings {
+pub struct ClientSettings {
     /// Colours.
     pub theme: Option<Theme>,
     /// Shapes.
@@ -32,7 +32,7 @@ pub struct Settings {
     pub roles: BTreeMap<String, String>,
 }
 
-impl Settings {
+impl ClientSettings {
     /// Reads a file; one that is not there says nothing.
     ///
     /// # Errors
@@ -122,7 +122,7 @@ fn roles(value: &Value) -> Result<BTreeMap<String, String>, String> {
 /// Where the file is, by `$XDG_CONFIG_HOME` and `$HOME`; `None` where neither says.
 #[must_use]
 pub fn path(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    places::settings(variable).map(|folder| folder.join("client.toml"))
+    user_folders::settings(variable).map(|folder| folder.join("client.toml"))
 }
 
 #[cfg(test)]
@@ -133,15 +133,15 @@ mod tests {
     fn a_file_is_read_and_one_that_is_absent_says_nothing() {
         let text =
             "theme = \"dark\"\nglyphs = \"ascii\"\nmouse = false\n[roles]\nbad = \"red bold\"\n";
-        let settings = Settings::read(text).unwrap();
+        let settings = ClientSettings::read(text).unwrap();
         assert_eq!(
             (settings.theme, settings.glyphs, settings.mouse),
             (Some(Theme::Dark), Some(Glyphs::Ascii), Some(false))
         );
         assert_eq!(settings.roles["bad"], "red bold");
         let folder = tempfile::tempdir().unwrap();
-        let absent = Settings::load(&folder.path().join("client.toml"));
-        assert_eq!(absent, Ok(Settings::default()));
+        let absent = ClientSettings::load(&folder.path().join("client.toml"));
+        assert_eq!(absent, Ok(ClientSettings::default()));
     }
 
     #[test]
@@ -168,11 +168,11 @@ mod tests {
             ),
             ("\ntheme", "line 2: "),
         ] {
-            let problem = Settings::read(text).unwrap_err();
+            let problem = ClientSettings::read(text).unwrap_err();
             assert!(problem.contains(words), "{problem}");
         }
         let folder = tempfile::tempdir().unwrap();
-        let problem = Settings::load(folder.path()).unwrap_err();
+        let problem = ClientSettings::load(folder.path()).unwrap_err();
         assert!(problem.ends_with("is no file"), "{problem}");
     }
 }

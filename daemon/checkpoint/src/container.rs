@@ -8,30 +8,30 @@ use std::{
 };
 
 use sluice_codec::{
-    Coded, DecodeError, Scheme,
+    CompressedMatrix, DecompressError, Scheme,
     container::{CHUNK_ROWS, Container, ContainerError, FileRecord, ReadAt, TensorRecord},
 };
 use sluice_formats::Format;
 use sluice_machine::page::{Page, pages_of};
-use sluice_weights::{CodedTensor, OpenRows, open_rows};
+use sluice_weights::{CompressedTensor, OpenRows, open_rows};
 
 use super::{CheckpointError, TensorEntry, file::CheckpointFile};
 
 /// Takes rows of a chunk.
-pub type TakeRows<'a> = &'a mut dyn FnMut(OpenRows<'_>) -> Result<(), DecodeError>;
+pub type TakeRows<'a> = &'a mut dyn FnMut(OpenRows<'_>) -> Result<(), DecompressError>;
 
 /// How a file is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Via {
+pub enum ReadMode {
     /// Through the system's cache.
-    Cache,
+    PageCache,
     /// Past it.
     Disk,
 }
 
 /// The files inside a container.
 #[derive(Debug)]
-pub(super) struct Inside {
+pub(super) struct ContainerFiles {
     files: Vec<FileRecord>,
 }
 
@@ -45,7 +45,7 @@ impl ReadAt for &CheckpointFile {
     }
 }
 
-impl Inside {
+impl ContainerFiles {
     /// The container's tensors, and the files inside.
     pub(super) fn read(
         file: &CheckpointFile,
@@ -72,13 +72,13 @@ impl Inside {
         }
         let entry = |record: &TensorRecord| {
             let mut entry = TensorEntry {
-                format: format_of(&record.number),
+                format: format_of(&record.dtype),
                 shape: record.shape.clone(),
                 file: index,
                 offset: record.offset,
                 bytes: record.length,
                 interleaved: None,
-                coded: None,
+                compressed: None,
             };
             let scheme = record.scheme().unwrap_or(Scheme::Plain);
             if let (true, Ok(number), Some((rows, width))) =
@@ -86,15 +86,16 @@ impl Inside {
             {
                 let format = match scheme {
                     // Exactly what was chosen; what it was chosen for is lost.
-                    Scheme::Rate => Format::F32,
-                    Scheme::Plain | Scheme::Huffman | Scheme::Palette => *number,
+                    Scheme::Trellis => Format::F32,
+                    Scheme::Plain | Scheme::Huffman | Scheme::Dictionary => *number,
                 };
                 entry.format = Ok(format);
                 entry.bytes = (rows * format.bytes(width)) as u64;
                 let name = record.name.clone();
                 let chunks = container.chunks(record).collect();
-                let coded = CodedTensor::new(name, scheme, format, width, record.offset, chunks);
-                entry.coded = Some(coded.into());
+                let coded =
+                    CompressedTensor::new(name, scheme, format, width, record.offset, chunks);
+                entry.compressed = Some(coded.into());
             }
             (record.name.clone(), entry)
         };
@@ -134,30 +135,30 @@ impl Inside {
 }
 
 /// Fills `out` with the bytes `part` of the tensor as it is decoded.
-pub(super) fn decode(
-    coded: &CodedTensor,
+pub(super) fn decompress(
+    compressed: &CompressedTensor,
     file: &CheckpointFile,
     part: &Range<u64>,
     out: &mut [u8],
 ) -> Result<(), CheckpointError> {
-    let row = coded.row_bytes() as u64;
+    let row = compressed.row_bytes() as u64;
     let never = AtomicBool::new(false);
     each_chunk(
-        coded,
+        compressed,
         file,
-        &coded.rows_of(part),
-        Via::Cache,
+        &compressed.rows_of(part),
+        ReadMode::PageCache,
         &never,
         &mut |open| {
             let (start, end) = (open.rows.start as u64 * row, open.rows.end as u64 * row);
             let (first, last) = (start.max(part.start), end.min(part.end));
             let out = &mut out[(first - part.start) as usize..(last - part.start) as usize];
             if (first, last) == (start, end) {
-                return open.decode(open.local.clone(), out);
+                return open.decompress(open.local.clone(), out);
             }
             // Rows that begin or end elsewhere.
             let mut all = vec![0; (end - start) as usize];
-            open.decode(open.local.clone(), &mut all)?;
+            open.decompress(open.local.clone(), &mut all)?;
             out.copy_from_slice(&all[(first - start) as usize..(last - start) as usize]);
             Ok(())
         },
@@ -168,16 +169,16 @@ pub(super) fn decode(
 /// Reads the chunks that hold these rows, one after the other into the same memory, and has `take` decode them; false when
 /// `cancel` was set before all were there.
 pub(super) fn each_chunk(
-    tensor: &CodedTensor,
+    tensor: &CompressedTensor,
     file: &CheckpointFile,
     rows: &Range<usize>,
-    via: Via,
+    via: ReadMode,
     cancel: &AtomicBool,
     take: TakeRows<'_>,
 ) -> Result<bool, CheckpointError> {
     let mut pages: Vec<Page> = Vec::new();
     let chunks = tensor.chunks_of(rows);
-    if let (Via::Cache, [first, .., last]) = (via, chunks) {
+    if let (ReadMode::PageCache, [first, .., last]) = (via, chunks) {
         file.will_need(first.offset, last.end() - first.offset);
     }
     for chunk in chunks {
@@ -187,18 +188,18 @@ pub(super) fn each_chunk(
         let len = chunk.layout.bytes();
         pages.resize(pages_of(chunk.offset, len), bytemuck::Zeroable::zeroed());
         let start = match via {
-            Via::Cache => {
+            ReadMode::PageCache => {
                 let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut pages);
                 file.read_at(chunk.offset, &mut bytes[..len])?;
                 0
             }
-            Via::Disk => match file.read_direct(chunk.offset, len, &mut pages, cancel)? {
+            ReadMode::Disk => match file.read_direct(chunk.offset, len, &mut pages, cancel)? {
                 Some(start) => start,
                 None => return Ok(false),
             },
         };
         let bytes: &[u8] = bytemuck::cast_slice(&pages);
-        Coded::new(chunk.layout.clone(), &bytes[start..start + len])
+        CompressedMatrix::new(chunk.layout.clone(), &bytes[start..start + len])
             .and_then(|coded| take(open_rows(coded, chunk, rows)))
             .map_err(|error| CheckpointError::damaged(&file.path, tensor.damage(chunk, &error)))?;
     }

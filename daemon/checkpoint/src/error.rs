@@ -6,13 +6,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use sluice_weights::Damaged;
+use sluice_weights::DamagedTensor;
 
 /// Why a checkpoint can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// The system refused.
-    #[error("can't read {path}: {cause}", path = path.display())]
+    #[error("cannot read {path}: {cause}", path = path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
@@ -20,15 +20,15 @@ pub enum CheckpointError {
         cause: io::Error,
     },
     /// A converted copy of the checkpoint can't be written.
-    #[error("can't write the converted weights to {path}: {cause}", path = path.display())]
-    Derivative {
+    #[error("cannot write converted weights to the weight cache at {path}: {cause}", path = path.display())]
+    WeightCache {
         /// Where.
         path: PathBuf,
         /// The system's words.
         cause: io::Error,
     },
     /// Neither a folder nor a file of a kind that can be read.
-    #[error("{path} is no checkpoint: a Hugging Face folder, a .safetensors file in one, or a .gguf file is", path = path.display())]
+    #[error("{path} is not a checkpoint: expected a Hugging Face folder, a .safetensors file in one, or a .gguf file", path = path.display())]
     NotACheckpoint {
         /// What was given.
         path: PathBuf,
@@ -41,7 +41,7 @@ pub enum CheckpointError {
     },
     /// The folder holds no weights.
     #[error(
-        "{path} holds neither model.safetensors nor model.safetensors.index.json, nor a .gguf file"
+        "{path} has no weights: expected model.safetensors, model.safetensors.index.json or a .gguf file"
     )]
     NoWeights {
         /// The folder.
@@ -66,7 +66,7 @@ pub enum CheckpointError {
         shard: String,
     },
     /// A file larger than any real one of its kind.
-    #[error("{path} has {bytes} bytes, more than the {max} that such a file may have")]
+    #[error("{path} has {bytes} bytes; the limit for such a file is {max}")]
     TooLarge {
         /// The file.
         path: String,
@@ -84,7 +84,9 @@ pub enum CheckpointError {
         cause: String,
     },
     /// Fewer or more bytes than the header promises.
-    #[error("{path} is cut short or damaged: its header promises {expected} bytes, it has {found}")]
+    #[error(
+        "{path} is truncated or damaged: its header declares {expected} bytes, the file has {found}"
+    )]
     WrongLength {
         /// The file.
         path: String,
@@ -100,7 +102,7 @@ pub enum CheckpointError {
         path: String,
     },
     /// The same name in two shards.
-    #[error("tensor {tensor} stands twice, the second time in {file}")]
+    #[error("duplicate tensor {tensor}, found again in {file}")]
     DuplicateTensor {
         /// Its name.
         tensor: String,
@@ -114,7 +116,7 @@ pub enum CheckpointError {
         tensor: String,
     },
     /// A tensor of another shape than the configuration says.
-    #[error("tensor {tensor} has shape {found:?}, the configuration says {expected:?}")]
+    #[error("tensor {tensor} has shape {found:?}; the configuration requires {expected:?}")]
     WrongShape {
         /// Its name.
         tensor: String,
@@ -125,7 +127,7 @@ pub enum CheckpointError {
     },
     /// Elements that are no weights.
     #[error(
-        "tensor {tensor} is stored as {found}; weights are f32, f16, bf16 or blocks from q8_0 to q2_k"
+        "tensor {tensor} has the unsupported format {found}; supported are f32, f16, bf16 and the block formats from q8_0 to q2_k"
     )]
     WrongFormat {
         /// Its name.
@@ -134,7 +136,7 @@ pub enum CheckpointError {
         found: String,
     },
     /// A model of a kind that isn't known here.
-    #[error("unknown architecture {found}; known are {known}")]
+    #[error("unsupported architecture {found}; supported are {known}")]
     UnknownArchitecture {
         /// What `config.json` says.
         found: String,
@@ -173,7 +175,7 @@ pub enum CheckpointError {
 
 impl CheckpointError {
     /// Damaged bytes of this file.
-    pub fn damaged(path: &str, damaged: Damaged) -> Self {
+    pub fn damaged(path: &str, damaged: DamagedTensor) -> Self {
         Self::MalformedFile {
             path: path.to_owned(),
             cause: damaged.0,

@@ -65,7 +65,7 @@ impl CheckpointFile {
         let path = describe(source, name);
         let missing = || CheckpointError::MissingFile { path: path.clone() };
         match find(source, name)?.ok_or_else(missing)? {
-            Place::Disk(disk) => {
+            FileLocation::Disk(disk) => {
                 let file = File::open(&disk).map_err(|e| CheckpointError::io(&disk, e))?;
                 let metadata = file.metadata();
                 let metadata = metadata.map_err(|e| CheckpointError::io(&disk, e))?;
@@ -80,7 +80,7 @@ impl CheckpointFile {
                     },
                 })
             }
-            Place::Memory(bytes) => Ok(Self {
+            FileLocation::Memory(bytes) => Ok(Self {
                 path,
                 len: bytes.len() as u64,
                 content: Content::Memory(bytes),
@@ -304,8 +304,8 @@ pub(super) fn read_small(
         return Ok(None);
     };
     let disk = match place {
-        Place::Memory(bytes) => return Ok(Some(bytes.to_vec())),
-        Place::Disk(disk) => disk,
+        FileLocation::Memory(bytes) => return Ok(Some(bytes.to_vec())),
+        FileLocation::Disk(disk) => disk,
     };
     let io = |error| CheckpointError::io(&disk, error);
     let mut bytes = Vec::new();
@@ -335,22 +335,22 @@ pub(super) fn describe(source: &Source, name: &str) -> String {
     }
 }
 
-enum Place {
+enum FileLocation {
     Disk(PathBuf),
     Memory(&'static [u8]),
 }
 
-fn find(source: &Source, name: &str) -> Result<Option<Place>, CheckpointError> {
+fn find(source: &Source, name: &str) -> Result<Option<FileLocation>, CheckpointError> {
     match source {
         Source::Embedded(files) => Ok(files
             .iter()
             .find(|(file, _)| *file == name)
-            .map(|(_, bytes)| Place::Memory(bytes))),
+            .map(|(_, bytes)| FileLocation::Memory(bytes))),
         Source::Folder(folder) => {
             let path = folder.join(name);
             match fs::metadata(&path) {
                 // Opening a pipe or a terminal would wait for somebody to write.
-                Ok(metadata) if metadata.is_file() => Ok(Some(Place::Disk(path))),
+                Ok(metadata) if metadata.is_file() => Ok(Some(FileLocation::Disk(path))),
                 Ok(_) => Err(CheckpointError::NotACheckpoint { path }),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
                 Err(error) => Err(CheckpointError::io(&path, error)),

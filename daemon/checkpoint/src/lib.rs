@@ -2,19 +2,19 @@
 //! or not, and GGUF files. Headers are checked first; then each tensor is read straight to where
 //! it will live. Files are not mapped: one cut short under a mapping would kill the process.
 
-pub mod coded;
+mod bandwidth;
+pub mod compression;
 mod container;
-pub mod derivative;
 mod error;
 pub mod family;
 mod file;
 mod find;
 mod folder;
 pub mod gguf;
-mod rate;
 mod recommended;
 mod safetensors;
 pub mod synth;
+pub mod weight_cache;
 
 use std::{
     collections::BTreeMap,
@@ -25,21 +25,21 @@ use std::{
 
 use sluice_formats::Format;
 use sluice_machine::page::Page;
-use sluice_weights::{CodedTensor, SourceTensor, TensorSpec};
+use sluice_weights::{CompressedTensor, SourceTensor, TensorSpec};
 
+pub use self::{
+    bandwidth::disk_bandwidth,
+    container::{ReadMode, TakeRows},
+    error::CheckpointError,
+    recommended::RecommendedSettings,
+    weight_cache::{CachedWeights, RemovedWeights, cached_weights, remove_cached},
+};
 use self::{
-    container::Inside,
-    derivative::Stamp,
+    container::ContainerFiles,
     file::CheckpointFile,
     find::{is_container, is_gguf, weight_files},
     gguf::{Gguf, Interleaved},
-};
-pub use self::{
-    container::{TakeRows, Via},
-    derivative::{KeptWeights, Removed, kept_weights, remove_kept},
-    error::CheckpointError,
-    rate::disk_rates,
-    recommended::Recommended,
+    weight_cache::FileStamp,
 };
 
 /// Where a checkpoint is.
@@ -62,12 +62,12 @@ pub struct Checkpoint {
     source: Source,
     files: Vec<CheckpointFile>,
     /// Of each file, where it lies on disk.
-    stamps: Vec<Option<Stamp>>,
+    stamps: Vec<Option<FileStamp>>,
     tensors: BTreeMap<String, TensorEntry>,
     /// What the file says besides, where it is a GGUF file.
     gguf: Option<Gguf>,
     /// The files inside, where it is a container.
-    inside: Option<Inside>,
+    container_files: Option<ContainerFiles>,
 }
 
 /// A tensor as its file's header tells it.
@@ -83,18 +83,18 @@ pub struct TensorEntry {
     /// How its rows are stored, if not in order.
     interleaved: Option<Interleaved>,
     /// How they are coded, if they are; its bytes are those that they are decoded to.
-    coded: Option<Arc<CodedTensor>>,
+    compressed: Option<Arc<CompressedTensor>>,
 }
 
 impl TensorEntry {
     /// Whether reading it decodes it.
-    pub fn is_coded(&self) -> bool {
-        self.coded.is_some()
+    pub fn is_compressed(&self) -> bool {
+        self.compressed.is_some()
     }
 
     /// How it is coded, if it is.
-    pub fn coded(&self) -> Option<Arc<CodedTensor>> {
-        self.coded.clone()
+    pub fn compressed(&self) -> Option<Arc<CompressedTensor>> {
+        self.compressed.clone()
     }
 }
 
@@ -121,7 +121,7 @@ impl Checkpoint {
             stamps: Vec::new(),
             tensors: BTreeMap::new(),
             gguf: None,
-            inside: None,
+            container_files: None,
         };
         // A container holds a whole model, and lies beside nothing.
         if let (true, Some(shard)) = (
@@ -130,14 +130,14 @@ impl Checkpoint {
         ) {
             return Err(CheckpointError::MalformedFile {
                 path: file::describe(&checkpoint.source, shard),
-                cause: "a .sluice file is no shard".to_owned(),
+                cause: "a .sluice file cannot be a shard".to_owned(),
             });
         }
         for name in names {
-            let stamp = Stamp::of(&checkpoint.source, &name);
+            let stamp = FileStamp::of(&checkpoint.source, &name);
             let file = CheckpointFile::open(&checkpoint.source, &name)?;
             // Another file may have taken the name in between.
-            if Stamp::of(&checkpoint.source, &name) != stamp {
+            if FileStamp::of(&checkpoint.source, &name) != stamp {
                 return Err(CheckpointError::Changed { path: file.path });
             }
             let index = checkpoint.files.len();
@@ -147,8 +147,8 @@ impl Checkpoint {
                     gguf.entries(index)?
                 }
                 false if is_container(&name) => {
-                    let (inside, entries) = Inside::read(&file, index)?;
-                    checkpoint.inside = Some(inside);
+                    let (inside, entries) = ContainerFiles::read(&file, index)?;
+                    checkpoint.container_files = Some(inside);
                     entries
                 }
                 false => safetensors::read_header(&file, index)?,
@@ -182,16 +182,16 @@ impl Checkpoint {
 
     /// How the tensor of exactly this name is coded, if it is.
     #[must_use]
-    pub fn coded(&self, name: &str) -> Option<Arc<CodedTensor>> {
-        self.tensor(name)?.coded.clone()
+    pub fn compressed(&self, name: &str) -> Option<Arc<CompressedTensor>> {
+        self.tensor(name)?.compressed.clone()
     }
 
     /// The same tensor's bytes as they are coded; itself where it isn't.
-    pub fn as_coded(entry: &TensorEntry) -> TensorEntry {
-        match &entry.coded {
+    pub fn as_compressed(entry: &TensorEntry) -> TensorEntry {
+        match &entry.compressed {
             Some(coded) => TensorEntry {
                 bytes: coded.file_bytes(),
-                coded: None,
+                compressed: None,
                 ..entry.clone()
             },
             None => entry.clone(),
@@ -206,7 +206,7 @@ impl Checkpoint {
     /// Whether it is a container of coded weights.
     #[must_use]
     pub fn is_container(&self) -> bool {
-        self.inside.is_some()
+        self.container_files.is_some()
     }
 
     /// What the file calls the tensor of this name, for messages.
@@ -258,8 +258,8 @@ impl Checkpoint {
         let source = |spec: TensorSpec| {
             Ok(SourceTensor {
                 format: self.check(&spec.name, &spec.shape)?,
-                coded: self.coded(&spec.name),
-                copy: None,
+                compressed: self.compressed(&spec.name),
+                compressed_copy: None,
                 spec,
             })
         };
@@ -280,8 +280,8 @@ impl Checkpoint {
         out: &mut [u8],
     ) -> Result<(), CheckpointError> {
         debug_assert_eq!(part.end - part.start, out.len() as u64);
-        if let Some(coded) = &entry.coded {
-            return container::decode(coded, &self.files[entry.file], &part, out);
+        if let Some(coded) = &entry.compressed {
+            return container::decompress(coded, &self.files[entry.file], &part, out);
         }
         let (file, offset) = self.place(entry, &part);
         match entry.interleaved {
@@ -310,7 +310,7 @@ impl Checkpoint {
     ) -> Result<Option<usize>, CheckpointError> {
         let len = (part.end - part.start) as usize;
         let is_in_pieces = |halves: Interleaved| !halves.is_whole(&part);
-        if entry.is_coded() || entry.interleaved.is_some_and(is_in_pieces) {
+        if entry.is_compressed() || entry.interleaved.is_some_and(is_in_pieces) {
             let out: &mut [u8] = bytemuck::cast_slice_mut(target);
             self.read_part(entry, part, &mut out[..len])?;
             return Ok(Some(0));
@@ -336,11 +336,11 @@ impl Checkpoint {
         &self,
         entry: &TensorEntry,
         rows: &Range<usize>,
-        via: Via,
+        via: ReadMode,
         cancel: &AtomicBool,
         take: TakeRows<'_>,
     ) -> Result<bool, CheckpointError> {
-        let coded = entry.coded.as_ref().expect("a coded tensor");
+        let coded = entry.compressed.as_ref().expect("a coded tensor");
         container::each_chunk(coded, &self.files[entry.file], rows, via, cancel, take)
     }
 
@@ -359,8 +359,8 @@ impl Checkpoint {
     /// # Panics
     /// When `part` lies outside the tensor.
     pub fn will_need(&self, entry: &TensorEntry, part: Range<u64>) {
-        if let Some(coded) = &entry.coded {
-            let place = coded.place_of(&part);
+        if let Some(coded) = &entry.compressed {
+            let place = coded.range_of(&part);
             return self.files[entry.file].will_need(place.start, place.end - place.start);
         }
         let (file, offset) = self.place(entry, &part);
@@ -433,7 +433,7 @@ impl Checkpoint {
     }
 
     fn small_file(&self, name: &str, max: u64) -> Result<Option<Vec<u8>>, CheckpointError> {
-        match (&self.inside, &self.files[..]) {
+        match (&self.container_files, &self.files[..]) {
             (Some(inside), [file, ..]) => inside.small_file(file, name, max),
             _ => file::read_small(&self.source, name, max),
         }

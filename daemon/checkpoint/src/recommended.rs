@@ -2,7 +2,7 @@
 //! file. What a file says is somebody's word and no more: what makes no sense is passed over, and told.
 
 use serde_json::{Map, Value};
-use sluice_shared::sampling::{Drawing, Sampling};
+use sluice_shared::sampling::{Sampling, SamplingOptions};
 
 use super::Checkpoint;
 
@@ -28,9 +28,9 @@ const BLOCK_LENGTH: &str = "block_length";
 
 /// What a checkpoint says of it.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Recommended {
+pub struct RecommendedSettings {
     /// What it says, key by key.
-    pub drawing: Drawing,
+    pub drawing: SamplingOptions,
     /// Positions that a mask-filling model decodes together, at least one.
     pub block_length: Option<u32>,
     /// Where it says so.
@@ -39,16 +39,16 @@ pub struct Recommended {
     pub problems: Vec<String>,
 }
 
-impl Recommended {
+impl RecommendedSettings {
     /// The same as one piece of advice: where it says anything, what it leaves out has no effect, and the temperature is 1.
     #[must_use]
-    pub fn whole(&self) -> Drawing {
-        let rest = Drawing {
+    pub fn whole(&self) -> SamplingOptions {
+        let rest = SamplingOptions {
             temperature: Some(1.0),
-            ..Drawing::greedy()
+            ..SamplingOptions::greedy()
         };
-        match self.drawing == Drawing::default() {
-            true => Drawing::default(),
+        match self.drawing == SamplingOptions::default() {
+            true => SamplingOptions::default(),
             false => self.drawing.or(rest),
         }
     }
@@ -57,7 +57,7 @@ impl Recommended {
 impl Checkpoint {
     /// What it says of how its text is best generated.
     #[must_use]
-    pub fn recommended(&self) -> Recommended {
+    pub fn recommended(&self) -> RecommendedSettings {
         match &self.gguf {
             Some(gguf) => read(GGUF, |names| gguf.number(names.2), true),
             None => match self.generation_config() {
@@ -73,10 +73,10 @@ impl Checkpoint {
                     }
                     read
                 }
-                Ok(None) => Recommended::default(),
-                Err(error) => Recommended {
+                Ok(None) => RecommendedSettings::default(),
+                Err(error) => RecommendedSettings {
                     problems: vec![error.to_string()],
-                    ..Recommended::default()
+                    ..RecommendedSettings::default()
                 },
             },
         }
@@ -89,7 +89,7 @@ fn number(config: &Map<String, Value>, key: &str) -> Result<Option<f64>, String>
         None | Some(Value::Null) => Ok(None),
         Some(value) => match value.as_f64() {
             Some(number) => Ok(Some(number)),
-            None => Err("is no number".to_owned()),
+            None => Err("is not a number".to_owned()),
         },
     }
 }
@@ -110,15 +110,15 @@ fn whole(number: f64) -> Result<u32, String> {
 }
 
 fn passed_over(place: &str, key: &str, problem: &str) -> String {
-    format!("{place}: {key} {problem}; it is passed over")
+    format!("{place}: {key} {problem}; ignored")
 }
 
 fn read(
     place: &'static str,
     number: impl Fn((&str, &str, &str)) -> Result<Option<f64>, String>,
     draws: bool,
-) -> Recommended {
-    let mut said = Drawing::default();
+) -> RecommendedSettings {
+    let mut said = SamplingOptions::default();
     let mut problems = Vec::new();
     for names in NUMBERS {
         let key = if place == GGUF { names.2 } else { names.1 };
@@ -133,7 +133,7 @@ fn read(
     }
     if !draws {
         // As transformers does: the most probable token, with the penalty if there is one.
-        said = Drawing {
+        said = SamplingOptions {
             temperature: Some(0.0),
             sampling: Sampling {
                 repetition_penalty: said.sampling.repetition_penalty,
@@ -141,7 +141,7 @@ fn read(
             },
         };
     }
-    Recommended {
+    RecommendedSettings {
         drawing: said,
         block_length: None,
         place,
@@ -150,7 +150,7 @@ fn read(
 }
 
 /// Takes one number over, if it makes sense.
-fn take(said: &mut Drawing, name: &str, number: f64) -> Result<(), String> {
+fn take(said: &mut SamplingOptions, name: &str, number: f64) -> Result<(), String> {
     let mut next = *said;
     match name {
         "temperature" => next.temperature = Some(number),

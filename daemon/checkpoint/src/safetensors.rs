@@ -59,7 +59,7 @@ pub(super) fn read_header(
             offset: start + from as u64,
             bytes: (to - from) as u64,
             interleaved: None,
-            coded: None,
+            compressed: None,
         };
         (name, entry)
     });

@@ -5,9 +5,9 @@
 //! block a thread. A block's numbers depend on the seed and its place alone.
 
 mod config;
+mod elements;
 mod error;
 mod layout;
-mod numbers;
 
 use std::{
     fs::{self, File},
@@ -24,14 +24,14 @@ use sluice_weights::Shape;
 
 pub use self::{config::check, error::SynthError};
 use self::{
-    layout::{Job, Layout},
-    numbers::Numbers,
+    elements::RandomElements,
+    layout::{ElementBlock, ShardLayout},
 };
 use super::folder::{PartialFolder, free_target};
 
 /// How the numbers are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Element {
+pub enum SynthDType {
     /// The upper half of an `f32`.
     Bf16,
     /// IEEE half precision.
@@ -40,7 +40,7 @@ pub enum Element {
     F32,
 }
 
-impl Element {
+impl SynthDType {
     /// All of them, the usual one first.
     pub const ALL: [Self; 3] = [Self::Bf16, Self::F16, Self::F32];
 
@@ -66,11 +66,11 @@ impl Element {
 
 /// What to write.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Synthesis {
+pub struct SynthOptions {
     /// The model's shape.
     pub shape: Shape,
     /// How its numbers are stored.
-    pub element: Element,
+    pub dtype: SynthDType,
     /// The same seed gives the same numbers, but for their rounding, whatever the threads.
     pub seed: u64,
     /// Threads that make numbers; 0: one a core.
@@ -80,11 +80,11 @@ pub struct Synthesis {
 /// Is told the bytes written so far and those in all.
 pub type Progress<'a> = &'a mut (dyn FnMut(u64, u64) + Send);
 
-impl Synthesis {
+impl SynthOptions {
     /// Bytes of all weights.
     #[must_use]
     pub fn weight_bytes(&self) -> u64 {
-        self.shape.parameters() * self.element.bytes()
+        self.shape.parameters() * self.dtype.bytes()
     }
 
     /// Writes the checkpoint as a Hugging Face folder. It lies beside `target` under another
@@ -107,8 +107,8 @@ impl Synthesis {
             .build()
             .map_err(|error| SynthError::Threads(error.to_string()))?;
         let partial = PartialFolder::create(&target, "synth")?;
-        let layout = Layout::new(&self.shape, self.element);
-        let config = config::config(&self.shape, self.element);
+        let layout = ShardLayout::new(&self.shape, self.dtype);
+        let config = config::config(&self.shape, self.dtype);
         write_small(&partial.path("config.json"), &config)?;
         if let Some(index) = layout.index() {
             write_small(&partial.path(layout::INDEX), &index)?;
@@ -116,7 +116,7 @@ impl Synthesis {
         progress(0, layout.weight_bytes());
         let writer = Writer {
             layout: &layout,
-            numbers: Numbers::new(self.seed, self.element),
+            elements: RandomElements::new(self.seed, self.dtype),
             pool,
             cancel,
             progress: Mutex::new((0, progress)),
@@ -134,8 +134,8 @@ fn write_small(path: &Path, content: &serde_json::Value) -> Result<(), SynthErro
 
 /// What all threads share.
 struct Writer<'a> {
-    layout: &'a Layout,
-    numbers: Numbers,
+    layout: &'a ShardLayout,
+    elements: RandomElements,
     pool: rayon::ThreadPool,
     cancel: &'a AtomicBool,
     /// Bytes written so far, and who is told.
@@ -168,9 +168,9 @@ impl Writer<'_> {
     fn work(
         &self,
         file: &File,
-        jobs: &Mutex<Option<impl Iterator<Item = Job>>>,
+        jobs: &Mutex<Option<impl Iterator<Item = ElementBlock>>>,
     ) -> Result<(), Failure> {
-        let mut buffer = self.numbers.buffer(layout::BLOCK_NUMBERS);
+        let mut buffer = self.elements.buffer(layout::BLOCK_ELEMENTS);
         loop {
             let mut jobs = jobs.lock().unwrap_or_else(PoisonError::into_inner);
             let Some(job) = jobs.as_mut().and_then(Iterator::next) else {
@@ -180,7 +180,7 @@ impl Writer<'_> {
             if self.cancel.load(Ordering::Relaxed) {
                 return Err(Failure::Cancelled);
             }
-            let bytes = self.numbers.fill(&job, &mut buffer);
+            let bytes = self.elements.fill(&job, &mut buffer);
             file.write_all_at(bytes, job.offset).map_err(Failure::Io)?;
             let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
             let (done, report) = &mut *progress;

@@ -4,10 +4,10 @@ use rayon::prelude::*;
 use thiserror::Error;
 
 use crate::{
+    dictionary::{self, ESCAPE, ESCAPES_MAX},
+    dtype::DType,
     huffman::{self, Codes},
-    layout::{Layout, LayoutError, STRIP_TILES, Scheme, WHOLE},
-    number::Number,
-    palette::{self, ESCAPE, ESCAPES_MAX},
+    layout::{LayoutError, MatrixLayout, STRIP_TILES, Scheme, WHOLE},
     symbols::{split, symbols},
 };
 
@@ -22,14 +22,14 @@ pub enum Lossless {
     /// The shortest.
     Huffman,
     /// The fastest to decode.
-    Palette,
+    Dictionary,
 }
 
 /// A coded matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Encoded {
     /// Where its parts are.
-    pub layout: Layout,
+    pub layout: MatrixLayout,
     /// All of them.
     pub bytes: Vec<u8>,
 }
@@ -41,7 +41,7 @@ pub enum EncodeError {
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// Its shape has more numbers, or fewer.
-    #[error("{found} bytes or numbers, where the shape has {expected}")]
+    #[error("{found} bytes or elements were given; the shape requires {expected}")]
     Length {
         /// Bytes or numbers of its shape.
         expected: usize,
@@ -49,23 +49,23 @@ pub enum EncodeError {
         found: usize,
     },
     /// What is no number has no nearest multiple of a step.
-    #[error("number {0} is infinite or none")]
+    #[error("element {0} is infinite or NaN")]
     NotFinite(usize),
 }
 
 /// Codes a matrix of little-endian numbers, row by row, without loss.
 pub fn encode(
-    number: Number,
+    dtype: DType,
     rows: usize,
     width: usize,
     bytes: &[u8],
     scheme: Lossless,
     tile: usize,
 ) -> Result<Encoded, EncodeError> {
-    let shape = Shape::new(number, rows, width, tile)?;
-    if bytes.len() != shape.numbers * number.bytes() {
+    let shape = MatrixShape::new(dtype, rows, width, tile)?;
+    if bytes.len() != shape.elements * dtype.bytes() {
         return Err(EncodeError::Length {
-            expected: shape.numbers * number.bytes(),
+            expected: shape.elements * dtype.bytes(),
             found: bytes.len(),
         });
     }
@@ -76,46 +76,46 @@ pub fn encode(
             bytes: bytes.to_vec(),
         });
     }
-    let piece_bytes = shape.piece_numbers() * number.bytes();
+    let piece_bytes = shape.piece_elements() * dtype.bytes();
     let counts = bytes
         .par_chunks(piece_bytes)
         .map(|bytes| {
             let mut counts = [0; 256];
-            count(&symbols_of(number, bytes), &mut counts);
+            count(&symbols_of(dtype, bytes), &mut counts);
             counts
         })
         .reduce(|| [0; 256], add);
     let mut encoded = if scheme == Lossless::Huffman {
         let lengths = huffman::code_lengths(&counts);
         let codes = Codes::new(&lengths).expect("lengths of a complete code were just made");
-        let pieces: Vec<Piece> = bytes
+        let pieces: Vec<EncodedPiece> = bytes
             .par_chunks(piece_bytes)
-            .map(|bytes| shape.huffman(&codes, &symbols_of(number, bytes)))
+            .map(|bytes| shape.huffman(&codes, &symbols_of(dtype, bytes)))
             .collect();
         shape.assemble(Scheme::Huffman, &huffman::pack_lengths(&lengths), &pieces)?
     } else {
-        let palette = palette::palette(&counts);
-        let indices = palette::indices(&palette);
-        let pieces: Vec<Piece> = bytes
+        let palette = dictionary::dictionary(&counts);
+        let indices = dictionary::indices(&palette);
+        let pieces: Vec<EncodedPiece> = bytes
             .par_chunks(piece_bytes)
-            .map(|bytes| shape.palette(&indices, &symbols_of(number, bytes)))
+            .map(|bytes| shape.dictionary(&indices, &symbols_of(dtype, bytes)))
             .collect();
-        shape.assemble(Scheme::Palette, &palette, &pieces)?
+        shape.assemble(Scheme::Dictionary, &palette, &pieces)?
     };
     let raw = encoded.layout.raw();
     encoded.bytes[raw]
-        .par_chunks_mut(shape.piece_numbers() * number.raw_bytes())
+        .par_chunks_mut(shape.piece_elements() * dtype.raw_bytes())
         .zip(bytes.par_chunks(piece_bytes))
         .for_each(|(raw, bytes)| {
-            let mut symbols = vec![0; bytes.len() / number.bytes()];
-            split(number, bytes, &mut symbols, raw);
+            let mut symbols = vec![0; bytes.len() / dtype.bytes()];
+            split(dtype, bytes, &mut symbols, raw);
         });
     Ok(encoded)
 }
 
-fn symbols_of(number: Number, bytes: &[u8]) -> Vec<u8> {
-    let mut out = vec![0; bytes.len() / number.bytes()];
-    symbols(number, bytes, &mut out);
+fn symbols_of(dtype: DType, bytes: &[u8]) -> Vec<u8> {
+    let mut out = vec![0; bytes.len() / dtype.bytes()];
+    symbols(dtype, bytes, &mut out);
     out
 }
 
@@ -136,17 +136,17 @@ pub(crate) fn add(mut one: [u64; 256], other: [u64; 256]) -> [u64; 256] {
 
 /// A matrix that is being coded.
 #[derive(Clone, Copy)]
-pub(crate) struct Shape {
-    number: Number,
+pub(crate) struct MatrixShape {
+    dtype: DType,
     pub(crate) rows: usize,
     pub(crate) width: usize,
     pub(crate) tile: usize,
-    pub(crate) numbers: usize,
+    pub(crate) elements: usize,
 }
 
 /// Whole strips of it, coded.
 #[derive(Default)]
-pub(crate) struct Piece {
+pub(crate) struct EncodedPiece {
     codes: Vec<u8>,
     escapes: Vec<u8>,
     lengths: Vec<u8>,
@@ -154,9 +154,9 @@ pub(crate) struct Piece {
     strips: Vec<usize>,
 }
 
-impl Shape {
+impl MatrixShape {
     pub(crate) fn new(
-        number: Number,
+        dtype: DType,
         rows: usize,
         width: usize,
         tile: usize,
@@ -166,37 +166,36 @@ impl Shape {
             .filter(|numbers| *numbers <= isize::MAX as usize / 4)
             .ok_or(LayoutError::TooLarge { rows, width })?;
         let shape = Self {
-            number,
+            dtype,
             rows,
             width,
             tile,
-            numbers,
+            elements: numbers,
         };
-        shape.layout(Scheme::Plain, numbers * number.bytes(), 0)?;
+        shape.layout(Scheme::Plain, numbers * dtype.bytes(), 0)?;
         Ok(shape)
     }
 
-    fn layout(&self, scheme: Scheme, codes: usize, escapes: usize) -> Result<Layout, LayoutError> {
-        Layout::new(
-            scheme,
-            self.number,
-            self.rows,
-            self.width,
-            self.tile,
-            codes,
-            escapes,
+    fn layout(
+        &self,
+        scheme: Scheme,
+        codes: usize,
+        escapes: usize,
+    ) -> Result<MatrixLayout, LayoutError> {
+        MatrixLayout::new(
+            scheme, self.dtype, self.rows, self.width, self.tile, codes, escapes,
         )
     }
 
     /// Numbers that are coded together.
-    pub(crate) fn piece_numbers(&self) -> usize {
+    pub(crate) fn piece_elements(&self) -> usize {
         self.tile * STRIP_TILES * PIECE_STRIPS
     }
 
     /// Symbols by their codes, or as they are where that is no longer.
-    pub(crate) fn huffman(&self, codes: &Codes, symbols: &[u8]) -> Piece {
+    pub(crate) fn huffman(&self, codes: &Codes, symbols: &[u8]) -> EncodedPiece {
         let unit = (self.tile / 256).max(1);
-        let mut piece = Piece::default();
+        let mut piece = EncodedPiece::default();
         for strip in symbols.chunks(self.tile * STRIP_TILES) {
             let start = piece.codes.len();
             for tile in strip.chunks(self.tile) {
@@ -218,8 +217,8 @@ impl Shape {
     }
 
     /// Symbols by their indices, with those beside that have none.
-    fn palette(&self, indices: &[u8; 256], symbols: &[u8]) -> Piece {
-        let mut piece = Piece::default();
+    fn dictionary(&self, indices: &[u8; 256], symbols: &[u8]) -> EncodedPiece {
+        let mut piece = EncodedPiece::default();
         for strip in symbols.chunks(self.tile * STRIP_TILES) {
             let start = piece.escapes.len();
             for tile in strip.chunks(self.tile) {
@@ -249,7 +248,7 @@ impl Shape {
         &self,
         scheme: Scheme,
         table: &[u8],
-        pieces: &[Piece],
+        pieces: &[EncodedPiece],
     ) -> Result<Encoded, LayoutError> {
         let codes = pieces.iter().map(|piece| piece.codes.len()).sum();
         let escapes = pieces.iter().map(|piece| piece.escapes.len()).sum();

@@ -3,8 +3,8 @@
 use std::{env, ops::Range};
 
 use crate::{
-    Coded, Encoded, Layout, LayoutError, Lossless, Number, Scheme, Target, encode, path::Path,
-    quantize,
+    CompressedMatrix, DType, Encoded, LayoutError, Lossless, MatrixLayout, Scheme, TrellisTarget,
+    encode, quantize, simd::SimdPath,
 };
 
 /// Bytes of a made-up matrix at most.
@@ -31,8 +31,8 @@ impl Random {
 }
 
 /// Numbers that are mostly alike, with some noise that makes escapes and whole tiles.
-fn weights(random: &mut Random, numbers: usize) -> Vec<f32> {
-    (0..numbers)
+fn weights(random: &mut Random, elements: usize) -> Vec<f32> {
+    (0..elements)
         .map(|at| {
             let noise = random.next();
             let near = (noise >> 40) as f32 / (1 << 24) as f32 - 0.5;
@@ -45,25 +45,25 @@ fn weights(random: &mut Random, numbers: usize) -> Vec<f32> {
         .collect()
 }
 
-fn coded(random: &mut Random, scheme: Scheme) -> Encoded {
+fn compressed(random: &mut Random, scheme: Scheme) -> Encoded {
     let (rows, width) = random.one_of(&[(1, 1), (3, 100), (2, 511), (7, 129), (1, 2000), (40, 33)]);
     let tile = random.one_of(&[128, 256, 512]);
-    let number = random.one_of(&Number::ALL);
+    let number = random.one_of(&DType::ALL);
     let values = weights(random, rows * width);
     let bytes: Vec<u8> = values
         .iter()
         .flat_map(|value| match number {
-            Number::Bf16 => value.to_le_bytes()[2..].to_vec(),
-            Number::F16 => half::f16::from_f32(*value).to_le_bytes().to_vec(),
-            Number::F32 => value.to_le_bytes().to_vec(),
+            DType::Bf16 => value.to_le_bytes()[2..].to_vec(),
+            DType::F16 => half::f16::from_f32(*value).to_le_bytes().to_vec(),
+            DType::F32 => value.to_le_bytes().to_vec(),
         })
         .collect();
     let lossless = match scheme {
         Scheme::Plain => Lossless::Plain,
         Scheme::Huffman => Lossless::Huffman,
-        Scheme::Palette => Lossless::Palette,
-        Scheme::Rate => {
-            let target = Target::Bits(4.);
+        Scheme::Dictionary => Lossless::Dictionary,
+        Scheme::Trellis => {
+            let target = TrellisTarget::Bits(4.);
             return quantize(number, rows, width, &values, target, tile)
                 .unwrap()
                 .encoded;
@@ -73,27 +73,27 @@ fn coded(random: &mut Random, scheme: Scheme) -> Encoded {
 }
 
 /// All that can be asked of a matrix, and how much of it there was.
-fn decode_all(layout: &Layout, bytes: &[u8], some: Range<usize>) -> usize {
-    let Ok(mut coded) = Coded::new(layout.clone(), bytes) else {
+fn decompress_all(layout: &MatrixLayout, bytes: &[u8], some: Range<usize>) -> usize {
+    let Ok(mut coded) = CompressedMatrix::new(layout.clone(), bytes) else {
         return 0;
     };
     let mut good = usize::from(coded.check().is_ok());
-    let is_in_place = coded.check_places().is_ok();
+    let is_in_place = coded.check_tile_bounds().is_ok();
     // Whoever multiplies from it relies on that.
     assert!(is_in_place || good == 0);
     let rows = layout.rows();
     for rows in [0..rows, some] {
         let numbers = rows.len() * layout.width();
-        let results = Path::all().into_iter().map(|path| {
+        let results = SimdPath::all().into_iter().map(|path| {
             coded.set_path(path);
-            let mut original = vec![0xaa; numbers * layout.number().bytes()];
+            let mut original = vec![0xaa; numbers * layout.dtype().bytes()];
             let mut wide = vec![-1.; numbers];
-            let decoded = coded.decode_rows(rows.clone(), &mut original);
-            let widened = coded.widen_rows(rows.clone(), &mut wide);
+            let decoded = coded.decompress_rows(rows.clone(), &mut original);
+            let widened = coded.decompress_rows_f32(rows.clone(), &mut wide);
             let wide: Vec<u32> = wide.into_iter().map(f32::to_bits).collect();
             let widened = widened.map(|()| wide);
             let mut pieces = vec![0; numbers];
-            let whole = coded.widen_pieces(rows.clone(), |row, column, values| {
+            let whole = coded.decompress_pieces_f32(rows.clone(), |row, column, values| {
                 let start = (row - rows.start) * layout.width() + column;
                 let pieces = &mut pieces[start..start + values.len()];
                 for (piece, value) in pieces.iter_mut().zip(values) {
@@ -140,18 +140,18 @@ fn damaged(random: &mut Random, from: &Encoded) -> Result<Encoded, LayoutError> 
             fields.swap(0, 1);
         }
         let (scheme, number) = match random.below(2) {
-            0 => (layout.scheme(), layout.number()),
-            _ => (random.one_of(&Scheme::ALL), random.one_of(&Number::ALL)),
+            0 => (layout.scheme(), layout.dtype()),
+            _ => (random.one_of(&Scheme::ALL), random.one_of(&DType::ALL)),
         };
         let [rows, width, tile, mut codes, mut escapes] = fields;
         let numbers = rows.saturating_mul(width);
         // What follows from the shape would be refused, unless it follows.
         match scheme {
             Scheme::Plain => (codes, escapes) = (numbers.saturating_mul(number.bytes()), 0),
-            Scheme::Palette => codes = numbers.div_ceil(2),
+            Scheme::Dictionary => codes = numbers.div_ceil(2),
             _ => escapes = 0,
         }
-        layout = Layout::new(scheme, number, rows, width, tile, codes, escapes)?;
+        layout = MatrixLayout::new(scheme, number, rows, width, tile, codes, escapes)?;
         if layout.bytes() <= BYTES_MAX {
             let fill = random.one_of(&[0, 0, 0x11, 0xff]);
             bytes.resize(layout.bytes(), fill);
@@ -187,11 +187,11 @@ fn damaged(random: &mut Random, from: &Encoded) -> Result<Encoded, LayoutError> 
 
 fn damage(scheme: Scheme, count: u64) {
     let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ u64::from(scheme.id()));
-    let mut from = coded(&mut random, scheme);
+    let mut from = compressed(&mut random, scheme);
     let (mut refused, mut good) = (0, 0);
     for i in 0..count {
         if i % 50 == 0 {
-            from = coded(&mut random, scheme);
+            from = compressed(&mut random, scheme);
         }
         let Ok(Encoded { layout, bytes }) = damaged(&mut random, &from) else {
             refused += 1;
@@ -201,7 +201,7 @@ fn damage(scheme: Scheme, count: u64) {
         let rows = layout.rows();
         let start = random.below(rows + 1);
         let end = start + random.below(rows - start + 1);
-        let found = decode_all(&layout, &bytes, start..end);
+        let found = decompress_all(&layout, &bytes, start..end);
         if found > 0 { good += 1 } else { refused += 1 }
     }
     println!("{scheme:?}: {count} inputs, {refused} refused, {good} decoded in part at least");
@@ -234,20 +234,20 @@ fn no_truncation_is_taken_and_no_flipped_byte_does_harm() {
     let mut random = Random(3);
     for scheme in Scheme::ALL {
         let Encoded { layout, mut bytes } = loop {
-            let encoded = coded(&mut random, scheme);
-            if (100..2000).contains(&encoded.layout.numbers()) {
+            let encoded = compressed(&mut random, scheme);
+            if (100..2000).contains(&encoded.layout.elements()) {
                 break encoded;
             }
         };
         let rows = layout.rows();
-        assert_eq!(decode_all(&layout, &bytes, 0..rows), 3);
+        assert_eq!(decompress_all(&layout, &bytes, 0..rows), 3);
         for length in 0..bytes.len() {
-            assert!(Coded::new(layout.clone(), &bytes[..length]).is_err());
+            assert!(CompressedMatrix::new(layout.clone(), &bytes[..length]).is_err());
         }
         for at in 0..bytes.len() {
             for flip in [1, 0x80, 0xff] {
                 bytes[at] ^= flip;
-                decode_all(&layout, &bytes, rows / 2..rows);
+                decompress_all(&layout, &bytes, rows / 2..rows);
                 bytes[at] ^= flip;
             }
         }
@@ -258,35 +258,36 @@ fn no_truncation_is_taken_and_no_flipped_byte_does_harm() {
 fn a_flipped_bit_of_what_is_coded_is_noticed_or_meant() {
     // Wherever a bit of codes or lengths is flipped, either `check` says so or the numbers are other ones.
     let mut random = Random(5);
-    for scheme in [Scheme::Huffman, Scheme::Palette] {
+    for scheme in [Scheme::Huffman, Scheme::Dictionary] {
         let values = weights(&mut random, 1200);
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         let lossless = if scheme == Scheme::Huffman {
             Lossless::Huffman
         } else {
-            Lossless::Palette
+            Lossless::Dictionary
         };
-        let mut from = encode(Number::F32, 3, 400, &bytes, lossless, 256).unwrap();
+        let mut from = encode(DType::F32, 3, 400, &bytes, lossless, 256).unwrap();
         let whole: Vec<Range<usize>> = {
             let lengths = &from.bytes[from.layout.lengths()];
             let tiles = (0..lengths.len()).filter(|tile| lengths[*tile] == 255);
             let codes = from.layout.codes().start;
-            let place = |tile| from.layout.tile_numbers(tile);
+            let place = |tile| from.layout.tile_elements(tile);
             // Indices of a tile that isn't indexed mean nothing.
             tiles
-                .filter(|_| scheme == Scheme::Palette)
+                .filter(|_| scheme == Scheme::Dictionary)
                 .map(|tile| codes + place(tile).start / 2..codes + place(tile).end / 2)
                 .collect()
         };
         for part in [from.layout.lengths(), from.layout.codes()] {
             for at in part.filter(|at| !whole.iter().any(|tile| tile.contains(at))) {
                 from.bytes[at] ^= 4;
-                let noticed = Coded::new(from.layout.clone(), &from.bytes).map_or(true, |coded| {
-                    let mut out = vec![0; bytes.len()];
-                    coded.check().is_err()
-                        || coded.decode_rows(0..3, &mut out).is_err()
-                        || out != bytes
-                });
+                let noticed =
+                    CompressedMatrix::new(from.layout.clone(), &from.bytes).map_or(true, |coded| {
+                        let mut out = vec![0; bytes.len()];
+                        coded.check().is_err()
+                            || coded.decompress_rows(0..3, &mut out).is_err()
+                            || out != bytes
+                    });
                 assert!(noticed, "{scheme:?}: byte {at}");
                 from.bytes[at] ^= 4;
             }
@@ -300,11 +301,11 @@ fn a_header_alone_takes_no_memory() {
         let numbers: usize = 1 << 50;
         let (codes, escapes) = match scheme {
             Scheme::Plain => (numbers * 2, 0),
-            Scheme::Palette => (numbers / 2, u32::MAX as usize),
+            Scheme::Dictionary => (numbers / 2, u32::MAX as usize),
             _ => (u32::MAX as usize, 0),
         };
         let layout =
-            Layout::new(scheme, Number::Bf16, 1 << 25, 1 << 25, 128, codes, escapes).unwrap();
-        assert!(Coded::new(layout, &[0; 4096]).is_err());
+            MatrixLayout::new(scheme, DType::Bf16, 1 << 25, 1 << 25, 128, codes, escapes).unwrap();
+        assert!(CompressedMatrix::new(layout, &[0; 4096]).is_err());
     }
 }

@@ -6,7 +6,7 @@
 //! symbols, 3.6 on average with the exponents of a language model. Several tiles are decoded in turn, since one alone would
 //! leave the processor waiting for its table (Giesen, "Reading bits in far too many ways", has the arithmetic).
 
-use crate::{layout::CODE_LENGTHS_BYTES, path::Path};
+use crate::{layout::CODE_LENGTHS_BYTES, simd::SimdPath};
 
 /// Bits of the longest code.
 pub(crate) const BITS_MAX: usize = 11;
@@ -214,7 +214,7 @@ impl Table {
     /// `codes` end with their padding; after it come zeros for ever, so that any start has as many codes as one likes.
     pub(crate) fn decode(
         &self,
-        path: Path,
+        path: SimdPath,
         codes: &[u8],
         starts: [usize; STREAMS],
         count: usize,
@@ -242,11 +242,13 @@ impl Table {
                 .expect("it isn't near the end"),
         });
         match (path, &self.entries) {
-            (Path::Portable, Entries::Few(entries)) => decode_any(entries, from, count, stages),
-            (Path::Portable, Entries::Many(entries)) => decode_any(entries, from, count, stages),
+            (SimdPath::Portable, Entries::Few(entries)) => decode_any(entries, from, count, stages),
+            (SimdPath::Portable, Entries::Many(entries)) => {
+                decode_any(entries, from, count, stages);
+            }
             #[cfg(target_arch = "x86_64")]
             // SAFETY: there is no such path on a processor without these features.
-            (Path::Avx2(_), entries) => unsafe {
+            (SimdPath::Avx2(_), entries) => unsafe {
                 match entries {
                     Entries::Few(entries) => decode_bmi2(entries, from, count, stages),
                     Entries::Many(entries) => decode_bmi2(entries, from, count, stages),
@@ -378,7 +380,7 @@ mod tests {
         let bits = table.decode_slowly(&bytes, 3, &mut slow);
         assert_eq!(slow, symbols);
         assert_eq!(bits.div_ceil(8), codes.bytes(symbols));
-        for path in Path::all() {
+        for path in SimdPath::all() {
             let mut stages = [[0; STAGE_BYTES]; STREAMS];
             table.decode(path, &bytes, [3; STREAMS], symbols.len(), &mut stages);
             for stage in &stages {
@@ -464,7 +466,7 @@ mod tests {
             let counts = counts.try_into().unwrap();
             let table = table(&shortest(&counts, bits_max)).unwrap();
             let bytes = padded(bytes);
-            for path in Path::all() {
+            for path in SimdPath::all() {
                 let mut stages = [[0; STAGE_BYTES]; STREAMS];
                 table.decode(path, &bytes, starts, count, &mut stages);
                 for (stage, start) in stages.iter().zip(starts) {

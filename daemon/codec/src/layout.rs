@@ -20,7 +20,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::number::Number;
+use crate::dtype::DType;
 
 /// Parts begin at multiples of this.
 pub const ALIGN_BYTES: usize = 64;
@@ -36,13 +36,13 @@ pub const TILES: [usize; 3] = [128, 256, 512];
 /// Bytes of the lengths of Huffman codes.
 pub(crate) const CODE_LENGTHS_BYTES: usize = 128;
 /// Bytes of a palette.
-pub(crate) const PALETTE_BYTES: usize = 16;
+pub(crate) const DICTIONARY_BYTES: usize = 16;
 /// Bytes of the code lengths of [`Scheme::Rate`], which has half as many symbols.
-pub(crate) const RATE_LENGTHS_BYTES: usize = CODE_LENGTHS_BYTES / 2;
+pub(crate) const TRELLIS_LENGTHS_BYTES: usize = CODE_LENGTHS_BYTES / 2;
 /// Means in the table of [`Scheme::Rate`], a byte each.
-pub(crate) const RATE_MEANS: usize = 64;
+pub(crate) const TRELLIS_MEANS: usize = 64;
 /// Bytes of the table of [`Scheme::Rate`].
-const RATE_TABLE_BYTES: usize = RATE_LENGTHS_BYTES + RATE_MEANS + size_of::<f32>();
+const TRELLIS_TABLE_BYTES: usize = TRELLIS_LENGTHS_BYTES + TRELLIS_MEANS + size_of::<f32>();
 
 /// How a matrix is coded. The ids are in files, and stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -54,14 +54,16 @@ pub enum Scheme {
     /// Without loss: symbols by Huffman codes of at most eleven bits.
     Huffman = 1,
     /// Without loss, at a fixed rate: symbols by four bits each, rare ones beside.
-    Palette = 2,
+    #[serde(rename = "palette")]
+    Dictionary = 2,
     /// To a chosen rate: levels of a step, by Huffman codes.
-    Rate = 3,
+    #[serde(rename = "rate")]
+    Trellis = 3,
 }
 
 impl Scheme {
     /// Every scheme.
-    pub const ALL: [Self; 4] = [Self::Plain, Self::Huffman, Self::Palette, Self::Rate];
+    pub const ALL: [Self; 4] = [Self::Plain, Self::Huffman, Self::Dictionary, Self::Trellis];
 
     /// The scheme that has this id in files.
     #[must_use]
@@ -80,10 +82,10 @@ impl Scheme {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LayoutError {
     /// Tiles have one of a few sizes.
-    #[error("tiles of {0} numbers, not 128, 256 or 512")]
+    #[error("a tile of {0} elements is not supported; use 128, 256 or 512")]
     Tile(usize),
     /// Too much for memory, or for offsets of 32 bits.
-    #[error("{rows} x {width} numbers are too many to code as one matrix")]
+    #[error("a matrix of {rows} x {width} elements is too large to compress")]
     TooLarge {
         /// Its rows.
         rows: usize,
@@ -91,7 +93,7 @@ pub enum LayoutError {
         width: usize,
     },
     /// A length that the scheme and the shape leave no choice about is another one, or above what it can be.
-    #[error("{part} of {found} bytes, where there can be {expected}")]
+    #[error("{part} has {found} bytes; at most {expected} are possible")]
     Part {
         /// Which part.
         part: &'static str,
@@ -104,25 +106,25 @@ pub enum LayoutError {
 
 /// A matrix's shape and coding, and from them the places of its parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct MatrixLayout {
     scheme: Scheme,
-    number: Number,
+    dtype: DType,
     rows: usize,
     width: usize,
     tile: usize,
     codes_len: usize,
     escapes_len: usize,
-    numbers: usize,
+    elements: usize,
     tiles: usize,
     parts: [Range<usize>; 7],
 }
 
-impl Layout {
+impl MatrixLayout {
     /// From what a header says of a matrix. `codes_len` and `escapes_len` are without padding; those that follow from the
     /// shape (codes of a palette or of plain numbers, escapes of anything but a palette) are checked.
     pub fn new(
         scheme: Scheme,
-        number: Number,
+        dtype: DType,
         rows: usize,
         width: usize,
         tile: usize,
@@ -138,7 +140,7 @@ impl Layout {
             .filter(|numbers| *numbers <= isize::MAX as usize / 4)
             .ok_or(too_large.clone())?;
         let tiles = numbers.div_ceil(tile);
-        let coded = matches!(scheme, Scheme::Huffman | Scheme::Rate);
+        let coded = matches!(scheme, Scheme::Huffman | Scheme::Trellis);
         let exact = |part, expected, found| {
             if expected == found {
                 Ok(())
@@ -163,27 +165,27 @@ impl Layout {
             }
         };
         match scheme {
-            Scheme::Plain => exact("codes", numbers * number.bytes(), codes_len)?,
-            Scheme::Palette => exact("codes", numbers.div_ceil(2), codes_len)?,
+            Scheme::Plain => exact("codes", numbers * dtype.bytes(), codes_len)?,
+            Scheme::Dictionary => exact("codes", numbers.div_ceil(2), codes_len)?,
             // A tile that its codes wouldn't shorten is kept as it is.
-            Scheme::Huffman | Scheme::Rate => within("codes", codes_len)?,
+            Scheme::Huffman | Scheme::Trellis => within("codes", codes_len)?,
         }
         match scheme {
-            Scheme::Palette => within("escapes", escapes_len)?,
+            Scheme::Dictionary => within("escapes", escapes_len)?,
             _ => exact("escapes", 0, escapes_len)?,
         }
 
         let tiled = scheme != Scheme::Plain;
-        let lossless = matches!(scheme, Scheme::Huffman | Scheme::Palette);
+        let lossless = matches!(scheme, Scheme::Huffman | Scheme::Dictionary);
         let lengths = [
             match scheme {
                 Scheme::Plain => 0,
                 Scheme::Huffman => CODE_LENGTHS_BYTES,
-                Scheme::Palette => PALETTE_BYTES,
-                Scheme::Rate => RATE_TABLE_BYTES,
+                Scheme::Dictionary => DICTIONARY_BYTES,
+                Scheme::Trellis => TRELLIS_TABLE_BYTES,
             },
             // Rows without numbers are as many as a header likes.
-            if scheme == Scheme::Rate { rows } else { 0 },
+            if scheme == Scheme::Trellis { rows } else { 0 },
             if tiled {
                 (tiles.div_ceil(STRIP_TILES) + 1) * 4
             } else {
@@ -192,11 +194,11 @@ impl Layout {
             if tiled { tiles } else { 0 },
             codes_len + if coded { PAD_BYTES } else { 0 },
             match scheme {
-                Scheme::Palette => escapes_len + PAD_BYTES,
+                Scheme::Dictionary => escapes_len + PAD_BYTES,
                 _ => 0,
             },
             if lossless {
-                numbers * number.raw_bytes()
+                numbers * dtype.raw_bytes()
             } else {
                 0
             },
@@ -219,13 +221,13 @@ impl Layout {
         }
         Ok(Self {
             scheme,
-            number,
+            dtype,
             rows,
             width,
             tile,
             codes_len,
             escapes_len,
-            numbers,
+            elements: numbers,
             tiles,
             parts,
         })
@@ -239,8 +241,8 @@ impl Layout {
 
     /// What its numbers are when they aren't coded; of rate-coded ones, what they were.
     #[must_use]
-    pub fn number(&self) -> Number {
-        self.number
+    pub fn dtype(&self) -> DType {
+        self.dtype
     }
 
     /// Rows.
@@ -275,8 +277,8 @@ impl Layout {
 
     /// Numbers in all.
     #[must_use]
-    pub fn numbers(&self) -> usize {
-        self.numbers
+    pub fn elements(&self) -> usize {
+        self.elements
     }
 
     /// Tiles in all; plain numbers are counted in tiles too.
@@ -287,8 +289,8 @@ impl Layout {
 
     /// Numbers of one tile, as places in the matrix; none beyond the last one.
     #[must_use]
-    pub fn tile_numbers(&self, tile: usize) -> Range<usize> {
-        let place = |tile: usize| tile.saturating_mul(self.tile).min(self.numbers);
+    pub fn tile_elements(&self, tile: usize) -> Range<usize> {
+        let place = |tile: usize| tile.saturating_mul(self.tile).min(self.elements);
         place(tile)..place(tile.saturating_add(1))
     }
 
@@ -301,7 +303,7 @@ impl Layout {
     /// Bytes that a tile of plain numbers would take as they were.
     #[must_use]
     pub fn plain_bytes(&self) -> usize {
-        self.numbers * self.number.bytes()
+        self.elements * self.dtype.bytes()
     }
 
     /// Bytes of all parts.
@@ -359,9 +361,10 @@ mod tests {
 
     #[test]
     fn parts_follow_each_other() {
-        let layout = Layout::new(Scheme::Huffman, Number::Bf16, 3, 1000, 256, 1001, 0).unwrap();
+        let layout =
+            MatrixLayout::new(Scheme::Huffman, DType::Bf16, 3, 1000, 256, 1001, 0).unwrap();
 
-        assert_eq!((layout.numbers(), layout.tiles()), (3000, 12));
+        assert_eq!((layout.elements(), layout.tiles()), (3000, 12));
         assert_eq!(layout.table(), 0..128);
         assert_eq!(layout.steps(), 128..128);
         assert_eq!(layout.offsets(), 128..136);
@@ -369,8 +372,8 @@ mod tests {
         assert_eq!(layout.codes(), 256..256 + 1001 + 16);
         assert_eq!(layout.raw(), 1280..4280);
         assert_eq!(layout.bytes(), 4280);
-        assert_eq!(layout.tile_numbers(11), 2816..3000);
-        assert_eq!(layout.tile_numbers(usize::MAX), 3000..3000);
+        assert_eq!(layout.tile_elements(11), 2816..3000);
+        assert_eq!(layout.tile_elements(usize::MAX), 3000..3000);
     }
 
     #[test]
@@ -384,7 +387,7 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused() {
         let layout = |scheme, rows, width, tile, codes, escapes| {
-            Layout::new(scheme, Number::F32, rows, width, tile, codes, escapes)
+            MatrixLayout::new(scheme, DType::F32, rows, width, tile, codes, escapes)
         };
         for scheme in Scheme::ALL {
             assert_eq!(layout(scheme, 1, 1, 100, 0, 0), Err(LayoutError::Tile(100)));
@@ -400,12 +403,12 @@ mod tests {
                 );
             }
         }
-        assert!(layout(Scheme::Rate, usize::MAX, 0, 128, 0, 0).is_err());
-        assert!(layout(Scheme::Rate, isize::MAX as usize, 0, 128, 0, 0).is_err());
+        assert!(layout(Scheme::Trellis, usize::MAX, 0, 128, 0, 0).is_err());
+        assert!(layout(Scheme::Trellis, isize::MAX as usize, 0, 128, 0, 0).is_err());
         assert!(layout(Scheme::Huffman, 2, 8, 128, 17, 0).is_err());
         assert!(layout(Scheme::Huffman, 2, 8, 128, 16, 1).is_err());
-        assert!(layout(Scheme::Palette, 2, 8, 128, 9, 0).is_err());
-        assert!(layout(Scheme::Palette, 2, 8, 128, 8, 17).is_err());
+        assert!(layout(Scheme::Dictionary, 2, 8, 128, 9, 0).is_err());
+        assert!(layout(Scheme::Dictionary, 2, 8, 128, 8, 17).is_err());
         assert!(layout(Scheme::Plain, 2, 8, 128, 63, 0).is_err());
         assert!(layout(Scheme::Huffman, 1 << 30, 8, 128, u32::MAX as usize + 1, 0).is_err());
     }

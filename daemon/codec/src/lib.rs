@@ -4,22 +4,22 @@
 //! anybody's: they may be refused, or mean other numbers; nothing panics, reads elsewhere, or takes memory that the bytes
 //! themselves don't account for.
 
-pub mod coded;
 pub mod container;
+pub mod decompress;
+pub mod dtype;
 pub mod encode;
 pub mod layout;
-pub mod number;
-pub mod rate;
+pub mod trellis;
 
+mod dictionary;
 #[cfg(test)]
 mod hostile;
 mod huffman;
-mod palette;
-mod path;
+mod simd;
 mod symbols;
 
-pub use coded::{Coded, DecodeError};
+pub use decompress::{CompressedMatrix, DecompressError};
+pub use dtype::DType;
 pub use encode::{EncodeError, Encoded, Lossless, encode};
-pub use layout::{Layout, LayoutError, Scheme};
-pub use number::Number;
-pub use rate::{Quantized, Quantizer, Target, quantize};
+pub use layout::{LayoutError, MatrixLayout, Scheme};
+pub use trellis::{QuantizedMatrix, Quantizer, TrellisTarget, quantize};

@@ -1,14 +1,14 @@
 //! Numbers from symbols and what is kept beside them, and back.
 
-use crate::{number::Number, path::Path};
+use crate::{dtype::DType, simd::SimdPath};
 
 /// Takes numbers apart: a symbol each, and [`Number::raw_bytes`] each.
-pub(crate) fn split(number: Number, bytes: &[u8], symbols: &mut [u8], raw: &mut [u8]) {
+pub(crate) fn split(dtype: DType, bytes: &[u8], symbols: &mut [u8], raw: &mut [u8]) {
     let count = symbols.len();
-    assert_eq!(bytes.len(), count * number.bytes());
-    assert_eq!(raw.len(), count * number.raw_bytes());
-    match number {
-        Number::Bf16 => {
+    assert_eq!(bytes.len(), count * dtype.bytes());
+    assert_eq!(raw.len(), count * dtype.raw_bytes());
+    match dtype {
+        DType::Bf16 => {
             let (numbers, _) = bytes.as_chunks::<2>();
             for ((symbol, raw), number) in symbols.iter_mut().zip(raw).zip(numbers) {
                 let bits = u16::from_le_bytes(*number);
@@ -16,13 +16,13 @@ pub(crate) fn split(number: Number, bytes: &[u8], symbols: &mut [u8], raw: &mut 
                 *raw = ((bits >> 8) & 0x80 | bits & 0x7f) as u8;
             }
         }
-        Number::F16 => {
+        DType::F16 => {
             let (numbers, _) = bytes.as_chunks::<2>();
             for ((symbol, raw), number) in symbols.iter_mut().zip(raw).zip(numbers) {
                 [*raw, *symbol] = *number;
             }
         }
-        Number::F32 => {
+        DType::F32 => {
             let (numbers, _) = bytes.as_chunks::<4>();
             let (raws, _) = raw.as_chunks_mut::<3>();
             for ((symbol, raw), number) in symbols.iter_mut().zip(raws).zip(numbers) {
@@ -36,22 +36,22 @@ pub(crate) fn split(number: Number, bytes: &[u8], symbols: &mut [u8], raw: &mut 
 }
 
 /// The symbols alone.
-pub(crate) fn symbols(number: Number, bytes: &[u8], symbols: &mut [u8]) {
-    assert_eq!(bytes.len(), symbols.len() * number.bytes());
-    match number {
-        Number::Bf16 => {
+pub(crate) fn symbols(dtype: DType, bytes: &[u8], symbols: &mut [u8]) {
+    assert_eq!(bytes.len(), symbols.len() * dtype.bytes());
+    match dtype {
+        DType::Bf16 => {
             let (numbers, _) = bytes.as_chunks::<2>();
             for (symbol, number) in symbols.iter_mut().zip(numbers) {
                 *symbol = (u16::from_le_bytes(*number) >> 7) as u8;
             }
         }
-        Number::F16 => {
+        DType::F16 => {
             let (numbers, _) = bytes.as_chunks::<2>();
             for (symbol, number) in symbols.iter_mut().zip(numbers) {
                 *symbol = number[1];
             }
         }
-        Number::F32 => {
+        DType::F32 => {
             let (numbers, _) = bytes.as_chunks::<4>();
             for (symbol, number) in symbols.iter_mut().zip(numbers) {
                 *symbol = (u32::from_le_bytes(*number) >> 23) as u8;
@@ -61,56 +61,56 @@ pub(crate) fn symbols(number: Number, bytes: &[u8], symbols: &mut [u8]) {
 }
 
 /// Numbers as the bytes they were.
-pub(crate) fn merge(path: Path, number: Number, symbols: &[u8], raw: &[u8], out: &mut [u8]) {
-    assert_eq!(raw.len(), symbols.len() * number.raw_bytes());
-    assert_eq!(out.len(), symbols.len() * number.bytes());
+pub(crate) fn merge(path: SimdPath, dtype: DType, symbols: &[u8], raw: &[u8], out: &mut [u8]) {
+    assert_eq!(raw.len(), symbols.len() * dtype.raw_bytes());
+    assert_eq!(out.len(), symbols.len() * dtype.bytes());
     let done = match path {
-        Path::Portable => 0,
+        SimdPath::Portable => 0,
         #[cfg(target_arch = "x86_64")]
         // SAFETY: there is no such path on a processor without these features.
-        Path::Avx2(_) => unsafe { avx2::merge(number, symbols, raw, out) },
+        SimdPath::Avx2(_) => unsafe { avx2::merge(dtype, symbols, raw, out) },
     };
     merge_portable(
-        number,
+        dtype,
         &symbols[done..],
-        &raw[done * number.raw_bytes()..],
-        &mut out[done * number.bytes()..],
+        &raw[done * dtype.raw_bytes()..],
+        &mut out[done * dtype.bytes()..],
     );
 }
 
 /// Numbers widened to `f32`.
-pub(crate) fn widen(path: Path, number: Number, symbols: &[u8], raw: &[u8], out: &mut [f32]) {
-    assert_eq!(raw.len(), symbols.len() * number.raw_bytes());
+pub(crate) fn upcast(path: SimdPath, dtype: DType, symbols: &[u8], raw: &[u8], out: &mut [f32]) {
+    assert_eq!(raw.len(), symbols.len() * dtype.raw_bytes());
     assert_eq!(out.len(), symbols.len());
     let done = match path {
-        Path::Portable => 0,
+        SimdPath::Portable => 0,
         #[cfg(target_arch = "x86_64")]
         // SAFETY: there is no such path on a processor without these features.
-        Path::Avx2(_) => unsafe { avx2::widen(number, symbols, raw, out) },
+        SimdPath::Avx2(_) => unsafe { avx2::upcast(dtype, symbols, raw, out) },
     };
-    widen_portable(
-        number,
+    upcast_portable(
+        dtype,
         &symbols[done..],
-        &raw[done * number.raw_bytes()..],
+        &raw[done * dtype.raw_bytes()..],
         &mut out[done..],
     );
 }
 
 /// Plain numbers widened to `f32`.
-pub(crate) fn widen_plain(number: Number, bytes: &[u8], out: &mut [f32]) {
-    assert_eq!(bytes.len(), out.len() * number.bytes());
-    match number {
-        Number::Bf16 => {
+pub(crate) fn upcast_plain(dtype: DType, bytes: &[u8], out: &mut [f32]) {
+    assert_eq!(bytes.len(), out.len() * dtype.bytes());
+    match dtype {
+        DType::Bf16 => {
             for (out, number) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
                 *out = f32::from_bits(u32::from(u16::from_le_bytes(*number)) << 16);
             }
         }
-        Number::F16 => {
+        DType::F16 => {
             for (out, number) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
                 *out = f32_of_f16(u16::from_le_bytes(*number));
             }
         }
-        Number::F32 => {
+        DType::F32 => {
             for (out, number) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
                 *out = f32::from_le_bytes(*number);
             }
@@ -118,21 +118,21 @@ pub(crate) fn widen_plain(number: Number, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-fn merge_portable(number: Number, symbols: &[u8], raw: &[u8], out: &mut [u8]) {
-    match number {
-        Number::Bf16 => {
+fn merge_portable(dtype: DType, symbols: &[u8], raw: &[u8], out: &mut [u8]) {
+    match dtype {
+        DType::Bf16 => {
             let (out, _) = out.as_chunks_mut::<2>();
             for ((out, symbol), raw) in out.iter_mut().zip(symbols).zip(raw) {
                 *out = bf16_bits(*symbol, *raw).to_le_bytes();
             }
         }
-        Number::F16 => {
+        DType::F16 => {
             let (out, _) = out.as_chunks_mut::<2>();
             for ((out, symbol), raw) in out.iter_mut().zip(symbols).zip(raw) {
                 *out = [*raw, *symbol];
             }
         }
-        Number::F32 => {
+        DType::F32 => {
             let (out, _) = out.as_chunks_mut::<4>();
             let (raw, _) = raw.as_chunks::<3>();
             for ((out, symbol), raw) in out.iter_mut().zip(symbols).zip(raw) {
@@ -142,19 +142,19 @@ fn merge_portable(number: Number, symbols: &[u8], raw: &[u8], out: &mut [u8]) {
     }
 }
 
-fn widen_portable(number: Number, symbols: &[u8], raw: &[u8], out: &mut [f32]) {
-    match number {
-        Number::Bf16 => {
+fn upcast_portable(dtype: DType, symbols: &[u8], raw: &[u8], out: &mut [f32]) {
+    match dtype {
+        DType::Bf16 => {
             for ((out, symbol), raw) in out.iter_mut().zip(symbols).zip(raw) {
                 *out = f32::from_bits(u32::from(bf16_bits(*symbol, *raw)) << 16);
             }
         }
-        Number::F16 => {
+        DType::F16 => {
             for ((out, symbol), raw) in out.iter_mut().zip(symbols).zip(raw) {
                 *out = f32_of_f16(u16::from_le_bytes([*raw, *symbol]));
             }
         }
-        Number::F32 => {
+        DType::F32 => {
             let (raw, _) = raw.as_chunks::<3>();
             for ((out, symbol), raw) in out.iter_mut().zip(symbols).zip(raw) {
                 *out = f32::from_bits(f32_bits(*symbol, *raw));
@@ -198,27 +198,27 @@ mod avx2 {
 
     use std::arch::x86_64::*;
 
-    use crate::number::Number;
+    use crate::dtype::DType;
 
     /// Numbers that are done at once.
     const STEP: usize = 32;
 
     #[target_feature(enable = "avx2,f16c")]
-    pub(super) fn merge(number: Number, symbols: &[u8], raw: &[u8], out: &mut [u8]) -> usize {
-        match number {
-            Number::Bf16 | Number::F16 => {
+    pub(super) fn merge(dtype: DType, symbols: &[u8], raw: &[u8], out: &mut [u8]) -> usize {
+        match dtype {
+            DType::Bf16 | DType::F16 => {
                 let (symbols, _) = symbols.as_chunks::<STEP>();
                 let (raw, _) = raw.as_chunks::<STEP>();
                 let (out, _) = out.as_chunks_mut::<{ 2 * STEP }>();
                 for ((out, symbols), raw) in out.iter_mut().zip(symbols).zip(raw) {
-                    let halves = halves(number, load(symbols), load(raw));
+                    let halves = halves(dtype, load(symbols), load(raw));
                     let (out, _) = out.as_chunks_mut::<32>();
                     store(&mut out[0], halves[0]);
                     store(&mut out[1], halves[1]);
                 }
                 symbols.len() * STEP
             }
-            Number::F32 => {
+            DType::F32 => {
                 let (out, _) = out.as_chunks_mut::<32>();
                 let mut done = 0;
                 for (out, place) in out.iter_mut().zip((0..).step_by(8)) {
@@ -234,22 +234,22 @@ mod avx2 {
     }
 
     #[target_feature(enable = "avx2,f16c")]
-    pub(super) fn widen(number: Number, symbols: &[u8], raw: &[u8], out: &mut [f32]) -> usize {
+    pub(super) fn upcast(dtype: DType, symbols: &[u8], raw: &[u8], out: &mut [f32]) -> usize {
         let (out, _) = out.as_chunks_mut::<8>();
-        match number {
-            Number::Bf16 | Number::F16 => {
+        match dtype {
+            DType::Bf16 | DType::F16 => {
                 let (symbols, _) = symbols.as_chunks::<STEP>();
                 let (raw, _) = raw.as_chunks::<STEP>();
                 let (out, _) = out.as_chunks_mut::<4>();
                 for ((out, symbols), raw) in out.iter_mut().zip(symbols).zip(raw) {
-                    let halves = halves(number, load(symbols), load(raw));
+                    let halves = halves(dtype, load(symbols), load(raw));
                     for (out, half) in out.chunks_exact_mut(2).zip(halves) {
                         let (low, high) = (
                             _mm256_castsi256_si128(half),
                             _mm256_extracti128_si256::<1>(half),
                         );
                         for (out, eight) in out.iter_mut().zip([low, high]) {
-                            let wide = if number == Number::Bf16 {
+                            let wide = if dtype == DType::Bf16 {
                                 let wide = _mm256_cvtepu16_epi32(eight);
                                 _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
                             } else {
@@ -261,7 +261,7 @@ mod avx2 {
                 }
                 symbols.len() * STEP
             }
-            Number::F32 => {
+            DType::F32 => {
                 let mut done = 0;
                 for (out, place) in out.iter_mut().zip((0..).step_by(8)) {
                     let Some(bits) = f32_bits(symbols, raw, place) else {
@@ -278,9 +278,9 @@ mod avx2 {
     /// Thirty-two numbers of 16 bits, in order.
     #[inline]
     #[target_feature(enable = "avx2")]
-    fn halves(number: Number, symbols: __m256i, raw: __m256i) -> [__m256i; 2] {
-        let (low, high) = match number {
-            Number::Bf16 => {
+    fn halves(dtype: DType, symbols: __m256i, raw: __m256i) -> [__m256i; 2] {
+        let (low, high) = match dtype {
+            DType::Bf16 => {
                 let sign = _mm256_set1_epi8(i8::MIN);
                 // Shifts are of 16 bits; the masks drop what came from the other byte.
                 let low_exponent = _mm256_and_si256(_mm256_slli_epi16::<7>(symbols), sign);
@@ -354,26 +354,26 @@ mod avx2 {
 mod tests {
     use super::*;
 
-    fn bytes_of(number: Number, bits: u32) -> Vec<u8> {
-        bits.to_le_bytes()[..number.bytes()].to_vec()
+    fn bytes_of(dtype: DType, bits: u32) -> Vec<u8> {
+        bits.to_le_bytes()[..dtype.bytes()].to_vec()
     }
 
     /// Every number of 16 bits, and of 32 bits those with every sign, exponent and end of the mantissa.
-    fn every(number: Number) -> Vec<u8> {
+    fn every(dtype: DType) -> Vec<u8> {
         (0..1 << 16)
             .flat_map(|bits: u32| {
-                let bits = match number {
-                    Number::F32 => ((bits & 0xff80) << 16) | ((bits & 0x7f) * 0x1_0205),
+                let bits = match dtype {
+                    DType::F32 => ((bits & 0xff80) << 16) | ((bits & 0x7f) * 0x1_0205),
                     _ => bits,
                 };
-                bytes_of(number, bits)
+                bytes_of(dtype, bits)
             })
             .collect()
     }
 
     #[test]
     fn every_number_comes_back() {
-        for number in Number::ALL {
+        for number in DType::ALL {
             for short in 0..40 {
                 let bytes = &every(number)[short * number.bytes()..];
                 let count = bytes.len() / number.bytes();
@@ -384,11 +384,11 @@ mod tests {
                 assert_eq!(alone, symbols);
 
                 let mut plain = vec![0.; count];
-                widen_plain(number, bytes, &mut plain);
-                for path in Path::all() {
+                upcast_plain(number, bytes, &mut plain);
+                for path in SimdPath::all() {
                     let (mut merged, mut wide) = (vec![0; bytes.len()], vec![0.; count]);
                     merge(path, number, &symbols, &raw, &mut merged);
-                    widen(path, number, &symbols, &raw, &mut wide);
+                    upcast(path, number, &symbols, &raw, &mut wide);
 
                     assert!(merged == bytes, "{number:?} {path:?}");
                     let bits = |numbers: &[f32]| -> Vec<u32> {

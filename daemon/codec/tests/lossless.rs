@@ -3,25 +3,25 @@
 
 use half::{bf16, f16};
 use proptest::prelude::*;
-use sluice_codec::{Coded, DecodeError, Encoded, Lossless, Number, encode};
+use sluice_codec::{CompressedMatrix, DType, DecompressError, Encoded, Lossless, encode};
 
-const SCHEMES: [Lossless; 3] = [Lossless::Plain, Lossless::Huffman, Lossless::Palette];
+const SCHEMES: [Lossless; 3] = [Lossless::Plain, Lossless::Huffman, Lossless::Dictionary];
 const TILES: [usize; 3] = [128, 256, 512];
 
 /// Each number as the bits of an `f32`, by somebody else's conversions.
-fn wide(number: Number, bytes: &[u8]) -> Vec<u32> {
+fn wide(number: DType, bytes: &[u8]) -> Vec<u32> {
     bytes
         .chunks(number.bytes())
         .map(|bytes| match number {
             // `bf16` would make some of what is no number quiet.
-            Number::Bf16 => u32::from(bf16::from_le_bytes([bytes[0], bytes[1]]).to_bits()) << 16,
-            Number::F16 => f16::from_le_bytes([bytes[0], bytes[1]]).to_f32().to_bits(),
-            Number::F32 => u32::from_le_bytes(bytes.try_into().unwrap()),
+            DType::Bf16 => u32::from(bf16::from_le_bytes([bytes[0], bytes[1]]).to_bits()) << 16,
+            DType::F16 => f16::from_le_bytes([bytes[0], bytes[1]]).to_f32().to_bits(),
+            DType::F32 => u32::from_le_bytes(bytes.try_into().unwrap()),
         })
         .collect()
 }
 
-fn assert_comes_back(number: Number, rows: usize, width: usize, bytes: &[u8]) {
+fn assert_comes_back(number: DType, rows: usize, width: usize, bytes: &[u8]) {
     let expected = wide(number, bytes);
     for (scheme, tile) in SCHEMES.into_iter().flat_map(|s| TILES.map(|t| (s, t))) {
         let what = format!("{number:?} {scheme:?} {rows} x {width} by {tile}");
@@ -29,7 +29,7 @@ fn assert_comes_back(number: Number, rows: usize, width: usize, bytes: &[u8]) {
             layout,
             bytes: coded,
         } = encode(number, rows, width, bytes, scheme, tile).unwrap();
-        let coded = Coded::new(layout, &coded).unwrap();
+        let coded = CompressedMatrix::new(layout, &coded).unwrap();
         assert_eq!(coded.check(), Ok(()), "{what}");
 
         let some = [
@@ -43,11 +43,11 @@ fn assert_comes_back(number: Number, rows: usize, width: usize, bytes: &[u8]) {
             let numbers = rows.start * width..rows.end * width;
             let part = &bytes[numbers.start * number.bytes()..numbers.end * number.bytes()];
             let mut out = vec![0xcc; part.len()];
-            coded.decode_rows(rows.clone(), &mut out).unwrap();
+            coded.decompress_rows(rows.clone(), &mut out).unwrap();
             assert!(out == part, "{what}: rows {rows:?}");
 
             let mut out = vec![-1.; numbers.len()];
-            coded.widen_rows(rows.clone(), &mut out).unwrap();
+            coded.decompress_rows_f32(rows.clone(), &mut out).unwrap();
             let out: Vec<u32> = out.into_iter().map(f32::to_bits).collect();
             assert!(out == expected[numbers], "{what}: rows {rows:?} wide");
         }
@@ -55,7 +55,7 @@ fn assert_comes_back(number: Number, rows: usize, width: usize, bytes: &[u8]) {
 }
 
 /// Numbers as a model has them: around zero, small ones the most frequent.
-fn like_weights(number: Number, count: usize, seed: u64) -> Vec<u8> {
+fn like_weights(number: DType, count: usize, seed: u64) -> Vec<u8> {
     let mut state = seed;
     let mut next = move || {
         state = state
@@ -67,9 +67,9 @@ fn like_weights(number: Number, count: usize, seed: u64) -> Vec<u8> {
         .flat_map(|_| {
             let value = ((0..12).map(|_| next()).sum::<f32>() - 6.) * 0.02;
             match number {
-                Number::Bf16 => bf16::from_f32(value).to_le_bytes().to_vec(),
-                Number::F16 => f16::from_f32(value).to_le_bytes().to_vec(),
-                Number::F32 => value.to_le_bytes().to_vec(),
+                DType::Bf16 => bf16::from_f32(value).to_le_bytes().to_vec(),
+                DType::F16 => f16::from_f32(value).to_le_bytes().to_vec(),
+                DType::F32 => value.to_le_bytes().to_vec(),
             }
         })
         .collect()
@@ -77,7 +77,7 @@ fn like_weights(number: Number, count: usize, seed: u64) -> Vec<u8> {
 
 #[test]
 fn odd_shapes_come_back() {
-    for number in Number::ALL {
+    for number in DType::ALL {
         for (rows, width) in [
             (0, 0),
             (0, 7),
@@ -100,7 +100,7 @@ fn odd_shapes_come_back() {
 
 #[test]
 fn equal_numbers_come_back() {
-    for number in Number::ALL {
+    for number in DType::ALL {
         for byte in [0, 0x3f, 0x80, 0xff] {
             assert_comes_back(number, 5, 300, &vec![byte; 1500 * number.bytes()]);
         }
@@ -110,15 +110,15 @@ fn equal_numbers_come_back() {
 #[test]
 fn every_16_bits_come_back() {
     let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
-    assert_comes_back(Number::Bf16, 256, 256, &bytes);
-    assert_comes_back(Number::F16, 256, 256, &bytes);
-    assert_comes_back(Number::F32, 128, 256, &bytes);
+    assert_comes_back(DType::Bf16, 256, 256, &bytes);
+    assert_comes_back(DType::F16, 256, 256, &bytes);
+    assert_comes_back(DType::F32, 128, 256, &bytes);
 }
 
 /// A tile of noise among tiles of few symbols is longer coded than as it is.
 #[test]
 fn tiles_that_codes_would_lengthen_come_back() {
-    for number in Number::ALL {
+    for number in DType::ALL {
         let mut bytes = like_weights(number, 64 * 1024, 2);
         let mut seed = 1_u32;
         for byte in &mut bytes[5000..15000] {
@@ -131,39 +131,39 @@ fn tiles_that_codes_would_lengthen_come_back() {
 
 #[test]
 fn weights_get_shorter() {
-    let bytes = like_weights(Number::Bf16, 1 << 18, 3);
+    let bytes = like_weights(DType::Bf16, 1 << 18, 3);
     let size = |scheme| {
-        let encoded = encode(Number::Bf16, 512, 512, &bytes, scheme, 256).unwrap();
+        let encoded = encode(DType::Bf16, 512, 512, &bytes, scheme, 256).unwrap();
         encoded.bytes.len() as f64 * 8. / f64::from(1 << 18)
     };
 
     assert_eq!(size(Lossless::Plain), 16.);
     assert!((10.5..10.8).contains(&size(Lossless::Huffman)));
-    assert!((12. ..12.1).contains(&size(Lossless::Palette)));
+    assert!((12. ..12.1).contains(&size(Lossless::Dictionary)));
 }
 
 #[test]
 fn what_is_asked_wrongly_is_refused() {
-    let bytes = like_weights(Number::Bf16, 600, 4);
-    let encoded = encode(Number::Bf16, 3, 200, &bytes, Lossless::Huffman, 256).unwrap();
-    let coded = Coded::new(encoded.layout.clone(), &encoded.bytes).unwrap();
+    let bytes = like_weights(DType::Bf16, 600, 4);
+    let encoded = encode(DType::Bf16, 3, 200, &bytes, Lossless::Huffman, 256).unwrap();
+    let coded = CompressedMatrix::new(encoded.layout.clone(), &encoded.bytes).unwrap();
 
-    assert!(encode(Number::Bf16, 3, 201, &bytes, Lossless::Huffman, 256).is_err());
-    assert!(encode(Number::Bf16, 3, 200, &bytes, Lossless::Huffman, 100).is_err());
-    assert!(encode(Number::Bf16, usize::MAX, 2, &bytes, Lossless::Plain, 256).is_err());
+    assert!(encode(DType::Bf16, 3, 201, &bytes, Lossless::Huffman, 256).is_err());
+    assert!(encode(DType::Bf16, 3, 200, &bytes, Lossless::Huffman, 100).is_err());
+    assert!(encode(DType::Bf16, usize::MAX, 2, &bytes, Lossless::Plain, 256).is_err());
     assert_eq!(
-        coded.decode_rows(1..2, &mut [0; 399]),
-        Err(DecodeError::Space {
+        coded.decompress_rows(1..2, &mut [0; 399]),
+        Err(DecompressError::Space {
             expected: 400,
             found: 399
         })
     );
-    let rows = |from, to| DecodeError::Rows { from, to, rows: 3 };
-    assert_eq!(coded.decode_rows(2..4, &mut [0; 800]), Err(rows(2, 4)));
+    let rows = |from, to| DecompressError::Rows { from, to, rows: 3 };
+    assert_eq!(coded.decompress_rows(2..4, &mut [0; 800]), Err(rows(2, 4)));
     #[expect(clippy::reversed_empty_ranges)]
-    let backwards = coded.decode_rows(2..1, &mut []);
+    let backwards = coded.decompress_rows(2..1, &mut []);
     assert_eq!(backwards, Err(rows(2, 1)));
-    assert!(Coded::new(encoded.layout, &encoded.bytes[1..]).is_err());
+    assert!(CompressedMatrix::new(encoded.layout, &encoded.bytes[1..]).is_err());
 }
 
 fn shapes() -> impl Strategy<Value = (usize, usize)> {
@@ -179,7 +179,7 @@ proptest! {
 
     #[test]
     fn any_bits_come_back(
-        number in prop::sample::select(&Number::ALL[..]),
+        number in prop::sample::select(&DType::ALL[..]),
         (rows, width) in shapes(),
         seed in any::<u64>(),
         // Of each byte, which bits may be set: fewer symbols are coded, more of them are not.

@@ -14,9 +14,9 @@ use std::{
 use self::layout::Layout;
 use crate::{
     context::Context,
-    driver::{Access, Device, Properties, RangeApi},
+    driver::{Access, DeviceHandle, Properties, RangeApi},
     error::{CudaError, code},
-    span::Span,
+    span::GpuSpan,
 };
 
 /// What a [`Gpu`](crate::Gpu)'s arena has.
@@ -33,16 +33,16 @@ pub struct ArenaUse {
 /// A card's arena. Its parts are given back before it goes.
 pub(crate) struct Arena {
     context: Context,
-    device: Device,
+    device: DeviceHandle,
     api: &'static RangeApi,
-    range: Span,
+    range: GpuSpan,
     piece_bytes: usize,
     layout: Mutex<Layout>,
 }
 
 impl Arena {
     /// The arena of a card; none where the card or its driver can't map memory. The context must be the current one.
-    pub(crate) fn open(context: Context, device: Device) -> Option<Self> {
+    pub(crate) fn open(context: Context, device: DeviceHandle) -> Option<Self> {
         const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: i32 = 102;
         const MINIMUM: i32 = 0;
         let driver = context.driver;
@@ -72,7 +72,7 @@ impl Arena {
             context,
             device,
             api,
-            range: Span::new(address, bytes),
+            range: GpuSpan::new(address, bytes),
             piece_bytes,
             layout: Mutex::new(Layout::new(bytes, piece_bytes)),
         };
@@ -96,7 +96,7 @@ impl Arena {
     }
 
     /// A part, which begins as whatever lay there. The context must be the current one.
-    pub(crate) fn take(&self, bytes: usize) -> Result<Span, CudaError> {
+    pub(crate) fn take(&self, bytes: usize) -> Result<GpuSpan, CudaError> {
         let refused = |free_bytes| CudaError::OutOfMemory {
             needed_bytes: bytes as u64,
             free_bytes,
@@ -124,7 +124,7 @@ impl Arena {
 
     /// Gives a part back, at once, so that the driver's figures are never behind the account's. What was sent is waited for
     /// first: neither unmapping nor another owner's copies would. Freeing an allocation of one's own waits as well.
-    pub(crate) fn give_back(&self, part: Span) {
+    pub(crate) fn give_back(&self, part: GpuSpan) {
         let waited = self
             .context
             .make_current()
@@ -195,7 +195,7 @@ impl Arena {
                 needed_bytes: self.piece_bytes as u64,
                 free_bytes: self.context.memory().ok().map(|memory| memory.free_bytes),
             }),
-            code => self.context.check("map memory on the card", code),
+            code => self.context.check("map GPU memory", code),
         }
     }
 }

@@ -9,12 +9,12 @@ use std::{
 use crate::{
     context::{Context, Stream},
     driver::Handle,
+    dtype::DType,
     error::CudaError,
-    facts::Facts,
-    library::{self, Code, functions},
-    memory::OnCard,
-    number::Number,
-    span::Span,
+    library::{self, ErrorCode, functions},
+    memory::DeviceAllocation,
+    properties::DeviceProperties,
+    span::GpuSpan,
 };
 
 mod trial;
@@ -35,7 +35,7 @@ functions! {
         set_stream: cublasSetStream_v2(Handle, Handle),
         set_workspace: cublasSetWorkspace_v2(Handle, *mut c_void, usize),
         set_math_mode: cublasSetMathMode(Handle, i32),
-        multiply: cublasGemmEx(
+        gemm: cublasGemmEx(
             Handle, i32, i32, i32, i32, i32, *const c_void, *const c_void, i32, i32, *const c_void, i32, i32,
             *const c_void, *mut c_void, i32, i32, i32, i32,
         ),
@@ -53,7 +53,7 @@ pub struct Blas {
     context: Context,
     name: String,
     /// cuBLAS's for as long as its state lives: it writes there whenever it multiplies.
-    workspace: OnCard,
+    workspace: DeviceAllocation,
 }
 
 /// cuBLAS's own state.
@@ -65,15 +65,15 @@ unsafe impl Send for Library {}
 /// A product of matrices, row after row: `out[rows, outputs] = x[rows, width] · weights[outputs, width]ᵀ`. Rows of the result
 /// may lie apart.
 #[derive(Debug, Clone, Copy)]
-pub struct Product {
+pub struct Matmul {
     /// The result, in the numbers of `x` or in `f32`.
-    pub out: Span,
+    pub out: GpuSpan,
     /// Whether the result is `f32`, whatever `x` is.
     pub out_is_f32: bool,
     /// The one factor.
-    pub x: Span,
+    pub x: GpuSpan,
     /// The other, of the same numbers.
-    pub weights: Span,
+    pub weights: GpuSpan,
     /// Rows of `x`.
     pub rows: usize,
     /// Rows of the weights.
@@ -86,7 +86,7 @@ pub struct Product {
     pub accumulate: bool,
 }
 
-impl Product {
+impl Matmul {
     /// Numbers from the result's first to its last.
     ///
     /// # Panics
@@ -105,7 +105,11 @@ impl Product {
 
 impl Blas {
     /// Opens the newest library that can compute on the card. The context must be the current one.
-    pub(crate) fn open(context: Context, stream: &Stream, facts: &Facts) -> Result<Self, String> {
+    pub(crate) fn open(
+        context: Context,
+        stream: &Stream,
+        facts: &DeviceProperties,
+    ) -> Result<Self, String> {
         // One that is newer than the driver opens and then fails.
         let names = LIBRARIES
             .iter()
@@ -124,7 +128,7 @@ impl Blas {
         name: &str,
         context: Context,
         stream: &Stream,
-        facts: &Facts,
+        facts: &DeviceProperties,
     ) -> Result<Self, String> {
         let (library, _) = library::open_first(&[name])?;
         // It has state of its own in the process: it stays.
@@ -138,7 +142,7 @@ impl Blas {
             true => since_hopper,
             false => before,
         };
-        let workspace = OnCard::allocate(context, workspace_bytes).map_err(named)?;
+        let workspace = DeviceAllocation::allocate(context, workspace_bytes).map_err(named)?;
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` outlives the call.
         check("start", unsafe { (api.create)(&raw mut handle) }).map_err(named)?;
@@ -151,7 +155,7 @@ impl Blas {
         };
         blas.prepare(handle, stream.handle).map_err(named)?;
         // Libraries open and start on cards that they have no kernels for.
-        trial::multiply(&blas, context, stream, facts.has_bf16).map_err(named)?;
+        trial::check_gemm(&blas, context, stream, facts.has_bf16).map_err(named)?;
         Ok(blas)
     }
 
@@ -160,13 +164,13 @@ impl Blas {
         const DISALLOW_REDUCED_PRECISION_REDUCTION: i32 = 16;
         let mut version = 0;
         // SAFETY: the handle lives, and `version` outlives the call.
-        check("tell its version", unsafe {
+        check("report its version", unsafe {
             (self.api.version)(handle, &raw mut version)
         })?;
         // 120304 is 12.3.4; it was 11203 for 11.2.3 too.
         self.name = format!("{} ({version})", self.name);
         // SAFETY: handle and stream live, in the same context.
-        check("work in a stream", unsafe {
+        check("use a stream", unsafe {
             (self.api.set_stream)(handle, stream)
         })?;
         // After the stream, which takes back what was set before.
@@ -179,7 +183,7 @@ impl Blas {
             )
         })?;
         // SAFETY: the handle lives.
-        check("compute as told", unsafe {
+        check("set its math mode", unsafe {
             (self.api.set_math_mode)(handle, DISALLOW_REDUCED_PRECISION_REDUCTION)
         })
     }
@@ -203,13 +207,13 @@ impl Blas {
     ///
     /// # Panics
     /// When a span is too short.
-    pub fn multiply(&self, number: Number, product: Product) -> Result<(), CudaError> {
+    pub fn gemm(&self, dtype: DType, matmul: Matmul) -> Result<(), CudaError> {
         const TRANSPOSED: i32 = 1;
         const AS_IT_IS: i32 = 0;
         const COMPUTE_F32: i32 = 68;
         const COMPUTE_F32_PEDANTIC: i32 = 69;
         const ALGORITHM_DEFAULT: i32 = -1;
-        let Product {
+        let Matmul {
             out,
             out_is_f32,
             x,
@@ -219,15 +223,15 @@ impl Blas {
             out_stride,
             width,
             accumulate,
-        } = product;
-        let out_number = if out_is_f32 { Number::F32 } else { number };
+        } = matmul;
+        let out_number = if out_is_f32 { DType::F32 } else { dtype };
         assert!(
-            out.bytes() >= product.out_len() * out_number.bytes(),
+            out.bytes() >= matmul.out_len() * out_number.bytes(),
             "out is too short"
         );
-        assert!(x.bytes() >= rows * width * number.bytes(), "x is too short");
+        assert!(x.bytes() >= rows * width * dtype.bytes(), "x is too short");
         assert!(
-            weights.bytes() >= outputs * width * number.bytes(),
+            weights.bytes() >= outputs * width * dtype.bytes(),
             "weights are too short"
         );
         if rows == 0 || outputs == 0 {
@@ -236,9 +240,9 @@ impl Blas {
         let size = |size: usize| i32::try_from(size).expect("a matrix that fits a card");
         let alpha = 1.0_f32;
         let beta = if accumulate { 1.0_f32 } else { 0.0 };
-        let compute = match number {
-            Number::F32 => COMPUTE_F32_PEDANTIC,
-            Number::F16 | Number::Bf16 => COMPUTE_F32,
+        let compute = match dtype {
+            DType::F32 => COMPUTE_F32_PEDANTIC,
+            DType::F16 | DType::Bf16 => COMPUTE_F32,
         };
         self.context.make_current()?;
         let library = self.lock();
@@ -246,7 +250,7 @@ impl Blas {
         // SAFETY: addresses on the card, and spans as long as the sizes say; `alpha` and `beta` outlive the call, which
         // reads them as f32 for these ways to compute.
         check("multiply", unsafe {
-            (self.api.multiply)(
+            (self.api.gemm)(
                 library.0,
                 TRANSPOSED,
                 AS_IT_IS,
@@ -255,10 +259,10 @@ impl Blas {
                 size(width),
                 (&raw const alpha).cast(),
                 ptr::without_provenance(address(weights)),
-                kind(number),
+                kind(dtype),
                 size(width),
                 ptr::without_provenance(address(x)),
-                kind(number),
+                kind(dtype),
                 size(width),
                 (&raw const beta).cast(),
                 ptr::without_provenance_mut(address(out)),
@@ -285,20 +289,20 @@ impl Drop for Blas {
     }
 }
 
-fn address(span: Span) -> usize {
+fn address(span: GpuSpan) -> usize {
     usize::try_from(span.address()).expect("addresses have 64 bits")
 }
 
 /// cuBLAS's name for a kind of number.
-fn kind(number: Number) -> i32 {
-    match number {
-        Number::F32 => 0,
-        Number::F16 => 2,
-        Number::Bf16 => 14,
+fn kind(dtype: DType) -> i32 {
+    match dtype {
+        DType::F32 => 0,
+        DType::F16 => 2,
+        DType::Bf16 => 14,
     }
 }
 
-fn check(what: &'static str, code: Code) -> Result<(), CudaError> {
+fn check(what: &'static str, code: ErrorCode) -> Result<(), CudaError> {
     let name = match code {
         0 => return Ok(()),
         1 => "CUBLAS_STATUS_NOT_INITIALIZED",

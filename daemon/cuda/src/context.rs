@@ -8,10 +8,10 @@ use std::{
 };
 
 use crate::{
-    driver::{Device, Driver, Handle},
-    error::{CudaError, Unavailable, code},
-    library::Code,
-    span::{MemoryInfo, Span},
+    driver::{DeviceHandle, Driver, Handle},
+    error::{CudaError, GpuUnavailable, code},
+    library::ErrorCode,
+    span::{GpuSpan, MemoryInfo},
 };
 
 /// The driver's state for one card in this process. Copies don't keep it alive: what holds one is dropped before
@@ -41,7 +41,7 @@ impl Context {
     pub(crate) fn make_current(self) -> Result<(), CudaError> {
         if CURRENT.get() != self.id {
             // SAFETY: the context lives.
-            self.driver.check("use the card in this thread", unsafe {
+            self.driver.check("use the GPU in this thread", unsafe {
                 (self.driver.api.context_set_current)(self.handle)
             })?;
             CURRENT.set(self.id);
@@ -50,13 +50,13 @@ impl Context {
     }
 
     /// What a code means, after the words that say what was tried; one that ends the context is remembered.
-    pub(crate) fn check(self, what: &str, code: Code) -> Result<(), CudaError> {
+    pub(crate) fn check(self, what: &str, code: ErrorCode) -> Result<(), CudaError> {
         self.note(code);
         self.driver.check(what, code)
     }
 
     /// Remembers a code that ends the context.
-    pub(crate) fn note(self, code: Code) {
+    pub(crate) fn note(self, code: ErrorCode) {
         if code::ends_context(code) {
             self.has_failed.store(true, Ordering::Relaxed);
         }
@@ -70,7 +70,7 @@ impl Context {
     /// Waits until all that was sent to any stream is done. It must be the current one.
     pub(crate) fn wait(self) -> Result<(), CudaError> {
         // SAFETY: the context lives.
-        self.check("finish all work on the card", unsafe {
+        self.check("finish all GPU work", unsafe {
             (self.driver.api.context_wait)()
         })
     }
@@ -80,7 +80,7 @@ impl Context {
         let (mut free, mut total) = (0, 0);
         self.make_current()?;
         // SAFETY: both outlive the call.
-        self.check("ask for free memory", unsafe {
+        self.check("query free memory", unsafe {
             (self.driver.api.memory_info)(&raw mut free, &raw mut total)
         })?;
         Ok(MemoryInfo {
@@ -97,15 +97,15 @@ impl fmt::Debug for Context {
 }
 
 /// The card's primary context, which others in the process may hold too, let go when dropped.
-pub(crate) struct OwnedContext(pub(crate) Context, Device);
+pub(crate) struct OwnedContext(pub(crate) Context, DeviceHandle);
 
 impl OwnedContext {
     pub(crate) fn retain(
         driver: &'static Driver,
-        device: Device,
+        device: DeviceHandle,
         name: &str,
         free_bytes: Option<u64>,
-    ) -> Result<Self, Unavailable> {
+    ) -> Result<Self, GpuUnavailable> {
         /// Waiting sleeps, and doesn't keep a processor busy which reads, decodes or serves meanwhile.
         const SCHEDULE_BLOCKING_SYNC: u32 = 4;
         /// About what a context takes.
@@ -117,12 +117,12 @@ impl OwnedContext {
         let mut handle = ptr::null_mut();
         // SAFETY: the device exists, and `handle` outlives the call.
         match unsafe { (driver.api.context_retain)(&raw mut handle, device) } {
-            code::OUT_OF_MEMORY => Err(Unavailable::TooLittleMemory {
+            code::OUT_OF_MEMORY => Err(GpuUnavailable::TooLittleMemory {
                 name: name.to_owned(),
                 free_bytes,
                 needed_bytes: CONTEXT_BYTES,
             }),
-            code::DEVICE_UNAVAILABLE => Err(Unavailable::Busy {
+            code::DEVICE_UNAVAILABLE => Err(GpuUnavailable::Busy {
                 name: name.to_owned(),
                 prohibited: driver.is_prohibited(device),
             }),
@@ -173,7 +173,7 @@ impl Stream {
         const NON_BLOCKING: u32 = 1;
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` outlives the call.
-        context.check("make a stream", unsafe {
+        context.check("create a stream", unsafe {
             (context.driver.api.stream_create)(&raw mut handle, NON_BLOCKING)
         })?;
         Ok(Self { handle, context })
@@ -183,7 +183,7 @@ impl Stream {
     pub(crate) fn wait(&self) -> Result<(), CudaError> {
         self.context.make_current()?;
         // SAFETY: the stream lives.
-        self.context.check("finish the work on the card", unsafe {
+        self.context.check("finish the GPU work", unsafe {
             (self.context.driver.api.stream_wait)(self.handle)
         })
     }
@@ -200,11 +200,11 @@ impl Stream {
     pub(crate) fn start_upload(
         &self,
         context: Context,
-        to: Span,
+        to: GpuSpan,
         from: &[u8],
     ) -> Result<(), CudaError> {
         // SAFETY: `from` is readable for its length; the callers keep it until the copy is done.
-        context.check("copy to the card", unsafe {
+        context.check("copy to the GPU", unsafe {
             (context.driver.api.copy_to_device)(
                 to.address(),
                 from.as_ptr().cast(),
@@ -215,25 +215,25 @@ impl Stream {
     }
 
     /// Sets every byte.
-    pub(crate) fn fill(&self, to: Span, byte: u8) -> Result<(), CudaError> {
+    pub(crate) fn fill(&self, to: GpuSpan, byte: u8) -> Result<(), CudaError> {
         if to.bytes() == 0 {
             return Ok(());
         }
         self.context.make_current()?;
         // SAFETY: an address on the card only; it checks it.
-        self.context.check("fill memory on the card", unsafe {
+        self.context.check("fill GPU memory", unsafe {
             (self.context.driver.api.fill)(to.address(), byte, to.bytes(), self.handle)
         })
     }
 
     /// Copies from the card, after all that was sent before. The lengths are the same.
-    pub(crate) fn download(&self, from: Span, to: &mut [u8]) -> Result<(), CudaError> {
+    pub(crate) fn download(&self, from: GpuSpan, to: &mut [u8]) -> Result<(), CudaError> {
         if to.is_empty() {
             return Ok(());
         }
         self.context.make_current()?;
         // SAFETY: `to` is writable for its length, and nobody else's until the copy is done, which is waited for.
-        self.context.check("copy from the card", unsafe {
+        self.context.check("copy from the GPU", unsafe {
             (self.context.driver.api.copy_to_host)(
                 to.as_mut_ptr().cast(),
                 from.address(),
@@ -282,7 +282,7 @@ impl Event {
         const BLOCKING_SYNC: u32 = 1;
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` outlives the call.
-        context.check("make an event", unsafe {
+        context.check("create an event", unsafe {
             (context.driver.api.event_create)(&raw mut handle, BLOCKING_SYNC)
         })?;
         Ok(Self { handle, context })
@@ -299,7 +299,7 @@ impl Event {
     /// Has the host wait for it. The context must be the current one.
     pub(crate) fn wait(&self) -> Result<(), CudaError> {
         // SAFETY: the event lives.
-        self.context.check("finish the work on the card", unsafe {
+        self.context.check("finish the GPU work", unsafe {
             (self.context.driver.api.event_wait)(self.handle)
         })
     }
@@ -319,7 +319,7 @@ impl Event {
         if code == code::NOT_READY {
             return Ok(None);
         }
-        self.context.check("measure time on the card", code)?;
+        self.context.check("measure GPU time", code)?;
         let seconds = milliseconds.max(0.0) / 1000.0;
         Ok(Some(Duration::from_secs_f32(seconds)))
     }

@@ -13,19 +13,19 @@ use crate::{
     context::{Event, Stream},
     error::CudaError,
     gpu::Gpu,
-    memory::{PAGE_BYTES, Pinned},
-    span::Span,
+    memory::{PAGE_BYTES, PinnedMemory},
+    span::GpuSpan,
 };
 
 /// A moment in the card's work, or in a stream of copies: it has passed when all that was sent there before has ended.
 #[derive(Debug)]
-pub struct Mark {
+pub struct StreamMark {
     event: Event,
     // Last: events end before their context.
     gpu: Gpu,
 }
 
-impl Mark {
+impl StreamMark {
     fn in_stream(gpu: &Gpu, stream: &Stream) -> Result<Self, CudaError> {
         let event = Event::create(gpu.current()?)?;
         event.record(stream)?;
@@ -59,15 +59,15 @@ impl Gpu {
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn mark(&self) -> Result<Mark, CudaError> {
-        Mark::in_stream(self, self.stream())
+    pub fn mark(&self) -> Result<StreamMark, CudaError> {
+        StreamMark::in_stream(self, self.stream())
     }
 
     /// Has work that is sent from now on begin after the mark, wherever that is.
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn begin_after(&self, mark: &Mark) -> Result<(), CudaError> {
+    pub fn begin_after(&self, mark: &StreamMark) -> Result<(), CudaError> {
         self.current()?;
         self.stream().begin_after(&mark.event)
     }
@@ -96,7 +96,7 @@ impl CopyStream {
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn begin_after(&self, mark: &Mark) -> Result<(), CudaError> {
+    pub fn begin_after(&self, mark: &StreamMark) -> Result<(), CudaError> {
         self.gpu.current()?;
         self.stream.begin_after(&mark.event)
     }
@@ -105,8 +105,8 @@ impl CopyStream {
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn mark(&self) -> Result<Mark, CudaError> {
-        Mark::in_stream(&self.gpu, &self.stream)
+    pub fn mark(&self) -> Result<StreamMark, CudaError> {
+        StreamMark::in_stream(&self.gpu, &self.stream)
     }
 
     /// Sends copies from `from`, each of some of its bytes to somewhere on the card. Whoever owns `from` is kept from writing
@@ -120,7 +120,7 @@ impl CopyStream {
     pub fn copy(
         &self,
         from: &HostMemory,
-        parts: impl IntoIterator<Item = (Span, Range<usize>)>,
+        parts: impl IntoIterator<Item = (GpuSpan, Range<usize>)>,
     ) -> Result<(), CudaError> {
         let context = self.gpu.current()?;
         let sent = parts.into_iter().try_for_each(|(to, bytes)| {
@@ -161,7 +161,7 @@ pub struct HostMemory {
 
 #[derive(Debug)]
 enum Memory {
-    Pinned(Pinned),
+    Pinned(PinnedMemory),
     /// The driver copies such memory aside, piece by piece, before the card reads it.
     Pageable(Box<[Page]>),
 }
@@ -177,7 +177,7 @@ impl HostMemory {
     /// # Errors
     /// [`CudaError::OutOfPinnedMemory`] when the system gives none.
     pub fn pinned(gpu: &Gpu, bytes: usize) -> Result<Self, CudaError> {
-        let pinned = Pinned::allocate(gpu.current()?, bytes)?;
+        let pinned = PinnedMemory::allocate(gpu.current()?, bytes)?;
         Self::new(gpu, Memory::Pinned(pinned))
     }
 

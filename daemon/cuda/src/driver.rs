@@ -14,8 +14,8 @@ use std::{
 use libloading::Library;
 
 use crate::{
-    error::{CudaError, Unavailable, code},
-    library::{self, Code, functions},
+    error::{CudaError, GpuUnavailable, code},
+    library::{self, ErrorCode, functions},
     nvml::nvml,
 };
 
@@ -26,7 +26,7 @@ const LIBRARY: &str = "libcuda.so.1";
 pub const CUDA_NEEDED: (u32, u32) = (12, 0);
 
 /// The driver's number of a card.
-pub(crate) type Device = i32;
+pub(crate) type DeviceHandle = i32;
 /// What the driver hands out pointers to.
 pub(crate) type Handle = *mut c_void;
 
@@ -34,20 +34,20 @@ functions! {
     /// The driver's functions.
     struct Api {
         init: cuInit(c_uint),
-        error_name: cuGetErrorName(Code, *mut *const c_char),
-        error_text: cuGetErrorString(Code, *mut *const c_char),
+        error_name: cuGetErrorName(ErrorCode, *mut *const c_char),
+        error_text: cuGetErrorString(ErrorCode, *mut *const c_char),
 
         device_count: cuDeviceGetCount(*mut i32),
-        device_get: cuDeviceGet(*mut Device, i32),
-        device_name: cuDeviceGetName(*mut c_char, i32, Device),
-        device_uuid: cuDeviceGetUuid(*mut [u8; 16], Device),
-        device_pci_bus_id: cuDeviceGetPCIBusId(*mut c_char, i32, Device),
-        device_total_memory: cuDeviceTotalMem_v2(*mut usize, Device),
-        device_attribute: cuDeviceGetAttribute(*mut i32, i32, Device),
+        device_get: cuDeviceGet(*mut DeviceHandle, i32),
+        device_name: cuDeviceGetName(*mut c_char, i32, DeviceHandle),
+        device_uuid: cuDeviceGetUuid(*mut [u8; 16], DeviceHandle),
+        device_pci_bus_id: cuDeviceGetPCIBusId(*mut c_char, i32, DeviceHandle),
+        device_total_memory: cuDeviceTotalMem_v2(*mut usize, DeviceHandle),
+        device_attribute: cuDeviceGetAttribute(*mut i32, i32, DeviceHandle),
 
-        context_flags: cuDevicePrimaryCtxSetFlags_v2(Device, c_uint),
-        context_retain: cuDevicePrimaryCtxRetain(*mut Handle, Device),
-        context_release: cuDevicePrimaryCtxRelease_v2(Device),
+        context_flags: cuDevicePrimaryCtxSetFlags_v2(DeviceHandle, c_uint),
+        context_retain: cuDevicePrimaryCtxRetain(*mut Handle, DeviceHandle),
+        context_release: cuDevicePrimaryCtxRelease_v2(DeviceHandle),
         context_set_current: cuCtxSetCurrent(Handle),
         context_wait: cuCtxSynchronize(),
 
@@ -103,7 +103,7 @@ struct Location {
 }
 
 impl Location {
-    fn on(device: Device) -> Self {
+    fn on(device: DeviceHandle) -> Self {
         const DEVICE: i32 = 1;
         Self {
             kind: DEVICE,
@@ -124,7 +124,7 @@ pub(crate) struct Properties {
 
 impl Properties {
     /// Plain memory of a card.
-    pub(crate) fn on(device: Device) -> Self {
+    pub(crate) fn on(device: DeviceHandle) -> Self {
         const PINNED: i32 = 1;
         Self {
             kind: PINNED,
@@ -145,7 +145,7 @@ pub(crate) struct Access {
 
 impl Access {
     /// All that a card can do with memory.
-    pub(crate) fn to(device: Device) -> Self {
+    pub(crate) fn to(device: DeviceHandle) -> Self {
         const READ_WRITE: i32 = 3;
         Self {
             location: Location::on(device),
@@ -164,7 +164,7 @@ pub(crate) struct Driver {
 
 impl Driver {
     /// The driver, opened once. A failure is not kept: a driver may be installed while the daemon runs.
-    pub(crate) fn get() -> Result<&'static Self, Unavailable> {
+    pub(crate) fn get() -> Result<&'static Self, GpuUnavailable> {
         static DRIVER: Mutex<Option<&'static Driver>> = Mutex::new(None);
         let mut driver = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(driver) = *driver {
@@ -175,15 +175,15 @@ impl Driver {
         Ok(opened)
     }
 
-    fn open() -> Result<Self, Unavailable> {
-        let (library, _) =
-            library::open_first(&[LIBRARY]).map_err(|reason| Unavailable::NoDriver { reason })?;
+    fn open() -> Result<Self, GpuUnavailable> {
+        let (library, _) = library::open_first(&[LIBRARY])
+            .map_err(|reason| GpuUnavailable::NoDriver { reason })?;
         // The driver starts threads of its own: it stays for as long as the process does.
         let library = Box::leak(Box::new(library));
         // Before the other functions are looked up: an old driver lacks some, and its age is the better reason.
         let cuda_version = cuda_version(library)?;
         if cuda_version < CUDA_NEEDED {
-            return Err(Unavailable::DriverTooOld {
+            return Err(GpuUnavailable::DriverTooOld {
                 found: cuda_version,
                 needed: CUDA_NEEDED,
             });
@@ -201,17 +201,17 @@ impl Driver {
         match unsafe { (driver.api.init)(0) } {
             code::NO_DEVICE => Err(no_device()),
             code => {
-                driver.check("start NVIDIA's driver", code)?;
+                driver.check("initialize NVIDIA's driver", code)?;
                 Ok(driver)
             }
         }
     }
 
     /// How many cards this process may see: at least one.
-    pub(crate) fn device_count(&self) -> Result<usize, Unavailable> {
+    pub(crate) fn device_count(&self) -> Result<usize, GpuUnavailable> {
         let mut count = 0;
         // SAFETY: `count` outlives the call.
-        self.check("count NVIDIA's cards", unsafe {
+        self.check("count NVIDIA GPUs", unsafe {
             (self.api.device_count)(&raw mut count)
         })?;
         match usize::try_from(count) {
@@ -221,23 +221,23 @@ impl Driver {
     }
 
     /// The driver's number of a card.
-    pub(crate) fn device(&self, ordinal: usize) -> Result<Device, Unavailable> {
+    pub(crate) fn device(&self, ordinal: usize) -> Result<DeviceHandle, GpuUnavailable> {
         let count = self.device_count()?;
         let mut device = 0;
         match i32::try_from(ordinal) {
             Ok(number) if ordinal < count => {
                 // SAFETY: `device` outlives the call.
-                self.check("find the card", unsafe {
+                self.check("find the GPU", unsafe {
                     (self.api.device_get)(&raw mut device, number)
                 })?;
                 Ok(device)
             }
-            _ => Err(Unavailable::NoSuchDevice { ordinal, count }),
+            _ => Err(GpuUnavailable::NoSuchDevice { ordinal, count }),
         }
     }
 
     /// What a code means, after the words that say what was tried.
-    pub(crate) fn check(&self, what: &str, code: Code) -> Result<(), CudaError> {
+    pub(crate) fn check(&self, what: &str, code: ErrorCode) -> Result<(), CudaError> {
         if code == 0 {
             return Ok(());
         }
@@ -251,25 +251,25 @@ impl Driver {
     }
 
     /// One of a card's whole numbers.
-    pub(crate) fn attribute(&self, device: Device, attribute: i32) -> Result<u32, CudaError> {
+    pub(crate) fn attribute(&self, device: DeviceHandle, attribute: i32) -> Result<u32, CudaError> {
         let mut value = 0;
         // SAFETY: `value` outlives the call.
-        self.check("ask for the card's facts", unsafe {
+        self.check("query the GPU's attributes", unsafe {
             (self.api.device_attribute)(&raw mut value, attribute, device)
         })?;
         Ok(u32::try_from(value).unwrap_or(0))
     }
 
     /// Whether the card is set to run nobody's work.
-    pub(crate) fn is_prohibited(&self, device: Device) -> bool {
+    pub(crate) fn is_prohibited(&self, device: DeviceHandle) -> bool {
         const COMPUTE_MODE: i32 = 20;
         const PROHIBITED: u32 = 2;
         self.attribute(device, COMPUTE_MODE) == Ok(PROHIBITED)
     }
 
     /// The driver's name for a code, and what it means.
-    pub(crate) fn words(&self, code: Code) -> (String, String) {
-        let ask = |function: unsafe extern "C" fn(Code, *mut *const c_char) -> Code| {
+    pub(crate) fn words(&self, code: ErrorCode) -> (String, String) {
+        let ask = |function: unsafe extern "C" fn(ErrorCode, *mut *const c_char) -> ErrorCode| {
             let mut words = ptr::null();
             // SAFETY: `words` outlives the call.
             let known = unsafe { function(code, &raw mut words) } == 0 && !words.is_null();
@@ -287,7 +287,7 @@ impl Driver {
 }
 
 /// CUDA's version that the driver knows, which it tells before it is initialized.
-fn cuda_version(library: &Library) -> Result<(u32, u32), Unavailable> {
+fn cuda_version(library: &Library) -> Result<(u32, u32), GpuUnavailable> {
     functions! {
         struct Version {
             get: cuDriverGetVersion(*mut i32),
@@ -301,7 +301,7 @@ fn cuda_version(library: &Library) -> Result<(u32, u32), Unavailable> {
         0 => {}
         // The toolkit's library for linking answers everything so, the question what a code means too.
         code::STUB_LIBRARY => {
-            return Err(Unavailable::Failed(CudaError::Driver {
+            return Err(GpuUnavailable::Failed(CudaError::Driver {
                 what: "use NVIDIA's driver".to_owned(),
                 code: code::STUB_LIBRARY,
                 name: "CUDA_ERROR_STUB_LIBRARY".to_owned(),
@@ -309,8 +309,8 @@ fn cuda_version(library: &Library) -> Result<(u32, u32), Unavailable> {
             }));
         }
         code => {
-            return Err(Unavailable::Failed(CudaError::Driver {
-                what: "ask NVIDIA's driver for its version".to_owned(),
+            return Err(GpuUnavailable::Failed(CudaError::Driver {
+                what: "query the driver's version".to_owned(),
                 code,
                 name: format!("code {code}"),
                 text: "unknown error".to_owned(),
@@ -321,22 +321,22 @@ fn cuda_version(library: &Library) -> Result<(u32, u32), Unavailable> {
     Ok((number / 1000, number % 1000 / 10))
 }
 
-fn incomplete(symbol: &str) -> Unavailable {
-    Unavailable::NoDriver {
+fn incomplete(symbol: &str) -> GpuUnavailable {
+    GpuUnavailable::NoDriver {
         reason: format!("{LIBRARY} has no {symbol}"),
     }
 }
 
 /// Why the driver shows no card. `CUDA_VISIBLE_DEVICES` is the driver's own variable; it is read here only to name it.
-fn no_device() -> Unavailable {
+fn no_device() -> GpuUnavailable {
     let counted = nvml().and_then(|nvml| nvml.device_count().ok());
     match env::var("CUDA_VISIBLE_DEVICES") {
         // Where nobody counts the cards, only a value that names none is known to hide them all: the system may keep this
         // process from those that it names.
         Ok(visible) if counted.map_or(names_none(&visible), |count| count > 0) => {
-            Unavailable::Hidden { visible }
+            GpuUnavailable::Hidden { visible }
         }
-        _ => Unavailable::NoDevice,
+        _ => GpuUnavailable::NoDevice,
     }
 }
 

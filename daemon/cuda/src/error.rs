@@ -1,19 +1,19 @@
 //! What can go wrong: why there is no card to work with, and what fails on one.
 
-use crate::library::Code;
+use crate::library::ErrorCode;
 
 /// Why no card can be used. [`Unavailable::hint`] says what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unavailable {
+pub enum GpuUnavailable {
     /// The driver's library is missing or can't be used.
-    #[error("NVIDIA's driver can't be used: {reason}")]
+    #[error("cannot use NVIDIA's driver: {reason}")]
     NoDriver {
         /// The system's words, with the name that was looked for.
         reason: String,
     },
     /// The driver is older than what the kernels are made for.
     #[error(
-        "NVIDIA's driver is too old: it knows CUDA {}.{}, and {}.{} is needed",
+        "NVIDIA's driver is too old: it supports CUDA {}.{}, and {}.{} is required",
         found.0, found.1, needed.0, needed.1
     )]
     DriverTooOld {
@@ -23,16 +23,16 @@ pub enum Unavailable {
         needed: (u32, u32),
     },
     /// The driver works and sees no card.
-    #[error("NVIDIA's driver finds no card")]
+    #[error("NVIDIA's driver finds no GPU")]
     NoDevice,
     /// There may be cards, but the process may see none of them.
-    #[error("CUDA_VISIBLE_DEVICES={visible:?} hides every NVIDIA card")]
+    #[error("CUDA_VISIBLE_DEVICES={visible:?} hides every NVIDIA GPU")]
     Hidden {
         /// The variable's value.
         visible: String,
     },
     /// There are fewer cards than that.
-    #[error("there is no NVIDIA card {ordinal}: the driver shows {count}, counted from 0")]
+    #[error("there is no NVIDIA GPU {ordinal}: the driver lists {count}, numbered from 0")]
     NoSuchDevice {
         /// The number asked for.
         ordinal: usize,
@@ -41,7 +41,7 @@ pub enum Unavailable {
     },
     /// The card's generation is older than what the kernels are made for.
     #[error(
-        "{name} is too old: its compute capability is {}.{}, and {}.{} is needed",
+        "{name} is too old: its compute capability is {}.{}, and {}.{} is required",
         capability.0, capability.1, needed.0, needed.1
     )]
     TooOld {
@@ -54,7 +54,7 @@ pub enum Unavailable {
     },
     /// There is no room on the card to begin with.
     #[error(
-        "{name} has too little free memory: {needed_bytes} bytes are needed{}",
+        "{name} has too little free memory: {needed_bytes} bytes are required{}",
         free_bytes.map_or_else(String::new, |free| format!(", {free} are free"))
     )]
     TooLittleMemory {
@@ -77,7 +77,7 @@ pub enum Unavailable {
         prohibited: bool,
     },
     /// The card works, and the model that it is for can't be had on it.
-    #[error("{name} can't compute {model}: {reason}")]
+    #[error("{name} cannot run {model}: {reason}")]
     Unfit {
         /// The card's.
         name: String,
@@ -91,7 +91,7 @@ pub enum Unavailable {
     Failed(#[from] CudaError),
 }
 
-impl Unavailable {
+impl GpuUnavailable {
     /// Whether there may be something to mend: not where there is no driver, or the user hides what there is.
     #[must_use]
     pub fn is_fault(&self) -> bool {
@@ -103,34 +103,34 @@ impl Unavailable {
     pub fn hint(&self) -> &'static str {
         match self {
             Self::NoDriver { .. } => {
-                "install NVIDIA's driver, so that `nvidia-smi` lists the card; a container has to be started with its GPUs; \
-                 a library in an unusual folder is found by LD_LIBRARY_PATH"
+                "install NVIDIA's driver, so that `nvidia-smi` lists the GPU; start a container with its GPUs; for a library in an \
+                 unusual folder set LD_LIBRARY_PATH"
             }
             Self::DriverTooOld { .. } => "update NVIDIA's driver to version 525 or newer",
             Self::NoDevice => {
-                "see that `nvidia-smi` lists the card, and that this user or service may open /dev/nvidia*"
+                "check that `nvidia-smi` lists the GPU, and that this user or service may open /dev/nvidia*"
             }
             Self::Hidden { .. } => {
-                "unset CUDA_VISIBLE_DEVICES, or name a card in it as `nvidia-smi -L` lists them"
+                "unset CUDA_VISIBLE_DEVICES, or name a GPU in it as `nvidia-smi -L` lists it"
             }
             Self::NoSuchDevice { .. } => {
                 "choose one of those that `nvidia-smi -L` lists; CUDA_VISIBLE_DEVICES narrows and renumbers them"
             }
             Self::TooOld { .. } => {
-                "use a card of the Turing generation (GTX 16, RTX 20) or newer, or the CPU"
+                "use a GPU of the Turing generation (GTX 16, RTX 20) or newer, or the CPU"
             }
             Self::TooLittleMemory { .. } => {
-                "end other programs on the card, which `nvidia-smi` lists, or use the CPU"
+                "end other programs on the GPU, which `nvidia-smi` lists, or use the CPU"
             }
             Self::Busy {
                 prohibited: true, ..
-            } => "`nvidia-smi -c DEFAULT`, as root, lets the card work",
+            } => "run `nvidia-smi -c DEFAULT` as root to allow computing on this GPU",
             Self::Busy { .. } => {
-                "end the other process, which `nvidia-smi` lists, or let both use the card with `nvidia-smi -c DEFAULT`, as root"
+                "end the other process, which `nvidia-smi` lists, or run `nvidia-smi -c DEFAULT` as root to share the GPU"
             }
             Self::Unfit { .. } => {
-                "load a smaller model, end other programs on the card, or raise --budget; then start sluiced again. \
-                 `--device cpu` says that the CPU is meant"
+                "load a smaller model, end other programs on the GPU, or raise --budget; then start sluiced again. \
+                 `--device cpu` uses the CPU on purpose"
             }
             Self::Failed(cause) => match cause.code() {
                 code::STUB_LIBRARY => {
@@ -140,18 +140,18 @@ impl Unavailable {
                     "the driver's library and its kernel module are of different versions: restart the machine after an update"
                 }
                 code::COMPAT_NOT_SUPPORTED_ON_DEVICE => {
-                    "CUDA's compatibility package serves data centre cards only: take its folder out of LD_LIBRARY_PATH, or update the driver"
+                    "CUDA's compatibility package supports data center GPUs only: take its folder out of LD_LIBRARY_PATH, or update the driver"
                 }
                 code::SYSTEM_NOT_READY => {
-                    "the driver's services are not up: start nvidia-fabricmanager or nvidia-persistenced, then try again"
+                    "the driver's services are not running: start nvidia-fabricmanager or nvidia-persistenced, then try again"
                 }
                 code::NOT_PERMITTED | code::OPERATING_SYSTEM => {
-                    "see that this user or service may open /dev/nvidia*"
+                    "check that this user or service may open /dev/nvidia*"
                 }
                 code::UNKNOWN | code::NOT_INITIALIZED => {
-                    "see that `nvidia-smi` works and that the kernel module nvidia_uvm is loaded; after a suspend, a restart may be needed"
+                    "check that `nvidia-smi` works and that the kernel module nvidia_uvm is loaded; after a suspend, a restart may be needed"
                 }
-                _ => "see that `nvidia-smi` works, and what the kernel's log says of NVRM",
+                _ => "check that `nvidia-smi` works, and look for NVRM in the kernel log",
             },
         }
     }
@@ -162,7 +162,7 @@ impl Unavailable {
 pub enum CudaError {
     /// The card has no room.
     #[error(
-        "{needed_bytes} bytes can't be had on the card{}",
+        "cannot allocate {needed_bytes} bytes of GPU memory{}",
         free_bytes.map_or_else(String::new, |free| format!("; {free} are free"))
     )]
     OutOfMemory {
@@ -172,13 +172,13 @@ pub enum CudaError {
         free_bytes: Option<u64>,
     },
     /// The host has no room that the card could reach.
-    #[error("{needed_bytes} bytes of pinned host memory can't be had")]
+    #[error("cannot allocate {needed_bytes} bytes of pinned host memory")]
     OutOfPinnedMemory {
         /// Asked for.
         needed_bytes: u64,
     },
     /// A module's kernels can't be made for this card.
-    #[error("can't make the kernels of {module} for this card: {text} ({name}){}{log}", if log.is_empty() { "" } else { "\n" })]
+    #[error("cannot compile the kernels of {module} for this GPU: {text} ({name}){}{log}", if log.is_empty() { "" } else { "\n" })]
     Kernels {
         /// The module.
         module: &'static str,
@@ -193,7 +193,7 @@ pub enum CudaError {
     },
     /// The driver refused something, or work that was sent before has failed: kernels run later than they are launched,
     /// so their errors come at the next call that waits. After those the card can't be used by this process any more.
-    #[error("can't {what}: {text} ({name})")]
+    #[error("cannot {what}: {text} ({name})")]
     Driver {
         /// What was tried.
         what: String,
@@ -205,7 +205,7 @@ pub enum CudaError {
         text: String,
     },
     /// cuBLAS refused something.
-    #[error("cuBLAS can't {what}: {name}")]
+    #[error("cuBLAS cannot {what}: {name}")]
     Blas {
         /// What was tried.
         what: &'static str,
@@ -229,7 +229,7 @@ impl CudaError {
         matches!(self, Self::OutOfMemory { .. }) || self.code() == code::OUT_OF_MEMORY
     }
 
-    fn code(&self) -> Code {
+    fn code(&self) -> ErrorCode {
         match self {
             Self::Driver { code, .. } | Self::Kernels { code, .. } => *code,
             Self::OutOfMemory { .. } | Self::OutOfPinnedMemory { .. } | Self::Blas { .. } => 0,
@@ -239,35 +239,35 @@ impl CudaError {
 
 /// The driver's codes that mean something here.
 pub(crate) mod code {
-    use crate::library::Code;
+    use crate::library::ErrorCode;
 
-    pub(crate) const OUT_OF_MEMORY: Code = 2;
-    pub(crate) const NOT_INITIALIZED: Code = 3;
-    pub(crate) const STUB_LIBRARY: Code = 34;
-    pub(crate) const DEVICE_UNAVAILABLE: Code = 46;
-    pub(crate) const NO_DEVICE: Code = 100;
-    pub(crate) const OPERATING_SYSTEM: Code = 304;
-    pub(crate) const NOT_READY: Code = 600;
-    pub(crate) const NOT_PERMITTED: Code = 800;
-    pub(crate) const SYSTEM_NOT_READY: Code = 802;
-    pub(crate) const SYSTEM_DRIVER_MISMATCH: Code = 803;
-    pub(crate) const COMPAT_NOT_SUPPORTED_ON_DEVICE: Code = 804;
-    pub(crate) const UNKNOWN: Code = 999;
+    pub(crate) const OUT_OF_MEMORY: ErrorCode = 2;
+    pub(crate) const NOT_INITIALIZED: ErrorCode = 3;
+    pub(crate) const STUB_LIBRARY: ErrorCode = 34;
+    pub(crate) const DEVICE_UNAVAILABLE: ErrorCode = 46;
+    pub(crate) const NO_DEVICE: ErrorCode = 100;
+    pub(crate) const OPERATING_SYSTEM: ErrorCode = 304;
+    pub(crate) const NOT_READY: ErrorCode = 600;
+    pub(crate) const NOT_PERMITTED: ErrorCode = 800;
+    pub(crate) const SYSTEM_NOT_READY: ErrorCode = 802;
+    pub(crate) const SYSTEM_DRIVER_MISMATCH: ErrorCode = 803;
+    pub(crate) const COMPAT_NOT_SUPPORTED_ON_DEVICE: ErrorCode = 804;
+    pub(crate) const UNKNOWN: ErrorCode = 999;
 
     /// Whether the driver gives this code to every later call, as cuda.h says of each of these.
-    pub(crate) fn ends_context(code: Code) -> bool {
-        const DEINITIALIZED: Code = 4;
-        const ECC_UNCORRECTABLE: Code = 214;
-        const NVLINK_UNCORRECTABLE: Code = 220;
-        const CONTAINED: Code = 226;
-        const ILLEGAL_ADDRESS: Code = 700;
-        const LAUNCH_TIMEOUT: Code = 702;
-        const CONTEXT_IS_DESTROYED: Code = 709;
-        const ASSERT: Code = 710;
-        const HARDWARE_STACK_ERROR: Code = 714;
-        const LAUNCH_FAILED: Code = 719;
-        const TENSOR_MEMORY_LEAK: Code = 721;
-        const EXTERNAL_DEVICE: Code = 911;
+    pub(crate) fn ends_context(code: ErrorCode) -> bool {
+        const DEINITIALIZED: ErrorCode = 4;
+        const ECC_UNCORRECTABLE: ErrorCode = 214;
+        const NVLINK_UNCORRECTABLE: ErrorCode = 220;
+        const CONTAINED: ErrorCode = 226;
+        const ILLEGAL_ADDRESS: ErrorCode = 700;
+        const LAUNCH_TIMEOUT: ErrorCode = 702;
+        const CONTEXT_IS_DESTROYED: ErrorCode = 709;
+        const ASSERT: ErrorCode = 710;
+        const HARDWARE_STACK_ERROR: ErrorCode = 714;
+        const LAUNCH_FAILED: ErrorCode = 719;
+        const TENSOR_MEMORY_LEAK: ErrorCode = 721;
+        const EXTERNAL_DEVICE: ErrorCode = 911;
         matches!(
             code,
             DEINITIALIZED

@@ -12,12 +12,12 @@ use crate::{
     blas::Blas,
     context::{Context, Event, OwnedContext, Stream},
     driver::Driver,
-    error::{CudaError, Unavailable},
-    facts::Facts,
-    launch::{Argument, Kernels},
-    memory::Pinned,
-    nvml::{Live, NvmlDevice},
-    span::{MemoryInfo, Span},
+    error::{CudaError, GpuUnavailable},
+    launch::{KernelArgument, KernelCache},
+    memory::PinnedMemory,
+    nvml::{LiveStats, NvmlDevice},
+    properties::DeviceProperties,
+    span::{GpuSpan, MemoryInfo},
 };
 
 /// The least compute capability that the kernels are made for.
@@ -38,10 +38,10 @@ struct Inner {
     stream: Stream,
     /// For copies to memory that nothing in the other one uses.
     copies: Stream,
-    kernels: Mutex<Kernels>,
+    kernels: Mutex<KernelCache>,
     staging: Mutex<Staging>,
     arena: Option<Arena>,
-    facts: Facts,
+    properties: DeviceProperties,
     nvml: Option<NvmlDevice>,
     context_bytes: Option<u64>,
     context: OwnedContext,
@@ -52,12 +52,12 @@ impl Gpu {
     ///
     /// # Errors
     /// Why it can't be used.
-    pub fn open(ordinal: usize) -> Result<Self, Unavailable> {
+    pub fn open(ordinal: usize) -> Result<Self, GpuUnavailable> {
         let driver = Driver::get()?;
         let device = driver.device(ordinal)?;
-        let facts = Facts::read(driver, device)?;
+        let facts = DeviceProperties::read(driver, device)?;
         if facts.capability < CAPABILITY_NEEDED {
-            return Err(Unavailable::TooOld {
+            return Err(GpuUnavailable::TooOld {
                 name: facts.name,
                 capability: facts.capability,
                 needed: CAPABILITY_NEEDED,
@@ -71,7 +71,7 @@ impl Gpu {
         let stream = Stream::create(context.0)?;
         let copies = Stream::create(context.0)?;
         let staging = Staging {
-            memory: Pinned::allocate(context.0, STAGING_BYTES)?,
+            memory: PinnedMemory::allocate(context.0, STAGING_BYTES)?,
             used: 0,
         };
         // Its handle takes memory on the card, which belongs to what the context took.
@@ -89,10 +89,10 @@ impl Gpu {
             blas,
             stream,
             copies,
-            kernels: Mutex::new(Kernels::new(context.0)),
+            kernels: Mutex::new(KernelCache::new(context.0)),
             staging: Mutex::new(staging),
             arena,
-            facts,
+            properties: facts,
             nvml,
             context_bytes,
             context,
@@ -102,19 +102,19 @@ impl Gpu {
     /// The card's name, as its maker calls it.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.0.facts.name
+        &self.0.properties.name
     }
 
     /// The card's compute capability: the generation of its instructions.
     #[must_use]
     pub fn capability(&self) -> (u32, u32) {
-        self.0.facts.capability
+        self.0.properties.capability
     }
 
     /// What is known of the card and stays so.
     #[must_use]
-    pub fn facts(&self) -> &Facts {
-        &self.0.facts
+    pub fn properties(&self) -> &DeviceProperties {
+        &self.0.properties
     }
 
     /// What the context took on the card when it was opened, with cuBLAS in it but without the memory that
@@ -135,9 +135,9 @@ impl Gpu {
 
     /// What changes from moment to moment.
     #[must_use]
-    pub fn live(&self) -> Live {
+    pub fn live_stats(&self) -> LiveStats {
         let free_bytes = self.memory().ok().map(|memory| memory.free_bytes);
-        Live::read(self.0.nvml.as_ref(), free_bytes)
+        LiveStats::read(self.0.nvml.as_ref(), free_bytes)
     }
 
     /// What this process holds of the card's memory, its context among it, by NVML's count; unknown where that doesn't tell.
@@ -153,7 +153,7 @@ impl Gpu {
     }
 
     /// A part of the arena; none where there is no arena, or nothing is asked for.
-    pub(crate) fn take_part(&self, bytes: usize) -> Result<Option<Span>, CudaError> {
+    pub(crate) fn take_part(&self, bytes: usize) -> Result<Option<GpuSpan>, CudaError> {
         match &self.0.arena {
             Some(arena) if bytes > 0 => {
                 self.current()?;
@@ -164,7 +164,7 @@ impl Gpu {
     }
 
     /// Gives back what [`Self::take_part`] gave.
-    pub(crate) fn give_back_part(&self, part: Span) {
+    pub(crate) fn give_back_part(&self, part: GpuSpan) {
         if let Some(arena) = &self.0.arena {
             arena.give_back(part);
         }
@@ -177,7 +177,7 @@ impl Gpu {
     ///
     /// # Panics
     /// When the lengths differ.
-    pub fn upload(&self, to: Span, from: &[u8]) -> Result<(), CudaError> {
+    pub fn upload(&self, to: GpuSpan, from: &[u8]) -> Result<(), CudaError> {
         assert_eq!(to.bytes(), from.len(), "upload: lengths differ");
         if from.is_empty() {
             return Ok(());
@@ -206,7 +206,7 @@ impl Gpu {
     ///
     /// # Panics
     /// When the lengths differ.
-    pub fn upload_beside(&self, to: Span, from: &[u8]) -> Result<(), CudaError> {
+    pub fn upload_beside(&self, to: GpuSpan, from: &[u8]) -> Result<(), CudaError> {
         assert_eq!(to.bytes(), from.len(), "upload: lengths differ");
         if from.is_empty() {
             return Ok(());
@@ -222,7 +222,7 @@ impl Gpu {
     ///
     /// # Panics
     /// When the lengths differ.
-    pub fn download(&self, from: Span, to: &mut [u8]) -> Result<(), CudaError> {
+    pub fn download(&self, from: GpuSpan, to: &mut [u8]) -> Result<(), CudaError> {
         assert_eq!(from.bytes(), to.len(), "download: lengths differ");
         self.0.stream.download(from, to)
     }
@@ -234,14 +234,14 @@ impl Gpu {
     ///
     /// # Panics
     /// When the lengths differ.
-    pub fn copy(&self, to: Span, from: Span) -> Result<(), CudaError> {
+    pub fn copy(&self, to: GpuSpan, from: GpuSpan) -> Result<(), CudaError> {
         assert_eq!(to.bytes(), from.bytes(), "copy: lengths differ");
         if to.bytes() == 0 {
             return Ok(());
         }
         let context = self.current()?;
         // SAFETY: addresses on the card only; it checks them.
-        context.check("copy on the card", unsafe {
+        context.check("copy within GPU memory", unsafe {
             (context.driver.api.copy_on_device)(
                 to.address(),
                 from.address(),
@@ -255,7 +255,7 @@ impl Gpu {
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn fill(&self, to: Span, byte: u8) -> Result<(), CudaError> {
+    pub fn fill(&self, to: GpuSpan, byte: u8) -> Result<(), CudaError> {
         self.0.stream.fill(to, byte)
     }
 
@@ -290,9 +290,9 @@ impl Gpu {
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn start_timer(&self) -> Result<Timer, CudaError> {
+    pub fn start_timer(&self) -> Result<GpuTimer, CudaError> {
         let context = self.current()?;
-        let timer = Timer {
+        let timer = GpuTimer {
             start: Event::create(context)?,
             end: Event::create(context)?,
             gpu: self.clone(),
@@ -303,8 +303,8 @@ impl Gpu {
 
     /// Moments in this card's work, none so far.
     #[must_use]
-    pub fn laps(&self) -> Laps {
-        Laps {
+    pub fn laps(&self) -> GpuLaps {
+        GpuLaps {
             events: Vec::new(),
             used: 0,
             gpu: self.clone(),
@@ -323,11 +323,12 @@ impl Gpu {
         kernel: &str,
         grid: [u32; 3],
         block: u32,
-        arguments: &[Argument<'_>],
+        arguments: &[KernelArgument<'_>],
     ) -> Result<(), CudaError> {
         let context = self.current()?;
         let function = lock(&self.0.kernels).function(kernel, arguments)?;
-        let mut addresses: Vec<*mut c_void> = arguments.iter().map(Argument::address).collect();
+        let mut addresses: Vec<*mut c_void> =
+            arguments.iter().map(KernelArgument::address).collect();
         // SAFETY: the kernel takes as many arguments of these sizes, and each address is readable for its size during the
         // call, which copies them.
         let code = unsafe {
@@ -373,14 +374,14 @@ impl fmt::Debug for Gpu {
 
 /// The time that the card takes for what is sent while it runs.
 #[derive(Debug)]
-pub struct Timer {
+pub struct GpuTimer {
     start: Event,
     end: Event,
     // Last: events end before their context.
     gpu: Gpu,
 }
 
-impl Timer {
+impl GpuTimer {
     /// Waits until all that was sent is done, and tells how long the card took. It counts in steps of half a microsecond.
     ///
     /// # Errors
@@ -399,14 +400,14 @@ pub const LAPS_MAX: usize = 8192;
 
 /// Moments in a card's work, and the time between them. The driver's events for them are made once and used again.
 #[derive(Debug)]
-pub struct Laps {
+pub struct GpuLaps {
     events: Vec<Event>,
     used: usize,
     // Last: events end before their context.
     gpu: Gpu,
 }
 
-impl Laps {
+impl GpuLaps {
     /// Notes the moment at which all that was sent so far is done; false where there are [`LAPS_MAX`] already. Nothing is
     /// waited for.
     ///
@@ -451,7 +452,7 @@ impl Laps {
 
 /// Small uploads on their way.
 struct Staging {
-    memory: Pinned,
+    memory: PinnedMemory,
     used: usize,
 }
 

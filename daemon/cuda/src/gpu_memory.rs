@@ -1,21 +1,21 @@
 //! Memory on the GPU that keeps its GPU open.
 
-use crate::{error::CudaError, gpu::Gpu, memory::OnCard, span::Span};
+use crate::{error::CudaError, gpu::Gpu, memory::DeviceAllocation, span::GpuSpan};
 
 /// Memory on the card, freed when dropped. Its contents are whatever lay there.
 #[derive(Debug)]
 pub struct GpuMemory {
     // Before the card, which it needs when it is freed.
-    place: Place,
+    placement: MemoryPlacement,
     gpu: Gpu,
 }
 
 #[derive(Debug)]
-enum Place {
+enum MemoryPlacement {
     /// An allocation of its own.
-    Own(OnCard),
+    Allocation(DeviceAllocation),
     /// A part of the card's arena.
-    Part(Span),
+    ArenaPart(GpuSpan),
 }
 
 impl Gpu {
@@ -24,8 +24,8 @@ impl Gpu {
     /// # Errors
     /// When there is no room, with what is free.
     pub fn allocate(&self, bytes: usize) -> Result<GpuMemory, CudaError> {
-        let memory = OnCard::allocate(self.current()?, bytes)?;
-        Ok(GpuMemory::new(self, Place::Own(memory)))
+        let memory = DeviceAllocation::allocate(self.current()?, bytes)?;
+        Ok(GpuMemory::new(self, MemoryPlacement::Allocation(memory)))
     }
 
     /// Memory on the card for what is large and comes and goes: where the card can, a part of an arena, which has no more
@@ -35,33 +35,33 @@ impl Gpu {
     /// When there is no room, with what is free.
     pub fn allocate_part(&self, bytes: usize) -> Result<GpuMemory, CudaError> {
         match self.take_part(bytes)? {
-            Some(part) => Ok(GpuMemory::new(self, Place::Part(part))),
+            Some(part) => Ok(GpuMemory::new(self, MemoryPlacement::ArenaPart(part))),
             None => self.allocate(bytes),
         }
     }
 }
 
 impl GpuMemory {
-    fn new(gpu: &Gpu, place: Place) -> Self {
+    fn new(gpu: &Gpu, place: MemoryPlacement) -> Self {
         Self {
-            place,
+            placement: place,
             gpu: gpu.clone(),
         }
     }
 
     /// Where it lies.
     #[must_use]
-    pub fn span(&self) -> Span {
-        match &self.place {
-            Place::Own(memory) => memory.span,
-            Place::Part(part) => *part,
+    pub fn span(&self) -> GpuSpan {
+        match &self.placement {
+            MemoryPlacement::Allocation(memory) => memory.span,
+            MemoryPlacement::ArenaPart(part) => *part,
         }
     }
 }
 
 impl Drop for GpuMemory {
     fn drop(&mut self) {
-        if let Place::Part(part) = self.place {
+        if let MemoryPlacement::ArenaPart(part) = self.placement {
             self.gpu.give_back_part(part);
         }
     }

@@ -4,28 +4,30 @@
 //! (ids, positions, rows, tasks) can't be checked here: a number out of range reads or writes where it should not.
 
 mod attend;
-mod decode;
+mod decompress;
 mod dequantize;
-mod head;
-mod palette;
+mod dictionary;
+mod lm_head;
 mod rows;
 mod salience;
 
 pub use self::{
-    attend::{ATTEND_QUERIES, Attend, HEAD_DIM_MAX, Segment, Task},
-    decode::{CodedChunk, CodedMatrix, Coding},
-    head::{CompareState, HEAD_TOKENS, HeadChoice, HeadRow, HeadState, NO_TOKEN},
-    palette::{PaletteIndexError, PaletteProduct, palette_index, palette_index_bytes},
-    rows::Turned,
-    salience::{Salience, SalienceScratch},
+    attend::{ATTEND_QUERIES, AttentionArgs, AttentionSegment, AttentionTask, HEAD_DIM_MAX},
+    decompress::{CompressedChunk, CompressedGpuMatrix, Compression},
+    dictionary::{
+        DictionaryIndexError, DictionaryMatmul, dictionary_index, dictionary_index_bytes,
+    },
+    lm_head::{CompareState, LM_HEAD_TOKENS, LmHeadRow, LmHeadSampling, LmHeadState, NO_TOKEN},
+    rows::RopeRows,
+    salience::{SalienceArgs, SalienceScratch},
 };
 use crate::{
-    blas::Product,
+    blas::Matmul,
+    dtype::{DType, Format},
     error::CudaError,
     gpu::Gpu,
-    launch::Argument,
-    number::{Format, Number},
-    span::Span,
+    launch::KernelArgument,
+    span::GpuSpan,
 };
 
 /// Rows up to which the card waits for the weights and for nothing else, as `multiply_few.cuh` says.
@@ -48,9 +50,9 @@ impl Gpu {
     /// When a span is too short.
     pub fn embed(
         &self,
-        out: Span,
-        ids: Span,
-        table: Span,
+        out: GpuSpan,
+        ids: GpuSpan,
+        table: GpuSpan,
         format: Format,
         width: usize,
         rows: usize,
@@ -85,16 +87,16 @@ impl Gpu {
     #[expect(clippy::too_many_arguments, reason = "the operation has as many")]
     pub fn rms_norm(
         &self,
-        number: Number,
-        out: Span,
-        x: Span,
-        weight: Span,
+        dtype: DType,
+        out: GpuSpan,
+        x: GpuSpan,
+        weight: GpuSpan,
         weight_format: Format,
         rows: usize,
         width: usize,
         epsilon: f32,
     ) -> Result<(), CudaError> {
-        holds("out", out, rows * width, number.bytes());
+        holds("out", out, rows * width, dtype.bytes());
         holds("x", x, rows * width, 4);
         holds_weights(weight, weight_format, width);
         let weight_format = vector_format(weight_format);
@@ -102,7 +104,7 @@ impl Gpu {
             return Ok(());
         }
         self.send(
-            &format!("rms_norm_{}", number.name()),
+            &format!("rms_norm_{}", dtype.name()),
             [rows, 1],
             REDUCE_THREADS,
             &[
@@ -112,7 +114,7 @@ impl Gpu {
                 weight_format,
                 size(rows),
                 size(width),
-                Argument::F32(epsilon),
+                KernelArgument::F32(epsilon),
             ],
         )
     }
@@ -124,16 +126,16 @@ impl Gpu {
     ///
     /// # Panics
     /// When a span is too short.
-    pub fn silu_multiply(
+    pub fn silu_mul(
         &self,
-        number: Number,
-        gate: Span,
-        up: Span,
+        dtype: DType,
+        gate: GpuSpan,
+        up: GpuSpan,
         count: usize,
     ) -> Result<(), CudaError> {
-        holds("gate", gate, count, number.bytes());
-        holds("up", up, count, number.bytes());
-        self.elements("silu_multiply", number, [gate, up], count)
+        holds("gate", gate, count, dtype.bytes());
+        holds("up", up, count, dtype.bytes());
+        self.elements("silu_multiply", dtype, [gate, up], count)
     }
 
     /// Adds `y` to `x` (`f32`).
@@ -143,10 +145,10 @@ impl Gpu {
     ///
     /// # Panics
     /// When a span is too short.
-    pub fn add(&self, number: Number, x: Span, y: Span, count: usize) -> Result<(), CudaError> {
+    pub fn add(&self, dtype: DType, x: GpuSpan, y: GpuSpan, count: usize) -> Result<(), CudaError> {
         holds("x", x, count, 4);
-        holds("y", y, count, number.bytes());
-        self.elements("add", number, [x, y], count)
+        holds("y", y, count, dtype.bytes());
+        self.elements("add", dtype, [x, y], count)
     }
 
     /// `x` (`f32`) as numbers that are computed in. In half precision, what is too large stays the largest number.
@@ -158,14 +160,14 @@ impl Gpu {
     /// When a span is too short.
     pub fn convert(
         &self,
-        number: Number,
-        out: Span,
-        x: Span,
+        dtype: DType,
+        out: GpuSpan,
+        x: GpuSpan,
         count: usize,
     ) -> Result<(), CudaError> {
-        holds("out", out, count, number.bytes());
+        holds("out", out, count, dtype.bytes());
         holds("x", x, count, 4);
-        self.elements("convert", number, [out, x], count)
+        self.elements("convert", dtype, [out, x], count)
     }
 
     /// Rows of `x` at `rows` (`u32`), in that order; elements of 2 or 4 bytes.
@@ -178,9 +180,9 @@ impl Gpu {
     pub fn take_rows(
         &self,
         element_bytes: usize,
-        out: Span,
-        x: Span,
-        rows: Span,
+        out: GpuSpan,
+        x: GpuSpan,
+        rows: GpuSpan,
         count: usize,
         width: usize,
     ) -> Result<(), CudaError> {
@@ -218,19 +220,14 @@ impl Gpu {
     /// # Panics
     /// When a span is too short, the width is not whole blocks, results are added to other numbers than `f32`, or the format
     /// [isn't multiplied](Format::is_multiplied).
-    pub fn multiply(
-        &self,
-        number: Number,
-        format: Format,
-        product: Product,
-    ) -> Result<(), CudaError> {
-        if product.rows >= BLAS_ROWS
-            && format.name() == number.name()
-            && self.multiply_by_blas(number, product)?
+    pub fn matmul(&self, dtype: DType, format: Format, matmul: Matmul) -> Result<(), CudaError> {
+        if matmul.rows >= BLAS_ROWS
+            && format.name() == dtype.name()
+            && self.matmul_by_blas(dtype, matmul)?
         {
             return Ok(());
         }
-        self.multiply_by_kernels(number, format, product)
+        self.matmul_by_kernels(dtype, format, matmul)
     }
 
     /// The same by cuBLAS for weights that are numbers as they are computed in, and whether there is one.
@@ -240,27 +237,23 @@ impl Gpu {
     ///
     /// # Panics
     /// As [`multiply`](Self::multiply).
-    pub fn multiply_by_blas(&self, number: Number, product: Product) -> Result<bool, CudaError> {
+    pub fn matmul_by_blas(&self, dtype: DType, matmul: Matmul) -> Result<bool, CudaError> {
         let Some(blas) = self.blas() else {
             return Ok(false);
         };
-        blas.multiply(number, product).map_err(|refused| {
+        blas.gemm(dtype, matmul).map_err(|refused| {
             // cuBLAS has words of its own for work that failed before; the driver's say more, and whether all is over.
             self.synchronize().err().unwrap_or(refused)
         })?;
-        let (rows, outputs) = (product.rows, product.outputs);
-        if number != Number::F16 || product.out_is_f32 || rows == 0 || outputs == 0 {
+        let (rows, outputs) = (matmul.rows, matmul.outputs);
+        if dtype != DType::F16 || matmul.out_is_f32 || rows == 0 || outputs == 0 {
             return Ok(true);
         }
         self.send(
             "saturate_f16",
             [rows, outputs.div_ceil(ELEMENT_THREADS as usize)],
             ELEMENT_THREADS,
-            &[
-                address(product.out),
-                size(outputs),
-                size(product.out_stride),
-            ],
+            &[address(matmul.out), size(outputs), size(matmul.out_stride)],
         )?;
         Ok(true)
     }
@@ -272,13 +265,13 @@ impl Gpu {
     ///
     /// # Panics
     /// As [`multiply`](Self::multiply).
-    pub fn multiply_by_kernels(
+    pub fn matmul_by_kernels(
         &self,
-        number: Number,
+        dtype: DType,
         format: Format,
-        product: Product,
+        matmul: Matmul,
     ) -> Result<(), CudaError> {
-        let Product {
+        let Matmul {
             out,
             out_is_f32,
             x,
@@ -288,17 +281,17 @@ impl Gpu {
             out_stride,
             width,
             accumulate,
-        } = product;
+        } = matmul;
         assert!(
-            format.is_multiplied(),
+            format.has_matmul(),
             "weights in {} are decoded first",
             format.name()
         );
-        let out_is_f32 = out_is_f32 || number == Number::F32;
+        let out_is_f32 = out_is_f32 || dtype == DType::F32;
         assert!(out_is_f32 || !accumulate, "sums are f32");
-        let out_bytes = if out_is_f32 { 4 } else { number.bytes() };
-        holds("out", out, product.out_len(), out_bytes);
-        holds("x", x, rows * width, number.bytes());
+        let out_bytes = if out_is_f32 { 4 } else { dtype.bytes() };
+        holds("out", out, matmul.out_len(), out_bytes);
+        holds("x", x, rows * width, dtype.bytes());
         assert!(
             width.is_multiple_of(format.block_len()),
             "rows of {width} weights are not whole blocks"
@@ -307,22 +300,22 @@ impl Gpu {
         if rows == 0 || outputs == 0 {
             return Ok(());
         }
-        let few = rows <= FEW_ROWS && suits_few(number, format, &product);
+        let few = rows <= FEW_ROWS && suits_few(dtype, format, &matmul);
         let (kind, grid, block) = shape_of(few, rows, outputs, outputs);
         self.send(
-            &format!("{kind}_{}_{}", number.name(), format.name()),
+            &format!("{kind}_{}_{}", dtype.name(), format.name()),
             grid,
             block,
             &[
                 address(out),
-                Argument::U32(out_is_f32.into()),
+                KernelArgument::U32(out_is_f32.into()),
                 address(x),
                 address(weights),
                 size(rows),
                 size(outputs),
                 size(width),
                 size(out_stride),
-                Argument::F32(if accumulate { 1.0 } else { 0.0 }),
+                KernelArgument::F32(if accumulate { 1.0 } else { 0.0 }),
             ],
         )
     }
@@ -331,15 +324,15 @@ impl Gpu {
     fn elements(
         &self,
         kind: &str,
-        number: Number,
-        spans: [Span; 2],
+        dtype: DType,
+        spans: [GpuSpan; 2],
         count: usize,
     ) -> Result<(), CudaError> {
         if count == 0 {
             return Ok(());
         }
         self.send(
-            &format!("{kind}_{}", number.name()),
+            &format!("{kind}_{}", dtype.name()),
             threads(count),
             ELEMENT_THREADS,
             &[address(spans[0]), address(spans[1]), size_64(count)],
@@ -351,7 +344,7 @@ impl Gpu {
         kernel: &str,
         grid: [usize; 2],
         block: u32,
-        arguments: &[Argument<'_>],
+        arguments: &[KernelArgument<'_>],
     ) -> Result<(), CudaError> {
         /// Blocks that a grid may have: in its first direction, and in its second.
         const GRID_MAX: [usize; 2] = [(1 << 31) - 1, (1 << 16) - 1];
@@ -401,8 +394,8 @@ fn threads(count: usize) -> [usize; 2] {
 }
 
 /// How a vector is stored, as kernels are told.
-fn vector_format(format: Format) -> Argument<'static> {
-    Argument::U32(match format {
+fn vector_format(format: Format) -> KernelArgument<'static> {
+    KernelArgument::U32(match format {
         Format::F32 => 0,
         Format::F16 => 1,
         Format::Bf16 => 2,
@@ -410,30 +403,30 @@ fn vector_format(format: Format) -> Argument<'static> {
     })
 }
 
-fn address(span: Span) -> Argument<'static> {
-    Argument::Address(span.address())
+fn address(span: GpuSpan) -> KernelArgument<'static> {
+    KernelArgument::Address(span.address())
 }
 
-fn size_64(size: usize) -> Argument<'static> {
-    Argument::U64(size as u64)
+fn size_64(size: usize) -> KernelArgument<'static> {
+    KernelArgument::U64(size as u64)
 }
 
-fn size(size: usize) -> Argument<'static> {
-    Argument::U32(u32::try_from(size).expect("sizes of a matrix have 32 bits"))
+fn size(size: usize) -> KernelArgument<'static> {
+    KernelArgument::U32(u32::try_from(size).expect("sizes of a matrix have 32 bits"))
 }
 
 /// Whether the kernel for few rows can read these: in loads of 16 bytes only.
-fn suits_few(number: Number, format: Format, product: &Product) -> bool {
+fn suits_few(dtype: DType, format: Format, matmul: &Matmul) -> bool {
     let element = match format.block_len() {
-        1 => format.block_bytes().min(number.bytes()),
-        _ => number.bytes(),
+        1 => format.block_bytes().min(dtype.bytes()),
+        _ => dtype.bytes(),
     };
-    (product.width * element).is_multiple_of(16)
-        && product.x.address().is_multiple_of(16)
-        && (format.block_len() > 1 || product.weights.address().is_multiple_of(16))
+    (matmul.width * element).is_multiple_of(16)
+        && matmul.x.address().is_multiple_of(16)
+        && (format.block_len() > 1 || matmul.weights.address().is_multiple_of(16))
 }
 
-fn holds(name: &str, span: Span, count: usize, element_bytes: usize) {
+fn holds(name: &str, span: GpuSpan, count: usize, element_bytes: usize) {
     // Structures need the alignment of their largest field.
     let alignment = 1 << element_bytes.trailing_zeros().min(3);
     assert!(
@@ -442,7 +435,7 @@ fn holds(name: &str, span: Span, count: usize, element_bytes: usize) {
     );
 }
 
-fn holds_weights(span: Span, format: Format, count: usize) {
+fn holds_weights(span: GpuSpan, format: Format, count: usize) {
     let alignment = match format {
         Format::F32 => 4,
         // Blocks of a multiple of 16 bytes are read in loads of 16.

@@ -10,12 +10,12 @@ use crate::{
     context::Context,
     driver::Handle,
     error::CudaError,
-    modules::{Module, module_of},
+    modules::{KernelModule, module_of},
 };
 
 /// What a kernel is given.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Argument<'a> {
+pub(crate) enum KernelArgument<'a> {
     Address(u64),
     U32(u32),
     F32(f32),
@@ -24,7 +24,7 @@ pub(crate) enum Argument<'a> {
     Bytes(&'a [u8]),
 }
 
-impl Argument<'_> {
+impl KernelArgument<'_> {
     pub(crate) fn address(&self) -> *mut c_void {
         match self {
             Self::Address(value) | Self::U64(value) => ptr::from_ref(value).cast_mut().cast(),
@@ -44,7 +44,7 @@ impl Argument<'_> {
 }
 
 /// The kernels that have been used, in the modules that hold them.
-pub(crate) struct Kernels {
+pub(crate) struct KernelCache {
     modules: HashMap<&'static str, Loaded>,
     functions: HashMap<String, Function>,
     context: Context,
@@ -64,9 +64,9 @@ struct Function {
 }
 
 // SAFETY: the driver's handles are of use in any thread.
-unsafe impl Send for Kernels {}
+unsafe impl Send for KernelCache {}
 
-impl Kernels {
+impl KernelCache {
     pub(crate) fn new(context: Context) -> Self {
         Self {
             modules: HashMap::new(),
@@ -79,7 +79,7 @@ impl Kernels {
     pub(crate) fn function(
         &mut self,
         kernel: &str,
-        arguments: &[Argument<'_>],
+        arguments: &[KernelArgument<'_>],
     ) -> Result<Handle, CudaError> {
         if !self.functions.contains_key(kernel) {
             let function = self.find(kernel)?;
@@ -93,7 +93,7 @@ impl Kernels {
         assert!(
             arguments
                 .iter()
-                .map(Argument::bytes)
+                .map(KernelArgument::bytes)
                 .eq(function.parameters.iter().copied()),
             "{kernel} takes arguments of {:?} bytes, not {arguments:?}",
             function.parameters
@@ -124,7 +124,7 @@ impl Kernels {
     }
 }
 
-impl Drop for Kernels {
+impl Drop for KernelCache {
     fn drop(&mut self) {
         if self.context.make_current().is_ok() {
             for module in self.modules.values() {
@@ -137,7 +137,7 @@ impl Drop for Kernels {
 
 impl Loaded {
     /// Has the driver compile a module for its card, or find it among what it compiled before.
-    fn new(module: &'static Module, context: Context) -> Result<Self, CudaError> {
+    fn new(module: &'static KernelModule, context: Context) -> Result<Self, CudaError> {
         const ERROR_LOG_BUFFER: i32 = 5;
         const ERROR_LOG_BUFFER_BYTES: i32 = 6;
         let ptx = module.ptx();
@@ -170,7 +170,7 @@ impl Loaded {
     }
 }
 
-fn failed(module: &Module, context: Context, code: i32, log: &str) -> CudaError {
+fn failed(module: &KernelModule, context: Context, code: i32, log: &str) -> CudaError {
     context.note(code);
     let (name, text) = context.driver.words(code);
     CudaError::Kernels {

@@ -12,12 +12,13 @@
 //! - [`Unavailable`] says why there is no card to use, [`CudaError`] what failed on one.
 
 mod arena;
+mod bandwidth;
 mod blas;
 mod context;
 mod copies;
 mod driver;
+mod dtype;
 mod error;
-mod facts;
 mod gpu;
 mod gpu_memory;
 mod kernels;
@@ -25,25 +26,25 @@ mod launch;
 mod library;
 mod memory;
 mod modules;
-mod number;
 mod nvml;
-mod rates;
+mod properties;
 mod span;
 
 pub use arena::ArenaUse;
-pub use blas::{Blas, Product};
-pub use copies::{CopyStream, HostMemory, Mark};
+pub use bandwidth::{LinkBandwidth, PROBE_BYTES};
+pub use blas::{Blas, Matmul};
+pub use copies::{CopyStream, HostMemory, StreamMark};
 pub use driver::CUDA_NEEDED;
-pub use error::{CudaError, Unavailable};
-pub use facts::{DeviceName, Facts, devices};
-pub use gpu::{CAPABILITY_NEEDED, Gpu, LAPS_MAX, Laps, Timer};
+pub use dtype::{DType, Format};
+pub use error::{CudaError, GpuUnavailable};
+pub use gpu::{CAPABILITY_NEEDED, Gpu, GpuLaps, GpuTimer, LAPS_MAX};
 pub use gpu_memory::GpuMemory;
 pub use kernels::{
-    ATTEND_QUERIES, Attend, CodedChunk, CodedMatrix, Coding, CompareState, HEAD_DIM_MAX,
-    HEAD_TOKENS, HeadChoice, HeadRow, HeadState, NO_TOKEN, PaletteIndexError, PaletteProduct,
-    Salience, SalienceScratch, Segment, Task, Turned, palette_index, palette_index_bytes,
+    ATTEND_QUERIES, AttentionArgs, AttentionSegment, AttentionTask, CompareState, CompressedChunk,
+    CompressedGpuMatrix, Compression, DictionaryIndexError, DictionaryMatmul, HEAD_DIM_MAX,
+    LM_HEAD_TOKENS, LmHeadRow, LmHeadSampling, LmHeadState, NO_TOKEN, RopeRows, SalienceArgs,
+    SalienceScratch, dictionary_index, dictionary_index_bytes,
 };
-pub use number::{Format, Number};
-pub use nvml::{Bus, Clocks, Live, Utilization};
-pub use rates::{LinkRates, PROBE_BYTES};
-pub use span::{MemoryInfo, Span};
+pub use nvml::{GpuClocks, GpuUtilization, LiveStats, PcieLink};
+pub use properties::{DeviceName, DeviceProperties, devices};
+pub use span::{GpuSpan, MemoryInfo};

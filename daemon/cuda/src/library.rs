@@ -10,7 +10,7 @@ macro_rules! functions {
     }) => {
         $(#[$meta])*
         pub(crate) struct $table {
-            $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> $crate::library::Code,)*
+            $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> $crate::library::ErrorCode,)*
         }
 
         impl $table {
@@ -36,7 +36,7 @@ macro_rules! functions {
 pub(crate) use functions;
 
 /// What a function of CUDA's libraries answers. No Rust enum, since newer libraries have newer codes; 0 is success.
-pub(crate) type Code = i32;
+pub(crate) type ErrorCode = i32;
 
 /// Opens the first of `names` that can be opened, and tells which.
 ///

@@ -10,17 +10,17 @@ use std::{
 use crate::{
     context::Context,
     error::{CudaError, code},
-    span::Span,
+    span::GpuSpan,
 };
 
 /// Memory on the GPU, freed when dropped.
 #[derive(Debug)]
-pub(crate) struct OnCard {
-    pub(crate) span: Span,
+pub(crate) struct DeviceAllocation {
+    pub(crate) span: GpuSpan,
     context: Context,
 }
 
-impl OnCard {
+impl DeviceAllocation {
     /// The context must be the current one.
     pub(crate) fn allocate(context: Context, bytes: usize) -> Result<Self, CudaError> {
         let mut address = 0;
@@ -34,17 +34,17 @@ impl OnCard {
                         free_bytes: context.memory().ok().map(|memory| memory.free_bytes),
                     });
                 }
-                code => context.check("allocate memory on the card", code)?,
+                code => context.check("allocate GPU memory", code)?,
             }
         }
         Ok(Self {
-            span: Span::new(address, bytes),
+            span: GpuSpan::new(address, bytes),
             context,
         })
     }
 }
 
-impl Drop for OnCard {
+impl Drop for DeviceAllocation {
     fn drop(&mut self) {
         if self.span.bytes() > 0 && self.context.make_current().is_ok() {
             // SAFETY: allocated by this driver and freed once. The driver waits for work that uses it. It fails only when
@@ -61,7 +61,7 @@ pub(crate) const PAGE_BYTES: usize = 4096;
 /// Memory of the host that the card copies from and to at the full rate of the bus; the system can't page it out. It
 /// begins with a page, as reads past the system's cache want, and is freed when dropped; it doesn't keep its context alive.
 #[derive(Debug)]
-pub(crate) struct Pinned {
+pub(crate) struct PinnedMemory {
     start: NonNull<u8>,
     bytes: usize,
     /// What the driver gave.
@@ -70,11 +70,11 @@ pub(crate) struct Pinned {
 }
 
 // SAFETY: it is plain memory with one owner.
-unsafe impl Send for Pinned {}
+unsafe impl Send for PinnedMemory {}
 // SAFETY: shared, it can only be read.
-unsafe impl Sync for Pinned {}
+unsafe impl Sync for PinnedMemory {}
 
-impl Pinned {
+impl PinnedMemory {
     /// The context must be the current one.
     pub(crate) fn allocate(context: Context, bytes: usize) -> Result<Self, CudaError> {
         let mut given: *mut c_void = ptr::null_mut();
@@ -106,7 +106,7 @@ impl Pinned {
     }
 }
 
-impl Deref for Pinned {
+impl Deref for PinnedMemory {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -115,14 +115,14 @@ impl Deref for Pinned {
     }
 }
 
-impl DerefMut for Pinned {
+impl DerefMut for PinnedMemory {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and nobody else holds a slice of them.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedMemory {
     fn drop(&mut self) {
         if self.bytes > 0 && self.context.make_current().is_ok() {
             // SAFETY: allocated by this driver and freed once. Every copy from or to it has been waited for.

@@ -6,12 +6,12 @@ use miniz_oxide::inflate::decompress_to_vec_zlib_with_limit;
 const PTX_BYTES_MAX: usize = 2 << 20;
 
 /// Kernels that are compiled together, for the oldest GPU that has what they need; newer ones take the same.
-pub(crate) struct Module {
+pub(crate) struct KernelModule {
     pub(crate) name: &'static str,
     compressed: &'static [u8],
 }
 
-impl Module {
+impl KernelModule {
     /// Decompresses the module's PTX, which takes milliseconds; the driver then takes longer to compile it.
     ///
     /// # Panics
@@ -24,7 +24,7 @@ impl Module {
 }
 
 /// The module that a kernel is in.
-pub(crate) fn module_of(kernel: &str) -> Option<&'static Module> {
+pub(crate) fn module_of(kernel: &str) -> Option<&'static KernelModule> {
     let argument = |line: &'static str, call: &str| {
         line.strip_prefix(call)?
             .strip_prefix('(')?
@@ -43,14 +43,14 @@ pub(crate) fn module_of(kernel: &str) -> Option<&'static Module> {
 
 macro_rules! modules {
     ($($name:literal)*) => {
-        [$(Module {
+        [$(KernelModule {
             name: $name,
             compressed: include_bytes!(concat!("../ptx/", $name, ".zlib")),
         },)*]
     };
 }
 
-static MODULES: [Module; 24] = modules! {
+static MODULES: [KernelModule; 24] = modules! {
     "embed" "rows_f32" "rows_f16" "rows_bf16" "dequantize_f32" "dequantize_f16" "dequantize_bf16" "decode_f32"
     "decode_f16" "decode_bf16" "multiply_f32" "multiply_f16" "multiply_bf16" "multiply_few_f32" "multiply_few_f16"
     "multiply_few_bf16" "multiply_palette_f32" "multiply_palette_f16" "multiply_palette_bf16" "attention_f32"

@@ -12,15 +12,15 @@ use nvml_wrapper::{
 
 /// What changes from moment to moment.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Live {
+pub struct LiveStats {
     /// Free for this process and others, if the driver tells.
     pub free_bytes: Option<u64>,
     /// Held by other processes, where NVML tells each one's share.
     pub held_by_others_bytes: Option<u64>,
     /// The way between host and card. Idle cards lower the generation.
-    pub bus: Option<Bus>,
+    pub pcie_link: Option<PcieLink>,
     /// Clocks now.
-    pub clocks_mhz: Option<Clocks>,
+    pub clocks_mhz: Option<GpuClocks>,
     /// Temperature of the chip.
     pub temperature_c: Option<u32>,
     /// Power drawn.
@@ -28,12 +28,12 @@ pub struct Live {
     /// Power that it may draw.
     pub power_limit_w: Option<f64>,
     /// Share of the time that it worked, over the last second or so.
-    pub utilization_percent: Option<Utilization>,
+    pub utilization_percent: Option<GpuUtilization>,
 }
 
 /// A PCI Express link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bus {
+pub struct PcieLink {
     /// Of PCI Express, now.
     pub generation: u32,
     /// What card and slot both can do.
@@ -46,7 +46,7 @@ pub struct Bus {
 
 /// How fast a card is clocked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Clocks {
+pub struct GpuClocks {
     /// The processors'.
     pub sm: u32,
     /// The memory's.
@@ -55,21 +55,21 @@ pub struct Clocks {
 
 /// How busy a card is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Utilization {
+pub struct GpuUtilization {
     /// Some kernel ran.
     pub gpu: u32,
     /// The memory was read or written.
     pub memory: u32,
 }
 
-impl Live {
+impl LiveStats {
     /// By NVML's handle of the card, where there is one.
     pub(crate) fn read(nvml: Option<&NvmlDevice>, free_bytes: Option<u64>) -> Self {
         let watts = |milliwatts: u32| f64::from(milliwatts) / 1000.0;
         Self {
             free_bytes,
             held_by_others_bytes: nvml.and_then(NvmlDevice::held_by_others_bytes),
-            bus: nvml.and_then(|card| card.bus().ok()),
+            pcie_link: nvml.and_then(|card| card.pcie_link().ok()),
             clocks_mhz: nvml.and_then(|card| card.clocks_mhz().ok()),
             temperature_c: nvml.and_then(|card| card.0.temperature(TemperatureSensor::Gpu).ok()),
             power_w: nvml.and_then(|card| card.0.power_usage().ok()).map(watts),
@@ -77,7 +77,7 @@ impl Live {
                 .and_then(|card| card.0.enforced_power_limit().ok())
                 .map(watts),
             utilization_percent: nvml.and_then(|card| card.0.utilization_rates().ok()).map(
-                |rates| Utilization {
+                |rates| GpuUtilization {
                     gpu: rates.gpu,
                     memory: rates.memory,
                 },
@@ -133,8 +133,8 @@ impl NvmlDevice {
         Some(bytes_by_process)
     }
 
-    fn bus(&self) -> Result<Bus, NvmlError> {
-        Ok(Bus {
+    fn pcie_link(&self) -> Result<PcieLink, NvmlError> {
+        Ok(PcieLink {
             generation: self.0.current_pcie_link_gen()?,
             generation_max: self.0.max_pcie_link_gen()?,
             width: self.0.current_pcie_link_width()?,
@@ -142,8 +142,8 @@ impl NvmlDevice {
         })
     }
 
-    fn clocks_mhz(&self) -> Result<Clocks, NvmlError> {
-        Ok(Clocks {
+    fn clocks_mhz(&self) -> Result<GpuClocks, NvmlError> {
+        Ok(GpuClocks {
             sm: self.0.clock_info(Clock::SM)?,
             memory: self.0.clock_info(Clock::Memory)?,
         })

@@ -4,12 +4,12 @@
 /// [`GpuMemory`](crate::GpuMemory) gives wrong numbers or the driver's error, and never touches the host's memory. The
 /// default one is empty.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Span {
+pub struct GpuSpan {
     address: u64,
     bytes: usize,
 }
 
-impl Span {
+impl GpuSpan {
     pub(crate) fn new(address: u64, bytes: usize) -> Self {
         Self { address, bytes }
     }

@@ -2,16 +2,16 @@
 
 use sluice_plan::Workload;
 use sluice_shared::{
-    decoding::{BRANCHES_MAX, Decoding, Growth, Speculation},
+    decoding::{BRANCHES_MAX, CanvasGrowth, Decoding, Speculation},
     policy::PolicyChoice,
-    sampling::{Cache, Remasking, STOP_BYTES_MAX, STOPS_MAX, Sampling},
+    sampling::{KvCacheMode, Remasking, STOP_BYTES_MAX, STOPS_MAX, Sampling},
 };
 
 use crate::{
-    decode::{self, compare::ROWS_PER_SAMPLE_MAX, policy::policy},
+    decode::{self, fidelity::ROWS_PER_SAMPLE_MAX, policy::policy},
     error::RequestError,
     model::ModelInfo,
-    request::{Compare, Generate, Score, Slot, Work},
+    request::{CanvasSlot, Generate, MeasureFidelity, Score, Work},
 };
 
 impl Work {
@@ -28,7 +28,7 @@ impl Work {
                 request.answer.len(),
                 requests(request.guidance),
             ),
-            Self::Compare(request) => Workload::new(
+            Self::MeasureFidelity(request) => Workload::new(
                 longest(&request.samples).unwrap_or(1),
                 ROWS_PER_SAMPLE_MAX,
                 1,
@@ -44,7 +44,7 @@ impl Work {
         match self {
             Self::Generate(generate) => generate.check(model),
             Self::Score(score) => score.check(model),
-            Self::Compare(compare) => compare.check(model),
+            Self::MeasureFidelity(compare) => compare.check(model),
         }
     }
 }
@@ -53,22 +53,22 @@ impl Generate {
     /// What its passes are like, of so many canvases that differ in what is masked of the prompt.
     fn workload(&self, canvases: usize) -> Workload {
         let Decoding {
-            caching,
-            growth,
+            kv_cache: caching,
+            canvas_growth: growth,
             speculation,
             ..
         } = self.decoding;
         let block = match growth {
-            Growth::Fixed | Growth::Append => self.block_length,
-            Growth::Insert => decode::diffusion::head_rows(self.block_length),
+            CanvasGrowth::Fixed | CanvasGrowth::Append => self.block_length,
+            CanvasGrowth::Insert => decode::diffusion::lm_head_rows(self.block_length),
         };
         let canvas = self.prompt.len() + self.canvas.len();
         let workload = Workload::new(canvas, block, canvases * speculation.canvases() as usize)
             .computing(decode::most_rows(self))
             .comparing(self.compared_rows());
-        let workload = match caching.kind {
-            Cache::None => workload,
-            _ => workload.keeping(),
+        let workload = match caching.mode {
+            KvCacheMode::None => workload,
+            _ => workload.with_kv_cache(),
         };
         match policy(&self.policy).needs().checks {
             true => workload.checking(),
@@ -105,20 +105,20 @@ impl Generate {
         check_scale("guidance", self.guidance)?;
         match model.mask {
             Some(mask) => {
-                self.check_masked()?;
+                self.check_diffusion()?;
                 self.check_decoding(model, mask.shifted)?;
             }
-            None => self.check_causal()?,
+            None => self.check_autoregressive()?,
         }
         let pinned = self.canvas.iter().filter_map(|slot| match slot {
-            Slot::Pinned(id) => Some(id),
-            Slot::Masked => None,
+            CanvasSlot::Pinned(id) => Some(id),
+            CanvasSlot::Masked => None,
         });
         check_ids(self.prompt.iter().chain(pinned), model)
     }
 
     /// A model that fills masks knows nothing of what only causal ones are asked.
-    fn check_masked(&self) -> Result<(), RequestError> {
+    fn check_diffusion(&self) -> Result<(), RequestError> {
         let Sampling {
             top_k,
             top_p,
@@ -133,7 +133,7 @@ impl Generate {
             ("stop", !self.stops.is_empty()),
         ];
         if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
-            return Err(RequestError::OnlyCausal { what });
+            return Err(RequestError::OnlyAutoregressive { what });
         }
         if self.remasking != Remasking::default() && policy(&self.policy).needs().ranking.is_some()
         {
@@ -149,96 +149,102 @@ impl Generate {
     /// What passes leave out or try must go together.
     fn check_decoding(&self, model: &ModelInfo, is_shifted: bool) -> Result<(), RequestError> {
         let Decoding {
-            caching,
-            window,
-            growth,
+            kv_cache: caching,
+            suffix_window: window,
+            canvas_growth: growth,
             speculation,
         } = self.decoding;
         let refused = |what, problem: String| Err(RequestError::Sampling { what, problem });
         if let Some((what, problem)) = caching.problem() {
             return refused(what, problem);
         }
-        let keeps = caching.kind != Cache::None;
-        if caching.keep < 1.0 && (caching.kind != Cache::Dual || caching.behind.is_some()) {
-            let problem = "a share of the keys is kept with the dual cache, all of which is computed anew when a block opens";
+        let keeps = caching.mode != KvCacheMode::None;
+        if caching.keep_share < 1.0
+            && (caching.mode != KvCacheMode::Dual || caching.recompute_before.is_some())
+        {
+            let problem = "keeping a share of the keys requires the dual KV cache with a full recompute at each new block";
             return refused("keep", problem.to_owned());
         }
-        if caching.keep < 1.0 && self.prompt.len() + self.canvas.len() > KEEP_CANVAS_MAX {
-            let problem =
-                format!("keys are chosen from canvases of at most {KEEP_CANVAS_MAX} positions");
+        if caching.keep_share < 1.0 && self.prompt.len() + self.canvas.len() > KEEP_CANVAS_MAX {
+            let problem = format!(
+                "keeping a share of the keys is limited to canvases of {KEEP_CANVAS_MAX} positions"
+            );
             return refused("keep", problem);
         }
         let policy = policy(&self.policy);
         let speculates = speculation != Speculation::None;
         let branches = speculation.canvases() - 1;
         if speculates && !(1..=BRANCHES_MAX).contains(&branches) {
-            let problem = format!("1 to {BRANCHES_MAX} canvases go beside the first");
+            let problem = format!("branches must be between 1 and {BRANCHES_MAX}");
             return refused("speculation", problem);
         }
-        if speculates && (keeps || growth == Growth::Insert) {
-            let problem = "several canvases in a pass go with no cache and no insertion; leave one of them out";
+        if speculates && (keeps || growth == CanvasGrowth::Insert) {
+            let problem = "speculation cannot be combined with a KV cache or with inserted masks";
             return refused("speculation", problem.to_owned());
         }
         if speculates && !policy.is_stateless() {
             let problem = format!(
-                "policy '{}', which remembers earlier passes, goes with one canvas alone",
+                "policy '{}' depends on earlier passes and cannot be combined with speculation",
                 self.policy.name()
             );
             return refused("speculation", problem);
         }
         if policy.needs().checks && (keeps || speculates || is_shifted) {
             let problem = format!(
-                "policy '{}' looks at what it has committed, which goes with no cache, no speculation and no model whose \
-                 logits are shifted",
+                "policy '{}' verifies committed tokens; it cannot be combined with a KV cache, speculation or a model with \
+                 shifted logits",
                 self.policy.name()
             );
             return refused("policy", problem);
         }
-        if policy.needs().divergence && self.block_length > COMPARED_ROWS_MAX {
+        if policy.needs().divergence && self.block_length > FIDELITY_ROWS_MAX {
             let problem = format!(
-                "policy '{}' keeps what each position of a block was distributed like; blocks of at most {COMPARED_ROWS_MAX} go",
+                "policy '{}' keeps each position's distribution and is limited to blocks of {FIDELITY_ROWS_MAX} positions",
                 self.policy.name()
             );
             return refused("policy", problem);
         }
-        if growth == Growth::Append && window.is_some() {
+        if growth == CanvasGrowth::Append && window.is_some() {
             let problem =
-                "a canvas that is appended to has no masks behind its block; leave it out";
+                "a suffix window has no effect on a canvas that grows by appending; leave it out";
             return refused("window", problem.to_owned());
         }
-        if growth == Growth::Insert && !policy.is_stateless() {
+        if growth == CanvasGrowth::Insert && !policy.is_stateless() {
             let problem = format!(
-                "policy '{}' remembers places, which move when masks are put in",
+                "policy '{}' remembers positions, which inserted masks would move",
                 self.policy.name()
             );
             return refused("growth", problem);
         }
-        let is_pinned = self.canvas.iter().any(|slot| *slot != Slot::Masked);
-        if growth == Growth::Insert && (is_pinned || model.eos_token_ids.is_empty()) {
+        let is_pinned = self.canvas.iter().any(|slot| *slot != CanvasSlot::Masked);
+        if growth == CanvasGrowth::Insert && (is_pinned || model.eos_token_ids.is_empty()) {
             let problem =
-                "a canvas is lengthened where nothing is pinned and the model has an end token";
+                "canvas growth requires a model with an end token and no pinned positions";
             return refused("growth", problem.to_owned());
         }
         Ok(())
     }
 
     /// And the other way round.
-    fn check_causal(&self) -> Result<(), RequestError> {
+    fn check_autoregressive(&self) -> Result<(), RequestError> {
         let asked = [
-            ("pins", self.canvas.iter().any(|slot| *slot != Slot::Masked)),
+            (
+                "pins",
+                self.canvas.iter().any(|slot| *slot != CanvasSlot::Masked),
+            ),
             ("guidance", self.guidance > 0.0),
             ("remasking", self.remasking != Remasking::default()),
             ("policy", self.policy != PolicyChoice::default()),
-            ("cache", self.decoding.caching.kind != Cache::None),
-            ("window", self.decoding.window.is_some()),
-            ("growth", self.decoding.growth != Growth::Fixed),
+            ("cache", self.decoding.kv_cache.mode != KvCacheMode::None),
+            ("window", self.decoding.suffix_window.is_some()),
+            ("growth", self.decoding.canvas_growth != CanvasGrowth::Fixed),
             (
                 "speculation",
                 self.decoding.speculation != Speculation::None,
             ),
         ];
         if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
-            return Err(RequestError::OnlyMasked { what });
+            return Err(RequestError::OnlyMaskedDiffusion { what });
         }
         if self.prompt.is_empty() {
             return Err(RequestError::Zero { what: "prompt" });
@@ -249,7 +255,7 @@ impl Generate {
         let longest = self.stops.iter().map(Vec::len).max().unwrap_or(0);
         if self.stops.len() > STOPS_MAX || longest > STOP_BYTES_MAX {
             let problem = format!(
-                "at most {STOPS_MAX} strings of at most {STOP_BYTES_MAX} bytes may end a text"
+                "at most {STOPS_MAX} stop strings of at most {STOP_BYTES_MAX} bytes each are allowed"
             );
             return Err(RequestError::Sampling {
                 what: "stop",
@@ -278,17 +284,17 @@ impl Score {
     }
 }
 
-impl Compare {
+impl MeasureFidelity {
     fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
         // Nothing follows a single token.
         let least = if model.mask.is_some() { 1 } else { 2 };
         if self.samples.iter().all(|sample| sample.len() < least) {
             return Err(RequestError::Zero { what: "samples" });
         }
-        if self.samples.len() > COMPARE_SAMPLES_MAX {
+        if self.samples.len() > FIDELITY_SAMPLES_MAX {
             return Err(RequestError::TooManySamples {
                 samples: self.samples.len(),
-                max: COMPARE_SAMPLES_MAX,
+                max: FIDELITY_SAMPLES_MAX,
             });
         }
         for sample in &self.samples {
@@ -302,10 +308,10 @@ impl Compare {
 const KEEP_CANVAS_MAX: usize = 1 << 17;
 
 /// Longest block of a policy that compares distributions, each of which is as long as the vocabulary.
-const COMPARED_ROWS_MAX: usize = 1024;
+const FIDELITY_ROWS_MAX: usize = 1024;
 
 /// Most texts of one comparison: a thousand rows measure a level to a few percent.
-pub const COMPARE_SAMPLES_MAX: usize = 256;
+pub const FIDELITY_SAMPLES_MAX: usize = 256;
 
 /// Most draws of one estimate: beyond this the standard error no longer pays for the time.
 pub const SCORE_DRAWS_MAX: usize = 65_536;
@@ -314,8 +320,8 @@ pub const SCORE_DRAWS_MAX: usize = 65_536;
 fn check_mask(model: &ModelInfo) -> Result<(), RequestError> {
     match model.mask {
         Some(_) => Ok(()),
-        None => Err(RequestError::OnlyMasked {
-            what: "estimates by masking",
+        None => Err(RequestError::OnlyMaskedDiffusion {
+            what: "likelihood estimates by masking",
         }),
     }
 }
@@ -350,10 +356,10 @@ fn check_ids<'a>(
     model: &ModelInfo,
 ) -> Result<(), RequestError> {
     for &id in ids {
-        if id as usize >= model.vocabulary {
+        if id as usize >= model.vocab_size {
             return Err(RequestError::UnknownToken {
                 id,
-                vocabulary: model.vocabulary,
+                vocab_size: model.vocab_size,
             });
         }
         if model.mask.is_some_and(|mask| mask.token_id == id) {
@@ -376,7 +382,10 @@ mod tests {
                 remasking,
                 ..Generate::greedy(ModelId(1), vec![5], 4)
             };
-            request.check_masked().err().map(|error| error.to_string())
+            request
+                .check_diffusion()
+                .err()
+                .map(|error| error.to_string())
         };
         for policy in ["margin", "entropy", "credit"] {
             assert_eq!(refused(policy, Remasking::LowConfidence), None);

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use sluice_checkpoint::Recommended;
-use sluice_plan::{Plan, SwitchTime};
-pub use sluice_shared::settings::{Change, Settings};
-use sluice_tokenizer::Text;
+use sluice_checkpoint::RecommendedSettings;
+use sluice_plan::{Plan, SwitchEstimate};
+pub use sluice_shared::settings::{PlanOptions, PlanSettings};
+use sluice_tokenizer::Tokenizer;
 
 use crate::{error::EngineError, model::ModelInfo, request::ModelId};
 
@@ -17,9 +17,9 @@ pub struct LoadedModel {
     /// What is known of it.
     pub info: ModelInfo,
     /// Its tokenizer and template, if the checkpoint has them.
-    pub text: Option<Arc<Text>>,
+    pub tokenizer: Option<Arc<Tokenizer>>,
     /// What the checkpoint says of how its tokens are chosen.
-    pub recommended: Recommended,
+    pub recommended: RecommendedSettings,
 }
 
 /// How a load goes.
@@ -63,7 +63,7 @@ pub enum ApplyEvent {
         /// Changes between passes.
         steps: usize,
         /// How long that will take, where rates are known.
-        time: Option<SwitchTime>,
+        estimate: Option<SwitchEstimate>,
     },
     /// Something the user should hear of.
     Notice(String),
@@ -77,9 +77,9 @@ pub enum ApplyEvent {
     /// So far.
     Progress {
         /// Steps done.
-        done: usize,
+        done_steps: usize,
         /// Steps in all.
-        steps: usize,
+        total_steps: usize,
     },
     /// The last event of every change: the plan now in force.
     Finished(Result<Arc<Plan>, EngineError>),

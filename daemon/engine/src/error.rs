@@ -5,7 +5,7 @@ use sluice_cuda::CudaError;
 use sluice_ops::OpsError;
 use sluice_plan::PlanError;
 use sluice_shared::level::Level;
-use sluice_tokenizer::TextError;
+use sluice_tokenizer::TokenizerError;
 
 /// A request breaks a rule; nothing was computed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -18,7 +18,7 @@ pub enum RequestError {
     },
     /// Prompt and part to fill don't fit the model's context.
     #[error(
-        "prompt of {prompt} tokens and length {length} exceed the model's context of {context}"
+        "a prompt of {prompt} tokens and a length of {length} exceed the model's context length of {context}"
     )]
     ContextExceeded {
         /// Tokens of the prompt.
@@ -37,7 +37,7 @@ pub enum RequestError {
         canvas: usize,
     },
     /// A scale that is negative, too large or no number.
-    #[error("{what} must lie between 0 and {max}, not {value}")]
+    #[error("{what} must be between 0 and {max}, not {value}")]
     NotAScale {
         /// Which scale.
         what: &'static str,
@@ -47,30 +47,32 @@ pub enum RequestError {
         value: f64,
     },
     /// An id beyond the vocabulary.
-    #[error("token id {id} lies outside the vocabulary of {vocabulary}")]
+    #[error("token id {id} is outside of the vocabulary of {vocab_size} tokens")]
     UnknownToken {
         /// What was given.
         id: u32,
         /// Ids are below this.
-        vocabulary: usize,
+        vocab_size: usize,
     },
     /// The mask's id among the given tokens.
-    #[error("token id {id} is the mask; positions to fill are given by length, not by id")]
+    #[error("token id {id} is the mask token; give the number of positions to fill as the length")]
     MaskGiven {
         /// The mask's id.
         id: u32,
     },
     /// Asked of a model that fills masks.
-    #[error("{what}: only causal models have that; this one fills masks")]
-    OnlyCausal {
+    #[error(
+        "{what}: only autoregressive models support this; the loaded model is a masked diffusion model"
+    )]
+    OnlyAutoregressive {
         /// What was asked for.
         what: &'static str,
     },
     /// Asked of a causal model.
     #[error(
-        "{what}: only models that fill masks have that; this one is causal and writes from left to right"
+        "{what}: only masked diffusion models support this; the loaded model is autoregressive"
     )]
-    OnlyMasked {
+    OnlyMaskedDiffusion {
         /// What was asked for.
         what: &'static str,
     },
@@ -91,7 +93,7 @@ pub enum RequestError {
         max: usize,
     },
     /// More texts than a comparison takes.
-    #[error("{samples} texts exceed the {max} of one comparison")]
+    #[error("{samples} texts exceed the limit of {max} for one fidelity measurement")]
     TooManySamples {
         /// Given.
         samples: usize,
@@ -108,12 +110,12 @@ pub enum EngineError {
     Checkpoint(#[from] CheckpointError),
     /// The checkpoint's tokenizer can't be used.
     #[error("tokenizer: {0}")]
-    Tokenizer(#[from] TextError),
+    Tokenizer(#[from] TokenizerError),
     /// The request breaks a rule.
     #[error(transparent)]
     Request(#[from] RequestError),
     /// As many requests wait as may.
-    #[error("the queue is full: {capacity} requests wait")]
+    #[error("the queue is full: {capacity} requests are waiting")]
     QueueFull {
         /// Requests that may wait.
         capacity: usize,
@@ -126,10 +128,10 @@ pub enum EngineError {
     ModelReplaced,
     /// A card's attention has no kernel for such heads.
     #[error(
-        "a card computes heads of an even size up to {max}; those of this model have {head_dim}",
+        "the GPU kernels support even head dimensions up to {max}; this model has {head_dim}",
         max = sluice_cuda::HEAD_DIM_MAX
     )]
-    HeadSize {
+    HeadDim {
         /// Numbers in one of the model's heads.
         head_dim: usize,
     },
@@ -143,13 +145,13 @@ pub enum EngineError {
     #[error("the load was cancelled")]
     LoadCancelled,
     /// Another change of the settings came before this one was through.
-    #[error("another change of level or budget took over")]
+    #[error("superseded by another change of level or budget")]
     Superseded,
     /// Units would be streamed in a format that the checkpoint doesn't have them in.
     #[error(
-        "level {level} within this budget streams {streamed_bytes} bytes of converted weights, and there is no folder to keep them in"
+        "level {level} within this budget streams {streamed_bytes} bytes of converted weights, and no weight cache folder is configured"
     )]
-    NoDerivatives {
+    NoWeightCache {
         /// Of the plan.
         level: Level,
         /// In every pass.
@@ -159,7 +161,7 @@ pub enum EngineError {
     #[error("the engine is shutting down")]
     Stopped,
     /// A bug: the engine's thread panicked; in the middle of a pass, it has ended.
-    #[error("the engine failed; this is a bug in sluiced, whose log tells where")]
+    #[error("the engine failed: this is a bug in sluiced; its log has the details")]
     Panicked,
 }
 

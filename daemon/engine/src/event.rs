@@ -7,19 +7,19 @@ use std::{
     time::Duration,
 };
 
-use sluice_ops::Times;
+use sluice_ops::PhaseTimes;
 use sluice_shared::level::Level;
 
 use crate::{error::EngineError, residency::StreamStats};
 
 /// Takes a request's events, on the engine's thread; must not block.
-pub type Sink = Box<dyn FnMut(Event) + Send>;
+pub type EventSink = Box<dyn FnMut(Event) + Send>;
 
 /// A request's sink, which hears how the request ended, even when the engine's thread panics.
-pub(crate) struct Listener(Option<Sink>);
+pub(crate) struct RequestListener(Option<EventSink>);
 
-impl Listener {
-    pub(crate) fn new(sink: Sink) -> Self {
+impl RequestListener {
+    pub(crate) fn new(sink: EventSink) -> Self {
         Self(Some(sink))
     }
 
@@ -37,7 +37,7 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
+impl Drop for RequestListener {
     fn drop(&mut self) {
         if thread::panicking() {
             let tell = || self.tell(Event::Finished(Err(EngineError::Panicked)));
@@ -67,7 +67,7 @@ pub enum Event {
         /// Passes it took.
         passes: usize,
         /// All its positions.
-        positions: Vec<Position>,
+        positions: Vec<CanvasPosition>,
     },
     /// Something the user should hear of.
     Notice(String),
@@ -86,19 +86,19 @@ pub enum Event {
 #[derive(Debug, Clone, PartialEq)]
 pub struct PassReport {
     /// Passes of the request so far, this one included.
-    pub pass: usize,
+    pub passes: usize,
     /// Index of the open block.
     pub block: usize,
     /// Passes in this block so far.
-    pub pass_in_block: usize,
+    pub passes_in_block: usize,
     /// Every position of the block.
-    pub positions: Vec<Position>,
+    pub positions: Vec<CanvasPosition>,
     /// Committed and pinned positions of the whole canvas.
     pub committed: usize,
     /// Rows the layers computed for this request.
     pub rows: usize,
     /// Rows the head read for it.
-    pub head_rows: usize,
+    pub lm_head_rows: usize,
     /// Time since the request started.
     pub elapsed: Duration,
     /// What the pass took.
@@ -109,7 +109,7 @@ pub struct PassReport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WeightsState {
     /// Number of their state.
-    pub epoch: u64,
+    pub weights_version: u64,
     /// Whether they are the checkpoint's own, bit for bit, and rows are multiplied with them as they are.
     pub is_lossless: bool,
     /// Steps done and in all, while a plan gives way to another.
@@ -122,13 +122,13 @@ pub struct WeightsState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PassCost {
     /// Requests that shared it.
-    pub requests: usize,
+    pub batch_requests: usize,
     /// Its time.
     pub time: Duration,
     /// Time that it waited for streamed weights.
     pub waited: Duration,
     /// Where the rest of its time went; `None` for a pass of too many moments for a card's clock.
-    pub phases: Option<Phases>,
+    pub phases: Option<PassPhases>,
     /// Bytes of weights that were streamed for it.
     pub streamed_bytes: u64,
     /// Device memory held after it, in bytes.
@@ -139,16 +139,16 @@ pub struct PassCost {
 
 /// Where the time of passes went. With what they waited, all but `copy` come to their time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Phases {
+pub struct PassPhases {
     /// Turning and keeping keys and values, and looking at them.
     pub attention: Duration,
     /// Products with the layers' matrices.
-    pub multiply: Duration,
+    pub matmul: Duration,
     /// Decoding coded matrices to multiply with them, head included: the sum over all threads, divided by their number.
     /// Products of a single row are computed in the same loop and count here, too.
-    pub decode: Duration,
+    pub decompress: Duration,
     /// Products with the head, and the choice of tokens.
-    pub head: Duration,
+    pub lm_head: Duration,
     /// Embedding, norms, activation functions, changes of the weights, and what lies between operations.
     pub other: Duration,
     /// Beside all that: time in which the streamed weights that they used were brought, decoded on the way where they are
@@ -156,34 +156,34 @@ pub struct Phases {
     pub copy: Duration,
 }
 
-impl Phases {
+impl PassPhases {
     /// Of one pass that took so long in all, and waited and copied so long.
-    pub(crate) fn of(times: Times, time: Duration, waited: Duration, copy: Duration) -> Self {
-        let Times {
+    pub(crate) fn of(times: PhaseTimes, time: Duration, waited: Duration, copy: Duration) -> Self {
+        let PhaseTimes {
             attention,
-            multiply,
-            decode,
-            head,
+            matmul: multiply,
+            decompress: decode,
+            lm_head: head,
             waited: _,
         } = times;
         let known = attention + multiply + decode + head + waited;
         Self {
             attention,
-            multiply,
-            decode,
-            head,
+            matmul: multiply,
+            decompress: decode,
+            lm_head: head,
             other: time.saturating_sub(known),
             copy,
         }
     }
 }
 
-impl AddAssign for Phases {
+impl AddAssign for PassPhases {
     fn add_assign(&mut self, more: Self) {
         self.attention += more.attention;
-        self.multiply += more.multiply;
-        self.decode += more.decode;
-        self.head += more.head;
+        self.matmul += more.matmul;
+        self.decompress += more.decompress;
+        self.lm_head += more.lm_head;
         self.other += more.other;
         self.copy += more.copy;
     }
@@ -191,7 +191,7 @@ impl AddAssign for Phases {
 
 /// A position of the part to fill.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Position {
+pub struct CanvasPosition {
     /// Counted from the first to fill.
     pub position: usize,
     /// What stands or would stand there.
@@ -201,7 +201,7 @@ pub struct Position {
     /// How final it is.
     pub state: TokenState,
     /// Committed by this very pass.
-    pub fresh: bool,
+    pub is_fresh: bool,
 }
 
 /// How final a token is.
@@ -221,23 +221,23 @@ pub enum TokenState {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     /// A filled canvas.
-    Generated(Generated),
+    Generated(GenerationResult),
     /// An estimate.
-    Scored(Scored),
+    Scored(ScoreResult),
     /// A level, measured.
-    Compared(Compared),
+    Fidelity(FidelityResult),
     /// Stopped before it had a result of its kind: an estimate, or a request still waiting.
     Cancelled,
 }
 
 /// A filled canvas.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Generated {
+pub struct GenerationResult {
     /// Ids of the whole part to fill. After a stop at EOS the tail is EOS; after a cancel,
     /// open positions hold the mask id. Of a causal model only what it wrote, the end token included.
     pub tokens: Vec<u32>,
     /// Why it ended.
-    pub finish: Finish,
+    pub finish_reason: FinishReason,
     /// Passes run.
     pub passes: usize,
     /// Time from the first pass on.
@@ -250,7 +250,7 @@ pub struct Generated {
 
 /// Why a generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Finish {
+pub enum FinishReason {
     /// The canvas is full.
     Length,
     /// EOS was committed with nothing masked before it.
@@ -263,7 +263,7 @@ pub enum Finish {
 
 /// How close a level is to the checkpoint's own weights, on the same masked canvases.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Compared {
+pub struct FidelityResult {
     /// The level, never `auto`.
     pub level: Level,
     /// Canvases.
@@ -284,7 +284,7 @@ pub struct Compared {
 
 /// An estimate of a likelihood.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Scored {
+pub struct ScoreResult {
     /// Natural logarithm of the likelihood, a lower bound in expectation.
     pub log_likelihood: f64,
     /// Standard error; `None` for a single draw.

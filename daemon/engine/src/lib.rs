@@ -14,13 +14,13 @@ pub mod schedule;
 pub mod admission;
 pub mod check;
 pub mod command;
-pub mod engine;
 pub mod error;
 pub mod event;
 pub mod request;
+pub mod runtime;
 
-pub use command::{ApplyEvent, Change, LoadEvent, LoadedModel, Settings};
-pub use engine::{Engine, Options, PARALLEL_DEFAULT, PARALLEL_MAX};
+pub use command::{ApplyEvent, LoadEvent, LoadedModel, PlanOptions, PlanSettings};
 pub use error::{EngineError, RequestError};
 pub use event::{Event, Outcome};
-pub use request::{Compare, Generate, ModelId, Score, Slot, Work};
+pub use request::{CanvasSlot, Generate, MeasureFidelity, ModelId, Score, Work};
+pub use runtime::{Engine, EngineOptions, PARALLEL_DEFAULT, PARALLEL_MAX};

@@ -13,7 +13,7 @@ pub struct ModelId(pub u64);
 
 /// A position of the part to fill, as it stands before the first pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Slot {
+pub enum CanvasSlot {
     /// To be filled.
     Masked,
     /// Fixed from the start; counts as prompt.
@@ -30,7 +30,7 @@ pub struct Generate {
     /// Ids before the part to fill; may be empty when something is pinned.
     pub prompt: Vec<u32>,
     /// The part to fill, at least one position.
-    pub canvas: Vec<Slot>,
+    pub canvas: Vec<CanvasSlot>,
     /// Positions decoded together, between 1 and the canvas's length.
     pub block_length: usize,
     /// Passes of the reference schedule over all blocks, at least 1. Any number: a remainder
@@ -64,7 +64,7 @@ impl Generate {
         Self {
             model,
             prompt,
-            canvas: vec![Slot::Masked; length],
+            canvas: vec![CanvasSlot::Masked; length],
             block_length: length,
             steps: length,
             temperature: 0.0,
@@ -101,7 +101,7 @@ pub struct Score {
 
 /// Compare a level's outputs with those of the checkpoint's own weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Compare {
+pub struct MeasureFidelity {
     /// The model whose ids these are.
     pub model: ModelId,
     /// The level; `None`: the one in force.
@@ -120,7 +120,7 @@ pub enum Work {
     /// Estimate a likelihood.
     Score(Score),
     /// Measure a level.
-    Compare(Compare),
+    MeasureFidelity(MeasureFidelity),
 }
 
 impl Work {
@@ -130,14 +130,14 @@ impl Work {
         match self {
             Self::Generate(generate) => generate.model,
             Self::Score(score) => score.model,
-            Self::Compare(compare) => compare.model,
+            Self::MeasureFidelity(compare) => compare.model,
         }
     }
 
     /// Whether it may share passes with others. A comparison changes the weights on its way.
     #[must_use]
-    pub fn is_packable(&self) -> bool {
-        !matches!(self, Self::Compare(_))
+    pub fn is_batchable(&self) -> bool {
+        !matches!(self, Self::MeasureFidelity(_))
     }
 }
 
@@ -146,7 +146,10 @@ impl Generate {
     /// user pinned must appear.
     #[must_use]
     pub fn may_end_from(&self) -> usize {
-        let last_pin = self.canvas.iter().rposition(|slot| *slot != Slot::Masked);
+        let last_pin = self
+            .canvas
+            .iter()
+            .rposition(|slot| *slot != CanvasSlot::Masked);
         last_pin.map_or(0, |position| position + 1)
     }
 }

@@ -17,15 +17,17 @@ use sluice_machine::Rates;
 use sluice_plan::Workload;
 
 use crate::{
-    command::{ApplyEvent, ApplyReport, Change, LoadEvent, LoadReport, Settings, UnloadReport},
+    command::{
+        ApplyEvent, ApplyReport, LoadEvent, LoadReport, PlanOptions, PlanSettings, UnloadReport,
+    },
     error::EngineError,
-    event::{Listener, Outcome, Sink},
+    event::{EventSink, Outcome, RequestListener},
     request::{ModelId, Work},
 };
 
 /// A request's place with the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ticket {
+pub struct RequestTicket {
     /// Unique for the engine's life.
     pub id: u64,
     /// Requests ahead of it when it was admitted, the running one included.
@@ -47,34 +49,34 @@ pub struct QueueState {
 pub(crate) struct Job {
     pub(crate) id: u64,
     pub(crate) work: Work,
-    pub(crate) listener: Listener,
+    pub(crate) listener: RequestListener,
     /// Set when nobody wants it any more.
     pub(crate) cancel: Arc<AtomicBool>,
 }
 
 /// The request whose turn it is next.
-pub(crate) struct Waiting {
+pub(crate) struct WaitingRequest {
     pub(crate) id: u64,
     pub(crate) workload: Workload,
 }
 
 /// A model to load, and who wants to know how it goes.
-pub(crate) struct Load {
+pub(crate) struct LoadCommand {
     pub(crate) source: Source,
-    pub(crate) settings: Settings,
+    pub(crate) settings: PlanSettings,
     pub(crate) report: LoadReport,
     /// Set to stop it.
     pub(crate) cancel: Arc<AtomicBool>,
 }
 
 /// A change of the settings, and who wants to know how it goes.
-pub(crate) struct Apply {
-    pub(crate) change: Change,
+pub(crate) struct ApplyCommand {
+    pub(crate) change: PlanOptions,
     pub(crate) report: ApplyReport,
 }
 
 /// A model is to go.
-pub(crate) struct Unload {
+pub(crate) struct UnloadCommand {
     /// Which; another that came in its place stays.
     pub(crate) model: ModelId,
     /// Not if a request waits for it, or a change of it is under way.
@@ -84,7 +86,7 @@ pub(crate) struct Unload {
 }
 
 /// Takes the device's rates; nobody waits for them any more when it is gone.
-pub(crate) type Measured = mpsc::Sender<Result<Option<Rates>, EngineError>>;
+pub(crate) type MeasureReply = mpsc::Sender<Result<Option<Rates>, EngineError>>;
 
 /// What a load under way wants of the engine thread.
 pub(crate) trait LoadStep: Send {
@@ -94,11 +96,11 @@ pub(crate) trait LoadStep: Send {
 
 /// What the engine thread is to do.
 pub(crate) enum Command<S> {
-    Measure(Measured),
-    Load(Load),
-    Unload(Unload),
+    Measure(MeasureReply),
+    Load(LoadCommand),
+    Unload(UnloadCommand),
     LoadStep(S),
-    Apply(Apply),
+    Apply(ApplyCommand),
     /// With what is set to stop its passes, and those of all that join it.
     Run(Box<Job>, Arc<AtomicBool>),
     Stop,
@@ -107,19 +109,19 @@ pub(crate) enum Command<S> {
 /// The queue between everybody and the engine thread.
 pub(crate) struct Queue<S> {
     capacity: usize,
-    state: Mutex<State<S>>,
+    state: Mutex<QueueInner<S>>,
     changed: Condvar,
 }
 
-struct State<S> {
-    measures: VecDeque<Measured>,
-    loads: VecDeque<Load>,
+struct QueueInner<S> {
+    measures: VecDeque<MeasureReply>,
+    loads: VecDeque<LoadCommand>,
     /// The flag that stops the load under way.
     loading: Option<Arc<AtomicBool>>,
     /// What that load wants.
     step: Option<S>,
-    unloads: VecDeque<Unload>,
-    applies: VecDeque<Apply>,
+    unloads: VecDeque<UnloadCommand>,
+    applies: VecDeque<ApplyCommand>,
     waiting: VecDeque<Job>,
     /// Requests that run, and what is set when nobody wants them any more.
     running: Vec<(u64, Arc<AtomicBool>)>,
@@ -129,7 +131,7 @@ struct State<S> {
     stopped: bool,
 }
 
-impl<S> Default for State<S> {
+impl<S> Default for QueueInner<S> {
     fn default() -> Self {
         Self {
             measures: VecDeque::new(),
@@ -147,9 +149,9 @@ impl<S> Default for State<S> {
     }
 }
 
-impl<S> State<S> {
+impl<S> QueueInner<S> {
     /// A load is begun when none is under way.
-    fn next_load(&mut self) -> Option<Load> {
+    fn next_load(&mut self) -> Option<LoadCommand> {
         let load = match self.loading {
             Some(_) => None,
             None => self.loads.pop_front(),
@@ -159,7 +161,7 @@ impl<S> State<S> {
     }
 
     /// A change is for what a load under way leads to.
-    fn next_apply(&mut self) -> Option<Apply> {
+    fn next_apply(&mut self) -> Option<ApplyCommand> {
         match self.loading {
             Some(_) => None,
             None => self.applies.pop_front(),
@@ -167,7 +169,7 @@ impl<S> State<S> {
     }
 
     /// What a load under way leads to stays until it is there.
-    fn next_unload(&mut self) -> Option<Unload> {
+    fn next_unload(&mut self) -> Option<UnloadCommand> {
         match self.loading {
             Some(_) => None,
             None => self.unloads.pop_front(),
@@ -217,7 +219,7 @@ impl<S: LoadStep> Queue<S> {
         }
     }
 
-    pub(crate) fn submit(&self, work: Work, sink: Sink) -> Result<Ticket, EngineError> {
+    pub(crate) fn submit(&self, work: Work, sink: EventSink) -> Result<RequestTicket, EngineError> {
         let mut state = self.state();
         if state.stopped {
             return Err(EngineError::Stopped);
@@ -235,15 +237,15 @@ impl<S: LoadStep> Queue<S> {
         state.waiting.push_back(Job {
             id,
             work,
-            listener: Listener::new(sink),
+            listener: RequestListener::new(sink),
             cancel: Arc::default(),
         });
         self.changed.notify_all();
-        Ok(Ticket { id, ahead })
+        Ok(RequestTicket { id, ahead })
     }
 
     /// Refused, with the report given back, when the engine is stopping.
-    pub(crate) fn load(&self, load: Load) -> Result<(), Load> {
+    pub(crate) fn load(&self, load: LoadCommand) -> Result<(), LoadCommand> {
         let mut state = self.state();
         if state.stopped {
             return Err(load);
@@ -254,7 +256,7 @@ impl<S: LoadStep> Queue<S> {
     }
 
     /// Refused, with the report given back, when the engine is stopping.
-    pub(crate) fn unload(&self, unload: Unload) -> Result<(), Unload> {
+    pub(crate) fn unload(&self, unload: UnloadCommand) -> Result<(), UnloadCommand> {
         let mut state = self.state();
         if state.stopped {
             return Err(unload);
@@ -271,7 +273,7 @@ impl<S: LoadStep> Queue<S> {
     }
 
     /// Asks for the device's rates; false when the engine is stopping.
-    pub(crate) fn measure(&self, measured: Measured) -> bool {
+    pub(crate) fn measure(&self, measured: MeasureReply) -> bool {
         let mut state = self.state();
         if !state.stopped {
             state.measures.push_back(measured);
@@ -306,7 +308,7 @@ impl<S: LoadStep> Queue<S> {
     }
 
     /// Refused, with the report given back, when the engine is stopping.
-    pub(crate) fn apply(&self, apply: Apply) -> Result<(), Apply> {
+    pub(crate) fn apply(&self, apply: ApplyCommand) -> Result<(), ApplyCommand> {
         let mut state = self.state();
         if state.stopped {
             return Err(apply);
@@ -317,7 +319,7 @@ impl<S: LoadStep> Queue<S> {
     }
 
     /// A change of the settings that came while a request runs.
-    pub(crate) fn take_apply(&self) -> Option<Apply> {
+    pub(crate) fn take_apply(&self) -> Option<ApplyCommand> {
         self.state().next_apply()
     }
 
@@ -338,17 +340,17 @@ impl<S: LoadStep> Queue<S> {
     }
 
     /// The request that may join those that run, unless something else comes before it.
-    pub(crate) fn front(&self) -> Option<Waiting> {
+    pub(crate) fn front(&self) -> Option<WaitingRequest> {
         let state = self.state();
         let job = state.waiting.front().filter(|_| !state.has_commands())?;
-        job.work.is_packable().then(|| Waiting {
+        job.work.is_batchable().then(|| WaitingRequest {
             id: job.id,
             workload: job.work.workload(),
         })
     }
 
     /// Lets that request run, if it is still there.
-    pub(crate) fn join(&self, waiting: &Waiting) -> Option<Job> {
+    pub(crate) fn join(&self, waiting: &WaitingRequest) -> Option<Job> {
         let mut state = self.state();
         let is_there = state.waiting.front().map(|job| job.id) == Some(waiting.id);
         is_there.then(|| state.start()).flatten()
@@ -473,7 +475,7 @@ impl<S: LoadStep> Queue<S> {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State<S>> {
+    fn state(&self) -> MutexGuard<'_, QueueInner<S>> {
         // No code panics while holding the lock half-way through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -509,7 +511,7 @@ mod tests {
 
     type Queue = super::Queue<NoStep>;
 
-    fn submit(queue: &Queue) -> (Result<Ticket, EngineError>, mpsc::Receiver<Event>) {
+    fn submit(queue: &Queue) -> (Result<RequestTicket, EngineError>, mpsc::Receiver<Event>) {
         let (send, receive) = mpsc::channel();
         let sink = Box::new(move |event| drop(send.send(event)));
         (queue.submit(work(), sink), receive)

@@ -6,7 +6,7 @@ mod quantize;
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 
-pub use self::blocks::{LANES, add_products};
+pub use self::blocks::{LANES, add_dot_products};
 
 /// How a tensor's numbers are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -41,7 +41,7 @@ pub enum Format {
 
 /// Weights that have a scale and a minimum of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Groups {
+pub struct QuantGroups {
     /// Weights in each.
     pub len: usize,
     /// Bits of a weight.
@@ -52,16 +52,16 @@ pub struct Groups {
 ///
 /// # Panics
 /// When rows and input are not whole blocks of the same width.
-pub type Dots = fn(&[u8], &[f32], &mut [f32]);
+pub type DotKernel = fn(&[u8], &[f32], &mut [f32]);
 
 /// How a card's numbers are stored.
-impl From<sluice_cuda::Number> for Format {
-    fn from(number: sluice_cuda::Number) -> Self {
-        use sluice_cuda::Number;
-        match number {
-            Number::F32 => Self::F32,
-            Number::F16 => Self::F16,
-            Number::Bf16 => Self::Bf16,
+impl From<sluice_cuda::DType> for Format {
+    fn from(dtype: sluice_cuda::DType) -> Self {
+        use sluice_cuda::DType;
+        match dtype {
+            DType::F32 => Self::F32,
+            DType::F16 => Self::F16,
+            DType::Bf16 => Self::Bf16,
         }
     }
 }
@@ -86,12 +86,12 @@ impl Format {
 
     /// Whether a card multiplies with weights as they are stored; others are decoded there first.
     #[must_use]
-    pub fn is_multiplied_on_cards(self) -> bool {
-        self.on_card().is_multiplied()
+    pub fn has_gpu_matmul(self) -> bool {
+        self.to_cuda().has_matmul()
     }
 
     /// What a card's kernels call it.
-    pub fn on_card(self) -> sluice_cuda::Format {
+    pub fn to_cuda(self) -> sluice_cuda::Format {
         use sluice_cuda::Format as Card;
         match self {
             Self::F32 => Card::F32,
@@ -198,12 +198,12 @@ impl Format {
     ///
     /// # Panics
     /// When `bytes` doesn't hold `out.len()` aligned numbers.
-    pub fn widen(self, bytes: &[u8], out: &mut [f32]) {
+    pub fn dequantize(self, bytes: &[u8], out: &mut [f32]) {
         assert_eq!(bytes.len(), self.bytes(out.len()), "tile and source differ");
         match self {
             Self::F32 => out.copy_from_slice(bytemuck::cast_slice(bytes)),
             Self::F16 => bytemuck::cast_slice::<u8, f16>(bytes).convert_to_f32_slice(out),
-            Self::Bf16 => blocks::widen_bf16(bytes, out),
+            Self::Bf16 => blocks::upcast_bf16(bytes, out),
             Self::Q8_0 => blocks::decode_q8_0(bytes, out),
             Self::Q6K => blocks::decode_q6_k(bytes, out),
             Self::Q5K => blocks::decode_q5_k(bytes, out),
@@ -219,7 +219,7 @@ impl Format {
 
     /// What [`Format::quants`] tells, where it tells something.
     #[must_use]
-    pub const fn groups(self) -> Option<Groups> {
+    pub const fn groups(self) -> Option<QuantGroups> {
         let (len, bits) = match self {
             Self::Q8_0 => (32, 8),
             Self::Q6K => (16, 6),
@@ -227,7 +227,7 @@ impl Format {
             Self::Q4K | Self::Q4_1 | Self::Q4_0 => (32, 4),
             _ => return None,
         };
-        Some(Groups { len, bits })
+        Some(QuantGroups { len, bits })
     }
 
     /// The numbers as they are stored: bytes, each group's of which are to be multiplied by a scale and then added to a minimum.
@@ -251,7 +251,7 @@ impl Format {
     /// Products of one row of input and rows of weights that are never written down as `f32`, which would take longer than
     /// the products; for plain numbers, where rows are whole vectors.
     #[must_use]
-    pub fn dots(self, width: usize) -> Option<Dots> {
+    pub fn dot_kernel(self, width: usize) -> Option<DotKernel> {
         if !width.is_multiple_of(LANES) {
             return None;
         }
@@ -302,12 +302,12 @@ mod tests {
         let values = [0.0f32, -0.0, 1.0, -2.5, 65504.0, 6e-8, f32::INFINITY];
         let mut out = [0.0; 7];
         let as_bf16 = values.map(bf16::from_f32);
-        Format::Bf16.widen(bytemuck::cast_slice(&as_bf16), &mut out);
+        Format::Bf16.dequantize(bytemuck::cast_slice(&as_bf16), &mut out);
         assert_eq!(out, as_bf16.map(bf16::to_f32));
         let as_f16 = values.map(f16::from_f32);
-        Format::F16.widen(bytemuck::cast_slice(&as_f16), &mut out);
+        Format::F16.dequantize(bytemuck::cast_slice(&as_f16), &mut out);
         assert_eq!(out, as_f16.map(f16::to_f32));
-        Format::F32.widen(bytemuck::cast_slice(&values), &mut out);
+        Format::F32.dequantize(bytemuck::cast_slice(&values), &mut out);
         assert_eq!(out, values);
     }
 
@@ -332,7 +332,7 @@ mod tests {
             let expected = theirs.dequantize(&Device::Cpu).unwrap();
             let expected = expected.to_vec1::<f32>().unwrap();
             let mut found = vec![0.0; WEIGHTS];
-            format.widen(&bytes, &mut found);
+            format.dequantize(&bytes, &mut found);
             for (place, (found, expected)) in found.iter().zip(&expected).enumerate() {
                 // A product and a difference, which the CPU may round once or twice.
                 let difference = (found - expected).abs();

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 use sluice_shared::units;
 
-use crate::{HubError, Name, RemoteFile};
+use crate::{HubError, HubName, RemoteFile};
 
 /// The one file of weights.
 const SINGLE: &str = "model.safetensors";
@@ -35,9 +35,9 @@ const PAPER_BYTES_MAX: u64 = 4 << 20;
 
 /// The files that are needed.
 #[derive(Debug, Clone)]
-pub(crate) struct Chosen {
+pub(crate) struct ChosenFiles {
     /// The model, with a label where the repository has several.
-    pub(crate) name: Name,
+    pub(crate) name: HubName,
     /// The files, small ones first.
     pub(crate) files: Vec<RemoteFile>,
     /// Bytes of the weights among them.
@@ -46,7 +46,7 @@ pub(crate) struct Chosen {
 
 /// Which of several models in a repository is meant.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct WantedModel {
     /// A file by its name.
     pub(crate) file: Option<String>,
 }
@@ -64,7 +64,7 @@ struct Gguf<'a> {
 }
 
 /// Whether the list of shards decides what is needed.
-pub(crate) fn needs_index(files: &[RemoteFile], name: &Name, wanted: &Wanted) -> bool {
+pub(crate) fn needs_index(files: &[RemoteFile], name: &HubName, wanted: &WantedModel) -> bool {
     let is_gguf = name.label().is_some() || wanted.file.is_some();
     !is_gguf
         && find(files, SINGLE).is_none()
@@ -77,10 +77,10 @@ pub(crate) fn needs_index(files: &[RemoteFile], name: &Name, wanted: &Wanted) ->
 /// When there is no model, or several and none was named.
 pub(crate) fn choose(
     files: &[RemoteFile],
-    name: &Name,
-    wanted: &Wanted,
+    name: &HubName,
+    wanted: &WantedModel,
     index: Option<&[u8]>,
-) -> Result<Chosen, HubError> {
+) -> Result<ChosenFiles, HubError> {
     if name.label().is_some() || wanted.file.is_some() {
         return choose_gguf(files, name, wanted);
     }
@@ -90,7 +90,7 @@ pub(crate) fn choose(
         (None, None) => return choose_gguf(files, name, wanted),
     };
     if find(files, "config.json").is_none() {
-        return Err(missing(name, "config.json beside its weights"));
+        return Err(missing(name, "config.json next to its weights"));
     }
     let companions = COMPANIONS.iter().filter_map(|(file, bytes_max)| {
         let file = find(files, file)?;
@@ -114,12 +114,12 @@ pub(crate) fn choose(
     Ok(finish(name.clone(), chosen, weights))
 }
 
-fn finish(name: Name, mut small: Vec<RemoteFile>, weights: Vec<RemoteFile>) -> Chosen {
+fn finish(name: HubName, mut small: Vec<RemoteFile>, weights: Vec<RemoteFile>) -> ChosenFiles {
     let weight_bytes = weights
         .iter()
         .fold(0, |sum: u64, file| sum.saturating_add(file.bytes));
     small.extend(weights);
-    Chosen {
+    ChosenFiles {
         name,
         files: small,
         weight_bytes,
@@ -132,8 +132,8 @@ fn papers(files: &[RemoteFile]) -> impl Iterator<Item = RemoteFile> {
 }
 
 /// The shards that the list names; each of them has to lie beside it.
-fn shards(files: &[RemoteFile], name: &Name, index: &[u8]) -> Result<Vec<RemoteFile>, HubError> {
-    let wrong = |problem: String| HubError::Answer {
+fn shards(files: &[RemoteFile], name: &HubName, index: &[u8]) -> Result<Vec<RemoteFile>, HubError> {
+    let wrong = |problem: String| HubError::WrongResponse {
         host: name.repository(),
         problem: format!("{INDEX}: {problem}"),
     };
@@ -158,7 +158,11 @@ fn shards(files: &[RemoteFile], name: &Name, index: &[u8]) -> Result<Vec<RemoteF
     found.collect()
 }
 
-fn choose_gguf(files: &[RemoteFile], name: &Name, wanted: &Wanted) -> Result<Chosen, HubError> {
+fn choose_gguf(
+    files: &[RemoteFile],
+    name: &HubName,
+    wanted: &WantedModel,
+) -> Result<ChosenFiles, HubError> {
     let models = ggufs(files);
     let labels = || {
         models
@@ -315,7 +319,7 @@ fn find<'a>(files: &'a [RemoteFile], path: &str) -> Option<&'a RemoteFile> {
         .find(|file| file.is_at_root() && file.path == path)
 }
 
-fn missing(name: &Name, missing: &str) -> HubError {
+fn missing(name: &HubName, missing: &str) -> HubError {
     HubError::NoModel {
         repository: name.repository(),
         missing: missing.to_owned(),

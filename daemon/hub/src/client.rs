@@ -34,7 +34,7 @@ pub struct Client {
 }
 
 /// An answer whose body has not been read.
-pub(crate) struct Answer {
+pub(crate) struct HubResponse {
     /// Who gave it.
     pub(crate) host: String,
     /// Whether that is the hub itself.
@@ -80,7 +80,7 @@ impl Client {
 
     /// Asks for the rest of what lies at a path of the hub, from a byte on, following redirects. Answers that are no
     /// success are given back too.
-    pub(crate) async fn get(&self, path: &str, from: u64) -> Result<Answer, HubError> {
+    pub(crate) async fn get(&self, path: &str, from: u64) -> Result<HubResponse, HubError> {
         if self.access.is_offline {
             return Err(HubError::Offline {
                 what: path.trim_start_matches('/').to_owned(),
@@ -95,18 +95,19 @@ impl Client {
                 .ask(&uri, from, is_hub && may_carry_token(&uri))
                 .await?;
             let Some(next) = redirect(&answer) else {
-                return Ok(Answer {
+                return Ok(HubResponse {
                     host,
                     is_hub,
                     stall: self.patience.stall,
                     response: answer,
                 });
             };
-            uri = follow(&uri, next).map_err(|problem| HubError::Answer { host, problem })?;
+            uri =
+                follow(&uri, next).map_err(|problem| HubError::WrongResponse { host, problem })?;
             // Who was referred to is trusted with nothing, even where it refers back.
             is_hub = is_hub && origin(&uri) == origin(&hub);
         }
-        Err(HubError::Answer {
+        Err(HubError::WrongResponse {
             host: host(&uri),
             problem: format!("more than {REDIRECTS_MAX} redirects"),
         })
@@ -117,7 +118,7 @@ impl Client {
         &self,
         path: &str,
         bytes_max: usize,
-        refused: impl Fn(&Answer) -> HubError,
+        refused: impl Fn(&HubResponse) -> HubError,
         tell: &mut (dyn FnMut(&HubError, Duration) + Send),
     ) -> Result<Vec<u8>, HubError> {
         let mut attempts = self.attempts();
@@ -170,7 +171,7 @@ impl Client {
             (_, Some(secure)) => secure.request(request),
             (_, None) => {
                 return Err(unreachable(
-                    "this system has no certificates to know it by".to_owned(),
+                    "this system has no trusted root certificates".to_owned(),
                 ));
             }
         };
@@ -189,7 +190,7 @@ impl Client {
     }
 }
 
-impl Answer {
+impl HubResponse {
     pub(crate) fn status(&self) -> StatusCode {
         self.response.status()
     }
@@ -247,7 +248,7 @@ impl Answer {
         let mut bytes = Vec::new();
         while let Some(part) = self.next().await? {
             if bytes.len() + part.len() > max {
-                return Err(HubError::Answer {
+                return Err(HubError::WrongResponse {
                     host: self.host,
                     problem: format!("more than {max} bytes"),
                 });
@@ -266,7 +267,7 @@ fn redirect(answer: &Response<Incoming>) -> Option<&HeaderValue> {
 
 /// The address that a redirect leads to.
 fn follow(from: &Uri, location: &HeaderValue) -> Result<Uri, String> {
-    let unreadable = || "a redirect that can't be read".to_owned();
+    let unreadable = || "a redirect with an invalid address".to_owned();
     let location = location.to_str().map_err(|_| unreadable())?;
     let to: Uri = match location.strip_prefix('/') {
         Some(rest) if !rest.starts_with('/') => {

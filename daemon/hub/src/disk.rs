@@ -33,7 +33,7 @@ pub(crate) fn remove_folder(path: &Path) -> Result<(), HubError> {
 }
 
 pub(crate) fn make_folder(path: &Path) -> Result<(), HubError> {
-    fs::create_dir_all(path).map_err(|cause| failed("make the folder", path, cause))
+    fs::create_dir_all(path).map_err(|cause| failed("create the folder", path, cause))
 }
 
 /// Puts a folder's names on the disk.

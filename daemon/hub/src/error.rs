@@ -8,19 +8,19 @@ use sluice_shared::units;
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// The endpoint is no address.
-    #[error("'{endpoint}' is no hub's address")]
+    #[error("'{endpoint}' is not a valid hub address")]
     Endpoint {
         /// What was given.
         endpoint: String,
     },
     /// The user forbids it.
-    #[error("offline: no hub is asked for {what}")]
+    #[error("offline mode: cannot ask a hub for {what}")]
     Offline {
         /// What would have been asked for.
         what: String,
     },
     /// No connection, or one that broke before it answered.
-    #[error("can't reach {host}: {cause}")]
+    #[error("cannot reach {host}: {cause}")]
     Unreachable {
         /// The hub, or whom it referred to.
         host: String,
@@ -28,7 +28,7 @@ pub enum HubError {
         cause: String,
     },
     /// A connection that says nothing.
-    #[error("{host} has sent nothing for {seconds} s")]
+    #[error("{host} sent no data for {seconds} s")]
     Stalled {
         /// Who.
         host: String,
@@ -36,7 +36,7 @@ pub enum HubError {
         seconds: u64,
     },
     /// No such repository, or none that is shown to us.
-    #[error("the hub shows no repository {repository}{}", if *.has_token { " to this token" } else { "" })]
+    #[error("the hub has no repository {repository}{}", if *.has_token { " to this token" } else { "" })]
     NoRepository {
         /// Its name.
         repository: String,
@@ -52,7 +52,7 @@ pub enum HubError {
         revision: String,
     },
     /// The repository's owner has to be asked first.
-    #[error("{repository} is gated: its files are given to those who were let in{}", if *.has_token { ", and this token is not" } else { "" })]
+    #[error("{repository} is gated: its files need access approval{}", if *.has_token { ", which this token's account does not have" } else { "" })]
     Gated {
         /// Its name.
         repository: String,
@@ -62,10 +62,10 @@ pub enum HubError {
         has_token: bool,
     },
     /// The token is not known to the hub.
-    #[error("the hub does not take the token")]
+    #[error("the hub rejected the token")]
     WrongToken,
     /// Too many requests, even after some waiting.
-    #[error("{host} has too many requests and wants us to wait")]
+    #[error("{host} limits the request rate")]
     TooMany {
         /// Who.
         host: String,
@@ -81,8 +81,8 @@ pub enum HubError {
         status: u16,
     },
     /// An answer that breaks the protocol or one of our bounds.
-    #[error("{host} gave a wrong answer: {problem}")]
-    Answer {
+    #[error("{host} sent an invalid answer: {problem}")]
+    WrongResponse {
         /// Who.
         host: String,
         /// What is wrong with it.
@@ -90,7 +90,7 @@ pub enum HubError {
     },
     /// The file's bytes are not those that the hub promised.
     #[error(
-        "{file} is not what the hub promised: its hash is {found}, not {expected}; it was deleted"
+        "{file} does not match the hub's hash: it has {found}, expected {expected}; the file was deleted"
     )]
     WrongHash {
         /// The file.
@@ -102,7 +102,7 @@ pub enum HubError {
     },
     /// Only files that can run code when they are read.
     #[error(
-        "{repository} has its weights in {file} alone, a pickle, which can run code when it is read"
+        "{repository} has its weights only in {file}, a pickle, which can run code when it is read"
     )]
     PickleOnly {
         /// Its name.
@@ -147,7 +147,7 @@ pub enum HubError {
         free_bytes: u64,
     },
     /// The system refused.
-    #[error("can't {operation} {}: {cause}", .path.display())]
+    #[error("cannot {operation} {}: {cause}", .path.display())]
     Disk {
         /// What was tried, as a verb.
         operation: &'static str,
@@ -157,13 +157,13 @@ pub enum HubError {
         cause: io::Error,
     },
     /// Something that nobody pulled lies in the model's place.
-    #[error("{} is there and was not pulled", .folder.display())]
-    Taken {
+    #[error("{} exists and was not downloaded by sluice", .folder.display())]
+    FolderTaken {
         /// Where.
         folder: PathBuf,
     },
     /// Somebody else downloads the same.
-    #[error("another process downloads {name} into the same folder")]
+    #[error("another process is downloading {name} into the same folder")]
     Locked {
         /// Its name.
         name: String,

@@ -9,14 +9,15 @@ use http::{
 use tokio::task::spawn_blocking;
 
 use crate::{
-    Client, HubError, Name, RemoteFile, client::Answer, disk, listing, part::Part, place::Lock,
+    Client, HubError, HubName, RemoteFile, client::HubResponse, disk, folder::FolderLock, listing,
+    part::PartialFile,
 };
 
 /// Gathered before it is written and hashed.
 const PIECE_BYTES: usize = 4 << 20;
 
 /// What a fetch tells while it goes on.
-pub(crate) trait Told: Send {
+pub(crate) trait FetchProgress: Send {
     /// Bytes of the file that are there.
     fn bytes(&mut self, bytes: u64);
     /// An attempt failed; the next comes after a pause.
@@ -26,21 +27,21 @@ pub(crate) trait Told: Send {
 /// Where a file comes from, and where it goes.
 pub(crate) struct Fetch<'a> {
     pub(crate) client: &'a Client,
-    pub(crate) name: &'a Name,
+    pub(crate) name: &'a HubName,
     pub(crate) commit: &'a str,
     pub(crate) file: &'a RemoteFile,
     pub(crate) folder: &'a Path,
-    pub(crate) lock: &'a Arc<Lock>,
+    pub(crate) lock: &'a Arc<FolderLock>,
 }
 
 impl Fetch<'_> {
     /// Downloads what is missing of the file, checks it and gives it its name.
-    pub(crate) async fn run(&self, told: &mut dyn Told) -> Result<(), HubError> {
+    pub(crate) async fn run(&self, progress: &mut dyn FetchProgress) -> Result<(), HubError> {
         let mut attempts = self.client.attempts();
         let mut before = None;
         loop {
             let mut had = 0;
-            match self.attempt(&mut had, told).await {
+            match self.attempt(&mut had, progress).await {
                 Ok(()) => return Ok(()),
                 Err(error) => {
                     // A line that breaks again and again but brings something each time is no reason to give up.
@@ -49,23 +50,27 @@ impl Fetch<'_> {
                     }
                     before = before.max(Some(had));
                     attempts
-                        .after(error, &mut |error, pause| told.retry(error, pause))
+                        .after(error, &mut |error, pause| progress.retry(error, pause))
                         .await?;
                 }
             }
         }
     }
 
-    async fn attempt(&self, had: &mut u64, told: &mut dyn Told) -> Result<(), HubError> {
+    async fn attempt(
+        &self,
+        had: &mut u64,
+        progress: &mut dyn FetchProgress,
+    ) -> Result<(), HubError> {
         let file_name = self.file.file_name();
         let part_path = self.folder.join(format!("{file_name}.part"));
         let (remote, lock) = (self.file.clone(), Arc::clone(self.lock));
-        let open = move || Part::open(&part_path, remote, lock, &mut |_| {});
+        let open = move || PartialFile::open(&part_path, remote, lock, &mut |_| {});
         let mut part = blocking(open).await?;
         *had = part.bytes();
-        told.bytes(*had);
+        progress.bytes(*had);
         if part.bytes() < self.file.bytes {
-            part = self.receive(part, had, told).await?;
+            part = self.receive(part, had, progress).await?;
         }
         let target = self.folder.join(file_name);
         blocking(move || part.finish(&target)).await
@@ -73,10 +78,10 @@ impl Fetch<'_> {
 
     async fn receive(
         &self,
-        mut part: Part,
+        mut part: PartialFile,
         had: &mut u64,
-        told: &mut dyn Told,
-    ) -> Result<Part, HubError> {
+        progress: &mut dyn FetchProgress,
+    ) -> Result<PartialFile, HubError> {
         let path = listing::file_path(self.name, self.commit, &self.file.path);
         let mut answer = self.client.get(&path, part.bytes()).await?;
         if answer.status() == StatusCode::RANGE_NOT_SATISFIABLE {
@@ -96,7 +101,7 @@ impl Fetch<'_> {
                 let received = part.bytes() + piece.len() as u64 + bytes.len() as u64;
                 if received > self.file.bytes {
                     disk::remove(&self.folder.join(format!("{}.part", self.file.file_name())))?;
-                    return Err(self.wrong(&answer, "has more bytes than were promised"));
+                    return Err(self.wrong(&answer, "has more bytes than declared"));
                 }
                 piece.extend_from_slice(bytes);
             }
@@ -109,7 +114,7 @@ impl Fetch<'_> {
                 })
                 .await?;
                 *had = part.bytes();
-                told.bytes(*had);
+                progress.bytes(*had);
             }
             if next?.is_none() {
                 break;
@@ -128,12 +133,12 @@ impl Fetch<'_> {
     }
 
     /// Whether an answer is the file, and from which byte on.
-    fn check(&self, answer: &Answer, from: u64) -> Result<u64, HubError> {
+    fn check(&self, answer: &HubResponse, from: u64) -> Result<u64, HubError> {
         if answer
             .header(CONTENT_ENCODING)
             .is_some_and(|coding| coding != "identity")
         {
-            return Err(self.wrong(answer, "is sent in a coding that nobody asked for"));
+            return Err(self.wrong(answer, "has a content encoding that was not requested"));
         }
         let begins_at = match answer.status() {
             StatusCode::OK => 0,
@@ -146,16 +151,14 @@ impl Fetch<'_> {
                         start
                     }
                     _ => {
-                        return Err(
-                            self.wrong(answer, "is sent in another range than was asked for")
-                        );
+                        return Err(self.wrong(answer, "has another byte range than requested"));
                     }
                 }
             }
             StatusCode::NOT_FOUND
                 if answer.is_hub && answer.header("x-error-code") == Some("EntryNotFound") =>
             {
-                return Err(self.wrong(answer, "is listed and not there"));
+                return Err(self.wrong(answer, "is listed but missing"));
             }
             _ => {
                 return Err(listing::refusal(
@@ -171,12 +174,12 @@ impl Fetch<'_> {
             .and_then(|text| text.parse::<u64>().ok());
         match length.is_none_or(|length| begins_at.checked_add(length) == Some(self.file.bytes)) {
             true => Ok(begins_at),
-            false => Err(self.wrong(answer, "has another length than was promised")),
+            false => Err(self.wrong(answer, "has another length than declared")),
         }
     }
 
-    fn wrong(&self, answer: &Answer, problem: &str) -> HubError {
-        HubError::Answer {
+    fn wrong(&self, answer: &HubResponse, problem: &str) -> HubError {
+        HubError::WrongResponse {
             host: answer.host.clone(),
             problem: format!("{} {problem}", self.file.path),
         }

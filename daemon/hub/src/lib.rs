@@ -20,8 +20,8 @@ mod disk;
 mod fetch;
 mod part;
 
+mod folder;
 mod manifest;
-mod place;
 mod pull;
 
 mod error;
@@ -30,9 +30,9 @@ pub use access::{Access, Token};
 pub use choose::label_of;
 pub use client::Client;
 pub use error::HubError;
+pub use folder::{FolderLock, PARTIAL};
 pub use listing::RemoteFile;
 pub use manifest::{MANIFEST, Manifest, PulledFile};
-pub use name::{Name, NameError};
+pub use name::{HubName, HubNameError};
 pub use patience::Patience;
-pub use place::{Lock, PARTIAL};
-pub use pull::{Pull, PullEvent, Pulled, REVISION_DEFAULT};
+pub use pull::{Pull, PullEvent, PulledModel, REVISION_DEFAULT};

@@ -6,7 +6,7 @@ use http::StatusCode;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
 
-use crate::{Client, HubError, Name, client::Answer};
+use crate::{Client, HubError, HubName, client::HubResponse};
 
 /// Largest list; that of a repository of a thousand shards has a tenth of it.
 const LIST_BYTES_MAX: usize = 16 << 20;
@@ -86,7 +86,7 @@ struct Lfs {
 /// Asks the hub what a repository has.
 pub(crate) async fn list(
     client: &Client,
-    name: &Name,
+    name: &HubName,
     revision: &str,
     tell: &mut (dyn FnMut(&HubError, Duration) + Send),
 ) -> Result<Listing, HubError> {
@@ -95,18 +95,18 @@ pub(crate) async fn list(
         name.repository(),
         utf8_percent_encode(revision, ESCAPED)
     );
-    let refused = |answer: &Answer| refusal(client, answer, name, revision);
+    let refused = |answer: &HubResponse| refusal(client, answer, name, revision);
     let bytes = client
         .get_small(&path, LIST_BYTES_MAX, refused, tell)
         .await?;
-    read(&bytes).map_err(|problem| HubError::Answer {
+    read(&bytes).map_err(|problem| HubError::WrongResponse {
         host: client.access().endpoint().to_owned(),
         problem,
     })
 }
 
 /// Where a file's bytes are.
-pub(crate) fn file_path(name: &Name, commit: &str, file: &str) -> String {
+pub(crate) fn file_path(name: &HubName, commit: &str, file: &str) -> String {
     let parts: Vec<_> = file
         .split('/')
         .map(|part| utf8_percent_encode(part, ESCAPED).to_string())
@@ -119,7 +119,12 @@ pub(crate) fn file_path(name: &Name, commit: &str, file: &str) -> String {
 }
 
 /// What the hub means by refusing.
-pub(crate) fn refusal(client: &Client, answer: &Answer, name: &Name, revision: &str) -> HubError {
+pub(crate) fn refusal(
+    client: &Client,
+    answer: &HubResponse,
+    name: &HubName,
+    revision: &str,
+) -> HubError {
     let repository = name.repository();
     let has_token = client.access().token.is_some();
     let gated = || HubError::Gated {
@@ -191,7 +196,7 @@ fn checked(file: Sibling) -> Result<RemoteFile, String> {
         .as_ref()
         .is_some_and(|hash| hash.len() != 64 || !is_hex(hash))
     {
-        return Err(format!("{path} has a SHA-256 that is none"));
+        return Err(format!("{path} has an invalid SHA-256"));
     }
     let Some(bytes) = lfs_bytes.or(size) else {
         return Err(format!("{path} has no size"));
@@ -275,7 +280,7 @@ mod tests {
 
     #[test]
     fn names_of_files_are_escaped_in_addresses() {
-        let name: Name = "a/b".parse().unwrap();
+        let name: HubName = "a/b".parse().unwrap();
         assert_eq!(
             file_path(&name, "c0", "x y/z?#%.gguf"),
             "/a/b/resolve/c0/x%20y/z%3F%23%25.gguf"

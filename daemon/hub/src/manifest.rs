@@ -4,7 +4,7 @@ use std::{fs::File, io::Read as _, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{HubError, Name, NameError, RemoteFile, disk::failed};
+use crate::{HubError, HubName, HubNameError, RemoteFile, disk::failed};
 
 /// Name of the file that holds it.
 pub const MANIFEST: &str = ".sluice.json";
@@ -57,7 +57,7 @@ impl Manifest {
 
     pub(crate) fn write(&self, folder: &Path) -> Result<(), HubError> {
         let path = folder.join(MANIFEST);
-        let text = serde_json::to_vec_pretty(self).expect("names and numbers are JSON");
+        let text = serde_json::to_vec_pretty(self).expect("names and numbers serialize as JSON");
         let temporary = folder.join(".sluice.json.new");
         std::fs::write(&temporary, text)
             .and_then(|()| std::fs::rename(&temporary, &path))
@@ -68,7 +68,7 @@ impl Manifest {
     ///
     /// # Errors
     /// When it is none.
-    pub fn name(&self) -> Result<Name, NameError> {
+    pub fn name(&self) -> Result<HubName, HubNameError> {
         match &self.label {
             Some(label) => format!("{}:{label}", self.repository).parse(),
             None => self.repository.parse(),

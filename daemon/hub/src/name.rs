@@ -7,7 +7,7 @@ const PART_BYTES_MAX: usize = 96;
 
 /// The name of a model, whose parts are safe as names of folders.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Name {
+pub struct HubName {
     owner: String,
     name: String,
     label: Option<String>,
@@ -15,15 +15,15 @@ pub struct Name {
 
 /// Why a text names no model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{text}' is no model's name: {problem}")]
-pub struct NameError {
+#[error("'{text}' is not a valid model name: {problem}")]
+pub struct HubNameError {
     /// What was given, cut where it is long.
     pub text: String,
     /// What is wrong with it.
     pub problem: &'static str,
 }
 
-impl Name {
+impl HubName {
     /// `OWNER/NAME`, as the hub knows it.
     #[must_use]
     pub fn repository(&self) -> String {
@@ -40,7 +40,7 @@ impl Name {
     ///
     /// # Errors
     /// When the label can't be a folder's name.
-    pub fn with_label(&self, label: &str) -> Result<Self, NameError> {
+    pub fn with_label(&self, label: &str) -> Result<Self, HubNameError> {
         check(label, label)?;
         Ok(Self {
             label: Some(label.to_owned()),
@@ -68,7 +68,7 @@ impl Name {
     }
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for HubName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.owner, self.name)?;
         match &self.label {
@@ -78,10 +78,10 @@ impl fmt::Display for Name {
     }
 }
 
-impl FromStr for Name {
-    type Err = NameError;
+impl FromStr for HubName {
+    type Err = HubNameError;
 
-    fn from_str(text: &str) -> Result<Self, NameError> {
+    fn from_str(text: &str) -> Result<Self, HubNameError> {
         let (repository, label) = match text.split_once(':') {
             Some((repository, label)) => (repository, Some(label)),
             None => (text, None),
@@ -101,7 +101,7 @@ impl FromStr for Name {
 }
 
 /// The hub's own rule for names, which also keeps them from being paths, options or hidden files.
-fn check(text: &str, part: &str) -> Result<(), NameError> {
+fn check(text: &str, part: &str) -> Result<(), HubNameError> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if part.is_empty() {
         return Err(wrong(text, "a part is empty"));
@@ -121,8 +121,8 @@ fn check(text: &str, part: &str) -> Result<(), NameError> {
     Ok(())
 }
 
-fn wrong(text: &str, problem: &'static str) -> NameError {
-    NameError {
+fn wrong(text: &str, problem: &'static str) -> HubNameError {
+    HubNameError {
         text: text.chars().take(200).collect(),
         problem,
     }
@@ -135,9 +135,9 @@ mod tests {
     #[test]
     fn names_are_read_as_they_are_written() {
         for text in ["GSAI-ML/LLaDA-8B-Instruct", "a/b.c_d:Q4_K_M"] {
-            assert_eq!(text.parse::<Name>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<HubName>().unwrap().to_string(), text);
         }
-        let name: Name = "a/b:Q8_0".parse().unwrap();
+        let name: HubName = "a/b:Q8_0".parse().unwrap();
         assert_eq!(name.repository(), "a/b");
         assert_eq!(name.label(), Some("Q8_0"));
         assert_eq!(name.folder(), PathBuf::from("a/b:Q8_0"));
@@ -166,8 +166,8 @@ mod tests {
             "a/b:c:d",
             "ä/b",
         ] {
-            assert!(text.parse::<Name>().is_err(), "{text:?}");
+            assert!(text.parse::<HubName>().is_err(), "{text:?}");
         }
-        assert!(format!("a/{}", "b".repeat(97)).parse::<Name>().is_err());
+        assert!(format!("a/{}", "b".repeat(97)).parse::<HubName>().is_err());
     }
 }

@@ -15,21 +15,21 @@ use sha2::{Digest, Sha256};
 use crate::{
     HubError, RemoteFile,
     disk::{failed, remove},
-    place::Lock,
+    folder::FolderLock,
 };
 
 /// Read at once when what is there already is hashed.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// A file that is not whole.
-pub(crate) struct Part {
+pub(crate) struct PartialFile {
     path: PathBuf,
     remote: RemoteFile,
     file: File,
     hash: Hash,
     bytes: u64,
     /// Held to the end of the last write, even if nobody waits for that any more.
-    _lock: Arc<Lock>,
+    _lock: Arc<FolderLock>,
 }
 
 /// What the hub tells of a file's bytes.
@@ -66,12 +66,12 @@ impl Hash {
     }
 }
 
-impl Part {
+impl PartialFile {
     /// Opens what there is, and hashes it; of more than was promised nothing can be right, so it starts anew.
     pub(crate) fn open(
         path: &Path,
         remote: RemoteFile,
-        lock: Arc<Lock>,
+        lock: Arc<FolderLock>,
         heard: &mut dyn FnMut(u64),
     ) -> Result<Self, HubError> {
         let bytes_max = remote.bytes;
@@ -183,9 +183,9 @@ mod tests {
         }
     }
 
-    fn open(path: &Path, remote: RemoteFile) -> Result<Part, HubError> {
-        let lock = Lock::of(&path.with_extension("lock"), "x")?;
-        Part::open(path, remote, Arc::new(lock), &mut |_| {})
+    fn open(path: &Path, remote: RemoteFile) -> Result<PartialFile, HubError> {
+        let lock = FolderLock::of(&path.with_extension("lock"), "x")?;
+        PartialFile::open(path, remote, Arc::new(lock), &mut |_| {})
     }
 
     #[test]
@@ -245,7 +245,7 @@ mod tests {
     fn what_is_written_still_keeps_the_lock() {
         let folder = tempfile::tempdir().unwrap();
         let part = open(&folder.path().join("x.part"), remote(None, None)).unwrap();
-        let lock = || Lock::of(&folder.path().join("x.lock"), "x");
+        let lock = || FolderLock::of(&folder.path().join("x.lock"), "x");
         assert!(matches!(lock(), Err(HubError::Locked { .. })));
         drop(part);
         assert!(lock().is_ok());

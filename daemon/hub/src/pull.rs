@@ -8,11 +8,11 @@ use std::{
 };
 
 use crate::{
-    Client, HubError, Manifest, Name, PulledFile,
-    choose::{self, Chosen, INDEX, INDEX_BYTES_MAX, Wanted},
-    fetch::{Fetch, Told},
+    Client, HubError, HubName, Manifest, PulledFile,
+    choose::{self, ChosenFiles, INDEX, INDEX_BYTES_MAX, WantedModel},
+    fetch::{Fetch, FetchProgress},
+    folder::ModelFolder,
     listing::{self, Listing},
-    place::Place,
 };
 
 /// The branch that is meant when nobody names one.
@@ -22,7 +22,7 @@ pub const REVISION_DEFAULT: &str = "main";
 #[derive(Debug, Clone)]
 pub struct Pull {
     /// The model.
-    pub name: Name,
+    pub name: HubName,
     /// One of its files by name, where it has several.
     pub file: Option<String>,
     /// A branch, a tag or a commit; `None`: the main branch.
@@ -35,7 +35,7 @@ pub enum PullEvent {
     /// The hub was asked, and there is room.
     Resolved {
         /// With the label, where the repository has several models.
-        name: Name,
+        name: HubName,
         /// Files in all.
         files: usize,
         /// Bytes in all.
@@ -66,13 +66,13 @@ pub enum PullEvent {
 
 /// Where the model is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pulled {
+pub struct PulledModel {
     /// Its name, with a label where the repository has several.
-    pub name: Name,
+    pub name: HubName,
     /// Its folder.
     pub folder: PathBuf,
     /// Whether it was there before.
-    pub was_there: bool,
+    pub was_present: bool,
 }
 
 impl Pull {
@@ -85,7 +85,7 @@ impl Pull {
         client: &Client,
         models: &Path,
         report: &mut (dyn FnMut(PullEvent) + Send),
-    ) -> Result<Pulled, HubError> {
+    ) -> Result<PulledModel, HubError> {
         let revision = self.revision.as_deref().unwrap_or(REVISION_DEFAULT);
         if client.access().is_offline {
             return Err(HubError::Offline {
@@ -101,17 +101,17 @@ impl Pull {
         let listing = listing::list(client, &self.name, revision, &mut retry).await?;
         let chosen = self.choose(client, &listing, &mut retry).await?;
         let manifest = manifest(client, &chosen, revision, &listing.commit)?;
-        let place = Place::open(models, &chosen.name)?;
-        if place.is_there(&manifest)? {
-            return Ok(Pulled {
+        let place = ModelFolder::open(models, &chosen.name)?;
+        if place.is_complete(&manifest)? {
+            return Ok(PulledModel {
                 name: chosen.name,
                 folder: place.target,
-                was_there: true,
+                was_present: true,
             });
         }
         let present_bytes = place.prepare(&manifest)?;
         let total_bytes = manifest.bytes();
-        place.check_room(total_bytes.saturating_sub(present_bytes))?;
+        place.check_free_space(total_bytes.saturating_sub(present_bytes))?;
         report(PullEvent::Resolved {
             name: chosen.name.clone(),
             files: manifest.files.len(),
@@ -119,7 +119,7 @@ impl Pull {
             present_bytes,
             weight_bytes: chosen.weight_bytes,
         });
-        let mut telling = Telling { report, before: 0 };
+        let mut telling = ProgressReport { report, before: 0 };
         for file in &manifest.files {
             (telling.report)(PullEvent::File {
                 name: file.name.clone(),
@@ -140,11 +140,11 @@ impl Pull {
                 done_bytes: telling.before,
             });
         }
-        place.put()?;
-        Ok(Pulled {
+        place.install()?;
+        Ok(PulledModel {
             name: chosen.name,
             folder: place.target,
-            was_there: false,
+            was_present: false,
         })
     }
 
@@ -153,8 +153,8 @@ impl Pull {
         client: &Client,
         listing: &Listing,
         retry: &mut (dyn FnMut(&HubError, Duration) + Send),
-    ) -> Result<Chosen, HubError> {
-        let wanted = Wanted {
+    ) -> Result<ChosenFiles, HubError> {
+        let wanted = WantedModel {
             file: self.file.clone(),
         };
         let index = match choose::needs_index(&listing.files, &self.name, &wanted) {
@@ -177,7 +177,7 @@ impl Pull {
 /// What will have been pulled.
 fn manifest(
     client: &Client,
-    chosen: &Chosen,
+    chosen: &ChosenFiles,
     revision: &str,
     commit: &str,
 ) -> Result<Manifest, HubError> {
@@ -191,7 +191,7 @@ fn manifest(
         .collect();
     let names: BTreeSet<_> = files.iter().map(|file| &file.name).collect();
     if names.len() != files.len() {
-        return Err(HubError::Answer {
+        return Err(HubError::WrongResponse {
             host: client.access().endpoint().to_owned(),
             problem: "two files of one name belong to one model".to_owned(),
         });
@@ -207,12 +207,12 @@ fn manifest(
 }
 
 /// Adds up what the files have.
-struct Telling<'a> {
+struct ProgressReport<'a> {
     report: &'a mut (dyn FnMut(PullEvent) + Send),
     before: u64,
 }
 
-impl Told for Telling<'_> {
+impl FetchProgress for ProgressReport<'_> {
     fn bytes(&mut self, bytes: u64) {
         (self.report)(PullEvent::Progress {
             done_bytes: self.before.saturating_add(bytes),

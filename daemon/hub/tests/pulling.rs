@@ -7,7 +7,7 @@ use std::{
 };
 
 use sluice_hub::{
-    Access, Client, HubError, Manifest, PARTIAL, Patience, Pull, PullEvent, Pulled, Token,
+    Access, Client, HubError, Manifest, PARTIAL, Patience, Pull, PullEvent, PulledModel, Token,
 };
 use tempfile::TempDir;
 use testkit::hub::{COMMIT, Fault, Hub, sha256};
@@ -48,7 +48,7 @@ impl Setting {
         Client::new(access.unwrap(), PATIENCE)
     }
 
-    async fn pull(&self, name: &str) -> Result<Pulled, HubError> {
+    async fn pull(&self, name: &str) -> Result<PulledModel, HubError> {
         self.pull_with(name, &self.client(None), &mut |_| {}).await
     }
 
@@ -57,7 +57,7 @@ impl Setting {
         name: &str,
         client: &Client,
         report: &mut (dyn FnMut(PullEvent) + Send),
-    ) -> Result<Pulled, HubError> {
+    ) -> Result<PulledModel, HubError> {
         let pull = Pull {
             name: name.parse().unwrap(),
             file: None,
@@ -113,7 +113,7 @@ async fn a_model_comes_whole_with_word_of_how_far_it_is() {
         })
         .await
         .unwrap();
-    assert!(!pulled.was_there);
+    assert!(!pulled.was_present);
     assert_eq!(pulled.folder, setting.path("o/m"));
     setting.check_whole();
     let manifest = Manifest::read(&pulled.folder).unwrap();
@@ -138,7 +138,7 @@ async fn a_model_comes_whole_with_word_of_how_far_it_is() {
 
     // The second time nothing but the list is asked for.
     let asked = setting.hub.seen().len();
-    assert!(setting.pull("o/m").await.unwrap().was_there);
+    assert!(setting.pull("o/m").await.unwrap().was_present);
     assert_eq!(setting.hub.seen().len(), asked + 1);
 }
 
@@ -572,7 +572,7 @@ async fn a_newer_commit_takes_the_old_ones_place_and_brings_only_what_changed() 
         .hub
         .commit("fedcba9876543210fedcba9876543210fedcba98");
     let pulled = setting.pull("o/m").await.unwrap();
-    assert!(!pulled.was_there);
+    assert!(!pulled.was_present);
     setting.check_whole();
     assert_eq!(
         fs::read(setting.path("o/m/config.json")).unwrap(),
@@ -613,7 +613,7 @@ async fn what_somebody_else_put_there_is_left_alone_and_two_do_not_write_at_once
     fs::create_dir_all(setting.path("o/m")).unwrap();
     assert!(matches!(
         setting.pull("o/m").await,
-        Err(HubError::Taken { .. })
+        Err(HubError::FolderTaken { .. })
     ));
     fs::remove_dir(setting.path("o/m")).unwrap();
     setting.hub.fault("model.safetensors", [Fault::Stall(10)]);

@@ -6,12 +6,12 @@ pub mod page;
 mod rates;
 mod workers;
 
-use sluice_cuda::Number;
+use sluice_cuda::DType;
 
 pub use self::{
-    memory::{MemoryFacts, default_budget, default_pin_limit},
-    rates::{BUSY_SHARE, DiskRates, LinearRate, POINTS, Rates},
-    workers::{Busy, Computing, SHARE, Waiting, Workers},
+    memory::{MemoryStats, default_budget, default_pinned_memory_limit},
+    rates::{BUSY_SHARE, DiskBandwidth, LinearRate, POINTS, Rates},
+    workers::{BusyTime, ComputingGuard, SHARE, WaitingGuard, Workers},
 };
 
 /// What of a device decides how much memory a pass takes.
@@ -20,16 +20,16 @@ pub struct Profile {
     /// Threads of the machine.
     pub threads: usize,
     /// The card, if one computes.
-    pub card: Option<CardProfile>,
+    pub gpu: Option<GpuProfile>,
 }
 
 /// What of a card decides how much memory a pass takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CardProfile {
+pub struct GpuProfile {
     /// All of its memory.
     pub total_bytes: u64,
     /// What is computed in; sums are `f32` whatever it is.
-    pub number: Number,
+    pub dtype: DType,
     /// What the driver takes for itself.
     pub context_bytes: u64,
     /// What cuBLAS works in; 0 where there is none.
@@ -40,41 +40,38 @@ impl Profile {
     /// The CPU with so many threads.
     #[must_use]
     pub fn cpu(threads: usize) -> Self {
-        Self {
-            threads,
-            card: None,
-        }
+        Self { threads, gpu: None }
     }
 }
 
 /// What a reservation is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MemoryKind {
     /// What the driver of a card takes before anything is computed.
     Context,
     /// The model's tensors that stay on the device.
     Weights,
     /// Buffers that streamed weights pass through.
-    Slots,
+    StagingBuffers,
     /// Rows on their way through the layers.
     Activations,
     /// Keys and values that outlive a pass.
-    Cache,
+    KvCache,
     /// Logits of one piece of the vocabulary.
-    Head,
+    Logits,
     /// Tiles that threads widen weights into, and scores of one tile of queries.
     Scratch,
 }
 
-impl Kind {
+impl MemoryKind {
     /// All kinds, in the order in which they are shown.
     pub const ALL: [Self; 7] = [
         Self::Context,
         Self::Weights,
-        Self::Slots,
+        Self::StagingBuffers,
         Self::Activations,
-        Self::Cache,
-        Self::Head,
+        Self::KvCache,
+        Self::Logits,
         Self::Scratch,
     ];
 
@@ -84,10 +81,10 @@ impl Kind {
         match self {
             Self::Context => "context",
             Self::Weights => "weights",
-            Self::Slots => "slots",
+            Self::StagingBuffers => "staging_buffers",
             Self::Activations => "activations",
-            Self::Cache => "cache",
-            Self::Head => "head",
+            Self::KvCache => "kv_cache",
+            Self::Logits => "logits",
             Self::Scratch => "scratch",
         }
     }

@@ -17,14 +17,14 @@ use crate::page::PAGE_BYTES;
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Zeroed numbers in a mapping of their own, which begins with a page. Pages that nobody has written to take no memory.
-pub struct Mapped<T> {
+pub struct MappedBuffer<T> {
     /// None of no bytes.
     memory: Option<MmapMut>,
     len: usize,
-    numbers: PhantomData<T>,
+    elements: PhantomData<T>,
 }
 
-impl<T: Zeroable> Mapped<T> {
+impl<T: Zeroable> MappedBuffer<T> {
     /// Memory for `len` numbers, all zero; `None` when the system has none to give.
     #[must_use]
     pub fn zeroed(len: usize) -> Option<Self> {
@@ -44,7 +44,7 @@ impl<T: Zeroable> Mapped<T> {
         Some(Self {
             memory,
             len,
-            numbers: PhantomData,
+            elements: PhantomData,
         })
     }
 
@@ -61,7 +61,7 @@ impl<T: Zeroable> Mapped<T> {
     }
 }
 
-impl<T> Deref for Mapped<T> {
+impl<T> Deref for MappedBuffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -74,7 +74,7 @@ impl<T> Deref for Mapped<T> {
     }
 }
 
-impl<T> DerefMut for Mapped<T> {
+impl<T> DerefMut for MappedBuffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         let Some(memory) = &mut self.memory else {
             return &mut [];
@@ -84,7 +84,7 @@ impl<T> DerefMut for Mapped<T> {
     }
 }
 
-impl<T> fmt::Debug for Mapped<T> {
+impl<T> fmt::Debug for MappedBuffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Mapped({} × {} bytes)", self.len, size_of::<T>())
     }
@@ -97,19 +97,19 @@ mod tests {
 
     #[test]
     fn it_is_zeroed_begins_with_a_page_and_holds_what_is_written() {
-        let mut memory = Mapped::<u64>::zeroed(3 << 20).unwrap();
+        let mut memory = MappedBuffer::<u64>::zeroed(3 << 20).unwrap();
         assert!(memory.iter().all(|number| *number == 0));
         assert_eq!(memory.as_ptr().addr() % PAGE_BYTES, 0);
         memory[(3 << 20) - 1] = 7;
         assert_eq!(memory.iter().sum::<u64>(), 7);
         memory.forget();
         assert_eq!((memory.len(), memory.iter().sum::<u64>()), (3 << 20, 0));
-        assert!(Mapped::<Page>::zeroed(0).unwrap().is_empty());
+        assert!(MappedBuffer::<Page>::zeroed(0).unwrap().is_empty());
     }
 
     #[test]
     fn what_the_system_does_not_have_is_refused() {
-        assert!(Mapped::<u64>::zeroed(1 << 50).is_none());
-        assert!(Mapped::<u64>::zeroed(usize::MAX).is_none());
+        assert!(MappedBuffer::<u64>::zeroed(1 << 50).is_none());
+        assert!(MappedBuffer::<u64>::zeroed(usize::MAX).is_none());
     }
 }

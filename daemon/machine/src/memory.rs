@@ -10,13 +10,13 @@ use rustix::process::{Resource, getrlimit};
 
 /// Memory of the device. Figures that can't be had are `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct MemoryFacts {
+pub struct MemoryStats {
     /// Most that this process could have if it were alone.
     pub total_bytes: Option<u64>,
     /// What it may still take.
     pub free_bytes: Option<u64>,
     /// What the system may keep of files for it.
-    pub cache_bytes: Option<u64>,
+    pub page_cache_bytes: Option<u64>,
 }
 
 /// Part of the free memory that [`default_budget`] leaves to others, in percent, and its
@@ -34,13 +34,13 @@ pub fn default_budget(free_bytes: u64) -> u64 {
 /// How much of the main memory may be pinned for a card to copy from, when nobody says: no more than half of it, and than
 /// three quarters of what is free.
 #[must_use]
-pub fn default_pin_limit(memory: &MemoryFacts) -> u64 {
+pub fn default_pinned_memory_limit(memory: &MemoryStats) -> u64 {
     let half = memory.total_bytes.map_or(0, |total| total / 2);
     let most_of_free = memory.free_bytes.map_or(0, |free| free / 4 * 3);
     half.min(most_of_free)
 }
 
-impl MemoryFacts {
+impl MemoryStats {
     /// The main memory, as it is at this moment.
     #[must_use]
     pub fn read() -> Self {
@@ -62,7 +62,7 @@ impl MemoryFacts {
         Self {
             total_bytes: least(self.total_bytes, other.total_bytes),
             free_bytes: least(self.free_bytes, other.free_bytes),
-            cache_bytes: least(self.cache_bytes, other.cache_bytes),
+            page_cache_bytes: least(self.page_cache_bytes, other.page_cache_bytes),
         }
     }
 
@@ -71,7 +71,7 @@ impl MemoryFacts {
         Self {
             total_bytes: kib_line(meminfo, "MemTotal"),
             free_bytes: kib_line(meminfo, "MemAvailable"),
-            cache_bytes: kib_line(meminfo, "MemAvailable"),
+            page_cache_bytes: kib_line(meminfo, "MemAvailable"),
         }
     }
 
@@ -82,7 +82,7 @@ impl MemoryFacts {
             total_bytes: limit,
             free_bytes: limit.zip(used).map(|(all, used)| all.saturating_sub(used)),
             // The system's cache is not the process's.
-            cache_bytes: None,
+            page_cache_bytes: None,
         }
     }
 
@@ -118,7 +118,7 @@ impl MemoryFacts {
         Self {
             total_bytes: limit,
             free_bytes: free,
-            cache_bytes: free,
+            page_cache_bytes: free,
         }
     }
 }

@@ -13,13 +13,13 @@ pub struct Rates {
     /// The time of `Ops::linear`, by format.
     pub linear: Vec<LinearRate>,
     /// Seconds that one thread takes to decode a number, by how it is coded; of a card, all of it.
-    pub decode: Vec<(Scheme, f64)>,
+    pub decompress: Vec<(Scheme, f64)>,
     /// Share of the processors that other programs had meanwhile, from 0 to 1.
     pub others_share: f64,
     /// Seconds that one thread of the machine takes to convert a weight to a format that levels ask for.
     pub convert: Vec<(Format, f64)>,
     /// Seconds that one thread of the machine takes to code a weight of bf16 without loss.
-    pub code_s: f64,
+    pub compress_s: f64,
 }
 
 /// From this share on, a machine is called busy.
@@ -41,7 +41,7 @@ pub const POINTS: usize = 3;
 
 /// How fast a disk is, read by one thread.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct DiskRates {
+pub struct DiskBandwidth {
     /// Bytes a second past the page cache.
     pub direct_bytes_per_s: Option<f64>,
     /// Bytes a second through the page cache, of what it doesn't have: making room in it costs, too.
@@ -81,8 +81,8 @@ impl Rates {
 
     /// Seconds that one thread takes to decode a number, or all of a card.
     #[must_use]
-    pub fn decode_s(&self, scheme: Scheme) -> Option<f64> {
-        let mut known = self.decode.iter();
+    pub fn decompress_s(&self, scheme: Scheme) -> Option<f64> {
+        let mut known = self.decompress.iter();
         known.find_map(|(known, seconds)| (*known == scheme).then_some(*seconds))
     }
 

@@ -72,13 +72,13 @@ impl Workers {
     }
 
     /// A pass computes on these threads until the guard is dropped.
-    pub fn computing(&self) -> Computing {
-        Computing::new(&self.background)
+    pub fn computing(&self) -> ComputingGuard {
+        ComputingGuard::new(&self.background)
     }
 
     /// The pass that computes waits until the guard is dropped.
-    pub fn waiting(&self) -> Waiting {
-        Waiting::new(&self.background)
+    pub fn waiting(&self) -> WaitingGuard {
+        WaitingGuard::new(&self.background)
     }
 
     /// Does a piece of work beside passes, some milliseconds at most, which tells what it took of all cores. While a pass
@@ -88,9 +88,9 @@ impl Workers {
     }
 
     /// The same on the threads, each of which does what it does through [`Busy::during`].
-    pub fn run_beside(&self, work: impl FnOnce(&Busy) + Send) {
+    pub fn run_beside(&self, work: impl FnOnce(&BusyTime) + Send) {
         self.beside(|| {
-            let busy = Busy::default();
+            let busy = BusyTime::default();
             self.run(|| work(&busy));
             busy.of_all(self.threads)
         });
@@ -99,9 +99,9 @@ impl Workers {
 
 /// What threads that work beside passes spend of their time.
 #[derive(Debug, Default)]
-pub struct Busy(AtomicU64);
+pub struct BusyTime(AtomicU64);
 
-impl Busy {
+impl BusyTime {
     /// Does a part of the work.
     pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
         let begun = Instant::now();
@@ -128,33 +128,33 @@ struct Background {
 
 /// A pass computes as long as this lives.
 #[derive(Debug)]
-pub struct Computing(Arc<Background>);
+pub struct ComputingGuard(Arc<Background>);
 
 /// A pass waits, and leaves its cores to others, as long as this lives.
 #[derive(Debug)]
-pub struct Waiting(Arc<Background>);
+pub struct WaitingGuard(Arc<Background>);
 
-impl Computing {
+impl ComputingGuard {
     fn new(background: &Arc<Background>) -> Self {
         background.computing.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(background))
     }
 }
 
-impl Drop for Computing {
+impl Drop for ComputingGuard {
     fn drop(&mut self) {
         self.0.computing.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Waiting {
+impl WaitingGuard {
     fn new(background: &Arc<Background>) -> Self {
         background.computing.fetch_sub(1, Ordering::Relaxed);
         Self(Arc::clone(background))
     }
 }
 
-impl Drop for Waiting {
+impl Drop for WaitingGuard {
     fn drop(&mut self) {
         self.0.computing.fetch_add(1, Ordering::Relaxed);
     }
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(period(Duration::ZERO), Duration::ZERO);
 
         let background = Arc::new(Background::default());
-        let _computing = Computing::new(&background);
+        let _computing = ComputingGuard::new(&background);
         // Several at once have one share together.
         let begun = Instant::now();
         thread::scope(|scope| {
@@ -219,8 +219,8 @@ mod tests {
         let background = Arc::new(Background::default());
         let long = Duration::from_secs(3600);
         background.work(|| long);
-        let computing = Computing::new(&background);
-        let waiting = Waiting::new(&background);
+        let computing = ComputingGuard::new(&background);
+        let waiting = WaitingGuard::new(&background);
         background.work(|| long);
         drop(waiting);
         assert!(background.is_computing());

@@ -3,18 +3,18 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rayon::prelude::*;
-use sluice_cuda::{Number, Span};
+use sluice_cuda::{DType, GpuSpan};
 
-use super::arena::{Arena, Part};
+use super::arena::{Arena, ArenaPart};
 use crate::{OpsError, device::Device, ledger::Ledger};
 
 /// A matrix of activations, row after row. Its memory goes back to the pool on drop.
 pub struct Activation {
-    memory: Part,
+    memory: ArenaPart,
     rows: usize,
     width: usize,
     /// What the numbers are; on the CPU always `f32`.
-    number: Number,
+    dtype: DType,
 }
 
 impl Activation {
@@ -36,8 +36,8 @@ impl Activation {
         self.width
     }
 
-    pub(super) fn number(&self) -> Number {
-        self.number
+    pub(super) fn dtype(&self) -> DType {
+        self.dtype
     }
 
     /// All numbers, on the CPU.
@@ -70,13 +70,13 @@ impl Activation {
     }
 
     /// Where all of it lies on a card.
-    pub fn span(&self) -> Span {
+    pub fn span(&self) -> GpuSpan {
         self.memory.span()
     }
 
     /// Where `count` rows from `start` on lie on a card.
-    pub(super) fn rows_span(&self, start: usize, count: usize) -> Span {
-        let row = self.width * self.number.bytes();
+    pub(super) fn rows_span(&self, start: usize, count: usize) -> GpuSpan {
+        let row = self.width * self.dtype.bytes();
         self.span().part(start * row, count * row)
     }
 }
@@ -85,12 +85,15 @@ impl Activation {
 pub struct Indices {
     values: Vec<u32>,
     /// Their copy on a card.
-    on_card: Option<Part>,
+    on_gpu: Option<ArenaPart>,
 }
 
 impl Indices {
-    pub(super) fn new(values: Vec<u32>, on_card: Option<Part>) -> Self {
-        Self { values, on_card }
+    pub(super) fn new(values: Vec<u32>, on_card: Option<ArenaPart>) -> Self {
+        Self {
+            values,
+            on_gpu: on_card,
+        }
     }
 
     /// How many.
@@ -109,20 +112,20 @@ impl Indices {
         self.values.iter().map(|&value| value as usize)
     }
 
-    pub(super) fn span(&self) -> Span {
-        let part = self.on_card.as_ref();
+    pub(super) fn span(&self) -> GpuSpan {
+        let part = self.on_gpu.as_ref();
         part.expect("made for a card's operations").span()
     }
 }
 
 /// Where activations get their memory: an arena reserved for a request, of the size that a rehearsal of its passes found.
-pub(super) struct Pool {
+pub(super) struct ActivationPool {
     arena: Mutex<Option<Arc<Arena>>>,
     device: Device,
     ledger: Ledger,
 }
 
-impl Pool {
+impl ActivationPool {
     pub(super) fn new(device: Device, ledger: Ledger) -> Self {
         Self {
             arena: Mutex::default(),
@@ -145,18 +148,18 @@ impl Pool {
         &self,
         rows: usize,
         width: usize,
-        number: Number,
+        dtype: DType,
     ) -> Result<Activation, OpsError> {
         Ok(Activation {
-            memory: self.take_bytes(rows * width * number.bytes())?,
+            memory: self.take_bytes(rows * width * dtype.bytes())?,
             rows,
             width,
-            number,
+            dtype,
         })
     }
 
     /// Bytes that are whatever they are.
-    pub(super) fn take_bytes(&self, bytes: usize) -> Result<Part, OpsError> {
+    pub(super) fn take_bytes(&self, bytes: usize) -> Result<ArenaPart, OpsError> {
         let part = self.arena().as_ref().and_then(|arena| arena.take(bytes));
         match part {
             Some(part) => Ok(part),
@@ -166,21 +169,21 @@ impl Pool {
     }
 
     /// A matrix outside of the arena, which may outlive it.
-    pub(super) fn keep(
+    pub(super) fn persistent(
         &self,
         rows: usize,
         width: usize,
-        number: Number,
+        dtype: DType,
     ) -> Result<Activation, OpsError> {
         Ok(Activation {
-            memory: self.take_own(rows * width * number.bytes())?,
+            memory: self.take_own(rows * width * dtype.bytes())?,
             rows,
             width,
-            number,
+            dtype,
         })
     }
 
-    fn take_own(&self, bytes: usize) -> Result<Part, OpsError> {
+    fn take_own(&self, bytes: usize) -> Result<ArenaPart, OpsError> {
         let part = self.new_arena(bytes)?.take(bytes);
         Ok(part.expect("an arena has room for what it was made for"))
     }

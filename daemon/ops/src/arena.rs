@@ -7,8 +7,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use sluice_cuda::Span;
-use sluice_machine::Kind;
+use sluice_cuda::GpuSpan;
+use sluice_machine::MemoryKind;
 
 use crate::{
     OpsError,
@@ -18,20 +18,20 @@ use crate::{
 
 /// What is taken and given back: a cache line, whose start suits every kernel's loads.
 #[repr(C, align(64))]
-pub(super) struct Line(UnsafeCell<[f32; NUMBERS]>);
+pub(super) struct CacheLine(UnsafeCell<[f32; LINE_ELEMENTS]>);
 
-const NUMBERS: usize = 16;
-const LINE_BYTES: usize = size_of::<Line>();
+const LINE_ELEMENTS: usize = 16;
+const LINE_BYTES: usize = size_of::<CacheLine>();
 
 // SAFETY: zero bits are an `f32`, and `UnsafeCell` has the representation of what it holds.
-unsafe impl bytemuck::Zeroable for Line {}
+unsafe impl bytemuck::Zeroable for CacheLine {}
 // SAFETY: lines are reached through parts alone. Those are disjoint, and give out references as a slice would.
-unsafe impl Sync for Line {}
+unsafe impl Sync for CacheLine {}
 
 /// The memory and what of it is taken.
 pub(super) struct Arena {
     /// Empty in a rehearsal.
-    memory: DeviceBuffer<Line>,
+    memory: DeviceBuffer<CacheLine>,
     layout: Mutex<Layout>,
 }
 
@@ -40,8 +40,8 @@ impl Arena {
     pub(super) fn new(device: &Device, ledger: &Ledger, bytes: usize) -> Result<Self, OpsError> {
         let lines = bytes.div_ceil(LINE_BYTES);
         Ok(Self {
-            memory: DeviceBuffer::new(device, ledger, Kind::Activations, lines)?,
-            layout: Mutex::new(Layout::new(match ledger.is_rehearsal() {
+            memory: DeviceBuffer::new(device, ledger, MemoryKind::Activations, lines)?,
+            layout: Mutex::new(Layout::new(match ledger.is_dry_run() {
                 true => usize::MAX,
                 false => lines,
             })),
@@ -49,9 +49,9 @@ impl Arena {
     }
 
     /// A part of `bytes`, if there is room.
-    pub(super) fn take(self: &Arc<Self>, bytes: usize) -> Option<Part> {
+    pub(super) fn take(self: &Arc<Self>, bytes: usize) -> Option<ArenaPart> {
         let lines = self.layout().take(bytes.div_ceil(LINE_BYTES))?;
-        Some(Part {
+        Some(ArenaPart {
             arena: Arc::clone(self),
             lines,
             bytes,
@@ -69,13 +69,13 @@ impl Arena {
 }
 
 /// Bytes of an arena that are one owner's until it is dropped. In a rehearsal they can't be reached.
-pub(super) struct Part {
+pub(super) struct ArenaPart {
     arena: Arc<Arena>,
     lines: Range<usize>,
     bytes: usize,
 }
 
-impl Part {
+impl ArenaPart {
     /// The numbers, of an arena in the process's memory.
     pub(super) fn values(&self) -> &[f32] {
         let lines = &self.arena.memory.host()[self.lines.clone()];
@@ -93,13 +93,13 @@ impl Part {
     }
 
     /// Where it lies on a card.
-    pub(super) fn span(&self) -> Span {
+    pub(super) fn span(&self) -> GpuSpan {
         let memory = self.arena.memory.span();
         memory.part(self.lines.start * LINE_BYTES, self.bytes)
     }
 }
 
-impl Drop for Part {
+impl Drop for ArenaPart {
     fn drop(&mut self) {
         self.arena.layout().give_back(self.lines.clone());
     }
@@ -194,7 +194,7 @@ mod tests {
             drop((b, c));
             arena.high_water()
         };
-        let needed = run(&Device::rehearsal(Profile::cpu(1)), &Ledger::rehearsal(), 0);
+        let needed = run(&Device::dry_run(Profile::cpu(1)), &Ledger::dry_run(), 0);
         assert_eq!(needed, 448 + 4032 + 832);
         let device = Device::cpu(1).unwrap();
         assert_eq!(run(&device, &Ledger::default(), needed), needed);

@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
-use sluice_cuda::{ATTEND_QUERIES, Segment, Task};
+use sluice_cuda::{ATTEND_QUERIES, AttentionSegment, AttentionTask};
 
-use super::{Activation, AttentionShape, Body, KvCache, Ops, Phase, activation::Indices};
+use super::{Activation, AttentionShape, Backend, KvCache, Ops, Phase, activation::Indices};
 use crate::OpsError;
 
 /// Consecutive key and value rows.
@@ -24,16 +24,16 @@ pub struct AttentionRange {
     /// Rows of the queries.
     pub queries: Range<usize>,
     /// What they see.
-    pub keys: Keys,
+    pub keys: AttentionKeys,
 }
 
 /// Keys and values that queries see.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Keys {
+pub enum AttentionKeys {
     /// Rows of this pass, the same for all of the queries.
     Pass(Vec<KeySegment>),
     /// Places of a cache, the same for all of the queries.
-    Kept {
+    Cached {
         /// Which of the pass's caches.
         cache: usize,
         /// Its places.
@@ -44,33 +44,35 @@ pub enum Keys {
         /// Which of the pass's caches.
         cache: usize,
         /// The queries' own places.
-        places: Vec<usize>,
+        positions: Vec<usize>,
     },
 }
 
 /// Where keys and values lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Source {
+enum KeySource {
     Pass,
     Cache(usize),
 }
 
-impl Keys {
-    fn source(&self) -> Source {
+impl AttentionKeys {
+    fn source(&self) -> KeySource {
         match self {
-            Self::Pass(_) => Source::Pass,
-            Self::Kept { cache, .. } | Self::Causal { cache, .. } => Source::Cache(*cache),
+            Self::Pass(_) => KeySource::Pass,
+            Self::Cached { cache, .. } | Self::Causal { cache, .. } => KeySource::Cache(*cache),
         }
     }
 
     /// Rows of keys that there must be at least.
     fn end(&self) -> usize {
         match self {
-            Self::Pass(segments) | Self::Kept { segments, .. } => {
+            Self::Pass(segments) | Self::Cached { segments, .. } => {
                 let ends = segments.iter().map(|segment| segment.start + segment.len);
                 ends.max().unwrap_or(0)
             }
-            Self::Causal { places, .. } => places.iter().max().map_or(0, |last| last + 1),
+            Self::Causal {
+                positions: places, ..
+            } => places.iter().max().map_or(0, |last| last + 1),
         }
     }
 }
@@ -89,21 +91,21 @@ pub struct KeyRows<'a> {
 /// Ranges as the device takes them.
 pub struct AttentionTasks {
     ranges: Vec<AttentionRange>,
-    on_card: Option<CardTasks>,
+    on_gpu: Option<GpuTasks>,
 }
 
 /// Numbers of a task on a card.
-const TASK_NUMBERS: usize = 6;
+const TASK_WORDS: usize = 6;
 
 /// Segments that there is room for, for each range: what stands before a gap and behind it, and one row more.
 const SEGMENTS_USUAL: usize = 3;
 
 /// The same on a card: six numbers a task, two a segment.
-pub(super) struct CardTasks {
+pub(super) struct GpuTasks {
     pub(super) tasks: Indices,
     pub(super) segments: Indices,
     /// Tasks that see the same memory are launched together.
-    launches: Vec<(Source, Range<usize>)>,
+    launches: Vec<(KeySource, Range<usize>)>,
 }
 
 /// Queries whose places follow one another, as many together as a task may have.
@@ -131,27 +133,33 @@ impl Ops {
     pub fn attention_tasks(&self, ranges: Vec<AttentionRange>) -> Result<AttentionTasks, OpsError> {
         for AttentionRange { queries, keys } in &ranges {
             assert!(queries.is_empty() || keys.end() > 0);
-            if let Keys::Causal { places, .. } = keys {
+            if let AttentionKeys::Causal {
+                positions: places, ..
+            } = keys
+            {
                 assert_eq!(places.len(), queries.len());
             }
         }
-        let on_card = match self.device.is_card() {
-            true => Some(self.card_tasks(&ranges)?),
+        let on_card = match self.device.is_gpu() {
+            true => Some(self.gpu_tasks(&ranges)?),
             false => None,
         };
-        Ok(AttentionTasks { ranges, on_card })
+        Ok(AttentionTasks {
+            ranges,
+            on_gpu: on_card,
+        })
     }
 
-    fn card_tasks(&self, ranges: &[AttentionRange]) -> Result<CardTasks, OpsError> {
+    fn gpu_tasks(&self, ranges: &[AttentionRange]) -> Result<GpuTasks, OpsError> {
         let (mut tasks, mut segments) = (Vec::new(), Vec::new());
-        let mut launches: Vec<(Source, Range<usize>)> = Vec::new();
+        let mut launches: Vec<(KeySource, Range<usize>)> = Vec::new();
         let mut room = 0;
         for AttentionRange { queries, keys } in ranges {
-            let first = tasks.len() / TASK_NUMBERS;
+            let first = tasks.len() / TASK_WORDS;
             let own_segments = segments.len() / 2;
             match keys {
-                Keys::Pass(shared)
-                | Keys::Kept {
+                AttentionKeys::Pass(shared)
+                | AttentionKeys::Cached {
                     segments: shared, ..
                 } => {
                     for start in queries.clone().step_by(ATTEND_QUERIES) {
@@ -161,8 +169,12 @@ impl Ops {
                     segments.extend(shared.iter().flat_map(|keys| [keys.start, keys.len]));
                     room += 1;
                 }
-                Keys::Causal { places, .. } if places.is_empty() => {}
-                Keys::Causal { places, .. } => {
+                AttentionKeys::Causal {
+                    positions: places, ..
+                } if places.is_empty() => {}
+                AttentionKeys::Causal {
+                    positions: places, ..
+                } => {
                     // The last ones see the most keys: they begin first, so that none is waited for in the end.
                     for run in runs(places).into_iter().rev() {
                         let (query, place) = (queries.start + run.start, places[run.start]);
@@ -173,18 +185,22 @@ impl Ops {
                     room += queries.len();
                 }
             }
-            let these = first..tasks.len() / TASK_NUMBERS;
+            let these = first..tasks.len() / TASK_WORDS;
             match launches.last_mut() {
                 Some((source, all)) if *source == keys.source() => all.end = these.end,
                 _ => launches.push((keys.source(), these)),
             }
         }
-        const { assert!(size_of::<Task>() == 4 * TASK_NUMBERS && size_of::<Segment>() == 8) };
+        const {
+            assert!(
+                size_of::<AttentionTask>() == 4 * TASK_WORDS && size_of::<AttentionSegment>() == 8
+            );
+        };
         // As many tasks as these queries may be, however they are shared out among so many ranges, and whatever those see: a
         // rehearsal knows sums.
         let queries: usize = ranges.iter().map(|range| range.queries.len()).sum();
-        let task_numbers = (room + queries / ATTEND_QUERIES) * TASK_NUMBERS;
-        Ok(CardTasks {
+        let task_numbers = (room + queries / ATTEND_QUERIES) * TASK_WORDS;
+        Ok(GpuTasks {
             tasks: self.indices_in(task_numbers, tasks)?,
             segments: self.indices_in(room * 2 * SEGMENTS_USUAL, segments)?,
             launches,
@@ -210,13 +226,13 @@ impl Ops {
         for range in &tasks.ranges {
             assert!(range.queries.end <= q.len());
             let rows = match range.keys.source() {
-                Source::Pass => {
+                KeySource::Pass => {
                     let [k, v] = keys.pass.expect("queries see rows of this pass");
                     assert_eq!(k.width(), shape.kv_heads * shape.head_dim);
                     assert_eq!(v.width(), k.width());
                     k.len().min(v.len())
                 }
-                Source::Cache(index) => {
+                KeySource::Cache(index) => {
                     let cache = keys.caches[index];
                     assert_eq!(cache.shape().kv_heads, shape.kv_heads);
                     assert_eq!(cache.shape().head_dim, shape.head_dim);
@@ -226,22 +242,22 @@ impl Ops {
             assert!(range.keys.end() <= rows);
         }
         let _timed = self.timed(Phase::Attention);
-        let mut out = self.pool.take(q.len(), q.width(), q.number())?;
-        match &self.body {
-            Body::Cpu(cpu) => cpu.attend(&mut out, q, keys, shape, &tasks.ranges),
-            Body::Card(card) => {
-                let on_card = tasks.on_card.as_ref();
+        let mut out = self.pool.take(q.len(), q.width(), q.dtype())?;
+        match &self.backend {
+            Backend::Cpu(cpu) => cpu.attend(&mut out, q, keys, shape, &tasks.ranges),
+            Backend::Gpu(card) => {
+                let on_card = tasks.on_gpu.as_ref();
                 let on_card = on_card.expect("made for a card's operations");
                 for (source, these) in &on_card.launches {
                     let spans = match *source {
-                        Source::Pass => keys.pass.map(|rows| rows.map(Activation::span)),
-                        Source::Cache(index) => Some(keys.caches[index].spans(keys.layer)),
+                        KeySource::Pass => keys.pass.map(|rows| rows.map(Activation::span)),
+                        KeySource::Cache(index) => Some(keys.caches[index].spans(keys.layer)),
                     };
                     let spans = spans.expect("queries see what there is");
                     card.attend(&out, q, spans, shape, on_card, these.clone())?;
                 }
             }
-            Body::Rehearsal => {}
+            Backend::DryRun => {}
         }
         Ok(out)
     }
@@ -249,16 +265,16 @@ impl Ops {
 
 #[cfg(test)]
 mod tests {
-    use sluice_cuda::Number;
+    use sluice_cuda::DType;
     use sluice_formats::noise::Noise;
-    use sluice_machine::{CardProfile, Profile};
+    use sluice_machine::{GpuProfile, Profile};
 
     use super::*;
     use crate::{device::Device, ledger::Ledger};
 
     fn filled(ops: &Ops, rows: usize, width: usize, seed: u64) -> Activation {
         let noise = Noise::new(seed);
-        let mut out = ops.pool.take(rows, width, Number::F32).unwrap();
+        let mut out = ops.pool.take(rows, width, DType::F32).unwrap();
         for (i, value) in out.values_mut().iter_mut().enumerate() {
             *value = noise.uniform(0, i as u64, 0) as f32 * 4.0 - 2.0;
         }
@@ -308,18 +324,21 @@ mod tests {
     #[test]
     fn tasks_take_the_same_memory_wherever_queries_stand() {
         let profile = Profile {
-            card: Some(CardProfile {
+            gpu: Some(GpuProfile {
                 total_bytes: 1 << 40,
-                number: Number::F32,
+                dtype: DType::F32,
                 context_bytes: 0,
                 workspace_bytes: 0,
             }),
             ..Profile::cpu(1)
         };
         let bytes = |places: Vec<usize>| {
-            let ops = Ops::new(Device::rehearsal(profile), Ledger::rehearsal()).unwrap();
+            let ops = Ops::new(Device::dry_run(profile), Ledger::dry_run()).unwrap();
             ops.reserve(0).unwrap();
-            let keys = Keys::Causal { cache: 0, places };
+            let keys = AttentionKeys::Causal {
+                cache: 0,
+                positions: places,
+            };
             let queries = 0..200;
             let tasks = ops.attention_tasks(vec![AttentionRange { queries, keys }]);
             drop(tasks.unwrap());
@@ -350,7 +369,7 @@ mod tests {
             let v = filled(&ops, 620, kv_heads * dim, 3);
             let ranges = all.iter().map(|(queries, keys)| AttentionRange {
                 queries: queries.clone(),
-                keys: Keys::Pass(
+                keys: AttentionKeys::Pass(
                     keys.iter()
                         .map(|&(start, len)| KeySegment { start, len })
                         .collect(),

@@ -2,16 +2,16 @@
 
 use std::io;
 
-use sluice_cuda::{CudaError, Unavailable};
+use sluice_cuda::{CudaError, GpuUnavailable};
 
 /// Why a device refused an operation or an allocation, or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpsError {
     /// The device has no room.
     #[error(
-        "{needed_bytes} bytes for {purpose} can't be had; {used_bytes} {limit}are in use{free}",
+        "cannot allocate {needed_bytes} bytes for {purpose}; {used_bytes} {limit}are in use{free}",
         limit = limit_bytes.map_or_else(String::new, |limit| format!("of {limit} ")),
-        free = free_bytes.map_or_else(String::new, |free| format!(", and {free} are free on the card"))
+        free = free_bytes.map_or_else(String::new, |free| format!(", and {free} are free on the GPU"))
     )]
     OutOfMemory {
         /// What they were for.
@@ -27,20 +27,20 @@ pub enum OpsError {
     },
     /// The card that was asked for can't be used.
     #[error(transparent)]
-    NoCard(Unavailable),
+    NoGpu(GpuUnavailable),
     /// A card refused something, or failed. After a failed kernel this process can't use it any more.
-    #[error("the card failed: {0}")]
-    Card(#[from] CudaError),
+    #[error("the GPU failed: {0}")]
+    Gpu(#[from] CudaError),
     /// A row of logits without a largest one, or without a finite sum.
-    #[error("no token can be chosen at position {position}: the logits are not numbers")]
+    #[error("cannot choose a token at position {position}: the logits are NaN")]
     NotANumber {
         /// In the canvas, prompt included.
         position: usize,
     },
     /// The engine's threads could not be started.
-    #[error("can't start the engine's threads: {0}")]
+    #[error("cannot start the engine's threads: {0}")]
     Threads(String),
     /// The probe that measures copying could not be made.
-    #[error("can't read a file in memory: {0}")]
+    #[error("cannot measure page cache reads: {0}")]
     Probe(io::Error),
 }

@@ -8,60 +8,58 @@ use std::ops::Range;
 use bytemuck::Pod;
 use half::{bf16, f16};
 use sluice_cuda as cuda;
-use sluice_cuda::{Gpu, Number, Span};
-use sluice_machine::{CardProfile, Kind};
+use sluice_cuda::{DType, Gpu, GpuSpan};
+use sluice_machine::{GpuProfile, MemoryKind};
 use sluice_weights::Weight;
 
-use super::{
-    Activation, AttentionShape, Indices, RopeTable, attention::CardTasks, clock::CardClock,
-};
+use super::{Activation, AttentionShape, Indices, RopeTable, attention::GpuTasks, clock::GpuClock};
 use crate::{
     OpsError,
     device::Device,
-    ledger::{Entry, Ledger},
+    ledger::{Ledger, LedgerEntry},
 };
 
 /// A card, and what its operations need all the time.
-pub(super) struct Card {
+pub(super) struct GpuBackend {
     pub(super) gpu: Gpu,
-    profile: CardProfile,
-    clock: CardClock,
-    _held: Held,
+    profile: GpuProfile,
+    clock: GpuClock,
+    _reserved: ReservedMemory,
 }
 
 /// What was taken when the card was opened: the driver's context, and cuBLAS's workspace.
-struct Held {
-    _context: Entry,
-    _workspace: Entry,
+struct ReservedMemory {
+    _context: LedgerEntry,
+    _workspace: LedgerEntry,
 }
 
-impl Held {
+impl ReservedMemory {
     fn new(device: &Device, ledger: &Ledger) -> Result<Self, OpsError> {
         Ok(Self {
-            _context: ledger.reserve(Kind::Context, device.context_bytes())?,
-            _workspace: ledger.reserve(Kind::Scratch, device.workspace_bytes())?,
+            _context: ledger.reserve(MemoryKind::Context, device.context_bytes())?,
+            _workspace: ledger.reserve(MemoryKind::Scratch, device.workspace_bytes())?,
         })
     }
 }
 
-impl Card {
+impl GpuBackend {
     pub(super) fn new(gpu: Gpu, device: &Device, ledger: &Ledger) -> Result<Self, OpsError> {
-        let profile = device.profile().card;
+        let profile = device.profile().gpu;
         Ok(Self {
             profile: profile.expect("a card's device has its profile"),
-            clock: CardClock::new(&gpu),
+            clock: GpuClock::new(&gpu),
             gpu,
-            _held: Held::new(device, ledger)?,
+            _reserved: ReservedMemory::new(device, ledger)?,
         })
     }
 
     /// Counts in a rehearsal what [`Card::new`] takes.
     pub(super) fn reserve(device: &Device, ledger: &Ledger) -> Result<(), OpsError> {
-        Held::new(device, ledger).map(drop)
+        ReservedMemory::new(device, ledger).map(drop)
     }
 
     /// The moments of its passes.
-    pub(super) fn clock(&self) -> &CardClock {
+    pub(super) fn clock(&self) -> &GpuClock {
         &self.clock
     }
 
@@ -78,16 +76,16 @@ impl Card {
         Ok(timer.stop()?.as_secs_f64())
     }
 
-    pub(super) fn upload<T: Pod>(&self, to: Span, values: &[T]) -> Result<(), OpsError> {
+    pub(super) fn upload<T: Pod>(&self, to: GpuSpan, values: &[T]) -> Result<(), OpsError> {
         Ok(self.gpu.upload(to, bytemuck::cast_slice(values))?)
     }
 
-    pub(super) fn copy(&self, to: Span, from: Span) -> Result<(), OpsError> {
+    pub(super) fn copy(&self, to: GpuSpan, from: GpuSpan) -> Result<(), OpsError> {
         Ok(self.gpu.copy(to, from)?)
     }
 
     /// All bits set, which is no number in any of a card's.
-    pub(super) fn poison(&self, memory: Span) -> Result<(), OpsError> {
+    pub(super) fn poison(&self, memory: GpuSpan) -> Result<(), OpsError> {
         Ok(self.gpu.fill(memory, 0xFF)?)
     }
 
@@ -97,7 +95,7 @@ impl Card {
         ids: &Indices,
         table: &Weight<'_>,
     ) -> Result<(), OpsError> {
-        let format = table.format.on_card();
+        let format = table.format.to_cuda();
         let (rows, width) = (out.len(), out.width());
         Ok(self
             .gpu
@@ -107,9 +105,7 @@ impl Card {
     /// `x`, which is `f32`, in the numbers of `out`.
     pub(super) fn convert(&self, out: &Activation, x: &Activation) -> Result<(), OpsError> {
         let count = x.len() * x.width();
-        Ok(self
-            .gpu
-            .convert(out.number(), out.span(), x.span(), count)?)
+        Ok(self.gpu.convert(out.dtype(), out.span(), x.span(), count)?)
     }
 
     /// Rows that come from the host: those that begin a run of an id are filled there and copied, the others repeated
@@ -158,11 +154,11 @@ impl Card {
     ) -> Result<(), OpsError> {
         let rows = out.len();
         Ok(self.gpu.rms_norm(
-            out.number(),
+            out.dtype(),
             out.span(),
             x.rows_span(start, rows),
             weight.span(),
-            weight.format.on_card(),
+            weight.format.to_cuda(),
             rows,
             out.width(),
             epsilon,
@@ -171,17 +167,17 @@ impl Card {
 
     pub(super) fn rope(
         &self,
-        turned: [(&Activation, &Indices); 2],
+        inputs: [(&Activation, &Indices); 2],
         table: &RopeTable,
     ) -> Result<(), OpsError> {
-        let turned = turned.map(|(x, positions)| cuda::Turned {
+        let turned = inputs.map(|(x, positions)| cuda::RopeRows {
             x: x.span(),
             positions: positions.span(),
             rows: x.len(),
             heads: x.width() / (2 * table.half),
         });
         let table_span = table.values.span();
-        Ok((self.gpu).rope(self.profile.number, turned, table_span, table.half)?)
+        Ok((self.gpu).rope(self.profile.dtype, turned, table_span, table.half)?)
     }
 
     /// `x`, which is `f32`, and the bias in the numbers of `out`, or where it lies.
@@ -192,27 +188,31 @@ impl Card {
         bias: &Weight<'_>,
     ) -> Result<(), OpsError> {
         Ok(self.gpu.add_bias(
-            out.number(),
+            out.dtype(),
             out.span(),
             x.span(),
             bias.span(),
-            bias.format.on_card(),
+            bias.format.to_cuda(),
             x.len(),
             x.width(),
         )?)
     }
 
-    pub(super) fn put_rows(&self, places: [Span; 2], rows: [Span; 2]) -> Result<(), OpsError> {
+    pub(super) fn put_rows(
+        &self,
+        places: [GpuSpan; 2],
+        rows: [GpuSpan; 2],
+    ) -> Result<(), OpsError> {
         Ok(self.gpu.put_rows(places, rows)?)
     }
 
     /// `x · weightᵀ` into `out`, whose numbers are `number`, or added to it where those are `f32`.
-    pub(super) fn multiply(
+    pub(super) fn matmul(
         &self,
         x: &Activation,
         weight: &Weight<'_>,
-        out: Span,
-        number: Number,
+        out: GpuSpan,
+        dtype: DType,
         accumulate: bool,
     ) -> Result<(), OpsError> {
         assert_eq!(
@@ -220,24 +220,22 @@ impl Card {
             weight.width,
             "the widths of rows and weights differ"
         );
-        assert_eq!(x.number(), self.profile.number);
-        weights::multiply(
+        assert_eq!(x.dtype(), self.profile.dtype);
+        weights::matmul(
             &self.gpu,
             &self.clock,
             &self.profile,
             x,
             weight,
-            (out, number),
+            (out, dtype),
             accumulate,
         )
     }
 
-    pub(super) fn silu_multiply(&self, gate: &Activation, up: &Activation) -> Result<(), OpsError> {
+    pub(super) fn silu_mul(&self, gate: &Activation, up: &Activation) -> Result<(), OpsError> {
         let count = gate.len() * gate.width();
-        let number = gate.number();
-        Ok(self
-            .gpu
-            .silu_multiply(number, gate.span(), up.span(), count)?)
+        let number = gate.dtype();
+        Ok(self.gpu.silu_mul(number, gate.span(), up.span(), count)?)
     }
 
     pub(super) fn take_rows(
@@ -246,7 +244,7 @@ impl Card {
         x: &Activation,
         rows: &Indices,
     ) -> Result<(), OpsError> {
-        let bytes = x.number().bytes();
+        let bytes = x.dtype().bytes();
         Ok(self.gpu.take_rows(
             bytes,
             out.span(),
@@ -262,13 +260,13 @@ impl Card {
         &self,
         out: &Activation,
         q: &Activation,
-        [k, v]: [Span; 2],
+        [k, v]: [GpuSpan; 2],
         shape: AttentionShape,
-        tasks: &CardTasks,
+        tasks: &GpuTasks,
         these: Range<usize>,
     ) -> Result<(), OpsError> {
-        const TASK_BYTES: usize = size_of::<cuda::Task>();
-        let attend = cuda::Attend {
+        const TASK_BYTES: usize = size_of::<cuda::AttentionTask>();
+        let attend = cuda::AttentionArgs {
             out: out.span(),
             q: q.span(),
             k,
@@ -280,20 +278,20 @@ impl Card {
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
         };
-        Ok(self.gpu.attend(q.number(), attend)?)
+        Ok(self.gpu.attend(q.dtype(), attend)?)
     }
 
-    pub(super) fn salience(&self, salience: cuda::Salience) -> Result<(), OpsError> {
-        Ok(self.gpu.salience(self.profile.number, salience)?)
+    pub(super) fn salience(&self, salience: cuda::SalienceArgs) -> Result<(), OpsError> {
+        Ok(self.gpu.salience(self.profile.dtype, salience)?)
     }
 
     /// Of the matrices of a cache, moves the rows that `kept` has for each layer to the beginning.
     pub(super) fn keep_rows(
         &self,
-        memory: Span,
+        memory: GpuSpan,
         layers: usize,
         row_bytes: usize,
-        kept: Span,
+        kept: GpuSpan,
         count: usize,
     ) -> Result<(), OpsError> {
         Ok((self.gpu).keep_rows(memory, layers, row_bytes, kept, count)?)
@@ -306,10 +304,10 @@ impl Card {
             let pairs = bytes.chunks_exact(2);
             pairs.map(|pair| u16::from_le_bytes([pair[0], pair[1]]))
         };
-        Ok(match x.number() {
-            Number::F32 => bytemuck::pod_collect_to_vec(&bytes),
-            Number::F16 => halves().map(|bits| f16::from_bits(bits).to_f32()).collect(),
-            Number::Bf16 => halves()
+        Ok(match x.dtype() {
+            DType::F32 => bytemuck::pod_collect_to_vec(&bytes),
+            DType::F16 => halves().map(|bits| f16::from_bits(bits).to_f32()).collect(),
+            DType::Bf16 => halves()
                 .map(|bits| bf16::from_bits(bits).to_f32())
                 .collect(),
         })
@@ -320,12 +318,12 @@ impl Card {
         &self,
         x: &Activation,
         part: &Weight<'_>,
-        place: Span,
+        place: GpuSpan,
     ) -> Result<(), OpsError> {
-        self.multiply(x, part, place, Number::F32, false)
+        self.matmul(x, part, place, DType::F32, false)
     }
 
-    pub(super) fn download(&self, from: Span, to: &mut [f32]) -> Result<(), OpsError> {
+    pub(super) fn download(&self, from: GpuSpan, to: &mut [f32]) -> Result<(), OpsError> {
         Ok(self.gpu.download(from, bytemuck::cast_slice_mut(to))?)
     }
 }

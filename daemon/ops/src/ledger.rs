@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-use sluice_machine::{Kind, mapped::Mapped};
+use sluice_machine::{MemoryKind, mapped::MappedBuffer};
 
 use self::faults::Faults;
 pub use self::pinned::PinnedEntry;
@@ -21,7 +21,7 @@ use crate::OpsError;
 
 /// Since when a peak is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mark {
+pub enum PeakMark {
     /// The last pass ended, or the first request began that shares the present one.
     Pass,
     /// The present plan was put in force.
@@ -31,12 +31,12 @@ pub enum Mark {
 /// The account itself; clones share it.
 #[derive(Clone, Default)]
 pub struct Ledger {
-    accounts: Arc<Accounts>,
+    counters: Arc<Counters>,
 }
 
-struct Accounts {
-    total: Account,
-    kinds: [Account; Kind::ALL.len()],
+struct Counters {
+    total: Counter,
+    kinds: [Counter; MemoryKind::ALL.len()],
     /// Largest totals since [`Ledger::mark`].
     marked_peaks: [AtomicU64; 2],
     /// Most that may be held at once.
@@ -44,19 +44,19 @@ struct Accounts {
     /// Of the host's memory, beside all that.
     pinned: AtomicU64,
     /// Buffers are counted, and hold nothing.
-    is_rehearsal: bool,
+    is_dry_run: bool,
     faults: Faults,
 }
 
-impl Default for Accounts {
+impl Default for Counters {
     fn default() -> Self {
         Self {
-            total: Account::default(),
+            total: Counter::default(),
             kinds: Default::default(),
             marked_peaks: Default::default(),
             limit: AtomicU64::new(u64::MAX),
             pinned: AtomicU64::new(0),
-            is_rehearsal: false,
+            is_dry_run: false,
             faults: Faults::default(),
         }
     }
@@ -69,12 +69,12 @@ impl fmt::Debug for Ledger {
 }
 
 #[derive(Default)]
-struct Account {
+struct Counter {
     bytes: AtomicU64,
     peak: AtomicU64,
 }
 
-impl Account {
+impl Counter {
     fn add(&self, bytes: u64) {
         // Relaxed: figures for people; no other memory is ordered by them.
         let now = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -89,19 +89,19 @@ impl Account {
 impl Ledger {
     /// A ledger whose buffers are counted but hold nothing: what a run would need is found by rehearsing it.
     #[must_use]
-    pub fn rehearsal() -> Self {
+    pub fn dry_run() -> Self {
         Self {
-            accounts: Arc::new(Accounts {
-                is_rehearsal: true,
-                ..Accounts::default()
+            counters: Arc::new(Counters {
+                is_dry_run: true,
+                ..Counters::default()
             }),
         }
     }
 
     /// Whether buffers hold nothing.
     #[must_use]
-    pub fn is_rehearsal(&self) -> bool {
-        self.accounts.is_rehearsal
+    pub fn is_dry_run(&self) -> bool {
+        self.counters.is_dry_run
     }
 
     /// A zeroed buffer of `len` elements, entered under `kind` until it is dropped.
@@ -110,14 +110,14 @@ impl Ledger {
     /// [`OpsError::OutOfMemory`] when the limit or the system refuses.
     pub fn buffer<T: bytemuck::Zeroable>(
         &self,
-        kind: Kind,
+        kind: MemoryKind,
         len: usize,
-    ) -> Result<Buffer<T>, OpsError> {
+    ) -> Result<HostBuffer<T>, OpsError> {
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
         let entry = self.reserve(kind, bytes)?;
-        let held = if self.is_rehearsal() { 0 } else { len };
-        match Mapped::zeroed(held) {
-            Some(data) => Ok(Buffer { data, entry }),
+        let held = if self.is_dry_run() { 0 } else { len };
+        match MappedBuffer::zeroed(held) {
+            Some(data) => Ok(HostBuffer { data, entry }),
             None => {
                 drop(entry);
                 Err(self.refusal(kind, bytes))
@@ -129,12 +129,12 @@ impl Ledger {
     ///
     /// # Errors
     /// [`OpsError::OutOfMemory`] when the limit refuses.
-    pub fn reserve(&self, kind: Kind, bytes: u64) -> Result<Entry, OpsError> {
-        if self.accounts.faults.strikes() {
+    pub fn reserve(&self, kind: MemoryKind, bytes: u64) -> Result<LedgerEntry, OpsError> {
+        if self.counters.faults.strikes() {
             return Err(self.refusal(kind, bytes));
         }
         let limit = self.limit();
-        let total = &self.accounts.total;
+        let total = &self.counters.total;
         // Checked and added in one: loads and passes reserve from different threads.
         let before = total
             .bytes
@@ -143,11 +143,11 @@ impl Ledger {
             })
             .map_err(|_| self.refusal(kind, bytes))?;
         total.peak.fetch_max(before + bytes, Ordering::Relaxed);
-        for peak in &self.accounts.marked_peaks {
+        for peak in &self.counters.marked_peaks {
             peak.fetch_max(before + bytes, Ordering::Relaxed);
         }
-        self.accounts.kinds[kind as usize].add(bytes);
-        Ok(Entry {
+        self.counters.kinds[kind as usize].add(bytes);
+        Ok(LedgerEntry {
             kind,
             bytes,
             ledger: self.clone(),
@@ -155,7 +155,7 @@ impl Ledger {
     }
 
     /// What is said when `bytes` can't be had.
-    pub fn refusal(&self, kind: Kind, bytes: u64) -> OpsError {
+    pub fn refusal(&self, kind: MemoryKind, bytes: u64) -> OpsError {
         OpsError::OutOfMemory {
             purpose: kind.name(),
             needed_bytes: bytes,
@@ -168,46 +168,46 @@ impl Ledger {
     /// Most bytes that may be held at once; `u64::MAX` where nobody set a limit.
     #[must_use]
     pub fn limit(&self) -> u64 {
-        self.accounts.limit.load(Ordering::Relaxed)
+        self.counters.limit.load(Ordering::Relaxed)
     }
 
     /// Sets the most bytes that may be held at once. What is held beyond it stays.
     pub fn set_limit(&self, bytes: u64) {
-        self.accounts.limit.store(bytes, Ordering::Relaxed);
+        self.counters.limit.store(bytes, Ordering::Relaxed);
     }
 
     /// Bytes held now.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
-        self.accounts.total.bytes.load(Ordering::Relaxed)
+        self.counters.total.bytes.load(Ordering::Relaxed)
     }
 
     /// Starts a new measurement of a peak.
-    pub fn mark(&self, mark: Mark) {
+    pub fn mark(&self, mark: PeakMark) {
         let now = self.used_bytes();
-        self.accounts.marked_peaks[mark as usize].store(now, Ordering::Relaxed);
+        self.counters.marked_peaks[mark as usize].store(now, Ordering::Relaxed);
     }
 
     /// Most bytes held since [`Ledger::mark`].
     #[must_use]
-    pub fn peak_since(&self, mark: Mark) -> u64 {
-        self.accounts.marked_peaks[mark as usize].load(Ordering::Relaxed)
+    pub fn peak_since(&self, mark: PeakMark) -> u64 {
+        self.counters.marked_peaks[mark as usize].load(Ordering::Relaxed)
     }
 
     /// All figures.
     #[must_use]
-    pub fn report(&self) -> Report {
-        let kinds = Kind::ALL.map(|kind| {
-            let account = &self.accounts.kinds[kind as usize];
-            KindReport {
+    pub fn report(&self) -> LedgerReport {
+        let kinds = MemoryKind::ALL.map(|kind| {
+            let account = &self.counters.kinds[kind as usize];
+            LedgerKindReport {
                 kind,
                 bytes: account.bytes.load(Ordering::Relaxed),
                 peak_bytes: account.peak.load(Ordering::Relaxed),
             }
         });
-        Report {
+        LedgerReport {
             used_bytes: self.used_bytes(),
-            peak_bytes: self.accounts.total.peak.load(Ordering::Relaxed),
+            peak_bytes: self.counters.total.peak.load(Ordering::Relaxed),
             kinds: kinds.to_vec(),
         }
     }
@@ -215,20 +215,20 @@ impl Ledger {
 
 /// Device memory by kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Report {
+pub struct LedgerReport {
     /// Held now.
     pub used_bytes: u64,
     /// Most held at once since the start.
     pub peak_bytes: u64,
     /// The same by kind.
-    pub kinds: Vec<KindReport>,
+    pub kinds: Vec<LedgerKindReport>,
 }
 
 /// One kind's figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KindReport {
+pub struct LedgerKindReport {
     /// Which kind.
-    pub kind: Kind,
+    pub kind: MemoryKind,
     /// Held now.
     pub bytes: u64,
     /// Most held at once since the start.
@@ -236,40 +236,40 @@ pub struct KindReport {
 }
 
 /// What a buffer has in the ledger.
-pub struct Entry {
-    kind: Kind,
+pub struct LedgerEntry {
+    kind: MemoryKind,
     bytes: u64,
     ledger: Ledger,
 }
 
-impl Entry {
+impl LedgerEntry {
     /// Bytes it stands for.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 }
 
-impl fmt::Debug for Entry {
+impl fmt::Debug for LedgerEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Entry({:?}, {} bytes)", self.kind, self.bytes)
     }
 }
 
-impl Drop for Entry {
+impl Drop for LedgerEntry {
     fn drop(&mut self) {
-        self.ledger.accounts.kinds[self.kind as usize].subtract(self.bytes);
-        self.ledger.accounts.total.subtract(self.bytes);
+        self.ledger.counters.kinds[self.kind as usize].subtract(self.bytes);
+        self.ledger.counters.total.subtract(self.bytes);
     }
 }
 
 /// Memory that stands in the ledger for as long as it lives. One of a rehearsal is counted, and empty.
-pub struct Buffer<T> {
+pub struct HostBuffer<T> {
     // The system has it back before its entry goes.
-    data: Mapped<T>,
-    entry: Entry,
+    data: MappedBuffer<T>,
+    entry: LedgerEntry,
 }
 
-impl<T> Buffer<T> {
+impl<T> HostBuffer<T> {
     /// Bytes it stands for in the ledger.
     #[must_use]
     pub fn bytes(&self) -> u64 {
@@ -277,14 +277,14 @@ impl<T> Buffer<T> {
     }
 }
 
-impl<T: bytemuck::Zeroable> Buffer<T> {
+impl<T: bytemuck::Zeroable> HostBuffer<T> {
     /// Gives its pages back until it is written to again: all is zero, and it stands in the ledger as before.
     pub fn forget(&mut self) {
         self.data.forget();
     }
 }
 
-impl<T> Deref for Buffer<T> {
+impl<T> Deref for HostBuffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -292,13 +292,13 @@ impl<T> Deref for Buffer<T> {
     }
 }
 
-impl<T> DerefMut for Buffer<T> {
+impl<T> DerefMut for HostBuffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         &mut self.data
     }
 }
 
-impl<T> fmt::Debug for Buffer<T> {
+impl<T> fmt::Debug for HostBuffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -315,21 +315,21 @@ mod tests {
     #[test]
     fn what_is_dropped_leaves_the_account() {
         let ledger = Ledger::default();
-        let kept = ledger.buffer::<f32>(Kind::Weights, 100).unwrap();
-        ledger.mark(Mark::Pass);
-        drop(ledger.buffer::<u8>(Kind::Head, 50).unwrap());
+        let kept = ledger.buffer::<f32>(MemoryKind::Weights, 100).unwrap();
+        ledger.mark(PeakMark::Pass);
+        drop(ledger.buffer::<u8>(MemoryKind::Logits, 50).unwrap());
         assert_eq!(ledger.used_bytes(), 400);
-        assert_eq!(ledger.peak_since(Mark::Pass), 450);
+        assert_eq!(ledger.peak_since(PeakMark::Pass), 450);
         drop(kept);
         let report = ledger.report();
         assert_eq!((report.used_bytes, report.peak_bytes), (0, 450));
-        assert_eq!(report.kinds[Kind::Head as usize].peak_bytes, 50);
+        assert_eq!(report.kinds[MemoryKind::Logits as usize].peak_bytes, 50);
     }
 
     #[test]
     fn what_cannot_be_had_is_refused_with_figures() {
         let error = Ledger::default()
-            .buffer::<f32>(Kind::Activations, 1 << 50)
+            .buffer::<f32>(MemoryKind::Activations, 1 << 50)
             .unwrap_err();
         assert_eq!(
             error.to_string(),
@@ -341,22 +341,28 @@ mod tests {
     fn nothing_goes_over_the_limit() {
         let ledger = Ledger::default();
         ledger.set_limit(1000);
-        let kept = ledger.buffer::<u8>(Kind::Weights, 900).unwrap();
-        let error = ledger.buffer::<u8>(Kind::Slots, 101).unwrap_err();
+        let kept = ledger.buffer::<u8>(MemoryKind::Weights, 900).unwrap();
+        let error = ledger
+            .buffer::<u8>(MemoryKind::StagingBuffers, 101)
+            .unwrap_err();
         assert_eq!(
             error.to_string(),
             "101 bytes for slots can't be had; 900 of 1000 are in use"
         );
         assert_eq!(ledger.used_bytes(), 900);
-        drop(ledger.buffer::<u8>(Kind::Slots, 100).unwrap());
+        drop(
+            ledger
+                .buffer::<u8>(MemoryKind::StagingBuffers, 100)
+                .unwrap(),
+        );
         drop(kept);
         assert_eq!(ledger.used_bytes(), 0);
     }
 
     #[test]
     fn a_rehearsal_counts_what_it_does_not_hold() {
-        let ledger = Ledger::rehearsal();
-        let buffer = ledger.buffer::<f32>(Kind::Weights, 1 << 45).unwrap();
+        let ledger = Ledger::dry_run();
+        let buffer = ledger.buffer::<f32>(MemoryKind::Weights, 1 << 45).unwrap();
         assert_eq!((buffer.len(), buffer.bytes()), (0, 1 << 47));
         assert_eq!(ledger.used_bytes(), 1 << 47);
     }
@@ -365,10 +371,10 @@ mod tests {
     fn a_fault_strikes_once() {
         let ledger = Ledger::default();
         ledger.fail_at(2);
-        drop(ledger.buffer::<u8>(Kind::Head, 1).unwrap());
+        drop(ledger.buffer::<u8>(MemoryKind::Logits, 1).unwrap());
         assert!(!ledger.has_failed());
-        ledger.buffer::<u8>(Kind::Head, 1).unwrap_err();
+        ledger.buffer::<u8>(MemoryKind::Logits, 1).unwrap_err();
         assert!(ledger.has_failed());
-        ledger.buffer::<u8>(Kind::Head, 1).unwrap();
+        ledger.buffer::<u8>(MemoryKind::Logits, 1).unwrap();
     }
 }

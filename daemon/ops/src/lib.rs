@@ -4,39 +4,40 @@
 mod activation;
 mod arena;
 mod attention;
-mod cache;
 mod clock;
-mod compare;
 mod cpu;
 pub mod device;
 mod error;
+mod fidelity;
 mod gpu;
-mod head;
+mod kv_cache;
 pub mod ledger;
+mod lm_head;
 mod logits;
 pub mod measure;
 mod shapes;
 
 use std::{ops::Range, time::Instant};
 
-use sluice_cuda::Number;
+use sluice_cuda::DType;
 use sluice_formats::Format;
-use sluice_machine::Kind;
+use sluice_machine::MemoryKind;
 use sluice_weights::{Rope, Weight};
 
-use self::{activation::Pool, cpu::Cpu, gpu::Card};
+use self::{activation::ActivationPool, cpu::CpuBackend, gpu::GpuBackend};
 pub use self::{
     activation::{Activation, Indices},
-    attention::{AttentionRange, AttentionTasks, KeyRows, KeySegment, Keys},
-    cache::KvCache,
-    clock::{Phase, Times},
-    compare::{Comparison, Divergence},
+    attention::{AttentionKeys, AttentionRange, AttentionTasks, KeyRows, KeySegment},
+    clock::{Phase, PhaseTimes},
     error::OpsError,
-    head::{
-        Candidate, Choice, Distributions, Evidence, HeadGroup, HeadReduction, HeadRow, Ranking, Top,
+    fidelity::{Comparison, Divergence},
+    kv_cache::KvCache,
+    lm_head::{
+        Candidate, CandidateEvidence, Distributions, LmHeadGroup, LmHeadReduction, LmHeadRow,
+        RankingScore, SamplingParams, TopToken,
     },
     logits::LogitsRows,
-    shapes::{AttentionShape, CacheShape},
+    shapes::{AttentionShape, KvCacheShape},
 };
 use self::{
     device::{Device, DeviceBuffer},
@@ -51,21 +52,21 @@ pub const ROUNDED_ROWS_ERROR: f64 = 5e-3;
 pub struct Ops {
     device: Device,
     ledger: Ledger,
-    pool: Pool,
-    body: Body,
+    pool: ActivationPool,
+    backend: Backend,
 }
 
 /// What computes.
-enum Body {
-    Cpu(Cpu),
-    Card(Card),
+enum Backend {
+    Cpu(CpuBackend),
+    Gpu(GpuBackend),
     /// Nothing does: memory is counted.
-    Rehearsal,
+    DryRun,
 }
 
 /// Whether a device rounds rows to 8 bits before it multiplies them with weights of this format.
 pub fn rounds_rows(device: &Device, format: Format) -> bool {
-    !device.is_card() && cpu::rounds_rows(format)
+    !device.is_gpu() && cpu::rounds_rows(format)
 }
 
 impl Ops {
@@ -74,25 +75,25 @@ impl Ops {
     /// # Errors
     /// When the memory can't be had.
     pub fn new(device: Device, ledger: Ledger) -> Result<Self, OpsError> {
-        let body = match (device.gpu(), device.is_card()) {
-            (Some(gpu), _) => Body::Card(Card::new(gpu.clone(), &device, &ledger)?),
+        let body = match (device.gpu(), device.is_gpu()) {
+            (Some(gpu), _) => Backend::Gpu(GpuBackend::new(gpu.clone(), &device, &ledger)?),
             (None, true) => {
-                Card::reserve(&device, &ledger)?;
-                Body::Rehearsal
+                GpuBackend::reserve(&device, &ledger)?;
+                Backend::DryRun
             }
             (None, false) => {
-                let cpu = Cpu::new(device.clone(), &ledger)?;
-                match ledger.is_rehearsal() {
-                    true => Body::Rehearsal,
-                    false => Body::Cpu(cpu),
+                let cpu = CpuBackend::new(device.clone(), &ledger)?;
+                match ledger.is_dry_run() {
+                    true => Backend::DryRun,
+                    false => Backend::Cpu(cpu),
                 }
             }
         };
         Ok(Self {
-            pool: Pool::new(device.clone(), ledger.clone()),
+            pool: ActivationPool::new(device.clone(), ledger.clone()),
             device,
             ledger,
-            body,
+            backend: body,
         })
     }
 
@@ -126,8 +127,8 @@ impl Ops {
     ///
     /// # Errors
     /// When it can't be had.
-    pub fn keep(&self, rows: usize, width: usize) -> Result<Activation, OpsError> {
-        self.pool.keep(rows, width, self.device.number())
+    pub fn persistent(&self, rows: usize, width: usize) -> Result<Activation, OpsError> {
+        self.pool.persistent(rows, width, self.device.dtype())
     }
 
     /// Most memory that activations took at once of what was reserved, in bytes.
@@ -144,7 +145,7 @@ impl Ops {
     /// The same, and what operations work in, as long as nothing is computed: that stands in the ledger as before.
     pub fn rest(&self) {
         self.release();
-        if let Body::Cpu(cpu) = &self.body {
+        if let Backend::Cpu(cpu) = &self.backend {
             cpu.rest();
         }
     }
@@ -155,17 +156,17 @@ impl Ops {
         rows: usize,
         width: usize,
         values: &[f32],
-        number: Number,
+        dtype: DType,
     ) -> Result<Activation, OpsError> {
-        let mut out = self.pool.take(rows, width, number)?;
-        match &self.body {
-            Body::Cpu(_) => out.values_mut().copy_from_slice(values),
-            Body::Card(card) => {
-                let plain = self.pool.take(rows, width, Number::F32)?;
+        let mut out = self.pool.take(rows, width, dtype)?;
+        match &self.backend {
+            Backend::Cpu(_) => out.values_mut().copy_from_slice(values),
+            Backend::Gpu(card) => {
+                let plain = self.pool.take(rows, width, DType::F32)?;
                 card.upload(plain.span(), values)?;
                 card.convert(&out, &plain)?;
             }
-            Body::Rehearsal => {}
+            Backend::DryRun => {}
         }
         Ok(out)
     }
@@ -173,11 +174,11 @@ impl Ops {
     /// Reserves memory for activations as [`Ops::reserve`] does, filled with what is no number in any format.
     pub fn poison(&self, bytes: u64) -> Result<(), OpsError> {
         self.reserve(bytes)?;
-        let mut all = self.pool.take(bytes as usize / 4, 1, Number::F32)?;
-        match &self.body {
-            Body::Cpu(_) => all.values_mut().fill(f32::NAN),
-            Body::Card(card) => card.poison(all.span())?,
-            Body::Rehearsal => {}
+        let mut all = self.pool.take(bytes as usize / 4, 1, DType::F32)?;
+        match &self.backend {
+            Backend::Cpu(_) => all.values_mut().fill(f32::NAN),
+            Backend::Gpu(card) => card.poison(all.span())?,
+            Backend::DryRun => {}
         }
         Ok(())
     }
@@ -185,13 +186,13 @@ impl Ops {
     /// Rows that a multiply by `weight` can be timed with: the weight's own first one.
     pub fn probe_rows(&self, rows: usize, weight: &Weight<'_>) -> Result<Activation, OpsError> {
         let x = self.embed(&vec![0; rows], &weight.rows(0, 1))?;
-        match &self.body {
-            Body::Card(card) => {
-                let out = self.pool.take(rows, x.width(), self.device.number())?;
+        match &self.backend {
+            Backend::Gpu(card) => {
+                let out = self.pool.take(rows, x.width(), self.device.dtype())?;
                 card.convert(&out, &x)?;
                 Ok(out)
             }
-            Body::Cpu(_) | Body::Rehearsal => Ok(x),
+            Backend::Cpu(_) | Backend::DryRun => Ok(x),
         }
     }
 
@@ -200,9 +201,9 @@ impl Ops {
     /// # Errors
     /// When some of it failed.
     pub fn wait(&self) -> Result<(), OpsError> {
-        match &self.body {
-            Body::Card(card) => card.wait(),
-            Body::Cpu(_) | Body::Rehearsal => Ok(()),
+        match &self.backend {
+            Backend::Gpu(card) => card.wait(),
+            Backend::Cpu(_) | Backend::DryRun => Ok(()),
         }
     }
 
@@ -217,9 +218,9 @@ impl Ops {
     ) -> Result<f64, OpsError> {
         self.wait()?;
         let mut all = || (0..runs).try_for_each(|_| work());
-        let seconds = match &self.body {
-            Body::Card(card) => card.time(&mut all)?,
-            Body::Cpu(_) | Body::Rehearsal => {
+        let seconds = match &self.backend {
+            Backend::Gpu(card) => card.time(&mut all)?,
+            Backend::Cpu(_) | Backend::DryRun => {
                 let start = Instant::now();
                 all()?;
                 start.elapsed().as_secs_f64()
@@ -245,11 +246,11 @@ impl Ops {
     ) -> Result<Indices, OpsError> {
         let values: Vec<u32> = places.into_iter().map(|place| place as u32).collect();
         let bytes = size_of_val(&values[..]);
-        let on_card = match self.device.is_card() {
+        let on_card = match self.device.is_gpu() {
             true => Some(self.pool.take_bytes(bytes.max(room * size_of::<u32>()))?),
             false => None,
         };
-        if let (Body::Card(card), Some(part)) = (&self.body, &on_card) {
+        if let (Backend::Gpu(card), Some(part)) = (&self.backend, &on_card) {
             card.upload(part.span().part(0, bytes), &values)?;
         }
         Ok(Indices::new(values, on_card))
@@ -263,17 +264,17 @@ impl Ops {
     /// # Panics
     /// When an id lies outside the table.
     pub fn embed(&self, ids: &[u32], table: &Weight<'_>) -> Result<Activation, OpsError> {
-        let _timed = self.timed(Phase::Rest);
+        let _timed = self.timed(Phase::Other);
         assert!(ids.iter().all(|&id| (id as usize) < table.rows));
-        let mut out = self.pool.take(ids.len(), table.width, Number::F32)?;
+        let mut out = self.pool.take(ids.len(), table.width, DType::F32)?;
         let places = self.indices(ids.iter().map(|&id| id as usize))?;
-        match &self.body {
-            Body::Cpu(_) => cpu::embed_rows::<OpsError>(&mut out, ids, |id, row| {
-                table.rows(id as usize, id as usize + 1).widen(row);
+        match &self.backend {
+            Backend::Cpu(_) => cpu::embed_rows::<OpsError>(&mut out, ids, |id, row| {
+                table.rows(id as usize, id as usize + 1).dequantize(row);
                 Ok(())
             })?,
-            Body::Card(card) => card.embed(&out, &places, table)?,
-            Body::Rehearsal => {}
+            Backend::Gpu(card) => card.embed(&out, &places, table)?,
+            Backend::DryRun => {}
         }
         Ok(out)
     }
@@ -288,8 +289,8 @@ impl Ops {
         width: usize,
         fill: impl FnMut(u32, &mut [f32]) -> Result<(), E>,
     ) -> Result<Activation, E> {
-        let _timed = self.timed(Phase::Rest);
-        let mut out = self.pool.take(ids.len(), width, Number::F32)?;
+        let _timed = self.timed(Phase::Other);
+        let mut out = self.pool.take(ids.len(), width, DType::F32)?;
         // Of each row, the one that its run begins with.
         let mut first = 0;
         let firsts = self.indices((0..ids.len()).map(|row| {
@@ -298,10 +299,10 @@ impl Ops {
             }
             first
         }))?;
-        match &self.body {
-            Body::Cpu(_) => cpu::embed_rows(&mut out, ids, fill)?,
-            Body::Card(card) => card.embed_rows(&out, ids, &firsts, fill)?,
-            Body::Rehearsal => {}
+        match &self.backend {
+            Backend::Cpu(_) => cpu::embed_rows(&mut out, ids, fill)?,
+            Backend::Gpu(card) => card.embed_rows(&out, ids, &firsts, fill)?,
+            Backend::DryRun => {}
         }
         Ok(out)
     }
@@ -317,20 +318,18 @@ impl Ops {
         weight: &Weight<'_>,
         epsilon: f32,
     ) -> Result<Activation, OpsError> {
-        let _timed = self.timed(Phase::Rest);
-        let mut scale = match self.device.is_card() {
+        let _timed = self.timed(Phase::Other);
+        let mut scale = match self.device.is_gpu() {
             // Its kernel takes the weight as it is stored.
             true => None,
-            false => Some(self.pool.take(1, x.width(), Number::F32)?),
+            false => Some(self.pool.take(1, x.width(), DType::F32)?),
         };
-        let mut out = self
-            .pool
-            .take(rows.len(), x.width(), self.device.number())?;
-        match (&self.body, &mut scale) {
-            (Body::Cpu(cpu), Some(scale)) => {
+        let mut out = self.pool.take(rows.len(), x.width(), self.device.dtype())?;
+        match (&self.backend, &mut scale) {
+            (Backend::Cpu(cpu), Some(scale)) => {
                 cpu.rms_norm(&mut out, x, rows.start, weight, scale, epsilon);
             }
-            (Body::Card(card), _) => card.rms_norm(&out, x, rows.start, weight, epsilon)?,
+            (Backend::Gpu(card), _) => card.rms_norm(&out, x, rows.start, weight, epsilon)?,
             _ => {}
         }
         Ok(out)
@@ -346,21 +345,23 @@ impl Ops {
     /// When a position lies beyond the table.
     pub fn rope(
         &self,
-        turned: [(&mut Activation, &Indices); 2],
+        inputs: [(&mut Activation, &Indices); 2],
         table: &RopeTable,
     ) -> Result<(), OpsError> {
-        for (x, positions) in &turned {
+        for (x, positions) in &inputs {
             assert_eq!(positions.len(), x.len());
         }
         let _timed = self.timed(Phase::Attention);
-        match &self.body {
-            Body::Cpu(cpu) => {
-                for (x, positions) in turned {
+        match &self.backend {
+            Backend::Cpu(cpu) => {
+                for (x, positions) in inputs {
                     cpu.rope(x, table, positions);
                 }
             }
-            Body::Card(card) => card.rope(turned.map(|(x, positions)| (&*x, positions)), table)?,
-            Body::Rehearsal => {}
+            Backend::Gpu(card) => {
+                card.rope(inputs.map(|(x, positions)| (&*x, positions)), table)?;
+            }
+            Backend::DryRun => {}
         }
         Ok(())
     }
@@ -373,12 +374,12 @@ impl Ops {
     /// # Panics
     /// When the widths differ.
     pub fn linear(&self, x: &Activation, weight: &Weight<'_>) -> Result<Activation, OpsError> {
-        let _timed = self.timed(Phase::Multiply);
-        let mut out = self.pool.take(x.len(), weight.rows, self.device.number())?;
-        match &self.body {
-            Body::Cpu(cpu) => cpu.multiply(x, weight, out.values_mut(), false),
-            Body::Card(card) => card.multiply(x, weight, out.span(), out.number(), false)?,
-            Body::Rehearsal => {}
+        let _timed = self.timed(Phase::Matmul);
+        let mut out = self.pool.take(x.len(), weight.rows, self.device.dtype())?;
+        match &self.backend {
+            Backend::Cpu(cpu) => cpu.gemm(x, weight, out.values_mut(), false),
+            Backend::Gpu(card) => card.matmul(x, weight, out.span(), out.dtype(), false)?,
+            Backend::DryRun => {}
         }
         Ok(out)
     }
@@ -397,21 +398,21 @@ impl Ops {
         bias: &Weight<'_>,
     ) -> Result<Activation, OpsError> {
         assert_eq!(bias.width, weight.rows);
-        if !self.device.is_card() {
+        if !self.device.is_gpu() {
             // The sum begins with the bias instead of zero.
             let mut sum = self.embed(&vec![0; x.len()], bias)?;
             self.linear_add(&mut sum, 0, x, weight)?;
             return Ok(sum);
         }
-        let _timed = self.timed(Phase::Multiply);
-        let sum = self.pool.take(x.len(), weight.rows, Number::F32)?;
-        let number = self.device.number();
+        let _timed = self.timed(Phase::Matmul);
+        let sum = self.pool.take(x.len(), weight.rows, DType::F32)?;
+        let number = self.device.dtype();
         let own = match number {
-            Number::F32 => None,
+            DType::F32 => None,
             _ => Some(self.pool.take(x.len(), weight.rows, number)?),
         };
-        if let Body::Card(card) = &self.body {
-            card.multiply(x, weight, sum.span(), Number::F32, false)?;
+        if let Backend::Gpu(card) = &self.backend {
+            card.matmul(x, weight, sum.span(), DType::F32, false)?;
             card.add_bias(own.as_ref().unwrap_or(&sum), &sum, bias)?;
         }
         Ok(own.unwrap_or(sum))
@@ -433,16 +434,16 @@ impl Ops {
     ) -> Result<(), OpsError> {
         assert_eq!(out.width(), weight.rows);
         assert!(start + x.len() <= out.len());
-        let _timed = self.timed(Phase::Multiply);
-        match &self.body {
-            Body::Cpu(cpu) => {
+        let _timed = self.timed(Phase::Matmul);
+        match &self.backend {
+            Backend::Cpu(cpu) => {
                 let rows = start * weight.rows..(start + x.len()) * weight.rows;
-                cpu.multiply(x, weight, &mut out.values_mut()[rows], true);
+                cpu.gemm(x, weight, &mut out.values_mut()[rows], true);
             }
-            Body::Card(card) => {
-                card.multiply(x, weight, out.rows_span(start, x.len()), Number::F32, true)?;
+            Backend::Gpu(card) => {
+                card.matmul(x, weight, out.rows_span(start, x.len()), DType::F32, true)?;
             }
-            Body::Rehearsal => {}
+            Backend::DryRun => {}
         }
         Ok(())
     }
@@ -451,12 +452,12 @@ impl Ops {
     ///
     /// # Errors
     /// When the device fails.
-    pub fn silu_multiply(&self, gate: &mut Activation, up: &Activation) -> Result<(), OpsError> {
-        let _timed = self.timed(Phase::Rest);
-        match &self.body {
-            Body::Cpu(cpu) => cpu.silu_multiply(gate, up),
-            Body::Card(card) => card.silu_multiply(gate, up)?,
-            Body::Rehearsal => {}
+    pub fn silu_mul(&self, gate: &mut Activation, up: &Activation) -> Result<(), OpsError> {
+        let _timed = self.timed(Phase::Other);
+        match &self.backend {
+            Backend::Cpu(cpu) => cpu.silu_mul(gate, up),
+            Backend::Gpu(card) => card.silu_mul(gate, up)?,
+            Backend::DryRun => {}
         }
         Ok(())
     }
@@ -466,16 +467,16 @@ impl Ops {
     /// # Errors
     /// When memory can't be had.
     pub fn take_rows(&self, x: &Activation, rows: &Indices) -> Result<Activation, OpsError> {
-        let _timed = self.timed(Phase::Rest);
-        let mut out = self.pool.take(rows.len(), x.width(), x.number())?;
-        match &self.body {
-            Body::Cpu(_) => {
+        let _timed = self.timed(Phase::Other);
+        let mut out = self.pool.take(rows.len(), x.width(), x.dtype())?;
+        match &self.backend {
+            Backend::Cpu(_) => {
                 for (out, row) in out.rows_mut().zip(rows.iter()) {
                     out.copy_from_slice(x.row(row));
                 }
             }
-            Body::Card(card) => card.take_rows(&out, x, rows)?,
-            Body::Rehearsal => {}
+            Backend::Gpu(card) => card.take_rows(&out, x, rows)?,
+            Backend::DryRun => {}
         }
         Ok(out)
     }
@@ -493,15 +494,15 @@ impl Ops {
         start: usize,
         rows: &Activation,
     ) -> Result<(), OpsError> {
-        let _timed = self.timed(Phase::Rest);
-        assert_eq!((x.width(), x.number()), (rows.width(), rows.number()));
-        match &self.body {
-            Body::Cpu(_) => {
+        let _timed = self.timed(Phase::Other);
+        assert_eq!((x.width(), x.dtype()), (rows.width(), rows.dtype()));
+        match &self.backend {
+            Backend::Cpu(_) => {
                 let values = &mut x.values_mut()[start * rows.width()..];
                 values[..rows.values().len()].copy_from_slice(rows.values());
             }
-            Body::Card(card) => card.copy(x.rows_span(start, rows.len()), rows.span())?,
-            Body::Rehearsal => {}
+            Backend::Gpu(card) => card.copy(x.rows_span(start, rows.len()), rows.span())?,
+            Backend::DryRun => {}
         }
         Ok(())
     }
@@ -511,10 +512,10 @@ impl Ops {
     /// # Errors
     /// When the device fails.
     pub fn read(&self, x: &Activation) -> Result<Vec<f32>, OpsError> {
-        match &self.body {
-            Body::Cpu(_) => Ok(x.values().to_vec()),
-            Body::Card(card) => card.read(x),
-            Body::Rehearsal => Ok(Vec::new()),
+        match &self.backend {
+            Backend::Cpu(_) => Ok(x.values().to_vec()),
+            Backend::Gpu(card) => card.read(x),
+            Backend::DryRun => Ok(Vec::new()),
         }
     }
 }
@@ -546,7 +547,8 @@ impl RopeTable {
             }
         };
         let len = positions * head_dim;
-        let values = DeviceBuffer::filled(&ops.device, &ops.ledger, Kind::Weights, len, fill)?;
+        let values =
+            DeviceBuffer::filled(&ops.device, &ops.ledger, MemoryKind::Weights, len, fill)?;
         Ok(Self { values, half })
     }
 

@@ -2,18 +2,18 @@
 
 use std::ops::Range;
 
-use sluice_cuda::Span;
-use sluice_machine::Kind;
+use sluice_cuda::GpuSpan;
+use sluice_machine::MemoryKind;
 use sluice_weights::Weight;
 
-use super::{Activation, Body, Ops, Phase};
-use crate::{OpsError, device::DeviceBuffer, ledger::Buffer};
+use super::{Activation, Backend, Ops, Phase};
+use crate::{OpsError, device::DeviceBuffer, ledger::HostBuffer};
 
 /// Memory for some rows' logits over the whole head, and for as many ids as one row has: rows are chosen from one after
 /// another.
 pub struct LogitsRows {
     count: usize,
-    head_rows: usize,
+    lm_head_rows: usize,
     /// On the CPU row after row. On a card part after part of the head, as they are multiplied, and in each row after row.
     on_device: DeviceBuffer<f32>,
     /// Where the choice is made from a card's logits.
@@ -25,7 +25,7 @@ pub struct LogitsRows {
 
 /// In the device's account where that is this process's memory.
 enum Order {
-    Device(Buffer<u32>),
+    Device(HostBuffer<u32>),
     Host(Vec<u32>),
 }
 
@@ -42,18 +42,22 @@ impl Ops {
     ///
     /// # Errors
     /// When it can't be had.
-    pub fn logits_rows(&self, count: usize, head_rows: usize) -> Result<LogitsRows, OpsError> {
+    pub fn logits_rows(&self, count: usize, lm_head_rows: usize) -> Result<LogitsRows, OpsError> {
         let (device, ledger) = (&self.device, &self.ledger);
-        let on_host = if device.gpu().is_some() { head_rows } else { 0 };
+        let on_host = if device.gpu().is_some() {
+            lm_head_rows
+        } else {
+            0
+        };
         Ok(LogitsRows {
             count,
-            head_rows,
-            on_device: DeviceBuffer::new(device, ledger, Kind::Head, count * head_rows)?,
+            lm_head_rows,
+            on_device: DeviceBuffer::new(device, ledger, MemoryKind::Logits, count * lm_head_rows)?,
             host: vec![0.0; on_host],
             parts: Vec::new(),
-            order: match device.is_card() {
+            order: match device.is_gpu() {
                 true => Order::Host(vec![0; on_host]),
-                false => Order::Device(ledger.buffer(Kind::Head, head_rows)?),
+                false => Order::Device(ledger.buffer(MemoryKind::Logits, lm_head_rows)?),
             },
         })
     }
@@ -73,23 +77,23 @@ impl Ops {
         part: &Weight<'_>,
         first: usize,
     ) -> Result<(), OpsError> {
-        assert!(x.len() <= rows.count && first + part.rows <= rows.head_rows);
-        let _timed = self.timed(Phase::Head);
-        match &self.body {
-            Body::Cpu(cpu) => {
+        assert!(x.len() <= rows.count && first + part.rows <= rows.lm_head_rows);
+        let _timed = self.timed(Phase::LmHead);
+        match &self.backend {
+            Backend::Cpu(cpu) => {
                 let logits = &mut rows.on_device.host_mut()[first..];
-                cpu.multiply_apart(x, part, logits, rows.head_rows);
+                cpu.gemm_strided(x, part, logits, rows.lm_head_rows);
             }
-            Body::Card(card) => {
+            Backend::Gpu(card) => {
                 let columns = first..first + part.rows;
-                let there = rows.there(&columns);
+                let there = rows.device_span(&columns);
                 let bytes = x.len() * part.rows * size_of::<f32>();
                 card.logits(x, part, there.part(0, bytes))?;
                 if !rows.parts.contains(&columns) {
                     rows.parts.push(columns);
                 }
             }
-            Body::Rehearsal => {}
+            Backend::DryRun => {}
         }
         Ok(())
     }
@@ -107,17 +111,17 @@ impl Ops {
         index: usize,
     ) -> Result<(&'a mut [f32], &'a mut [u32]), OpsError> {
         assert!(index < rows.count);
-        if let Body::Card(card) = &self.body {
+        if let Backend::Gpu(card) = &self.backend {
             for columns in &rows.parts {
                 let bytes = columns.len() * size_of::<f32>();
-                let there = rows.there(columns).part(index * bytes, bytes);
+                let there = rows.device_span(columns).part(index * bytes, bytes);
                 card.download(there, &mut rows.host[columns.clone()])?;
             }
         }
-        let head_rows = rows.head_rows;
-        let logits = match &self.body {
-            Body::Cpu(_) => &mut rows.on_device.host_mut()[index * head_rows..][..head_rows],
-            Body::Card(_) | Body::Rehearsal => &mut rows.host[..],
+        let head_rows = rows.lm_head_rows;
+        let logits = match &self.backend {
+            Backend::Cpu(_) => &mut rows.on_device.host_mut()[index * head_rows..][..head_rows],
+            Backend::Gpu(_) | Backend::DryRun => &mut rows.host[..],
         };
         let order = match &mut rows.order {
             Order::Device(order) => &mut order[..],
@@ -129,7 +133,7 @@ impl Ops {
 
 impl LogitsRows {
     /// Where a card has these columns of all rows.
-    fn there(&self, columns: &Range<usize>) -> Span {
+    fn device_span(&self, columns: &Range<usize>) -> GpuSpan {
         let column_bytes = self.count * size_of::<f32>();
         let span = self.on_device.span();
         span.part(columns.start * column_bytes, columns.len() * column_bytes)
@@ -138,9 +142,9 @@ impl LogitsRows {
 
 #[cfg(test)]
 mod tests {
-    use sluice_cuda::Number;
+    use sluice_cuda::DType;
     use sluice_formats::{Format, noise::Noise};
-    use sluice_weights::Data;
+    use sluice_weights::WeightData;
 
     use super::*;
     use crate::{device::Device, ledger::Ledger};
@@ -162,24 +166,24 @@ mod tests {
             let mut bytes = vec![0u64; format.bytes(HEAD_ROWS * WIDTH).div_ceil(8)];
             let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut bytes);
             let bytes = &mut bytes[..format.bytes(HEAD_ROWS * WIDTH)];
-            format.store(&numbers(HEAD_ROWS * WIDTH, 2), bytes);
+            format.quantize(&numbers(HEAD_ROWS * WIDTH, 2), bytes);
             let head = Weight {
                 format,
                 rows: HEAD_ROWS,
                 width: WIDTH,
-                data: Data::Host(bytes),
-                epoch: 0,
+                data: WeightData::Host(bytes),
+                weights_version: 0,
             };
             let take = |logits: &mut LogitsRows, x: &[f32]| {
-                let x = ops.matrix(x.len() / WIDTH, WIDTH, x, Number::F32).unwrap();
+                let x = ops.matrix(x.len() / WIDTH, WIDTH, x, DType::F32).unwrap();
                 for (from, to) in [(0, 130), (130, HEAD_ROWS)] {
                     let part = head.rows(from, to);
                     ops.take_logits(logits, &x, &part, from).unwrap();
                 }
             };
-            let before = ledger.report().kinds[Kind::Head as usize].bytes;
+            let before = ledger.report().kinds[MemoryKind::Logits as usize].bytes;
             let mut several = ops.logits_rows(4, HEAD_ROWS).unwrap();
-            let used = ledger.report().kinds[Kind::Head as usize].bytes - before;
+            let used = ledger.report().kinds[MemoryKind::Logits as usize].bytes - before;
             assert_eq!(used, (5 * HEAD_ROWS * 4) as u64);
             // Fewer rows than there is memory for, and then others in their place.
             take(&mut several, &values[WIDTH..]);

@@ -16,7 +16,7 @@ pub struct AttentionShape {
 
 /// What rows of a cache are like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CacheShape {
+pub struct KvCacheShape {
     /// Layers.
     pub layers: usize,
     /// Key and value heads.
@@ -27,7 +27,7 @@ pub struct CacheShape {
     pub format: Format,
 }
 
-impl CacheShape {
+impl KvCacheShape {
     /// The KV cache of a model of this shape, kept in this format.
     #[must_use]
     pub fn of(shape: &Shape, format: Format) -> Self {

@@ -1,51 +1,53 @@
 //! What lives where in which format, how much memory that takes and how long a pass is: decided before anything is
 //! loaded, by functions that need no device.
 
-pub mod decoded;
-mod kv;
-pub mod learned;
+pub mod corrections;
+pub mod decompressed;
+mod kv_cache;
 mod pass_time;
 mod recipe;
 mod spread;
-mod switch_time;
+mod switch_estimate;
 mod time;
 mod transition;
 
 use sluice_formats::Format;
-use sluice_machine::Kind;
+use sluice_machine::MemoryKind;
 use sluice_shared::{
-    level::{Kv, Level},
-    settings::Choices,
+    level::{KvCacheFormat, Level},
+    settings::ResolvedPlanSettings,
     units,
 };
-use sluice_weights::{Shape, SourceTensor, Storage, TensorPlan, Tier, UnitPlan, units};
+use sluice_weights::{
+    Shape, SourceTensor, Storage, TensorPlan, Tier, WeightGroupPlan, weight_groups,
+};
 
 pub use self::{
-    decoded::MLP_ROWS,
-    kv::{cache_format, canvas_cache_format, computed_format},
-    learned::Learned,
+    corrections::TimeCorrections,
+    decompressed::MLP_ROWS,
+    kv_cache::{compute_format, resolve_canvas_kv_cache_format, resolve_kv_cache_format},
     pass_time::PassTime,
-    switch_time::{Converted, SwitchTime, switch_time},
-    time::{Machine, Pinned, STAGING, keep_limit},
-    transition::{Step, transition},
+    switch_estimate::{ConversionSource, SwitchEstimate, estimate_switch},
+    time::{Machine, PINNED_STAGING_BUFFERS, PinnedBudget, pinned_weights_limit},
+    transition::{TransitionStep, transition},
 };
 
 /// What a plan is made for: requests that share a pass, of which the sums are known, and the longest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Workload {
     /// Positions of the longest canvas, prompt included.
-    pub canvas: usize,
+    pub canvas_length: usize,
     /// Positions decoded together, in the largest block.
-    pub block: usize,
+    pub block_length: usize,
     /// Canvases that share a pass: with guidance two of a request, and as many again for each order that is tried.
-    pub requests: usize,
+    pub batch_requests: usize,
     rows: usize,
-    head_rows: usize,
+    lm_head_rows: usize,
     /// Rows that verify what was committed, of all requests.
     checks: usize,
     /// Places for keys and values, of all requests that keep them between passes over a canvas, and how many keep them.
-    kept: usize,
-    caches: usize,
+    cached_rows: usize,
+    kv_caches: usize,
     /// Rows whose distributions are kept from pass to pass, of all requests.
     compared_rows: usize,
 }
@@ -55,14 +57,14 @@ impl Workload {
     #[must_use]
     pub fn new(canvas: usize, block: usize, requests: usize) -> Self {
         Self {
-            canvas,
-            block,
-            requests,
+            canvas_length: canvas,
+            block_length: block,
+            batch_requests: requests,
             rows: canvas * requests,
-            head_rows: block.min(canvas) * requests,
+            lm_head_rows: block.min(canvas) * requests,
             checks: 0,
-            kept: 0,
-            caches: 0,
+            cached_rows: 0,
+            kv_caches: 0,
             compared_rows: 0,
         }
     }
@@ -80,17 +82,17 @@ impl Workload {
     #[must_use]
     pub fn computing(self, rows: usize) -> Self {
         Self {
-            rows: rows.min(self.canvas) * self.requests,
+            rows: rows.min(self.canvas_length) * self.batch_requests,
             ..self
         }
     }
 
     /// The same, keeping keys and values of all positions between passes.
     #[must_use]
-    pub fn keeping(self) -> Self {
+    pub fn with_kv_cache(self) -> Self {
         Self {
-            kept: self.canvas * self.requests,
-            caches: self.requests,
+            cached_rows: self.canvas_length * self.batch_requests,
+            kv_caches: self.batch_requests,
             ..self
         }
     }
@@ -99,7 +101,7 @@ impl Workload {
     #[must_use]
     pub fn checking(self) -> Self {
         Self {
-            checks: self.head_rows,
+            checks: self.lm_head_rows,
             ..self
         }
     }
@@ -112,8 +114,8 @@ impl Workload {
 
     /// Places for keys and values that are kept between passes over canvases, and in how many caches.
     #[must_use]
-    pub fn kept(&self) -> (usize, usize) {
-        (self.kept, self.caches)
+    pub fn cached_rows(&self) -> (usize, usize) {
+        (self.cached_rows, self.kv_caches)
     }
 
     /// Positions of all canvases that the layers compute together, at most.
@@ -124,8 +126,8 @@ impl Workload {
 
     /// Rows that the head reads of all requests, at most.
     #[must_use]
-    pub fn head_rows(&self) -> usize {
-        self.head_rows
+    pub fn lm_head_rows(&self) -> usize {
+        self.lm_head_rows
     }
 
     /// Rows of all requests whose distributions are kept from pass to pass.
@@ -142,21 +144,21 @@ impl Workload {
     /// Whether all canvases are of one length.
     #[must_use]
     pub fn is_uniform(&self) -> bool {
-        self.rows == self.canvas * self.requests
+        self.rows == self.canvas_length * self.batch_requests
     }
 
     /// One in which the requests of both share a pass.
     #[must_use]
     pub fn with(&self, other: &Self) -> Self {
         Self {
-            canvas: self.canvas.max(other.canvas),
-            block: self.block.max(other.block),
-            requests: self.requests + other.requests,
+            canvas_length: self.canvas_length.max(other.canvas_length),
+            block_length: self.block_length.max(other.block_length),
+            batch_requests: self.batch_requests + other.batch_requests,
             rows: self.rows + other.rows,
-            head_rows: self.head_rows + other.head_rows,
+            lm_head_rows: self.lm_head_rows + other.lm_head_rows,
             checks: self.checks + other.checks,
-            kept: self.kept + other.kept,
-            caches: self.caches + other.caches,
+            cached_rows: self.cached_rows + other.cached_rows,
+            kv_caches: self.kv_caches + other.kv_caches,
             compared_rows: self.compared_rows + other.compared_rows,
         }
     }
@@ -165,14 +167,14 @@ impl Workload {
     #[must_use]
     pub fn widest(&self, other: &Self) -> Self {
         Self {
-            canvas: self.canvas.max(other.canvas),
-            block: self.block.max(other.block),
-            requests: self.requests.max(other.requests),
+            canvas_length: self.canvas_length.max(other.canvas_length),
+            block_length: self.block_length.max(other.block_length),
+            batch_requests: self.batch_requests.max(other.batch_requests),
             rows: self.rows.max(other.rows),
-            head_rows: self.head_rows.max(other.head_rows),
+            lm_head_rows: self.lm_head_rows.max(other.lm_head_rows),
             checks: self.checks.max(other.checks),
-            kept: self.kept.max(other.kept),
-            caches: self.caches.max(other.caches),
+            cached_rows: self.cached_rows.max(other.cached_rows),
+            kv_caches: self.kv_caches.max(other.kv_caches),
             compared_rows: self.compared_rows.max(other.compared_rows),
         }
     }
@@ -191,26 +193,26 @@ impl Default for Workload {
 
 /// Buffers that streamed units pass through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Slots {
+pub struct StagingBuffers {
     /// How many.
     pub count: usize,
     /// Bytes of each.
-    pub bytes: u64,
+    pub bytes_each: u64,
     /// Bytes of memory on a card that weights are decoded into, some rows at a time, streamed or not.
-    pub decoded_bytes: u64,
+    pub decompress_bytes: u64,
 }
 
-impl Slots {
+impl StagingBuffers {
     /// Bytes of all.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
-        self.count as u64 * self.bytes + self.decoded_bytes
+        self.count as u64 * self.bytes_each + self.decompress_bytes
     }
 }
 
 /// Memory besides weights and slots, found by rehearsing a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Working {
+pub struct WorkingMemory {
     /// What the driver of a card takes for itself.
     pub context_bytes: u64,
     /// Tables of the model that no plan changes, such as rotary angles.
@@ -218,45 +220,45 @@ pub struct Working {
     /// Activations of the workload.
     pub activation_bytes: u64,
     /// Keys and values that are kept from pass to pass; none where each computes the whole canvas.
-    pub cache_bytes: u64,
+    pub kv_cache_bytes: u64,
     /// How those are kept.
-    pub cache: Option<Format>,
+    pub kv_cache_format: Option<Format>,
     /// Logits of one piece of the vocabulary.
-    pub head_bytes: u64,
+    pub logits_bytes: u64,
     /// Scratch of all threads.
     pub scratch_bytes: u64,
     /// Rows that go through an MLP together for it; 0: all of a pass.
     pub mlp_rows: usize,
 }
 
-impl Working {
+impl WorkingMemory {
     /// All of it.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.context_bytes
             + self.tables_bytes
             + self.activation_bytes
-            + self.cache_bytes
-            + self.head_bytes
+            + self.kv_cache_bytes
+            + self.logits_bytes
             + self.scratch_bytes
     }
 }
 
 /// What a plan is made from.
 #[derive(Debug, Clone, Copy)]
-pub struct Question<'a> {
+pub struct PlanInput<'a> {
     /// The model's shape.
     pub shape: &'a Shape,
     /// Its tensors.
     pub sources: &'a [SourceTensor],
     /// How faithful it is to be, and the like.
-    pub choices: Choices,
+    pub choices: ResolvedPlanSettings,
     /// Most bytes of the device's memory.
     pub budget_bytes: u64,
     /// What is to be computed.
     pub workload: Workload,
     /// Memory besides weights and slots.
-    pub working: Working,
+    pub working: WorkingMemory,
     /// What computes it.
     pub machine: &'a Machine,
 }
@@ -271,17 +273,17 @@ pub struct Plan {
     /// What it was made for.
     pub workload: Workload,
     /// In the order of a pass.
-    pub units: Vec<UnitPlan>,
+    pub groups: Vec<WeightGroupPlan>,
     /// Buffers that streamed units pass through; none where nothing is streamed.
-    pub slots: Slots,
+    pub staging: StagingBuffers,
     /// Bytes of the host's memory that streamed units are kept in, pinned, for a card to copy from.
     pub pinned_bytes: u64,
     /// Memory besides weights and slots.
-    pub working: Working,
+    pub working: WorkingMemory,
     /// Predicted, where the machine's rates are known.
     pub pass: Option<PassTime>,
     /// Other levels that would keep the very same weights: not `off`, which keeps those of `standard`.
-    pub same_as: Vec<Level>,
+    pub equal_levels: Vec<Level>,
 }
 
 /// Why there is no plan.
@@ -289,11 +291,11 @@ pub struct Plan {
 pub enum PlanError {
     /// Not even the least that works fits.
     #[error(
-        "a budget of {budget} is too small: level {level} needs at least {least} for a canvas of {canvas}{fits}",
+        "the budget of {budget} is too small: level {level} needs at least {least} for a canvas of {canvas} positions{fits}",
         budget = units::bytes(*budget_bytes),
         least = units::bytes_to_type(*least_bytes),
         fits = fitting.map_or_else(String::new, |(level, bytes)| {
-            format!("; level {level}, which is less faithful, would fit and take {}", units::bytes(bytes))
+            format!("; the less faithful level {level} would fit in {}", units::bytes(bytes))
         })
     )]
     BudgetTooSmall {
@@ -309,24 +311,24 @@ pub enum PlanError {
         fitting: Option<(Level, u64)>,
     },
     /// Keys and values can't be kept so.
-    #[error("keys and values can't be kept in {asked} on a card that computes in {number}")]
-    CacheFormat {
+    #[error("this GPU computes in {dtype} and cannot hold a KV cache in {asked}")]
+    KvCacheFormat {
         /// Asked for.
-        asked: Kv,
+        asked: KvCacheFormat,
         /// What the card computes in.
-        number: &'static str,
+        dtype: &'static str,
     },
     /// The checkpoint's weights are not coded, and a coded copy has no place.
     #[error(
-        "level {level} takes weights that are coded without loss: the checkpoint has none, and there is no folder to keep a coded \
-         copy of it in"
+        "level {level} needs losslessly compressed weights: the checkpoint has none, and no weight cache folder is configured to \
+         compress them into"
     )]
-    NotCoded {
+    NotCompressed {
         /// Which.
         level: Level,
     },
     /// The canvas is longer than the model's context.
-    #[error("a canvas of {canvas} exceeds the model's context of {context}")]
+    #[error("a canvas of {canvas} positions exceeds the model's context length of {context}")]
     CanvasTooLong {
         /// Asked for.
         canvas: usize,
@@ -335,65 +337,65 @@ pub enum PlanError {
     },
     /// Nothing to compute.
     #[error("{what} must be at least 1")]
-    Zero {
+    ZeroWorkload {
         /// What was given as 0.
         what: &'static str,
     },
 }
 
 /// Slots for units that come from the host: two are held at once by an MLP, one is being filled.
-const HOST_SLOTS: usize = 3;
+const HOST_STAGING_BUFFERS: usize = 3;
 /// From disk, one more is kept ahead.
-const DISK_SLOTS: usize = 4;
+const DISK_STAGING_BUFFERS: usize = 4;
 
 impl Plan {
     /// Makes the plan.
     ///
     /// # Errors
     /// A budget below what works, or a workload that makes no sense for the model.
-    pub fn new(question: &Question<'_>) -> Result<Self, PlanError> {
-        check_workload(question)?;
-        let level = question.choices.level;
+    pub fn new(input: &PlanInput<'_>) -> Result<Self, PlanError> {
+        check_workload(input)?;
+        let level = input.choices.level;
         if level == Level::Auto {
-            return auto(question);
+            return auto(input);
         }
-        let mut units = units(question.sources);
-        let same_as = recipe::same_as(level, question.machine, question.sources, &units);
+        let mut units = weight_groups(input.sources);
+        let same_as = recipe::equal_levels(level, input.machine, input.sources, &units);
         recipe::apply(
             level,
-            question.choices.settings.embedding,
-            question.machine,
-            question.sources,
+            input.choices.settings.embedding,
+            input.machine,
+            input.sources,
             &mut units,
         );
-        let slots = place(question, &mut units)?;
+        let slots = place(input, &mut units)?;
         let mut plan = Self {
             level,
-            budget_bytes: question.budget_bytes,
-            workload: question.workload,
+            budget_bytes: input.budget_bytes,
+            workload: input.workload,
             pass: None,
-            pinned_bytes: time::pinned_bytes(&units, question.machine),
-            units,
-            slots,
-            working: question.working,
-            same_as,
+            pinned_bytes: time::pinned_bytes(&units, input.machine),
+            groups: units,
+            staging: slots,
+            working: input.working,
+            equal_levels: same_as,
         };
-        if question.choices.decompresses() {
-            plan.decode_where_it_pays(question);
+        if input.choices.decompresses() {
+            plan.decompress_where_it_pays(input);
         }
-        plan.pass = plan.time(question.shape, &question.workload, question.machine);
+        plan.pass = plan.time(input.shape, &input.workload, input.machine);
         Ok(plan)
     }
 
     /// Has units that are coded without loss decoded once and for all, as far as there is room for that and a pass gets
     /// shorter by it: where memory isn't short, coding only costs.
-    fn decode_where_it_pays(&mut self, question: &Question<'_>) {
-        let asked = self.asked(question.shape, &question.workload, question.machine);
-        let time = |unit: &UnitPlan| time::compute_s(unit, &asked);
-        let held = self.peak_bytes() + rounded_bytes(question.machine);
+    fn decompress_where_it_pays(&mut self, input: &PlanInput<'_>) {
+        let asked = self.timing_input(input.shape, &input.workload, input.machine);
+        let time = |unit: &WeightGroupPlan| time::compute_s(unit, &asked);
+        let held = self.peak_bytes() + allocation_slack_bytes(input.machine);
         let mut room = self.budget_bytes.saturating_sub(held);
-        for unit in &mut self.units {
-            let decoded = recipe::decoded(unit);
+        for unit in &mut self.groups {
+            let decoded = recipe::decompressed(unit);
             let more = decoded
                 .resident_bytes()
                 .saturating_sub(unit.resident_bytes());
@@ -406,24 +408,25 @@ impl Plan {
                 *unit = decoded;
             }
         }
-        if self.slots.count == 0 {
-            let device = &question.machine.device;
-            self.slots.decoded_bytes = decoded::bytes(&self.units, device, &question.workload);
+        if self.staging.count == 0 {
+            let device = &input.machine.device;
+            self.staging.decompress_bytes =
+                decompressed::bytes(&self.groups, device, &input.workload);
         }
     }
 
     /// How long a pass of any workload takes under it; unknown where a rate is.
     pub fn time(&self, shape: &Shape, workload: &Workload, machine: &Machine) -> Option<PassTime> {
-        time::predict(&self.units, &self.asked(shape, workload, machine))
+        time::predict(&self.groups, &self.timing_input(shape, workload, machine))
     }
 
-    fn asked<'a>(
+    fn timing_input<'a>(
         &self,
         shape: &'a Shape,
         workload: &'a Workload,
         machine: &'a Machine,
-    ) -> time::Asked<'a> {
-        time::Asked {
+    ) -> time::TimingInput<'a> {
+        time::TimingInput {
             level: self.level,
             shape,
             workload,
@@ -441,39 +444,42 @@ impl Plan {
     /// Bytes for weights: those that stay on the device, and the slots of the others.
     #[must_use]
     pub fn weight_bytes(&self) -> u64 {
-        self.resident_bytes() + self.slots.total_bytes()
+        self.resident_bytes() + self.staging.total_bytes()
     }
 
     /// Bytes of weights that stay on the device.
     #[must_use]
     pub fn resident_bytes(&self) -> u64 {
-        self.units.iter().map(UnitPlan::resident_bytes).sum()
+        self.groups
+            .iter()
+            .map(WeightGroupPlan::resident_bytes)
+            .sum()
     }
 
     /// Bytes of weights that pass through the slots in every pass.
     #[must_use]
     pub fn streamed_bytes(&self) -> u64 {
-        self.streamed().map(UnitPlan::bytes).sum()
+        self.streamed().map(WeightGroupPlan::bytes).sum()
     }
 
     /// The units that pass through the slots, in the order of a pass.
-    pub fn streamed(&self) -> impl Iterator<Item = &UnitPlan> {
-        self.units.iter().filter(|unit| unit.is_streamed())
+    pub fn streamed(&self) -> impl Iterator<Item = &WeightGroupPlan> {
+        self.groups.iter().filter(|unit| unit.is_streamed())
     }
 
     /// Bytes by the ledger's kinds.
     #[must_use]
-    pub fn bytes_by_kind(&self) -> [(Kind, u64); 7] {
+    pub fn bytes_by_kind(&self) -> [(MemoryKind, u64); 7] {
         let working = &self.working;
-        Kind::ALL.map(|kind| {
+        MemoryKind::ALL.map(|kind| {
             let bytes = match kind {
-                Kind::Context => working.context_bytes,
-                Kind::Weights => self.resident_bytes() + working.tables_bytes,
-                Kind::Slots => self.slots.total_bytes(),
-                Kind::Activations => working.activation_bytes,
-                Kind::Cache => working.cache_bytes,
-                Kind::Head => working.head_bytes,
-                Kind::Scratch => working.scratch_bytes,
+                MemoryKind::Context => working.context_bytes,
+                MemoryKind::Weights => self.resident_bytes() + working.tables_bytes,
+                MemoryKind::StagingBuffers => self.staging.total_bytes(),
+                MemoryKind::Activations => working.activation_bytes,
+                MemoryKind::KvCache => working.kv_cache_bytes,
+                MemoryKind::Logits => working.logits_bytes,
+                MemoryKind::Scratch => working.scratch_bytes,
             };
             (kind, bytes)
         })
@@ -483,18 +489,20 @@ impl Plan {
     /// be, and then there is an exact one.
     #[must_use]
     pub fn is_estimate(&self) -> bool {
-        let mut tensors = self.units.iter().flat_map(|unit| &unit.tensors);
-        tensors.any(|tensor| matches!(tensor.storage, Storage::Coded(coding) if coding.is_estimate))
+        let mut tensors = self.groups.iter().flat_map(|unit| &unit.tensors);
+        tensors.any(
+            |tensor| matches!(tensor.storage, Storage::Compressed(coding) if coding.is_estimate),
+        )
     }
 
     /// Tensors that a row length kept from their level's format, and what they take instead, without repetition.
     #[must_use]
     pub fn exceptions(&self) -> Vec<(TensorPlan, Storage)> {
         let mut found: Vec<(TensorPlan, Storage)> = Vec::new();
-        let from = recipe::From::default();
-        let all = self.units.iter().flat_map(|unit| &unit.tensors);
+        let from = recipe::RecipeInput::default();
+        let all = self.groups.iter().flat_map(|unit| &unit.tensors);
         // What is kept coded is so for other reasons.
-        for tensor in all.filter(|tensor| !matches!(tensor.storage, Storage::Coded(_))) {
+        for tensor in all.filter(|tensor| !matches!(tensor.storage, Storage::Compressed(_))) {
             let usual = recipe::storage(
                 self.level,
                 from,
@@ -515,19 +523,19 @@ impl Plan {
     }
 }
 
-fn check_workload(question: &Question<'_>) -> Result<(), PlanError> {
+fn check_workload(input: &PlanInput<'_>) -> Result<(), PlanError> {
     let Workload {
-        canvas,
-        block,
-        requests,
+        canvas_length: canvas,
+        block_length: block,
+        batch_requests: requests,
         ..
-    } = question.workload;
+    } = input.workload;
     for (what, value) in [("canvas", canvas), ("block", block), ("requests", requests)] {
         if value == 0 {
-            return Err(PlanError::Zero { what });
+            return Err(PlanError::ZeroWorkload { what });
         }
     }
-    let context = question.shape.context_length;
+    let context = input.shape.context_length;
     if canvas > context {
         return Err(PlanError::CanvasTooLong { canvas, context });
     }
@@ -536,41 +544,45 @@ fn check_workload(question: &Question<'_>) -> Result<(), PlanError> {
 
 /// What a card's driver gives in pieces, of which weights and slots fill some in part: after the changes that tests make, four
 /// at most.
-pub fn rounded_bytes(machine: &Machine) -> u64 {
+pub fn allocation_slack_bytes(machine: &Machine) -> u64 {
     const PIECE_BYTES: u64 = 2 << 20;
-    machine.device.card.map_or(0, |_| 4 * PIECE_BYTES)
+    machine.device.gpu.map_or(0, |_| 4 * PIECE_BYTES)
 }
 
 /// Puts on the device what there is room for, spreads the rest evenly over the pass, and sizes the slots it goes through.
-fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanError> {
-    let resident: u64 = units.iter().map(UnitPlan::resident_bytes).sum();
-    let rounded = rounded_bytes(question.machine);
-    let budget = question.budget_bytes.saturating_sub(rounded);
-    let needed = question.working.total_bytes() + resident;
+fn place(
+    input: &PlanInput<'_>,
+    groups: &mut [WeightGroupPlan],
+) -> Result<StagingBuffers, PlanError> {
+    let resident: u64 = groups.iter().map(WeightGroupPlan::resident_bytes).sum();
+    let rounded = allocation_slack_bytes(input.machine);
+    let budget = input.budget_bytes.saturating_sub(rounded);
+    let needed = input.working.total_bytes() + resident;
     let too_small = |least_bytes: u64| PlanError::BudgetTooSmall {
-        budget_bytes: question.budget_bytes,
+        budget_bytes: input.budget_bytes,
         least_bytes: least_bytes + rounded,
-        level: question.choices.level,
-        canvas: question.workload.canvas,
+        level: input.choices.level,
+        canvas: input.workload.canvas_length,
         fitting: None,
     };
-    let decoded =
-        |units: &[UnitPlan]| decoded::bytes(units, &question.machine.device, &question.workload);
-    let resident_decoded = decoded(units);
+    let decoded = |units: &[WeightGroupPlan]| {
+        decompressed::bytes(units, &input.machine.device, &input.workload)
+    };
+    let resident_decoded = decoded(groups);
     if needed + resident_decoded <= budget {
-        return Ok(Slots {
-            decoded_bytes: resident_decoded,
-            ..Slots::default()
+        return Ok(StagingBuffers {
+            decompress_bytes: resident_decoded,
+            ..StagingBuffers::default()
         });
     }
-    if question.choices.level == Level::Off {
+    if input.choices.level == Level::Off {
         return Err(too_small(needed + resident_decoded));
     }
-    let is_card = question.machine.device.card.is_some();
+    let is_card = input.machine.device.gpu.is_some();
     // What goes to a card goes there as it is coded.
-    let forms: Vec<UnitPlan> = match is_card {
-        true => units.iter().map(recipe::coded).collect(),
-        false => units.to_vec(),
+    let forms: Vec<WeightGroupPlan> = match is_card {
+        true => groups.iter().map(recipe::compressed).collect(),
+        false => groups.to_vec(),
     };
     // Whatever is streamed of them, so that the memory doesn't depend on which are.
     let decoded_bytes = decoded(&forms).max(resident_decoded);
@@ -579,28 +591,28 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
     // What comes from the system's cache needs no fourth slot: its bytes are better spent on residency. Of a card, that one is
     // in the host's memory.
     let tries: &[_] = match is_card {
-        true => &[(HOST_SLOTS, None)],
+        true => &[(HOST_STAGING_BUFFERS, None)],
         false => &[
-            (HOST_SLOTS, Some(Tier::Host)),
-            (DISK_SLOTS, None),
-            (HOST_SLOTS, None),
+            (HOST_STAGING_BUFFERS, Some(Tier::Host)),
+            (DISK_STAGING_BUFFERS, None),
+            (HOST_STAGING_BUFFERS, None),
         ],
     };
     for &(count, only) in tries {
-        let fitting = spread::streamed_set(units, &forms, count, needed, budget);
+        let fitting = spread::streamed_set(groups, &forms, count, needed, budget);
         let Some(streamed) = fitting else { continue };
-        let slot = streamed.iter().map(|&index| forms[index].slot_bytes());
-        let slots = Slots {
+        let slot = streamed.iter().map(|&index| forms[index].staging_bytes());
+        let slots = StagingBuffers {
             count,
-            bytes: slot.max().unwrap_or(0),
-            decoded_bytes,
+            bytes_each: slot.max().unwrap_or(0),
+            decompress_bytes: decoded_bytes,
         };
-        let freed: u64 = (streamed.iter().map(|&index| units[index].resident_bytes())).sum();
+        let freed: u64 = (streamed.iter().map(|&index| groups[index].resident_bytes())).sum();
         let file_bytes: u64 = (streamed.iter().map(|&index| forms[index].file_bytes())).sum();
         // The cache gets what the plan leaves of the machine's memory; what is on a card takes none of it.
         let peak_bytes = needed - decoded_bytes + slots.total_bytes() - freed;
         let taken_bytes = if is_card { 0 } else { peak_bytes };
-        let cache_bytes = question.machine.cache_bytes.saturating_sub(taken_bytes);
+        let cache_bytes = input.machine.page_cache_bytes.saturating_sub(taken_bytes);
         let tier = match file_bytes <= cache_bytes {
             true => Tier::Host,
             false => Tier::Disk,
@@ -608,40 +620,37 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
         if only.is_some_and(|only| only != tier) {
             continue;
         }
-        let limit_bytes = question.machine.pin_limit_bytes.min(cache_bytes);
+        let limit_bytes = input.machine.pinned_memory_limit_bytes.min(cache_bytes);
         let all = streamed.iter().map(|&index| &forms[index]);
-        let mut pinned = Pinned::new(keep_limit(limit_bytes, all));
+        let mut pinned = PinnedBudget::new(pinned_weights_limit(limit_bytes, all));
         for index in streamed {
-            units[index] = forms[index].clone();
-            units[index].tier = Tier::Host;
+            groups[index] = forms[index].clone();
+            groups[index].tier = Tier::Host;
             // What can't be kept where a card copies from is as on the CPU.
-            if !pinned.takes(&units[index]) {
-                units[index].tier = tier;
+            if !pinned.takes(&groups[index]) {
+                groups[index].tier = tier;
             }
         }
         return Ok(slots);
     }
-    let streaming = needed - spread::most_saved(units, &forms, HOST_SLOTS);
+    let streaming = needed - spread::most_saved(groups, &forms, HOST_STAGING_BUFFERS);
     Err(too_small(streaming.min(all_resident)))
 }
 
 /// The most faithful level whose pass takes at most so many times as long as the fastest one's as is chosen; of those that lose
 /// nothing, the fastest. Nobody asked for hours of coding: `mild` is among them where the weights are coded already.
-fn auto(question: &Question<'_>) -> Result<Plan, PlanError> {
+fn auto(input: &PlanInput<'_>) -> Result<Plan, PlanError> {
     let mut plans = Vec::new();
     let mut refused = None;
     for level in Level::ALL {
         if level == Level::Auto {
             continue;
         }
-        let choices = Choices {
+        let choices = ResolvedPlanSettings {
             level,
-            ..question.choices
+            ..input.choices
         };
-        match Plan::new(&Question {
-            choices,
-            ..*question
-        }) {
+        match Plan::new(&PlanInput { choices, ..*input }) {
             Ok(plan) if !plan.is_estimate() => plans.push(plan),
             Ok(_) => {}
             // The last is that of the level that needs least.
@@ -657,7 +666,7 @@ fn auto(question: &Question<'_>) -> Result<Plan, PlanError> {
         .min_by(f64::total_cmp);
     let is_fast = |plan: &Plan| match (plan.pass, fastest) {
         (Some(pass), Some(fastest)) => {
-            pass.total_s() <= question.choices.settings.auto_factor * fastest
+            pass.total_s() <= input.choices.settings.max_slowdown * fastest
         }
         // Without rates, fidelity decides.
         _ => true,

@@ -8,7 +8,7 @@ pub struct PassTime {
     /// Copies from the system's cache, and decoding of what is streamed; of a card, copies over the bus.
     pub copy_s: f64,
     /// Whether copies run beside computing, as a card's do.
-    pub copies_beside: bool,
+    pub copies_overlap: bool,
     /// Reads past it.
     pub disk_s: f64,
     /// All that the thread does that reads what is streamed, and its pauses where it may only read so fast; no less than what
@@ -32,7 +32,7 @@ impl PassTime {
 
     /// What the device that computes has to do.
     pub fn busy_s(&self) -> f64 {
-        match self.copies_beside {
+        match self.copies_overlap {
             true => self.compute_s,
             false => self.compute_s + self.copy_s,
         }

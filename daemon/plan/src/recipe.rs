@@ -1,8 +1,11 @@
 //! What a level does to each tensor.
 
 use sluice_formats::Format;
-use sluice_shared::level::{Embedding, Level};
-use sluice_weights::{Coding, Part, SourceTensor, Storage, TensorPlan, Tier, Unit, UnitPlan};
+use sluice_shared::level::{EmbeddingPlacement, Level};
+use sluice_weights::{
+    CompressedRange, SourceTensor, Storage, TensorPart, TensorPlan, Tier, WeightGroup,
+    WeightGroupPlan,
+};
 
 use super::time::Machine;
 
@@ -15,30 +18,30 @@ const LEAST_SAVING: f64 = 0.2;
 /// once; it is rounded again only where that saves a fifth of its bytes.
 pub(super) fn storage(
     level: Level,
-    from: From,
+    from: RecipeInput,
     tensor: &TensorPlan,
-    copy: Option<Coding>,
+    copy: Option<CompressedRange>,
 ) -> Storage {
-    let is_read_by_row = from.is_card && tensor.part == Part::Embedding;
-    let kept = |coding: Coding| match from.is_card {
+    let is_read_by_row = from.is_gpu && tensor.part == TensorPart::Embedding;
+    let kept = |coding: CompressedRange| match from.is_gpu {
         true => coding,
         false => coding.without_index(),
     };
-    let coded = (tensor.coded).filter(|_| from.can_decode && !is_read_by_row);
+    let coded = (tensor.compressed).filter(|_| from.can_decompress && !is_read_by_row);
     let coded = coded.map(kept);
     let source = match coded {
         // Decoded it would take more, and be the same.
-        Some(coding) if !coding.is_lossless() => Storage::Coded(coding),
+        Some(coding) if !coding.is_lossless() => Storage::Compressed(coding),
         _ => Storage::Plain(tensor.source),
     };
     let wanted = match level {
         Level::Off | Level::Standard => return source,
-        Level::Mild if let Some(coding) = coded => return Storage::Coded(coding),
+        Level::Mild if let Some(coding) = coded => return Storage::Compressed(coding),
         // What neither a container nor a copy has coded is small, in blocks already, or read row by row.
-        Level::Mild => return copy.map_or(source, |coding| Storage::Coded(kept(coding))),
+        Level::Mild => return copy.map_or(source, |coding| Storage::Compressed(kept(coding))),
         Level::Moderate => Format::Q8_0,
         // The head decides every token directly: two bits more there cost little.
-        Level::Aggressive if tensor.part == Part::Head => Format::Q6K,
+        Level::Aggressive if tensor.part == TensorPart::LmHead => Format::Q6K,
         Level::Aggressive => Format::Q4K,
         Level::Auto => unreachable!("auto is resolved before a plan is made"),
     };
@@ -47,13 +50,13 @@ pub(super) fn storage(
     // What was rounded once already is rounded again for a good reason alone.
     let was_rounded = tensor.source.block_len() > 1 || source != Storage::Plain(tensor.source);
     let source_bits =
-        8.0 * source.bytes(tensor.rows, tensor.width) as f64 / tensor.numbers() as f64;
+        8.0 * source.bytes(tensor.rows, tensor.width) as f64 / tensor.elements() as f64;
     let saves_enough = match was_rounded {
         true => fitting.bits() <= (1.0 - LEAST_SAVING) * source_bits,
         false => fitting.bits() < source_bits,
     };
     // The embedding is read row by row from where it lies.
-    if is_vector || tensor.part == Part::Embedding || !saves_enough {
+    if is_vector || tensor.part == TensorPart::Embedding || !saves_enough {
         return source;
     }
     Storage::Plain(fitting)
@@ -61,18 +64,18 @@ pub(super) fn storage(
 
 /// What can be done with a model's weights; by default all is decoded before it is multiplied.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct From {
+pub(super) struct RecipeInput {
     /// Whether coded weights can be multiplied from.
-    can_decode: bool,
+    can_decompress: bool,
     /// A card's rows of the embedding are read as they are.
-    is_card: bool,
+    is_gpu: bool,
 }
 
-impl From {
+impl RecipeInput {
     fn new(machine: &Machine) -> Self {
         Self {
-            can_decode: true,
-            is_card: machine.device.card.is_some(),
+            can_decompress: true,
+            is_gpu: machine.device.gpu.is_some(),
         }
     }
 }
@@ -80,40 +83,40 @@ impl From {
 /// Applies a level: formats, and where nothing else is chosen, the embedding's rows from the host at all levels but `off`.
 pub(super) fn apply(
     level: Level,
-    embedding: Embedding,
+    embedding: EmbeddingPlacement,
     machine: &Machine,
     sources: &[SourceTensor],
-    units: &mut [UnitPlan],
+    groups: &mut [WeightGroupPlan],
 ) {
     let is_on_host = match embedding {
-        Embedding::Auto => level != Level::Off,
-        Embedding::Host => true,
-        Embedding::Device => false,
+        EmbeddingPlacement::Auto => level != Level::Off,
+        EmbeddingPlacement::Host => true,
+        EmbeddingPlacement::Device => false,
     };
-    let from = From::new(machine);
-    for unit in units {
+    let from = RecipeInput::new(machine);
+    for unit in groups {
         for tensor in &mut unit.tensors {
-            tensor.storage = storage(level, from, tensor, copy_of(tensor, sources));
+            tensor.storage = storage(level, from, tensor, compressed_copy_of(tensor, sources));
         }
-        unit.tier = match unit.unit {
-            Unit::Embedding if is_on_host => Tier::Host,
+        unit.tier = match unit.group {
+            WeightGroup::Embedding if is_on_host => Tier::Host,
             _ => Tier::Device,
         };
     }
 }
 
 /// The other levels, `off` apart, that keep all of these tensors as this one does.
-pub(super) fn same_as(
+pub(super) fn equal_levels(
     level: Level,
     machine: &Machine,
     sources: &[SourceTensor],
-    units: &[UnitPlan],
+    groups: &[WeightGroupPlan],
 ) -> Vec<Level> {
-    let from = From::new(machine);
+    let from = RecipeInput::new(machine);
     let is_same = |other: Level| {
-        let mut tensors = units.iter().flat_map(|unit| &unit.tensors);
+        let mut tensors = groups.iter().flat_map(|unit| &unit.tensors);
         tensors.all(|tensor| {
-            let copy = copy_of(tensor, sources);
+            let copy = compressed_copy_of(tensor, sources);
             storage(level, from, tensor, copy) == storage(other, from, tensor, copy)
         })
     };
@@ -133,30 +136,30 @@ pub(super) fn same_as(
 
 /// The coded copy of a tensor's rows. An embedding's are read one by one from the checkpoint, even where another part has the
 /// same tensor coded.
-fn copy_of(tensor: &TensorPlan, sources: &[SourceTensor]) -> Option<Coding> {
-    let copy = sources[tensor.tensor].copied(tensor.first_row, tensor.rows);
-    copy.filter(|_| tensor.part != Part::Embedding)
+fn compressed_copy_of(tensor: &TensorPlan, sources: &[SourceTensor]) -> Option<CompressedRange> {
+    let copy = sources[tensor.tensor].compressed_copy_range(tensor.first_row, tensor.rows);
+    copy.filter(|_| tensor.part != TensorPart::Embedding)
 }
 
 /// A unit as a card streams it: what is coded in the checkpoint, and decoded at this level, is brought as it is coded.
-pub(super) fn coded(unit: &UnitPlan) -> UnitPlan {
-    let mut coded = unit.clone();
+pub(super) fn compressed(group: &WeightGroupPlan) -> WeightGroupPlan {
+    let mut coded = group.clone();
     for tensor in &mut coded.tensors {
-        if let (Storage::Plain(format), Some(coding)) = (tensor.storage, tensor.coded)
+        if let (Storage::Plain(format), Some(coding)) = (tensor.storage, tensor.compressed)
             && format == tensor.source
-            && tensor.part != Part::Embedding
+            && tensor.part != TensorPart::Embedding
         {
-            tensor.storage = Storage::Coded(coding);
+            tensor.storage = Storage::Compressed(coding);
         }
     }
     coded
 }
 
 /// A unit on the device with what is coded without loss decoded; others as they are.
-pub(super) fn decoded(unit: &UnitPlan) -> UnitPlan {
-    let mut decoded = unit.clone();
+pub(super) fn decompressed(group: &WeightGroupPlan) -> WeightGroupPlan {
+    let mut decoded = group.clone();
     for tensor in &mut decoded.tensors {
-        if let (Tier::Device, Storage::Coded(coding)) = (unit.tier, tensor.storage)
+        if let (Tier::Device, Storage::Compressed(coding)) = (group.tier, tensor.storage)
             && coding.is_lossless()
         {
             tensor.storage = Storage::Plain(tensor.source);
@@ -171,7 +174,7 @@ mod tests {
 
     use super::*;
 
-    fn tensor(part: Part, rows: usize, width: usize, source: Format) -> TensorPlan {
+    fn tensor(part: TensorPart, rows: usize, width: usize, source: Format) -> TensorPlan {
         TensorPlan {
             tensor: 0,
             part,
@@ -179,7 +182,7 @@ mod tests {
             rows,
             width,
             source,
-            coded: None,
+            compressed: None,
             storage: Storage::Plain(source),
         }
     }
@@ -187,28 +190,28 @@ mod tests {
     #[test]
     fn each_level_keeps_each_tensor_in_its_format() {
         use Format::{Bf16, F16, F32, Q2K, Q4_0, Q4_1, Q4K, Q5_1, Q5K, Q6K, Q8_0};
-        use Storage::{Coded, Plain};
-        let query = tensor(Part::Query, 512, 512, Bf16);
-        let odd = tensor(Part::Down, 64, 160, Bf16);
-        let odder = tensor(Part::Down, 64, 72, F32);
-        let half = tensor(Part::Down, 64, 72, F16);
-        let head = tensor(Part::Head, 1024, 512, Bf16);
-        let norm = tensor(Part::MlpNorm, 1, 512, Bf16);
-        let embedding = tensor(Part::Embedding, 1024, 512, Bf16);
-        let stored = |format| tensor(Part::Query, 512, 512, format);
-        let copy = Coding {
-            scheme: Scheme::Palette,
+        use Storage::{Compressed, Plain};
+        let query = tensor(TensorPart::Query, 512, 512, Bf16);
+        let odd = tensor(TensorPart::Down, 64, 160, Bf16);
+        let odder = tensor(TensorPart::Down, 64, 72, F32);
+        let half = tensor(TensorPart::Down, 64, 72, F16);
+        let head = tensor(TensorPart::LmHead, 1024, 512, Bf16);
+        let norm = tensor(TensorPart::MlpNorm, 1, 512, Bf16);
+        let embedding = tensor(TensorPart::Embedding, 1024, 512, Bf16);
+        let stored = |format| tensor(TensorPart::Query, 512, 512, format);
+        let copy = CompressedRange {
+            scheme: Scheme::Dictionary,
             start: 0,
             bytes: 400_000,
             index_bytes: 0,
             format: Bf16,
             is_estimate: true,
         };
-        let narrow = tensor(Part::Query, 576, 576, Q4_1);
+        let narrow = tensor(TensorPart::Query, 576, 576, Q4_1);
         for (level, tensor, expected) in [
             (Level::Off, query, Plain(Bf16)),
             (Level::Standard, query, Plain(Bf16)),
-            (Level::Mild, query, Coded(copy)),
+            (Level::Mild, query, Compressed(copy)),
             (Level::Mild, odder, Plain(F32)),
             (Level::Mild, norm, Plain(Bf16)),
             (Level::Moderate, query, Plain(Q8_0)),
@@ -234,7 +237,7 @@ mod tests {
         ] {
             let copy = (tensor == query).then_some(copy);
             assert_eq!(
-                storage(level, From::default(), &tensor, copy),
+                storage(level, RecipeInput::default(), &tensor, copy),
                 expected,
                 "{level} {tensor:?}"
             );

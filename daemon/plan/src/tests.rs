@@ -3,13 +3,15 @@
 use std::collections::HashSet;
 
 use proptest::prelude::*;
-use sluice_checkpoint::family::Preset;
+use sluice_checkpoint::family::PublishedShape;
 use sluice_codec::Scheme;
-use sluice_cuda::Number;
+use sluice_cuda::DType;
 use sluice_formats::Format;
-use sluice_machine::{CardProfile, DiskRates, LinearRate, MemoryFacts, Profile, Rates};
-use sluice_shared::settings::Settings;
-use sluice_weights::{Coding, Naming, Part, Unit, compression::assumed};
+use sluice_machine::{DiskBandwidth, GpuProfile, LinearRate, MemoryStats, Profile, Rates};
+use sluice_shared::settings::PlanSettings;
+use sluice_weights::{
+    CompressedRange, TensorNaming, TensorPart, WeightGroup, compression::with_assumed_compression,
+};
 
 use super::*;
 
@@ -21,11 +23,11 @@ pub(crate) fn sources_of(shape: &Shape) -> Vec<SourceTensor> {
         .map(|spec| SourceTensor {
             spec,
             format: Format::Bf16,
-            coded: None,
-            copy: None,
+            compressed: None,
+            compressed_copy: None,
         })
         .collect();
-    assumed(sources)
+    with_assumed_compression(sources)
 }
 
 fn machine(cache_bytes: u64) -> Machine {
@@ -33,31 +35,31 @@ fn machine(cache_bytes: u64) -> Machine {
 }
 
 fn plan(shape: &Shape, level: Level, budget_bytes: u64) -> Result<Plan, PlanError> {
-    plan_with_cache(shape, level, budget_bytes, 0)
+    plan_with_kv_cache(shape, level, budget_bytes, 0)
 }
 
-fn plan_with_cache(
+fn plan_with_kv_cache(
     shape: &Shape,
     level: Level,
     budget_bytes: u64,
     cache_bytes: u64,
 ) -> Result<Plan, PlanError> {
-    Plan::new(&Question {
+    Plan::new(&PlanInput {
         shape,
         sources: &sources_of(shape),
         choices: level.into(),
         budget_bytes,
         workload: Workload::new(64, BLOCK_DEFAULT, 1),
-        working: Working {
+        working: WorkingMemory {
             activation_bytes: 4 << 20,
-            ..Working::default()
+            ..WorkingMemory::default()
         },
         machine: &machine(cache_bytes),
     })
 }
 
 fn llada_8b() -> Shape {
-    Preset::find("llada-8b").unwrap().shape().clone()
+    PublishedShape::find("llada-8b").unwrap().shape().clone()
 }
 
 #[test]
@@ -73,7 +75,7 @@ fn levels_of_llada_8b_take_what_the_design_says() {
         let plan = plan(&llada_8b(), level, u64::MAX).unwrap();
         let found = plan.peak_bytes() as f64 / 1e9;
         assert!((found - gigabytes).abs() < 0.1, "{level}: {found} GB");
-        assert_eq!(plan.slots, Slots::default(), "{level}");
+        assert_eq!(plan.staging, StagingBuffers::default(), "{level}");
         assert!(plan.peak_bytes() <= off.peak_bytes());
     }
 }
@@ -83,20 +85,20 @@ fn what_the_budget_has_no_room_for_is_streamed_evenly() {
     let plan = plan(&llada_8b(), Level::Standard, 8 * GIB).unwrap();
     assert!(plan.peak_bytes() <= 8 * GIB);
     // As much as the slots leave is resident.
-    let smallest = plan.streamed().map(UnitPlan::bytes).min().unwrap();
+    let smallest = plan.streamed().map(WeightGroupPlan::bytes).min().unwrap();
     assert!(
         plan.peak_bytes() + smallest > 8 * GIB,
         "{}",
         plan.peak_bytes()
     );
-    assert_eq!(plan.slots.count, 4);
+    assert_eq!(plan.staging.count, 4);
     // Any third of the pass streams about a third of the bytes.
-    let inner: Vec<&UnitPlan> = plan
-        .units
+    let inner: Vec<&WeightGroupPlan> = plan
+        .groups
         .iter()
-        .filter(|unit| unit.unit.layer().is_some())
+        .filter(|unit| unit.group.layer().is_some())
         .collect();
-    let streamed = |units: &[&UnitPlan]| -> u64 {
+    let streamed = |units: &[&WeightGroupPlan]| -> u64 {
         let streamed = units.iter().filter(|unit| unit.is_streamed());
         streamed.map(|unit| unit.bytes()).sum()
     };
@@ -109,13 +111,14 @@ fn what_the_budget_has_no_room_for_is_streamed_evenly() {
 
 #[test]
 fn what_the_plan_takes_itself_is_no_cache() {
-    let with_cache =
-        |cache_bytes| plan_with_cache(&llada_8b(), Level::Standard, 8 * GIB, cache_bytes).unwrap();
+    let with_cache = |cache_bytes| {
+        plan_with_kv_cache(&llada_8b(), Level::Standard, 8 * GIB, cache_bytes).unwrap()
+    };
     let tiers =
         |plan: &Plan| -> HashSet<&str> { plan.streamed().map(|unit| unit.tier.name()).collect() };
     let host = with_cache(u64::MAX);
     assert_eq!(tiers(&host), HashSet::from([Tier::Host.name()]));
-    assert_eq!(host.slots.count, 3);
+    assert_eq!(host.staging.count, 3);
     let least_bytes = host.streamed_bytes() + host.peak_bytes();
     assert!(with_cache(least_bytes) == host);
     // Enough for what is streamed, not for the plan beside it.
@@ -143,32 +146,32 @@ fn a_budget_below_the_working_set_names_the_least_that_works() {
 }
 
 /// A machine with a card, whose host has so much memory that can be pinned, and for the system's cache.
-fn card(pin_limit_bytes: u64, cache_bytes: u64) -> Machine {
-    let card = CardProfile {
+fn gpu_machine(pin_limit_bytes: u64, cache_bytes: u64) -> Machine {
+    let card = GpuProfile {
         total_bytes: 12 * GIB,
-        number: Number::Bf16,
+        dtype: DType::Bf16,
         context_bytes: 0,
         workspace_bytes: 0,
     };
     let device = Profile {
-        card: Some(card),
+        gpu: Some(card),
         ..Profile::cpu(2)
     };
     Machine {
-        pin_limit_bytes,
+        pinned_memory_limit_bytes: pin_limit_bytes,
         ..Machine::unmeasured(device, cache_bytes)
     }
 }
 
-fn plan_on_card(level: Level, budget_bytes: u64, machine: &Machine) -> Result<Plan, PlanError> {
+fn plan_on_gpu(level: Level, budget_bytes: u64, machine: &Machine) -> Result<Plan, PlanError> {
     let shape = llada_8b();
-    Plan::new(&Question {
+    Plan::new(&PlanInput {
         shape: &shape,
         sources: &sources_of(&shape),
         choices: level.into(),
         budget_bytes,
         workload: Workload::default(),
-        working: Working::default(),
+        working: WorkingMemory::default(),
         machine,
     })
 }
@@ -176,32 +179,35 @@ fn plan_on_card(level: Level, budget_bytes: u64, machine: &Machine) -> Result<Pl
 #[test]
 fn a_card_streams_what_it_has_no_room_for() {
     for budget in [4 * GIB, 6 * GIB, 8 * GIB, 12 * GIB] {
-        let plan = plan_on_card(Level::Standard, budget, &card(u64::MAX, u64::MAX)).unwrap();
+        let plan = plan_on_gpu(Level::Standard, budget, &gpu_machine(u64::MAX, u64::MAX)).unwrap();
         assert!(plan.peak_bytes() <= budget);
         // Within a unit of it.
         assert!(plan.peak_bytes() + GIB / 4 > budget);
-        assert_eq!(plan.slots.count, 3);
+        assert_eq!(plan.staging.count, 3);
         assert!(plan.streamed().all(|unit| unit.tier == Tier::Host));
-        let kept: u64 = plan.streamed().map(UnitPlan::slot_bytes).sum();
+        let kept: u64 = plan.streamed().map(WeightGroupPlan::staging_bytes).sum();
         assert_eq!(
             plan.pinned_bytes, kept,
             "all of it is kept where it is copied from"
         );
     }
-    let error = plan_on_card(Level::Off, 8 * GIB, &card(u64::MAX, u64::MAX)).unwrap_err();
+    let error = plan_on_gpu(Level::Off, 8 * GIB, &gpu_machine(u64::MAX, u64::MAX)).unwrap_err();
     assert!(matches!(error, PlanError::BudgetTooSmall { .. }), "{error}");
 }
 
 #[test]
 fn what_a_host_has_no_pinned_memory_for_is_read_in_every_pass() {
     let tiers = |pin_limit, cache| {
-        let plan = plan_on_card(Level::Standard, 4 * GIB, &card(pin_limit, cache)).unwrap();
+        let plan = plan_on_gpu(Level::Standard, 4 * GIB, &gpu_machine(pin_limit, cache)).unwrap();
         assert!(plan.pinned_bytes <= pin_limit);
         let bytes = |tier| {
             let units = plan.streamed().filter(|unit| unit.tier == tier);
-            units.map(UnitPlan::bytes).sum::<u64>()
+            units.map(WeightGroupPlan::bytes).sum::<u64>()
         };
-        assert_eq!(plan.slots.count, 3, "a fourth one is in the host's memory");
+        assert_eq!(
+            plan.staging.count, 3,
+            "a fourth one is in the host's memory"
+        );
         (plan.pinned_bytes, bytes(Tier::Host), bytes(Tier::Disk))
     };
     // The system's cache holds the rest, or it doesn't.
@@ -215,15 +221,15 @@ fn what_a_host_has_no_pinned_memory_for_is_read_in_every_pass() {
 
 #[test]
 fn what_the_engine_has_pinned_is_there_for_what_comes_in_its_place() {
-    let device = card(0, 0).device;
-    let half_of_all = MemoryFacts::read().total_bytes.unwrap() / 2;
+    let device = gpu_machine(0, 0).device;
+    let half_of_all = MemoryStats::read().total_bytes.unwrap() / 2;
     let alone = Machine::here(device, None, 0);
-    assert!(alone.pin_limit_bytes <= half_of_all);
+    assert!(alone.pinned_memory_limit_bytes <= half_of_all);
     let beside = Machine::here(device, None, 1 << 50);
-    assert_eq!(beside.pin_limit_bytes, half_of_all);
-    assert!(beside.cache_bytes >= 1 << 50);
+    assert_eq!(beside.pinned_memory_limit_bytes, half_of_all);
+    assert!(beside.page_cache_bytes >= 1 << 50);
     let cpu = Machine::here(Profile::cpu(1), None, 1 << 50);
-    assert_eq!(cpu.pin_limit_bytes, 0);
+    assert_eq!(cpu.pinned_memory_limit_bytes, 0);
 }
 
 #[test]
@@ -237,21 +243,21 @@ fn copies_to_a_card_run_beside_its_work() {
             copy_bytes_per_s: 8e9,
             link_bytes_per_s: Some(16e9),
             linear: linear.to_vec(),
-            decode: Vec::new(),
+            decompress: Vec::new(),
             others_share: 0.0,
-            code_s: 0.0,
+            compress_s: 0.0,
             convert: Vec::new(),
         }),
-        ..card(pin_limit, u64::MAX)
+        ..gpu_machine(pin_limit, u64::MAX)
     };
-    let plan = plan_on_card(Level::Standard, 4 * GIB, &machine(u64::MAX)).unwrap();
+    let plan = plan_on_gpu(Level::Standard, 4 * GIB, &machine(u64::MAX)).unwrap();
     let pass = plan.pass.unwrap();
     let copies_s = plan.streamed_bytes() as f64 / 16e9;
     assert!((pass.copy_s - copies_s).abs() < 1e-6 * copies_s);
     assert_eq!(pass.total_s(), pass.copy_s.max(pass.compute_s));
     assert!(pass.waits());
     // What has to be copied to where the card reads it takes longer than the bus.
-    let staged = plan_on_card(Level::Standard, 4 * GIB, &machine(0)).unwrap();
+    let staged = plan_on_gpu(Level::Standard, 4 * GIB, &machine(0)).unwrap();
     let staged = staged.pass.unwrap();
     assert_eq!(staged.copy_s, pass.copy_s);
     assert!((staged.total_s() - 2.0 * copies_s).abs() < 1e-6 * copies_s);
@@ -259,14 +265,14 @@ fn copies_to_a_card_run_beside_its_work() {
 
 #[test]
 fn the_head_is_cut_by_the_shape_alone() {
-    let cuts = |level, budget| -> Vec<(Unit, usize)> {
+    let cuts = |level, budget| -> Vec<(WeightGroup, usize)> {
         let plan = plan(&llada_8b(), level, budget).unwrap();
         let heads = plan
-            .units
+            .groups
             .iter()
-            .filter(|unit| matches!(unit.unit, Unit::Head(_)));
+            .filter(|unit| matches!(unit.group, WeightGroup::LmHead(_)));
         heads
-            .map(|unit| (unit.unit, unit.tensors[0].first_row))
+            .map(|unit| (unit.group, unit.tensors[0].first_row))
             .collect()
     };
     let cut = cuts(Level::Off, u64::MAX);
@@ -277,14 +283,14 @@ fn the_head_is_cut_by_the_shape_alone() {
 
 #[test]
 fn a_row_length_that_blocks_cannot_divide_is_told() {
-    let shape = Preset::find("llada-1b").unwrap().shape();
+    let shape = PublishedShape::find("llada-1b").unwrap().shape();
     let plan = plan(shape, Level::Aggressive, u64::MAX).unwrap();
     let told: HashSet<_> = plan
         .exceptions()
         .iter()
         .map(|(tensor, usual)| (tensor.width, usual.name(), tensor.storage.name()))
         .collect();
-    let odd = !shape.mlp_width.is_multiple_of(256);
+    let odd = !shape.intermediate_size.is_multiple_of(256);
     assert_eq!(!told.is_empty(), odd, "{told:?}");
 }
 
@@ -308,24 +314,24 @@ fn mild_is_an_estimate_until_weights_are_coded_and_auto_leaves_it_alone() {
 fn the_embedding_is_where_it_is_wanted() {
     let shape = llada_8b();
     let planned = |level, embedding| {
-        let settings = Settings {
+        let settings = PlanSettings {
             level,
             embedding,
-            ..Settings::default()
+            ..PlanSettings::default()
         };
-        let question = Question {
+        let question = PlanInput {
             shape: &shape,
             sources: &sources_of(&shape),
-            choices: settings.choices(),
+            choices: settings.resolved(),
             budget_bytes: 8 * GIB,
             workload: Workload::default(),
-            working: Working::default(),
+            working: WorkingMemory::default(),
             machine: &machine(0),
         };
         Plan::new(&question)
     };
-    let place = |level, embedding| planned(level, embedding).unwrap().units[0].tier;
-    use sluice_shared::level::Embedding::{Auto, Device, Host};
+    let place = |level, embedding| planned(level, embedding).unwrap().groups[0].tier;
+    use sluice_shared::level::EmbeddingPlacement::{Auto, Device, Host};
     assert_eq!(place(Level::Standard, Auto), Tier::Host);
     assert_eq!(place(Level::Standard, Device), Tier::Device);
     assert_eq!(place(Level::Moderate, Host), Tier::Host);
@@ -346,14 +352,14 @@ fn without_rates_auto_is_the_most_faithful_that_fits() {
 
 fn small_shape(layers: usize, width: usize, mlp: usize, rows: usize) -> Shape {
     Shape {
-        naming: Naming::Llada,
+        naming: TensorNaming::Llada,
         layers,
-        width: 64 * width,
-        heads: width,
+        hidden_size: 64 * width,
+        attention_heads: width,
         kv_heads: width,
         head_dim: 64,
-        mlp_width: 32 * mlp,
-        embedding_rows: 256 * rows,
+        intermediate_size: 32 * mlp,
+        padded_vocab_size: 256 * rows,
         context_length: 512,
         causal: false,
         tied: false,
@@ -386,8 +392,8 @@ proptest! {
             Ok(plan) => {
                 prop_assert!(plan.peak_bytes() <= budget);
                 prop_assert_eq!(plan.streamed().next().is_none(), all.peak_bytes() <= budget);
-                prop_assert!(plan.streamed().all(|unit| unit.slot_bytes() <= plan.slots.bytes));
-                prop_assert!(plan.slots.count == 0 || plan.slots.count >= 3);
+                prop_assert!(plan.streamed().all(|unit| unit.staging_bytes() <= plan.staging.bytes_each));
+                prop_assert!(plan.staging.count == 0 || plan.staging.count >= 3);
             }
             Err(PlanError::BudgetTooSmall { least_bytes, .. }) => {
                 prop_assert!(least_bytes > budget);
@@ -412,63 +418,73 @@ proptest! {
         };
         let ceiling = from.peak_bytes().max(to.budget_bytes);
         let working = from.working.total_bytes();
-        let mut units = from.units.clone();
-        let mut slots = from.slots;
-        let held = |units: &[UnitPlan], slots: Slots| -> u64 {
-            units.iter().map(UnitPlan::resident_bytes).sum::<u64>() + slots.total_bytes() + working
+        let mut units = from.groups.clone();
+        let mut slots = from.staging;
+        let held = |units: &[WeightGroupPlan], slots: StagingBuffers| -> u64 {
+            units.iter().map(WeightGroupPlan::resident_bytes).sum::<u64>() + slots.total_bytes() + working
         };
         for step in transition(&from, &to) {
             match step {
-                Step::Bring { unit, beside } => {
-                    let new = to.units[unit].resident_bytes();
+                TransitionStep::Bring { group, beside } => {
+                    let new = to.groups[group].resident_bytes();
                     prop_assert!(new > 0);
                     if beside {
                         prop_assert!(held(&units, slots) + new <= ceiling);
                     }
-                    units[unit] = to.units[unit].clone();
+                    units[group] = to.groups[group].clone();
                 }
-                Step::Stream { evicted, slots: new } => {
+                TransitionStep::Stream { evicted, staging: new } => {
                     for unit in evicted {
-                        units[unit] = to.units[unit].clone();
+                        units[unit] = to.groups[unit].clone();
                         prop_assert_eq!(units[unit].resident_bytes(), 0);
                     }
                     slots = new;
                 }
-                Step::Settle { evicted, brought } => {
+                TransitionStep::Settle { evicted, brought } => {
                     for unit in evicted {
-                        units[unit] = to.units[unit].clone();
+                        units[unit] = to.groups[unit].clone();
                     }
                     for unit in brought {
-                        units[unit] = to.units[unit].clone();
-                        prop_assert!(held(&units, Slots::default()) <= ceiling);
+                        units[unit] = to.groups[unit].clone();
+                        prop_assert!(held(&units, StagingBuffers::default()) <= ceiling);
                     }
-                    slots = to.slots;
+                    slots = to.staging;
                 }
             }
             prop_assert!(held(&units, slots) <= ceiling, "{} over {}", held(&units, slots), ceiling);
             for unit in units.iter().filter(|unit| unit.is_streamed()) {
-                prop_assert!(unit.slot_bytes() <= slots.bytes && slots.count >= 3);
+                prop_assert!(unit.staging_bytes() <= slots.bytes_each && slots.count >= 3);
             }
         }
-        prop_assert_eq!(&units, &to.units);
-        prop_assert_eq!(slots, to.slots);
+        prop_assert_eq!(&units, &to.groups);
+        prop_assert_eq!(slots, to.staging);
     }
 }
 
 #[test]
 fn workloads_add_up() {
-    let sums = |workload: &Workload| (workload.rows(), workload.head_rows());
+    let sums = |workload: &Workload| (workload.rows(), workload.lm_head_rows());
     let (short, long) = (Workload::new(20, 32, 1), Workload::new(100, 8, 1));
     assert_eq!((sums(&short), sums(&long)), ((20, 20), (100, 8)));
     let both = short.with(&long);
     assert_eq!(both, long.with(&short));
-    assert_eq!((both.canvas, both.block, both.requests), (100, 32, 2));
+    assert_eq!(
+        (both.canvas_length, both.block_length, both.batch_requests),
+        (100, 32, 2)
+    );
     assert_eq!(sums(&both), (120, 28));
     assert!(short.is_uniform() && !both.is_uniform());
     assert_eq!(long.with(&long).with(&long), Workload::new(100, 8, 3));
     // Room for either is less than for both, and enough for each.
     let widest = both.widest(&Workload::new(30, 8, 3));
-    assert_eq!((widest.canvas, widest.block, widest.requests), (100, 32, 3));
+    assert_eq!(
+        (
+            widest.canvas_length,
+            widest.block_length,
+            widest.batch_requests
+        ),
+        (100, 32, 3)
+    );
     assert_eq!(sums(&widest), (120, 28));
     assert_eq!(widest.widest(&both), widest);
 }
@@ -485,16 +501,16 @@ fn a_shared_pass_takes_no_longer_than_as_many_of_the_longest() {
             copy_bytes_per_s: 1e9,
             link_bytes_per_s: None,
             linear: linear.to_vec(),
-            decode: Vec::new(),
+            decompress: Vec::new(),
             others_share: 0.0,
-            code_s: 0.0,
+            compress_s: 0.0,
             convert: Vec::new(),
         }),
         ..machine(u64::MAX)
     };
     let time = |workload: Workload| {
-        let all = units(&sources_of(&shape));
-        let asked = time::Asked {
+        let all = weight_groups(&sources_of(&shape));
+        let asked = time::TimingInput {
             level: Level::Standard,
             shape: &shape,
             workload: &workload,
@@ -521,20 +537,20 @@ fn what_is_streamed_takes_as_long_as_the_limit_wants() {
             copy_bytes_per_s: 4e9,
             link_bytes_per_s: None,
             linear: linear.to_vec(),
-            decode: Vec::new(),
+            decompress: Vec::new(),
             others_share: 0.0,
-            code_s: 0.0,
+            compress_s: 0.0,
             convert: Vec::new(),
         }),
-        disk: DiskRates {
+        disk: DiskBandwidth {
             direct_bytes_per_s: Some(2e9),
             cold_bytes_per_s: Some(1e9),
         },
-        read_limit_bytes_per_s: limit,
+        disk_read_limit_bytes_per_s: limit,
         ..machine(4 * GIB)
     };
     for cache_bytes in [0, u64::MAX] {
-        let plan = plan_with_cache(&shape, Level::Standard, 4 * GIB, cache_bytes).unwrap();
+        let plan = plan_with_kv_cache(&shape, Level::Standard, 4 * GIB, cache_bytes).unwrap();
         let time = |limit| {
             let time = plan.time(&shape, &plan.workload, &machine(limit));
             time.unwrap()
@@ -553,10 +569,10 @@ fn what_is_streamed_takes_as_long_as_the_limit_wants() {
 }
 
 /// The matrices of these units, coded.
-fn code(units: &mut [UnitPlan], scheme: Scheme, index_bytes: u64) {
+fn compress(units: &mut [WeightGroupPlan], scheme: Scheme, index_bytes: u64) {
     for tensor in units.iter_mut().flat_map(|unit| &mut unit.tensors) {
-        if tensor.rows > 1 && tensor.part != Part::Embedding {
-            tensor.storage = Storage::Coded(Coding {
+        if tensor.rows > 1 && tensor.part != TensorPart::Embedding {
+            tensor.storage = Storage::Compressed(CompressedRange {
                 scheme,
                 start: 0,
                 bytes: tensor.bytes() / 3 * 2,
@@ -571,13 +587,13 @@ fn code(units: &mut [UnitPlan], scheme: Scheme, index_bytes: u64) {
 #[test]
 fn rows_go_through_an_mlp_in_longer_turns_where_a_card_decodes_it() {
     let with_blas = |workspace_bytes| {
-        let machine = card(0, 0);
-        let card = machine.device.card.map(|card| CardProfile {
+        let machine = gpu_machine(0, 0);
+        let card = machine.device.gpu.map(|card| GpuProfile {
             workspace_bytes,
             ..card
         });
         Profile {
-            card,
+            gpu: card,
             ..machine.device
         }
     };
@@ -585,15 +601,15 @@ fn rows_go_through_an_mlp_in_longer_turns_where_a_card_decodes_it() {
     let stored_as = |format| {
         let sources = sources_of(&llada_8b()).into_iter();
         let sources = sources.map(|source| SourceTensor { format, ..source });
-        units(&sources.collect::<Vec<_>>())
+        weight_groups(&sources.collect::<Vec<_>>())
     };
     let coded = |scheme, index_bytes| {
         let mut units = stored_as(Format::Bf16);
-        code(&mut units, scheme, index_bytes);
+        compress(&mut units, scheme, index_bytes);
         // At level standard those with room are decoded once and for all, the others on their way.
         for tensor in units.iter_mut().flat_map(|unit| &mut unit.tensors) {
-            if let Storage::Coded(coding) = tensor.storage {
-                tensor.coded = Some(coding);
+            if let Storage::Compressed(coding) = tensor.storage {
+                tensor.compressed = Some(coding);
                 tensor.storage = Storage::Plain(tensor.source);
             }
         }
@@ -601,13 +617,14 @@ fn rows_go_through_an_mlp_in_longer_turns_where_a_card_decodes_it() {
     };
     for (units, rows) in [
         (coded(Scheme::Huffman, 0), [512, 2048, 2048]),
-        (coded(Scheme::Rate, 0), [512, 2048, 2048]),
-        (coded(Scheme::Palette, 64), [512, 512, 2048]),
+        (coded(Scheme::Trellis, 0), [512, 2048, 2048]),
+        (coded(Scheme::Dictionary, 64), [512, 512, 2048]),
         (stored_as(Format::Bf16), [512, 512, 512]),
         (stored_as(Format::Q4K), [512, 512, 2048]),
         (stored_as(Format::Q5K), [512, 2048, 2048]),
     ] {
-        let found = [Profile::cpu(2), own, blas].map(|profile| decoded::mlp_rows(&units, &profile));
+        let found =
+            [Profile::cpu(2), own, blas].map(|profile| decompressed::mlp_rows(&units, &profile));
         assert_eq!(found, rows, "{:?}", units[1].tensors[1]);
     }
 }
@@ -624,25 +641,25 @@ fn a_turn_of_2048_rows_decodes_an_mlp_once() {
             copy_bytes_per_s: 8e9,
             link_bytes_per_s: Some(16e9),
             linear: linear.to_vec(),
-            decode: vec![(Scheme::Huffman, decode_s)],
+            decompress: vec![(Scheme::Huffman, decode_s)],
             others_share: 0.0,
-            code_s: 0.0,
+            compress_s: 0.0,
             convert: Vec::new(),
         }),
-        ..card(u64::MAX, u64::MAX)
+        ..gpu_machine(u64::MAX, u64::MAX)
     };
-    let mut units = units(&sources_of(&shape));
-    code(&mut units, Scheme::Huffman, 0);
+    let mut units = weight_groups(&sources_of(&shape));
+    compress(&mut units, Scheme::Huffman, 0);
     // The last layer's is for rows that are read alone.
     let matrices = units.iter().filter(|unit| {
-        unit.unit
+        unit.group
             .layer()
             .is_some_and(|layer| layer + 1 < shape.layers)
     });
     let numbers = matrices
         .flat_map(|unit| &unit.tensors)
         .filter(|tensor| tensor.part.is_of_mlp())
-        .map(TensorPlan::numbers)
+        .map(TensorPlan::elements)
         .sum::<u64>() as f64;
     for (canvas, mlp_rows, turns) in [
         (2048, 2048, 1.0),
@@ -655,7 +672,7 @@ fn a_turn_of_2048_rows_decodes_an_mlp_once() {
     ] {
         let workload = Workload::new(canvas, BLOCK_DEFAULT, 1);
         let compute_s = |decode_s, mlp_rows| {
-            let asked = time::Asked {
+            let asked = time::TimingInput {
                 level: Level::Standard,
                 shape: &shape,
                 workload: &workload,
@@ -685,41 +702,46 @@ fn what_there_is_room_for_is_decoded_where_that_pays() {
                 copy_bytes_per_s: 1e9,
                 link_bytes_per_s: None,
                 linear: linear.to_vec(),
-                decode: vec![(Scheme::Huffman, decode_s)],
+                decompress: vec![(Scheme::Huffman, decode_s)],
                 others_share: 0.0,
-                code_s: 0.0,
+                compress_s: 0.0,
                 convert: Vec::new(),
             }),
             ..machine(u64::MAX)
         };
-        let question = Question {
+        let question = PlanInput {
             shape: &shape,
             sources: &sources,
             choices: Level::Standard.into(),
             budget_bytes: u64::MAX,
             workload: Workload::new(64, BLOCK_DEFAULT, 1),
-            working: Working::default(),
+            working: WorkingMemory::default(),
             machine: &machine,
         };
         let decoded = Plan::new(&question).unwrap();
         let mut plan = decoded.clone();
-        code(&mut plan.units, Scheme::Huffman, 0);
+        compress(&mut plan.groups, Scheme::Huffman, 0);
         let coded = plan.clone();
         plan.budget_bytes = plan.peak_bytes().midpoint(decoded.peak_bytes());
-        plan.decode_where_it_pays(&question);
+        plan.decompress_where_it_pays(&question);
         assert!(plan.peak_bytes() <= plan.budget_bytes);
         if !pays {
-            assert!(plan.units == coded.units);
+            assert!(plan.groups == coded.groups);
             continue;
         }
         // No unit more has room, and each costs less now.
-        let largest = decoded.units.iter().map(UnitPlan::bytes).max().unwrap();
+        let largest = decoded
+            .groups
+            .iter()
+            .map(WeightGroupPlan::bytes)
+            .max()
+            .unwrap();
         assert!(plan.peak_bytes() + largest > plan.budget_bytes);
         let [before, now] =
             [&coded, &plan].map(|plan| plan.time(&shape, &question.workload, &machine));
         assert!(now.unwrap().total_s() < 0.7 * before.unwrap().total_s());
         plan.budget_bytes = u64::MAX;
-        plan.decode_where_it_pays(&question);
-        assert!(plan.units == decoded.units);
+        plan.decompress_where_it_pays(&question);
+        assert!(plan.groups == decoded.groups);
     }
 }

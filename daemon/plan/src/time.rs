@@ -6,15 +6,16 @@
 //! run beside them, as does the thread that reads what isn't kept in memory they can be made from.
 
 use sluice_formats::Format;
-use sluice_machine::{DiskRates, MemoryFacts, Profile, Rates, default_pin_limit};
+use sluice_machine::{DiskBandwidth, MemoryStats, Profile, Rates, default_pinned_memory_limit};
 use sluice_shared::level::Level;
 use sluice_weights::{
-    Coding, Part, Shape, Storage, TensorPlan, Tier, Unit, UnitPlan, decoded::is_decoded_first,
+    CompressedRange, Shape, Storage, TensorPart, TensorPlan, Tier, WeightGroup, WeightGroupPlan,
+    decompressed::is_decompressed_first,
 };
 
 use super::{
     Workload,
-    learned::{Kind, Learned},
+    corrections::{PassKind, TimeCorrections},
     pass_time::PassTime,
 };
 
@@ -26,16 +27,16 @@ pub struct Machine {
     /// Measured rates, where they were.
     pub rates: Option<Rates>,
     /// How fast what the checkpoint lies on is.
-    pub disk: DiskRates,
+    pub disk: DiskBandwidth,
     /// Most bytes a second that are streamed, where somebody said so.
-    pub read_limit_bytes_per_s: Option<u64>,
+    pub disk_read_limit_bytes_per_s: Option<u64>,
     /// Most bytes of what a card streams that are kept in pinned memory of the host.
-    pub pin_limit_bytes: u64,
+    pub pinned_memory_limit_bytes: u64,
     /// What the engine holds and, beside it, file pages that the system can keep for us, in bytes: a plan's own memory is
     /// taken from it.
-    pub cache_bytes: u64,
+    pub page_cache_bytes: u64,
     /// What passes have taken beside what these rates say.
-    pub learned: Learned,
+    pub corrections: TimeCorrections,
 }
 
 impl Machine {
@@ -45,18 +46,18 @@ impl Machine {
         Self {
             device,
             rates: None,
-            disk: DiskRates::default(),
-            read_limit_bytes_per_s: None,
-            pin_limit_bytes: 0,
-            cache_bytes,
-            learned: Learned::default(),
+            disk: DiskBandwidth::default(),
+            disk_read_limit_bytes_per_s: None,
+            pinned_memory_limit_bytes: 0,
+            page_cache_bytes: cache_bytes,
+            corrections: TimeCorrections::default(),
         }
     }
 
     /// This one, as its rates alone have it.
     pub fn by_rates(&self) -> Self {
         Self {
-            learned: Learned::default(),
+            corrections: TimeCorrections::default(),
             ..self.clone()
         }
     }
@@ -66,32 +67,33 @@ impl Machine {
     /// memory, to what [`default_pin_limit`] says.
     #[must_use]
     pub fn here(device: Profile, rates: Option<Rates>, held_bytes: u64) -> Self {
-        let memory = MemoryFacts::read();
+        let memory = MemoryStats::read();
         let free_bytes = memory.free_bytes;
-        let memory = MemoryFacts {
+        let memory = MemoryStats {
             free_bytes: free_bytes.map(|free| free.saturating_add(held_bytes)),
             ..memory
         };
-        let is_card = device.card.is_some();
+        let is_card = device.gpu.is_some();
         Self {
             device,
             rates,
-            disk: DiskRates::default(),
-            read_limit_bytes_per_s: None,
-            pin_limit_bytes: if is_card {
-                default_pin_limit(&memory)
+            disk: DiskBandwidth::default(),
+            disk_read_limit_bytes_per_s: None,
+            pinned_memory_limit_bytes: if is_card {
+                default_pinned_memory_limit(&memory)
             } else {
                 0
             },
             // Where nothing is known of the cache, there is none, whatever the engine may give up.
-            cache_bytes: (memory.cache_bytes).map_or(0, |cache| cache.saturating_add(held_bytes)),
-            learned: Learned::default(),
+            page_cache_bytes: (memory.page_cache_bytes)
+                .map_or(0, |cache| cache.saturating_add(held_bytes)),
+            corrections: TimeCorrections::default(),
         }
     }
 }
 
 /// What a time is predicted of, beside the units.
-pub(super) struct Asked<'a> {
+pub(super) struct TimingInput<'a> {
     pub(super) level: Level,
     pub(super) shape: &'a Shape,
     pub(super) workload: &'a Workload,
@@ -101,46 +103,49 @@ pub(super) struct Asked<'a> {
 }
 
 /// The time of a pass over these units, corrected by what passes like it have taken; unknown where a rate is.
-pub(super) fn predict(units: &[UnitPlan], asked: &Asked<'_>) -> Option<PassTime> {
-    let kind = Kind {
-        shape: asked.shape,
-        level: asked.level,
-        rows: asked.rows(),
+pub(super) fn predict(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Option<PassTime> {
+    let kind = PassKind {
+        shape: input.shape,
+        level: input.level,
+        rows: input.rows(),
     };
-    let time = by_rates(units, asked)?;
-    Some(asked.machine.learned.correct(time, kind))
+    let time = by_rates(groups, input)?;
+    Some(input.machine.corrections.correct(time, kind))
 }
 
-impl Asked<'_> {
+impl TimingInput<'_> {
     /// Rows that the layers compute.
     fn rows(&self) -> usize {
         // A causal model's usual pass is for one new token of each request.
         match self.shape.causal {
-            true => self.workload.requests,
+            true => self.workload.batch_requests,
             false => self.workload.rows(),
         }
     }
 }
 
-fn by_rates(units: &[UnitPlan], asked: &Asked<'_>) -> Option<PassTime> {
-    let machine = asked.machine;
+fn by_rates(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Option<PassTime> {
+    let machine = input.machine;
     let rates = machine.rates.as_ref()?;
-    let is_card = machine.device.card.is_some();
+    let is_card = machine.device.gpu.is_some();
     let mut time = PassTime {
-        compute_s: attention(asked.shape, asked.workload, rates)?,
+        compute_s: attention(input.shape, input.workload, rates)?,
         copy_s: 0.0,
-        copies_beside: is_card,
+        copies_overlap: is_card,
         disk_s: 0.0,
         reader_s: 0.0,
         cold_s: None,
         correction: 1.0,
         others_share: rates.others_share,
     };
-    let limit = machine.read_limit_bytes_per_s;
+    let limit = machine.disk_read_limit_bytes_per_s;
     let mut cold_s = machine.disk.cold_bytes_per_s.map(|_| 0.0);
-    let mut pinned = Pinned::new(keep_limit(machine.pin_limit_bytes, streamed(units)));
-    for unit in units {
-        time.compute_s += compute_s(unit, asked)?;
+    let mut pinned = PinnedBudget::new(pinned_weights_limit(
+        machine.pinned_memory_limit_bytes,
+        streamed(groups),
+    ));
+    for unit in groups {
+        time.compute_s += compute_s(unit, input)?;
         if !unit.is_streamed() {
             continue;
         }
@@ -154,9 +159,12 @@ fn by_rates(units: &[UnitPlan], asked: &Asked<'_>) -> Option<PassTime> {
                 continue;
             }
         }
-        let decoded = unit.tensors.iter().filter_map(TensorPlan::decoded_from);
-        let decode_s =
-            decoded.map(|(coding, numbers)| Some(rates.decode_s(coding.scheme)? * numbers as f64));
+        let decoded = unit
+            .tensors
+            .iter()
+            .filter_map(TensorPlan::decompressed_from);
+        let decode_s = decoded
+            .map(|(coding, numbers)| Some(rates.decompress_s(coding.scheme)? * numbers as f64));
         let mut busy_s = decode_s.sum::<Option<f64>>()?;
         let mut disk_s = 0.0;
         if unit.tier == Tier::Host {
@@ -185,43 +193,49 @@ fn by_rates(units: &[UnitPlan], asked: &Asked<'_>) -> Option<PassTime> {
     Some(time)
 }
 
-fn streamed(units: &[UnitPlan]) -> impl Iterator<Item = &UnitPlan> + Clone {
-    units.iter().filter(|unit| unit.is_streamed())
+fn streamed(groups: &[WeightGroupPlan]) -> impl Iterator<Item = &WeightGroupPlan> + Clone {
+    groups.iter().filter(|unit| unit.is_streamed())
 }
 
 /// Staging buffers on the way to a card, for units that aren't kept: one is read into, one is copied from.
-pub const STAGING: usize = 2;
+pub const PINNED_STAGING_BUFFERS: usize = 2;
 
 /// How much of the memory that may be pinned is for units that are kept: all of it where all of them are, else staging buffers
 /// come out of it, as long as there is room for these and more.
-pub fn keep_limit<'a>(limit_bytes: u64, streamed: impl IntoIterator<Item = &'a UnitPlan>) -> u64 {
+pub fn pinned_weights_limit<'a>(
+    limit_bytes: u64,
+    streamed: impl IntoIterator<Item = &'a WeightGroupPlan>,
+) -> u64 {
     let (mut all, mut most) = (0, 0);
     for unit in streamed {
-        all += unit.slot_bytes();
-        most = most.max(unit.slot_bytes());
+        all += unit.staging_bytes();
+        most = most.max(unit.staging_bytes());
     }
     match all <= limit_bytes {
         true => limit_bytes,
-        false => limit_bytes.saturating_sub(STAGING as u64 * most),
+        false => limit_bytes.saturating_sub(PINNED_STAGING_BUFFERS as u64 * most),
     }
 }
 
 /// Bytes of pinned memory that streamed units are kept in.
-pub(super) fn pinned_bytes(units: &[UnitPlan], machine: &Machine) -> u64 {
-    let mut pinned = Pinned::new(keep_limit(machine.pin_limit_bytes, streamed(units)));
-    let kept = units
+pub(super) fn pinned_bytes(groups: &[WeightGroupPlan], machine: &Machine) -> u64 {
+    let mut pinned = PinnedBudget::new(pinned_weights_limit(
+        machine.pinned_memory_limit_bytes,
+        streamed(groups),
+    ));
+    let kept = groups
         .iter()
         .filter(|unit| unit.is_streamed() && pinned.takes(unit));
-    kept.map(UnitPlan::slot_bytes).sum()
+    kept.map(WeightGroupPlan::staging_bytes).sum()
 }
 
 /// Which streamed units are kept in pinned memory: the first that there is room for.
 #[derive(Debug)]
-pub struct Pinned {
+pub struct PinnedBudget {
     left_bytes: u64,
 }
 
-impl Pinned {
+impl PinnedBudget {
     /// Of so many bytes.
     pub fn new(limit_bytes: u64) -> Self {
         Self {
@@ -230,9 +244,9 @@ impl Pinned {
     }
 
     /// Whether this one is, which comes next in the order of a pass.
-    pub fn takes(&mut self, unit: &UnitPlan) -> bool {
-        let bytes = unit.slot_bytes();
-        let takes = unit.tier == Tier::Host && bytes <= self.left_bytes;
+    pub fn takes(&mut self, group: &WeightGroupPlan) -> bool {
+        let bytes = group.staging_bytes();
+        let takes = group.tier == Tier::Host && bytes <= self.left_bytes;
         if takes {
             self.left_bytes -= bytes;
         }
@@ -241,69 +255,77 @@ impl Pinned {
 }
 
 /// Multiplying with a unit's weights.
-pub(super) fn compute_s(unit: &UnitPlan, asked: &Asked<'_>) -> Option<f64> {
-    let tensors = unit.tensors.iter();
-    tensors.map(|tensor| linear(unit.unit, tensor, asked)).sum()
+pub(super) fn compute_s(group: &WeightGroupPlan, input: &TimingInput<'_>) -> Option<f64> {
+    let tensors = group.tensors.iter();
+    tensors
+        .map(|tensor| linear(group.group, tensor, input))
+        .sum()
 }
 
-fn linear(unit: Unit, tensor: &TensorPlan, asked: &Asked<'_>) -> Option<f64> {
-    let Asked {
+fn linear(group: WeightGroup, tensor: &TensorPlan, input: &TimingInput<'_>) -> Option<f64> {
+    let TimingInput {
         shape,
         workload,
         machine,
         ..
-    } = *asked;
+    } = *input;
     let rates = machine.rates.as_ref()?;
     // All of a card decodes at once.
-    let threads = match machine.device.card {
+    let threads = match machine.device.gpu {
         Some(_) => 1,
         None => machine.device.threads,
     };
-    if tensor.rows == 1 || tensor.part == Part::Embedding {
+    if tensor.rows == 1 || tensor.part == TensorPart::Embedding {
         return Some(0.0);
     }
-    let is_last = unit.layer().is_some_and(|layer| layer + 1 == shape.layers);
+    let is_last = group.layer().is_some_and(|layer| layer + 1 == shape.layers);
     let rows = match tensor.part {
-        _ if shape.causal => asked.rows(),
-        Part::Head => workload.head_rows(),
+        _ if shape.causal => input.rows(),
+        TensorPart::LmHead => workload.lm_head_rows(),
         // The last layer's keys and values are computed for all rows, the rest for those that are read.
-        Part::Key | Part::Value => workload.rows(),
-        _ if is_last => workload.head_rows(),
+        TensorPart::Key | TensorPart::Value => workload.rows(),
+        _ if is_last => workload.lm_head_rows(),
         _ => workload.rows(),
     };
     // What is decoded first is so for each turn of an MLP.
-    let turn_rows = match asked.mlp_rows {
+    let turn_rows = match input.mlp_rows {
         most if most > 0 && tensor.part.is_of_mlp() => most.min(rows),
         _ => rows,
     };
-    let is_decoded_first = match &machine.device.card {
-        Some(card) => is_decoded_first(card, tensor.storage.on_card(), turn_rows),
+    let is_decoded_first = match &machine.device.gpu {
+        Some(card) => is_decompressed_first(card, tensor.storage.on_gpu(), turn_rows),
         None => true,
     };
     // What is coded is decoded a few rows at a time and multiplied from there. That apart it takes about as long as numbers
     // that are nearly as short.
     let (format, decode_s) = match tensor.storage {
         // A card multiplies with it as it is, beside waiting for memory.
-        Storage::Coded(_) if !is_decoded_first => (Format::Bf16, 0.0),
+        Storage::Compressed(_) if !is_decoded_first => (Format::Bf16, 0.0),
         Storage::Plain(format) => (format, 0.0),
-        Storage::Coded(Coding { scheme, .. }) => (Format::Bf16, rates.decode_s(scheme)?),
+        Storage::Compressed(CompressedRange { scheme, .. }) => {
+            (Format::Bf16, rates.decompress_s(scheme)?)
+        }
     };
-    let turns = match machine.device.card {
+    let turns = match machine.device.gpu {
         Some(_) => rows.div_ceil(turn_rows.max(1)),
         None => 1,
     };
-    let decode_s = decode_s * (turns as u64 * tensor.numbers()) as f64 / threads as f64;
+    let decode_s = decode_s * (turns as u64 * tensor.elements()) as f64 / threads as f64;
     let rate = rates.linear(format)?;
-    Some(rate.seconds(tensor.numbers(), rows) + decode_s)
+    Some(rate.seconds(tensor.elements(), rows) + decode_s)
 }
 
 /// Queries with keys and scores with values: as many multiplications for each pair of positions as a row is wide, twice.
 /// Where canvases differ in length, all are taken for as long as the longest.
 fn attention(shape: &Shape, workload: &Workload, rates: &Rates) -> Option<f64> {
     // Each request of a causal model asks for one position, of all of its own.
-    let keys = if shape.causal { 1 } else { workload.canvas };
+    let keys = if shape.causal {
+        1
+    } else {
+        workload.canvas_length
+    };
     let pairs = (workload.rows() * keys) as f64;
-    let width = (shape.heads * shape.head_dim) as f64;
+    let width = (shape.attention_heads * shape.head_dim) as f64;
     let rate = rates.linear(Format::F32)?;
     Some(2.0 * pairs * width * shape.layers as f64 * rate.per_row_s())
 }

@@ -1,17 +1,17 @@
 //! From one plan to another, a step at a time between passes, so that what runs goes on: a pure function, and after
 //! every step the model is whole and the memory within what either plan may take.
 
-use sluice_weights::UnitPlan;
+use sluice_weights::WeightGroupPlan;
 
-use super::{Plan, Slots};
+use super::{Plan, StagingBuffers};
 
 /// A change that is made between two passes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum TransitionStep {
     /// A unit comes to the device in its new form, or in its first.
     Bring {
         /// Its index among the plan's units.
-        unit: usize,
+        group: usize,
         /// Whether there is room for the new form beside the old one, so that it can be made ready while passes run.
         /// Otherwise the old one goes first.
         beside: bool,
@@ -21,7 +21,7 @@ pub enum Step {
         /// Their indices.
         evicted: Vec<usize>,
         /// From now on.
-        slots: Slots,
+        staging: StagingBuffers,
     },
     /// What is left, all at once: the present slots go, units leave or come, the new plan's slots come.
     Settle {
@@ -34,29 +34,29 @@ pub enum Step {
 
 /// The steps from `from` to `to`, two plans for the same model, with the most that may be held meanwhile.
 #[must_use]
-pub fn transition(from: &Plan, to: &Plan) -> Vec<Step> {
-    let mut state = State::new(from, to);
+pub fn transition(from: &Plan, to: &Plan) -> Vec<TransitionStep> {
+    let mut state = TransitionState::new(from, to);
     let mut steps = Vec::new();
-    let changed: Vec<usize> = (0..to.units.len())
-        .filter(|&unit| state.units[unit] != to.units[unit])
+    let changed: Vec<usize> = (0..to.groups.len())
+        .filter(|&unit| state.groups[unit] != to.groups[unit])
         .collect();
-    let stays = |unit: &usize| to.units[*unit].resident_bytes() > 0;
+    let stays = |unit: &usize| to.groups[*unit].resident_bytes() > 0;
 
     // What units are decoded into has to be there before the first of them is.
-    if state.slots.decoded_bytes < to.slots.decoded_bytes {
+    if state.staging.decompress_bytes < to.staging.decompress_bytes {
         match state.stream(&[]) {
             Some(step) => steps.push(step),
             None => {
                 let (brought, evicted) = changed.into_iter().partition(stays);
-                return vec![Step::Settle { evicted, brought }];
+                return vec![TransitionStep::Settle { evicted, brought }];
             }
         }
     }
 
     // What shrinks comes first: each makes room for the next.
-    let shrinks = |state: &State<'_>, unit: usize| {
-        let now = state.units[unit].resident_bytes();
-        now > 0 && to.units[unit].resident_bytes() <= now
+    let shrinks = |state: &TransitionState<'_>, unit: usize| {
+        let now = state.groups[unit].resident_bytes();
+        now > 0 && to.groups[unit].resident_bytes() <= now
     };
     for &unit in changed.iter().filter(|unit| stays(unit)) {
         if shrinks(&state, unit) {
@@ -75,7 +75,7 @@ pub fn transition(from: &Plan, to: &Plan) -> Vec<Step> {
     }
     let mut left = Vec::new();
     for &unit in changed.iter().filter(|unit| stays(unit)) {
-        if state.units[unit] == to.units[unit] {
+        if state.groups[unit] == to.groups[unit] {
             continue;
         }
         match is_streaming_settled && state.fits(unit) {
@@ -83,8 +83,8 @@ pub fn transition(from: &Plan, to: &Plan) -> Vec<Step> {
             false => left.push(unit),
         }
     }
-    if !is_streaming_settled || !left.is_empty() || state.slots != to.slots {
-        steps.push(Step::Settle {
+    if !is_streaming_settled || !left.is_empty() || state.staging != to.staging {
+        steps.push(TransitionStep::Settle {
             evicted: if is_streaming_settled {
                 Vec::new()
             } else {
@@ -97,71 +97,81 @@ pub fn transition(from: &Plan, to: &Plan) -> Vec<Step> {
 }
 
 /// What is held between two steps.
-struct State<'a> {
+struct TransitionState<'a> {
     to: &'a Plan,
-    units: Vec<UnitPlan>,
-    slots: Slots,
+    groups: Vec<WeightGroupPlan>,
+    staging: StagingBuffers,
     /// Besides weights and slots.
     working_bytes: u64,
     /// What either plan may take.
     ceiling_bytes: u64,
 }
 
-impl<'a> State<'a> {
+impl<'a> TransitionState<'a> {
     fn new(from: &Plan, to: &'a Plan) -> Self {
         Self {
             to,
-            units: from.units.clone(),
-            slots: from.slots,
+            groups: from.groups.clone(),
+            staging: from.staging,
             working_bytes: from.working.total_bytes().max(to.working.total_bytes()),
             ceiling_bytes: from.peak_bytes().max(to.budget_bytes),
         }
     }
 
-    fn held(&self) -> u64 {
-        let resident: u64 = self.units.iter().map(UnitPlan::resident_bytes).sum();
-        resident + self.slots.total_bytes() + self.working_bytes
+    fn device_bytes(&self) -> u64 {
+        let resident: u64 = self
+            .groups
+            .iter()
+            .map(WeightGroupPlan::resident_bytes)
+            .sum();
+        resident + self.staging.total_bytes() + self.working_bytes
     }
 
     /// Whether the unit's new form fits in the place of its present one.
-    fn fits(&self, unit: usize) -> bool {
-        let now = self.units[unit].resident_bytes();
-        self.held() - now + self.to.units[unit].resident_bytes() <= self.ceiling_bytes
+    fn fits(&self, group: usize) -> bool {
+        let now = self.groups[group].resident_bytes();
+        self.device_bytes() - now + self.to.groups[group].resident_bytes() <= self.ceiling_bytes
     }
 
-    fn bring(&mut self, unit: usize) -> Step {
-        let new = &self.to.units[unit];
-        let beside = self.held() + new.resident_bytes() <= self.ceiling_bytes;
-        self.units[unit] = new.clone();
-        Step::Bring { unit, beside }
+    fn bring(&mut self, group: usize) -> TransitionStep {
+        let new = &self.to.groups[group];
+        let beside = self.device_bytes() + new.resident_bytes() <= self.ceiling_bytes;
+        self.groups[group] = new.clone();
+        TransitionStep::Bring { group, beside }
     }
 
     /// Streams what leaves and what is streamed already, if slots for both have room.
-    fn stream(&mut self, evicted: &[usize]) -> Option<Step> {
-        let mut units = self.units.clone();
+    fn stream(&mut self, evicted: &[usize]) -> Option<TransitionStep> {
+        let mut units = self.groups.clone();
         for &unit in evicted {
-            units[unit] = self.to.units[unit].clone();
+            units[unit] = self.to.groups[unit].clone();
         }
         let streamed = || units.iter().filter(|unit| unit.is_streamed());
         let is_any = streamed().next().is_some();
-        let slots = Slots {
+        let slots = StagingBuffers {
             count: match is_any {
-                true => self.slots.count.max(self.to.slots.count),
+                true => self.staging.count.max(self.to.staging.count),
                 false => 0,
             },
-            bytes: streamed().map(UnitPlan::slot_bytes).max().unwrap_or(0),
-            decoded_bytes: self.slots.decoded_bytes.max(self.to.slots.decoded_bytes),
+            bytes_each: streamed()
+                .map(WeightGroupPlan::staging_bytes)
+                .max()
+                .unwrap_or(0),
+            decompress_bytes: self
+                .staging
+                .decompress_bytes
+                .max(self.to.staging.decompress_bytes),
         };
-        let before = std::mem::replace(&mut self.units, units);
-        let slots_before = std::mem::replace(&mut self.slots, slots);
-        if self.held() > self.ceiling_bytes || (is_any && slots.count == 0) {
-            self.units = before;
-            self.slots = slots_before;
+        let before = std::mem::replace(&mut self.groups, units);
+        let slots_before = std::mem::replace(&mut self.staging, slots);
+        if self.device_bytes() > self.ceiling_bytes || (is_any && slots.count == 0) {
+            self.groups = before;
+            self.staging = slots_before;
             return None;
         }
-        Some(Step::Stream {
+        Some(TransitionStep::Stream {
             evicted: evicted.to_vec(),
-            slots,
+            staging: slots,
         })
     }
 }

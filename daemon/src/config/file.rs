@@ -14,7 +14,7 @@ use toml::{Spanned, Value};
 
 use super::{
     ConfigError, Environment,
-    table::{Form, ROWS, Row},
+    table::{ROWS, SettingRow, ValueForm},
 };
 
 /// What a file says: texts that are values of the settings, by key.
@@ -38,7 +38,7 @@ pub(super) fn read(
             }),
         };
     }
-    for path in usual_places(environment) {
+    for path in usual_paths(environment) {
         if let Some(bytes) = bytes(&path)? {
             return layer(path, &bytes).map(Some);
         }
@@ -54,7 +54,7 @@ pub(super) fn named(flag: Option<&Path>, environment: &Environment) -> Option<Pa
     named.map(|path| environment.current_folder.join(path))
 }
 
-pub(super) fn usual_places(environment: &Environment) -> impl Iterator<Item = PathBuf> {
+pub(super) fn usual_paths(environment: &Environment) -> impl Iterator<Item = PathBuf> {
     let user = match environment.variable("XDG_CONFIG_HOME") {
         Some(folder) => Some(PathBuf::from(folder)),
         None => environment
@@ -101,7 +101,7 @@ fn layer(path: PathBuf, bytes: &[u8]) -> Result<FileLayer, ConfigError> {
     found.sort_by_key(|(key, _)| key.span().start);
     let mut texts = BTreeMap::new();
     for (key, value) in found {
-        let row = Row::find(key.get_ref())
+        let row = SettingRow::find(key.get_ref())
             .ok_or_else(|| fault(&path, &bytes[..key.span().start], unknown(key.get_ref())))?;
         let text = text(row.form, value.get_ref()).and_then(|text| {
             let text = OsString::from(text);
@@ -125,15 +125,15 @@ fn unknown(key: &str) -> String {
 }
 
 /// A value of the file as one would write it after the flag.
-fn text(form: Form, value: &Value) -> Result<String, String> {
+fn text(form: ValueForm, value: &Value) -> Result<String, String> {
     let (text, expected) = match (form, value) {
-        (Form::Text | Form::Path, Value::String(text)) => (Some(text.clone()), "string"),
-        (Form::Text | Form::Path, _) => (None, "string"),
-        (Form::Number, Value::Integer(number)) => (Some(number.to_string()), "number"),
-        (Form::Number, Value::Float(number)) => (Some(number.to_string()), "number"),
-        (Form::Number, _) => (None, "number"),
-        (Form::Boolean, Value::Boolean(value)) => (Some(value.to_string()), "boolean"),
-        (Form::Boolean, _) => (None, "boolean"),
+        (ValueForm::Text | ValueForm::Path, Value::String(text)) => (Some(text.clone()), "string"),
+        (ValueForm::Text | ValueForm::Path, _) => (None, "string"),
+        (ValueForm::Number, Value::Integer(number)) => (Some(number.to_string()), "number"),
+        (ValueForm::Number, Value::Float(number)) => (Some(number.to_string()), "number"),
+        (ValueForm::Number, _) => (None, "number"),
+        (ValueForm::Boolean, Value::Boolean(value)) => (Some(value.to_string()), "boolean"),
+        (ValueForm::Boolean, _) => (None, "boolean"),
     };
     text.ok_or_else(|| format!("must be a {expected}, not of type {}", value.type_str()))
 }
@@ -141,7 +141,7 @@ fn text(form: Form, value: &Value) -> Result<String, String> {
 pub(super) fn parse<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, ConfigError> {
     let text = str::from_utf8(bytes).map_err(|error| {
         let before = &bytes[..error.valid_up_to()];
-        fault(path, before, "is not UTF-8 here".to_owned())
+        fault(path, before, "is not valid UTF-8".to_owned())
     })?;
     toml::from_str(text).map_err(|error| {
         let start = error.span().map_or(0, |span| span.start.min(text.len()));

@@ -10,21 +10,21 @@ use clap::{
     builder::{BoolValueParser, OsStringValueParser, StringValueParser, TypedValueParser},
 };
 
-use super::table::{Form, ROWS, Row};
+use super::table::{ROWS, SettingRow, ValueForm};
 
 /// What the command line says of the settings: texts that are values of theirs, by key.
 #[derive(Debug, Default)]
 pub struct Flags(BTreeMap<&'static str, OsString>);
 
 impl Flags {
-    pub(super) fn text(&self, row: &Row) -> Option<&OsStr> {
+    pub(super) fn text(&self, row: &SettingRow) -> Option<&OsStr> {
         self.0.get(row.key).map(OsString::as_os_str)
     }
 }
 
 impl FromArgMatches for Flags {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let text = |row: &Row| matches.get_one::<OsString>(row.key).cloned();
+        let text = |row: &SettingRow| matches.get_one::<OsString>(row.key).cloned();
         let texts = ROWS.iter().filter_map(|row| Some((row.key, text(row)?)));
         Ok(Self(texts.collect()))
     }
@@ -45,7 +45,7 @@ impl Args for Flags {
     }
 }
 
-fn flag(row: &'static Row) -> Arg {
+fn flag(row: &'static SettingRow) -> Arg {
     let (default, variable) = (row.default, row.variable);
     let help = format!("{} [default: {default}] [env: {variable}]", row.summary());
     let arg = Arg::new(row.key)
@@ -53,16 +53,16 @@ fn flag(row: &'static Row) -> Arg {
         .value_name(row.value_name)
         .help(help);
     match row.form {
-        Form::Path => arg.value_parser(OsStringValueParser::new()),
+        ValueForm::Path => arg.value_parser(OsStringValueParser::new()),
         // What begins like a negative number is a wrong value, not an unknown flag.
-        Form::Text | Form::Number => {
+        ValueForm::Text | ValueForm::Number => {
             arg.allow_negative_numbers(true)
                 .value_parser(StringValueParser::new().try_map(|text| {
                     let text = OsString::from(text);
                     (row.check)(&text).map(|()| text)
                 }))
         }
-        Form::Boolean => arg
+        ValueForm::Boolean => arg
             .num_args(0..=1)
             .require_equals(true)
             .default_missing_value("true")

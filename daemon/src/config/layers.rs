@@ -9,9 +9,10 @@ use std::{
 use sluice_shared::address::{self, Surroundings};
 
 use super::{
-    Address, ConfigError, Environment, Flags, Folder, IdleUnload, OptionalPath, Setting, Source,
+    ConfigError, Environment, Flags, IdleUnload, OptionalPath, Setting, SettingSource,
+    SocketFolder, SocketPath,
     file::FileLayer,
-    table::{BuiltIn, Form, Row},
+    table::{BuiltIn, SettingRow, ValueForm},
     values::Value,
     wrong,
 };
@@ -32,10 +33,10 @@ impl Layers<'_> {
         key: &'static str,
         built_in: &BuiltIn<T>,
     ) -> Result<Setting<T>, ConfigError> {
-        let Some((text, source)) = self.said(key) else {
+        let Some((text, source)) = self.named_text(key) else {
             return Ok(Setting::built_in(match built_in {
                 BuiltIn::Is(text) => T::read(text.as_ref()).expect("a test reads every row"),
-                BuiltIn::Found { by, .. } => by(self),
+                BuiltIn::Computed { compute: by, .. } => by(self),
             }));
         };
         match T::read(&text) {
@@ -45,22 +46,22 @@ impl Layers<'_> {
     }
 
     /// The text that counts, and its layer.
-    fn said(&self, key: &str) -> Option<(OsString, Source)> {
-        let row = Row::find(key).expect("keys are those of the table");
+    fn named_text(&self, key: &str) -> Option<(OsString, SettingSource)> {
+        let row = SettingRow::find(key).expect("keys are those of the table");
         let here = &self.environment.current_folder;
         let (text, folder, source) = if let Some(text) = self.flags.text(row) {
-            (text, &**here, Source::Flag(row.flag))
+            (text, &**here, SettingSource::Flag(row.flag))
         } else if let Some(text) = self.environment.variable(row.variable) {
-            (&**text, &**here, Source::Variable(row.variable))
+            (&**text, &**here, SettingSource::Variable(row.variable))
         } else {
             let FileLayer { path, texts } = self.file.as_ref()?;
             let folder = path.parent().unwrap_or(here);
-            let source = Source::File(path.clone());
+            let source = SettingSource::File(path.clone());
             (texts.get(row.key)?.as_os_str(), folder, source)
         };
         let text = match row.form {
-            Form::Path => folder.join(text).into_os_string(),
-            Form::Text | Form::Number | Form::Boolean => text.to_owned(),
+            ValueForm::Path => folder.join(text).into_os_string(),
+            ValueForm::Text | ValueForm::Number | ValueForm::Boolean => text.to_owned(),
         };
         Some((text, source))
     }
@@ -80,16 +81,16 @@ impl Layers<'_> {
     }
 }
 
-pub(super) fn default_cache(layers: &Layers<'_>) -> OptionalPath {
+pub(super) fn default_weight_cache(layers: &Layers<'_>) -> OptionalPath {
     OptionalPath(layers.usual_folder("CACHE_DIRECTORY", "XDG_CACHE_HOME", ".cache"))
 }
 
 /// Whether there is a folder for converted weights, whoever named it.
-pub(super) fn has_cache(layers: &Layers<'_>) -> bool {
-    layers.said("cache").is_some() || default_cache(layers).0.is_some()
+pub(super) fn has_weight_cache(layers: &Layers<'_>) -> bool {
+    layers.named_text("weight_cache").is_some() || default_weight_cache(layers).0.is_some()
 }
 
-pub(super) fn default_models(layers: &Layers<'_>) -> OptionalPath {
+pub(super) fn default_models_folder(layers: &Layers<'_>) -> OptionalPath {
     let folder = layers.usual_folder("STATE_DIRECTORY", "XDG_DATA_HOME", ".local/share");
     OptionalPath(folder.map(|folder| folder.join("models")))
 }
@@ -101,7 +102,7 @@ pub(super) fn default_idle_unload(layers: &Layers<'_>) -> IdleUnload {
     }
 }
 
-pub(super) fn default_socket(layers: &Layers<'_>) -> Address {
+pub(super) fn default_socket(layers: &Layers<'_>) -> SocketPath {
     let environment = layers.environment;
     let around = Surroundings {
         variable: &|name| environment.variables.get(name).cloned(),
@@ -113,11 +114,11 @@ pub(super) fn default_socket(layers: &Layers<'_>) -> Address {
     let folder = if path.starts_with(&environment.temporary)
         && environment.variable("XDG_RUNTIME_DIR").is_none()
     {
-        Folder::OursInPublic
+        SocketFolder::OursInPublic
     } else if path == Path::new(address::SYSTEM_SOCKET) {
-        Folder::Given
+        SocketFolder::Given
     } else {
-        Folder::Ours
+        SocketFolder::Ours
     };
-    Address { path, folder }
+    SocketPath { path, folder }
 }

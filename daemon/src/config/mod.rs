@@ -17,17 +17,18 @@ use std::{
     sync::Arc,
 };
 
-use sluice_engine::Settings;
+use sluice_engine::PlanSettings;
 use sluice_hub::Access;
 
 use self::layers::Layers;
 pub use self::{
     flags::Flags,
-    models::{ModelsFile, Table, Tables},
+    models::{ModelTable, ModelTables, ModelsFile},
     table::Config,
     values::{
-        Address, AutoFactor, Budget, CacheLimit, Compute, Device, Filter, Folder, IdleUnload,
-        Listen, OptionalPath, PinLimit, ReadLimit, Threads, Within,
+        Budget, ComputeDtype, Device, DiskReadLimit, IdleUnload, Listen, LogFilter, MaxSlowdown,
+        OptionalPath, PinnedMemoryLimit, SocketFolder, SocketPath, Threads, WeightCacheLimit,
+        Within,
     },
 };
 
@@ -37,7 +38,7 @@ pub struct Setting<T> {
     /// The value in force.
     pub value: T,
     /// Who set it.
-    pub source: Source,
+    pub source: SettingSource,
 }
 
 impl<T> Setting<T> {
@@ -46,14 +47,14 @@ impl<T> Setting<T> {
     pub fn built_in(value: T) -> Self {
         Self {
             value,
-            source: Source::Default,
+            source: SettingSource::Default,
         }
     }
 }
 
 /// A layer of the configuration.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Source {
+pub enum SettingSource {
     /// Nobody said anything.
     Default,
     /// This file.
@@ -64,7 +65,7 @@ pub enum Source {
     Flag(&'static str),
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for SettingSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
@@ -177,7 +178,7 @@ pub fn resolve(
     };
     let variable = |name: &str| environment.variable(name).cloned();
     let hub = Access::from_variables(&variable).map_err(|error| {
-        let source = Source::Variable("HF_ENDPOINT");
+        let source = SettingSource::Variable("HF_ENDPOINT");
         let hint = "name one such as https://huggingface.co, or none for that one";
         wrong("hub", &source, error.to_string(), Some(hint))
     })?;
@@ -191,13 +192,13 @@ pub fn resolve(
 impl Config {
     /// What models are loaded with.
     #[must_use]
-    pub fn engine_settings(&self) -> Settings {
-        Settings {
+    pub fn engine_settings(&self) -> PlanSettings {
+        PlanSettings {
             level: self.level.value,
             budget_bytes: self.budget.value.bytes(),
             embedding: self.embedding.value,
-            auto_factor: self.auto_factor.value.0,
-            kv: self.kv.value,
+            max_slowdown: self.max_slowdown.value.0,
+            kv_cache_format: self.kv_cache_format.value,
         }
     }
 
@@ -220,19 +221,21 @@ impl Config {
                 Some("name a checkpoint's folder, or none for the demonstration model"),
             ));
         }
-        if self.keep_converted.value && self.cache.value.0.is_none() {
+        if self.keep_converted.value && self.weight_cache.value.0.is_none() {
             return Err(wrong(
                 "keep_converted",
                 &self.keep_converted.source,
-                "there is no folder to keep converted copies in".to_owned(),
-                Some("name one with --cache"),
+                "there is no folder for converted weights".to_owned(),
+                Some("set one with --weight-cache"),
             ));
         }
         let socket = &self.socket.value.path;
         // The client takes such a name; here it would become a path below the current folder.
-        if self.socket.source != Source::Default && socket.to_string_lossy().contains("http:/") {
+        if self.socket.source != SettingSource::Default
+            && socket.to_string_lossy().contains("http:/")
+        {
             let problem = "a socket is a path, not an address".to_owned();
-            let hint = "open a port beside it with --listen 127.0.0.1:PORT";
+            let hint = "to open a port as well, use --listen 127.0.0.1:PORT";
             return Err(wrong("socket", &self.socket.source, problem, Some(hint)));
         }
         if socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
@@ -253,7 +256,7 @@ impl Config {
 
 fn wrong(
     key: &'static str,
-    source: &Source,
+    source: &SettingSource,
     problem: String,
     hint: Option<&'static str>,
 ) -> ConfigError {

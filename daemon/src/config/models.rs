@@ -12,21 +12,21 @@ use std::{
 use serde::Deserialize;
 use sluice_shared::{
     level::Level,
-    sampling::{Drawing, Sampling},
+    sampling::{Sampling, SamplingOptions},
 };
 
 use super::{Budget, ConfigError, Environment, file, values::from_text};
 use crate::model_name::ModelName;
 
 /// The file's name.
-pub(super) const FILE: &str = "models.toml";
+pub(super) const FILE_NAME: &str = "models.toml";
 /// Largest file that is read.
-const BYTES_MAX: u64 = 1 << 20;
+const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// What holds for one model.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Table {
+pub struct ModelTable {
     /// How faithful its weights are.
     #[serde(default, deserialize_with = "from_text")]
     pub level: Option<Level>,
@@ -50,26 +50,26 @@ pub struct Table {
     pub repetition_penalty: Option<f64>,
 }
 
-impl Table {
+impl ModelTable {
     /// What it says of how tokens are chosen.
     #[must_use]
-    pub fn drawing(&self) -> Drawing {
+    pub fn sampling_options(&self) -> SamplingOptions {
         let rest = match self.greedy {
-            true => Drawing::greedy(),
-            false => Drawing::default(),
+            true => SamplingOptions::greedy(),
+            false => SamplingOptions::default(),
         };
-        self.said().or(rest)
+        self.keyed_values().or(rest)
     }
 
     /// Key by key.
-    fn said(&self) -> Drawing {
+    fn keyed_values(&self) -> SamplingOptions {
         let sampling = Sampling {
             top_k: self.top_k,
             top_p: self.top_p,
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
         };
-        Drawing {
+        SamplingOptions {
             temperature: self.temperature,
             sampling,
         }
@@ -79,21 +79,21 @@ impl Table {
     fn problem(&self) -> Option<(&'static str, String)> {
         let hot = self.temperature.filter(|temperature| *temperature > 0.0);
         if let (true, Some(found)) = (self.greedy, hot) {
-            let problem = format!("is {found} beside greedy, which draws nothing");
+            let problem = format!("is {found}, but greedy draws nothing");
             return Some(("temperature", problem));
         }
-        self.said().problem()
+        self.keyed_values().problem()
     }
 }
 
 /// The tables, by the model's name as `sluice list` has it, or by its path.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Tables(BTreeMap<String, Table>);
+pub struct ModelTables(BTreeMap<String, ModelTable>);
 
-impl Tables {
+impl ModelTables {
     /// The model's: that of its path before that of its name.
     #[must_use]
-    pub fn of(&self, model: &ModelName) -> Option<&Table> {
+    pub fn of(&self, model: &ModelName) -> Option<&ModelTable> {
         let path = model.path.as_ref().and_then(|path| path.to_str());
         let of_path = path.and_then(|path| self.0.get(path));
         of_path.or_else(|| self.0.get(&model.name))
@@ -104,21 +104,21 @@ impl Tables {
 #[derive(Debug, Default)]
 pub struct ModelsFile {
     /// The first that exists counts.
-    places: Vec<PathBuf>,
-    state: Mutex<State>,
+    paths: Vec<PathBuf>,
+    state: Mutex<ModelsFileState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ModelsFileState {
     /// What `tables` or `problem` were read from.
-    stamp: Option<Stamp>,
-    tables: Arc<Tables>,
+    stamp: Option<FileStamp>,
+    tables: Arc<ModelTables>,
     problem: Option<String>,
 }
 
 /// By what a file is known to be the same.
 #[derive(Debug, Clone, PartialEq)]
-struct Stamp {
+struct FileStamp {
     path: PathBuf,
     changed: Option<SystemTime>,
     bytes: u64,
@@ -133,19 +133,19 @@ impl ModelsFile {
         config: Option<&Path>,
         environment: &Environment,
     ) -> Result<Self, ConfigError> {
-        let beside = |config: PathBuf| config.with_file_name(FILE);
+        let beside = |config: PathBuf| config.with_file_name(FILE_NAME);
         let named = file::named(config, environment);
         let places = match named {
             Some(config) => vec![beside(config)],
-            None => file::usual_places(environment).map(beside).collect(),
+            None => file::usual_paths(environment).map(beside).collect(),
         };
         let opened = Self {
-            places,
+            paths: places,
             state: Mutex::default(),
         };
         let stamp = opened.stamp();
         let tables = stamp.as_ref().map(|stamp| read(&stamp.path)).transpose()?;
-        let state = State {
+        let state = ModelsFileState {
             stamp,
             tables: Arc::new(tables.unwrap_or_default()),
             problem: None,
@@ -160,12 +160,12 @@ impl ModelsFile {
     #[must_use]
     pub fn path(&self) -> Option<PathBuf> {
         let there = self.stamp().map(|stamp| stamp.path);
-        there.or_else(|| self.places.first().cloned())
+        there.or_else(|| self.paths.first().cloned())
     }
 
     /// What it says by now, and what is wrong with it: then what it said before still holds.
     #[must_use]
-    pub fn current(&self) -> (Arc<Tables>, Option<String>) {
+    pub fn current(&self) -> (Arc<ModelTables>, Option<String>) {
         let stamp = self.stamp();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.stamp != stamp {
@@ -176,8 +176,8 @@ impl ModelsFile {
                     state.problem = None;
                 }
                 Err(error) => {
-                    let problem = format!("{error}; what it said before still holds");
-                    tracing::warn!(problem, "the settings of single models can't be read");
+                    let problem = format!("{error}; its previous contents stay in force");
+                    tracing::warn!(problem, "can't read the settings of single models");
                     state.problem = Some(problem);
                 }
             }
@@ -186,10 +186,10 @@ impl ModelsFile {
         (state.tables.clone(), state.problem.clone())
     }
 
-    fn stamp(&self) -> Option<Stamp> {
-        self.places.iter().find_map(|path| {
+    fn stamp(&self) -> Option<FileStamp> {
+        self.paths.iter().find_map(|path| {
             let facts = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
-            Some(Stamp {
+            Some(FileStamp {
                 path: path.clone(),
                 changed: facts.modified().ok(),
                 bytes: facts.len(),
@@ -198,9 +198,9 @@ impl ModelsFile {
     }
 }
 
-fn read(path: &Path) -> Result<Tables, ConfigError> {
-    let bytes = file::bytes_up_to(path, BYTES_MAX)?;
-    let tables: BTreeMap<String, Table> = file::parse(path, &bytes)?;
+fn read(path: &Path) -> Result<ModelTables, ConfigError> {
+    let bytes = file::bytes_up_to(path, FILE_BYTES_MAX)?;
+    let tables: BTreeMap<String, ModelTable> = file::parse(path, &bytes)?;
     for (name, table) in &tables {
         if let Some((key, problem)) = table.problem() {
             let source_name = format!("[{name:?}] in {}", path.display());
@@ -212,5 +212,5 @@ fn read(path: &Path) -> Result<Tables, ConfigError> {
             });
         }
     }
-    Ok(Tables(tables))
+    Ok(ModelTables(tables))
 }

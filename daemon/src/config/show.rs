@@ -4,14 +4,14 @@ use std::fmt;
 
 use super::{
     Config,
-    table::{Form, Row},
+    table::{SettingRow, ValueForm},
 };
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let version = env!("CARGO_PKG_VERSION");
         writeln!(f, "# sluiced {version}: the configuration in force.")?;
-        writeln!(f, "# Above each key stands the layer it comes from.")?;
+        writeln!(f, "# The comment above each key names its source.")?;
         for (row, text, source) in self.shown() {
             match text {
                 Some(text) => writeln!(f, "\n# {source}\n{}", row.line(&text))?,
@@ -30,7 +30,7 @@ impl fmt::Display for Config {
     }
 }
 
-impl Row {
+impl SettingRow {
     /// The flag's help, without default and variable.
     pub(super) fn summary(&self) -> String {
         self.paragraphs().next().unwrap_or_default()
@@ -45,8 +45,8 @@ impl Row {
     /// Its line in a configuration file.
     pub(super) fn line(&self, text: &str) -> String {
         let value = match self.form {
-            Form::Text | Form::Path => quoted(text),
-            Form::Number | Form::Boolean => text.to_owned(),
+            ValueForm::Text | ValueForm::Path => quoted(text),
+            ValueForm::Number | ValueForm::Boolean => text.to_owned(),
         };
         format!("{} = {value}", self.key)
     }

@@ -10,19 +10,20 @@ use std::{
 
 use sluice_hub::Access;
 use sluice_shared::{
-    dial::Dial,
-    level::{Embedding, Kv, Level},
+    level::{EmbeddingPlacement, KvCacheFormat, Level},
+    preset::Preset,
 };
 
 use super::{
-    Address, AutoFactor, Budget, CacheLimit, Compute, ConfigError, Device, Filter, IdleUnload,
-    Listen, ModelsFile, OptionalPath, PinLimit, ReadLimit, Setting, Source, Threads, Within,
+    Budget, ComputeDtype, ConfigError, Device, DiskReadLimit, IdleUnload, Listen, LogFilter,
+    MaxSlowdown, ModelsFile, OptionalPath, PinnedMemoryLimit, Setting, SettingSource, SocketPath,
+    Threads, WeightCacheLimit, Within,
     layers::{self, Layers},
     values::Value,
 };
 
 /// A setting without its type.
-pub(super) struct Row {
+pub(super) struct SettingRow {
     /// Its name in the configuration file.
     pub(super) key: &'static str,
     /// The flag, such as `--pin-limit`.
@@ -33,7 +34,7 @@ pub(super) struct Row {
     pub(super) docs: &'static str,
     /// What stands for the value in the help.
     pub(super) value_name: &'static str,
-    pub(super) form: Form,
+    pub(super) form: ValueForm,
     /// The built-in value for people.
     pub(super) default: &'static str,
     /// The value in the sample file: the built-in one where that is the same everywhere.
@@ -44,7 +45,7 @@ pub(super) struct Row {
 
 /// How a value is written in the configuration file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum ValueForm {
     /// A string.
     Text,
     /// A string; a relative path begins at the current folder, or at that of the file which has it.
@@ -60,8 +61,8 @@ pub(super) enum BuiltIn<T> {
     /// The same everywhere, as people write it.
     Is(&'static str),
     /// Depends on the machine or the environment.
-    Found {
-        by: fn(&Layers<'_>) -> T,
+    Computed {
+        compute: fn(&Layers<'_>) -> T,
         /// In the help.
         words: &'static str,
         /// In the sample file.
@@ -69,19 +70,19 @@ pub(super) enum BuiltIn<T> {
     },
 }
 
-use self::BuiltIn::{Found, Is};
+use self::BuiltIn::{Computed, Is};
 
-impl Row {
+impl SettingRow {
     fn new<T: Value>(
         key: &'static str,
         docs: &'static str,
         value_name: &'static str,
-        form: Form,
+        form: ValueForm,
         built_in: &BuiltIn<T>,
     ) -> Self {
         let (default, example) = match *built_in {
             Is(text) => (text, text),
-            Found { words, example, .. } => (words, example),
+            Computed { words, example, .. } => (words, example),
         };
         Self {
             key,
@@ -114,11 +115,11 @@ macro_rules! settings {
         }
     )+) => {
         /// Every setting, in the order in which people see them.
-        pub(super) static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| vec![$(Row::new::<$type>(
+        pub(super) static ROWS: LazyLock<Vec<SettingRow>> = LazyLock::new(|| vec![$(SettingRow::new::<$type>(
             stringify!($key),
             concat!($($docs, "\n"),+),
             $value_name,
-            Form::$form,
+            ValueForm::$form,
             &$built_in,
         )),+]);
 
@@ -151,7 +152,7 @@ macro_rules! settings {
             }
 
             /// The rows with the values in force, as people write them, and where those come from.
-            pub(super) fn shown(&self) -> impl Iterator<Item = (&'static Row, Option<String>, &Source)> {
+            pub(super) fn shown(&self) -> impl Iterator<Item = (&'static SettingRow, Option<String>, &SettingSource)> {
                 let shown = [$((self.$key.value.text(), &self.$key.source)),+];
                 ROWS.iter().zip(shown).map(|(row, (text, source))| (row, text, source))
             }
@@ -166,8 +167,8 @@ settings! {
     model: OptionalPath {
         value: "DIR|FILE",
         form: Path,
-        built_in: Found {
-            by: |_| OptionalPath(None),
+        built_in: Computed {
+            compute: |_| OptionalPath(None),
             words: "the small demonstration model inside this program",
             example: "/var/lib/sluice/models/GSAI-ML/LLaDA-8B-Instruct",
         },
@@ -176,11 +177,11 @@ settings! {
     /// Unix socket to listen on
     ///
     /// The unit sets SLUICE_SOCKET, and a socket from systemd outweighs all.
-    socket: Address {
+    socket: SocketPath {
         value: "PATH",
         form: Path,
-        built_in: Found {
-            by: layers::default_socket,
+        built_in: Computed {
+            compute: layers::default_socket,
             words: "/run/sluice/sluice.sock if it exists, else $XDG_RUNTIME_DIR/sluice/sluice.sock, else a private \
                 folder under the temporary one",
             example: "/run/sluice/sluice.sock",
@@ -209,7 +210,7 @@ settings! {
     }
 
     /// Dtype that a GPU computes in: f32, f16, bf16, or auto (bf16 where the GPU has it, else f16); sums are f32
-    compute: Compute {
+    compute_dtype: ComputeDtype {
         value: "DTYPE",
         form: Text,
         built_in: Is("auto"),
@@ -221,8 +222,8 @@ settings! {
     threads: Threads {
         value: "N",
         form: Number,
-        built_in: Found {
-            by: |layers| Within(layers.environment.cores),
+        built_in: Computed {
+            compute: |layers| Within(layers.environment.cores),
             words: "one a core",
             example: "8",
         },
@@ -244,7 +245,7 @@ settings! {
     }
 
     /// Limit for reading streamed weights, such as 500MB/s, or none; it leaves the disk to others
-    read_limit: ReadLimit {
+    disk_read_limit: DiskReadLimit {
         value: "RATE|none",
         form: Text,
         built_in: Is("none"),
@@ -254,21 +255,21 @@ settings! {
     /// of the host's memory; no other program gets this memory
     ///
     /// With auto it is also at most three quarters of what is free.
-    pin_limit: PinLimit {
+    pinned_memory_limit: PinnedMemoryLimit {
         value: "BYTES|auto",
         form: Text,
         built_in: Is("auto"),
     }
 
     /// Where the embedding is kept: host, device, or auto (on the host at every level but off)
-    embedding: Embedding {
+    embedding: EmbeddingPlacement {
         value: "PLACE",
         form: Text,
         built_in: Is("auto"),
     }
 
     /// How many times as long as at the fastest level a pass may take at level auto, for the sake of fidelity
-    auto_factor: AutoFactor {
+    max_slowdown: MaxSlowdown {
         value: "FACTOR",
         form: Number,
         built_in: Is("1.5"),
@@ -276,16 +277,16 @@ settings! {
 
     /// Format of an autoregressive model's KV cache: f32, bf16, q8_0 (8 bits; less memory, less exact), or auto for bf16, on a
     /// GPU for the dtype it computes in
-    kv: Kv {
+    kv_cache_format: KvCacheFormat {
         value: "FORMAT",
         form: Text,
         built_in: Is("auto"),
     }
 
-    /// Quality preset for requests that don't set one: exact, quality, balanced, fast or auto; `sluice generate --help`
+    /// Default quality preset for requests that don't set one: exact, quality, balanced, fast or auto; `sluice generate --help`
     /// describes each
-    dial: Dial {
-        value: "DIAL",
+    preset: Preset {
+        value: "PRESET",
         form: Text,
         built_in: Is("exact"),
     }
@@ -293,11 +294,11 @@ settings! {
     /// Folder for converted weights, which later level switches and loads read, and streaming at some levels
     ///
     /// The unit gives the daemon this one by CacheDirectory=.
-    cache: OptionalPath {
+    weight_cache: OptionalPath {
         value: "DIR",
         form: Path,
-        built_in: Found {
-            by: layers::default_cache,
+        built_in: Computed {
+            compute: layers::default_weight_cache,
             words: "$CACHE_DIRECTORY, else $XDG_CACHE_HOME/sluice, else ~/.cache/sluice",
             example: "/var/cache/sluice",
         },
@@ -308,16 +309,16 @@ settings! {
     keep_converted: bool {
         value: "true|false",
         form: Boolean,
-        built_in: Found {
-            by: layers::has_cache,
-            words: "true where there is a folder",
+        built_in: Computed {
+            compute: layers::has_weight_cache,
+            words: "true if there is a folder",
             example: "true",
         },
     }
 
     /// Limit for the size of the converted weights, such as 32GiB, or none; the least recently used are deleted first, those
     /// in use never
-    cache_limit: CacheLimit {
+    weight_cache_limit: WeightCacheLimit {
         value: "BYTES|none",
         form: Text,
         built_in: Is("32GiB"),
@@ -329,8 +330,8 @@ settings! {
     models: OptionalPath {
         value: "DIR",
         form: Path,
-        built_in: Found {
-            by: layers::default_models,
+        built_in: Computed {
+            compute: layers::default_models_folder,
             words: "models below $STATE_DIRECTORY, else below $XDG_DATA_HOME/sluice, else below ~/.local/share/sluice",
             example: "/var/lib/sluice/models",
         },
@@ -340,8 +341,8 @@ settings! {
     idle_unload: IdleUnload {
         value: "TIME|never",
         form: Text,
-        built_in: Found {
-            by: layers::default_idle_unload,
+        built_in: Computed {
+            compute: layers::default_idle_unload,
             words: "never",
             example: "never",
         },
@@ -375,7 +376,7 @@ settings! {
     }
 
     /// What to log: a tracing filter such as info or info,sluice_daemon=debug
-    log: Filter {
+    log: LogFilter {
         value: "FILTER",
         form: Text,
         built_in: Is("info"),

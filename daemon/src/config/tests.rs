@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use clap::Parser;
-use sluice_engine::{PARALLEL_DEFAULT, Settings};
-use sluice_shared::{address, dial::Dial, level::Level};
+use sluice_engine::{PARALLEL_DEFAULT, PlanSettings};
+use sluice_shared::{address, level::Level, preset::Preset};
 use tempfile::TempDir;
 
 use super::{table::ROWS, *};
@@ -53,7 +53,7 @@ impl Fixture {
     }
 }
 
-fn set<T>(value: T, source: Source) -> Setting<T> {
+fn set<T>(value: T, source: SettingSource) -> Setting<T> {
     Setting { value, source }
 }
 
@@ -61,20 +61,23 @@ fn set<T>(value: T, source: Source) -> Setting<T> {
 fn each_layer_gives_way_to_the_next() {
     let fixture = Fixture::new();
     let threads = |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().threads;
-    assert_eq!(threads(&fixture, &[]), set(Within(6), Source::Default));
+    assert_eq!(
+        threads(&fixture, &[]),
+        set(Within(6), SettingSource::Default)
+    );
 
     let fixture = fixture.file("system.toml", "threads = 2\nqueue = 3\n");
-    let system = Source::File(fixture.environment.system_file.clone());
+    let system = SettingSource::File(fixture.environment.system_file.clone());
     assert_eq!(threads(&fixture, &[]), set(Within(2), system.clone()));
 
     let fixture = fixture.variable("SLUICE_THREADS", "4");
-    let variable = Source::Variable("SLUICE_THREADS");
+    let variable = SettingSource::Variable("SLUICE_THREADS");
     assert_eq!(threads(&fixture, &[]), set(Within(4), variable));
 
     let line = ["--threads", "5"];
     assert_eq!(
         threads(&fixture, &line),
-        set(Within(5), Source::Flag("--threads"))
+        set(Within(5), SettingSource::Flag("--threads"))
     );
     assert_eq!(
         fixture.resolve(&line).unwrap().queue,
@@ -133,14 +136,14 @@ fn a_wrong_file_is_named_with_line_and_column() {
 
 #[test]
 fn the_dial_is_exact_unless_somebody_says_otherwise() {
-    let dial = |fixture: Fixture, line: &[&str]| fixture.resolve(line).map(|config| config.dial);
+    let dial = |fixture: Fixture, line: &[&str]| fixture.resolve(line).map(|config| config.preset);
     assert_eq!(
         dial(Fixture::new(), &[]),
-        Ok(set(Dial::Exact, Source::Default))
+        Ok(set(Preset::Exact, SettingSource::Default))
     );
     let variable = Fixture::new().variable("SLUICE_DIAL", "fast");
-    let source = Source::Variable("SLUICE_DIAL");
-    assert_eq!(dial(variable, &[]), Ok(set(Dial::Fast, source)));
+    let source = SettingSource::Variable("SLUICE_DIAL");
+    assert_eq!(dial(variable, &[]), Ok(set(Preset::Fast, source)));
     let file = Fixture::new().file("system.toml", "dial = \"quick\"");
     let error = dial(file, &[]).unwrap_err();
     assert!(
@@ -186,13 +189,13 @@ fn a_file_that_is_wrong_is_refused_even_where_a_flag_outweighs_it() {
     }
     let fixture = Fixture::new().file("f.toml", "auto_factor = 2");
     let config = fixture.resolve(&["--config", "f.toml"]).unwrap();
-    assert_eq!(config.auto_factor.value.0, 2.0);
+    assert_eq!(config.max_slowdown.value.0, 2.0);
 }
 
 #[test]
 fn without_a_layer_all_is_as_the_engine_has_it() {
     let config = Fixture::new().resolve(&[]).unwrap();
-    assert_eq!(config.engine_settings(), Settings::default());
+    assert_eq!(config.engine_settings(), PlanSettings::default());
     assert_eq!(config.parallel.value.get(), PARALLEL_DEFAULT);
     assert_eq!(config.shown().count(), ROWS.len());
 }
@@ -267,7 +270,7 @@ fn a_wrong_value_names_its_layer() {
 fn levels_and_budgets_come_from_every_layer() {
     let fixture = Fixture::new();
     let config = fixture.resolve(&[]).unwrap();
-    assert_eq!(config.level, set(Level::Standard, Source::Default));
+    assert_eq!(config.level, set(Level::Standard, SettingSource::Default));
     assert_eq!(config.budget.value.bytes(), None);
 
     let fixture = fixture.file("system.toml", "level = \"mild\"\nbudget = \"1GiB\"\n");
@@ -281,7 +284,10 @@ fn levels_and_budgets_come_from_every_layer() {
     let config = fixture.resolve(&["--level", "aggressive"]).unwrap();
     assert_eq!(config.level.value, Level::Aggressive);
     assert_eq!(config.budget.value.bytes(), None);
-    assert_eq!(config.budget.source, Source::Variable("SLUICE_BUDGET"));
+    assert_eq!(
+        config.budget.source,
+        SettingSource::Variable("SLUICE_BUDGET")
+    );
 }
 
 #[test]
@@ -317,7 +323,8 @@ fn levels_and_budgets_that_make_no_sense_are_refused() {
 
 #[test]
 fn converted_copies_lie_where_caches_do() {
-    let cache = |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().cache.value.0;
+    let cache =
+        |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().weight_cache.value.0;
     let fixture = Fixture::new();
     assert_eq!(cache(&fixture, &[]), None);
     for (name, value, folder) in [
@@ -342,23 +349,23 @@ fn converted_copies_lie_where_caches_do() {
 #[test]
 fn converted_weights_are_kept_where_there_is_a_folder_unless_a_layer_says_no() {
     let kept = |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().keep_converted;
-    let flag = || Source::Flag("--keep-converted");
+    let flag = || SettingSource::Flag("--keep-converted");
     let fixture = Fixture::new();
     let nowhere = fixture.resolve(&["--keep-converted"]).unwrap_err();
     assert!(nowhere.contains("there is no folder"), "{nowhere}");
-    assert_eq!(kept(&fixture, &[]), set(false, Source::Default));
+    assert_eq!(kept(&fixture, &[]), set(false, SettingSource::Default));
     let fixture = fixture.variable("HOME", "/home/me");
-    assert_eq!(kept(&fixture, &[]), set(true, Source::Default));
+    assert_eq!(kept(&fixture, &[]), set(true, SettingSource::Default));
     let line = ["--keep-converted=false"];
     assert_eq!(kept(&fixture, &line), set(false, flag()));
 
     let fixture = fixture.file("system.toml", "keep_converted = false\n");
-    let system = Source::File(fixture.environment.system_file.clone());
+    let system = SettingSource::File(fixture.environment.system_file.clone());
     assert_eq!(kept(&fixture, &[]), set(false, system));
     assert_eq!(kept(&fixture, &["--keep-converted"]), set(true, flag()));
 
     let fixture = fixture.variable("SLUICE_KEEP_CONVERTED", "true");
-    let variable = Source::Variable("SLUICE_KEEP_CONVERTED");
+    let variable = SettingSource::Variable("SLUICE_KEEP_CONVERTED");
     assert_eq!(kept(&fixture, &[]), set(true, variable));
     let fixture = fixture.variable("SLUICE_KEEP_CONVERTED", "perhaps");
     let error = fixture.resolve(&[]).unwrap_err();
@@ -372,11 +379,14 @@ fn converted_weights_are_kept_where_there_is_a_folder_unless_a_layer_says_no() {
 fn the_sockets_folder_is_ours_only_by_default() {
     let address = |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().socket.value;
     let fixture = Fixture::new();
-    assert_eq!(address(&fixture, &["--socket", "s"]).folder, Folder::Given);
+    assert_eq!(
+        address(&fixture, &["--socket", "s"]).folder,
+        SocketFolder::Given
+    );
     if !Path::new(address::SYSTEM_SOCKET).exists() {
-        assert_eq!(address(&fixture, &[]).folder, Folder::OursInPublic);
+        assert_eq!(address(&fixture, &[]).folder, SocketFolder::OursInPublic);
         let fixture = fixture.variable("XDG_RUNTIME_DIR", "/run/user/1000");
-        assert_eq!(address(&fixture, &[]).folder, Folder::Ours);
+        assert_eq!(address(&fixture, &[]).folder, SocketFolder::Ours);
     }
 }
 
@@ -410,13 +420,14 @@ fn the_printed_configuration_reads_back_as_it_is() {
     assert_eq!(again.log.value.to_string(), "debug");
     assert_eq!(again.level.value, Level::Standard);
     assert_eq!(again.budget.value.bytes(), Some(1000));
-    assert!(again.cache.value.0.unwrap().ends_with("c"));
+    assert!(again.weight_cache.value.0.unwrap().ends_with("c"));
     assert!(again.keep_converted.value);
 }
 
 #[test]
 fn the_limit_of_the_cache_is_an_amount_or_none() {
-    let limit = |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().cache_limit.value;
+    let limit =
+        |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().weight_cache_limit.value;
     let fixture = Fixture::new();
     assert_eq!(limit(&fixture, &[]).to_string(), "32GiB");
     assert_eq!(limit(&fixture, &["--cache-limit", "none"]).bytes(), None);
@@ -428,7 +439,8 @@ fn the_limit_of_the_cache_is_an_amount_or_none() {
 
 #[test]
 fn the_limit_of_pinned_memory_is_an_amount_or_what_suits_the_machine() {
-    let limit = |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().pin_limit.value;
+    let limit =
+        |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().pinned_memory_limit.value;
     let fixture = Fixture::new();
     assert_eq!(limit(&fixture, &[]).bytes(), None);
     let fixture = fixture.file("system.toml", "pin_limit = \"6GiB\"\n");
@@ -448,7 +460,8 @@ fn the_limit_of_pinned_memory_is_an_amount_or_what_suits_the_machine() {
 
 #[test]
 fn the_limit_of_reads_is_a_rate_or_none() {
-    let limit = |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().read_limit.value;
+    let limit =
+        |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().disk_read_limit.value;
     let fixture = Fixture::new();
     assert_eq!(limit(&fixture, &[]).bytes_per_s(), None);
     let fixture = fixture.file("system.toml", "read_limit = \"1GiB/s\"\n");

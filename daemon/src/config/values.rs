@@ -3,8 +3,8 @@
 use std::{ffi::OsStr, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
-use sluice_ops::device::{self, Number};
-use sluice_shared::{level::parse_auto_factor, units};
+use sluice_ops::device::{self, DType};
+use sluice_shared::{level::parse_max_slowdown, units};
 use tracing_subscriber::EnvFilter;
 
 /// A value that a layer names as text. A type that has [`FromStr`] and [`fmt::Display`] is one.
@@ -44,18 +44,18 @@ impl Value for OptionalPath {
 
 /// A socket's path, and what may be done to the folder it lies in.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Address {
+pub struct SocketPath {
     /// The socket.
     pub path: PathBuf,
     /// The folder around it.
-    pub folder: Folder,
+    pub folder: SocketFolder,
 }
 
-impl Value for Address {
+impl Value for SocketPath {
     fn read(text: &OsStr) -> Result<Self, String> {
         Ok(Self {
             path: text.into(),
-            folder: Folder::Given,
+            folder: SocketFolder::Given,
         })
     }
 
@@ -66,7 +66,7 @@ impl Value for Address {
 
 /// How the socket's folder is treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Folder {
+pub enum SocketFolder {
     /// Somebody else's: it has to be there.
     Given,
     /// Ours, in a place that only this user can write to: made when missing.
@@ -123,11 +123,11 @@ pub enum Device {
 impl Device {
     /// The same as the engine takes it.
     #[must_use]
-    pub fn choice(self) -> device::Choice {
+    pub fn choice(self) -> device::DeviceChoice {
         match self {
-            Self::Auto => device::Choice::Auto,
-            Self::Cpu => device::Choice::Cpu,
-            Self::Cuda(index) => device::Choice::Cuda(index as usize),
+            Self::Auto => device::DeviceChoice::Auto,
+            Self::Cpu => device::DeviceChoice::Cpu,
+            Self::Cuda(index) => device::DeviceChoice::Cuda(index as usize),
         }
     }
 }
@@ -161,57 +161,57 @@ impl fmt::Display for Device {
 
 /// What a card computes in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Compute {
+pub enum ComputeDtype {
     /// What suits it best: `bf16`, or `f16` where it has none.
     Auto,
     /// This.
-    Number(Number),
+    Dtype(DType),
 }
 
-impl Compute {
+impl ComputeDtype {
     /// The numbers, unless the card is to decide.
     #[must_use]
-    pub fn number(self) -> Option<Number> {
+    pub fn dtype(self) -> Option<DType> {
         match self {
             Self::Auto => None,
-            Self::Number(number) => Some(number),
+            Self::Dtype(number) => Some(number),
         }
     }
 }
 
-impl FromStr for Compute {
+impl FromStr for ComputeDtype {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         if text == "auto" {
             return Ok(Self::Auto);
         }
-        let number = Number::ALL.into_iter().find(|number| number.name() == text);
+        let number = DType::ALL.into_iter().find(|number| number.name() == text);
         number
-            .map(Self::Number)
+            .map(Self::Dtype)
             .ok_or_else(|| format!("'{text}' is none of auto, f32, f16, bf16"))
     }
 }
 
-impl fmt::Display for Compute {
+impl fmt::Display for ComputeDtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.number().map_or("auto", Number::name))
+        f.write_str(self.dtype().map_or("auto", DType::name))
     }
 }
 
 /// How much longer a pass may take at level `auto` than the fastest level's.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AutoFactor(pub f64);
+pub struct MaxSlowdown(pub f64);
 
-impl FromStr for AutoFactor {
+impl FromStr for MaxSlowdown {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        parse_auto_factor(text).map(Self)
+        parse_max_slowdown(text).map(Self)
     }
 }
 
-impl fmt::Display for AutoFactor {
+impl fmt::Display for MaxSlowdown {
     /// With its point: a number without one is none of TOML's fractions.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.0, f)
@@ -263,11 +263,11 @@ optional! {
     /// Limit for the device's memory; by default what is free when the daemon starts, less a margin.
     Budget(u64), "default", bytes, read_budget, exactly;
     /// Limit for reading streamed weights.
-    ReadLimit(u64), "none", bytes_per_s, read_rate, |rate| format!("{}/s", exactly(rate));
+    DiskReadLimit(u64), "none", bytes_per_s, read_bandwidth, |rate| format!("{}/s", exactly(rate));
     /// Limit for the pinned host memory that weights are streamed to a GPU from; `auto` leaves it to the engine.
-    PinLimit(u64), "auto", bytes, units::parse_bytes, exactly;
+    PinnedMemoryLimit(u64), "auto", bytes, units::parse_bytes, exactly;
     /// Limit for the size of converted weights.
-    CacheLimit(u64), "none", bytes, units::parse_bytes, exactly;
+    WeightCacheLimit(u64), "none", bytes, units::parse_bytes, exactly;
     /// Loopback address to listen on beside the socket.
     Listen(SocketAddr), "none", address, read_address, |address| address.to_string();
     /// Time without requests after which the model is unloaded.
@@ -286,8 +286,8 @@ fn read_budget(text: &str) -> Result<u64, String> {
     }
 }
 
-fn read_rate(text: &str) -> Result<u64, String> {
-    match units::parse_rate(text)? {
+fn read_bandwidth(text: &str) -> Result<u64, String> {
+    match units::parse_bandwidth(text)? {
         0 => Err(format!(
             "{text:?} lets nothing be read; \"none\" is no limit"
         )),
@@ -308,7 +308,7 @@ fn read_address(text: &str) -> Result<SocketAddr, String> {
     match address.ip().is_loopback() {
         true => Ok(address),
         false => Err(format!(
-            "{address} can be reached from other machines, and sluiced doesn't ask who calls: listen on 127.0.0.1:{port}, and \
+            "{address} is reachable from other machines, and sluiced has no authentication: listen on 127.0.0.1:{port}, and \
              come from elsewhere through a tunnel, such as `ssh -L {port}:127.0.0.1:{port} HOST`",
             port = address.port()
         )),
@@ -351,9 +351,9 @@ pub(crate) fn from_text<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>
 
 /// A filter for logs that was found to parse.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Filter(String);
+pub struct LogFilter(String);
 
-impl Filter {
+impl LogFilter {
     /// The filter as tracing uses it.
     #[must_use]
     pub fn to_env_filter(&self) -> EnvFilter {
@@ -361,7 +361,7 @@ impl Filter {
     }
 }
 
-impl FromStr for Filter {
+impl FromStr for LogFilter {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -370,7 +370,7 @@ impl FromStr for Filter {
     }
 }
 
-impl fmt::Display for Filter {
+impl fmt::Display for LogFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }

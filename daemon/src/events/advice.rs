@@ -1,20 +1,20 @@
 //! What a client is told of a request before its first pass: advice, never a change of what was asked.
 
-use sluice_engine::{Generate, Slot, model::ModelInfo};
+use sluice_engine::{CanvasSlot, Generate, model::ModelInfo};
 use sluice_plan::PassTime;
 use sluice_shared::{decoding::Speculation, level::Level, units};
 
 /// Below this nobody needs to be told how long it will take.
-const TOLD_FROM_MS: f64 = 30_000.0;
+const ESTIMATE_MIN_MS: f64 = 30_000.0;
 
 /// The figures of a request that advice is given on.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Advised {
+pub(super) struct RequestSize {
     length: usize,
     block_length: usize,
     steps: usize,
     /// Positions that nothing stands at yet; a pass commits at least one.
-    masked: usize,
+    masked_positions: usize,
     /// How many passes there are and what each computes is fixed by the schedule, not left to a policy, to guesses, to what is
     /// kept or to how long the text becomes.
     is_scheduled: bool,
@@ -22,14 +22,17 @@ pub(super) struct Advised {
     has_limits: bool,
 }
 
-impl Advised {
+impl RequestSize {
     pub(super) fn of(work: &Generate, info: &ModelInfo) -> Self {
-        let masked = work.canvas.iter().filter(|slot| **slot == Slot::Masked);
+        let masked = work
+            .canvas
+            .iter()
+            .filter(|slot| **slot == CanvasSlot::Masked);
         Self {
             length: work.canvas.len(),
             block_length: work.block_length,
             steps: work.steps,
-            masked: masked.count(),
+            masked_positions: masked.count(),
             is_scheduled: is_scheduled(work) && info.mask.is_some(),
             has_limits: info.mask.is_some(),
         }
@@ -38,8 +41,8 @@ impl Advised {
     /// Passes, at most.
     fn passes(&self) -> usize {
         match self.is_scheduled {
-            true => self.steps.min(self.masked),
-            false => self.masked,
+            true => self.steps.min(self.masked_positions),
+            false => self.masked_positions,
         }
     }
 
@@ -50,10 +53,10 @@ impl Advised {
 
     /// What to know of the request at this level, with the time it is expected to take, if that is known.
     pub(super) fn warnings(&self, level: Level, estimated_ms: Option<f64>) -> Vec<String> {
-        let slow = estimated_ms.filter(|ms| *ms > TOLD_FROM_MS);
+        let slow = estimated_ms.filter(|ms| *ms > ESTIMATE_MIN_MS);
         let slow = slow.map(|ms| match self.is_scheduled {
             true => format!("this will take about {}", units::about_ms(ms)),
-            false => format!("this will take {} at most", units::about_ms(ms)),
+            false => format!("this will take at most {}", units::about_ms(ms)),
         });
         self.beyond_limits(level).into_iter().chain(slow).collect()
     }
@@ -69,8 +72,12 @@ impl Advised {
         .filter(|&(_, asked, limit)| asked > limit as usize)
         .map(|(what, asked, limit)| format!("{limit} {what} (asked for: {asked})"))
         .collect();
-        (!beyond.is_empty())
-            .then(|| format!("level {level} is meant for at most {}", beyond.join(", ")))
+        (!beyond.is_empty()).then(|| {
+            format!(
+                "level {level} is recommended for at most {}",
+                beyond.join(", ")
+            )
+        })
     }
 }
 
@@ -89,7 +96,7 @@ mod tests {
         PassTime {
             compute_s,
             copy_s: 0.0,
-            copies_beside: false,
+            copies_overlap: false,
             disk_s: 0.0,
             reader_s: 0.0,
             cold_s: None,
@@ -98,12 +105,12 @@ mod tests {
         }
     }
 
-    fn request(length: usize, steps: usize) -> Advised {
-        Advised {
+    fn request(length: usize, steps: usize) -> RequestSize {
+        RequestSize {
             length,
             block_length: 32,
             steps,
-            masked: length,
+            masked_positions: length,
             is_scheduled: true,
             has_limits: true,
         }
@@ -111,12 +118,12 @@ mod tests {
 
     #[test]
     fn only_the_aggressive_level_has_limits_and_names_those_passed() {
-        let warnings = |level, request: Advised| request.warnings(level, Some(10.0));
+        let warnings = |level, request: RequestSize| request.warnings(level, Some(10.0));
         assert_eq!(
             warnings(Level::Aggressive, request(128, 64)),
             ["level aggressive is meant for at most 64 tokens (asked for: 128)"]
         );
-        let wide = Advised {
+        let wide = RequestSize {
             block_length: 64,
             ..request(64, 65)
         };
@@ -129,7 +136,7 @@ mod tests {
         );
         assert!(warnings(Level::Aggressive, request(64, 64)).is_empty());
         assert!(warnings(Level::Moderate, request(512, 512)).is_empty());
-        let causal = Advised {
+        let causal = RequestSize {
             has_limits: false,
             ..request(512, 512)
         };
@@ -139,14 +146,14 @@ mod tests {
     #[test]
     fn what_takes_long_is_said_beforehand() {
         let level = Level::Standard;
-        let told = |request: Advised| {
+        let told = |request: RequestSize| {
             let estimated_ms = request.estimated_ms(&pass(3.0));
             request.warnings(level, Some(estimated_ms))
         };
         assert_eq!(told(request(64, 64)), ["this will take about 3 min"]);
         assert_eq!(told(request(64, 9)), [""; 0], "27 s");
         assert_eq!(request(64, 9).estimated_ms(&pass(3.0)), 27_000.0);
-        let free = Advised {
+        let free = RequestSize {
             is_scheduled: false,
             ..request(64, 9)
         };

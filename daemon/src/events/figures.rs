@@ -4,30 +4,30 @@ use std::sync::Arc;
 
 use sluice_engine::{
     Event, Outcome,
-    event::{Compared, Scored, Sink},
+    event::{EventSink, FidelityResult, ScoreResult},
 };
 use sluice_proto::v1::{self, measure_fidelity_response, score_response};
 
-use super::Home;
+use super::RecordWriter;
 use crate::{
     failure::Failure,
-    registry::{Item, Record, Registry},
+    requests::{RecordEvent, RequestRecord, Requests},
 };
 
 /// A result on the wire, filled with what is known of it before the request runs.
 pub trait Figures: Send + 'static {
     /// How far the request is.
-    fn progress(request_id: u64, done: u32, total: u32) -> Item;
+    fn progress(request_id: u64, done: u32, total: u32) -> RecordEvent;
 
     /// The whole result; the outcome itself where it is of another kind.
     ///
     /// # Errors
     /// The outcome of another kind.
-    fn result(&self, request_id: u64, outcome: Outcome) -> Result<Item, Outcome>;
+    fn result(&self, request_id: u64, outcome: Outcome) -> Result<RecordEvent, Outcome>;
 }
 
 impl Figures for v1::ScoreResult {
-    fn progress(request_id: u64, done: u32, total: u32) -> Item {
+    fn progress(request_id: u64, done: u32, total: u32) -> RecordEvent {
         let progress = v1::ScoreProgress {
             request_id,
             draws_done: done,
@@ -36,8 +36,8 @@ impl Figures for v1::ScoreResult {
         score_response::Kind::Progress(progress).into()
     }
 
-    fn result(&self, request_id: u64, outcome: Outcome) -> Result<Item, Outcome> {
-        let Outcome::Scored(Scored {
+    fn result(&self, request_id: u64, outcome: Outcome) -> Result<RecordEvent, Outcome> {
+        let Outcome::Scored(ScoreResult {
             log_likelihood,
             standard_error,
             is_greedy,
@@ -59,7 +59,7 @@ impl Figures for v1::ScoreResult {
 }
 
 impl Figures for v1::FidelityResult {
-    fn progress(request_id: u64, done: u32, total: u32) -> Item {
+    fn progress(request_id: u64, done: u32, total: u32) -> RecordEvent {
         let progress = v1::FidelityProgress {
             request_id,
             done,
@@ -68,8 +68,8 @@ impl Figures for v1::FidelityResult {
         measure_fidelity_response::Kind::Progress(progress).into()
     }
 
-    fn result(&self, request_id: u64, outcome: Outcome) -> Result<Item, Outcome> {
-        let Outcome::Compared(Compared {
+    fn result(&self, request_id: u64, outcome: Outcome) -> Result<RecordEvent, Outcome> {
+        let Outcome::Fidelity(FidelityResult {
             level,
             samples,
             rows,
@@ -100,25 +100,29 @@ impl Figures for v1::FidelityResult {
 
 /// Takes the events of such a request into its record.
 #[must_use]
-pub fn figures(registry: Arc<Registry>, record: Arc<Record>, figures: impl Figures) -> Sink {
-    let mut translator = Translator {
-        home: Home::new(registry, record),
+pub fn figures(
+    registry: Arc<Requests>,
+    record: Arc<RequestRecord>,
+    figures: impl Figures,
+) -> EventSink {
+    let mut translator = FigureWriter {
+        home: RecordWriter::new(registry, record),
         figures,
     };
     Box::new(move |event| translator.take(event))
 }
 
-struct Translator<F> {
-    home: Home,
+struct FigureWriter<F> {
+    home: RecordWriter,
     figures: F,
 }
 
-impl<F: Figures> Translator<F> {
+impl<F: Figures> FigureWriter<F> {
     fn take(&mut self, event: Event) {
         match event {
             Event::Started { .. } => {
                 self.home.record.start(None);
-                self.home.registry.touched();
+                self.home.requests.touched();
             }
             Event::ScoreProgress { done, total } => {
                 let item = F::progress(self.home.id(), done as u32, total as u32);

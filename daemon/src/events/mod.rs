@@ -10,21 +10,24 @@ use std::{
 };
 
 use sluice_engine::{
-    Engine, EngineError, Event, Generate, Outcome, Slot,
-    decode::Visible,
-    engine::SwitchState,
-    event::{Finish, Generated, PassCost, PassReport, Phases, Position, Sink, TokenState},
+    CanvasSlot, Engine, EngineError, Event, Generate, Outcome,
+    decode::VisibleText,
+    event::{
+        CanvasPosition, EventSink, FinishReason, GenerationResult, PassCost, PassPhases,
+        PassReport, TokenState,
+    },
+    runtime::SwitchProgress,
 };
 use sluice_plan::{Plan, PlanError};
 use sluice_proto::v1::{self, generation_event};
 use sluice_shared::sampling::EosPolicy;
 
-use self::advice::Advised;
+use self::advice::RequestSize;
 use crate::{
     failure::Failure,
-    models::Serving,
-    prepare::Prepared,
-    registry::{Ending, Item, Record, Registry},
+    models::ServingModel,
+    prepare::PreparedGeneration,
+    requests::{RecordEvent, RequestEnd, RequestRecord, Requests},
     translate::plan,
 };
 
@@ -32,27 +35,30 @@ use crate::{
 /// its canvas.
 #[must_use]
 pub fn generation(
-    registry: Arc<Registry>,
-    record: Arc<Record>,
-    serving: Serving,
+    registry: Arc<Requests>,
+    record: Arc<RequestRecord>,
+    serving: ServingModel,
     engine: Weak<Engine>,
-    prepared: &Prepared,
+    prepared: &PreparedGeneration,
     expected: Option<Plan>,
-) -> Sink {
+) -> EventSink {
     let work = &prepared.work;
-    let pinned = work.canvas.iter().filter(|slot| **slot != Slot::Masked);
+    let pinned = work
+        .canvas
+        .iter()
+        .filter(|slot| **slot != CanvasSlot::Masked);
     let pinned = pinned.count();
     let mut translator = Generation {
-        advised: Advised::of(work, &serving.loaded.info),
+        advised: RequestSize::of(work, &serving.loaded.info),
         expected,
         engine,
-        full: full(&serving, work),
+        full: finish_of_full_canvas(&serving, work),
         saw_lossy: false,
-        took: Took::default(),
+        pass_totals: PassTotals::default(),
         committed: pinned,
         pinned,
-        home: Home::new(registry, record),
-        stable: Stable::new(&serving, work),
+        writer: RecordWriter::new(registry, record),
+        stable_text: StableText::new(&serving, work),
         started: started(&serving, prepared),
         serving,
     };
@@ -70,17 +76,17 @@ fn of_request(error: EngineError) -> Failure {
 }
 
 /// Where a request's events go, and its end with them.
-struct Home {
-    registry: Arc<Registry>,
-    record: Arc<Record>,
+struct RecordWriter {
+    requests: Arc<Requests>,
+    record: Arc<RequestRecord>,
     /// Nothing more is written to the record from here.
     ended: bool,
 }
 
-impl Home {
-    fn new(registry: Arc<Registry>, record: Arc<Record>) -> Self {
+impl RecordWriter {
+    fn new(registry: Arc<Requests>, record: Arc<RequestRecord>) -> Self {
         Self {
-            registry,
+            requests: registry,
             record,
             ended: false,
         }
@@ -90,11 +96,16 @@ impl Home {
         self.record.id()
     }
 
-    fn end_with(&mut self, state: v1::RequestState, result: Item) {
+    fn end_with(&mut self, state: v1::RequestState, result: RecordEvent) {
         self.end(state, Some(result), None);
     }
 
-    fn end(&mut self, state: v1::RequestState, result: Option<Item>, failure: Option<&Failure>) {
+    fn end(
+        &mut self,
+        state: v1::RequestState,
+        result: Option<RecordEvent>,
+        failure: Option<&Failure>,
+    ) {
         self.ended = true;
         match (state, failure) {
             (v1::RequestState::Failed, Some(failure)) => {
@@ -107,8 +118,8 @@ impl Home {
             ),
         }
         let status = failure.map(Into::into);
-        self.registry
-            .end(&self.record, result, Ending { state, status });
+        self.requests
+            .end(&self.record, result, RequestEnd { state, status });
     }
 
     fn fail(&mut self, failure: &Failure) {
@@ -121,7 +132,7 @@ impl Home {
         if is_gone && !self.record.has_started() {
             self.ended = true;
             self.record.give_back();
-            return self.registry.touched();
+            return self.requests.touched();
         }
         self.fail(&of_request(error));
     }
@@ -134,7 +145,7 @@ fn state_name(state: v1::RequestState) -> String {
     name.to_lowercase()
 }
 
-impl Drop for Home {
+impl Drop for RecordWriter {
     /// A sink that is dropped before its last event was refused by the engine, or else the
     /// engine is gone and readers must not wait for ever.
     fn drop(&mut self) {
@@ -145,13 +156,13 @@ impl Drop for Home {
 }
 
 struct Generation {
-    home: Home,
-    serving: Serving,
-    stable: Stable,
+    writer: RecordWriter,
+    serving: ServingModel,
+    stable_text: StableText,
     /// What was resolved, with the number of blocks still to come from the engine.
     started: v1::GenerationStarted,
     /// What advice is given on.
-    advised: Advised,
+    advised: RequestSize,
     /// A plan for a canvas like this one's, if there is one.
     expected: Option<Plan>,
     /// Asked for the plan in force when the request starts.
@@ -164,19 +175,19 @@ struct Generation {
     full: (v1::FinishReason, bool),
     /// A pass met other weights than the checkpoint's own.
     saw_lossy: bool,
-    took: Took,
+    pass_totals: PassTotals,
 }
 
 /// What all passes of a request took.
 #[derive(Default)]
-struct Took {
+struct PassTotals {
     time: Duration,
     waited: Duration,
     /// `None` where that is not told.
-    phases: Option<Phases>,
+    phases: Option<PassPhases>,
 }
 
-impl Took {
+impl PassTotals {
     fn add(&mut self, cost: &PassCost) {
         self.time += cost.time;
         self.waited += cost.waited;
@@ -200,21 +211,21 @@ impl Generation {
                 positions,
             } => self.block_done(block, passes, &positions),
             Event::Notice(text) => {
-                tracing::info!(request = self.home.id(), text, "notice");
-                self.home.record.notice(&text);
+                tracing::info!(request = self.writer.id(), text, "notice");
+                self.writer.record.notice(&text);
             }
             // Of estimates and comparisons only.
             Event::ScoreProgress { .. } => {}
             Event::Finished(Ok(Outcome::Generated(generated))) => self.done(generated),
             Event::Finished(Ok(Outcome::Cancelled)) => self.cancelled_waiting(),
-            Event::Finished(Ok(other)) => self.home.fail(&Failure::WrongOutcome(Box::new(other))),
-            Event::Finished(Err(error)) => self.home.refuse(error),
+            Event::Finished(Ok(other)) => self.writer.fail(&Failure::WrongOutcome(Box::new(other))),
+            Event::Finished(Err(error)) => self.writer.refuse(error),
         }
     }
 
     fn start(&mut self, blocks: usize) {
         let mut started = self.started.clone();
-        started.request_id = self.home.id();
+        started.request_id = self.writer.id();
         started.blocks = blocks as u32;
         // The daemon holds the engine until its thread, which this is, has ended.
         let engine = self.engine.upgrade();
@@ -222,7 +233,7 @@ impl Generation {
         if let (Some(engine), Some(in_force)) = (engine, in_force) {
             let plan = &in_force.plan;
             started.level = plan.level.name().to_owned();
-            started.is_exact &= plan::is_lossless(plan) && engine.multiplies_exactly(plan);
+            started.is_exact &= plan::is_lossless(plan) && engine.has_exact_matmul(plan);
             // The level may have changed while the request waited.
             let expected = self.expected.as_ref();
             let expected = expected.filter(|expected| expected.level == plan.level);
@@ -230,50 +241,51 @@ impl Generation {
             started.estimated_ms = pass.map(|pass| self.advised.estimated_ms(pass));
             started.warnings = self.advised.warnings(plan.level, started.estimated_ms);
         }
-        self.home
+        self.writer
             .record
             .start(Some(generation_event::Event::Started(started).into()));
-        self.home.registry.touched();
+        self.writer.requests.touched();
     }
 
     fn pass(&mut self, report: &PassReport) {
         self.saw_lossy |= !report.cost.weights.is_lossless;
-        self.took.add(&report.cost);
-        self.stable.take_open(&report.positions, &self.serving);
+        self.pass_totals.add(&report.cost);
+        self.stable_text.take_open(&report.positions, &self.serving);
         // What the pass has taken back is not counted twice.
         let committed = report.committed.saturating_sub(self.committed);
         self.committed = report.committed;
-        self.home.registry.totals().pass(committed as u64);
+        self.writer.requests.totals().pass(committed as u64);
         let pass = v1::GenerationPass {
-            request_id: self.home.id(),
-            passes: report.pass as u32,
+            request_id: self.writer.id(),
+            passes: report.passes as u32,
             block: report.block as u32,
-            passes_in_block: report.pass_in_block as u32,
+            passes_in_block: report.passes_in_block as u32,
             tokens: canvas_tokens(&report.positions, &self.serving),
             committed_positions: report.committed as u32,
-            stable_text: self.stable.text.shown().to_vec(),
+            stable_text: self.stable_text.text.shown().to_vec(),
             rows: report.rows as u32,
-            lm_head_rows: report.head_rows as u32,
+            lm_head_rows: report.lm_head_rows as u32,
             pass_ms: ms(report.cost.time),
             elapsed_ms: ms(report.elapsed),
             device_bytes: report.cost.device_bytes,
-            weights_version: report.cost.weights.epoch,
+            weights_version: report.cost.weights.weights_version,
             is_exact: self.started.is_exact && !self.saw_lossy,
             waited_ms: ms(report.cost.waited),
             streamed_bytes: report.cost.streamed_bytes,
-            batch_requests: report.cost.requests as u32,
+            batch_requests: report.cost.batch_requests as u32,
             phases: report.cost.phases.map(phases),
             level: self.level_in_force(),
-            weight_switch: report
-                .cost
-                .weights
-                .switch
-                .map(|(done, steps)| plan::switch(SwitchState { done, steps })),
+            weight_switch: report.cost.weights.switch.map(|(done, steps)| {
+                plan::weight_switch(SwitchProgress {
+                    done_steps: done,
+                    total_steps: steps,
+                })
+            }),
         };
         let item = generation_event::Event::PassDone(pass).into();
-        self.home
+        self.writer
             .record
-            .picture(item, report.pass, report.committed);
+            .picture(item, report.passes, report.committed);
     }
 
     fn level_in_force(&self) -> String {
@@ -282,53 +294,53 @@ impl Generation {
         level.map_or_else(String::new, |level| level.name().to_owned())
     }
 
-    fn block_done(&mut self, block: usize, passes: usize, positions: &[Position]) {
-        self.stable.take(positions, &self.serving);
+    fn block_done(&mut self, block: usize, passes: usize, positions: &[CanvasPosition]) {
+        self.stable_text.take(positions, &self.serving);
         let done = v1::GenerationBlock {
-            request_id: self.home.id(),
+            request_id: self.writer.id(),
             block: block as u32,
             passes: passes as u32,
             tokens: canvas_tokens(positions, &self.serving),
         };
-        self.home
+        self.writer
             .record
             .block_done(generation_event::Event::BlockDone(done).into());
-        self.home.registry.touched();
+        self.writer.requests.touched();
     }
 
-    fn done(&mut self, generated: Generated) {
-        let (finish, state) = match generated.finish {
-            Finish::Length => (self.full.0, v1::RequestState::Done),
-            Finish::Eos => (v1::FinishReason::Eos, v1::RequestState::Done),
-            Finish::Stop => (v1::FinishReason::Stop, v1::RequestState::Done),
-            Finish::Cancelled => (v1::FinishReason::Cancelled, v1::RequestState::Cancelled),
+    fn done(&mut self, generated: GenerationResult) {
+        let (finish, state) = match generated.finish_reason {
+            FinishReason::Length => (self.full.0, v1::RequestState::Done),
+            FinishReason::Eos => (v1::FinishReason::Eos, v1::RequestState::Done),
+            FinishReason::Stop => (v1::FinishReason::Stop, v1::RequestState::Done),
+            FinishReason::Cancelled => (v1::FinishReason::Cancelled, v1::RequestState::Cancelled),
         };
-        self.stable.take_all(&generated.tokens, &self.serving);
+        self.stable_text.take_all(&generated.tokens, &self.serving);
         let done = v1::GenerationDone {
             finish_reason: finish.into(),
-            is_truncated: generated.finish == Finish::Length && self.full.1,
+            is_truncated: generated.finish_reason == FinishReason::Length && self.full.1,
             token_ids: generated.tokens,
             passes: generated.passes as u32,
             elapsed_ms: ms(generated.elapsed),
             peak_device_bytes: generated.peak_device_bytes,
             is_exact: self.started.is_exact && generated.is_lossless,
-            ..self.done_so_far(generated.finish)
+            ..self.done_so_far(generated.finish_reason)
         };
-        self.home
+        self.writer
             .end_with(state, generation_event::Event::Done(done).into());
     }
 
     fn cancelled_waiting(&mut self) {
-        let slots = self.stable.fixed.iter();
+        let slots = self.stable_text.fixed.iter();
         // A causal model has written nothing.
         let mask = self.serving.loaded.info.mask;
         let tokens = mask.map(|mask| slots.map(|fixed| fixed.unwrap_or(mask.token_id)).collect());
         let done = v1::GenerationDone {
             finish_reason: v1::FinishReason::Cancelled.into(),
             token_ids: tokens.unwrap_or_default(),
-            ..self.done_so_far(Finish::Cancelled)
+            ..self.done_so_far(FinishReason::Cancelled)
         };
-        self.home.end_with(
+        self.writer.end_with(
             v1::RequestState::Cancelled,
             generation_event::Event::Done(done).into(),
         );
@@ -337,38 +349,39 @@ impl Generation {
     /// Tokens of the text that were fixed from the start.
     fn pinned_in_text(&self) -> usize {
         let pinned = self.started.pinned.iter();
-        let is_in_text = |token: &&v1::CanvasToken| (token.position as usize) < self.stable.tokens;
+        let is_in_text =
+            |token: &&v1::CanvasToken| (token.position as usize) < self.stable_text.tokens;
         pinned.filter(is_in_text).count()
     }
 
-    fn done_so_far(&self, finish: Finish) -> v1::GenerationDone {
-        let has_text = self.serving.loaded.text.is_some();
+    fn done_so_far(&self, finish: FinishReason) -> v1::GenerationDone {
+        let has_text = self.serving.loaded.tokenizer.is_some();
         let bytes = match finish {
-            Finish::Length | Finish::Cancelled => self.stable.text.whole(),
-            Finish::Eos | Finish::Stop => self.stable.text.all(),
+            FinishReason::Length | FinishReason::Cancelled => self.stable_text.text.whole(),
+            FinishReason::Eos | FinishReason::Stop => self.stable_text.text.all(),
         };
         v1::GenerationDone {
-            request_id: self.home.id(),
+            request_id: self.writer.id(),
             text: has_text.then(|| String::from_utf8_lossy(bytes).into_owned()),
-            text_tokens: self.stable.tokens as u32,
-            generated_tokens: (self.stable.tokens - self.pinned_in_text()) as u32,
+            text_tokens: self.stable_text.tokens as u32,
+            generated_tokens: (self.stable_text.tokens - self.pinned_in_text()) as u32,
             filled_positions: self.committed.saturating_sub(self.pinned) as u32,
             seed: self.started.seed,
             is_exact: self.started.is_exact,
-            pass_ms: ms(self.took.time),
-            waited_ms: ms(self.took.waited),
-            phases: self.took.phases.map(phases),
+            pass_ms: ms(self.pass_totals.time),
+            waited_ms: ms(self.pass_totals.waited),
+            phases: self.pass_totals.phases.map(phases),
             ..Default::default()
         }
     }
 }
 
-fn phases(phases: Phases) -> v1::PassPhases {
+fn phases(phases: PassPhases) -> v1::PassPhases {
     v1::PassPhases {
         attention_ms: ms(phases.attention),
-        matmul_ms: ms(phases.multiply),
-        decompress_ms: ms(phases.decode),
-        lm_head_ms: ms(phases.head),
+        matmul_ms: ms(phases.matmul),
+        decompress_ms: ms(phases.decompress),
+        lm_head_ms: ms(phases.lm_head),
         other_ms: ms(phases.other),
         copy_ms: ms(phases.copy),
     }
@@ -379,7 +392,7 @@ fn ms(time: Duration) -> f64 {
 }
 
 /// The text up to the first position still open. It only grows.
-struct Stable {
+struct StableText {
     /// Ids that are there for good.
     fixed: Vec<Option<u32>>,
     /// Ids that end the text; none where the user wants to see past them.
@@ -390,14 +403,14 @@ struct Stable {
     takes_back: bool,
     /// Tokens in `text`.
     tokens: usize,
-    text: Visible,
+    text: VisibleText,
 }
 
-impl Stable {
-    fn new(serving: &Serving, work: &Generate) -> Self {
-        let pinned = |slot: &Slot| match slot {
-            Slot::Masked => None,
-            Slot::Pinned(id) => Some(*id),
+impl StableText {
+    fn new(serving: &ServingModel, work: &Generate) -> Self {
+        let pinned = |slot: &CanvasSlot| match slot {
+            CanvasSlot::Masked => None,
+            CanvasSlot::Pinned(id) => Some(*id),
         };
         let mut stable = Self {
             may_end_from: work.may_end_from(),
@@ -408,20 +421,20 @@ impl Stable {
                 EosPolicy::Suppress | EosPolicy::Keep => Vec::new(),
             },
             tokens: 0,
-            text: Visible::new(&work.stops),
+            text: VisibleText::new(&work.stops),
         };
         stable.grow(serving);
         stable
     }
 
     /// A block that is not done: none of it is certain if any of it may be taken back.
-    fn take_open(&mut self, positions: &[Position], serving: &Serving) {
+    fn take_open(&mut self, positions: &[CanvasPosition], serving: &ServingModel) {
         if !self.takes_back {
             self.take(positions, serving);
         }
     }
 
-    fn take(&mut self, positions: &[Position], serving: &Serving) {
+    fn take(&mut self, positions: &[CanvasPosition], serving: &ServingModel) {
         for position in positions {
             if let Some(fixed) = self.fixed.get_mut(position.position) {
                 // What was fixed may have moved on, where masks were inserted before it.
@@ -433,7 +446,7 @@ impl Stable {
     }
 
     /// The whole canvas; after a cancel some of it is masks.
-    fn take_all(&mut self, tokens: &[u32], serving: &Serving) {
+    fn take_all(&mut self, tokens: &[u32], serving: &ServingModel) {
         let mask = serving.loaded.info.mask.map(|mask| mask.token_id);
         for (fixed, id) in self.fixed.iter_mut().zip(tokens) {
             *fixed = Some(*id).filter(|id| Some(*id) != mask);
@@ -441,7 +454,7 @@ impl Stable {
         self.grow(serving);
     }
 
-    fn grow(&mut self, serving: &Serving) {
+    fn grow(&mut self, serving: &ServingModel) {
         while let Some(&Some(id)) = self.fixed.get(self.tokens) {
             if self.tokens >= self.may_end_from && self.ends.contains(&id) {
                 break;
@@ -453,7 +466,7 @@ impl Stable {
 }
 
 /// How a text ends that fills the canvas, and whether it is cut: where an end token would have ended it, it had more to say.
-fn full(serving: &Serving, work: &Generate) -> (v1::FinishReason, bool) {
+fn finish_of_full_canvas(serving: &ServingModel, work: &Generate) -> (v1::FinishReason, bool) {
     let positions = work.prompt.len() + work.canvas.len();
     let reason = match positions >= serving.loaded.info.context_length {
         true => v1::FinishReason::Context,
@@ -462,10 +475,10 @@ fn full(serving: &Serving, work: &Generate) -> (v1::FinishReason, bool) {
     (reason, work.eos == EosPolicy::Stop)
 }
 
-fn started(serving: &Serving, prepared: &Prepared) -> v1::GenerationStarted {
+fn started(serving: &ServingModel, prepared: &PreparedGeneration) -> v1::GenerationStarted {
     let work = &prepared.work;
     let pinned = work.canvas.iter().enumerate().filter_map(|(index, slot)| {
-        let Slot::Pinned(id) = *slot else {
+        let CanvasSlot::Pinned(id) = *slot else {
             return None;
         };
         Some(v1::CanvasToken {
@@ -476,7 +489,7 @@ fn started(serving: &Serving, prepared: &Prepared) -> v1::GenerationStarted {
             ..Default::default()
         })
     });
-    let text = serving.loaded.text.as_ref();
+    let text = serving.loaded.tokenizer.as_ref();
     let mut started = v1::GenerationStarted {
         prompt_tokens: work.prompt.len() as u32,
         length: work.canvas.len() as u32,
@@ -487,24 +500,24 @@ fn started(serving: &Serving, prepared: &Prepared) -> v1::GenerationStarted {
         model: serving.name.name.clone(),
         pinned: pinned.collect(),
         is_exact: work.policy.info().exact,
-        settings: prepared.told.clone(),
+        settings: prepared.settings.clone(),
         is_seed_drawn: prepared.seed_drawn,
         prompt_text: text.map_or_else(Vec::new, |text| text.decode_with_specials(&work.prompt)),
         ..Default::default()
     };
-    if let Some(dial) = prepared.dial {
+    if let Some(dial) = prepared.preset {
         let decoding = &work.decoding;
         started.dial = dial.to_string();
-        started.cache = decoding.caching.to_string();
-        started.window = decoding.window;
-        started.growth = decoding.growth.to_string();
+        started.cache = decoding.kv_cache.to_string();
+        started.window = decoding.suffix_window;
+        started.growth = decoding.canvas_growth.to_string();
         started.speculation = decoding.speculation.to_string();
     }
     started
 }
 
-fn canvas_tokens(positions: &[Position], serving: &Serving) -> Vec<v1::CanvasToken> {
-    let to_wire = |position: &Position| v1::CanvasToken {
+fn canvas_tokens(positions: &[CanvasPosition], serving: &ServingModel) -> Vec<v1::CanvasToken> {
+    let to_wire = |position: &CanvasPosition| v1::CanvasToken {
         position: position.position as u32,
         id: position.token,
         piece: position
@@ -518,13 +531,13 @@ fn canvas_tokens(positions: &[Position], serving: &Serving) -> Vec<v1::CanvasTok
             TokenState::Pinned => v1::TokenState::Pinned,
         }
         .into(),
-        is_fresh: position.fresh,
+        is_fresh: position.is_fresh,
     };
     positions.iter().map(to_wire).collect()
 }
 
-fn piece(serving: &Serving, id: u32) -> &[u8] {
-    let text = serving.loaded.text.as_ref();
+fn piece(serving: &ServingModel, id: u32) -> &[u8] {
+    let text = serving.loaded.tokenizer.as_ref();
     text.map_or(&[], |text| text.piece(id))
 }
 
@@ -538,18 +551,18 @@ mod tests {
     #[test]
     fn the_text_of_a_block_waits_where_tokens_may_be_taken_back() {
         let serving = serving(true);
-        let token = |position: usize, state: TokenState| Position {
+        let token = |position: usize, state: TokenState| CanvasPosition {
             position,
             token: Some(100 + position as u32),
             confidence: None,
             state,
-            fresh: false,
+            is_fresh: false,
         };
         use TokenState::{Committed, Provisional};
         for (policy, certain) in [("threshold", [1, 2, 2, 2]), ("revoke", [0, 0, 0, 2])] {
             let mut work = Generate::greedy(ModelId(1), vec![5], 4);
             work.policy = policy.parse().unwrap();
-            let mut stable = Stable::new(&serving, &work);
+            let mut stable = StableText::new(&serving, &work);
             let mut counts = Vec::new();
             let mut shown = Vec::new();
             for states in [

@@ -6,13 +6,13 @@ mod table;
 
 use std::{io, path::PathBuf, time::Duration};
 
-use sluice_checkpoint::{CheckpointError, coded::CompressError, family::PRESETS};
+use sluice_checkpoint::{CheckpointError, compression::CompressError, family::PUBLISHED_SHAPES};
 use sluice_engine::{EngineError, RequestError, event::Outcome};
-use sluice_hub::{HubError, NameError};
+use sluice_hub::{HubError, HubNameError};
 use sluice_ops::OpsError;
 use sluice_plan::PlanError;
 use sluice_proto::model::InvalidField;
-use sluice_tokenizer::TextError;
+use sluice_tokenizer::TokenizerError;
 use tonic::Status;
 
 use crate::model_name::EMBEDDED_NAME;
@@ -28,7 +28,7 @@ pub enum Failure {
     Engine(#[from] EngineError),
     /// The tokenizer or the template failed.
     #[error(transparent)]
-    Text(#[from] TextError),
+    Tokenizer(#[from] TokenizerError),
     /// A conversation for a model that nobody says how to write one for.
     #[error("the model {model} has no chat template and can't hold a conversation")]
     NoChatTemplate {
@@ -42,7 +42,7 @@ pub enum Failure {
         model: String,
     },
     /// More text or ids than a request may carry.
-    #[error("the request has {found} {unit}; at most {max} are taken")]
+    #[error("the request has {found} {unit}; the limit is {max}")]
     TooLong {
         /// The field's name on the wire.
         field: &'static str,
@@ -54,7 +54,7 @@ pub enum Failure {
         max: usize,
     },
     /// A pin that leaves the part to fill.
-    #[error("a pin of {tokens} tokens at position {position} leaves the length of {length}")]
+    #[error("a pin of {tokens} tokens at position {position} exceeds the length of {length}")]
     PinOutside {
         /// Its first position.
         position: u32,
@@ -64,7 +64,7 @@ pub enum Failure {
         length: usize,
     },
     /// Two pins that want the same position.
-    #[error("two pins stand at position {position} of the length of {length}")]
+    #[error("two pins overlap at position {position} of the length of {length}")]
     PinTwice {
         /// The first position that both want.
         position: usize,
@@ -86,7 +86,7 @@ pub enum Failure {
         reason: String,
     },
     /// One load at a time.
-    #[error("the model {model} is loading; one loads at a time")]
+    #[error("the model {model} is loading; one model loads at a time")]
     LoadInProgress {
         /// The one that loads.
         model: String,
@@ -99,10 +99,10 @@ pub enum Failure {
     },
     /// No published shape of that name.
     #[error(
-        "unknown preset '{name}'; known are {}",
-        PRESETS.each_ref().map(|preset| preset.name).join(", ")
+        "unknown shape '{name}'; known are {}",
+        PUBLISHED_SHAPES.each_ref().map(|preset| preset.name).join(", ")
     )]
-    UnknownPreset {
+    UnknownShape {
         /// What was asked for.
         name: String,
     },
@@ -110,28 +110,28 @@ pub enum Failure {
     #[error(transparent)]
     TooLargeForBudget(PlanError),
     /// No plan of the model within the budget, on a card. Without one it might have room.
-    #[error("{card} can't compute it: {error}")]
-    TooLargeForCard {
+    #[error("{gpu} can't run the model: {error}")]
+    TooLargeForGpu {
         /// The card's name.
-        card: String,
+        gpu: String,
         /// Why.
         error: PlanError,
     },
     /// Level and budget can't change, since no model is there to change with them.
-    #[error("{0}; level and budget stay as they are")]
+    #[error("{0}; level and budget are unchanged")]
     NothingToChange(Box<Failure>),
     /// The model went away before the engine could change it: the next one is loaded with what was asked for.
-    #[error("no model is loaded; the next one is loaded with the level and the budget asked for")]
-    HeldForNextLoad,
+    #[error("no model is loaded; the requested level and budget apply to the next load")]
+    AppliesToNextLoad,
     /// A hub didn't give the model.
     #[error(transparent)]
     Hub(#[from] HubError),
     /// A text that can't be a model's name.
     #[error("name: {0}")]
-    Name(#[from] NameError),
+    ModelName(#[from] HubNameError),
     /// No model of that name on disk.
-    #[error("there is no model {model} here{}", match (*.is_partial, &.alike[..]) {
-        (true, _) => ", only a part of it".to_owned(),
+    #[error("there is no model {model}{}", match (*.is_partial, &.alike[..]) {
+        (true, _) => ", only a partial download".to_owned(),
         (false, []) => String::new(),
         (false, alike) => format!("; there is {}", alike.join(", ")),
     })]
@@ -146,13 +146,13 @@ pub enum Failure {
         near: Vec<String>,
     },
     /// Models can't be downloaded anywhere.
-    #[error("there is no folder to keep models in")]
+    #[error("there is no folder for models")]
     NoModelsFolder,
     /// The model inside the program has no files to delete.
-    #[error("{EMBEDDED_NAME} is a part of sluiced, and can't be removed")]
+    #[error("{EMBEDDED_NAME} is built into sluiced and can't be removed")]
     Embedded,
     /// What we did not download we don't delete.
-    #[error("{model} was not downloaded by sluiced; it lies in {}", .folder.display())]
+    #[error("{model} was not downloaded by sluiced; it is in {}", .folder.display())]
     NotOurs {
         /// Its name.
         model: String,
@@ -161,7 +161,7 @@ pub enum Failure {
     },
     /// A model's files can't be deleted.
     #[error("can't remove {}: {cause}", .path.display())]
-    Remove {
+    RemoveModel {
         /// Its folder.
         path: PathBuf,
         /// The system's words.
@@ -169,7 +169,7 @@ pub enum Failure {
     },
     /// The default can't be written down.
     #[error("can't write {}: {cause}", .path.display())]
-    Record {
+    SaveDefault {
         /// The file.
         path: PathBuf,
         /// The system's words.
@@ -182,7 +182,7 @@ pub enum Failure {
         model: String,
     },
     /// Enough downloads are under way.
-    #[error("{max} models are being downloaded; more at once would only share the line")]
+    #[error("{max} downloads are running, which is the limit")]
     TooManyPulls {
         /// How many there may be.
         max: usize,
@@ -196,7 +196,7 @@ pub enum Failure {
         revision: String,
     },
     /// Somebody stopped a download.
-    #[error("the download of {model} was cancelled; what came so far is kept")]
+    #[error("the download of {model} was cancelled; the downloaded part is kept")]
     PullCancelled {
         /// Its name.
         model: String,
@@ -204,19 +204,19 @@ pub enum Failure {
     /// A coded file can't be read or made.
     #[error(
         "{error}{}",
-        match .kept {
-            Some(kept) => format!("; what is done is kept in {}, and the same command goes on with it", kept.display()),
+        match .partial_path {
+            Some(kept) => format!("; the finished part is kept in {}, run the same command again to resume", kept.display()),
             None => String::new(),
         }
     )]
-    Coding {
+    Compression {
         /// Why.
         error: CompressError,
         /// What the next one goes on with.
-        kept: Option<PathBuf>,
+        partial_path: Option<PathBuf>,
     },
     /// One job at a time.
-    #[error("job {id} runs: {kind} {path}; one runs at a time")]
+    #[error("job {id} is running: {kind} {path}; one job runs at a time")]
     JobInProgress {
         /// The one that runs.
         id: u64,
@@ -228,15 +228,15 @@ pub enum Failure {
     /// Somebody stopped a job, or the daemon ends.
     #[error(
         "{}{}",
-        if *.by_shutdown { "sluiced is shutting down and has cancelled the job" } else { "the job was cancelled" },
-        match .kept {
-            Some(kept) => format!("; what is done is kept in {}", kept.display()),
+        if *.by_shutdown { "the job was cancelled because sluiced is shutting down" } else { "the job was cancelled" },
+        match .partial_path {
+            Some(kept) => format!("; the finished part is kept in {}", kept.display()),
             None => "; nothing is left of it".to_owned(),
         }
     )]
     JobCancelled {
         /// What the next one goes on with.
-        kept: Option<PathBuf>,
+        partial_path: Option<PathBuf>,
         /// Whether it was the daemon's own doing.
         by_shutdown: bool,
     },
@@ -262,7 +262,7 @@ pub enum Failure {
         id: u64,
     },
     /// Only a generation has a canvas to watch.
-    #[error("request {id} is no generation and can't be watched")]
+    #[error("request {id} is not a generation and can't be watched")]
     NotAGeneration {
         /// What was asked for.
         id: u64,
@@ -274,7 +274,7 @@ pub enum Failure {
     #[error("can't draw a seed: {0}")]
     NoSeed(io::Error),
     /// A bug: the engine went away with the request.
-    #[error("the engine ended before the request did")]
+    #[error("the engine stopped before the request finished")]
     EngineLost,
     /// A bug: an outcome of another kind than the request.
     #[error("the engine answered with {0:?}")]
@@ -306,7 +306,10 @@ impl From<CompressError> for Failure {
     fn from(error: CompressError) -> Self {
         match error {
             CompressError::Checkpoint(error) => error.into(),
-            error => Self::Coding { error, kept: None },
+            error => Self::Compression {
+                error,
+                partial_path: None,
+            },
         }
     }
 }

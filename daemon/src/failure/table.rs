@@ -7,7 +7,7 @@ use sluice_engine::{EngineError, RequestError};
 use sluice_ops::OpsError;
 use sluice_plan::PlanError;
 use sluice_shared::{level::Level, units};
-use sluice_tokenizer::TextError;
+use sluice_tokenizer::TokenizerError;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
@@ -20,7 +20,7 @@ const RETRY_DELAY: Duration = Duration::from_millis(500);
 
 /// A row of the table.
 #[derive(Debug)]
-pub(super) struct Row {
+pub(super) struct ErrorRow {
     pub(super) code: Code,
     /// Stable; clients compare it.
     pub(super) reason: &'static str,
@@ -31,7 +31,7 @@ pub(super) struct Row {
     pub(super) retry: bool,
 }
 
-impl Row {
+impl ErrorRow {
     pub(super) fn new(code: Code, reason: &'static str) -> Self {
         Self {
             code,
@@ -88,57 +88,63 @@ pub(super) fn status(failure: &Failure) -> Status {
     Status::with_error_details(row.code, message, details)
 }
 
-fn row(failure: &Failure) -> Row {
+fn row(failure: &Failure) -> ErrorRow {
     match failure {
-        Failure::Field(error) => Row::invalid("INVALID_FIELD", error.field),
+        Failure::Field(error) => ErrorRow::invalid("INVALID_FIELD", error.field),
         Failure::Engine(error) => engine(error),
-        Failure::Text(error) => text(error),
-        Failure::NoTokenizer { model } => Row::new(Code::FailedPrecondition, "NO_TOKENIZER")
-            .hint("give ids in place of text; sluice generate and score take them with --tokens")
+        Failure::Tokenizer(error) => tokenizer(error),
+        Failure::NoTokenizer { model } => ErrorRow::new(Code::FailedPrecondition, "NO_TOKENIZER")
+            .hint("send token ids instead of text: sluice generate --tokens, sluice score --tokens")
             .figure("model", model),
-        Failure::NoChatTemplate { model } => Row::new(Code::FailedPrecondition, "NO_CHAT_TEMPLATE")
-            .hint("give the text as it is to be continued: sluice generate --raw")
-            .figure("model", model),
+        Failure::NoChatTemplate { model } => {
+            ErrorRow::new(Code::FailedPrecondition, "NO_CHAT_TEMPLATE")
+                .hint("send raw text to be continued: sluice generate --raw")
+                .figure("model", model)
+        }
         Failure::TooLong {
             field, found, max, ..
-        } => Row::invalid("TOO_LONG", field)
+        } => ErrorRow::invalid("TOO_LONG", field)
             .figure("found", found)
             .figure("max", max),
         Failure::PinOutside {
             position,
             tokens,
             length,
-        } => Row::invalid("PIN_OUTSIDE", "pins")
-            .hint("pin nearer to the start, or ask for a greater length")
+        } => ErrorRow::invalid("PIN_OUTSIDE", "pins")
+            .hint("pin closer to the start, or request a greater length")
             .figure("position", position)
             .figure("tokens", tokens)
             .figure("length", length),
-        Failure::PinTwice { position, length } => Row::invalid("PIN_TWICE", "pins")
+        Failure::PinTwice { position, length } => ErrorRow::invalid("PIN_TWICE", "pins")
             .hint("move or shorten one of the pins")
             .figure("position", position)
             .figure("length", length),
-        Failure::ModelLoading { model } => Row::new(Code::Unavailable, "MODEL_LOADING")
+        Failure::ModelLoading { model } => ErrorRow::new(Code::Unavailable, "MODEL_LOADING")
             .hint("try again in a moment; sluice models shows the progress")
             .figure("model", model)
             .retry(),
-        Failure::ModelFailed { model, .. } => Row::new(Code::FailedPrecondition, "MODEL_FAILED")
-            .hint("load another one with sluice load, or restart sluiced with another --model")
-            .figure("model", model),
-        Failure::LoadInProgress { model } => Row::new(Code::Unavailable, "LOAD_IN_PROGRESS")
-            .hint("try again when it has loaded; sluice models shows the progress")
+        Failure::ModelFailed { model, .. } => {
+            ErrorRow::new(Code::FailedPrecondition, "MODEL_FAILED")
+                .hint(
+                    "load another model with sluice load, or restart sluiced with another --model",
+                )
+                .figure("model", model)
+        }
+        Failure::LoadInProgress { model } => ErrorRow::new(Code::Unavailable, "LOAD_IN_PROGRESS")
+            .hint("try again once it is loaded; sluice models shows the progress")
             .figure("model", model)
             .retry(),
-        Failure::PathNotAbsolute { .. } => Row::invalid("PATH_NOT_ABSOLUTE", "path")
-            .hint("the daemon has a current folder of its own; give the whole path"),
-        Failure::UnknownPreset { .. } => Row::invalid("UNKNOWN_PRESET", "preset"),
-        Failure::TooLargeForBudget(error) => Row {
+        Failure::PathNotAbsolute { .. } => ErrorRow::invalid("PATH_NOT_ABSOLUTE", "path")
+            .hint("give the absolute path; the daemon has its own working folder"),
+        Failure::UnknownShape { .. } => ErrorRow::invalid("UNKNOWN_PRESET", "preset"),
+        Failure::TooLargeForBudget(error) => ErrorRow {
             code: Code::ResourceExhausted,
             ..plan(error)
         },
-        Failure::TooLargeForCard { card, error } => {
+        Failure::TooLargeForGpu { gpu: card, error } => {
             let row = plan(error);
             let hint = row.hint.as_deref().unwrap_or_default();
-            let hint = format!("{hint}; or let the CPU compute it: sluiced --device cpu");
+            let hint = format!("{hint}; or run the model on the CPU: sluiced --device cpu");
             row.hint(hint).figure("card", card)
         }
         Failure::NothingToChange(cause) => {
@@ -146,95 +152,98 @@ fn row(failure: &Failure) -> Row {
             match row.retry {
                 // It only has to be waited for.
                 true => row,
-                false => {
-                    row.hint("name them with the model: sluice load DIR --level L --budget BYTES")
-                }
+                false => row.hint(
+                    "set them when loading a model: sluice load DIR --level L --budget BYTES",
+                ),
             }
         }
-        Failure::HeldForNextLoad => {
-            Row::new(Code::FailedPrecondition, "NO_MODEL").hint("load one with sluice load")
+        Failure::AppliesToNextLoad => {
+            ErrorRow::new(Code::FailedPrecondition, "NO_MODEL").hint("load one with sluice load")
         }
         Failure::Hub(error) => library::hub(error),
-        Failure::Name(_)
+        Failure::ModelName(_)
         | Failure::UnknownModel { .. }
         | Failure::NoModelsFolder
         | Failure::Embedded
         | Failure::NotOurs { .. }
-        | Failure::Remove { .. }
-        | Failure::Record { .. }
+        | Failure::RemoveModel { .. }
+        | Failure::SaveDefault { .. }
         | Failure::ModelInUse { .. }
         | Failure::TooManyPulls { .. }
         | Failure::PullingAnother { .. }
         | Failure::PullCancelled { .. } => library::of(failure),
-        Failure::Coding { .. }
+        Failure::Compression { .. }
         | Failure::JobInProgress { .. }
         | Failure::JobCancelled { .. }
         | Failure::UnknownJob { .. } => job::of(failure),
         // No retry delay: it will not come back by itself.
         Failure::Draining => {
-            Row::new(Code::Unavailable, "DRAINING").hint("start sluiced again and repeat")
+            ErrorRow::new(Code::Unavailable, "DRAINING").hint("start sluiced again and repeat")
         }
         Failure::DeadlineExceeded { deadline } => {
-            Row::new(Code::DeadlineExceeded, "DEADLINE_EXCEEDED")
+            ErrorRow::new(Code::DeadlineExceeded, "DEADLINE_EXCEEDED")
                 .hint("allow more time, or ask for a smaller length or fewer steps")
                 .figure("deadline_ms", deadline.as_millis())
         }
-        Failure::UnknownRequest { id } => Row::new(Code::NotFound, "UNKNOWN_REQUEST")
-            .hint("sluice requests lists the requests; those that ended are kept for a while only")
+        Failure::UnknownRequest { id } => ErrorRow::new(Code::NotFound, "UNKNOWN_REQUEST")
+            .hint("sluice requests lists the requests; finished ones are listed for a while only")
             .figure("request_id", id),
-        Failure::NotAGeneration { id } => Row::new(Code::FailedPrecondition, "NOT_A_GENERATION")
-            .hint("sluice requests shows how far it is")
-            .figure("request_id", id),
-        Failure::Cancelled => Row::new(Code::Cancelled, "CANCELLED"),
-        Failure::NoSeed(_) => {
-            Row::new(Code::Internal, "NO_SEED").hint("give a seed with the request")
+        Failure::NotAGeneration { id } => {
+            ErrorRow::new(Code::FailedPrecondition, "NOT_A_GENERATION")
+                .hint("sluice requests shows its progress")
+                .figure("request_id", id)
         }
-        Failure::EngineLost => Row::new(Code::Internal, "ENGINE_LOST")
-            .hint("this is a bug in sluiced; its log says more"),
-        Failure::WrongOutcome(_) => Row::new(Code::Internal, "WRONG_OUTCOME")
-            .hint("this is a bug in sluiced; its log says more"),
-        Failure::Task(_) => Row::new(Code::Internal, "TASK_FAILED")
-            .hint("this is a bug in sluiced; its log says more"),
+        Failure::Cancelled => ErrorRow::new(Code::Cancelled, "CANCELLED"),
+        Failure::NoSeed(_) => {
+            ErrorRow::new(Code::Internal, "NO_SEED").hint("give a seed with the request")
+        }
+        Failure::EngineLost => ErrorRow::new(Code::Internal, "ENGINE_LOST")
+            .hint("this is a bug in sluiced; its log has details"),
+        Failure::WrongOutcome(_) => ErrorRow::new(Code::Internal, "WRONG_OUTCOME")
+            .hint("this is a bug in sluiced; its log has details"),
+        Failure::Task(_) => ErrorRow::new(Code::Internal, "TASK_FAILED")
+            .hint("this is a bug in sluiced; its log has details"),
     }
 }
 
-fn engine(error: &EngineError) -> Row {
+fn engine(error: &EngineError) -> ErrorRow {
     match error {
         EngineError::Checkpoint(error) => checkpoint(error),
         EngineError::Request(error) => request(error),
-        EngineError::QueueFull { capacity } => Row::new(Code::ResourceExhausted, "QUEUE_FULL")
+        EngineError::QueueFull { capacity } => ErrorRow::new(Code::ResourceExhausted, "QUEUE_FULL")
             .hint("try again later, or start sluiced with a greater --queue")
             .figure("capacity", capacity)
             .retry(),
         EngineError::NoModel => {
-            Row::new(Code::FailedPrecondition, "NO_MODEL").hint("load one with sluice load")
+            ErrorRow::new(Code::FailedPrecondition, "NO_MODEL").hint("load one with sluice load")
         }
-        EngineError::ModelReplaced => Row::new(Code::Aborted, "MODEL_REPLACED")
-            .hint("ask again; the new model takes it")
+        EngineError::ModelReplaced => ErrorRow::new(Code::Aborted, "MODEL_REPLACED")
+            .hint("send the request again; the new model answers it")
             .retry(),
-        EngineError::HeadSize { head_dim } => Row::new(Code::FailedPrecondition, "HEAD_SIZE")
+        EngineError::HeadDim { head_dim } => ErrorRow::new(Code::FailedPrecondition, "HEAD_SIZE")
             .hint("start sluiced with --device cpu")
             .figure("head_dim", head_dim),
         EngineError::Ops(error) => ops(error),
         EngineError::Plan(error) => plan(error),
-        EngineError::Tokenizer(_) => broken("TOKENIZER_INVALID"),
-        EngineError::LoadCancelled => Row::new(Code::Cancelled, "LOAD_CANCELLED"),
-        EngineError::Superseded => Row::new(Code::Aborted, "SUPERSEDED")
-            .hint("sluice status shows the level and the budget that are in force"),
-        EngineError::NoDerivatives { streamed_bytes, .. } => {
-            Row::new(Code::FailedPrecondition, "NO_CACHE_FOLDER")
-                .hint("start sluiced with --cache DIR, raise the budget, or choose level standard")
-                .figure("streamed_bytes", streamed_bytes)
-        }
+        EngineError::Tokenizer(_) => broken_template("TOKENIZER_INVALID"),
+        EngineError::LoadCancelled => ErrorRow::new(Code::Cancelled, "LOAD_CANCELLED"),
+        EngineError::Superseded => ErrorRow::new(Code::Aborted, "SUPERSEDED")
+            .hint("sluice status shows the level and the budget in force"),
+        EngineError::NoWeightCache { streamed_bytes, .. } => ErrorRow::new(
+            Code::FailedPrecondition,
+            "NO_CACHE_FOLDER",
+        )
+        .hint("start sluiced with --weight-cache DIR, raise the budget, or choose level standard")
+        .figure("streamed_bytes", streamed_bytes),
         EngineError::Stopped => {
-            Row::new(Code::Unavailable, "STOPPED").hint("start sluiced again and repeat")
+            ErrorRow::new(Code::Unavailable, "STOPPED").hint("start sluiced again and repeat")
         }
-        EngineError::Panicked => Row::new(Code::Internal, "ENGINE_PANICKED")
-            .hint("this is a bug in sluiced; its log says more"),
+        EngineError::Panicked => ErrorRow::new(Code::Internal, "ENGINE_PANICKED")
+            .hint("this is a bug in sluiced; its log has details"),
     }
 }
 
-fn ops(error: &OpsError) -> Row {
+fn ops(error: &OpsError) -> ErrorRow {
     match error {
         OpsError::OutOfMemory {
             needed_bytes,
@@ -242,43 +251,43 @@ fn ops(error: &OpsError) -> Row {
             free_bytes,
             ..
         } => {
-            let row = Row::new(Code::ResourceExhausted, "OUT_OF_MEMORY")
+            let row = ErrorRow::new(Code::ResourceExhausted, "OUT_OF_MEMORY")
                 .figure("needed_bytes", needed_bytes)
                 .figure("used_bytes", used_bytes);
             match free_bytes {
                 None => row.hint(
-                    "ask for a smaller length, raise the budget, or choose a more frugal level",
+                    "request a smaller length, raise the budget, or choose a level with smaller weights",
                 ),
                 Some(free_bytes) => row.figure("free_bytes", free_bytes).hint(
-                    "end other programs on the card, which nvidia-smi lists, or choose a more frugal level",
+                    "stop other programs on the GPU (nvidia-smi lists them), or choose a level with smaller weights",
                 ),
             }
         }
-        OpsError::NoCard(unavailable) => {
-            Row::new(Code::FailedPrecondition, "NO_CARD").hint(unavailable.hint())
+        OpsError::NoGpu(unavailable) => {
+            ErrorRow::new(Code::FailedPrecondition, "NO_CARD").hint(unavailable.hint())
         }
-        OpsError::Card(error) if error.ends_context() => {
-            Row::new(Code::Internal, "CARD_FAILED").hint(
-                "sluiced ends, since only a new process can use the card again; as a service it comes back by itself; \
-                 what nvidia-smi and the kernel's log say of the card tells more",
+        OpsError::Gpu(error) if error.ends_context() => {
+            ErrorRow::new(Code::Internal, "CARD_FAILED").hint(
+                "sluiced exits, since only a new process can use the GPU again; the service restarts by itself; \
+                 see nvidia-smi and the kernel's log for the cause",
             )
         }
-        OpsError::Card(_) => Row::new(Code::Internal, "CARD_FAILED").hint(
-            "start sluiced again; what nvidia-smi and the kernel's log say of the card tells more",
+        OpsError::Gpu(_) => ErrorRow::new(Code::Internal, "CARD_FAILED").hint(
+            "start sluiced again; see nvidia-smi and the kernel's log for the cause",
         ),
-        OpsError::NotANumber { position } => Row::new(Code::DataLoss, "NOT_A_NUMBER")
+        OpsError::NotANumber { position } => ErrorRow::new(Code::DataLoss, "NOT_A_NUMBER")
             .hint(
-                "the checkpoint's weights are broken, or leave nothing to choose; check its files",
+                "the checkpoint's weights are broken, or no token is left to choose; check its files",
             )
             .figure("position", position),
-        OpsError::Threads(_) => Row::new(Code::Internal, "NO_THREADS")
-            .hint("the system refused; a smaller --threads may help"),
-        OpsError::Probe(_) => Row::new(Code::Internal, "PROBE_FAILED")
-            .hint("the system refused a file in memory; its log may say more"),
+        OpsError::Threads(_) => ErrorRow::new(Code::Internal, "NO_THREADS")
+            .hint("the system refused to start threads; a smaller --threads may help"),
+        OpsError::Probe(_) => ErrorRow::new(Code::Internal, "PROBE_FAILED")
+            .hint("the system refused to create a file in memory; its log may have details"),
     }
 }
 
-fn plan(error: &PlanError) -> Row {
+fn plan(error: &PlanError) -> ErrorRow {
     match error {
         PlanError::BudgetTooSmall {
             budget_bytes,
@@ -293,75 +302,81 @@ fn plan(error: &PlanError) -> Row {
                     "at least {least} works: --budget {least}; or choose what fits: --level {other}"
                 ),
                 Level::Off => format!(
-                    "at least {least} works: sluice budget {least} (sluiced: --budget {least}); or stream what has no room: sluice level standard"
+                    "at least {least} works: sluice budget {least} (sluiced: --budget {least}); or stream the weights that don't fit: sluice level standard"
                 ),
                 _ => format!(
                     "at least {least} works: sluice budget {least} (sluiced: --budget {least}); or ask for a smaller canvas"
                 ),
             };
-            Row::new(Code::FailedPrecondition, "BUDGET_TOO_SMALL")
+            ErrorRow::new(Code::FailedPrecondition, "BUDGET_TOO_SMALL")
                 .hint(hint)
                 .figure("budget_bytes", budget_bytes)
                 .figure("least_bytes", least_bytes)
         }
-        PlanError::NotCoded { .. } => Row::new(Code::FailedPrecondition, "NO_CACHE_FOLDER").hint(
-            "start sluiced with --cache DIR, or choose standard, which is as faithful, or moderate, which is smaller",
+        PlanError::NotCompressed { .. } => ErrorRow::new(Code::FailedPrecondition, "NO_CACHE_FOLDER").hint(
+            "start sluiced with --weight-cache DIR, or choose standard, which is lossless too, or moderate, which is smaller",
         ),
-        PlanError::CacheFormat { number, .. } => Row::new(Code::FailedPrecondition, "CACHE_FORMAT")
+        PlanError::KvCacheFormat { dtype: number, .. } => ErrorRow::new(Code::FailedPrecondition, "CACHE_FORMAT")
             .hint(format!(
-                "choose {number}, or auto; sluice level LEVEL --kv auto changes it"
+                "choose {number} or auto: sluice level LEVEL --kv-cache-format auto"
             )),
-        PlanError::CanvasTooLong { canvas, context } => Row::invalid("CANVAS_TOO_LONG", "canvas")
-            .hint("ask for a smaller canvas, or leave it out for the default")
+        PlanError::CanvasTooLong { canvas, context } => ErrorRow::invalid("CANVAS_TOO_LONG", "canvas")
+            .hint("request a smaller canvas, or leave it out for the default")
             .figure("canvas", canvas)
             .figure("context_length", context),
-        PlanError::Zero { what } => Row::invalid("ZERO", what)
+        PlanError::ZeroWorkload { what } => ErrorRow::invalid("ZERO", what)
             .hint("give a greater number, or leave it out for the default"),
     }
 }
 
-fn request(error: &RequestError) -> Row {
+fn request(error: &RequestError) -> ErrorRow {
     match error {
-        RequestError::Zero { what } => Row::invalid("ZERO", field_name(what))
+        RequestError::Zero { what } => ErrorRow::invalid("ZERO", field_name(what))
             .hint("give a greater number, or leave it out for the default"),
         RequestError::ContextExceeded {
             prompt,
             length,
             context,
-        } => Row::invalid("CONTEXT_EXCEEDED", "length")
-            .hint("shorten the prompt, or ask for a smaller length")
+        } => ErrorRow::invalid("CONTEXT_EXCEEDED", "length")
+            .hint("shorten the prompt, or request a smaller length")
             .figure("prompt_tokens", prompt)
             .figure("length", length)
             .figure("context_length", context),
         RequestError::BlockTooLong { block, canvas } => {
-            Row::invalid("BLOCK_TOO_LONG", "block_length")
-                .hint("ask for a smaller block length, or leave it out")
+            ErrorRow::invalid("BLOCK_TOO_LONG", "block_length")
+                .hint("request a smaller block length, or leave it out")
                 .figure("block_length", block)
                 .figure("length", canvas)
         }
-        RequestError::NotAScale { what, .. } => {
-            Row::invalid("NOT_A_SCALE", field_name(what)).hint("leave it out, or give 0, for none")
-        }
-        RequestError::UnknownToken { id, vocabulary } => Row::invalid("UNKNOWN_TOKEN", "tokens")
-            .hint("ids are those of the model's own tokenizer")
+        RequestError::NotAScale { what, .. } => ErrorRow::invalid("NOT_A_SCALE", field_name(what))
+            .hint("leave it out, or use 0 to disable it"),
+        RequestError::UnknownToken {
+            id,
+            vocab_size: vocabulary,
+        } => ErrorRow::invalid("UNKNOWN_TOKEN", "tokens")
+            .hint("token ids must come from the model's own tokenizer")
             .figure("id", id)
             .figure("vocabulary", vocabulary),
-        RequestError::MaskGiven { id } => Row::invalid("MASK_GIVEN", "tokens")
+        RequestError::MaskGiven { id } => ErrorRow::invalid("MASK_GIVEN", "tokens")
             .hint("masks are added by length; leave the id out")
             .figure("id", id),
-        RequestError::OnlyCausal { what } => Row::invalid("ONLY_CAUSAL", field_name(what))
-            .hint("leave it out, or load a causal model, such as a Llama"),
-        RequestError::OnlyMasked { what } => Row::invalid("ONLY_MASKED", field_name(what))
-            .hint("leave it out, or load a model that fills masks, such as a LLaDA"),
-        RequestError::Sampling { what, .. } => {
-            Row::invalid("SAMPLING", field_name(what)).hint("leave it out for none")
+        RequestError::OnlyAutoregressive { what } => {
+            ErrorRow::invalid("ONLY_CAUSAL", field_name(what))
+                .hint("leave it out, or load an autoregressive model, such as a Llama")
         }
-        RequestError::TooManyDraws { draws, max } => Row::invalid("TOO_MANY_DRAWS", "draws")
+        RequestError::OnlyMaskedDiffusion { what } => {
+            ErrorRow::invalid("ONLY_MASKED", field_name(what))
+                .hint("leave it out, or load a masked diffusion model, such as LLaDA")
+        }
+        RequestError::Sampling { what, .. } => {
+            ErrorRow::invalid("SAMPLING", field_name(what)).hint("leave it out to disable it")
+        }
+        RequestError::TooManyDraws { draws, max } => ErrorRow::invalid("TOO_MANY_DRAWS", "draws")
             .figure("draws", draws)
             .figure("max", max),
         RequestError::TooManySamples { samples, max } => {
-            Row::invalid("TOO_MANY_SAMPLES", "max_samples")
-                .hint("ask for fewer samples, or leave their number out for the default")
+            ErrorRow::invalid("TOO_MANY_SAMPLES", "max_samples")
+                .hint("request fewer samples, or leave the count out for the default")
                 .figure("samples", samples)
                 .figure("max", max)
         }
@@ -377,108 +392,108 @@ fn field_name(what: &'static str) -> &'static str {
     }
 }
 
-fn text(error: &TextError) -> Row {
+fn tokenizer(error: &TokenizerError) -> ErrorRow {
     match error {
-        TextError::Tokenizer { .. } | TextError::Config { .. } => {
-            Row::new(Code::FailedPrecondition, "TOKENIZER_INVALID")
+        TokenizerError::Tokenizer { .. } | TokenizerError::Config { .. } => {
+            ErrorRow::new(Code::FailedPrecondition, "TOKENIZER_INVALID")
                 .hint("the checkpoint is incomplete or damaged; fetch it again")
         }
-        TextError::Template { .. } => Row::new(Code::InvalidArgument, "TEMPLATE_FAILED")
-            .hint("the model's template may not take these roles; raw text goes without it"),
-        TextError::Encode { .. } => Row::new(Code::InvalidArgument, "TEXT_NOT_TOKENIZED"),
+        TokenizerError::Template { .. } => ErrorRow::new(Code::InvalidArgument, "TEMPLATE_FAILED")
+            .hint("the model's chat template may not accept these roles; raw text does not use it"),
+        TokenizerError::Encode { .. } => ErrorRow::new(Code::InvalidArgument, "TEXT_NOT_TOKENIZED"),
     }
 }
 
-fn broken(reason: &'static str) -> Row {
-    Row::new(Code::FailedPrecondition, reason)
+fn broken_template(reason: &'static str) -> ErrorRow {
+    ErrorRow::new(Code::FailedPrecondition, reason)
         .hint("the checkpoint is incomplete or damaged; fetch it again")
 }
 
-pub(super) fn checkpoint(error: &CheckpointError) -> Row {
+pub(super) fn checkpoint(error: &CheckpointError) -> ErrorRow {
     match error {
         CheckpointError::Io { cause, .. } => match cause.kind() {
             io::ErrorKind::NotFound => {
-                Row::new(Code::NotFound, "CHECKPOINT_NOT_FOUND").hint("check the path")
+                ErrorRow::new(Code::NotFound, "CHECKPOINT_NOT_FOUND").hint("check the path")
             }
             io::ErrorKind::PermissionDenied => {
-                Row::new(Code::PermissionDenied, "CHECKPOINT_UNREADABLE")
-                    .hint("give the user that sluiced runs as the right to read it")
+                ErrorRow::new(Code::PermissionDenied, "CHECKPOINT_UNREADABLE")
+                    .hint("give sluiced's user permission to read it")
             }
-            _ => Row::new(Code::FailedPrecondition, "CHECKPOINT_UNREADABLE")
-                .hint("the disk or the file system refused; the system's log may say more"),
+            _ => ErrorRow::new(Code::FailedPrecondition, "CHECKPOINT_UNREADABLE")
+                .hint("the disk or the file system failed; the system's log may have details"),
         },
         CheckpointError::NotACheckpoint { .. } => {
-            Row::new(Code::FailedPrecondition, "NOT_A_CHECKPOINT")
+            ErrorRow::new(Code::FailedPrecondition, "NOT_A_CHECKPOINT")
                 .hint("name a folder that holds config.json and model.safetensors, or a .gguf or .sluice file")
         }
-        CheckpointError::MissingFile { .. } => broken("FILE_MISSING"),
-        CheckpointError::NoWeights { .. } => Row::new(Code::FailedPrecondition, "NO_WEIGHTS").hint(
+        CheckpointError::MissingFile { .. } => broken_template("FILE_MISSING"),
+        CheckpointError::NoWeights { .. } => ErrorRow::new(Code::FailedPrecondition, "NO_WEIGHTS").hint(
             "name a checkpoint's folder, or a .gguf or .sluice file; one without weights is incomplete, fetch it again",
         ),
         CheckpointError::SeveralModels { count, .. } => {
-            Row::new(Code::FailedPrecondition, "SEVERAL_MODELS")
+            ErrorRow::new(Code::FailedPrecondition, "SEVERAL_MODELS")
                 .hint("name one of the files instead of their folder")
                 .figure("count", count)
         }
-        CheckpointError::ShardOutside { .. } => broken("SHARD_OUTSIDE"),
-        CheckpointError::TooLarge { bytes, max, .. } => broken("FILE_TOO_LARGE")
+        CheckpointError::ShardOutside { .. } => broken_template("SHARD_OUTSIDE"),
+        CheckpointError::TooLarge { bytes, max, .. } => broken_template("FILE_TOO_LARGE")
             .figure("bytes", bytes)
             .figure("max", max),
-        CheckpointError::MalformedFile { .. } => broken("FILE_MALFORMED"),
+        CheckpointError::MalformedFile { .. } => broken_template("FILE_MALFORMED"),
         CheckpointError::WrongLength {
             expected, found, ..
-        } => broken("FILE_WRONG_LENGTH")
+        } => broken_template("FILE_WRONG_LENGTH")
             .figure("expected_bytes", expected)
             .figure("found_bytes", found),
-        CheckpointError::Changed { .. } => Row::new(Code::FailedPrecondition, "FILE_CHANGED")
-            .hint("leave a checkpoint's files alone while its model is loaded or coded"),
+        CheckpointError::Changed { .. } => ErrorRow::new(Code::FailedPrecondition, "FILE_CHANGED")
+            .hint("don't change a checkpoint's files while the model is loaded or compressed"),
         CheckpointError::DuplicateTensor { tensor, .. } => {
-            broken("TENSOR_TWICE").figure("tensor", tensor)
+            broken_template("TENSOR_TWICE").figure("tensor", tensor)
         }
         CheckpointError::MissingTensor { tensor } => {
-            broken("TENSOR_MISSING").figure("tensor", tensor)
+            broken_template("TENSOR_MISSING").figure("tensor", tensor)
         }
         CheckpointError::WrongShape {
             tensor,
             found,
             expected,
-        } => broken("TENSOR_WRONG_SHAPE")
+        } => broken_template("TENSOR_WRONG_SHAPE")
             .figure("tensor", tensor)
             .figure("found", format!("{found:?}"))
             .figure("expected", format!("{expected:?}")),
         CheckpointError::WrongFormat { tensor, found } => {
-            Row::new(Code::FailedPrecondition, "TENSOR_WRONG_FORMAT")
+            ErrorRow::new(Code::FailedPrecondition, "TENSOR_WRONG_FORMAT")
                 .hint("use a checkpoint stored as f32, f16 or bf16, or a GGUF file in q8_0, q6_k and the like")
                 .figure("tensor", tensor)
                 .figure("found", found)
         }
         CheckpointError::UnknownArchitecture { found, known } => {
-            Row::new(Code::FailedPrecondition, "UNKNOWN_ARCHITECTURE")
-                .hint("this version of sluiced can't run such a model")
+            ErrorRow::new(Code::FailedPrecondition, "UNKNOWN_ARCHITECTURE")
+                .hint("this version of sluiced does not support this architecture")
                 .figure("found", found)
                 .figure("known", known)
         }
-        CheckpointError::Config { key, .. } => broken("CONFIG_INVALID").figure("key", key),
+        CheckpointError::Config { key, .. } => broken_template("CONFIG_INVALID").figure("key", key),
         CheckpointError::Metadata { key, .. } => {
-            Row::new(Code::FailedPrecondition, "METADATA_INVALID")
-                .hint("the file is damaged, or made by a program that sluiced doesn't know; make it again with llama.cpp's converter")
+            ErrorRow::new(Code::FailedPrecondition, "METADATA_INVALID")
+                .hint("the file is damaged or written by an unknown program; convert it again with llama.cpp's converter")
                 .figure("key", key)
         }
         CheckpointError::Unsupported { hint, .. } => {
-            Row::new(Code::FailedPrecondition, "CHECKPOINT_UNSUPPORTED").hint(hint.clone())
+            ErrorRow::new(Code::FailedPrecondition, "CHECKPOINT_UNSUPPORTED").hint(hint.clone())
         }
-        CheckpointError::Derivative { path, cause } => {
+        CheckpointError::WeightCache { path, cause } => {
             let (code, hint) = match cause.kind() {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => (
                     Code::ResourceExhausted,
-                    "make room on that disk, or start sluiced with another --cache",
+                    "free space on that disk, or start sluiced with another --weight-cache",
                 ),
                 _ => (
                     Code::FailedPrecondition,
-                    "start sluiced with a --cache that its user may write to",
+                    "start sluiced with a --weight-cache folder that its user can write to",
                 ),
             };
-            Row::new(code, "CONVERSION_FAILED")
+            ErrorRow::new(code, "CONVERSION_FAILED")
                 .hint(hint)
                 .figure("path", path.display())
         }

@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, io};
 
 use sluice_ops::device::{self, CudaError};
 use sluice_proto::client::CallError;
-use sluice_shared::level::{Kv, Level};
+use sluice_shared::level::{KvCacheFormat, Level};
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
@@ -26,23 +26,23 @@ fn name(failure: &Failure) -> &'static str {
         F::Engine(E::NoModel) => "no model",
         F::Engine(E::ModelReplaced) => "model replaced",
         F::Engine(E::Ops(OpsError::OutOfMemory { .. })) => "out of memory",
-        F::Engine(E::Ops(OpsError::NoCard(_))) => "no card",
-        F::Engine(E::HeadSize { .. }) => "head size",
-        F::Engine(E::Ops(OpsError::Card(_))) => "card",
+        F::Engine(E::Ops(OpsError::NoGpu(_))) => "no card",
+        F::Engine(E::HeadDim { .. }) => "head size",
+        F::Engine(E::Ops(OpsError::Gpu(_))) => "card",
         F::Engine(E::Plan(error)) => plan_name(error),
         F::Engine(E::LoadCancelled) => "load cancelled",
         F::Engine(E::Superseded) => "superseded",
-        F::Engine(E::NoDerivatives { .. }) => "no derivatives",
+        F::Engine(E::NoWeightCache { .. }) => "no derivatives",
         F::Engine(E::Tokenizer(_)) => "checkpoint's tokenizer",
         F::Engine(E::Stopped) => "stopped",
         F::Engine(E::Ops(OpsError::Threads(_))) => "threads",
         F::Engine(E::Ops(OpsError::NotANumber { .. })) => "not a number",
         F::Engine(E::Ops(OpsError::Probe(_))) => "probe",
         F::Engine(E::Panicked) => "panicked",
-        F::Text(TextError::Tokenizer { .. }) => "tokenizer",
-        F::Text(TextError::Config { .. }) => "tokenizer config",
-        F::Text(TextError::Template { .. }) => "template",
-        F::Text(TextError::Encode { .. }) => "encode",
+        F::Tokenizer(TokenizerError::Tokenizer { .. }) => "tokenizer",
+        F::Tokenizer(TokenizerError::Config { .. }) => "tokenizer config",
+        F::Tokenizer(TokenizerError::Template { .. }) => "template",
+        F::Tokenizer(TokenizerError::Encode { .. }) => "encode",
         F::NoTokenizer { .. } => "no tokenizer",
         F::NoChatTemplate { .. } => "no chat template",
         F::TooLong { .. } => "too long",
@@ -52,24 +52,24 @@ fn name(failure: &Failure) -> &'static str {
         F::ModelFailed { .. } => "model failed",
         F::LoadInProgress { .. } => "load in progress",
         F::PathNotAbsolute { .. } => "path",
-        F::UnknownPreset { .. } => "preset",
+        F::UnknownShape { .. } => "preset",
         F::TooLargeForBudget(_) => "too large for the budget",
-        F::TooLargeForCard { .. } => "too large for the card",
+        F::TooLargeForGpu { .. } => "too large for the card",
         F::NothingToChange(_) => "nothing to change",
-        F::HeldForNextLoad => "held for the next load",
+        F::AppliesToNextLoad => "held for the next load",
         F::Hub(error) => library::hub_name(error),
-        F::Name(_) => "name",
+        F::ModelName(_) => "name",
         F::UnknownModel { .. } => "unknown model",
         F::NoModelsFolder => "no models folder",
         F::Embedded => "embedded",
         F::NotOurs { .. } => "not ours",
-        F::Remove { .. } => "remove",
-        F::Record { .. } => "record",
+        F::RemoveModel { .. } => "remove",
+        F::SaveDefault { .. } => "record",
         F::ModelInUse { .. } => "model in use",
         F::TooManyPulls { .. } => "too many pulls",
         F::PullingAnother { .. } => "pulling another",
         F::PullCancelled { .. } => "pull cancelled",
-        F::Coding { error, .. } => job::coding_name(error),
+        F::Compression { error, .. } => job::coding_name(error),
         F::JobInProgress { .. } => "job in progress",
         F::JobCancelled { .. } => "job cancelled",
         F::UnknownJob { .. } => "unknown job",
@@ -89,10 +89,10 @@ fn plan_name(error: &PlanError) -> &'static str {
     use PlanError as P;
     match error {
         P::BudgetTooSmall { .. } => "budget too small",
-        P::NotCoded { .. } => "not coded",
+        P::NotCompressed { .. } => "not coded",
         P::CanvasTooLong { .. } => "canvas too long",
-        P::CacheFormat { .. } => "cache format",
-        P::Zero { .. } => "zero in a plan",
+        P::KvCacheFormat { .. } => "cache format",
+        P::ZeroWorkload { .. } => "zero in a plan",
     }
 }
 
@@ -105,8 +105,8 @@ fn request_name(error: &RequestError) -> &'static str {
         R::NotAScale { .. } => "scale",
         R::UnknownToken { .. } => "token",
         R::MaskGiven { .. } => "mask",
-        R::OnlyCausal { .. } => "only causal",
-        R::OnlyMasked { .. } => "only masked",
+        R::OnlyAutoregressive { .. } => "only causal",
+        R::OnlyMaskedDiffusion { .. } => "only masked",
         R::Sampling { .. } => "sampling",
         R::TooManyDraws { .. } => "draws",
         R::TooManySamples { .. } => "samples",
@@ -134,7 +134,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
         C::Config { .. } => "config",
         C::Metadata { .. } => "metadata",
         C::Unsupported { .. } => "unsupported",
-        C::Derivative { .. } => "derivative",
+        C::WeightCache { .. } => "derivative",
     }
 }
 
@@ -176,17 +176,17 @@ async fn all() -> Vec<(Failure, Code)> {
             ResourceExhausted,
         ),
         (
-            engine(EngineError::Ops(OpsError::NoCard(
-                device::Unavailable::NoDevice,
+            engine(EngineError::Ops(OpsError::NoGpu(
+                device::GpuUnavailable::NoDevice,
             ))),
             FailedPrecondition,
         ),
         (
-            engine(EngineError::HeadSize { head_dim: 320 }),
+            engine(EngineError::HeadDim { head_dim: 320 }),
             FailedPrecondition,
         ),
         (
-            engine(EngineError::Ops(OpsError::Card(
+            engine(EngineError::Ops(OpsError::Gpu(
                 CudaError::OutOfPinnedMemory { needed_bytes: 1 },
             ))),
             Internal,
@@ -194,14 +194,14 @@ async fn all() -> Vec<(Failure, Code)> {
         (engine(EngineError::LoadCancelled), Cancelled),
         (engine(EngineError::Superseded), Aborted),
         (
-            engine(EngineError::NoDerivatives {
+            engine(EngineError::NoWeightCache {
                 level: Level::Moderate,
                 streamed_bytes: 1,
             }),
             FailedPrecondition,
         ),
         (
-            engine(EngineError::Tokenizer(TextError::Tokenizer {
+            engine(EngineError::Tokenizer(TokenizerError::Tokenizer {
                 cause: text(),
             })),
             FailedPrecondition,
@@ -223,21 +223,21 @@ async fn all() -> Vec<(Failure, Code)> {
             ResourceExhausted,
         ),
         (
-            F::TooLargeForCard {
-                card: "RTX".to_owned(),
+            F::TooLargeForGpu {
+                gpu: "RTX".to_owned(),
                 error: budget_too_small(Level::Standard),
             },
             FailedPrecondition,
         ),
         (
-            engine(PlanError::NotCoded { level: Level::Mild }.into()),
+            engine(PlanError::NotCompressed { level: Level::Mild }.into()),
             FailedPrecondition,
         ),
         (
             engine(
-                PlanError::CacheFormat {
-                    asked: Kv::Q8_0,
-                    number: "bf16",
+                PlanError::KvCacheFormat {
+                    asked: KvCacheFormat::Q8_0,
+                    dtype: "bf16",
                 }
                 .into(),
             ),
@@ -254,10 +254,10 @@ async fn all() -> Vec<(Failure, Code)> {
             InvalidArgument,
         ),
         (
-            engine(PlanError::Zero { what: "requests" }.into()),
+            engine(PlanError::ZeroWorkload { what: "requests" }.into()),
             InvalidArgument,
         ),
-        (F::UnknownPreset { name: text() }, InvalidArgument),
+        (F::UnknownShape { name: text() }, InvalidArgument),
         (engine(EngineError::Stopped), Unavailable),
         (
             engine(EngineError::Ops(OpsError::Threads(text()))),
@@ -275,22 +275,22 @@ async fn all() -> Vec<(Failure, Code)> {
         ),
         (engine(EngineError::Panicked), Internal),
         (
-            F::Text(TextError::Tokenizer { cause: text() }),
+            F::Tokenizer(TokenizerError::Tokenizer { cause: text() }),
             FailedPrecondition,
         ),
         (
-            F::Text(TextError::Config { cause: text() }),
+            F::Tokenizer(TokenizerError::Config { cause: text() }),
             FailedPrecondition,
         ),
         (
-            F::Text(TextError::Template {
+            F::Tokenizer(TokenizerError::Template {
                 file: "f",
                 cause: text(),
             }),
             InvalidArgument,
         ),
         (
-            F::Text(TextError::Encode { cause: text() }),
+            F::Tokenizer(TokenizerError::Encode { cause: text() }),
             InvalidArgument,
         ),
         (F::NoTokenizer { model: text() }, FailedPrecondition),
@@ -333,7 +333,7 @@ async fn all() -> Vec<(Failure, Code)> {
             F::NothingToChange(Box::new(engine(EngineError::NoModel))),
             FailedPrecondition,
         ),
-        (F::HeldForNextLoad, FailedPrecondition),
+        (F::AppliesToNextLoad, FailedPrecondition),
         (F::Draining, Unavailable),
         (
             F::DeadlineExceeded {
@@ -380,7 +380,7 @@ fn budget_too_small(level: Level) -> PlanError {
 }
 
 fn no_derivative(kind: io::ErrorKind) -> EngineError {
-    EngineError::Checkpoint(CheckpointError::Derivative {
+    EngineError::Checkpoint(CheckpointError::WeightCache {
         path: "/p".into(),
         cause: kind.into(),
     })
@@ -474,11 +474,11 @@ fn wrong_requests() -> Vec<RequestError> {
         },
         R::UnknownToken {
             id: 9,
-            vocabulary: 8,
+            vocab_size: 8,
         },
         R::MaskGiven { id: 7 },
-        R::OnlyCausal { what: "top_k" },
-        R::OnlyMasked { what: "guidance" },
+        R::OnlyAutoregressive { what: "top_k" },
+        R::OnlyMaskedDiffusion { what: "guidance" },
         R::Sampling {
             what: "top_p",
             problem: "must be above 0".to_owned(),
@@ -502,7 +502,7 @@ async fn every_failure_reaches_the_client_whole() {
             !reason.is_empty() && reason.chars().all(|c| c.is_ascii_uppercase() || c == '_'),
             "{reason}"
         );
-        if code == Code::InvalidArgument && !matches!(failure, Failure::Text(_)) {
+        if code == Code::InvalidArgument && !matches!(failure, Failure::Tokenizer(_)) {
             let request = status.get_details_bad_request().unwrap();
             let field = &request.field_violations[0].field;
             assert!(!field.is_empty() && !field.contains(' '), "{field}");
@@ -534,7 +534,7 @@ fn a_budget_that_is_too_small_names_the_least_that_works() {
 #[test]
 fn an_unknown_preset_names_the_known_ones() {
     let name = "gpt-9".to_owned();
-    let message = Failure::UnknownPreset { name }.to_string();
+    let message = Failure::UnknownShape { name }.to_string();
     assert!(
         message.contains("'gpt-9'; known are llada-8b, llada-1b"),
         "{message}"

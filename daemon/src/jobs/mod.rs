@@ -1,7 +1,7 @@
 //! Jobs: long work on files that belongs to the daemon. They are listed while they run and for a while after, followed and
 //! cancelled by id. What they do, the registry doesn't know; [`coding`] has those that code and decode.
 
-pub mod coding;
+pub mod files;
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use sluice_proto::v1;
 use tokio::{sync::watch, task::spawn_blocking};
 use tonic::Status;
 
-use crate::{allocator, failure::Failure, registry::Changes};
+use crate::{allocator, failure::Failure, requests::ChangeNotifier};
 
 /// Jobs that are remembered after their end.
 pub const ENDED_MAX: usize = 32;
@@ -25,7 +25,7 @@ pub const ENDED_MAX: usize = 32;
 #[derive(Debug)]
 pub struct Jobs {
     known: Mutex<Known>,
-    changes: Changes,
+    changes: ChangeNotifier,
 }
 
 #[derive(Debug, Default)]
@@ -38,7 +38,7 @@ struct Known {
 
 /// What is known of a job before it begins.
 #[derive(Debug, Clone)]
-pub struct Facts {
+pub struct JobDescription {
     /// What it does.
     pub kind: v1::JobKind,
     /// What is read.
@@ -53,24 +53,24 @@ pub struct Facts {
 #[derive(Debug)]
 pub struct Job {
     id: u64,
-    facts: Facts,
+    description: JobDescription,
     begun: Instant,
     cancel: AtomicBool,
-    state: watch::Sender<State>,
+    state: watch::Sender<JobStatus>,
 }
 
 /// How far a job is: a full picture, so that the latest is enough.
 #[derive(Debug, Clone, Default)]
-pub struct State {
+pub struct JobStatus {
     /// Bytes so far.
     pub progress: v1::JobProgress,
     /// Once it ended.
-    pub end: Option<End>,
+    pub end: Option<JobEnd>,
 }
 
 /// How a job ended.
 #[derive(Debug, Clone)]
-pub struct End {
+pub struct JobEnd {
     /// Done, cancelled or failed.
     pub state: v1::JobState,
     /// How long it took.
@@ -82,7 +82,7 @@ pub struct End {
 impl Jobs {
     /// None yet.
     #[must_use]
-    pub fn new(changes: Changes) -> Self {
+    pub fn new(changes: ChangeNotifier) -> Self {
         Self {
             known: Mutex::default(),
             changes,
@@ -96,12 +96,12 @@ impl Jobs {
     /// When another runs, or the daemon is about to end.
     pub fn begin(
         self: &Arc<Self>,
-        facts: Facts,
+        facts: JobDescription,
         work: impl FnOnce(&Job) -> Result<v1::job_result::Kind, Failure> + Send + 'static,
     ) -> Result<Arc<Job>, Failure> {
         let job = self.lock().admit(facts)?;
         self.changes.tell();
-        let Facts { source, output, .. } = &job.facts;
+        let JobDescription { source, output, .. } = &job.description;
         tracing::info!(
             job = job.id,
             kind = job.kind(),
@@ -126,8 +126,10 @@ impl Jobs {
     fn end(&self, job: &Job, result: Result<v1::job_result::Kind, Failure>) {
         let elapsed = job.begun.elapsed();
         let result = result.map_err(|failure| match failure {
-            Failure::JobCancelled { kept, .. } => Failure::JobCancelled {
-                kept,
+            Failure::JobCancelled {
+                partial_path: kept, ..
+            } => Failure::JobCancelled {
+                partial_path: kept,
                 by_shutdown: self.lock().is_closed,
             },
             other => other,
@@ -141,7 +143,7 @@ impl Jobs {
             Ok(_) => tracing::info!(job = job.id, "a job is done"),
             Err(failure) => tracing::info!(job = job.id, reason = %failure, "a job ends"),
         }
-        let end = End {
+        let end = JobEnd {
             state,
             elapsed,
             result: result.map_err(Status::from).map(|kind| v1::JobResult {
@@ -212,7 +214,7 @@ impl Jobs {
 }
 
 impl Known {
-    fn admit(&mut self, facts: Facts) -> Result<Arc<Job>, Failure> {
+    fn admit(&mut self, facts: JobDescription) -> Result<Arc<Job>, Failure> {
         if self.is_closed {
             return Err(Failure::Draining);
         }
@@ -220,7 +222,7 @@ impl Known {
             return Err(Failure::JobInProgress {
                 id: other.id,
                 kind: other.kind(),
-                path: other.facts.source.clone(),
+                path: other.description.source.clone(),
             });
         }
         // All have ended.
@@ -230,10 +232,10 @@ impl Known {
         self.last_id += 1;
         let job = Arc::new(Job {
             id: self.last_id,
-            facts,
+            description: facts,
             begun: Instant::now(),
             cancel: AtomicBool::new(false),
-            state: watch::Sender::new(State::default()),
+            state: watch::Sender::new(JobStatus::default()),
         });
         self.jobs.insert(job.id, job.clone());
         Ok(job)
@@ -243,14 +245,14 @@ impl Known {
 impl Job {
     /// How far it is, now and later.
     #[must_use]
-    pub fn subscribe(&self) -> watch::Receiver<State> {
+    pub fn subscribe(&self) -> watch::Receiver<JobStatus> {
         self.state.subscribe()
     }
 
     /// As the wire has it now.
     #[must_use]
     pub fn to_wire(&self) -> v1::Job {
-        let State { progress, end } = self.state.borrow().clone();
+        let JobStatus { progress, end } = self.state.borrow().clone();
         let (state, elapsed) = match &end {
             Some(end) => (end.state, end.elapsed),
             None => (v1::JobState::Running, self.begun.elapsed()),
@@ -258,19 +260,19 @@ impl Job {
         let error = end.and_then(|end| end.result.err());
         v1::Job {
             job_id: self.id,
-            kind: self.facts.kind.into(),
+            kind: self.description.kind.into(),
             state: state.into(),
-            source: self.facts.source.clone(),
-            output: self.facts.output.clone(),
+            source: self.description.source.clone(),
+            output: self.description.output.clone(),
             progress: Some(progress),
             error: error.map_or_else(String::new, |status| status.message().to_owned()),
             elapsed_ms: elapsed.as_secs_f64() * 1000.0,
-            threads: self.facts.threads as u32,
+            threads: self.description.threads as u32,
         }
     }
 
     fn kind(&self) -> &'static str {
-        match self.facts.kind {
+        match self.description.kind {
             v1::JobKind::Unspecified => "job",
             v1::JobKind::Compress => "compress",
             v1::JobKind::Decompress => "decompress",

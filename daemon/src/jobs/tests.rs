@@ -4,8 +4,8 @@ use std::sync::mpsc;
 
 use super::*;
 
-fn facts() -> Facts {
-    Facts {
+fn facts() -> JobDescription {
+    JobDescription {
         kind: v1::JobKind::Verify,
         source: "/a.sluice".to_owned(),
         output: String::new(),
@@ -23,13 +23,13 @@ fn patient(job: &Job) -> Result<v1::job_result::Kind, Failure> {
         std::thread::sleep(Duration::from_millis(1));
     }
     Err(Failure::JobCancelled {
-        kept: None,
+        partial_path: None,
         by_shutdown: false,
     })
 }
 
 fn jobs() -> Arc<Jobs> {
-    Arc::new(Jobs::new(Changes::default()))
+    Arc::new(Jobs::new(ChangeNotifier::default()))
 }
 
 #[tokio::test]

@@ -2,23 +2,23 @@
 
 use std::{fs, path::Path};
 
-use super::{Library, Origin, facts::small_text};
+use super::{EntryOrigin, Library, model_files::small_text};
 use crate::{
+    atomic_file,
     failure::Failure,
-    keeping,
     model_name::{EMBEDDED_NAME, ModelName},
 };
 
 /// The file's name.
-const FILE: &str = ".default";
+const FILE_NAME: &str = ".default";
 /// Longest name or path.
-const BYTES_MAX: u64 = 4096;
+const MODEL_NAME_BYTES_MAX: u64 = 4096;
 
 impl Library {
     /// The recorded model, if it is still there.
     #[must_use]
     pub fn default(&self) -> Option<ModelName> {
-        let text = small_text(&self.folder.as_ref()?.join(FILE), BYTES_MAX)?;
+        let text = small_text(&self.folder.as_ref()?.join(FILE_NAME), MODEL_NAME_BYTES_MAX)?;
         let name = text.trim();
         match Path::new(name).is_absolute() {
             true => Some(ModelName::at(Path::new(name))).filter(|_| Path::new(name).exists()),
@@ -32,7 +32,7 @@ impl Library {
     /// When there is no folder to record it in, or it can't be made.
     pub fn check_default(&self) -> Result<(), Failure> {
         let path = self.folder()?.to_owned();
-        fs::create_dir_all(&path).map_err(|cause| Failure::Record { path, cause })
+        fs::create_dir_all(&path).map_err(|cause| Failure::SaveDefault { path, cause })
     }
 
     /// Forgets which model was recorded.
@@ -40,8 +40,8 @@ impl Library {
     /// # Errors
     /// When the record can't be deleted.
     pub fn clear_default(&self) -> Result<(), Failure> {
-        let path = self.folder()?.join(FILE);
-        keeping::remove(&path).map_err(|cause| Failure::Record { path, cause })
+        let path = self.folder()?.join(FILE_NAME);
+        atomic_file::remove(&path).map_err(|cause| Failure::SaveDefault { path, cause })
     }
 
     /// Records a model.
@@ -54,14 +54,14 @@ impl Library {
             None => EMBEDDED_NAME.to_owned(),
             Some(path) => match self.find(&model.name) {
                 // A remembered path may be forgotten, and its name with it.
-                Ok(entry) if entry.path == *path && entry.origin != Origin::Path => {
+                Ok(entry) if entry.path == *path && entry.origin != EntryOrigin::Path => {
                     model.name.clone()
                 }
                 _ => path.to_string_lossy().into_owned(),
             },
         };
-        let path = folder.join(FILE);
-        keeping::replace(&path, &format!("{text}\n"))
-            .map_err(|cause| Failure::Record { path, cause })
+        let path = folder.join(FILE_NAME);
+        atomic_file::replace(&path, &format!("{text}\n"))
+            .map_err(|cause| Failure::SaveDefault { path, cause })
     }
 }

@@ -8,12 +8,12 @@ use std::{
 
 use sluice_hub::{Manifest, PARTIAL, label_of};
 use sluice_proto::v1;
-use sluice_shared::coding::is_coded_file;
+use sluice_shared::compression::is_container_path;
 
 use super::{
-    facts::{self, Facts},
     inspect::is_gguf,
     is_hidden,
+    model_files::{self, ModelFiles},
 };
 
 /// Folders that are looked at; more are none of a library.
@@ -21,7 +21,7 @@ const FOLDERS_MAX: usize = 2048;
 
 /// A model on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct ModelEntry {
     /// `OWNER/NAME`, with `:LABEL` where there are several; or the own name of a folder or a coded file.
     pub name: String,
     /// What is loaded: a folder, or a GGUF or coded file.
@@ -29,7 +29,7 @@ pub struct Entry {
     /// The folder that it lies in.
     pub folder: PathBuf,
     /// Where it is from.
-    pub origin: Origin,
+    pub origin: EntryOrigin,
     /// Whether its download has not come to its end.
     pub is_partial: bool,
     /// Bytes of its files.
@@ -42,14 +42,14 @@ pub struct Entry {
     pub commit: String,
 }
 
-impl Entry {
+impl ModelEntry {
     /// One that somebody put there.
-    pub(super) fn new(name: String, path: PathBuf, folder: &Path, facts: Facts) -> Self {
+    pub(super) fn new(name: String, path: PathBuf, folder: &Path, facts: ModelFiles) -> Self {
         Self {
             name,
             path,
             folder: folder.to_owned(),
-            origin: Origin::Local,
+            origin: EntryOrigin::Local,
             is_partial: false,
             disk_bytes: facts.disk_bytes,
             file_format: facts.file_format,
@@ -61,7 +61,7 @@ impl Entry {
 
 /// Where a model is from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
+pub enum EntryOrigin {
     /// We downloaded it.
     Pulled,
     /// Somebody put it there.
@@ -72,7 +72,7 @@ pub enum Origin {
     Path,
 }
 
-impl Origin {
+impl EntryOrigin {
     pub(super) fn to_wire(self) -> v1::ModelOrigin {
         match self {
             Self::Pulled => v1::ModelOrigin::Pulled,
@@ -84,7 +84,7 @@ impl Origin {
 }
 
 /// The models in our folder: `NAME` or `OWNER/NAME`, coded files beside them, and those on their way.
-pub(super) fn of_folder(models: &Path) -> Vec<Entry> {
+pub(super) fn of_folder(models: &Path) -> Vec<ModelEntry> {
     let mut entries = Vec::new();
     for (first, folder) in folders(models) {
         let own = of_model_folder(&folder, &first);
@@ -96,11 +96,19 @@ pub(super) fn of_folder(models: &Path) -> Vec<Entry> {
             entries.extend(of_model_folder(&folder, &format!("{first}/{second}")));
         }
     }
-    for file in files(models).into_iter().filter(|file| is_coded_file(file)) {
+    for file in files(models)
+        .into_iter()
+        .filter(|file| is_container_path(file))
+    {
         let name = file.file_stem().and_then(OsStr::to_str).unwrap_or_default();
-        if !is_hidden(name) && !entries.iter().any(|known: &Entry| known.name == name) {
-            let facts = Facts::of_file(&file);
-            entries.push(Entry::new(name.to_owned(), file.clone(), models, facts));
+        if !is_hidden(name) && !entries.iter().any(|known: &ModelEntry| known.name == name) {
+            let facts = ModelFiles::of_file(&file);
+            entries.push(ModelEntry::new(
+                name.to_owned(),
+                file.clone(),
+                models,
+                facts,
+            ));
         }
     }
     entries.extend(partial(&models.join(PARTIAL)));
@@ -108,7 +116,7 @@ pub(super) fn of_folder(models: &Path) -> Vec<Entry> {
 }
 
 /// The models in the cache of the hub's own programs, each as its main branch was when they last looked.
-pub(super) fn of_hub_cache(cache: &Path) -> Vec<Entry> {
+pub(super) fn of_hub_cache(cache: &Path) -> Vec<ModelEntry> {
     let mut entries = Vec::new();
     for (key, folder) in folders(cache) {
         let Some((owner, name)) = key
@@ -117,15 +125,15 @@ pub(super) fn of_hub_cache(cache: &Path) -> Vec<Entry> {
         else {
             continue;
         };
-        let commit = facts::small_text(&folder.join("refs/main"), 100).unwrap_or_default();
+        let commit = model_files::small_text(&folder.join("refs/main"), 100).unwrap_or_default();
         let commit = commit.trim();
         if commit.is_empty() || !commit.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             continue;
         }
         let snapshot = folder.join("snapshots").join(commit);
         for entry in of_model_folder(&snapshot, &format!("{owner}/{name}")) {
-            entries.push(Entry {
-                origin: Origin::HubCache,
+            entries.push(ModelEntry {
+                origin: EntryOrigin::HubCache,
                 commit: commit.to_owned(),
                 ..entry
             });
@@ -135,7 +143,7 @@ pub(super) fn of_hub_cache(cache: &Path) -> Vec<Entry> {
 }
 
 /// The models in one folder: weights in safetensors, and each in a file of its own.
-fn of_model_folder(folder: &Path, name: &str) -> Vec<Entry> {
+fn of_model_folder(folder: &Path, name: &str) -> Vec<ModelEntry> {
     let manifest = Manifest::read(folder);
     // Others may have put a model of theirs beside the one that was pulled.
     let has_brought = |is_of_model: &dyn Fn(&str) -> bool| {
@@ -143,11 +151,11 @@ fn of_model_folder(folder: &Path, name: &str) -> Vec<Entry> {
         files.into_iter().any(|file| is_of_model(&file.name))
     };
     let is_brought = |file: &Path| has_brought(&|name| file.file_name() == Some(OsStr::new(name)));
-    let entry = |name: String, path: PathBuf, is_pulled: bool, facts: Facts| {
-        let local = Entry::new(name, path, folder, facts);
+    let entry = |name: String, path: PathBuf, is_pulled: bool, facts: ModelFiles| {
+        let local = ModelEntry::new(name, path, folder, facts);
         match &manifest {
-            Some(manifest) if is_pulled => Entry {
-                origin: Origin::Pulled,
+            Some(manifest) if is_pulled => ModelEntry {
+                origin: EntryOrigin::Pulled,
                 commit: manifest.commit.clone(),
                 ..local
             },
@@ -155,16 +163,16 @@ fn of_model_folder(folder: &Path, name: &str) -> Vec<Entry> {
         }
     };
     let mut entries = Vec::new();
-    if let Some(facts) = Facts::of_folder(folder) {
+    if let Some(facts) = ModelFiles::of_folder(folder) {
         let is_pulled = has_brought(&|name| name.ends_with(".safetensors"));
         entries.push(entry(name.to_owned(), folder.to_owned(), is_pulled, facts));
     }
     let mut files = files(folder);
     // A folder with nothing but a coded file is that file.
     if let ([file], true) = (&files[..], entries.is_empty())
-        && is_coded_file(file)
+        && is_container_path(file)
     {
-        let facts = Facts::of_file(file);
+        let facts = ModelFiles::of_file(file);
         return vec![entry(
             name.to_owned(),
             folder.to_owned(),
@@ -181,8 +189,8 @@ fn of_model_folder(folder: &Path, name: &str) -> Vec<Entry> {
             true => name.to_owned(),
             false => format!("{name}:{}", label_of(stem)),
         };
-        if !entries.iter().any(|known: &Entry| known.name == name) {
-            let (is_pulled, facts) = (is_brought(&file), Facts::of_file(&file));
+        if !entries.iter().any(|known: &ModelEntry| known.name == name) {
+            let (is_pulled, facts) = (is_brought(&file), ModelFiles::of_file(&file));
             entries.push(entry(name, file, is_pulled, facts));
         }
     }
@@ -197,14 +205,14 @@ pub(super) fn files(folder: &Path) -> Vec<PathBuf> {
         .take(FOLDERS_MAX)
         .flatten()
         .map(|entry| entry.path())
-        .filter(|path| is_gguf(path) || is_coded_file(path))
+        .filter(|path| is_gguf(path) || is_container_path(path))
         .collect();
     files.sort_unstable();
     files
 }
 
 /// Downloads that have not come to their end.
-fn partial(folder: &Path) -> Vec<Entry> {
+fn partial(folder: &Path) -> Vec<ModelEntry> {
     let entries = all_folders(folder).into_iter().filter_map(|(_, folder)| {
         let manifest = Manifest::read(&folder)?;
         let name = match &manifest.label {
@@ -215,12 +223,12 @@ fn partial(folder: &Path) -> Vec<Entry> {
             .ok()?
             .flatten()
             .filter_map(|entry| Some(entry.metadata().ok()?.len()));
-        Some(Entry {
+        Some(ModelEntry {
             name,
             path: folder.clone(),
             disk_bytes: sizes.sum(),
             folder,
-            origin: Origin::Pulled,
+            origin: EntryOrigin::Pulled,
             is_partial: true,
             file_format: "",
             family: String::new(),

@@ -6,20 +6,20 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use sluice_checkpoint::{
     Checkpoint,
-    coded::{self, Container},
+    compression::{self, Container},
     family::Family,
 };
-use sluice_engine::{EngineError, Settings, engine::Outline};
+use sluice_engine::{EngineError, PlanSettings, runtime::ModelOutline};
 use sluice_hub::Manifest;
 use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, Workload};
-use sluice_proto::{model::Drawing, v1};
+use sluice_proto::{model::SamplingOptions, v1};
 use sluice_shared::{level::Level, units};
 
-use super::facts::{self, Group, small_text};
+use super::model_files::{self, TensorSummary, small_text};
 use crate::{
-    config::Table,
+    config::ModelTable,
     model_name::ModelName,
-    settings::{self, Origin, Subject},
+    settings::{self, SampledModel, SettingOrigin},
     translate,
 };
 
@@ -33,7 +33,7 @@ const FIGURES: &[(&str, &[&str])] = &[
     ("layers", &["n_layers", "num_hidden_layers"]),
     ("width", &["d_model", "hidden_size"]),
     ("heads", &["n_heads", "num_attention_heads"]),
-    ("key-value heads", &["n_kv_heads", "num_key_value_heads"]),
+    ("KV heads", &["n_kv_heads", "num_key_value_heads"]),
     ("MLP width", &["mlp_hidden_size", "intermediate_size"]),
     ("vocabulary", &["vocab_size"]),
     (
@@ -45,7 +45,7 @@ const FIGURES: &[(&str, &[&str])] = &[
 ];
 
 #[derive(Deserialize)]
-struct Tokenizer {
+struct TokenizerFile {
     model: TokenizerModel,
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn inspect(
     model: &ModelName,
     wire: v1::Model,
     machine: Result<Machine, EngineError>,
-    settings: Settings,
+    settings: PlanSettings,
     budget_bytes: u64,
     not_loadable: impl Fn(&Plan) -> Option<String>,
 ) -> v1::InspectModelResponse {
@@ -73,31 +73,31 @@ pub(crate) fn inspect(
         model: Some(wire),
         ..Default::default()
     };
-    let coded = coded::container_of(&model.source()).ok().flatten();
-    // A folder with a coded file in it is that file.
-    let coded_file = coded.as_ref().map(|coded| Path::new(coded.path()));
-    let file = path.filter(|path| is_gguf(path)).or(coded_file);
+    let container = compression::container_of(&model.source()).ok().flatten();
+    // A folder with a .sluice file in it is that file.
+    let container_file = (container.as_ref()).map(|container| Path::new(container.path()));
+    let file = path.filter(|path| is_gguf(path)).or(container_file);
     let groups = match (folder, file) {
         (Some(folder), None) => {
             answer.facts = facts_of(folder);
-            facts::groups(folder)
+            model_files::tensor_summaries(folder)
         }
         // One file, or what lies inside the program.
         (folder, file) => {
             // What is wrong with it, the levels say.
             let checkpoint = Checkpoint::open(&model.source()).ok();
             answer.facts = facts_of_checkpoint(checkpoint.as_ref(), file.zip(folder));
-            match &coded {
-                Some(coded) => groups_of_coded(coded),
-                None => checkpoint.as_ref().map(groups_of).unwrap_or_default(),
+            match &container {
+                Some(container) => summaries_of_container(container),
+                None => checkpoint.as_ref().map(summaries_of).unwrap_or_default(),
             }
         }
     };
-    if let (Some(coded), Some(wire)) = (&coded, &mut answer.model) {
-        wire.disk_bytes = coded.header().bytes;
+    if let (Some(container), Some(wire)) = (&container, &mut answer.model) {
+        wire.disk_bytes = container.header().bytes;
         wire.file_format = "sluice".to_owned();
     }
-    answer.container = coded.as_ref().map(translate::coded::contents);
+    answer.container = container.as_ref().map(translate::container::contents);
     if let (Some(_), Some(wire)) = (file, &mut answer.model) {
         let family = answer.facts.iter().find(|fact| fact.name == "family");
         wire.family = family.map(|fact| fact.value.clone()).unwrap_or_default();
@@ -122,7 +122,11 @@ pub(crate) fn inspect(
 
 /// How its tokens are chosen where nobody asks for anything; what its files say of that and makes no sense, is told as a
 /// fact. Nothing of a model that can't be read.
-pub(crate) fn sampling(model: &ModelName, answer: &mut v1::InspectModelResponse, table: &Table) {
+pub(crate) fn sampling(
+    model: &ModelName,
+    answer: &mut v1::InspectModelResponse,
+    table: &ModelTable,
+) {
     let Ok(checkpoint) = Checkpoint::open(&model.source()) else {
         return;
     };
@@ -132,17 +136,17 @@ pub(crate) fn sampling(model: &ModelName, answer: &mut v1::InspectModelResponse,
     let has_template =
         |fact: &v1::CheckpointFact| fact.name == "chat template" && fact.value != "none";
     let recommended = checkpoint.recommended();
-    let subject = Subject {
+    let subject = SampledModel {
         family: config.family.name(),
-        is_masked: config.mask.is_some(),
-        talks: config.family == Family::Llada || answer.facts.iter().any(has_template),
+        is_masked_diffusion: config.mask.is_some(),
+        can_chat: config.family == Family::Llada || answer.facts.iter().any(has_template),
         recommended: &recommended,
     };
-    let sampler = subject.sampler(&Drawing::default(), table);
-    answer.settings.extend(sampler.told);
+    let sampler = subject.sampler(&SamplingOptions::default(), table);
+    answer.settings.extend(sampler.settings);
     answer.settings.extend(subject.block_length(None).1);
     if let Some(system) = &table.system {
-        let system = settings::told("system", system, Origin::ModelFile);
+        let system = settings::resolved_setting("system", system, SettingOrigin::ModelFile);
         answer.settings.push(system);
     }
     let problems = recommended.problems.into_iter();
@@ -158,16 +162,16 @@ pub(crate) fn sampling(model: &ModelName, answer: &mut v1::InspectModelResponse,
 fn levels(
     model: &ModelName,
     machine: Result<Machine, EngineError>,
-    settings: Settings,
+    settings: PlanSettings,
     budget_bytes: u64,
     not_loadable: impl Fn(&Plan) -> Option<String>,
 ) -> Result<Vec<v1::LevelEstimate>, EngineError> {
-    let outline = Outline::of_checkpoint(&model.source(), machine?)?;
-    let canvas = sluice_engine::engine::default_canvas(outline.context_length());
+    let outline = ModelOutline::of_checkpoint(&model.source(), machine?)?;
+    let canvas = sluice_engine::runtime::default_canvas(outline.context_length());
     let fixed = Level::ALL.into_iter().filter(|level| *level != Level::Auto);
     fixed
         .map(|level| {
-            let choices = Settings { level, ..settings }.choices();
+            let choices = PlanSettings { level, ..settings }.resolved();
             let workload = Workload::new(canvas, BLOCK_DEFAULT, 1);
             let plan = outline.plan(choices, u64::MAX, workload)?;
             Ok(v1::LevelEstimate {
@@ -182,9 +186,9 @@ fn levels(
 }
 
 #[derive(Default)]
-struct Facts(Vec<v1::CheckpointFact>);
+struct FactList(Vec<v1::CheckpointFact>);
 
-impl Facts {
+impl FactList {
     /// What is not known is left out.
     fn add(&mut self, name: &str, value: String) {
         if !value.is_empty() {
@@ -196,7 +200,7 @@ impl Facts {
     }
 
     fn add_config(&mut self, config: &Map<String, Value>) {
-        self.add("family", facts::text(config, "model_type"));
+        self.add("family", model_files::text(config, "model_type"));
         let architectures = config.get("architectures").and_then(|value| value.get(0));
         let architecture = architectures.and_then(Value::as_str).unwrap_or_default();
         self.add("architecture", architecture.chars().take(100).collect());
@@ -219,8 +223,8 @@ impl Facts {
 }
 
 fn facts_of(folder: &Path) -> Vec<v1::CheckpointFact> {
-    let mut facts = Facts::default();
-    if let Some(config) = facts::config(folder) {
+    let mut facts = FactList::default();
+    if let Some(config) = model_files::config(folder) {
         facts.add_config(&config);
     }
     facts.add("tokenizer", tokenizer(folder));
@@ -243,7 +247,7 @@ fn facts_of_checkpoint(
     checkpoint: Option<&Checkpoint>,
     place: Option<(&Path, &Path)>,
 ) -> Vec<v1::CheckpointFact> {
-    let mut facts = Facts::default();
+    let mut facts = FactList::default();
     if let Some(checkpoint) = checkpoint {
         if let Ok(config) = checkpoint.config() {
             facts.add_config(&config);
@@ -279,8 +283,8 @@ fn facts_of_checkpoint(
 }
 
 /// All tensors by the name of their format.
-fn groups_of(checkpoint: &Checkpoint) -> BTreeMap<String, Group> {
-    let mut groups: BTreeMap<String, Group> = BTreeMap::new();
+fn summaries_of(checkpoint: &Checkpoint) -> BTreeMap<String, TensorSummary> {
+    let mut groups: BTreeMap<String, TensorSummary> = BTreeMap::new();
     for (tensor, bytes) in checkpoint.tensors() {
         let name = match &tensor.format {
             Ok(format) => format.name().to_owned(),
@@ -295,15 +299,15 @@ fn groups_of(checkpoint: &Checkpoint) -> BTreeMap<String, Group> {
     groups
 }
 
-/// The tensors of a coded file by what they are and how they are coded.
-fn groups_of_coded(coded: &Container) -> BTreeMap<String, Group> {
-    let mut groups: BTreeMap<String, Group> = BTreeMap::new();
-    for tensor in &coded.header().tensors {
-        let scheme = translate::coded::scheme(tensor);
-        let group = groups.entry(format!("{} {scheme}", tensor.number));
+/// The tensors of a .sluice file, summed by dtype and compression.
+fn summaries_of_container(container: &Container) -> BTreeMap<String, TensorSummary> {
+    let mut groups: BTreeMap<String, TensorSummary> = BTreeMap::new();
+    for tensor in &container.header().tensors {
+        let scheme = translate::container::compression(tensor);
+        let group = groups.entry(format!("{} {scheme}", tensor.dtype));
         let group = group.or_default();
         group.tensors += 1;
-        group.parameters += tensor.numbers().unwrap_or(0) as u64;
+        group.parameters += tensor.elements().unwrap_or(0) as u64;
         group.bytes += tensor.length;
     }
     groups
@@ -332,7 +336,7 @@ fn tokenizer(folder: &Path) -> String {
 }
 
 fn kind_of(tokenizer: &[u8]) -> String {
-    match serde_json::from_slice::<Tokenizer>(tokenizer) {
+    match serde_json::from_slice::<TokenizerFile>(tokenizer) {
         Ok(tokenizer) => tokenizer.model.kind.unwrap_or_else(|| "there".to_owned()),
         Err(error) => format!("can't be read: {error}"),
     }
@@ -439,7 +443,7 @@ mod tests {
             &ModelName::at(&file),
             v1::Model::default(),
             Err(EngineError::NoModel),
-            Settings::default(),
+            PlanSettings::default(),
             0,
             |_| None,
         );
@@ -464,7 +468,7 @@ mod tests {
             &ModelName::embedded(),
             v1::Model::default(),
             Err(EngineError::NoModel),
-            Settings::default(),
+            PlanSettings::default(),
             0,
             |_| None,
         );

@@ -3,8 +3,8 @@
 
 mod default;
 mod entry;
-mod facts;
 mod inspect;
+mod model_files;
 mod pulls;
 mod remembered;
 
@@ -14,14 +14,14 @@ use std::{
     sync::{Mutex, MutexGuard},
 };
 
-use sluice_hub::{Access, Lock, Manifest, PARTIAL};
+use sluice_hub::{Access, FolderLock, Manifest, PARTIAL};
 use sluice_proto::v1;
 use sluice_shared::names;
 
-use self::facts::SAFETENSORS;
 pub(crate) use self::inspect::{inspect, sampling};
+use self::model_files::SAFETENSORS;
 pub use self::{
-    entry::{Entry, Origin},
+    entry::{EntryOrigin, ModelEntry},
     pulls::{PullStage, PullState, Pulls},
 };
 use crate::{
@@ -44,7 +44,7 @@ pub struct Library {
 
 /// What became of a model that was to be removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Removed {
+pub enum RemovedModel {
     /// So many bytes were deleted.
     Deleted(u64),
     /// It was loaded by this path, and is the user's own: it is listed no more, and its files stay.
@@ -83,7 +83,7 @@ impl Library {
 
     /// All models, in the order of their names. Reads folders: not for async code.
     #[must_use]
-    pub fn entries(&self) -> Vec<Entry> {
+    pub fn entries(&self) -> Vec<ModelEntry> {
         let mut entries = self
             .folder
             .as_deref()
@@ -106,11 +106,11 @@ impl Library {
     ///
     /// # Errors
     /// When there is none.
-    pub fn find(&self, name: &str) -> Result<Entry, Failure> {
+    pub fn find(&self, name: &str) -> Result<ModelEntry, Failure> {
         let entries = self.entries();
         let is_listed = entries.iter().any(|entry| entry.name == name);
         let name = names::full(name).filter(|_| !is_listed).unwrap_or(name);
-        let is_whole = |entry: &&Entry| !entry.is_partial;
+        let is_whole = |entry: &&ModelEntry| !entry.is_partial;
         let exact = entries
             .iter()
             .filter(is_whole)
@@ -135,7 +135,7 @@ impl Library {
         let known = entries
             .iter()
             .find(|entry| !entry.is_partial && real(&entry.path) == place);
-        known.map_or_else(|| ModelName::at(path), Entry::model)
+        known.map_or_else(|| ModelName::at(path), ModelEntry::model)
     }
 
     /// Whether any of these paths leads to the model of exactly this name.
@@ -164,7 +164,7 @@ impl Library {
     #[must_use]
     pub fn listed_name(&self, name: &str) -> String {
         let entries = self.entries();
-        let is_meant = |entry: &&Entry| entry.name == name || entry.path == Path::new(name);
+        let is_meant = |entry: &&ModelEntry| entry.name == name || entry.path == Path::new(name);
         match (entries.iter().find(is_meant), names::full(name)) {
             (Some(entry), _) => entry.name.clone(),
             (None, full) => full.unwrap_or(name).to_owned(),
@@ -176,7 +176,7 @@ impl Library {
     ///
     /// # Errors
     /// When it is not ours, or can't be deleted.
-    pub fn remove(&self, name: &str) -> Result<Removed, Failure> {
+    pub fn remove(&self, name: &str) -> Result<RemovedModel, Failure> {
         let entries = self.entries();
         let Some(entry) = entries.iter().find(|entry| entry.name == name) else {
             return Err(match name {
@@ -184,26 +184,26 @@ impl Library {
                 name => self.unknown(name, &entries),
             });
         };
-        if entry.origin == Origin::Path {
+        if entry.origin == EntryOrigin::Path {
             self.forget(&entry.path)?;
             self.drop_default(entry)?;
-            return Ok(Removed::Forgotten(entry.path.clone()));
+            return Ok(RemovedModel::Forgotten(entry.path.clone()));
         }
-        let failed = |cause: io::Error| Failure::Remove {
+        let failed = |cause: io::Error| Failure::RemoveModel {
             path: entry.folder.clone(),
             cause,
         };
         let manifest = Manifest::read(&entry.folder)
-            .filter(|_| entry.is_partial || entry.origin == Origin::Pulled);
+            .filter(|_| entry.is_partial || entry.origin == EntryOrigin::Pulled);
         let name = manifest.as_ref().and_then(|manifest| manifest.name().ok());
         // No download, be it another daemon's, puts in what goes out here.
         let lock = match (self.folder.as_ref(), name) {
-            (Some(folder), Some(name)) => Some(Lock::take(folder, &name)?),
+            (Some(folder), Some(name)) => Some(FolderLock::take(folder, &name)?),
             _ => None,
         };
         if entry.is_partial {
             fs::remove_dir_all(&entry.folder).map_err(failed)?;
-            return Ok(Removed::Deleted(entry.disk_bytes));
+            return Ok(RemovedModel::Deleted(entry.disk_bytes));
         }
         let Some(manifest) = manifest else {
             return Err(Failure::NotOurs {
@@ -227,11 +227,11 @@ impl Library {
         }
         self.drop_default(entry)?;
         drop(lock);
-        Ok(Removed::Deleted(manifest.bytes()))
+        Ok(RemovedModel::Deleted(manifest.bytes()))
     }
 
     /// Where a model that goes was the default, the embedded one takes its place.
-    fn drop_default(&self, entry: &Entry) -> Result<(), Failure> {
+    fn drop_default(&self, entry: &ModelEntry) -> Result<(), Failure> {
         let default = self.default();
         match default.is_some_and(|default| default.path.as_ref() == Some(&entry.path)) {
             true => self.clear_default(),
@@ -239,7 +239,7 @@ impl Library {
         }
     }
 
-    fn unknown(&self, name: &str, entries: &[Entry]) -> Failure {
+    fn unknown(&self, name: &str, entries: &[ModelEntry]) -> Failure {
         let is_partial = entries
             .iter()
             .any(|entry| entry.is_partial && entry.name.eq_ignore_ascii_case(name));
@@ -256,7 +256,7 @@ impl Library {
     }
 }
 
-impl Entry {
+impl ModelEntry {
     /// As it is loaded.
     #[must_use]
     pub fn model(&self) -> ModelName {
@@ -296,7 +296,7 @@ impl Entry {
     #[must_use]
     pub fn parameters(&self) -> Option<u64> {
         let groups = match self.file_format {
-            SAFETENSORS => facts::groups(&self.path),
+            SAFETENSORS => model_files::tensor_summaries(&self.path),
             _ => return None,
         };
         let parameters: u64 = groups.values().map(|group| group.parameters).sum();

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::Library;
-use crate::{failure::Failure, registry::Changes};
+use crate::{failure::Failure, requests::ChangeNotifier};
 
 /// Downloads at once; more would only share the line.
 const PULLS_MAX: usize = 4;
@@ -32,7 +32,7 @@ pub struct PullState {
 #[derive(Debug, Clone)]
 pub enum PullStage {
     /// Bytes so far.
-    Going(v1::PullProgress),
+    Downloading(v1::PullProgress),
     /// The model is there.
     Done(Box<v1::Model>),
     /// It is not.
@@ -46,13 +46,13 @@ const NOTICES_MAX: usize = 200;
 #[derive(Debug)]
 pub struct Pulls {
     library: Arc<Library>,
-    going: Mutex<BTreeMap<String, Going>>,
-    changes: Changes,
+    active: Mutex<BTreeMap<String, ActivePull>>,
+    changes: ChangeNotifier,
     closing: CancellationToken,
 }
 
 #[derive(Debug, Clone)]
-struct Going {
+struct ActivePull {
     /// As it was asked for.
     revision: String,
     state: watch::Receiver<PullState>,
@@ -62,10 +62,10 @@ struct Going {
 impl Pulls {
     /// None yet.
     #[must_use]
-    pub fn new(library: Arc<Library>, changes: Changes, closing: CancellationToken) -> Self {
+    pub fn new(library: Arc<Library>, changes: ChangeNotifier, closing: CancellationToken) -> Self {
         Self {
             library,
-            going: Mutex::default(),
+            active: Mutex::default(),
             changes,
             closing,
         }
@@ -107,10 +107,10 @@ impl Pulls {
         let (sender, state) = watch::channel(PullState {
             plan: None,
             notices: Vec::new(),
-            stage: PullStage::Going(v1::PullProgress::default()),
+            stage: PullStage::Downloading(v1::PullProgress::default()),
         });
         let cancel = self.closing.child_token();
-        let known = Going {
+        let known = ActivePull {
             revision,
             state: state.clone(),
             cancel: cancel.clone(),
@@ -183,7 +183,7 @@ impl Pulls {
                 state: v1::ModelState::Pulling.into(),
                 origin: v1::ModelOrigin::Pulled.into(),
                 pull: match &state.stage {
-                    PullStage::Going(progress) => Some(progress.clone()),
+                    PullStage::Downloading(progress) => Some(progress.clone()),
                     _ => None,
                 },
                 ..Default::default()
@@ -198,8 +198,8 @@ impl Pulls {
         found.map(|entry| entry.to_wire())
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Going>> {
-        self.going.lock().expect("nothing panics under this lock")
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, ActivePull>> {
+        self.active.lock().expect("nothing panics under this lock")
     }
 }
 
@@ -219,7 +219,7 @@ fn tell(
         } => {
             if weight_bytes > budget_bytes {
                 state.notices.push(format!(
-                    "the weights take {} and the budget is {}: what has no room will be streamed in every pass; \
+                    "the weights take {} and the budget is {}: weights that don't fit will be streamed in every pass; \
                      `sluice plan --model {name}` tells more once it is here",
                     units::bytes(weight_bytes),
                     units::bytes(budget_bytes)
@@ -233,7 +233,7 @@ fn tell(
                 present_bytes,
                 weight_bytes,
             });
-            state.stage = PullStage::Going(v1::PullProgress {
+            state.stage = PullStage::Downloading(v1::PullProgress {
                 file: String::new(),
                 done_bytes: present_bytes,
                 total_bytes,
@@ -253,7 +253,7 @@ fn tell(
 }
 
 fn progress(state: &mut PullState, change: impl FnOnce(&mut v1::PullProgress)) {
-    if let PullStage::Going(progress) = &mut state.stage {
+    if let PullStage::Downloading(progress) = &mut state.stage {
         change(progress);
     }
 }

@@ -8,15 +8,15 @@ use std::{
 
 use super::{
     Library,
-    entry::{Entry, Origin},
-    facts::{Facts, small_text},
+    entry::{EntryOrigin, ModelEntry},
     inspect::is_gguf,
+    model_files::{ModelFiles, small_text},
     real,
 };
-use crate::{failure::Failure, keeping, model_name::ModelName};
+use crate::{atomic_file, failure::Failure, model_name::ModelName};
 
 /// The file's name.
-const FILE: &str = ".paths";
+const FILE_NAME: &str = ".paths";
 /// Paths that are remembered; one more makes the first be forgotten.
 pub(super) const PATHS_MAX: usize = 64;
 /// Longest path.
@@ -73,7 +73,7 @@ impl Library {
 
     /// The paths, in the order in which they were first used.
     fn remembered(&self) -> Vec<PathBuf> {
-        let file = self.folder.as_ref().map(|folder| folder.join(FILE));
+        let file = self.folder.as_ref().map(|folder| folder.join(FILE_NAME));
         let bytes_max = (PATHS_MAX * (PATH_BYTES_MAX + 1)) as u64;
         let text = file.and_then(|file| small_text(&file, bytes_max));
         let text = text.unwrap_or_default();
@@ -86,8 +86,8 @@ impl Library {
 
     fn write(&self, paths: &[PathBuf]) -> Result<(), Failure> {
         let folder = self.folder()?;
-        let failed = |cause| Failure::Record {
-            path: folder.join(FILE),
+        let failed = |cause| Failure::SaveDefault {
+            path: folder.join(FILE_NAME),
             cause,
         };
         let lines: Vec<_> = paths.iter().filter_map(|path| path.to_str()).collect();
@@ -95,11 +95,11 @@ impl Library {
             .iter()
             .map(|line| format!("{line}\n"))
             .collect::<String>();
-        keeping::replace(&folder.join(FILE), &text).map_err(failed)
+        atomic_file::replace(&folder.join(FILE_NAME), &text).map_err(failed)
     }
 
     /// Adds those of the remembered models that are there and that the library doesn't have otherwise.
-    pub(super) fn add_remembered(&self, entries: &mut Vec<Entry>) {
+    pub(super) fn add_remembered(&self, entries: &mut Vec<ModelEntry>) {
         for path in self.remembered() {
             let place = real(&path);
             if entries.iter().any(|entry| real(&entry.path) == place) {
@@ -118,7 +118,7 @@ impl Library {
 }
 
 /// What lies at a path, if it is a model.
-fn entry_at(path: &Path) -> Option<Entry> {
+fn entry_at(path: &Path) -> Option<ModelEntry> {
     if !path.exists() {
         return None;
     }
@@ -128,21 +128,21 @@ fn entry_at(path: &Path) -> Option<Entry> {
     };
     let is_weights = path.extension() == Some(OsStr::new("safetensors"));
     let facts = match path.is_file() && !is_weights {
-        true => is_model_file(path).then(|| Facts::of_file(path))?,
-        false => Facts::of_folder(folder).or_else(|| only_file(folder))?,
+        true => is_model_file(path).then(|| ModelFiles::of_file(path))?,
+        false => ModelFiles::of_folder(folder).or_else(|| only_file(folder))?,
     };
-    Some(Entry {
-        origin: Origin::Path,
-        ..Entry::new(ModelName::at(path).name, path.to_owned(), folder, facts)
+    Some(ModelEntry {
+        origin: EntryOrigin::Path,
+        ..ModelEntry::new(ModelName::at(path).name, path.to_owned(), folder, facts)
     })
 }
 
 /// A folder may be named for the one file in it.
-fn only_file(folder: &Path) -> Option<Facts> {
+fn only_file(folder: &Path) -> Option<ModelFiles> {
     let files = super::entry::files(folder);
-    files.first().map(|file| Facts::of_file(file))
+    files.first().map(|file| ModelFiles::of_file(file))
 }
 
 fn is_model_file(path: &Path) -> bool {
-    is_gguf(path) || sluice_shared::coding::is_coded_file(path)
+    is_gguf(path) || sluice_shared::compression::is_container_path(path)
 }

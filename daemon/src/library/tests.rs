@@ -113,7 +113,7 @@ fn removing_takes_what_was_brought_and_nothing_else() {
         &manifest(&["config.json", "model.safetensors"]),
     );
     put(&model, "notes.txt", b"mine");
-    let lock = Lock::take(folder.path(), &"o/m".parse().unwrap()).unwrap();
+    let lock = FolderLock::take(folder.path(), &"o/m".parse().unwrap()).unwrap();
     let removed = library.remove("o/m");
     assert!(
         matches!(removed, Err(Failure::Hub(_))),
@@ -121,7 +121,7 @@ fn removing_takes_what_was_brought_and_nothing_else() {
     );
     assert!(model.join("config.json").exists());
     drop(lock);
-    assert_eq!(library.remove("o/m").unwrap(), Removed::Deleted(4));
+    assert_eq!(library.remove("o/m").unwrap(), RemovedModel::Deleted(4));
     assert_eq!(fs::read(model.join("notes.txt")).unwrap(), b"mine");
     assert!(!model.join("config.json").exists());
     assert!(matches!(
@@ -147,13 +147,19 @@ fn a_model_beside_one_that_was_brought_is_not_ours() {
 
     let library = library(folder.path());
     let mine = library.find("o/m:Q8_0").unwrap();
-    assert_eq!((mine.origin, mine.commit.as_str()), (Origin::Local, ""));
+    assert_eq!(
+        (mine.origin, mine.commit.as_str()),
+        (EntryOrigin::Local, "")
+    );
     let removed = library.remove("o/m:Q8_0");
     assert!(matches!(removed, Err(Failure::NotOurs { .. })));
     assert!(model.join("model.safetensors").exists());
-    assert_eq!(library.find("o/m").unwrap().origin, Origin::Pulled);
-    assert_eq!(library.remove("o/m").unwrap(), Removed::Deleted(4));
-    assert_eq!(library.remove("o/l:Q8_0").unwrap(), Removed::Deleted(2));
+    assert_eq!(library.find("o/m").unwrap().origin, EntryOrigin::Pulled);
+    assert_eq!(library.remove("o/m").unwrap(), RemovedModel::Deleted(4));
+    assert_eq!(
+        library.remove("o/l:Q8_0").unwrap(),
+        RemovedModel::Deleted(2)
+    );
     for kept in [
         model.join("mine-Q8_0.gguf"),
         labelled.join("a-mine-Q8_0.gguf"),
@@ -261,7 +267,10 @@ fn a_model_used_by_its_path_stays_listed_until_it_is_gone_or_forgotten() {
     expected.sort();
     assert_eq!(names(&library), expected);
     let found = library.find("mine").unwrap();
-    assert_eq!((found.origin, &found.path), (Origin::Path, &place("mine")));
+    assert_eq!(
+        (found.origin, &found.path),
+        (EntryOrigin::Path, &place("mine"))
+    );
     assert_eq!((found.disk_bytes, &*found.family), (12, "llada"));
     assert_eq!(library.find(&other).unwrap().path, place("other/mine"));
 
@@ -269,7 +278,7 @@ fn a_model_used_by_its_path_stays_listed_until_it_is_gone_or_forgotten() {
     let listed = library.listed_name(&place("mine").to_string_lossy());
     assert_eq!(
         library.remove(&listed).unwrap(),
-        Removed::Forgotten(place("mine"))
+        RemovedModel::Forgotten(place("mine"))
     );
     assert!(place("mine/model.safetensors").exists());
     assert_eq!(names(&library), ["m-Q8_0", "mine", "pulled"]);

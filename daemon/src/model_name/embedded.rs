@@ -17,7 +17,7 @@ macro_rules! embedded {
 }
 
 /// Its files.
-pub(crate) static FILES: &[(&str, &[u8])] = embedded![
+pub(crate) static EMBEDDED_FILES: &[(&str, &[u8])] = embedded![
     "config.json",
     "model.safetensors",
     "tokenizer.json",
@@ -26,13 +26,13 @@ pub(crate) static FILES: &[(&str, &[u8])] = embedded![
 ];
 
 /// What its files say, read once.
-struct Facts {
+struct EmbeddedFacts {
     family: String,
     parameters: Option<u64>,
 }
 
-static FACTS: LazyLock<Facts> = LazyLock::new(|| {
-    let checkpoint = Checkpoint::open(&Source::Embedded(FILES)).ok();
+static FACTS: LazyLock<EmbeddedFacts> = LazyLock::new(|| {
+    let checkpoint = Checkpoint::open(&Source::Embedded(EMBEDDED_FILES)).ok();
     let config = checkpoint.as_ref().and_then(|opened| opened.config().ok());
     let family = config.as_ref().and_then(|config| config.get("model_type"));
     let parameters = checkpoint.as_ref().map(|opened| {
@@ -40,7 +40,7 @@ static FACTS: LazyLock<Facts> = LazyLock::new(|| {
         let counts = sizes.map(|shape| shape.iter().map(|size| *size as u64).product::<u64>());
         counts.sum()
     });
-    Facts {
+    EmbeddedFacts {
         family: family
             .and_then(|name| name.as_str())
             .unwrap_or_default()
@@ -51,14 +51,14 @@ static FACTS: LazyLock<Facts> = LazyLock::new(|| {
 
 /// Lets go of its weights' pages, which a load has copied from.
 pub(crate) fn forget() {
-    for (_, bytes) in FILES {
+    for (_, bytes) in EMBEDDED_FILES {
         allocator::forget(bytes);
     }
 }
 
 /// Adds what is known of it without loading it.
 pub(crate) fn described(model: v1::Model) -> v1::Model {
-    let weights = FILES
+    let weights = EMBEDDED_FILES
         .iter()
         .filter(|(name, _)| name.ends_with(".safetensors"));
     v1::Model {

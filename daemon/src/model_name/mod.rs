@@ -49,7 +49,7 @@ impl ModelName {
     pub fn source(&self) -> Source {
         match &self.path {
             Some(path) => Source::Folder(path.clone()),
-            None => Source::Embedded(embedded::FILES),
+            None => Source::Embedded(embedded::EMBEDDED_FILES),
         }
     }
 

@@ -8,7 +8,7 @@ use sluice_proto::v1;
 use sluice_shared::units;
 use tokio::sync::watch;
 
-use super::{AskedBy, ModelName, Models, Serving, Start, embedded};
+use super::{ModelName, Models, Requester, RestorePoint, ServingModel, embedded};
 use crate::{allocator, failure::Failure, translate};
 
 /// How far a load is: a full picture, so that the latest is enough.
@@ -36,29 +36,29 @@ pub enum LoadStage {
 }
 
 /// What is known of a load when it begins.
-pub(super) struct About {
+pub(super) struct LoadDescription {
     pub(super) name: ModelName,
-    pub(super) asked_by: AskedBy,
+    pub(super) requester: Requester,
     /// Slept when this began, and does so again if it fails.
     pub(super) asleep: Option<ModelName>,
-    pub(super) start: Start,
+    pub(super) start: RestorePoint,
     /// What computes, where that is a card.
-    pub(super) card: Option<String>,
+    pub(super) gpu: Option<String>,
 }
 
 /// Carries the engine's word on one load to all who ask.
-pub(super) struct Report {
+pub(super) struct LoadReporter {
     models: Arc<Models>,
-    about: About,
+    about: LoadDescription,
     state: watch::Sender<LoadState>,
     begun: Instant,
     ended: bool,
 }
 
-impl Report {
+impl LoadReporter {
     pub(super) fn new(
         models: Arc<Models>,
-        about: About,
+        about: LoadDescription,
         notice: Option<String>,
     ) -> (Self, watch::Receiver<LoadState>) {
         let (state, receiver) = watch::channel(LoadState {
@@ -86,7 +86,7 @@ impl Report {
                     streamed = units::bytes(plan.streamed_bytes()),
                     "planned"
                 );
-                let busy = translate::plan::busy(&plan);
+                let busy = translate::plan::prediction_note(&plan);
                 if let Some(notice) = &busy {
                     tracing::info!(model = self.about.name.name, notice, "while loading");
                 }
@@ -125,10 +125,10 @@ impl Report {
 
     /// What the card has no room for, the CPU may have room for.
     fn refused(&self, error: EngineError) -> Failure {
-        match (error, &self.about.card) {
+        match (error, &self.about.gpu) {
             (EngineError::Plan(error @ PlanError::BudgetTooSmall { .. }), Some(card)) => {
                 let card = card.clone();
-                Failure::TooLargeForCard { card, error }
+                Failure::TooLargeForGpu { gpu: card, error }
             }
             (error, _) => error.into(),
         }
@@ -154,10 +154,10 @@ impl Report {
         self.state
             .send_modify(|state| state.notices.extend(problems));
         let name = self.about.name.clone();
-        let serving = Serving {
+        let serving = ServingModel {
             name,
             loaded,
-            start: self.about.start,
+            restore_point: self.about.start,
         };
         let wire = serving.to_wire();
         let before = {
@@ -179,12 +179,12 @@ impl Report {
         let model = &self.about.name.name;
         // Somebody wanted it so; it says nothing of the model.
         let was_cancelled = matches!(failure, Failure::Engine(EngineError::LoadCancelled));
-        match self.about.asked_by {
+        match self.about.requester {
             _ if was_cancelled => tracing::info!(model, "load cancelled"),
-            AskedBy::Configuration => {
-                tracing::error!(model, reason = %failure, "the model can't be loaded");
+            Requester::Configuration => {
+                tracing::error!(model, reason = %failure, "can't load the model");
             }
-            AskedBy::Client | AskedBy::Request => {
+            Requester::Client | Requester::Request => {
                 tracing::info!(model, reason = %failure, "load failed");
             }
         }
@@ -203,7 +203,7 @@ impl Report {
     }
 }
 
-impl Drop for Report {
+impl Drop for LoadReporter {
     /// The engine drops a report it can't finish only when its thread ends.
     fn drop(&mut self) {
         if !self.ended {

@@ -1,7 +1,7 @@
 //! The model that serves, the one that loads, the one that failed; and the embedded one.
 
 mod load;
-mod rest;
+mod unload;
 
 use std::{
     path::PathBuf,
@@ -9,72 +9,74 @@ use std::{
 };
 
 use sluice_checkpoint::family::Family;
-use sluice_engine::{Change, Engine, EngineError, LoadedModel, Settings as EngineSettings};
+use sluice_engine::{
+    Engine, EngineError, LoadedModel, PlanOptions, PlanSettings as EngineSettings,
+};
 use sluice_proto::v1;
-use sluice_tokenizer::Text;
+use sluice_tokenizer::Tokenizer;
 use tokio::sync::watch;
 
-use self::load::{About, Report};
+use self::load::{LoadDescription, LoadReporter};
 pub use self::{
     load::{LoadStage, LoadState},
-    rest::Reason,
+    unload::UnloadReason,
 };
 use crate::{
     failure::Failure,
     model_name::{ModelName, embedded},
-    registry::Changes,
-    settings::{LoadSettings, Settings},
+    requests::ChangeNotifier,
+    settings::{LoadSettings, ModelSettings},
 };
 
 /// A model that requests can be made for.
 #[derive(Clone)]
-pub struct Serving {
+pub struct ServingModel {
     /// Which it is.
     pub name: ModelName,
     /// What the engine holds.
     pub loaded: Arc<LoadedModel>,
     /// What goes back leads to.
-    pub start: Start,
+    pub restore_point: RestorePoint,
 }
 
 /// Where `restore` leads: to what the model was loaded with, but for what was only remembered from before.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Start {
+pub struct RestorePoint {
     /// What the load asked for itself.
-    pub asked: Change,
+    pub requested: PlanOptions,
     /// The settings that came from memory, as they would have been without it.
-    unremembered: Change,
+    unremembered: PlanOptions,
 }
 
-impl Start {
-    fn new(asked: Change, holds: LoadSettings, unremembered: LoadSettings) -> Self {
+impl RestorePoint {
+    fn new(asked: PlanOptions, holds: LoadSettings, unremembered: LoadSettings) -> Self {
         let (holds, without) = (holds.change(), unremembered.change());
         Self {
-            asked,
-            unremembered: Change {
+            requested: asked,
+            unremembered: PlanOptions {
                 level: without.level.filter(|_| holds.level != without.level),
                 budget_bytes: (without.budget_bytes)
                     .filter(|_| holds.budget_bytes != without.budget_bytes),
-                ..Change::default()
+                ..PlanOptions::default()
             },
         }
     }
 
     /// What the model was loaded with, but for what was remembered.
     #[must_use]
-    pub fn instead_of(self, loaded: EngineSettings) -> EngineSettings {
+    pub fn restored(self, loaded: EngineSettings) -> EngineSettings {
         loaded.with(&self.unremembered)
     }
 }
 
-impl Serving {
+impl ServingModel {
     /// The tokenizer.
     ///
     /// # Errors
     /// When the model has none.
-    pub fn text(&self) -> Result<&Text, Failure> {
+    pub fn tokenizer(&self) -> Result<&Tokenizer, Failure> {
         self.loaded
-            .text
+            .tokenizer
             .as_deref()
             .ok_or_else(|| Failure::NoTokenizer {
                 model: self.name.name.clone(),
@@ -84,8 +86,8 @@ impl Serving {
     /// Whether it takes part in conversations: it has a chat template, or is LLaDA, whose template is known and was published
     /// after some of its checkpoints.
     #[must_use]
-    pub fn talks(&self) -> bool {
-        let text = self.loaded.text.as_ref();
+    pub fn can_chat(&self) -> bool {
+        let text = self.loaded.tokenizer.as_ref();
         let is_llada = self.loaded.info.family == Family::Llada.name();
         text.is_some_and(|text| is_llada || text.has_chat_template())
     }
@@ -99,14 +101,14 @@ impl Serving {
                 weight_bytes: info.weight_bytes,
                 formats: info.formats.clone(),
                 layers: info.layers as u32,
-                hidden_size: info.width as u32,
-                attention_heads: info.heads as u32,
+                hidden_size: info.hidden_size as u32,
+                attention_heads: info.attention_heads as u32,
                 kv_heads: info.kv_heads as u32,
-                intermediate_size: info.mlp_width as u32,
-                vocab_size: info.vocabulary as u32,
-                padded_vocab_size: info.embedding_rows as u32,
+                intermediate_size: info.intermediate_size as u32,
+                vocab_size: info.vocab_size as u32,
+                padded_vocab_size: info.padded_vocab_size as u32,
                 context_length: info.context_length as u32,
-                has_tokenizer: self.loaded.text.is_some(),
+                has_tokenizer: self.loaded.tokenizer.is_some(),
                 mask_token_id: info.mask.map(|mask| mask.token_id),
                 eos_token_ids: info.eos_token_ids.clone(),
             }),
@@ -117,27 +119,27 @@ impl Serving {
 
 /// What to load, and with which settings from then on.
 #[derive(Debug, Clone)]
-pub struct Request {
+pub struct LoadRequest {
     /// Which model.
     pub name: ModelName,
     /// What is asked for; what it leaves out, [`Settings`] say.
-    pub asked: Change,
+    pub requested: PlanOptions,
 }
 
-impl Request {
+impl LoadRequest {
     /// A model with the settings that it has where nobody asks for others.
     #[must_use]
     pub fn of(name: ModelName) -> Self {
         Self {
             name,
-            asked: Change::default(),
+            requested: PlanOptions::default(),
         }
     }
 }
 
 /// Who asked for a load, and so who hears of its failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AskedBy {
+pub enum Requester {
     /// The configuration: nobody reads an answer, so a failure is logged as an error.
     Configuration,
     /// A client, which gets the failure itself.
@@ -152,13 +154,13 @@ pub struct Models {
     engine: Weak<Engine>,
     known: Mutex<Known>,
     /// What each is loaded with.
-    settings: Arc<Settings>,
-    changes: Changes,
+    settings: Arc<ModelSettings>,
+    changes: ChangeNotifier,
 }
 
 #[derive(Default)]
 struct Known {
-    serving: Option<Serving>,
+    serving: Option<ServingModel>,
     loading: Option<(ModelName, v1::LoadProgress)>,
     /// Whether requests wait for it, rather than being refused meanwhile.
     is_waking: bool,
@@ -170,7 +172,7 @@ struct Known {
 }
 
 /// A model that is being loaded, and how that goes.
-pub struct Coming {
+pub struct ComingModel {
     /// As people say it.
     pub model: String,
     /// How far it is.
@@ -178,9 +180,9 @@ pub struct Coming {
 }
 
 impl Known {
-    fn coming(&self) -> Option<Coming> {
+    fn coming(&self) -> Option<ComingModel> {
         let (name, _) = self.loading.as_ref()?;
-        Some(Coming {
+        Some(ComingModel {
             model: name.name.clone(),
             states: self.states.clone()?,
         })
@@ -190,7 +192,11 @@ impl Known {
 impl Models {
     /// None yet.
     #[must_use]
-    pub fn new(engine: Weak<Engine>, settings: Arc<Settings>, changes: Changes) -> Self {
+    pub fn new(
+        engine: Weak<Engine>,
+        settings: Arc<ModelSettings>,
+        changes: ChangeNotifier,
+    ) -> Self {
         Self {
             engine,
             known: Mutex::default(),
@@ -203,7 +209,7 @@ impl Models {
     ///
     /// # Errors
     /// Why there is none.
-    pub fn serving(&self) -> Result<Serving, Failure> {
+    pub fn serving(&self) -> Result<ServingModel, Failure> {
         let known = self.lock();
         if let Some(serving) = self.serving_of(&known) {
             return Ok(serving.clone());
@@ -226,7 +232,7 @@ impl Models {
     pub fn list(&self) -> Vec<v1::Model> {
         let known = self.lock();
         let serving = self.serving_of(&known).into_iter();
-        let mut list: Vec<_> = serving.map(Serving::to_wire).collect();
+        let mut list: Vec<_> = serving.map(ServingModel::to_wire).collect();
         list.extend(known.loading.iter().map(loading_to_wire));
         list.extend(known.failed.iter().map(failed_to_wire));
         let is_away = self.serving_of(&known).is_none();
@@ -243,7 +249,7 @@ impl Models {
 
     /// Where those lie that serve, load or sleep until a request.
     #[must_use]
-    pub fn held(&self) -> Vec<PathBuf> {
+    pub fn paths_in_use(&self) -> Vec<PathBuf> {
         let known = self.lock();
         let serving = self.serving_of(&known).map(|serving| &serving.name);
         let loading = known.loading.as_ref().map(|(name, _)| name);
@@ -255,7 +261,7 @@ impl Models {
     #[must_use]
     pub fn present(&self) -> Option<v1::Model> {
         let known = self.lock();
-        let serving = self.serving_of(&known).map(Serving::to_wire);
+        let serving = self.serving_of(&known).map(ServingModel::to_wire);
         serving
             .or_else(|| known.loading.as_ref().map(loading_to_wire))
             .or_else(|| known.failed.as_ref().map(failed_to_wire))
@@ -264,7 +270,7 @@ impl Models {
 
     /// What serves, unless the engine has let it go: to make room for another, or because a change of its weights
     /// failed half-way.
-    fn serving_of<'a>(&self, known: &'a Known) -> Option<&'a Serving> {
+    fn serving_of<'a>(&self, known: &'a Known) -> Option<&'a ServingModel> {
         let serving = known.serving.as_ref()?;
         let Some(engine) = self.engine.upgrade() else {
             return Some(serving);
@@ -280,12 +286,15 @@ impl Models {
     pub fn load(
         self: &Arc<Self>,
         engine: &Engine,
-        request: Request,
-        asked_by: AskedBy,
+        request: LoadRequest,
+        asked_by: Requester,
     ) -> Result<watch::Receiver<LoadState>, Failure> {
-        let Request { name, asked } = request;
+        let LoadRequest {
+            name,
+            requested: asked,
+        } = request;
         let holds = self.settings.for_load(&name, &asked);
-        let start = Start::new(asked, holds, self.settings.unremembered(&name, &asked));
+        let start = RestorePoint::new(asked, holds, self.settings.unremembered(&name, &asked));
         let card = engine.device().gpu().map(|gpu| gpu.name().to_owned());
         let problem = self.settings.problem();
         let ((mut report, source), receiver) = {
@@ -297,16 +306,16 @@ impl Models {
             known.loading = Some((name.clone(), v1::LoadProgress::default()));
             known.failed = None;
             let asleep = known.asleep.take();
-            known.is_waking = asked_by == AskedBy::Request;
+            known.is_waking = asked_by == Requester::Request;
             let source = name.source();
-            let about = About {
+            let about = LoadDescription {
                 name,
-                asked_by,
+                requester: asked_by,
                 asleep,
                 start,
-                card,
+                gpu: card,
             };
-            let (report, receiver) = Report::new(self.clone(), about, problem);
+            let (report, receiver) = LoadReporter::new(self.clone(), about, problem);
             known.states = Some(receiver.clone());
             ((report, source), receiver)
         };
@@ -378,7 +387,7 @@ mod tests {
 
     #[test]
     fn while_one_loads_callers_are_told_to_come_back() {
-        let models = Models::new(Weak::new(), Arc::default(), Changes::default());
+        let models = Models::new(Weak::new(), Arc::default(), ChangeNotifier::default());
         let progress = v1::LoadProgress {
             loaded_bytes: 1,
             total_bytes: 2,
@@ -396,13 +405,17 @@ mod tests {
 
     #[tokio::test]
     async fn a_model_that_could_not_be_had_back_is_tried_again() {
-        let options = sluice_engine::engine::Options {
+        let options = sluice_engine::runtime::EngineOptions {
             threads: 1,
             ..Default::default()
         };
         let engine = Arc::new(Engine::start(options).unwrap());
         let engine_of = Arc::downgrade(&engine);
-        let models = Arc::new(Models::new(engine_of, Arc::default(), Changes::default()));
+        let models = Arc::new(Models::new(
+            engine_of,
+            Arc::default(),
+            ChangeNotifier::default(),
+        ));
         let name = ModelName::at(Path::new("/nowhere/m"));
         models.lock().asleep = Some(name.clone());
         for _ in 0..2 {
@@ -415,13 +428,16 @@ mod tests {
         let shown: Vec<_> = list.iter().filter(|model| model.name == "m").collect();
         assert!(matches!(&shown[..], [model] if model.state() == v1::ModelState::Failed));
         // Another that fails takes nothing from it.
-        let other = Request::of(ModelName::at(Path::new("/nowhere/other")));
-        let mut states = models.load(&engine, other, AskedBy::Client).unwrap();
+        let other = LoadRequest::of(ModelName::at(Path::new("/nowhere/other")));
+        let mut states = models.load(&engine, other, Requester::Client).unwrap();
         let is_over = |state: &LoadState| matches!(state.stage, LoadStage::Failed(_));
         states.wait_for(is_over).await.unwrap();
         assert_eq!(models.lock().asleep, Some(name));
         // Who wants its memory ends that.
-        models.unload(&engine, Reason::Asked).await.unwrap();
+        models
+            .unload(&engine, UnloadReason::Requested)
+            .await
+            .unwrap();
         assert!(!models.is_asleep());
         assert!(matches!(
             models.serving(),
@@ -431,7 +447,7 @@ mod tests {
 
     #[test]
     fn without_a_model_the_embedded_one_is_available() {
-        let models = Models::new(Weak::new(), Arc::default(), Changes::default());
+        let models = Models::new(Weak::new(), Arc::default(), ChangeNotifier::default());
         let list = models.list();
         assert_eq!(list.len(), 1);
         assert_eq!(list[0].name, EMBEDDED_NAME);

@@ -2,13 +2,16 @@
 
 use std::ops::Range;
 
-use sluice_engine::Slot;
+use sluice_engine::CanvasSlot;
 
 use crate::failure::Failure;
 
 /// `length` masks, with pins at their positions.
-pub(super) fn with_pins(length: usize, pins: &[(u32, Vec<u32>)]) -> Result<Vec<Slot>, Failure> {
-    let mut canvas = vec![Slot::Masked; length];
+pub(super) fn with_pins(
+    length: usize,
+    pins: &[(u32, Vec<u32>)],
+) -> Result<Vec<CanvasSlot>, Failure> {
+    let mut canvas = vec![CanvasSlot::Masked; length];
     for (position, ids) in pins {
         let start = *position as usize;
         let places = canvas.get_mut(start..start.saturating_add(ids.len()));
@@ -20,11 +23,11 @@ pub(super) fn with_pins(length: usize, pins: &[(u32, Vec<u32>)]) -> Result<Vec<S
             });
         };
         for (offset, (place, id)) in places.iter_mut().zip(ids).enumerate() {
-            if *place != Slot::Masked {
+            if *place != CanvasSlot::Masked {
                 let position = start + offset;
                 return Err(Failure::PinTwice { position, length });
             }
-            *place = Slot::Pinned(*id);
+            *place = CanvasSlot::Pinned(*id);
         }
     }
     Ok(canvas)
@@ -36,7 +39,7 @@ pub(super) fn with_span_masked(
     tokens: &[(u32, Range<usize>)],
     span: Range<usize>,
     span_length: Option<usize>,
-) -> Vec<Slot> {
+) -> Vec<CanvasSlot> {
     let touched =
         |token: &(u32, Range<usize>)| token.1.start < span.end && token.1.end > span.start;
     let first = tokens.iter().position(touched);
@@ -50,9 +53,9 @@ pub(super) fn with_span_masked(
         }
     };
     let masks = span_length.unwrap_or(replaced.len()).max(1);
-    let pinned = |token: &(u32, Range<usize>)| Slot::Pinned(token.0);
+    let pinned = |token: &(u32, Range<usize>)| CanvasSlot::Pinned(token.0);
     let mut canvas: Vec<_> = tokens[..replaced.start].iter().map(pinned).collect();
-    canvas.extend(std::iter::repeat_n(Slot::Masked, masks));
+    canvas.extend(std::iter::repeat_n(CanvasSlot::Masked, masks));
     canvas.extend(tokens[replaced.end..].iter().map(pinned));
     canvas
 }
@@ -62,10 +65,10 @@ mod tests {
     use super::*;
 
     /// `_` for a mask, else the id.
-    fn drawn(canvas: &[Slot]) -> String {
-        let draw = |slot: &Slot| match slot {
-            Slot::Masked => "_".to_owned(),
-            Slot::Pinned(id) => id.to_string(),
+    fn drawn(canvas: &[CanvasSlot]) -> String {
+        let draw = |slot: &CanvasSlot| match slot {
+            CanvasSlot::Masked => "_".to_owned(),
+            CanvasSlot::Pinned(id) => id.to_string(),
         };
         canvas.iter().map(draw).collect::<Vec<_>>().join(" ")
     }

@@ -2,16 +2,16 @@
 //! figures, pins and edits become a canvas.
 
 mod canvas;
-mod dial;
+mod preset;
 mod samples;
 
 use sluice_checkpoint::family::Family;
 use sluice_engine::{
-    EngineError, Generate, RequestError, Score, Slot, Work, decode::policy::policy,
+    CanvasSlot, EngineError, Generate, RequestError, Score, Work, decode::policy::policy,
 };
 use sluice_proto::{
     model::{
-        Dial, EosPolicy, Generation, Input, InvalidField, PinContent, Prompt, Remasking, Role,
+        EosPolicy, Generation, Input, InvalidField, PinContent, Preset, Prompt, Remasking, Role,
         Scoring, Turn,
     },
     v1,
@@ -20,10 +20,10 @@ use sluice_shared::{decoding::Decoding, policy::PolicyChoice};
 
 pub use self::samples::measuring;
 use crate::{
-    config::Table,
+    config::ModelTable,
     failure::Failure,
-    models::Serving,
-    settings::{self, Origin, Subject},
+    models::ServingModel,
+    settings::{self, SampledModel, SettingOrigin},
 };
 
 /// Text in one request, in bytes: several times any context, and tokenized in under a second.
@@ -38,13 +38,13 @@ const DRAWS_DEFAULT: usize = 128;
 
 /// A generation as the engine takes it.
 #[derive(Debug)]
-pub struct Prepared {
+pub struct PreparedGeneration {
     /// What is asked of the engine.
     pub work: Generate,
     /// The dial that it was made with; none is for causal models.
-    pub dial: Option<Dial>,
+    pub preset: Option<Preset>,
     /// How tokens are chosen, the system prompt where it is the model's own, and who said so.
-    pub told: Vec<v1::ResolvedSetting>,
+    pub settings: Vec<v1::ResolvedSetting>,
     /// Chance has a part in it, with a seed that nobody asked for.
     pub seed_drawn: bool,
 }
@@ -59,17 +59,17 @@ pub struct Prepared {
 /// What the request asks for that can't be done with this model.
 pub fn generation(
     request: Generation,
-    serving: &Serving,
-    table: &Table,
-    default_dial: Dial,
+    serving: &ServingModel,
+    table: &ModelTable,
+    default_dial: Preset,
     is_bus_bound: impl Fn(&Work) -> bool,
-) -> Result<Prepared, Failure> {
+) -> Result<PreparedGeneration, Failure> {
     let info = &serving.loaded.info;
     let default_dial = match info.mask {
         Some(_) => default_dial,
         None => {
-            check_causal(&request, serving)?;
-            Dial::Exact
+            check_autoregressive(&request, serving)?;
+            Preset::Exact
         }
     };
     check_size(&request)?;
@@ -99,13 +99,16 @@ pub fn generation(
             span,
             span_length,
         } => {
-            let tokenizer = serving.text()?;
+            let tokenizer = serving.tokenizer()?;
             let prompt = match &turns[..] {
                 [] if text.is_empty() => {
-                    return Err(empty("text", "there is nothing to edit").into());
+                    return Err(empty("text", "the text to edit is empty").into());
                 }
                 [] => Vec::new(),
-                turns => chat_ids(serving, &begun(turns.to_vec(), table, &mut told))?,
+                turns => chat_ids(
+                    serving,
+                    &with_model_instructions(turns.to_vec(), table, &mut told),
+                )?,
             };
             let tokens = tokenizer.encode_with_spans(&text)?;
             let span_length = span_length.map(|length| length as usize);
@@ -115,14 +118,17 @@ pub fn generation(
             (prompt, canvas)
         }
     };
-    let masked = canvas.iter().filter(|slot| **slot == Slot::Masked).count();
-    let subject = Subject {
+    let masked = canvas
+        .iter()
+        .filter(|slot| **slot == CanvasSlot::Masked)
+        .count();
+    let subject = SampledModel {
         family: info.family,
-        is_masked: info.mask.is_some(),
-        talks: serving.talks(),
+        is_masked_diffusion: info.mask.is_some(),
+        can_chat: serving.can_chat(),
         recommended: &serving.loaded.recommended,
     };
-    let sampler = subject.sampler(&request.drawing, table);
+    let sampler = subject.sampler(&request.sampling, table);
     let (block_length, told_block) = subject.block_length(request.block_length);
     let mut work = Generate {
         model: serving.loaded.id,
@@ -148,26 +154,30 @@ pub fn generation(
         stops: request.stops.into_iter().map(String::into_bytes).collect(),
         seed: request.seed.map_or_else(draw_seed, Ok)?,
     };
-    let dial = dial::settle(
+    let dial = preset::apply_preset(
         &mut work,
         &request.decoding,
         request.steps.is_some(),
         default_dial,
         is_bus_bound,
     );
-    told.splice(0..0, sampler.told.into_iter().chain(told_block));
+    told.splice(0..0, sampler.settings.into_iter().chain(told_block));
     // A policy that ranks positions itself takes no other ranking.
     let is_open = policy(&work.policy).needs().ranking.is_none();
-    if let (None, Some(ranking), true) = (request.remasking, sampler.ranking, is_open) {
+    if let (None, Some(ranking), true) = (request.remasking, sampler.remasking, is_open) {
         work.remasking = ranking;
-        told.push(settings::told("remasking", "entropy", Origin::BuiltIn));
+        told.push(settings::resolved_setting(
+            "remasking",
+            "entropy",
+            SettingOrigin::BuiltIn,
+        ));
     }
     let draws = work.temperature > 0.0 || work.remasking == Remasking::Random;
-    Ok(Prepared {
-        told,
+    Ok(PreparedGeneration {
+        settings: told,
         seed_drawn: draws && request.seed.is_none(),
         work,
-        dial: info.mask.map(|_| dial),
+        preset: info.mask.map(|_| dial),
     })
 }
 
@@ -175,8 +185,8 @@ pub fn generation(
 ///
 /// # Errors
 /// What the request asks for that can't be done with this model.
-pub fn scoring(request: Scoring, serving: &Serving) -> Result<Score, Failure> {
-    let (prompt, answer) = (size_of_prompt(&request.prompt), size_of(&request.answer));
+pub fn scoring(request: Scoring, serving: &ServingModel) -> Result<Score, Failure> {
+    let (prompt, answer) = (size_of_prompt(&request.prompt), turns_size(&request.answer));
     prompt.plus(answer).check("prompt")?;
     let prompt = prompt_ids(request.prompt, serving)?;
     let answer = content_ids("answer_text", request.answer, serving)?;
@@ -197,7 +207,7 @@ pub fn scoring(request: Scoring, serving: &Serving) -> Result<Score, Failure> {
     })
 }
 
-fn prompt_ids(prompt: Prompt, serving: &Serving) -> Result<Vec<u32>, Failure> {
+fn prompt_ids(prompt: Prompt, serving: &ServingModel) -> Result<Vec<u32>, Failure> {
     let (field, ids) = match prompt {
         Prompt::Tokens(ids) => return Ok(ids),
         Prompt::Raw(text) => ("raw_text", raw_ids(serving, &text)?),
@@ -209,18 +219,26 @@ fn prompt_ids(prompt: Prompt, serving: &Serving) -> Result<Vec<u32>, Failure> {
     Ok(ids)
 }
 
-fn with_system(prompt: Prompt, table: &Table, told: &mut Vec<v1::ResolvedSetting>) -> Prompt {
+fn with_system(prompt: Prompt, table: &ModelTable, told: &mut Vec<v1::ResolvedSetting>) -> Prompt {
     match prompt {
-        Prompt::Chat(turns) => Prompt::Chat(begun(turns, table, told)),
+        Prompt::Chat(turns) => Prompt::Chat(with_model_instructions(turns, table, told)),
         prompt => prompt,
     }
 }
 
 /// The turns behind the model's own instructions, unless they begin with others.
-fn begun(mut turns: Vec<Turn>, table: &Table, told: &mut Vec<v1::ResolvedSetting>) -> Vec<Turn> {
+fn with_model_instructions(
+    mut turns: Vec<Turn>,
+    table: &ModelTable,
+    told: &mut Vec<v1::ResolvedSetting>,
+) -> Vec<Turn> {
     let has_its_own = turns.first().is_some_and(|turn| turn.role == Role::System);
     if let (false, Some(system)) = (has_its_own, &table.system) {
-        told.push(settings::told("system", system, Origin::ModelFile));
+        told.push(settings::resolved_setting(
+            "system",
+            system,
+            SettingOrigin::ModelFile,
+        ));
         let turn = Turn {
             role: Role::System,
             content: system.clone(),
@@ -231,22 +249,22 @@ fn begun(mut turns: Vec<Turn>, table: &Table, told: &mut Vec<v1::ResolvedSetting
 }
 
 /// Text as it stands, behind what the tokenizer puts before every text. LLaDA's puts nothing there.
-fn raw_ids(serving: &Serving, raw: &str) -> Result<Vec<u32>, Failure> {
-    let text = serving.text()?;
+fn raw_ids(serving: &ServingModel, raw: &str) -> Result<Vec<u32>, Failure> {
+    let text = serving.tokenizer()?;
     let ids = text.encode(raw)?;
     match is_llada(serving) || ids.is_empty() {
         true => Ok(ids),
-        false => Ok([text.beginning()?, ids].concat()),
+        false => Ok([text.bos_tokens()?, ids].concat()),
     }
 }
 
-fn is_llada(serving: &Serving) -> bool {
+fn is_llada(serving: &ServingModel) -> bool {
     serving.loaded.info.family == Family::Llada.name()
 }
 
-fn chat_ids(serving: &Serving, turns: &[Turn]) -> Result<Vec<u32>, Failure> {
-    let text = serving.text()?;
-    if !serving.talks() {
+fn chat_ids(serving: &ServingModel, turns: &[Turn]) -> Result<Vec<u32>, Failure> {
+    let text = serving.tokenizer()?;
+    if !serving.can_chat() {
         return Err(Failure::NoChatTemplate {
             model: serving.name.name.clone(),
         });
@@ -271,11 +289,11 @@ fn with_space_before(position: u32, content: PinContent) -> PinContent {
 fn content_ids(
     field: &'static str,
     content: PinContent,
-    serving: &Serving,
+    serving: &ServingModel,
 ) -> Result<Vec<u32>, Failure> {
     let ids = match content {
         PinContent::Tokens(ids) => ids,
-        PinContent::Text(text) => serving.text()?.encode(&text)?,
+        PinContent::Text(text) => serving.tokenizer()?.encode(&text)?,
     };
     if ids.is_empty() {
         return Err(empty(field, "the text has no tokens").into());
@@ -291,34 +309,34 @@ fn empty(field: &'static str, problem: &str) -> InvalidField {
 }
 
 /// A causal model has no use for what the engine could not tell from a default, and stop strings need a tokenizer.
-fn check_causal(request: &Generation, serving: &Serving) -> Result<(), Failure> {
+fn check_autoregressive(request: &Generation, serving: &ServingModel) -> Result<(), Failure> {
     let asked = [
         ("steps", request.steps.is_some()),
         (
             "dial",
             request
                 .decoding
-                .dial
-                .is_some_and(|dial| dial != Dial::Exact),
+                .preset
+                .is_some_and(|dial| dial != Preset::Exact),
         ),
     ];
     if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
-        return Err(EngineError::from(RequestError::OnlyMasked { what }).into());
+        return Err(EngineError::from(RequestError::OnlyMaskedDiffusion { what }).into());
     }
     match request.stops.is_empty() {
         true => Ok(()),
-        false => serving.text().map(drop),
+        false => serving.tokenizer().map(drop),
     }
 }
 
 /// What a request carries.
 #[derive(Debug, Clone, Copy, Default)]
-struct Size {
+struct RequestSize {
     text_bytes: usize,
     ids: usize,
 }
 
-impl Size {
+impl RequestSize {
     fn plus(self, other: Self) -> Self {
         Self {
             text_bytes: self.text_bytes + other.text_bytes,
@@ -347,30 +365,30 @@ impl Size {
 fn check_size(request: &Generation) -> Result<(), Failure> {
     let input = match &request.input {
         Input::Prompt { prompt, .. } => size_of_prompt(prompt),
-        Input::Edit { turns, text, .. } => Size {
+        Input::Edit { turns, text, .. } => RequestSize {
             text_bytes: text.len() + turns_bytes(turns),
             ids: 0,
         },
     };
-    let pins = request.pins.iter().map(|pin| size_of(&pin.content));
-    pins.fold(input, Size::plus).check("input")
+    let pins = request.pins.iter().map(|pin| turns_size(&pin.content));
+    pins.fold(input, RequestSize::plus).check("input")
 }
 
-fn size_of_prompt(prompt: &Prompt) -> Size {
+fn size_of_prompt(prompt: &Prompt) -> RequestSize {
     let (text_bytes, ids) = match prompt {
         Prompt::Chat(turns) => (turns_bytes(turns), 0),
         Prompt::Raw(text) => (text.len(), 0),
         Prompt::Tokens(ids) => (0, ids.len()),
     };
-    Size { text_bytes, ids }
+    RequestSize { text_bytes, ids }
 }
 
-fn size_of(content: &PinContent) -> Size {
+fn turns_size(content: &PinContent) -> RequestSize {
     let (text_bytes, ids) = match content {
         PinContent::Text(text) => (text.len(), 0),
         PinContent::Tokens(ids) => (0, ids.len()),
     };
-    Size { text_bytes, ids }
+    RequestSize { text_bytes, ids }
 }
 
 fn turns_bytes(turns: &[Turn]) -> usize {

@@ -1,10 +1,10 @@
 //! What a level is measured on: lines of text become samples of ids.
 
-use sluice_engine::Compare;
+use sluice_engine::MeasureFidelity;
 use sluice_proto::model::{InvalidField, Measuring, Samples};
 
-use super::{Size, draw_seed, empty};
-use crate::{failure::Failure, models::Serving};
+use super::{RequestSize, draw_seed, empty};
+use crate::{failure::Failure, models::ServingModel};
 
 /// Samples when nobody says how many: of stories, about a thousand masked positions.
 const SAMPLES_DEFAULT: usize = 64;
@@ -15,13 +15,13 @@ const SAMPLE_TOKENS_MAX: usize = 256;
 ///
 /// # Errors
 /// What the request asks for that can't be done with this model.
-pub fn measuring(request: Measuring, serving: &Serving) -> Result<Compare, Failure> {
+pub fn measuring(request: Measuring, serving: &ServingModel) -> Result<MeasureFidelity, Failure> {
     let samples_max = request
         .max_samples
         .map_or(SAMPLES_DEFAULT, |max| max as usize);
     let samples = match request.samples {
-        Samples::Ids(samples) => {
-            let size = Size {
+        Samples::Tokens(samples) => {
+            let size = RequestSize {
                 text_bytes: 0,
                 ids: samples.iter().map(Vec::len).sum(),
             };
@@ -30,7 +30,7 @@ pub fn measuring(request: Measuring, serving: &Serving) -> Result<Compare, Failu
             spread(samples, samples_max)
         }
         Samples::Texts(texts) => {
-            let size = Size {
+            let size = RequestSize {
                 text_bytes: texts.iter().map(String::len).sum(),
                 ids: 0,
             };
@@ -38,7 +38,7 @@ pub fn measuring(request: Measuring, serving: &Serving) -> Result<Compare, Failu
             from_lines(&texts, samples_max, serving)?
         }
     };
-    Ok(Compare {
+    Ok(MeasureFidelity {
         model: serving.loaded.id,
         level: request.level,
         samples,
@@ -65,7 +65,7 @@ fn check_lengths(samples: &[Vec<u32>], context: usize) -> Result<(), InvalidFiel
 fn from_lines(
     texts: &[String],
     samples_max: usize,
-    serving: &Serving,
+    serving: &ServingModel,
 ) -> Result<Vec<Vec<u32>>, Failure> {
     let tokens_max = SAMPLE_TOKENS_MAX.min(serving.loaded.info.context_length);
     let lines = texts.iter().flat_map(|text| text.lines());
@@ -126,7 +126,7 @@ mod tests {
         }
     }
 
-    fn measured(request: v1::MeasureFidelityRequest) -> Result<Compare, Failure> {
+    fn measured(request: v1::MeasureFidelityRequest) -> Result<MeasureFidelity, Failure> {
         measuring(Measuring::try_from(request).unwrap(), &serving(true))
     }
 
@@ -134,7 +134,7 @@ mod tests {
     fn each_line_that_is_not_blank_is_a_sample() {
         let work = measured(request(&["Once upon\r\n\n \nthere was", "a fox\n"])).unwrap();
         let serving = serving(true);
-        let text = serving.text().unwrap();
+        let text = serving.tokenizer().unwrap();
         let expected: Vec<_> = ["Once upon", "there was", "a fox"]
             .map(|line| text.encode(line).unwrap())
             .into();

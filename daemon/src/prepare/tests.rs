@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use sluice_checkpoint::{Recommended, family::Mask};
+use sluice_checkpoint::{RecommendedSettings, family::MaskToken};
 use sluice_engine::{LoadedModel, ModelId, model::ModelInfo};
 use sluice_proto::v1;
-use sluice_tokenizer::Text;
+use sluice_tokenizer::Tokenizer;
 
 use super::*;
-use crate::{model_name::ModelName, models::Start};
+use crate::{model_name::ModelName, models::RestorePoint};
 
 pub(super) const CONTEXT: usize = 200;
 
-pub(crate) fn serving(with_text: bool) -> Serving {
-    let text = Text::new(
+pub(crate) fn serving(with_text: bool) -> ServingModel {
+    let text = Tokenizer::new(
         include_bytes!("../../model/tokenizer.json"),
         Some(include_bytes!("../../model/tokenizer_config.json")),
     );
@@ -23,29 +23,29 @@ pub(crate) fn serving(with_text: bool) -> Serving {
         weight_bytes: 4,
         formats: Vec::new(),
         layers: 1,
-        width: 1,
-        heads: 1,
+        hidden_size: 1,
+        attention_heads: 1,
         kv_heads: 1,
         head_dim: 1,
-        mlp_width: 1,
-        vocabulary: 1 << 20,
-        embedding_rows: 1 << 20,
+        intermediate_size: 1,
+        vocab_size: 1 << 20,
+        padded_vocab_size: 1 << 20,
         context_length: CONTEXT,
-        mask: Some(Mask {
+        mask: Some(MaskToken {
             token_id: 0,
             shifted: false,
         }),
         eos_token_ids: vec![1],
     };
-    Serving {
+    ServingModel {
         name: ModelName::embedded(),
         loaded: Arc::new(LoadedModel {
             id: ModelId(1),
             info,
-            text: with_text.then(|| Arc::new(text.unwrap())),
-            recommended: Recommended::default(),
+            tokenizer: with_text.then(|| Arc::new(text.unwrap())),
+            recommended: RecommendedSettings::default(),
         }),
-        start: Start::default(),
+        restore_point: RestorePoint::default(),
     }
 }
 
@@ -61,9 +61,18 @@ fn prepared(request: v1::GenerateRequest) -> Result<Generate, Failure> {
     generate(request, &serving(true)).map(|prepared| prepared.work)
 }
 
-fn generate(request: v1::GenerateRequest, serving: &Serving) -> Result<Prepared, Failure> {
+fn generate(
+    request: v1::GenerateRequest,
+    serving: &ServingModel,
+) -> Result<PreparedGeneration, Failure> {
     let checked = Generation::try_from(request).unwrap();
-    generation(checked, serving, &Table::default(), Dial::Fast, |_| false)
+    generation(
+        checked,
+        serving,
+        &ModelTable::default(),
+        Preset::Fast,
+        |_| false,
+    )
 }
 
 fn edit(text: &str, span: std::ops::Range<usize>) -> v1::GenerateRequest {
@@ -81,7 +90,7 @@ fn edit(text: &str, span: std::ops::Range<usize>) -> v1::GenerateRequest {
 #[test]
 fn defaults_become_figures() {
     let work = prepared(tokens(10)).unwrap();
-    assert_eq!(work.canvas, vec![Slot::Masked; LENGTH_DEFAULT]);
+    assert_eq!(work.canvas, vec![CanvasSlot::Masked; LENGTH_DEFAULT]);
     assert_eq!((work.block_length, work.steps), (32, 128));
     // What the context leaves.
     let work = prepared(tokens(190)).unwrap();
@@ -116,8 +125,12 @@ fn pinned_text_is_tokenized_and_counts_no_steps() {
     }];
     let work = prepared(request).unwrap();
     // A word behind others stands apart from them.
-    let pinned = serving(true).text().unwrap().encode(" the end").unwrap();
-    assert_eq!(work.canvas[4], Slot::Pinned(pinned[0]));
+    let pinned = serving(true)
+        .tokenizer()
+        .unwrap()
+        .encode(" the end")
+        .unwrap();
+    assert_eq!(work.canvas[4], CanvasSlot::Pinned(pinned[0]));
     assert_eq!(work.steps, 20 - pinned.len());
 }
 
@@ -128,18 +141,22 @@ fn an_edit_keeps_all_but_its_span() {
     let work = prepared(edit(text, span.clone())).unwrap();
     assert!(work.prompt.is_empty());
     let serving = serving(true);
-    let tokens = serving.text().unwrap().encode_with_spans(text).unwrap();
+    let tokens = serving
+        .tokenizer()
+        .unwrap()
+        .encode_with_spans(text)
+        .unwrap();
     assert_eq!(work.canvas.len(), tokens.len());
     for (slot, (id, bytes)) in work.canvas.iter().zip(&tokens) {
         let touched = bytes.start < span.end && bytes.end > span.start;
         let expected = if touched {
-            Slot::Masked
+            CanvasSlot::Masked
         } else {
-            Slot::Pinned(*id)
+            CanvasSlot::Pinned(*id)
         };
         assert_eq!(*slot, expected, "{bytes:?}");
     }
-    assert!(work.canvas.contains(&Slot::Masked));
+    assert!(work.canvas.contains(&CanvasSlot::Masked));
     assert_eq!(work.eos, EosPolicy::Suppress, "the rest would be dropped");
 }
 
@@ -181,8 +198,8 @@ fn a_causal_model_knows_no_dial() {
     causal.loaded = Arc::new(LoadedModel {
         id: ModelId(1),
         info,
-        text: causal.loaded.text.clone(),
-        recommended: Recommended::default(),
+        tokenizer: causal.loaded.tokenizer.clone(),
+        recommended: RecommendedSettings::default(),
     });
     let with = |dial: v1::DecodingPreset| {
         let mut request = tokens(2);
@@ -191,7 +208,9 @@ fn a_causal_model_knows_no_dial() {
     };
     // The daemon's own is for other models.
     for dial in [v1::DecodingPreset::Unspecified, v1::DecodingPreset::Exact] {
-        let Prepared { work, dial, .. } = with(dial).unwrap();
+        let PreparedGeneration {
+            work, preset: dial, ..
+        } = with(dial).unwrap();
         assert!(dial.is_none() && work.decoding.is_exact() && work.policy.info().exact);
     }
     for dial in [v1::DecodingPreset::Fast, v1::DecodingPreset::Auto] {
@@ -216,13 +235,13 @@ fn the_models_own_instructions_come_before_a_conversation_without_any() {
             length: Some(8),
             ..Default::default()
         };
-        let table = Table {
+        let table = ModelTable {
             system: system.map(str::to_owned),
-            ..Table::default()
+            ..ModelTable::default()
         };
         let checked = Generation::try_from(request).unwrap();
-        let prepared = generation(checked, &serving, &table, Dial::Exact, |_| false).unwrap();
-        let told = prepared.told.iter().any(|told| told.name == "system");
+        let prepared = generation(checked, &serving, &table, Preset::Exact, |_| false).unwrap();
+        let told = prepared.settings.iter().any(|told| told.name == "system");
         (prepared.work.prompt, told)
     };
     let (given, is_told) = with(None, &["system", "user"]);

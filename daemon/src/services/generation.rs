@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::{StreamExt, stream};
-use sluice_engine::{Change, Engine, RequestError, Work};
+use sluice_engine::{Engine, PlanOptions, RequestError, Work};
 use sluice_plan::Plan;
 use sluice_proto::{
     model::{Generation, Scoring},
@@ -14,14 +14,14 @@ use tonic::{Request, Response, Status};
 use super::{
     Daemon,
     deadline::Deadline,
-    requests::{self, Answers},
+    requests::{self, ResponseStream},
 };
 use crate::{
     events,
     failure::Failure,
-    models::Serving,
+    models::ServingModel,
     prepare,
-    registry::{Facts, Item, Reader, Record},
+    requests::{RecordEvent, RecordReader, RequestDescription, RequestRecord},
 };
 
 /// The service; clones share the daemon.
@@ -29,9 +29,9 @@ pub(super) struct Service(pub(super) Arc<Daemon>);
 
 #[tonic::async_trait]
 impl GenerationService for Service {
-    type GenerateStream = Answers<v1::GenerateResponse>;
-    type ScoreStream = Answers<v1::ScoreResponse>;
-    type WatchGenerationStream = Answers<v1::WatchGenerationResponse>;
+    type GenerateStream = ResponseStream<v1::GenerateResponse>;
+    type ScoreStream = ResponseStream<v1::ScoreResponse>;
+    type WatchGenerationStream = ResponseStream<v1::WatchGenerationResponse>;
 
     async fn generate(
         &self,
@@ -67,9 +67,9 @@ impl GenerationService for Service {
         };
         let kind = v1::RequestKind::Score;
         requests::run(&self.0, deadline, (kind, check), make, |item| match item {
-            Item::Score(response) => Some(*response),
+            RecordEvent::Score(response) => Some(*response),
             // Queued, which estimates have no message for.
-            Item::Generation(_) | Item::Fidelity(_) => None,
+            RecordEvent::Generation(_) | RecordEvent::Fidelity(_) => None,
         })
         .await
     }
@@ -93,7 +93,7 @@ impl GenerationService for Service {
         if record.kind() != v1::RequestKind::Generate {
             return Err(Failure::NotAGeneration { id }.into());
         }
-        let begun = (Reader::new(record), self.0.closing.clone());
+        let begun = (RecordReader::new(record), self.0.closing.clone());
         let answers = stream::unfold(begun, |(mut reader, closing)| async {
             let item = tokio::select! {
                 // First, so that an end that was just told is heard.
@@ -123,25 +123,25 @@ impl GenerationService for Service {
 }
 
 impl Daemon {
-    fn find(&self, id: u64) -> Result<Arc<Record>, Failure> {
+    fn find(&self, id: u64) -> Result<Arc<RequestRecord>, Failure> {
         self.requests.find(id).ok_or(Failure::UnknownRequest { id })
     }
 
     async fn admit_generation(
         &self,
         message: v1::GenerateRequest,
-        waited: Option<Arc<Record>>,
-    ) -> Result<Arc<Record>, Failure> {
+        waited: Option<Arc<RequestRecord>>,
+    ) -> Result<Arc<RequestRecord>, Failure> {
         self.check_open()?;
         let checked = Generation::try_from(message)?;
         let serving = self.models.serving()?;
         let engine = self.engine.clone();
-        let dial = self.dial;
+        let dial = self.default_preset;
         let settings = self.settings.clone();
         let problem = self.settings.problem();
         let ((prepared, expected), serving) = self
             .prepare(serving, move |serving| {
-                let streams = streams(&engine);
+                let streams = streams_weights(&engine);
                 let is_bus_bound = |work: &Work| {
                     if !streams {
                         return false;
@@ -158,7 +158,7 @@ impl Daemon {
             })
             .await?;
         let work = &prepared.work;
-        let facts = Facts {
+        let facts = RequestDescription {
             kind: v1::RequestKind::Generate,
             prompt_tokens: work.prompt.len(),
             length: work.canvas.len(),
@@ -185,15 +185,15 @@ impl Daemon {
     async fn admit_scoring(
         &self,
         message: v1::ScoreRequest,
-        waited: Option<Arc<Record>>,
-    ) -> Result<Arc<Record>, Failure> {
+        waited: Option<Arc<RequestRecord>>,
+    ) -> Result<Arc<RequestRecord>, Failure> {
         self.check_open()?;
         let checked = Scoring::try_from(message)?;
         let serving = self.models.serving()?;
         let (work, _) = self
             .prepare(serving, move |serving| prepare::scoring(checked, serving))
             .await?;
-        let facts = Facts {
+        let facts = RequestDescription {
             kind: v1::RequestKind::Score,
             prompt_tokens: work.prompt.len(),
             length: work.answer.len(),
@@ -213,21 +213,25 @@ impl Daemon {
 
 /// Whether passes read weights at all that are not where they are needed; if not, nobody needs to plan to know that they
 /// don't wait for them.
-fn streams(engine: &Engine) -> bool {
+fn streams_weights(engine: &Engine) -> bool {
     let pass = engine.in_force().and_then(|in_force| in_force.plan.pass);
     pass.is_some_and(|pass| pass.reader_s > 0.0)
 }
 
 /// The plan for a request that breaks no rule. Only for advice and choices: without one the request goes on.
-fn expected(engine: &Engine, work: &Work, serving: &Serving) -> Result<Option<Plan>, RequestError> {
+fn expected(
+    engine: &Engine,
+    work: &Work,
+    serving: &ServingModel,
+) -> Result<Option<Plan>, RequestError> {
     // What is planned is rehearsed, so no canvas beyond the model's context.
     work.check(&serving.loaded.info)?;
-    Ok(engine.plan(&Change::default(), work.workload()).ok())
+    Ok(engine.plan(&PlanOptions::default(), work.workload()).ok())
 }
 
-fn generation_event(item: &Item) -> Option<v1::GenerationEvent> {
+fn generation_event(item: &RecordEvent) -> Option<v1::GenerationEvent> {
     match item {
-        Item::Generation(event) => Some(event.clone()),
-        Item::Score(_) | Item::Fidelity(_) => None,
+        RecordEvent::Generation(event) => Some(event.clone()),
+        RecordEvent::Score(_) | RecordEvent::Fidelity(_) => None,
     }
 }

@@ -41,7 +41,7 @@ pub struct Listeners {
 
 /// The way a call came; stands among its extensions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Transport {
     Unix,
     Tcp,
 }
@@ -123,12 +123,12 @@ impl Connection {
 }
 
 impl Connected for Connection {
-    type ConnectInfo = Way;
+    type ConnectInfo = Transport;
 
-    fn connect_info(&self) -> Way {
+    fn connect_info(&self) -> Transport {
         match self.wire {
-            Wire::Unix(_) => Way::Unix,
-            Wire::Tcp(_) => Way::Tcp,
+            Wire::Unix(_) => Transport::Unix,
+            Wire::Tcp(_) => Transport::Tcp,
         }
     }
 }

@@ -3,20 +3,20 @@
 use std::sync::Arc;
 
 use sluice_proto::{
-    model::{Compressing, Decompressing, Verifying},
+    model::{CompressJob, DecompressJob, VerifyJob},
     v1::{self, job_event::Kind, job_service_server::JobService},
 };
 use tonic::{Request, Response, Status};
 
 use super::{
     Daemon,
-    following::{News, follow},
-    recording::Recorded,
-    requests::Answers,
+    follow::{FollowUpdate, follow},
+    persistence::PendingWrite,
+    requests::ResponseStream,
 };
 use crate::{
     failure::Failure,
-    jobs::{Job, State},
+    jobs::{Job, JobStatus},
 };
 
 /// The service; clones share the daemon.
@@ -24,17 +24,17 @@ pub(super) struct Service(pub(super) Arc<Daemon>);
 
 #[tonic::async_trait]
 impl JobService for Service {
-    type CompressStream = Answers<v1::JobEvent>;
-    type DecompressStream = Answers<v1::JobEvent>;
-    type VerifyStream = Answers<v1::JobEvent>;
-    type WatchJobStream = Answers<v1::JobEvent>;
+    type CompressStream = ResponseStream<v1::JobEvent>;
+    type DecompressStream = ResponseStream<v1::JobEvent>;
+    type VerifyStream = ResponseStream<v1::JobEvent>;
+    type WatchJobStream = ResponseStream<v1::JobEvent>;
 
     async fn compress(
         &self,
         request: Request<v1::CompressRequest>,
     ) -> Result<Response<Self::CompressStream>, Status> {
         self.0.check_open()?;
-        let asked = Compressing::try_from(request.into_inner()).map_err(Failure::from)?;
+        let asked = CompressJob::try_from(request.into_inner()).map_err(Failure::from)?;
         let model = self.0.subject(asked.source.clone()).await?;
         Ok(self.answer(&self.0.jobs.compress(&model, asked)?))
     }
@@ -44,7 +44,7 @@ impl JobService for Service {
         request: Request<v1::DecompressRequest>,
     ) -> Result<Response<Self::DecompressStream>, Status> {
         self.0.check_open()?;
-        let asked = Decompressing::try_from(request.into_inner()).map_err(Failure::from)?;
+        let asked = DecompressJob::try_from(request.into_inner()).map_err(Failure::from)?;
         Ok(self.answer(&self.0.jobs.decompress(asked)?))
     }
 
@@ -53,7 +53,7 @@ impl JobService for Service {
         request: Request<v1::VerifyRequest>,
     ) -> Result<Response<Self::VerifyStream>, Status> {
         self.0.check_open()?;
-        let asked = Verifying::try_from(request.into_inner()).map_err(Failure::from)?;
+        let asked = VerifyJob::try_from(request.into_inner()).map_err(Failure::from)?;
         Ok(self.answer(&self.0.jobs.verify(asked)?))
     }
 
@@ -86,20 +86,20 @@ impl JobService for Service {
 
 impl Service {
     /// The job, and how it goes on.
-    fn answer(&self, job: &Arc<Job>) -> Response<Answers<v1::JobEvent>> {
+    fn answer(&self, job: &Arc<Job>) -> Response<ResponseStream<v1::JobEvent>> {
         let mut states = job.subscribe();
         // Whoever comes is told at once how far it is.
         states.mark_changed();
         let mut first = Some(Kind::Job(job.to_wire()));
-        let news = move |State { progress, end }| {
+        let news = move |JobStatus { progress, end }| {
             let mut answers: Vec<_> = first.take().map(Ok).into_iter().collect();
-            let is_last = end.as_ref().map(|_| Recorded::nothing());
+            let is_last = end.as_ref().map(|_| PendingWrite::nothing());
             answers.push(match end {
                 Some(end) => end.result.map(Kind::Result),
                 None => Ok(Kind::Progress(progress)),
             });
             let answers = answers.into_iter();
-            News {
+            FollowUpdate {
                 answers: answers
                     .map(|kind| kind.map(|kind| v1::JobEvent { kind: Some(kind) }))
                     .collect(),

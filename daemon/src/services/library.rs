@@ -2,12 +2,12 @@
 
 use std::{path::Path, sync::Arc};
 
-use sluice_checkpoint::{self as checkpoint, KeptWeights};
-use sluice_engine::Change;
-use sluice_hub::{Name, Pull, Token};
+use sluice_checkpoint::{self as checkpoint, CachedWeights};
+use sluice_engine::PlanOptions;
+use sluice_hub::{HubName, Pull, Token};
 use sluice_plan::Plan;
 use sluice_proto::{
-    model::{InvalidField, Subject},
+    model::{InvalidField, ModelSubject},
     v1::{self, pull_model_response::Kind},
 };
 use sluice_shared::{names, units};
@@ -15,15 +15,15 @@ use tokio::{sync::watch, task::spawn_blocking};
 
 use super::{
     Daemon,
-    following::{News, follow},
-    recording::Recorded,
-    requests::Answers,
+    follow::{FollowUpdate, follow},
+    persistence::PendingWrite,
+    requests::ResponseStream,
 };
 use crate::{
     failure::Failure,
-    library::{self, Entry, PullStage, PullState, Removed},
+    library::{self, ModelEntry, PullStage, PullState, RemovedModel},
     model_name::{EMBEDDED_NAME, ModelName},
-    models::{LoadStage, LoadState, Reason},
+    models::{LoadStage, LoadState, UnloadReason},
     translate,
 };
 
@@ -31,16 +31,16 @@ impl Daemon {
     /// All models, and the weights that are kept of them. Reads folders: not for async code.
     pub(super) fn list(&self) -> v1::ListModelsResponse {
         let models = self.all_models();
-        let Some((folder, bytes_max)) = self.engine.kept_folder() else {
+        let Some((folder, bytes_max)) = self.engine.weight_cache() else {
             return v1::ListModelsResponse {
                 models,
                 ..Default::default()
             };
         };
         let entries = self.library.entries();
-        let kept = checkpoint::kept_weights(folder).into_iter();
+        let kept = checkpoint::cached_weights(folder).into_iter();
         let kept = kept.map(|kept| v1::ConvertedWeights {
-            model: kept_name(&kept, &entries),
+            model: converted_weights_name(&kept, &entries),
             path: (kept.checkpoint.as_ref())
                 .map_or_else(String::new, |path| path.to_string_lossy().into_owned()),
             level: kept.level.name().to_owned(),
@@ -88,12 +88,15 @@ impl Daemon {
     }
 
     /// The model that is meant. Reads folders, aside.
-    pub(super) async fn subject(self: &Arc<Self>, subject: Subject) -> Result<ModelName, Failure> {
+    pub(super) async fn subject(
+        self: &Arc<Self>,
+        subject: ModelSubject,
+    ) -> Result<ModelName, Failure> {
         let daemon = self.clone();
         let found = spawn_blocking(move || match subject {
-            Subject::Embedded => Ok(ModelName::embedded()),
-            Subject::Name(name) => daemon.library.model(&name),
-            Subject::Path(path) => daemon.at(path),
+            ModelSubject::Embedded => Ok(ModelName::embedded()),
+            ModelSubject::Name(name) => daemon.library.model(&name),
+            ModelSubject::Path(path) => daemon.at(path),
         });
         found.await?
     }
@@ -109,7 +112,10 @@ impl Daemon {
     pub(super) async fn unload(&self) -> Result<v1::UnloadModelResponse, Failure> {
         let held = || (self.engine.memory().used_bytes, self.host.resident_bytes());
         let before = held();
-        let name = self.models.unload(&self.engine, Reason::Asked).await?;
+        let name = self
+            .models
+            .unload(&self.engine, UnloadReason::Requested)
+            .await?;
         let after = held();
         if let Some(name) = &name {
             let freed = before.0.saturating_sub(after.0);
@@ -131,12 +137,12 @@ impl Daemon {
     pub(super) fn pull(
         &self,
         asked: v1::PullModelRequest,
-    ) -> Result<Answers<v1::PullModelResponse>, Failure> {
+    ) -> Result<ResponseStream<v1::PullModelResponse>, Failure> {
         let given = |text: String| Some(text).filter(|text| !text.is_empty());
         let named = names::full(&asked.name).unwrap_or(&asked.name);
-        let name: Name = named.parse()?;
+        let name: HubName = named.parse()?;
         if name.label().is_some() && !asked.file_name.is_empty() {
-            let problem = "is given beside a label; one of the two is taken".to_owned();
+            let problem = "can't be combined with a label".to_owned();
             return Err(InvalidField {
                 field: "file",
                 problem,
@@ -160,7 +166,7 @@ impl Daemon {
         let mut states = self.pulls.begin(pull, token, budget)?;
         // Who joins is told at once how far it is.
         states.mark_changed();
-        let mut told = Told::default();
+        let mut told = PullWatcher::default();
         Ok(follow(states, &self.closing, move |state| told.news(state)))
     }
 
@@ -176,42 +182,48 @@ impl Daemon {
             return Err(Failure::ModelInUse { model: name });
         }
         // By where it lies: a name is also that of a model elsewhere, and a path leads to one that has a name here.
-        let (library, asked, held) = (self.library.clone(), name.clone(), self.models.held());
+        let (library, asked, held) = (
+            self.library.clone(),
+            name.clone(),
+            self.models.paths_in_use(),
+        );
         let is_in_use = spawn_blocking(move || library.holds_any(&asked, &held)).await?;
         if is_in_use {
             if !force {
                 return Err(Failure::ModelInUse { model: name });
             }
-            self.models.unload(&self.engine, Reason::Asked).await?;
+            self.models
+                .unload(&self.engine, UnloadReason::Requested)
+                .await?;
         }
         let (daemon, asked) = (self.clone(), name.clone());
         let removed = spawn_blocking(move || {
             let found = daemon.library.find(&asked).ok();
             let removed = daemon.library.remove(&asked)?;
             // What was converted of it is of no use to anybody.
-            let is_of_it = |kept: &KeptWeights| match (&found, &kept.checkpoint) {
+            let is_of_it = |kept: &CachedWeights| match (&found, &kept.checkpoint) {
                 (Some(entry), Some(path)) => path.starts_with(&entry.path) || *path == entry.folder,
                 _ => false,
             };
-            let kept = daemon.remove_kept_where(is_of_it);
+            let kept = daemon.remove_converted_weights_where(is_of_it);
             Ok::<_, Failure>(match removed {
-                Removed::Deleted(bytes) => v1::RemoveModelResponse {
+                RemovedModel::Deleted(bytes) => v1::RemoveModelResponse {
                     freed_bytes: bytes + kept.freed_bytes,
                     ..kept
                 },
-                Removed::Forgotten(path) => v1::RemoveModelResponse {
+                RemovedModel::Forgotten(path) => v1::RemoveModelResponse {
                     kept_path: path.to_string_lossy().into_owned(),
                     ..kept
                 },
             })
         });
         let removed = removed.await??;
-        self.told_of_removal(&name, &removed);
+        self.removal_response(&name, &removed);
         Ok(removed)
     }
 
     /// Removes the weights that were converted of a model and kept.
-    pub(super) async fn remove_kept(
+    pub(super) async fn remove_converted_weights(
         self: &Arc<Self>,
         name: String,
     ) -> Result<v1::RemoveModelResponse, Failure> {
@@ -221,33 +233,33 @@ impl Daemon {
             // Those of a model that is gone are still called by its name.
             let meant = daemon.library.model(&asked);
             let asked = meant.map_or(asked, |model| model.name);
-            daemon.remove_kept_where(|kept| {
-                kept_name(kept, &entries) == asked
+            daemon.remove_converted_weights_where(|kept| {
+                converted_weights_name(kept, &entries) == asked
                     || kept.checkpoint.as_deref() == Some(Path::new(&asked))
             })
         });
         let removed = removed.await?;
-        self.told_of_removal(&name, &removed);
+        self.removal_response(&name, &removed);
         Ok(removed)
     }
 
-    fn remove_kept_where(
+    fn remove_converted_weights_where(
         &self,
-        is_meant: impl Fn(&KeptWeights) -> bool,
+        is_meant: impl Fn(&CachedWeights) -> bool,
     ) -> v1::RemoveModelResponse {
-        let Some((folder, _)) = self.engine.kept_folder() else {
+        let Some((folder, _)) = self.engine.weight_cache() else {
             return v1::RemoveModelResponse::default();
         };
-        let removed = checkpoint::remove_kept(folder, is_meant);
+        let removed = checkpoint::remove_cached(folder, is_meant);
         v1::RemoveModelResponse {
             freed_bytes: removed.bytes,
             removed_files: removed.files as u32,
-            files_in_use: removed.left as u32,
+            files_in_use: removed.not_removed as u32,
             ..Default::default()
         }
     }
 
-    fn told_of_removal(&self, model: &str, removed: &v1::RemoveModelResponse) {
+    fn removal_response(&self, model: &str, removed: &v1::RemoveModelResponse) {
         let freed = units::bytes(removed.freed_bytes);
         tracing::info!(model, freed, "removed for a client");
         self.changes.tell();
@@ -255,7 +267,7 @@ impl Daemon {
 
     pub(super) async fn inspect(
         self: &Arc<Self>,
-        subject: Subject,
+        subject: ModelSubject,
     ) -> Result<v1::InspectModelResponse, Failure> {
         let model = self.subject(subject).await?;
         let place = self.preparing.clone().acquire_owned().await;
@@ -277,7 +289,7 @@ impl Daemon {
                 .into_iter()
                 .find(|known| Path::new(&known.path) == path.unwrap_or(Path::new("")));
             let wire = known.unwrap_or_else(|| model.to_wire(v1::ModelState::Available));
-            let holds = daemon.settings.for_load(&model, &Change::default());
+            let holds = daemon.settings.for_load(&model, &PlanOptions::default());
             let settings = daemon.engine.settings().with(&holds.change());
             let budget = settings
                 .budget_bytes
@@ -302,7 +314,7 @@ impl Daemon {
 }
 
 /// What a list calls the model that weights were kept of.
-fn kept_name(kept: &KeptWeights, entries: &[Entry]) -> String {
+fn converted_weights_name(kept: &CachedWeights, entries: &[ModelEntry]) -> String {
     let Some(path) = &kept.checkpoint else {
         return match &*kept.model {
             // As the engine calls what lies inside the program.
@@ -334,7 +346,7 @@ fn write_path(daemon: &Daemon, name: &ModelName) {
         && let Err(failure) = daemon.library.remember(path)
     {
         // Only the list is poorer for it.
-        tracing::info!(reason = %failure, "the model's path can't be written down");
+        tracing::info!(reason = %failure, "can't save the model's path");
     }
 }
 
@@ -349,16 +361,16 @@ async fn is_loaded(mut states: watch::Receiver<LoadState>) -> bool {
 }
 
 /// What is written down of a load, once it has come to a good end.
-pub(super) struct Record {
+pub(super) struct LoadRecord {
     pub(super) daemon: Arc<Daemon>,
     pub(super) name: ModelName,
     /// What was asked for, which holds the next time, too.
-    pub(super) change: Change,
+    pub(super) change: PlanOptions,
     /// Whether the model is to be loaded at every start.
     pub(super) make_default: bool,
 }
 
-impl Record {
+impl LoadRecord {
     pub(super) async fn once_loaded(self, states: watch::Receiver<LoadState>) {
         if is_loaded(states).await {
             // Whoever comes next waits until it is written.
@@ -372,20 +384,20 @@ impl Record {
         if self.make_default
             && let Err(failure) = self.daemon.library.set_default(&self.name)
         {
-            tracing::error!(reason = %failure, "the default model can't be written down");
+            tracing::error!(reason = %failure, "can't save the default model");
         }
     }
 }
 
 /// What the caller of a download has heard of it.
 #[derive(Default)]
-struct Told {
+struct PullWatcher {
     plan: bool,
     notices: usize,
 }
 
-impl Told {
-    fn news(&mut self, state: PullState) -> News<v1::PullModelResponse> {
+impl PullWatcher {
+    fn news(&mut self, state: PullState) -> FollowUpdate<v1::PullModelResponse> {
         let PullState {
             plan,
             notices,
@@ -400,13 +412,13 @@ impl Told {
         let notices = notices.into_iter().skip(told);
         answers.extend(notices.map(|text| Ok(Kind::Notice(text))));
         let (answer, end) = match stage {
-            PullStage::Going(progress) => (Ok(Kind::Progress(progress)), None),
-            PullStage::Done(model) => (Ok(Kind::Model(*model)), Some(Recorded::nothing())),
-            PullStage::Failed(status) => (Err(status), Some(Recorded::nothing())),
+            PullStage::Downloading(progress) => (Ok(Kind::Progress(progress)), None),
+            PullStage::Done(model) => (Ok(Kind::Model(*model)), Some(PendingWrite::nothing())),
+            PullStage::Failed(status) => (Err(status), Some(PendingWrite::nothing())),
         };
         answers.push(answer);
         let answers = answers.into_iter();
-        News {
+        FollowUpdate {
             answers: answers
                 .map(|kind| kind.map(|kind| v1::PullModelResponse { kind: Some(kind) }))
                 .collect(),

@@ -2,14 +2,14 @@
 //! any caller from taking the daemon's memory.
 
 mod deadline;
-mod following;
+mod follow;
 mod generation;
 mod incoming;
 mod job;
 mod library;
 mod model;
 mod optimizer;
-mod recording;
+mod persistence;
 mod requests;
 mod snapshot;
 mod telemetry;
@@ -35,7 +35,7 @@ use sluice_proto::{
         telemetry_service_server::TelemetryServiceServer,
     },
 };
-use sluice_shared::dial::Dial;
+use sluice_shared::preset::Preset;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
@@ -43,15 +43,15 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 
 pub(crate) use self::library::remember_path;
 use crate::{
-    applies::Target,
     failure::Failure,
     jobs::Jobs,
     library::{Library, Pulls},
     measurements::Measurements,
     models::Models,
-    registry::{Changes, Registry},
-    settings::Settings,
-    telemetry::{CardFigures, HostFacts},
+    plan_changes::SwitchTarget,
+    requests::{ChangeNotifier, Requests},
+    settings::ModelSettings,
+    telemetry::{GpuFigures, HostFacts},
 };
 
 /// Largest message taken: above the bounds on text and ids.
@@ -80,41 +80,41 @@ pub struct Daemon {
     /// Work on files.
     pub jobs: Arc<Jobs>,
     /// Requests.
-    pub requests: Arc<Registry>,
+    pub requests: Arc<Requests>,
     /// Fidelity that was measured.
     pub measurements: Measurements,
     /// Told whenever one of the two changes.
-    pub changes: Changes,
+    pub changes: ChangeNotifier,
     /// Where the change of the plan under way leads.
-    pub switch_target: Target,
+    pub switch_target: SwitchTarget,
     /// Ends every stream that would not end by itself.
     pub closing: CancellationToken,
     /// Where clients find it.
     pub socket: PathBuf,
     /// What holds for each model, and who said so.
-    pub settings: Arc<Settings>,
+    pub settings: Arc<ModelSettings>,
     /// How much requests give up for speed that say nothing of it.
-    pub dial: Dial,
+    pub default_preset: Preset,
     /// When it started.
     pub started: Instant,
     /// What the machine says.
     pub host: HostFacts,
     /// What the card said a moment ago.
-    pub card: CardFigures,
+    pub gpu_figures: GpuFigures,
     draining: CancellationToken,
     preparing: Arc<Semaphore>,
     wanted: Arc<AtomicUsize>,
-    line: waiting::Line,
-    recording: recording::Recording,
+    line: waiting::WaitingLine,
+    recording: persistence::WriteQueue,
 }
 
 /// Somebody is about to use the model.
-pub(crate) struct Wanted {
+pub(crate) struct ModelInUse {
     count: Arc<AtomicUsize>,
-    changes: Changes,
+    changes: ChangeNotifier,
 }
 
-impl Drop for Wanted {
+impl Drop for ModelInUse {
     fn drop(&mut self) {
         self.count.fetch_sub(1, Ordering::AcqRel);
         self.changes.tell();
@@ -127,11 +127,11 @@ impl Daemon {
     pub fn new(
         engine: Arc<Engine>,
         library: Library,
-        settings: Settings,
+        settings: ModelSettings,
         socket: PathBuf,
-        dial: Dial,
+        dial: Preset,
     ) -> Self {
-        let changes = Changes::default();
+        let changes = ChangeNotifier::default();
         let closing = CancellationToken::new();
         let library = Arc::new(library);
         let pulls = Pulls::new(library.clone(), changes.clone(), closing.clone());
@@ -144,22 +144,22 @@ impl Daemon {
             library,
             pulls: Arc::new(pulls),
             jobs: Arc::new(Jobs::new(changes.clone())),
-            requests: Arc::new(Registry::new(changes.clone())),
+            requests: Arc::new(Requests::new(changes.clone())),
             measurements: Measurements::new(changes.clone()),
             changes,
-            switch_target: Target::default(),
+            switch_target: SwitchTarget::default(),
             closing,
             socket,
             settings,
-            dial,
+            default_preset: dial,
             started: Instant::now(),
             host: HostFacts::new(),
-            card: CardFigures::default(),
+            gpu_figures: GpuFigures::default(),
             draining: CancellationToken::new(),
             preparing: Arc::new(Semaphore::new(PREPARING_MAX)),
             wanted: Arc::default(),
-            line: waiting::Line::default(),
-            recording: recording::Recording::default(),
+            line: waiting::WaitingLine::default(),
+            recording: persistence::WriteQueue::default(),
         }
     }
 
@@ -176,9 +176,9 @@ impl Daemon {
     }
 
     /// Keeps the model from being let go for want of requests while one is on its way.
-    pub(crate) fn want(&self) -> Wanted {
+    pub(crate) fn want(&self) -> ModelInUse {
         self.wanted.fetch_add(1, Ordering::AcqRel);
-        Wanted {
+        ModelInUse {
             count: self.wanted.clone(),
             changes: self.changes.clone(),
         }

@@ -3,21 +3,21 @@
 use std::sync::Arc;
 
 use sluice_proto::{
-    model::{Loading, Subject},
+    model::{Loading, ModelSubject},
     v1::{self, load_model_response::Kind, model_service_server::ModelService},
 };
 use tonic::{Request, Response, Status};
 
 use super::{
     Daemon,
-    following::{News, follow},
+    follow::{FollowUpdate, follow},
     library,
-    recording::Recorded,
-    requests::Answers,
+    persistence::PendingWrite,
+    requests::ResponseStream,
 };
 use crate::{
     failure::Failure,
-    models::{self, AskedBy, LoadStage, LoadState},
+    models::{self, LoadStage, LoadState, Requester},
 };
 
 /// The service; clones share the daemon.
@@ -25,8 +25,8 @@ pub(super) struct Service(pub(super) Arc<Daemon>);
 
 #[tonic::async_trait]
 impl ModelService for Service {
-    type LoadModelStream = Answers<v1::LoadModelResponse>;
-    type PullModelStream = Answers<v1::PullModelResponse>;
+    type LoadModelStream = ResponseStream<v1::LoadModelResponse>;
+    type PullModelStream = ResponseStream<v1::PullModelResponse>;
 
     async fn list_models(
         &self,
@@ -43,27 +43,27 @@ impl ModelService for Service {
     ) -> Result<Response<Self::LoadModelStream>, Status> {
         self.0.check_open()?;
         let asked = Loading::try_from(request.into_inner()).map_err(Failure::from)?;
-        let request = models::Request {
+        let request = models::LoadRequest {
             name: self.0.subject(asked.subject).await?,
-            asked: asked.change,
+            requested: asked.change,
         };
         tracing::info!(model = request.name.name, "loading a model for a client");
         if asked.make_default {
             self.0.library.check_default()?;
         }
-        let (name, change) = (request.name.clone(), request.asked);
+        let (name, change) = (request.name.clone(), request.requested);
         let states = self
             .0
             .models
-            .load(&self.0.engine, request, AskedBy::Client)?;
-        let record = library::Record {
+            .load(&self.0.engine, request, Requester::Client)?;
+        let record = library::LoadRecord {
             daemon: self.0.clone(),
             name,
             change,
             make_default: asked.make_default,
         };
         let recorded = (self.0.recording).then(record.once_loaded(states.clone()));
-        let mut told = Told {
+        let mut told = LoadWatcher {
             plan: false,
             notices: 0,
             recorded,
@@ -115,7 +115,7 @@ impl ModelService for Service {
             converted_weights_only,
         } = request.into_inner();
         let removed = match converted_weights_only {
-            true => self.0.remove_kept(name).await?,
+            true => self.0.remove_converted_weights(name).await?,
             false => self.0.remove(name, force).await?,
         };
         Ok(Response::new(removed))
@@ -126,20 +126,20 @@ impl ModelService for Service {
         request: Request<v1::InspectModelRequest>,
     ) -> Result<Response<v1::InspectModelResponse>, Status> {
         let v1::InspectModelRequest { name, path } = request.into_inner();
-        let subject = Subject::new(name, path).map_err(Failure::from)?;
+        let subject = ModelSubject::new(name, path).map_err(Failure::from)?;
         Ok(Response::new(self.0.inspect(subject).await?))
     }
 }
 
 /// What the caller of a load has heard of it.
-struct Told {
+struct LoadWatcher {
     plan: bool,
     notices: usize,
-    recorded: Recorded,
+    recorded: PendingWrite,
 }
 
-impl Told {
-    fn news(&mut self, state: LoadState) -> News<v1::LoadModelResponse> {
+impl LoadWatcher {
+    fn news(&mut self, state: LoadState) -> FollowUpdate<v1::LoadModelResponse> {
         let LoadState {
             plan,
             notices,
@@ -157,11 +157,11 @@ impl Told {
             LoadStage::Converting(conversion) => (Ok(Kind::Conversion(conversion)), None),
             LoadStage::Reading(progress) => (Ok(Kind::Progress(progress)), None),
             LoadStage::Ready(model) => (Ok(Kind::Model(*model)), Some(self.recorded.clone())),
-            LoadStage::Failed(status) => (Err(status), Some(Recorded::nothing())),
+            LoadStage::Failed(status) => (Err(status), Some(PendingWrite::nothing())),
         };
         answers.push(answer);
         let answers = answers.into_iter();
-        News {
+        FollowUpdate {
             answers: answers
                 .map(|kind| kind.map(|kind| v1::LoadModelResponse { kind: Some(kind) }))
                 .collect(),

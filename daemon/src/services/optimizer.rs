@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use sluice_checkpoint::family::Preset;
-use sluice_engine::{Change, EngineError, Settings, Work, engine::Outline};
+use sluice_checkpoint::family::PublishedShape;
+use sluice_engine::{EngineError, PlanOptions, PlanSettings, Work, runtime::ModelOutline};
 use sluice_plan::PlanError;
 use sluice_proto::{
-    model::{Measuring, Planned, Planning, Restoring},
+    model::{Measuring, PlannedModel, Planning, RestoreTarget},
     v1::{self, apply_response::Kind, optimizer_service_server::OptimizerService},
 };
 use sluice_shared::{
-    level::{Embedding, Kv, Level},
+    level::{EmbeddingPlacement, KvCacheFormat, Level},
     units,
 };
 use tokio::sync::watch;
@@ -19,19 +19,19 @@ use tonic::{Request, Response, Status};
 use super::{
     Daemon,
     deadline::Deadline,
-    following::{News, follow},
-    recording::Recorded,
-    requests::{self, Answers},
+    follow::{FollowUpdate, follow},
+    persistence::PendingWrite,
+    requests::{self, ResponseStream},
 };
 use crate::{
-    applies::{self, Applied, ApplyState},
     events,
     failure::Failure,
-    measurements::Measurement,
+    measurements::PendingMeasurement,
     model_name::ModelName,
-    models::Serving,
+    models::ServingModel,
+    plan_changes::{self, AppliedPlan, ApplyState},
     prepare,
-    registry::{Facts, Item, Record},
+    requests::{RecordEvent, RequestDescription, RequestRecord},
     translate,
 };
 
@@ -40,9 +40,9 @@ pub(super) struct Service(pub(super) Arc<Daemon>);
 
 #[tonic::async_trait]
 impl OptimizerService for Service {
-    type ApplyStream = Answers<v1::ApplyResponse>;
-    type RestoreStream = Answers<v1::ApplyResponse>;
-    type MeasureFidelityStream = Answers<v1::MeasureFidelityResponse>;
+    type ApplyStream = ResponseStream<v1::ApplyResponse>;
+    type RestoreStream = ResponseStream<v1::ApplyResponse>;
+    type MeasureFidelityStream = ResponseStream<v1::MeasureFidelityResponse>;
 
     async fn plan(
         &self,
@@ -60,8 +60,12 @@ impl OptimizerService for Service {
         request: Request<v1::ApplyRequest>,
     ) -> Result<Response<Self::ApplyStream>, Status> {
         self.0.check_open()?;
-        let change = Change::try_from(request.into_inner()).map_err(Failure::from)?;
-        Ok(Response::new(begin(&self.0, change, Afterwards::Remember)?))
+        let change = PlanOptions::try_from(request.into_inner()).map_err(Failure::from)?;
+        Ok(Response::new(begin(
+            &self.0,
+            change,
+            AfterChange::Remember,
+        )?))
     }
 
     async fn restore(
@@ -69,21 +73,21 @@ impl OptimizerService for Service {
         request: Request<v1::RestoreRequest>,
     ) -> Result<Response<Self::RestoreStream>, Status> {
         self.0.check_open()?;
-        let to = Restoring::try_from(request.into_inner()).map_err(Failure::from)?;
+        let to = RestoreTarget::try_from(request.into_inner()).map_err(Failure::from)?;
         changeable(&self.0)?;
         let (change, afterwards) = match to {
-            Restoring::Start => {
+            RestoreTarget::Start => {
                 let change = blocking(&self.0, Daemon::as_it_started).await?;
-                let start = self.0.models.serving()?.start;
-                (change, Afterwards::AsItStarted(start.asked))
+                let start = self.0.models.serving()?.restore_point;
+                (change, AfterChange::AsItStarted(start.requested))
             }
-            Restoring::Source => {
-                let change = Change {
+            RestoreTarget::Source => {
+                let change = PlanOptions {
                     level: Some(blocking(&self.0, Daemon::most_faithful).await?),
-                    embedding: Some(Embedding::Auto),
-                    ..Change::default()
+                    embedding: Some(EmbeddingPlacement::Auto),
+                    ..PlanOptions::default()
                 };
-                (change, Afterwards::Remember)
+                (change, AfterChange::Remember)
             }
         };
         Ok(Response::new(begin(&self.0, change, afterwards)?))
@@ -103,9 +107,9 @@ impl OptimizerService for Service {
         };
         let kind = v1::RequestKind::Fidelity;
         requests::run(&self.0, deadline, (kind, check), make, |item| match item {
-            Item::Fidelity(response) => Some(response.clone()),
+            RecordEvent::Fidelity(response) => Some(response.clone()),
             // Queued, which measurements have no message for.
-            Item::Generation(_) | Item::Score(_) => None,
+            RecordEvent::Generation(_) | RecordEvent::Score(_) => None,
         })
         .await
     }
@@ -140,37 +144,40 @@ impl Daemon {
     async fn admit_measurement(
         &self,
         message: v1::MeasureFidelityRequest,
-        waited: Option<Arc<Record>>,
-    ) -> Result<Arc<Record>, Failure> {
+        waited: Option<Arc<RequestRecord>>,
+    ) -> Result<Arc<RequestRecord>, Failure> {
         self.check_open()?;
         let checked = Measuring::try_from(message)?;
         let serving = self.models.serving()?;
         let (work, serving) = self
             .prepare(serving, move |serving| prepare::measuring(checked, serving))
             .await?;
-        let facts = Facts {
+        let facts = RequestDescription {
             kind: v1::RequestKind::Fidelity,
             prompt_tokens: 0,
             length: work.samples.iter().map(Vec::len).sum(),
             blocks: 0,
         };
         let record = self.record(waited, facts);
-        let measurement = Measurement::new(self.measurements.clone(), &serving, &work);
+        let measurement = PendingMeasurement::new(self.measurements.clone(), &serving, &work);
         let sink = events::figures::figures(self.requests.clone(), record.clone(), measurement);
-        self.submit(record, Work::Compare(work), sink)
+        self.submit(record, Work::MeasureFidelity(work), sink)
     }
 
     fn plan(&self, asked: Planning) -> Result<v1::Plan, Failure> {
         let mut settings = self.engine.settings();
         let (name, outline) = match &asked.model {
-            Planned::Loaded => return self.plan_loaded(&asked),
-            Planned::Preset(name) => {
-                let preset = preset(name)?;
+            PlannedModel::Loaded => return self.plan_loaded(&asked),
+            PlannedModel::Shape(name) => {
+                let preset = published_shape(name)?;
                 let machine = self.engine.machine()?;
-                (name.clone(), Outline::of_preset(preset, machine))
+                (
+                    name.clone(),
+                    ModelOutline::of_published_shape(preset, machine),
+                )
             }
-            Planned::Path(path) => self.outline(self.at(path.clone())?, &mut settings)?,
-            Planned::Name(name) => self.outline(self.library.model(name)?, &mut settings)?,
+            PlannedModel::Path(path) => self.outline(self.at(path.clone())?, &mut settings)?,
+            PlannedModel::Name(name) => self.outline(self.library.model(name)?, &mut settings)?,
         };
         let settings = settings.with(&asked.change);
         let budget_bytes = settings.budget_bytes;
@@ -189,12 +196,12 @@ impl Daemon {
     fn outline(
         &self,
         model: ModelName,
-        settings: &mut Settings,
-    ) -> Result<(String, Outline), Failure> {
+        settings: &mut PlanSettings,
+    ) -> Result<(String, ModelOutline), Failure> {
         let machine = self.engine.machine()?;
-        let holds = self.settings.for_load(&model, &Change::default());
+        let holds = self.settings.for_load(&model, &PlanOptions::default());
         *settings = settings.with(&holds.change());
-        let outline = Outline::of_checkpoint(&model.source(), machine)?;
+        let outline = ModelOutline::of_checkpoint(&model.source(), machine)?;
         Ok((model.name, outline))
     }
 
@@ -203,20 +210,20 @@ impl Daemon {
         let context_length = serving.loaded.info.context_length;
         let workload = translate::plan::workload(asked, context_length)?;
         let plan = self.engine.plan(&asked.change, workload)?;
-        let time = self.engine.switch_time(&plan);
+        let time = self.engine.estimate_switch(&plan);
         Ok(v1::Plan {
-            switch_estimate: time.map(translate::plan::switch_time),
+            switch_estimate: time.map(translate::plan::switch_estimate),
             ..translate::plan::plan(&plan, &serving.name.name)
         })
     }
 
     /// Back to what the present model was loaded with, but for what was remembered, as it is the next time.
-    fn as_it_started(&self) -> Result<Change, Failure> {
+    fn as_it_started(&self) -> Result<PlanOptions, Failure> {
         let serving = self.models.serving()?;
         let loaded = self.engine.loaded_with().ok_or(EngineError::NoModel)?;
         let in_force = self.engine.in_force().ok_or(EngineError::NoModel)?;
-        let before = serving.start.instead_of(loaded);
-        let to = |level| Change {
+        let before = serving.restore_point.restored(loaded);
+        let to = |level| PlanOptions {
             level: Some(level),
             ..before.into()
         };
@@ -231,10 +238,10 @@ impl Daemon {
     /// The level of the checkpoint's own weights that the budget has room for.
     fn most_faithful(&self) -> Result<Level, Failure> {
         let in_force = self.engine.in_force().ok_or(EngineError::NoModel)?;
-        let off = Change {
+        let off = PlanOptions {
             level: Some(Level::Off),
-            embedding: Some(Embedding::Auto),
-            ..Change::default()
+            embedding: Some(EmbeddingPlacement::Auto),
+            ..PlanOptions::default()
         };
         match self.engine.plan(&off, in_force.plan.workload) {
             Ok(_) => Ok(Level::Off),
@@ -245,45 +252,45 @@ impl Daemon {
 }
 
 /// The published shape of this name.
-fn preset(name: &str) -> Result<&'static Preset, Failure> {
-    Preset::find(name).ok_or_else(|| Failure::UnknownPreset {
+fn published_shape(name: &str) -> Result<&'static PublishedShape, Failure> {
+    PublishedShape::find(name).ok_or_else(|| Failure::UnknownShape {
         name: name.to_owned(),
     })
 }
 
 /// The model that a change is for. Without one the engine isn't asked, and its settings stay.
-fn changeable(daemon: &Daemon) -> Result<Serving, Failure> {
+fn changeable(daemon: &Daemon) -> Result<ServingModel, Failure> {
     let serving = daemon.models.serving();
     serving.map_err(|failure| Failure::NothingToChange(Box::new(failure)))
 }
 
 /// What becomes of a change that is in force, for later loads of the model.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Afterwards {
+enum AfterChange {
     /// They have it, too.
     Remember,
     /// They have what the load of the present one asked for, if anything.
-    AsItStarted(Change),
+    AsItStarted(PlanOptions),
 }
 
 /// Writes down what was asked for, once it is in force, or held for the next load of the model.
 async fn record(
     daemon: Arc<Daemon>,
     model: ModelName,
-    change: Change,
-    afterwards: Afterwards,
+    change: PlanOptions,
+    afterwards: AfterChange,
     mut states: watch::Receiver<ApplyState>,
 ) {
     let is_kept = match states.wait_for(|state| state.end.is_some()).await {
-        Ok(state) => (state.end.as_ref()).is_some_and(|end| is_kept(&daemon, &change, end)),
+        Ok(state) => (state.end.as_ref()).is_some_and(|end| is_settled(&daemon, &change, end)),
         Err(_) => return,
     };
     if !is_kept {
         return;
     }
     let write = move || match afterwards {
-        Afterwards::Remember => daemon.settings.remember(&model, &change),
-        Afterwards::AsItStarted(asked) => {
+        AfterChange::Remember => daemon.settings.remember(&model, &change),
+        AfterChange::AsItStarted(asked) => {
             daemon.settings.forget(&model);
             daemon.settings.remember(&model, &asked);
         }
@@ -294,16 +301,16 @@ async fn record(
 
 /// Whether a change that has ended is in force, or held for the next load. What was in force is written down even if another
 /// change has followed, whose turn comes next.
-fn is_kept(daemon: &Daemon, change: &Change, end: &Result<Applied, Status>) -> bool {
+fn is_settled(daemon: &Daemon, change: &PlanOptions, end: &Result<AppliedPlan, Status>) -> bool {
     let settings = daemon.engine.settings();
     end.is_ok() || settings.with(change) == settings
 }
 
 fn begin(
     daemon: &Arc<Daemon>,
-    change: Change,
-    afterwards: Afterwards,
-) -> Result<Answers<v1::ApplyResponse>, Status> {
+    change: PlanOptions,
+    afterwards: AfterChange,
+) -> Result<ResponseStream<v1::ApplyResponse>, Status> {
     let serving = changeable(daemon)?;
     let model = serving.name.clone();
     tracing::info!(
@@ -311,12 +318,12 @@ fn begin(
         budget = change
             .budget_bytes
             .map(|bytes| bytes.map_or_else(|| "default".to_owned(), units::bytes)),
-        embedding = change.embedding.map(Embedding::name),
-        auto_factor = change.auto_factor,
-        kv = change.kv.map(Kv::name),
+        embedding = change.embedding.map(EmbeddingPlacement::name),
+        auto_factor = change.max_slowdown,
+        kv = change.kv_cache_format.map(KvCacheFormat::name),
         "a client asks for another plan"
     );
-    let states = applies::apply(
+    let states = plan_changes::apply(
         &daemon.engine,
         change,
         serving.name.name,
@@ -330,7 +337,7 @@ fn begin(
         afterwards,
         states.clone(),
     ));
-    let mut told = Told {
+    let mut told = ApplyWatcher {
         daemon: daemon.clone(),
         change,
         recorded,
@@ -346,19 +353,19 @@ fn begin(
 }
 
 /// What a change's caller has heard of it.
-struct Told {
+struct ApplyWatcher {
     daemon: Arc<Daemon>,
-    change: Change,
-    recorded: Recorded,
+    change: PlanOptions,
+    recorded: PendingWrite,
     planned: bool,
     notices: usize,
     conversion: Option<v1::Conversion>,
     progress: Option<v1::WeightSwitch>,
 }
 
-impl Told {
+impl ApplyWatcher {
     /// What the caller has not heard.
-    fn news(&mut self, state: ApplyState) -> News<v1::ApplyResponse> {
+    fn news(&mut self, state: ApplyState) -> FollowUpdate<v1::ApplyResponse> {
         let ApplyState {
             planned,
             notices,
@@ -383,13 +390,13 @@ impl Told {
             answers.extend(progress.map(|progress| Ok(Kind::Progress(progress))));
         }
         // A change that is refused is so at once, whatever else is to be written down.
-        let last = (end.as_ref()).map(|end| match is_kept(&self.daemon, &self.change, end) {
+        let last = (end.as_ref()).map(|end| match is_settled(&self.daemon, &self.change, end) {
             true => self.recorded.clone(),
-            false => Recorded::nothing(),
+            false => PendingWrite::nothing(),
         });
         answers.extend(end.map(|end| end.map(|applied| self.applied(applied))));
         let answers = answers.into_iter();
-        News {
+        FollowUpdate {
             answers: answers
                 .map(|kind| kind.map(|kind| v1::ApplyResponse { kind: Some(kind) }))
                 .collect(),
@@ -397,7 +404,7 @@ impl Told {
         }
     }
 
-    fn applied(&self, applied: Applied) -> Kind {
+    fn applied(&self, applied: AppliedPlan) -> Kind {
         Kind::Applied(v1::ApplyResult {
             plan: Some(v1::Plan::clone(&applied.plan)),
             device_bytes: self.daemon.engine.memory().used_bytes,

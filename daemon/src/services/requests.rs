@@ -10,23 +10,23 @@ use futures_util::{
     StreamExt,
     stream::{self, Stream},
 };
-use sluice_engine::{Work, event::Sink};
+use sluice_engine::{Work, event::EventSink};
 use sluice_proto::{model::InvalidField, v1};
 use tonic::{Response, Status};
 
 use super::{
     Daemon,
     deadline::Deadline,
-    waiting::{self, Admit},
+    waiting::{self, AdmitFn},
 };
 use crate::{
     failure::Failure,
-    models::Serving,
-    registry::{Facts, Item, Reader, Record},
+    models::ServingModel,
+    requests::{RecordEvent, RecordReader, RequestDescription, RequestRecord},
 };
 
 /// What a request's caller gets.
-pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+pub(super) type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// Admits a request, or lets it wait for a model that loads, and answers with its items, as far as `answer` has a message for
 /// them. What breaks a rule for any model is known before there is one, and refused at once.
@@ -34,15 +34,15 @@ pub(super) async fn run<T, F>(
     daemon: &Arc<Daemon>,
     deadline: Option<Deadline>,
     (kind, check): (v1::RequestKind, Result<(), InvalidField>),
-    make: impl Fn(Arc<Daemon>, Option<Arc<Record>>) -> F + Send + Sync + 'static,
-    answer: fn(&Item) -> Option<T>,
-) -> Result<Response<Answers<T>>, Status>
+    make: impl Fn(Arc<Daemon>, Option<Arc<RequestRecord>>) -> F + Send + Sync + 'static,
+    answer: fn(&RecordEvent) -> Option<T>,
+) -> Result<Response<ResponseStream<T>>, Status>
 where
     T: Send + 'static,
-    F: Future<Output = Result<Arc<Record>, Failure>> + Send + 'static,
+    F: Future<Output = Result<Arc<RequestRecord>, Failure>> + Send + 'static,
 {
     let maker = daemon.clone();
-    let make: Admit = Box::new(move |record| Box::pin(make(maker.clone(), record)));
+    let make: AdmitFn = Box::new(move |record| Box::pin(make(maker.clone(), record)));
     let admission = async {
         check?;
         waiting::admit(daemon, kind, make).await
@@ -68,9 +68,9 @@ impl Daemon {
     /// Tokenizes on a thread that may take its time, few at once.
     pub(super) async fn prepare<T: Send + 'static>(
         &self,
-        serving: Serving,
-        prepare: impl FnOnce(&Serving) -> Result<T, Failure> + Send + 'static,
-    ) -> Result<(T, Serving), Failure> {
+        serving: ServingModel,
+        prepare: impl FnOnce(&ServingModel) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<(T, ServingModel), Failure> {
         let place = self.preparing.clone().acquire_owned().await;
         let place = place.expect("the semaphore is never closed");
         tokio::task::spawn_blocking(move || {
@@ -83,7 +83,11 @@ impl Daemon {
     }
 
     /// The record of a request that was prepared: the one that stood in line for its model, or else a new one.
-    pub(super) fn record(&self, waited: Option<Arc<Record>>, facts: Facts) -> Arc<Record> {
+    pub(super) fn record(
+        &self,
+        waited: Option<Arc<RequestRecord>>,
+        facts: RequestDescription,
+    ) -> Arc<RequestRecord> {
         match waited {
             Some(record) => {
                 record.describe(facts);
@@ -96,10 +100,10 @@ impl Daemon {
     /// Hands a prepared request to the engine.
     pub(super) fn submit(
         &self,
-        record: Arc<Record>,
+        record: Arc<RequestRecord>,
         work: Work,
-        sink: Sink,
-    ) -> Result<Arc<Record>, Failure> {
+        sink: EventSink,
+    ) -> Result<Arc<RequestRecord>, Failure> {
         // Tokenizing may have taken until after the shutdown began.
         self.check_open()?;
         let ticket = self.engine.submit(work, sink)?;
@@ -111,14 +115,14 @@ impl Daemon {
 
 /// A stream that a request belongs to: when it is dropped before its end, or the deadline
 /// passes, the request is cancelled.
-struct Owner {
+struct OwnedStream {
     daemon: Arc<Daemon>,
-    reader: Reader,
+    reader: RecordReader,
     deadline: Option<Deadline>,
     expired: bool,
 }
 
-impl Drop for Owner {
+impl Drop for OwnedStream {
     fn drop(&mut self) {
         let record = self.reader.record();
         if record.cancel(&self.daemon.engine) && !self.expired {
@@ -129,12 +133,12 @@ impl Drop for Owner {
 
 fn owned(
     daemon: Arc<Daemon>,
-    record: Arc<Record>,
+    record: Arc<RequestRecord>,
     deadline: Option<Deadline>,
-) -> impl Stream<Item = Result<Arc<Item>, Status>> {
-    let owner = Owner {
+) -> impl Stream<Item = Result<Arc<RecordEvent>, Status>> {
+    let owner = OwnedStream {
         daemon,
-        reader: Reader::new(record),
+        reader: RecordReader::new(record),
         deadline,
         expired: false,
     };

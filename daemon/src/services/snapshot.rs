@@ -2,8 +2,8 @@
 
 use std::process;
 
-use sluice_engine::{Engine, Settings};
-use sluice_ops::{device::Live, ledger};
+use sluice_engine::{Engine, PlanSettings};
+use sluice_ops::{device::LiveStats, ledger};
 use sluice_proto::{PROTOCOL, v1};
 
 use super::Daemon;
@@ -12,7 +12,7 @@ use crate::translate;
 /// The picture as it is now; what changes on a card by itself may be a second old.
 pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
     let live = match daemon.engine.device().gpu() {
-        Some(gpu) => daemon.card.of(gpu).await,
+        Some(gpu) => daemon.gpu_figures.of(gpu).await,
         None => None,
     };
     let state = if daemon.is_draining() {
@@ -52,8 +52,8 @@ pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
 }
 
 /// Bytes that the engine holds of this process's memory.
-fn held_here(daemon: &Daemon, memory: &ledger::Report) -> u64 {
-    match daemon.engine.device().is_card() {
+fn held_here(daemon: &Daemon, memory: &ledger::LedgerReport) -> u64 {
+    match daemon.engine.device().is_gpu() {
         true => daemon.engine.pinned_bytes(),
         false => memory.used_bytes,
     }
@@ -68,11 +68,11 @@ fn weights(daemon: &Daemon) -> v1::Snapshot {
     let name = model.map_or_else(|_| String::new(), |serving| serving.name.name);
     v1::Snapshot {
         plan: Some(translate::plan::plan(&in_force.plan, &name)),
-        weight_switch: in_force.switch.map(translate::plan::switch),
+        weight_switch: in_force.switch.map(translate::plan::weight_switch),
         switch_target: in_force.switch.and_then(|_| daemon.switch_target.get()),
-        weights_version: Some(in_force.epoch),
-        passes: Some(translate::plan::measured(&in_force.measured)),
-        layers: translate::plan::states(&in_force.units),
+        weights_version: Some(in_force.weights_version),
+        passes: Some(translate::plan::pass_statistics(&in_force.passes)),
+        layers: translate::plan::layer_statuses(&in_force.groups),
         ..Default::default()
     }
 }
@@ -83,12 +83,12 @@ fn settings(daemon: &Daemon) -> v1::SettingsStatus {
     let loaded = daemon.engine.loaded_with().map(|loaded| {
         let serving = daemon.models.serving();
         // What was asked for doesn't count: nobody goes back to that.
-        serving.map_or(loaded, |serving| serving.start.instead_of(loaded))
+        serving.map_or(loaded, |serving| serving.restore_point.restored(loaded))
     });
     v1::SettingsStatus {
         loaded_with: loaded.map(|settings| Box::new(wire(settings))),
         substitution: substitution.map(|substitution| v1::LevelSubstitution {
-            requested: substitution.asked.name().to_owned(),
+            requested: substitution.requested.name().to_owned(),
             used: substitution.taken.name().to_owned(),
             reason: substitution.reason,
         }),
@@ -96,24 +96,28 @@ fn settings(daemon: &Daemon) -> v1::SettingsStatus {
     }
 }
 
-fn settings_to_wire(engine: &Engine, settings: Settings) -> v1::SettingsStatus {
+fn settings_to_wire(engine: &Engine, settings: PlanSettings) -> v1::SettingsStatus {
     let default = || engine.budget_default();
     v1::SettingsStatus {
         level: settings.level.name().to_owned(),
         budget_bytes: settings.budget_bytes.unwrap_or_else(default),
         is_default_budget: settings.budget_bytes.is_none(),
         embedding: settings.embedding.name().to_owned(),
-        auto_factor: settings.auto_factor,
-        kv: settings.kv.name().to_owned(),
+        auto_factor: settings.max_slowdown,
+        kv: settings.kv_cache_format.name().to_owned(),
         ..Default::default()
     }
 }
 
-fn device(daemon: &Daemon, live: Option<&Live>, memory: &ledger::Report) -> v1::DeviceStatus {
+fn device(
+    daemon: &Daemon,
+    live: Option<&LiveStats>,
+    memory: &ledger::LedgerReport,
+) -> v1::DeviceStatus {
     let device = daemon.engine.device();
     let (total_bytes, free_bytes) = match device.gpu() {
         Some(gpu) => (
-            Some(gpu.facts().total_bytes),
+            Some(gpu.properties().total_bytes),
             live.and_then(|live| live.free_bytes),
         ),
         None => {
@@ -122,26 +126,29 @@ fn device(daemon: &Daemon, live: Option<&Live>, memory: &ledger::Report) -> v1::
         }
     };
     let kinds = memory.kinds.iter();
-    let kinds = kinds.filter(|kind| translate::card::is_known(kind.kind, kind.peak_bytes));
+    let kinds = kinds.filter(|kind| translate::gpu::is_known(kind.kind, kind.peak_bytes));
     let kinds = kinds.map(|kind| v1::MemoryUse {
         kind: kind.kind.name().to_owned(),
         bytes: kind.bytes,
         peak_bytes: kind.peak_bytes,
     });
     v1::DeviceStatus {
-        kind: if device.is_card() { "cuda" } else { "cpu" }.to_owned(),
+        kind: if device.is_gpu() { "cuda" } else { "cpu" }.to_owned(),
         name: match device.gpu() {
             Some(gpu) => gpu.name().to_owned(),
             None => daemon.host.processor.clone(),
         },
         gpu: device
             .gpu()
-            .map(|gpu| translate::card::card(device, gpu, live)),
-        gpu_unavailable: daemon.engine.no_card().map(|why| v1::GpuUnavailable {
-            reason: why.to_string(),
-            hint: why.hint().to_owned(),
-            is_fault: why.is_fault(),
-        }),
+            .map(|gpu| translate::gpu::gpu(device, gpu, live)),
+        gpu_unavailable: daemon
+            .engine
+            .gpu_unavailable()
+            .map(|why| v1::GpuUnavailable {
+                reason: why.to_string(),
+                hint: why.hint().to_owned(),
+                is_fault: why.is_fault(),
+            }),
         threads: daemon.engine.device().threads() as u32,
         memory: kinds.collect(),
         used_bytes: memory.used_bytes,

@@ -13,31 +13,31 @@ use sluice_engine::EngineError;
 use sluice_proto::v1::{self, generation_event::Event};
 use tokio::sync::watch;
 
-use super::{Daemon, Wanted};
+use super::{Daemon, ModelInUse};
 use crate::{
     failure::Failure,
-    models::{Coming, LoadStage},
-    registry::{Ending, Facts, Item, Record},
+    models::{ComingModel, LoadStage},
+    requests::{RecordEvent, RequestDescription, RequestEnd, RequestRecord},
 };
 
 /// Makes a request for the model that serves, of a record that stands in line where there is one.
-pub(super) type Admit = Box<
+pub(super) type AdmitFn = Box<
     dyn Fn(
-            Option<Arc<Record>>,
-        ) -> Pin<Box<dyn Future<Output = Result<Arc<Record>, Failure>> + Send>>
+            Option<Arc<RequestRecord>>,
+        ) -> Pin<Box<dyn Future<Output = Result<Arc<RequestRecord>, Failure>> + Send>>
         + Send
         + Sync,
 >;
 
 /// Those that wait for a model, in order.
 #[derive(Debug, Default)]
-pub(super) struct Line {
+pub(super) struct WaitingLine {
     waiting: Mutex<VecDeque<u64>>,
     /// Told when somebody has left.
     moved: watch::Sender<()>,
 }
 
-impl Line {
+impl WaitingLine {
     /// How many wait.
     pub(super) fn len(&self) -> usize {
         self.lock().len()
@@ -84,13 +84,13 @@ fn insert(waiting: &mut VecDeque<u64>, id: u64) -> usize {
 }
 
 /// A request's place in the line, which it leaves however it ends.
-struct Place {
+struct WaitingPlace {
     daemon: Arc<Daemon>,
-    record: Arc<Record>,
-    _wanted: Wanted,
+    record: Arc<RequestRecord>,
+    _wanted: ModelInUse,
 }
 
-impl Drop for Place {
+impl Drop for WaitingPlace {
     fn drop(&mut self) {
         self.daemon.line.leave(self.record.id());
         self.daemon.changes.tell();
@@ -101,8 +101,8 @@ impl Drop for Place {
 pub(super) async fn admit(
     daemon: &Arc<Daemon>,
     kind: v1::RequestKind,
-    make: Admit,
-) -> Result<Arc<Record>, Failure> {
+    make: AdmitFn,
+) -> Result<Arc<RequestRecord>, Failure> {
     let wanted = daemon.want();
     let coming = daemon.models.coming(&daemon.engine)?;
     if coming.is_none() && daemon.line.len() == 0 {
@@ -123,9 +123,9 @@ pub(super) async fn admit(
 }
 
 /// Stays by a request until the engine begins with it. One whose model went before its turn waits for the next.
-async fn attend(daemon: Arc<Daemon>, record: Arc<Record>, make: Admit) {
+async fn attend(daemon: Arc<Daemon>, record: Arc<RequestRecord>, make: AdmitFn) {
     while record.is_given_back().await {
-        let place = Place {
+        let place = WaitingPlace {
             daemon: daemon.clone(),
             record: record.clone(),
             _wanted: daemon.want(),
@@ -154,7 +154,7 @@ fn is_gone(failure: &Failure) -> bool {
 }
 
 /// What a request waits for whose model is gone: another on its way, or none where that is here already.
-fn next(daemon: &Daemon, failure: Failure) -> Result<Option<Coming>, Failure> {
+fn next(daemon: &Daemon, failure: Failure) -> Result<Option<ComingModel>, Failure> {
     let coming = daemon.models.coming(&daemon.engine)?;
     match coming.is_some() || daemon.models.serving().is_ok() {
         true => Ok(coming),
@@ -165,14 +165,14 @@ fn next(daemon: &Daemon, failure: Failure) -> Result<Option<Coming>, Failure> {
 fn stand_in_line(
     daemon: &Arc<Daemon>,
     kind: v1::RequestKind,
-    make: Admit,
-    coming: Option<Coming>,
-    wanted: Wanted,
-) -> Result<Arc<Record>, Failure> {
-    let record = daemon.requests.create(Facts::unknown(kind));
+    make: AdmitFn,
+    coming: Option<ComingModel>,
+    wanted: ModelInUse,
+) -> Result<Arc<RequestRecord>, Failure> {
+    let record = daemon.requests.create(RequestDescription::unknown(kind));
     let capacity = daemon.engine.queue().capacity;
     let ahead = daemon.line.join(record.id(), capacity)?;
-    let place = Place {
+    let place = WaitingPlace {
         daemon: daemon.clone(),
         record: record.clone(),
         _wanted: wanted,
@@ -187,8 +187,8 @@ fn stand_in_line(
 }
 
 /// Waits for the model and makes the request for it, unless nobody wants that any more.
-async fn wait(place: Place, make: &Admit, coming: Option<Coming>) {
-    let Place { daemon, record, .. } = &place;
+async fn wait(place: WaitingPlace, make: &AdmitFn, coming: Option<ComingModel>) {
+    let WaitingPlace { daemon, record, .. } = &place;
     let admitted = tokio::select! {
         biased;
         () = record.unwanted() => return end_unwanted(daemon, record),
@@ -202,7 +202,7 @@ async fn wait(place: Place, make: &Admit, coming: Option<Coming>) {
         Ok(()) => {}
         Err(failure) => {
             tracing::info!(request = record.id(), reason = %failure, "request failed while it waited");
-            let ending = Ending {
+            let ending = RequestEnd {
                 state: v1::RequestState::Failed,
                 status: Some(failure.into()),
             };
@@ -213,9 +213,9 @@ async fn wait(place: Place, make: &Admit, coming: Option<Coming>) {
 
 async fn become_admitted(
     daemon: &Arc<Daemon>,
-    record: &Arc<Record>,
-    make: &Admit,
-    mut coming: Option<Coming>,
+    record: &Arc<RequestRecord>,
+    make: &AdmitFn,
+    mut coming: Option<ComingModel>,
 ) -> Result<(), Failure> {
     loop {
         if let Some(coming) = coming {
@@ -248,8 +248,8 @@ async fn has_room(daemon: &Daemon) {
 
 /// Waits until a load is over, however it ends; the record tells of what, and how far it is. Why a model did not come, whoever asks for it
 /// hears.
-async fn come(coming: Coming, record: &Record) {
-    let Coming { model, mut states } = coming;
+async fn come(coming: ComingModel, record: &RequestRecord) {
+    let ComingModel { model, mut states } = coming;
     tracing::info!(request = record.id(), model, "waits for a model");
     record.notice(&format!("waiting for the model {model} to load"));
     loop {
@@ -271,7 +271,7 @@ async fn come(coming: Coming, record: &Record) {
 }
 
 /// It was cancelled before the engine heard of it.
-fn end_unwanted(daemon: &Daemon, record: &Arc<Record>) {
+fn end_unwanted(daemon: &Daemon, record: &Arc<RequestRecord>) {
     tracing::info!(
         request = record.id(),
         "cancelled while it waited for a model"
@@ -283,12 +283,12 @@ fn end_unwanted(daemon: &Daemon, record: &Arc<Record>) {
                 finish_reason: v1::FinishReason::Cancelled.into(),
                 ..Default::default()
             };
-            (Some(Item::from(Event::Done(done))), None)
+            (Some(RecordEvent::from(Event::Done(done))), None)
         }
         // Figures that nobody computed.
         _ => (None, Some(Failure::Cancelled)),
     };
-    let ending = Ending {
+    let ending = RequestEnd {
         state: v1::RequestState::Cancelled,
         status: failure.map(Into::into),
     };

@@ -9,22 +9,22 @@ mod sampler;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use sluice_engine::Change;
+use sluice_engine::PlanOptions;
 use sluice_proto::v1;
 use sluice_shared::level::Level;
 
 pub use self::{
-    remembered::Remembered,
-    sampler::{Sampler, Subject},
+    remembered::RememberedSettings,
+    sampler::{SampledModel, Sampler},
 };
 use crate::{
-    config::{self, Budget, ModelsFile, Table, Tables},
+    config::{self, Budget, ModelTable, ModelTables, ModelsFile},
     model_name::ModelName,
 };
 
 /// Whose word a setting is. Of several that say something, the first of this list wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Origin {
+pub enum SettingOrigin {
     /// What is asked for now: a field of the request. A flag of `sluice` is such a field.
     Request,
     /// What the daemon was started with: a flag of `sluiced`, or one of its variables.
@@ -41,7 +41,7 @@ pub enum Origin {
     BuiltIn,
 }
 
-impl Origin {
+impl SettingOrigin {
     /// For people, and on the wire.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -57,30 +57,34 @@ impl Origin {
     }
 }
 
-impl From<&config::Source> for Origin {
-    fn from(source: &config::Source) -> Self {
+impl From<&config::SettingSource> for SettingOrigin {
+    fn from(source: &config::SettingSource) -> Self {
         match source {
-            config::Source::Default => Self::BuiltIn,
-            config::Source::File(_) => Self::Configuration,
-            config::Source::Variable(_) | config::Source::Flag(_) => Self::CommandLine,
+            config::SettingSource::Default => Self::BuiltIn,
+            config::SettingSource::File(_) => Self::Configuration,
+            config::SettingSource::Variable(_) | config::SettingSource::Flag(_) => {
+                Self::CommandLine
+            }
         }
     }
 }
 
 /// A value, and whose word it is.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Resolved<T> {
+pub struct ResolvedValue<T> {
     /// What holds.
     pub value: T,
     /// Who said so.
-    pub origin: Origin,
+    pub origin: SettingOrigin,
 }
 
 /// What holds, of all that was said; in whatever order it is given here. `None` where nobody says anything.
-pub fn resolve<T>(said: impl IntoIterator<Item = (Origin, Option<T>)>) -> Option<Resolved<T>> {
+pub fn resolve<T>(
+    said: impl IntoIterator<Item = (SettingOrigin, Option<T>)>,
+) -> Option<ResolvedValue<T>> {
     let said = said.into_iter().filter_map(|(origin, value)| {
         let value = value?;
-        Some(Resolved { value, origin })
+        Some(ResolvedValue { value, origin })
     });
     said.min_by_key(|resolved| resolved.origin)
 }
@@ -89,19 +93,19 @@ pub fn resolve<T>(said: impl IntoIterator<Item = (Origin, Option<T>)>) -> Option
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LoadSettings {
     /// How faithful its weights are.
-    pub level: Resolved<Level>,
+    pub level: ResolvedValue<Level>,
     /// Most bytes of the device's memory.
-    pub budget: Resolved<Budget>,
+    pub budget: ResolvedValue<Budget>,
 }
 
 impl LoadSettings {
     /// The change that leads to them.
     #[must_use]
-    pub fn change(&self) -> Change {
-        Change {
+    pub fn change(&self) -> PlanOptions {
+        PlanOptions {
             level: Some(self.level.value),
             budget_bytes: Some(self.budget.value.bytes()),
-            ..Change::default()
+            ..PlanOptions::default()
         }
     }
 
@@ -109,17 +113,17 @@ impl LoadSettings {
     #[must_use]
     pub fn to_wire(&self) -> Vec<v1::ResolvedSetting> {
         vec![
-            told("level", self.level.value.name(), self.level.origin),
-            told("budget", self.budget.value, self.budget.origin),
+            resolved_setting("level", self.level.value.name(), self.level.origin),
+            resolved_setting("budget", self.budget.value, self.budget.origin),
         ]
     }
 }
 
 /// A setting as clients get it.
-pub(crate) fn told(
+pub(crate) fn resolved_setting(
     name: &str,
     value: impl std::fmt::Display,
-    origin: Origin,
+    origin: SettingOrigin,
 ) -> v1::ResolvedSetting {
     v1::ResolvedSetting {
         name: name.to_owned(),
@@ -130,14 +134,14 @@ pub(crate) fn told(
 
 /// What the daemon was started with, where a model's settings may say otherwise.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Started {
+pub struct StartSettings {
     /// How faithful weights are.
     pub level: config::Setting<Level>,
     /// Most bytes of the device's memory.
     pub budget: config::Setting<Budget>,
 }
 
-impl Default for Started {
+impl Default for StartSettings {
     fn default() -> Self {
         Self {
             level: config::Setting::built_in(Level::Standard),
@@ -148,18 +152,22 @@ impl Default for Started {
 
 /// All that is said of models' settings besides what is asked for now.
 #[derive(Debug, Default)]
-pub struct Settings {
-    started: Started,
+pub struct ModelSettings {
+    start: StartSettings,
     file: Arc<ModelsFile>,
-    remembered: Mutex<Remembered>,
+    remembered: Mutex<RememberedSettings>,
 }
 
-impl Settings {
+impl ModelSettings {
     /// What was said at the start, what stands in the file, and what is remembered.
     #[must_use]
-    pub fn new(started: Started, file: Arc<ModelsFile>, remembered: Remembered) -> Self {
+    pub fn new(
+        started: StartSettings,
+        file: Arc<ModelsFile>,
+        remembered: RememberedSettings,
+    ) -> Self {
         Self {
-            started,
+            start: started,
             file,
             remembered: Mutex::new(remembered),
         }
@@ -167,33 +175,38 @@ impl Settings {
 
     /// What a model is loaded with where this is asked for.
     #[must_use]
-    pub fn for_load(&self, model: &ModelName, asked: &Change) -> LoadSettings {
+    pub fn for_load(&self, model: &ModelName, asked: &PlanOptions) -> LoadSettings {
         let remembered = self.remembered().of(model);
         self.holds(model, asked, remembered)
     }
 
     /// The same where nobody has asked for anything before.
     #[must_use]
-    pub fn unremembered(&self, model: &ModelName, asked: &Change) -> LoadSettings {
-        self.holds(model, asked, Change::default())
+    pub fn unremembered(&self, model: &ModelName, asked: &PlanOptions) -> LoadSettings {
+        self.holds(model, asked, PlanOptions::default())
     }
 
-    fn holds(&self, model: &ModelName, asked: &Change, remembered: Change) -> LoadSettings {
+    fn holds(
+        &self,
+        model: &ModelName,
+        asked: &PlanOptions,
+        remembered: PlanOptions,
+    ) -> LoadSettings {
         let table = self.table(model);
-        let Started { level, budget } = &self.started;
+        let StartSettings { level, budget } = &self.start;
         LoadSettings {
             level: resolve([
-                (Origin::Request, asked.level),
-                (Origin::ModelFile, table.level),
-                (Origin::Remembered, remembered.level),
+                (SettingOrigin::Request, asked.level),
+                (SettingOrigin::ModelFile, table.level),
+                (SettingOrigin::Remembered, remembered.level),
                 ((&level.source).into(), Some(level.value)),
             ])
             .expect("the daemon was started with a level"),
             budget: resolve([
-                (Origin::Request, asked.budget_bytes.map(Budget::from)),
-                (Origin::ModelFile, table.budget),
+                (SettingOrigin::Request, asked.budget_bytes.map(Budget::from)),
+                (SettingOrigin::ModelFile, table.budget),
                 (
-                    Origin::Remembered,
+                    SettingOrigin::Remembered,
                     remembered.budget_bytes.map(Budget::from),
                 ),
                 ((&budget.source).into(), Some(budget.value)),
@@ -204,7 +217,7 @@ impl Settings {
 
     /// The model's own table, as the file has it by now; empty where it has none.
     #[must_use]
-    pub fn table(&self, model: &ModelName) -> Table {
+    pub fn table(&self, model: &ModelName) -> ModelTable {
         self.tables().of(model).cloned().unwrap_or_default()
     }
 
@@ -215,7 +228,7 @@ impl Settings {
     }
 
     /// Keeps what was asked for of a model: it holds the next time, too. Writes a file: not for async code.
-    pub fn remember(&self, model: &ModelName, change: &Change) {
+    pub fn remember(&self, model: &ModelName, change: &PlanOptions) {
         self.remembered().remember(model, change);
     }
 
@@ -224,11 +237,11 @@ impl Settings {
         self.remembered().forget(model);
     }
 
-    fn tables(&self) -> Arc<Tables> {
+    fn tables(&self) -> Arc<ModelTables> {
         self.file.current().0
     }
 
-    fn remembered(&self) -> MutexGuard<'_, Remembered> {
+    fn remembered(&self) -> MutexGuard<'_, RememberedSettings> {
         self.remembered
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -8,35 +8,35 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use sluice_shared::settings::Change;
+use sluice_shared::settings::PlanOptions;
 
-use crate::{config::Budget, keeping, model_name::ModelName};
+use crate::{atomic_file, config::Budget, model_name::ModelName};
 
 /// The file's name.
-const FILE: &str = ".settings.json";
+const FILE_NAME: &str = ".settings.json";
 /// Models that are remembered; of more, the one that nobody has changed for longest is forgotten.
 pub(super) const MODELS_MAX: usize = 256;
 /// Largest file that is read: as many of the longest paths.
-const BYTES_MAX: u64 = 2 << 20;
+const FILE_BYTES_MAX: u64 = 2 << 20;
 
 /// What was asked for of each model.
 #[derive(Debug, Default)]
-pub struct Remembered {
+pub struct RememberedSettings {
     /// Where it is kept; `None`: only as long as the daemon runs.
     file: Option<PathBuf>,
     /// The one changed last comes last.
-    models: VecDeque<(String, Change)>,
+    models: VecDeque<(String, PlanOptions)>,
 }
 
 /// What the file holds. Keys that are not known here are a later version's, and are passed over.
 #[derive(Default, Serialize, Deserialize)]
-struct Written {
+struct RememberedFile {
     #[serde(default)]
-    models: Vec<Line>,
+    models: Vec<RememberedModel>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Line {
+struct RememberedModel {
     /// Where it lies, or the name of the one inside the program.
     model: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -45,24 +45,24 @@ struct Line {
     budget: Option<String>,
 }
 
-impl Remembered {
+impl RememberedSettings {
     /// Reads what lies in this folder, the one for models. What can't be read is lost, which is said in the log.
     #[must_use]
     pub fn open(folder: Option<&Path>) -> Self {
-        let file = folder.map(|folder| folder.join(FILE));
+        let file = folder.map(|folder| folder.join(FILE_NAME));
         let read = file.as_deref().map(read).transpose();
         let written = read.unwrap_or_else(|error| {
-            tracing::warn!(%error, "what was asked for of models before can't be read");
+            tracing::warn!(%error, "can't read the remembered model settings");
             None
         });
         let lines = written.unwrap_or_default().models;
         let known = lines.into_iter().map(|line| {
             // A word that is not known here says nothing.
             let budget: Option<Budget> = line.budget.and_then(|text| text.parse().ok());
-            let change = Change {
+            let change = PlanOptions {
                 level: line.level.and_then(|text| text.parse().ok()),
                 budget_bytes: budget.map(Budget::bytes),
-                ..Change::default()
+                ..PlanOptions::default()
             };
             (line.model, change)
         });
@@ -74,20 +74,20 @@ impl Remembered {
 
     /// What was asked for of a model.
     #[must_use]
-    pub fn of(&self, model: &ModelName) -> Change {
+    pub fn of(&self, model: &ModelName) -> PlanOptions {
         let key = key(model);
         let mut models = self.models.iter();
         models
             .find(|(name, _)| *name == key)
-            .map_or_else(Change::default, |(_, change)| *change)
+            .map_or_else(PlanOptions::default, |(_, change)| *change)
     }
 
     /// Adds the level and the budget that were asked for; what the change leaves out stays.
-    pub(super) fn remember(&mut self, model: &ModelName, change: &Change) {
-        let kept = Change {
+    pub(super) fn remember(&mut self, model: &ModelName, change: &PlanOptions) {
+        let kept = PlanOptions {
             level: change.level,
             budget_bytes: change.budget_bytes,
-            ..Change::default()
+            ..PlanOptions::default()
         };
         let change = kept.or(self.take(model));
         if change.is_empty() {
@@ -107,27 +107,27 @@ impl Remembered {
         }
     }
 
-    fn take(&mut self, model: &ModelName) -> Change {
+    fn take(&mut self, model: &ModelName) -> PlanOptions {
         let key = key(model);
         let place = self.models.iter().position(|(name, _)| *name == key);
         let taken = place.and_then(|place| self.models.remove(place));
-        taken.map_or_else(Change::default, |(_, change)| change)
+        taken.map_or_else(PlanOptions::default, |(_, change)| change)
     }
 
     /// A full disk costs the memory of it, and nothing else.
     fn write(&self) {
         let Some(file) = &self.file else { return };
-        let line = |(model, change): &(String, Change)| Line {
+        let line = |(model, change): &(String, PlanOptions)| RememberedModel {
             model: model.clone(),
             level: change.level.map(|level| level.name().to_owned()),
             budget: (change.budget_bytes).map(|bytes| Budget::from(bytes).to_string()),
         };
-        let written = Written {
+        let written = RememberedFile {
             models: self.models.iter().map(line).collect(),
         };
         let text = serde_json::to_string_pretty(&written).expect("texts alone");
-        if let Err(error) = keeping::replace(file, &(text + "\n")) {
-            tracing::warn!(%error, file = %file.display(), "can't remember what was asked for");
+        if let Err(error) = atomic_file::replace(file, &(text + "\n")) {
+            tracing::warn!(%error, file = %file.display(), "can't save the requested model settings");
         }
     }
 }
@@ -140,12 +140,14 @@ fn key(model: &ModelName) -> String {
     }
 }
 
-fn read(file: &Path) -> io::Result<Written> {
+fn read(file: &Path) -> io::Result<RememberedFile> {
     let facts = match fs::metadata(file) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Written::default()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Ok(RememberedFile::default());
+        }
         facts => facts?,
     };
-    if !facts.is_file() || facts.len() > BYTES_MAX {
+    if !facts.is_file() || facts.len() > FILE_BYTES_MAX {
         let problem = format!("{} is no file of ours", file.display());
         return Err(io::Error::other(problem));
     }

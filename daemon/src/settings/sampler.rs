@@ -5,12 +5,12 @@
 
 use std::fmt::Display;
 
-use sluice_checkpoint::Recommended;
+use sluice_checkpoint::RecommendedSettings;
 use sluice_proto::{model::Remasking, v1};
-use sluice_shared::sampling::{Drawing, Sampling};
+use sluice_shared::sampling::{Sampling, SamplingOptions};
 
-use super::{Origin, Resolved, resolve, told};
-use crate::config::Table;
+use super::{ResolvedValue, SettingOrigin, resolve, resolved_setting};
+use crate::config::ModelTable;
 
 /// Of causal models that say nothing themselves.
 const TEMPERATURE: f64 = 0.7;
@@ -25,15 +25,15 @@ const BLOCK_LENGTH: u32 = 32;
 
 /// What the choice of a model's tokens depends on.
 #[derive(Debug, Clone, Copy)]
-pub struct Subject<'a> {
+pub struct SampledModel<'a> {
     /// As its configuration names it.
     pub family: &'a str,
     /// Whether it fills masks.
-    pub is_masked: bool,
+    pub is_masked_diffusion: bool,
     /// Whether it has a chat template.
-    pub talks: bool,
+    pub can_chat: bool,
     /// What its checkpoint says.
-    pub recommended: &'a Recommended,
+    pub recommended: &'a RecommendedSettings,
 }
 
 /// How tokens are chosen.
@@ -44,28 +44,29 @@ pub struct Sampler {
     /// What may be drawn; nothing that has no effect.
     pub sampling: Sampling,
     /// How the model's card has masked positions ranked, where neither request nor policy says so.
-    pub ranking: Option<Remasking>,
+    pub remasking: Option<Remasking>,
     /// All of it, and whose word it is.
-    pub told: Vec<v1::ResolvedSetting>,
+    pub settings: Vec<v1::ResolvedSetting>,
 }
 
-impl Subject<'_> {
+impl SampledModel<'_> {
     /// How tokens are chosen where this is asked for, and the model's own table says that.
     #[must_use]
-    pub fn sampler(&self, asked: &Drawing, table: &Table) -> Sampler {
-        let of_table = table.drawing();
-        let of_checkpoint = match self.is_masked {
+    pub fn sampler(&self, asked: &SamplingOptions, table: &ModelTable) -> Sampler {
+        let of_table = table.sampling_options();
+        let of_checkpoint = match self.is_masked_diffusion {
             true => self.recommended.drawing,
             false => self.recommended.whole(),
         };
         let said = [
-            (Origin::Request, *asked),
-            (Origin::ModelFile, of_table),
-            (Origin::Checkpoint, of_checkpoint),
-            (Origin::BuiltIn, self.built_in()),
+            (SettingOrigin::Request, *asked),
+            (SettingOrigin::ModelFile, of_table),
+            (SettingOrigin::Checkpoint, of_checkpoint),
+            (SettingOrigin::BuiltIn, self.built_in()),
         ];
         let mut all = Vec::new();
-        let mut tell = |name, value: String, origin| all.push(self.told(name, value, origin));
+        let mut tell =
+            |name, value: String, origin| all.push(self.sampling_setting(name, value, origin));
         let temperature = resolve(said.map(|(origin, drawing)| (origin, drawing.temperature)))
             .expect("there is a temperature for all");
         tell(
@@ -73,7 +74,7 @@ impl Subject<'_> {
             temperature.value.to_string(),
             temperature.origin,
         );
-        let sampling = match self.is_masked {
+        let sampling = match self.is_masked_diffusion {
             // What only causal models are asked is the engine's to refuse.
             true => asked.sampling.effective(),
             false => {
@@ -84,7 +85,7 @@ impl Subject<'_> {
                 let top_p = of(|sampling| sampling.top_p);
                 let min_p = of(|sampling| sampling.min_p);
                 let penalty = of(|sampling| sampling.repetition_penalty);
-                let value = |found: Option<Resolved<f64>>| found.map(|found| found.value);
+                let value = |found: Option<ResolvedValue<f64>>| found.map(|found| found.value);
                 let sampling = Sampling {
                     // It was a whole number before.
                     top_k: value(top_k).map(|top_k| top_k as u32),
@@ -111,36 +112,44 @@ impl Subject<'_> {
             }
         };
         // Both are one piece of advice: who takes another temperature has the usual ranking.
-        let is_card = temperature.origin == Origin::BuiltIn;
-        let ranking = is_card && self.is_masked && self.family == DREAM;
+        let is_card = temperature.origin == SettingOrigin::BuiltIn;
+        let ranking = is_card && self.is_masked_diffusion && self.family == DREAM;
         Sampler {
             temperature: temperature.value,
             sampling,
-            ranking: ranking.then_some(Remasking::Entropy),
-            told: all,
+            remasking: ranking.then_some(Remasking::Entropy),
+            settings: all,
         }
     }
 
     /// Positions decoded together where so many are asked for, and what to tell of it where the checkpoint decided.
     #[must_use]
     pub fn block_length(&self, asked: Option<u32>) -> (u32, Option<v1::ResolvedSetting>) {
-        let recommended = self.recommended.block_length.filter(|_| self.is_masked);
+        let recommended = self
+            .recommended
+            .block_length
+            .filter(|_| self.is_masked_diffusion);
         let length = resolve([
-            (Origin::Request, asked),
-            (Origin::Checkpoint, recommended),
-            (Origin::BuiltIn, Some(BLOCK_LENGTH)),
+            (SettingOrigin::Request, asked),
+            (SettingOrigin::Checkpoint, recommended),
+            (SettingOrigin::BuiltIn, Some(BLOCK_LENGTH)),
         ])
         .expect("there is one for all");
-        let told = (length.origin == Origin::Checkpoint)
-            .then(|| self.told("block_length", length.value, length.origin));
+        let told = (length.origin == SettingOrigin::Checkpoint)
+            .then(|| self.sampling_setting("block_length", length.value, length.origin));
         (length.value, told)
     }
 
     /// A setting as clients get it, with the file's name where it is the checkpoint's word.
-    fn told(&self, name: &str, value: impl Display, origin: Origin) -> v1::ResolvedSetting {
-        let told = told(name, value, origin);
+    fn sampling_setting(
+        &self,
+        name: &str,
+        value: impl Display,
+        origin: SettingOrigin,
+    ) -> v1::ResolvedSetting {
+        let told = resolved_setting(name, value, origin);
         match origin {
-            Origin::Checkpoint => v1::ResolvedSetting {
+            SettingOrigin::Checkpoint => v1::ResolvedSetting {
                 origin: self.recommended.place.to_owned(),
                 ..told
             },
@@ -148,17 +157,17 @@ impl Subject<'_> {
         }
     }
 
-    fn built_in(&self) -> Drawing {
-        let temperature = match (self.is_masked, self.family) {
+    fn built_in(&self) -> SamplingOptions {
+        let temperature = match (self.is_masked_diffusion, self.family) {
             (true, DREAM) => DREAM_TEMPERATURE,
             (true, _) => 0.0,
             (false, _) => TEMPERATURE,
         };
-        Drawing {
+        SamplingOptions {
             temperature: Some(temperature),
             sampling: Sampling {
                 top_p: Some(TOP_P),
-                repetition_penalty: self.talks.then_some(REPETITION_PENALTY),
+                repetition_penalty: self.can_chat.then_some(REPETITION_PENALTY),
                 ..Sampling::default()
             },
         }
@@ -169,18 +178,18 @@ impl Subject<'_> {
 mod tests {
     use super::*;
 
-    fn subject(recommended: &Recommended) -> Subject<'_> {
-        Subject {
+    fn subject(recommended: &RecommendedSettings) -> SampledModel<'_> {
+        SampledModel {
             family: "llama",
-            is_masked: false,
-            talks: true,
+            is_masked_diffusion: false,
+            can_chat: true,
             recommended,
         }
     }
 
     /// As people read it.
     fn told(sampler: &Sampler) -> String {
-        let told = sampler.told.iter();
+        let told = sampler.settings.iter();
         let line = |setting: &v1::ResolvedSetting| {
             format!("{} {} ({})", setting.name, setting.value, setting.origin)
         };
@@ -189,18 +198,19 @@ mod tests {
 
     #[test]
     fn without_a_word_a_model_that_talks_is_drawn_from() {
-        let nothing = Recommended::default();
-        let sampler = subject(&nothing).sampler(&Drawing::default(), &Table::default());
+        let nothing = RecommendedSettings::default();
+        let sampler =
+            subject(&nothing).sampler(&SamplingOptions::default(), &ModelTable::default());
         assert_eq!(
             told(&sampler),
             "temperature 0.7 (built-in), top_p 0.9 (built-in), repetition_penalty 1.1 (built-in)"
         );
         assert_eq!(sampler.sampling.repetition_penalty, Some(1.1));
-        let base = Subject {
-            talks: false,
+        let base = SampledModel {
+            can_chat: false,
             ..subject(&nothing)
         };
-        let sampler = base.sampler(&Drawing::default(), &Table::default());
+        let sampler = base.sampler(&SamplingOptions::default(), &ModelTable::default());
         assert_eq!(
             told(&sampler),
             "temperature 0.7 (built-in), top_p 0.9 (built-in)"
@@ -209,8 +219,8 @@ mod tests {
 
     #[test]
     fn each_value_is_the_first_word_on_it() {
-        let recommended = Recommended {
-            drawing: Drawing {
+        let recommended = RecommendedSettings {
+            drawing: SamplingOptions {
                 temperature: Some(0.6),
                 sampling: Sampling {
                     top_k: Some(20),
@@ -219,22 +229,22 @@ mod tests {
                 },
             },
             place: "generation_config.json",
-            ..Recommended::default()
+            ..RecommendedSettings::default()
         };
         let subject = subject(&recommended);
         // What a checkpoint leaves out is not there: no built-in penalty beside its advice.
-        let sampler = subject.sampler(&Drawing::default(), &Table::default());
+        let sampler = subject.sampler(&SamplingOptions::default(), &ModelTable::default());
         let place = "(generation_config.json)";
         assert_eq!(
             told(&sampler),
             format!("temperature 0.6 {place}, top_k 20 {place}, top_p 0.95 {place}")
         );
-        let table = Table {
+        let table = ModelTable {
             temperature: Some(0.3),
             top_k: Some(0),
-            ..Table::default()
+            ..ModelTable::default()
         };
-        let mut asked = Drawing::default();
+        let mut asked = SamplingOptions::default();
         asked.sampling.min_p = Some(0.1);
         assert_eq!(
             told(&subject.sampler(&asked, &table)),
@@ -243,31 +253,31 @@ mod tests {
         asked.temperature = Some(1.5);
         assert!(told(&subject.sampler(&asked, &table)).starts_with("temperature 1.5 (request)"));
         // The reference's way leaves nothing of all that.
-        let greedy = subject.sampler(&Drawing::greedy(), &table);
+        let greedy = subject.sampler(&SamplingOptions::greedy(), &table);
         assert_eq!(told(&greedy), "temperature 0 (request)");
         assert_eq!(greedy.sampling, Sampling::default());
-        let table = Table {
+        let table = ModelTable {
             greedy: true,
             repetition_penalty: Some(1.2),
-            ..Table::default()
+            ..ModelTable::default()
         };
         assert_eq!(
-            told(&subject.sampler(&Drawing::default(), &table)),
+            told(&subject.sampler(&SamplingOptions::default(), &table)),
             "temperature 0 (models.toml), repetition_penalty 1.2 (models.toml)"
         );
     }
 
     #[test]
     fn a_block_is_as_long_as_asked_or_recommended() {
-        let nothing = Recommended::default();
-        let recommended = Recommended {
+        let nothing = RecommendedSettings::default();
+        let recommended = RecommendedSettings {
             block_length: Some(8),
             place: "generation_config.json",
-            ..Recommended::default()
+            ..RecommendedSettings::default()
         };
         let of = |recommended, asked, is_masked| {
-            let subject = Subject {
-                is_masked,
+            let subject = SampledModel {
+                is_masked_diffusion: is_masked,
                 ..subject(recommended)
             };
             let (length, told) = subject.block_length(asked);
@@ -283,27 +293,27 @@ mod tests {
 
     #[test]
     fn models_that_fill_masks_do_as_their_cards_say() {
-        let nothing = Recommended::default();
-        let masked = |family| Subject {
+        let nothing = RecommendedSettings::default();
+        let masked = |family| SampledModel {
             family,
-            is_masked: true,
+            is_masked_diffusion: true,
             ..subject(&nothing)
         };
-        let table = Table::default();
-        let llada = masked("llada").sampler(&Drawing::default(), &table);
+        let table = ModelTable::default();
+        let llada = masked("llada").sampler(&SamplingOptions::default(), &table);
         assert_eq!(
-            (told(&llada).as_str(), llada.ranking),
+            (told(&llada).as_str(), llada.remasking),
             ("temperature 0 (built-in)", None)
         );
         assert_eq!(llada.sampling, Sampling::default());
-        let dream = masked("Dream").sampler(&Drawing::default(), &table);
+        let dream = masked("Dream").sampler(&SamplingOptions::default(), &table);
         assert_eq!(told(&dream), "temperature 0.2 (built-in)");
-        assert_eq!(dream.ranking, Some(Remasking::Entropy));
-        let greedy = masked("Dream").sampler(&Drawing::greedy(), &table);
-        assert_eq!((greedy.temperature, greedy.ranking), (0.0, None));
+        assert_eq!(dream.remasking, Some(Remasking::Entropy));
+        let greedy = masked("Dream").sampler(&SamplingOptions::greedy(), &table);
+        assert_eq!((greedy.temperature, greedy.remasking), (0.0, None));
         // Nothing that the engine would take for a wish of a causal model's.
         assert_eq!(greedy.sampling, Sampling::default());
-        let mut asked = Drawing::default();
+        let mut asked = SamplingOptions::default();
         asked.sampling.top_k = Some(4);
         assert_eq!(
             masked("llada").sampler(&asked, &table).sampling,

@@ -41,14 +41,14 @@ impl World {
     }
 
     /// What a daemon that is started so holds to.
-    fn settings(&self, flags: &[&str]) -> Settings {
+    fn settings(&self, flags: &[&str]) -> ModelSettings {
         let config = self.config(flags).unwrap();
-        let started = Started {
+        let started = StartSettings {
             level: config.level,
             budget: config.budget,
         };
-        let remembered = Remembered::open(Some(self.0.path()));
-        Settings::new(started, config.model_settings, remembered)
+        let remembered = RememberedSettings::open(Some(self.0.path()));
+        ModelSettings::new(started, config.model_settings, remembered)
     }
 }
 
@@ -56,10 +56,10 @@ fn model() -> ModelName {
     ModelName::at(Path::new("/m/some.gguf"))
 }
 
-fn level(level: Level) -> Change {
-    Change {
+fn level(level: Level) -> PlanOptions {
+    PlanOptions {
         level: Some(level),
-        ..Change::default()
+        ..PlanOptions::default()
     }
 }
 
@@ -67,52 +67,61 @@ fn level(level: Level) -> Change {
 fn who_wins_is_the_order_of_the_list() {
     // Each step says one thing more, from the one that gives way to all to the one that gives way to none.
     let world = World::new();
-    let holds = |flags: &[&str], asked: &Change| {
+    let holds = |flags: &[&str], asked: &PlanOptions| {
         let level = world.settings(flags).for_load(&model(), asked).level;
         (level.origin, level.value)
     };
-    let nothing = Change::default();
-    assert_eq!(holds(&[], &nothing), (Origin::BuiltIn, Level::Standard));
+    let nothing = PlanOptions::default();
+    assert_eq!(
+        holds(&[], &nothing),
+        (SettingOrigin::BuiltIn, Level::Standard)
+    );
     world.file("sluiced.toml", "level = \"off\"\n");
-    assert_eq!(holds(&[], &nothing), (Origin::Configuration, Level::Off));
+    assert_eq!(
+        holds(&[], &nothing),
+        (SettingOrigin::Configuration, Level::Off)
+    );
     let settings = world.settings(&[]);
     settings.remember(&model(), &level(Level::Moderate));
-    assert_eq!(holds(&[], &nothing), (Origin::Remembered, Level::Moderate));
+    assert_eq!(
+        holds(&[], &nothing),
+        (SettingOrigin::Remembered, Level::Moderate)
+    );
     world.file("models.toml", "[some]\nlevel = \"aggressive\"\n");
-    let of_file = (Origin::ModelFile, Level::Aggressive);
+    let of_file = (SettingOrigin::ModelFile, Level::Aggressive);
     assert_eq!(holds(&[], &nothing), of_file);
     let flags = ["--level", "mild"];
-    let of_flag = (Origin::CommandLine, Level::Mild);
+    let of_flag = (SettingOrigin::CommandLine, Level::Mild);
     assert_eq!(holds(&flags, &nothing), of_flag);
     let asked = level(Level::Auto);
-    assert_eq!(holds(&flags, &asked), (Origin::Request, Level::Auto));
+    assert_eq!(holds(&flags, &asked), (SettingOrigin::Request, Level::Auto));
 
     // Another model has what was said of all.
     let other = ModelName::at(Path::new("/m/other.gguf"));
     let of_other = world.settings(&[]).for_load(&other, &nothing);
-    assert_eq!(of_other.level.origin, Origin::Configuration);
+    assert_eq!(of_other.level.origin, SettingOrigin::Configuration);
     // And each setting is looked for by itself.
     let load = world.settings(&[]).for_load(&model(), &nothing);
-    assert_eq!(load.budget.origin, Origin::BuiltIn);
+    assert_eq!(load.budget.origin, SettingOrigin::BuiltIn);
 }
 
 #[test]
 fn the_order_in_which_words_are_given_means_nothing() {
     let origins = [
-        Origin::Request,
-        Origin::CommandLine,
-        Origin::ModelFile,
-        Origin::Remembered,
-        Origin::Configuration,
-        Origin::Checkpoint,
-        Origin::BuiltIn,
+        SettingOrigin::Request,
+        SettingOrigin::CommandLine,
+        SettingOrigin::ModelFile,
+        SettingOrigin::Remembered,
+        SettingOrigin::Configuration,
+        SettingOrigin::Checkpoint,
+        SettingOrigin::BuiltIn,
     ];
     for (place, first) in origins.iter().enumerate() {
         let said = origins[place..].iter().rev();
         let resolved = resolve(said.map(|origin| (*origin, Some(origin.name()))));
         assert_eq!(resolved.unwrap().value, first.name());
     }
-    let nobody: [(Origin, Option<u8>); 1] = [(Origin::Request, None)];
+    let nobody: [(SettingOrigin, Option<u8>); 1] = [(SettingOrigin::Request, None)];
     assert_eq!(resolve(nobody), None);
 }
 
@@ -124,24 +133,26 @@ fn what_was_asked_for_outlives_the_daemon_by_model() {
     settings.remember(&model(), &level(Level::Moderate));
     settings.remember(
         &model(),
-        &Change {
+        &PlanOptions {
             budget_bytes,
-            ..Change::default()
+            ..PlanOptions::default()
         },
     );
     settings.remember(&ModelName::embedded(), &level(Level::Off));
     drop(settings);
 
     let again = world.settings(&[]);
-    let load = again.for_load(&model(), &Change::default());
+    let load = again.for_load(&model(), &PlanOptions::default());
     assert_eq!(load.level.value, Level::Moderate);
     assert_eq!(Some(load.budget.value.bytes()), budget_bytes);
-    let embedded = again.for_load(&ModelName::embedded(), &Change::default());
+    let embedded = again.for_load(&ModelName::embedded(), &PlanOptions::default());
     assert_eq!(embedded.level.value, Level::Off);
-    assert_eq!(embedded.budget.origin, Origin::BuiltIn);
+    assert_eq!(embedded.budget.origin, SettingOrigin::BuiltIn);
     again.forget(&model());
-    let load = world.settings(&[]).for_load(&model(), &Change::default());
-    assert_eq!(load.level.origin, Origin::BuiltIn);
+    let load = world
+        .settings(&[])
+        .for_load(&model(), &PlanOptions::default());
+    assert_eq!(load.level.origin, SettingOrigin::BuiltIn);
 }
 
 #[test]
@@ -149,7 +160,7 @@ fn a_memory_that_is_not_whole_says_as_much_as_it_can() {
     let world = World::new();
     let of = |text: &str| {
         world.file(".settings.json", text);
-        Remembered::open(Some(world.0.path())).of(&model())
+        RememberedSettings::open(Some(world.0.path())).of(&model())
     };
     // Of a later version.
     let later = r#"{"version": 2, "models": [
@@ -158,7 +169,7 @@ fn a_memory_that_is_not_whole_says_as_much_as_it_can() {
     assert_eq!(change.level, None);
     assert_eq!(change.budget_bytes, Some(Some(1 << 30)));
     for broken in ["", "[", "[1]", "{\"models\": 3}"] {
-        assert_eq!(of(broken), Change::default(), "{broken}");
+        assert_eq!(of(broken), PlanOptions::default(), "{broken}");
     }
 }
 
@@ -170,8 +181,8 @@ fn a_bounded_number_of_models_is_remembered() {
     for number in 0..=remembered::MODELS_MAX {
         settings.remember(&name(number), &level(Level::Off));
     }
-    let again = Remembered::open(Some(world.0.path()));
-    assert_eq!(again.of(&name(0)), Change::default());
+    let again = RememberedSettings::open(Some(world.0.path()));
+    assert_eq!(again.of(&name(0)), PlanOptions::default());
     assert_eq!(again.of(&name(1)), level(Level::Off));
     assert_eq!(again.of(&name(remembered::MODELS_MAX)), level(Level::Off));
 }

@@ -1,5 +1,5 @@
 //! From the engine's types to the wire's, and back.
 
-pub mod card;
-pub mod coded;
+pub mod container;
+pub mod gpu;
 pub mod plan;

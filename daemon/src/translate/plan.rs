@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use sluice_engine::{
     Engine, EngineError,
-    engine::{Measured, SwitchState, default_canvas},
-    residency::UnitState,
+    residency::WeightGroupState,
+    runtime::{PassTotals, SwitchProgress, default_canvas},
 };
 use sluice_machine::BUSY_SHARE;
-use sluice_plan::{PassTime, Plan, PlanError, SwitchTime, Workload};
+use sluice_plan::{PassTime, Plan, PlanError, SwitchEstimate, Workload};
 use sluice_proto::{model::Planning, v1};
-use sluice_weights::{Part, Storage, TensorPlan, Tier, Unit, UnitPlan};
+use sluice_weights::{Storage, TensorPart, TensorPlan, Tier, WeightGroup, WeightGroupPlan};
 
 use crate::failure::Failure;
 
@@ -24,9 +24,9 @@ pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
         model: model.to_owned(),
         level: plan.level.name().to_owned(),
         budget_bytes: plan.budget_bytes,
-        canvas: plan.workload.canvas as u32,
-        block: plan.workload.block as u32,
-        requests: plan.workload.requests as u32,
+        canvas: plan.workload.canvas_length as u32,
+        block: plan.workload.block_length as u32,
+        requests: plan.workload.batch_requests as u32,
         peak_bytes: plan.peak_bytes(),
         pass_ms: pass_ms(|pass| pass.total_s()),
         compute_ms: pass_ms(|pass| pass.compute_s),
@@ -36,31 +36,38 @@ pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
         streamed_bytes_per_pass: plan.streamed_bytes(),
         resident_bytes: plan.resident_bytes(),
         staging_buffers: Some(v1::StagingBuffers {
-            count: plan.slots.count as u32,
-            bytes_each: plan.slots.bytes,
-            decompress_bytes: plan.slots.decoded_bytes,
+            count: plan.staging.count as u32,
+            bytes_each: plan.staging.bytes_each,
+            decompress_bytes: plan.staging.decompress_bytes,
         }),
         memory: memory
-            .filter(|(kind, bytes)| super::card::is_known(*kind, *bytes))
+            .filter(|(kind, bytes)| super::gpu::is_known(*kind, *bytes))
             .map(|(kind, bytes)| v1::PlannedMemory {
                 kind: kind.name().to_owned(),
                 bytes,
             })
             .collect(),
-        layers: layers(plan.units.iter().map(|unit| (unit.unit, unit_plan(unit))))
-            .map(|(name, units)| v1::LayerPlan {
-                name,
-                groups: units,
-            })
-            .collect(),
+        layers: layers(
+            plan.groups
+                .iter()
+                .map(|unit| (unit.group, weight_group_plan(unit))),
+        )
+        .map(|(name, units)| v1::LayerPlan {
+            name,
+            groups: units,
+        })
+        .collect(),
         is_lossless: is_lossless(plan),
         is_loadable: true,
         not_loadable_reason: String::new(),
         notes: notes(plan),
-        kv_cache_format: plan.working.cache.map(|format| format.name().to_owned()),
+        kv_cache_format: plan
+            .working
+            .kv_cache_format
+            .map(|format| format.name().to_owned()),
         pinned_host_bytes: plan.pinned_bytes,
         is_estimate: plan.is_estimate(),
-        equal_levels: (plan.same_as.iter())
+        equal_levels: (plan.equal_levels.iter())
             .map(|level| level.name().to_owned())
             .collect(),
         pass_correction: plan.pass.as_ref().and_then(correction),
@@ -71,17 +78,17 @@ pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
 /// Why a model can be planned so, but not loaded: what is to be coded first has no place.
 #[must_use]
 pub fn not_loadable(plan: &Plan, engine: &Engine) -> Option<String> {
-    let has_place = !plan.is_estimate() || engine.kept_folder().is_some();
-    (!has_place).then(|| PlanError::NotCoded { level: plan.level }.to_string())
+    let has_place = !plan.is_estimate() || engine.weight_cache().is_some();
+    (!has_place).then(|| PlanError::NotCompressed { level: plan.level }.to_string())
 }
 
 /// How long it takes to get to a plan.
 #[must_use]
-pub fn switch_time(time: SwitchTime) -> v1::SwitchEstimate {
+pub fn switch_estimate(time: SwitchEstimate) -> v1::SwitchEstimate {
     v1::SwitchEstimate {
         idle_ms: time.idle_s * 1000.0,
         busy_ms: time.busy_s * 1000.0,
-        converted_weights: time.converted,
+        converted_weights: time.converted_weights,
         read_bytes: time.read_bytes,
     }
 }
@@ -97,24 +104,27 @@ fn first_pass_ms(pass: PassTime) -> Option<f64> {
 pub fn is_lossless(plan: &Plan) -> bool {
     let is_own = |tensor: &TensorPlan| match tensor.storage {
         Storage::Plain(format) => {
-            format == tensor.source && tensor.coded.is_none_or(|coding| coding.is_lossless())
+            format == tensor.source && tensor.compressed.is_none_or(|coding| coding.is_lossless())
         }
-        Storage::Coded(coding) => coding.is_lossless(),
+        Storage::Compressed(coding) => coding.is_lossless(),
     };
-    plan.units.iter().flat_map(|unit| &unit.tensors).all(is_own)
+    plan.groups
+        .iter()
+        .flat_map(|unit| &unit.tensors)
+        .all(is_own)
 }
 
 /// The weights as they stand.
 #[must_use]
-pub fn states(units: &[UnitState]) -> Vec<v1::LayerStatus> {
-    let unit = |unit: &UnitState| v1::WeightGroupStatus {
-        kind: unit.unit.kind().to_owned(),
+pub fn layer_statuses(units: &[WeightGroupState]) -> Vec<v1::LayerStatus> {
+    let unit = |unit: &WeightGroupState| v1::WeightGroupStatus {
+        kind: unit.group.kind().to_owned(),
         tier: unit.tier.name().to_owned(),
         format: unit.storage.name().to_owned(),
         bytes: unit.bytes,
         is_in_flight: unit.in_flight,
     };
-    layers(units.iter().map(|state| (state.unit, unit(state))))
+    layers(units.iter().map(|state| (state.group, unit(state))))
         .map(|(name, units)| v1::LayerStatus {
             name,
             groups: units,
@@ -124,7 +134,7 @@ pub fn states(units: &[UnitState]) -> Vec<v1::LayerStatus> {
 
 /// What passes took; nothing is known of them before the first.
 #[must_use]
-pub fn measured(measured: &Measured) -> v1::PassStatistics {
+pub fn pass_statistics(measured: &PassTotals) -> v1::PassStatistics {
     let has_run = measured.passes > 0;
     let ms = |time: Duration| time.as_secs_f64() * 1000.0;
     v1::PassStatistics {
@@ -140,10 +150,10 @@ pub fn measured(measured: &Measured) -> v1::PassStatistics {
 
 /// How far a transition is.
 #[must_use]
-pub fn switch(state: SwitchState) -> v1::WeightSwitch {
+pub fn weight_switch(state: SwitchProgress) -> v1::WeightSwitch {
     v1::WeightSwitch {
-        done_steps: state.done as u32,
-        total_steps: state.steps as u32,
+        done_steps: state.done_steps as u32,
+        total_steps: state.total_steps as u32,
     }
 }
 
@@ -155,19 +165,19 @@ pub fn switch(state: SwitchState) -> v1::WeightSwitch {
 pub fn workload(asked: &Planning, context_length: usize) -> Result<Workload, Failure> {
     let usual = Workload::default();
     let or = |asked: Option<u32>, usual: usize| asked.map_or(usual, |asked| asked as usize);
-    let canvas = or(asked.canvas, default_canvas(context_length));
+    let canvas = or(asked.canvas_length, default_canvas(context_length));
     if canvas > context_length {
         let context = context_length;
         return Err(EngineError::from(PlanError::CanvasTooLong { canvas, context }).into());
     }
-    let block = or(asked.block, usual.block);
-    let requests = or(asked.requests, usual.requests);
+    let block = or(asked.block_length, usual.block_length);
+    let requests = or(asked.batch_requests, usual.batch_requests);
     Ok(Workload::new(canvas, block, requests))
 }
 
-fn unit_plan(unit: &UnitPlan) -> v1::WeightGroupPlan {
+fn weight_group_plan(unit: &WeightGroupPlan) -> v1::WeightGroupPlan {
     v1::WeightGroupPlan {
-        kind: unit.unit.kind().to_owned(),
+        kind: unit.group.kind().to_owned(),
         tier: unit.tier.name().to_owned(),
         format: unit.storage().name().to_owned(),
         bytes: unit.bytes(),
@@ -176,13 +186,17 @@ fn unit_plan(unit: &UnitPlan) -> v1::WeightGroupPlan {
 }
 
 /// Units gathered by the layer that people see them in.
-fn layers<T>(units: impl Iterator<Item = (Unit, T)>) -> impl Iterator<Item = (String, Vec<T>)> {
+fn layers<T>(
+    units: impl Iterator<Item = (WeightGroup, T)>,
+) -> impl Iterator<Item = (String, Vec<T>)> {
     let mut layers: Vec<(String, Vec<T>)> = Vec::new();
     for (unit, of_unit) in units {
         let name = match unit {
-            Unit::Embedding => "embedding".to_owned(),
-            Unit::Attention(layer) | Unit::GateUp(layer) | Unit::Down(layer) => layer.to_string(),
-            Unit::FinalNorm | Unit::Head(_) => "head".to_owned(),
+            WeightGroup::Embedding => "embedding".to_owned(),
+            WeightGroup::Attention(layer)
+            | WeightGroup::GateUp(layer)
+            | WeightGroup::Down(layer) => layer.to_string(),
+            WeightGroup::FinalNorm | WeightGroup::LmHead(_) => "head".to_owned(),
         };
         match layers.last_mut() {
             Some((last, units)) if *last == name => units.push(of_unit),
@@ -196,7 +210,7 @@ fn layers<T>(units: impl Iterator<Item = (Unit, T)>) -> impl Iterator<Item = (St
 fn notes(plan: &Plan) -> Vec<String> {
     let mut exceptions: Vec<(Storage, Storage, usize, Vec<&str>)> = Vec::new();
     for (tensor, usual) in plan.exceptions() {
-        let name = part_name(tensor.part);
+        let name = weight_group_kind(tensor.part);
         let is_same = |(from, to, width, _): &&mut (Storage, Storage, usize, Vec<&str>)| {
             (*from, *to, *width) == (usual, tensor.storage, tensor.width)
         };
@@ -213,28 +227,31 @@ fn notes(plan: &Plan) -> Vec<String> {
         });
     let reads_disk = plan.streamed().any(|unit| unit.tier == Tier::Disk);
     let unknown = (plan.pass.is_none() && reads_disk).then(|| {
-        "the time of a pass is unknown: there is no file to measure the disk's rate on".to_owned()
+        "the time of a pass is unknown: there is no file to measure the disk's bandwidth with"
+            .to_owned()
     });
     let estimate = plan.is_estimate().then(|| {
-        "about as much: a sample of the weights tells what they take once they are coded, which the first time needs".to_owned()
+        "sizes are estimates from a sample of the weights, which are not compressed yet".to_owned()
     });
     exceptions
         .chain(unknown)
-        .chain(busy(plan))
+        .chain(prediction_note(plan))
         .chain(estimate)
-        .chain(same(plan))
+        .chain(equal_levels(plan))
         .collect()
 }
 
 /// Which levels change nothing for this model, and why.
-fn same(plan: &Plan) -> Option<String> {
-    let (last, others) = plan.same_as.split_last()?;
-    let mut tensors: Vec<&TensorPlan> = plan.units.iter().flat_map(|unit| &unit.tensors).collect();
-    tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.numbers()));
+fn equal_levels(plan: &Plan) -> Option<String> {
+    let (last, others) = plan.equal_levels.split_last()?;
+    let mut tensors: Vec<&TensorPlan> = plan.groups.iter().flat_map(|unit| &unit.tensors).collect();
+    tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.elements()));
     // The embedding is in nobody's way: no level changes it.
-    let largest = tensors.iter().find(|tensor| tensor.part != Part::Embedding);
-    let stored = largest.map(|tensor| match tensor.coded {
-        Some(coding) => Storage::Coded(coding).name(),
+    let largest = tensors
+        .iter()
+        .find(|tensor| tensor.part != TensorPart::Embedding);
+    let stored = largest.map(|tensor| match tensor.compressed {
+        Some(coding) => Storage::Compressed(coding).name(),
         None => tensor.source.name(),
     });
     let mut names = last.name().to_owned();
@@ -244,18 +261,18 @@ fn same(plan: &Plan) -> Option<String> {
     }
     let stored = stored.unwrap_or("they are");
     Some(format!(
-        "this file's weights are stored as {stored}: {names} would change nothing, their weights are those of {}",
+        "this file's weights are stored as {stored}: {names} would use the same weights as {}",
         plan.level
     ))
 }
 
 /// What to know of a time that was predicted from rates of a busy machine, and that nothing has corrected yet.
 #[must_use]
-pub fn busy(plan: &Plan) -> Option<String> {
+pub fn prediction_note(plan: &Plan) -> Option<String> {
     let pass = plan.pass.filter(|pass| correction(pass).is_none())?;
     (pass.others_share >= BUSY_SHARE).then(|| {
         format!(
-            "other programs had {:.0} % of the processors while this machine's speed was measured; passes will correct the times",
+            "other programs used {:.0} % of the CPU while this machine's speed was measured; measured passes will correct the prediction",
             pass.others_share * 100.0
         )
     })
@@ -266,30 +283,30 @@ fn correction(pass: &PassTime) -> Option<f64> {
     Some(pass.correction).filter(|correction| *correction != 1.0)
 }
 
-fn part_name(part: Part) -> &'static str {
+fn weight_group_kind(part: TensorPart) -> &'static str {
     match part {
-        Part::Embedding => "embedding",
-        Part::AttentionNorm => "attention norm",
-        Part::Query => "query",
-        Part::QueryBias => "query bias",
-        Part::Key => "key",
-        Part::KeyBias => "key bias",
-        Part::Value => "value",
-        Part::ValueBias => "value bias",
-        Part::AttentionOutput => "attention output",
-        Part::MlpNorm => "MLP norm",
-        Part::Gate => "gate",
-        Part::Up => "up",
-        Part::Down => "down",
-        Part::FinalNorm => "final norm",
-        Part::Head => "head",
+        TensorPart::Embedding => "embedding",
+        TensorPart::AttentionNorm => "attention norm",
+        TensorPart::Query => "query",
+        TensorPart::QueryBias => "query bias",
+        TensorPart::Key => "key",
+        TensorPart::KeyBias => "key bias",
+        TensorPart::Value => "value",
+        TensorPart::ValueBias => "value bias",
+        TensorPart::AttentionOutput => "attention output",
+        TensorPart::MlpNorm => "MLP norm",
+        TensorPart::Gate => "gate",
+        TensorPart::Up => "up",
+        TensorPart::Down => "down",
+        TensorPart::FinalNorm => "final norm",
+        TensorPart::LmHead => "head",
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use sluice_checkpoint::family::Preset;
-    use sluice_engine::engine::Outline;
+    use sluice_checkpoint::family::PublishedShape;
+    use sluice_engine::runtime::ModelOutline;
     use sluice_machine::Profile;
     use sluice_plan::{BLOCK_DEFAULT, Machine, Workload};
     use sluice_shared::level::Level;
@@ -298,7 +315,8 @@ mod tests {
 
     fn planned(preset: &str, level: Level, budget_bytes: u64, cache_bytes: u64) -> v1::Plan {
         let machine = Machine::unmeasured(Profile::cpu(2), cache_bytes);
-        let outline = Outline::of_preset(Preset::find(preset).unwrap(), machine);
+        let outline =
+            ModelOutline::of_published_shape(PublishedShape::find(preset).unwrap(), machine);
         let workload = Workload::new(64, BLOCK_DEFAULT, 1);
         plan(
             &outline.plan(level, budget_bytes, workload).unwrap(),
@@ -347,7 +365,7 @@ mod tests {
         let mut pass = PassTime {
             compute_s: 2.0,
             copy_s: 1.0,
-            copies_beside: false,
+            copies_overlap: false,
             disk_s: 0.0,
             reader_s: 0.0,
             cold_s: None,
@@ -366,7 +384,8 @@ mod tests {
     #[test]
     fn a_machine_that_was_busy_is_said_to_be_one_until_passes_have_corrected_it() {
         let machine = Machine::unmeasured(Profile::cpu(2), u64::MAX);
-        let outline = Outline::of_preset(Preset::find("llada-1b").unwrap(), machine);
+        let outline =
+            ModelOutline::of_published_shape(PublishedShape::find("llada-1b").unwrap(), machine);
         let mut plan = outline
             .plan(Level::Standard, u64::MAX, Workload::default())
             .unwrap();
@@ -374,7 +393,7 @@ mod tests {
             plan.pass = Some(PassTime {
                 compute_s: 2.0,
                 copy_s: 0.0,
-                copies_beside: false,
+                copies_overlap: false,
                 disk_s: 0.0,
                 reader_s: 0.0,
                 cold_s: None,
@@ -395,7 +414,7 @@ mod tests {
 
     #[test]
     fn nothing_is_claimed_of_passes_before_the_first() {
-        let none = measured(&Measured::default());
+        let none = pass_statistics(&PassTotals::default());
         assert_eq!((none.count, none.mean_ms, none.peak_bytes), (0, None, None));
     }
 }

@@ -212,7 +212,10 @@ async fn keys_and_values_are_planned() {
         let output = run(folder.path(), &[&ask[..], &["--kv", kv, "--json"]].concat()).await;
         assert_eq!(output.status.code(), Some(i32::from(exit::OK)));
         let json: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(json["kv_cache_format"], if kv == "auto" { "bf16" } else { kv });
+        assert_eq!(
+            json["kv_cache_format"],
+            if kv == "auto" { "bf16" } else { kv }
+        );
         let kinds = json["memory"].as_array().unwrap();
         let kind = kinds.iter().find(|kind| kind["kind"] == "cache").unwrap();
         kind["bytes"].as_u64().unwrap()

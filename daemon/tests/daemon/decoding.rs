@@ -16,11 +16,11 @@ fn asked(words: &[(&str, &str)]) -> v1::GenerateRequest {
     let mut choice = DecodingChoice::default();
     for (key, word) in words {
         match *key {
-            "dial" => choice.dial = Some(word.parse().unwrap()),
+            "dial" => choice.preset = Some(word.parse().unwrap()),
             "policy" => choice.policy = Some(word.parse().unwrap()),
-            "cache" => choice.caching = Some(word.parse().unwrap()),
-            "window" => choice.window = Some(word.parse().unwrap()),
-            "growth" => choice.growth = Some(word.parse().unwrap()),
+            "cache" => choice.kv_cache = Some(word.parse().unwrap()),
+            "window" => choice.suffix_window = Some(word.parse().unwrap()),
+            "growth" => choice.canvas_growth = Some(word.parse().unwrap()),
             "speculation" => choice.speculation = Some(word.parse().unwrap()),
             other => panic!("'{other}' is no key"),
         }

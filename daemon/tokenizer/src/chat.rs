@@ -14,7 +14,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use serde::Serialize;
 
 use super::config::{TEMPLATE_FILE, TokenizerConfig};
-use super::error::{TextError, bounded};
+use super::error::{TokenizerError, bounded};
 
 /// LLaDA's own, from GSAI-ML/LLaDA-8B-Instruct as published in February 2025 (MIT).
 const LLADA: &str = include_str!("llada_chat_template.jinja");
@@ -39,13 +39,13 @@ impl ChatTemplate {
     pub(super) fn new(
         config: &TokenizerConfig,
         has_token: impl Fn(&str) -> bool,
-    ) -> Result<Self, TextError> {
+    ) -> Result<Self, TokenizerError> {
         let (file, source) = match &config.chat_template {
             Some(source) if config.has_template_file => (TEMPLATE_FILE, source.as_str()),
             Some(source) => ("tokenizer_config.json", source.as_str()),
             None => (BUILT_IN, LLADA),
         };
-        let fail = |cause: String| TextError::Template { file, cause };
+        let fail = |cause: String| TokenizerError::Template { file, cause };
         if source.len() > SOURCE_BYTES_MAX {
             return Err(fail(format!(
                 "{} bytes exceed the limit of {SOURCE_BYTES_MAX}",
@@ -80,7 +80,7 @@ impl ChatTemplate {
     pub(super) fn render<'a>(
         &self,
         turns: impl Iterator<Item = (&'a str, &'a str)>,
-    ) -> Result<String, TextError> {
+    ) -> Result<String, TokenizerError> {
         let messages: Vec<Value> = turns
             .map(|(role, content)| Value::from_pairs([("role", role), ("content", content)]))
             .collect();
@@ -107,7 +107,7 @@ impl ChatTemplate {
                     .render_captured_to(Value::from_pairs(variables), &mut output)
                     .map(drop)
             })
-            .map_err(|error| TextError::Template {
+            .map_err(|error| TokenizerError::Template {
                 file: self.file,
                 cause: bounded(error),
             })?;

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::error::TextError;
+use super::error::TokenizerError;
 
 /// The names that Hugging Face's templates know special tokens by.
 const TOKEN_KEYS: [&str; 7] = [
@@ -32,8 +32,9 @@ pub(super) struct TokenizerConfig {
 pub(super) const TEMPLATE_FILE: &str = "chat_template.jinja";
 
 impl TokenizerConfig {
-    pub(super) fn parse(json: &[u8]) -> Result<Self, TextError> {
-        let root: Map<String, Value> = serde_json::from_slice(json).map_err(TextError::config)?;
+    pub(super) fn parse(json: &[u8]) -> Result<Self, TokenizerError> {
+        let root: Map<String, Value> =
+            serde_json::from_slice(json).map_err(TokenizerError::config)?;
         let mut tokens = Vec::new();
         for key in TOKEN_KEYS {
             if let Some(value) = root.get(key).filter(|value| !value.is_null()) {
@@ -53,8 +54,8 @@ impl TokenizerConfig {
     }
 
     /// Takes the template of a file of its own.
-    pub(super) fn set_template(&mut self, source: &[u8]) -> Result<(), TextError> {
-        let source = std::str::from_utf8(source).map_err(|error| TextError::Template {
+    pub(super) fn set_template(&mut self, source: &[u8]) -> Result<(), TokenizerError> {
+        let source = std::str::from_utf8(source).map_err(|error| TokenizerError::Template {
             file: TEMPLATE_FILE,
             cause: error.to_string(),
         })?;
@@ -65,16 +66,16 @@ impl TokenizerConfig {
 }
 
 /// A token is written as its string or as an object with the string in `content`.
-fn token_string(key: &str, value: &Value) -> Result<String, TextError> {
+fn token_string(key: &str, value: &Value) -> Result<String, TokenizerError> {
     let content = value.get("content").unwrap_or(value);
     content.as_str().map(str::to_owned).ok_or_else(|| {
-        TextError::config(format_args!(
+        TokenizerError::config(format_args!(
             "{key} is neither a string nor an object with a string \"content\""
         ))
     })
 }
 
-fn other_special(root: &Map<String, Value>) -> Result<Vec<String>, TextError> {
+fn other_special(root: &Map<String, Value>) -> Result<Vec<String>, TokenizerError> {
     let mut special = Vec::new();
     if let Some(listed) = root
         .get("additional_special_tokens")
@@ -95,7 +96,7 @@ fn other_special(root: &Map<String, Value>) -> Result<Vec<String>, TextError> {
 }
 
 /// A template is a string, or a list of named ones of which `default` is for conversations.
-fn chat_template(value: &Value) -> Result<Option<String>, TextError> {
+fn chat_template(value: &Value) -> Result<Option<String>, TokenizerError> {
     match value {
         Value::Null => Ok(None),
         Value::String(source) => Ok(Some(source.clone())),
@@ -104,17 +105,17 @@ fn chat_template(value: &Value) -> Result<Option<String>, TextError> {
                 .iter()
                 .find(|template| template.get("name").and_then(Value::as_str) == Some("default"))
                 .ok_or_else(|| {
-                    TextError::config("chat_template lists no template named \"default\"")
+                    TokenizerError::config("chat_template lists no template named \"default\"")
                 })?;
             let source = default
                 .get("template")
                 .and_then(Value::as_str)
                 .ok_or_else(|| {
-                    TextError::config("the default chat_template has no string \"template\"")
+                    TokenizerError::config("the default chat_template has no string \"template\"")
                 })?;
             Ok(Some(source.to_owned()))
         }
-        _ => Err(TextError::config(
+        _ => Err(TokenizerError::config(
             "chat_template is neither a string nor a list of named templates",
         )),
     }

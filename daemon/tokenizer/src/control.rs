@@ -8,20 +8,20 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use tokenizers::Tokenizer;
+use tokenizers::Tokenizer as HfTokenizer;
 
 use super::config::TokenizerConfig;
 
 /// The strings that stand for control tokens.
-pub(super) struct Control {
+pub(super) struct ControlTokens {
     strings: HashMap<u32, String>,
     /// Whether a byte begins one of them.
     first_bytes: [bool; 256],
 }
 
-impl Control {
+impl ControlTokens {
     /// What either file calls special.
-    pub(super) fn new(tokenizer: &Tokenizer, config: &TokenizerConfig) -> Self {
+    pub(super) fn new(tokenizer: &HfTokenizer, config: &TokenizerConfig) -> Self {
         let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
         let mut strings: HashMap<u32, String> = added
             .iter()

@@ -7,7 +7,7 @@ const QUOTED_CHARS_MAX: usize = 300;
 
 /// Why there is no tokenizer, or why it could not do its work.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum TextError {
+pub enum TokenizerError {
     /// `tokenizer.json` can't be read.
     #[error("tokenizer.json: {cause}")]
     Tokenizer {
@@ -29,14 +29,14 @@ pub enum TextError {
         cause: String,
     },
     /// A text could not be turned into ids.
-    #[error("can't tokenize the text: {cause}")]
+    #[error("cannot tokenize the text: {cause}")]
     Encode {
         /// What the tokenizer said.
         cause: String,
     },
 }
 
-impl TextError {
+impl TokenizerError {
     pub(super) fn tokenizer(cause: impl Display) -> Self {
         Self::Tokenizer {
             cause: bounded(cause),

@@ -16,37 +16,40 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use chat::ChatTemplate;
 use config::TokenizerConfig;
-use control::Control;
-pub use error::TextError;
-use pieces::Pieces;
+use control::ControlTokens;
+pub use error::TokenizerError;
+use pieces::TokenPieces;
 use serde::Deserialize;
 use tokenizers::normalizer::Range as OffsetRange;
 use tokenizers::{
     Encoding, Model as _, Normalizer as _, NormalizerWrapper, OffsetReferential, OffsetType,
-    PreTokenizedString, PreTokenizer as _, Token, Tokenizer,
+    PreTokenizedString, PreTokenizer as _, Token, Tokenizer as HfTokenizer,
 };
 
 /// A checkpoint's tokenizer and chat template.
-pub struct Text {
-    tokenizer: Tokenizer,
-    control: Control,
-    pieces: Pieces,
+pub struct Tokenizer {
+    tokenizer: HfTokenizer,
+    control_tokens: ControlTokens,
+    pieces: TokenPieces,
     template: ChatTemplate,
 }
 
-impl std::fmt::Debug for Text {
+impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter
             .debug_struct("Text")
-            .field("vocabulary", &self.vocabulary())
+            .field("vocabulary", &self.vocab_size())
             .finish_non_exhaustive()
     }
 }
 
-impl Text {
+impl Tokenizer {
     /// `tokenizer_json` as Hugging Face writes it; `tokenizer_config` for the chat template
     /// and the names of special tokens.
-    pub fn new(tokenizer_json: &[u8], tokenizer_config: Option<&[u8]>) -> Result<Self, TextError> {
+    pub fn new(
+        tokenizer_json: &[u8],
+        tokenizer_config: Option<&[u8]>,
+    ) -> Result<Self, TokenizerError> {
         Self::with_template(tokenizer_json, tokenizer_config, None)
     }
 
@@ -55,7 +58,7 @@ impl Text {
         tokenizer_json: &[u8],
         tokenizer_config: Option<&[u8]>,
         template: Option<&[u8]>,
-    ) -> Result<Self, TextError> {
+    ) -> Result<Self, TokenizerError> {
         let mut config = tokenizer_config
             .map(TokenizerConfig::parse)
             .transpose()?
@@ -64,28 +67,31 @@ impl Text {
             config.set_template(template)?;
         }
         let tokenizer = parse_tokenizer(tokenizer_json)?;
-        let control = Control::new(&tokenizer, &config);
-        let pieces = Pieces::new(&tokenizer, |id| control.contains(id))?;
+        let control = ControlTokens::new(&tokenizer, &config);
+        let pieces = TokenPieces::new(&tokenizer, |id| control.contains(id))?;
         let template = ChatTemplate::new(&config, |token| tokenizer.token_to_id(token).is_some())?;
         Ok(Self {
             tokenizer,
-            control,
+            control_tokens: control,
             pieces,
             template,
         })
     }
 
     /// Ids of plain text: special tokens' strings in it are not special.
-    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         Ok(self
-            .tokenize(text, &self.control.breaks(text))?
+            .tokenize(text, &self.control_tokens.breaks(text))?
             .get_ids()
             .to_vec())
     }
 
     /// The same with the bytes of `text` that each token covers.
-    pub fn encode_with_spans(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, TextError> {
-        let encoding = self.tokenize(text, &self.control.breaks(text))?;
+    pub fn encode_with_spans(
+        &self,
+        text: &str,
+    ) -> Result<Vec<(u32, Range<usize>)>, TokenizerError> {
+        let encoding = self.tokenize(text, &self.control_tokens.breaks(text))?;
         let ids = encoding.get_ids();
         if self.decode(ids) == text.as_bytes() {
             // The library gives each part of a split character the whole character's bytes.
@@ -108,14 +114,14 @@ impl Text {
 
     /// Renders (role, content) turns through the checkpoint's template (LLaDA's own if it
     /// has none), ready for an answer. Roles and contents stay plain text.
-    pub fn encode_chat(&self, turns: &[(&str, &str)]) -> Result<Vec<u32>, TextError> {
+    pub fn encode_chat(&self, turns: &[(&str, &str)]) -> Result<Vec<u32>, TokenizerError> {
         let texts = turns.iter().flat_map(|&(role, content)| [role, content]);
         // With all 32 marks in use, U+FDD0 (which no text needs) gives way.
         let mark = control::free_mark(texts);
         let mark_text = |text: &str| match mark {
-            Some(mark) => self.control.mark(text, mark),
+            Some(mark) => self.control_tokens.mark(text, mark),
             None => self
-                .control
+                .control_tokens
                 .mark(&text.replace(LAST_RESORT, ""), LAST_RESORT),
         };
         let marked: Vec<(String, String)> = turns
@@ -137,9 +143,9 @@ impl Text {
     }
 
     /// Ids that the tokenizer puts before every text, such as the mark of its beginning.
-    pub fn beginning(&self) -> Result<Vec<u32>, TextError> {
+    pub fn bos_tokens(&self) -> Result<Vec<u32>, TokenizerError> {
         let encode = || self.tokenizer.encode("a", true);
-        let encoding = guarded(encode).map_err(TextError::encode)?;
+        let encoding = guarded(encode).map_err(TokenizerError::encode)?;
         let pairs = encoding
             .get_ids()
             .iter()
@@ -162,7 +168,7 @@ impl Text {
     /// model sees it.
     pub fn decode_with_specials(&self, ids: &[u32]) -> Vec<u8> {
         let spell = |&id| {
-            self.control
+            self.control_tokens
                 .string(id)
                 .map_or(self.piece(id), str::as_bytes)
         };
@@ -175,13 +181,13 @@ impl Text {
     }
 
     /// Highest id + 1.
-    pub fn vocabulary(&self) -> usize {
+    pub fn vocab_size(&self) -> usize {
         self.pieces.len()
     }
 
     /// What the library's `encode` does (split at added tokens, normalize, split into words,
     /// tokenize each), except that an added token across one of `breaks` is text.
-    fn tokenize(&self, text: &str, breaks: &[usize]) -> Result<Encoding, TextError> {
+    fn tokenize(&self, text: &str, breaks: &[usize]) -> Result<Encoding, TokenizerError> {
         let run = || -> tokenizers::Result<Encoding> {
             // Added tokens marked `normalized` are looked for in the text as it stands too;
             // that differs only where a normalizer would change their spelling.
@@ -214,7 +220,7 @@ impl Text {
             parts.tokenize(|word| self.tokenize_word(word.get()))?;
             parts.into_encoding(None, 0, OffsetType::Byte)
         };
-        guarded(run).map_err(TextError::encode)
+        guarded(run).map_err(TokenizerError::encode)
     }
 
     /// Some vocabularies hold their control strings as common words too; those are spelled
@@ -223,7 +229,7 @@ impl Text {
         let model = self.tokenizer.get_model();
         let tokens = model.tokenize(word)?;
         let spells_control = |token: &Token| {
-            self.control
+            self.control_tokens
                 .string(token.id)
                 .is_some_and(|string| string == token.value && string.chars().count() > 1)
         };
@@ -251,7 +257,7 @@ impl Text {
 
 const LAST_RESORT: char = '\u{FDD0}';
 
-fn parse_tokenizer(json: &[u8]) -> Result<Tokenizer, TextError> {
+fn parse_tokenizer(json: &[u8]) -> Result<HfTokenizer, TokenizerError> {
     #[derive(Deserialize)]
     struct Declared {
         #[serde(default)]
@@ -263,8 +269,9 @@ fn parse_tokenizer(json: &[u8]) -> Result<Tokenizer, TextError> {
         content: String,
     }
 
-    let declared: Declared = serde_json::from_slice(json).map_err(TextError::tokenizer)?;
-    let mut tokenizer = guarded(|| Tokenizer::from_bytes(json)).map_err(TextError::tokenizer)?;
+    let declared: Declared = serde_json::from_slice(json).map_err(TokenizerError::tokenizer)?;
+    let mut tokenizer =
+        guarded(|| HfTokenizer::from_bytes(json)).map_err(TokenizerError::tokenizer)?;
     // The library numbers added tokens itself and would go on with other ids than the
     // checkpoint was trained with.
     for DeclaredToken { id, content } in declared.added_tokens {
@@ -272,8 +279,8 @@ fn parse_tokenizer(json: &[u8]) -> Result<Tokenizer, TextError> {
             Some(given) if given == id => {}
             given => {
                 let given = given.map_or("none".to_owned(), |given| given.to_string());
-                return Err(TextError::tokenizer(format_args!(
-                    "added token {content:?} is declared with id {id}, but its place in the vocabulary gives {given}"
+                return Err(TokenizerError::tokenizer(format_args!(
+                    "added token {content:?} is declared with id {id}, but the vocabulary has it under id {given}"
                 )));
             }
         }
@@ -281,7 +288,7 @@ fn parse_tokenizer(json: &[u8]) -> Result<Tokenizer, TextError> {
     // A file may ask for every text to be cut or filled up to some length.
     tokenizer
         .with_truncation(None)
-        .map_err(TextError::tokenizer)?;
+        .map_err(TokenizerError::tokenizer)?;
     tokenizer.with_padding(None);
     Ok(tokenizer)
 }

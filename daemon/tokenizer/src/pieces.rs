@@ -2,26 +2,26 @@
 
 use std::collections::HashMap;
 
-use tokenizers::{DecoderWrapper, PreTokenizerWrapper, Tokenizer};
+use tokenizers::{DecoderWrapper, PreTokenizerWrapper, Tokenizer as HfTokenizer};
 
-use super::error::TextError;
+use super::error::TokenizerError;
 
 /// Ids a tokenizer may reach. The largest vocabularies known hold about 260,000; the table
 /// is as long as the highest id, so an id of billions in a small file must not size it.
 const ID_MAX: u32 = (1 << 22) - 1;
 
-pub(super) struct Pieces {
+pub(super) struct TokenPieces {
     bytes: Vec<u8>,
     /// Where each piece ends in `bytes`; it begins where the one before ends.
     ends: Vec<u32>,
 }
 
-impl Pieces {
+impl TokenPieces {
     /// `is_special` tells the ids that have no bytes of their own.
     pub(super) fn new(
-        tokenizer: &Tokenizer,
+        tokenizer: &HfTokenizer,
         is_special: impl Fn(u32) -> bool,
-    ) -> Result<Self, TextError> {
+    ) -> Result<Self, TokenizerError> {
         let mut tokens: Vec<(u32, String)> = tokenizer
             .get_vocab(true)
             .into_iter()
@@ -29,10 +29,10 @@ impl Pieces {
             .collect();
         tokens.sort_unstable();
         let Some(&(highest, _)) = tokens.last() else {
-            return Err(TextError::tokenizer("the vocabulary is empty"));
+            return Err(TokenizerError::tokenizer("the vocabulary is empty"));
         };
         if highest > ID_MAX {
-            return Err(TextError::tokenizer(format_args!(
+            return Err(TokenizerError::tokenizer(format_args!(
                 "token id {highest} exceeds the limit of {ID_MAX}"
             )));
         }
@@ -50,7 +50,7 @@ impl Pieces {
                 spelling.write(&token, &mut bytes);
             }
             let end = u32::try_from(bytes.len())
-                .map_err(|_| TextError::tokenizer("the vocabulary's strings exceed 4 GiB"))?;
+                .map_err(|_| TokenizerError::tokenizer("the vocabulary's strings exceed 4 GiB"))?;
             ends.push(end);
         }
         Ok(Self { bytes, ends })
@@ -80,7 +80,7 @@ enum Spelling {
 }
 
 impl Spelling {
-    fn of(tokenizer: &Tokenizer) -> Self {
+    fn of(tokenizer: &HfTokenizer) -> Self {
         let byte_level = tokenizer.get_decoder().is_some_and(decodes_bytes)
             || (tokenizer.get_decoder().is_none()
                 && tokenizer.get_pre_tokenizer().is_some_and(splits_bytes));

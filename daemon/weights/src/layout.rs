@@ -9,16 +9,16 @@ const DIRECT_BYTES_MIN: u64 = 64 << 10;
 
 /// A place for each tensor of a unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Layout {
+pub struct GroupLayout {
     /// In the order of the unit's tensors.
-    pub places: Vec<Place>,
+    pub placements: Vec<TensorPlacement>,
     /// All of it, in whole pages.
     pub bytes: u64,
 }
 
 /// Memory for a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct TensorPlacement {
     /// From the unit's start.
     pub offset: u64,
     /// What is set aside.
@@ -28,16 +28,16 @@ pub struct Place {
 }
 
 /// Tensors of these bytes, one after another.
-pub fn resident(sizes: impl Iterator<Item = u64>) -> Layout {
+pub fn resident(sizes: impl Iterator<Item = u64>) -> GroupLayout {
     layout(sizes, false)
 }
 
 /// Large tensors with room for the odd pages around them that a direct read brings along.
-pub fn slot(sizes: impl Iterator<Item = u64>) -> Layout {
+pub fn staging(sizes: impl Iterator<Item = u64>) -> GroupLayout {
     layout(sizes, true)
 }
 
-fn layout(sizes: impl Iterator<Item = u64>, direct: bool) -> Layout {
+fn layout(sizes: impl Iterator<Item = u64>, direct: bool) -> GroupLayout {
     let page = PAGE_BYTES as u64;
     let mut end = 0u64;
     let places = sizes
@@ -50,15 +50,15 @@ fn layout(sizes: impl Iterator<Item = u64>, direct: bool) -> Layout {
             };
             let offset = end.next_multiple_of(alignment);
             end = offset + room;
-            Place {
+            TensorPlacement {
                 offset,
                 bytes: room,
                 is_direct,
             }
         })
         .collect();
-    Layout {
-        places,
+    GroupLayout {
+        placements: places,
         bytes: end.next_multiple_of(page),
     }
 }

@@ -1,11 +1,11 @@
 //! The shape of a model without its weights: what a plan is made from, and what a synthetic
 //! checkpoint is written from.
 
-use super::{Part, TensorSpec};
+use super::{TensorPart, TensorSpec};
 
 /// How a family names its tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Naming {
+pub enum TensorNaming {
     /// `model.transformer.blocks.N.q_proj` and so on, as GSAI-ML publishes LLaDA.
     Llada,
     /// `model.layers.N.self_attn.q_proj` and so on, as Hugging Face's Llama and Qwen have it.
@@ -16,21 +16,21 @@ pub enum Naming {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape {
     /// How its tensors are called.
-    pub naming: Naming,
+    pub naming: TensorNaming,
     /// Layers.
     pub layers: usize,
     /// Numbers in a row between layers.
-    pub width: usize,
+    pub hidden_size: usize,
     /// Query heads.
-    pub heads: usize,
+    pub attention_heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
     /// Numbers in a head.
     pub head_dim: usize,
     /// Numbers in a row inside the MLP.
-    pub mlp_width: usize,
+    pub intermediate_size: usize,
     /// Rows of embedding and head.
-    pub embedding_rows: usize,
+    pub padded_vocab_size: usize,
     /// Most positions of prompt and answer together.
     pub context_length: usize,
     /// Whether a position sees only those before it. Such a model keeps their keys and values, and computes one row for
@@ -48,29 +48,29 @@ impl Shape {
     #[must_use]
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let names = Names::of(self.naming);
-        let (width, mlp) = (self.width, self.mlp_width);
-        let queries = self.heads * self.head_dim;
+        let (width, mlp) = (self.hidden_size, self.intermediate_size);
+        let queries = self.attention_heads * self.head_dim;
         let kv = self.kv_heads * self.head_dim;
-        let table = [self.embedding_rows, width];
-        let mut specs = vec![weight(names.embedding, &table, 0, Part::Embedding)];
+        let table = [self.padded_vocab_size, width];
+        let mut specs = vec![weight(names.embedding, &table, 0, TensorPart::Embedding)];
         for layer in 0..self.layers {
-            let parts: [(&[usize], Part); 9] = [
-                (&[width], Part::AttentionNorm),
-                (&[queries, width], Part::Query),
-                (&[kv, width], Part::Key),
-                (&[kv, width], Part::Value),
-                (&[width, queries], Part::AttentionOutput),
-                (&[width], Part::MlpNorm),
-                (&[mlp, width], Part::Gate),
-                (&[mlp, width], Part::Up),
-                (&[width, mlp], Part::Down),
+            let parts: [(&[usize], TensorPart); 9] = [
+                (&[width], TensorPart::AttentionNorm),
+                (&[queries, width], TensorPart::Query),
+                (&[kv, width], TensorPart::Key),
+                (&[kv, width], TensorPart::Value),
+                (&[width, queries], TensorPart::AttentionOutput),
+                (&[width], TensorPart::MlpNorm),
+                (&[mlp, width], TensorPart::Gate),
+                (&[mlp, width], TensorPart::Up),
+                (&[width, mlp], TensorPart::Down),
             ];
             for (&(shape, part), name) in parts.iter().zip(names.parts) {
                 let name = format!("{}.{layer}.{name}", names.layers);
                 let bias = match part {
-                    Part::Query => Some(Part::QueryBias),
-                    Part::Key => Some(Part::KeyBias),
-                    Part::Value => Some(Part::ValueBias),
+                    TensorPart::Query => Some(TensorPart::QueryBias),
+                    TensorPart::Key => Some(TensorPart::KeyBias),
+                    TensorPart::Value => Some(TensorPart::ValueBias),
                     _ => None,
                 };
                 specs.push(weight(&name, shape, layer, part));
@@ -82,12 +82,12 @@ impl Shape {
                 }));
             }
         }
-        specs.push(weight(names.final_norm, &[width], 0, Part::FinalNorm));
+        specs.push(weight(names.final_norm, &[width], 0, TensorPart::FinalNorm));
         let head = match self.tied {
             true => names.embedding,
-            false => names.head,
+            false => names.lm_head,
         };
-        specs.push(weight(head, &table, 0, Part::Head));
+        specs.push(weight(head, &table, 0, TensorPart::LmHead));
         specs
     }
 
@@ -104,7 +104,7 @@ impl Shape {
         let tied = self.tied;
         self.tensors()
             .into_iter()
-            .filter(move |spec| !(tied && spec.part == Part::Head))
+            .filter(move |spec| !(tied && spec.part == TensorPart::LmHead))
     }
 }
 
@@ -115,14 +115,14 @@ struct Names {
     /// In the order of [`Shape::tensors`].
     parts: [&'static str; 9],
     final_norm: &'static str,
-    head: &'static str,
+    lm_head: &'static str,
 }
 
 impl Names {
-    fn of(naming: Naming) -> Self {
+    fn of(naming: TensorNaming) -> Self {
         match naming {
             // `ff_out` is both a layer's second MLP projection and the head.
-            Naming::Llada => Self {
+            TensorNaming::Llada => Self {
                 embedding: "model.transformer.wte",
                 layers: "model.transformer.blocks",
                 parts: [
@@ -137,9 +137,9 @@ impl Names {
                     "ff_out",
                 ],
                 final_norm: "model.transformer.ln_f",
-                head: "model.transformer.ff_out",
+                lm_head: "model.transformer.ff_out",
             },
-            Naming::HuggingFace => Self {
+            TensorNaming::HuggingFace => Self {
                 embedding: "model.embed_tokens",
                 layers: "model.layers",
                 parts: [
@@ -154,13 +154,13 @@ impl Names {
                     "mlp.down_proj",
                 ],
                 final_norm: "model.norm",
-                head: "lm_head",
+                lm_head: "lm_head",
             },
         }
     }
 }
 
-fn weight(name: &str, shape: &[usize], layer: usize, part: Part) -> TensorSpec {
+fn weight(name: &str, shape: &[usize], layer: usize, part: TensorPart) -> TensorSpec {
     TensorSpec {
         name: format!("{name}.weight"),
         shape: shape.to_vec(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sluice_codec::Scheme;
 use sluice_formats::Format;
 
-use super::{CodedTensor, Part, TensorSpec, Unit, layout};
+use super::{CompressedTensor, TensorPart, TensorSpec, WeightGroup, layout};
 
 /// A tensor of the checkpoint, and how it is stored there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,32 +16,37 @@ pub struct SourceTensor {
     /// Its format there; of a coded one, what it is decoded to.
     pub format: Format,
     /// How it is coded there, if it is.
-    pub coded: Option<Arc<CodedTensor>>,
+    pub compressed: Option<Arc<CompressedTensor>>,
     /// How a copy of it beside the checkpoint is coded without loss, or about how one would be; none where that saves nothing.
-    pub copy: Option<Arc<CodedTensor>>,
+    pub compressed_copy: Option<Arc<CompressedTensor>>,
 }
 
 impl SourceTensor {
     /// How these rows are coded.
-    fn coding(&self, first_row: usize, rows: usize) -> Option<Coding> {
-        self.coding_of(self.coded.as_ref()?, first_row, rows)
+    fn compressed_range(&self, first_row: usize, rows: usize) -> Option<CompressedRange> {
+        self.range_of(self.compressed.as_ref()?, first_row, rows)
     }
 
     /// How these rows of the copy are coded.
-    pub fn copied(&self, first_row: usize, rows: usize) -> Option<Coding> {
-        self.coding_of(self.copy.as_ref()?, first_row, rows)
+    pub fn compressed_copy_range(&self, first_row: usize, rows: usize) -> Option<CompressedRange> {
+        self.range_of(self.compressed_copy.as_ref()?, first_row, rows)
     }
 
-    fn coding_of(&self, coded: &CodedTensor, first_row: usize, rows: usize) -> Option<Coding> {
+    fn range_of(
+        &self,
+        compressed: &CompressedTensor,
+        first_row: usize,
+        rows: usize,
+    ) -> Option<CompressedRange> {
         let rows = first_row..first_row + rows;
-        let bytes = coded.coded_bytes(&rows)?;
-        Some(Coding {
-            scheme: coded.scheme(),
+        let bytes = compressed.compressed_bytes(&rows)?;
+        Some(CompressedRange {
+            scheme: compressed.scheme(),
             start: bytes.start,
             bytes: bytes.end - bytes.start,
-            index_bytes: coded.index_bytes(&rows),
+            index_bytes: compressed.index_bytes(&rows),
             format: self.format,
-            is_estimate: coded.is_estimate(),
+            is_estimate: compressed.is_estimate(),
         })
     }
 }
@@ -52,12 +57,12 @@ pub enum Storage {
     /// In a format that is multiplied from.
     Plain(Format),
     /// As a container has it, coded: decoded where it is multiplied.
-    Coded(Coding),
+    Compressed(CompressedRange),
 }
 
 /// Coded rows of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Coding {
+pub struct CompressedRange {
     /// How they are coded.
     pub scheme: Scheme,
     /// Where they begin, from the tensor's first byte on.
@@ -72,14 +77,14 @@ pub struct Coding {
     pub is_estimate: bool,
 }
 
-impl Coding {
+impl CompressedRange {
     /// Where the index begins, from their first byte on.
     pub fn index_start(self) -> u64 {
         self.bytes.next_multiple_of(layout::ALIGNMENT)
     }
 
     /// Bytes of both.
-    fn kept_bytes(self) -> u64 {
+    fn stored_bytes(self) -> u64 {
         match self.index_bytes {
             0 => self.bytes,
             bytes => self.index_start() + bytes,
@@ -97,7 +102,7 @@ impl Coding {
     /// Whether they are what they were before they were coded.
     #[must_use]
     pub fn is_lossless(&self) -> bool {
-        self.scheme != Scheme::Rate
+        self.scheme != Scheme::Trellis
     }
 }
 
@@ -107,11 +112,11 @@ impl Storage {
     pub fn name(self) -> &'static str {
         match self {
             Self::Plain(format) => format.name(),
-            Self::Coded(Coding { scheme, .. }) => match scheme {
+            Self::Compressed(CompressedRange { scheme, .. }) => match scheme {
                 Scheme::Plain => "plain",
                 Scheme::Huffman => "huffman",
-                Scheme::Palette => "palette",
-                Scheme::Rate => "rate",
+                Scheme::Dictionary => "dictionary",
+                Scheme::Trellis => "trellis",
             },
         }
     }
@@ -121,7 +126,7 @@ impl Storage {
     pub fn bytes(self, rows: usize, width: usize) -> u64 {
         match self {
             Self::Plain(format) => (rows * format.bytes(width)) as u64,
-            Self::Coded(coding) => coding.kept_bytes(),
+            Self::Compressed(coding) => coding.stored_bytes(),
         }
     }
 
@@ -129,7 +134,7 @@ impl Storage {
     #[must_use]
     pub fn format(self) -> Format {
         match self {
-            Self::Plain(format) | Self::Coded(Coding { format, .. }) => format,
+            Self::Plain(format) | Self::Compressed(CompressedRange { format, .. }) => format,
         }
     }
 }
@@ -163,7 +168,7 @@ pub struct TensorPlan {
     /// Number of the tensor among the model's.
     pub tensor: usize,
     /// What it is used for.
-    pub part: Part,
+    pub part: TensorPart,
     /// First of its rows that belong to the unit.
     pub first_row: usize,
     /// How many do.
@@ -173,7 +178,7 @@ pub struct TensorPlan {
     /// How it is stored in the checkpoint; of a coded one, what it is decoded to.
     pub source: Format,
     /// How these rows are coded there, if they are and can be taken out of the tensor.
-    pub coded: Option<Coding>,
+    pub compressed: Option<CompressedRange>,
     /// How it is kept for computing.
     pub storage: Storage,
 }
@@ -187,16 +192,16 @@ impl TensorPlan {
 
     /// How its rows are coded in the file, and how many numbers they are, where they are decoded as they are read.
     #[must_use]
-    pub fn decoded_from(&self) -> Option<(Coding, u64)> {
-        let coding = self.coded?;
-        (self.storage == Storage::Plain(self.source)).then(|| (coding, self.numbers()))
+    pub fn decompressed_from(&self) -> Option<(CompressedRange, u64)> {
+        let coding = self.compressed?;
+        (self.storage == Storage::Plain(self.source)).then(|| (coding, self.elements()))
     }
 
     /// How it is stored in the file that it is read from.
     #[must_use]
     pub fn storage_of_file(&self) -> Storage {
-        match self.decoded_from() {
-            Some((coding, _)) => Storage::Coded(coding),
+        match self.decompressed_from() {
+            Some((coding, _)) => Storage::Compressed(coding),
             None => self.storage,
         }
     }
@@ -204,31 +209,31 @@ impl TensorPlan {
     /// Bytes that are read from files for it, where it is streamed.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
-        match (self.storage, self.decoded_from()) {
-            (Storage::Coded(coding), _) | (_, Some((coding, _))) => coding.bytes,
+        match (self.storage, self.decompressed_from()) {
+            (Storage::Compressed(coding), _) | (_, Some((coding, _))) => coding.bytes,
             _ => self.bytes(),
         }
     }
 
     /// How many numbers it has.
     #[must_use]
-    pub fn numbers(&self) -> u64 {
+    pub fn elements(&self) -> u64 {
         self.rows as u64 * self.width as u64
     }
 }
 
 /// What a plan says of a unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UnitPlan {
+pub struct WeightGroupPlan {
     /// Which unit.
-    pub unit: Unit,
+    pub group: WeightGroup,
     /// Where its bytes live.
     pub tier: Tier,
     /// Its tensors.
     pub tensors: Vec<TensorPlan>,
 }
 
-impl UnitPlan {
+impl WeightGroupPlan {
     /// Bytes as kept for computing.
     #[must_use]
     pub fn bytes(&self) -> u64 {
@@ -244,7 +249,7 @@ impl UnitPlan {
     /// Whether its bytes go through a slot in every pass.
     #[must_use]
     pub fn is_streamed(&self) -> bool {
-        self.tier != Tier::Device && self.unit != Unit::Embedding
+        self.tier != Tier::Device && self.group != WeightGroup::Embedding
     }
 
     /// The format of its largest tensor.
@@ -252,7 +257,7 @@ impl UnitPlan {
     pub fn storage(&self) -> Storage {
         self.tensors
             .iter()
-            .max_by_key(|tensor| tensor.numbers())
+            .max_by_key(|tensor| tensor.elements())
             .expect("a unit has tensors")
             .storage
     }
@@ -273,40 +278,40 @@ impl UnitPlan {
 
     /// Bytes of a slot that it can go through.
     #[must_use]
-    pub fn slot_bytes(&self) -> u64 {
-        layout::slot(self.sizes()).bytes
+    pub fn staging_bytes(&self) -> u64 {
+        layout::staging(self.sizes()).bytes
     }
 }
 
 /// Rows of a part of the head are whole multiples of this, but for the last part's.
-const HEAD_ROWS: usize = 256;
+const LM_HEAD_ROWS: usize = 256;
 
 /// Gathers a model's tensors into units, as the checkpoint stores them and all on the device. Where units begin and end
 /// depends on the model alone, never on a plan, so that results do not.
 #[must_use]
-pub fn units(sources: &[SourceTensor]) -> Vec<UnitPlan> {
-    let largest_in_layers = units_of(sources, usize::MAX)
+pub fn weight_groups(sources: &[SourceTensor]) -> Vec<WeightGroupPlan> {
+    let largest_in_layers = weight_groups_of(sources, usize::MAX)
         .iter()
-        .filter(|unit| unit.unit.layer().is_some())
-        .map(|unit| unit.tensors.iter().map(TensorPlan::numbers).sum::<u64>())
+        .filter(|unit| unit.group.layer().is_some())
+        .map(|unit| unit.tensors.iter().map(TensorPlan::elements).sum::<u64>())
         .max()
         .unwrap_or(u64::MAX);
-    units_of(
+    weight_groups_of(
         sources,
         usize::try_from(largest_in_layers).unwrap_or(usize::MAX),
     )
 }
 
-fn units_of(sources: &[SourceTensor], head_numbers_max: usize) -> Vec<UnitPlan> {
-    let mut units: Vec<UnitPlan> = Vec::new();
-    let mut add = |unit: Unit, tensor: TensorPlan| match units
+fn weight_groups_of(sources: &[SourceTensor], head_numbers_max: usize) -> Vec<WeightGroupPlan> {
+    let mut units: Vec<WeightGroupPlan> = Vec::new();
+    let mut add = |unit: WeightGroup, tensor: TensorPlan| match units
         .iter_mut()
         .rev()
-        .find(|known| known.unit == unit)
+        .find(|known| known.group == unit)
     {
         Some(known) => known.tensors.push(tensor),
-        None => units.push(UnitPlan {
-            unit,
+        None => units.push(WeightGroupPlan {
+            group: unit,
             tier: Tier::Device,
             tensors: vec![tensor],
         }),
@@ -320,41 +325,47 @@ fn units_of(sources: &[SourceTensor], head_numbers_max: usize) -> Vec<UnitPlan> 
             rows,
             width,
             source: source.format,
-            coded: None,
+            compressed: None,
             storage: Storage::Plain(source.format),
         };
-        if source.spec.part != Part::Head {
-            let coded = source.coding(0, rows);
-            let unit = source.spec.part.unit(source.spec.layer);
-            add(unit, TensorPlan { coded, ..whole });
+        if source.spec.part != TensorPart::LmHead {
+            let coded = source.compressed_range(0, rows);
+            let unit = source.spec.part.group(source.spec.layer);
+            add(
+                unit,
+                TensorPlan {
+                    compressed: coded,
+                    ..whole
+                },
+            );
             continue;
         }
-        let step = (head_numbers_max / width / HEAD_ROWS * HEAD_ROWS).max(HEAD_ROWS);
+        let step = (head_numbers_max / width / LM_HEAD_ROWS * LM_HEAD_ROWS).max(LM_HEAD_ROWS);
         for (number, first_row) in (0..rows).step_by(step).enumerate() {
             let rows = step.min(rows - first_row);
             add(
-                Unit::Head(number),
+                WeightGroup::LmHead(number),
                 TensorPlan {
                     first_row,
                     rows,
-                    coded: source.coding(first_row, rows),
+                    compressed: source.compressed_range(first_row, rows),
                     ..whole
                 },
             );
         }
     }
-    units.sort_by_key(|unit| order(unit.unit));
+    units.sort_by_key(|unit| order(unit.group));
     units
 }
 
 /// In the order of a pass.
-fn order(unit: Unit) -> (usize, usize, usize) {
-    match unit {
-        Unit::Embedding => (0, 0, 0),
-        Unit::Attention(layer) => (1, layer, 0),
-        Unit::GateUp(layer) => (1, layer, 1),
-        Unit::Down(layer) => (1, layer, 2),
-        Unit::FinalNorm => (2, 0, 0),
-        Unit::Head(part) => (3, part, 0),
+fn order(group: WeightGroup) -> (usize, usize, usize) {
+    match group {
+        WeightGroup::Embedding => (0, 0, 0),
+        WeightGroup::Attention(layer) => (1, layer, 0),
+        WeightGroup::GateUp(layer) => (1, layer, 1),
+        WeightGroup::Down(layer) => (1, layer, 2),
+        WeightGroup::FinalNorm => (2, 0, 0),
+        WeightGroup::LmHead(part) => (3, part, 0),
     }
 }

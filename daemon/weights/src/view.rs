@@ -1,10 +1,10 @@
 //! Weights as computing sees them.
 
-use sluice_codec::DecodeError;
-use sluice_cuda::Span;
-use sluice_formats::{Format, LANES, add_products};
+use sluice_codec::DecompressError;
+use sluice_cuda::GpuSpan;
+use sluice_formats::{Format, LANES, add_dot_products};
 
-use crate::{CodedTensor, OpenRows};
+use crate::{CompressedTensor, OpenRows};
 
 /// A matrix or vector of weights, where it lies.
 #[derive(Debug, Clone, Copy)]
@@ -16,42 +16,42 @@ pub struct Weight<'a> {
     /// Inputs.
     pub width: usize,
     /// The numbers, row after row.
-    pub data: Data<'a>,
+    pub data: WeightData<'a>,
     /// Number of the weights' state it belongs to.
-    pub epoch: u64,
+    pub weights_version: u64,
 }
 
 /// Where a weight's bytes are.
 #[derive(Debug, Clone, Copy)]
-pub enum Data<'a> {
+pub enum WeightData<'a> {
     /// In this process.
     Host(&'a [u8]),
     /// In this process, coded.
-    Coded(CodedRows<'a>),
+    Compressed(CompressedRows<'a>),
     /// On a card.
-    Card(OnCard<'a>),
+    Gpu(GpuWeight<'a>),
     /// Nowhere: a rehearsal.
     None,
 }
 
 /// Rows of a tensor on a card.
 #[derive(Debug, Clone, Copy)]
-pub struct OnCard<'a> {
+pub struct GpuWeight<'a> {
     /// Their bytes; of coded ones, those of the chunks from the tensor's row `base_row` on.
-    pub span: Span,
+    pub span: GpuSpan,
     /// How they are coded, if they are.
-    pub coded: Option<CodedOnCard<'a>>,
+    pub compressed: Option<GpuCompressedRows<'a>>,
     /// Memory that weights are decoded into, some rows at a time, where they aren't multiplied as they are; every weight's.
-    pub decoded: Span,
+    pub decompressed: GpuSpan,
 }
 
 /// How rows on a card are coded.
 #[derive(Debug, Clone, Copy)]
-pub struct CodedOnCard<'a> {
+pub struct GpuCompressedRows<'a> {
     /// The tensor.
-    pub tensor: &'a CodedTensor,
+    pub tensor: &'a CompressedTensor,
     /// The index by which they are multiplied as they are; empty, if they aren't.
-    pub index: Span,
+    pub index: GpuSpan,
     /// The first row of the chunks that are there, and of the index.
     pub base_row: usize,
     /// How many rows are there.
@@ -60,23 +60,23 @@ pub struct CodedOnCard<'a> {
     pub first_row: usize,
 }
 
-impl Data<'_> {
+impl WeightData<'_> {
     /// Numbers on a card as they are, and memory there that they may be decoded into.
     #[must_use]
-    pub fn on_card(span: Span, decoded: Span) -> Self {
-        Self::Card(OnCard {
+    pub fn on_gpu(span: GpuSpan, decoded: GpuSpan) -> Self {
+        Self::Gpu(GpuWeight {
             span,
-            coded: None,
-            decoded,
+            compressed: None,
+            decompressed: decoded,
         })
     }
 }
 
 /// Rows of a tensor as they are coded.
 #[derive(Debug, Clone, Copy)]
-pub struct CodedRows<'a> {
+pub struct CompressedRows<'a> {
     /// The tensor.
-    pub tensor: &'a CodedTensor,
+    pub tensor: &'a CompressedTensor,
     /// Coded bytes of some of it, with these rows among them.
     pub bytes: &'a [u8],
     /// Where those begin, from the tensor's first byte on.
@@ -96,25 +96,25 @@ impl<'a> Weight<'a> {
         Weight {
             rows: to - from,
             data: match self.data {
-                Data::Coded(coded) => Data::Coded(CodedRows {
+                WeightData::Compressed(coded) => WeightData::Compressed(CompressedRows {
                     first_row: coded.first_row + from,
                     ..coded
                 }),
-                Data::Host(bytes) => Data::Host(&bytes[from * stride..to * stride]),
-                Data::Card(card) => Data::Card(match card.coded {
-                    Some(coded) => OnCard {
-                        coded: Some(CodedOnCard {
+                WeightData::Host(bytes) => WeightData::Host(&bytes[from * stride..to * stride]),
+                WeightData::Gpu(card) => WeightData::Gpu(match card.compressed {
+                    Some(coded) => GpuWeight {
+                        compressed: Some(GpuCompressedRows {
                             first_row: coded.first_row + from,
                             ..coded
                         }),
                         ..card
                     },
-                    None => OnCard {
+                    None => GpuWeight {
                         span: card.span.part(from * stride, (to - from) * stride),
                         ..card
                     },
                 }),
-                Data::None => Data::None,
+                WeightData::None => WeightData::None,
             },
             ..*self
         }
@@ -127,8 +127,8 @@ impl<'a> Weight<'a> {
     #[must_use]
     pub fn bytes(&self) -> &'a [u8] {
         match self.data {
-            Data::Host(bytes) => bytes,
-            Data::Coded(_) | Data::Card(_) | Data::None => {
+            WeightData::Host(bytes) => bytes,
+            WeightData::Compressed(_) | WeightData::Gpu(_) | WeightData::None => {
                 unreachable!("the CPU's operations are given the process's own memory")
             }
         }
@@ -139,10 +139,10 @@ impl<'a> Weight<'a> {
     /// # Panics
     /// When they are not on a card.
     #[must_use]
-    pub fn on_card(&self) -> OnCard<'a> {
+    pub fn on_gpu(&self) -> GpuWeight<'a> {
         match self.data {
-            Data::Card(card) => card,
-            Data::Host(_) | Data::Coded(_) | Data::None => {
+            WeightData::Gpu(card) => card,
+            WeightData::Host(_) | WeightData::Compressed(_) | WeightData::None => {
                 unreachable!("a card's operations are given its own memory")
             }
         }
@@ -153,9 +153,9 @@ impl<'a> Weight<'a> {
     /// # Panics
     /// When they are not on a card, or coded there.
     #[must_use]
-    pub fn span(&self) -> Span {
-        let card = self.on_card();
-        assert!(card.coded.is_none(), "it is coded");
+    pub fn span(&self) -> GpuSpan {
+        let card = self.on_gpu();
+        assert!(card.compressed.is_none(), "it is coded");
         card.span
     }
 
@@ -163,14 +163,14 @@ impl<'a> Weight<'a> {
     ///
     /// # Panics
     /// When `out` has another length, or coded bytes were not checked when they were read.
-    pub fn widen(&self, out: &mut [f32]) {
+    pub fn dequantize(&self, out: &mut [f32]) {
         assert_eq!(out.len(), self.rows * self.width);
         match self.data {
-            Data::Coded(coded) => coded.each(self.rows, |first, open| {
+            WeightData::Compressed(coded) => coded.each(self.rows, |first, open| {
                 let out = &mut out[first * self.width..][..open.local.len() * self.width];
-                open.coded.widen_rows(open.local, out)
+                open.matrix.decompress_rows_f32(open.local, out)
             }),
-            _ => self.format.widen(self.bytes(), out),
+            _ => self.format.dequantize(self.bytes(), out),
         }
     }
 
@@ -179,12 +179,17 @@ impl<'a> Weight<'a> {
     ///
     /// # Panics
     /// When it has not, or coded bytes were not checked when they were read.
-    pub fn widen_by(&self, count: usize, scratch: &mut [f32], mut sink: impl FnMut(usize, &[f32])) {
-        let Data::Coded(coded) = self.data else {
+    pub fn dequantize_by(
+        &self,
+        count: usize,
+        scratch: &mut [f32],
+        mut sink: impl FnMut(usize, &[f32]),
+    ) {
+        let WeightData::Compressed(coded) = self.data else {
             for first in (0..self.rows).step_by(count) {
                 let part = self.rows(first, self.rows.min(first + count));
                 let values = &mut scratch[..part.rows * part.width];
-                part.widen(values);
+                part.dequantize(values);
                 sink(first, values);
             }
             return;
@@ -193,7 +198,7 @@ impl<'a> Weight<'a> {
             for local in open.local.clone().step_by(count) {
                 let rows = local..open.local.end.min(local + count);
                 let values = &mut scratch[..rows.len() * self.width];
-                open.coded.widen_rows(rows, values)?;
+                open.matrix.decompress_rows_f32(rows, values)?;
                 sink(first + local - open.local.start, values);
             }
             Ok(())
@@ -202,8 +207,8 @@ impl<'a> Weight<'a> {
 
     /// Whether [`Weight::dot`] can be used.
     #[must_use]
-    pub fn has_dots(&self) -> bool {
-        self.format.dots(self.width).is_some()
+    pub fn has_dot_kernel(&self) -> bool {
+        self.format.dot_kernel(self.width).is_some()
     }
 
     /// Products of one row of input and each of its rows, on the CPU. Coded numbers come to the same bits as those that they
@@ -212,31 +217,35 @@ impl<'a> Weight<'a> {
     /// # Panics
     /// When it has none, lengths differ, or coded bytes were not checked when they were read.
     pub fn dot(&self, x: &[f32], out: &mut [f32]) {
-        let dots = self.format.dots(self.width).expect("rows of whole vectors");
-        let Data::Coded(coded) = self.data else {
+        let dots = self
+            .format
+            .dot_kernel(self.width)
+            .expect("rows of whole vectors");
+        let WeightData::Compressed(coded) = self.data else {
             return dots(self.bytes(), x, out);
         };
         coded.each(self.rows, |first, open| {
             let mut sums = [0.0; LANES];
             let start = open.local.start;
-            open.coded.widen_pieces(open.local, |row, column, values| {
-                let end = column + values.len();
-                add_products(values, &x[column..end], &mut sums);
-                if end == self.width {
-                    out[first + row - start] = sums.iter().sum();
-                    sums.fill(0.0);
-                }
-            })
+            open.matrix
+                .decompress_pieces_f32(open.local, |row, column, values| {
+                    let end = column + values.len();
+                    add_dot_products(values, &x[column..end], &mut sums);
+                    if end == self.width {
+                        out[first + row - start] = sums.iter().sum();
+                        sums.fill(0.0);
+                    }
+                })
         });
     }
 }
 
-impl<'a> CodedRows<'a> {
+impl<'a> CompressedRows<'a> {
     /// Calls `decode` for the rows of each chunk: with the first of them, as these rows are counted.
     fn each(
         self,
         rows: usize,
-        mut decode: impl FnMut(usize, OpenRows<'a>) -> Result<(), DecodeError>,
+        mut decode: impl FnMut(usize, OpenRows<'a>) -> Result<(), DecompressError>,
     ) {
         let rows = self.first_row..self.first_row + rows;
         for open in self.tensor.open(self.bytes, self.base, &rows) {

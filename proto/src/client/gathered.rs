@@ -14,13 +14,13 @@ use tokio::{
 
 /// A stream that rests after it was read empty. A daemon that tells a thousand things a second wakes whoever reads each of
 /// them a thousand times; to read what gathered in the meantime costs a fraction.
-pub(super) struct Gathered<T> {
+pub(super) struct GatheredStream<T> {
     inner: T,
     rest: Duration,
     until: Pin<Box<Sleep>>,
 }
 
-impl<T> Gathered<T> {
+impl<T> GatheredStream<T> {
     /// `rest` is what an answer may come later for it.
     pub(super) fn new(inner: T, rest: Duration) -> Self {
         Self {
@@ -31,7 +31,7 @@ impl<T> Gathered<T> {
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Gathered<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for GatheredStream<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -50,7 +50,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Gathered<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Gathered<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for GatheredStream<T> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -93,7 +93,7 @@ mod tests {
     async fn what_came_while_it_rested_is_read_at_once() {
         let (mut writer, reader) = UnixStream::pair().expect("a pair");
         let rest = Duration::from_millis(30);
-        let mut gathered = Gathered::new(reader, rest);
+        let mut gathered = GatheredStream::new(reader, rest);
         let mut buffer = [0; 64];
         writer.write_all(b"one").await.expect("written");
         let start = Instant::now();

@@ -3,11 +3,11 @@
 use sluice_shared::{
     decoding::{BRANCHES_DEFAULT, BRANCHES_MAX},
     policy::PolicyChoice,
-    sampling::Cache,
+    sampling::KvCacheMode,
 };
 pub use sluice_shared::{
-    decoding::{Caching, Growth, Speculation},
-    dial::Dial,
+    decoding::{CanvasGrowth, KvCacheReuse, Speculation},
+    preset::Preset,
 };
 
 use super::{InvalidField, invalid, known};
@@ -17,15 +17,15 @@ use crate::v1;
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct DecodingChoice {
     /// What all the others come from.
-    pub dial: Option<Dial>,
+    pub preset: Option<Preset>,
     /// Which positions a pass commits.
     pub policy: Option<PolicyChoice>,
     /// What is kept between passes; every setting makes sense.
-    pub caching: Option<Caching>,
+    pub kv_cache: Option<KvCacheReuse>,
     /// Masks behind the open block that a pass computes.
-    pub window: Option<u32>,
+    pub suffix_window: Option<u32>,
     /// How long the canvas is.
-    pub growth: Option<Growth>,
+    pub canvas_growth: Option<CanvasGrowth>,
     /// Orders tried beside each other, as few as may be.
     pub speculation: Option<Speculation>,
 }
@@ -35,61 +35,63 @@ impl DecodingChoice {
     pub(super) fn read(wire: &v1::GenerateRequest) -> Result<Self, InvalidField> {
         let dial = match known("dial", wire.dial)? {
             v1::DecodingPreset::Unspecified => None,
-            v1::DecodingPreset::Exact => Some(Dial::Exact),
-            v1::DecodingPreset::Quality => Some(Dial::Quality),
-            v1::DecodingPreset::Balanced => Some(Dial::Balanced),
-            v1::DecodingPreset::Fast => Some(Dial::Fast),
-            v1::DecodingPreset::Auto => Some(Dial::Auto),
+            v1::DecodingPreset::Exact => Some(Preset::Exact),
+            v1::DecodingPreset::Quality => Some(Preset::Quality),
+            v1::DecodingPreset::Balanced => Some(Preset::Balanced),
+            v1::DecodingPreset::Fast => Some(Preset::Fast),
+            v1::DecodingPreset::Auto => Some(Preset::Auto),
         };
         let growth = match known("growth", wire.growth)? {
             v1::CanvasGrowth::Unspecified => None,
-            v1::CanvasGrowth::Fixed => Some(Growth::Fixed),
-            v1::CanvasGrowth::Append => Some(Growth::Append),
-            v1::CanvasGrowth::Insert => Some(Growth::Insert),
+            v1::CanvasGrowth::Fixed => Some(CanvasGrowth::Fixed),
+            v1::CanvasGrowth::Append => Some(CanvasGrowth::Append),
+            v1::CanvasGrowth::Insert => Some(CanvasGrowth::Insert),
         };
         let policy = wire.policy.as_ref().map(policy).transpose()?;
         let speculation = wire.speculation.as_ref().map(speculation).transpose()?;
         Ok(Self {
-            dial,
+            preset: dial,
             policy,
-            caching: caching(known("cache", wire.cache)?, wire.cache_options.as_ref())?,
-            window: wire.window,
-            growth,
+            kv_cache: kv_cache_reuse(known("cache", wire.cache)?, wire.cache_options.as_ref())?,
+            suffix_window: wire.window,
+            canvas_growth: growth,
             speculation,
         })
     }
 
     /// Writes its fields of a request.
     pub fn write(&self, wire: &mut v1::GenerateRequest) {
-        wire.set_dial(match self.dial {
+        wire.set_dial(match self.preset {
             None => v1::DecodingPreset::Unspecified,
-            Some(Dial::Exact) => v1::DecodingPreset::Exact,
-            Some(Dial::Quality) => v1::DecodingPreset::Quality,
-            Some(Dial::Balanced) => v1::DecodingPreset::Balanced,
-            Some(Dial::Fast) => v1::DecodingPreset::Fast,
-            Some(Dial::Auto) => v1::DecodingPreset::Auto,
+            Some(Preset::Exact) => v1::DecodingPreset::Exact,
+            Some(Preset::Quality) => v1::DecodingPreset::Quality,
+            Some(Preset::Balanced) => v1::DecodingPreset::Balanced,
+            Some(Preset::Fast) => v1::DecodingPreset::Fast,
+            Some(Preset::Auto) => v1::DecodingPreset::Auto,
         });
         wire.policy = self.policy.as_ref().map(v1::CommitPolicy::from);
-        wire.set_cache(match self.caching.map(|caching| caching.kind) {
+        wire.set_cache(match self.kv_cache.map(|caching| caching.mode) {
             None => v1::KvCacheMode::Unspecified,
-            Some(Cache::None) => v1::KvCacheMode::None,
-            Some(Cache::Prefix) => v1::KvCacheMode::Prefix,
-            Some(Cache::Dual) => v1::KvCacheMode::Dual,
-            Some(Cache::Vicinity) => v1::KvCacheMode::Vicinity,
+            Some(KvCacheMode::None) => v1::KvCacheMode::None,
+            Some(KvCacheMode::Prefix) => v1::KvCacheMode::Prefix,
+            Some(KvCacheMode::Dual) => v1::KvCacheMode::Dual,
+            Some(KvCacheMode::Vicinity) => v1::KvCacheMode::Vicinity,
         });
-        let kept = self.caching.filter(|caching| caching.kind != Cache::None);
+        let kept = self
+            .kv_cache
+            .filter(|caching| caching.mode != KvCacheMode::None);
         wire.cache_options = kept.map(|caching| v1::KvCacheReuse {
-            refresh_passes: caching.refresh,
-            recompute_before: caching.behind,
-            recompute_around: Some(caching.around),
-            keep_share: Some(caching.keep),
+            refresh_passes: caching.refresh_passes,
+            recompute_before: caching.recompute_before,
+            recompute_around: Some(caching.recompute_around),
+            keep_share: Some(caching.keep_share),
         });
-        wire.window = self.window;
-        wire.set_growth(match self.growth {
+        wire.window = self.suffix_window;
+        wire.set_growth(match self.canvas_growth {
             None => v1::CanvasGrowth::Unspecified,
-            Some(Growth::Fixed) => v1::CanvasGrowth::Fixed,
-            Some(Growth::Append) => v1::CanvasGrowth::Append,
-            Some(Growth::Insert) => v1::CanvasGrowth::Insert,
+            Some(CanvasGrowth::Fixed) => v1::CanvasGrowth::Fixed,
+            Some(CanvasGrowth::Append) => v1::CanvasGrowth::Append,
+            Some(CanvasGrowth::Insert) => v1::CanvasGrowth::Insert,
         });
         wire.speculation = self.speculation.map(|speculation| {
             let (kind, branches) = match speculation {
@@ -123,29 +125,32 @@ impl From<&PolicyChoice> for v1::CommitPolicy {
     }
 }
 
-fn caching(
+fn kv_cache_reuse(
     kind: v1::KvCacheMode,
     options: Option<&v1::KvCacheReuse>,
-) -> Result<Option<Caching>, InvalidField> {
+) -> Result<Option<KvCacheReuse>, InvalidField> {
     let kind = match kind {
         v1::KvCacheMode::Unspecified if options.is_some() => {
-            return Err(invalid("cache_options", "say how a cache is kept; name it"));
+            return Err(invalid(
+                "cache_options",
+                "has options but no mode; set the mode",
+            ));
         }
         v1::KvCacheMode::Unspecified => return Ok(None),
-        v1::KvCacheMode::None => Cache::None,
-        v1::KvCacheMode::Prefix => Cache::Prefix,
-        v1::KvCacheMode::Dual => Cache::Dual,
-        v1::KvCacheMode::Vicinity => Cache::Vicinity,
+        v1::KvCacheMode::None => KvCacheMode::None,
+        v1::KvCacheMode::Prefix => KvCacheMode::Prefix,
+        v1::KvCacheMode::Dual => KvCacheMode::Dual,
+        v1::KvCacheMode::Vicinity => KvCacheMode::Vicinity,
     };
-    let mut caching = Caching {
-        kind,
-        ..Caching::default()
+    let mut caching = KvCacheReuse {
+        mode: kind,
+        ..KvCacheReuse::default()
     };
     if let Some(options) = options {
-        caching.refresh = options.refresh_passes;
-        caching.behind = options.recompute_before;
-        caching.around = options.recompute_around.unwrap_or(caching.around);
-        caching.keep = options.keep_share.unwrap_or(caching.keep);
+        caching.refresh_passes = options.refresh_passes;
+        caching.recompute_before = options.recompute_before;
+        caching.recompute_around = options.recompute_around.unwrap_or(caching.recompute_around);
+        caching.keep_share = options.keep_share.unwrap_or(caching.keep_share);
     }
     match caching.problem() {
         Some((option, problem)) => Err(invalid("cache_options", format!("{option} {problem}"))),
@@ -188,11 +193,11 @@ mod tests {
             ("vicinity:around=4,keep=0.5", "fixed", "explore:branches=1"),
         ] {
             let choice = DecodingChoice {
-                dial: Some(Dial::Fast),
+                preset: Some(Preset::Fast),
                 policy: Some("threshold:t=0.7".parse().unwrap()),
-                caching: Some(caching.parse().unwrap()),
-                window: Some(0),
-                growth: Some(growth.parse().unwrap()),
+                kv_cache: Some(caching.parse().unwrap()),
+                suffix_window: Some(0),
+                canvas_growth: Some(growth.parse().unwrap()),
                 speculation: Some(speculation.parse().unwrap()),
             };
             assert_eq!(read(|wire| choice.write(wire)), Ok(choice));
@@ -202,7 +207,7 @@ mod tests {
     #[test]
     fn what_is_not_said_of_a_cache_is_as_published() {
         let choice = read(|wire| wire.cache = v1::KvCacheMode::Dual.into()).unwrap();
-        assert_eq!(choice.caching, Some("dual".parse().unwrap()));
+        assert_eq!(choice.kv_cache, Some("dual".parse().unwrap()));
     }
 
     #[test]
@@ -220,7 +225,7 @@ mod tests {
         };
         assert_eq!(
             options(v1::KvCacheReuse::default(), v1::KvCacheMode::Unspecified),
-            "cache_options: say how a cache is kept; name it"
+            "cache_options: has options but no mode; set the mode"
         );
         let never = v1::KvCacheReuse {
             refresh_passes: Some(0),

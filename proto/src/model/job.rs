@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use sluice_shared::coding::{
-    self, Coder, TILE_DEFAULT, check_bits, check_pattern_count, check_tile, parse_pattern,
+use sluice_shared::compression::{
+    self, Coder, TILE_ELEMENTS_DEFAULT, check_bits_per_weight, check_pattern_count,
+    check_tensor_pattern, check_tile_elements,
 };
 
-use super::{InvalidField, Subject, at_least_one, invalid};
+use super::{InvalidField, ModelSubject, at_least_one, invalid};
 use crate::v1;
 
 /// Longest path, as the system has it.
@@ -14,35 +15,35 @@ const PATH_BYTES_MAX: usize = 4096;
 
 /// A checked [`v1::CompressRequest`].
 #[derive(Debug, Clone, PartialEq)]
-pub struct Compressing {
+pub struct CompressJob {
     /// What to code; a path is absolute.
-    pub source: Subject,
+    pub source: ModelSubject,
     /// File to write: absolute, with an ending of its own.
     pub output: PathBuf,
     /// How numbers are coded.
-    pub how: How,
+    pub method: CompressionMethod,
     /// Numbers of a tile, one of those that there are.
-    pub tile: u32,
+    pub tile_elements: u32,
     /// Patterns of tensors that stay as they are; few and short.
-    pub keep: Vec<String>,
+    pub keep_tensors: Vec<String>,
     /// Whether embeddings are coded, too, and with bits the head.
-    pub all: bool,
+    pub all_tensors: bool,
     /// Threads, at least 1; `None`: the daemon's choice.
     pub threads: Option<u32>,
 }
 
 /// How numbers are coded.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum How {
+pub enum CompressionMethod {
     /// Every bit is kept.
     Lossless(Coder),
     /// To so many bits, within the limits.
-    Bits(f64),
+    BitsPerWeight(f64),
 }
 
 /// A checked [`v1::DecompressRequest`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Decompressing {
+pub struct DecompressJob {
     /// A coded file, absolute.
     pub file: PathBuf,
     /// Folder to write, absolute.
@@ -53,12 +54,12 @@ pub struct Decompressing {
 
 /// A checked [`v1::VerifyRequest`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verifying {
+pub struct VerifyJob {
     /// A coded file, absolute.
     pub file: PathBuf,
 }
 
-impl TryFrom<v1::CompressRequest> for Compressing {
+impl TryFrom<v1::CompressRequest> for CompressJob {
     type Error = InvalidField;
 
     fn try_from(wire: v1::CompressRequest) -> Result<Self, InvalidField> {
@@ -69,31 +70,33 @@ impl TryFrom<v1::CompressRequest> for Compressing {
             absolute("path", &wire.path)?;
         }
         let how = match wire.how {
-            Some(Wire::BitsPerWeight(bits)) => {
-                How::Bits(check_bits(bits).map_err(|problem| invalid("bits", problem))?)
+            Some(Wire::BitsPerWeight(bits)) => CompressionMethod::BitsPerWeight(
+                check_bits_per_weight(bits).map_err(|problem| invalid("bits", problem))?,
+            ),
+            Some(Wire::Coder(coder)) => {
+                CompressionMethod::Lossless(match v1::Coder::try_from(coder) {
+                    Ok(v1::Coder::Unspecified) => Coder::default(),
+                    Ok(v1::Coder::Huffman) => Coder::Huffman,
+                    Ok(v1::Coder::Palette) => Coder::Dictionary,
+                    Err(_) => return Err(invalid("coder", format!("{coder} is unknown"))),
+                })
             }
-            Some(Wire::Coder(coder)) => How::Lossless(match v1::Coder::try_from(coder) {
-                Ok(v1::Coder::Unspecified) => Coder::default(),
-                Ok(v1::Coder::Huffman) => Coder::Huffman,
-                Ok(v1::Coder::Palette) => Coder::Palette,
-                Err(_) => return Err(invalid("coder", format!("{coder} is unknown"))),
-            }),
-            None => How::Lossless(Coder::default()),
+            None => CompressionMethod::Lossless(Coder::default()),
         };
-        let tile = check_tile(wire.tile_elements.unwrap_or(TILE_DEFAULT));
+        let tile = check_tile_elements(wire.tile_elements.unwrap_or(TILE_ELEMENTS_DEFAULT));
         Ok(Self {
-            source: Subject::new(wire.name, wire.path)?,
-            output: coded_file("output", &wire.output_path)?,
-            how,
-            tile: tile.map_err(|problem| invalid("tile", problem))?,
-            keep: patterns(wire.keep_tensors)?,
-            all: wire.all_tensors,
+            source: ModelSubject::new(wire.name, wire.path)?,
+            output: container_path("output", &wire.output_path)?,
+            method: how,
+            tile_elements: tile.map_err(|problem| invalid("tile", problem))?,
+            keep_tensors: keep_patterns(wire.keep_tensors)?,
+            all_tensors: wire.all_tensors,
             threads: at_least_one("threads", wire.threads)?,
         })
     }
 }
 
-impl TryFrom<v1::DecompressRequest> for Decompressing {
+impl TryFrom<v1::DecompressRequest> for DecompressJob {
     type Error = InvalidField;
 
     fn try_from(wire: v1::DecompressRequest) -> Result<Self, InvalidField> {
@@ -105,7 +108,7 @@ impl TryFrom<v1::DecompressRequest> for Decompressing {
     }
 }
 
-impl TryFrom<v1::VerifyRequest> for Verifying {
+impl TryFrom<v1::VerifyRequest> for VerifyJob {
     type Error = InvalidField;
 
     fn try_from(wire: v1::VerifyRequest) -> Result<Self, InvalidField> {
@@ -119,7 +122,7 @@ fn bounded(field: &'static str, text: &str) -> Result<(), InvalidField> {
     match text.len() > PATH_BYTES_MAX {
         true => Err(invalid(
             field,
-            format!("has {} bytes; {PATH_BYTES_MAX} at most", text.len()),
+            format!("has {} bytes; the limit is {PATH_BYTES_MAX}", text.len()),
         )),
         false => Ok(()),
     }
@@ -140,14 +143,15 @@ fn absolute(field: &'static str, path: &str) -> Result<PathBuf, InvalidField> {
     Ok(path.into())
 }
 
-fn coded_file(field: &'static str, path: &str) -> Result<PathBuf, InvalidField> {
-    coding::coded_file(absolute(field, path)?).map_err(|problem| invalid(field, problem))
+fn container_path(field: &'static str, path: &str) -> Result<PathBuf, InvalidField> {
+    compression::check_container_path(absolute(field, path)?)
+        .map_err(|problem| invalid(field, problem))
 }
 
-fn patterns(keep: Vec<String>) -> Result<Vec<String>, InvalidField> {
+fn keep_patterns(keep: Vec<String>) -> Result<Vec<String>, InvalidField> {
     let refused = |problem| invalid("keep", problem);
     check_pattern_count(keep.len()).map_err(refused)?;
-    let each = keep.iter().map(|pattern| parse_pattern(pattern));
+    let each = keep.iter().map(|pattern| check_tensor_pattern(pattern));
     each.collect::<Result<_, _>>().map_err(refused)
 }
 
@@ -167,10 +171,13 @@ mod tests {
 
     #[test]
     fn what_nobody_says_has_a_default() {
-        let asked = Compressing::try_from(compress()).unwrap();
-        assert_eq!(asked.source, Subject::Path("/m".to_owned()));
-        assert_eq!(asked.how, How::Lossless(Coder::Huffman));
-        assert_eq!((asked.tile, asked.threads), (TILE_DEFAULT, None));
+        let asked = CompressJob::try_from(compress()).unwrap();
+        assert_eq!(asked.source, ModelSubject::Path("/m".to_owned()));
+        assert_eq!(asked.method, CompressionMethod::Lossless(Coder::Huffman));
+        assert_eq!(
+            (asked.tile_elements, asked.threads),
+            (TILE_ELEMENTS_DEFAULT, None)
+        );
     }
 
     #[test]
@@ -178,7 +185,7 @@ mod tests {
         let field = |change: fn(&mut v1::CompressRequest)| {
             let mut wire = compress();
             change(&mut wire);
-            Compressing::try_from(wire).unwrap_err().field
+            CompressJob::try_from(wire).unwrap_err().field
         };
         assert_eq!(field(|wire| wire.name = "a".to_owned()), "name");
         assert_eq!(field(|wire| wire.name = "a".repeat(5000)), "name");
@@ -197,7 +204,7 @@ mod tests {
                 output_path: output.to_owned(),
                 ..compress()
             };
-            assert_eq!(Compressing::try_from(wire).unwrap_err().field, "output");
+            assert_eq!(CompressJob::try_from(wire).unwrap_err().field, "output");
         }
         assert_eq!(
             field(|wire| wire.output_path = format!("/{}.sluice", "a".repeat(5000))),
@@ -235,9 +242,9 @@ mod tests {
             output_path: output.to_owned(),
             threads: None,
         };
-        assert!(Decompressing::try_from(wire("/a.sluice", "/m")).is_ok());
+        assert!(DecompressJob::try_from(wire("/a.sluice", "/m")).is_ok());
         let field = |path, output| {
-            Decompressing::try_from(wire(path, output))
+            DecompressJob::try_from(wire(path, output))
                 .unwrap_err()
                 .field
         };
@@ -245,7 +252,7 @@ mod tests {
         assert_eq!(field("/a.sluice", "m"), "output");
         let path = "a".to_owned();
         assert_eq!(
-            Verifying::try_from(v1::VerifyRequest { input_path: path })
+            VerifyJob::try_from(v1::VerifyRequest { input_path: path })
                 .unwrap_err()
                 .field,
             "path"

@@ -3,8 +3,8 @@
 use std::str::FromStr;
 
 use sluice_shared::{
-    level::{Level, check_auto_factor},
-    settings::Change,
+    level::{Level, check_max_slowdown},
+    settings::PlanOptions,
 };
 
 use super::{InvalidField, at_least_one, invalid};
@@ -17,11 +17,11 @@ const POSITIONS_MAX: u64 = 1 << 20;
 
 /// Which model a plan is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Planned {
+pub enum PlannedModel {
     /// The loaded one.
     Loaded,
     /// A published shape, by its name.
-    Preset(String),
+    Shape(String),
     /// The checkpoint at this path.
     Path(String),
     /// The one that the list of models calls so.
@@ -32,15 +32,15 @@ pub enum Planned {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Planning {
     /// For which model.
-    pub model: Planned,
+    pub model: PlannedModel,
     /// With which change of the settings.
-    pub change: Change,
+    pub change: PlanOptions,
     /// Positions of a canvas, at least 1.
-    pub canvas: Option<u32>,
+    pub canvas_length: Option<u32>,
     /// Positions decoded together, at least 1.
-    pub block: Option<u32>,
+    pub block_length: Option<u32>,
     /// Requests that share a pass, at least 1; times `canvas`, few enough to be rehearsed.
-    pub requests: Option<u32>,
+    pub batch_requests: Option<u32>,
 }
 
 /// What a level is measured on.
@@ -49,7 +49,7 @@ pub enum Samples {
     /// Texts with at least one line that is not blank.
     Texts(Vec<String>),
     /// At least one sample, none of them empty.
-    Ids(Vec<Vec<u32>>),
+    Tokens(Vec<Vec<u32>>),
 }
 
 /// A checked [`v1::MeasureFidelityRequest`].
@@ -69,23 +69,23 @@ pub struct Measuring {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Loading {
     /// Which model.
-    pub subject: Subject,
+    pub subject: ModelSubject,
     /// Whether it is to be loaded at every start.
     pub make_default: bool,
     /// The level and the budget from here on.
-    pub change: Change,
+    pub change: PlanOptions,
 }
 
 /// A checked [`v1::RestoreRequest`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Restoring {
+pub enum RestoreTarget {
     /// To what the daemon was started or the model loaded with.
     Start,
     /// To the checkpoint's own weights.
     Source,
 }
 
-impl TryFrom<v1::RestoreRequest> for Restoring {
+impl TryFrom<v1::RestoreRequest> for RestoreTarget {
     type Error = InvalidField;
 
     fn try_from(wire: v1::RestoreRequest) -> Result<Self, InvalidField> {
@@ -102,7 +102,7 @@ impl TryFrom<v1::RestoreRequest> for Restoring {
 
 /// Which model is meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Subject {
+pub enum ModelSubject {
     /// The one inside the daemon.
     Embedded,
     /// The one that the daemon's list calls so; never empty.
@@ -126,10 +126,10 @@ impl TryFrom<v1::PlanRequest> for Planning {
         }
         Ok(Self {
             model: match wire.model {
-                None => Planned::Loaded,
-                Some(Model::Preset(name)) => Planned::Preset(name),
-                Some(Model::Path(path)) => Planned::Path(path),
-                Some(Model::Name(name)) => Planned::Name(name),
+                None => PlannedModel::Loaded,
+                Some(Model::Preset(name)) => PlannedModel::Shape(name),
+                Some(Model::Path(path)) => PlannedModel::Path(path),
+                Some(Model::Name(name)) => PlannedModel::Name(name),
             },
             change: change(v1::ApplyRequest {
                 level: wire.level,
@@ -139,14 +139,14 @@ impl TryFrom<v1::PlanRequest> for Planning {
                 auto_factor: wire.auto_factor,
                 kv: wire.kv,
             })?,
-            canvas,
-            block: at_least_one("block", wire.block)?,
-            requests,
+            canvas_length: canvas,
+            block_length: at_least_one("block", wire.block)?,
+            batch_requests: requests,
         })
     }
 }
 
-impl TryFrom<v1::ApplyRequest> for Change {
+impl TryFrom<v1::ApplyRequest> for PlanOptions {
     type Error = InvalidField;
 
     fn try_from(wire: v1::ApplyRequest) -> Result<Self, InvalidField> {
@@ -159,21 +159,21 @@ impl TryFrom<v1::ApplyRequest> for Change {
     }
 }
 
-impl From<Change> for v1::ApplyRequest {
-    fn from(change: Change) -> Self {
+impl From<PlanOptions> for v1::ApplyRequest {
+    fn from(change: PlanOptions) -> Self {
         Self {
             level: change.level.map(|level| level.name().to_owned()),
             budget_bytes: change.budget_bytes.flatten(),
             default_budget: change.budget_bytes == Some(None),
             embedding: change.embedding.map(|place| place.name().to_owned()),
-            auto_factor: change.auto_factor,
-            kv: change.kv.map(|kv| kv.name().to_owned()),
+            auto_factor: change.max_slowdown,
+            kv: change.kv_cache_format.map(|kv| kv.name().to_owned()),
         }
     }
 }
 
-impl From<Change> for v1::PlanRequest {
-    fn from(change: Change) -> Self {
+impl From<PlanOptions> for v1::PlanRequest {
+    fn from(change: PlanOptions) -> Self {
         let wire = v1::ApplyRequest::from(change);
         Self {
             level: wire.level,
@@ -188,14 +188,14 @@ impl From<Change> for v1::PlanRequest {
 }
 
 /// A change of the settings, checked field by field; other messages have the same fields.
-fn change(wire: v1::ApplyRequest) -> Result<Change, InvalidField> {
-    let auto_factor = wire.auto_factor.map(check_auto_factor).transpose();
-    Ok(Change {
+fn change(wire: v1::ApplyRequest) -> Result<PlanOptions, InvalidField> {
+    let auto_factor = wire.auto_factor.map(check_max_slowdown).transpose();
+    Ok(PlanOptions {
         level: named("level", wire.level)?,
         budget_bytes: budget_or_default(wire.budget_bytes, wire.default_budget)?,
         embedding: named("embedding", wire.embedding)?,
-        auto_factor: auto_factor.map_err(|problem| invalid("auto_factor", problem))?,
-        kv: named("kv", wire.kv)?,
+        max_slowdown: auto_factor.map_err(|problem| invalid("auto_factor", problem))?,
+        kv_cache_format: named("kv", wire.kv)?,
     })
 }
 
@@ -220,7 +220,7 @@ impl TryFrom<v1::MeasureFidelityRequest> for Measuring {
                 if let Some(at) = samples.iter().position(|sample| sample.ids.is_empty()) {
                     return Err(invalid("ids", format!("sample {at} is empty")));
                 }
-                Samples::Ids(samples.into_iter().map(|sample| sample.ids).collect())
+                Samples::Tokens(samples.into_iter().map(|sample| sample.ids).collect())
             }
         };
         Ok(Self {
@@ -237,7 +237,7 @@ impl TryFrom<v1::LoadModelRequest> for Loading {
 
     fn try_from(wire: v1::LoadModelRequest) -> Result<Self, InvalidField> {
         Ok(Self {
-            subject: Subject::new(wire.name, wire.path)?,
+            subject: ModelSubject::new(wire.name, wire.path)?,
             make_default: wire.make_default,
             change: change(v1::ApplyRequest {
                 level: wire.level,
@@ -249,7 +249,7 @@ impl TryFrom<v1::LoadModelRequest> for Loading {
     }
 }
 
-impl Subject {
+impl ModelSubject {
     /// From a name and a path, of which one at most may be given.
     ///
     /// # Errors
@@ -259,10 +259,7 @@ impl Subject {
             (true, true) => Ok(Self::Embedded),
             (true, false) => Ok(Self::Path(path)),
             (false, true) => Ok(Self::Name(name)),
-            (false, false) => Err(invalid(
-                "name",
-                "is given beside a path; one of the two is taken",
-            )),
+            (false, false) => Err(invalid("name", "can't be combined with a path")),
         }
     }
 }
@@ -305,13 +302,13 @@ fn budget(bytes: Option<u64>) -> Result<Option<u64>, InvalidField> {
 
 #[cfg(test)]
 mod tests {
-    use sluice_shared::level::{Embedding, Kv};
+    use sluice_shared::level::{EmbeddingPlacement, KvCacheFormat};
 
     use super::*;
 
     #[test]
     fn an_adjustment_changes_something_and_says_what_once() {
-        let adjust = |wire: v1::ApplyRequest| Change::try_from(wire);
+        let adjust = |wire: v1::ApplyRequest| PlanOptions::try_from(wire);
         let all = adjust(v1::ApplyRequest {
             level: Some("auto".to_owned()),
             budget_bytes: Some(7),
@@ -320,12 +317,12 @@ mod tests {
             auto_factor: Some(2.0),
             kv: Some("q8_0".to_owned()),
         });
-        let expected = Change {
+        let expected = PlanOptions {
             level: Some(Level::Auto),
             budget_bytes: Some(Some(7)),
-            embedding: Some(Embedding::Host),
-            auto_factor: Some(2.0),
-            kv: Some(Kv::Q8_0),
+            embedding: Some(EmbeddingPlacement::Host),
+            max_slowdown: Some(2.0),
+            kv_cache_format: Some(KvCacheFormat::Q8_0),
         };
         assert_eq!(all, Ok(expected));
         assert_eq!(adjust(expected.into()), Ok(expected));
@@ -394,10 +391,10 @@ mod tests {
 
     #[test]
     fn restoring_leads_to_one_of_two_places() {
-        let restore = |to: &str| Restoring::try_from(v1::RestoreRequest { to: to.to_owned() });
-        assert_eq!(restore(""), Ok(Restoring::Start));
-        assert_eq!(restore("start"), Ok(Restoring::Start));
-        assert_eq!(restore("source"), Ok(Restoring::Source));
+        let restore = |to: &str| RestoreTarget::try_from(v1::RestoreRequest { to: to.to_owned() });
+        assert_eq!(restore(""), Ok(RestoreTarget::Start));
+        assert_eq!(restore("start"), Ok(RestoreTarget::Start));
+        assert_eq!(restore("source"), Ok(RestoreTarget::Source));
         assert_eq!(restore("off").unwrap_err().field, "to");
     }
 
@@ -423,7 +420,7 @@ mod tests {
         };
         assert!(measure(texts(&["", "\n a"])).is_ok());
         let checked = measure(ids(&[&[1, 2], &[3]])).unwrap();
-        assert_eq!(checked.samples, Samples::Ids(vec![vec![1, 2], vec![3]]));
+        assert_eq!(checked.samples, Samples::Tokens(vec![vec![1, 2], vec![3]]));
         for (samples, problem) in [
             (None, "samples: are missing"),
             (texts(&["", " \n"]), "texts: have no line that is not blank"),
@@ -443,7 +440,7 @@ mod tests {
                 ..Default::default()
             })
         };
-        assert_eq!(plan(64, 4).unwrap().model, Planned::Loaded);
+        assert_eq!(plan(64, 4).unwrap().model, PlannedModel::Loaded);
         assert_eq!(plan(0, 1).unwrap_err().field, "canvas");
         assert_eq!(plan(1, 0).unwrap_err().field, "requests");
         assert_eq!(plan(u32::MAX, u32::MAX).unwrap_err().field, "requests");

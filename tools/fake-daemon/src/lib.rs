@@ -16,14 +16,14 @@ use testkit::eventually;
 use tokio::sync::Notify;
 use tonic::Status;
 
-pub use load::{Counts, Load};
-pub use pictures::{plan, story, switch};
+pub use load::{EventCounts, StressLoad};
+pub use pictures::{generation_events, plan, switch_events};
 use service::Service;
 
 /// One step of what the fake does when asked to generate.
 #[derive(Debug, Clone)]
 #[allow(clippy::large_enum_variant, reason = "a script has but a few steps")]
-pub enum Step {
+pub enum ScriptStep {
     /// Send an event.
     Send(generation_event::Event),
     /// Fail with a status.
@@ -36,7 +36,7 @@ pub enum Step {
 
 /// What the fake does when asked to load or download a model, for a job, or to change its level or budget.
 #[derive(Debug, Clone, Default)]
-pub struct Change {
+pub struct ChangeScript {
     /// The events of a load, before its model.
     pub load: Vec<load_model_response::Kind>,
     /// The events of a download, before its model.
@@ -53,7 +53,7 @@ pub struct Change {
 
 /// What clients asked for, in the order in which they did.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct ReceivedCalls {
     /// Requests to generate.
     pub generate: Vec<GenerateRequest>,
     /// Requests that were cancelled, by id.
@@ -91,33 +91,33 @@ pub struct Seen {
 }
 
 /// A daemon that plays a script for every generation and watch; it ends with this value.
-pub struct Fake {
+pub struct FakeDaemon {
     /// Where it listens.
     pub socket: PathBuf,
     /// What it was asked for so far.
-    pub seen: Arc<Mutex<Seen>>,
+    pub seen: Arc<Mutex<ReceivedCalls>>,
     _folder: tempfile::TempDir,
     service: Service,
     stop: Arc<Notify>,
 }
 
-impl Fake {
+impl FakeDaemon {
     /// One whose loads and changes succeed at once.
-    pub fn start(script: Vec<Step>) -> Self {
-        Self::with_changes(script, Change::default())
+    pub fn start(script: Vec<ScriptStep>) -> Self {
+        Self::with_changes(script, ChangeScript::default())
     }
 
     /// One that plays `change` for every load and every change of level or budget too.
-    pub fn with_changes(script: Vec<Step>, change: Change) -> Self {
+    pub fn with_changes(script: Vec<ScriptStep>, change: ChangeScript) -> Self {
         Self::serve(Service::new(script, change, None))
     }
 
     /// One that is full, and tells of what it does at a steady rate; how much it told is counted.
-    pub fn under_load(load: Load) -> (Self, Arc<Counts>) {
-        let refusal = Step::Fail(Status::resource_exhausted("the queue is full"));
+    pub fn under_load(load: StressLoad) -> (Self, Arc<EventCounts>) {
+        let refusal = ScriptStep::Fail(Status::resource_exhausted("the queue is full"));
         let teller = load::Teller::new(load);
         let counts = teller.counts.clone();
-        let service = Service::new(vec![refusal], Change::default(), Some(teller));
+        let service = Service::new(vec![refusal], ChangeScript::default(), Some(teller));
         (Self::serve(service), counts)
     }
 
@@ -149,7 +149,7 @@ impl Fake {
     }
 }
 
-impl Drop for Fake {
+impl Drop for FakeDaemon {
     fn drop(&mut self) {
         self.stop.notify_one();
     }

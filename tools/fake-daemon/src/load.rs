@@ -29,7 +29,7 @@ pub(crate) type Answers<T> = Result<Response<ReceiverStream<Result<T, Status>>>,
 
 /// What is told, and how often.
 #[derive(Debug, Clone, Copy)]
-pub struct Load {
+pub struct StressLoad {
     /// Positions of the request's canvas.
     pub length: u32,
     /// Passes of that request.
@@ -42,22 +42,22 @@ pub struct Load {
 
 /// Events so far.
 #[derive(Debug, Default)]
-pub struct Counts {
+pub struct EventCounts {
     /// Those that the daemon had to tell.
-    pub told: AtomicUsize,
+    pub sent: AtomicUsize,
     /// Those of them that the client took.
-    pub taken: AtomicUsize,
+    pub received: AtomicUsize,
 }
 
 #[derive(Clone)]
 pub(crate) struct Teller {
-    load: Load,
+    load: StressLoad,
     start: Instant,
-    pub(crate) counts: Arc<Counts>,
+    pub(crate) counts: Arc<EventCounts>,
 }
 
 impl Teller {
-    pub(crate) fn new(load: Load) -> Self {
+    pub(crate) fn new(load: StressLoad) -> Self {
         Self {
             load,
             start: Instant::now(),
@@ -284,7 +284,9 @@ impl Teller {
                 peak_bytes: Some(3 << 30),
                 ..Default::default()
             }),
-            layers: (0..LAYERS).map(|layer| units(layer, passes)).collect(),
+            layers: (0..LAYERS)
+                .map(|layer| weight_groups(layer, passes))
+                .collect(),
             settings: Some(SettingsStatus {
                 level: "standard".into(),
                 budget_bytes: 4 << 30,
@@ -313,25 +315,25 @@ impl Teller {
 async fn send<T>(
     sender: &Sender<Result<T, Status>>,
     mut all: Vec<T>,
-    counts: &Counts,
+    counts: &EventCounts,
 ) -> Option<()> {
-    counts.told.fetch_add(all.len(), Ordering::Relaxed);
+    counts.sent.fetch_add(all.len(), Ordering::Relaxed);
     let Some(picture) = all.pop() else {
         return Some(());
     };
     for one in all {
         sender.send(Ok(one)).await.ok()?;
-        counts.taken.fetch_add(1, Ordering::Relaxed);
+        counts.received.fetch_add(1, Ordering::Relaxed);
     }
     match sender.try_send(Ok(picture)) {
-        Ok(()) => counts.taken.fetch_add(1, Ordering::Relaxed),
+        Ok(()) => counts.received.fetch_add(1, Ordering::Relaxed),
         Err(TrySendError::Full(_)) => 0,
         Err(TrySendError::Closed(_)) => return None,
     };
     Some(())
 }
 
-fn units(layer: u64, passes: u32) -> LayerStatus {
+fn weight_groups(layer: u64, passes: u32) -> LayerStatus {
     let kinds = [
         "q_proj", "k_proj", "v_proj", "attn_out", "ff_proj", "up_proj", "ff_out",
     ];

@@ -2,7 +2,7 @@
 
 use sluice_proto::v1::*;
 
-use crate::Step;
+use crate::ScriptStep;
 
 /// What a small coded file has in it.
 pub(crate) fn contents() -> ContainerContents {
@@ -117,7 +117,7 @@ pub fn plan(level: &str) -> Plan {
 }
 
 /// The events of a change from `standard` to `level` that succeeds.
-pub fn switch(level: &str) -> Vec<apply_response::Kind> {
+pub fn switch_events(level: &str) -> Vec<apply_response::Kind> {
     use apply_response::Kind;
 
     let before = Plan {
@@ -175,7 +175,7 @@ pub(crate) fn on_disk() -> Model {
 }
 
 /// The events of a short, successful request.
-pub fn story(text: &str) -> Vec<Step> {
+pub fn generation_events(text: &str) -> Vec<ScriptStep> {
     use generation_event::Event;
 
     let words: Vec<&str> = text.split_inclusive(' ').collect();
@@ -195,11 +195,11 @@ pub fn story(text: &str) -> Vec<Step> {
     };
     let length = words.len() as u32;
     let mut steps = vec![
-        Step::Send(Event::Queued(GenerationQueued {
+        ScriptStep::Send(Event::Queued(GenerationQueued {
             request_id: 7,
             ahead: 0,
         })),
-        Step::Send(Event::Started(GenerationStarted {
+        ScriptStep::Send(Event::Started(GenerationStarted {
             request_id: 7,
             length,
             block_length: length,
@@ -212,7 +212,7 @@ pub fn story(text: &str) -> Vec<Step> {
         })),
     ];
     for pass in 1..=length {
-        steps.push(Step::Send(Event::PassDone(GenerationPass {
+        steps.push(ScriptStep::Send(Event::PassDone(GenerationPass {
             request_id: 7,
             passes: pass,
             passes_in_block: pass,
@@ -222,13 +222,13 @@ pub fn story(text: &str) -> Vec<Step> {
             ..Default::default()
         })));
     }
-    steps.push(Step::Send(Event::BlockDone(GenerationBlock {
+    steps.push(ScriptStep::Send(Event::BlockDone(GenerationBlock {
         request_id: 7,
         passes: length,
         tokens: tokens(words.len()),
         ..Default::default()
     })));
-    steps.push(Step::Send(Event::Done(GenerationDone {
+    steps.push(ScriptStep::Send(Event::Done(GenerationDone {
         request_id: 7,
         finish_reason: FinishReason::Length.into(),
         token_ids: (10..10 + length).collect(),

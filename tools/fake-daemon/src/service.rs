@@ -19,23 +19,27 @@ use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status, transport};
 
 use crate::{
-    Change, Seen, Step,
+    ChangeScript, ReceivedCalls, ScriptStep,
     load::{Answers, Teller},
     pictures::{contents, fidelity, job, model, on_disk, plan, snapshot},
 };
 
 #[derive(Clone)]
 pub(crate) struct Service {
-    script: Arc<[Step]>,
-    change: Arc<Change>,
+    script: Arc<[ScriptStep]>,
+    change: Arc<ChangeScript>,
     teller: Option<Teller>,
-    pub(crate) seen: Arc<Mutex<Seen>>,
+    pub(crate) seen: Arc<Mutex<ReceivedCalls>>,
     cancelled: Arc<Notify>,
     stop: Arc<Notify>,
 }
 
 impl Service {
-    pub(crate) fn new(script: Vec<Step>, change: Change, teller: Option<Teller>) -> Self {
+    pub(crate) fn new(
+        script: Vec<ScriptStep>,
+        change: ChangeScript,
+        teller: Option<Teller>,
+    ) -> Self {
         Self {
             script: script.into(),
             change: Arc::new(change),
@@ -78,13 +82,13 @@ impl Service {
         stop
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, ReceivedCalls> {
         self.seen.lock().expect("no test panics with it")
     }
 
     fn play<T: Send + 'static>(&self, wrap: fn(GenerationEvent) -> T) -> Answers<T> {
         // A daemon refuses before the stream begins.
-        if let Some(Step::Fail(status)) = self.script.first() {
+        if let Some(ScriptStep::Fail(status)) = self.script.first() {
             return Err(status.clone());
         }
         let (sender, receiver) = tokio::sync::mpsc::channel(4);
@@ -92,10 +96,10 @@ impl Service {
         tokio::spawn(async move {
             for step in script.iter() {
                 let answer = match step.clone() {
-                    Step::Send(kind) => Ok(wrap(GenerationEvent { event: Some(kind) })),
-                    Step::Fail(status) => Err(status),
-                    Step::Hang => return sender.closed().await,
-                    Step::Die => {
+                    ScriptStep::Send(kind) => Ok(wrap(GenerationEvent { event: Some(kind) })),
+                    ScriptStep::Fail(status) => Err(status),
+                    ScriptStep::Hang => return sender.closed().await,
+                    ScriptStep::Die => {
                         // Let what was sent reach the client first.
                         tokio::time::sleep(Duration::from_millis(100)).await;
                         stop.notify_one();

@@ -12,23 +12,23 @@ use super::{
     passes::{Load, Loads},
     report::Failures,
     scratch::Scratch,
-    speed::{Sizes, Speed, speeds},
+    speed::{OperationSpeed, SpeedSizes, speeds},
     timing::Timing,
 };
 
 impl Timing {
     pub(super) fn bench(&self, report: &Report) -> Found {
         let deadline = self.limit.deadline();
-        let device = open(self.device, self.compute.number())?;
+        let device = open(self.device, self.compute.dtype())?;
         // Before anything is taken of what the card has left.
         let watch = Watch::new(&device);
         report.set("device", about(&device));
-        report.set("compute", json!(device.number().name()));
+        report.set("compute", json!(device.dtype().name()));
         for list in ["operations", "loads", "failures"] {
             report.set(list, json!([]));
         }
         let mut failures = Failures::new(report);
-        let link = device.gpu().map(Card::measure_rates).transpose();
+        let link = device.gpu().map(Card::measure_bandwidth).transpose();
         let link = link.unwrap_or_else(|error| {
             failures.add("copies", &error);
             None
@@ -52,13 +52,13 @@ impl Timing {
         // Each byte that is copied there is read and written.
         let memory_bytes_per_s = link.as_ref().map(|link| 2.0 * link.device_copy);
         if !self.only_passes && !deadline.is_over() {
-            let told = &mut |speed: &Speed| {
+            let told = &mut |speed: &OperationSpeed| {
                 tell_speed(speed, memory_bytes_per_s);
                 report.add("operations", speed_json(speed, memory_bytes_per_s));
             };
-            let sizes = Sizes {
-                width: self.width,
-                ..Sizes::default()
+            let sizes = SpeedSizes {
+                hidden_size: self.width,
+                ..SpeedSizes::default()
             };
             if let Err(error) = speeds(&device, &sizes, told) {
                 failures.add("operations", &error);
@@ -130,9 +130,9 @@ impl Timing {
     }
 }
 
-fn tell_speed(speed: &Speed, memory_bytes_per_s: Option<f64>) {
+fn tell_speed(speed: &OperationSpeed, memory_bytes_per_s: Option<f64>) {
     let bytes_per_s = speed.bytes / speed.seconds;
-    let work = match speed.decoded_bytes {
+    let work = match speed.decompressed_bytes {
         Some(bytes) => format!("{:>8.1} GB/s decoded", bytes / speed.seconds / 1e9),
         None => format!(
             "{:>8.2} TFLOP/s     ",
@@ -150,14 +150,14 @@ fn tell_speed(speed: &Speed, memory_bytes_per_s: Option<f64>) {
     );
 }
 
-fn speed_json(speed: &Speed, memory_bytes_per_s: Option<f64>) -> Value {
+fn speed_json(speed: &OperationSpeed, memory_bytes_per_s: Option<f64>) -> Value {
     let bytes_per_s = speed.bytes / speed.seconds;
     json!({
         "name": speed.name,
         "seconds": speed.seconds,
         "operations_per_s": speed.operations / speed.seconds,
         "bytes_per_s": bytes_per_s,
-        "decoded_bytes_per_s": speed.decoded_bytes.map(|bytes| bytes / speed.seconds),
+        "decoded_bytes_per_s": speed.decompressed_bytes.map(|bytes| bytes / speed.seconds),
         "share_of_memory_rate": memory_bytes_per_s.map(|rate| bytes_per_s / rate),
     })
 }

@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::{Value, json};
-use sluice_daemon::config::{Compute, Device};
+use sluice_daemon::config::{ComputeDtype, Device};
 use sluice_engine::{
-    EngineError, Options,
-    check::{Check, fixture_logits, fixture_tokens, resident, streamed},
+    EngineError, EngineOptions,
+    check::{CheckResult, fixture_logits, fixture_tokens, resident, streamed},
 };
 use sluice_ops::{
     Ops,
-    device::{self, Number},
+    device::{self, DType},
     ledger::Ledger,
 };
 use sluice_plan::{Plan, PlanError};
@@ -33,7 +33,7 @@ pub struct Checking {
 
     /// Check this number alone: f32, f16 or bf16 [default: all that the card has]
     #[arg(long, value_name = "NUMBER")]
-    compute: Option<Compute>,
+    compute: Option<ComputeDtype>,
 
     /// Folder of the reference's outputs, daemon/engine/tests/fixtures of the source; without it,
     /// no whole model is compared
@@ -93,13 +93,13 @@ impl Place {
 
 /// The checks of one number, told as they are made.
 struct Run<'a> {
-    number: Number,
+    number: DType,
     report: &'a Report,
     failed: usize,
 }
 
 impl Run<'_> {
-    fn add(&mut self, check: &Check) {
+    fn add(&mut self, check: &CheckResult) {
         tell(self.number, check);
         let mut told = check_json(check);
         told["compute"] = json!(self.number.name());
@@ -109,10 +109,10 @@ impl Run<'_> {
     }
 
     /// Takes what was found; what can't be is a check that failed.
-    fn add_all(&mut self, what: String, found: Result<Vec<Check>, EngineError>) {
+    fn add_all(&mut self, what: String, found: Result<Vec<CheckResult>, EngineError>) {
         match found {
             Ok(checks) => checks.iter().for_each(|check| self.add(check)),
-            Err(error) => self.add(&Check::failed(what, &error)),
+            Err(error) => self.add(&CheckResult::failed(what, &error)),
         }
     }
 }
@@ -121,19 +121,19 @@ impl Checking {
     pub(super) fn check(&self, report: &Report) -> Found {
         let deadline = self.limit.deadline();
         let device = open(self.device, None)?;
-        let numbers: Vec<Number> = match self.compute.and_then(Compute::number) {
+        let numbers: Vec<DType> = match self.compute.and_then(ComputeDtype::dtype) {
             Some(number) => vec![number],
             None => {
-                let has_bf16 = device.gpu().is_none_or(|card| card.facts().has_bf16);
-                let is_there = |number: &Number| has_bf16 || *number != Number::Bf16;
-                Number::ALL.into_iter().filter(is_there).collect()
+                let has_bf16 = device.gpu().is_none_or(|card| card.properties().has_bf16);
+                let is_there = |number: &DType| has_bf16 || *number != DType::Bf16;
+                DType::ALL.into_iter().filter(is_there).collect()
             }
         };
         // Known now, it is told whatever becomes of the card.
         report.set("device", about(&device));
         report.set("checks", json!([]));
         let mut run = Run {
-            number: device.number(),
+            number: device.dtype(),
             report,
             failed: 0,
         };
@@ -148,9 +148,9 @@ impl Checking {
         if let Some(count) = self.requests
             && !deadline.is_over()
         {
-            let number = self.compute.and_then(Compute::number);
+            let number = self.compute.and_then(ComputeDtype::dtype);
             let requests = Requests::new(count, self.device.choice(), number);
-            run.number = device.number();
+            run.number = device.dtype();
             eprintln!("answering {count} requests");
             let (moments, checks) = requests.answer(&device, deadline);
             report.set("requests", moments);
@@ -170,12 +170,12 @@ impl Checking {
     fn check_number(&self, run: &mut Run<'_>, deadline: Deadline) {
         let device = match open(self.device, Some(run.number)) {
             Ok(device) => device,
-            Err(error) => return run.add(&Check::failed("the device", &error)),
+            Err(error) => return run.add(&CheckResult::failed("the device", &error)),
         };
         if !self.no_operations && !deadline.is_over() {
-            let told = &mut |check: &Check| run.add(check);
+            let told = &mut |check: &CheckResult| run.add(check);
             if let Err(error) = operations(&device, self.seed, told) {
-                run.add(&Check::failed("operations", &error));
+                run.add(&CheckResult::failed("operations", &error));
             }
         }
         for name in FIXTURES {
@@ -206,17 +206,17 @@ impl Checking {
                 found.map(Iterator::collect),
             );
         }
-        if device.number() != Number::F32 {
+        if device.dtype() != DType::F32 {
             // What the references computed in is `f32`; other numbers choose other tokens now and then.
             return;
         }
         if deadline.is_over() {
             return;
         }
-        let options = Options {
+        let options = EngineOptions {
             device: self.device.choice(),
-            number: Some(Number::F32),
-            ..Options::default()
+            compute_dtype: Some(DType::F32),
+            ..EngineOptions::default()
         };
         run.add_all(
             folder.display().to_string(),
@@ -225,14 +225,14 @@ impl Checking {
     }
 }
 
-fn named(check: Check, place: &str) -> Check {
-    Check {
+fn named(check: CheckResult, place: &str) -> CheckResult {
+    CheckResult {
         name: format!("{}, {place}", check.name),
         ..check
     }
 }
 
-fn tell(number: Number, check: &Check) {
+fn tell(number: DType, check: &CheckResult) {
     let verdict = if check.passes() { "ok" } else { "WRONG" };
     eprintln!(
         "{:<5} {:<5} {:<60} {:.1e} of {:.1e}",
@@ -247,7 +247,7 @@ fn tell(number: Number, check: &Check) {
     }
 }
 
-fn check_json(check: &Check) -> Value {
+fn check_json(check: &CheckResult) -> Value {
     json!({
         "name": check.name,
         // JSON has no word for what is not a number.

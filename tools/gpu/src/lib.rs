@@ -11,7 +11,7 @@ use sluice_daemon::{config::Device, offline::SystemError};
 use sluice_engine::EngineError;
 use sluice_ops::{
     OpsError,
-    device::{self, Number},
+    device::{self, DType},
 };
 use sluice_shared::exit;
 
@@ -31,7 +31,7 @@ use self::report::Report;
 pub use self::{
     check::Checking,
     operations::operations,
-    speed::{Sizes, Speed, speeds},
+    speed::{OperationSpeed, SpeedSizes, speeds},
     timing::Timing,
 };
 
@@ -85,7 +85,7 @@ pub fn run(options: &Gpu) -> u8 {
         Ok(false) => exit::FAILURE,
         Err(error) => {
             eprintln!("sluice-gpu: {error}");
-            if let Failure::Engine(EngineError::Ops(OpsError::NoCard(unavailable))) = &error {
+            if let Failure::Engine(EngineError::Ops(OpsError::NoGpu(unavailable))) = &error {
                 eprintln!("hint: {}", unavailable.hint());
             }
             exit::FAILURE
@@ -93,7 +93,7 @@ pub fn run(options: &Gpu) -> u8 {
     }
 }
 
-fn open(device: Device, number: Option<Number>) -> Result<device::Device, EngineError> {
+fn open(device: Device, number: Option<DType>) -> Result<device::Device, EngineError> {
     Ok(device::Device::open(device.choice(), number, 0)?.device)
 }
 
@@ -102,7 +102,7 @@ fn about(device: &device::Device) -> Value {
     let Some(card) = device.gpu() else {
         return json!({ "kind": "cpu", "threads": device.threads() });
     };
-    let facts = card.facts();
+    let facts = card.properties();
     let version = |(major, minor): (u32, u32)| format!("{major}.{minor}");
     json!({
         "kind": "cuda",

@@ -7,8 +7,8 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use sluice_machine::Kind;
-use sluice_ops::{device, ledger::Report};
+use sluice_machine::MemoryKind;
+use sluice_ops::{device, ledger::LedgerReport};
 use sluice_shared::units;
 
 /// What the driver rounds an allocation up to.
@@ -88,10 +88,13 @@ impl CardMemory {
         before: Option<u64>,
         with_model: Option<u64>,
         after: Option<u64>,
-        account: &Report,
+        account: &LedgerReport,
         allocations: usize,
     ) -> Option<Self> {
-        let context = account.kinds.iter().find(|kind| kind.kind == Kind::Context);
+        let context = account
+            .kinds
+            .iter()
+            .find(|kind| kind.kind == MemoryKind::Context);
         let counted_bytes = account.used_bytes - context.map_or(0, |context| context.bytes);
         Some(Self {
             before_bytes: before?,
@@ -284,7 +287,7 @@ impl Drop for Done<'_> {
 }
 
 fn context_bytes(device: &device::Device) -> u64 {
-    device.profile().card.map_or(0, |card| card.context_bytes)
+    device.profile().gpu.map_or(0, |card| card.context_bytes)
 }
 
 /// The most that was held, by plan, account and driver.
@@ -375,17 +378,17 @@ impl Peak {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sluice_ops::ledger::KindReport;
+    use sluice_ops::ledger::LedgerKindReport;
 
     const GIB: u64 = 1 << 30;
 
     fn memory(with_model: u64, after: u64) -> CardMemory {
-        let context = KindReport {
-            kind: Kind::Context,
+        let context = LedgerKindReport {
+            kind: MemoryKind::Context,
             bytes: GIB,
             peak_bytes: GIB,
         };
-        let account = Report {
+        let account = LedgerReport {
             used_bytes: 9 * GIB,
             peak_bytes: 9 * GIB,
             kinds: vec![context],

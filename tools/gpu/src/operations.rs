@@ -2,14 +2,14 @@
 //! operation forgets to write is no number.
 
 mod attention;
-mod coded;
-mod heads;
+mod compressed;
+mod lm_heads;
 
 use half::{bf16, f16};
-use sluice_cuda::{self as cuda, Number, Span};
+use sluice_cuda::{self as cuda, DType, GpuSpan};
 use sluice_formats::{Format, noise::Noise};
 use sluice_machine::{
-    Kind,
+    MemoryKind,
     page::{PAGE_BYTES, Page},
 };
 use sluice_ops::{
@@ -17,17 +17,17 @@ use sluice_ops::{
     device::{Device, DeviceBuffer},
     ledger::Ledger,
 };
-use sluice_weights::{Data, Rope, Weight};
+use sluice_weights::{Rope, Weight, WeightData};
 
 use sluice_engine::{
     EngineError,
-    check::{Check, worse},
+    check::{CheckResult, worse},
 };
 
 /// Memory that results are written to, poisoned before each check.
 const ARENA_BYTES: u64 = 64 << 20;
 /// Memory that a card decodes weights into: less than the largest are, so that they come in pieces.
-const DECODED_BYTES: usize = 512 << 10;
+const DECOMPRESSED_BYTES: usize = 512 << 10;
 
 /// Checks every operation of the device, in the numbers that it computes in. `told` hears of each check as it is done. An
 /// operation that fails is a check that does.
@@ -37,38 +37,43 @@ const DECODED_BYTES: usize = 512 << 10;
 pub fn operations(
     device: &Device,
     seed: u64,
-    told: &mut dyn FnMut(&Check),
-) -> Result<Vec<Check>, EngineError> {
+    report: &mut dyn FnMut(&CheckResult),
+) -> Result<Vec<CheckResult>, EngineError> {
     let tried = Ops::new(device.clone(), Ledger::default())?;
-    let decoded_pages = DECODED_BYTES / PAGE_BYTES;
-    let mut pair = Pair {
+    let decoded_pages = DECOMPRESSED_BYTES / PAGE_BYTES;
+    let mut pair = DevicePair {
         cpu: Ops::new(Device::cpu(device.threads())?, Ledger::default())?,
-        decoded: DeviceBuffer::new(device, tried.ledger(), Kind::Scratch, decoded_pages)?,
+        decompressed: DeviceBuffer::new(
+            device,
+            tried.ledger(),
+            MemoryKind::Scratch,
+            decoded_pages,
+        )?,
         tried,
         noise: Noise::new(seed),
         drawn: 0,
         checks: Vec::new(),
-        told,
+        report,
     };
-    type Group<'a> = fn(&mut Pair<'a>) -> Result<(), EngineError>;
+    type Group<'a> = fn(&mut DevicePair<'a>) -> Result<(), EngineError>;
     let groups: [(&str, Group<'_>); 12] = [
-        ("embeddings", Pair::embeddings),
-        ("norms", Pair::norms),
-        ("rotations", Pair::rotations),
-        ("products", Pair::products),
-        ("coded weights", Pair::coded),
-        ("rows", Pair::rows),
-        ("attention", Pair::attention),
-        ("sequences", Pair::sequences),
-        ("chosen keys", Pair::chosen_keys),
-        ("heads", Pair::heads),
-        ("logits", Pair::logits),
-        ("comparisons", Pair::comparisons),
+        ("embeddings", DevicePair::embeddings),
+        ("norms", DevicePair::norms),
+        ("rotations", DevicePair::rope),
+        ("products", DevicePair::matmuls),
+        ("coded weights", DevicePair::compressed),
+        ("rows", DevicePair::rows),
+        ("attention", DevicePair::attention),
+        ("sequences", DevicePair::sequences),
+        ("chosen keys", DevicePair::chosen_keys),
+        ("heads", DevicePair::lm_heads),
+        ("logits", DevicePair::logits),
+        ("comparisons", DevicePair::comparisons),
     ];
     for (name, group) in groups {
         if let Err(error) = group(&mut pair) {
             // What was found before still counts, and what comes may tell more.
-            pair.add(Check::failed(format!("{name}, the rest"), &error));
+            pair.add(CheckResult::failed(format!("{name}, the rest"), &error));
         }
         if device.has_failed() {
             break;
@@ -78,35 +83,35 @@ pub fn operations(
 }
 
 /// The same computed twice.
-struct Pair<'a> {
+struct DevicePair<'a> {
     cpu: Ops,
     tried: Ops,
     /// What a card decodes weights into.
-    decoded: DeviceBuffer<Page>,
+    decompressed: DeviceBuffer<Page>,
     noise: Noise,
     /// Matrices drawn so far.
     drawn: u64,
-    checks: Vec<Check>,
-    told: &'a mut dyn FnMut(&Check),
+    checks: Vec<CheckResult>,
+    report: &'a mut dyn FnMut(&CheckResult),
 }
 
 /// A matrix of random weights as a format stores them, in both memories.
-struct Stored {
+struct StoredWeight {
     format: Format,
     rows: usize,
     width: usize,
     /// The numbers that it stands for: what the CPU multiplies with, which rounds rows for some formats.
-    numbers: Vec<f32>,
+    elements: Vec<f32>,
     tried: DeviceBuffer<u64>,
     /// Where the device tried may decode it into.
-    decoded: Span,
+    decompressed: GpuSpan,
 }
 
-impl Stored {
+impl StoredWeight {
     fn on_cpu(&self) -> Weight<'_> {
         Weight {
             format: Format::F32,
-            ..self.weight(Data::Host(bytemuck::cast_slice(&self.numbers)))
+            ..self.weight(WeightData::Host(bytemuck::cast_slice(&self.elements)))
         }
     }
 
@@ -114,11 +119,11 @@ impl Stored {
         match &self.tried {
             DeviceBuffer::Host(words) => {
                 let bytes: &[u8] = bytemuck::cast_slice(words);
-                self.weight(Data::Host(&bytes[..self.bytes()]))
+                self.weight(WeightData::Host(&bytes[..self.bytes()]))
             }
             on_card @ DeviceBuffer::Gpu(_) => {
                 let span = on_card.span().part(0, self.bytes());
-                self.weight(Data::on_card(span, self.decoded))
+                self.weight(WeightData::on_gpu(span, self.decompressed))
             }
         }
     }
@@ -127,30 +132,30 @@ impl Stored {
         self.format.bytes(self.rows * self.width)
     }
 
-    fn weight<'a>(&self, data: Data<'a>) -> Weight<'a> {
+    fn weight<'a>(&self, data: WeightData<'a>) -> Weight<'a> {
         Weight {
             format: self.format,
             rows: self.rows,
             width: self.width,
             data,
-            epoch: 0,
+            weights_version: 0,
         }
     }
 }
 
-impl Pair<'_> {
+impl DevicePair<'_> {
     /// Random numbers around 0 that the device's numbers hold exactly.
-    fn numbers(&mut self, count: usize, size: f32) -> Vec<f32> {
+    fn elements(&mut self, count: usize, size: f32) -> Vec<f32> {
         self.drawn += 1;
         let noise = self.noise.stream(self.drawn);
-        let number = self.tried.device().number();
+        let number = self.tried.device().dtype();
         (0..count as u64)
             .map(|place| {
                 let value = (noise.uniform(0, place, 0) as f32 - 0.5) * size;
                 match number {
-                    Number::F32 => value,
-                    Number::F16 => f16::from_f32(value).to_f32(),
-                    Number::Bf16 => bf16::from_f32(value).to_f32(),
+                    DType::F32 => value,
+                    DType::F16 => f16::from_f32(value).to_f32(),
+                    DType::Bf16 => bf16::from_f32(value).to_f32(),
                 }
             })
             .collect()
@@ -162,25 +167,26 @@ impl Pair<'_> {
         width: usize,
         format: Format,
         size: f32,
-    ) -> Result<Stored, EngineError> {
-        let numbers = self.numbers(rows * width, size);
+    ) -> Result<StoredWeight, EngineError> {
+        let numbers = self.elements(rows * width, size);
         let len = format.bytes(rows * width);
         let mut words = vec![0u64; len.div_ceil(size_of::<u64>())];
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
         quantize::store(format, &numbers, &mut bytes[..len]);
         let mut numbers = numbers;
-        format.widen(&bytemuck::cast_slice(&words)[..len], &mut numbers);
+        format.dequantize(&bytemuck::cast_slice(&words)[..len], &mut numbers);
         let (device, ledger) = (self.tried.device(), self.tried.ledger());
-        let tried = DeviceBuffer::filled(device, ledger, Kind::Weights, words.len(), |memory| {
-            memory.copy_from_slice(&words);
-        })?;
-        Ok(Stored {
+        let tried =
+            DeviceBuffer::filled(device, ledger, MemoryKind::Weights, words.len(), |memory| {
+                memory.copy_from_slice(&words);
+            })?;
+        Ok(StoredWeight {
             format,
             rows,
             width,
-            numbers,
+            elements: numbers,
             tried,
-            decoded: self.decoded.on_card(),
+            decompressed: self.decompressed.on_gpu(),
         })
     }
 
@@ -191,10 +197,10 @@ impl Pair<'_> {
         width: usize,
         size: f32,
     ) -> Result<[Activation; 2], EngineError> {
-        let values = self.numbers(rows * width, size);
-        let number = self.tried.device().number();
+        let values = self.elements(rows * width, size);
+        let number = self.tried.device().dtype();
         Ok([
-            self.cpu.matrix(rows, width, &values, Number::F32)?,
+            self.cpu.matrix(rows, width, &values, DType::F32)?,
             self.tried.matrix(rows, width, &values, number)?,
         ])
     }
@@ -206,32 +212,32 @@ impl Pair<'_> {
         width: usize,
         size: f32,
     ) -> Result<[Activation; 2], EngineError> {
-        let values = self.numbers(rows * width, size);
+        let values = self.elements(rows * width, size);
         Ok([
-            self.cpu.matrix(rows, width, &values, Number::F32)?,
-            self.tried.matrix(rows, width, &values, Number::F32)?,
+            self.cpu.matrix(rows, width, &values, DType::F32)?,
+            self.tried.matrix(rows, width, &values, DType::F32)?,
         ])
     }
 
     /// Fills what the next results are written to with what is no number.
     fn poison(&mut self) -> Result<(), EngineError> {
         if let Some(gpu) = self.tried.device().gpu() {
-            gpu.fill(self.decoded.on_card(), 0xFF)?;
+            gpu.fill(self.decompressed.on_gpu(), 0xFF)?;
         }
         Ok(self.tried.poison(ARENA_BYTES)?)
     }
 
     /// A unit in the last place of the numbers that results are rounded to, and some for sums in another order.
     fn tolerance(&self) -> f64 {
-        match self.tried.device().number() {
-            Number::F32 => 1e-5,
-            Number::F16 => 2e-3,
-            Number::Bf16 => 1.6e-2,
+        match self.tried.device().dtype() {
+            DType::F32 => 1e-5,
+            DType::F16 => 2e-3,
+            DType::Bf16 => 1.6e-2,
         }
     }
 
     /// The same of products with weights of this format.
-    fn product_tolerance(&self, format: Format) -> f64 {
+    fn matmul_tolerance(&self, format: Format) -> f64 {
         match self.tried.rounds_rows(format) {
             // Some hundred results scatter more than many do.
             true => 1.5 * ROUNDED_ROWS_ERROR,
@@ -255,7 +261,7 @@ impl Pair<'_> {
     }
 
     fn record(&mut self, name: String, error: f64, tolerance: f64) {
-        self.add(Check {
+        self.add(CheckResult {
             name,
             error,
             tolerance,
@@ -263,8 +269,8 @@ impl Pair<'_> {
         });
     }
 
-    fn add(&mut self, check: Check) {
-        (self.told)(&check);
+    fn add(&mut self, check: CheckResult) {
+        (self.report)(&check);
         self.checks.push(check);
     }
 
@@ -281,7 +287,7 @@ impl Pair<'_> {
         let ids: Vec<u32> = (0..300)
             .map(|row| if row % 100 < 20 { 7 } else { row })
             .collect();
-        let table = self.numbers(300 * 96, 2.0);
+        let table = self.elements(300 * 96, 2.0);
         self.poison()?;
         let fill = |id: u32, row: &mut [f32]| {
             row.copy_from_slice(&table[id as usize * 96..][..96]);
@@ -310,7 +316,7 @@ impl Pair<'_> {
         Ok(())
     }
 
-    fn rotations(&mut self) -> Result<(), EngineError> {
+    fn rope(&mut self) -> Result<(), EngineError> {
         for (heads, head_dim) in [(4, 64), (3, 18), (2, 128)] {
             let rope = Rope::plain(500_000.0, head_dim);
             let tables = [
@@ -335,9 +341,9 @@ impl Pair<'_> {
         Ok(())
     }
 
-    fn products(&mut self) -> Result<(), EngineError> {
+    fn matmuls(&mut self) -> Result<(), EngineError> {
         for format in Format::ALL {
-            let tolerance = self.product_tolerance(format);
+            let tolerance = self.matmul_tolerance(format);
             for (rows, width, outputs) in [
                 (1, 512, 300),
                 (5, 256, 77),
@@ -345,7 +351,7 @@ impl Pair<'_> {
                 (200, 256, 140),
                 (300, 512, 600),
             ] {
-                let weight = self.product(rows, [width, outputs], format)?;
+                let weight = self.matmul(rows, [width, outputs], format)?;
                 self.poison()?;
                 let [a, b] = self.activations(rows, width, 2.0)?;
                 let [mut expected, mut found] = self.stream(rows + 3, outputs, 20.0)?;
@@ -367,7 +373,7 @@ impl Pair<'_> {
         }
         for format in Format::ALL {
             // So many tiles of a result that large ones are made, as of the matrices of large models.
-            self.product(200, [256, 4200], format)?;
+            self.matmul(200, [256, 4200], format)?;
         }
         // Rows that are no multiple of what is loaded at once.
         let weight = self.stored(19, 203, Format::F32, 1.0)?;
@@ -380,13 +386,13 @@ impl Pair<'_> {
 
     /// A product with weights of this width and so many outputs; of numbers that a card computes in, by kernels, too, where its
     /// library would be taken.
-    fn product(
+    fn matmul(
         &mut self,
         rows: usize,
         [width, outputs]: [usize; 2],
         format: Format,
-    ) -> Result<Stored, EngineError> {
-        let tolerance = self.product_tolerance(format);
+    ) -> Result<StoredWeight, EngineError> {
+        let tolerance = self.matmul_tolerance(format);
         let weight = self.stored(outputs, width, format, 1.0)?;
         self.poison()?;
         let [a, b] = self.activations(rows, width, 2.0)?;
@@ -394,12 +400,12 @@ impl Pair<'_> {
         let found = self.tried.linear(&b, &weight.on_tried())?;
         let name = format!("linear, {rows} x {width} x {outputs}, {}", format.name());
         self.check_within(tolerance, name.clone(), [&expected, &found])?;
-        let number = self.tried.device().number();
+        let number = self.tried.device().dtype();
         if let Some(gpu) = self.tried.device().gpu()
             && format == number.into()
         {
             gpu.fill(found.span(), 0xFF)?;
-            let product = cuda::Product {
+            let product = cuda::Matmul {
                 out: found.span(),
                 out_is_f32: false,
                 x: b.span(),
@@ -410,7 +416,7 @@ impl Pair<'_> {
                 width,
                 accumulate: false,
             };
-            gpu.multiply_by_kernels(number, format.on_card(), product)?;
+            gpu.matmul_by_kernels(number, format.to_cuda(), product)?;
             self.check_within(
                 tolerance,
                 format!("{name}, by kernels"),
@@ -424,8 +430,8 @@ impl Pair<'_> {
         self.poison()?;
         let [mut expected, mut found] = self.activations(33, 75, 30.0)?;
         let [a, b] = self.activations(33, 75, 4.0)?;
-        self.cpu.silu_multiply(&mut expected, &a)?;
-        self.tried.silu_multiply(&mut found, &b)?;
+        self.cpu.silu_mul(&mut expected, &a)?;
+        self.tried.silu_mul(&mut found, &b)?;
         self.check("gated activation".to_owned(), [&expected, &found])?;
 
         for width in [64, 33] {
@@ -437,7 +443,10 @@ impl Pair<'_> {
             ];
             self.check(format!("rows taken, width {width}"), taken.each_ref())?;
 
-            let mut kept = [self.cpu.keep(9, width)?, self.tried.keep(9, width)?];
+            let mut kept = [
+                self.cpu.persistent(9, width)?,
+                self.tried.persistent(9, width)?,
+            ];
             let [before, before_tried] = self.activations(9, width, 4.0)?;
             self.cpu.set_rows(&mut kept[0], 0, &before)?;
             self.tried.set_rows(&mut kept[1], 0, &before_tried)?;

@@ -5,15 +5,15 @@ use std::{collections::HashMap, path::Path, time::Instant};
 
 use serde_json::{Value, json};
 use sluice_checkpoint::Source;
-use sluice_daemon::config::PinLimit;
+use sluice_daemon::config::PinnedMemoryLimit;
 use sluice_engine::{
-    Change, Engine, EngineError, Generate, ModelId, Options, Outcome, PARALLEL_DEFAULT, Settings,
-    Work, engine::InForce, event::PassReport,
+    Engine, EngineError, EngineOptions, Generate, ModelId, Outcome, PARALLEL_DEFAULT, PlanOptions,
+    PlanSettings, Work, event::PassReport, runtime::PlanInForce,
 };
 use sluice_shared::{
     decoding::Decoding,
     level::Level,
-    sampling::{Cache, EosPolicy},
+    sampling::{EosPolicy, KvCacheMode},
     units,
 };
 
@@ -102,7 +102,7 @@ impl Loaded<'_> {
     fn allocations(&self) -> usize {
         let is_mapped = (self.engine.device().gpu()).is_some_and(|card| card.arena().is_some());
         match self.engine.in_force() {
-            Some(now) if !is_mapped => now.plan.units.len(),
+            Some(now) if !is_mapped => now.plan.groups.len(),
             _ => 0,
         }
     }
@@ -229,7 +229,7 @@ impl Loads<'_> {
         driver_bytes: Option<u64>,
     ) {
         let Loaded { load, engine, .. } = loaded;
-        let measured = engine.in_force().map_or(0, |now| now.measured.peak_bytes);
+        let measured = engine.in_force().map_or(0, |now| now.passes.peak_bytes);
         let account_bytes = self.watch.counted(measured, engine.device());
         let slack = self.watch.unplanned_bytes();
         for fault in over_budget(budget_bytes, account_bytes, driver_bytes, slack) {
@@ -240,21 +240,21 @@ impl Loads<'_> {
 
     fn start<'a>(&self, load: Load<'a>) -> Result<Loaded<'a>, EngineError> {
         let options = self.options;
-        let engine = Engine::start(Options {
+        let engine = Engine::start(EngineOptions {
             device: options.device.choice(),
-            number: options.compute.number(),
+            compute_dtype: options.compute.dtype(),
             parallel: (options.requests.iter().copied().max()).unwrap_or(PARALLEL_DEFAULT),
-            derivatives: Some(load.converted.to_owned()),
-            pin_limit_bytes: options.pin_limit.and_then(PinLimit::bytes),
+            weight_cache: Some(load.converted.to_owned()),
+            pinned_memory_limit_bytes: options.pin_limit.and_then(PinnedMemoryLimit::bytes),
             // Budgets that come later stream from the copy.
             keep_converted: !options.budgets.is_empty(),
-            ..Options::default()
+            ..EngineOptions::default()
         })?;
-        let settings = Settings {
+        let settings = PlanSettings {
             level: load.level,
             budget_bytes: (load.budget_bytes)
                 .map(|budget| self.watch.engine_budget(budget, engine.device())),
-            ..Settings::default()
+            ..PlanSettings::default()
         };
         let source = Source::Folder(load.model.to_owned());
         let model = engine.load_now(source, settings)?.id;
@@ -284,8 +284,12 @@ impl Loads<'_> {
         let mut reports = engine.passes(request, self.options.passes)?;
         // One more may have begun before it was cancelled.
         reports.truncate(self.options.passes);
-        let InForce { plan, measured, .. } = engine.in_force().ok_or(EngineError::NoModel)?;
-        let asked = engine.plan(&Change::default(), workload)?;
+        let PlanInForce {
+            plan,
+            passes: measured,
+            ..
+        } = engine.in_force().ok_or(EngineError::NoModel)?;
+        let asked = engine.plan(&PlanOptions::default(), workload)?;
         // The account and the driver may have seen the one before.
         *planned_bytes = (*planned_bytes).max(plan.weight_bytes() + asked.working.total_bytes());
         let counted = |bytes| self.watch.counted(bytes, engine.device());
@@ -403,15 +407,15 @@ impl Loads<'_> {
     /// One that fills a block at the canvas's end; where keys and values are kept, one that fills its second half.
     fn request(&self, model: ModelId, canvas: usize) -> Generate {
         let block = BLOCK.min(canvas);
-        let length = match self.options.cache.kind {
-            Cache::None => block,
+        let length = match self.options.cache.mode {
+            KvCacheMode::None => block,
             _ => (canvas / 2 / block * block).max(block),
         };
         Generate {
             block_length: block,
             eos: EosPolicy::Suppress,
             decoding: Decoding {
-                caching: self.options.cache,
+                kv_cache: self.options.cache,
                 ..Decoding::default()
             },
             ..Generate::greedy(model, (1..=(canvas - length) as u32).collect(), length)

@@ -10,17 +10,18 @@ use std::{
 use serde_json::{Value, json};
 use sluice_checkpoint::{
     Source,
-    synth::{Element, Synthesis},
+    synth::{SynthDType, SynthOptions},
 };
 use sluice_engine::{
-    Change, Engine, EngineError, Generate, ModelId, Options, Outcome, Work, check::Check,
+    Engine, EngineError, EngineOptions, Generate, ModelId, Outcome, PlanOptions, Work,
+    check::CheckResult,
 };
-use sluice_ops::device::{self, Choice, Number};
+use sluice_ops::device::{self, DType, DeviceChoice};
 use sluice_shared::{
-    decoding::{Caching, Decoding},
-    sampling::{Cache, EosPolicy},
+    decoding::{Decoding, KvCacheReuse},
+    sampling::{EosPolicy, KvCacheMode},
 };
-use sluice_weights::{Naming, Shape};
+use sluice_weights::{Shape, TensorNaming};
 
 use super::{
     Deadline, Failure,
@@ -46,8 +47,8 @@ const TOLD_MAX: usize = 8;
 /// Requests to a small model of random weights.
 pub(super) struct Requests {
     count: usize,
-    device: Choice,
-    number: Option<Number>,
+    device: DeviceChoice,
+    number: Option<DType>,
 }
 
 /// Bytes at one moment.
@@ -74,7 +75,7 @@ struct Moments {
 
 impl Requests {
     /// So many, to this device.
-    pub(super) fn new(count: usize, device: Choice, number: Option<Number>) -> Self {
+    pub(super) fn new(count: usize, device: DeviceChoice, number: Option<DType>) -> Self {
         Self {
             count,
             device,
@@ -88,7 +89,7 @@ impl Requests {
         &self,
         device: &device::Device,
         deadline: Deadline,
-    ) -> (Value, Vec<Check>) {
+    ) -> (Value, Vec<CheckResult>) {
         let mut moments = Moments::default();
         let watch = Watch::new(device);
         let answered = watch.during(|| self.answer_all(&watch, deadline, &mut moments));
@@ -97,7 +98,7 @@ impl Requests {
                 let peak = moments.peak.as_ref().and_then(peak_check);
                 moments.checks().into_iter().chain(peak).collect()
             }
-            Err(failure) => vec![Check::failed("requests", failure)],
+            Err(failure) => vec![CheckResult::failed("requests", failure)],
         };
         (moments.json(), checks)
     }
@@ -112,10 +113,10 @@ impl Requests {
         let model = scratch.path().join("model");
         let never = AtomicBool::new(false);
         synthesis().write(&model, &never, &mut |_, _| {})?;
-        let options = Options {
+        let options = EngineOptions {
             device: self.device,
-            number: self.number,
-            ..Options::default()
+            compute_dtype: self.number,
+            ..EngineOptions::default()
         };
         let source = Source::Folder(model);
         for is_warm in [false, true] {
@@ -164,7 +165,7 @@ fn peak(engine: &Engine, model: ModelId, watch: &Watch<'_>) -> Result<Peak, Engi
     let now = engine.in_force().ok_or(EngineError::NoModel)?;
     let working = (0..ROUND).map(|index| {
         let workload = Work::Generate(request(model, index)).workload();
-        let plan = engine.plan(&Change::default(), workload)?;
+        let plan = engine.plan(&PlanOptions::default(), workload)?;
         Ok(plan.working.total_bytes())
     });
     let working: Vec<u64> = working.collect::<Result<_, EngineError>>()?;
@@ -174,17 +175,17 @@ fn peak(engine: &Engine, model: ModelId, watch: &Watch<'_>) -> Result<Peak, Engi
     Ok(Peak {
         budget_bytes: None,
         plan_bytes,
-        account_bytes: counted(now.measured.peak_bytes),
+        account_bytes: counted(now.passes.peak_bytes),
         driver_bytes: watch.most_held_bytes(),
-        tolerance_bytes: tolerance_bytes(plan_bytes, now.plan.units.len()),
+        tolerance_bytes: tolerance_bytes(plan_bytes, now.plan.groups.len()),
         unplanned_bytes: watch.unplanned_bytes(),
     })
 }
 
 /// Whether the driver held what was planned; nothing where it doesn't tell.
-fn peak_check(peak: &Peak) -> Option<Check> {
+fn peak_check(peak: &Peak) -> Option<CheckResult> {
     let share = |bytes: u64| bytes as f64 / peak.plan_bytes as f64;
-    Some(Check {
+    Some(CheckResult {
         name: "requests: most held by the driver's account, beside the plan".to_owned(),
         error: share(peak.driver_bytes?.abs_diff(peak.plan_bytes)),
         tolerance: share(peak.tolerance_bytes),
@@ -219,9 +220,9 @@ impl Moment {
 
 impl Moments {
     /// Bytes that were not given back, at the worst moment, by our account and by the driver's.
-    fn checks(&self) -> Vec<Check> {
+    fn checks(&self) -> Vec<CheckResult> {
         let Some((first, during)) = self.during.split_first() else {
-            return vec![Check {
+            return vec![CheckResult {
                 name: "requests: none was answered".to_owned(),
                 error: f64::NAN,
                 tolerance: 0.0,
@@ -233,7 +234,7 @@ impl Moments {
         let at_ends = self.ends.map_or(0, |(before, after)| apart(before, after));
         let free = worst(&|moment| apart(first.free_bytes, moment.free_bytes)).max(at_ends);
         let answered = during.last().map_or(0, |last| last.answered);
-        let check = |whose: &str, worst: u64, tolerance: u64| Check {
+        let check = |whose: &str, worst: u64, tolerance: u64| CheckResult {
             name: format!("{answered} requests: bytes not given back, by {whose}"),
             error: worst as f64,
             tolerance: tolerance as f64,
@@ -298,23 +299,23 @@ fn bytes(count: Option<u64>) -> String {
 }
 
 /// As small as a model can be that takes every way through the layers.
-fn synthesis() -> Synthesis {
-    Synthesis {
+fn synthesis() -> SynthOptions {
+    SynthOptions {
         shape: Shape {
-            naming: Naming::Llada,
+            naming: TensorNaming::Llada,
             layers: 2,
-            width: 128,
-            heads: 2,
+            hidden_size: 128,
+            attention_heads: 2,
             kv_heads: 2,
             head_dim: 64,
-            mlp_width: 256,
-            embedding_rows: 512,
+            intermediate_size: 256,
+            padded_vocab_size: 512,
             context_length: 128,
             causal: false,
             tied: false,
             biases: false,
         },
-        element: Element::Bf16,
+        dtype: SynthDType::Bf16,
         seed: 1,
         threads: 1,
     }
@@ -323,10 +324,10 @@ fn synthesis() -> Synthesis {
 /// One of the requests of a round: canvases, blocks and what is kept differ.
 fn request(model: ModelId, index: usize) -> Generate {
     let turn = index % ROUND;
-    let kinds = [Cache::None, Cache::Prefix, Cache::Dual];
-    let caching = Caching {
-        kind: kinds[turn % kinds.len()],
-        ..Caching::default()
+    let kinds = [KvCacheMode::None, KvCacheMode::Prefix, KvCacheMode::Dual];
+    let caching = KvCacheReuse {
+        mode: kinds[turn % kinds.len()],
+        ..KvCacheReuse::default()
     };
     let (prompt, length, block) = (5 + 3 * turn, 8 + 4 * (turn % 3), 4);
     Generate {
@@ -334,7 +335,7 @@ fn request(model: ModelId, index: usize) -> Generate {
         steps: length / block,
         eos: EosPolicy::Suppress,
         decoding: Decoding {
-            caching,
+            kv_cache: caching,
             ..Decoding::default()
         },
         ..Generate::greedy(model, (1..=prompt as u32).collect(), length)
@@ -372,7 +373,7 @@ mod tests {
     fn whatever_is_not_given_back_fails_the_check_with_the_figures() {
         const MIB: u64 = 1 << 20;
         let steady = [moment(0, 700 * MIB, 30), moment(10, 690 * MIB, 30)];
-        let passes = |moments: &Moments| moments.checks().iter().all(Check::passes);
+        let passes = |moments: &Moments| moments.checks().iter().all(CheckResult::passes);
         assert!(passes(&moments(&steady, 1000 * MIB)));
         let wrong = [
             moments(

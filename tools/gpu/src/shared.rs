@@ -45,10 +45,10 @@ pub(super) fn together(
         let costs = run(engine, (0..count).map(request))?;
         let tokens_per_s = (count * answer) as f64 / begun.elapsed().as_secs_f64();
         let ratio = tokens_per_s / *first_per_s.get_or_insert(tokens_per_s);
-        let of_all = costs.iter().filter(|cost| cost.requests == count);
+        let of_all = costs.iter().filter(|cost| cost.batch_requests == count);
         let times: Vec<f64> = of_all.map(|cost| cost.time.as_secs_f64()).collect();
         let pass_s = median(&times);
-        let most = costs.iter().map(|cost| cost.requests).max();
+        let most = costs.iter().map(|cost| cost.batch_requests).max();
         eprintln!(
             "{count} at once: {tokens_per_s:.1} tokens/s, {ratio:.2} times the first, {} a pass of all",
             pass_s.map_or_else(|| "no".to_owned(), |s| units::duration_ms(1000.0 * s)),

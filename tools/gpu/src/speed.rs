@@ -2,20 +2,20 @@
 
 use sluice_cuda::{self as cuda, Gpu};
 use sluice_formats::Format;
-use sluice_machine::{Kind, page::Page};
+use sluice_machine::{MemoryKind, page::Page};
 use sluice_ops::{
-    Activation, AttentionRange, AttentionShape, KeyRows, KeySegment, Keys, Ops, OpsError,
+    Activation, AttentionKeys, AttentionRange, AttentionShape, KeyRows, KeySegment, Ops, OpsError,
     device::{Device, DeviceBuffer},
     ledger::Ledger,
-    measure::{CodedSample, FILLING, SampleOnCard},
+    measure::{CompressedSample, FILL_BYTE, GpuSample},
 };
-use sluice_weights::{Data, Weight};
+use sluice_weights::{Weight, WeightData};
 
 use sluice_engine::EngineError;
 
 /// An operation, and how long it takes.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Speed {
+pub struct OperationSpeed {
     /// What was computed.
     pub name: String,
     /// The median of several runs, by the card's own clock where one computes.
@@ -25,14 +25,14 @@ pub struct Speed {
     /// Bytes that must be read or written at least once.
     pub bytes: f64,
     /// Bytes of them that were decoded, where that is what it did.
-    pub decoded_bytes: Option<f64>,
+    pub decompressed_bytes: Option<f64>,
 }
 
 /// What operations are timed with.
 #[derive(Debug, Clone)]
-pub struct Sizes {
+pub struct SpeedSizes {
     /// Of rows, and of square matrices of weights; a multiple of 256, of which formats have blocks.
-    pub width: usize,
+    pub hidden_size: usize,
     /// Numbers of rows that are multiplied.
     pub rows: Vec<usize>,
     /// Positions that pay attention to each other.
@@ -40,10 +40,10 @@ pub struct Sizes {
 }
 
 /// LLaDA-8B's, and rows from one to what sixteen requests may bring.
-impl Default for Sizes {
+impl Default for SpeedSizes {
     fn default() -> Self {
         Self {
-            width: 4096,
+            hidden_size: 4096,
             rows: vec![1, 8, 32, 128, 512, 2048],
             canvases: vec![128, 512, 2048],
         }
@@ -61,7 +61,7 @@ const SLOW_S: f64 = 1.0;
 /// Matrices of the most rows, in `f32`, that exist at once: queries, keys, values, results, and one on its way there.
 const MATRICES: usize = 6;
 /// Rows of weights that are decoded, in widths of theirs: a matrix of LLaDA-8B's MLP.
-const DECODED_WIDTHS: usize = 3;
+const DECOMPRESSED_WIDTHS: usize = 3;
 /// Rows of a coded chunk, as containers have them.
 const CHUNK_ROWS: usize = 256;
 
@@ -72,17 +72,17 @@ const CHUNK_ROWS: usize = 256;
 /// When memory can't be had, or an operation fails.
 pub fn speeds(
     device: &Device,
-    sizes: &Sizes,
-    told: &mut dyn FnMut(&Speed),
+    sizes: &SpeedSizes,
+    report: &mut dyn FnMut(&OperationSpeed),
 ) -> Result<(), EngineError> {
     let ops = Ops::new(device.clone(), Ledger::default())?;
     // No run waits for the driver to find memory.
     let most_rows = sizes.rows.iter().chain(&sizes.canvases).max();
-    let most_bytes = MATRICES * most_rows.unwrap_or(&0) * sizes.width * size_of::<f32>();
+    let most_bytes = MATRICES * most_rows.unwrap_or(&0) * sizes.hidden_size * size_of::<f32>();
     ops.reserve(most_bytes as u64)?;
-    let mut clock = Clock { ops, sizes, told };
+    let mut clock = SpeedTest { ops, sizes, report };
     for format in Format::ALL {
-        clock.products(format)?;
+        clock.matmuls(format)?;
     }
     if let Some(gpu) = device.gpu() {
         clock.both_ways(gpu)?;
@@ -92,8 +92,8 @@ pub fn speeds(
         {
             clock.blocks(gpu, format)?;
         }
-        for sample in CodedSample::all(CHUNK_ROWS, sizes.width) {
-            clock.coded(gpu, &sample)?;
+        for sample in CompressedSample::all(CHUNK_ROWS, sizes.hidden_size) {
+            clock.compressed(gpu, &sample)?;
         }
     }
     for canvas in &sizes.canvases {
@@ -102,27 +102,29 @@ pub fn speeds(
     Ok(())
 }
 
-struct Clock<'a> {
+struct SpeedTest<'a> {
     ops: Ops,
-    sizes: &'a Sizes,
-    told: &'a mut dyn FnMut(&Speed),
+    sizes: &'a SpeedSizes,
+    report: &'a mut dyn FnMut(&OperationSpeed),
 }
 
-impl Clock<'_> {
-    fn products(&mut self, format: Format) -> Result<(), EngineError> {
+impl SpeedTest<'_> {
+    fn matmuls(&mut self, format: Format) -> Result<(), EngineError> {
         let (device, ledger) = (self.ops.device(), self.ops.ledger());
-        let width = self.sizes.width;
-        let decoded = DeviceBuffer::<Page>::to_decode(device, ledger)?;
+        let width = self.sizes.hidden_size;
+        let decoded = DeviceBuffer::<Page>::for_decompression(device, ledger)?;
         let memory = self.weights(format, width)?;
         let weight = Weight {
             format,
             rows: width * memory.matrices,
             width,
             data: match &memory.bytes {
-                DeviceBuffer::Host(words) => Data::Host(bytemuck::cast_slice(words)),
-                on_card @ DeviceBuffer::Gpu(_) => Data::on_card(on_card.span(), decoded.on_card()),
+                DeviceBuffer::Host(words) => WeightData::Host(bytemuck::cast_slice(words)),
+                on_card @ DeviceBuffer::Gpu(_) => {
+                    WeightData::on_gpu(on_card.span(), decoded.on_gpu())
+                }
             },
-            epoch: 0,
+            weights_version: 0,
         };
         for rows in &self.sizes.rows {
             let x = self.ops.probe_rows(*rows, &weight)?;
@@ -131,8 +133,8 @@ impl Clock<'_> {
                 ops.linear(&x, &weight.rows(first, first + width)).map(drop)
             })?;
             let bytes = format.bytes(width * width);
-            let product = self.product(*rows, bytes, format.name(), seconds);
-            (self.told)(&product);
+            let product = self.matmul_speed(*rows, bytes, format.name(), seconds);
+            (self.report)(&product);
         }
         Ok(())
     }
@@ -140,12 +142,12 @@ impl Clock<'_> {
     /// Products with numbers that the card computes in, by its library and by kernels of our own, whatever is chosen for
     /// so many rows.
     fn both_ways(&mut self, gpu: &Gpu) -> Result<(), EngineError> {
-        let (number, width) = (self.ops.device().number(), self.sizes.width);
+        let (number, width) = (self.ops.device().dtype(), self.sizes.hidden_size);
         let format = Format::from(number);
         let memory = self.weights(format, width)?;
         for rows in &self.sizes.rows {
             let [x, out] = self.rows(*rows)?;
-            let product = |run| cuda::Product {
+            let product = |run| cuda::Matmul {
                 out: out.span(),
                 out_is_f32: false,
                 x: x.span(),
@@ -158,65 +160,66 @@ impl Clock<'_> {
             };
             let bytes = format.bytes(width * width);
             if gpu.blas().is_some() {
-                let by_blas = |run| gpu.multiply_by_blas(number, product(run)).map(drop);
+                let by_blas = |run| gpu.matmul_by_blas(number, product(run)).map(drop);
                 let seconds = self.median(|_, run| Ok(by_blas(run)?))?;
                 let name = format!("{}, by cuBLAS", format.name());
-                let speed = self.product(*rows, bytes, &name, seconds);
-                (self.told)(&speed);
+                let speed = self.matmul_speed(*rows, bytes, &name, seconds);
+                (self.report)(&speed);
             }
-            let by_kernels = |run| gpu.multiply_by_kernels(number, format.on_card(), product(run));
+            let by_kernels = |run| gpu.matmul_by_kernels(number, format.to_cuda(), product(run));
             let seconds = self.median(|_, run| Ok(by_kernels(run)?))?;
             let name = format!("{}, by kernels", format.name());
-            let speed = self.product(*rows, bytes, &name, seconds);
-            (self.told)(&speed);
+            let speed = self.matmul_speed(*rows, bytes, &name, seconds);
+            (self.report)(&speed);
         }
         Ok(())
     }
 
     /// What making numbers of blocks takes.
     fn blocks(&mut self, gpu: &Gpu, format: Format) -> Result<(), EngineError> {
-        let (number, width) = (self.ops.device().number(), self.sizes.width);
-        let rows = DECODED_WIDTHS * width;
+        let (number, width) = (self.ops.device().dtype(), self.sizes.hidden_size);
+        let rows = DECOMPRESSED_WIDTHS * width;
         let memory = self.weights(format, rows)?;
-        let out = self.decoded(rows)?;
+        let out = self.decompressed_buffer(rows)?;
         let decode = |run| {
             let (to, from) = (out.span(), memory.part(run));
-            Ok(gpu.dequantize(number, format.on_card(), to, from, rows, width)?)
+            Ok(gpu.dequantize(number, format.to_cuda(), to, from, rows, width)?)
         };
         let seconds = self.median(|_, run| decode(run))?;
-        let speed = self.decoding(rows, format.bytes(rows * width), format.name(), seconds);
-        (self.told)(&speed);
+        let speed =
+            self.decompression_speed(rows, format.bytes(rows * width), format.name(), seconds);
+        (self.report)(&speed);
         Ok(())
     }
 
     /// What decoding takes, and, of what is multiplied as it is, products.
-    fn coded(&mut self, gpu: &Gpu, sample: &CodedSample) -> Result<(), EngineError> {
+    fn compressed(&mut self, gpu: &Gpu, sample: &CompressedSample) -> Result<(), EngineError> {
         let (device, ledger) = (self.ops.device(), self.ops.ledger());
-        let (number, width) = (device.number(), self.sizes.width);
-        let chunks = DECODED_WIDTHS * width.div_ceil(CHUNK_ROWS);
-        let on_card = SampleOnCard::new(device, ledger, sample, chunks)?;
+        let (number, width) = (device.dtype(), self.sizes.hidden_size);
+        let chunks = DECOMPRESSED_WIDTHS * width.div_ceil(CHUNK_ROWS);
+        let on_card = GpuSample::new(device, ledger, sample, chunks)?;
         let matrix = on_card.matrix();
-        let name = matrix.coding.name();
-        let out = self.decoded(matrix.rows())?;
-        let seconds = self.median(|_, _| Ok(gpu.decode(number, out.span(), &matrix)?))?;
-        let speed = self.decoding(matrix.rows(), on_card.bytes(), name, seconds);
-        (self.told)(&speed);
-        if !matrix.is_multiplied() {
+        let name = matrix.compression.name();
+        let out = self.decompressed_buffer(matrix.rows())?;
+        let seconds = self.median(|_, _| Ok(gpu.decompress(number, out.span(), &matrix)?))?;
+        let speed = self.decompression_speed(matrix.rows(), on_card.bytes(), name, seconds);
+        (self.report)(&speed);
+        if !matrix.has_matmul() {
             return Ok(());
         }
         let chunks = width / CHUNK_ROWS;
         let bytes = chunks * sample.encoded.bytes.len();
         let matrices = gpu.beyond_cache(bytes).div_ceil(bytes);
-        let on_card = SampleOnCard::new(device, ledger, sample, matrices * chunks)?;
+        let on_card = GpuSample::new(device, ledger, sample, matrices * chunks)?;
         let index = on_card.index(device, ledger)?;
         let bytes = bytes + index.span().bytes() / matrices;
         for rows in &self.sizes.rows {
             let [x, out] = self.rows(*rows)?;
             let multiply = |run| {
                 let first = run % matrices * chunks;
-                gpu.multiply_palette(
+                gpu.matmul_dictionary(
                     number,
-                    cuda::PaletteProduct {
+                    cuda::DictionaryMatmul {
                         out: out.span(),
                         out_is_f32: false,
                         out_stride: width,
@@ -231,8 +234,8 @@ impl Clock<'_> {
                 )
             };
             let seconds = self.median(|_, run| Ok(multiply(run)?))?;
-            let product = self.product(*rows, bytes, name, seconds);
-            (self.told)(&product);
+            let product = self.matmul_speed(*rows, bytes, name, seconds);
+            (self.report)(&product);
         }
         Ok(())
     }
@@ -241,70 +244,76 @@ impl Clock<'_> {
     /// and code alike.
     fn weights(&self, format: Format, rows: usize) -> Result<Weights, EngineError> {
         let (device, ledger) = (self.ops.device(), self.ops.ledger());
-        let matrix_bytes = format.bytes(rows * self.sizes.width);
+        let matrix_bytes = format.bytes(rows * self.sizes.hidden_size);
         let matrices = (device.gpu()).map_or(1, |gpu| {
             gpu.beyond_cache(matrix_bytes).div_ceil(matrix_bytes)
         });
         let words = matrices * matrix_bytes / size_of::<u64>();
-        let bytes = DeviceBuffer::new(device, ledger, Kind::Weights, words)?;
+        let bytes = DeviceBuffer::new(device, ledger, MemoryKind::Weights, words)?;
         let mut weights = Weights {
             bytes,
             matrices,
             matrix_bytes,
         };
         match (&mut weights.bytes, device.gpu()) {
-            (DeviceBuffer::Gpu(_), Some(gpu)) => gpu.fill(weights.bytes.span(), FILLING)?,
-            (host, _) => bytemuck::cast_slice_mut(host.host_mut()).fill(FILLING),
+            (DeviceBuffer::Gpu(_), Some(gpu)) => gpu.fill(weights.bytes.span(), FILL_BYTE)?,
+            (host, _) => bytemuck::cast_slice_mut(host.host_mut()).fill(FILL_BYTE),
         }
         Ok(weights)
     }
 
     /// Room for so many decoded rows.
-    fn decoded(&self, rows: usize) -> Result<DeviceBuffer<u8>, OpsError> {
+    fn decompressed_buffer(&self, rows: usize) -> Result<DeviceBuffer<u8>, OpsError> {
         let (device, ledger) = (self.ops.device(), self.ops.ledger());
-        let bytes = rows * self.sizes.width * device.number().bytes();
-        DeviceBuffer::new(device, ledger, Kind::Scratch, bytes)
+        let bytes = rows * self.sizes.hidden_size * device.dtype().bytes();
+        DeviceBuffer::new(device, ledger, MemoryKind::Scratch, bytes)
     }
 
     /// Rows to multiply, and room for the product.
     fn rows(&self, rows: usize) -> Result<[Activation; 2], EngineError> {
-        let width = self.sizes.width;
+        let width = self.sizes.hidden_size;
         let values = vec![0.5; rows * width];
         let matrix = || {
             self.ops
-                .matrix(rows, width, &values, self.ops.device().number())
+                .matrix(rows, width, &values, self.ops.device().dtype())
         };
         Ok([matrix()?, matrix()?])
     }
 
     /// A product with a square matrix of so many bytes.
-    fn product(&self, rows: usize, bytes: usize, kind: &str, seconds: f64) -> Speed {
-        let width = self.sizes.width;
-        let number = self.ops.device().number();
-        Speed {
+    fn matmul_speed(&self, rows: usize, bytes: usize, kind: &str, seconds: f64) -> OperationSpeed {
+        let width = self.sizes.hidden_size;
+        let number = self.ops.device().dtype();
+        OperationSpeed {
             name: format!("linear, {rows} x {width} x {width}, {kind}"),
             seconds,
             operations: 2.0 * (rows * width * width) as f64,
             bytes: (bytes + 2 * rows * width * number.bytes()) as f64,
-            decoded_bytes: None,
+            decompressed_bytes: None,
         }
     }
 
     /// Rows that were made of so many bytes.
-    fn decoding(&self, rows: usize, bytes: usize, kind: &str, seconds: f64) -> Speed {
-        let width = self.sizes.width;
-        let decoded = rows * width * self.ops.device().number().bytes();
-        Speed {
+    fn decompression_speed(
+        &self,
+        rows: usize,
+        bytes: usize,
+        kind: &str,
+        seconds: f64,
+    ) -> OperationSpeed {
+        let width = self.sizes.hidden_size;
+        let decoded = rows * width * self.ops.device().dtype().bytes();
+        OperationSpeed {
             name: format!("decode, {rows} x {width}, {kind}"),
             seconds,
             operations: 0.0,
             bytes: (bytes + decoded) as f64,
-            decoded_bytes: Some(decoded as f64),
+            decompressed_bytes: Some(decoded as f64),
         }
     }
 
     fn attention(&mut self, canvas: usize) -> Result<(), EngineError> {
-        let (width, number) = (self.sizes.width, self.ops.device().number());
+        let (width, number) = (self.sizes.hidden_size, self.ops.device().dtype());
         let head_dim = HEAD_DIM.min(width);
         let heads = width / head_dim;
         let values = vec![0.5; canvas * width];
@@ -312,7 +321,7 @@ impl Clock<'_> {
         let (q, k, v) = (q?, k?, v?);
         let tasks = self.ops.attention_tasks(vec![AttentionRange {
             queries: 0..canvas,
-            keys: Keys::Pass(vec![KeySegment {
+            keys: AttentionKeys::Pass(vec![KeySegment {
                 start: 0,
                 len: canvas,
             }]),
@@ -328,12 +337,12 @@ impl Clock<'_> {
             layer: 0,
         };
         let seconds = self.median(|ops, _| ops.attend(&q, &keys, shape, &tasks).map(drop))?;
-        (self.told)(&Speed {
+        (self.report)(&OperationSpeed {
             name: format!("attention, canvas of {canvas}, {heads} heads of {head_dim}"),
             seconds,
             operations: 4.0 * (canvas * canvas * width) as f64,
             bytes: (4 * canvas * width * number.bytes()) as f64,
-            decoded_bytes: None,
+            decompressed_bytes: None,
         });
         Ok(())
     }
@@ -370,7 +379,7 @@ struct Weights {
 
 impl Weights {
     /// The one that a run takes.
-    fn part(&self, run: usize) -> cuda::Span {
+    fn part(&self, run: usize) -> cuda::GpuSpan {
         let first = run % self.matrices * self.matrix_bytes;
         self.bytes.span().part(first, self.matrix_bytes)
     }

@@ -3,8 +3,8 @@
 use std::{fmt, path::PathBuf, str::FromStr};
 
 use clap::Args;
-use sluice_daemon::config::{Budget, Compute, Device, PinLimit};
-use sluice_shared::{decoding::Caching, level::Level};
+use sluice_daemon::config::{Budget, ComputeDtype, Device, PinnedMemoryLimit};
+use sluice_shared::{decoding::KvCacheReuse, level::Level};
 
 use super::Limit;
 
@@ -16,8 +16,8 @@ pub struct Timing {
     pub(super) device: Device,
 
     /// What to compute in: auto, f32, f16 or bf16
-    #[arg(long, value_name = "NUMBER", default_value_t = Compute::Auto)]
-    pub(super) compute: Compute,
+    #[arg(long, value_name = "NUMBER", default_value_t = ComputeDtype::Auto)]
+    pub(super) compute: ComputeDtype,
 
     /// Checkpoint whose passes are timed; `sluiced synth --preset llada-8b DIR` makes one
     #[arg(long, value_name = "DIR|FILE")]
@@ -40,8 +40,8 @@ pub struct Timing {
     pub(super) passes: usize,
 
     /// Keys and values that are kept between passes: none, prefix, dual or vicinity
-    #[arg(long, value_name = "KIND", default_value_t = Caching::default())]
-    pub(super) cache: Caching,
+    #[arg(long, value_name = "KIND", default_value_t = KvCacheReuse::default())]
+    pub(super) cache: KvCacheReuse,
 
     /// Requests that share passes, such as 1,16, timed under the least budget at which a level is streamed
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
@@ -49,7 +49,7 @@ pub struct Timing {
 
     /// Most memory of the host that is pinned for a card to copy streamed weights from [default: auto, half of it at most]
     #[arg(long, value_name = "BYTES|auto")]
-    pub(super) pin_limit: Option<PinLimit>,
+    pub(super) pin_limit: Option<PinnedMemoryLimit>,
 
     /// Folder for converted copies of the checkpoint, which streaming at moderate and aggressive takes, and which stay
     /// there [default: a temporary one]

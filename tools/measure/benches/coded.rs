@@ -13,26 +13,31 @@ use half::bf16;
 use safetensors::{Dtype, serialize_to_file, tensor::TensorView};
 use sluice_checkpoint::{
     Checkpoint, Source,
-    coded::{Compression, Container, How, Lossless, Target, compress},
+    compression::{
+        CompressOptions, CompressionMethod, Container, Lossless, TrellisTarget, compress,
+    },
 };
 use sluice_formats::{Format, noise::Noise};
-use sluice_machine::Kind;
+use sluice_machine::MemoryKind;
 use sluice_ops::{
     Ops,
     device::Device,
-    ledger::{Ledger, Mark},
+    ledger::{Ledger, PeakMark},
 };
-use sluice_weights::{CodedRows, CodedTensor, Data, Weight};
+use sluice_weights::{CompressedRows, CompressedTensor, Weight, WeightData};
 
 /// A square projection of LLaDA-8B, and one to its MLP: outputs and inputs.
 const SHAPES: [(usize, usize); 2] = [(4096, 4096), (12_288, 4096)];
 const ROWS: [usize; 5] = [1, 8, 32, 128, 512];
 const TURNS: usize = 9;
 const NAME: &str = "weight";
-const WAYS: [(&str, How); 3] = [
-    ("palette", How::Lossless(Lossless::Palette)),
-    ("huffman", How::Lossless(Lossless::Huffman)),
-    ("rate, 4 bits", How::Rate(Target::Bits(4.0))),
+const WAYS: [(&str, CompressionMethod); 3] = [
+    ("palette", CompressionMethod::Lossless(Lossless::Dictionary)),
+    ("huffman", CompressionMethod::Lossless(Lossless::Huffman)),
+    (
+        "rate, 4 bits",
+        CompressionMethod::Trellis(TrellisTarget::Bits(4.0)),
+    ),
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -48,7 +53,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// A coded matrix as a checkpoint has it.
 struct Coded {
-    tensor: std::sync::Arc<CodedTensor>,
+    tensor: std::sync::Arc<CompressedTensor>,
     bytes: Vec<u8>,
     format: Format,
 }
@@ -79,25 +84,29 @@ fn bench(outputs: usize, width: usize) -> Result<(), Box<dyn Error>> {
         rows: outputs,
         width,
         data,
-        epoch: 0,
+        weights_version: 0,
     };
     let mut ways = vec![
         (
             "f32",
             32.0,
-            matrix(Format::F32, Data::Host(bytemuck::cast_slice(&wide))),
+            matrix(Format::F32, WeightData::Host(bytemuck::cast_slice(&wide))),
         ),
-        ("bf16", 16.0, matrix(Format::Bf16, Data::Host(plain))),
+        ("bf16", 16.0, matrix(Format::Bf16, WeightData::Host(plain))),
     ];
     ways.extend(coded.iter().map(|(name, coded)| {
-        let rows = CodedRows {
+        let rows = CompressedRows {
             tensor: &coded.tensor,
             bytes: &coded.bytes,
             base: 0,
             first_row: 0,
         };
         let bits = coded.bytes.len() as f64 * 8.0 / numbers.len() as f64;
-        (*name, bits, matrix(coded.format, Data::Coded(rows)))
+        (
+            *name,
+            bits,
+            matrix(coded.format, WeightData::Compressed(rows)),
+        )
     }));
 
     println!("\n{outputs} outputs of {width}: milliseconds with f32, and times that of the others");
@@ -117,13 +126,13 @@ fn bench(outputs: usize, width: usize) -> Result<(), Box<dyn Error>> {
             for _ in 0..TURNS {
                 for (best, (_, _, weight)) in best.iter_mut().zip(&ways) {
                     let before = ledger.used_bytes();
-                    ledger.mark(Mark::Pass);
+                    ledger.mark(PeakMark::Pass);
                     let start = Instant::now();
                     let out = black_box(ops.linear(&x, weight)?);
                     *best = best.min(start.elapsed().as_secs_f64());
                     drop(out);
                     let out_bytes = (rows * outputs * size_of::<f32>()) as u64;
-                    extra = extra.max(ledger.peak_since(Mark::Pass) - before - out_bytes);
+                    extra = extra.max(ledger.peak_since(PeakMark::Pass) - before - out_bytes);
                 }
             }
             for (row, best) in table.iter_mut().zip(best) {
@@ -141,7 +150,7 @@ fn bench(outputs: usize, width: usize) -> Result<(), Box<dyn Error>> {
             }
             println!();
         }
-        let scratch = ledger.report().kinds[Kind::Scratch as usize].peak_bytes;
+        let scratch = ledger.report().kinds[MemoryKind::Scratch as usize].peak_bytes;
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         println!(
             "memory besides weights, input and output: {:.1} MiB of scratch, {:.1} MiB more",
@@ -153,9 +162,9 @@ fn bench(outputs: usize, width: usize) -> Result<(), Box<dyn Error>> {
 }
 
 /// What a model has in memory that is kept coded.
-fn code(folder: &Path, target: &Path, how: How) -> Result<Coded, Box<dyn Error>> {
-    let options = Compression {
-        how,
+fn code(folder: &Path, target: &Path, how: CompressionMethod) -> Result<Coded, Box<dyn Error>> {
+    let options = CompressOptions {
+        method: how,
         tile: 256,
         keep: Vec::new(),
         all: true,
@@ -178,7 +187,7 @@ fn code(folder: &Path, target: &Path, how: How) -> Result<Coded, Box<dyn Error>>
     );
     let bytes = fs::read(target)?[start..end].to_vec();
     let checkpoint = Checkpoint::open(&Source::Folder(target.to_owned()))?;
-    let tensor = checkpoint.coded(NAME).ok_or("it stayed plain")?;
+    let tensor = checkpoint.compressed(NAME).ok_or("it stayed plain")?;
     let format = checkpoint
         .tensor(NAME)
         .ok_or("it isn't there")?

@@ -8,7 +8,7 @@
 use std::{env, error::Error, fs, hint::black_box, time::Instant};
 
 use half::bf16;
-use sluice_codec::{Coded, Encoded, Lossless, Number, Target, encode, quantize};
+use sluice_codec::{CompressedMatrix, DType, Encoded, Lossless, TrellisTarget, encode, quantize};
 use zstd::{bulk, zstd_safe::CParameter};
 
 /// A square projection of a model of eight billion weights.
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 struct Matrix {
-    number: Number,
+    number: DType,
     rows: usize,
     width: usize,
     bytes: Vec<u8>,
@@ -50,7 +50,7 @@ impl Matrix {
             .flat_map(|_| bf16::from_f64(next()).to_le_bytes())
             .collect();
         Self {
-            number: Number::Bf16,
+            number: DType::Bf16,
             rows: width,
             width,
             bytes,
@@ -76,7 +76,7 @@ impl Matrix {
 
     /// Symbols and the rest, as the codec splits numbers of 16 bits.
     fn split(&self) -> (Vec<u8>, Vec<u8>) {
-        if self.number != Number::Bf16 {
+        if self.number != DType::Bf16 {
             return (self.plane(1, 1), self.plane(0, 1));
         }
         let numbers = self.bytes.as_chunks::<2>().0.iter();
@@ -127,27 +127,27 @@ fn bench(name: &str, matrix: &Matrix) -> Result<(), Box<dyn Error>> {
     );
     let values = widened(number, rows, width, plain)?;
     let mut coded = Vec::new();
-    for scheme in [Lossless::Palette, Lossless::Huffman] {
+    for scheme in [Lossless::Dictionary, Lossless::Huffman] {
         for tile in [128, 256, 512] {
             let encoded = encode(number, rows, width, plain, scheme, tile)?;
             coded.push((format!("{scheme:?} {tile}").to_lowercase(), encoded));
         }
     }
     for bits in [3., 4.] {
-        let quantized = quantize(number, rows, width, &values, Target::Bits(bits), 256)?;
+        let quantized = quantize(number, rows, width, &values, TrellisTarget::Bits(bits), 256)?;
         coded.push((format!("rate {bits}"), quantized.encoded));
     }
     for (name, encoded) in coded {
         let bits = matrix.bits(encoded.bytes.len());
         let lossless = !name.starts_with("rate");
         let Encoded { layout, bytes } = encoded;
-        let coded = Coded::new(layout, Vec::leak(bytes))?;
+        let coded = CompressedMatrix::new(layout, Vec::leak(bytes))?;
         if lossless {
             let mut out = vec![1; plain.len()];
             let one = coded.clone();
             let run = move || {
                 let out = black_box(&mut out[..]);
-                one.decode_rows(0..rows, out).expect("coded here");
+                one.decompress_rows(0..rows, out).expect("coded here");
             };
             way(&name, bits, Box::new(run));
             let mut out = vec![1; SOME_ROWS * width * size];
@@ -156,7 +156,8 @@ fn bench(name: &str, matrix: &Matrix) -> Result<(), Box<dyn Error>> {
                 for row in (0..rows).step_by(SOME_ROWS) {
                     let some = row..rows.min(row + SOME_ROWS);
                     let out = &mut out[..some.len() * width * size];
-                    one.decode_rows(some, black_box(out)).expect("coded here");
+                    one.decompress_rows(some, black_box(out))
+                        .expect("coded here");
                 }
             };
             way(&format!("{name}, some rows at a time"), bits, Box::new(run));
@@ -166,7 +167,9 @@ fn bench(name: &str, matrix: &Matrix) -> Result<(), Box<dyn Error>> {
             for row in (0..rows).step_by(SOME_ROWS) {
                 let some = row..rows.min(row + SOME_ROWS);
                 let out = &mut out[..some.len() * width];
-                coded.widen_rows(some, black_box(out)).expect("coded here");
+                coded
+                    .decompress_rows_f32(some, black_box(out))
+                    .expect("coded here");
             }
         };
         way(&format!("{name}, some rows widened"), bits, Box::new(run));
@@ -230,14 +233,14 @@ fn bench(name: &str, matrix: &Matrix) -> Result<(), Box<dyn Error>> {
 }
 
 fn widened(
-    number: Number,
+    number: DType,
     rows: usize,
     width: usize,
     bytes: &[u8],
 ) -> Result<Vec<f32>, Box<dyn Error>> {
     let plain = encode(number, rows, width, bytes, Lossless::Plain, 256)?;
     let mut values = vec![0.; rows * width];
-    Coded::new(plain.layout, &plain.bytes)?.widen_rows(0..rows, &mut values)?;
+    CompressedMatrix::new(plain.layout, &plain.bytes)?.decompress_rows_f32(0..rows, &mut values)?;
     Ok(values)
 }
 
@@ -281,9 +284,9 @@ fn largest(file: &[u8]) -> Result<Vec<(String, Matrix)>, Box<dyn Error>> {
         .iter()
         .filter_map(|(name, entry)| {
             let number = match entry["dtype"].as_str()? {
-                "BF16" => Number::Bf16,
-                "F16" => Number::F16,
-                "F32" => Number::F32,
+                "BF16" => DType::Bf16,
+                "F16" => DType::F16,
+                "F32" => DType::F32,
                 _ => return None,
             };
             let place = |i: usize| usize::try_from(entry["data_offsets"][i].as_u64()?).ok();

@@ -9,7 +9,7 @@ use candle_core::{
 use divan::{Bencher, counter::ItemsCount};
 use sluice_formats::{Format, noise::Noise};
 use sluice_ops::{Ops, device::Device, ledger::Ledger};
-use sluice_weights::{Data, Weight};
+use sluice_weights::{Weight, WeightData};
 
 /// Weights' width and rows: a layer's square projection in LLaDA-8B, and smaller models' layers.
 const SHAPES: [(usize, usize); 4] = [(4096, 4096), (1024, 1024), (1024, 3072), (2048, 5632)];
@@ -52,8 +52,8 @@ fn linear(bencher: Bencher<'_, '_>, case: Case, format: Format) {
         format,
         rows: outputs,
         width,
-        data: Data::Host(bytes),
-        epoch: 0,
+        data: WeightData::Host(bytes),
+        weights_version: 0,
     };
     let ids: Vec<u32> = (0..rows as u32).collect();
     let x = ops.embed(&ids, &weight).unwrap();

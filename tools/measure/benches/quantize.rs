@@ -43,7 +43,7 @@ fn ours(bencher: Bencher<'_, '_>, format: Format) {
     let mut bytes = vec![0; format.bytes(WEIGHTS)];
     bencher
         .counter(ItemsCount::new(WEIGHTS))
-        .bench_local(|| format.store(&weights, &mut bytes));
+        .bench_local(|| format.quantize(&weights, &mut bytes));
 }
 
 #[divan::bench(args = FORMATS)]

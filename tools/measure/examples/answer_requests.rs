@@ -8,10 +8,10 @@
 use std::{error::Error, path::PathBuf, time::Duration};
 
 use sluice_checkpoint::Source;
-use sluice_engine::{Engine, Generate, Options, Outcome, Settings, Work};
+use sluice_engine::{Engine, EngineOptions, Generate, Outcome, PlanSettings, Work};
 use sluice_shared::{
     decoding::Decoding,
-    dial::{Bundle, Dial},
+    preset::{Preset, ResolvedPreset},
     units,
 };
 
@@ -34,13 +34,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let model = PathBuf::from(arguments.next().ok_or("a model is needed")?);
     let ways: Vec<String> = arguments.collect();
-    let engine = Engine::start(Options::default())?;
-    let model = engine.load_now(Source::Folder(model), Settings::default())?;
-    let text = model.text.as_ref().ok_or("the model has no tokenizer")?;
+    let engine = Engine::start(EngineOptions::default())?;
+    let model = engine.load_now(Source::Folder(model), PlanSettings::default())?;
+    let text = model
+        .tokenizer
+        .as_ref()
+        .ok_or("the model has no tokenizer")?;
     for way in ways {
-        let (policy, decoding) = match way.parse::<Dial>() {
+        let (policy, decoding) = match way.parse::<Preset>() {
             Ok(dial) => {
-                let Bundle { policy, decoding } = dial.resolve(|_| false);
+                let ResolvedPreset { policy, decoding } = dial.resolve(|_| false);
                 (policy, decoding)
             }
             Err(_) => (way.parse()?, Decoding::default()),

@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use sluice_cuda::{Gpu, Unavailable, devices};
+use sluice_cuda::{Gpu, GpuUnavailable, devices};
 
 fn main() -> ExitCode {
     match show() {
@@ -15,12 +15,12 @@ fn main() -> ExitCode {
     }
 }
 
-fn show() -> Result<(), Unavailable> {
+fn show() -> Result<(), GpuUnavailable> {
     for device in devices()? {
         let gpu = Gpu::open(device.ordinal)?;
-        println!("{:#?}\n{:#?}", gpu.facts(), gpu.live());
+        println!("{:#?}\n{:#?}", gpu.properties(), gpu.live_stats());
         println!("context: {:?} bytes", gpu.context_bytes());
-        println!("{:#?}", gpu.measure_rates()?);
+        println!("{:#?}", gpu.measure_bandwidth()?);
         match gpu.blas() {
             Some(blas) => println!("cuBLAS: {}", blas.name()),
             None => println!("cuBLAS: none ({})", gpu.blas_absence().unwrap_or("?")),

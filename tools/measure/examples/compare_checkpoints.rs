@@ -20,33 +20,33 @@ use std::{
 use safetensors::{Dtype, tensor::TensorView};
 use sluice_checkpoint::{
     Checkpoint, Source, TensorEntry,
-    coded::{Compression, How, compress},
+    compression::{CompressOptions, CompressionMethod, compress},
     family::ModelConfig,
 };
 use sluice_codec::{
-    Target,
-    container::{Container, Rules, Treatment},
+    TrellisTarget,
+    container::{CompressionRules, Container, TensorTreatment},
 };
 use sluice_engine::{
-    Compare, ModelId,
-    decode::compare::{Reading, rows, samples},
+    MeasureFidelity, ModelId,
+    decode::fidelity::{SampleReading, rows, samples},
     model::transformer::{Interrupt, Transformer},
-    residency::{LoadOutcome, Reader, Residency},
+    residency::{LoadOutcome, Residency, WeightReader},
 };
 use sluice_formats::Format;
 use sluice_machine::Profile;
-use sluice_ops::{Activation, CacheShape, Ops, device::Device, ledger::Ledger};
-use sluice_plan::{Machine, Plan, Question, Working, Workload};
-use sluice_shared::{level::Level, settings::Choices};
-use sluice_tokenizer::Text;
-use sluice_weights::Part;
+use sluice_ops::{Activation, KvCacheShape, Ops, device::Device, ledger::Ledger};
+use sluice_plan::{Machine, Plan, PlanInput, WorkingMemory, Workload};
+use sluice_shared::{level::Level, settings::ResolvedPlanSettings};
+use sluice_tokenizer::Tokenizer;
+use sluice_weights::TensorPart;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const SAMPLES: usize = 64;
 const SAMPLE_TOKENS_MAX: usize = 256;
 /// Numbers of a tile.
-const TILE: usize = 512;
+const TILE_ELEMENTS: usize = 512;
 /// Rows of a causal model that go through the layers together.
 const ROWS: usize = 64;
 const BLOCK_FORMATS: [Format; 10] = [
@@ -72,13 +72,13 @@ fn main() -> Result<()> {
     let model_path = Path::new(model);
     let original = Loaded::new(model_path, &ops)?;
     let samples = samples_of(&fs::read_to_string(text)?, model_path, &original.config)?;
-    let compare = |seed| Compare {
+    let compare = |seed| MeasureFidelity {
         model: ModelId(0),
         level: None,
         samples: samples.clone(),
         seed,
     };
-    let texts: Vec<Compare> = (1..=seeds).map(compare).collect();
+    let texts: Vec<MeasureFidelity> = (1..=seeds).map(compare).collect();
     let theirs = texts.iter().map(|texts| original.rows(texts, &ops));
     let theirs: Vec<Activation> = theirs.collect::<Result<_>>()?;
     println!(
@@ -90,10 +90,10 @@ fn main() -> Result<()> {
         let folder = tempfile::tempdir()?;
         let container = folder.path().join("model.sluice");
         let path = if let Some(format) = format {
-            round(model_path, *format, folder.path())?;
+            block_quantized(model_path, *format, folder.path())?;
             folder.path()
         } else if let Ok(bits) = other.parse() {
-            code(model_path, bits, &container)?;
+            trellis_quantized(model_path, bits, &container)?;
             &container
         } else {
             Path::new(other)
@@ -101,7 +101,7 @@ fn main() -> Result<()> {
         let loss = Loss::of(model_path, path)?;
         let bits = format.map_or(loss.bits(), |format| format.bytes(256) as f64 * 8.0 / 256.0);
         let loaded = Loaded::new(path, &ops)?;
-        let mut found = Found::default();
+        let mut found = Comparison::default();
         for (texts, theirs) in texts.iter().zip(&theirs) {
             let ours = loaded.rows(texts, &ops)?;
             found.add(&original.compare(&loaded, [theirs, &ours], texts, &ops)?);
@@ -123,7 +123,7 @@ fn main() -> Result<()> {
 fn samples_of(text: &str, model: &Path, config: &ModelConfig) -> Result<Vec<Vec<u32>>> {
     let files = Checkpoint::open(&source(model))?.tokenizer()?;
     let files = files.ok_or("the model has no tokenizer")?;
-    let tokenizer = Text::new(&files.tokenizer, files.config.as_deref())?;
+    let tokenizer = Tokenizer::new(&files.tokenizer, files.config.as_deref())?;
     let lines: Vec<&str> = text
         .lines()
         .filter(|line| !line.trim().is_empty())
@@ -153,13 +153,13 @@ struct Loaded {
 
 /// How far one is from the other.
 #[derive(Default)]
-struct Found {
+struct Comparison {
     kl: f64,
     same_top: f64,
     likelihood: f64,
 }
 
-impl Found {
+impl Comparison {
     fn add(&mut self, other: &Self) {
         self.kl += other.kl;
         self.same_top += other.same_top;
@@ -172,16 +172,16 @@ impl Loaded {
         let checkpoint = Checkpoint::open(&source(path))?;
         let config = checkpoint.model()?;
         let sources = checkpoint.sources(config.shape.tensors())?;
-        let plan = Plan::new(&Question {
+        let plan = Plan::new(&PlanInput {
             shape: &config.shape,
             sources: &sources,
-            choices: Choices::from(Level::Off),
+            choices: ResolvedPlanSettings::from(Level::Off),
             budget_bytes: u64::MAX,
             workload: Workload::default(),
-            working: Working::default(),
+            working: WorkingMemory::default(),
             machine: &Machine::unmeasured(Profile::cpu(ops.device().threads()), u64::MAX),
         })?;
-        let reader = Arc::new(Reader::new(Arc::new(checkpoint), &sources));
+        let reader = Arc::new(WeightReader::new(Arc::new(checkpoint), &sources));
         let never = AtomicBool::new(false);
         let (device, ledger) = (ops.device(), ops.ledger());
         let LoadOutcome::Done(weights) =
@@ -197,16 +197,16 @@ impl Loaded {
     }
 
     /// What it makes of the texts, before the head.
-    fn rows(&self, texts: &Compare, ops: &Ops) -> Result<Activation> {
+    fn rows(&self, texts: &MeasureFidelity, ops: &Ops) -> Result<Activation> {
         let samples = samples(texts, self.config.mask);
         let count = samples.iter().map(|sample| sample.rows.len()).sum();
         let shape = &self.config.shape;
-        let reading = shape.causal.then(|| Reading {
-            cache: CacheShape::of(shape, Format::F32),
+        let reading = shape.causal.then(|| SampleReading {
+            cache: KvCacheShape::of(shape, Format::F32),
             rows: ROWS,
         });
         let never = AtomicBool::new(false);
-        let mut kept = ops.keep(count, shape.width)?;
+        let mut kept = ops.persistent(count, shape.hidden_size)?;
         let mut at = 0;
         for sample in &samples {
             let model = (&self.model, &self.weights);
@@ -228,25 +228,25 @@ impl Loaded {
         &self,
         other: &Self,
         rows: [&Activation; 2],
-        texts: &Compare,
+        texts: &MeasureFidelity,
         ops: &Ops,
-    ) -> Result<Found> {
+    ) -> Result<Comparison> {
         let samples = samples(texts, self.config.mask);
         let targets: Vec<u32> = samples
             .iter()
             .flat_map(|sample| sample.targets.iter().copied())
             .collect();
-        let mut comparison = ops.start_comparison(&targets, self.weights.head_part_rows())?;
-        for (unit, first) in self.weights.head_parts() {
+        let mut comparison = ops.start_comparison(&targets, self.weights.lm_head_part_rows())?;
+        for (unit, first) in self.weights.lm_head_parts() {
             let heads = [self.weights.acquire(unit)?, other.weights.acquire(unit)?];
-            let [one, two] = heads.each_ref().map(|head| head.weight(Part::Head));
-            ops.compare_heads(&mut comparison, rows, [&one, &two], first)?;
+            let [one, two] = heads.each_ref().map(|head| head.weight(TensorPart::LmHead));
+            ops.compare_lm_heads(&mut comparison, rows, [&one, &two], first)?;
         }
         let all = comparison.divergences()?;
         let mean = |value: &dyn Fn(usize) -> f64| {
             (0..all.len()).map(value).sum::<f64>() / all.len() as f64
         };
-        Ok(Found {
+        Ok(Comparison {
             kl: mean(&|row| all[row].kl),
             same_top: mean(&|row| f64::from(u8::from(all[row].same_top))),
             likelihood: -mean(&|row| all[row].target[1]),
@@ -255,14 +255,14 @@ impl Loaded {
 }
 
 /// Whether a container would code a tensor to a rate.
-fn is_coded(name: &str, entry: &TensorEntry) -> bool {
-    let rules = Rules {
+fn is_trellis_quantized(name: &str, entry: &TensorEntry) -> bool {
+    let rules = CompressionRules {
         keep: Vec::new(),
-        is_rate: true,
+        is_trellis: true,
         all: false,
     };
     let number = entry.format.as_ref().map_or("", |format| format.name());
-    rules.treatment(name, &entry.shape, number) == Treatment::Rate
+    rules.treatment(name, &entry.shape, number) == TensorTreatment::Trellis
 }
 
 fn entries(checkpoint: &Checkpoint) -> impl Iterator<Item = (&str, &TensorEntry)> {
@@ -270,14 +270,14 @@ fn entries(checkpoint: &Checkpoint) -> impl Iterator<Item = (&str, &TensorEntry)
     names.filter_map(|name| Some((name, checkpoint.tensor(name)?)))
 }
 
-fn widened(checkpoint: &Checkpoint, entry: &TensorEntry) -> Result<Vec<f32>> {
+fn upcast(checkpoint: &Checkpoint, entry: &TensorEntry) -> Result<Vec<f32>> {
     let format = entry.format.clone()?;
     let numbers: usize = entry.shape.iter().product();
     let mut bytes = vec![0; format.bytes(numbers)];
     let length = bytes.len() as u64;
     checkpoint.read_part(entry, 0..length, &mut bytes)?;
     let mut values = vec![0.0; numbers];
-    format.widen(&bytes, &mut values);
+    format.dequantize(&bytes, &mut values);
     Ok(values)
 }
 
@@ -285,8 +285,8 @@ fn widened(checkpoint: &Checkpoint, entry: &TensorEntry) -> Result<Vec<f32>> {
 struct Loss {
     lost: f64,
     all: f64,
-    numbers: f64,
-    coded_bytes: f64,
+    elements: f64,
+    compressed_bytes: f64,
 }
 
 impl Loss {
@@ -300,22 +300,24 @@ impl Loss {
         let mut loss = Self {
             lost: 0.0,
             all: 0.0,
-            numbers: 0.0,
-            coded_bytes: 0.0,
+            elements: 0.0,
+            compressed_bytes: 0.0,
         };
-        for (name, entry) in entries(&model).filter(|(name, entry)| is_coded(name, entry)) {
-            let theirs = widened(&model, entry)?;
+        for (name, entry) in
+            entries(&model).filter(|(name, entry)| is_trellis_quantized(name, entry))
+        {
+            let theirs = upcast(&model, entry)?;
             let same = checkpoint.tensor(name).ok_or("a tensor is missing")?;
-            let ours = widened(&checkpoint, same)?;
+            let ours = upcast(&checkpoint, same)?;
             let square = |value: f32| f64::from(value).powi(2);
             let pairs = theirs.iter().zip(&ours);
             loss.lost += pairs.map(|(a, b)| square(a - b)).sum::<f64>();
             loss.all += theirs.iter().map(|value| square(*value)).sum::<f64>();
-            loss.numbers += theirs.len() as f64;
+            loss.elements += theirs.len() as f64;
             if let Some(container) = &container {
                 let mut tensors = container.header().tensors.iter();
                 let tensor = tensors.find(|tensor| tensor.name == name);
-                loss.coded_bytes += tensor.map_or(0, |tensor| tensor.length) as f64;
+                loss.compressed_bytes += tensor.map_or(0, |tensor| tensor.length) as f64;
             }
         }
         Ok(loss)
@@ -326,15 +328,15 @@ impl Loss {
     }
 
     fn bits(&self) -> f64 {
-        self.coded_bytes * 8.0 / self.numbers
+        self.compressed_bytes * 8.0 / self.elements
     }
 }
 
 /// The same model with its layers at so many bits a weight.
-fn code(model: &Path, bits: f64, to: &Path) -> Result<()> {
-    let options = Compression {
-        how: How::Rate(Target::Bits(bits)),
-        tile: TILE,
+fn trellis_quantized(model: &Path, bits: f64, to: &Path) -> Result<()> {
+    let options = CompressOptions {
+        method: CompressionMethod::Trellis(TrellisTarget::Bits(bits)),
+        tile: TILE_ELEMENTS,
         keep: Vec::new(),
         all: false,
         threads: 0,
@@ -346,7 +348,7 @@ fn code(model: &Path, bits: f64, to: &Path) -> Result<()> {
 }
 
 /// The same model with coded tensors as a format has them.
-fn round(model: &Path, format: Format, to: &Path) -> Result<()> {
+fn block_quantized(model: &Path, format: Format, to: &Path) -> Result<()> {
     for file in fs::read_dir(model)? {
         let file = file?.path();
         if file.is_file() && file.extension().is_none_or(|kind| kind != "safetensors") {
@@ -356,11 +358,11 @@ fn round(model: &Path, format: Format, to: &Path) -> Result<()> {
     let checkpoint = Checkpoint::open(&source(model))?;
     let mut tensors = Vec::new();
     for (name, entry) in entries(&checkpoint) {
-        let mut values = widened(&checkpoint, entry)?;
-        if is_coded(name, entry) {
+        let mut values = upcast(&checkpoint, entry)?;
+        if is_trellis_quantized(name, entry) {
             let mut blocks = vec![0; format.bytes(values.len())];
             quantize::store(format, &values, &mut blocks);
-            format.widen(&blocks, &mut values);
+            format.dequantize(&blocks, &mut values);
         }
         let bytes: Vec<u8> = values
             .iter()

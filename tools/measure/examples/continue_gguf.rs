@@ -13,9 +13,9 @@ use std::{error::Error, path::PathBuf, time::Duration};
 use serde_json::json;
 use sluice_checkpoint::Source;
 use sluice_engine::{
-    Engine, Generate, ModelId, Options, Outcome, Settings, Work, event::Generated,
+    Engine, EngineOptions, Generate, ModelId, Outcome, PlanSettings, Work, event::GenerationResult,
 };
-use sluice_shared::{level::Kv, sampling::EosPolicy};
+use sluice_shared::{level::KvCacheFormat, sampling::EosPolicy};
 
 /// Of different kinds: tales, facts, code, lists, numbers, other scripts.
 const TEXTS: [&str; 10] = [
@@ -46,16 +46,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let tokens = number(64)?;
     let threads = number(2)?;
-    let settings = Settings {
-        kv: arguments.next().map_or(Ok(Kv::Auto), |kv| kv.parse())?,
-        ..Settings::default()
+    let settings = PlanSettings {
+        kv_cache_format: arguments
+            .next()
+            .map_or(Ok(KvCacheFormat::Auto), |kv| kv.parse())?,
+        ..PlanSettings::default()
     };
-    let engine = Engine::start(Options {
+    let engine = Engine::start(EngineOptions {
         threads,
-        ..Options::default()
+        ..EngineOptions::default()
     })?;
     let model = engine.load_now(Source::Folder(file), settings)?;
-    let text = model.text.as_ref().ok_or("the file has no tokenizer")?;
+    let text = model
+        .tokenizer
+        .as_ref()
+        .ok_or("the file has no tokenizer")?;
     for words in TEXTS {
         let ids = text.encode(words)?;
         let answer = generate(&engine, model.id, &ids, tokens, EosPolicy::Stop)?;
@@ -90,7 +95,7 @@ fn generate(
     prompt: &[u32],
     tokens: usize,
     eos: EosPolicy,
-) -> Result<Generated, Box<dyn Error>> {
+) -> Result<GenerationResult, Box<dyn Error>> {
     let request = Generate {
         eos,
         ..Generate::greedy(model, prompt.to_vec(), tokens)

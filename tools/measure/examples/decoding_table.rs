@@ -17,10 +17,12 @@ use std::{
 };
 
 use sluice_checkpoint::Source;
-use sluice_engine::{Engine, Event, Generate, ModelId, Options, Outcome, Score, Settings, Work};
+use sluice_engine::{
+    Engine, EngineOptions, Event, Generate, ModelId, Outcome, PlanSettings, Score, Work,
+};
 use sluice_shared::{decoding::Decoding, policy::PolicyChoice, sampling::EosPolicy};
 
-struct Way {
+struct DecodingRow {
     text: String,
     policy: PolicyChoice,
     decoding: Decoding,
@@ -43,14 +45,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("MODEL PROMPTS LENGTH BLOCK DRAWS KV are needed".into());
     };
     let (length, block, draws) = (length.parse()?, block.parse()?, draws.parse()?);
-    let engine = Engine::start(Options::default())?;
+    let engine = Engine::start(EngineOptions::default())?;
     let source = Source::Folder(PathBuf::from(model));
-    let settings = Settings {
-        kv: kv.parse()?,
-        ..Settings::default()
+    let settings = PlanSettings {
+        kv_cache_format: kv.parse()?,
+        ..PlanSettings::default()
     };
     let loaded = engine.load_now(source, settings)?;
-    let text = loaded.text.as_ref().ok_or("the model has no tokenizer")?;
+    let text = loaded
+        .tokenizer
+        .as_ref()
+        .ok_or("the model has no tokenizer")?;
     let ends = &loaded.info.eos_token_ids;
     let prompts = std::fs::read_to_string(prompts)?;
     let prompts = prompts
@@ -61,7 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("| way | tokens a pass | rows a pass | tokens/s | same tokens | nats a token |");
     println!("|---|---:|---:|---:|---:|---:|");
     for line in stdin().lock().lines() {
-        let way = way(&line?)?;
+        let way = parse_row(&line?)?;
         let mut sums = Sums::default();
         let mut answers = Vec::new();
         for prompt in &prompts {
@@ -106,21 +111,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn way(line: &str) -> Result<Way, Box<dyn Error>> {
+fn parse_row(line: &str) -> Result<DecodingRow, Box<dyn Error>> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [policy, caching, window, growth, speculation] = words[..] else {
         return Err(format!("five words are needed, not '{line}'").into());
     };
-    Ok(Way {
+    Ok(DecodingRow {
         text: line.to_owned(),
         policy: policy.parse()?,
         decoding: Decoding {
-            caching: caching.parse()?,
-            window: match window {
+            kv_cache: caching.parse()?,
+            suffix_window: match window {
                 "all" => None,
                 masks => Some(masks.parse()?),
             },
-            growth: growth.parse()?,
+            canvas_growth: growth.parse()?,
             speculation: speculation.parse()?,
         },
     })

@@ -8,7 +8,7 @@
 use std::{error::Error, path::PathBuf, sync::mpsc, time::Duration};
 
 use sluice_checkpoint::Source;
-use sluice_engine::{Engine, Event, Generate, Options, Outcome, Settings, Work};
+use sluice_engine::{Engine, EngineOptions, Event, Generate, Outcome, PlanSettings, Work};
 use sluice_shared::{decoding::Decoding, sampling::EosPolicy, units};
 
 /// LLaDA's.
@@ -23,16 +23,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let tokens: usize = tokens.parse()?;
     let decoding = Decoding {
-        caching: caching.parse()?,
-        window: match window.as_str() {
+        kv_cache: caching.parse()?,
+        suffix_window: match window.as_str() {
             "all" => None,
             masks => Some(masks.parse()?),
         },
         ..Decoding::default()
     };
-    let engine = Engine::start(Options::default())?;
+    let engine = Engine::start(EngineOptions::default())?;
     let source = Source::Folder(PathBuf::from(model));
-    let model = engine.load_now(source, Settings::default())?.id;
+    let model = engine.load_now(source, PlanSettings::default())?.id;
     println!("| length | passes | rows a pass | ms a pass, mean | median | most held |");
     println!("|---:|---:|---:|---:|---:|---:|");
     for length in lengths {

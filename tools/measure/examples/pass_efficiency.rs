@@ -18,7 +18,9 @@ use std::{
 };
 
 use sluice_checkpoint::Source;
-use sluice_engine::{Engine, Generate, Options, Settings, event::PassReport, model::ModelInfo};
+use sluice_engine::{
+    Engine, EngineOptions, Generate, PlanSettings, event::PassReport, model::ModelInfo,
+};
 use sluice_shared::sampling::EosPolicy;
 
 const BLOCK: usize = 32;
@@ -26,9 +28,9 @@ const BLOCK: usize = 32;
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let folder = PathBuf::from(arguments.next().ok_or("DIR is missing")?);
-    let settings = Settings {
+    let settings = PlanSettings {
         level: arguments.next().unwrap_or("off".to_owned()).parse()?,
-        ..Settings::default()
+        ..PlanSettings::default()
     };
     let rounds: usize = arguments.next().unwrap_or("5".to_owned()).parse()?;
     let mut canvases: Vec<usize> = arguments.map(|len| len.parse()).collect::<Result<_, _>>()?;
@@ -36,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         canvases = vec![128, 256, 512];
     }
 
-    let engine = Engine::start(Options::default())?;
+    let engine = Engine::start(EngineOptions::default())?;
     let model = engine.load_now(Source::Folder(folder), settings)?;
     let info = &model.info;
     println!(
@@ -58,13 +60,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         for round in 0..=rounds {
             let reports = engine.passes(request.clone(), 1)?;
             let report = reports.first().ok_or("no pass was run")?;
-            let linears = linears(info, report);
+            let linears = matmuls(info, report);
             let kernel = bare(&linears);
             if round > 0 {
                 passes.push(report.cost.time);
                 kernels.push(kernel);
             }
-            let of_linears = linears.iter().map(Linear::operations).sum::<usize>();
+            let of_linears = linears.iter().map(Matmul::operations).sum::<usize>();
             sizes = (of_linears + attention(info, report), of_linears);
         }
         let (pass, kernel) = (median(&mut passes), median(&mut kernels));
@@ -81,40 +83,40 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// A multiply of a pass.
-struct Linear {
+struct Matmul {
     rows: usize,
-    width: usize,
+    inputs: usize,
     outputs: usize,
     /// How often the pass has it.
     times: usize,
 }
 
-impl Linear {
+impl Matmul {
     fn operations(&self) -> usize {
-        2 * self.rows * self.width * self.outputs * self.times
+        2 * self.rows * self.inputs * self.outputs * self.times
     }
 }
 
 /// All that a pass multiplies.
-fn linears(info: &ModelInfo, report: &PassReport) -> Vec<Linear> {
+fn matmuls(info: &ModelInfo, report: &PassReport) -> Vec<Matmul> {
     let ModelInfo {
         layers,
-        width,
-        mlp_width,
+        hidden_size: width,
+        intermediate_size: mlp_width,
         ..
     } = *info;
-    let heads = info.heads * info.head_dim;
+    let heads = info.attention_heads * info.head_dim;
     let kv_heads = info.kv_heads * info.head_dim;
-    let (rows, read) = (report.rows, report.head_rows);
-    let linear = |rows, width, outputs, times| Linear {
+    let (rows, read) = (report.rows, report.lm_head_rows);
+    let linear = |rows, width, outputs, times| Matmul {
         rows,
-        width,
+        inputs: width,
         outputs,
         times,
     };
     let mut all = vec![
         linear(rows, width, kv_heads, 2 * layers),
-        linear(read, width, info.embedding_rows, 1),
+        linear(read, width, info.padded_vocab_size, 1),
     ];
     for (rows, layers) in [(rows, layers - 1), (read, 1)] {
         all.extend([
@@ -129,17 +131,17 @@ fn linears(info: &ModelInfo, report: &PassReport) -> Vec<Linear> {
 
 /// Operations of attention, in which each row sees all.
 fn attention(info: &ModelInfo, report: &PassReport) -> usize {
-    let queries = (info.layers - 1) * report.rows + report.head_rows;
-    4 * queries * report.rows * info.heads * info.head_dim
+    let queries = (info.layers - 1) * report.rows + report.lm_head_rows;
+    4 * queries * report.rows * info.attention_heads * info.head_dim
 }
 
 /// The bare kernel's time for these, on all of the machine's threads.
-fn bare(linears: &[Linear]) -> Duration {
+fn bare(linears: &[Matmul]) -> Duration {
     let mut time = Duration::ZERO;
     for linear in linears {
-        let Linear {
+        let Matmul {
             rows,
-            width,
+            inputs: width,
             outputs,
             times,
         } = *linear;

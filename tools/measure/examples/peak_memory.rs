@@ -15,9 +15,9 @@ use std::{
 use half::bf16;
 use serde_json::{Map, Value, json};
 use sluice_checkpoint::{Source, family::ModelConfig};
-use sluice_engine::{Engine, Generate, Options, Outcome, Settings, Work};
+use sluice_engine::{Engine, EngineOptions, Generate, Outcome, PlanSettings, Work};
 use sluice_formats::noise::Noise;
-use sluice_machine::Kind;
+use sluice_machine::MemoryKind;
 use sluice_shared::units;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -28,13 +28,13 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let folder = tempfile::tempdir()?;
     let vocabulary = write_checkpoint(folder.path())?;
-    let engine = Engine::start(Options {
+    let engine = Engine::start(EngineOptions {
         threads: 0,
         queue_max: 1,
-        ..Options::default()
+        ..EngineOptions::default()
     })?;
     let source = Source::Folder(folder.path().to_owned());
-    let model = engine.load_now(source, Settings::default())?;
+    let model = engine.load_now(source, PlanSettings::default())?;
     let weights = engine.memory().used_bytes;
 
     let prompt = (0..canvas - block).map(|i| (i * 97 % 126_000) as u32);
@@ -57,7 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for kind in report
         .kinds
         .iter()
-        .filter(|kind| kind.kind != Kind::Weights)
+        .filter(|kind| kind.kind != MemoryKind::Weights)
     {
         let name = kind.kind.name();
         println!("peak of {name:<30}{}", units::bytes(kind.peak_bytes));
@@ -122,5 +122,5 @@ fn write_checkpoint(folder: &Path) -> Result<usize, Box<dyn Error>> {
         left -= part;
     }
     file.flush()?;
-    Ok(config.vocabulary)
+    Ok(config.vocab_size)
 }

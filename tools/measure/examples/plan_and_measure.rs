@@ -7,7 +7,7 @@
 use std::{error::Error, fs, path::PathBuf};
 
 use sluice_checkpoint::Source;
-use sluice_engine::{Change, Engine, Generate, Options, Settings};
+use sluice_engine::{Engine, EngineOptions, Generate, PlanOptions, PlanSettings};
 use sluice_plan::{Plan, Workload};
 use sluice_shared::{sampling::EosPolicy, units};
 
@@ -17,28 +17,28 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let mut next = |name| arguments.next().ok_or(format!("{name} is missing"));
     let folder = PathBuf::from(next("DIR")?);
-    let settings = Settings {
+    let settings = PlanSettings {
         level: next("LEVEL")?.parse()?,
         budget_bytes: Some(units::parse_bytes(&next("BUDGET")?)?),
-        ..Settings::default()
+        ..PlanSettings::default()
     };
     let canvas: usize = next("CANVAS").unwrap_or("64".to_owned()).parse()?;
     let passes: usize = next("PASSES").unwrap_or("3".to_owned()).parse()?;
     let derivatives = next("CACHE_DIR").ok().map(PathBuf::from);
 
-    let engine = Engine::start(Options {
-        derivatives,
-        ..Options::default()
+    let engine = Engine::start(EngineOptions {
+        weight_cache: derivatives,
+        ..EngineOptions::default()
     })?;
     let model = engine.load_now(Source::Folder(folder), settings)?;
     let workload = Workload::new(canvas, BLOCK.min(canvas), 1);
     // The plan in force, which was made for the usual canvas, with the activations of this one.
     let loaded_with = engine.in_force().ok_or("no plan is in force")?.plan;
     let plan = Plan {
-        working: engine.plan(&Change::default(), workload)?.working,
+        working: engine.plan(&PlanOptions::default(), workload)?.working,
         ..Plan::clone(&loaded_with)
     };
-    let asked = engine.plan(&Change::default(), workload)?;
+    let asked = engine.plan(&PlanOptions::default(), workload)?;
     println!(
         "level {}  budget {}  canvas {canvas}",
         plan.level,
@@ -68,7 +68,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let measured = 1000.0 * report.cost.time.as_secs_f64();
         println!(
             "pass {}  predicted {}  measured {}  ratio {:.3}  waited {}",
-            report.pass,
+            report.passes,
             predicted.map_or("unknown".to_owned(), units::duration_ms),
             units::duration_ms(measured),
             measured / predicted.unwrap_or(f64::NAN),

@@ -20,22 +20,23 @@ use std::{
 
 use sluice_checkpoint::{
     Source,
-    coded::{self, Compression, How, Lossless, compress, decompress},
-    family::PRESETS,
+    compression::{self, CompressOptions, CompressionMethod, Lossless, compress, decompress},
+    family::PUBLISHED_SHAPES,
 };
 use sluice_engine::{
-    ApplyEvent, Change, Engine, Event, Generate, Options, Outcome, Score, Settings, Work, check,
-    engine::Outline,
-    event::{Position, TokenState},
+    ApplyEvent, Engine, EngineOptions, Event, Generate, Outcome, PlanOptions, PlanSettings, Score,
+    Work, check,
+    event::{CanvasPosition, TokenState},
+    runtime::ModelOutline,
 };
 use sluice_machine::Profile;
 use sluice_ops::{Ops, device::Device, ledger::Ledger};
 use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, Workload, transition};
 use sluice_shared::{
-    decoding::{Caching, Decoding},
-    level::{Embedding, Kv, Level},
+    decoding::{Decoding, KvCacheReuse},
+    level::{EmbeddingPlacement, KvCacheFormat, Level},
     policy::{self, PolicyChoice},
-    sampling::{Cache, EosPolicy, Remasking, Sampling},
+    sampling::{EosPolicy, KvCacheMode, Remasking, Sampling},
 };
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -67,14 +68,14 @@ fn main() -> Result<()> {
     if models.is_empty() {
         return Err("a model's folder or file is needed".into());
     }
-    for preset in &PRESETS {
-        let outline = Outline::of_preset(preset, machine());
+    for preset in &PUBLISHED_SHAPES {
+        let outline = ModelOutline::of_published_shape(preset, machine());
         plans(preset.name, &outline);
     }
     for model in &models {
         let name = model.file_name().unwrap_or_default().to_string_lossy();
         let source = Source::Folder(model.clone());
-        plans(&name, &Outline::of_checkpoint(&source, machine())?);
+        plans(&name, &ModelOutline::of_checkpoint(&source, machine())?);
         if model.join("expected.safetensors").exists() {
             logits(&name, model)?;
         }
@@ -102,7 +103,7 @@ fn hash(bytes: impl AsRef<[u8]>) -> String {
 }
 
 /// Plans of all levels and budgets, and the ways from each to the next.
-fn plans(name: &str, outline: &Outline) {
+fn plans(name: &str, outline: &ModelOutline) {
     let mut last: Option<Plan> = None;
     for canvas in [32, 256] {
         for level in LEVELS {
@@ -133,8 +134,8 @@ fn plans(name: &str, outline: &Outline) {
 /// All of a plan that its model, and not the machine, decides.
 fn described(plan: &Plan) -> String {
     let mut text = String::new();
-    for unit in &plan.units {
-        write!(text, "{} {}:", unit.tier.name(), unit.slot_bytes()).expect("a string grows");
+    for unit in &plan.groups {
+        write!(text, "{} {}:", unit.tier.name(), unit.staging_bytes()).expect("a string grows");
         for tensor in &unit.tensors {
             write!(
                 text,
@@ -149,17 +150,17 @@ fn described(plan: &Plan) -> String {
         }
         text.push('\n');
     }
-    let (slots, working) = (plan.slots, plan.working);
+    let (slots, working) = (plan.staging, plan.working);
     let numbers = [
         slots.count as u64,
-        slots.bytes,
-        slots.decoded_bytes,
+        slots.bytes_each,
+        slots.decompress_bytes,
         plan.pinned_bytes,
         working.context_bytes,
         working.tables_bytes,
         working.activation_bytes,
-        working.cache_bytes,
-        working.head_bytes,
+        working.kv_cache_bytes,
+        working.logits_bytes,
         working.scratch_bytes,
         working.mlp_rows as u64,
     ];
@@ -204,14 +205,14 @@ fn logits(name: &str, folder: &Path) -> Result<()> {
 
 /// Answers of all kinds with everything resident, then some while streaming and at other levels.
 fn requests(name: &str, model: &Path) -> Result<()> {
-    let engine = Engine::start(Options {
+    let engine = Engine::start(EngineOptions {
         threads: THREADS,
-        derivatives: Some(scratch().join("copies")),
-        ..Options::default()
+        weight_cache: Some(scratch().join("copies")),
+        ..EngineOptions::default()
     })?;
-    let settings = Settings {
-        kv: Kv::F32,
-        ..Settings::default()
+    let settings = PlanSettings {
+        kv_cache_format: KvCacheFormat::F32,
+        ..PlanSettings::default()
     };
     engine.load_now(Source::Folder(model.to_owned()), settings)?;
     let plain = plain(&engine);
@@ -242,11 +243,11 @@ fn requests(name: &str, model: &Path) -> Result<()> {
     }
     for level in LEVELS {
         for streams in [false, true] {
-            let mut change = Change {
+            let mut change = PlanOptions {
                 level: Some(level),
                 budget_bytes: Some(None),
-                embedding: Some(Embedding::Host),
-                ..Change::default()
+                embedding: Some(EmbeddingPlacement::Host),
+                ..PlanOptions::default()
             };
             if streams {
                 change.budget_bytes = Some(Some(1));
@@ -371,14 +372,14 @@ fn kinds(engine: &Engine, plain: &Generate) -> Vec<(String, Generate)> {
         );
     }
     for (what, kind) in [
-        ("prefix", Cache::Prefix),
-        ("dual", Cache::Dual),
-        ("vicinity", Cache::Vicinity),
+        ("prefix", KvCacheMode::Prefix),
+        ("dual", KvCacheMode::Dual),
+        ("vicinity", KvCacheMode::Vicinity),
     ] {
         let decoding = Decoding {
-            caching: Caching {
-                kind,
-                ..Caching::default()
+            kv_cache: KvCacheReuse {
+                mode: kind,
+                ..KvCacheReuse::default()
             },
             ..Decoding::default()
         };
@@ -403,7 +404,7 @@ fn generate(engine: &Engine, name: &str, request: Generate) -> Result<()> {
         Work::Generate(request),
         Box::new(move |event| match event {
             Event::Finished(result) => send.send(result).expect("it is waited for"),
-            event => told(&event, &mut written.lock().expect("nobody panics")),
+            event => event_line(&event, &mut written.lock().expect("nobody panics")),
         }),
     );
     if queued.is_err() {
@@ -414,7 +415,7 @@ fn generate(engine: &Engine, name: &str, request: Generate) -> Result<()> {
         Ok(Outcome::Generated(generated)) => println!(
             "generate {name} {} passes {:?} events {} tokens {:?}",
             generated.passes,
-            generated.finish,
+            generated.finish_reason,
             hash(events.lock().expect("nobody panics").as_bytes()),
             generated.tokens
         ),
@@ -425,8 +426,8 @@ fn generate(engine: &Engine, name: &str, request: Generate) -> Result<()> {
 }
 
 /// An event without its times.
-fn told(event: &Event, text: &mut String) {
-    let positions = |positions: &[Position], text: &mut String| {
+fn event_line(event: &Event, text: &mut String) {
+    let positions = |positions: &[CanvasPosition], text: &mut String| {
         for position in positions {
             let state = match position.state {
                 TokenState::Masked => 'm',
@@ -438,7 +439,7 @@ fn told(event: &Event, text: &mut String) {
             write!(
                 text,
                 " {}{state}{:?}{:?}{}",
-                position.position, position.token, confidence, position.fresh
+                position.position, position.token, confidence, position.is_fresh
             )
             .expect("a string grows");
         }
@@ -452,12 +453,12 @@ fn told(event: &Event, text: &mut String) {
             write!(
                 text,
                 "pass {} {} {} {} {} {}",
-                pass.pass,
+                pass.passes,
                 pass.block,
-                pass.pass_in_block,
+                pass.passes_in_block,
                 pass.committed,
                 pass.rows,
-                pass.head_rows
+                pass.lm_head_rows
             )
             .expect("a string grows");
             positions(&pass.positions, text);
@@ -476,7 +477,7 @@ fn told(event: &Event, text: &mut String) {
     }
 }
 
-fn apply(engine: &Engine, change: Change) -> std::result::Result<Arc<Plan>, String> {
+fn apply(engine: &Engine, change: PlanOptions) -> std::result::Result<Arc<Plan>, String> {
     let (send, events) = mpsc::channel();
     engine.apply(
         change,
@@ -496,12 +497,15 @@ fn containers(name: &str, folder: &Path) -> Result<()> {
     fs::create_dir_all(&scratch)?;
     let never = AtomicBool::new(false);
     for (way, how) in [
-        ("lossless", How::Lossless(Lossless::Huffman)),
-        ("4 bits", How::Rate(sluice_codec::Target::Bits(4.0))),
+        ("lossless", CompressionMethod::Lossless(Lossless::Huffman)),
+        (
+            "4 bits",
+            CompressionMethod::Trellis(sluice_codec::TrellisTarget::Bits(4.0)),
+        ),
     ] {
         let file = scratch.join("coded.sluice");
-        let options = Compression {
-            how,
+        let options = CompressOptions {
+            method: how,
             tile: 256,
             keep: Vec::new(),
             all: true,
@@ -518,7 +522,7 @@ fn containers(name: &str, folder: &Path) -> Result<()> {
             }
         }
         let target = scratch.join("restored");
-        let container = coded::open(&file)?;
+        let container = compression::open(&file)?;
         decompress(&container, &target, THREADS, &never, &mut |_, _| {})?;
         let mut files: Vec<_> = fs::read_dir(&target)?.collect::<std::result::Result<_, _>>()?;
         files.sort_by_key(fs::DirEntry::file_name);

@@ -17,7 +17,9 @@ use std::{
 };
 
 use sluice_checkpoint::Source;
-use sluice_engine::{Engine, Event, Generate, Options, Outcome, Settings, Work, event::PassCost};
+use sluice_engine::{
+    Engine, EngineOptions, Event, Generate, Outcome, PlanSettings, Work, event::PassCost,
+};
 use sluice_shared::{sampling::EosPolicy, units};
 
 const AT_ONCE: [usize; 3] = [1, 4, 16];
@@ -51,12 +53,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         .parse()?;
     let budget = arguments.next().filter(|budget| budget != "all");
     let prompt = arguments.next().map_or(Ok(32), |count| count.parse())?;
-    let limit = arguments.next().map(|rate| units::parse_rate(&rate));
+    let limit = arguments.next().map(|rate| units::parse_bandwidth(&rate));
     let shape = Shape { prompt, tokens };
-    let engine = Engine::start(Options {
+    let engine = Engine::start(EngineOptions {
         parallel: AT_ONCE[AT_ONCE.len() - 1],
-        read_limit_bytes_per_s: limit.transpose()?,
-        ..Options::default()
+        disk_read_limit_bytes_per_s: limit.transpose()?,
+        ..EngineOptions::default()
     })?;
     let resident = measure(&engine, &model, None, shape)?;
     let measured = match budget.as_deref().map(units::parse_bytes).transpose()? {
@@ -97,9 +99,9 @@ fn measure(
     budget_bytes: Option<u64>,
     shape: Shape,
 ) -> Result<Vec<Measured>, Box<dyn Error>> {
-    let settings = Settings {
+    let settings = PlanSettings {
         budget_bytes,
-        ..Settings::default()
+        ..PlanSettings::default()
     };
     let model = engine
         .load_now(Source::Folder(model.to_owned()), settings)?
@@ -135,7 +137,7 @@ fn measure(
         let costs: Vec<PassCost> = events.into_iter().collect::<Result<_, String>>()?;
         let took = started.elapsed();
         let plan = engine.in_force().ok_or("no plan is in force")?.plan;
-        let shared = || costs.iter().filter(|cost| cost.requests == count);
+        let shared = || costs.iter().filter(|cost| cost.batch_requests == count);
         Ok(Measured {
             tokens_per_s: (count * shape.tokens) as f64 / took.as_secs_f64(),
             pass_s: median(shared().map(|cost| cost.time)),

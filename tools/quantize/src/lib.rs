@@ -14,7 +14,7 @@ use sluice_formats::Format;
 pub fn store(format: Format, values: &[f32], bytes: &mut [u8]) {
     let kind = match format {
         Format::F32 | Format::F16 | Format::Bf16 | Format::Q8_0 | Format::Q6K | Format::Q4K => {
-            return format.store(values, bytes);
+            return format.quantize(values, bytes);
         }
         Format::Q5K => GgmlDType::Q5K,
         Format::Q5_1 => GgmlDType::Q5_1,
@@ -71,7 +71,7 @@ mod tests {
             let mut bytes = vec![0; format.bytes(WEIGHTS)];
             store(format, &values, &mut bytes);
             let mut back = vec![0.0; WEIGHTS];
-            format.widen(&bytes, &mut back);
+            format.dequantize(&bytes, &mut back);
             let norm = |values: &mut dyn Iterator<Item = f32>| -> f32 {
                 values.map(|value| value * value).sum::<f32>().sqrt()
             };

@@ -39,7 +39,7 @@ pub enum Fault {
 
 /// A request that came.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub struct SeenRequest {
     /// With its query.
     pub path: String,
     /// The bearer token, where one was sent.
@@ -49,16 +49,16 @@ pub struct Seen {
 }
 
 #[derive(Clone)]
-struct Served {
+struct ServedFile {
     bytes: Vec<u8>,
     claimed_bytes: u64,
     sha256: Option<String>,
 }
 
 #[derive(Default)]
-struct State {
+struct HubState {
     /// By repository, then by path.
-    files: BTreeMap<String, BTreeMap<String, Served>>,
+    files: BTreeMap<String, BTreeMap<String, ServedFile>>,
     faults: BTreeMap<String, VecDeque<Fault>>,
     /// Whom files are fetched from instead.
     store: Option<String>,
@@ -66,13 +66,13 @@ struct State {
     commit: String,
     /// Bytes a second of a file.
     pace: Option<usize>,
-    seen: Vec<Seen>,
+    seen: Vec<SeenRequest>,
 }
 
 /// The hub; it ends with its test.
 pub struct Hub {
     address: SocketAddr,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<HubState>>,
     over: Arc<AtomicBool>,
 }
 
@@ -81,9 +81,9 @@ impl Hub {
     pub fn start() -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let address = listener.local_addr().expect("an address");
-        let state = Arc::new(Mutex::new(State {
+        let state = Arc::new(Mutex::new(HubState {
             commit: COMMIT.to_owned(),
-            ..State::default()
+            ..HubState::default()
         }));
         let over = Arc::new(AtomicBool::new(false));
         let (serving, ending) = (state.clone(), over.clone());
@@ -122,7 +122,7 @@ impl Hub {
     /// Puts a file into a repository; large ones have a hash.
     pub fn put(&self, repository: &str, path: &str, bytes: &[u8], has_hash: bool) {
         let sha256 = has_hash.then(|| sha256(bytes));
-        let served = Served {
+        let served = ServedFile {
             bytes: bytes.to_vec(),
             claimed_bytes: bytes.len() as u64,
             sha256,
@@ -176,19 +176,19 @@ impl Hub {
     }
 
     /// Requests so far, in the order in which they came.
-    pub fn seen(&self) -> Vec<Seen> {
+    pub fn seen(&self) -> Vec<SeenRequest> {
         self.state().seen.clone()
     }
 
     /// Requests so far for files whose path ends so.
-    pub fn asked_for(&self, ending: &str) -> Vec<Seen> {
+    pub fn asked_for(&self, ending: &str) -> Vec<SeenRequest> {
         self.seen()
             .into_iter()
             .filter(|seen| seen.path.ends_with(ending))
             .collect()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, HubState> {
         self.state.lock().expect("no thread panics with it")
     }
 }
@@ -217,7 +217,11 @@ pub fn sha256(bytes: &[u8]) -> String {
 }
 
 /// One request, one answer, and the connection ends.
-fn answer(mut stream: TcpStream, state: &Mutex<State>, over: &AtomicBool) -> std::io::Result<()> {
+fn answer(
+    mut stream: TcpStream,
+    state: &Mutex<HubState>,
+    over: &AtomicBool,
+) -> std::io::Result<()> {
     let seen = read_request(&stream)?;
     let path = seen.path.split('?').next().unwrap_or_default().to_owned();
     let (fault, served, pace, missing) = {
@@ -315,7 +319,7 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>, over: &AtomicBool) -> std
 }
 
 /// What lies at a path: a list of files, or a file.
-fn find(state: &State, path: &str) -> Option<Vec<u8>> {
+fn find(state: &HubState, path: &str) -> Option<Vec<u8>> {
     if let Some(rest) = path.strip_prefix("/api/models/") {
         let files = state.files.get(rest.split_once("/revision/")?.0)?;
         let siblings: Vec<String> = files
@@ -345,11 +349,11 @@ fn find(state: &State, path: &str) -> Option<Vec<u8>> {
         .map(|served| served.bytes.clone())
 }
 
-fn read_request(stream: &TcpStream) -> std::io::Result<Seen> {
+fn read_request(stream: &TcpStream) -> std::io::Result<SeenRequest> {
     let mut lines = BufReader::new(stream).lines();
     let first = lines.next().unwrap_or_else(|| Ok(String::new()))?;
     let path = first.split(' ').nth(1).unwrap_or_default().to_owned();
-    let mut seen = Seen {
+    let mut seen = SeenRequest {
         path,
         token: None,
         range: None,

@@ -17,7 +17,7 @@ use std::{fmt, path::Path};
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
-use sluice_engine::Slot;
+use sluice_engine::CanvasSlot;
 use sluice_shared::{decoding::Decoding, policy::PolicyChoice};
 
 use self::{
@@ -291,7 +291,7 @@ fn requests(session: &Session, settings: &Settings) -> Result<(Vec<Asked>, usize
 
 fn answer(session: &Session, settings: &Settings, asked: &Asked) -> Result<Filled> {
     let way = settings.way(settings.block_length, asked.canvas)?;
-    let canvas = vec![Slot::Masked; asked.canvas];
+    let canvas = vec![CanvasSlot::Masked; asked.canvas];
     session.fill(asked.prompt.clone(), canvas, &way)
 }
 

@@ -14,7 +14,7 @@ const TAB_COLUMNS: usize = 4;
 
 /// A run of characters of one look, safe to show.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Run {
+pub struct TextRun {
     /// The characters; no newline once laid out.
     pub text: String,
     /// Their look.
@@ -25,7 +25,7 @@ pub struct Run {
 /// they are read; a character takes the look of the token it begins in. `ids` shows numbers,
 /// for models without a tokenizer.
 #[must_use]
-pub fn runs<'a>(tokens: impl IntoIterator<Item = &'a CanvasToken>, ids: bool) -> Vec<Run> {
+pub fn runs<'a>(tokens: impl IntoIterator<Item = &'a CanvasToken>, ids: bool) -> Vec<TextRun> {
     let mut bytes = Vec::new();
     let mut looks = Vec::new();
     for token in tokens {
@@ -45,7 +45,7 @@ pub fn runs<'a>(tokens: impl IntoIterator<Item = &'a CanvasToken>, ids: bool) ->
         looks.resize(bytes.len(), look);
     }
 
-    let mut runs: Vec<Run> = Vec::new();
+    let mut runs: Vec<TextRun> = Vec::new();
     let mut at = 0;
     for chunk in bytes.utf8_chunks() {
         for (offset, character) in chunk.valid().char_indices() {
@@ -67,7 +67,7 @@ pub fn runs<'a>(tokens: impl IntoIterator<Item = &'a CanvasToken>, ids: bool) ->
 /// Untrusted words in lines of at most `columns`.
 #[must_use]
 pub fn wrap_text(text: &str, columns: usize) -> Vec<String> {
-    let run = Run {
+    let run = TextRun {
         text: sanitise(text),
         look: Look::Committed,
     };
@@ -80,13 +80,13 @@ pub fn wrap_text(text: &str, columns: usize) -> Vec<String> {
 /// Runs broken into lines of at most `columns`: at newlines, else at the last space that fits,
 /// else anywhere.
 #[must_use]
-pub fn wrap(runs: &[Run], columns: usize) -> Vec<Vec<Run>> {
+pub fn wrap(runs: &[TextRun], columns: usize) -> Vec<Vec<TextRun>> {
     wrap_marked(runs, columns, 0).0
 }
 
 /// The same, and how many lines the first `mark` characters take.
 #[must_use]
-pub fn wrap_marked(runs: &[Run], columns: usize, mark: usize) -> (Vec<Vec<Run>>, usize) {
+pub fn wrap_marked(runs: &[TextRun], columns: usize, mark: usize) -> (Vec<Vec<TextRun>>, usize) {
     let columns = columns.max(1);
     let mut marked = 1;
     let mut lines: Vec<Vec<(char, Look)>> = vec![Vec::new()];
@@ -148,7 +148,7 @@ pub fn wrap_marked(runs: &[Run], columns: usize, mark: usize) -> (Vec<Vec<Run>>,
     (lines.into_iter().map(join).collect(), marked)
 }
 
-fn join(line: Vec<(char, Look)>) -> Vec<Run> {
+fn join(line: Vec<(char, Look)>) -> Vec<TextRun> {
     let mut runs = Vec::new();
     for (character, look) in line {
         push(&mut runs, character, look);
@@ -157,10 +157,10 @@ fn join(line: Vec<(char, Look)>) -> Vec<Run> {
 }
 
 /// Adds a character to the last run if it looks the same, else as a new run.
-fn push(runs: &mut Vec<Run>, character: char, look: Look) {
+fn push(runs: &mut Vec<TextRun>, character: char, look: Look) {
     match runs.last_mut() {
         Some(run) if run.look == look => run.text.push(character),
-        _ => runs.push(Run {
+        _ => runs.push(TextRun {
             text: character.into(),
             look,
         }),
@@ -182,15 +182,15 @@ mod tests {
         }
     }
 
-    fn plain(text: &str) -> Vec<Run> {
-        vec![Run {
+    fn plain(text: &str) -> Vec<TextRun> {
+        vec![TextRun {
             text: text.into(),
             look: Look::Committed,
         }]
     }
 
     fn wrapped(text: &str, columns: usize) -> Vec<String> {
-        let line = |runs: Vec<Run>| runs.into_iter().map(|run| run.text).collect();
+        let line = |runs: Vec<TextRun>| runs.into_iter().map(|run| run.text).collect();
         wrap(&plain(text), columns).into_iter().map(line).collect()
     }
 

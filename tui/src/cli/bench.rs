@@ -3,15 +3,15 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use sluice_shared::dial::Dial;
+use sluice_shared::preset::Preset;
 
-use super::{Details, help};
+use super::{DecodingDetails, help};
 
 /// `sluice bench`.
 #[derive(Debug, Args)]
 #[command(after_long_help = help::bench())]
 pub struct Bench {
-    /// Prompts, one a line; `-` reads them from standard input. Left out: a few short ones
+    /// File of prompts, one per line; `-` reads standard input [default: a few short prompts]
     #[arg(value_name = "FILE", conflicts_with = "tokens")]
     pub prompts: Option<PathBuf>,
     /// Token ids in the prompts' place, for models without a tokenizer
@@ -23,30 +23,30 @@ pub struct Bench {
     /// Positions to fill for each prompt [default: 128, or what the context leaves]
     #[arg(long, value_name = "N")]
     pub length: Option<u32>,
-    /// Requests at once
+    /// Concurrent requests
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub concurrent: u32,
-    /// Times that each prompt is answered
+    /// Repetitions of each prompt
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub repeat: u32,
-    /// Requests beforehand that don't count, for each row
+    /// Warm-up requests per row, which are not measured
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub warmup: u32,
     /// Print each row as a JSON object on its own line
     #[arg(long)]
     pub json: bool,
-    /// Positions of the dial to compare, a row each [default: the daemon's]
+    /// Presets to compare, one row each [default: the daemon's]
     #[arg(
-        long = "dial",
-        value_name = "DIAL",
+        long = "preset",
+        value_name = "PRESET",
         value_delimiter = ',',
         help_heading = "Decoding"
     )]
-    pub dials: Vec<Dial>,
-    /// Compare all positions of the dial
-    #[arg(long, conflicts_with = "dials", help_heading = "Decoding")]
-    pub all_dials: bool,
+    pub presets: Vec<Preset>,
+    /// Compare all presets
+    #[arg(long, conflicts_with = "presets", help_heading = "Decoding")]
+    pub all_presets: bool,
     /// How to decode, in all rows.
     #[command(flatten)]
-    pub details: Details,
+    pub details: DecodingDetails,
 }

@@ -1,10 +1,10 @@
 //! The parts of the help that teach by example, and the policies from their registry.
 
 use sluice_shared::{
-    dial::{DIALS, Dial, DialInfo},
     level::Level,
     names::SHORT_NAMES,
     policy::{APART_NAME, POLICIES, ParameterInfo, PolicyInfo},
+    preset::{PRESETS, Preset, PresetInfo},
 };
 
 pub(super) const PROGRAM: &str = "\
@@ -20,20 +20,20 @@ Examples:
   sluice status
   sluice pull GSAI-ML/LLaDA-8B-Instruct
   sluice compress GSAI-ML/LLaDA-8B-Instruct --output llada-8b.sluice
-  sluice plan --preset llada-8b --level moderate --budget 4GiB
+  sluice plan --shape llada-8b --level moderate --budget 4GiB
   sluice level moderate
   sluice fidelity stories.txt --level all
-  sluice bench --dial exact,balanced,fast
+  sluice bench --preset exact,balanced,fast
 
-Exit codes: 0 done, 1 failed, 64 wrong usage, 69 the daemon can't be reached, 130 Ctrl-C ended it. With --json,
-what fails is one object on the last line of standard error: error, hint, reason (the daemon's, such as QUEUE_FULL) and
-exit_code; standard output has results alone. Keys of results are the fields of the schema's messages; what is unknown
-is null.
-NO_COLOR, set and not empty, turns colour off.
+Exit codes: 0 success, 1 failure, 64 wrong usage, 69 the daemon is unreachable, 130 interrupted by Ctrl-C. With --json,
+a failure is one object on the last line of standard error: error, hint, reason (the daemon's, such as QUEUE_FULL) and
+exit_code; standard output has only results. Their keys are the fields of the schema's messages; unknown values are
+null.
+A non-empty NO_COLOR turns colour off.
 
 The dashboard reads $XDG_CONFIG_HOME/sluice/client.toml (else ~/.config/sluice/client.toml): theme = \"dark\",
-glyphs = \"ascii\", mouse = false, and styles of roles such as warning = \"yellow bold\" below [roles]. What it keeps between
-runs is in $XDG_STATE_HOME/sluice/dashboard.json (else ~/.local/state/sluice/dashboard.json).";
+glyphs = \"ascii\", mouse = false, and styles of roles such as warning = \"yellow bold\" below [roles]. It saves its state
+between runs in $XDG_STATE_HOME/sluice/dashboard.json (else ~/.local/state/sluice/dashboard.json).";
 
 pub(super) const SCORE: &str = "\
 Examples:
@@ -53,24 +53,24 @@ Examples:
   sluice generate --json \"Tell me a story.\" > story.jsonl
   sluice replay story.jsonl
 
-On a terminal the dashboard plays the run; no daemon is needed. Elsewhere the text is printed, or as much of it
-as was certain where the run was cut off. A line that is no event is told with its number; events and fields that
-are not known are skipped.";
+On a terminal the dashboard plays the run; no daemon is needed. Otherwise the text is printed, up to the last
+committed token if the run was cut off. A line that is not an event is reported with its number; unknown events and
+fields are skipped.";
 
 pub(super) const PULL: &str = "\
 Examples:
   sluice pull GSAI-ML/LLaDA-8B-Instruct
   sluice pull bartowski/SmolLM2-135M-Instruct-GGUF:Q4_K_M
 
-The daemon downloads, into its folder of models (sluiced --models): what is needed and nothing else,
-never a pickle. The size is known first, and whether the disk has room. Every file is checked by the
-hash that the hub has of it, and the model appears when all of it is there. A download that was cut, cancelled or killed
-goes on where it was when the same command is given again.
+The daemon downloads only the files that are needed, never a pickle, into its models folder (sluiced --models).
+It first checks the size against the free disk space. It verifies every file with the hub's
+hash, and lists the model when the download is complete. Run the same command again to resume a download that was
+interrupted, cancelled or killed.
 
-Ctrl-C cancels the download; it goes on when this program dies otherwise, and `sluice list` shows it.
+Ctrl-C cancels the download. If this program ends in another way, the download continues; `sluice list` shows it.
 
-A private or gated model needs a token: HF_TOKEN here goes along with this one download, and only to the
-hub; the daemon's own is read as the hub's programs do. HF_ENDPOINT and HF_HUB_OFFLINE are the daemon's.
+A private or gated model needs a token: this program's HF_TOKEN is used for this download only and sent only to the
+hub; the daemon finds its own token as the hub's programs do. HF_ENDPOINT and HF_HUB_OFFLINE are read by the daemon.
 
 With --json each line is an object whose \"event\" is plan, progress, notice or model.";
 
@@ -79,9 +79,9 @@ Examples:
   sluice rm GSAI-ML/LLaDA-8B-Instruct
   sluice rm --converted llada-8b
 
-A model that was used by its path is only listed no more; its files are yours and stay.
-Only what `sluice pull` brought is deleted, or what there is of it. A model in the cache of the hub's own
-programs, or that somebody put beside the others, stays; the demonstration model is a part of sluiced.";
+A model given by its path is only removed from the list; its files are yours and stay.
+Only downloads of `sluice pull` are deleted, complete or partial. Models in the cache of the hub's own
+programs, and models that were copied into the folder, stay; the demonstration model is built into sluiced.";
 
 pub(super) const STOP: &str = "\
 Examples:
@@ -89,8 +89,8 @@ Examples:
   sluice stop smollm2
   sluice stop --daemon
 
-The load of one that is on its way is cancelled. The next `sluice run`, or `sluice load`, brings a model back. A daemon that
-`sluice run` started goes on until `sluice stop --daemon`, and holds no model after 15 minutes without requests.";
+A load in progress is cancelled. The next `sluice run` or `sluice load` loads a model again. A daemon started by
+`sluice run` runs until `sluice stop --daemon`, and unloads the model after 15 minutes without requests.";
 
 pub(super) const INSPECT: &str = "\
 Examples:
@@ -98,20 +98,20 @@ Examples:
   sluice inspect ~/models/LLaDA-8B-Instruct --json
   sluice inspect llada-8b.sluice
 
-The exit code is 1 where the checkpoint can't be loaded; the reason is told.";
+The exit code is 1 if the checkpoint can't be loaded; the output says why.";
 
 pub(super) const COMPRESS: &str = "\
 Examples:
   sluice compress ~/models/LLaDA-8B-Instruct --output llada-8b.sluice
   sluice compress GSAI-ML/LLaDA-8B-Instruct --output llada-8b.sluice --bits 4.5
 
-One file is the model: weights, configuration, tokenizer. The daemon makes it, as the user that it runs
-as, beside what it generates, with half of the cores; one job runs at a time. The file has another name
-until it is whole, and one that exists is never replaced.
+The file holds the whole model: weights, configuration, tokenizer. The daemon writes it as its own
+user, while it serves requests, with half of the cores; one job runs at a time. The file has a temporary
+name until it is complete, and an existing file is never replaced.
 
-Ctrl-C cancels the job; what is done is kept, and the same command goes on with it. With --detach, or when
-this program dies otherwise, the job goes on: `sluice jobs` shows it. Where no daemon runs, `sluiced compress`
-does the same as you.
+Ctrl-C cancels the job; the finished part is kept, and the same command resumes it. With --detach, or if
+this program ends in another way, the job continues: `sluice jobs` shows it. If no daemon runs, `sluiced compress`
+does the same as your user.
 
 With --json each line is an object whose \"event\" is job, progress or result.";
 
@@ -119,9 +119,9 @@ pub(super) const DECOMPRESS: &str = "\
 Example:
   sluice decompress llada-8b.sluice --output LLaDA-8B-Instruct
 
-The very files that the coded one was made of, byte by byte, unless numbers were coded to a rate. Every
-checksum is compared on the way. Ctrl-C cancels the job, and nothing is left of it. Where no daemon runs,
-`sluiced decompress` does the same as you.
+Restores the original files byte for byte, unless weights were trellis-quantized. Every
+checksum is verified. Ctrl-C cancels the job and removes its output. If no daemon runs,
+`sluiced decompress` does the same as your user.
 
 With --json each line is an object whose \"event\" is job, progress or result.";
 
@@ -129,8 +129,8 @@ pub(super) const VERIFY: &str = "\
 Example:
   sluice verify llada-8b.sluice
 
-Every byte is compared with its checksums; damage is told with tensor and tile, and then the exit code is 1.
-Ctrl-C cancels the job. Where no daemon runs, `sluiced verify` does the same as you.
+Every checksum is verified. Damage is reported by tensor and tile, and the exit code is then 1.
+Ctrl-C cancels the job. If no daemon runs, `sluiced verify` does the same as your user.
 
 With --json each line is an object whose \"event\" is job, progress or result.";
 
@@ -139,18 +139,18 @@ Examples:
   sluice budget 4GiB
   sluice budget default
 
-What the budget has no room for is streamed through a few slots in every pass: any budget from the
-least that works gives the same text, only slower. Where one is too small, the error names the least.
+Weights that don't fit the budget are streamed through a few staging buffers in every pass. A smaller
+budget gives the same text, only slower. If a budget is too small, the error names the minimum.
 
-The predicted effect comes first, the measured one last. Ctrl-C stops the watching, not the switch.
+The predicted effect is shown first, the measured one last. Ctrl-C stops watching, not the switch.
 With --json each line is an object whose \"event\" is planned, conversion, progress, notice or applied.";
 
 pub(super) const SWITCH: &str = "\
-Goes back to the level, the budget and all else that the daemon was started with, or the model that is loaded
-was loaded with. `--to source` goes to the checkpoint's own weights: level off, or standard where the
-budget has no room for all of them.
+Restores the level, the budget and the other settings that the daemon was started with or the loaded model
+was loaded with. `--to source` restores the checkpoint's own weights: level off, or standard if they
+don't fit the budget.
 
-The predicted effect comes first, the measured one last. Ctrl-C stops the watching, not the switch.
+The predicted effect is shown first, the measured one last. Ctrl-C stops watching, not the switch.
 With --json each line is an object whose \"event\" is planned, conversion, progress, notice or applied.";
 
 pub(super) fn plan() -> String {
@@ -158,17 +158,17 @@ pub(super) fn plan() -> String {
         "\
 Examples:
   sluice plan --level moderate
-  sluice plan --preset llada-8b --level mild --budget 4GiB --canvas 512
+  sluice plan --shape llada-8b --level mild --budget 4GiB --canvas 512
   sluice plan ~/models/LLaDA-8B-Instruct --budget 6GiB --json
 
-Without a model or --preset the plan is for the loaded model. It is for the device that the daemon
-computes on. Where no daemon runs, `sluiced plan` makes it, for the first card that can be used, else
-the CPU; its --device and --compute choose another.
+Without a model or --shape the plan is for the loaded model. It is for the daemon's
+device. If no daemon runs, `sluiced plan` makes it for the first usable GPU, else for
+the CPU; its --device and --compute-dtype choose another.
 
 {}
 
 With --json: peak_bytes, pass_ms, streamed_bytes_per_pass, layers and the other names of the schema's
-Plan; what is not known is null.",
+Plan; unknown values are null.",
         levels()
     )
 }
@@ -182,8 +182,8 @@ Examples:
 
 {}
 
-Requests that run go on: weights change between their passes. The predicted effect comes first, the
-measured one last. Ctrl-C stops the watching, not the switch. With --json each line is an object whose
+Running requests continue: weights change between passes. The predicted effect is shown first, the
+measured one last. Ctrl-C stops watching, not the switch. With --json each line is an object whose
 \"event\" is planned, conversion, progress, notice or applied.",
         levels()
     )
@@ -197,26 +197,26 @@ Examples:
   sluice fidelity --level moderate --level aggressive --seed 1 < stories.txt
   sluice fidelity notes.txt --samples 16 --json
 
-Some tokens of each line are masked, and the model says what may stand there: once at the level,
-once with the checkpoint's own weights. The same seed masks the same tokens. A model that writes from
-left to right is asked for what follows instead, with keys and values kept as `--kv` of the daemon
-says, and as f32 beside the checkpoint's own weights; its bounds are the likelihoods themselves.
+Some tokens of each line are masked, and the model predicts them: once at the level,
+once with the checkpoint's own weights. The same seed masks the same tokens. An autoregressive
+model predicts the next token instead, with its KV cache in the daemon's --kv-cache-format,
+and in f32 with the checkpoint's own weights; its bounds are the likelihoods themselves.
 
   mean KL        how far the level's probabilities are from the checkpoint's; 0 is no difference
   same top       how often both have the same most probable token
   source, level  upper bounds of a token's negative log-likelihood, with the checkpoint's own
                  weights and with the level's
-  peak, a pass   most memory of the device and the time of a pass, as planned
+  peak, a pass   planned peak of device memory and time of a pass
 
-KL and bounds are in nats a token. They depend on the text: take one that the model should know but
-was not trained on. Lines are cut to 256 tokens. Other requests wait meanwhile. Ctrl-C stops the
-measurement; what was in force is again afterwards.
+KL and bounds are in nats per token. They depend on the text: use one in the model's language that it
+was not trained on. Lines are truncated to 256 tokens. Other requests wait meanwhile. Ctrl-C stops the
+measurement; the previous level is in force again afterwards.
 
 {}
 
 With --json: level, equal_to, samples, rows, mean_kl_nats, top_agreement (0 to 1), source_bound_nats,
-level_bound_nats, seed, ms, request_id, peak_bytes, pass_ms. A level whose weights have the numbers of
-one that was measured names that in equal_to, and its figures are null.",
+level_bound_nats, seed, ms, request_id, peak_bytes, pass_ms. A level with the same weights as
+a measured one names that one in equal_to, and its figures are null.",
         levels()
     )
 }
@@ -224,7 +224,7 @@ one that was measured names that in equal_to, and its figures are null.",
 fn levels() -> String {
     let mut help = String::from("Levels:");
     for level in Level::ALL {
-        help += &format!("\n  {:<10}  {}", level.name(), level.about());
+        help += &format!("\n  {:<10}  {}", level.name(), level.summary());
     }
     help
 }
@@ -237,17 +237,17 @@ Examples:
   sluice generate --system \"Answer in one sentence.\" \"What is a sluice?\"
   sluice generate --raw --length 64 --block 16 \"Once upon a time\"
   sluice generate --policy threshold:t=0.8 --temperature 0.7 --seed 1 \"Tell me a story.\"
-  sluice generate --dial balanced \"Tell me a story.\"
+  sluice generate --preset balanced \"Tell me a story.\"
   sluice generate --pin \"0:The end\" \"How do stories begin?\"
   sluice generate --tokens 1,2,3 --length 32 --json
   fortune | sluice generate -
 
 {}
 
-On a terminal the canvas resolves in place: '{mask}' is masked, dim italics a guess, underlined
-pinned; what a pass just committed is bold: red below 0.3 confidence, yellow below 0.7, else
-green. Elsewhere the text alone is printed, as far as it is final; where the model has no
-tokenizer, the ids at the end.",
+On a terminal the canvas is drawn in place: '{mask}' is masked, dim italics is a guess, underlined is
+pinned; tokens that the last pass committed are bold: red below 0.3 confidence, yellow below 0.7, else
+green. Otherwise only final text is printed; without a tokenizer, the token
+ids at the end.",
         decoding(),
         mask = crate::canvas::MASK_MARK,
     )
@@ -271,40 +271,40 @@ pub(super) fn bench() -> String {
         "\
 Examples:
   sluice bench
-  sluice bench --dial exact,balanced,fast --length 256
-  sluice bench prompts.txt --concurrent 4 --repeat 3 --dial fast
+  sluice bench --preset exact,balanced,fast --length 256
+  sluice bench prompts.txt --concurrent 4 --repeat 3 --preset fast
   sluice bench --tokens 1,2,3 --policy threshold:t=0.7 --json
 
-Each prompt is answered with the same seed in every row. What counts are tokens before the end of the
-text, and time on this side of the socket.
+Each prompt has the same seed in every row. Tokens are counted up to the end of the
+text; time is measured by the client.
 
   tokens/s      of all requests together
-  passes        of all requests; then tokens a pass
+  passes        of all requests; then tokens per pass
   ms, least     median and shortest time of a pass
-  waited        share of the passes' time that they waited for streamed weights
-  rows, head    positions that a pass computed of a request, and those that the head read
-  peak          most memory of the device
-  first         median time until the first token of an answer was certain
-  same          tokens that are those of the first row
+  waited        share of the passes' time spent waiting for streamed weights
+  rows, lm head positions of a request that a pass computed, and those that the LM head computed
+  peak          peak of device memory
+  first         median time to the first committed token
+  same          share of tokens equal to those of the first row
 
-Below each row stands where the time of its passes went, and what takes the most of it:
+Below each row are the phases of its passes and the largest of them:
 
   wait          for streamed weights
-  decode        decoding coded weights
-  multiply      products with the layers' matrices
-  attention     attention, with rotary embedding and what is kept of keys and values
-  head          products with the head, and the choice of tokens
+  decompress    decompressing and dequantizing weights
+  matmul        the layers' matmuls
+  attention     attention, with RoPE and the KV cache
+  lm head       the LM head's matmul and the choice of tokens
   other         the rest
 
-What is not known is '-'. Times and rows of single passes are those of the passes that were seen, of
-which a slow reader misses some.
+Unknown values are '-'. Times and rows of single passes are those of the observed passes; a slow
+client misses some.
 
 {}
 
-With --json: dial, policy, cache, window, growth, speculation, exact, model, level, block_length,
+With --json: preset, policy, kv_cache, suffix_window, canvas_growth, speculation, exact, model, level, block_length,
 requests, tokens, ms, tokens_per_second, passes, tokens_per_pass, pass_ms_median, pass_ms_min,
-waited_share, phases_ms_per_pass (wait, decode, multiply, attention, head, other; and copy, which runs
-beside them), bottleneck (bound, share, words), rows_per_pass, head_rows_per_pass, peak_device_bytes,
+waited_share, phases_ms_per_pass (wait, decompress, matmul, attention, lm_head, other; and copy, which runs
+in parallel), bottleneck (bound, share, words), rows_per_pass, lm_head_rows_per_pass, peak_device_bytes,
 first_text_ms, same_tokens.",
         decoding()
     )
@@ -313,11 +313,11 @@ first_text_ms, same_tokens.",
 pub(super) fn chat() -> String {
     format!(
         "\
-On a terminal, lines are edited (arrows, Ctrl-A, Ctrl-E, Ctrl-R, Tab for commands) and remembered in
-$XDG_STATE_HOME/sluice/chat_history (else ~/.local/state/sluice/chat_history), unless --private says not to; a line that
-begins with a blank is not. A line that ends with \\ goes on in the next one, and so does a text between \"\"\" and \"\"\".
+On a terminal, lines can be edited (arrows, Ctrl-A, Ctrl-E, Ctrl-R, Tab for commands) and are saved in
+$XDG_STATE_HOME/sluice/chat_history (else ~/.local/state/sluice/chat_history), except with --private; a line that
+begins with a space is not saved. A line that ends with \\ continues on the next one, and so does a text between \"\"\" and \"\"\".
 Ctrl-C stops an answer; twice at the prompt, or Ctrl-D, it ends the conversation. /help lists the commands: /system,
-/model, /set, /retry, /save, /reset, /quit. In a pipe, each line is a turn, and the answers alone come out.
+/model, /set, /retry, /save, /reset, /quit. In a pipe, each line is a turn, and only the answers are printed.
 
 {}",
         decoding()
@@ -339,73 +339,75 @@ Examples:
   git diff | sluice run qwen2.5 --system \"Write a commit message for this diff.\"
   cat notes.txt | sluice run smollm2 \"Summarise this:\"
 
-A pipe beside a PROMPT is not waited for if it brings nothing within 2 seconds; with `-` behind the words it is. In a loop that
-reads from a file, `< /dev/null` leaves the rest of the file to the loop.
+With a PROMPT, a pipe that sends nothing within 2 seconds is ignored; with `-` after the words it is waited for. In a loop that
+reads from a file, use `< /dev/null` to leave the rest of the file to the loop.
 
-Where no daemon answers, `sluiced` is started in the background, with the same socket; two at once come to share one.
-It goes on until `sluice stop --daemon`, holds no model after 15 minutes without requests (its configuration may say
+If no daemon answers, `sluiced` is started in the background with the same socket; concurrent starts share one daemon.
+It runs until `sluice stop --daemon`, unloads the model after 15 minutes without requests (unless configured
 otherwise), and logs to $XDG_STATE_HOME/sluice/sluiced.log (else ~/.local/state/sluice/sluiced.log), up to 4 MiB.
-A model that is not here is downloaded: its size is said first, Ctrl-C stops that, and the same command goes on with it.
-It is loaded in the present model's place. Then PROMPT is answered, or on a terminal a conversation begins, as with
+A missing model is downloaded: its size is shown first, Ctrl-C cancels, and the same command resumes the download.
+It is loaded in place of the current model. Then PROMPT is answered, or on a terminal a conversation begins, as with
 `sluice chat`: see `sluice chat --help`.
 
-Short names, which other commands take, too:
+Short names, which other commands accept as well:
   demo           the small demonstration model inside sluiced{names}
 
-With --json each line of the answer is an object, as of `sluice generate`."
+With --json each line is an object, as with `sluice generate`."
     )
 }
 
 /// All ways of decoding: the dial, and what it is made of.
 pub(super) fn decoding() -> String {
-    format!("{}\n\n{}\n\n{WAYS}", dial(), policies())
+    format!("{}\n\n{}\n\n{WAYS}", presets(), policies())
 }
 
 /// The dial's table as help text.
-fn dial() -> String {
-    let mut help = String::from("The dial (--dial NAME), each with the flags that it stands for:");
-    for row in DIALS {
+fn presets() -> String {
+    let mut help = String::from("Presets (--preset NAME), each with the flags it stands for:");
+    for row in PRESETS {
         help += &format!("\n  {:<12} {}", row.name, row.summary);
-        if row.dial != Dial::Auto {
+        if row.preset != Preset::Auto {
             help += &format!("\n    {}", flags(row));
         }
     }
     help
 }
 
-fn flags(row: &DialInfo) -> String {
-    let window = row.window.map(|masks| format!(" --window {masks}"));
+fn flags(row: &PresetInfo) -> String {
+    let window = row
+        .suffix_window
+        .map(|masks| format!(" --suffix-window {masks}"));
     format!(
-        "--policy {} --cache {}{} --grow {}",
+        "--policy {} --kv-cache {}{} --canvas-growth {}",
         row.policy,
-        row.caching,
+        row.kv_cache,
         window.unwrap_or_default(),
-        row.growth
+        row.canvas_growth
     )
 }
 
 const WAYS: &str = "\
-Caches (--cache NAME, or NAME:key=value,…), of keys and values that are kept between passes:
-  none         whole passes; exact
-  prefix       those before the open block (Fast-dLLM)
-  dual         those before and after it (Fast-dLLM)
-  vicinity     those away from it (dInfer)
-    around     positions on each side that vicinity computes [default: 16]
-    refresh    passes in a block after which all is computed anew [default: when the next block opens]
-    behind     positions before a block that are computed anew when it opens [default: all]
-    keep       share of the keys outside of the block that its later passes see [default: 1]
+KV cache reuse between passes (--kv-cache MODE, or MODE:key=value,…):
+  none         full recompute in every pass; exact
+  prefix       caches positions before the current block (Fast-dLLM)
+  dual         caches positions before and after the current block (Fast-dLLM)
+  vicinity     caches all but the positions near the current block (dInfer)
+    recompute-around   positions on each side of the block that vicinity recomputes [default: 16]
+    refresh            passes in a block between full recomputes [default: when the next block begins]
+    recompute-before   positions before a block that are recomputed when it begins [default: all]
+    keep               share of the keys outside the block that its later passes attend to [default: 1]
 
-A window (--window N) leaves the masks out that are further behind the open block.
+Suffix window (--suffix-window N): masked positions further than N after the current block are left out.
 
-Growth (--grow NAME):
-  fixed        as long as was asked for, from the first pass on; exact
-  append       up to the open block; the next one is added when it is done
-  insert       short at first; longer until the model sees an end, and where it is unsure (DAEDAL)
+Canvas growth (--canvas-growth NAME):
+  fixed        full length from the first pass on; exact
+  append       ends with the current block; the next block is appended when it is finished
+  insert       short at first; grows until the model predicts an end, and where it is unsure (DAEDAL)
 
-Speculation (--speculate NAME, or NAME:branches=N, 3 where nobody says):
-  none         one order alone; exact
-  explore      so many canvases more, each with one more position filled; the surest goes on (LoPA)
-  draft        so many passes ahead are guessed and checked in one (SSD); exact";
+Speculation (--speculate NAME, or NAME:branches=N, default 3):
+  none         one canvas; exact
+  explore      N more canvases, each with one more position filled; the most certain one continues (LoPA)
+  draft        drafts N passes ahead and verifies them in one pass (SSD); exact";
 
 /// The registry as help text, so that a new policy needs no new words here.
 fn policies() -> String {
@@ -454,10 +456,10 @@ mod tests {
         for policy in POLICIES {
             assert!(help.contains(policy.summary), "{help}");
         }
-        for row in DIALS {
+        for row in PRESETS {
             assert!(help.contains(row.summary), "{help}");
         }
-        assert!(help.contains(&flags(Dial::Fast.info())), "{help}");
+        assert!(help.contains(&flags(Preset::Fast.info())), "{help}");
         assert_eq!(help.matches("\n    apart ").count(), 1, "{help}");
         assert!(
             help.contains("and with each but reference, dream, revoke:"),
@@ -469,7 +471,7 @@ mod tests {
     fn help_lists_every_level() {
         for help in [plan(), level(), fidelity()] {
             for level in Level::ALL {
-                assert!(help.contains(level.about()), "{help}");
+                assert!(help.contains(level.summary()), "{help}");
             }
         }
     }

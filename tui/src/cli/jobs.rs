@@ -7,7 +7,9 @@ use clap::{
     builder::{PathBufValueParser, TypedValueParser},
     value_parser,
 };
-use sluice_shared::coding::{Coder, coded_file, parse_bits, parse_pattern, parse_tile};
+use sluice_shared::compression::{
+    Coder, check_container_path, check_tensor_pattern, parse_bits_per_weight, parse_tile_elements,
+};
 
 use super::{help, parse_id};
 
@@ -15,70 +17,70 @@ use super::{help, parse_id};
 #[derive(Debug, Args)]
 #[command(after_long_help = help::COMPRESS)]
 pub struct Compress {
-    /// A checkpoint's folder, or a .safetensors file in one; or a model as `sluice list` calls it
+    /// A checkpoint's folder, a .safetensors file in one, or a name from `sluice list`
     #[arg(value_name = "DIR|NAME")]
     pub model: PathBuf,
-    /// File to write, whose name ends in .sluice
-    #[arg(long, short, value_name = "FILE.sluice", value_parser = PathBufValueParser::new().try_map(coded_file))]
+    /// File to write; its name must end in .sluice
+    #[arg(long, short, value_name = "FILE.sluice", value_parser = PathBufValueParser::new().try_map(check_container_path))]
     pub output: PathBuf,
-    /// Keep every number as it is, bit for bit; this is what happens anyway
+    /// Compress losslessly (the default)
     #[arg(long)]
     pub lossless: bool,
-    /// Bits that a number takes, on average, from 1.5 to 6; the head and embeddings stay without loss
-    #[arg(long, value_name = "B", value_parser = parse_bits, conflicts_with_all = ["lossless", "coder"])]
+    /// Trellis-quantize (TCQ) to this many bits per weight on average, 1.5 to 6; the LM head and embeddings stay lossless
+    #[arg(long, value_name = "B", value_parser = parse_bits_per_weight, conflicts_with_all = ["lossless", "coder"])]
     pub bits: Option<f64>,
-    /// huffman takes the least space, palette is decoded the fastest [default: huffman]
+    /// Lossless coder: huffman (smallest file) or dictionary (fastest to decompress) [default: huffman]
     #[arg(long, value_name = "NAME")]
     pub coder: Option<Coder>,
-    /// Numbers that are coded together, and can be decoded alone: 128, 256 or 512 [default: 512]
-    #[arg(long, value_name = "N", value_parser = parse_tile)]
+    /// Elements of a tile, which is compressed as a unit and can be decompressed alone: 128, 256 or 512 [default: 512]
+    #[arg(long, value_name = "N", value_parser = parse_tile_elements)]
     pub tile: Option<u32>,
-    /// Tensors to leave as they are, by name, with * for any letters; may be given several times
-    #[arg(long, value_name = "GLOB", value_parser = parse_pattern)]
+    /// Tensors to leave uncompressed, by name; * matches any characters; may be repeated
+    #[arg(long, value_name = "GLOB", value_parser = check_tensor_pattern)]
     pub keep: Vec<String>,
-    /// Code embeddings, too, whose single rows are read from the file otherwise; with --bits, the head as well
+    /// Compress the embedding as well, whose rows are read one by one from the file otherwise; with --bits, the LM head too
     #[arg(long)]
     pub all: bool,
-    /// Threads that code [default: half as many as the daemon's machine has cores]
+    /// Threads for compression [default: half of the cores of the daemon's machine]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     pub threads: Option<u32>,
     /// How to follow it.
     #[command(flatten)]
-    pub following: Following,
+    pub following: FollowArgs,
 }
 
 /// `sluice decompress`.
 #[derive(Debug, Args)]
 #[command(after_long_help = help::DECOMPRESS)]
 pub struct Decompress {
-    /// Coded file
+    /// A .sluice file
     pub file: PathBuf,
     /// Folder to write; it must not exist, or be empty
     #[arg(long, short, value_name = "DIR")]
     pub output: PathBuf,
-    /// Threads that decode [default: half as many as the daemon's machine has cores]
+    /// Threads for decompression [default: half of the cores of the daemon's machine]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     pub threads: Option<u32>,
     /// How to follow it.
     #[command(flatten)]
-    pub following: Following,
+    pub following: FollowArgs,
 }
 
 /// `sluice verify`.
 #[derive(Debug, Args)]
 #[command(after_long_help = help::VERIFY)]
 pub struct Verify {
-    /// Coded file
+    /// A .sluice file
     pub file: PathBuf,
     /// How to follow it.
     #[command(flatten)]
-    pub following: Following,
+    pub following: FollowArgs,
 }
 
 /// How a job is followed.
 #[derive(Debug, Args)]
-pub struct Following {
-    /// Leave the job to the daemon as soon as it has begun
+pub struct FollowArgs {
+    /// Return as soon as the job has started; the daemon continues it
     #[arg(long)]
     pub detach: bool,
     /// Print each event as a JSON object on its own line; the last is "result"
@@ -101,18 +103,18 @@ pub struct Jobs {
 /// What can be done with a job.
 #[derive(Debug, Subcommand)]
 pub enum JobsCommand {
-    /// Follows a job, whoever began it
+    /// Watches a job, whoever started it
     Watch {
-        /// The job, as `sluice jobs` numbers it
+        /// Number of the job, from `sluice jobs`
         #[arg(value_parser = parse_job_id)]
         id: u64,
         /// Print each event as a JSON object on its own line; the last is "result"
         #[arg(long)]
         json: bool,
     },
-    /// Stops a job, and tells what is left of it
+    /// Cancels a job and reports which part of the output remains
     Cancel {
-        /// The job, as `sluice jobs` numbers it
+        /// Number of the job, from `sluice jobs`
         #[arg(value_parser = parse_job_id)]
         id: u64,
         /// Print one JSON object

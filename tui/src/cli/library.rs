@@ -10,13 +10,13 @@ use super::help;
 #[derive(Debug, Args)]
 #[command(after_long_help = help::PULL)]
 pub struct Pull {
-    /// The model as the hub calls it, OWNER/NAME, or a short name such as smollm2; of a repository with several GGUF files, OWNER/NAME:LABEL,
+    /// The model's name at the hub, OWNER/NAME, or a short name such as smollm2; for a repository with several GGUF files, OWNER/NAME:LABEL,
     /// such as :Q4_K_M
     pub name: String,
-    /// In a label's place, the GGUF file by its name
+    /// Name of the GGUF file, instead of a label
     #[arg(long, value_name = "NAME.gguf")]
     pub file: Option<String>,
-    /// A branch, a tag or a commit [default: main]
+    /// Branch, tag or commit [default: main]
     #[arg(long, value_name = "REVISION")]
     pub revision: Option<String>,
     /// Print each event as a JSON object on its own line; the last is "model"
@@ -28,15 +28,15 @@ pub struct Pull {
 #[derive(Debug, Args)]
 #[command(after_help = help::REMOVE)]
 pub struct Remove {
-    /// The model, as `sluice list` calls it
+    /// The model's name in `sluice list`
     pub name: String,
-    /// Unload it first, where it is loaded
+    /// Unload it first if it is loaded
     #[arg(long)]
     pub force: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
-    /// Only the weights that were converted of it and kept, of any model that `sluice list` shows some of
+    /// Remove only its converted weights, for any model whose converted weights `sluice list` shows
     #[arg(long, conflicts_with = "force")]
     pub converted: bool,
 }
@@ -45,7 +45,7 @@ pub struct Remove {
 #[derive(Debug, Args)]
 #[command(after_help = help::INSPECT)]
 pub struct Inspect {
-    /// A model as `sluice list` calls it, or a checkpoint's folder or file; of a .sluice file, all that is inside is told
+    /// A name from `sluice list`, or a checkpoint's folder or file; for a .sluice file, its full contents are listed
     pub model: PathBuf,
     /// Print one JSON object
     #[arg(long)]

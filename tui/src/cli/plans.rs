@@ -4,8 +4,8 @@ use std::{fmt, path::PathBuf};
 
 use clap::Args;
 use sluice_shared::{
-    level::{Embedding, Kv, Level, parse_auto_factor},
-    settings::Change,
+    level::{EmbeddingPlacement, KvCacheFormat, Level, parse_max_slowdown},
+    settings::PlanOptions,
     units,
 };
 
@@ -15,32 +15,32 @@ use super::help;
 #[derive(Debug, Args)]
 #[command(after_long_help = help::plan())]
 pub struct Plan {
-    /// A model as `sluice list` calls it, or a checkpoint's folder, .gguf or .sluice file; only its headers are read.
-    /// Left out, and no --preset: the loaded model
-    #[arg(value_name = "NAME|DIR", conflicts_with_all = ["preset", "model_flag"])]
+    /// A name from `sluice list`, or a checkpoint's folder, .gguf or .sluice file; only its headers are read.
+    /// Without it and without --shape: the loaded model
+    #[arg(value_name = "NAME|DIR", conflicts_with_all = ["shape", "model_flag"])]
     pub model: Option<PathBuf>,
     /// The same as a flag
     #[arg(
         long = "model",
         id = "model_flag",
         value_name = "NAME|DIR",
-        conflicts_with = "preset",
+        conflicts_with = "shape",
         hide_short_help = true
     )]
     pub model_flag: Option<PathBuf>,
     /// A published shape, such as llada-8b; needs no weights
     #[arg(long, value_name = "NAME")]
-    pub preset: Option<String>,
+    pub shape: Option<String>,
     /// How faithful the weights are, and how much memory they may take.
     #[command(flatten)]
-    pub wish: Wish,
+    pub options: PlanArgs,
     /// What may be chosen beside a level.
     #[command(flatten)]
-    pub knobs: Knobs,
-    /// Positions of a canvas, prompt included [default: 256, or what the context leaves]
+    pub details: PlanDetailArgs,
+    /// Canvas length in tokens, prompt included [default: 256, or the model's context if it is shorter]
     #[arg(long, value_name = "N")]
     pub canvas: Option<u32>,
-    /// Requests that share a pass [default: 1]
+    /// Requests in a batch [default: 1]
     #[arg(long, value_name = "N")]
     pub requests: Option<u32>,
     /// Print one JSON object
@@ -50,12 +50,12 @@ pub struct Plan {
 
 /// A level and a budget, either of which may be left as it is.
 #[derive(Debug, Default, Args)]
-pub struct Wish {
-    /// How faithful the weights are: off, standard, mild, moderate, aggressive or auto [default:
+pub struct PlanArgs {
+    /// Fidelity of the weights: off, standard, mild (lossless), moderate (q8), aggressive (q4) or auto [default:
     /// the daemon's]
     #[arg(long, value_name = "LEVEL")]
     pub level: Option<Level>,
-    /// Most memory of the device, such as 4GiB, or `default` for what was free when the daemon started, less a margin
+    /// Device memory budget, such as 4GiB, or `default` for the memory that was free when the daemon started, less a margin
     /// [default: the daemon's]
     #[arg(long, value_name = "BYTES|default", value_parser = parse_budget)]
     pub budget: Option<Budget>,
@@ -63,39 +63,39 @@ pub struct Wish {
 
 /// What may be chosen beside a level.
 #[derive(Debug, Default, Args)]
-pub struct Knobs {
-    /// Where the embedding's rows are: host, device, or auto for the host at all levels but off
-    /// [default: as it is]
+pub struct PlanDetailArgs {
+    /// Where the embedding is kept: host, device, or auto (on the host at every level but off)
+    /// [default: unchanged]
     #[arg(long, value_name = "PLACE")]
-    pub embedding: Option<Embedding>,
-    /// How much longer than the fastest level's a pass may take at level auto [default: as it is]
-    #[arg(long, value_name = "FACTOR", value_parser = parse_auto_factor)]
-    pub auto_factor: Option<f64>,
-    /// How a causal model's keys and values are kept: f32, bf16, q8_0, or auto for bf16, on a card for what it computes
-    /// in [default: as it is]
+    pub embedding: Option<EmbeddingPlacement>,
+    /// Slowdown that level auto accepts: a pass may take this many times as long as at the fastest level [default: unchanged]
+    #[arg(long, value_name = "FACTOR", value_parser = parse_max_slowdown)]
+    pub max_slowdown: Option<f64>,
+    /// Format of an autoregressive model's KV cache: f32, bf16, q8_0, or auto for bf16, on a GPU for the dtype it computes
+    /// in [default: unchanged]
     #[arg(long, value_name = "FORMAT")]
-    pub kv: Option<Kv>,
+    pub kv_cache_format: Option<KvCacheFormat>,
 }
 
-impl Wish {
+impl PlanArgs {
     /// The change of the daemon's settings that is wished for.
-    pub fn change(&self) -> Change {
-        Change {
+    pub fn change(&self) -> PlanOptions {
+        PlanOptions {
             level: self.level,
             budget_bytes: self.budget.map(Budget::bytes),
-            ..Change::default()
+            ..PlanOptions::default()
         }
     }
 }
 
-impl Knobs {
+impl PlanDetailArgs {
     /// The change of the daemon's settings that is wished for.
-    pub fn change(&self) -> Change {
-        Change {
+    pub fn change(&self) -> PlanOptions {
+        PlanOptions {
             embedding: self.embedding,
-            auto_factor: self.auto_factor,
-            kv: self.kv,
-            ..Change::default()
+            max_slowdown: self.max_slowdown,
+            kv_cache_format: self.kv_cache_format,
+            ..PlanOptions::default()
         }
     }
 }
@@ -104,14 +104,14 @@ impl Knobs {
 #[derive(Debug, Args)]
 #[command(after_long_help = help::level())]
 pub struct SetLevel {
-    /// off, standard, mild, moderate, aggressive or auto
+    /// off, standard, mild (lossless), moderate (q8), aggressive (q4) or auto
     pub level: Level,
-    /// Another budget along with it, such as 4GiB, or `default`
+    /// New budget as well, such as 4GiB, or `default`
     #[arg(long, value_name = "BYTES|default", value_parser = parse_budget)]
     pub budget: Option<Budget>,
     /// What may be chosen beside it.
     #[command(flatten)]
-    pub knobs: Knobs,
+    pub details: PlanDetailArgs,
     /// Print each event as a JSON object on its own line; the last is "applied"
     #[arg(long)]
     pub json: bool,
@@ -121,7 +121,7 @@ pub struct SetLevel {
 #[derive(Debug, Args)]
 #[command(after_long_help = help::BUDGET)]
 pub struct SetBudget {
-    /// Most memory of the device, such as 4GiB; `default` is what was free when the daemon started,
+    /// Device memory budget, such as 4GiB; `default` is the memory that was free when the daemon started,
     /// less a margin
     #[arg(value_name = "BYTES|default", value_parser = parse_budget)]
     pub budget: Budget,
@@ -134,8 +134,8 @@ pub struct SetBudget {
 #[derive(Debug, Args)]
 #[command(after_long_help = help::SWITCH)]
 pub struct Restore {
-    /// What to go back to: `start`, what the daemon was started or the model loaded with (level, budget and all else); or
-    /// `source`, the checkpoint's own weights
+    /// What to restore: `start`, the settings that the daemon was started or the model loaded with (level, budget and all
+    /// others); or `source`, the checkpoint's own weights
     #[arg(long, value_name = "PLACE", value_enum, default_value_t = RestoreTo::Start)]
     pub to: RestoreTo,
     /// Print each event as a JSON object on its own line; the last is "applied"
@@ -147,19 +147,19 @@ pub struct Restore {
 #[derive(Debug, Args)]
 #[command(after_long_help = help::fidelity())]
 pub struct Fidelity {
-    /// A text of the model's language, of which each line that is not blank is a sample; left out or
+    /// A text in the model's language; each line that is not blank is a sample; without it or with
     /// `-`: standard input
     pub file: Option<PathBuf>,
-    /// The level to measure, or `all` that can be loaded; may be repeated [default: the one in force]
+    /// Level to measure, or `all` loadable levels; may be repeated [default: the level in force]
     #[arg(long = "level", value_name = "LEVEL|all", value_parser = parse_levels)]
-    pub levels: Vec<Levels>,
-    /// Most samples; of more lines, so many are taken, evenly spread [default: 64]
+    pub levels: Vec<LevelChoice>,
+    /// Maximum number of samples; from more lines, evenly spaced ones are used [default: 64]
     #[arg(long, value_name = "N")]
     pub samples: Option<u32>,
     /// Seed of the masks [default: drawn by the daemon, and reported]
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
-    /// Measure nothing: list what was measured before, by whichever client
+    /// List earlier measurements of all clients instead of measuring
     #[arg(long, conflicts_with_all = ["file", "levels", "samples", "seed"])]
     pub show: bool,
     /// Print each level's result as a JSON object on its own line
@@ -178,7 +178,7 @@ pub enum RestoreTo {
 
 /// Which levels are meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Levels {
+pub enum LevelChoice {
     /// All that can be loaded, and differ.
     All,
     /// This one.
@@ -214,12 +214,12 @@ impl fmt::Display for Budget {
     }
 }
 
-fn parse_levels(text: &str) -> Result<Levels, String> {
+fn parse_levels(text: &str) -> Result<LevelChoice, String> {
     if text == "all" {
-        return Ok(Levels::All);
+        return Ok(LevelChoice::All);
     }
     text.parse()
-        .map(Levels::One)
+        .map(LevelChoice::One)
         .map_err(|problem: String| format!("{problem}, or `all`"))
 }
 
@@ -238,8 +238,8 @@ mod tests {
 
     #[test]
     fn a_level_is_measured_by_its_name_or_with_all_others() {
-        assert_eq!(parse_levels("all"), Ok(Levels::All));
-        assert_eq!(parse_levels("mild"), Ok(Levels::One(Level::Mild)));
+        assert_eq!(parse_levels("all"), Ok(LevelChoice::All));
+        assert_eq!(parse_levels("mild"), Ok(LevelChoice::One(Level::Mild)));
         let problem = parse_levels("every").unwrap_err();
         assert!(
             problem.contains("moderate") && problem.contains("`all`"),

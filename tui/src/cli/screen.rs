@@ -17,7 +17,7 @@ pub struct Screen {
     /// Leave the mouse to the terminal
     #[arg(long)]
     pub no_mouse: bool,
-    /// Neither read nor write what is kept between runs: conversations, prompts, commands, options
+    /// Don't load or save state between runs: conversations, prompts, commands, options
     #[arg(long)]
     pub private: bool,
 }

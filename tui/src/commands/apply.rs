@@ -5,22 +5,22 @@ use sluice_proto::v1::{
     ApplyRequest, ApplyResponse, ApplyResult, Plan, PlannedChange, RestoreRequest,
     apply_response::Kind,
 };
-use sluice_report::{plan::switch_time, progress::bar};
+use sluice_report::{plan::switch_estimate, progress::bar};
 use sluice_shared::units;
 use tokio::signal::unix::Signal;
 use tonic::{Response, Status, Streaming};
 
 use super::follow::interrupts;
 use crate::{
-    cli::{Restore, RestoreTo, SetBudget, SetLevel, Wish},
-    connection::Daemon,
-    output::{Failure, Out, Progress, dim},
+    cli::{PlanArgs, Restore, RestoreTo, SetBudget, SetLevel},
+    connection::DaemonConnection,
+    output::{Failure, ProgressLine, StandardOutput, dim},
     plans,
 };
 
 /// How a change is told.
 #[derive(Clone, Copy)]
-enum Manner {
+enum ChangeOutput {
     /// Each event as an object, for scripts.
     Json,
     /// In words, as what was asked for.
@@ -29,7 +29,7 @@ enum Manner {
     Aside,
 }
 
-impl Manner {
+impl ChangeOutput {
     fn of(json: bool) -> Self {
         match json {
             true => Self::Json,
@@ -39,38 +39,42 @@ impl Manner {
 }
 
 /// Puts what is wished for in force, on the way to something else.
-pub(super) async fn wish(daemon: &Daemon, wish: &Wish, out: &mut Out) -> Result<(), Failure> {
-    apply(daemon, wish.change().into(), Manner::Aside, out).await
+pub(super) async fn plan_options(
+    daemon: &DaemonConnection,
+    wish: &PlanArgs,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
+    apply(daemon, wish.change().into(), ChangeOutput::Aside, out).await
 }
 
 /// Puts another level in force.
 pub(super) async fn level(
-    daemon: &Daemon,
+    daemon: &DaemonConnection,
     arguments: &SetLevel,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let wish = Wish {
+    let wish = PlanArgs {
         level: Some(arguments.level),
         budget: arguments.budget,
     };
-    let change = wish.change().or(arguments.knobs.change());
-    apply(daemon, change.into(), Manner::of(arguments.json), out).await
+    let change = wish.change().or(arguments.details.change());
+    apply(daemon, change.into(), ChangeOutput::of(arguments.json), out).await
 }
 
 /// Puts another budget in force.
 pub(super) async fn budget(
-    daemon: &Daemon,
+    daemon: &DaemonConnection,
     arguments: &SetBudget,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let wish = Wish {
+    let wish = PlanArgs {
         budget: Some(arguments.budget),
-        ..Wish::default()
+        ..PlanArgs::default()
     };
     apply(
         daemon,
         wish.change().into(),
-        Manner::of(arguments.json),
+        ChangeOutput::of(arguments.json),
         out,
     )
     .await
@@ -78,9 +82,9 @@ pub(super) async fn budget(
 
 /// Goes back to what the model was loaded with, or to the checkpoint's own weights.
 pub(super) async fn restore(
-    daemon: &Daemon,
+    daemon: &DaemonConnection,
     arguments: &Restore,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let request = RestoreRequest {
         to: match arguments.to {
@@ -98,7 +102,7 @@ pub(super) async fn restore(
     follow(
         daemon,
         answer,
-        Manner::of(arguments.json),
+        ChangeOutput::of(arguments.json),
         out,
         &mut interrupts,
     )
@@ -106,10 +110,10 @@ pub(super) async fn restore(
 }
 
 async fn apply(
-    daemon: &Daemon,
+    daemon: &DaemonConnection,
     request: ApplyRequest,
-    manner: Manner,
-    out: &mut Out,
+    manner: ChangeOutput,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let mut interrupts = interrupts()?;
     let mut client = daemon.optimizer();
@@ -122,16 +126,16 @@ async fn apply(
 
 /// Shows a change until it is in force. An interrupt ends the watching, not the change.
 async fn follow(
-    daemon: &Daemon,
+    daemon: &DaemonConnection,
     answer: Result<Response<Streaming<ApplyResponse>>, Status>,
-    manner: Manner,
-    out: &mut Out,
+    manner: ChangeOutput,
+    out: &mut StandardOutput,
     interrupts: &mut Signal,
 ) -> Result<(), Failure> {
     let mut stream = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner();
-    let mut progress = Progress::new();
+    let mut progress = ProgressLine::new();
     loop {
         let next = tokio::select! {
             next = stream.next() => next,
@@ -144,9 +148,9 @@ async fn follow(
             continue;
         };
         match manner {
-            Manner::Json => out.json(&kind)?,
-            Manner::Words => show(&kind, &mut progress, |line| out.line(line))?,
-            Manner::Aside => show(&kind, &mut progress, |line| {
+            ChangeOutput::Json => out.json(&kind)?,
+            ChangeOutput::Words => show(&kind, &mut progress, |line| out.line(line))?,
+            ChangeOutput::Aside => show(&kind, &mut progress, |line| {
                 dim(line);
                 Ok(())
             })?,
@@ -159,7 +163,7 @@ async fn follow(
 
 fn show(
     kind: &Kind,
-    progress: &mut Progress,
+    progress: &mut ProgressLine,
     mut tell: impl FnMut(&str) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     match kind {
@@ -193,7 +197,7 @@ fn show(
 }
 
 fn interrupted() -> Failure {
-    Failure::interrupted("the switch goes on")
+    Failure::interrupted("the switch continues")
         .with_hint("`sluice status` shows how far it is, `sluice restore` takes it back")
 }
 
@@ -215,7 +219,7 @@ fn prediction(planned: &PlannedChange) -> Vec<String> {
         line("streamed", plans::streamed, ""),
     ];
     if let Some(time) = &after.switch_estimate {
-        lines.push(format!("{:<9} {}", "switch", switch_time(time)));
+        lines.push(format!("{:<9} {}", "switch", switch_estimate(time)));
     }
     lines.extend(after.notes.iter().map(|note| format!("note: {note}")));
     lines

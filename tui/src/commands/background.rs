@@ -25,9 +25,9 @@ use sluice_shared::exit;
 
 use super::{follow, offline, present};
 use crate::{
-    connection::Daemon,
-    output::{Failure, Out, Progress, dim},
-    places,
+    connection::DaemonConnection,
+    output::{Failure, ProgressLine, StandardOutput, dim},
+    user_folders,
 };
 
 /// How long a daemon may take to answer; a card's driver takes seconds.
@@ -47,8 +47,11 @@ const PATH_VARIABLES: [&str; 5] = [
 ];
 
 /// The daemon that answers on a socket; where nobody listens, one is started.
-pub(super) async fn daemon(socket: PathBuf, flag: Option<&Path>) -> Result<Daemon, Failure> {
-    match Daemon::connect(socket.clone()).await {
+pub(super) async fn daemon(
+    socket: PathBuf,
+    flag: Option<&Path>,
+) -> Result<DaemonConnection, Failure> {
+    match DaemonConnection::connect(socket.clone()).await {
         Err(failure) if failure.code() != exit::UNREACHABLE => Err(failure),
         Err(failure) if is_address(&socket) => Err(failure.with_hint(
             "start it with `sluiced --listen 127.0.0.1:PORT`: only one with a socket of its own is started on the way",
@@ -72,11 +75,11 @@ fn has_listener(socket: &Path) -> bool {
         .is_err_and(|error| matches!(error.kind(), NotFound | ConnectionRefused))
 }
 
-async fn start(socket: &Path, flag: Option<&Path>) -> Result<Daemon, Failure> {
-    let log = places::state(|name| env::var_os(name))
+async fn start(socket: &Path, flag: Option<&Path>) -> Result<DaemonConnection, Failure> {
+    let log = user_folders::state(|name| env::var_os(name))
         .map(|folder| folder.join("sluiced.log"))
         .ok_or_else(|| {
-            Failure::new("no daemon runs, and there is no place for the log of one")
+            Failure::new("no daemon runs, and there is no folder for its log")
                 .with_hint("set $HOME or $XDG_STATE_HOME, or start `sluiced` yourself")
         })?;
     let (mut child, begin) = spawn(&log, flag)?;
@@ -91,7 +94,7 @@ async fn start(socket: &Path, flag: Option<&Path>) -> Result<Daemon, Failure> {
     loop {
         // An answer, not a connection alone: a daemon that can't start its engine listens before it knows.
         let answer = async {
-            let daemon = Daemon::connect(socket.to_owned()).await?;
+            let daemon = DaemonConnection::connect(socket.to_owned()).await?;
             present::list(&daemon).await.map(|_| daemon)
         };
         tokio::select! {
@@ -130,7 +133,7 @@ fn spawn(log: &Path, flag: Option<&Path>) -> Result<(Child, u64), Failure> {
         ))
     };
     log.parent()
-        .map_or(Ok(()), places::make_private)
+        .map_or(Ok(()), user_folders::make_private)
         .map_err(refused)?;
     let file = File::options()
         .append(true)
@@ -189,11 +192,15 @@ fn tail(log: &Path, begin: u64) -> io::Result<String> {
 }
 
 /// Ends the daemon that listens on a socket, and waits until it is gone.
-pub(super) async fn end(socket: PathBuf, json: bool, out: &mut Out) -> Result<(), Failure> {
-    let daemon = Daemon::connect(socket.clone()).await?;
+pub(super) async fn end(
+    socket: PathBuf,
+    json: bool,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
+    let daemon = DaemonConnection::connect(socket.clone()).await?;
     if is_address(&socket) {
         return Err(
-            Failure::new("a daemon can't be ended by way of an address").with_hint(
+            Failure::new("a daemon can't be stopped through an address").with_hint(
                 "name its socket with --socket or $SLUICE_SOCKET, or end it where it was started",
             ),
         );
@@ -233,11 +240,11 @@ pub(super) async fn end(socket: PathBuf, json: bool, out: &mut Out) -> Result<()
     })?;
     drop(daemon);
     let mut interrupts = follow::interrupts()?;
-    let mut progress = Progress::new();
+    let mut progress = ProgressLine::new();
     progress.show("waiting for requests to finish");
     tokio::select! {
         ended = tokio::time::timeout(END_WAIT, ended(process, &socket)) => ended.map_err(|_| {
-            Failure::new("sluiced was told to end, but has not ended yet")
+            Failure::new("sluiced was asked to stop but is still running")
         })?,
         _ = interrupts.recv() => return Err(Failure::interrupted("sluiced ends anyway")),
     }

@@ -17,16 +17,16 @@ use sluice_proto::{
         GetSnapshotRequest, TokenIds, TokenState, generate_request::Input, generation_event::Event,
     },
 };
-use sluice_shared::dial::{DIALS, Dial};
+use sluice_shared::preset::{PRESETS, Preset};
 use tonic::Status;
 
-pub use self::figures::Figures;
-use self::figures::{Answer, PassFigures};
+pub use self::figures::BenchFigures;
+use self::figures::{BenchAnswer, PassFigures};
 use super::{input, message, until_interrupted};
 use crate::{
     cli::Bench,
-    connection::Daemon,
-    output::{Failure, Out, Progress},
+    connection::DaemonConnection,
+    output::{Failure, ProgressLine, StandardOutput},
     phases::PassTime,
     plans,
 };
@@ -43,7 +43,11 @@ const PROMPTS: [&str; 4] = [
 const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Measures each position of the dial and prints its row as soon as it is known.
-pub(super) async fn run(socket: PathBuf, arguments: &Bench, out: &mut Out) -> Result<(), Failure> {
+pub(super) async fn run(
+    socket: PathBuf,
+    arguments: &Bench,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
     let inputs = inputs(arguments)?;
     until_interrupted(rows(socket, arguments, &inputs, out)).await
 }
@@ -52,13 +56,13 @@ async fn rows(
     socket: PathBuf,
     arguments: &Bench,
     inputs: &[Input],
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let daemon = Daemon::connect(socket).await?;
+    let daemon = DaemonConnection::connect(socket).await?;
     let mut first = None;
-    for dial in dials(arguments) {
+    for dial in presets(arguments) {
         let requests = requests(arguments, inputs, dial);
-        let name = dial.map_or("the daemon's dial", Dial::name);
+        let name = dial.map_or("the daemon's preset", Preset::name);
         let warmup = requests.iter().cycle().take(arguments.warmup as usize);
         let board = Board::new(format!("{name}, warming up"), arguments.warmup as usize);
         all(&daemon, warmup.cloned(), 1, &board).await?;
@@ -66,7 +70,7 @@ async fn rows(
         let begun = Instant::now();
         let concurrent = arguments.concurrent as usize;
         let answers = all(&daemon, requests.into_iter(), concurrent, &board).await?;
-        let mut figures = Figures::of(&answers, begun.elapsed(), first.as_deref());
+        let mut figures = BenchFigures::of(&answers, begun.elapsed(), first.as_deref());
         figures.streamed_from = streamed_from(&daemon).await;
         drop(board);
         if arguments.json {
@@ -85,17 +89,17 @@ async fn rows(
 }
 
 /// The tier that weights are streamed from, if that can be told.
-async fn streamed_from(daemon: &Daemon) -> Option<String> {
+async fn streamed_from(daemon: &DaemonConnection) -> Option<String> {
     let answer = daemon.telemetry().get_snapshot(GetSnapshotRequest {}).await;
     let plan = answer.ok()?.into_inner().snapshot?.plan?;
     plans::streamed_from(&plan).map(str::to_owned)
 }
 
 /// The rows without repetition; `None`: as the daemon does without a word.
-fn dials(arguments: &Bench) -> Vec<Option<Dial>> {
-    let asked: Vec<Dial> = match arguments.all_dials {
-        true => DIALS.iter().map(|row| row.dial).collect(),
-        false => arguments.dials.clone(),
+fn presets(arguments: &Bench) -> Vec<Option<Preset>> {
+    let asked: Vec<Preset> = match arguments.all_presets {
+        true => PRESETS.iter().map(|row| row.preset).collect(),
+        false => arguments.presets.clone(),
     };
     let mut dials = Vec::new();
     for dial in asked {
@@ -132,7 +136,7 @@ fn inputs(arguments: &Bench) -> Result<Vec<Input>, Failure> {
 }
 
 /// All prompts, as often as was asked for. The seeds are the same in every row.
-fn requests(arguments: &Bench, inputs: &[Input], dial: Option<Dial>) -> Vec<GenerateRequest> {
+fn requests(arguments: &Bench, inputs: &[Input], dial: Option<Preset>) -> Vec<GenerateRequest> {
     let seed = arguments.details.seed.unwrap_or(0);
     let count = inputs.len() * arguments.repeat as usize;
     let inputs = inputs.iter().cycle().take(count);
@@ -153,11 +157,11 @@ fn requests(arguments: &Bench, inputs: &[Input], dial: Option<Dial>) -> Vec<Gene
 
 /// Runs the requests, so many at once; the answers stand in their order.
 async fn all(
-    daemon: &Daemon,
+    daemon: &DaemonConnection,
     requests: impl Iterator<Item = GenerateRequest>,
     concurrent: usize,
     board: &Board,
-) -> Result<Vec<Answer>, Failure> {
+) -> Result<Vec<BenchAnswer>, Failure> {
     let answers = requests.enumerate().map(async |(number, request)| {
         let answer = one(daemon, request, board).await?;
         Ok::<_, Failure>((number, answer))
@@ -170,7 +174,11 @@ async fn all(
     Ok(answers.into_iter().map(|(_, answer)| answer).collect())
 }
 
-async fn one(daemon: &Daemon, request: GenerateRequest, board: &Board) -> Result<Answer, Failure> {
+async fn one(
+    daemon: &DaemonConnection,
+    request: GenerateRequest,
+    board: &Board,
+) -> Result<BenchAnswer, Failure> {
     let begun = Instant::now();
     let answer = loop {
         match daemon.generation().generate(request.clone()).await {
@@ -218,11 +226,11 @@ fn answered(
     done: GenerationDone,
     passes: Vec<PassFigures>,
     first_ms: f64,
-) -> Answer {
+) -> BenchAnswer {
     let time = PassTime::from(&done);
     let mut tokens = done.token_ids;
     tokens.truncate(done.text_tokens as usize);
-    Answer {
+    BenchAnswer {
         started,
         exact: done.is_exact,
         tokens,
@@ -246,7 +254,7 @@ struct Board {
     requests: usize,
     done: Cell<usize>,
     passes: Cell<usize>,
-    progress: RefCell<Progress>,
+    progress: RefCell<ProgressLine>,
 }
 
 impl Board {
@@ -300,11 +308,11 @@ mod tests {
 
     #[test]
     fn each_position_of_the_dial_is_a_row() {
-        assert_eq!(dials(&parsed(&[])), [None]);
+        assert_eq!(presets(&parsed(&[])), [None]);
         let asked = parsed(&["--dial", "exact,fast,exact"]);
-        assert_eq!(dials(&asked), [Some(Dial::Exact), Some(Dial::Fast)]);
-        let all = dials(&parsed(&["--all-dials"]));
-        assert_eq!(all.len(), DIALS.len());
+        assert_eq!(presets(&asked), [Some(Preset::Exact), Some(Preset::Fast)]);
+        let all = presets(&parsed(&["--all-dials"]));
+        assert_eq!(all.len(), PRESETS.len());
     }
 
     #[test]
@@ -316,7 +324,7 @@ mod tests {
             let seeds = requests.iter().map(|request| request.seed.unwrap());
             seeds.collect()
         };
-        let (exact, fast) = (of(Dial::Exact), of(Dial::Fast));
+        let (exact, fast) = (of(Preset::Exact), of(Preset::Fast));
         assert_eq!(seeds(&exact), (5..13).collect::<Vec<_>>());
         assert_eq!(seeds(&fast), seeds(&exact));
         assert_eq!(exact[0].input, exact[PROMPTS.len()].input);

@@ -34,7 +34,7 @@ pub(super) fn request(arguments: &Edit) -> Result<GenerateRequest, Failure> {
         })),
         ..Default::default()
     };
-    arguments.sampling.apply(&mut request);
+    arguments.decoding.apply(&mut request);
     Ok(request)
 }
 
@@ -57,7 +57,7 @@ fn find_once(text: &str, words: &str) -> Result<Range<usize>, Failure> {
             places.len()
         ))
         .with_hint(format!(
-            "give more of the words around it, or the place: --span {first}..{}",
+            "include more of the surrounding words, or give the byte range: --span {first}..{}",
             first + words.len()
         ))),
     }

@@ -15,9 +15,9 @@ use sluice_shared::{level::Level, units};
 
 use super::{input, until_interrupted};
 use crate::{
-    cli::{Fidelity, Levels},
-    connection::Daemon,
-    output::{Failure, Out, Progress},
+    cli::{Fidelity, LevelChoice},
+    connection::DaemonConnection,
+    output::{Failure, ProgressLine, StandardOutput},
     plans,
     text::sanitise_line,
 };
@@ -34,7 +34,7 @@ const ALL: [Level; 4] = [
 pub(super) async fn run(
     socket: PathBuf,
     arguments: &Fidelity,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     if arguments.show {
         return until_interrupted(show(socket, arguments.json, out)).await;
@@ -50,9 +50,9 @@ async fn all(
     socket: PathBuf,
     arguments: &Fidelity,
     text: String,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let daemon = Daemon::connect(socket).await?;
+    let daemon = DaemonConnection::connect(socket).await?;
     let mut rows = Vec::new();
     // A level that can't be had is told before minutes are spent on the others.
     for level in levels(&arguments.levels) {
@@ -72,7 +72,7 @@ async fn all(
             .find(|known| has_equal_weights(known, &plan))
         {
             match arguments.json {
-                true => out.json(&Row::equal(&plan, &equal.level))?,
+                true => out.json(&LevelRow::equal(&plan, &equal.level))?,
                 false => out.line(&equal_row(&plan, &equal.level))?,
             }
             continue;
@@ -83,7 +83,7 @@ async fn all(
         request.seed = Some(result.seed);
         measured.push(plan.clone());
         if arguments.json {
-            out.json(&Row::measured(&plan, &result))?;
+            out.json(&LevelRow::measured(&plan, &result))?;
             continue;
         }
         if last.is_none() {
@@ -99,8 +99,8 @@ async fn all(
 }
 
 /// Lists what was measured before, the latest first.
-async fn show(socket: PathBuf, as_json: bool, out: &mut Out) -> Result<(), Failure> {
-    let daemon = Daemon::connect(socket).await?;
+async fn show(socket: PathBuf, as_json: bool, out: &mut StandardOutput) -> Result<(), Failure> {
+    let daemon = DaemonConnection::connect(socket).await?;
     let answer = daemon
         .optimizer()
         .list_fidelity(ListFidelityRequest {})
@@ -116,21 +116,21 @@ async fn show(socket: PathBuf, as_json: bool, out: &mut Out) -> Result<(), Failu
             continue;
         }
         if index == 0 {
-            out.line(&kept_line([
+            out.line(&measurement_line([
                 "level", "mean KL", "same top", "tokens", "ago", "model",
             ]))?;
         }
-        out.line(&kept_row(measurement))?;
+        out.line(&measurement_row(measurement))?;
     }
     Ok(())
 }
 
-fn kept_row(measurement: &FidelityMeasurement) -> String {
+fn measurement_row(measurement: &FidelityMeasurement) -> String {
     let result = measurement.result.clone().unwrap_or_default();
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now_s = now.map_or(0, |now| now.as_secs());
     let ago_s = now_s.saturating_sub(measurement.measured_at_s);
-    kept_line([
+    measurement_line([
         &sanitise_line(&result.level),
         &format!("{:.6}", result.mean_kl_nats.max(0.0)),
         &format!("{:.2} %", result.top_agreement * 100.0),
@@ -140,18 +140,18 @@ fn kept_row(measurement: &FidelityMeasurement) -> String {
     ])
 }
 
-fn kept_line(cells: [&str; 6]) -> String {
+fn measurement_line(cells: [&str; 6]) -> String {
     let [level, mean_kl, same_top, tokens, ago, model] = cells;
     format!("{level:<10} {mean_kl:>9} {same_top:>9} {tokens:>7} {ago:>10}  {model}")
 }
 
 /// The levels without repetition; `None`: the one in force.
-fn levels(asked: &[Levels]) -> Vec<Option<Level>> {
+fn levels(asked: &[LevelChoice]) -> Vec<Option<Level>> {
     let mut levels = Vec::new();
     for asked in asked {
         let these = match asked {
-            Levels::All => &ALL[..],
-            Levels::One(level) => std::slice::from_ref(level),
+            LevelChoice::All => &ALL[..],
+            LevelChoice::One(level) => std::slice::from_ref(level),
         };
         for level in these {
             if !levels.contains(&Some(*level)) {
@@ -165,7 +165,7 @@ fn levels(asked: &[Levels]) -> Vec<Option<Level>> {
     levels
 }
 
-async fn plan(daemon: &Daemon, level: Option<Level>) -> Result<Plan, Failure> {
+async fn plan(daemon: &DaemonConnection, level: Option<Level>) -> Result<Plan, Failure> {
     let request = PlanRequest {
         level: level.map(|level| level.name().to_owned()),
         ..Default::default()
@@ -183,7 +183,7 @@ async fn plan(daemon: &Daemon, level: Option<Level>) -> Result<Plan, Failure> {
 }
 
 async fn measure(
-    daemon: &Daemon,
+    daemon: &DaemonConnection,
     request: MeasureFidelityRequest,
     level: &str,
 ) -> Result<FidelityResult, Failure> {
@@ -191,7 +191,7 @@ async fn measure(
     let mut stream = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner();
-    let mut progress = Progress::new();
+    let mut progress = ProgressLine::new();
     let mut result = None;
     while let Some(answer) = stream.next().await {
         match answer.map_err(|status| daemon.failure(status))?.kind {
@@ -208,7 +208,7 @@ async fn measure(
 
 /// A level as scripts read it.
 #[derive(Serialize)]
-struct Row<'a> {
+struct LevelRow<'a> {
     level: &'a str,
     /// The level whose weights have the same numbers, where this one is not measured for that.
     equal_to: Option<&'a str>,
@@ -217,7 +217,7 @@ struct Row<'a> {
     result: Option<&'a FidelityResult>,
 }
 
-impl<'a> Row<'a> {
+impl<'a> LevelRow<'a> {
     fn measured(plan: &'a Plan, result: &'a FidelityResult) -> Self {
         Self {
             level: &result.level,
@@ -249,7 +249,7 @@ fn equal_row(plan: &Plan, equal: &str) -> String {
     let level = sanitise_line(&plan.level);
     let weights = match plan.equal_levels.iter().any(|level| level == equal) {
         true => "the very same weights as",
-        false => "weights with the same numbers as",
+        false => "same weights as",
     };
     format!("{level:<10} {weights} {equal}: not measured again")
 }
@@ -297,11 +297,11 @@ mod tests {
     #[test]
     fn all_levels_are_each_measured_once() {
         assert_eq!(levels(&[]), [None]);
-        assert_eq!(levels(&[Levels::All]), ALL.map(Some));
+        assert_eq!(levels(&[LevelChoice::All]), ALL.map(Some));
         let asked = [
-            Levels::One(Level::Moderate),
-            Levels::All,
-            Levels::One(Level::Moderate),
+            LevelChoice::One(Level::Moderate),
+            LevelChoice::All,
+            LevelChoice::One(Level::Moderate),
         ];
         let expected = [
             Level::Moderate,
@@ -342,8 +342,8 @@ mod tests {
             ..Default::default()
         };
         let result = FidelityResult::default();
-        let equal = json!(Row::equal(&plan, "standard"));
-        let measured = json!(Row::measured(&plan, &result));
+        let equal = json!(LevelRow::equal(&plan, "standard"));
+        let measured = json!(LevelRow::measured(&plan, &result));
         let keys = |value: &Value| {
             let keys = value.as_object().unwrap().keys();
             keys.cloned().collect::<Vec<_>>()

@@ -15,10 +15,10 @@ use tonic::Status;
 
 use crate::{
     canvas::{Canvas, ids_text},
-    connection::Daemon,
+    connection::DaemonConnection,
     json,
     live::Live,
-    output::{Failure, Out, Progress, dim},
+    output::{Failure, ProgressLine, StandardOutput, dim},
 };
 
 /// How long an interrupted client waits for the daemon to confirm the cancellation; its going
@@ -26,17 +26,17 @@ use crate::{
 const CANCEL_WAIT: Duration = Duration::from_secs(5);
 
 /// A request that came to its end.
-pub(super) struct Ended {
+pub(super) struct EndedRequest {
     pub(super) started: Option<GenerationStarted>,
     pub(super) done: GenerationDone,
 }
 
 /// Runs a request of our own and shows it.
 pub(super) async fn generate(
-    daemon: &Daemon,
+    daemon: &DaemonConnection,
     request: GenerateRequest,
     json: bool,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let mut interrupts = interrupts()?;
     match run(daemon, request, json, out, &mut interrupts).await? {
@@ -50,12 +50,12 @@ pub(super) async fn generate(
 
 /// Runs a request of our own and shows it; `None` when the user interrupted it.
 pub(super) async fn run(
-    daemon: &Daemon,
+    daemon: &DaemonConnection,
     request: GenerateRequest,
     json: bool,
-    out: &mut Out,
+    out: &mut StandardOutput,
     interrupts: &mut Signal,
-) -> Result<Option<Ended>, Failure> {
+) -> Result<Option<EndedRequest>, Failure> {
     let mut client = daemon.generation();
     let answer = tokio::select! {
         answer = client.generate(request) => answer,
@@ -84,10 +84,10 @@ pub(super) async fn run(
 
 /// Follows somebody's request. An interrupt ends the watching, not the request.
 pub(super) async fn watch(
-    daemon: &Daemon,
+    daemon: &DaemonConnection,
     request_id: u64,
     json: bool,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let mut interrupts = interrupts()?;
     let call = WatchGenerationRequest {
@@ -103,7 +103,7 @@ pub(super) async fn watch(
             ended.note(json);
             Ok(())
         }
-        (None, _) => Err(Failure::interrupted("the request goes on")),
+        (None, _) => Err(Failure::interrupted("the request continues")),
     }
 }
 
@@ -115,14 +115,14 @@ pub(super) fn interrupts() -> Result<Signal, Failure> {
 
 /// Shows events until the last; without an end the user interrupted.
 async fn show(
-    daemon: &Daemon,
+    daemon: &DaemonConnection,
     mut events: impl Stream<Item = Result<Option<GenerationEvent>, Status>> + Unpin,
     json: bool,
-    out: &mut Out,
+    out: &mut StandardOutput,
     interrupts: &mut Signal,
-) -> Result<(Option<Ended>, Option<u64>), Failure> {
+) -> Result<(Option<EndedRequest>, Option<u64>), Failure> {
     let mut canvas = Canvas::default();
-    let mut waiting = Progress::new();
+    let mut waiting = ProgressLine::new();
     let mut view = View::new(json, out);
     loop {
         let next = tokio::select! {
@@ -164,7 +164,7 @@ async fn show(
             finish(daemon, &canvas, &done, view, out).await?;
             let request_id = canvas.queued.map(|queued| queued.request_id);
             let started = canvas.started;
-            return Ok((Some(Ended { started, done }), request_id));
+            return Ok((Some(EndedRequest { started, done }), request_id));
         }
         match &mut view {
             View::Live(live) if is_picture => live.draw(&canvas, out)?,
@@ -216,7 +216,7 @@ enum View {
 }
 
 impl View {
-    fn new(json: bool, out: &Out) -> Self {
+    fn new(json: bool, out: &StandardOutput) -> Self {
         match (json, out.is_terminal()) {
             (true, _) => Self::Json,
             (false, true) => Self::Live(Live::new(out.has_colour())),
@@ -225,7 +225,7 @@ impl View {
     }
 
     /// Moves below what was shown of a request that has no end; it stays as it was last seen.
-    fn leave(self, out: &mut Out) -> Result<(), Failure> {
+    fn leave(self, out: &mut StandardOutput) -> Result<(), Failure> {
         match self {
             Self::Live(live) if live.is_drawn() => out.raw(b"\r\n"),
             Self::Plain(plain) if !plain.written.is_empty() => out.raw(b"\n"),
@@ -242,7 +242,7 @@ struct Plain {
 
 impl Plain {
     /// Writes what has become final since. Nothing that was, changes.
-    fn grow(&mut self, stable: &[u8], out: &mut Out) -> Result<(), Failure> {
+    fn grow(&mut self, stable: &[u8], out: &mut StandardOutput) -> Result<(), Failure> {
         let text = String::from_utf8_lossy(stable);
         match text.strip_prefix(self.written.as_str()) {
             None | Some("") => Ok(()),
@@ -254,7 +254,7 @@ impl Plain {
         }
     }
 
-    fn finish(&self, text: &str, out: &mut Out) -> Result<(), Failure> {
+    fn finish(&self, text: &str, out: &mut StandardOutput) -> Result<(), Failure> {
         match text.strip_prefix(self.written.as_str()) {
             Some(rest) => out.line(rest),
             // A daemon that went back on its word; better twice than torn.
@@ -264,11 +264,11 @@ impl Plain {
 }
 
 async fn finish(
-    daemon: &Daemon,
+    daemon: &DaemonConnection,
     canvas: &Canvas,
     done: &GenerationDone,
     view: View,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let text = match &done.text {
         Some(text) => text.clone(),
@@ -290,7 +290,7 @@ async fn finish(
     Ok(())
 }
 
-impl Ended {
+impl EndedRequest {
     /// Tells what there is to know of an answer beside its text, unless a script reads it.
     pub(super) fn note(&self, json: bool) {
         if !json {
@@ -308,19 +308,19 @@ impl Ended {
             let taken = u64::from(started.prompt_tokens) + u64::from(started.length);
             let context = units::count(taken);
             notes.push(format!(
-                "cut where the context of {context} tokens is full; a shorter prompt leaves more room"
+                "truncated at the context of {context} tokens; a shorter prompt leaves more for the answer"
             ));
         } else if self.done.is_truncated {
             // How much more there is room for, only the daemon knows.
             notes.push(format!(
-                "cut at --length {}; a greater one allows more",
+                "truncated at --length {}; use a greater length for a longer answer",
                 started.length
             ));
         }
         if started.is_seed_drawn {
             let seed = started.seed;
             notes.push(format!(
-                "drawn with seed {seed}; --seed {seed} gives the same answer again"
+                "sampled with seed {seed}; --seed {seed} gives the same answer again"
             ));
         }
         notes
@@ -346,7 +346,7 @@ fn summary(done: &GenerationDone) -> String {
 }
 
 /// Whether the model that answered is there for show only. Not knowing is no reason to fail.
-async fn is_demonstration(daemon: &Daemon, canvas: &Canvas) -> bool {
+async fn is_demonstration(daemon: &DaemonConnection, canvas: &Canvas) -> bool {
     let name = canvas.started.as_ref().map(|started| &started.model);
     let answer = daemon.models().list_models(ListModelsRequest {}).await;
     answer.is_ok_and(|answer| {
@@ -377,7 +377,7 @@ mod tests {
                 ..Default::default()
             };
             let started = Some(started.clone());
-            Ended { started, done }.notes().join("|")
+            EndedRequest { started, done }.notes().join("|")
         };
         let seed = "drawn with seed 7; --seed 7 gives the same answer again";
         assert_eq!(told(FinishReason::Eos, false), seed);

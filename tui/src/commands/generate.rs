@@ -35,7 +35,7 @@ pub(super) fn request(arguments: &Generate) -> Result<GenerateRequest, Failure> 
         pins: arguments.pins.iter().map(pin).collect(),
         ..Default::default()
     };
-    arguments.sampling.apply(&mut request);
+    arguments.decoding.apply(&mut request);
     Ok(request)
 }
 

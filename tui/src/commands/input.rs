@@ -42,7 +42,7 @@ pub(super) fn beside_words() -> Result<String, Failure> {
             let mut wanted = [PollFd::new(&stdin, PollFlags::IN)];
             if poll(&mut wanted, Some(&PIPE_WAIT)) == Ok(0) {
                 dim(
-                    "note: nothing came through standard input; `-` behind the prompt waits for it, `< /dev/null` doesn't",
+                    "note: standard input is empty so far and was ignored; add `-` after the prompt to wait for it, or `< /dev/null` to skip it",
                 );
                 return Ok(String::new());
             }

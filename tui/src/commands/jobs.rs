@@ -13,26 +13,26 @@ use sluice_proto::v1::{
     JobProgress, JobResult, JobState, ListJobsRequest, VerifyRequest, WatchJobRequest,
     compress_request::How, job_event::Kind, job_result,
 };
-use sluice_report::{coded, progress::advance};
+use sluice_report::{container, progress::advance};
 use sluice_shared::{
-    coding::{Coder, DAMAGED_HINT, check_pattern_count},
-    rate::Rate,
+    bandwidth::Bandwidth,
+    compression::{Coder, DAMAGED_HINT, check_pattern_count},
     units,
 };
 use tonic::{Code, Response, Status, Streaming};
 
 use super::{
     follow::interrupts,
-    library::{Subject, subject},
+    library::{ModelArgument, subject},
     load::absolute,
     offline::{self, flag},
     until_interrupted, usage,
 };
 use crate::{
-    cli::{Compress, Decompress, Following, Jobs, JobsCommand, Verify},
-    connection::Daemon,
+    cli::{Compress, Decompress, FollowArgs, Jobs, JobsCommand, Verify},
+    connection::DaemonConnection,
     json,
-    output::{Failure, Out, Progress, dim, say},
+    output::{Failure, ProgressLine, StandardOutput, dim, say},
     text::sanitise_line,
 };
 
@@ -45,13 +45,13 @@ const END_WAIT: Duration = Duration::from_secs(60);
 pub(super) async fn compress(
     socket: PathBuf,
     arguments: &Compress,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     check_pattern_count(arguments.keep.len())
         .map_err(|problem| usage(&format!("--keep {problem}")))?;
     let (name, path) = match subject(&arguments.model)? {
-        Subject::Name(name) => (name, String::new()),
-        Subject::Path(path) => (String::new(), path),
+        ModelArgument::Name(name) => (name, String::new()),
+        ModelArgument::Path(path) => (String::new(), path),
     };
     let request = CompressRequest {
         name,
@@ -62,7 +62,7 @@ pub(super) async fn compress(
             (None, coder) => coder.map(|coder| {
                 How::Coder(match coder {
                     Coder::Huffman => WireCoder::Huffman.into(),
-                    Coder::Palette => WireCoder::Palette.into(),
+                    Coder::Dictionary => WireCoder::Palette.into(),
                 })
             }),
         },
@@ -104,7 +104,7 @@ fn compress_words(request: &CompressRequest, arguments: &Compress) -> Vec<String
 pub(super) async fn decompress(
     socket: PathBuf,
     arguments: &Decompress,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let request = DecompressRequest {
         input_path: absolute(&arguments.file)?,
@@ -128,7 +128,7 @@ pub(super) async fn decompress(
 pub(super) async fn verify(
     socket: PathBuf,
     arguments: &Verify,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let request = VerifyRequest {
         input_path: absolute(&arguments.file)?,
@@ -143,8 +143,12 @@ pub(super) async fn verify(
 }
 
 /// Jobs of anybody.
-pub(super) async fn jobs(socket: PathBuf, arguments: &Jobs, out: &mut Out) -> Result<(), Failure> {
-    let daemon = Daemon::connect(socket).await?;
+pub(super) async fn jobs(
+    socket: PathBuf,
+    arguments: &Jobs,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
+    let daemon = DaemonConnection::connect(socket).await?;
     match arguments.command {
         None => until_interrupted(list(&daemon, arguments.json, out)).await,
         Some(JobsCommand::Watch { id, json }) => watch(&daemon, id, json, out).await,
@@ -155,7 +159,12 @@ pub(super) async fn jobs(socket: PathBuf, arguments: &Jobs, out: &mut Out) -> Re
 }
 
 /// Stops a job and waits for its end, so that another can begin.
-async fn cancel(daemon: &Daemon, job_id: u64, json: bool, out: &mut Out) -> Result<(), Failure> {
+async fn cancel(
+    daemon: &DaemonConnection,
+    job_id: u64,
+    json: bool,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
     let mut tell = |was_running: bool, state: &str, line: String| match json {
         true => out.json(&json!({"job_id": job_id, "was_running": was_running, "state": state})),
         false => out.line(&sanitise_line(&line)),
@@ -164,12 +173,12 @@ async fn cancel(daemon: &Daemon, job_id: u64, json: bool, out: &mut Out) -> Resu
     let answer = daemon.jobs().cancel_job(request).await;
     let answer = answer.map_err(|status| daemon.failure(status))?;
     if !answer.into_inner().was_running {
-        return tell(false, "ended", format!("job {job_id} had already ended"));
+        return tell(false, "ended", format!("job {job_id} has already finished"));
     }
     let end = tokio::time::timeout(END_WAIT, ended(daemon, job_id)).await;
     let end = end.map_err(|_| {
         Failure::new(format!(
-            "job {job_id} was told to stop, but has not ended yet"
+            "job {job_id} is being cancelled but has not finished yet"
         ))
         .with_hint(format!(
             "`sluice jobs watch {job_id}` follows it to its end"
@@ -191,7 +200,7 @@ async fn cancel(daemon: &Daemon, job_id: u64, json: bool, out: &mut Out) -> Resu
 }
 
 /// Returns once a job has ended; the status is what it failed with.
-async fn ended(daemon: &Daemon, job_id: u64) -> Result<(), Status> {
+async fn ended(daemon: &DaemonConnection, job_id: u64) -> Result<(), Status> {
     let mut client = daemon.jobs();
     let mut stream = client
         .watch_job(WatchJobRequest { job_id })
@@ -203,7 +212,7 @@ async fn ended(daemon: &Daemon, job_id: u64) -> Result<(), Status> {
 
 /// How `sluiced` does the work where no daemon runs; it leaves nothing to anybody, and has no events.
 fn alone(
-    following: &Following,
+    following: &FollowArgs,
     command: &str,
     words: impl FnOnce() -> Vec<String>,
 ) -> Result<Vec<String>, String> {
@@ -220,7 +229,11 @@ pub(super) fn offline_hint(command: &str) -> String {
     )
 }
 
-async fn list(daemon: &Daemon, json: bool, out: &mut Out) -> Result<(), Failure> {
+async fn list(
+    daemon: &DaemonConnection,
+    json: bool,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
     let answer = daemon.jobs().list_jobs(ListJobsRequest {}).await;
     let list = answer
         .map_err(|status| daemon.failure(status))?
@@ -278,29 +291,34 @@ fn files(job: &Job) -> String {
     }
 }
 
-async fn watch(daemon: &Daemon, job_id: u64, json: bool, out: &mut Out) -> Result<(), Failure> {
+async fn watch(
+    daemon: &DaemonConnection,
+    job_id: u64,
+    json: bool,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
     let mut interrupts = interrupts()?;
     let answer = daemon.jobs().watch_job(WatchJobRequest { job_id }).await;
     let stream = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner();
-    let mut shown = Shown::new(json, false);
+    let mut shown = JobDisplay::new(json, false);
     tokio::select! {
         end = shown.rest(daemon, stream, out) => end,
-        _ = interrupts.recv() => Err(Failure::interrupted("the job goes on")),
+        _ = interrupts.recv() => Err(Failure::interrupted("the job continues")),
     }
 }
 
 /// Shows a job of our own to its end, unless it is left to the daemon. An interrupt cancels it; what became of that, the
 /// stream tells.
 async fn follow_own(
-    daemon: &Daemon,
+    daemon: &DaemonConnection,
     call: impl Future<Output = Result<Response<Streaming<JobEvent>>, Status>>,
-    following: &Following,
-    out: &mut Out,
+    following: &FollowArgs,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let mut interrupts = interrupts()?;
-    let mut shown = Shown::new(following.json, following.detach);
+    let mut shown = JobDisplay::new(following.json, following.detach);
     let begun = async {
         let answer = call.await.map_err(|status| daemon.failure(status))?;
         let mut stream = answer.into_inner();
@@ -337,7 +355,7 @@ async fn follow_own(
 
 fn unconfirmed() -> Failure {
     Failure::interrupted("the daemon has not confirmed the end of the job")
-        .with_hint("`sluice jobs` shows whether it still goes on")
+        .with_hint("`sluice jobs` shows whether it is still running")
 }
 
 fn no_result() -> Failure {
@@ -345,31 +363,31 @@ fn no_result() -> Failure {
 }
 
 /// A job on its way to the screen.
-struct Shown {
+struct JobDisplay {
     json: bool,
     detach: bool,
     job: Job,
-    progress: Progress,
-    rate: Rate,
+    progress: ProgressLine,
+    bandwidth: Bandwidth,
 }
 
-impl Shown {
+impl JobDisplay {
     fn new(json: bool, detach: bool) -> Self {
         Self {
             json,
             detach,
             job: Job::default(),
-            progress: Progress::new(),
-            rate: Rate::default(),
+            progress: ProgressLine::new(),
+            bandwidth: Bandwidth::default(),
         }
     }
 
     /// Takes the first event, and returns the job's id.
     async fn begin(
         &mut self,
-        daemon: &Daemon,
+        daemon: &DaemonConnection,
         stream: &mut Streaming<JobEvent>,
-        out: &mut Out,
+        out: &mut StandardOutput,
     ) -> Result<Option<u64>, Failure> {
         let first = stream.next().await.transpose();
         let first = first.map_err(|status| daemon.failure(status))?;
@@ -383,9 +401,9 @@ impl Shown {
 
     async fn rest(
         &mut self,
-        daemon: &Daemon,
+        daemon: &DaemonConnection,
         mut stream: Streaming<JobEvent>,
-        out: &mut Out,
+        out: &mut StandardOutput,
     ) -> Result<(), Failure> {
         while let Some(event) = stream.next().await {
             let event = event.map_err(|status| {
@@ -402,7 +420,7 @@ impl Shown {
     }
 
     /// Shows an event; whether it was the last.
-    fn take(&mut self, kind: Kind, out: &mut Out) -> Result<bool, Failure> {
+    fn take(&mut self, kind: Kind, out: &mut StandardOutput) -> Result<bool, Failure> {
         if self.json {
             out.json(&kind)?;
         }
@@ -414,7 +432,7 @@ impl Shown {
                 }
             }
             Kind::Progress(step) if !self.json => {
-                self.rate.see(Instant::now(), step.done_bytes);
+                self.bandwidth.record(Instant::now(), step.done_bytes);
                 self.progress.show(&self.step(&step));
             }
             Kind::Progress(_) => {}
@@ -443,8 +461,8 @@ impl Shown {
     }
 
     fn step(&self, step: &JobProgress) -> String {
-        let verb = coded::verb(self.job.kind());
-        let rate = self.rate.bytes_per_second();
+        let verb = container::verb(self.job.kind());
+        let rate = self.bandwidth.bytes_per_second();
         let line = advance(verb, step.done_bytes, step.total_bytes, rate);
         match step.tensor.is_empty() {
             true => line,
@@ -453,16 +471,16 @@ impl Shown {
     }
 
     /// What came of it; damage is told in any form, and is a failure.
-    fn end(&self, result: &JobResult, out: &mut Out) -> Result<(), Failure> {
+    fn end(&self, result: &JobResult, out: &mut StandardOutput) -> Result<(), Failure> {
         let kind = result.kind.as_ref().ok_or_else(no_result)?;
         let path = match kind {
             job_result::Kind::Verified(_) => &self.job.source,
             _ => &self.job.output,
         };
-        let outcome = coded::outcome(path, kind, result.elapsed_ms);
+        let outcome = container::outcome(path, kind, result.elapsed_ms);
         if !self.json {
             let tell = if outcome.is_ok() { dim } else { say };
-            for notice in coded::notices(kind) {
+            for notice in container::notices(kind) {
                 tell(&sanitise_line(&notice));
             }
         }
@@ -471,7 +489,7 @@ impl Shown {
         if !self.json {
             out.line(&sanitise_line(&line))?;
         }
-        if let Some(notice) = astray(&self.job.output) {
+        if let Some(notice) = output_note(&self.job.output) {
             dim(&notice);
         }
         Ok(())
@@ -479,13 +497,13 @@ impl Shown {
 }
 
 /// What to say of an output that the daemon wrote and that isn't there: a service sees other folders than its callers.
-fn astray(output: &str) -> Option<String> {
+fn output_note(output: &str) -> Option<String> {
     let found = Path::new(output).symlink_metadata();
     let is_absent = found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
     (is_absent && !output.is_empty()).then(|| {
         format!(
-            "note: {} is not there as you see it: the daemon has folders of its own, as a service its own /tmp; \
-             name a place below /var/lib/sluice, or run `sluiced` yourself",
+            "note: {} is not visible here: the daemon has its own folders, as a service its own /tmp; \
+             use a path below /var/lib/sluice, or run `sluiced` yourself",
             sanitise_line(output)
         )
     })

@@ -9,20 +9,20 @@ use sluice_proto::v1::{
     UnloadModelRequest, UnloadModelResponse,
 };
 use sluice_report as report;
-use sluice_shared::{coding::is_coded_file, units};
+use sluice_shared::{compression::is_container_path, units};
 
 use super::{jobs, load::absolute, offline};
 use crate::{
     cli::{Inspect, Remove},
-    connection::Daemon,
+    connection::DaemonConnection,
     json,
-    output::{Failure, Out},
+    output::{Failure, StandardOutput},
     text::sanitise_line,
 };
 
 /// What an argument means.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Subject {
+pub(super) enum ModelArgument {
     /// A folder or a file, absolute.
     Path(String),
     /// What the daemon's list calls so.
@@ -30,14 +30,14 @@ pub(super) enum Subject {
 }
 
 /// A path where there is one, or where it looks like one, as names of files do; else a name.
-pub(super) fn subject(argument: &Path) -> Result<Subject, Failure> {
+pub(super) fn subject(argument: &Path) -> Result<ModelArgument, Failure> {
     let text = argument.to_string_lossy();
     let is_file =
-        argument.extension().is_some_and(|ending| ending == "gguf") || is_coded_file(argument);
+        argument.extension().is_some_and(|ending| ending == "gguf") || is_container_path(argument);
     let looks_like_path = is_file || text.starts_with(['/', '.', '~']) || text.ends_with('/');
     match argument.exists() || looks_like_path {
-        true => absolute(argument).map(Subject::Path),
-        false => Ok(Subject::Name(text.into_owned())),
+        true => absolute(argument).map(ModelArgument::Path),
+        false => Ok(ModelArgument::Name(text.into_owned())),
     }
 }
 
@@ -45,9 +45,9 @@ pub(super) fn subject(argument: &Path) -> Result<Subject, Failure> {
 pub(super) async fn remove(
     socket: PathBuf,
     arguments: &Remove,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let daemon = Daemon::connect(socket).await?;
+    let daemon = DaemonConnection::connect(socket).await?;
     let request = RemoveModelRequest {
         name: arguments.name.clone(),
         force: arguments.force,
@@ -58,7 +58,7 @@ pub(super) async fn remove(
         .map_err(|status| daemon.failure(status))?
         .into_inner();
     if arguments.json {
-        return out.json(&Removed {
+        return out.json(&Removal {
             name: &arguments.name,
             answer: &removed,
         });
@@ -68,7 +68,7 @@ pub(super) async fn remove(
 
 /// As scripts read it: what was asked for, and what came of it.
 #[derive(Serialize)]
-struct Removed<'a> {
+struct Removal<'a> {
     name: &'a str,
     #[serde(flatten)]
     answer: &'a RemoveModelResponse,
@@ -85,17 +85,21 @@ fn removal(arguments: &Remove, removed: &RemoveModelResponse) -> String {
     let path = &removed.kept_path;
     match (arguments.converted, removed.removed_files) {
         (true, 0) if removed.files_in_use == 0 => {
-            format!("no converted weights of {name} are kept")
+            format!("there are no converted weights of {name}")
         }
         (true, _) => format!("removed converted weights of {name}, {freed} freed{in_use}"),
         (false, _) if !path.is_empty() => format!("forgot {name}; its files stay in {path}"),
         (false, 0) => format!("removed {name}, {freed} freed{in_use}"),
-        (false, _) => format!("removed {name} and what was converted of it, {freed} freed{in_use}"),
+        (false, _) => format!("removed {name} and its converted weights, {freed} freed{in_use}"),
     }
 }
 
 /// Lets the loaded model go.
-pub(super) async fn unload(daemon: &Daemon, json: bool, out: &mut Out) -> Result<(), Failure> {
+pub(super) async fn unload(
+    daemon: &DaemonConnection,
+    json: bool,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
     let answer = daemon.models().unload_model(UnloadModelRequest {}).await;
     let went = answer
         .map_err(|status| daemon.failure(status))?
@@ -126,20 +130,20 @@ fn unloaded(went: &UnloadModelResponse) -> String {
 pub(super) async fn inspect(
     socket: PathBuf,
     arguments: &Inspect,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let (name, path) = match subject(&arguments.model)? {
-        Subject::Name(name) => (name, String::new()),
-        Subject::Path(path) => (String::new(), path),
+        ModelArgument::Name(name) => (name, String::new()),
+        ModelArgument::Path(path) => (String::new(), path),
     };
-    let daemon = match is_coded_file(&arguments.model) {
+    let daemon = match is_container_path(&arguments.model) {
         // What scripts read is the daemon's alone.
         true if arguments.json => {
             let hint = jobs::offline_hint("inspect FILE.sluice --json");
             offline::daemon(socket, Err(hint)).await?
         }
         true => offline::daemon(socket, Ok(vec!["inspect".to_owned(), path.clone()])).await?,
-        false => Daemon::connect(socket).await?,
+        false => DaemonConnection::connect(socket).await?,
     };
     let request = InspectModelRequest { name, path };
     let answer = daemon.models().inspect_model(request).await;
@@ -164,7 +168,7 @@ pub(super) async fn inspect(
 
 fn as_json(facts: &InspectModelResponse) -> Value {
     let mut value = json!(facts);
-    value["container"] = json!(facts.container.as_ref().map(report::coded::json));
+    value["container"] = json!(facts.container.as_ref().map(report::container::json));
     value
 }
 
@@ -184,7 +188,7 @@ fn lines(facts: &InspectModelResponse) -> Vec<String> {
         lines.push(format!("  {:<16} {}", fact.name, fact.value));
     }
     if !facts.settings.is_empty() {
-        lines.push("settings, and who said so".to_owned());
+        lines.push("settings and their sources".to_owned());
     }
     for setting in &facts.settings {
         let (value, origin) = (&setting.value, &setting.origin);
@@ -220,7 +224,7 @@ fn lines(facts: &InspectModelResponse) -> Vec<String> {
     }
     if let Some(coded) = &facts.container {
         lines.push(String::new());
-        lines.extend(report::coded::lines(coded));
+        lines.extend(report::container::lines(coded));
     }
     lines
 }
@@ -231,16 +235,19 @@ mod tests {
 
     #[test]
     fn what_is_no_path_is_a_name() {
-        let name = |text: &str| Ok::<_, ()>(Subject::Name(text.to_owned()));
+        let name = |text: &str| Ok::<_, ()>(ModelArgument::Name(text.to_owned()));
         let meant = |text: &str| subject(Path::new(text)).map_err(drop);
         assert_eq!(
             meant("GSAI-ML/LLaDA-8B-Instruct"),
             name("GSAI-ML/LLaDA-8B-Instruct")
         );
         assert_eq!(meant("a/b:Q4_K_M"), name("a/b:Q4_K_M"));
-        assert_eq!(meant("/nowhere"), Ok(Subject::Path("/nowhere".to_owned())));
+        assert_eq!(
+            meant("/nowhere"),
+            Ok(ModelArgument::Path("/nowhere".to_owned()))
+        );
         for path in ["./nowhere", "src", "nowhere/", "llada.sluice", "m/q4.gguf"] {
-            assert!(matches!(meant(path), Ok(Subject::Path(_))), "{path}");
+            assert!(matches!(meant(path), Ok(ModelArgument::Path(_))), "{path}");
         }
     }
 

@@ -17,13 +17,13 @@ use tonic::{Code, Streaming};
 
 use super::{
     follow::interrupts,
-    library::{Subject, subject},
+    library::{ModelArgument, subject},
     models::describe,
 };
 use crate::{
-    cli::{Budget, Load, Wish},
-    connection::Daemon,
-    output::{Failure, Out, Progress, dim},
+    cli::{Budget, Load, PlanArgs},
+    connection::DaemonConnection,
+    output::{Failure, ProgressLine, StandardOutput, dim},
     plans,
     text::sanitise_line,
 };
@@ -32,14 +32,18 @@ use crate::{
 const CANCEL_WAIT: Duration = Duration::from_secs(5);
 
 /// Loads a checkpoint, or the embedded model where no folder is named.
-pub(super) async fn run(socket: PathBuf, arguments: &Load, out: &mut Out) -> Result<(), Failure> {
+pub(super) async fn run(
+    socket: PathBuf,
+    arguments: &Load,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
     let (name, path) = match arguments.model.as_deref().map(subject).transpose()? {
         None => (String::new(), String::new()),
-        Some(Subject::Name(name)) => (name, String::new()),
-        Some(Subject::Path(path)) => (String::new(), path),
+        Some(ModelArgument::Name(name)) => (name, String::new()),
+        Some(ModelArgument::Path(path)) => (String::new(), path),
     };
-    let request = request(name, path, arguments.default, &arguments.wish);
-    let daemon = Daemon::connect(socket).await?;
+    let request = request(name, path, arguments.default, &arguments.options);
+    let daemon = DaemonConnection::connect(socket).await?;
     let mut interrupts = interrupts()?;
     let model = model(&daemon, request, arguments.json, &mut interrupts, out).await?;
     match arguments.json {
@@ -53,7 +57,7 @@ pub(super) fn request(
     name: String,
     path: String,
     make_default: bool,
-    wish: &Wish,
+    wish: &PlanArgs,
 ) -> LoadModelRequest {
     LoadModelRequest {
         name,
@@ -67,11 +71,11 @@ pub(super) fn request(
 
 /// Loads a model, and shows how far that is.
 pub(super) async fn model(
-    daemon: &Daemon,
+    daemon: &DaemonConnection,
     request: LoadModelRequest,
     json: bool,
     interrupts: &mut Signal,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<Model, Failure> {
     let mut client = daemon.models();
     let answer = tokio::select! {
@@ -89,13 +93,13 @@ pub(super) async fn model(
 
 /// Shows a load until the model is there. An interrupt cancels it; what became of that, the stream tells.
 async fn follow(
-    daemon: &Daemon,
+    daemon: &DaemonConnection,
     mut stream: Streaming<LoadModelResponse>,
     json: bool,
     interrupts: &mut Signal,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<Model, Failure> {
-    let mut progress = Progress::new();
+    let mut progress = ProgressLine::new();
     let mut model = None;
     let mut was_interrupted = false;
     loop {
@@ -153,10 +157,10 @@ async fn follow(
 
 /// Cancels the load of this model.
 pub(super) async fn stop(
-    daemon: &Daemon,
+    daemon: &DaemonConnection,
     name: &str,
     json: bool,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let was_loading = cancel(daemon).await?;
     if json {
@@ -165,12 +169,12 @@ pub(super) async fn stop(
     let name = sanitise_line(name);
     out.line(&match was_loading {
         true => format!("cancelled the load of {name}"),
-        false => format!("the load of {name} had already ended"),
+        false => format!("the load of {name} has already finished"),
     })
 }
 
 /// Whether something was loading.
-async fn cancel(daemon: &Daemon) -> Result<bool, Failure> {
+async fn cancel(daemon: &DaemonConnection) -> Result<bool, Failure> {
     let mut client = daemon.models();
     let call = client.cancel_load(CancelLoadRequest {});
     match tokio::time::timeout(CANCEL_WAIT, call).await {

@@ -29,21 +29,21 @@ use std::{env, io::IsTerminal, path::PathBuf};
 use clap::{CommandFactory, error::ErrorKind};
 use sluice_proto::v1;
 
-pub use self::bench::Figures;
+pub use self::bench::BenchFigures;
 use crate::{
     cli::{Cli, Colour, Command, Screen},
-    connection::{self, Daemon},
-    dashboard::{self, keep},
-    output::{Failure, Out},
+    connection::{self, DaemonConnection},
+    dashboard::{self, persist},
+    output::{Failure, StandardOutput},
     paint::{Glyphs, Paint},
-    settings::{self, Settings},
+    settings::{self, ClientSettings},
 };
 
 /// Runs the command that was asked for.
 ///
 /// # Errors
 /// What [`Failure`] lists.
-pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
+pub async fn run(cli: Cli, out: &mut StandardOutput) -> Result<(), Failure> {
     let flag = cli.socket.as_deref();
     let socket = connection::socket(flag);
     let colour = cli.color.unwrap_or_default();
@@ -54,7 +54,7 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
             if !out.is_terminal() || !std::io::stdin().is_terminal() {
                 // Whoever reads a pipe wants the figures, once.
                 return until_interrupted(async {
-                    let daemon = Daemon::connect(socket).await?;
+                    let daemon = DaemonConnection::connect(socket).await?;
                     status::run(&daemon, false, out).await
                 })
                 .await;
@@ -63,7 +63,7 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
         }
         Some(Command::Generate(arguments)) => {
             let request = generate::request(&arguments)?;
-            let daemon = Daemon::connect(socket).await?;
+            let daemon = DaemonConnection::connect(socket).await?;
             follow::generate(&daemon, request, arguments.json, out).await
         }
         Some(Command::Run(arguments)) => {
@@ -72,33 +72,33 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
         }
         Some(Command::Chat(arguments)) => {
             let private = arguments.private || cli.screen.private;
-            let daemon = Daemon::connect(socket).await?;
+            let daemon = DaemonConnection::connect(socket).await?;
             chat::run(daemon, &arguments, private, out).await
         }
         Some(Command::Edit(arguments)) => {
             let request = edit::request(&arguments)?;
-            let daemon = Daemon::connect(socket).await?;
+            let daemon = DaemonConnection::connect(socket).await?;
             follow::generate(&daemon, request, arguments.json, out).await
         }
         Some(Command::Score(arguments)) => score::run(socket, arguments, out).await,
         Some(Command::Bench(arguments)) => bench::run(socket, &arguments, out).await,
         Some(Command::Status(arguments)) => {
             until_interrupted(async {
-                let daemon = Daemon::connect(socket).await?;
+                let daemon = DaemonConnection::connect(socket).await?;
                 status::run(&daemon, arguments.json, out).await
             })
             .await
         }
         Some(Command::Ps(arguments)) => {
             until_interrupted(async {
-                let daemon = Daemon::connect(socket).await?;
+                let daemon = DaemonConnection::connect(socket).await?;
                 ps::run(&daemon, arguments.json, out).await
             })
             .await
         }
         Some(Command::List(arguments)) => {
             until_interrupted(async {
-                let daemon = Daemon::connect(socket).await?;
+                let daemon = DaemonConnection::connect(socket).await?;
                 models::run(&daemon, arguments.json, out).await
             })
             .await
@@ -117,7 +117,7 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
         Some(Command::Load(arguments)) => load::run(socket, &arguments, out).await,
         Some(Command::Unload(arguments)) => {
             until_interrupted(async {
-                let daemon = Daemon::connect(socket).await?;
+                let daemon = DaemonConnection::connect(socket).await?;
                 library::unload(&daemon, arguments.json, out).await
             })
             .await
@@ -132,27 +132,27 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
             until_interrupted(plan::run(socket, &arguments, out)).await
         }
         Some(Command::Level(arguments)) => {
-            let daemon = Daemon::connect(socket).await?;
+            let daemon = DaemonConnection::connect(socket).await?;
             apply::level(&daemon, &arguments, out).await
         }
         Some(Command::Budget(arguments)) => {
-            let daemon = Daemon::connect(socket).await?;
+            let daemon = DaemonConnection::connect(socket).await?;
             apply::budget(&daemon, &arguments, out).await
         }
         Some(Command::Restore(arguments)) => {
-            let daemon = Daemon::connect(socket).await?;
+            let daemon = DaemonConnection::connect(socket).await?;
             apply::restore(&daemon, &arguments, out).await
         }
         Some(Command::Fidelity(arguments)) => fidelity::run(socket, &arguments, out).await,
         Some(Command::Requests(arguments)) => {
             until_interrupted(async {
-                let daemon = Daemon::connect(socket).await?;
+                let daemon = DaemonConnection::connect(socket).await?;
                 requests::list(&daemon, arguments.json, out).await
             })
             .await
         }
         Some(Command::Watch(arguments)) => {
-            let daemon = Daemon::connect(socket).await?;
+            let daemon = DaemonConnection::connect(socket).await?;
             follow::watch(&daemon, arguments.id, arguments.json, out).await
         }
         Some(Command::Replay(arguments)) => {
@@ -163,7 +163,7 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
         }
         Some(Command::Cancel(arguments)) => {
             until_interrupted(async {
-                let daemon = Daemon::connect(socket).await?;
+                let daemon = DaemonConnection::connect(socket).await?;
                 requests::cancel(&daemon, &arguments, out).await
             })
             .await
@@ -185,22 +185,26 @@ async fn until_interrupted(
     tokio::select! {
         result = command => result,
         _ = interrupts.recv() => {
-            Err(Failure::interrupted("what the daemon was asked for, it may still do"))
+            Err(Failure::interrupted("the daemon may still carry out the request"))
         }
     }
 }
 
 /// The dashboard as flags, settings and the terminal ask for it, in this order.
-fn setup(socket: PathBuf, flags: &Screen, colour: Colour) -> Result<dashboard::Setup, Failure> {
+fn setup(
+    socket: PathBuf,
+    flags: &Screen,
+    colour: Colour,
+) -> Result<dashboard::DashboardSetup, Failure> {
     if colour == Colour::Always {
         // The library that draws looks at NO_COLOR, too.
         crossterm::style::force_color_output(true);
     }
     let settings = match settings::path(|name| env::var_os(name)) {
-        Some(path) => Settings::load(&path).map_err(|problem| {
+        Some(path) => ClientSettings::load(&path).map_err(|problem| {
             Failure::new(problem).with_hint("correct it, or move it away, and start again")
         })?,
-        None => Settings::default(),
+        None => ClientSettings::default(),
     };
     let theme = flags.theme.or(settings.theme);
     let glyphs = flags.glyphs.or(settings.glyphs);
@@ -217,15 +221,15 @@ fn setup(socket: PathBuf, flags: &Screen, colour: Colour) -> Result<dashboard::S
     for (role, style) in &settings.roles {
         paint.restyle(role, style).map_err(Failure::new)?;
     }
-    Ok(dashboard::Setup {
+    Ok(dashboard::DashboardSetup {
         socket,
         paint,
         mouse: mouse.unwrap_or(true),
-        keep: match flags.private {
+        persist_path: match flags.private {
             true => None,
-            false => keep::path(|name| env::var_os(name)),
+            false => persist::path(|name| env::var_os(name)),
         },
-        fixed: keep::Fixed {
+        fixed: persist::FixedLooks {
             theme: theme.is_some(),
             glyphs: glyphs.is_some(),
             mouse: mouse.is_some(),
@@ -239,7 +243,7 @@ fn variable(name: &str) -> Option<String> {
 }
 
 /// The manual page of the program or of one of its commands, as roff.
-fn manual(name: Option<&str>, out: &mut Out) -> Result<(), Failure> {
+fn manual(name: Option<&str>, out: &mut StandardOutput) -> Result<(), Failure> {
     let mut command = Cli::command();
     command.build();
     let page = match name {

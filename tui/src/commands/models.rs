@@ -4,14 +4,18 @@ use sluice_proto::v1::{ListModelsRequest, ListModelsResponse, Model, ModelOrigin
 use sluice_shared::units;
 
 use crate::{
-    connection::Daemon,
+    connection::DaemonConnection,
     json,
-    output::{Failure, Out},
+    output::{Failure, StandardOutput},
     text::{self, sanitise_line},
 };
 
 /// Lists the models that the daemon knows.
-pub(super) async fn run(daemon: &Daemon, json: bool, out: &mut Out) -> Result<(), Failure> {
+pub(super) async fn run(
+    daemon: &DaemonConnection,
+    json: bool,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
     let answer = daemon.models().list_models(ListModelsRequest {}).await;
     let list = answer
         .map_err(|status| daemon.failure(status))?
@@ -25,13 +29,13 @@ pub(super) async fn run(daemon: &Daemon, json: bool, out: &mut Out) -> Result<()
     } else {
         show_models(models, out)?;
     }
-    for line in kept(&list) {
+    for line in converted_weights(&list) {
         out.line(&sanitise_line(&line))?;
     }
     Ok(())
 }
 
-fn show_models(models: &[Model], out: &mut Out) -> Result<(), Failure> {
+fn show_models(models: &[Model], out: &mut StandardOutput) -> Result<(), Failure> {
     let width = models.iter().map(|model| text::width(&model.name));
     let width = width.max().unwrap_or_default().clamp(4, NAME_COLUMNS_MAX);
     out.line(&format!(
@@ -45,7 +49,7 @@ fn show_models(models: &[Model], out: &mut Out) -> Result<(), Failure> {
 }
 
 /// Weights that are kept, each with its size, and what they take together.
-fn kept(list: &ListModelsResponse) -> Vec<String> {
+fn converted_weights(list: &ListModelsResponse) -> Vec<String> {
     if list.converted_weights.is_empty() {
         return Vec::new();
     }
@@ -105,7 +109,7 @@ fn row(model: &Model, width: usize) -> String {
         state(model),
         if family.is_empty() { "?" } else { family },
         parameters.map_or_else(|| "?".to_owned(), units::count),
-        place(model),
+        origin(model),
     );
     if let Some(pull) = &model.pull {
         line += &format!(", {} in all", units::bytes(pull.total_bytes));
@@ -132,12 +136,12 @@ fn state(model: &Model) -> String {
     }
 }
 
-fn place(model: &Model) -> String {
+fn origin(model: &Model) -> String {
     let path = &model.path;
     match model.origin() {
         _ if model.is_demonstration => "demonstration model, inside sluiced".to_owned(),
         ModelOrigin::HubCache => format!("{path} (the hub's cache)"),
-        ModelOrigin::Local => format!("{path} (put there)"),
+        ModelOrigin::Local => format!("{path} (local)"),
         _ => path.clone(),
     }
 }
@@ -147,7 +151,7 @@ pub(crate) fn describe(model: &Model) -> String {
     let mut line = format!("{} ({})", model.name, json::word(model.state()));
     if let Some(shape) = &model.shape {
         line += &format!(
-            ": {}, {} parameters, {}, {} layers of width {}, context {}",
+            ": {}, {} parameters, {}, {} layers, hidden size {}, context {}",
             shape.family,
             units::count(shape.parameters),
             shape.formats.join(" + "),

@@ -9,14 +9,14 @@ use std::{
 
 use sluice_shared::exit;
 
-use crate::{connection::Daemon, output::Failure};
+use crate::{connection::DaemonConnection, output::Failure};
 
 /// The daemon. Where none runs, `sluiced` does the work with the arguments that it has `alone`; else there is a hint why it can't.
 pub(super) async fn daemon(
     socket: PathBuf,
     alone: Result<Vec<String>, String>,
-) -> Result<Daemon, Failure> {
-    Daemon::connect(socket)
+) -> Result<DaemonConnection, Failure> {
+    DaemonConnection::connect(socket)
         .await
         .map_err(|failure| match alone {
             _ if failure.code() != exit::UNREACHABLE => failure,
@@ -48,7 +48,7 @@ pub(super) fn missing(program: &Path, error: &io::Error) -> Failure {
         )),
     };
     failure.with_hint(
-        "start the daemon with `sluiced`, or put that program beside `sluice` or on the PATH",
+        "start the daemon with `sluiced`, or put that program next to `sluice` or on the PATH",
     )
 }
 

@@ -6,23 +6,27 @@ use sluice_proto::v1::{PlanRequest, plan_request::Model};
 use sluice_report as report;
 
 use super::{
-    library::{Subject, subject},
+    library::{ModelArgument, subject},
     offline,
 };
 use crate::{
     cli::Plan,
-    output::{Failure, Out},
+    output::{Failure, StandardOutput},
 };
 
 /// Prints a plan: the daemon's, or where none runs that of the program `sluiced`.
-pub(super) async fn run(socket: PathBuf, arguments: &Plan, out: &mut Out) -> Result<(), Failure> {
+pub(super) async fn run(
+    socket: PathBuf,
+    arguments: &Plan,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
     let model = match (
         arguments.model.as_ref().or(arguments.model_flag.as_ref()),
-        &arguments.preset,
+        &arguments.shape,
     ) {
         (Some(model), _) => Some(match subject(model)? {
-            Subject::Path(path) => Model::Path(path),
-            Subject::Name(name) => Model::Name(name),
+            ModelArgument::Path(path) => Model::Path(path),
+            ModelArgument::Name(name) => Model::Name(name),
         }),
         (None, preset) => preset.clone().map(Model::Preset),
     };
@@ -32,7 +36,7 @@ pub(super) async fn run(socket: PathBuf, arguments: &Plan, out: &mut Out) -> Res
         ),
         Some(model) => Ok(words(model, arguments)),
         None => Err(
-            "start it with `sluiced`, or name a folder, a file or a --preset, which needs no daemon".to_owned(),
+            "start it with `sluiced`, or name a folder, a file or a --shape, which needs no daemon".to_owned(),
         ),
     };
     let daemon = offline::daemon(socket, alone).await?;
@@ -40,8 +44,8 @@ pub(super) async fn run(socket: PathBuf, arguments: &Plan, out: &mut Out) -> Res
         model,
         canvas: arguments.canvas,
         requests: arguments.requests,
-        ..(arguments.wish.change())
-            .or(arguments.knobs.change())
+        ..(arguments.options.change())
+            .or(arguments.details.change())
             .into()
     };
     let answer = daemon.optimizer().plan(request).await;
@@ -64,26 +68,32 @@ fn words(model: &Model, arguments: &Plan) -> Vec<String> {
     let mut words = vec!["plan".to_owned()];
     let mut flag = |name, value| words.extend(offline::flag(name, value));
     match model {
-        Model::Preset(name) => flag("--preset", Some(name.clone())),
+        Model::Preset(name) => flag("--shape", Some(name.clone())),
         Model::Path(path) | Model::Name(path) => flag("--model", Some(path.clone())),
     }
     flag(
         "--level",
-        arguments.wish.level.map(|level| level.to_string()),
+        arguments.options.level.map(|level| level.to_string()),
     );
     flag(
         "--budget",
-        arguments.wish.budget.map(|budget| budget.to_string()),
+        arguments.options.budget.map(|budget| budget.to_string()),
     );
     flag(
         "--embedding",
-        arguments.knobs.embedding.map(|place| place.to_string()),
+        arguments.details.embedding.map(|place| place.to_string()),
     );
     flag(
-        "--auto-factor",
-        arguments.knobs.auto_factor.map(|factor| factor.to_string()),
+        "--max-slowdown",
+        arguments
+            .details
+            .max_slowdown
+            .map(|factor| factor.to_string()),
     );
-    flag("--kv", arguments.knobs.kv.map(|kv| kv.to_string()));
+    flag(
+        "--kv-cache-format",
+        arguments.details.kv_cache_format.map(|kv| kv.to_string()),
+    );
     flag(
         "--canvas",
         arguments.canvas.map(|canvas| canvas.to_string()),

@@ -6,11 +6,11 @@ use sluice_proto::v1::{ListModelsRequest, LoadModelRequest, Model, ModelOrigin, 
 use sluice_shared::{names, units};
 use tokio::signal::unix::Signal;
 
-use super::{apply, library::Subject, load, pull};
+use super::{apply, library::ModelArgument, load, pull};
 use crate::{
-    cli::{Pull, Wish},
-    connection::Daemon,
-    output::{Failure, Out, Progress, dim},
+    cli::{PlanArgs, Pull},
+    connection::DaemonConnection,
+    output::{Failure, ProgressLine, StandardOutput, dim},
     text::sanitise_line,
 };
 
@@ -20,14 +20,14 @@ const LOAD_IN_PROGRESS: &str = "LOAD_IN_PROGRESS";
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The model, once requests can be made for it, at the level and within the budget that are wished for.
-pub(super) async fn have(
-    daemon: &Daemon,
-    subject: &Subject,
-    wish: &Wish,
+pub(super) async fn ensure_loaded(
+    daemon: &DaemonConnection,
+    subject: &ModelArgument,
+    wish: &PlanArgs,
     interrupts: &mut Signal,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<Model, Failure> {
-    let mut progress = Progress::new();
+    let mut progress = ProgressLine::new();
     let mut subject = subject.clone();
     let mut is_downloaded = false;
     loop {
@@ -39,18 +39,18 @@ pub(super) async fn have(
             (ModelState::Ready | ModelState::Asleep, Some(model)) => {
                 progress.clear();
                 if wish.level.is_some() || wish.budget.is_some() {
-                    apply::wish(daemon, wish, out).await?;
+                    apply::plan_options(daemon, wish, out).await?;
                 }
                 return Ok(model.clone());
             }
             (ModelState::Loading, _) => {}
             (ModelState::Unspecified | ModelState::Partial | ModelState::Pulling, _)
-                if matches!(subject, Subject::Name(_)) && !is_downloaded =>
+                if matches!(subject, ModelArgument::Name(_)) && !is_downloaded =>
             {
                 progress.clear();
                 let model = download(daemon, &subject, &models, interrupts, out).await?;
                 // It may have a label that nobody had to say.
-                subject = Subject::Name(model.name);
+                subject = ModelArgument::Name(model.name);
                 is_downloaded = true;
                 continue;
             }
@@ -66,7 +66,7 @@ pub(super) async fn have(
         progress.show(&waiting(&models));
         tokio::select! {
             () = tokio::time::sleep(PAUSE) => {}
-            _ = interrupts.recv() => return Err(Failure::interrupted("the load goes on")),
+            _ = interrupts.recv() => return Err(Failure::interrupted("the load continues")),
         }
     }
 }
@@ -83,21 +83,21 @@ pub(super) fn loading(models: &[Model]) -> Option<&Model> {
     models.find(|model| model.state() == ModelState::Loading)
 }
 
-pub(super) async fn list(daemon: &Daemon) -> Result<Vec<Model>, Failure> {
+pub(super) async fn list(daemon: &DaemonConnection) -> Result<Vec<Model>, Failure> {
     let answer = daemon.models().list_models(ListModelsRequest {}).await;
     let answer = answer.map_err(|status| daemon.failure(status))?;
     Ok(answer.into_inner().models)
 }
 
 /// The model of the list that is meant.
-pub(super) fn find<'a>(models: &'a [Model], subject: &Subject) -> Option<&'a Model> {
+pub(super) fn find<'a>(models: &'a [Model], subject: &ModelArgument) -> Option<&'a Model> {
     let name = match subject {
-        Subject::Path(path) => {
-            let place = place(path);
+        ModelArgument::Path(path) => {
+            let place = real_path(path);
             let mut placed = models.iter().filter(|model| !model.path.is_empty());
-            return placed.find(|model| self::place(&model.path) == place);
+            return placed.find(|model| real_path(&model.path) == place);
         }
-        Subject::Name(name) => name,
+        ModelArgument::Name(name) => name,
     };
     let named = |name: &str| {
         let exact = models.iter().find(|model| model.name == name);
@@ -116,19 +116,19 @@ pub(super) fn find<'a>(models: &'a [Model], subject: &Subject) -> Option<&'a Mod
 }
 
 /// Where a path leads, however it is spelled; itself where nothing can be seen of it from here.
-fn place(path: &str) -> PathBuf {
+fn real_path(path: &str) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| PathBuf::from(path))
 }
 
 /// Brings a model from the hub, if its name can be one there.
 async fn download(
-    daemon: &Daemon,
-    subject: &Subject,
+    daemon: &DaemonConnection,
+    subject: &ModelArgument,
     models: &[Model],
     interrupts: &mut Signal,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<Model, Failure> {
-    let Subject::Name(name) = subject else {
+    let ModelArgument::Name(name) = subject else {
         return Err(Failure::new("what has a path is not downloaded"));
     };
     let Some(full) = names::full(name).or(name.contains('/').then_some(name.as_str())) else {
@@ -158,22 +158,22 @@ fn unknown(name: &str, models: &[Model]) -> Failure {
     let failure = Failure::new(format!("there is no model {}", sanitise_line(name)));
     failure.with_hint(match near.is_empty() {
         false => format!("did you mean {}?", near.join(", or ")),
-        true => "`sluice list` shows what is here; from the hub, OWNER/NAME is downloaded; a folder or file is named by \
+        true => "`sluice list` lists the models; OWNER/NAME is downloaded from the hub; for a folder or file, give \
                  its path, such as ./NAME; `sluice run --help` lists short names"
             .to_owned(),
     })
 }
 
-fn request(subject: &Subject, found: Option<&Model>, wish: &Wish) -> LoadModelRequest {
+fn request(subject: &ModelArgument, found: Option<&Model>, wish: &PlanArgs) -> LoadModelRequest {
     let (name, path) = match (found, subject) {
         (Some(model), _) if model.is_demonstration => (String::new(), String::new()),
         // Its path leads to it even where its name is not remembered.
         (Some(model), _) if model.origin() == ModelOrigin::Path => {
             (String::new(), model.path.clone())
         }
-        (Some(model), Subject::Name(_)) => (model.name.clone(), String::new()),
-        (_, Subject::Path(path)) => (String::new(), path.clone()),
-        (None, Subject::Name(name)) => (name.clone(), String::new()),
+        (Some(model), ModelArgument::Name(_)) => (model.name.clone(), String::new()),
+        (_, ModelArgument::Path(path)) => (String::new(), path.clone()),
+        (None, ModelArgument::Name(name)) => (name.clone(), String::new()),
     };
     load::request(name, path, false, wish)
 }
@@ -215,7 +215,7 @@ mod tests {
             model("mine", "/home/a/mine"),
         ];
         let name = |name: &str| {
-            let found = find(&models, &Subject::Name(name.to_owned()));
+            let found = find(&models, &ModelArgument::Name(name.to_owned()));
             found.map(|model| model.name.clone())
         };
         assert_eq!(name("mine").as_deref(), Some("mine"));
@@ -223,9 +223,9 @@ mod tests {
         assert_eq!(name("llada").as_deref(), Some("GSAI-ML/LLaDA-8B-Instruct"));
         assert_eq!(name("demo").as_deref(), Some("sluice-demo"));
         assert_eq!(name("dream"), None);
-        let at = find(&models, &Subject::Path("/home/a/mine".to_owned()));
+        let at = find(&models, &ModelArgument::Path("/home/a/mine".to_owned()));
         assert_eq!(at.map(|model| model.name.as_str()), Some("mine"));
-        assert_eq!(find(&models, &Subject::Path("/x".to_owned())), None);
+        assert_eq!(find(&models, &ModelArgument::Path("/x".to_owned())), None);
     }
 
     #[test]
@@ -240,7 +240,7 @@ mod tests {
             model("gone", "/nowhere/gone"),
         ];
         let found = |path: &str| {
-            let found = find(&models, &Subject::Path(path.to_owned()));
+            let found = find(&models, &ModelArgument::Path(path.to_owned()));
             found.map(|model| model.name.clone())
         };
         let real = real.display();

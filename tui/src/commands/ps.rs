@@ -9,14 +9,18 @@ use sluice_shared::units;
 use super::{library, load, present, requests};
 use crate::{
     cli::Stop,
-    connection::Daemon,
+    connection::DaemonConnection,
     json,
-    output::{Failure, Out},
+    output::{Failure, StandardOutput},
     text::{self, sanitise_line},
 };
 
 /// Shows the model in memory, and the requests for it.
-pub(super) async fn run(daemon: &Daemon, json: bool, out: &mut Out) -> Result<(), Failure> {
+pub(super) async fn run(
+    daemon: &DaemonConnection,
+    json: bool,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
     let snapshot = daemon.snapshot().await?;
     if json {
         return out.json(&to_json(&snapshot));
@@ -88,8 +92,12 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
 }
 
 /// Lets the loaded model go, if it is the one that is named, or cancels the load of one that is on its way.
-pub(super) async fn stop(socket: PathBuf, arguments: &Stop, out: &mut Out) -> Result<(), Failure> {
-    let daemon = Daemon::connect(socket).await?;
+pub(super) async fn stop(
+    socket: PathBuf,
+    arguments: &Stop,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
+    let daemon = DaemonConnection::connect(socket).await?;
     let models = present::list(&daemon).await?;
     if let Some(name) = &arguments.model {
         check_named(&models, name)?;

@@ -11,23 +11,27 @@ use sluice_proto::v1::{
     pull_model_response::Kind,
 };
 use sluice_report::progress::advance;
-use sluice_shared::{names, rate::Rate, units};
+use sluice_shared::{bandwidth::Bandwidth, names, units};
 use tokio::signal::unix::Signal;
 use tonic::{Code, Streaming};
 
 use super::{follow::interrupts, models::describe};
 use crate::{
     cli::Pull,
-    connection::Daemon,
-    output::{Failure, Out, Progress, dim},
+    connection::DaemonConnection,
+    output::{Failure, ProgressLine, StandardOutput, dim},
 };
 
 /// How long an interrupted client waits for the daemon to take the cancellation.
 const CANCEL_WAIT: Duration = Duration::from_secs(5);
 
 /// Downloads a model, or joins the download under way.
-pub(super) async fn run(socket: PathBuf, arguments: &Pull, out: &mut Out) -> Result<(), Failure> {
-    let daemon = Daemon::connect(socket).await?;
+pub(super) async fn run(
+    socket: PathBuf,
+    arguments: &Pull,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
+    let daemon = DaemonConnection::connect(socket).await?;
     let mut interrupts = interrupts()?;
     let model = model(&daemon, arguments, &mut interrupts, out).await?;
     if !arguments.json {
@@ -39,10 +43,10 @@ pub(super) async fn run(socket: PathBuf, arguments: &Pull, out: &mut Out) -> Res
 
 /// Has a model downloaded, and shows how far that is.
 pub(super) async fn model(
-    daemon: &Daemon,
+    daemon: &DaemonConnection,
     arguments: &Pull,
     interrupts: &mut Signal,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<Model, Failure> {
     // The daemon knows short names, too; but a cancellation has to name what is on its way.
     let asked = names::full(&arguments.name).unwrap_or(&arguments.name);
@@ -62,15 +66,15 @@ pub(super) async fn model(
 
 /// Shows a download until the model is there. An interrupt cancels it; what became of that, the stream tells.
 async fn follow(
-    daemon: &Daemon,
+    daemon: &DaemonConnection,
     arguments: &Pull,
     asked: &str,
     mut stream: Streaming<PullModelResponse>,
     interrupts: &mut Signal,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<Model, Failure> {
-    let mut progress = Progress::new();
-    let mut rate = Rate::default();
+    let mut progress = ProgressLine::new();
+    let mut rate = Bandwidth::default();
     let mut was_interrupted = false;
     let mut name = match &arguments.file {
         Some(file) => format!("{asked}:{file}"),
@@ -92,8 +96,8 @@ async fn follow(
         let kind = match next {
             Some(Ok(answer)) => answer.kind,
             Some(Err(status)) if was_interrupted && status.code() == Code::Cancelled => {
-                return Err(Failure::interrupted("what came so far is kept")
-                    .with_hint("the same command goes on from there"));
+                return Err(Failure::interrupted("the downloaded part is kept")
+                    .with_hint("run the same command again to resume"));
             }
             Some(Err(status)) => return Err(daemon.failure(status)),
             None => return Err(Failure::new("the daemon ended the stream without a model")),
@@ -111,7 +115,7 @@ async fn follow(
                 }
             }
             Kind::Progress(step) if !arguments.json => {
-                rate.see(Instant::now(), step.done_bytes);
+                rate.record(Instant::now(), step.done_bytes);
                 progress.show(&pulling(&step, rate.bytes_per_second()));
             }
             Kind::Notice(text) if !arguments.json => {
@@ -127,7 +131,7 @@ async fn follow(
     }
 }
 
-async fn cancel(daemon: &Daemon, name: &str) -> Result<(), Failure> {
+async fn cancel(daemon: &DaemonConnection, name: &str) -> Result<(), Failure> {
     let name = name.to_owned();
     let mut client = daemon.models();
     let call = client.cancel_pull(CancelPullRequest { name });
@@ -139,7 +143,7 @@ async fn cancel(daemon: &Daemon, name: &str) -> Result<(), Failure> {
 
 fn unconfirmed() -> Failure {
     Failure::interrupted("the daemon has not confirmed the end of the download")
-        .with_hint("`sluice list` shows whether it still goes on")
+        .with_hint("`sluice list` shows whether it is still running")
 }
 
 /// What is to come, in one line.
@@ -151,7 +155,7 @@ fn planned(plan: &PullPlan) -> String {
         units::bytes(plan.total_bytes)
     );
     if plan.present_bytes > 0 {
-        line += &format!(", {} of it here already", units::bytes(plan.present_bytes));
+        line += &format!(", {} already downloaded", units::bytes(plan.present_bytes));
     }
     line + &format!("; into {}", plan.folder)
 }

@@ -10,20 +10,20 @@ use super::input::STANDARD_INPUT;
 use crate::{
     canvas::{Canvas, ids_text},
     cli::Replay,
-    dashboard::{self, Setup, state::Opened},
+    dashboard::{self, DashboardSetup, state::OpenedRun},
     json::{
         self,
         read::{Events, ReadError},
     },
-    output::{Failure, Out, dim},
+    output::{Failure, StandardOutput, dim},
     record,
 };
 
 /// Shows a run in the dashboard; without a terminal, prints what it came to, or its events.
 pub(super) async fn run(
-    setup: impl FnOnce() -> Result<Setup, Failure>,
+    setup: impl FnOnce() -> Result<DashboardSetup, Failure>,
     arguments: &Replay,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let path = &arguments.file;
     if path == Path::new("-") {
@@ -35,12 +35,17 @@ pub(super) async fn run(
     if !arguments.json && out.is_terminal() && stdin().is_terminal() {
         let setup = setup()?;
         let recording = record::load(reader).map_err(|error| wrong(&name, &error))?;
-        return dashboard::replay(setup, Opened { name, recording }).await;
+        return dashboard::replay(setup, OpenedRun { name, recording }).await;
     }
     print(reader, &name, arguments.json, out)
 }
 
-fn print(reader: impl BufRead, name: &str, json: bool, out: &mut Out) -> Result<(), Failure> {
+fn print(
+    reader: impl BufRead,
+    name: &str,
+    json: bool,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
     if json {
         for kind in Events::new(reader) {
             out.line(&json::event(&kind.map_err(|error| wrong(name, &error))?))?;

@@ -6,14 +6,18 @@ use sluice_shared::units;
 
 use crate::{
     cli::Cancel,
-    connection::Daemon,
+    connection::DaemonConnection,
     json,
-    output::{Failure, Out},
+    output::{Failure, StandardOutput},
     text::sanitise_line,
 };
 
 /// Lists the requests that the daemon remembers.
-pub(super) async fn list(daemon: &Daemon, json: bool, out: &mut Out) -> Result<(), Failure> {
+pub(super) async fn list(
+    daemon: &DaemonConnection,
+    json: bool,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
     let answer = daemon
         .generation()
         .list_requests(ListRequestsRequest {})
@@ -68,9 +72,9 @@ pub(super) fn row(request: &RequestSummary) -> String {
 
 /// Stops a request.
 pub(super) async fn cancel(
-    daemon: &Daemon,
+    daemon: &DaemonConnection,
     arguments: &Cancel,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let request_id = arguments.id;
     let call = CancelRequestRequest { request_id };
@@ -83,6 +87,6 @@ pub(super) async fn cancel(
     if was_active {
         out.line(&format!("cancelled request {request_id}"))
     } else {
-        out.line(&format!("request {request_id} had already ended"))
+        out.line(&format!("request {request_id} has already finished"))
     }
 }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     cli::{Chat, Run},
-    output::{Failure, Out, dim},
+    output::{Failure, StandardOutput, dim},
     text::sanitise_line,
 };
 
@@ -24,7 +24,7 @@ pub(super) async fn run(
     flag: Option<&Path>,
     arguments: Run,
     private: bool,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let subject = library::subject(&arguments.model)?;
     let prompt = prompt(&arguments)?;
@@ -33,7 +33,8 @@ pub(super) async fn run(
     }
     let daemon = background::daemon(socket, flag).await?;
     let mut interrupts = follow::interrupts()?;
-    let model = present::have(&daemon, &subject, &arguments.wish, &mut interrupts, out).await?;
+    let model =
+        present::ensure_loaded(&daemon, &subject, &arguments.options, &mut interrupts, out).await?;
     let Run {
         system, choices, ..
     } = arguments;

@@ -13,12 +13,16 @@ use sluice_shared::units;
 use super::{input, message, until_interrupted, usage};
 use crate::{
     cli::Score,
-    connection::Daemon,
-    output::{Failure, Out, Progress},
+    connection::DaemonConnection,
+    output::{Failure, ProgressLine, StandardOutput},
 };
 
 /// Scores an answer and prints the estimate.
-pub(super) async fn run(socket: PathBuf, arguments: Score, out: &mut Out) -> Result<(), Failure> {
+pub(super) async fn run(
+    socket: PathBuf,
+    arguments: Score,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
     let json = arguments.json;
     let request = request(arguments)?;
     until_interrupted(score(socket, request, json, out)).await
@@ -28,14 +32,14 @@ async fn score(
     socket: PathBuf,
     request: ScoreRequest,
     json: bool,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let daemon = Daemon::connect(socket).await?;
+    let daemon = DaemonConnection::connect(socket).await?;
     let answer = daemon.generation().score(request).await;
     let mut stream = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner();
-    let mut progress = Progress::new();
+    let mut progress = ProgressLine::new();
     let mut result = None;
     while let Some(answer) = stream.next().await {
         match answer.map_err(|status| daemon.failure(status))?.kind {
@@ -66,14 +70,14 @@ fn request(arguments: Score) -> Result<ScoreRequest, Failure> {
         usize::from(arguments.tokens.is_none()) + usize::from(arguments.answer_tokens.is_none());
     if arguments.texts.len() != expected {
         return Err(usage(&format!(
-            "score takes a prompt and an answer, each as text or as tokens: {expected} texts \
-             expected here, {} given",
+            "score takes a prompt and an answer, each as text or as tokens: expected {expected} \
+             texts, got {}",
             arguments.texts.len()
         )));
     }
     if arguments.texts.iter().filter(|text| *text == "-").count() > 1 {
         return Err(usage(
-            "standard input holds the prompt or the answer, not both",
+            "only one of prompt and answer can come from standard input",
         ));
     }
     let mut texts = arguments.texts.iter();
@@ -116,7 +120,7 @@ fn lines(result: &ScoreResult) -> Vec<String> {
     ];
     if let Some(is_greedy) = result.is_greedy {
         let verdict = if is_greedy { "gives" } else { "does not give" };
-        lines.push(format!("greedy decoding {verdict} this very answer"));
+        lines.push(format!("greedy decoding {verdict} exactly this answer"));
     }
     lines
 }

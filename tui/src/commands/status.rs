@@ -8,15 +8,18 @@ use sluice_shared::units;
 
 use super::models::describe;
 use crate::{
-    card,
-    connection::Daemon,
-    json,
-    output::{Failure, Out},
+    connection::DaemonConnection,
+    gpu, json,
+    output::{Failure, StandardOutput},
     plans,
 };
 
 /// Prints one snapshot.
-pub(super) async fn run(daemon: &Daemon, json: bool, out: &mut Out) -> Result<(), Failure> {
+pub(super) async fn run(
+    daemon: &DaemonConnection,
+    json: bool,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
     let snapshot = daemon.snapshot().await?;
     if json {
         return out.json(&snapshot);
@@ -60,15 +63,15 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
                 ),
             );
         }
-        for (name, value) in device.gpu.iter().flat_map(card_facts) {
+        for (name, value) in device.gpu.iter().flat_map(gpu_lines) {
             fact(name, value);
         }
         if let Some(GpuUnavailable { reason, hint, .. }) = &device.gpu_unavailable {
-            fact("no card", format!("so the CPU computes: {reason}"));
+            fact("no GPU", format!("so the CPU computes: {reason}"));
             fact("", format!("hint: {hint}"));
         }
     }
-    for (name, value) in plan_facts(snapshot) {
+    for (name, value) in plan_lines(snapshot) {
         fact(name, value);
     }
     fact("memory", host_line(snapshot.host.as_ref()));
@@ -76,7 +79,7 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
         fact(
             "queue",
             format!(
-                "{} running, {} waiting, room for {}",
+                "{} running, {} waiting, capacity {}",
                 queue.running, queue.waiting, queue.capacity
             ),
         );
@@ -110,7 +113,7 @@ fn device_line(device: &DeviceStatus) -> String {
         line += &format!(" ({})", device.name);
     }
     let threads = match device.gpu {
-        // They convert weights; the card computes.
+        // They convert weights; the GPU computes.
         Some(_) => "threads beside it",
         None => "threads",
     };
@@ -126,33 +129,33 @@ fn device_line(device: &DeviceStatus) -> String {
     line
 }
 
-/// What the card is and how it does.
-fn card_facts(card: &GpuStatus) -> [(&'static str, String); 5] {
+/// What the GPU is and how it does.
+fn gpu_lines(gpu: &GpuStatus) -> [(&'static str, String); 5] {
     let unknown = || "unknown".to_owned();
-    let blas = match &card.cublas {
+    let blas = match &gpu.cublas {
         Some(blas) => format!("with {blas}"),
         None => "without cuBLAS".to_owned(),
     };
-    let driver = card.driver_version.clone();
+    let driver = gpu.driver_version.clone();
     let driver = driver.unwrap_or_else(|| "of unknown version".into());
-    let mut bus = card::bus(card).unwrap_or_else(unknown);
-    if let Some(best) = card::bus_at_best(card) {
+    let mut bus = gpu::pcie_link(gpu).unwrap_or_else(unknown);
+    if let Some(best) = gpu::pcie_link_max(gpu) {
         bus += &format!(", at best {best}");
     }
-    let others = card.other_processes_bytes.map(units::bytes);
+    let others = gpu.other_processes_bytes.map(units::bytes);
     [
-        ("card", format!("{}, {blas}", card::arithmetic(card))),
+        ("GPU", format!("{}, {blas}", gpu::compute_capability(gpu))),
         (
             "driver",
             format!(
-                "{driver}, CUDA {}; the card is {}",
-                card.cuda_version, card.pci_bus_id
+                "{driver}, CUDA {}; the GPU is {}",
+                gpu.cuda_version, gpu.pci_bus_id
             ),
         ),
         ("bus", bus),
         (
             "now",
-            card::joined([card::activity(card), card::clocks(card)], ", ").unwrap_or_else(unknown),
+            gpu::joined([gpu::activity(gpu), gpu::clocks(gpu)], ", ").unwrap_or_else(unknown),
         ),
         (
             "others",
@@ -165,7 +168,7 @@ fn card_facts(card: &GpuStatus) -> [(&'static str, String); 5] {
 }
 
 /// The plan beside what was measured.
-fn plan_facts(snapshot: &Snapshot) -> Vec<(&'static str, String)> {
+fn plan_lines(snapshot: &Snapshot) -> Vec<(&'static str, String)> {
     let mut facts = Vec::new();
     if let Some(settings) = &snapshot.settings {
         let plan = snapshot.plan.as_ref();
@@ -217,7 +220,7 @@ fn level(settings: &SettingsStatus, plan: Option<&Plan>) -> String {
         ..
     }) = &settings.substitution
     {
-        words += &format!(", in the place of {asked}: {reason}");
+        words += &format!(", instead of {asked}: {reason}");
     }
     words
 }
@@ -255,7 +258,7 @@ fn streamed(plan: &Plan, measured: &PassStatistics) -> String {
         words += &format!(", {NOT_MEASURED}");
     }
     if let Some(slots) = &plan.staging_buffers {
-        words += &format!("; {}", plans::slots(slots));
+        words += &format!("; {}", plans::staging_buffers(slots));
     }
     words
 }
@@ -271,7 +274,7 @@ fn host_line(host: Option<&HostStatus>) -> String {
         known(host.resident_peak_bytes)
     );
     if let Some(beyond) = host.resident_other_bytes {
-        line += &format!("; {} of it beyond what is held", units::bytes(beyond));
+        line += &format!("; {} of it outside the ledger", units::bytes(beyond));
     }
     line
 }
@@ -391,7 +394,7 @@ mod tests {
 
     #[test]
     fn a_card_tells_what_it_is_and_how_it_does() {
-        let card = GpuStatus {
+        let gpu = GpuStatus {
             compute_dtype: "bf16".into(),
             compute_capability: "8.6".into(),
             pci_bus_id: "0000:01:00.0".into(),
@@ -419,15 +422,15 @@ mod tests {
             peak_bytes: 1 << 30,
             total_bytes: Some(12 << 30),
             free_bytes: Some(10 << 30),
-            gpu: Some(card),
+            gpu: Some(gpu),
             ..Default::default()
         };
         assert_eq!(
             on(device)[1..7],
             [
                 "device    cuda (NVIDIA GeForce RTX 3060), 8 threads beside it, 1.00 GiB held, at most 1.00 GiB; 10.0 GiB of 12.0 GiB free",
-                "card      capability 8.6, computes in bf16, with libcublas.so.12 (120805)",
-                "driver    570.00, CUDA 12.8; the card is 0000:01:00.0",
+                "GPU       capability 8.6, computes in bf16, with libcublas.so.12 (120805)",
+                "driver    570.00, CUDA 12.8; the GPU is 0000:01:00.0",
                 "bus       PCI Express 3 x8, at best 4 x8",
                 "now       37 % busy, 56 °C, 61 W of 115 W, 1,500 MHz, memory 5,000 MHz",
                 "others    hold 1.00 GiB",
@@ -437,7 +440,7 @@ mod tests {
 
     #[test]
     fn what_nobody_tells_of_a_card_is_unknown() {
-        let card = GpuStatus {
+        let gpu = GpuStatus {
             compute_dtype: "f16".into(),
             compute_capability: "7.5".into(),
             pci_bus_id: "0000:01:00.0".into(),
@@ -445,14 +448,14 @@ mod tests {
             ..Default::default()
         };
         let device = DeviceStatus {
-            gpu: Some(card),
+            gpu: Some(gpu),
             ..Default::default()
         };
         assert_eq!(
             on(device)[2..7],
             [
-                "card      capability 7.5, computes in f16, without cuBLAS",
-                "driver    of unknown version, CUDA 12.0; the card is 0000:01:00.0",
+                "GPU       capability 7.5, computes in f16, without cuBLAS",
+                "driver    of unknown version, CUDA 12.0; the GPU is 0000:01:00.0",
                 "bus       unknown",
                 "now       unknown",
                 "others    hold an unknown amount",
@@ -465,8 +468,8 @@ mod tests {
         let device = DeviceStatus {
             kind: "cpu".into(),
             gpu_unavailable: Some(GpuUnavailable {
-                reason: "NVIDIA's driver finds no card".into(),
-                hint: "see that `nvidia-smi` lists the card".into(),
+                reason: "NVIDIA's driver finds no GPU".into(),
+                hint: "see that `nvidia-smi` lists the GPU".into(),
                 is_fault: true,
             }),
             ..Default::default()
@@ -474,8 +477,8 @@ mod tests {
         assert_eq!(
             on(device)[2..4],
             [
-                "no card   so the CPU computes: NVIDIA's driver finds no card",
-                "          hint: see that `nvidia-smi` lists the card",
+                "no GPU    so the CPU computes: NVIDIA's driver finds no GPU",
+                "          hint: see that `nvidia-smi` lists the GPU",
             ]
         );
     }

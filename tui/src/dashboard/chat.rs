@@ -1,7 +1,7 @@
 //! Conversations, of which one is open; what was asked for them, and the words of an answer that are chosen.
 
 mod choice;
-mod laid;
+mod layout;
 mod turn;
 
 use std::ops::Range;
@@ -12,9 +12,9 @@ use sluice_proto::v1::{
 };
 
 use crate::text::sanitise_line;
-pub use choice::Choice;
-use laid::Laid;
-pub use turn::{Limit, Origin, Speaker, Turn, Version};
+pub use choice::WordChoice;
+use layout::ConversationLayout;
+pub use turn::{AnswerLimit, AnswerOrigin, AnswerVersion, Speaker, Turn};
 
 /// Conversations kept.
 pub const CONVERSATIONS_MAX: usize = 32;
@@ -31,17 +31,17 @@ pub struct Chat {
     /// Index of the open one.
     pub open: usize,
     /// What requests of ours are for, while they wait or run: one a conversation at most.
-    pub asked: Vec<Asked>,
+    pub pending: Vec<PendingAnswer>,
     /// Prompts that wait here for the answer before them, the earliest first.
-    pub waiting: Vec<Waiting>,
+    pub waiting: Vec<WaitingPrompt>,
     /// The selected message of the open conversation; `None`: the end is followed.
     pub selected: Option<usize>,
     /// Lines scrolled from there; negative is backwards.
     pub scroll: isize,
     /// Words that are being chosen.
-    pub choice: Option<Choice>,
+    pub choice: Option<WordChoice>,
     /// The open conversation as it was laid out last.
-    pub(super) laid: Laid,
+    pub(super) layout: ConversationLayout,
     numbers: u64,
 }
 
@@ -56,7 +56,7 @@ pub struct Conversation {
 
 /// A prompt that waits for the answer before it: without that it would continue something else.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Waiting {
+pub struct WaitingPrompt {
     conversation: u64,
     /// The prompt.
     pub prompt: String,
@@ -64,17 +64,17 @@ pub struct Waiting {
 
 /// What a request of ours is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked {
+pub struct PendingAnswer {
     /// Which of our requests.
     pub serial: u64,
     conversation: u64,
     /// What its text becomes.
-    pub what: What,
+    pub target: AnswerTarget,
 }
 
 /// What the text of a request becomes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum What {
+pub enum AnswerTarget {
     /// The answer to a prompt, which stands in no conversation before it is answered.
     Answer {
         /// The prompt.
@@ -96,7 +96,7 @@ pub enum What {
 
 /// What became of a request that came to its end.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum AnswerOutcome {
     /// Its text is where it belongs.
     Taken,
     /// It stopped before anything stood. If it was for a prompt, that one and those that waited for its answer are to be
@@ -119,12 +119,12 @@ impl Chat {
         let mut chat = Self {
             conversations: Vec::new(),
             open: 0,
-            asked: Vec::new(),
+            pending: Vec::new(),
             waiting: Vec::new(),
             selected: None,
             scroll: 0,
             choice: None,
-            laid: Laid::default(),
+            layout: ConversationLayout::default(),
             numbers: 0,
         };
         for turns in turns {
@@ -153,18 +153,18 @@ impl Chat {
 
     /// The request of ours that is for the open conversation.
     #[must_use]
-    pub fn asked_here(&self) -> Option<&Asked> {
-        self.asked_for(self.conversation().number)
+    pub fn pending_here(&self) -> Option<&PendingAnswer> {
+        self.pending_for(self.conversation().number)
     }
 
     /// Whether a request of ours is for a conversation.
     #[must_use]
     pub fn is_asked_for(&self, conversation: &Conversation) -> bool {
-        self.asked_for(conversation.number).is_some()
+        self.pending_for(conversation.number).is_some()
     }
 
-    fn asked_for(&self, conversation: u64) -> Option<&Asked> {
-        let mut asked = self.asked.iter();
+    fn pending_for(&self, conversation: u64) -> Option<&PendingAnswer> {
+        let mut asked = self.pending.iter();
         asked.find(|asked| asked.conversation == conversation)
     }
 
@@ -179,16 +179,16 @@ impl Chat {
     /// Has a prompt of the open conversation wait.
     pub(super) fn wait(&mut self, prompt: String) {
         let conversation = self.conversation().number;
-        self.waiting.push(Waiting {
+        self.waiting.push(WaitingPrompt {
             conversation,
             prompt,
         });
     }
 
     /// Takes the first prompt that waits for nothing any more.
-    pub(super) fn next_waiting(&mut self) -> Option<Waiting> {
+    pub(super) fn next_waiting(&mut self) -> Option<WaitingPrompt> {
         let mut waiting = self.waiting.iter();
-        let at = waiting.position(|waiting| self.asked_for(waiting.conversation).is_none())?;
+        let at = waiting.position(|waiting| self.pending_for(waiting.conversation).is_none())?;
         Some(self.waiting.remove(at))
     }
 
@@ -200,7 +200,7 @@ impl Chat {
 
     /// Opens a new conversation, unless the open one is still empty.
     pub(super) fn begin(&mut self) {
-        let is_empty = self.conversation().turns.is_empty() && self.asked_here().is_none();
+        let is_empty = self.conversation().turns.is_empty() && self.pending_here().is_none();
         if !is_empty {
             self.push(Vec::new());
             // The new one takes nobody's place before anything is said in it.
@@ -265,7 +265,7 @@ impl Chat {
         &mut self,
         serial: u64,
         system: Option<&str>,
-        waiting: &Waiting,
+        waiting: &WaitingPrompt,
     ) -> GenerateRequest {
         let number = waiting.conversation;
         let mut all = self.conversations.iter();
@@ -277,7 +277,7 @@ impl Chat {
         let mut messages = conversation.messages(system, turns);
         messages.push(message("user", &waiting.prompt));
         let prompt = waiting.prompt.clone();
-        self.expect(serial, number, What::Answer { prompt });
+        self.expect(serial, number, AnswerTarget::Answer { prompt });
         of_chat(messages)
     }
 
@@ -290,7 +290,7 @@ impl Chat {
         }
         let messages = self.conversation().messages(system, turn);
         let number = self.conversation().number;
-        self.expect(serial, number, What::Again { turn });
+        self.expect(serial, number, AnswerTarget::Again { turn });
         Some(of_chat(messages))
     }
 
@@ -311,38 +311,41 @@ impl Chat {
         };
         let number = conversation.number;
         let turn = choice.turn;
-        self.expect(serial, number, What::Words { turn, span });
+        self.expect(serial, number, AnswerTarget::Words { turn, span });
         Some(GenerateRequest {
             input: Some(Input::Edit(edit)),
             ..Default::default()
         })
     }
 
-    fn expect(&mut self, serial: u64, conversation: u64, what: What) {
-        self.asked.push(Asked {
+    fn expect(&mut self, serial: u64, conversation: u64, what: AnswerTarget) {
+        self.pending.push(PendingAnswer {
             serial,
             conversation,
-            what,
+            target: what,
         });
         if conversation == self.conversation().number {
             self.follow();
         }
     }
 
-    fn take_asked(&mut self, serial: u64) -> Option<Asked> {
-        let at = self.asked.iter().position(|asked| asked.serial == serial)?;
-        Some(self.asked.remove(at))
+    fn take_pending(&mut self, serial: u64) -> Option<PendingAnswer> {
+        let at = self
+            .pending
+            .iter()
+            .position(|asked| asked.serial == serial)?;
+        Some(self.pending.remove(at))
     }
 
     /// A request of ours was refused or failed: what it was for stays as it was, and prompts that waited for it wait no more.
     /// All of these prompts are given back, the earliest first.
     pub(super) fn give_up(&mut self, serial: u64) -> Vec<String> {
-        let Some(asked) = self.take_asked(serial) else {
+        let Some(asked) = self.take_pending(serial) else {
             return Vec::new();
         };
-        let own = match asked.what {
-            What::Answer { prompt } => Some(prompt),
-            What::Again { .. } | What::Words { .. } => None,
+        let own = match asked.target {
+            AnswerTarget::Answer { prompt } => Some(prompt),
+            AnswerTarget::Again { .. } | AnswerTarget::Words { .. } => None,
         };
         own.into_iter()
             .chain(self.take_waiting(asked.conversation))
@@ -352,9 +355,10 @@ impl Chat {
     /// Prompts that waited for an answer of a conversation, and wait no more.
     fn take_waiting(&mut self, conversation: u64) -> impl Iterator<Item = String> {
         let all = std::mem::take(&mut self.waiting).into_iter();
-        let (taken, left) = all.partition(|waiting: &Waiting| waiting.conversation == conversation);
+        let (taken, left) =
+            all.partition(|waiting: &WaitingPrompt| waiting.conversation == conversation);
         self.waiting = left;
-        let taken: Vec<Waiting> = taken;
+        let taken: Vec<WaitingPrompt> = taken;
         taken.into_iter().map(|waiting| waiting.prompt)
     }
 
@@ -365,21 +369,23 @@ impl Chat {
         serial: u64,
         done: &GenerationDone,
         started: Option<&GenerationStarted>,
-    ) -> Outcome {
-        let Some(Asked {
-            conversation, what, ..
-        }) = self.take_asked(serial)
+    ) -> AnswerOutcome {
+        let Some(PendingAnswer {
+            conversation,
+            target: what,
+            ..
+        }) = self.take_pending(serial)
         else {
-            return Outcome::Taken;
+            return AnswerOutcome::Taken;
         };
         let all = &mut self.conversations;
         let number = conversation;
         let Some(conversation) = all.iter_mut().find(|its| its.number == number) else {
-            return Outcome::Taken;
+            return AnswerOutcome::Taken;
         };
         let is_cut = done.finish_reason() == FinishReason::Cancelled;
         let text = done.text.clone().unwrap_or_default();
-        let origin = Origin {
+        let origin = AnswerOrigin {
             request_id: done.request_id,
             seed: done.seed,
             exact: done.is_exact,
@@ -387,20 +393,20 @@ impl Chat {
             passes: done.passes,
             elapsed_ms: Some(done.elapsed_ms).filter(|ms| ms.is_finite()),
             is_cut,
-            limit: Limit::of(done),
+            limit: AnswerLimit::of(done),
             context: started.map(|started| started.prompt_tokens.saturating_add(done.text_tokens)),
         };
         match what {
-            What::Answer { prompt } if is_cut && text.trim().is_empty() => {
+            AnswerTarget::Answer { prompt } if is_cut && text.trim().is_empty() => {
                 // What waited would continue something else.
                 let waiting = self.take_waiting(number);
-                return Outcome::Nothing([prompt].into_iter().chain(waiting).collect());
+                return AnswerOutcome::Nothing([prompt].into_iter().chain(waiting).collect());
             }
-            What::Again { .. } if is_cut && text.trim().is_empty() => {
-                return Outcome::Nothing(Vec::new());
+            AnswerTarget::Again { .. } if is_cut && text.trim().is_empty() => {
+                return AnswerOutcome::Nothing(Vec::new());
             }
-            What::Words { .. } if is_cut => return Outcome::Nothing(Vec::new()),
-            What::Answer { prompt } => {
+            AnswerTarget::Words { .. } if is_cut => return AnswerOutcome::Nothing(Vec::new()),
+            AnswerTarget::Answer { prompt } => {
                 conversation.turns.push(Turn::new(Speaker::User, prompt));
                 let answer = Turn {
                     origin: Some(origin),
@@ -408,11 +414,11 @@ impl Chat {
                 };
                 conversation.turns.push(answer);
             }
-            What::Again { turn } | What::Words { turn, .. } => {
+            AnswerTarget::Again { turn } | AnswerTarget::Words { turn, .. } => {
                 // Words that were being chosen may be gone.
                 self.choice = None;
                 if let Some(turn) = conversation.turns.get_mut(turn) {
-                    turn.before = Some(Version {
+                    turn.before = Some(AnswerVersion {
                         text: std::mem::replace(&mut turn.text, text),
                         origin: turn.origin.replace(origin),
                     });
@@ -422,9 +428,9 @@ impl Chat {
         match conversation.shorten() {
             true => {
                 self.follow();
-                Outcome::Shortened
+                AnswerOutcome::Shortened
             }
-            false => Outcome::Taken,
+            false => AnswerOutcome::Taken,
         }
     }
 

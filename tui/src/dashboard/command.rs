@@ -14,7 +14,7 @@ use super::{
     event::Effect,
     keys::{Action, Page},
     pages,
-    state::State,
+    state::DashboardState,
     update::go,
     view::Screen,
 };
@@ -28,7 +28,7 @@ struct Command {
     name: &'static str,
     takes: &'static str,
     about: &'static str,
-    run: fn(&mut State, &str, &mut Vec<Effect>) -> Result<(), String>,
+    run: fn(&mut DashboardState, &str, &mut Vec<Effect>) -> Result<(), String>,
 }
 
 /// All commands, in the order in which they are offered.
@@ -54,13 +54,13 @@ const COMMANDS: &[Command] = &[
     Command {
         name: "restore",
         takes: "",
-        about: "back to what the model was loaded with",
+        about: "restore the settings the model was loaded with",
         run: restore,
     },
     Command {
         name: "fidelity",
         takes: "LEVEL",
-        about: "measure how faithful a level is",
+        about: "measure the fidelity of a level",
         run: fidelity,
     },
     Command {
@@ -72,7 +72,7 @@ const COMMANDS: &[Command] = &[
     Command {
         name: "unload",
         takes: "",
-        about: "let the model go",
+        about: "unload the model",
         run: unload,
     },
     Command {
@@ -84,25 +84,25 @@ const COMMANDS: &[Command] = &[
     Command {
         name: "compress",
         takes: "MODEL FILE",
-        about: "code a model into a file",
+        about: "compress a model into a file",
         run: compress,
     },
     Command {
         name: "decompress",
         takes: "FILE FOLDER",
-        about: "make a coded file into a folder",
+        about: "decompress a file into a folder",
         run: decompress,
     },
     Command {
         name: "verify",
         takes: "FILE",
-        about: "compare a coded file with its checksums",
+        about: "verify the checksums of a file",
         run: verify,
     },
     Command {
         name: "cancel",
         takes: "REQUEST",
-        about: "stop a request by its number",
+        about: "cancel a request by its number",
         run: cancel,
     },
     Command {
@@ -170,7 +170,7 @@ const COMMANDS: &[Command] = &[
     },
 ];
 
-pub(super) fn act(state: &mut State, action: Action, effects: &mut Vec<Effect>) {
+pub(super) fn act(state: &mut DashboardState, action: Action, effects: &mut Vec<Effect>) {
     match action {
         Action::Escape => {
             state.modes.pop();
@@ -180,7 +180,7 @@ pub(super) fn act(state: &mut State, action: Action, effects: &mut Vec<Effect>) 
             let line = state.command.value_and_reset();
             let line = line.trim();
             if !line.is_empty() {
-                state.commands.keep(line);
+                state.commands.push(line);
                 if let Err(problem) = run(state, line, effects) {
                     state.warn(problem);
                 }
@@ -193,7 +193,7 @@ pub(super) fn act(state: &mut State, action: Action, effects: &mut Vec<Effect>) 
     }
 }
 
-fn recall(state: &mut State, by: isize) {
+fn recall(state: &mut DashboardState, by: isize) {
     let present = state.command.value().to_owned();
     if let Some(line) = state.commands.step(&present, by) {
         state.command = Input::new(line);
@@ -201,7 +201,7 @@ fn recall(state: &mut State, by: isize) {
 }
 
 /// Runs a line; a name may be cut short where that leaves one command.
-fn run(state: &mut State, line: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+fn run(state: &mut DashboardState, line: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
     let (name, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
     let rest = rest.trim();
     let exact = COMMANDS.iter().find(|command| command.name == name);
@@ -231,7 +231,7 @@ fn run(state: &mut State, line: &str, effects: &mut Vec<Effect>) -> Result<(), S
 }
 
 /// Completes the name, or the word after it.
-fn complete(state: &mut State) {
+fn complete(state: &mut DashboardState) {
     let line = state.command.value().to_owned();
     let completed = match line.split_once(' ') {
         None => {
@@ -255,7 +255,7 @@ fn complete(state: &mut State) {
 }
 
 /// What may stand behind a command's name.
-fn choices(state: &State, name: &str) -> Vec<String> {
+fn choices(state: &DashboardState, name: &str) -> Vec<String> {
     let own = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     match name {
         "level" | "fidelity" => own(&Level::ALL.map(Level::name)),
@@ -283,21 +283,25 @@ fn choices(state: &State, name: &str) -> Vec<String> {
     }
 }
 
-fn connected(state: &State) -> Result<(), String> {
+fn connected(state: &DashboardState) -> Result<(), String> {
     match state.is_connected() {
         true => Ok(()),
         false => Err("not connected".to_owned()),
     }
 }
 
-fn level(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+fn level(state: &mut DashboardState, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
     connected(state)?;
     let level: Level = text.parse()?;
     pages::levels::choose(state, Some(level), None, effects);
     Ok(())
 }
 
-fn try_budget(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+fn try_budget(
+    state: &mut DashboardState,
+    text: &str,
+    effects: &mut Vec<Effect>,
+) -> Result<(), String> {
     connected(state)?;
     let budget_bytes = match text {
         "now" => None,
@@ -307,7 +311,7 @@ fn try_budget(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Resul
     Ok(())
 }
 
-fn budget(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+fn budget(state: &mut DashboardState, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
     connected(state)?;
     match text {
         "auto" => pages::levels::default_budget(state),
@@ -319,38 +323,46 @@ fn budget(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<()
     Ok(())
 }
 
-fn restore(state: &mut State, _: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+fn restore(state: &mut DashboardState, _: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
     connected(state)?;
     pages::levels::restore(state, effects);
     Ok(())
 }
 
-fn fidelity(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+fn fidelity(
+    state: &mut DashboardState,
+    text: &str,
+    effects: &mut Vec<Effect>,
+) -> Result<(), String> {
     connected(state)?;
     pages::levels::measure(state, text.parse()?, effects);
     Ok(())
 }
 
-fn load(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+fn load(state: &mut DashboardState, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
     connected(state)?;
     pages::jobs::load(state, text.to_owned(), effects);
     Ok(())
 }
 
-fn pull(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+fn pull(state: &mut DashboardState, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
     connected(state)?;
     state.tell(format!("the hub is asked for {text}"));
     effects.push(Effect::Pull(text.to_owned()));
     Ok(())
 }
 
-fn unload(state: &mut State, _: &str, _: &mut Vec<Effect>) -> Result<(), String> {
+fn unload(state: &mut DashboardState, _: &str, _: &mut Vec<Effect>) -> Result<(), String> {
     connected(state)?;
     pages::jobs::unload(state);
     Ok(())
 }
 
-fn compress(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+fn compress(
+    state: &mut DashboardState,
+    text: &str,
+    effects: &mut Vec<Effect>,
+) -> Result<(), String> {
     connected(state)?;
     let (name, output) = text
         .split_once(char::is_whitespace)
@@ -362,7 +374,11 @@ fn compress(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<
     Ok(())
 }
 
-fn decompress(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+fn decompress(
+    state: &mut DashboardState,
+    text: &str,
+    effects: &mut Vec<Effect>,
+) -> Result<(), String> {
     connected(state)?;
     let (file, folder) = text
         .split_once(char::is_whitespace)
@@ -374,7 +390,7 @@ fn decompress(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Resul
     Ok(())
 }
 
-fn verify(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+fn verify(state: &mut DashboardState, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
     connected(state)?;
     effects.push(Effect::Verify(absolute(text)?));
     Ok(())
@@ -389,16 +405,16 @@ fn absolute(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-fn cancel(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+fn cancel(state: &mut DashboardState, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
     connected(state)?;
     let id = text
         .parse()
-        .map_err(|_| format!("'{text}' is not a request's number"))?;
+        .map_err(|_| format!("'{text}' is not the number of a request"))?;
     effects.push(Effect::Cancel(id));
     Ok(())
 }
 
-fn raw(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+fn raw(state: &mut DashboardState, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
     if super::sending::can_send(state, "nothing was sent") {
         let mut request = GenerateRequest {
             input: Some(sluice_proto::v1::generate_request::Input::RawText(
@@ -413,37 +429,37 @@ fn raw(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), S
     Ok(())
 }
 
-fn save(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+fn save(state: &mut DashboardState, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
     let recording = state.recording().ok_or("there is no run to save")?;
     let recording = Box::new(recording.clone());
     effects.push(Effect::Save(PathBuf::from(text), recording));
     Ok(())
 }
 
-fn theme(state: &mut State, text: &str, _: &mut Vec<Effect>) -> Result<(), String> {
+fn theme(state: &mut DashboardState, text: &str, _: &mut Vec<Effect>) -> Result<(), String> {
     state.paint.theme = text.parse()?;
-    state.chosen.theme = Some(state.paint.theme);
+    state.chosen_looks.theme = Some(state.paint.theme);
     Ok(())
 }
 
-fn glyphs(state: &mut State, text: &str, _: &mut Vec<Effect>) -> Result<(), String> {
+fn glyphs(state: &mut DashboardState, text: &str, _: &mut Vec<Effect>) -> Result<(), String> {
     state.paint.glyphs = text.parse()?;
-    state.chosen.glyphs = Some(state.paint.glyphs);
+    state.chosen_looks.glyphs = Some(state.paint.glyphs);
     Ok(())
 }
 
-fn mouse(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+fn mouse(state: &mut DashboardState, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
     state.mouse = match text {
         "on" => true,
         "off" => false,
         other => return Err(format!("mouse is on or off, not '{other}'")),
     };
-    state.chosen.mouse = Some(state.mouse);
+    state.chosen_looks.mouse = Some(state.mouse);
     effects.push(Effect::Mouse(state.mouse));
     Ok(())
 }
 
-fn page(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+fn page(state: &mut DashboardState, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
     let wanted = text.to_lowercase();
     let page = Page::ALL
         .into_iter()

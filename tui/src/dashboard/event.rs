@@ -9,7 +9,7 @@ use sluice_proto::v1::{
 };
 use sluice_shared::level::Level;
 
-use super::{keep::Kept, state::Opened, view::Target};
+use super::{persist::PersistedState, state::OpenedRun, view::HitTarget};
 use crate::record::Recording;
 
 /// What happened.
@@ -20,9 +20,9 @@ pub enum Event {
     /// Text was pasted.
     Paste(String),
     /// The mouse pressed on something.
-    Click(Target),
+    Click(HitTarget),
     /// The wheel turned over something, by so many notches; downwards is positive.
-    Wheel(Option<Target>, isize),
+    Wheel(Option<HitTarget>, isize),
     /// The screen has so many columns and rows.
     Resized(u16, u16),
     /// The clock moved on.
@@ -69,9 +69,9 @@ pub enum Event {
         message: String,
     },
     /// A run was read from a file.
-    Opened(Box<Opened>),
+    Opened(Box<OpenedRun>),
     /// Something was done as it was asked for.
-    Told(String),
+    Succeeded(String),
     /// Something that was asked for can't be had.
     Failed(String),
     /// The daemon said what a level would lead to, or why it can't be.
@@ -82,7 +82,7 @@ pub enum Event {
         answer: Result<Box<Plan>, String>,
     },
     /// The same for what is to be judged before it is asked for.
-    Foreseen {
+    Predicted {
         /// Of the question.
         serial: u64,
         /// What it said.
@@ -216,7 +216,7 @@ pub enum Effect {
     /// Let the mouse choose and scroll, or leave it to the terminal.
     Mouse(bool),
     /// Write down what is to survive this run.
-    Keep(Box<Kept>),
+    Persist(Box<PersistedState>),
     /// Hand the terminal back and stop the process until it is continued.
     Suspend,
     /// End.

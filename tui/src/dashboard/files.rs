@@ -9,7 +9,7 @@ use std::{
 
 use tokio::{sync::mpsc::Sender, task::spawn_blocking};
 
-use super::{event::Event, state::Opened};
+use super::{event::Event, state::OpenedRun};
 use crate::record::{self, Recording};
 
 /// Writes a run to a new file.
@@ -18,7 +18,7 @@ pub(super) fn save(path: PathBuf, recording: Box<Recording>, events: Sender<Even
         let path = in_home(&path);
         let name = path.display();
         let event = match record::save(&path, &recording) {
-            Ok(()) => Event::Told(format!("saved {name}")),
+            Ok(()) => Event::Succeeded(format!("saved {name}")),
             Err(error) => Event::Failed(format!("save {name}: {error}")),
         };
         // Nobody listens once the screen is gone.
@@ -30,7 +30,7 @@ pub(super) fn save(path: PathBuf, recording: Box<Recording>, events: Sender<Even
 pub(super) fn open(path: PathBuf, events: Sender<Event>) {
     spawn_blocking(move || {
         let path = in_home(&path);
-        let _ = events.blocking_send(Event::Told(format!("reading {}", path.display())));
+        let _ = events.blocking_send(Event::Succeeded(format!("reading {}", path.display())));
         let event = match read(&path) {
             Ok(opened) => Event::Opened(Box::new(opened)),
             Err(problem) => Event::Failed(problem),
@@ -39,7 +39,7 @@ pub(super) fn open(path: PathBuf, events: Sender<Event>) {
     });
 }
 
-fn read(path: &Path) -> Result<Opened, String> {
+fn read(path: &Path) -> Result<OpenedRun, String> {
     let name = path.display().to_string();
     let problem = |error: io::Error| format!("open {name}: {error}");
     // To open a pipe or a terminal would wait for somebody at its other end.
@@ -49,7 +49,7 @@ fn read(path: &Path) -> Result<Opened, String> {
     let file = File::open(path).map_err(problem)?;
     let recording =
         record::load(BufReader::new(file)).map_err(|error| format!("{name}, {error}"))?;
-    Ok(Opened { name, recording })
+    Ok(OpenedRun { name, recording })
 }
 
 /// The path with a leading `~` read as shells do, since no shell has seen it.
@@ -79,7 +79,7 @@ mod tests {
             open(path.to_owned(), sender);
             let mut next = async || timeout(Duration::from_secs(5), events.recv()).await;
             let name = path.display();
-            let Ok(Some(Event::Told(words))) = next().await else {
+            let Ok(Some(Event::Succeeded(words))) = next().await else {
                 panic!("{name} is told");
             };
             assert_eq!(words, format!("reading {name}"));

@@ -33,12 +33,12 @@ pub struct Sample {
 #[derive(Debug, Default)]
 pub struct History {
     samples: VecDeque<Sample>,
-    before: Option<Counts>,
+    before: Option<CounterSample>,
 }
 
 /// Counts that only grow while the daemon, and its plan, stay the same.
 #[derive(Debug, Clone, Copy)]
-struct Counts {
+struct CounterSample {
     at_ms: u64,
     tokens: Option<u64>,
     streamed_bytes: Option<u64>,
@@ -51,7 +51,7 @@ impl History {
         if last.is_some_and(|at_ms| now_ms.saturating_sub(at_ms) < SAMPLE_MS) {
             return;
         }
-        let counts = Counts {
+        let counts = CounterSample {
             at_ms: now_ms,
             tokens: snapshot.totals.map(|totals| totals.committed_tokens),
             streamed_bytes: snapshot.passes.map(|measured| measured.streamed_bytes),
@@ -59,7 +59,7 @@ impl History {
         let before = self.before.replace(counts);
         // What grew while nobody looked says nothing of any one time.
         let before = before.filter(|before| now_ms - before.at_ms <= GAP_MS);
-        let rate = |count: fn(&Counts) -> Option<u64>| {
+        let rate = |count: fn(&CounterSample) -> Option<u64>| {
             let before = before.as_ref()?;
             let seconds = (now_ms - before.at_ms) as f64 / 1000.0;
             // Less than before: somebody began to count anew.

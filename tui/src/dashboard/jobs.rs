@@ -10,11 +10,11 @@ use std::{
 use sluice_proto::v1::{
     Job, JobKind, JobState, Model, ModelState, RequestState, RequestSummary, Snapshot,
 };
-use sluice_shared::rate::Rate;
+use sluice_shared::bandwidth::Bandwidth;
 
-pub use work::{Far, Task, Unit, Work};
+pub use work::{ProgressUnit, Work, WorkProgress, WorkTask};
 
-use super::state::{State, is_started_anew};
+use super::state::{DashboardState, is_started_anew};
 use crate::json;
 
 /// Work that ended and is still listed.
@@ -28,14 +28,14 @@ pub struct Jobs {
     /// When the list was last asked for.
     pub(super) asked_at_ms: u64,
     /// Which list has the keyboard.
-    pub list: List,
+    pub list: JobsPane,
     /// The selected work; else the first.
-    pub selected: Option<Row>,
+    pub selected: Option<WorkRow>,
     /// Name of the selected model; else the first.
     pub model: Option<String>,
     /// What ended, the latest first.
-    pub ended: VecDeque<Ended>,
-    rates: BTreeMap<Task, Rate>,
+    pub ended: VecDeque<EndedWork>,
+    bandwidths: BTreeMap<WorkTask, Bandwidth>,
     /// What times on the dashboard's clock count from.
     begun: Instant,
     serial: u64,
@@ -43,7 +43,7 @@ pub struct Jobs {
 
 /// The lists of the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum List {
+pub enum JobsPane {
     /// What runs, and what ended.
     #[default]
     Work,
@@ -53,20 +53,20 @@ pub enum List {
 
 /// A row of the list of work.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Row {
+pub enum WorkRow {
     /// It runs.
-    Running(Task),
+    Running(WorkTask),
     /// It ended; by its serial number.
     Ended(u64),
 }
 
 /// Work that ended.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Ended {
+pub struct EndedWork {
     /// Counts what ended.
     pub serial: u64,
     /// What it was.
-    pub task: Task,
+    pub task: WorkTask,
     /// What kind of work.
     pub kind: String,
     /// On what.
@@ -74,16 +74,16 @@ pub struct Ended {
     /// How long it took, where that is known.
     pub elapsed_ms: Option<f64>,
     /// How it came out.
-    pub outcome: Outcome,
+    pub outcome: WorkOutcome,
     /// Of a daemon that is gone, whose numbers mean nothing any more.
     is_past: bool,
 }
 
 /// How work came out.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum WorkOutcome {
     /// The daemon is being asked.
-    Asked,
+    Pending,
     /// Well.
     Done(String),
     /// It was stopped.
@@ -99,11 +99,11 @@ impl Default for Jobs {
         Self {
             models: None,
             asked_at_ms: 0,
-            list: List::default(),
+            list: JobsPane::default(),
             selected: None,
             model: None,
             ended: VecDeque::new(),
-            rates: BTreeMap::new(),
+            bandwidths: BTreeMap::new(),
             begun: Instant::now(),
             serial: 0,
         }
@@ -114,26 +114,26 @@ impl Jobs {
     /// Looks at how far everything is.
     pub(super) fn see(&mut self, works: &[Work], now_ms: u64) {
         let now = self.begun + Duration::from_millis(now_ms);
-        self.rates
+        self.bandwidths
             .retain(|task, _| works.iter().any(|work| work.task == *task));
         for work in works {
-            if let Some(far) = &work.far {
-                let rate = self.rates.entry(work.task.clone()).or_default();
-                rate.see(now, far.done);
+            if let Some(far) = &work.progress {
+                let rate = self.bandwidths.entry(work.task.clone()).or_default();
+                rate.record(now, far.done);
             }
         }
     }
 
     /// How much of its work something does a second, in its unit.
     #[must_use]
-    pub fn rate(&self, task: &Task) -> Option<f64> {
-        self.rates.get(task)?.bytes_per_second()
+    pub fn rate(&self, task: &WorkTask) -> Option<f64> {
+        self.bandwidths.get(task)?.bytes_per_second()
     }
 
     /// How long something takes from here on; `None` where that can't be told.
     #[must_use]
     pub fn left_ms(&self, work: &Work) -> Option<f64> {
-        let far = work.far.as_ref().filter(|far| far.total > 0)?;
+        let far = work.progress.as_ref().filter(|far| far.total > 0)?;
         let rate = self.rate(&work.task).filter(|rate| *rate > 0.0)?;
         Some(far.total.saturating_sub(far.done) as f64 * 1000.0 / rate)
     }
@@ -152,8 +152,8 @@ impl Jobs {
             // It counts its jobs anew.
             for ended in &mut self.ended {
                 ended.is_past = true;
-                if ended.outcome == Outcome::Asked {
-                    ended.outcome = Outcome::Unknown;
+                if ended.outcome == WorkOutcome::Pending {
+                    ended.outcome = WorkOutcome::Unknown;
                 }
             }
         }
@@ -162,8 +162,8 @@ impl Jobs {
             if is_new_daemon || !goes_on {
                 asks |= !is_new_daemon;
                 let outcome = match is_new_daemon {
-                    true => Outcome::Unknown,
-                    false => Outcome::Asked,
+                    true => WorkOutcome::Unknown,
+                    false => WorkOutcome::Pending,
                 };
                 self.end(Work::of_job(job), outcome);
             }
@@ -173,9 +173,9 @@ impl Jobs {
             let mut now = now.filter(|now| !is_new_daemon && now.request_id == row.request_id);
             let outcome = match now.next() {
                 Some(now) => request_outcome(now),
-                None if is_new_daemon => Some(Outcome::Unknown),
+                None if is_new_daemon => Some(WorkOutcome::Unknown),
                 // Who keeps the requests asks for them.
-                None => Some(Outcome::Asked),
+                None => Some(WorkOutcome::Pending),
             };
             if let Some(work) = Work::of_request(row, None)
                 && let Some(outcome) = outcome
@@ -199,19 +199,21 @@ impl Jobs {
     /// Whether the daemon has yet to say how something came out.
     pub(super) fn is_asking(&self) -> bool {
         let mut ended = self.ended.iter();
-        ended.any(|ended| ended.outcome == Outcome::Asked)
+        ended.any(|ended| ended.outcome == WorkOutcome::Pending)
     }
 
     /// Takes the daemon's list of jobs: those that ended, before our eyes or not, and how.
     pub(super) fn learn(&mut self, jobs: &[Job]) {
         for ended in &mut self.ended {
-            let Task::Job(id) = ended.task else { continue };
-            if ended.outcome != Outcome::Asked {
+            let WorkTask::Job(id) = ended.task else {
+                continue;
+            };
+            if ended.outcome != WorkOutcome::Pending {
                 continue;
             }
             let job = jobs.iter().find(|job| job.job_id == id);
             ended.elapsed_ms = job.map(|job| job.elapsed_ms).or(ended.elapsed_ms);
-            ended.outcome = job.and_then(outcome).unwrap_or(Outcome::Unknown);
+            ended.outcome = job.and_then(outcome).unwrap_or(WorkOutcome::Unknown);
         }
         for job in jobs {
             let work = Work::of_job(job);
@@ -230,15 +232,17 @@ impl Jobs {
     ) -> bool {
         let mut is_new = false;
         for ended in &mut self.ended {
-            let Task::Request(id) = ended.task else {
+            let WorkTask::Request(id) = ended.task else {
                 continue;
             };
-            if ended.outcome != Outcome::Asked {
+            if ended.outcome != WorkOutcome::Pending {
                 continue;
             }
             let row = rows.iter().find(|row| row.request_id == id);
             ended.elapsed_ms = row.map(|row| row.elapsed_ms).or(ended.elapsed_ms);
-            ended.outcome = row.and_then(request_outcome).unwrap_or(Outcome::Unknown);
+            ended.outcome = row
+                .and_then(request_outcome)
+                .unwrap_or(WorkOutcome::Unknown);
             is_new = true;
         }
         for row in rows {
@@ -255,7 +259,7 @@ impl Jobs {
     }
 
     /// Whether something of the present daemon is listed as ended.
-    fn lists(&self, task: &Task) -> bool {
+    fn lists(&self, task: &WorkTask) -> bool {
         let mut ended = self.ended.iter();
         ended.any(|ended| !ended.is_past && ended.task == *task)
     }
@@ -271,10 +275,10 @@ impl Jobs {
             {
                 let outcome = match after {
                     Some(ModelState::Partial) => {
-                        Outcome::Failed("not all of it came; p goes on with it".to_owned())
+                        WorkOutcome::Failed("the download is incomplete; p resumes it".to_owned())
                     }
-                    Some(_) => Outcome::Done("is there".to_owned()),
-                    None => Outcome::Unknown,
+                    Some(_) => WorkOutcome::Done("is there".to_owned()),
+                    None => WorkOutcome::Unknown,
                 };
                 self.end(work, outcome);
             }
@@ -283,9 +287,9 @@ impl Jobs {
     }
 
     /// Lists work as ended.
-    pub(super) fn end(&mut self, work: Work, outcome: Outcome) {
+    pub(super) fn end(&mut self, work: Work, outcome: WorkOutcome) {
         self.serial += 1;
-        self.ended.push_front(Ended {
+        self.ended.push_front(EndedWork {
             serial: self.serial,
             task: work.task,
             kind: work.kind,
@@ -299,22 +303,22 @@ impl Jobs {
 }
 
 /// How a request came out; `None` while it goes on.
-fn request_outcome(row: &RequestSummary) -> Option<Outcome> {
+fn request_outcome(row: &RequestSummary) -> Option<WorkOutcome> {
     match row.state() {
         RequestState::Queued | RequestState::Running => None,
-        RequestState::Done => Some(Outcome::Done("done".to_owned())),
-        RequestState::Cancelled => Some(Outcome::Cancelled),
-        RequestState::Failed => Some(Outcome::Failed(row.error.clone())),
-        RequestState::Unspecified => Some(Outcome::Unknown),
+        RequestState::Done => Some(WorkOutcome::Done("done".to_owned())),
+        RequestState::Cancelled => Some(WorkOutcome::Cancelled),
+        RequestState::Failed => Some(WorkOutcome::Failed(row.error.clone())),
+        RequestState::Unspecified => Some(WorkOutcome::Unknown),
     }
 }
 
 /// How a job came out; `None` while it goes on.
-fn outcome(job: &Job) -> Option<Outcome> {
+fn outcome(job: &Job) -> Option<WorkOutcome> {
     match job.state() {
-        JobState::Done => Some(Outcome::Done(done(job))),
-        JobState::Cancelled => Some(Outcome::Cancelled),
-        JobState::Failed => Some(Outcome::Failed(job.error.clone())),
+        JobState::Done => Some(WorkOutcome::Done(done(job))),
+        JobState::Cancelled => Some(WorkOutcome::Cancelled),
+        JobState::Failed => Some(WorkOutcome::Failed(job.error.clone())),
         JobState::Running | JobState::Unspecified => None,
     }
 }
@@ -323,13 +327,16 @@ fn outcome(job: &Job) -> Option<Outcome> {
 fn done(job: &Job) -> String {
     match job.kind() {
         // Damage is a result like any other, and the list has no results.
-        JobKind::Verify => format!("compared; `sluice jobs watch {}` tells all", job.job_id),
+        JobKind::Verify => format!(
+            "verified; `sluice jobs watch {}` shows the details",
+            job.job_id
+        ),
         _ => "done".to_owned(),
     }
 }
 
 /// How a load came out that was under way before; `None` where none was, or it goes on.
-fn loaded(before: &Snapshot, after: &Snapshot) -> Option<Outcome> {
+fn loaded(before: &Snapshot, after: &Snapshot) -> Option<WorkOutcome> {
     let before = before.model.as_ref()?;
     if before.state() != ModelState::Loading {
         return None;
@@ -338,27 +345,29 @@ fn loaded(before: &Snapshot, after: &Snapshot) -> Option<Outcome> {
     let is_it = after.is_some_and(|after| after.name == before.name);
     match after.map(|after| (after, after.state())) {
         Some((_, ModelState::Loading)) if is_it => None,
-        Some((_, ModelState::Ready)) if is_it => Some(Outcome::Done("loaded".to_owned())),
-        Some((after, ModelState::Failed)) if is_it => Some(Outcome::Failed(after.error.clone())),
+        Some((_, ModelState::Ready)) if is_it => Some(WorkOutcome::Done("loaded".to_owned())),
+        Some((after, ModelState::Failed)) if is_it => {
+            Some(WorkOutcome::Failed(after.error.clone()))
+        }
         // The model before is there again, or none: it was stopped, or failed.
-        _ => Some(Outcome::Unknown),
+        _ => Some(WorkOutcome::Unknown),
     }
 }
 
-fn switched(before: &Snapshot, after: &Snapshot) -> Outcome {
+fn switched(before: &Snapshot, after: &Snapshot) -> WorkOutcome {
     let wanted = before.switch_target.as_ref();
     let plan = after.plan.as_ref();
     match wanted.zip(plan) {
         Some((wanted, plan))
             if wanted.level == plan.level && wanted.budget_bytes == plan.budget_bytes =>
         {
-            Outcome::Done("in force".to_owned())
+            WorkOutcome::Done("in force".to_owned())
         }
-        _ => Outcome::Unknown,
+        _ => WorkOutcome::Unknown,
     }
 }
 
-impl State {
+impl DashboardState {
     /// Long work that runs, whatever the filter.
     #[must_use]
     pub fn running(&self) -> Vec<Work> {
@@ -367,7 +376,7 @@ impl State {
 
     /// Long work that runs, and what ended, as far as the filter lets it through.
     #[must_use]
-    pub fn works(&self) -> (Vec<Work>, Vec<&Ended>) {
+    pub fn works(&self) -> (Vec<Work>, Vec<&EndedWork>) {
         let wanted = self.filter.value().to_lowercase();
         let finds = |words: String| words.to_lowercase().contains(&wanted);
         let mut running = self.running();
@@ -402,11 +411,11 @@ impl State {
 
     /// All rows of the list of work.
     #[must_use]
-    pub fn work_rows(&self) -> Vec<Row> {
+    pub fn work_rows(&self) -> Vec<WorkRow> {
         let (running, ended) = self.works();
-        let running = running.into_iter().map(|work| Row::Running(work.task));
+        let running = running.into_iter().map(|work| WorkRow::Running(work.task));
         running
-            .chain(ended.into_iter().map(|ended| Row::Ended(ended.serial)))
+            .chain(ended.into_iter().map(|ended| WorkRow::Ended(ended.serial)))
             .collect()
     }
 

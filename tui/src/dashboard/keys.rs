@@ -586,13 +586,13 @@ pub static LEVELS: &[Binding] = &[
             code(KeyCode::Right),
         ],
         "Tab",
-        "levels, or the dial",
+        "levels, or presets",
         Action::NextPane,
     ),
     bind(
         &[letter('R')],
         "R",
-        "restore what the model came with",
+        "restore the checkpoint's own weights",
         Action::Restore,
     ),
     bind(
@@ -751,13 +751,13 @@ pub static MASK: &[Binding] = &[
     bind(
         &[letter(' '), letter('v')],
         "Space",
-        "begin the span here",
+        "start the span here",
         Action::Mark,
     ),
     bind(
         &[code(KeyCode::Enter)],
         "Enter",
-        "write the span anew",
+        "rewrite the span",
         Action::Enter,
     ),
     movement!(left: "the word before"),

@@ -1,7 +1,7 @@
 //! Levels: what is in force, the list of what each would lead to, and what was measured of them.
 
 mod change;
-mod dials;
+mod presets;
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use sluice_proto::v1::{
 };
 use sluice_shared::{level::Level, units};
 
-pub use change::{Change, Standing};
-pub use dials::{Dials, Sums};
+pub use change::{ChangeStanding, PlanChange};
+pub use presets::{PresetStatistics, PresetTotals};
 
-use super::state::State;
+use super::state::DashboardState;
 use crate::plans;
 
 /// Measurements of fidelity that are kept.
@@ -25,9 +25,9 @@ pub struct Levels {
     /// Which of [`Level::ALL`] was selected; else the one in force is.
     pub selected: Option<usize>,
     /// Which position of the dial is selected.
-    pub dial: usize,
+    pub preset: usize,
     /// Which list has the keyboard.
-    pub list: List,
+    pub list: LevelsPane,
     /// The budget that the answers are for, where it isn't the present one.
     pub tried: Option<u64>,
     /// What the daemon said each would lead to, or why it can't be.
@@ -35,32 +35,32 @@ pub struct Levels {
     /// How far weights are converted for the level that we asked for, in bytes of bytes.
     pub converting: Option<(u64, u64)>,
     /// What waits to be judged until the daemon says what it leads to.
-    pub wanted: Option<Wanted>,
+    pub pending: Option<PendingChoice>,
     /// Counts such questions.
     pub(super) serial: u64,
     /// The latest change that we asked for.
-    pub change: Option<Change>,
+    pub change: Option<PlanChange>,
     /// The measurement of fidelity that runs.
-    pub measuring: Option<Measuring>,
+    pub measuring: Option<RunningMeasurement>,
     /// The request of the one that ended last.
     pub(super) measured: Option<u64>,
     /// What requests came to, by the dial.
-    pub dials: Dials,
+    pub presets: PresetStatistics,
 }
 
 /// The lists of the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum List {
+pub enum LevelsPane {
     /// Levels.
     #[default]
     Levels,
     /// Positions of the dial.
-    Dial,
+    Presets,
 }
 
 /// A level or a budget that is asked for if nothing speaks against it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Wanted {
+pub struct PendingChoice {
     /// Tells the answer from those to earlier questions.
     pub(super) serial: u64,
     /// What is asked for then.
@@ -69,7 +69,7 @@ pub struct Wanted {
 
 /// A measurement of fidelity that runs, or waits.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Measuring {
+pub struct RunningMeasurement {
     /// Of which level.
     pub level: Level,
     /// Its request, once the daemon told.
@@ -82,7 +82,7 @@ pub struct Measuring {
 
 /// How faithful a level of a model was measured to be.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Fidelity {
+pub struct LevelFidelity {
     /// The model's name.
     pub model: String,
     /// Its parameters, which tell models of one name apart.
@@ -97,7 +97,7 @@ pub struct Fidelity {
     pub rows: u32,
 }
 
-impl Fidelity {
+impl LevelFidelity {
     /// What was measured with a model; `None` for a level that has no name here.
     #[must_use]
     pub fn of(result: &FidelityResult, model: (String, u64)) -> Option<Self> {
@@ -138,7 +138,7 @@ impl Levels {
     /// Whether a request is a measurement of our own, as far as its number is known: the one that runs, or the last.
     pub(super) fn is_own(&self, row: &RequestSummary) -> bool {
         let number = Some(row.request_id);
-        let is_running = |own: &Measuring| match own.request_id {
+        let is_running = |own: &RunningMeasurement| match own.request_id {
             None => row.kind() == RequestKind::Fidelity,
             known => known == number,
         };
@@ -155,7 +155,7 @@ impl Levels {
     }
 }
 
-impl State {
+impl DashboardState {
     /// The level that is selected on the levels page.
     #[must_use]
     pub fn level(&self) -> Level {
@@ -172,7 +172,7 @@ impl State {
 
     /// What was measured of a level of the present model; at `auto`, of the level that it comes to.
     #[must_use]
-    pub fn fidelity_of(&self, level: Level) -> Option<&Fidelity> {
+    pub fn fidelity_of(&self, level: Level) -> Option<&LevelFidelity> {
         let level = self.comes_to(level)?;
         let (model, parameters) = self.model()?;
         self.fidelity.iter().find(|known| {
@@ -208,7 +208,7 @@ impl State {
     }
 
     /// Keeps what was measured, in the place of what was measured of the same before.
-    pub(super) fn keep_fidelity(&mut self, fidelity: Fidelity) {
+    pub(super) fn add_fidelity(&mut self, fidelity: LevelFidelity) {
         self.fidelity.retain(|known| {
             (&known.model, known.parameters, known.level)
                 != (&fidelity.model, fidelity.parameters, fidelity.level)
@@ -228,7 +228,7 @@ fn model(snapshot: &Snapshot) -> Option<(String, u64)> {
 }
 
 /// Level, budget, how far a switch is, and plan beside measurement, each with its name.
-pub(super) fn facts(state: &State) -> Vec<(&'static str, String)> {
+pub(super) fn level_lines(state: &DashboardState) -> Vec<(&'static str, String)> {
     let snapshot = state.snapshot();
     let mut facts = vec![("level", in_force(snapshot))];
     let switching = snapshot.and_then(plans::switching);

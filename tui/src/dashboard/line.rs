@@ -4,10 +4,10 @@ use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use tui_input::{Input, InputRequest};
 
 /// A line with its cursor.
-pub type Line = Input;
+pub type EditLine = Input;
 
 /// Writes or moves, as terminals' own line editing does. Whether the key meant something.
-pub(super) fn write(line: &mut Line, key: &KeyEvent) -> bool {
+pub(super) fn write(line: &mut EditLine, key: &KeyEvent) -> bool {
     let control = key.modifiers.contains(KeyModifiers::CONTROL);
     let alt = key.modifiers.contains(KeyModifiers::ALT);
     let request = match key.code {
@@ -33,12 +33,12 @@ pub(super) fn write(line: &mut Line, key: &KeyEvent) -> bool {
 }
 
 /// Writes pasted text; line ends become spaces.
-pub(super) fn paste(line: &mut Line, text: &str) {
+pub(super) fn paste(line: &mut EditLine, text: &str) {
     let cursor = line.cursor();
     let written = crate::text::sanitise_line(text);
     let mut value: Vec<char> = line.value().chars().collect();
     let at = cursor.min(value.len());
     let added = written.chars().count();
     value.splice(at..at, written.chars());
-    *line = Line::new(value.into_iter().collect()).with_cursor(at + added);
+    *line = EditLine::new(value.into_iter().collect()).with_cursor(at + added);
 }

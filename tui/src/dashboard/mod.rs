@@ -10,7 +10,6 @@ pub mod event;
 mod files;
 pub mod history;
 pub mod jobs;
-pub mod keep;
 mod keyboard;
 pub mod keys;
 pub mod levels;
@@ -18,6 +17,7 @@ pub mod line;
 pub mod options;
 mod pages;
 mod panels;
+pub mod persist;
 mod prompt;
 pub mod requests;
 mod sending;
@@ -45,14 +45,14 @@ use crate::{
     record::Runs,
 };
 use event::{Effect, Event};
-use keep::{Fixed, Keeper};
 use keyboard::Keyboard;
 use keys::Page;
-use state::{Link, Opened, State};
+use persist::{FixedLooks, Persister};
+use state::{DaemonLink, DashboardState, OpenedRun};
 use tasks::Tasks;
-use terminal::{Ends, Session, Stops, Whom};
+use terminal::{Ends, Session, Stops, SuspendTarget};
 use update::update;
-use view::Targets;
+use view::HitAreas;
 
 /// Events that may wait for the update; beyond that the stream waits, and the daemon skips
 /// pictures for us.
@@ -68,7 +68,7 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// What the dashboard is started with.
 #[derive(Debug, Clone)]
-pub struct Setup {
+pub struct DashboardSetup {
     /// Where the daemon listens.
     pub socket: PathBuf,
     /// How things look.
@@ -76,9 +76,9 @@ pub struct Setup {
     /// Whether the mouse is ours.
     pub mouse: bool,
     /// The file of what survives between runs; `None`: nothing does.
-    pub keep: Option<PathBuf>,
+    pub persist_path: Option<PathBuf>,
     /// What of the looks is not to come from there.
-    pub fixed: Fixed,
+    pub fixed: FixedLooks,
 }
 
 /// Runs the dashboard until the user leaves.
@@ -86,7 +86,7 @@ pub struct Setup {
 /// # Errors
 /// When the terminal can't be taken over or drawn on. A daemon that is absent is no error:
 /// the screen says so and waits for it.
-pub async fn run(setup: Setup) -> Result<(), Failure> {
+pub async fn run(setup: DashboardSetup) -> Result<(), Failure> {
     show(setup, None).await
 }
 
@@ -94,25 +94,25 @@ pub async fn run(setup: Setup) -> Result<(), Failure> {
 ///
 /// # Errors
 /// When the terminal can't be taken over or drawn on.
-pub async fn replay(setup: Setup, run: Opened) -> Result<(), Failure> {
+pub async fn replay(setup: DashboardSetup, run: OpenedRun) -> Result<(), Failure> {
     show(setup, Some(run)).await
 }
 
-async fn show(setup: Setup, replayed: Option<Opened>) -> Result<(), Failure> {
+async fn show(setup: DashboardSetup, replayed: Option<OpenedRun>) -> Result<(), Failure> {
     let (sender, events) = mpsc::channel(EVENTS_MAX);
-    let mut state = State::new(setup.socket.display().to_string(), setup.paint);
+    let mut state = DashboardState::new(setup.socket.display().to_string(), setup.paint);
     state.mouse = setup.mouse;
     state.runs = Runs::here();
     state.size = crossterm::terminal::size().unwrap_or(state.size);
-    let mut keeper =
-        (setup.keep).and_then(|path| Keeper::begin(path, setup.fixed, &mut state, sender.clone()));
+    let mut keeper = (setup.persist_path)
+        .and_then(|path| Persister::begin(path, setup.fixed, &mut state, sender.clone()));
     let ends = Ends::listen()?;
     let stops = Stops::listen()?;
     let session = Session::enter(state.mouse)?;
     let tasks = match replayed {
         Some(run) => {
             let name = run.name.clone();
-            state.link = Link::Replay { name };
+            state.link = DaemonLink::Replay { name };
             pages::canvas::open(&mut state, Box::new(run));
             Tasks::alone(setup.socket, sender)
         }
@@ -136,13 +136,13 @@ async fn show(setup: Setup, replayed: Option<Opened>) -> Result<(), Failure> {
         // Whoever closes a terminal leaves.
         Err(error) if terminal::is_gone(&error) => Ok(()),
         Err(error) => Err(error.into()),
-        Ok(Shown::Left) => Ok(()),
-        Ok(Shown::Panicked) => Err(Failure::new("a part of the dashboard failed")),
+        Ok(ShowEnd::Left) => Ok(()),
+        Ok(ShowEnd::Panicked) => Err(Failure::new("a part of the dashboard failed")),
     }
 }
 
 /// Why the dashboard is shown no more.
-enum Shown {
+enum ShowEnd {
     /// Somebody wanted that.
     Left,
     /// Something panicked.
@@ -160,18 +160,22 @@ struct Runtime {
 
 impl Runtime {
     /// Draws, waits for what happens next and takes it in, until the end. The terminal is given back then.
-    async fn run(mut self, state: &mut State, keeper: &mut Option<Keeper>) -> io::Result<Shown> {
+    async fn run(
+        mut self,
+        state: &mut DashboardState,
+        keeper: &mut Option<Persister>,
+    ) -> io::Result<ShowEnd> {
         let mut keyboard = Keyboard::listen()?;
         let start = Instant::now();
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        let mut targets = Targets::default();
+        let mut targets = HitAreas::default();
         let mut drawn = start;
         let mut due = Some(start);
         loop {
             if terminal::has_panicked() {
                 terminal::panicked().await;
-                return Ok(Shown::Panicked);
+                return Ok(ShowEnd::Panicked);
             }
             if due.is_some_and(|at| at <= Instant::now()) {
                 self.session
@@ -184,9 +188,9 @@ impl Runtime {
             let mut stopped_by = None;
             let frame = tokio::select! {
                 biased;
-                () = terminal::panicked() => return Ok(Shown::Panicked),
+                () = terminal::panicked() => return Ok(ShowEnd::Panicked),
                 () = self.ends.next() => { taken.push(Event::Terminate); FRAME }
-                () = self.stops.next() => { stopped_by = Some(Whom::Us); FRAME }
+                () = self.stops.next() => { stopped_by = Some(SuspendTarget::Us); FRAME }
                 given = keyboard.next() => {
                     taken.extend(match given {
                         Some(Ok(given)) => translate(given, &targets),
@@ -218,13 +222,13 @@ impl Runtime {
                 }
                 for effect in outcome.effects {
                     match effect {
-                        Effect::Quit => return Ok(Shown::Left),
-                        Effect::Suspend => stopped_by = Some(Whom::Group),
+                        Effect::Quit => return Ok(ShowEnd::Left),
+                        Effect::Suspend => stopped_by = Some(SuspendTarget::Group),
                         Effect::Mouse(ours) => self.session.take_mouse(ours)?,
                         Effect::Copy(text) => self.session.copy(&text)?,
-                        Effect::Keep(kept) => {
+                        Effect::Persist(kept) => {
                             if let Some(keeper) = keeper {
-                                keeper.keep(*kept);
+                                keeper.persist(*kept);
                             }
                         }
                         other => self.tasks.carry_out(other),
@@ -244,7 +248,7 @@ impl Runtime {
 }
 
 /// What a person did, in the dashboard's terms.
-fn translate(input: Input, targets: &Targets) -> Option<Event> {
+fn translate(input: Input, targets: &HitAreas) -> Option<Event> {
     match input {
         Input::Key(key) if key.kind != KeyEventKind::Release => Some(Event::Key(key)),
         Input::Paste(text) => Some(Event::Paste(text)),

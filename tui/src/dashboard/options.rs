@@ -6,14 +6,14 @@ use std::{collections::BTreeMap, sync::LazyLock};
 use clap::{CommandFactory, Parser};
 use sluice_proto::v1::{GenerateRequest, ModelShape, Snapshot};
 use sluice_shared::{
-    decoding::{Caching, DecodingError, Growth, Speculation},
-    dial::{DIALS, Dial},
+    decoding::{CanvasGrowth, DecodingError, KvCacheReuse, Speculation},
     level::Level,
     policy::POLICIES,
+    preset::{PRESETS, Preset},
     units,
 };
 
-use super::line::Line;
+use super::line::EditLine;
 use crate::cli::{Cli, Command, Generate};
 
 /// Flags that the form has, in its order.
@@ -43,7 +43,7 @@ pub const NAMES: [&str; 20] = [
 /// What stands between two values of a flag that may be given more than once.
 const BETWEEN: &str = " | ";
 /// What models refuse that write from left to right.
-const ONLY_MASKED: [&str; 9] = [
+const ONLY_MASKED_DIFFUSION: [&str; 9] = [
     "dial",
     "policy",
     "cache",
@@ -55,15 +55,15 @@ const ONLY_MASKED: [&str; 9] = [
     "remasking",
 ];
 /// How the help of a flag begins that only models take which write from left to right.
-const ONLY_CAUSAL: &str = "Causal models:";
+const ONLY_AUTOREGRESSIVE: &str = "Autoregressive models:";
 
 /// What requests ask for. What is not set is left to the daemon.
 #[derive(Debug, Default)]
-pub struct Options {
+pub struct RequestOptions {
     /// The selected field.
     pub field: usize,
     /// What is being written in it.
-    pub line: Line,
+    pub line: EditLine,
     /// What is wrong with that.
     pub problem: Option<String>,
     values: BTreeMap<&'static str, String>,
@@ -71,7 +71,7 @@ pub struct Options {
 
 /// A flag as the command line knows it.
 #[derive(Debug)]
-pub struct Field {
+pub struct OptionField {
     /// Its name, without dashes.
     pub name: &'static str,
     /// What it does.
@@ -83,7 +83,7 @@ pub struct Field {
 }
 
 /// All fields, as [`NAMES`] orders them.
-pub static FIELDS: LazyLock<Vec<Field>> = LazyLock::new(|| {
+pub static FIELDS: LazyLock<Vec<OptionField>> = LazyLock::new(|| {
     let command = Cli::command();
     let generate = command.find_subcommand("generate");
     let all: Vec<_> = generate
@@ -102,14 +102,14 @@ pub static FIELDS: LazyLock<Vec<Field>> = LazyLock::new(|| {
             (value.get_name().to_owned(), help.unwrap_or_default())
         });
         let choices = match name {
-            "dial" => (DIALS.iter())
-                .map(|row| (row.name.to_owned(), dial_words(row)))
+            "dial" => (PRESETS.iter())
+                .map(|row| (row.name.to_owned(), preset_words(row)))
                 .collect(),
             "policy" => (POLICIES.iter())
                 .map(|policy| (policy.name.to_owned(), policy.summary.to_owned()))
                 .collect(),
-            "cache" => known(UNKNOWN.parse::<Caching>().err()),
-            "grow" => known(UNKNOWN.parse::<Growth>().err()),
+            "cache" => known(UNKNOWN.parse::<KvCacheReuse>().err()),
+            "grow" => known(UNKNOWN.parse::<CanvasGrowth>().err()),
             "speculate" => known(UNKNOWN.parse::<Speculation>().err()),
             _ => possible.collect(),
         };
@@ -120,7 +120,7 @@ pub static FIELDS: LazyLock<Vec<Field>> = LazyLock::new(|| {
             ),
             None => (help, None),
         };
-        Field {
+        OptionField {
             name,
             help,
             default,
@@ -136,23 +136,23 @@ const UNKNOWN: &str = "?";
 fn known(error: Option<DecodingError>) -> Vec<(String, String)> {
     let words = match error {
         Some(DecodingError::Unknown { known, .. }) => known,
-        Some(DecodingError::Value { .. }) | None => "",
+        Some(DecodingError::InvalidValue { .. }) | None => "",
     };
     let words = words.split(", ").filter(|word| !word.is_empty());
     words.map(|word| (word.to_owned(), String::new())).collect()
 }
 
-fn dial_words(row: &sluice_shared::dial::DialInfo) -> String {
+fn preset_words(row: &sluice_shared::preset::PresetInfo) -> String {
     let window = row
-        .window
+        .suffix_window
         .map_or("none".to_owned(), |window| window.to_string());
     format!(
-        "{} (policy {}, cache {}, window {window}, grow {})",
-        row.summary, row.policy, row.caching, row.growth
+        "{} (policy {}, KV cache {}, suffix window {window}, canvas growth {})",
+        row.summary, row.policy, row.kv_cache, row.canvas_growth
     )
 }
 
-impl Options {
+impl RequestOptions {
     /// Values from an earlier time, less those that are no longer understood.
     #[must_use]
     pub fn restored(values: &BTreeMap<String, String>) -> Self {
@@ -184,7 +184,7 @@ impl Options {
 
     /// The dial's position, where one is set.
     #[must_use]
-    pub fn dial(&self) -> Option<Dial> {
+    pub fn preset(&self) -> Option<Preset> {
         self.value("dial")?.parse().ok()
     }
 
@@ -208,7 +208,7 @@ impl Options {
         // Every value was judged as it was set.
         if let Ok(arguments) = parse(&self.values) {
             request.length = arguments.length;
-            arguments.sampling.apply(request);
+            arguments.decoding.apply(request);
         }
     }
 
@@ -259,22 +259,22 @@ fn in_a_line(error: &str) -> String {
 
 /// Why the loaded model takes no such setting.
 #[must_use]
-pub fn unfit(field: &Field, shape: Option<&ModelShape>) -> Option<&'static str> {
+pub fn unfit(field: &OptionField, shape: Option<&ModelShape>) -> Option<&'static str> {
     let is_causal = shape?.mask_token_id.is_none();
     match is_causal {
-        true if ONLY_MASKED.contains(&field.name) => {
-            Some("the loaded model is causal: it writes from left to right, a token a pass")
+        true if ONLY_MASKED_DIFFUSION.contains(&field.name) => {
+            Some("the loaded model is autoregressive: it decodes one token per pass")
         }
-        false if field.help.starts_with(ONLY_CAUSAL) => {
-            Some("only causal models take it; the loaded one fills masks")
-        }
+        false if field.help.starts_with(ONLY_AUTOREGRESSIVE) => Some(
+            "only autoregressive models support it; the loaded model is a masked diffusion model",
+        ),
         _ => None,
     }
 }
 
 /// What is to be known of a field and of what is written in it, the most important first.
 #[must_use]
-pub fn advice(field: &Field, value: &str, snapshot: Option<&Snapshot>) -> Vec<String> {
+pub fn advice(field: &OptionField, value: &str, snapshot: Option<&Snapshot>) -> Vec<String> {
     let mut lines = vec![field.help.clone()];
     let word = value.split(':').next().unwrap_or_default();
     match field.choices.iter().find(|(name, _)| name == word) {
@@ -300,9 +300,7 @@ pub fn advice(field: &Field, value: &str, snapshot: Option<&Snapshot>) -> Vec<St
         }));
     }
     if field.name == "stop" {
-        lines.push(format!(
-            "several are written with \"{BETWEEN}\" between them"
-        ));
+        lines.push(format!("separate several with \"{BETWEEN}\""));
     }
     let plan = snapshot.and_then(|snapshot| snapshot.plan.as_ref());
     let level = plan.and_then(|plan| plan.level.parse::<Level>().ok());
@@ -314,7 +312,7 @@ pub fn advice(field: &Field, value: &str, snapshot: Option<&Snapshot>) -> Vec<St
         _ => None,
     });
     if let (Some(level), Some(limit)) = (level, limit) {
-        lines.push(format!("at level {level} at most {limit} is advised"));
+        lines.push(format!("level {level} recommends at most {limit}"));
     }
     let model = snapshot.and_then(|snapshot| snapshot.model.as_ref());
     let context = model.and_then(|model| Some(model.shape.as_ref()?.context_length));
@@ -348,7 +346,7 @@ mod tests {
     /// of 1 in the form.
     const LEFT_OUT: [&str; 6] = ["tokens", "raw", "pin", "json", "help", "greedy"];
 
-    fn field(name: &str) -> &'static Field {
+    fn field(name: &str) -> &'static OptionField {
         let field = FIELDS.iter().find(|field| field.name == name);
         field.expect("a field")
     }
@@ -370,7 +368,7 @@ mod tests {
         let mut count = 0;
         for field in FIELDS.iter() {
             for (choice, _) in &field.choices {
-                assert_eq!(Options::default().set(field.name, choice), Ok(()));
+                assert_eq!(RequestOptions::default().set(field.name, choice), Ok(()));
                 count += 1;
             }
         }
@@ -379,7 +377,7 @@ mod tests {
 
     #[test]
     fn what_is_set_is_in_the_request_and_in_the_flags() {
-        let mut options = Options::default();
+        let mut options = RequestOptions::default();
         for (name, value) in [
             ("length", " 64 "),
             ("dial", "balanced"),
@@ -399,7 +397,7 @@ mod tests {
         assert_eq!(options.system().as_deref(), Some("--be brief"));
         let flags = options.flags().expect("some are set");
         assert!(flags.starts_with("--length 64 --dial balanced --temperature 0.5"));
-        let again = Options::restored(&options.values());
+        let again = RequestOptions::restored(&options.values());
         assert_eq!(again.values(), options.values());
         options.set("length", "").unwrap();
         assert_eq!(options.value("length"), None);
@@ -407,7 +405,7 @@ mod tests {
 
     #[test]
     fn wrong_values_are_explained_in_one_line_and_not_taken() {
-        let mut options = Options::default();
+        let mut options = RequestOptions::default();
         for (name, value, words) in [
             ("length", "many", "invalid digit"),
             ("dial", "slow", "known are exact"),

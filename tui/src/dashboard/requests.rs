@@ -9,7 +9,7 @@ use sluice_proto::v1::{
     FinishReason, RequestKind, RequestState, RequestSummary, Snapshot, generation_event::Event,
 };
 
-use super::{event::Effect, keys::Page, pages, state::State};
+use super::{event::Effect, keys::Page, pages, state::DashboardState};
 use crate::{canvas::Canvas, json, record::Recording};
 
 /// Requests of ours that wait or run at once: more than the daemon batches, fewer than it lets wait.
@@ -29,7 +29,7 @@ pub struct Requests {
     /// What the daemon said of those that ended, the latest first.
     pub ended: VecDeque<RequestSummary>,
     /// Our own that wait or run, the earliest first; at most [`OWN_MAX`].
-    pub own: Vec<Own>,
+    pub own: Vec<OwnRequest>,
     /// The selected one.
     pub selected: Option<u64>,
     /// Whether the user chose the selection; else it follows what runs.
@@ -43,7 +43,7 @@ pub struct Requests {
 
 /// A request that a prompt started, while it waits or runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Own {
+pub struct OwnRequest {
     /// Tells it from all others that were sent from here.
     pub serial: u64,
     /// The daemon's number of it, once it has one.
@@ -54,7 +54,7 @@ impl Requests {
     /// Lists a request of ours that is about to be sent; its serial number is returned.
     pub(super) fn send(&mut self) -> u64 {
         self.serials += 1;
-        self.own.push(Own {
+        self.own.push(OwnRequest {
             serial: self.serials,
             request_id: None,
         });
@@ -71,12 +71,12 @@ impl Requests {
 
     /// Our own with this serial number, while it waits or runs.
     #[must_use]
-    pub fn own(&self, serial: u64) -> Option<Own> {
+    pub fn own(&self, serial: u64) -> Option<OwnRequest> {
         self.own.iter().find(|own| own.serial == serial).copied()
     }
 
     /// One of ours waits and runs no more.
-    pub(super) fn end_own(&mut self, serial: u64) -> Option<Own> {
+    pub(super) fn end_own(&mut self, serial: u64) -> Option<OwnRequest> {
         let at = self.own.iter().position(|own| own.serial == serial)?;
         Some(self.own.remove(at))
     }
@@ -148,7 +148,7 @@ impl Requests {
                 continue;
             }
             if !has_ended {
-                recording.fail("its daemon is gone".to_owned());
+                recording.fail("its daemon was stopped".to_owned());
             }
             let kept = match key < EARLIER {
                 true => {
@@ -189,7 +189,12 @@ pub(super) fn is_active(row: &RequestSummary) -> bool {
 }
 
 /// Takes in what happened to a request; `serial` is of our own.
-pub(super) fn follow(state: &mut State, request_id: u64, kind: Event, serial: Option<u64>) {
+pub(super) fn follow(
+    state: &mut DashboardState,
+    request_id: u64,
+    kind: Event,
+    serial: Option<u64>,
+) {
     let own = serial.map(|serial| state.requests.own(serial));
     match own {
         // It was let go of, and this was on its way.
@@ -203,7 +208,7 @@ pub(super) fn follow(state: &mut State, request_id: u64, kind: Event, serial: Op
         state.tell(format!("waiting for {} to load", loading.model));
         return;
     }
-    state.levels.dials.see(&kind);
+    state.levels.presets.see(&kind);
     let ends = matches!(kind, Event::Done(_));
     if let Some(own) = own
         && own.request_id.is_none()
@@ -234,7 +239,7 @@ pub(super) fn follow(state: &mut State, request_id: u64, kind: Event, serial: Op
 }
 
 /// A request of ours was refused, or broke off.
-pub(super) fn own_failed(state: &mut State, serial: u64, message: String) {
+pub(super) fn own_failed(state: &mut DashboardState, serial: u64, message: String) {
     let Some(own) = state.requests.end_own(serial) else {
         return;
     };
@@ -252,7 +257,7 @@ pub(super) fn own_failed(state: &mut State, serial: u64, message: String) {
 }
 
 /// Stops a request of ours; one that has no number yet is taken back.
-pub(super) fn cancel_own(state: &mut State, serial: u64, effects: &mut Vec<Effect>) {
+pub(super) fn cancel_own(state: &mut DashboardState, serial: u64, effects: &mut Vec<Effect>) {
     match state.requests.own(serial).map(|own| own.request_id) {
         None => state.tell("your request has ended already"),
         Some(None) => {
@@ -277,7 +282,7 @@ fn with(words: String, more: Option<String>) -> String {
 }
 
 /// Stops all requests of ours, and takes back prompts that wait here.
-pub(super) fn cancel_all_own(state: &mut State, effects: &mut Vec<Effect>) {
+pub(super) fn cancel_all_own(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     let waiting = std::mem::take(&mut state.chat.waiting).len();
     let all: Vec<u64> = state.requests.own.iter().map(|own| own.serial).collect();
     for serial in all {
@@ -290,13 +295,13 @@ pub(super) fn cancel_all_own(state: &mut State, effects: &mut Vec<Effect>) {
 }
 
 /// Takes in that a daemon was started anew: nothing that is shown or asked is of it.
-pub(super) fn begin_anew(state: &mut State, effects: &mut Vec<Effect>) {
+pub(super) fn begin_anew(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     let own = state.requests.own.iter();
     let numbered = own.filter(|own| own.request_id.is_some());
     let serials: Vec<u64> = numbered.map(|own| own.serial).collect();
     for serial in serials {
         effects.push(Effect::DropOwn(serial));
-        own_failed(state, serial, "the daemon was started anew".to_owned());
+        own_failed(state, serial, "the daemon was restarted".to_owned());
     }
     state.requests.part();
     state.frozen = None;
@@ -307,7 +312,7 @@ pub(super) fn begin_anew(state: &mut State, effects: &mut Vec<Effect>) {
 }
 
 /// Keeps a selection where there is something to select, and follows what is selected. Whether it is another one now is returned.
-pub(super) fn select(state: &mut State, effects: &mut Vec<Effect>) -> bool {
+pub(super) fn select(state: &mut DashboardState, effects: &mut Vec<Effect>) -> bool {
     let rows = state.all_rows();
     let before = state.requests.selected;
     let requests = &state.requests;
@@ -346,14 +351,14 @@ pub(super) fn select(state: &mut State, effects: &mut Vec<Effect>) -> bool {
 }
 
 /// Selects a request, of which the latest pass is shown.
-pub(super) fn choose(state: &mut State, request_id: Option<u64>) {
+pub(super) fn choose(state: &mut DashboardState, request_id: Option<u64>) {
     state.requests.selected = request_id;
     state.requests.chosen = true;
     state.show_latest();
 }
 
 /// Selects the request so many rows below the selected one, of those that are listed.
-pub(super) fn step_request(state: &mut State, by: isize) {
+pub(super) fn step_request(state: &mut DashboardState, by: isize) {
     let rows = state.rows();
     let at = rows
         .iter()
@@ -364,7 +369,7 @@ pub(super) fn step_request(state: &mut State, by: isize) {
     }
 }
 
-impl State {
+impl DashboardState {
     /// Requests to list: those that wait or run, then those that ended, newest first; only those that the filter lets
     /// through.
     #[must_use]

@@ -2,10 +2,10 @@
 
 use sluice_proto::v1::GenerateRequest;
 
-use super::{event::Effect, pages, requests::OWN_MAX, state::State};
+use super::{event::Effect, pages, requests::OWN_MAX, state::DashboardState};
 
 /// Sends the prompt, or has it wait for the answer before it.
-pub(super) fn send_prompt(state: &mut State, effects: &mut Vec<Effect>) {
+pub(super) fn send_prompt(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     let prompt = state.prompt.value().trim().to_owned();
     if prompt.is_empty() {
         return;
@@ -14,14 +14,14 @@ pub(super) fn send_prompt(state: &mut State, effects: &mut Vec<Effect>) {
         state.warn("not connected; the prompt is kept");
     } else if state.requests.own.len() + state.chat.waiting.len() >= OWN_MAX {
         state.warn(format!(
-            "{OWN_MAX} requests of yours wait or run; Esc twice cancels them, and the prompt is kept"
+            "{OWN_MAX} of your requests are waiting or running; Esc twice cancels them; the prompt is kept"
         ));
     } else {
         state.prompt.reset();
-        state.prompts.keep(&prompt);
+        state.prompts.push(&prompt);
         state.message = None;
-        if state.chat.asked_here().is_some() {
-            state.tell("sent as soon as the answer before it is there");
+        if state.chat.pending_here().is_some() {
+            state.tell("will be sent after the previous answer");
         }
         state.chat.wait(prompt);
         send_waiting(state, effects);
@@ -29,7 +29,7 @@ pub(super) fn send_prompt(state: &mut State, effects: &mut Vec<Effect>) {
 }
 
 /// Sends the prompts that wait for no answer of their conversation any more.
-pub(super) fn send_waiting(state: &mut State, effects: &mut Vec<Effect>) {
+pub(super) fn send_waiting(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     while state.is_connected()
         && let Some(waiting) = state.chat.next_waiting()
     {
@@ -41,7 +41,7 @@ pub(super) fn send_waiting(state: &mut State, effects: &mut Vec<Effect>) {
 }
 
 /// Whether a request of ours can be sent now; if not, it is told why.
-pub(super) fn can_send(state: &mut State, otherwise: &str) -> bool {
+pub(super) fn can_send(state: &mut DashboardState, otherwise: &str) -> bool {
     if !state.is_connected() {
         state.warn(format!("not connected; {otherwise}"));
         return false;
@@ -56,8 +56,8 @@ pub(super) fn can_send(state: &mut State, otherwise: &str) -> bool {
 }
 
 /// The same for another text in the place of an answer of the open conversation.
-pub(super) fn can_replace(state: &mut State) -> bool {
-    if state.chat.asked_here().is_some() {
+pub(super) fn can_replace(state: &mut DashboardState) -> bool {
+    if state.chat.pending_here().is_some() {
         state.warn("an answer of this conversation is on its way; Esc twice cancels it");
         return false;
     }
@@ -66,7 +66,7 @@ pub(super) fn can_replace(state: &mut State) -> bool {
 
 /// Sends a request of our own that was listed under this serial number.
 pub(super) fn submit(
-    state: &mut State,
+    state: &mut DashboardState,
     serial: u64,
     request: GenerateRequest,
     effects: &mut Vec<Effect>,

@@ -3,20 +3,20 @@
 use std::cell::Cell;
 
 use sluice_proto::v1::{ModelShape, Snapshot};
-use sluice_shared::dial::Dial;
+use sluice_shared::preset::Preset;
 use tui_input::Input;
 
-pub use super::requests::{Own, Requests};
+pub use super::requests::{OwnRequest, Requests};
 use super::{
     chat::Chat,
     event::Effect,
     history::History,
     jobs::Jobs,
-    keep::{Chosen, Keeping},
     keys::{Mode, Page},
-    levels::{Fidelity, Levels},
-    line::Line,
-    options::Options,
+    levels::{LevelFidelity, Levels},
+    line::EditLine,
+    options::RequestOptions,
+    persist::{ChosenLooks, PersistSchedule},
 };
 use crate::{
     canvas::Canvas,
@@ -29,7 +29,7 @@ pub const STALE_MS: u64 = 2_500;
 
 /// How things stand with the daemon.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Link {
+pub enum DaemonLink {
     /// The first try is under way.
     Connecting,
     /// Snapshots arrive.
@@ -50,7 +50,7 @@ pub enum Link {
 
 /// All that the view draws from.
 #[derive(Debug)]
-pub struct State {
+pub struct DashboardState {
     /// The socket, for the screen.
     pub socket: String,
     /// How things look.
@@ -58,7 +58,7 @@ pub struct State {
     /// Milliseconds on the dashboard's clock.
     pub now_ms: u64,
     /// The connection.
-    pub link: Link,
+    pub link: DaemonLink,
     /// The latest snapshot and when it came.
     pub latest: Option<(Box<Snapshot>, u64)>,
     /// The snapshot that was shown when the screen was frozen, and its time.
@@ -70,25 +70,25 @@ pub struct State {
     /// What has the keyboard; below it, what gets it back.
     pub modes: Vec<Mode>,
     /// Something to tell.
-    pub message: Option<Message>,
+    pub message: Option<StatusMessage>,
     /// What a question is about.
     pub question: Option<Question>,
     /// The line that takes commands.
-    pub command: Line,
+    pub command: EditLine,
     /// Commands that were given.
-    pub commands: Recall,
+    pub commands: LineHistory,
     /// What lists are filtered by.
-    pub filter: Line,
+    pub filter: EditLine,
     /// What is looked for in the help.
-    pub help_filter: Line,
+    pub help_filter: EditLine,
     /// First line of the help that is shown, where not all of it fits.
     pub help_line: usize,
     /// Requests, and the one that is selected.
     pub requests: Requests,
     /// What the canvas page shows.
-    pub reel: Reel,
+    pub reel: PassReel,
     /// A run from a file, which the canvas page shows in the selected request's place.
-    pub opened: Option<Box<Opened>>,
+    pub opened: Option<Box<OpenedRun>>,
     /// Where runs are saved.
     pub runs: Runs,
     /// The selected layer of the memory page.
@@ -96,23 +96,23 @@ pub struct State {
     /// The prompt being written.
     pub prompt: Input,
     /// Prompts that were sent.
-    pub prompts: Recall,
+    pub prompts: LineHistory,
     /// Conversations.
     pub chat: Chat,
     /// What requests ask for.
-    pub options: Options,
+    pub options: RequestOptions,
     /// The chooser.
     pub levels: Levels,
     /// How faithful levels were measured to be.
-    pub fidelity: Vec<Fidelity>,
+    pub fidelity: Vec<LevelFidelity>,
     /// Jobs and models.
     pub jobs: Jobs,
     /// Whether the mouse is ours.
     pub mouse: bool,
     /// Looks that were chosen here.
-    pub chosen: Chosen,
+    pub chosen_looks: ChosenLooks,
     /// What survives this run, as it was last written; `None`: nothing does.
-    pub keeping: Option<Keeping>,
+    pub persist_schedule: Option<PersistSchedule>,
     /// Columns and rows of the screen.
     pub size: (u16, u16),
     pub(super) escape_at_ms: Option<u64>,
@@ -122,7 +122,7 @@ pub struct State {
 
 /// Something to tell, for some seconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Message {
+pub struct StatusMessage {
     /// The words.
     pub text: String,
     /// When it was told.
@@ -139,12 +139,12 @@ pub struct Question {
     /// What to do.
     pub effects: Vec<Effect>,
     /// What else is to be changed here.
-    pub then: Then,
+    pub after_yes: AfterYes,
 }
 
 /// What a yes changes in the state itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Then {
+pub enum AfterYes {
     /// Nothing.
     Nothing,
     /// The request of ours with this serial number is stopped, or taken back.
@@ -152,23 +152,23 @@ pub enum Then {
     /// The present conversation is forgotten.
     ForgetConversation,
     /// Our requests take this position of the dial.
-    Dial(Dial),
+    Preset(Preset),
 }
 
 /// Lines that were given, and which one is recalled.
 #[derive(Debug, Default)]
-pub struct Recall {
+pub struct LineHistory {
     /// The earliest first.
     pub lines: Vec<String>,
     at: Option<usize>,
 }
 
-impl Recall {
+impl LineHistory {
     /// Lines kept.
     pub const MAX: usize = 100;
 
     /// Keeps a line, unless it is the one before once more.
-    pub fn keep(&mut self, line: &str) {
+    pub fn push(&mut self, line: &str) {
         self.at = None;
         if self.lines.last().is_none_or(|last| last != line) {
             self.lines.push(line.to_owned());
@@ -197,20 +197,20 @@ impl Recall {
 
 /// Which pass of a request is shown, and how.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Reel {
+pub struct PassReel {
     /// Number of the pass; `None`: the latest, as it comes.
     pub at: Option<u32>,
     /// When the next pass is shown, while they are played.
     pub next_at_ms: Option<u64>,
     /// Text, heat map, or both.
-    pub show: Show,
+    pub view: CanvasView,
     /// Lines scrolled back from the end; 0 follows it.
     pub scroll: usize,
     /// How far what was drawn last can be scrolled back: only drawing knows how many lines a text makes.
     scrollable: Cell<Option<usize>>,
 }
 
-impl Reel {
+impl PassReel {
     /// A picture is about to be drawn.
     pub(super) fn draws(&self) {
         self.scrollable.set(Some(0));
@@ -239,7 +239,7 @@ impl Reel {
 
 /// What of a request is shown large.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Show {
+pub enum CanvasView {
     /// Both, where there is room for them.
     #[default]
     Both,
@@ -251,14 +251,14 @@ pub enum Show {
 
 /// A run that was read from a file.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Opened {
+pub struct OpenedRun {
     /// The file, for the screen.
     pub name: String,
     /// What it holds.
     pub recording: Recording,
 }
 
-impl State {
+impl DashboardState {
     /// A dashboard that has seen nothing yet.
     #[must_use]
     pub fn new(socket: String, paint: Paint) -> Self {
@@ -266,7 +266,7 @@ impl State {
             socket,
             paint,
             now_ms: 0,
-            link: Link::Connecting,
+            link: DaemonLink::Connecting,
             latest: None,
             frozen: None,
             history: History::default(),
@@ -274,26 +274,26 @@ impl State {
             modes: vec![Mode::Page],
             message: None,
             question: None,
-            command: Line::default(),
-            commands: Recall::default(),
-            filter: Line::default(),
-            help_filter: Line::default(),
+            command: EditLine::default(),
+            commands: LineHistory::default(),
+            filter: EditLine::default(),
+            help_filter: EditLine::default(),
             help_line: 0,
             requests: Requests::default(),
-            reel: Reel::default(),
+            reel: PassReel::default(),
             opened: None,
             runs: Runs::default(),
             layer: 0,
             prompt: Input::default(),
-            prompts: Recall::default(),
+            prompts: LineHistory::default(),
             chat: Chat::default(),
-            options: Options::default(),
+            options: RequestOptions::default(),
             levels: Levels::default(),
             fidelity: Vec::new(),
             jobs: Jobs::default(),
             mouse: true,
-            chosen: Chosen::default(),
-            keeping: None,
+            chosen_looks: ChosenLooks::default(),
+            persist_schedule: None,
             size: (80, 24),
             escape_at_ms: None,
             asks_past: false,
@@ -335,7 +335,7 @@ impl State {
     /// Whether a daemon is there to be asked.
     #[must_use]
     pub fn is_connected(&self) -> bool {
-        self.link == Link::Connected
+        self.link == DaemonLink::Connected
     }
 
     /// The mode that the help was opened in.
@@ -347,7 +347,7 @@ impl State {
 
     /// The line in which words to look for are written: the help's where that is open, else the page's.
     #[must_use]
-    pub fn search(&self) -> &Line {
+    pub fn search(&self) -> &EditLine {
         match self.modes.contains(&Mode::Help) {
             true => &self.help_filter,
             false => &self.filter,
@@ -355,7 +355,7 @@ impl State {
     }
 
     /// The same to be written in.
-    pub(super) fn search_mut(&mut self) -> &mut Line {
+    pub(super) fn search_mut(&mut self) -> &mut EditLine {
         match self.modes.contains(&Mode::Help) {
             true => &mut self.help_filter,
             false => &mut self.filter,
@@ -380,7 +380,7 @@ impl State {
     /// Lets the canvas page show the latest of the selected request.
     pub(super) fn show_latest(&mut self) {
         // Without a daemon there is nothing but the run.
-        if !matches!(self.link, Link::Replay { .. }) {
+        if !matches!(self.link, DaemonLink::Replay { .. }) {
             self.opened = None;
         }
         self.reel.rewind();
@@ -394,7 +394,7 @@ impl State {
         }
         let (_, at_ms) = self.latest.as_ref()?;
         let age_ms = self.now_ms.saturating_sub(*at_ms);
-        let lost = matches!(self.link, Link::Lost { .. });
+        let lost = matches!(self.link, DaemonLink::Lost { .. });
         (lost || age_ms >= STALE_MS).then_some(age_ms)
     }
 
@@ -417,7 +417,7 @@ impl State {
 
     fn say(&mut self, text: String, is_error: bool) {
         let at_ms = self.now_ms;
-        self.message = Some(Message {
+        self.message = Some(StatusMessage {
             text,
             at_ms,
             is_error,
@@ -425,11 +425,11 @@ impl State {
     }
 
     /// Asks before something is done.
-    pub(super) fn ask(&mut self, text: impl Into<String>, effects: Vec<Effect>, then: Then) {
+    pub(super) fn ask(&mut self, text: impl Into<String>, effects: Vec<Effect>, then: AfterYes) {
         self.question = Some(Question {
             text: text.into(),
             effects,
-            then,
+            after_yes: then,
         });
         self.modes.push(Mode::Confirm);
     }
@@ -437,11 +437,11 @@ impl State {
     /// Takes back a question about a daemon that is gone: its numbers mean something else to the next one.
     pub(super) fn withdraw_question(&mut self) {
         let is_of_daemon = |asked: &mut Question| {
-            !asked.effects.is_empty() || matches!(asked.then, Then::CancelOwn(_))
+            !asked.effects.is_empty() || matches!(asked.after_yes, AfterYes::CancelOwn(_))
         };
         if self.question.take_if(is_of_daemon).is_some() {
             self.modes.retain(|mode| *mode != Mode::Confirm);
-            self.warn("the daemon was started anew; nothing was done");
+            self.warn("the daemon was restarted; nothing was done");
         }
     }
 }

@@ -21,7 +21,7 @@ use super::{
     event::{Effect, Event},
     files,
 };
-use crate::{connection::Daemon, json::read::Bounds, output::Failure};
+use crate::{connection::DaemonConnection, json::read::RunBounds, output::Failure};
 
 /// First wait before a lost daemon is looked for again; it doubles up to the longest.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
@@ -97,14 +97,14 @@ impl Tasks {
                 replace(&mut self.plans, plans);
             }
             Effect::AskPlan { serial, request } => {
-                let failed = move |message| Event::Foreseen {
+                let failed = move |message| Event::Predicted {
                     serial,
                     answer: Err(message),
                 };
                 self.spawn(failed, move |daemon, events| async move {
                     let answer = levels::ask_plan(&daemon, *request).await?;
                     let answer = Ok(Box::new(answer));
-                    let _ = events.send(Event::Foreseen { serial, answer }).await;
+                    let _ = events.send(Event::Predicted { serial, answer }).await;
                     Ok(())
                 });
             }
@@ -174,7 +174,7 @@ impl Tasks {
                 let answer = answer.map_err(|status| daemon.failure(status))?;
                 Ok(match answer.into_inner().was_active {
                     true => format!("cancelled request {request_id}"),
-                    false => format!("request {request_id} had already ended"),
+                    false => format!("request {request_id} has already finished"),
                 })
             }),
             Effect::CancelLoad => self.tell(|daemon| async move {
@@ -198,7 +198,7 @@ impl Tasks {
                 let answer = answer.map_err(|status| daemon.failure(status))?;
                 Ok(match answer.into_inner().was_running {
                     true => format!("cancelled job {job_id}"),
-                    false => format!("job {job_id} had already ended"),
+                    false => format!("job {job_id} has already finished"),
                 })
             }),
             Effect::Unload => self.tell(|daemon| async move {
@@ -219,7 +219,7 @@ impl Tasks {
             // The runtime's own.
             Effect::Copy(_)
             | Effect::Mouse(_)
-            | Effect::Keep(_)
+            | Effect::Persist(_)
             | Effect::Suspend
             | Effect::Quit => {}
         }
@@ -229,11 +229,11 @@ impl Tasks {
     fn spawn<F: Future<Output = Result<(), Failure>> + Send>(
         &self,
         failed: impl FnOnce(String) -> Event + Send + 'static,
-        call: impl FnOnce(Daemon, Sender<Event>) -> F + Send + 'static,
+        call: impl FnOnce(DaemonConnection, Sender<Event>) -> F + Send + 'static,
     ) -> JoinHandle<()> {
         let (socket, events) = (self.socket.clone(), self.events.clone());
         tokio::spawn(async move {
-            let result = match Daemon::connect_at_rest(socket, REST).await {
+            let result = match DaemonConnection::connect_at_rest(socket, REST).await {
                 Ok(daemon) => call(daemon, events.clone()).await,
                 Err(failure) => Err(failure),
             };
@@ -246,11 +246,11 @@ impl Tasks {
     /// The same for a short call with an answer in words.
     fn tell<F: Future<Output = Result<String, Failure>> + Send>(
         &self,
-        call: impl FnOnce(Daemon) -> F + Send + 'static,
+        call: impl FnOnce(DaemonConnection) -> F + Send + 'static,
     ) {
         self.spawn(Event::Failed, move |daemon, events| async move {
             let told = call(daemon).await?;
-            let _ = events.send(Event::Told(told)).await;
+            let _ = events.send(Event::Succeeded(told)).await;
             Ok(())
         });
     }
@@ -259,7 +259,7 @@ impl Tasks {
     /// later one may yet be refused.
     fn change<F: Future<Output = Result<Response<Streaming<ApplyResponse>>, Failure>> + Send>(
         &mut self,
-        call: impl FnOnce(Daemon) -> F + Send + 'static,
+        call: impl FnOnce(DaemonConnection) -> F + Send + 'static,
     ) {
         self.changes += 1;
         let serial = self.changes;
@@ -304,7 +304,7 @@ impl Pace {
     }
 
     /// Counts one more, and waits for the next frame's time where this one's are taken.
-    async fn keep(&mut self) {
+    async fn wait_for_frame(&mut self) {
         self.taken += 1;
         if self.taken >= self.a_frame {
             tokio::time::sleep_until(self.begun + FRAME_OF_DATA).await;
@@ -351,7 +351,7 @@ async fn snapshots(
     events: &Sender<Event>,
     wait: &mut Duration,
 ) -> Result<(), Failure> {
-    let daemon = Daemon::connect_at_rest(socket.to_owned(), REST).await?;
+    let daemon = DaemonConnection::connect_at_rest(socket.to_owned(), REST).await?;
     let call = WatchSnapshotsRequest {
         interval_ms: Some(SNAPSHOT_MS),
     };
@@ -362,7 +362,7 @@ async fn snapshots(
     let mut is_first = true;
     let mut pace = Pace::new(1);
     while let Some(answer) = stream.next().await {
-        pace.keep().await;
+        pace.wait_for_frame().await;
         let answer = answer.map_err(|status| daemon.failure(status))?;
         if std::mem::take(&mut is_first) {
             *wait = RETRY_FIRST;
@@ -380,7 +380,7 @@ async fn snapshots(
     Ok(())
 }
 
-async fn list_requests(daemon: Daemon, events: Sender<Event>) -> Result<(), Failure> {
+async fn list_requests(daemon: DaemonConnection, events: Sender<Event>) -> Result<(), Failure> {
     let answer = daemon
         .generation()
         .list_requests(ListRequestsRequest {})
@@ -392,7 +392,7 @@ async fn list_requests(daemon: Daemon, events: Sender<Event>) -> Result<(), Fail
 }
 
 async fn generate(
-    daemon: Daemon,
+    daemon: DaemonConnection,
     serial: u64,
     request: GenerateRequest,
     events: Sender<Event>,
@@ -410,7 +410,11 @@ async fn generate(
     forward(&daemon, stream, event, &events).await
 }
 
-async fn watch(daemon: Daemon, request_id: u64, events: Sender<Event>) -> Result<(), Failure> {
+async fn watch(
+    daemon: DaemonConnection,
+    request_id: u64,
+    events: Sender<Event>,
+) -> Result<(), Failure> {
     let call = WatchGenerationRequest {
         operation_id: request_id,
     };
@@ -424,13 +428,13 @@ async fn watch(daemon: Daemon, request_id: u64, events: Sender<Event>) -> Result
 }
 
 async fn forward(
-    daemon: &Daemon,
+    daemon: &DaemonConnection,
     mut stream: impl Stream<Item = Result<Option<GenerationEvent>, Status>> + Unpin,
     event: impl Fn(u64, Box<generation_event::Event>) -> Event,
     events: &Sender<Event>,
 ) -> Result<(), Failure> {
     let mut pace = Pace::new(PASSES_A_FRAME);
-    let mut bounds = Bounds::default();
+    let mut bounds = RunBounds::default();
     while let Some(answer) = stream.next().await {
         let answer = answer.map_err(|status| daemon.failure(status))?;
         let Some(kind) = answer.and_then(|event| event.event) else {
@@ -438,7 +442,7 @@ async fn forward(
         };
         let refused = |problem| Failure::new(format!("the daemon sent too much: {problem}"));
         bounds.count(&kind).map_err(refused)?;
-        pace.keep().await;
+        pace.wait_for_frame().await;
         let is_last = matches!(kind, generation_event::Event::Done(_));
         let event = event(id(&kind), Box::new(kind));
         if events.send(event).await.is_err() || is_last {
@@ -465,7 +469,7 @@ fn id(kind: &generation_event::Event) -> u64 {
 /// A failure in one line.
 fn words(failure: &Failure) -> String {
     match failure {
-        Failure::Told { message, .. } => message.clone(),
+        Failure::Reported { message, .. } => message.clone(),
         Failure::Usage(error) => error.to_string(),
         Failure::PipeClosed => "the connection was closed".to_owned(),
     }

@@ -74,10 +74,14 @@ impl Session {
     }
 
     /// Gives the terminal back, stops the process, and takes the terminal over again once somebody continues it.
-    pub(super) async fn suspend(&mut self, stops: &mut Stops, whom: Whom) -> io::Result<()> {
+    pub(super) async fn suspend(
+        &mut self,
+        stops: &mut Stops,
+        whom: SuspendTarget,
+    ) -> io::Result<()> {
         self.let_go();
         let mut continued = signal(SignalKind::from_raw(Signal::CONT.as_raw()))?;
-        if whom == Whom::Group {
+        if whom == SuspendTarget::Group {
             kill_current_process_group(Signal::TSTP)?;
             // It came to us, too.
             stops.0.recv().await;
@@ -118,7 +122,7 @@ impl Drop for Session {
 
 /// Who is to be stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Whom {
+pub(super) enum SuspendTarget {
     /// Only we: somebody stops each process of the group.
     Us,
     /// The whole process group, as the terminal itself does on Ctrl-Z.

@@ -24,20 +24,20 @@ use sluice_shared::level::Level;
 use super::{
     event::{Effect, Event},
     keys::{Mode, Page},
-    state::State,
+    state::DashboardState,
     update::update,
-    view::{Targets, view},
+    view::{HitAreas, view},
 };
 use crate::paint::{Glyphs, Paint, Theme};
 
 const SIZES: [(u16, u16); 3] = [(160, 50), (80, 24), (40, 12)];
 
-fn state() -> State {
+fn state() -> DashboardState {
     let paint = Paint::new(Theme::Terminal, Glyphs::Braille, true);
-    State::new("/run/sluice/sluice.sock".into(), paint)
+    DashboardState::new("/run/sluice/sluice.sock".into(), paint)
 }
 
-fn feed(state: &mut State, mut event: Event) -> Vec<Effect> {
+fn feed(state: &mut DashboardState, mut event: Event) -> Vec<Effect> {
     let now_ms = state.now_ms;
     // Of our own requests it is the one with that number, else the last that has none yet.
     let own = state.requests.own.iter();
@@ -57,11 +57,11 @@ fn feed(state: &mut State, mut event: Event) -> Vec<Effect> {
     update(state, event, now_ms).effects
 }
 
-fn press(state: &mut State, code: KeyCode) -> Vec<Effect> {
+fn press(state: &mut DashboardState, code: KeyCode) -> Vec<Effect> {
     feed(state, Event::Key(KeyEvent::new(code, KeyModifiers::NONE)))
 }
 
-fn write(state: &mut State, text: &str) {
+fn write(state: &mut DashboardState, text: &str) {
     for character in text.chars() {
         press(state, KeyCode::Char(character));
     }
@@ -224,7 +224,7 @@ fn plan(level: Level) -> Plan {
 }
 
 /// A request on a card; `change` says what is known of it.
-fn on_card(change: impl FnOnce(&mut DeviceStatus)) -> State {
+fn on_card(change: impl FnOnce(&mut DeviceStatus)) -> DashboardState {
     let mut state = busy();
     let rows = vec![summary(3, RequestState::Running)];
     let Event::Snapshot(mut snapshot) = snapshot(rows) else {
@@ -280,7 +280,7 @@ fn on_card(change: impl FnOnce(&mut DeviceStatus)) -> State {
 }
 
 /// The levels with all answers but the last.
-fn choosing() -> State {
+fn choosing() -> DashboardState {
     let mut state = busy();
     let effects = press(&mut state, KeyCode::F(2));
     assert!(matches!(&effects[..], [Effect::AskPlans(levels, _)] if *levels == Level::ALL));
@@ -423,7 +423,7 @@ fn own_failed(message: &str) -> Event {
 }
 
 /// The daemon's numbers of our own requests.
-fn own_ids(state: &State) -> Vec<Option<u64>> {
+fn own_ids(state: &DashboardState) -> Vec<Option<u64>> {
     let own = state.requests.own.iter();
     own.map(|own| own.request_id).collect()
 }
@@ -437,7 +437,7 @@ fn own(request_id: u64, kind: WireEvent) -> Event {
 }
 
 /// As the dashboard opens.
-fn opened() -> State {
+fn opened() -> DashboardState {
     let mut state = state();
     feed(&mut state, Event::Connected);
     feed(&mut state, snapshot(vec![]));
@@ -445,13 +445,13 @@ fn opened() -> State {
 }
 
 /// With the keyboard in the prompt.
-fn idle() -> State {
+fn idle() -> DashboardState {
     let mut state = opened();
     press(&mut state, KeyCode::Char('i'));
     state
 }
 
-fn busy() -> State {
+fn busy() -> DashboardState {
     let mut state = idle();
     write(&mut state, "Tell me a story.");
     press(&mut state, KeyCode::Enter);
@@ -466,7 +466,7 @@ fn busy() -> State {
     state
 }
 
-fn lost() -> State {
+fn lost() -> DashboardState {
     let mut state = busy();
     write(&mut state, "a draft");
     let event = Event::Lost {
@@ -480,27 +480,27 @@ fn lost() -> State {
     state
 }
 
-fn draw(state: &State, size: (u16, u16)) -> Terminal<TestBackend> {
+fn draw(state: &DashboardState, size: (u16, u16)) -> Terminal<TestBackend> {
     draw_with_targets(state, size).0
 }
 
 fn draw_with_targets(
-    state: &State,
+    state: &DashboardState,
     (columns, rows): (u16, u16),
-) -> (Terminal<TestBackend>, Targets) {
+) -> (Terminal<TestBackend>, HitAreas) {
     let mut terminal = Terminal::new(TestBackend::new(columns, rows)).expect("infallible");
-    let mut targets = Targets::default();
+    let mut targets = HitAreas::default();
     terminal
         .draw(|frame| targets = view(frame, state))
         .expect("infallible");
     (terminal, targets)
 }
 
-fn shown(state: &State, size: (u16, u16)) -> String {
+fn shown(state: &DashboardState, size: (u16, u16)) -> String {
     draw(state, size).backend().to_string()
 }
 
-fn pictures(name: &str, state: &State) {
+fn pictures(name: &str, state: &DashboardState) {
     for size in SIZES {
         let terminal = draw(state, size);
         let name = format!("{name}_{}x{}", size.0, size.1);

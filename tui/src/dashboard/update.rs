@@ -11,11 +11,10 @@ use tui_input::Input;
 use super::{
     command,
     event::{Effect, Event},
-    keep,
     keys::{Action, Mode, Page},
-    line, pages, prompt, requests, sending,
-    state::{Link, State, Then, is_started_anew},
-    view::{Target, prompt_columns},
+    line, pages, persist, prompt, requests, sending,
+    state::{AfterYes, DaemonLink, DashboardState, is_started_anew},
+    view::{HitTarget, prompt_columns},
 };
 
 /// How long a message stays that is no error, and how long a first Esc waits for the second.
@@ -30,7 +29,7 @@ pub(super) const SCROLL_LINES: isize = 5;
 
 /// What an event led to.
 #[derive(Debug, Default, PartialEq)]
-pub struct Outcome {
+pub struct UpdateOutcome {
     /// Whether the screen shows something else now.
     pub changed: bool,
     /// What the runtime is to do.
@@ -38,7 +37,7 @@ pub struct Outcome {
 }
 
 /// Takes in one event at the given time.
-pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
+pub fn update(state: &mut DashboardState, event: Event, now_ms: u64) -> UpdateOutcome {
     let mut effects = Vec::new();
     let shown_seconds = state.now_ms / 1000;
     state.now_ms = now_ms;
@@ -52,10 +51,10 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
         Event::Resized(columns, rows) => state.size = (columns, rows),
         Event::Tick => {
             changed = tick(state, shown_seconds);
-            effects.extend(keep::due(state).map(Effect::Keep));
+            effects.extend(persist::due(state).map(Effect::Persist));
         }
         Event::Connected => {
-            state.link = Link::Connected;
+            state.link = DaemonLink::Connected;
             state.asks_past = true;
             // A watch broke with the connection; what is selected is followed anew.
             state.requests.watched = None;
@@ -64,13 +63,13 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
             sending::send_waiting(state, &mut effects);
         }
         Event::Lost { cause, retry_ms } => {
-            state.link = Link::Lost {
+            state.link = DaemonLink::Lost {
                 cause,
                 retry_at_ms: now_ms + retry_ms,
             };
         }
         Event::Snapshot(snapshot) => {
-            state.link = Link::Connected;
+            state.link = DaemonLink::Connected;
             let before = state.latest.as_ref().map(|(before, _)| &**before);
             let is_new = before.is_some_and(|before| is_started_anew(before, &snapshot));
             if let Some(before) = before.filter(|_| !is_new)
@@ -109,7 +108,7 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
             message,
         } => {
             // Our own comes over its own stream.
-            if state.link == Link::Connected
+            if state.link == DaemonLink::Connected
                 && !state.requests.is_own(request_id)
                 && let Some(recording) = state.requests.recordings.get_mut(&request_id)
             {
@@ -117,10 +116,10 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
             }
         }
         Event::Opened(opened) => pages::canvas::open(state, opened),
-        Event::Told(message) => state.tell(message),
+        Event::Succeeded(message) => state.tell(message),
         Event::Failed(message) => state.warn(message),
         Event::Planned { .. }
-        | Event::Foreseen { .. }
+        | Event::Predicted { .. }
         | Event::Changing { .. }
         | Event::Converting(_)
         | Event::Applied { .. }
@@ -143,7 +142,7 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
     if may_select && requests::select(state, &mut effects) {
         changed = true;
     }
-    Outcome { changed, effects }
+    UpdateOutcome { changed, effects }
 }
 
 /// Whether an event may lead to another selection; most of those that come are passes, and never do.
@@ -168,7 +167,7 @@ fn may_select(event: &Event) -> bool {
 }
 
 /// Whether the passing of time shows.
-fn tick(state: &mut State, shown_seconds: u64) -> bool {
+fn tick(state: &mut DashboardState, shown_seconds: u64) -> bool {
     let now_ms = state.now_ms;
     let expired = |at: u64, span: u64| now_ms.saturating_sub(at) >= span;
     let message_ends = state
@@ -182,13 +181,13 @@ fn tick(state: &mut State, shown_seconds: u64) -> bool {
     if escape_ends {
         state.escape_at_ms = None;
     }
-    let counts = matches!(state.link, Link::Lost { .. }) || state.stale_ms().is_some();
+    let counts = matches!(state.link, DaemonLink::Lost { .. }) || state.stale_ms().is_some();
     let next_second = state.now_ms / 1000 != shown_seconds;
     let played = pages::canvas::play(state);
     message_ends || escape_ends || played || (counts && next_second)
 }
 
-fn press(state: &mut State, key: KeyEvent, effects: &mut Vec<Effect>) {
+fn press(state: &mut DashboardState, key: KeyEvent, effects: &mut Vec<Effect>) {
     let mode = state.mode();
     let action = mode.action(state.page, &key);
     attend(state, action == Some(Action::Escape));
@@ -200,7 +199,7 @@ fn press(state: &mut State, key: KeyEvent, effects: &mut Vec<Effect>) {
 }
 
 /// Takes in that somebody is there: what went wrong stays until then, and a first Esc counts only for one that follows at once.
-fn attend(state: &mut State, is_escape: bool) {
+fn attend(state: &mut DashboardState, is_escape: bool) {
     if state.has_error() {
         state.message = None;
     }
@@ -212,7 +211,7 @@ fn attend(state: &mut State, is_escape: bool) {
 }
 
 /// Keys that no table names are written where something is being written.
-fn write(state: &mut State, key: &KeyEvent) {
+fn write(state: &mut DashboardState, key: &KeyEvent) {
     match state.mode() {
         Mode::Prompt if prompt::write(&mut state.prompt, key) => state.prompts.leave(),
         Mode::Command if line::write(&mut state.command, key) => state.commands.leave(),
@@ -225,7 +224,7 @@ fn write(state: &mut State, key: &KeyEvent) {
     }
 }
 
-fn paste(state: &mut State, text: &str) {
+fn paste(state: &mut DashboardState, text: &str) {
     attend(state, false);
     match state.mode() {
         Mode::Prompt => {
@@ -233,7 +232,7 @@ fn paste(state: &mut State, text: &str) {
             if !prompt::paste(&mut state.prompt, text) {
                 let most = units::bytes(prompt::BYTES_MAX as u64);
                 state.warn(format!(
-                    "a prompt takes {most}; the rest of what was pasted is left out"
+                    "a prompt can have {most}; the rest of the pasted text was dropped"
                 ));
             }
         }
@@ -245,7 +244,7 @@ fn paste(state: &mut State, text: &str) {
     }
 }
 
-fn act(state: &mut State, action: Action, key: &KeyEvent, effects: &mut Vec<Effect>) {
+fn act(state: &mut DashboardState, action: Action, key: &KeyEvent, effects: &mut Vec<Effect>) {
     let mode = state.mode();
     match (mode, action) {
         (_, Action::Quit) => effects.push(Effect::Quit),
@@ -280,7 +279,7 @@ fn act(state: &mut State, action: Action, key: &KeyEvent, effects: &mut Vec<Effe
         (_, Action::Freeze) => freeze(state),
         (_, Action::Theme) => {
             state.paint.theme = state.paint.theme.next();
-            state.chosen.theme = Some(state.paint.theme);
+            state.chosen_looks.theme = Some(state.paint.theme);
             state.tell(format!("theme {}", state.paint.theme));
         }
         (_, Action::Write) => {
@@ -305,18 +304,18 @@ fn act(state: &mut State, action: Action, key: &KeyEvent, effects: &mut Vec<Effe
 }
 
 /// Shows another page.
-pub(super) fn go(state: &mut State, page: Page, effects: &mut Vec<Effect>) {
+pub(super) fn go(state: &mut DashboardState, page: Page, effects: &mut Vec<Effect>) {
     state.page = page;
     state.filter.reset();
     state.modes = vec![Mode::Page];
     pages::enter(state, effects);
 }
 
-fn leave_prompt(state: &mut State) {
+fn leave_prompt(state: &mut DashboardState) {
     state.modes = vec![Mode::Page];
 }
 
-fn help(state: &mut State, action: Action) {
+fn help(state: &mut DashboardState, action: Action) {
     let by = match action {
         Action::Up => -1,
         Action::Down => 1,
@@ -337,39 +336,39 @@ fn help(state: &mut State, action: Action) {
     state.help_line = state.help_line.saturating_add_signed(by).min(last);
 }
 
-fn filter(state: &mut State, action: Action) {
+fn filter(state: &mut DashboardState, action: Action) {
     if action == Action::Escape {
         state.search_mut().reset();
     }
     state.modes.pop();
 }
 
-fn answer(state: &mut State, is_yes: bool, effects: &mut Vec<Effect>) {
+fn answer(state: &mut DashboardState, is_yes: bool, effects: &mut Vec<Effect>) {
     state.modes.pop();
     let Some(question) = state.question.take().filter(|_| is_yes) else {
         return;
     };
     effects.extend(question.effects);
-    match question.then {
-        Then::Nothing => {}
-        Then::CancelOwn(serial) => requests::cancel_own(state, serial, effects),
-        Then::ForgetConversation => pages::chat::forget(state),
-        Then::Dial(dial) => pages::levels::set_dial(state, dial),
+    match question.after_yes {
+        AfterYes::Nothing => {}
+        AfterYes::CancelOwn(serial) => requests::cancel_own(state, serial, effects),
+        AfterYes::ForgetConversation => pages::chat::forget(state),
+        AfterYes::Preset(dial) => pages::levels::set_preset(state, dial),
     }
 }
 
-fn freeze(state: &mut State) {
+fn freeze(state: &mut DashboardState) {
     match state.frozen.take() {
         Some(_) => state.tell("going on"),
         None if state.latest.is_some() => {
             state.frozen.clone_from(&state.latest);
-            state.tell("the figures are frozen; f goes on");
+            state.tell("the screen is frozen; f resumes");
         }
         None => state.warn("there is nothing to freeze yet"),
     }
 }
 
-fn escape(state: &mut State, effects: &mut Vec<Effect>) {
+fn escape(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     if state.own_is_active() {
         if state.escape_at_ms.take().is_some() {
             requests::cancel_all_own(state, effects);
@@ -386,7 +385,7 @@ fn escape(state: &mut State, effects: &mut Vec<Effect>) {
 }
 
 /// A line up or down in the prompt; from its first and its last on, other prompts.
-fn up_or_down(state: &mut State, by: isize) {
+fn up_or_down(state: &mut DashboardState, by: isize) {
     let columns = prompt_columns(state.size);
     if !prompt::step(&mut state.prompt, columns, by) {
         recall(state, by);
@@ -394,13 +393,13 @@ fn up_or_down(state: &mut State, by: isize) {
 }
 
 /// Gives the answer that the page shows to the terminal's clipboard.
-fn copy(state: &mut State, effects: &mut Vec<Effect>) {
+fn copy(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     match pages::answer(state).filter(|text| !text.is_empty()) {
         None => state.warn("there is no answer to copy yet"),
         Some(text) if text.len() > COPY_BYTES_MAX => {
             let (has, most) = (text.len() as u64, COPY_BYTES_MAX as u64);
             state.warn(format!(
-                "the answer has {}; at most {} are copied, as terminals take no more; s on page 3 saves the run",
+                "the answer has {}; terminals accept at most {}; s on page 3 saves the run",
                 units::bytes(has),
                 units::bytes(most)
             ));
@@ -415,7 +414,7 @@ fn copy(state: &mut State, effects: &mut Vec<Effect>) {
     }
 }
 
-fn recall(state: &mut State, by: isize) {
+fn recall(state: &mut DashboardState, by: isize) {
     let present = state.prompt.value().to_owned();
     if let Some(text) = state.prompts.step(&present, by) {
         state.prompt = Input::new(text);
@@ -423,7 +422,7 @@ fn recall(state: &mut State, by: isize) {
 }
 
 /// Asks whether to stop what is selected.
-fn cancel(state: &mut State) {
+fn cancel(state: &mut DashboardState) {
     match state.page {
         Page::Jobs => return pages::jobs::cancel(state),
         Page::Levels => return pages::levels::cancel(state),
@@ -432,12 +431,12 @@ fn cancel(state: &mut State) {
     let selected = state.requests.selected;
     let own = match state.page {
         Page::Chat => {
-            let asked = state.chat.asked_here();
+            let asked = state.chat.pending_here();
             asked.and_then(|asked| state.requests.own(asked.serial))
         }
         _ => {
             let mut own = state.requests.own.iter().rev();
-            let is_meant = |own: &&requests::Own| match own.request_id {
+            let is_meant = |own: &&requests::OwnRequest| match own.request_id {
                 None => !state.requests.chosen,
                 known => known == selected,
             };
@@ -449,7 +448,7 @@ fn cancel(state: &mut State) {
             Some(id) => format!("Cancel request {id}?"),
             None => "Cancel your request?".to_owned(),
         };
-        return state.ask(words, Vec::new(), Then::CancelOwn(own.serial));
+        return state.ask(words, Vec::new(), AfterYes::CancelOwn(own.serial));
     }
     if state.page == Page::Chat {
         return state.warn("no answer of this conversation is on its way");
@@ -462,13 +461,13 @@ fn cancel(state: &mut State) {
         Some(id) => state.ask(
             format!("Cancel request {id}?"),
             vec![Effect::Cancel(id)],
-            Then::Nothing,
+            AfterYes::Nothing,
         ),
         None => state.warn("no waiting or running request is selected"),
     }
 }
 
-fn click(state: &mut State, target: Target, effects: &mut Vec<Effect>) {
+fn click(state: &mut DashboardState, target: HitTarget, effects: &mut Vec<Effect>) {
     attend(state, false);
     // What lies below an overlay can't be reached.
     let mode = state.mode();
@@ -476,9 +475,9 @@ fn click(state: &mut State, target: Target, effects: &mut Vec<Effect>) {
         return pages::click_overlay(state, target, effects);
     }
     match target {
-        Target::Page(page) => go(state, page, effects),
-        Target::Prompt => state.modes = vec![Mode::Page, Mode::Prompt],
-        Target::Request(id) => requests::choose(state, Some(id)),
+        HitTarget::Page(page) => go(state, page, effects),
+        HitTarget::Prompt => state.modes = vec![Mode::Page, Mode::Prompt],
+        HitTarget::Request(id) => requests::choose(state, Some(id)),
         other => {
             state.modes = vec![Mode::Page];
             pages::click(state, other, effects);
@@ -486,15 +485,20 @@ fn click(state: &mut State, target: Target, effects: &mut Vec<Effect>) {
     }
 }
 
-fn wheel(state: &mut State, target: Option<Target>, by: isize, effects: &mut Vec<Effect>) {
+fn wheel(
+    state: &mut DashboardState,
+    target: Option<HitTarget>,
+    by: isize,
+    effects: &mut Vec<Effect>,
+) {
     let action = |less, more| if by < 0 { less } else { more };
     match (state.mode(), target) {
         (Mode::Help, _) => help(state, action(Action::Up, Action::Down)),
-        (Mode::Page | Mode::Prompt, Some(Target::Request(_))) => {
+        (Mode::Page | Mode::Prompt, Some(HitTarget::Request(_))) => {
             requests::step_request(state, by);
         }
         (Mode::Page | Mode::Prompt, Some(target))
-            if target == Target::Canvas || state.page == Page::Chat =>
+            if target == HitTarget::Canvas || state.page == Page::Chat =>
         {
             pages::act(state, action(Action::PageUp, Action::PageDown), effects);
         }

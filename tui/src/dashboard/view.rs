@@ -22,7 +22,7 @@ use super::{
     command,
     keys::{Binding, Mode, Page, TABLES},
     pages,
-    state::{Link, State},
+    state::{DaemonLink, DashboardState},
 };
 use crate::{
     canvas::wrap_text,
@@ -42,7 +42,7 @@ const TALL_ROWS: u16 = 20;
 
 /// Something that the mouse can reach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
+pub enum HitTarget {
     /// The name of a page.
     Page(Page),
     /// The prompt.
@@ -65,12 +65,12 @@ pub enum Target {
 
 /// What was drawn where, for the mouse.
 #[derive(Debug, Default, Clone)]
-pub struct Targets(Vec<(Rect, Target)>);
+pub struct HitAreas(Vec<(Rect, HitTarget)>);
 
-impl Targets {
+impl HitAreas {
     /// What lies at a place; of several the one drawn last.
     #[must_use]
-    pub fn at(&self, column: u16, row: u16) -> Option<Target> {
+    pub fn at(&self, column: u16, row: u16) -> Option<HitTarget> {
         let place = Position::new(column, row);
         let hit = self.0.iter().rev().find(|(area, _)| area.contains(place));
         hit.map(|(_, target)| *target)
@@ -79,7 +79,7 @@ impl Targets {
 
 /// The shape of a screen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shape {
+pub enum ScreenShape {
     /// Panes beside each other.
     Wide,
     /// Panes below each other.
@@ -88,7 +88,7 @@ pub enum Shape {
     Small,
 }
 
-impl Shape {
+impl ScreenShape {
     fn of(area: Rect) -> Self {
         Self::of_size((area.width, area.height))
     }
@@ -106,9 +106,9 @@ impl Shape {
 /// What pages draw on.
 pub(super) struct Screen<'a, 'b> {
     pub(super) frame: &'a mut Frame<'b>,
-    pub(super) state: &'a State,
-    pub(super) shape: Shape,
-    targets: Targets,
+    pub(super) state: &'a DashboardState,
+    pub(super) shape: ScreenShape,
+    hit_areas: HitAreas,
 }
 
 impl<'a> Screen<'a, '_> {
@@ -123,8 +123,8 @@ impl<'a> Screen<'a, '_> {
     }
 
     /// Notes what the mouse finds there.
-    pub(super) fn target(&mut self, area: Rect, target: Target) {
-        self.targets.0.push((area, target));
+    pub(super) fn hit_area(&mut self, area: Rect, target: HitTarget) {
+        self.hit_areas.0.push((area, target));
     }
 
     /// Draws a frame with a title; reversed where it has the keyboard. What is left inside is returned.
@@ -228,7 +228,7 @@ fn visible(text: &str, scroll: usize, columns: usize) -> String {
 }
 
 /// Draws the whole screen, and tells what lies where.
-pub fn view(frame: &mut Frame<'_>, state: &State) -> Targets {
+pub fn view(frame: &mut Frame<'_>, state: &DashboardState) -> HitAreas {
     let area = frame.area();
     if area.width < LEAST_COLUMNS || area.height < LEAST_ROWS {
         let words = format!(
@@ -236,26 +236,26 @@ pub fn view(frame: &mut Frame<'_>, state: &State) -> Targets {
             area.width, area.height
         );
         frame.render_widget(Paragraph::new(words).wrap(Wrap { trim: true }), area);
-        return Targets::default();
+        return HitAreas::default();
     }
-    let shape = Shape::of(area);
+    let shape = ScreenShape::of(area);
     let mut screen = Screen {
         frame,
         state,
         shape,
-        targets: Targets::default(),
+        hit_areas: HitAreas::default(),
     };
     draw(&mut screen, area);
-    let targets = screen.targets;
+    let targets = screen.hit_areas;
     state.paint.glyphs.translate(frame.buffer_mut());
     targets
 }
 
 fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     let state = screen.state;
-    let is_small = screen.shape == Shape::Small;
+    let is_small = screen.shape == ScreenShape::Small;
     let prompt_rows = foot::prompt_rows(state, area);
-    let told = foot::told(state, usize::from(area.width));
+    let told = foot::message_lines(state, usize::from(area.width));
     let told_rows = u16::try_from(told.len()).unwrap_or(u16::MAX);
     let [header, tabs, body, prompt, message, footer] = Layout::vertical([
         Constraint::Length(if is_small { 1 } else { 2 }),
@@ -269,7 +269,7 @@ fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     .areas(area);
     draw_header(screen, header);
     draw_tabs(screen, tabs);
-    let is_absent = state.latest.is_none() && matches!(state.link, Link::Lost { .. });
+    let is_absent = state.latest.is_none() && matches!(state.link, DaemonLink::Lost { .. });
     match state.page {
         _ if is_absent => draw_absent(screen, body),
         Page::Overview => pages::overview::draw(screen, body),
@@ -297,7 +297,7 @@ fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
 
 /// There was no daemon yet: why, and what to do.
 fn draw_absent(screen: &mut Screen<'_, '_>, area: Rect) {
-    let Link::Lost { cause, .. } = &screen.state.link else {
+    let DaemonLink::Lost { cause, .. } = &screen.state.link else {
         return;
     };
     let inner = screen.pane(area, "No daemon", true);
@@ -347,9 +347,9 @@ fn draw_header(screen: &mut Screen<'_, '_>, area: Rect) {
 }
 
 /// The connection in words; always on screen.
-fn connection(state: &State) -> (String, Role) {
+fn connection(state: &DashboardState) -> (String, Role) {
     if state.latest.is_none()
-        && let Link::Lost { cause, retry_at_ms } = &state.link
+        && let DaemonLink::Lost { cause, retry_at_ms } = &state.link
     {
         let seconds = retry_at_ms.saturating_sub(state.now_ms).div_ceil(1000);
         let words = format!("no daemon: looking again in {seconds} s · {cause}");
@@ -360,19 +360,19 @@ fn connection(state: &State) -> (String, Role) {
         .map(|ms| format!("data from {} s ago", ms / 1000))
         .map(|age| match (&state.frozen, &state.link) {
             (Some(_), _) => format!("frozen, {age}"),
-            (None, Link::Connected) => format!("stale, {age}"),
+            (None, DaemonLink::Connected) => format!("stale, {age}"),
             (None, _) => age,
         });
     match &state.link {
-        Link::Connecting => (format!("connecting to {}", state.socket), Role::Warning),
-        Link::Connected => {
+        DaemonLink::Connecting => (format!("connecting to {}", state.socket), Role::Warning),
+        DaemonLink::Connected => {
             let words = format!("connected{}", server(state.snapshot()));
             match age {
                 Some(age) => (format!("{age} · {words}"), Role::Warning),
                 None => (format!("{words} · {}", state.socket), Role::Good),
             }
         }
-        Link::Lost { cause, retry_at_ms } => {
+        DaemonLink::Lost { cause, retry_at_ms } => {
             let left_ms = retry_at_ms.saturating_sub(state.now_ms);
             let retry = match left_ms.div_ceil(1000) {
                 0 => "retrying now".to_owned(),
@@ -381,7 +381,7 @@ fn connection(state: &State) -> (String, Role) {
             let age = age.map_or(String::new(), |age| format!(", {age}"));
             (format!("lost: {retry}{age} · {cause}"), Role::Bad)
         }
-        Link::Replay { name } => (format!("replay of {name}, no daemon"), Role::Good),
+        DaemonLink::Replay { name } => (format!("replay of {name}, no daemon"), Role::Good),
     }
 }
 
@@ -459,13 +459,13 @@ fn draw_tabs(screen: &mut Screen<'_, '_>, area: Rect) {
         let role = if is_open { Role::Focus } else { Role::Dim };
         let line = Line::styled(words, screen.style(role));
         screen.frame.render_widget(line, place);
-        screen.target(place, Target::Page(page));
+        screen.hit_area(place, HitTarget::Page(page));
         column = column.saturating_add(columns);
     }
 }
 
 /// The lines of the help: tables with their headings, less the keys that the filter doesn't find.
-pub(super) fn help_lines(state: &State) -> Vec<Line<'static>> {
+pub(super) fn help_lines(state: &DashboardState) -> Vec<Line<'static>> {
     let wanted = state.help_filter.value().to_lowercase();
     let paint = &state.paint;
     let own = state.mode_below_help().tables(state.page);

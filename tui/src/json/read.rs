@@ -41,7 +41,7 @@ pub struct Events<R> {
     reader: R,
     line: u64,
     bytes: u64,
-    bounds: Bounds,
+    bounds: RunBounds,
     has_ended: bool,
 }
 
@@ -52,7 +52,7 @@ impl<R: BufRead> Events<R> {
             reader,
             line: 0,
             bytes: 0,
-            bounds: Bounds::default(),
+            bounds: RunBounds::default(),
             has_ended: false,
         }
     }
@@ -92,10 +92,10 @@ impl<R: BufRead> Events<R> {
                 }
                 Ok(None) => {}
                 // Whoever wrote it was stopped in the middle of a line.
-                Err(Wrong::Torn(_)) if line.last() != Some(&b'\n') && self.line > 1 => {
+                Err(LineError::Torn(_)) if line.last() != Some(&b'\n') && self.line > 1 => {
                     return Ok(None);
                 }
-                Err(Wrong::Torn(message) | Wrong::Said(message)) => return Err(message),
+                Err(LineError::Torn(message) | LineError::Said(message)) => return Err(message),
             }
         }
     }
@@ -103,12 +103,12 @@ impl<R: BufRead> Events<R> {
 
 /// Counts what the events of a request take in memory, wherever they come from.
 #[derive(Debug, Default)]
-pub struct Bounds {
+pub struct RunBounds {
     /// Positions of blocks that were done since the last beginning.
     positions: usize,
 }
 
-impl Bounds {
+impl RunBounds {
     /// Counts one more event. Blocks that are done stay in memory; all of them together are no more than a canvas.
     ///
     /// # Errors
@@ -159,21 +159,21 @@ fn unreadable(error: &io::Error) -> String {
 }
 
 /// What is wrong with a line.
-enum Wrong {
+enum LineError {
     /// It is no JSON, perhaps for want of its end.
     Torn(String),
     /// It is, but not of an event.
     Said(String),
 }
 
-impl From<String> for Wrong {
+impl From<String> for LineError {
     fn from(message: String) -> Self {
         Self::Said(message)
     }
 }
 
 /// One line; `None` where the event is not known.
-fn parse(line: &[u8]) -> Result<Option<Event>, Wrong> {
+fn parse(line: &[u8]) -> Result<Option<Event>, LineError> {
     let event = json::<EventLine>(line)?.event;
     Ok(Some(match event.as_str() {
         "queued" => Event::Queued(json(line)?),
@@ -189,7 +189,7 @@ fn parse(line: &[u8]) -> Result<Option<Event>, Wrong> {
 }
 
 /// The last event. Versions that told no numbers of tokens but of those of the text had no others.
-fn done(line: &[u8]) -> Result<GenerationDone, Wrong> {
+fn done(line: &[u8]) -> Result<GenerationDone, LineError> {
     #[derive(Deserialize)]
     struct Counts {
         generated_tokens: Option<u32>,
@@ -204,7 +204,7 @@ fn done(line: &[u8]) -> Result<GenerationDone, Wrong> {
     })
 }
 
-fn json<T: DeserializeOwned>(line: &[u8]) -> Result<T, Wrong> {
+fn json<T: DeserializeOwned>(line: &[u8]) -> Result<T, LineError> {
     serde_json::from_slice(line).map_err(|error| {
         // The parser counts lines too, of which it is given one.
         let column = error.column();
@@ -212,8 +212,8 @@ fn json<T: DeserializeOwned>(line: &[u8]) -> Result<T, Wrong> {
         let words = words.split(" at line ").next().unwrap_or_default();
         let message = format!("{words}, at column {column}");
         match error.classify() {
-            serde_json::error::Category::Data => Wrong::Said(message),
-            _ => Wrong::Torn(message),
+            serde_json::error::Category::Data => LineError::Said(message),
+            _ => LineError::Torn(message),
         }
     })
 }
@@ -388,7 +388,7 @@ mod tests {
 
     #[test]
     fn what_no_context_holds_is_refused_wherever_it_comes_from() {
-        let mut bounds = Bounds::default();
+        let mut bounds = RunBounds::default();
         let token = CanvasToken {
             position: u32::MAX,
             ..Default::default()

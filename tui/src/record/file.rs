@@ -12,7 +12,7 @@ use std::{
 use super::Recording;
 use crate::{
     json::read::{Events, ReadError},
-    places,
+    user_folders,
 };
 
 /// The run that `reader` holds, as `sluice generate --json` printed it or [`Recording::write`] wrote it. It may have been cut
@@ -34,7 +34,8 @@ pub fn load(reader: impl BufRead) -> Result<Recording, ReadError> {
         });
     }
     let mut pairs = recording.passes.windows(2);
-    recording.has_gaps = pairs.any(|pair| pair[1].number > pair[0].number.saturating_add(1));
+    recording.has_gaps =
+        pairs.any(|pair| pair[1].pass_number > pair[0].pass_number.saturating_add(1));
     Ok(recording)
 }
 
@@ -80,7 +81,7 @@ impl Runs {
     /// As the environment has it: `sluice/runs` below `$XDG_STATE_HOME`, else below `~/.local/state`.
     #[must_use]
     pub fn here() -> Self {
-        let state = places::state(|name| env::var_os(name));
+        let state = user_folders::state(|name| env::var_os(name));
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
             folder: state.map_or_else(PathBuf::new, |state| state.join("runs")),

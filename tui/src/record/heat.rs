@@ -9,7 +9,7 @@ use crate::json::read::POSITIONS_MAX;
 
 /// How things stood with one position after one pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Cell {
+pub enum HeatCell {
     /// Nothing was predicted yet.
     Masked,
     /// There was a guess, with its probability where that is known.
@@ -24,7 +24,7 @@ pub enum Cell {
 
 /// How the positions of a pass stood, two bytes each: whoever draws a map needs them of hundreds of passes at once.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Row {
+pub(super) struct HeatRow {
     first: u32,
     cells: Box<[u16]>,
 }
@@ -40,7 +40,7 @@ const FRESH: u16 = 5 << 13;
 /// The confidence that isn't known.
 const UNKNOWN: u16 = MASKED - 1;
 
-impl Row {
+impl HeatRow {
     /// Of the tokens of a pass.
     pub(super) fn of(tokens: &[CanvasToken]) -> Self {
         let positions = || tokens.iter().map(|token| token.position);
@@ -66,38 +66,38 @@ impl Row {
     }
 
     /// How a position stood, if the pass has it.
-    fn at(&self, position: u32) -> Option<Cell> {
+    fn at(&self, position: u32) -> Option<HeatCell> {
         let offset = position.checked_sub(self.first)?;
         let packed = *self.cells.get(offset as usize)?;
         let known = packed & UNKNOWN;
         let confidence = (known != UNKNOWN).then(|| f32::from(known) / PARTS);
         match packed & !UNKNOWN {
-            MASKED => Some(Cell::Masked),
-            COMMITTED => Some(Cell::Committed),
-            PINNED => Some(Cell::Pinned),
-            PROVISIONAL => Some(Cell::Provisional(confidence)),
-            FRESH => Some(Cell::Fresh(confidence)),
+            MASKED => Some(HeatCell::Masked),
+            COMMITTED => Some(HeatCell::Committed),
+            PINNED => Some(HeatCell::Pinned),
+            PROVISIONAL => Some(HeatCell::Provisional(confidence)),
+            FRESH => Some(HeatCell::Fresh(confidence)),
             _ => None,
         }
     }
 }
 
-fn pack(cell: Cell) -> u16 {
+fn pack(cell: HeatCell) -> u16 {
     let parts = |confidence: Option<f32>| match confidence {
         Some(p) => (p.clamp(0.0, 1.0) * PARTS).round() as u16,
         None => UNKNOWN,
     };
     match cell {
-        Cell::Masked => MASKED,
-        Cell::Committed => COMMITTED,
-        Cell::Pinned => PINNED,
-        Cell::Provisional(confidence) => PROVISIONAL | parts(confidence),
-        Cell::Fresh(confidence) => FRESH | parts(confidence),
+        HeatCell::Masked => MASKED,
+        HeatCell::Committed => COMMITTED,
+        HeatCell::Pinned => PINNED,
+        HeatCell::Provisional(confidence) => PROVISIONAL | parts(confidence),
+        HeatCell::Fresh(confidence) => FRESH | parts(confidence),
     }
 }
 
 /// A position that was settled with its block.
-struct Settled<'a> {
+struct SettledPosition<'a> {
     block: u32,
     token: &'a CanvasToken,
 }
@@ -106,17 +106,17 @@ impl Recording {
     /// A column for each run of passes in `columns`, which shows how things stood after the last of them: a cell for each
     /// position of `positions`.
     #[must_use]
-    pub fn heat(&self, positions: Range<u32>, columns: &[Range<usize>]) -> Vec<Vec<Cell>> {
+    pub fn heat(&self, positions: Range<u32>, columns: &[Range<usize>]) -> Vec<Vec<HeatCell>> {
         let visible = positions.len();
         let at = |position: u32| {
             let offset = position.checked_sub(positions.start)? as usize;
             (offset < visible).then_some(offset)
         };
-        let mut settled: Vec<Option<Settled<'_>>> = (0..visible).map(|_| None).collect();
+        let mut settled: Vec<Option<SettledPosition<'_>>> = (0..visible).map(|_| None).collect();
         for (block, tokens) in &self.canvas.blocks {
             for token in tokens {
                 if let Some(offset) = at(token.position) {
-                    settled[offset] = Some(Settled {
+                    settled[offset] = Some(SettledPosition {
                         block: *block,
                         token,
                     });
@@ -129,18 +129,18 @@ impl Recording {
             pinned[offset] = true;
         }
 
-        let column = |index: usize| -> Vec<Cell> {
+        let column = |index: usize| -> Vec<HeatCell> {
             let Some(kept) = self.passes.get(index) else {
-                return vec![Cell::Masked; visible];
+                return vec![HeatCell::Masked; visible];
             };
             let places = positions.clone().zip(settled.iter().zip(&pinned));
             places
                 .map(|(position, (settled, is_pinned))| {
                     let of_block = kept.row.at(position);
                     of_block.unwrap_or(match settled {
-                        _ if *is_pinned => Cell::Pinned,
-                        Some(settled) if settled.block < kept.block => Cell::Committed,
-                        _ => Cell::Masked,
+                        _ if *is_pinned => HeatCell::Pinned,
+                        Some(settled) if settled.block < kept.block => HeatCell::Committed,
+                        _ => HeatCell::Masked,
                     })
                 })
                 .collect()
@@ -150,7 +150,7 @@ impl Recording {
         let before = columns.first().and_then(|first| first.start.checked_sub(1));
         let mut previous = match before {
             Some(index) => column(index),
-            None => vec![Cell::Masked; visible],
+            None => vec![HeatCell::Masked; visible],
         };
         for passes in columns {
             let Some(last) = passes.end.checked_sub(1) else {
@@ -180,26 +180,26 @@ impl Recording {
 }
 
 /// How one position stands in its pass.
-fn cell(token: &CanvasToken) -> Cell {
+fn cell(token: &CanvasToken) -> HeatCell {
     match token.state() {
-        TokenState::Committed if token.is_fresh => Cell::Fresh(token.confidence),
-        TokenState::Committed => Cell::Committed,
-        TokenState::Pinned => Cell::Pinned,
-        TokenState::Provisional if token.id.is_some() => Cell::Provisional(token.confidence),
-        TokenState::Provisional | TokenState::Masked | TokenState::Unspecified => Cell::Masked,
+        TokenState::Committed if token.is_fresh => HeatCell::Fresh(token.confidence),
+        TokenState::Committed => HeatCell::Committed,
+        TokenState::Pinned => HeatCell::Pinned,
+        TokenState::Provisional if token.id.is_some() => HeatCell::Provisional(token.confidence),
+        TokenState::Provisional | TokenState::Masked | TokenState::Unspecified => HeatCell::Masked,
     }
 }
 
 /// What was committed in a pass that the column doesn't show is new in the column all the same.
-fn since(cell: Cell, previous: Cell, settled: Option<&Settled<'_>>) -> Cell {
+fn since(cell: HeatCell, previous: HeatCell, settled: Option<&SettledPosition<'_>>) -> HeatCell {
     match (cell, previous) {
-        (Cell::Committed, Cell::Masked | Cell::Provisional(_)) => {
+        (HeatCell::Committed, HeatCell::Masked | HeatCell::Provisional(_)) => {
             let settled = settled.and_then(|settled| settled.token.confidence);
             let guess = match previous {
-                Cell::Provisional(guess) => guess,
+                HeatCell::Provisional(guess) => guess,
                 _ => None,
             };
-            Cell::Fresh(settled.or(guess))
+            HeatCell::Fresh(settled.or(guess))
         }
         _ => cell,
     }

@@ -146,32 +146,32 @@ fn the_heat_map_tells_when_each_token_was_settled() {
     let heat = recording.heat(0..4, &recording.columns(10));
     let expected = [
         [
-            Cell::Fresh(Some(0.5)),
-            Cell::Provisional(Some(0.25)),
-            Cell::Masked,
-            Cell::Pinned,
+            HeatCell::Fresh(Some(0.5)),
+            HeatCell::Provisional(Some(0.25)),
+            HeatCell::Masked,
+            HeatCell::Pinned,
         ],
         [
-            Cell::Committed,
-            Cell::Fresh(Some(0.75)),
-            Cell::Masked,
-            Cell::Pinned,
+            HeatCell::Committed,
+            HeatCell::Fresh(Some(0.75)),
+            HeatCell::Masked,
+            HeatCell::Pinned,
         ],
         [
-            Cell::Committed,
-            Cell::Committed,
-            Cell::Fresh(Some(1.0)),
-            Cell::Pinned,
+            HeatCell::Committed,
+            HeatCell::Committed,
+            HeatCell::Fresh(Some(1.0)),
+            HeatCell::Pinned,
         ],
     ];
     assert_eq!(heat, expected);
     let second = recording.columns(3).remove(1);
     let corner = recording.heat(1..3, &[second]);
-    assert_eq!(corner, [[Cell::Fresh(Some(0.75)), Cell::Masked]]);
+    assert_eq!(corner, [[HeatCell::Fresh(Some(0.75)), HeatCell::Masked]]);
     // One column for all: whatever was settled in any of them is new in it.
     let all = recording.heat(0..4, &recording.columns(1));
-    assert_eq!(all[0][0], Cell::Fresh(Some(0.5)));
-    assert_eq!(all[0][1], Cell::Fresh(Some(0.75)));
+    assert_eq!(all[0][0], HeatCell::Fresh(Some(0.5)));
+    assert_eq!(all[0][1], HeatCell::Fresh(Some(0.75)));
 }
 
 #[test]
@@ -180,9 +180,9 @@ fn positions_beyond_any_canvas_are_left_out() {
     let recording = recorded([pass(1, 0, far.to_vec())]);
     assert!(recording.bytes < 1 << 20);
     let heat = recording.heat(2..4, &recording.columns(1));
-    assert_eq!(heat, [[Cell::Masked, Cell::Provisional(Some(0.5))]]);
+    assert_eq!(heat, [[HeatCell::Masked, HeatCell::Provisional(Some(0.5))]]);
     let end = recording.heat(u32::MAX - 1..u32::MAX, &recording.columns(1));
-    assert_eq!(end, [[Cell::Masked]]);
+    assert_eq!(end, [[HeatCell::Masked]]);
     let _ = pictures(&recording);
 }
 
@@ -204,7 +204,11 @@ fn a_long_run_keeps_fewer_passes_and_no_more_memory() {
     }
     assert!(recording.is_thinned());
     assert!(recording.len() > 500, "{}", recording.len());
-    let numbers: Vec<_> = recording.passes.iter().map(|kept| kept.number).collect();
+    let numbers: Vec<_> = recording
+        .passes
+        .iter()
+        .map(|kept| kept.pass_number)
+        .collect();
     let stride = numbers[1] - numbers[0];
     assert_eq!(numbers[0], 1);
     assert!(numbers.windows(2).all(|two| two[1] - two[0] == stride));

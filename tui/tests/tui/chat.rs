@@ -2,7 +2,7 @@
 
 use std::{os::unix::fs::PermissionsExt, path::Path};
 
-use fake_daemon::{Fake, Step, story};
+use fake_daemon::{FakeDaemon, ScriptStep, generation_events};
 use rustix::process::Signal;
 use sluice_proto::v1::{
     GenerationNotice, GenerationQueued, generate_request::Input, generation_event::Event,
@@ -14,7 +14,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 use crate::support::{Client, code, run_with_input, stderr, stdout};
 
 /// `sluice chat` with a home of its own.
-fn chat(fake: &Fake, home: &Path, arguments: &[&str]) -> Journey {
+fn chat(fake: &FakeDaemon, home: &Path, arguments: &[&str]) -> Journey {
     let mut command = fake.sluice(&["chat"]);
     command.args(arguments).env("HOME", home);
     let journey = Journey::start(command);
@@ -31,7 +31,7 @@ fn expect_prompt(journey: &Journey) {
 }
 
 /// The messages of the last request, each as `role: content`.
-fn asked(fake: &Fake) -> Vec<String> {
+fn asked(fake: &FakeDaemon) -> Vec<String> {
     let seen = fake.seen.lock().unwrap();
     let Some(Input::Chat(chat)) = seen.generate.last().and_then(|last| last.input.as_ref()) else {
         return Vec::new();
@@ -42,7 +42,7 @@ fn asked(fake: &Fake) -> Vec<String> {
         .collect()
 }
 
-fn wait_for_last(fake: &Fake, words: &str) {
+fn wait_for_last(fake: &FakeDaemon, words: &str) {
     eventually(words, || {
         asked(fake).last().is_some_and(|last| last == words)
     });
@@ -51,7 +51,7 @@ fn wait_for_last(fake: &Fake, words: &str) {
 #[test]
 fn lines_are_edited_remembered_and_answered_until_control_d() {
     let home = tempfile::tempdir().expect("a folder");
-    let fake = Fake::start(story("well"));
+    let fake = FakeDaemon::start(generation_events("well"));
     let mut journey = chat(&fake, home.path(), &[]);
     // A letter forgotten, put in its place.
     journey.press("helo\x1b[Dl\r");
@@ -86,7 +86,7 @@ fn lines_are_edited_remembered_and_answered_until_control_d() {
 #[test]
 fn a_private_conversation_leaves_nothing() {
     let home = tempfile::tempdir().expect("a folder");
-    let fake = Fake::start(story("well"));
+    let fake = FakeDaemon::start(generation_events("well"));
     let mut journey = chat(&fake, home.path(), &["--private"]);
     journey.press("a secret\r");
     wait_for_last(&fake, "user: a secret");
@@ -99,7 +99,7 @@ fn a_private_conversation_leaves_nothing() {
 #[test]
 fn a_text_takes_several_lines() {
     let home = tempfile::tempdir().expect("a folder");
-    let fake = Fake::start(story("well"));
+    let fake = FakeDaemon::start(generation_events("well"));
     let mut journey = chat(&fake, home.path(), &[]);
     journey.press("one\\\r");
     journey.press("two\r");
@@ -128,7 +128,11 @@ fn control_c_stops_the_answer_and_not_the_conversation() {
         request_id: 7,
         text: "it begins".into(),
     });
-    let fake = Fake::start(vec![Step::Send(queued), Step::Send(notice), Step::Hang]);
+    let fake = FakeDaemon::start(vec![
+        ScriptStep::Send(queued),
+        ScriptStep::Send(notice),
+        ScriptStep::Hang,
+    ]);
     let mut journey = chat(&fake, home.path(), &[]);
     journey.press("hello\r");
     // The first event has to arrive before its number is known.
@@ -158,7 +162,7 @@ fn control_c_stops_the_answer_and_not_the_conversation() {
 #[test]
 fn a_termination_gives_the_terminal_back() {
     let home = tempfile::tempdir().expect("a folder");
-    let fake = Fake::start(vec![]);
+    let fake = FakeDaemon::start(vec![]);
     let mut journey = chat(&fake, home.path(), &[]);
     journey.press("a draft");
     journey.expect("a draft");
@@ -169,7 +173,7 @@ fn a_termination_gives_the_terminal_back() {
 #[test]
 fn commands_change_what_the_next_answer_is_asked_for() {
     let home = tempfile::tempdir().expect("a folder");
-    let fake = Fake::start(story("well"));
+    let fake = FakeDaemon::start(generation_events("well"));
     let mut journey = chat(&fake, home.path(), &["--length", "64"]);
     journey.press("/system be brief\r");
     journey.expect("these instructions");
@@ -221,13 +225,13 @@ fn commands_change_what_the_next_answer_is_asked_for() {
 #[test]
 fn an_answer_that_was_cut_says_what_to_do() {
     let home = tempfile::tempdir().expect("a folder");
-    let mut script = story("well");
+    let mut script = generation_events("well");
     for step in &mut script {
-        if let Step::Send(Event::Done(done)) = step {
+        if let ScriptStep::Send(Event::Done(done)) = step {
             done.is_truncated = true;
         }
     }
-    let fake = Fake::start(script);
+    let fake = FakeDaemon::start(script);
     let mut journey = chat(&fake, home.path(), &[]);
     journey.press("hi\r");
     journey.expect("/set length N allows more");
@@ -241,7 +245,7 @@ fn a_full_context_says_what_to_do() {
     let home = tempfile::tempdir().expect("a folder");
     let details = ErrorDetails::with_error_info("CONTEXT_EXCEEDED", "sluice", []);
     let status = Status::with_error_details(Code::InvalidArgument, "length: too long", details);
-    let fake = Fake::start(vec![Step::Fail(status)]);
+    let fake = FakeDaemon::start(vec![ScriptStep::Fail(status)]);
     let mut journey = chat(&fake, home.path(), &[]);
     journey.press("hi\r");
     journey.expect("error: length: too long");
@@ -257,7 +261,7 @@ fn a_full_context_says_what_to_do() {
 
 #[test]
 fn a_pipe_is_plain_and_a_turn_a_line() {
-    let fake = Fake::start(story("well"));
+    let fake = FakeDaemon::start(generation_events("well"));
     let command = fake.sluice(&["chat", "--system", "be brief"]);
     let output = run_with_input(
         command,

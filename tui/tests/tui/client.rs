@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use fake_daemon::{Fake, Step, story};
+use fake_daemon::{FakeDaemon, ScriptStep, generation_events};
 use sluice_proto::v1::{
     CanvasToken, DecodingPreset, GenerationDone, GenerationNotice, GenerationPass,
     GenerationQueued, GenerationStarted, PassPhases, TokenState, generate_request::Input,
@@ -16,7 +16,7 @@ use crate::support::{Client, code, interrupt, run_with_input, said, sluice, stde
 
 #[test]
 fn a_pipe_gets_the_final_text_alone() {
-    let fake = Fake::start(story("once upon a time"));
+    let fake = FakeDaemon::start(generation_events("once upon a time"));
     let output = fake.output(&["generate", "hi"]);
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     assert_eq!(stdout(&output), "once upon a time\n");
@@ -24,8 +24,8 @@ fn a_pipe_gets_the_final_text_alone() {
 }
 
 /// A pass after which so much of the text is final.
-fn pass(stable_text: &str) -> Step {
-    Step::Send(Event::PassDone(GenerationPass {
+fn pass(stable_text: &str) -> ScriptStep {
+    ScriptStep::Send(Event::PassDone(GenerationPass {
         stable_text: stable_text.into(),
         ..Default::default()
     }))
@@ -33,7 +33,7 @@ fn pass(stable_text: &str) -> Step {
 
 #[test]
 fn a_pipe_gets_the_text_as_far_as_it_is_final() {
-    let fake = Fake::start(vec![pass("once "), pass("once upon"), Step::Hang]);
+    let fake = FakeDaemon::start(vec![pass("once "), pass("once upon"), ScriptStep::Hang]);
     let mut child = fake.sluice(&["generate", "hi"]).spawn().unwrap();
     let mut written = [0; 9];
     let pipe = child.stdout.as_mut().expect("a pipe");
@@ -44,7 +44,7 @@ fn a_pipe_gets_the_text_as_far_as_it_is_final() {
 
     let done = |text: &str| {
         let text = Some(text.to_owned());
-        Step::Send(Event::Done(GenerationDone {
+        ScriptStep::Send(Event::Done(GenerationDone {
             text,
             ..Default::default()
         }))
@@ -54,14 +54,14 @@ fn a_pipe_gets_the_text_as_far_as_it_is_final() {
         ("once upon a time", "once upon a time\n"),
         ("twice", "once upon\ntwice\n"),
     ] {
-        let fake = Fake::start(vec![pass("on"), pass("once upon"), done(end)]);
+        let fake = FakeDaemon::start(vec![pass("on"), pass("once upon"), done(end)]);
         assert_eq!(stdout(&fake.output(&["generate", "hi"])), expected);
     }
 }
 
 #[test]
 fn the_prompt_and_its_system_message_arrive_as_a_conversation() {
-    let fake = Fake::start(story("x"));
+    let fake = FakeDaemon::start(generation_events("x"));
     let mut command = fake.sluice(&["generate", "-", "--system", "be brief"]);
     command.arg("--seed=3");
     assert_eq!(code(&run_with_input(command, "héllo\n".as_bytes())), 0);
@@ -80,7 +80,7 @@ fn the_prompt_and_its_system_message_arrive_as_a_conversation() {
 
 #[test]
 fn json_gives_one_object_a_line_for_each_event() {
-    let fake = Fake::start(story("once upon a time"));
+    let fake = FakeDaemon::start(generation_events("once upon a time"));
     let output = fake.output(&["generate", "hi", "--json"]);
     let text = stdout(&output);
     let events: Vec<serde_json::Value> = text
@@ -105,7 +105,7 @@ fn without_a_tokenizer_the_ids_are_printed() {
         token_ids: vec![5, 6, 7],
         ..Default::default()
     });
-    let fake = Fake::start(vec![Step::Send(done)]);
+    let fake = FakeDaemon::start(vec![ScriptStep::Send(done)]);
     assert_eq!(
         stdout(&fake.output(&["generate", "--tokens", "1,2"])),
         "5,6,7\n"
@@ -114,15 +114,15 @@ fn without_a_tokenizer_the_ids_are_printed() {
 
 #[test]
 fn hostile_text_stays_as_it_is_in_a_pipe_and_harmless_on_standard_error() {
-    let mut script = story("a\x1b[2Jb");
+    let mut script = generation_events("a\x1b[2Jb");
     script.insert(
         2,
-        Step::Send(Event::Notice(GenerationNotice {
+        ScriptStep::Send(Event::Notice(GenerationNotice {
             request_id: 7,
             text: "beware\x1b]0;title\x07".into(),
         })),
     );
-    let output = Fake::start(script).output(&["generate", "hi"]);
+    let output = FakeDaemon::start(script).output(&["generate", "hi"]);
     assert_eq!(stdout(&output), "a\x1b[2Jb\n");
     assert_eq!(stderr(&output), "note: beware\u{fffd}]0;title\u{fffd}\n");
 }
@@ -133,13 +133,13 @@ fn an_error_is_told_with_its_hint() {
     let details = ErrorDetails::with_error_info("QUEUE_FULL", "sluice", hint);
     let status = Status::with_error_details(Code::ResourceExhausted, "the queue is full", details);
     for script in [
-        vec![Step::Fail(status.clone())],
+        vec![ScriptStep::Fail(status.clone())],
         vec![
-            Step::Send(Event::Queued(GenerationQueued::default())),
-            Step::Fail(status),
+            ScriptStep::Send(Event::Queued(GenerationQueued::default())),
+            ScriptStep::Fail(status),
         ],
     ] {
-        let output = Fake::start(script).output(&["generate", "hi"]);
+        let output = FakeDaemon::start(script).output(&["generate", "hi"]);
         assert_eq!(code(&output), 1);
         assert_eq!(stdout(&output), "");
         assert_eq!(
@@ -150,14 +150,14 @@ fn an_error_is_told_with_its_hint() {
 }
 
 /// An answer of two tokens, the second of which is sure a pass later.
-fn measured() -> Vec<Step> {
+fn measured() -> Vec<ScriptStep> {
     let token = |position, state: TokenState| CanvasToken {
         position,
         state: state.into(),
         ..Default::default()
     };
     let pass = |second| {
-        Step::Send(Event::PassDone(GenerationPass {
+        ScriptStep::Send(Event::PassDone(GenerationPass {
             tokens: vec![token(0, TokenState::Committed), token(1, second)],
             rows: 40,
             lm_head_rows: 2,
@@ -167,13 +167,13 @@ fn measured() -> Vec<Step> {
         }))
     };
     vec![
-        Step::Send(Event::Started(GenerationStarted {
+        ScriptStep::Send(Event::Started(GenerationStarted {
             dial: "fast".into(),
             ..Default::default()
         })),
         pass(TokenState::Masked),
         pass(TokenState::Committed),
-        Step::Send(Event::Done(GenerationDone {
+        ScriptStep::Send(Event::Done(GenerationDone {
             token_ids: vec![5, 6, 1],
             text_tokens: 2,
             passes: 2,
@@ -195,7 +195,7 @@ fn measured() -> Vec<Step> {
 
 #[test]
 fn a_bench_has_a_row_for_each_position_of_the_dial() {
-    let fake = Fake::start(measured());
+    let fake = FakeDaemon::start(measured());
     let output = fake.output(&["bench", "--dial", "exact,fast", "--repeat", "2"]);
     assert_eq!((code(&output), &*stderr(&output)), (0, ""));
     let table = stdout(&output);
@@ -227,7 +227,7 @@ fn a_bench_has_a_row_for_each_position_of_the_dial() {
 
 #[test]
 fn a_bench_has_a_json_form_and_tells_what_went_wrong() {
-    let fake = Fake::start(measured());
+    let fake = FakeDaemon::start(measured());
     let arguments = ["bench", "--tokens", "1,2", "--warmup", "0", "--json"];
     let output = fake.output(&arguments);
     let row: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("one object");
@@ -242,8 +242,8 @@ fn a_bench_has_a_json_form_and_tells_what_went_wrong() {
     assert_eq!(row["same_tokens"], serde_json::Value::Null);
     assert_eq!(fake.seen.lock().unwrap().generate.len(), 1);
 
-    let refused = Step::Fail(Status::resource_exhausted("the queue is full"));
-    let output = Fake::start(vec![refused]).output(&arguments);
+    let refused = ScriptStep::Fail(Status::resource_exhausted("the queue is full"));
+    let output = FakeDaemon::start(vec![refused]).output(&arguments);
     assert_eq!((code(&output), &*stdout(&output)), (1, ""));
     let told = stderr(&output);
     assert!(
@@ -258,7 +258,7 @@ fn a_bench_has_a_json_form_and_tells_what_went_wrong() {
 
 #[test]
 fn an_older_daemon_is_named_as_such() {
-    let output = Fake::start(vec![]).output(&["score", "a", "b"]);
+    let output = FakeDaemon::start(vec![]).output(&["score", "a", "b"]);
     assert_eq!(code(&output), 1);
     assert!(
         stderr(&output).contains("older than the client"),
@@ -270,10 +270,10 @@ fn an_older_daemon_is_named_as_such() {
 #[test]
 fn a_daemon_that_dies_midway_is_unreachable() {
     let script = vec![
-        Step::Send(Event::Queued(GenerationQueued::default())),
-        Step::Die,
+        ScriptStep::Send(Event::Queued(GenerationQueued::default())),
+        ScriptStep::Die,
     ];
-    let output = Fake::start(script).output(&["generate", "hi"]);
+    let output = FakeDaemon::start(script).output(&["generate", "hi"]);
     assert_eq!(code(&output), 69, "{}", stderr(&output));
     assert!(
         stderr(&output).starts_with("error: lost sluiced at "),
@@ -284,7 +284,7 @@ fn a_daemon_that_dies_midway_is_unreachable() {
 
 #[test]
 fn a_stream_without_a_result_is_a_failure() {
-    let output = Fake::start(vec![]).output(&["generate", "hi"]);
+    let output = FakeDaemon::start(vec![]).output(&["generate", "hi"]);
     assert_eq!(code(&output), 1);
     assert!(
         stderr(&output).contains("without a result"),
@@ -303,7 +303,11 @@ fn an_interrupt_cancels_the_request() {
         request_id: 7,
         text: "it begins".into(),
     });
-    let fake = Fake::start(vec![Step::Send(queued), Step::Send(notice), Step::Hang]);
+    let fake = FakeDaemon::start(vec![
+        ScriptStep::Send(queued),
+        ScriptStep::Send(notice),
+        ScriptStep::Hang,
+    ]);
     let mut child = fake.sluice(&["generate", "hi"]).spawn().unwrap();
     // The first event has to arrive before its number is known.
     said(child.stderr.as_mut().expect("a pipe"), "it begins");
@@ -315,7 +319,7 @@ fn an_interrupt_cancels_the_request() {
 
 #[test]
 fn an_interrupt_of_what_only_waits_has_its_exit_code_and_its_object() {
-    let fake = Fake::start(vec![Step::Hang]);
+    let fake = FakeDaemon::start(vec![ScriptStep::Hang]);
     let child = fake.sluice(&["bench", "--json"]).spawn().unwrap();
     eventually("the first request", || {
         !fake.seen.lock().unwrap().generate.is_empty()
@@ -328,7 +332,7 @@ fn an_interrupt_of_what_only_waits_has_its_exit_code_and_its_object() {
 
 #[test]
 fn a_reader_that_goes_is_a_clean_end() {
-    let fake = Fake::start(story("once upon a time"));
+    let fake = FakeDaemon::start(generation_events("once upon a time"));
     let mut child = fake.sluice(&["generate", "hi", "--json"]).spawn().unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
@@ -338,7 +342,7 @@ fn a_reader_that_goes_is_a_clean_end() {
 
 #[test]
 fn standard_input_must_be_text_of_bounded_size() {
-    let fake = Fake::start(story("x"));
+    let fake = FakeDaemon::start(generation_events("x"));
     let output = run_with_input(fake.sluice(&["generate", "-"]), b"ab\xff");
     assert_eq!(code(&output), 1);
     assert!(
@@ -354,7 +358,7 @@ fn standard_input_must_be_text_of_bounded_size() {
 
 #[test]
 fn a_piped_conversation_sends_all_of_it_each_turn() {
-    let fake = Fake::start(story("well"));
+    let fake = FakeDaemon::start(generation_events("well"));
     let output = run_with_input(fake.sluice(&["chat"]), b"one\n\n/reset\ntwo\nthree\n");
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     assert_eq!(stdout(&output), "well\nwell\nwell\n");
@@ -372,7 +376,7 @@ fn a_piped_conversation_sends_all_of_it_each_turn() {
 
 #[test]
 fn an_edit_sends_the_bytes_of_its_span() {
-    let fake = Fake::start(story("the dog sat"));
+    let fake = FakeDaemon::start(generation_events("the dog sat"));
     let output = fake.output(&["edit", "né cat sat", "--replace", "cat", "--tokens", "2"]);
     assert_eq!(stdout(&output), "the dog sat\n");
     let seen = fake.seen.lock().unwrap();
@@ -385,7 +389,7 @@ fn an_edit_sends_the_bytes_of_its_span() {
 
 #[test]
 fn a_folder_to_load_is_made_absolute_and_a_name_is_left_to_the_daemon() {
-    let fake = Fake::start(vec![]);
+    let fake = FakeDaemon::start(vec![]);
     let output = fake.output(&["load", "./some/model"]);
     assert!(
         stdout(&output).starts_with("loaded fake (ready)"),
@@ -406,12 +410,12 @@ fn a_folder_to_load_is_made_absolute_and_a_name_is_left_to_the_daemon() {
 
 #[test]
 fn warnings_come_before_the_text_and_in_json_with_it() {
-    let mut script = story("once");
-    let Step::Send(Event::Started(started)) = &mut script[1] else {
+    let mut script = generation_events("once");
+    let ScriptStep::Send(Event::Started(started)) = &mut script[1] else {
         panic!("started");
     };
     started.warnings = vec!["this will take about 3 min\x1b[2J".into()];
-    let fake = Fake::start(script);
+    let fake = FakeDaemon::start(script);
     let output = fake.output(&["generate", "hi"]);
     assert_eq!(stdout(&output), "once\n");
     assert_eq!(
@@ -425,7 +429,7 @@ fn warnings_come_before_the_text_and_in_json_with_it() {
 
 #[test]
 fn watching_and_cancelling_take_a_number() {
-    let fake = Fake::start(story("once"));
+    let fake = FakeDaemon::start(generation_events("once"));
     assert_eq!(stdout(&fake.output(&["watch", "7"])), "once\n");
     assert_eq!(
         stdout(&fake.output(&["cancel", "7"])),
@@ -436,7 +440,7 @@ fn watching_and_cancelling_take_a_number() {
 
 #[test]
 fn answers_have_a_plain_and_a_json_form() {
-    let fake = Fake::start(vec![]);
+    let fake = FakeDaemon::start(vec![]);
     for command in ["status", "models", "requests"] {
         let plain = fake.output(&[command]);
         assert_eq!(code(&plain), 0);
@@ -502,7 +506,7 @@ fn exit_codes_tell_wrong_usage_from_an_absent_daemon() {
 
 #[test]
 fn without_a_terminal_the_dashboard_is_the_status() {
-    let fake = Fake::start(vec![]);
+    let fake = FakeDaemon::start(vec![]);
     let bare = fake.output(&[]);
     assert_eq!(code(&bare), 0, "{}", stderr(&bare));
     assert_eq!(stdout(&bare), stdout(&fake.output(&["status"])));
@@ -516,7 +520,7 @@ fn scripts_get_an_error_as_one_object() {
     let hint = [("hint".to_owned(), "try later".to_owned())];
     let details = ErrorDetails::with_error_info("QUEUE_FULL", "sluice", hint);
     let status = Status::with_error_details(Code::ResourceExhausted, "the queue is full", details);
-    let fake = Fake::start(vec![Step::Fail(status)]);
+    let fake = FakeDaemon::start(vec![ScriptStep::Fail(status)]);
     let told = |output: &std::process::Output| -> serde_json::Value {
         assert_eq!(stdout(output), "");
         serde_json::from_str(&stderr(output)).expect("one object")
@@ -542,7 +546,7 @@ fn scripts_get_an_error_as_one_object() {
 
 #[test]
 fn scripts_learn_whether_there_was_something_to_cancel() {
-    let fake = Fake::start(Vec::new());
+    let fake = FakeDaemon::start(Vec::new());
     let output = fake.output(&["cancel", "7", "--json"]);
     assert_eq!(stdout(&output), "{\"request_id\":7,\"was_active\":true}\n");
 }

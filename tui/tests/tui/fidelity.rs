@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-use fake_daemon::{Change, Fake};
+use fake_daemon::{ChangeScript, FakeDaemon};
 use serde_json::Value;
 use sluice_proto::v1::{MeasureFidelityRequest, measure_fidelity_request::Samples};
 
@@ -25,7 +25,7 @@ fn text(request: &MeasureFidelityRequest) -> &str {
 
 #[test]
 fn all_levels_are_measured_on_one_text_with_the_same_masks() {
-    let fake = Fake::start(vec![]);
+    let fake = FakeDaemon::start(vec![]);
     let (_folder, file) = stories();
     let arguments = ["fidelity", file.to_str().unwrap(), "--level", "all"];
     let output = fake.output(&arguments);
@@ -65,7 +65,7 @@ aggressive  0.001250   98.75 %   1.5000   1.6250  3.00 GiB   620 ms
 
 #[test]
 fn standard_input_is_measured_at_the_level_in_force_and_as_json() {
-    let fake = Fake::start(vec![]);
+    let fake = FakeDaemon::start(vec![]);
     let arguments = ["fidelity", "--samples", "5", "--seed", "1", "--json"];
     let output = run_with_input(fake.sluice(&arguments), b"One.\nTwo.\n");
     assert_eq!(code(&output), 0, "{}", stderr(&output));
@@ -120,7 +120,7 @@ fn what_is_no_text_is_refused_before_the_daemon_is_looked_for() {
 
 #[test]
 fn a_level_that_can_not_be_loaded_costs_no_time() {
-    let fake = Fake::start(vec![]);
+    let fake = FakeDaemon::start(vec![]);
     let (_folder, file) = stories();
     let file = file.to_str().unwrap();
     let output = fake.output(&["fidelity", file, "--level", "standard", "--level", "off"]);
@@ -135,11 +135,11 @@ fn a_level_that_can_not_be_loaded_costs_no_time() {
 
 #[test]
 fn a_measurement_without_a_result_is_a_failure() {
-    let change = Change {
+    let change = ChangeScript {
         hangs: true,
         ..Default::default()
     };
-    let fake = Fake::with_changes(vec![], change);
+    let fake = FakeDaemon::with_changes(vec![], change);
     let (_folder, file) = stories();
     let output = fake.output(&["fidelity", file.to_str().unwrap()]);
     assert_eq!((code(&output), stdout(&output).as_str()), (1, ""));
@@ -148,7 +148,7 @@ fn a_measurement_without_a_result_is_a_failure() {
 
 #[test]
 fn what_was_measured_before_is_shown_without_measuring() {
-    let fake = Fake::start(vec![]);
+    let fake = FakeDaemon::start(vec![]);
     let output = fake.output(&["fidelity", "--show"]);
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     assert_eq!(

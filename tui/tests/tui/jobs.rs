@@ -6,7 +6,7 @@ use std::{
     process::{Command, Output},
 };
 
-use fake_daemon::{Change, Fake};
+use fake_daemon::{ChangeScript, FakeDaemon};
 use sluice_proto::v1::{
     Coder, CompressResult, DecompressResult, JobProgress, JobResult, VerifyResult,
     compress_request::How, job_event::Kind, job_result,
@@ -16,7 +16,7 @@ use testkit::eventually;
 use crate::support::{Client, code, interrupt, said, sluice, stderr, stdout};
 
 /// A daemon whose jobs come to this result, or to none until they are cancelled.
-fn working(result: Option<job_result::Kind>) -> Fake {
+fn working(result: Option<job_result::Kind>) -> FakeDaemon {
     let progress = JobProgress {
         tensor: "wq\x1b[2J".into(),
         done_bytes: 1 << 20,
@@ -29,7 +29,7 @@ fn working(result: Option<job_result::Kind>) -> Fake {
             elapsed_ms: 1_500.0,
         })
     });
-    let change = Change {
+    let change = ChangeScript {
         job: [Kind::Progress(progress)]
             .into_iter()
             .chain(result)
@@ -37,7 +37,7 @@ fn working(result: Option<job_result::Kind>) -> Fake {
         hangs,
         ..Default::default()
     };
-    Fake::with_changes(Vec::new(), change)
+    FakeDaemon::with_changes(Vec::new(), change)
 }
 
 fn compressed() -> job_result::Kind {
@@ -208,7 +208,7 @@ fn a_job_can_be_left_to_the_daemon() {
 }
 
 /// Ctrl-C for a command that has told of its job, and so knows its id; how it ended, and what it said from there on.
-fn interrupted(fake: &Fake, arguments: &[&str]) -> Output {
+fn interrupted(fake: &FakeDaemon, arguments: &[&str]) -> Output {
     let mut child = fake.sluice(arguments).spawn().unwrap();
     said(child.stderr.as_mut().expect("a pipe"), "job 3: ");
     interrupt(child)
@@ -234,11 +234,11 @@ fn an_interrupt_cancels_a_job_of_ones_own_and_leaves_others_alone() {
 
 #[test]
 fn an_interrupt_ends_the_wait_for_a_daemon_that_says_nothing() {
-    let change = Change {
+    let change = ChangeScript {
         silent: true,
         ..Default::default()
     };
-    let fake = Fake::with_changes(Vec::new(), change);
+    let fake = FakeDaemon::with_changes(Vec::new(), change);
     let arguments = ["verify", "m.sluice"];
     let child = fake.sluice(&arguments).spawn().unwrap();
     eventually("the job", || !fake.seen.lock().unwrap().verified.is_empty());

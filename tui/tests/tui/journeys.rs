@@ -1,6 +1,6 @@
 //! Journeys through the dashboard on a real terminal: what stands on the screen after keys, clicks, and troubles.
 
-use fake_daemon::{Change, Fake, Step, story, switch};
+use fake_daemon::{ChangeScript, FakeDaemon, ScriptStep, generation_events, switch_events};
 use testkit::{eventually, terminal::Journey};
 
 use crate::support::Client;
@@ -15,14 +15,14 @@ const PAGES: [&str; 6] = [
 ];
 
 /// A daemon whose text never comes to its end.
-fn endless(text: &str, change: Change) -> Fake {
-    let mut script = story(text);
+fn endless(text: &str, change: ChangeScript) -> FakeDaemon {
+    let mut script = generation_events(text);
     script.truncate(4);
-    script.push(Step::Hang);
-    Fake::with_changes(script, change)
+    script.push(ScriptStep::Hang);
+    FakeDaemon::with_changes(script, change)
 }
 
-fn dashboard(fake: &Fake) -> Journey {
+fn dashboard(fake: &FakeDaemon) -> Journey {
     let journey = Journey::start(fake.sluice(&[]));
     journey.expect("connected");
     journey
@@ -45,7 +45,7 @@ fn quit(mut journey: Journey) {
 
 #[test]
 fn a_daemon_that_comes_later_is_found() {
-    let mut fake = Fake::start(vec![]);
+    let mut fake = FakeDaemon::start(vec![]);
     fake.die();
     let journey = Journey::start(fake.sluice(&[]));
     journey.expect("looking again in");
@@ -57,7 +57,7 @@ fn a_daemon_that_comes_later_is_found() {
 
 #[test]
 fn what_was_written_and_seen_outlives_the_daemon() {
-    let mut fake = Fake::start(story("once upon a time"));
+    let mut fake = FakeDaemon::start(generation_events("once upon a time"));
     let mut journey = dashboard(&fake);
     journey.press("ihello\r");
     journey.expect("once upon a time");
@@ -74,7 +74,7 @@ fn what_was_written_and_seen_outlives_the_daemon() {
 
 #[test]
 fn a_second_escape_cancels_the_own_request() {
-    let fake = endless("once upon a time", Change::default());
+    let fake = endless("once upon a time", ChangeScript::default());
     let mut journey = dashboard(&fake);
     journey.press("ihello\r");
     journey.expect("once");
@@ -90,8 +90,8 @@ fn a_second_escape_cancels_the_own_request() {
 
 #[test]
 fn the_level_changes_while_a_text_is_written() {
-    let change = Change {
-        apply: switch("moderate"),
+    let change = ChangeScript {
+        apply: switch_events("moderate"),
         ..Default::default()
     };
     let fake = endless("once upon a time", change);
@@ -116,7 +116,7 @@ fn the_level_changes_while_a_text_is_written() {
 
 #[test]
 fn every_page_opens_by_key_and_by_mouse() {
-    let fake = Fake::start(vec![]);
+    let fake = FakeDaemon::start(vec![]);
     let mut journey = dashboard(&fake);
     for page in PAGES.iter().rev() {
         journey.press(&page[..1]);
@@ -132,7 +132,7 @@ fn every_page_opens_by_key_and_by_mouse() {
 
 #[test]
 fn a_screen_that_shrinks_and_grows_is_drawn_anew() {
-    let fake = Fake::start(story("once upon a time"));
+    let fake = FakeDaemon::start(generation_events("once upon a time"));
     let mut journey = dashboard(&fake);
     journey.press("ihello\r");
     journey.expect("once upon a time");
@@ -149,7 +149,7 @@ fn a_screen_that_shrinks_and_grows_is_drawn_anew() {
 
 #[test]
 fn lists_have_what_ended_before_the_dashboard_was_opened() {
-    let fake = Fake::start(vec![]);
+    let fake = FakeDaemon::start(vec![]);
     let mut journey = dashboard(&fake);
     journey.press("6");
     journey.expect("job 2: /models/m");
@@ -162,7 +162,7 @@ fn lists_have_what_ended_before_the_dashboard_was_opened() {
 
 #[test]
 fn a_prompt_of_several_lines_is_typed_pasted_sent_and_its_answer_copied() {
-    let fake = Fake::start(story("once upon a time"));
+    let fake = FakeDaemon::start(generation_events("once upon a time"));
     let mut journey = dashboard(&fake);
     // Ctrl-J, Alt-Enter and a paste in brackets.
     journey.press("ione\ntwo\x1b\rthree");

@@ -1,11 +1,11 @@
 //! The commands for models on disk, against a daemon that plays a script.
 
-use fake_daemon::{Change, Fake};
+use fake_daemon::{ChangeScript, FakeDaemon};
 use sluice_proto::v1::{PullPlan, PullProgress, pull_model_response::Kind};
 
 use crate::support::{Client, code, interrupt, said, stderr, stdout};
 
-fn pulling(hangs: bool) -> Fake {
+fn pulling(hangs: bool) -> FakeDaemon {
     let plan = PullPlan {
         name: "o/m:Q8_0".into(),
         files: 3,
@@ -24,12 +24,12 @@ fn pulling(hangs: bool) -> Fake {
         Kind::Notice("the hub stalls\x1b[2J".into()),
         Kind::Progress(progress),
     ];
-    let change = Change {
+    let change = ChangeScript {
         pull,
         hangs,
         ..Default::default()
     };
-    Fake::with_changes(Vec::new(), change)
+    FakeDaemon::with_changes(Vec::new(), change)
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn an_interrupt_cancels_the_download_that_the_daemon_makes_of_the_name() {
 
 #[test]
 fn the_list_says_what_is_where_and_which_is_the_default() {
-    let fake = Fake::start(Vec::new());
+    let fake = FakeDaemon::start(Vec::new());
     let output = stdout(&fake.output(&["list"]));
     let lines: Vec<_> = output.lines().collect();
     assert_eq!(
@@ -131,7 +131,7 @@ fn the_list_says_what_is_where_and_which_is_the_default() {
 
 #[test]
 fn models_are_removed_inspected_and_unloaded_by_name() {
-    let fake = Fake::start(Vec::new());
+    let fake = FakeDaemon::start(Vec::new());
     let output = fake.output(&["rm", "o/m", "--force"]);
     assert_eq!(stdout(&output), "removed o/m, 3.00 GiB freed\n");
     let output = fake.output(&["rm", "o/m", "--json"]);

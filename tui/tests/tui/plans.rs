@@ -2,7 +2,7 @@
 
 use std::{os::unix::fs::symlink, path::Path, process::Command};
 
-use fake_daemon::{Change, Fake, plan, switch};
+use fake_daemon::{ChangeScript, FakeDaemon, plan, switch_events};
 use sluice_proto::v1::{LoadProgress, Plan, PlanRequest, load_model_response, plan_request};
 use testkit::eventually;
 
@@ -10,11 +10,11 @@ use crate::support::{Client, code, interrupt, stderr, stdout};
 
 #[test]
 fn a_load_takes_a_level_and_a_budget_and_tells_its_plan() {
-    let change = Change {
+    let change = ChangeScript {
         load: vec![load_model_response::Kind::Plan(plan("moderate"))],
         ..Default::default()
     };
-    let fake = Fake::with_changes(vec![], change);
+    let fake = FakeDaemon::with_changes(vec![], change);
     let output = fake.output(&["load", "x", "--level", "moderate", "--budget", "4GiB"]);
     assert!(stdout(&output).starts_with("loaded fake (ready)"));
     assert_eq!(
@@ -28,11 +28,11 @@ fn a_load_takes_a_level_and_a_budget_and_tells_its_plan() {
 
 #[test]
 fn an_interrupt_cancels_a_load() {
-    let change = Change {
+    let change = ChangeScript {
         hangs: true,
         ..Default::default()
     };
-    let fake = Fake::with_changes(vec![], change);
+    let fake = FakeDaemon::with_changes(vec![], change);
     let child = fake.sluice(&["load", "x"]).spawn().unwrap();
     eventually("the load", || !fake.seen.lock().unwrap().loaded.is_empty());
     let output = interrupt(child);
@@ -46,7 +46,7 @@ fn an_interrupt_cancels_a_load() {
 
 #[test]
 fn a_load_for_scripts_is_a_line_an_event() {
-    let change = Change {
+    let change = ChangeScript {
         load: vec![
             load_model_response::Kind::Plan(Plan::default()),
             load_model_response::Kind::Notice("slow disk".into()),
@@ -54,7 +54,7 @@ fn a_load_for_scripts_is_a_line_an_event() {
         ],
         ..Default::default()
     };
-    let fake = Fake::with_changes(vec![], change);
+    let fake = FakeDaemon::with_changes(vec![], change);
     let output = fake.output(&["load", "x", "--json"]);
     assert_eq!((code(&output), &*stderr(&output)), (0, ""));
     let lines: Vec<serde_json::Value> = stdout(&output)
@@ -69,12 +69,12 @@ fn a_load_for_scripts_is_a_line_an_event() {
 
 #[test]
 fn an_interrupt_leaves_a_switch_alone_and_says_so() {
-    let change = Change {
-        apply: switch("moderate")[..4].to_vec(),
+    let change = ChangeScript {
+        apply: switch_events("moderate")[..4].to_vec(),
         hangs: true,
         ..Default::default()
     };
-    let fake = Fake::with_changes(vec![], change);
+    let fake = FakeDaemon::with_changes(vec![], change);
     let child = fake.sluice(&["level", "moderate"]).spawn().unwrap();
     eventually("the switch", || {
         !fake.seen.lock().unwrap().applied.is_empty()
@@ -90,11 +90,11 @@ fn an_interrupt_leaves_a_switch_alone_and_says_so() {
 
 #[test]
 fn a_level_is_predicted_then_measured() {
-    let change = Change {
-        apply: switch("moderate"),
+    let change = ChangeScript {
+        apply: switch_events("moderate"),
         ..Default::default()
     };
-    let fake = Fake::with_changes(vec![], change);
+    let fake = FakeDaemon::with_changes(vec![], change);
     let output = fake.output(&["level", "moderate", "--budget", "4GiB"]);
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     assert_eq!(
@@ -132,11 +132,11 @@ in force  after 2.3 s, with 2.00 GiB held on the device
 
 #[test]
 fn a_budget_and_its_default_and_a_restore_reach_the_daemon() {
-    let change = Change {
-        apply: switch("off"),
+    let change = ChangeScript {
+        apply: switch_events("off"),
         ..Default::default()
     };
-    let fake = Fake::with_changes(vec![], change);
+    let fake = FakeDaemon::with_changes(vec![], change);
     for arguments in [
         &["budget", "3GiB"][..],
         &["budget", "default"],
@@ -166,18 +166,18 @@ fn a_budget_and_its_default_and_a_restore_reach_the_daemon() {
 
 #[test]
 fn a_switch_without_an_end_is_a_failure() {
-    let change = Change {
-        apply: switch("off")[..1].to_vec(),
+    let change = ChangeScript {
+        apply: switch_events("off")[..1].to_vec(),
         ..Default::default()
     };
-    let output = Fake::with_changes(vec![], change).output(&["restore"]);
+    let output = FakeDaemon::with_changes(vec![], change).output(&["restore"]);
     assert_eq!(code(&output), 1);
     assert!(stderr(&output).contains("without a result"));
 }
 
 #[test]
 fn a_plan_is_asked_for_as_it_was_written() {
-    let fake = Fake::start(vec![]);
+    let fake = FakeDaemon::start(vec![]);
     let output = fake.output(&["plan", "--model", "./some/model", "--budget", "6GiB"]);
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     assert!(stdout(&output).contains("fake at level standard within 4.00 GiB"));

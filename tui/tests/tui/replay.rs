@@ -2,13 +2,13 @@
 
 use std::fs;
 
-use fake_daemon::{Fake, story};
+use fake_daemon::{FakeDaemon, generation_events};
 
 use crate::support::{Client, code, run_with_input, sluice, stderr, stdout};
 
 #[test]
 fn what_generate_printed_can_be_replayed() {
-    let fake = Fake::start(story("once upon a time"));
+    let fake = FakeDaemon::start(generation_events("once upon a time"));
     let run = fake.output(&["generate", "hi", "--json"]).stdout;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("run.jsonl");

@@ -10,7 +10,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use fake_daemon::{Change, Fake, story};
+use fake_daemon::{ChangeScript, FakeDaemon, generation_events};
 use serde_json::Value;
 use sluice_proto::v1::generate_request::Input;
 use testkit::{eventually, terminal::Journey};
@@ -263,7 +263,7 @@ fn a_daemon_that_does_not_start_says_why() {
 
 #[test]
 fn what_is_on_disk_is_loaded_and_what_is_not_is_downloaded_first() {
-    let fake = Fake::with_changes(story("well"), Change::default());
+    let fake = FakeDaemon::with_changes(generation_events("well"), ChangeScript::default());
     let output = fake.output(&["run", "O/M", "hi", "there", "--system", "be brief"]);
     assert_eq!(
         (code(&output), &*stdout(&output)),
@@ -297,11 +297,11 @@ fn what_is_on_disk_is_loaded_and_what_is_not_is_downloaded_first() {
 /// The prompt of the last request.
 #[test]
 fn stop_cancels_a_load() {
-    let change = Change {
+    let change = ChangeScript {
         hangs: true,
-        ..Change::default()
+        ..ChangeScript::default()
     };
-    let fake = Fake::with_changes(story("well"), change);
+    let fake = FakeDaemon::with_changes(generation_events("well"), change);
     let loading = fake.sluice(&["load", "on-its-way"]).spawn().unwrap();
     eventually("a load begins", || {
         !fake.seen.lock().unwrap().loaded.is_empty()
@@ -319,7 +319,7 @@ fn stop_cancels_a_load() {
     assert_eq!(code(&output), 1, "{}", stderr(&output));
 }
 
-fn asked(fake: &Fake) -> String {
+fn asked(fake: &FakeDaemon) -> String {
     let seen = fake.seen.lock().unwrap();
     let Some(Input::Chat(chat)) = &seen.generate.last().expect("a request").input else {
         panic!("{seen:?}");
@@ -329,7 +329,7 @@ fn asked(fake: &Fake) -> String {
 
 #[test]
 fn what_a_pipe_brings_stands_behind_the_words() {
-    let fake = Fake::start(story("well"));
+    let fake = FakeDaemon::start(generation_events("well"));
     let run = |words: &[&str], stdin: Stdio| {
         let mut command = fake.sluice(&["run", "fake"]);
         let output = command.args(words).stdin(stdin).output().unwrap();
@@ -405,7 +405,7 @@ fn a_daemon_is_told_paths_as_they_are_meant_here() {
 
 #[test]
 fn a_name_that_nobody_knows_leads_to_near_ones() {
-    let fake = Fake::start(Vec::new());
+    let fake = FakeDaemon::start(Vec::new());
     let output = fake.output(&["run", "lada", "hi"]);
     assert_eq!(code(&output), 1);
     let told = stderr(&output);

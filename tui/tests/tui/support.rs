@@ -5,7 +5,7 @@ use std::{
     process::{Child, Command, Output, Stdio},
 };
 
-use fake_daemon::Fake;
+use fake_daemon::FakeDaemon;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// `sluice` with its output caught and nothing of the tester's surroundings.
@@ -33,7 +33,7 @@ pub(crate) trait Client {
     }
 }
 
-impl Client for Fake {
+impl Client for FakeDaemon {
     fn sluice(&self, arguments: &[&str]) -> Command {
         let mut command = sluice(&["--socket", self.socket.to_str().expect("UTF-8")]);
         command.args(arguments);

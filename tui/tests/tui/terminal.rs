@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use fake_daemon::{Change, Fake, Step, story, switch};
+use fake_daemon::{ChangeScript, FakeDaemon, ScriptStep, generation_events, switch_events};
 use rustix::process::Signal;
 use sluice_proto::v1::{JobResult, VerifyResult, job_event, job_result};
 use testkit::{eventually, terminal::Journey};
@@ -11,7 +11,7 @@ use testkit::{eventually, terminal::Journey};
 use crate::support::Client;
 
 /// A shell with these arguments, then the dashboard's: its program is `$0`.
-fn in_shell(arguments: &[&str], fake: &Fake) -> Command {
+fn in_shell(arguments: &[&str], fake: &FakeDaemon) -> Command {
     let client = fake.sluice(&[]);
     let mut shell = Command::new("sh");
     shell.args(arguments);
@@ -25,7 +25,7 @@ fn in_shell(arguments: &[&str], fake: &Fake) -> Command {
 
 #[test]
 fn a_canvas_resolves_in_place_and_leaves_the_text() {
-    let fake = Fake::start(story("once upon a \x1b[2Jtime"));
+    let fake = FakeDaemon::start(generation_events("once upon a \x1b[2Jtime"));
     let mut journey = Journey::start(fake.sluice(&["generate", "hi"]));
     journey.expect("demonstration model");
     assert!(journey.end().success());
@@ -48,7 +48,7 @@ fn a_canvas_resolves_in_place_and_leaves_the_text() {
 
 #[test]
 fn no_colour_keeps_attributes_only() {
-    let fake = Fake::start(story("once upon a time"));
+    let fake = FakeDaemon::start(generation_events("once upon a time"));
     let mut command = fake.sluice(&["generate", "hi"]);
     command.env("NO_COLOR", "1");
     let mut journey = Journey::start(command);
@@ -59,7 +59,7 @@ fn no_colour_keeps_attributes_only() {
 
 #[test]
 fn the_dashboard_sends_a_prompt_and_gives_the_terminal_back() {
-    let fake = Fake::start(story("once"));
+    let fake = FakeDaemon::start(generation_events("once"));
     let mut journey = Journey::start(fake.sluice(&[]));
     journey.expect("connected");
     journey.press("ihello\r");
@@ -74,7 +74,7 @@ fn the_dashboard_sends_a_prompt_and_gives_the_terminal_back() {
 #[test]
 fn what_was_said_is_there_again_unless_it_is_private() {
     let home = tempfile::tempdir().expect("a folder");
-    let fake = Fake::start(story("once"));
+    let fake = FakeDaemon::start(generation_events("once"));
     let start = |arguments: &[&str]| {
         let mut command = fake.sluice(arguments);
         command.env("HOME", home.path());
@@ -115,7 +115,7 @@ fn settings_say_how_it_looks_and_flags_win() {
     std::fs::create_dir_all(&folder).expect("a folder");
     let settings = folder.join("client.toml");
     std::fs::write(&settings, "glyphs = \"ascii\"\n").expect("written");
-    let fake = Fake::start(vec![]);
+    let fake = FakeDaemon::start(vec![]);
     let start = |arguments: &[&str]| {
         let mut command = fake.sluice(arguments);
         command.env("HOME", home.path());
@@ -151,7 +151,7 @@ fn the_dashboard_waits_for_a_daemon_and_leaves_on_control_c() {
 
 #[test]
 fn the_dashboard_says_when_the_daemon_is_lost() {
-    let fake = Fake::start(vec![Step::Die]);
+    let fake = FakeDaemon::start(vec![ScriptStep::Die]);
     let mut journey = Journey::start(fake.sluice(&[]));
     journey.expect("connected");
     journey.press("ihello\r");
@@ -162,7 +162,7 @@ fn the_dashboard_says_when_the_daemon_is_lost() {
 
 #[test]
 fn a_termination_gives_the_terminal_back() {
-    let fake = Fake::start(vec![]);
+    let fake = FakeDaemon::start(vec![]);
     let mut journey = Journey::start(fake.sluice(&[]));
     journey.expect("connected");
     journey.signal(Signal::TERM);
@@ -171,7 +171,7 @@ fn a_termination_gives_the_terminal_back() {
 
 #[test]
 fn a_suspension_gives_the_terminal_back_and_takes_it_again() {
-    let fake = Fake::start(vec![]);
+    let fake = FakeDaemon::start(vec![]);
     // Only what a shell watches over can be stopped.
     let script = "\"$0\" \"$@\"; echo stopped; read go; fg; echo stopped again; read go; fg";
     let mut journey = Journey::start(in_shell(&["-mc", script], &fake));
@@ -194,7 +194,7 @@ fn a_suspension_gives_the_terminal_back_and_takes_it_again() {
 
 #[test]
 fn what_was_started_together_is_stopped_together() {
-    let fake = Fake::start(vec![]);
+    let fake = FakeDaemon::start(vec![]);
     // The inner shell has no jobs of its own: it stands in one group with the dashboard.
     let inner = "\"$0\" \"$@\"; echo after";
     let outer = "sh -c \"$0\" \"$@\"; echo stopped; read go; fg";
@@ -213,7 +213,7 @@ fn what_was_started_together_is_stopped_together() {
 
 #[test]
 fn control_z_is_nothing_where_nobody_could_continue() {
-    let fake = Fake::start(vec![]);
+    let fake = FakeDaemon::start(vec![]);
     let mut journey = Journey::start(fake.sluice(&[]));
     journey.expect("connected");
     journey.press("idraft\x1a, and more");
@@ -224,7 +224,7 @@ fn control_z_is_nothing_where_nobody_could_continue() {
 
 #[test]
 fn a_terminal_that_is_closed_ends_it_and_what_was_said_is_kept() {
-    let fake = Fake::start(story("once"));
+    let fake = FakeDaemon::start(generation_events("once"));
     // The second is in a session that the terminal tells nothing.
     let unheard = ["-c", "trap '' HUP; setsid -w \"$0\" \"$@\""];
     for shell in [["-c", "exec \"$0\" \"$@\""], unheard] {
@@ -245,7 +245,7 @@ fn a_terminal_that_is_closed_ends_it_and_what_was_said_is_kept() {
 #[test]
 fn only_one_dashboard_keeps_what_is_said() {
     let home = tempfile::tempdir().expect("a folder");
-    let fake = Fake::start(vec![]);
+    let fake = FakeDaemon::start(vec![]);
     let start = || {
         let mut command = fake.sluice(&[]);
         command.env("HOME", home.path());
@@ -263,7 +263,7 @@ fn only_one_dashboard_keeps_what_is_said() {
 
 #[test]
 fn a_replay_looks_as_flags_ask_and_needs_settings_only_for_a_screen() {
-    let fake = Fake::start(story("once upon a time"));
+    let fake = FakeDaemon::start(generation_events("once upon a time"));
     let run = fake.output(&["generate", "hi", "--json"]).stdout;
     drop(fake);
     let home = tempfile::tempdir().expect("a folder");
@@ -297,11 +297,11 @@ fn a_replay_looks_as_flags_ask_and_needs_settings_only_for_a_screen() {
 
 #[test]
 fn the_dashboard_switches_the_level() {
-    let change = Change {
-        apply: switch("moderate"),
+    let change = ChangeScript {
+        apply: switch_events("moderate"),
         ..Default::default()
     };
-    let fake = Fake::with_changes(vec![], change);
+    let fake = FakeDaemon::with_changes(vec![], change);
     let mut journey = Journey::start(fake.sluice(&[]));
     journey.expect("budget");
     journey.press("l");
@@ -329,11 +329,11 @@ fn the_dashboard_downloads_verifies_and_measures() {
         })),
         elapsed_ms: 5.0,
     };
-    let change = Change {
+    let change = ChangeScript {
         job: vec![job_event::Kind::Result(damaged)],
         ..Default::default()
     };
-    let fake = Fake::with_changes(vec![], change);
+    let fake = FakeDaemon::with_changes(vec![], change);
     let mut journey = Journey::start(fake.sluice(&[]));
     journey.expect("budget");
     journey.press("6");
@@ -356,11 +356,11 @@ fn the_dashboard_downloads_verifies_and_measures() {
 
 #[test]
 fn a_switch_shows_its_progress_and_takes_it_away() {
-    let change = Change {
-        apply: switch("moderate"),
+    let change = ChangeScript {
+        apply: switch_events("moderate"),
         ..Default::default()
     };
-    let fake = Fake::with_changes(vec![], change);
+    let fake = FakeDaemon::with_changes(vec![], change);
     let mut journey = Journey::start(fake.sluice(&["level", "moderate"]));
     journey.expect("in force  after 2.3 s");
     assert!(journey.end().success());
@@ -374,7 +374,7 @@ fn a_switch_shows_its_progress_and_takes_it_away() {
 
 #[test]
 fn a_saved_run_is_replayed_without_a_daemon() {
-    let fake = Fake::start(story("once upon a time"));
+    let fake = FakeDaemon::start(generation_events("once upon a time"));
     let run = fake.output(&["generate", "hi", "--json"]).stdout;
     drop(fake);
     let folder = tempfile::tempdir().unwrap();

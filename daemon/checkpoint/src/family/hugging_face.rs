@@ -13,11 +13,13 @@
 //! hide something, so that no position is ever outside it.
 
 use serde_json::{Map, Value};
-use sluice_weights::{CONTEXT_MAX, Llama3Scaling, Naming, Rope, Shape, WIDTH_MAX};
+use sluice_weights::{
+    CONTEXT_LENGTH_MAX, HIDDEN_SIZE_MAX, Llama3Scaling, Rope, Shape, TensorNaming,
+};
 
 use super::{
-    Family, Mask, ModelConfig,
-    keys::{self, Keys, LAYERS_MAX, VOCABULARY_MAX, problem, shortened},
+    Family, MaskToken, ModelConfig,
+    keys::{self, ConfigKeys, LAYERS_MAX, VOCAB_SIZE_MAX, problem, shortened},
 };
 use crate::CheckpointError;
 
@@ -33,32 +35,32 @@ pub(super) fn read(
     generation: Option<&Map<String, Value>>,
 ) -> Result<ModelConfig, CheckpointError> {
     check_variant(config)?;
-    let keys = Keys(config);
-    let width = keys.size("hidden_size", WIDTH_MAX)?;
-    let heads = keys.size("num_attention_heads", WIDTH_MAX)?;
+    let keys = ConfigKeys(config);
+    let width = keys.size("hidden_size", HIDDEN_SIZE_MAX)?;
+    let heads = keys.size("num_attention_heads", HIDDEN_SIZE_MAX)?;
     let kv_heads = keys
         .optional_size("num_key_value_heads", heads)?
         .unwrap_or(heads);
     keys::check_kv_heads("num_key_value_heads", heads, kv_heads)?;
     let head_dim = head_dim(&keys, width, heads)?;
-    let vocabulary = keys.size("vocab_size", VOCABULARY_MAX)?;
+    let vocabulary = keys.size("vocab_size", VOCAB_SIZE_MAX)?;
     let eos_token_ids = keys::eos_token_ids(config, generation, vocabulary)?;
     let mask = match family {
-        Family::Dream => Some(Mask {
+        Family::Dream => Some(MaskToken {
             token_id: keys.mask_token_id(vocabulary, &eos_token_ids)?,
             shifted: true,
         }),
         _ => None,
     };
     let shape = Shape {
-        naming: Naming::HuggingFace,
+        naming: TensorNaming::HuggingFace,
         layers: keys.size("num_hidden_layers", LAYERS_MAX)?,
-        width,
-        heads,
+        hidden_size: width,
+        attention_heads: heads,
         kv_heads,
         head_dim,
-        mlp_width: keys.size("intermediate_size", WIDTH_MAX)?,
-        embedding_rows: vocabulary,
+        intermediate_size: keys.size("intermediate_size", HIDDEN_SIZE_MAX)?,
+        padded_vocab_size: vocabulary,
         context_length: context_length(&keys)?,
         causal: mask.is_none(),
         tied: keys.flag("tie_word_embeddings")?,
@@ -66,7 +68,7 @@ pub(super) fn read(
     };
     Ok(ModelConfig {
         family,
-        vocabulary,
+        vocab_size: vocabulary,
         rope: rope(&keys, head_dim)?,
         shape,
         epsilon: keys.positive("rms_norm_eps", EPSILON)?,
@@ -88,27 +90,28 @@ fn check_variant(config: &Map<String, Value>) -> Result<(), CheckpointError> {
         None | Some(Value::Null) => Ok(()),
         Some(_) => Err(problem(
             "quantization_config",
-            "says that the weights are quantized; only f32, f16 and bf16 are read from such folders",
+            "declares quantized weights; only f32, f16 and bf16 are supported in Hugging Face folders",
         )),
     }
 }
 
-fn head_dim(keys: &Keys<'_>, width: usize, heads: usize) -> Result<usize, CheckpointError> {
-    let (key, head_dim) = match keys.optional_size("head_dim", WIDTH_MAX)? {
+fn head_dim(keys: &ConfigKeys<'_>, width: usize, heads: usize) -> Result<usize, CheckpointError> {
+    let (key, head_dim) = match keys.optional_size("head_dim", HIDDEN_SIZE_MAX)? {
         Some(head_dim) => ("head_dim", head_dim),
         None if width.is_multiple_of(heads) => ("num_attention_heads", width / heads),
         None => {
             return Err(problem(
                 "num_attention_heads",
-                format!("is {heads}, which does not share {width} out"),
+                format!("is {heads}, which does not divide the hidden size {width}"),
             ));
         }
     };
-    if !head_dim.is_multiple_of(2) || heads * head_dim > WIDTH_MAX {
+    if !head_dim.is_multiple_of(2) || heads * head_dim > HIDDEN_SIZE_MAX {
         return Err(problem(
             key,
             format!(
-                "gives {heads} heads of {head_dim}; heads have even size and take at most {WIDTH_MAX} together"
+                "gives {heads} attention heads of dimension {head_dim}; the dimension must be even, and all heads together at most \
+                 {HIDDEN_SIZE_MAX}"
             ),
         ));
     }
@@ -117,17 +120,19 @@ fn head_dim(keys: &Keys<'_>, width: usize, heads: usize) -> Result<usize, Checkp
 }
 
 /// Most positions: those that the model was made for, as far as a sliding window sees all of them.
-fn context_length(keys: &Keys<'_>) -> Result<usize, CheckpointError> {
+fn context_length(keys: &ConfigKeys<'_>) -> Result<usize, CheckpointError> {
     let positions = keys.size("max_position_embeddings", usize::MAX)?;
     let window = match keys.0.get("use_sliding_window") {
         Some(Value::Bool(false)) => None,
         _ => keys.optional_size("sliding_window", usize::MAX)?,
     };
-    Ok(positions.min(window.unwrap_or(positions)).min(CONTEXT_MAX))
+    Ok(positions
+        .min(window.unwrap_or(positions))
+        .min(CONTEXT_LENGTH_MAX))
 }
 
 /// Rotary embedding, as older files (`rope_theta`, `rope_scaling`) and newer ones (`rope_parameters`) tell it.
-fn rope(keys: &Keys<'_>, head_dim: usize) -> Result<Rope, CheckpointError> {
+fn rope(keys: &ConfigKeys<'_>, head_dim: usize) -> Result<Rope, CheckpointError> {
     let empty = Map::new();
     let nested = |key| keys.0.get(key).and_then(Value::as_object);
     let (key, scaling) = match (nested("rope_parameters"), nested("rope_scaling")) {
@@ -135,7 +140,7 @@ fn rope(keys: &Keys<'_>, head_dim: usize) -> Result<Rope, CheckpointError> {
         (None, Some(scaling)) => ("rope_scaling", scaling),
         (None, None) => ("rope_scaling", &empty),
     };
-    let inner = Keys(scaling);
+    let inner = ConfigKeys(scaling);
     let theta = inner.positive("rope_theta", keys.positive("rope_theta", ROPE_THETA)?)?;
     let kind = scaling.get("rope_type").or_else(|| scaling.get("type"));
     match kind.unwrap_or(&Value::Null) {
@@ -198,7 +203,7 @@ mod tests {
             let config = read(name, |_| {}).unwrap();
             assert_eq!(config.family.name(), name);
             assert_eq!((config.shape.biases, config.shape.causal), (biases, !mask));
-            let expected = mask.then_some(Mask {
+            let expected = mask.then_some(MaskToken {
                 token_id: 298,
                 shifted: true,
             });
@@ -209,7 +214,7 @@ mod tests {
     #[test]
     fn heads_may_have_a_size_of_their_own() {
         let config = read("llama", |config| config["head_dim"] = 20.into()).unwrap();
-        assert_eq!((config.shape.head_dim, config.shape.width), (20, 64));
+        assert_eq!((config.shape.head_dim, config.shape.hidden_size), (20, 64));
         assert_eq!(config.rope, Rope::plain(10_000.0, 20));
         assert_eq!(read("llama", |_| {}).unwrap().shape.head_dim, 16);
     }

@@ -8,7 +8,7 @@ use crate::CheckpointError;
 /// Most layers of any model.
 pub(super) const LAYERS_MAX: usize = 4096;
 /// Most rows of any embedding.
-pub(super) const VOCABULARY_MAX: usize = 1 << 24;
+pub(super) const VOCAB_SIZE_MAX: usize = 1 << 24;
 
 /// Keys with the one value that is computed here. A key that is absent has it.
 pub(super) fn check_variant(
@@ -35,7 +35,7 @@ pub(super) fn check_variant(
 pub(super) fn eos_token_ids(
     config: &Map<String, Value>,
     generation: Option<&Map<String, Value>>,
-    vocabulary: usize,
+    vocab_size: usize,
 ) -> Result<Vec<u32>, CheckpointError> {
     let mut ids = Vec::new();
     for value in [Some(config), generation]
@@ -51,12 +51,12 @@ pub(super) fn eos_token_ids(
         for id in list {
             let id = id
                 .as_u64()
-                .filter(|&id| id < vocabulary as u64)
+                .filter(|&id| id < vocab_size as u64)
                 .ok_or_else(|| {
                     let found = shortened(&id.to_string());
                     problem(
                         "eos_token_id",
-                        format!("is {found}, no id below {vocabulary}"),
+                        format!("is {found}, not a token id below {vocab_size}"),
                     )
                 })? as u32;
             if !ids.contains(&id) {
@@ -81,7 +81,7 @@ pub(super) fn check_kv_heads(
         true => Ok(()),
         false => Err(problem(
             key,
-            format!("is {kv_heads}, which does not divide the {heads} heads"),
+            format!("is {kv_heads}, which does not divide the {heads} attention heads"),
         )),
     }
 }
@@ -96,15 +96,15 @@ pub(super) fn check_head_dim(
         true => Ok(()),
         false => Err(problem(
             key,
-            format!("{gives} heads of {head_dim}; heads have at most {HEAD_DIM_MAX} numbers"),
+            format!("{gives} a head dimension of {head_dim}; the maximum is {HEAD_DIM_MAX}"),
         )),
     }
 }
 
 /// Numbers by key, with their bounds.
-pub(super) struct Keys<'a>(pub(super) &'a Map<String, Value>);
+pub(super) struct ConfigKeys<'a>(pub(super) &'a Map<String, Value>);
 
-impl Keys<'_> {
+impl ConfigKeys<'_> {
     pub(super) fn size(&self, key: &'static str, max: usize) -> Result<usize, CheckpointError> {
         self.optional_size(key, max)?
             .ok_or_else(|| problem(key, "is missing"))
@@ -121,14 +121,14 @@ impl Keys<'_> {
     /// The mask's id, which is no end of a text.
     pub(super) fn mask_token_id(
         &self,
-        vocabulary: usize,
+        vocab_size: usize,
         eos_token_ids: &[u32],
     ) -> Result<u32, CheckpointError> {
         let id = self
-            .bounded("mask_token_id", 0, vocabulary - 1)?
+            .bounded("mask_token_id", 0, vocab_size - 1)?
             .ok_or_else(|| problem("mask_token_id", "is missing"))? as u32;
         match eos_token_ids.contains(&id) {
-            true => Err(problem("eos_token_id", "is the mask's id as well")),
+            true => Err(problem("eos_token_id", "is also the mask token's id")),
             false => Ok(id),
         }
     }

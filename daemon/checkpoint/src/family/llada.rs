@@ -6,11 +6,11 @@
 //! Attention without any mask; `ff_proj` is the gate; no time-step input.
 
 use serde_json::{Map, Value};
-use sluice_weights::{CONTEXT_MAX, Naming, Rope, Shape, WIDTH_MAX};
+use sluice_weights::{CONTEXT_LENGTH_MAX, HIDDEN_SIZE_MAX, Rope, Shape, TensorNaming};
 
 use super::{
-    Family, Mask, ModelConfig,
-    keys::{self, Keys, LAYERS_MAX, VOCABULARY_MAX, problem},
+    Family, MaskToken, ModelConfig,
+    keys::{self, ConfigKeys, LAYERS_MAX, VOCAB_SIZE_MAX, problem},
 };
 use crate::CheckpointError;
 
@@ -20,26 +20,28 @@ pub(super) fn read(
     generation: Option<&Map<String, Value>>,
 ) -> Result<ModelConfig, CheckpointError> {
     check_variant(config)?;
-    let keys = Keys(config);
-    let width = keys.size("d_model", WIDTH_MAX)?;
+    let keys = ConfigKeys(config);
+    let width = keys.size("d_model", HIDDEN_SIZE_MAX)?;
     let heads = keys.size("n_heads", width)?;
     let kv_heads = match keys.optional_size("n_kv_heads", heads)? {
         Some(count) => count,
         None if config.get("multi_query_attention") == Some(&Value::Bool(true)) => 1,
         None => heads,
     };
-    let mlp_width = match keys.optional_size("mlp_hidden_size", WIDTH_MAX)? {
+    let mlp_width = match keys.optional_size("mlp_hidden_size", HIDDEN_SIZE_MAX)? {
         Some(size) => size,
-        None => keys.size("mlp_ratio", WIDTH_MAX / width)? * width,
+        None => keys.size("mlp_ratio", HIDDEN_SIZE_MAX / width)? * width,
     };
-    let vocabulary = keys.size("vocab_size", VOCABULARY_MAX)?;
+    let vocabulary = keys.size("vocab_size", VOCAB_SIZE_MAX)?;
     let embedding_rows = keys
-        .optional_size("embedding_size", VOCABULARY_MAX)?
+        .optional_size("embedding_size", VOCAB_SIZE_MAX)?
         .unwrap_or(vocabulary);
     if width % heads != 0 || (width / heads) % 2 != 0 {
         return Err(problem(
             "n_heads",
-            format!("is {heads}, which does not share {width} out in heads of even size"),
+            format!(
+                "is {heads}, which does not divide the hidden size {width} into heads of even dimension"
+            ),
         ));
     }
     let head_dim = width / heads;
@@ -53,26 +55,26 @@ pub(super) fn read(
     }
     let eos_token_ids = keys::eos_token_ids(config, generation, vocabulary)?;
     let shape = Shape {
-        naming: Naming::Llada,
+        naming: TensorNaming::Llada,
         layers: keys.size("n_layers", LAYERS_MAX)?,
-        width,
-        heads,
+        hidden_size: width,
+        attention_heads: heads,
         kv_heads,
         head_dim,
-        mlp_width,
-        embedding_rows,
-        context_length: keys.size("max_sequence_length", CONTEXT_MAX)?,
+        intermediate_size: mlp_width,
+        padded_vocab_size: embedding_rows,
+        context_length: keys.size("max_sequence_length", CONTEXT_LENGTH_MAX)?,
         causal: false,
         tied: false,
         biases: false,
     };
     Ok(ModelConfig {
         family: Family::Llada,
-        vocabulary,
+        vocab_size: vocabulary,
         rope: Rope::plain(keys.positive("rope_theta", 10_000.0)?, head_dim),
         shape,
         epsilon: keys.positive("rms_norm_eps", 1e-5)?,
-        mask: Some(Mask {
+        mask: Some(MaskToken {
             token_id: keys.mask_token_id(vocabulary, &eos_token_ids)?,
             shifted: false,
         }),
@@ -126,14 +128,14 @@ mod tests {
         let config = ModelConfig::read(published.as_object().unwrap(), None).unwrap();
         assert_eq!(
             (
-                config.shape.width,
+                config.shape.hidden_size,
                 config.shape.layers,
                 config.shape.head_dim
             ),
             (4096, 32, 128)
         );
         assert_eq!(
-            (config.shape.mlp_width, config.vocabulary),
+            (config.shape.intermediate_size, config.vocab_size),
             (12288, 126_464)
         );
         assert_eq!(
@@ -157,7 +159,10 @@ mod tests {
             config["mlp_ratio"] = 4.into();
         });
         let config = config.unwrap();
-        assert_eq!((config.shape.kv_heads, config.shape.mlp_width), (1, 256));
+        assert_eq!(
+            (config.shape.kv_heads, config.shape.intermediate_size),
+            (1, 256)
+        );
     }
 
     #[test]

@@ -6,13 +6,13 @@
 mod hugging_face;
 mod keys;
 mod llada;
-mod presets;
+mod published;
 
 use serde_json::{Map, Value};
 use sluice_weights::{Rope, Shape};
 
 use self::keys::shortened;
-pub use self::presets::{PRESETS, Preset};
+pub use self::published::{PUBLISHED_SHAPES, PublishedShape};
 use super::CheckpointError;
 
 /// A family of models.
@@ -72,20 +72,20 @@ pub struct ModelConfig {
     /// Its sizes, and whether it is causal, tied and has biases.
     pub shape: Shape,
     /// Ids are below this; at most the shape's rows of embedding and head.
-    pub vocabulary: usize,
+    pub vocab_size: usize,
     /// How positions turn queries and keys.
     pub rope: Rope,
     /// What is added to the mean square in norms.
     pub epsilon: f32,
     /// The mask; `None` for causal models, which have none, and for them alone.
-    pub mask: Option<Mask>,
+    pub mask: Option<MaskToken>,
     /// Ids that end a text; the first fills what is left after it. May be empty.
     pub eos_token_ids: Vec<u32>,
 }
 
 /// How a model that fills masks does so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mask {
+pub struct MaskToken {
     /// Its id.
     pub token_id: u32,
     /// Whether the logits of a position are those of the row before it (of the first row for the first position), as in
@@ -93,7 +93,7 @@ pub struct Mask {
     pub shifted: bool,
 }
 
-impl Mask {
+impl MaskToken {
     /// The row whose logits are those of a position.
     #[must_use]
     pub fn row_of(&self, position: usize) -> usize {
@@ -110,10 +110,10 @@ impl ModelConfig {
     pub fn of(family: Family, shape: &Shape) -> Self {
         Self {
             family,
-            vocabulary: shape.embedding_rows,
+            vocab_size: shape.padded_vocab_size,
             rope: Rope::plain(500_000.0, shape.head_dim),
             epsilon: 1e-5,
-            mask: (!shape.causal).then_some(Mask {
+            mask: (!shape.causal).then_some(MaskToken {
                 token_id: 0,
                 shifted: family == Family::Dream,
             }),

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{super::CheckpointError, Gguf, dialect::Model, tensor::Tensor};
+use super::{super::CheckpointError, Gguf, dialect::GgufFamily, tensor::Tensor};
 
 /// Keys of `config.json`: LLaDA's, everybody else's, and the one of the architecture in GGUF.
 const SIZES: [[&str; 3]; 6] = [
@@ -53,7 +53,7 @@ impl Gguf {
     /// The number of one of the keys that nothing depends on but how tokens are chosen.
     pub(in super::super) fn number(&self, key: &str) -> Result<Option<f64>, String> {
         let number = self.metadata.float(key);
-        number.map_err(|_| "is no number".to_owned())
+        number.map_err(|_| "is not a number".to_owned())
     }
 
     /// The keys of a `config.json`.
@@ -62,7 +62,7 @@ impl Gguf {
     /// Names the key that is missing, makes no sense, or asks for what isn't computed here.
     pub fn config(&self) -> Result<Map<String, Value>, CheckpointError> {
         self.check_variant()?;
-        let column = usize::from(self.dialect.model != Model::Llada);
+        let column = usize::from(self.dialect.model != GgufFamily::Llada);
         let mut config = Map::new();
         for names in SIZES {
             let key = self.dialect.key(names[2]);
@@ -85,10 +85,10 @@ impl Gguf {
         }
         config.insert("eos_token_id".to_owned(), self.end_token_ids()?.into());
         match self.dialect.model {
-            Model::Llada => self.add_llada(&mut config)?,
-            Model::Llama => self.add_others(&mut config, "llama")?,
-            Model::Qwen2 => self.add_others(&mut config, "qwen2")?,
-            Model::Dream => self.add_others(&mut config, "Dream")?,
+            GgufFamily::Llada => self.add_llada(&mut config)?,
+            GgufFamily::Llama => self.add_others(&mut config, "llama")?,
+            GgufFamily::Qwen2 => self.add_others(&mut config, "qwen2")?,
+            GgufFamily::Dream => self.add_others(&mut config, "Dream")?,
         }
         Ok(config)
     }
@@ -110,7 +110,7 @@ impl Gguf {
     }
 
     fn add_llada(&self, config: &mut Map<String, Value>) -> Result<(), CheckpointError> {
-        let rows = self.embedding_rows()?;
+        let rows = self.padded_vocab_size()?;
         let tokens = self.metadata.texts(super::TOKENS_KEY)?;
         let named = self.metadata.whole(&self.dialect.key("vocab_size"))?;
         let vocabulary = match tokens {
@@ -121,18 +121,18 @@ impl Gguf {
         let heads = self
             .metadata
             .whole(&self.dialect.key("attention.head_count"))?;
-        if let (Some(length), Some(width), Some(heads)) = (self.head_length()?, width, heads)
+        if let (Some(length), Some(width), Some(heads)) = (self.head_dim()?, width, heads)
             && length.checked_mul(heads) != Some(width)
         {
             return Err(self.metadata.problem(
                 &self.dialect.key("attention.key_length"),
-                format!("is {length}; {heads} heads of LLaDA share {width} out"),
+                format!("is {length}; LLaDA's head dimension is the hidden size {width} divided by {heads} attention heads"),
             ));
         }
         config.insert("model_type".to_owned(), "llada".into());
         config.insert("vocab_size".to_owned(), vocabulary.into());
         config.insert("embedding_size".to_owned(), rows.into());
-        config.insert("weight_tying".to_owned(), (!self.has_head()).into());
+        config.insert("weight_tying".to_owned(), (!self.has_lm_head()).into());
         Ok(())
     }
 
@@ -142,9 +142,12 @@ impl Gguf {
         model_type: &str,
     ) -> Result<(), CheckpointError> {
         config.insert("model_type".to_owned(), model_type.into());
-        config.insert("vocab_size".to_owned(), self.embedding_rows()?.into());
-        config.insert("tie_word_embeddings".to_owned(), (!self.has_head()).into());
-        if let Some(length) = self.head_length()? {
+        config.insert("vocab_size".to_owned(), self.padded_vocab_size()?.into());
+        config.insert(
+            "tie_word_embeddings".to_owned(),
+            (!self.has_lm_head()).into(),
+        );
+        if let Some(length) = self.head_dim()? {
             config.insert("head_dim".to_owned(), length.into());
         }
         let window = self.dialect.key("attention.sliding_window");
@@ -156,14 +159,14 @@ impl Gguf {
             config.insert("rope_scaling".to_owned(), json!({ "rope_type": scaling }));
         }
         let has_biases = |tensor: &Tensor| tensor.name.ends_with(".attn_q.bias");
-        if self.dialect.model == Model::Llama && self.tensors.iter().any(has_biases) {
+        if self.dialect.model == GgufFamily::Llama && self.tensors.iter().any(has_biases) {
             config.insert("attention_bias".to_owned(), true.into());
         }
         Ok(())
     }
 
     /// Numbers in a head, where the file says it.
-    pub(super) fn head_length(&self) -> Result<Option<u64>, CheckpointError> {
+    pub(super) fn head_dim(&self) -> Result<Option<u64>, CheckpointError> {
         let (key, value) = ("attention.key_length", "attention.value_length");
         let key_length = self.metadata.whole(&self.dialect.key(key))?;
         let value_length = self.metadata.whole(&self.dialect.key(value))?;
@@ -172,12 +175,12 @@ impl Gguf {
             (Some(of_key), Some(of_value)) if of_key == of_value => Ok(key_length),
             (_, Some(length)) => Err(self.metadata.problem(
                 &self.dialect.key(value),
-                format!("is {length}; heads of one size for keys and values are supported"),
+                format!("is {length}; keys and values must have the same head dimension"),
             )),
         }
     }
 
-    fn embedding_rows(&self) -> Result<u64, CheckpointError> {
+    fn padded_vocab_size(&self) -> Result<u64, CheckpointError> {
         let embedding = self
             .tensors
             .iter()
@@ -190,14 +193,14 @@ impl Gguf {
         }
     }
 
-    fn has_head(&self) -> bool {
+    fn has_lm_head(&self) -> bool {
         self.tensors
             .iter()
             .any(|tensor| tensor.name == "output.weight")
     }
 
     fn mask_token_id(&self) -> Result<Option<u64>, CheckpointError> {
-        if matches!(self.dialect.model, Model::Llama | Model::Qwen2) {
+        if matches!(self.dialect.model, GgufFamily::Llama | GgufFamily::Qwen2) {
             return Ok(None);
         }
         let id = self.metadata.whole(self.dialect.mask_key)?;
@@ -232,14 +235,14 @@ impl Gguf {
                 _ => {}
             }
         }
-        let is_causal = matches!(self.dialect.model, Model::Llama | Model::Qwen2);
+        let is_causal = matches!(self.dialect.model, GgufFamily::Llama | GgufFamily::Qwen2);
         let key = self.dialect.key("attention.causal");
         if let Some(found) = self.metadata.bool(&key)?
             && found != is_causal
         {
             return refuse(&key, found.to_string());
         }
-        let shifts = self.dialect.model == Model::Dream;
+        let shifts = self.dialect.model == GgufFamily::Dream;
         let key = "diffusion.shift_logits";
         if let Some(found) = self.metadata.bool(key)?
             && found != shifts

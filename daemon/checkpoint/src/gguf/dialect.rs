@@ -8,7 +8,7 @@ use super::{super::CheckpointError, metadata::Metadata};
 
 /// Whose model it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Model {
+pub(super) enum GgufFamily {
     Llada,
     Llama,
     Qwen2,
@@ -18,7 +18,7 @@ pub(super) enum Model {
 /// How a file says what it says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Dialect {
-    pub(super) model: Model,
+    pub(super) model: GgufFamily,
     /// Before the keys of sizes.
     prefix: &'static str,
     /// Key of the mask's id, for models that have one.
@@ -55,13 +55,13 @@ impl Dialect {
             known: KNOWN.to_owned(),
         };
         match architecture {
-            "llada" => Ok(llama_cpp(Model::Llada, "llada", true)),
-            "llama" => Ok(llama_cpp(Model::Llama, "llama", true)),
-            "qwen2" => Ok(llama_cpp(Model::Qwen2, "qwen2", false)),
-            "dream" => Ok(llama_cpp(Model::Dream, "dream", false)),
+            "llada" => Ok(llama_cpp(GgufFamily::Llada, "llada", true)),
+            "llama" => Ok(llama_cpp(GgufFamily::Llama, "llama", true)),
+            "qwen2" => Ok(llama_cpp(GgufFamily::Qwen2, "qwen2", false)),
+            "dream" => Ok(llama_cpp(GgufFamily::Dream, "dream", false)),
             DIFFUSE => match metadata.text(DIFFUSE_MODEL_KEY)? {
-                Some("llada") => Ok(diffuse(Model::Llada)),
-                Some("dream") => Ok(diffuse(Model::Dream)),
+                Some("llada") => Ok(diffuse(GgufFamily::Llada)),
+                Some("dream") => Ok(diffuse(GgufFamily::Dream)),
                 Some(other) => Err(unknown(&format!("{DIFFUSE}/{other}"))),
                 None => Err(metadata.problem(
                     DIFFUSE_MODEL_KEY,
@@ -110,8 +110,8 @@ impl Dialect {
 
     fn column(&self) -> usize {
         match self.model {
-            Model::Llada => LLADA,
-            Model::Llama | Model::Qwen2 | Model::Dream => HUGGING_FACE,
+            GgufFamily::Llada => LLADA,
+            GgufFamily::Llama | GgufFamily::Qwen2 | GgufFamily::Dream => HUGGING_FACE,
         }
     }
 }

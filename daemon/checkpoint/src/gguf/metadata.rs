@@ -82,7 +82,7 @@ impl Metadata {
             let kind = Type::read(cursor)?;
             let value = read_value(cursor, kind, 0)?;
             if values.insert(key.clone(), value).is_some() {
-                return Err(cursor.malformed(format!("the key {key} stands twice")));
+                return Err(cursor.malformed(format!("duplicate key {key}")));
             }
         }
         Ok(Self {

@@ -136,7 +136,7 @@ impl Gguf {
             }
             if !tensor.offset.is_multiple_of(alignment) {
                 return Err(cursor.malformed(format!(
-                    "tensor {} begins at {}, which is no multiple of {alignment}",
+                    "tensor {} begins at {}, which is not a multiple of {alignment}",
                     tensor.name, tensor.offset
                 )));
             }
@@ -162,7 +162,7 @@ impl Gguf {
         match self.tensors.iter().find(is_unknown) {
             Some(tensor) => Err(self.metadata.unsupported(
                 format!(
-                    "has a tensor {} that such models don't have here",
+                    "has the tensor {}, which is not part of this architecture",
                     tensor.name
                 ),
                 "this version of sluiced can't run such a model",
@@ -194,7 +194,7 @@ impl Gguf {
             offset: self.data_start + tensor.offset,
             bytes: tensor.bytes,
             interleaved: self.interleaved(tensor)?,
-            coded: None,
+            compressed: None,
         })
     }
 
@@ -206,7 +206,7 @@ impl Gguf {
             return Ok(None);
         }
         let rows = tensor.shape[0] as u64;
-        let (key, head_rows) = match self.head_length()? {
+        let (key, head_rows) = match self.head_dim()? {
             Some(length) => ("attention.key_length", length),
             None => {
                 let width = self.size("embedding_length")?;
@@ -218,12 +218,12 @@ impl Gguf {
         let problem = |problem: String| Err(self.metadata.problem(&self.dialect.key(key), problem));
         if head_rows < 2 || head_rows > HEAD_DIM_MAX as u64 || !head_rows.is_multiple_of(2) {
             return problem(format!(
-                "gives heads of {head_rows}; heads have even size and at most {HEAD_DIM_MAX} numbers"
+                "gives a head dimension of {head_rows}; it must be even and at most {HEAD_DIM_MAX}"
             ));
         }
         if !rows.is_multiple_of(head_rows) {
             return problem(format!(
-                "gives heads of {head_rows}, which the {rows} rows of tensor {} are not shared out in",
+                "gives a head dimension of {head_rows}, which does not divide the {rows} rows of tensor {}",
                 tensor.name
             ));
         }
@@ -248,7 +248,7 @@ impl Gguf {
 
 fn check_version(cursor: &mut Cursor<'_>) -> Result<(), CheckpointError> {
     if cursor.array()? != MAGIC {
-        return Err(cursor.malformed("it doesn't begin as GGUF files do"));
+        return Err(cursor.malformed("it lacks the GGUF magic bytes"));
     }
     let version = cursor.u32()?;
     match version {
@@ -257,6 +257,6 @@ fn check_version(cursor: &mut Cursor<'_>) -> Result<(), CheckpointError> {
         _ if (2..=3).contains(&version.swap_bytes()) => {
             Err(cursor.malformed("it is written for big-endian machines; convert the model again"))
         }
-        _ => Err(cursor.malformed(format!("GGUF version {version} is not known"))),
+        _ => Err(cursor.malformed(format!("unsupported GGUF version {version}"))),
     }
 }

@@ -1,7 +1,7 @@
 //! The model that a checkpoint describes, and what a GGUF file says of it beyond a `config.json`.
 
 use sluice_formats::Format;
-use sluice_weights::WIDTH_MAX;
+use sluice_weights::HIDDEN_SIZE_MAX;
 
 use super::{
     super::{Checkpoint, CheckpointError},
@@ -31,10 +31,10 @@ impl Checkpoint {
             return Ok(None);
         };
         let numbers: usize = entry.shape.iter().product();
-        if numbers > WIDTH_MAX || self.check(ROPE_FACTORS, &entry.shape)? != Format::F32 {
+        if numbers > HIDDEN_SIZE_MAX || self.check(ROPE_FACTORS, &entry.shape)? != Format::F32 {
             return Err(CheckpointError::WrongFormat {
                 tensor: ROPE_FACTORS.to_owned(),
-                found: "what no factors of frequencies are".to_owned(),
+                found: "an invalid list of RoPE frequency factors".to_owned(),
             });
         }
         let mut factors = vec![0.0f32; numbers];
@@ -69,8 +69,9 @@ impl Gguf {
         if let Some(turned) = self.metadata.whole(&key)?
             && turned != head_dim as u64
         {
-            let problem =
-                format!("is {turned}; only all {head_dim} numbers of a head are supported");
+            let problem = format!(
+                "is {turned}; RoPE over part of a head is not supported (head dimension {head_dim})"
+            );
             return Err(self.metadata.problem(&key, problem));
         }
         if let Some(factors) = rope_factors {
@@ -78,7 +79,8 @@ impl Gguf {
             let is_sound = |factor: &f32| factor.is_finite() && *factor > 0.0;
             if factors.len() != frequencies.len() || !factors.iter().all(is_sound) {
                 let pairs = frequencies.len();
-                let problem = format!("isn't one positive factor for each of {pairs} pairs");
+                let problem =
+                    format!("must have one positive factor for each of {pairs} rotation pairs");
                 return Err(self.metadata.problem(ROPE_FACTORS, problem));
             }
             for (frequency, factor) in frequencies.iter_mut().zip(factors) {
@@ -86,12 +88,12 @@ impl Gguf {
             }
         }
         if let Some(tokens) = self.metadata.texts(TOKENS_KEY)? {
-            let (tokens, rows) = (tokens.len(), config.shape.embedding_rows);
+            let (tokens, rows) = (tokens.len(), config.shape.padded_vocab_size);
             if tokens > rows {
-                let problem = format!("has {tokens} tokens, the embedding has {rows}");
+                let problem = format!("has {tokens} tokens; the embedding has {rows} rows");
                 return Err(self.metadata.problem(TOKENS_KEY, problem));
             }
-            config.vocabulary = config.vocabulary.min(tokens);
+            config.vocab_size = config.vocab_size.min(tokens);
         }
         Ok(())
     }

@@ -71,7 +71,7 @@ impl Tensor {
             let width = *shape.last().expect("there is a dimension");
             if !format.fits(width) {
                 return Err(cursor.malformed(format!(
-                    "tensor {name} has rows of {width} numbers, which are no whole blocks of {}",
+                    "tensor {name} has rows of {width} elements, not a multiple of its block length {}",
                     format.name()
                 )));
             }

@@ -18,13 +18,13 @@ use super::{
 
 const MODEL_KEY: &str = "tokenizer.ggml.model";
 const TYPES_KEY: &str = "tokenizer.ggml.token_type";
-const BEGINNING_KEY: &str = "tokenizer.ggml.bos_token_id";
+const BOS_KEY: &str = "tokenizer.ggml.bos_token_id";
 const UNKNOWN_KEY: &str = "tokenizer.ggml.unknown_token_id";
 const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 
 /// Names that chat templates know tokens by, and the keys of their ids.
 const NAMED: [(&str, &str); 5] = [
-    ("bos_token", BEGINNING_KEY),
+    ("bos_token", BOS_KEY),
     ("eos_token", "tokenizer.ggml.eos_token_id"),
     ("pad_token", "tokenizer.ggml.padding_token_id"),
     ("unk_token", UNKNOWN_KEY),
@@ -175,7 +175,7 @@ fn byte_level<'a>(
         added_tokens: added_tokens(metadata, vocabulary)?,
         normalizer: split.normalizer,
         pre_tokenizer: split.pre_tokenizer,
-        post_processor: beginning(metadata, vocabulary, split.has_beginning)?,
+        post_processor: bos(metadata, vocabulary, split.has_bos)?,
         decoder: json!({
             "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false,
         }),
@@ -215,7 +215,7 @@ fn sentence_piece<'a>(
         added_tokens: added_tokens(metadata, vocabulary)?,
         normalizer: json!({ "type": "Sequence", "normalizers": normalizers }),
         pre_tokenizer: Value::Null,
-        post_processor: beginning(metadata, vocabulary, true)?,
+        post_processor: bos(metadata, vocabulary, true)?,
         decoder: json!({ "type": "Sequence", "decoders": decoders }),
         model: Model {
             kind: "BPE",
@@ -230,7 +230,7 @@ fn sentence_piece<'a>(
 }
 
 /// Puts the mark of the beginning before every text, where the file says so or says nothing and such tokenizers usually do.
-fn beginning(
+fn bos(
     metadata: &Metadata,
     vocabulary: &Vocabulary<'_>,
     usual: bool,
@@ -238,7 +238,7 @@ fn beginning(
     let is_there = metadata
         .bool("tokenizer.ggml.add_bos_token")?
         .unwrap_or(usual);
-    let Some(token) = vocabulary.named(metadata, BEGINNING_KEY)? else {
+    let Some(token) = vocabulary.named(metadata, BOS_KEY)? else {
         return Ok(Value::Null);
     };
     if !is_there {

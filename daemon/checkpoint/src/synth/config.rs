@@ -1,13 +1,13 @@
 //! `config.json` of a shape, with the keys its family is read by.
 
 use serde_json::{Value, json};
-use sluice_weights::{Naming, Shape};
+use sluice_weights::{Shape, TensorNaming};
 
-use super::Element;
+use super::SynthDType;
 use crate::{CheckpointError, family::ModelConfig};
 
 /// LLaDA's ids for its own vocabulary; in any other the last two are taken.
-const LLADA_VOCABULARY: usize = 126_464;
+const LLADA_PADDED_VOCAB_SIZE: usize = 126_464;
 const LLADA_MASK: usize = 126_336;
 const LLADA_END: usize = 126_081;
 /// LLaDA's and Llama 3's. Random weights have learned no other.
@@ -20,14 +20,14 @@ const EPSILON: f64 = 1e-5;
 /// # Errors
 /// What the loader would say.
 pub fn check(shape: &Shape) -> Result<(), CheckpointError> {
-    let config = config(shape, Element::Bf16);
+    let config = config(shape, SynthDType::Bf16);
     let keys = config.as_object().expect("written as one below");
     let read = ModelConfig::read(keys, None)?;
     if read.shape == *shape {
         return Ok(());
     }
     let (key, problem) = match (shape.naming, read.shape.head_dim) {
-        (Naming::Llada, found) if found != shape.head_dim => (
+        (TensorNaming::Llada, found) if found != shape.head_dim => (
             "n_heads",
             format!("gives heads of {found}, not {}", shape.head_dim),
         ),
@@ -39,26 +39,28 @@ pub fn check(shape: &Shape) -> Result<(), CheckpointError> {
     Err(CheckpointError::Config { key, problem })
 }
 
-pub(super) fn config(shape: &Shape, element: Element) -> Value {
+pub(super) fn config(shape: &Shape, element: SynthDType) -> Value {
     let mut config = match (shape.naming, shape.causal, shape.biases) {
-        (Naming::Llada, ..) => llada(shape),
-        (Naming::HuggingFace, true, false) => hugging_face(shape, "LlamaForCausalLM", "llama"),
-        (Naming::HuggingFace, true, true) => hugging_face(shape, "Qwen2ForCausalLM", "qwen2"),
-        (Naming::HuggingFace, false, _) => dream(shape),
+        (TensorNaming::Llada, ..) => llada(shape),
+        (TensorNaming::HuggingFace, true, false) => {
+            hugging_face(shape, "LlamaForCausalLM", "llama")
+        }
+        (TensorNaming::HuggingFace, true, true) => hugging_face(shape, "Qwen2ForCausalLM", "qwen2"),
+        (TensorNaming::HuggingFace, false, _) => dream(shape),
     };
     config["torch_dtype"] = match element {
-        Element::Bf16 => "bfloat16",
-        Element::F16 => "float16",
-        Element::F32 => "float32",
+        SynthDType::Bf16 => "bfloat16",
+        SynthDType::F16 => "float16",
+        SynthDType::F32 => "float32",
     }
     .into();
     config
 }
 
 fn llada(shape: &Shape) -> Value {
-    let rows = shape.embedding_rows;
+    let rows = shape.padded_vocab_size;
     let (mask, end) = match rows {
-        LLADA_VOCABULARY => (Some(LLADA_MASK), Some(LLADA_END)),
+        LLADA_PADDED_VOCAB_SIZE => (Some(LLADA_MASK), Some(LLADA_END)),
         _ => (rows.checked_sub(1), rows.checked_sub(2)),
     };
     json!({
@@ -71,11 +73,11 @@ fn llada(shape: &Shape) -> Value {
         "rms_norm_eps": EPSILON,
         "rope": true,
         "rope_theta": ROPE_THETA,
-        "d_model": shape.width,
+        "d_model": shape.hidden_size,
         "n_layers": shape.layers,
-        "n_heads": shape.heads,
+        "n_heads": shape.attention_heads,
         "n_kv_heads": shape.kv_heads,
-        "mlp_hidden_size": shape.mlp_width,
+        "mlp_hidden_size": shape.intermediate_size,
         "vocab_size": rows,
         "embedding_size": rows,
         "max_sequence_length": shape.context_length,
@@ -95,7 +97,7 @@ fn llada(shape: &Shape) -> Value {
 
 fn dream(shape: &Shape) -> Value {
     let mut config = hugging_face(shape, "DreamModel", "Dream");
-    config["mask_token_id"] = shape.embedding_rows.saturating_sub(1).into();
+    config["mask_token_id"] = shape.padded_vocab_size.saturating_sub(1).into();
     config
 }
 
@@ -104,17 +106,17 @@ fn hugging_face(shape: &Shape, architecture: &str, model_type: &str) -> Value {
         "architectures": [architecture],
         "model_type": model_type,
         "hidden_act": "silu",
-        "hidden_size": shape.width,
+        "hidden_size": shape.hidden_size,
         "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
+        "num_attention_heads": shape.attention_heads,
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_dim,
-        "intermediate_size": shape.mlp_width,
-        "vocab_size": shape.embedding_rows,
+        "intermediate_size": shape.intermediate_size,
+        "vocab_size": shape.padded_vocab_size,
         "max_position_embeddings": shape.context_length,
         "rms_norm_eps": EPSILON,
         "rope_theta": ROPE_THETA,
         "tie_word_embeddings": shape.tied,
-        "eos_token_id": shape.embedding_rows.saturating_sub(2),
+        "eos_token_id": shape.padded_vocab_size.saturating_sub(2),
     })
 }

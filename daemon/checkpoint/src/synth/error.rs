@@ -11,22 +11,22 @@ use crate::{CheckpointError, folder::FolderError};
 #[derive(Debug, thiserror::Error)]
 pub enum SynthError {
     /// A shape that the engine would refuse to load.
-    #[error("such a checkpoint couldn't be loaded: {0}")]
+    #[error("a checkpoint of this shape could not be loaded: {0}")]
     Shape(#[from] CheckpointError),
     /// Something lies there already.
-    #[error("{path} exists and is no empty folder", path = path.display())]
+    #[error("{path} exists and is not an empty folder", path = path.display())]
     TargetExists {
         /// The target.
         path: PathBuf,
     },
     /// A folder that nothing can be moved to.
-    #[error("{path} is a mount point; a checkpoint needs a folder inside it", path = path.display())]
+    #[error("{path} is a mount point; name a folder inside it", path = path.display())]
     MountPoint {
         /// The target.
         path: PathBuf,
     },
     /// The system refused.
-    #[error("can't {operation} {path}: {cause}", path = path.display())]
+    #[error("cannot {operation} {path}: {cause}", path = path.display())]
     Io {
         /// What was tried.
         operation: &'static str,
@@ -36,7 +36,7 @@ pub enum SynthError {
         cause: io::Error,
     },
     /// The system refused weights, as it does when the disk is full.
-    #[error("can't write {path} after {done_bytes} of {total_bytes} bytes: {cause}", path = path.display())]
+    #[error("cannot write {path} after {done_bytes} of {total_bytes} bytes: {cause}", path = path.display())]
     Write {
         /// The file.
         path: PathBuf,
@@ -48,7 +48,7 @@ pub enum SynthError {
         cause: io::Error,
     },
     /// Threads can't be had.
-    #[error("can't start threads: {0}")]
+    #[error("cannot start threads: {0}")]
     Threads(String),
     /// It was cancelled.
     #[error("cancelled")]

@@ -1,14 +1,14 @@
 //! Which tensor lies where: shards, their headers and the index.
 
 use serde_json::{Map, Value, json};
-use sluice_weights::{Part, Shape};
+use sluice_weights::{Shape, TensorPart};
 
-use super::Element;
+use super::SynthDType;
 
 /// Names a sharded checkpoint's files.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 /// Numbers that a thread makes and writes at once: a megabyte or two.
-pub(super) const BLOCK_NUMBERS: usize = 1 << 19;
+pub(super) const BLOCK_ELEMENTS: usize = 1 << 19;
 /// Largest file, unless a single tensor is larger.
 const SHARD_BYTES_MAX: u64 = 4 << 30;
 /// Weights begin at a multiple of this, as direct reads want.
@@ -17,8 +17,8 @@ const ALIGNMENT: usize = 4096;
 const ENTRY_BYTES_MAX: u64 = 160;
 
 /// All tensors, and how they are shared out among files.
-pub(super) struct Layout {
-    element: Element,
+pub(super) struct ShardLayout {
+    dtype: SynthDType,
     tensors: Vec<Tensor>,
     /// The first tensor of each shard, and the end.
     bounds: Vec<usize>,
@@ -31,14 +31,14 @@ struct Tensor {
 }
 
 impl Tensor {
-    fn numbers(&self) -> u64 {
+    fn elements(&self) -> u64 {
         self.shape.iter().map(|&size| size as u64).product()
     }
 }
 
 /// Numbers that are made and written together.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct ElementBlock {
     /// Place of the tensor among all.
     pub(super) tensor: u64,
     /// Which block of it.
@@ -51,25 +51,25 @@ pub(super) struct Job {
     pub(super) offset: u64,
 }
 
-impl Layout {
-    pub(super) fn new(shape: &Shape, element: Element) -> Self {
+impl ShardLayout {
+    pub(super) fn new(shape: &Shape, element: SynthDType) -> Self {
         let tensors = shape.stored().map(|spec| Tensor {
             is_norm: matches!(
                 spec.part,
-                Part::AttentionNorm | Part::MlpNorm | Part::FinalNorm
+                TensorPart::AttentionNorm | TensorPart::MlpNorm | TensorPart::FinalNorm
             ),
             name: spec.name,
             shape: spec.shape,
         });
         let mut layout = Self {
-            element,
+            dtype: element,
             tensors: tensors.collect(),
             bounds: vec![0],
         };
         let mut file = ALIGNMENT as u64;
         for (index, tensor) in layout.tensors.iter().enumerate() {
             let bytes =
-                tensor.numbers() * element.bytes() + tensor.name.len() as u64 + ENTRY_BYTES_MAX;
+                tensor.elements() * element.bytes() + tensor.name.len() as u64 + ENTRY_BYTES_MAX;
             if file + bytes > SHARD_BYTES_MAX && layout.bounds.last() != Some(&index) {
                 layout.bounds.push(index);
                 file = ALIGNMENT as u64;
@@ -111,10 +111,10 @@ impl Layout {
 
     /// The start of the shard's file up to its weights, padded with spaces as the format allows.
     pub(super) fn header(&self, shard: usize) -> Vec<u8> {
-        let dtype = match self.element {
-            Element::Bf16 => "BF16",
-            Element::F16 => "F16",
-            Element::F32 => "F32",
+        let dtype = match self.dtype {
+            SynthDType::Bf16 => "BF16",
+            SynthDType::F16 => "F16",
+            SynthDType::F32 => "F32",
         };
         let mut header = Map::new();
         header.insert("__metadata__".to_owned(), json!({"format": "pt"}));
@@ -133,21 +133,21 @@ impl Layout {
     }
 
     /// All blocks of the shard, in the order of its file.
-    pub(super) fn jobs(&self, shard: usize) -> impl Iterator<Item = Job> + Send {
+    pub(super) fn jobs(&self, shard: usize) -> impl Iterator<Item = ElementBlock> + Send {
         let first = self.bounds[shard];
         let mut end = self.header(shard).len() as u64;
         let tensors = self.shard(shard).iter().enumerate();
         tensors.flat_map(move |(index, tensor)| {
             let start = end;
             end += self.bytes(tensor);
-            let numbers = tensor.numbers();
-            let stride = BLOCK_NUMBERS as u64;
-            (0..numbers.div_ceil(stride)).map(move |block| Job {
+            let numbers = tensor.elements();
+            let stride = BLOCK_ELEMENTS as u64;
+            (0..numbers.div_ceil(stride)).map(move |block| ElementBlock {
                 tensor: (first + index) as u64,
                 block,
                 is_norm: tensor.is_norm,
                 count: stride.min(numbers - block * stride) as usize,
-                offset: start + block * stride * self.element.bytes(),
+                offset: start + block * stride * self.dtype.bytes(),
             })
         })
     }
@@ -157,6 +157,6 @@ impl Layout {
     }
 
     fn bytes(&self, tensor: &Tensor) -> u64 {
-        tensor.numbers() * self.element.bytes()
+        tensor.elements() * self.dtype.bytes()
     }
 }

@@ -1,42 +1,42 @@
 //! What is written loads, repeats by its seed, and leaves nothing behind when it fails.
 
 use sluice_formats::Format;
-use sluice_weights::Naming;
+use sluice_weights::TensorNaming;
 use tempfile::TempDir;
 
 use super::*;
 use crate::{
     Checkpoint, Source,
-    family::{ModelConfig, Preset},
+    family::{ModelConfig, PublishedShape},
 };
 
-fn tiny() -> Synthesis {
-    Synthesis {
+fn tiny() -> SynthOptions {
+    SynthOptions {
         shape: Shape {
-            naming: Naming::Llada,
+            naming: TensorNaming::Llada,
             layers: 2,
-            width: 64,
-            heads: 4,
+            hidden_size: 64,
+            attention_heads: 4,
             kv_heads: 2,
             head_dim: 16,
-            mlp_width: 160,
-            embedding_rows: 256,
+            intermediate_size: 160,
+            padded_vocab_size: 256,
             context_length: 128,
             causal: false,
             tied: false,
             biases: false,
         },
-        element: Element::Bf16,
+        dtype: SynthDType::Bf16,
         seed: 7,
         threads: 2,
     }
 }
 
-fn write(synthesis: &Synthesis, target: &Path) -> Result<(), SynthError> {
+fn write(synthesis: &SynthOptions, target: &Path) -> Result<(), SynthError> {
     synthesis.write(target, &AtomicBool::new(false), &mut |_, _| {})
 }
 
-fn written(synthesis: &Synthesis) -> (TempDir, Checkpoint) {
+fn written(synthesis: &SynthOptions) -> (TempDir, Checkpoint) {
     let folder = TempDir::new().unwrap();
     let target = folder.path().join("model");
     write(synthesis, &target).unwrap();
@@ -44,7 +44,7 @@ fn written(synthesis: &Synthesis) -> (TempDir, Checkpoint) {
     (folder, checkpoint)
 }
 
-fn numbers(checkpoint: &Checkpoint, format: Format, name: &str) -> Vec<f32> {
+fn elements(checkpoint: &Checkpoint, format: Format, name: &str) -> Vec<f32> {
     let entry = checkpoint.tensor(name).unwrap();
     assert_eq!(entry.format, Ok(format));
     let count = entry.shape.iter().product();
@@ -54,7 +54,7 @@ fn numbers(checkpoint: &Checkpoint, format: Format, name: &str) -> Vec<f32> {
         .read_part(entry, 0..bytes.len() as u64, bytes)
         .unwrap();
     let mut values = vec![0.0; count];
-    format.widen(bytes, &mut values);
+    format.dequantize(bytes, &mut values);
     values
 }
 
@@ -62,17 +62,17 @@ fn is_empty(folder: &Path) -> bool {
     fs::read_dir(folder).unwrap().next().is_none()
 }
 
-const HEAD: &str = "model.transformer.ff_out.weight";
+const LM_HEAD: &str = "model.transformer.ff_out.weight";
 
 #[test]
 fn weights_are_normal_and_norms_are_one() {
     let mut synthesis = tiny();
     // More than one block of the embedding.
-    synthesis.shape.embedding_rows = 20_000;
+    synthesis.shape.padded_vocab_size = 20_000;
     let (_folder, checkpoint) = written(&synthesis);
-    let norm = numbers(&checkpoint, Format::Bf16, "model.transformer.ln_f.weight");
+    let norm = elements(&checkpoint, Format::Bf16, "model.transformer.ln_f.weight");
     assert!(norm.iter().all(|&value| value == 1.0));
-    let values = numbers(&checkpoint, Format::Bf16, HEAD);
+    let values = elements(&checkpoint, Format::Bf16, LM_HEAD);
     let count = values.len() as f64;
     let moment = |power: i32| {
         let sum: f64 = values
@@ -94,46 +94,46 @@ fn weights_are_normal_and_norms_are_one() {
 #[test]
 fn neither_threads_nor_the_element_change_the_numbers() {
     let mut synthesis = tiny();
-    synthesis.shape.embedding_rows = 30_000;
+    synthesis.shape.padded_vocab_size = 30_000;
     let (_one, two_threads) = written(&synthesis);
     synthesis.threads = 1;
     let (_two, one_thread) = written(&synthesis);
-    let numbers_of = |checkpoint| numbers(checkpoint, Format::Bf16, HEAD);
+    let numbers_of = |checkpoint| elements(checkpoint, Format::Bf16, LM_HEAD);
     let values = numbers_of(&two_threads);
     assert!(values == numbers_of(&one_thread));
 
-    synthesis.element = Element::F32;
+    synthesis.dtype = SynthDType::F32;
     let (_three, wide) = written(&synthesis);
-    let wide = numbers(&wide, Format::F32, HEAD);
+    let wide = elements(&wide, Format::F32, LM_HEAD);
     let rounded: Vec<f32> = wide
         .iter()
         .map(|&value| half::bf16::from_f32(value).to_f32())
         .collect();
     assert!(values == rounded);
-    synthesis.element = Element::F16;
+    synthesis.dtype = SynthDType::F16;
     let (_four, half) = written(&synthesis);
-    let half = numbers(&half, Format::F16, HEAD);
+    let half = elements(&half, Format::F16, LM_HEAD);
     let rounded: Vec<f32> = wide
         .iter()
         .map(|&value| half::f16::from_f32(value).to_f32())
         .collect();
     assert!(half == rounded);
 
-    synthesis.element = Element::Bf16;
+    synthesis.dtype = SynthDType::Bf16;
     synthesis.seed = 8;
     let (_five, other) = written(&synthesis);
     assert!(values != numbers_of(&other));
     // Nor do two blocks or two tensors hold the same.
-    let block = layout::BLOCK_NUMBERS;
+    let block = layout::BLOCK_ELEMENTS;
     assert!(values[..block] != values[block..2 * block]);
-    let embedding = numbers(&two_threads, Format::Bf16, "model.transformer.wte.weight");
+    let embedding = elements(&two_threads, Format::Bf16, "model.transformer.wte.weight");
     assert!(values != embedding);
 }
 
 #[test]
 fn shards_stay_within_their_size_and_cover_every_byte() {
-    for preset in &crate::family::PRESETS {
-        let layout = Layout::new(preset.shape(), Element::Bf16);
+    for preset in &crate::family::PUBLISHED_SHAPES {
+        let layout = ShardLayout::new(preset.shape(), SynthDType::Bf16);
         let mut weights = 0;
         for shard in 0..layout.shards() {
             let header = layout.header(shard);
@@ -153,12 +153,15 @@ fn shards_stay_within_their_size_and_cover_every_byte() {
         }
         assert_eq!(weights, preset.shape().parameters() * 2, "{}", preset.name);
     }
-    let large = Layout::new(Preset::find("llada-8b").unwrap().shape(), Element::Bf16);
+    let large = ShardLayout::new(
+        PublishedShape::find("llada-8b").unwrap().shape(),
+        SynthDType::Bf16,
+    );
     assert_eq!(large.file_name(3), "model-00004-of-00004.safetensors");
     let files = large.index().unwrap();
     assert_eq!(files["metadata"]["total_size"], 16_031_162_368u64);
     assert_eq!(
-        files["weight_map"][HEAD],
+        files["weight_map"][LM_HEAD],
         "model-00004-of-00004.safetensors"
     );
 }
@@ -172,7 +175,7 @@ fn other_families_have_their_tensors_and_biases() {
     ] {
         let mut synthesis = tiny();
         synthesis.shape = Shape {
-            naming: Naming::HuggingFace,
+            naming: TensorNaming::HuggingFace,
             causal,
             biases,
             tied,
@@ -187,13 +190,13 @@ fn other_families_have_their_tensors_and_biases() {
         checkpoint.sources(config.shape.tensors()).unwrap();
     }
     let mut synthesis = tiny();
-    synthesis.shape.naming = Naming::HuggingFace;
+    synthesis.shape.naming = TensorNaming::HuggingFace;
     synthesis.shape.biases = true;
     let (_folder, checkpoint) = written(&synthesis);
     let name = "model.layers.1.self_attn.v_proj.bias";
     assert_eq!(checkpoint.tensor(name).unwrap().shape, [32]);
     assert!(
-        numbers(&checkpoint, Format::Bf16, name)
+        elements(&checkpoint, Format::Bf16, name)
             .iter()
             .all(|&value| value != 1.0)
     );
@@ -281,7 +284,7 @@ fn what_could_not_be_loaded_is_not_written() {
     type Spoil = fn(&mut Shape);
     let spoiled: [(Spoil, &str); 6] = [
         (
-            |shape| shape.heads = 7,
+            |shape| shape.attention_heads = 7,
             "n_heads is 7, which does not share 64 out",
         ),
         (
@@ -290,7 +293,7 @@ fn what_could_not_be_loaded_is_not_written() {
         ),
         (|shape| shape.layers = 0, "n_layers is 0"),
         (
-            |shape| shape.width = usize::MAX,
+            |shape| shape.hidden_size = usize::MAX,
             "d_model is 18446744073709551615",
         ),
         (

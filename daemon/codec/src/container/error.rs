@@ -13,7 +13,7 @@ use super::VERSION;
 #[derive(Debug, Error)]
 pub enum ContainerError {
     /// The system refused.
-    #[error("can't {operation} {path}: {cause}")]
+    #[error("cannot {operation} {path}: {cause}")]
     Io {
         /// What was tried.
         operation: &'static str,
@@ -23,13 +23,13 @@ pub enum ContainerError {
         cause: io::Error,
     },
     /// The first bytes are another file's.
-    #[error("{path} is no .sluice file, or one that was never finished: it doesn't begin as one")]
+    #[error("{path} is not a .sluice file, or was never finished: it lacks the magic bytes")]
     NotAContainer {
         /// The file.
         path: String,
     },
     /// Written by a later version, or an earlier one.
-    #[error("{path} has version {found} of the format; this program reads version {VERSION}")]
+    #[error("{path} has format version {found}; this program supports version {VERSION}")]
     Version {
         /// The file.
         path: String,
@@ -37,7 +37,7 @@ pub enum ContainerError {
         found: u32,
     },
     /// More or fewer bytes than the header says.
-    #[error("{path} is cut short or damaged: it should have {expected} bytes, it has {found}")]
+    #[error("{path} is truncated or damaged: it has {found} bytes instead of {expected}")]
     WrongLength {
         /// The file.
         path: String,
@@ -61,7 +61,7 @@ pub enum ContainerError {
         problem: String,
     },
     /// A tensor coded in a way of a later version.
-    #[error("{path}: tensor {tensor} is coded by scheme {scheme}, which this program doesn't know")]
+    #[error("{path}: tensor {tensor} is compressed with the unknown scheme {scheme}")]
     UnknownScheme {
         /// The file.
         path: String,
@@ -87,7 +87,7 @@ pub enum ContainerError {
         damage: Damage,
     },
     /// The target is there already.
-    #[error("{path} exists")]
+    #[error("{path} already exists")]
     Exists {
         /// The target.
         path: String,
@@ -137,7 +137,7 @@ pub enum Damage {
         tensor: String,
     },
     /// All bytes are as they were written, and mean no matrix, or another one.
-    Meaning {
+    Original {
         /// The tensor.
         tensor: String,
         /// What its decoder says, where it says something.
@@ -169,14 +169,14 @@ impl fmt::Display for Damage {
                     "tensor {tensor}, the tables of tile {tile} and those after it"
                 )
             }
-            Self::Tensor { tensor } => write!(f, "tensor {tensor}, outside of its tiles"),
-            Self::Meaning { tensor, cause } => {
-                write!(f, "tensor {tensor} can't be decoded: {cause}")
+            Self::Tensor { tensor } => write!(f, "tensor {tensor}, outside its tiles"),
+            Self::Original { tensor, cause } => {
+                write!(f, "tensor {tensor} cannot be decompressed: {cause}")
             }
             Self::File { name } => write!(f, "the file {name} inside"),
-            Self::Checks => write!(f, "its section of checksums"),
-            Self::Source => write!(f, "the hash of what it was made from"),
-            Self::Padding { at } => write!(f, "byte {at}, between its parts, should be zero"),
+            Self::Checks => write!(f, "its checksum section"),
+            Self::Source => write!(f, "the hash of its source"),
+            Self::Padding { at } => write!(f, "the padding byte at {at} is not zero"),
         }
     }
 }

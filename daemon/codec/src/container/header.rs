@@ -5,13 +5,13 @@ use std::{collections::HashSet, ops::Range};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ALIGN_BYTES, CHUNK_NUMBERS_MAX, CHUNKS_MAX, ContainerError, EXTENT_ALIGN_BYTES, FILE_BYTES_MAX,
-    FILES_BYTES_MAX,
+    ALIGN_BYTES, CHUNK_ELEMENTS_MAX, CHUNKS_MAX, ContainerError, EXTENT_ALIGN_BYTES,
+    FILE_BYTES_MAX, FILES_BYTES_MAX,
     hash::{Hash, Hasher},
 };
 use crate::{
-    layout::{Layout, LayoutError, Scheme, TILES},
-    number::Number,
+    dtype::DType,
+    layout::{LayoutError, MatrixLayout, Scheme, TILES},
 };
 
 /// Longest name of a tensor or an extent.
@@ -61,7 +61,8 @@ pub struct TensorRecord {
     /// Sizes, outermost first. A coded tensor is a matrix with the last of them for width.
     pub shape: Vec<usize>,
     /// What its numbers are when they aren't coded, as safetensors call it, in small letters.
-    pub number: String,
+    #[serde(rename = "number")]
+    pub dtype: String,
     /// The id of its scheme.
     pub scheme: u8,
     /// Which extent it is in.
@@ -118,14 +119,14 @@ impl TensorRecord {
 
     /// What its numbers are, if they are such as can be coded.
     #[must_use]
-    pub fn number(&self) -> Option<Number> {
-        number(&self.number)
+    pub fn dtype(&self) -> Option<DType> {
+        dtype(&self.dtype)
     }
 
     /// Numbers in all; `None` if no address counts that far.
     #[must_use]
-    pub fn numbers(&self) -> Option<usize> {
-        numbers(&self.shape)
+    pub fn elements(&self) -> Option<usize> {
+        elements(&self.shape)
     }
 
     /// Rows and width of the matrix that it is coded as.
@@ -137,7 +138,7 @@ impl TensorRecord {
     /// Bytes before it was coded. Of a plain tensor, all that it has.
     #[must_use]
     pub fn original_bytes(&self) -> u64 {
-        match (self.scheme(), self.number(), self.numbers()) {
+        match (self.scheme(), self.dtype(), self.elements()) {
             (Some(Scheme::Plain), ..) => self.length,
             (_, Some(number), Some(numbers)) => (numbers as u64) * number.bytes() as u64,
             _ => self.length,
@@ -154,8 +155,8 @@ impl TensorRecord {
             .enumerate()
             .map(move |(index, &varying)| {
                 let number = self
-                    .number()
-                    .ok_or_else(|| format!("is coded, and of {} numbers", self.number))?;
+                    .dtype()
+                    .ok_or_else(|| format!("is compressed, but has the dtype {}", self.dtype))?;
                 let scheme = self.scheme().unwrap_or(Scheme::Plain);
                 let first = index.saturating_mul(self.chunk_rows).min(rows);
                 let rows = first..first.saturating_add(self.chunk_rows).min(rows);
@@ -177,33 +178,31 @@ impl TensorRecord {
 
     /// Bytes of a tile where it is plain.
     pub(super) fn tile_bytes(&self, tile: usize) -> usize {
-        tile * self.number().map_or(1, Number::bytes)
+        tile * self.dtype().map_or(1, DType::bytes)
     }
 
     /// Checks that it has, if it can be at all: of a plain one, one a tile; of a coded one, one of each chunk's tables and
     /// one of each tile.
-    fn check_coding(&self, tile: usize) -> Result<u64, String> {
-        let numbers = self
-            .numbers()
-            .ok_or("has more numbers than can be counted")?;
+    fn check_compression(&self, tile: usize) -> Result<u64, String> {
+        let numbers = self.elements().ok_or("has too many elements")?;
         if self.scheme() == Some(Scheme::Plain) {
             if self.chunk_rows != 0 || !self.chunks.is_empty() {
-                return Err("is plain, and has chunks".to_owned());
+                return Err("is not compressed, but has chunks".to_owned());
             }
-            if let Some(number) = self.number()
+            if let Some(number) = self.dtype()
                 && numbers
                     .checked_mul(number.bytes())
                     .map(|bytes| bytes as u64)
                     != Some(self.length)
             {
-                return Err(format!("has {} bytes for {numbers} numbers", self.length));
+                return Err(format!("has {} bytes for {numbers} elements", self.length));
             }
             return Ok(self.length.div_ceil(self.tile_bytes(tile) as u64));
         }
         let (rows, _) = self
             .matrix()
             .filter(|_| numbers > 0)
-            .ok_or_else(|| format!("is coded, and no matrix: {:?}", self.shape))?;
+            .ok_or_else(|| format!("is compressed, but is not a matrix: {:?}", self.shape))?;
         if self.chunk_rows == 0 || rows.div_ceil(self.chunk_rows) != self.chunks.len() {
             return Err(format!(
                 "has {} chunks of {} rows for {rows}",
@@ -214,10 +213,10 @@ impl TensorRecord {
         let (mut end, mut checks) = (self.offset, 0);
         for chunk in self.chunks(tile) {
             let chunk = chunk?;
-            let numbers = chunk.layout.numbers();
-            if numbers > CHUNK_NUMBERS_MAX {
+            let numbers = chunk.layout.elements();
+            if numbers > CHUNK_ELEMENTS_MAX {
                 return Err(format!(
-                    "has a chunk of {numbers} numbers; {CHUNK_NUMBERS_MAX} is the most"
+                    "has a chunk of {numbers} elements; the maximum is {CHUNK_ELEMENTS_MAX}"
                 ));
             }
             end = chunk.end();
@@ -226,7 +225,7 @@ impl TensorRecord {
         match end.checked_sub(self.offset) {
             Some(length) if length == self.length => Ok(checks),
             _ => Err(format!(
-                "has {} bytes; its shape and coding say {}",
+                "has {} bytes; its shape and scheme require {}",
                 self.length,
                 end.saturating_sub(self.offset)
             )),
@@ -242,7 +241,7 @@ pub struct Chunk {
     /// Its first byte in the container.
     pub offset: u64,
     /// Where its parts are in it.
-    pub layout: Layout,
+    pub layout: MatrixLayout,
 }
 
 impl Chunk {
@@ -256,23 +255,23 @@ impl Chunk {
 /// The layout of a chunk, of whose parts only one varies.
 fn layout(
     scheme: Scheme,
-    number: Number,
+    dtype: DType,
     rows: usize,
     width: usize,
     tile: usize,
     varying: usize,
-) -> Result<Layout, LayoutError> {
+) -> Result<MatrixLayout, LayoutError> {
     let (codes, escapes) = match scheme {
-        Scheme::Palette => (rows.saturating_mul(width).div_ceil(2), varying),
+        Scheme::Dictionary => (rows.saturating_mul(width).div_ceil(2), varying),
         _ => (varying, 0),
     };
-    Layout::new(scheme, number, rows, width, tile, codes, escapes)
+    MatrixLayout::new(scheme, dtype, rows, width, tile, codes, escapes)
 }
 
 /// The part of a layout that varies.
-pub(super) fn varying(layout: &Layout) -> usize {
+pub(super) fn varying(layout: &MatrixLayout) -> usize {
     match layout.scheme() {
-        Scheme::Palette => layout.escapes_len(),
+        Scheme::Dictionary => layout.escapes_len(),
         _ => layout.codes_len(),
     }
 }
@@ -282,17 +281,17 @@ fn is_zero(value: &usize) -> bool {
 }
 
 /// What these letters stand for.
-pub(super) fn number(name: &str) -> Option<Number> {
+pub(super) fn dtype(name: &str) -> Option<DType> {
     match name {
-        "bf16" => Some(Number::Bf16),
-        "f16" => Some(Number::F16),
-        "f32" => Some(Number::F32),
+        "bf16" => Some(DType::Bf16),
+        "f16" => Some(DType::F16),
+        "f32" => Some(DType::F32),
         _ => None,
     }
 }
 
 /// Numbers of a tensor.
-pub(super) fn numbers(shape: &[usize]) -> Option<usize> {
+pub(super) fn elements(shape: &[usize]) -> Option<usize> {
     shape
         .iter()
         .try_fold(1usize, |numbers, &size| numbers.checked_mul(size))
@@ -301,7 +300,7 @@ pub(super) fn numbers(shape: &[usize]) -> Option<usize> {
 /// Rows and width of a tensor as a matrix: what it has of sizes before the last makes rows.
 pub(super) fn matrix(shape: &[usize]) -> Option<(usize, usize)> {
     match shape {
-        [rows @ .., width] if !rows.is_empty() => Some((numbers(rows)?, *width)),
+        [rows @ .., width] if !rows.is_empty() => Some((elements(rows)?, *width)),
         _ => None,
     }
 }
@@ -334,7 +333,7 @@ impl Header {
         tensors.sort_unstable_by_key(|tensor| &tensor.name);
         for tensor in tensors {
             hasher.text(&tensor.name);
-            hasher.text(&tensor.number);
+            hasher.text(&tensor.dtype);
             for &size in &tensor.shape {
                 hasher.update(&(size as u64).to_le_bytes());
             }
@@ -355,7 +354,7 @@ impl Header {
         };
         if !TILES.contains(&self.tile) {
             return Err(malformed(format!(
-                "tiles of {} numbers, not 128, 256 or 512",
+                "a tile of {} elements is not supported; use 128, 256 or 512",
                 self.tile
             )));
         }
@@ -372,7 +371,7 @@ impl Header {
                 malformed(format!("tensor {} {problem}", shown(&tensor.name)))
             })?;
         }
-        self.check_places(start).map_err(malformed)
+        self.check_positions(start).map_err(malformed)
     }
 
     /// Whether names, sizes and files are such that it can be read, wherever they are.
@@ -380,14 +379,17 @@ impl Header {
         let mut names = HashSet::new();
         for tensor in &self.tensors {
             if !is_tensor_name(&tensor.name) {
-                return Err(format!("{:?} is no name of a tensor", shown(&tensor.name)));
+                return Err(format!(
+                    "{:?} is not a valid tensor name",
+                    shown(&tensor.name)
+                ));
             }
             if !names.insert(&tensor.name) {
-                return Err(format!("tensor {} stands twice", shown(&tensor.name)));
+                return Err(format!("duplicate tensor {}", shown(&tensor.name)));
             }
             if tensor.shape.len() > SIZES_MAX {
                 return Err(format!(
-                    "tensor {} has {} sizes",
+                    "tensor {} has {} dimensions",
                     shown(&tensor.name),
                     tensor.shape.len()
                 ));
@@ -400,15 +402,15 @@ impl Header {
         names.clear();
         for file in self.shards.iter().chain(&self.files) {
             if !is_file_name(&file.name) {
-                return Err(format!("{:?} is no name of a file", shown(&file.name)));
+                return Err(format!("{:?} is not a valid file name", shown(&file.name)));
             }
             if !names.insert(&file.name) {
-                return Err(format!("file {} stands twice", shown(&file.name)));
+                return Err(format!("duplicate file {}", shown(&file.name)));
             }
             // Whoever reads it takes memory for all of it.
             if file.length > FILE_BYTES_MAX {
                 return Err(format!(
-                    "file {} has {} bytes; {FILE_BYTES_MAX} is the most",
+                    "file {} has {} bytes; the maximum is {FILE_BYTES_MAX}",
                     shown(&file.name),
                     file.length
                 ));
@@ -417,21 +419,18 @@ impl Header {
         let all: u64 = self.files.iter().map(|file| file.length).sum();
         if all > FILES_BYTES_MAX {
             return Err(format!(
-                "its files have {all} bytes; {FILES_BYTES_MAX} is the most"
+                "its files have {all} bytes; the maximum is {FILES_BYTES_MAX}"
             ));
         }
         Ok(())
     }
 
     fn check_tensor(&self, tensor: &TensorRecord) -> Result<(), String> {
-        let checks = tensor.check_coding(self.tile)?;
+        let checks = tensor.check_compression(self.tile)?;
         let is_letters =
             |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
-        if !((1..=16).contains(&tensor.number.len()) && tensor.number.bytes().all(is_letters)) {
-            return Err(format!(
-                "has numbers of no name: {:?}",
-                shown(&tensor.number)
-            ));
+        if !((1..=16).contains(&tensor.dtype.len()) && tensor.dtype.bytes().all(is_letters)) {
+            return Err(format!("has an invalid dtype: {:?}", shown(&tensor.dtype)));
         }
         let end = checks.checked_mul(2);
         let end = end.and_then(|bytes| tensor.checks.checked_add(bytes));
@@ -439,41 +438,38 @@ impl Header {
             || tensor.checks < self.checks.offset
             || end.is_none_or(|end| end > end_of(self.checks.offset, self.checks.length))
         {
-            return Err("has checks outside of their section".to_owned());
+            return Err("has checksums outside the checksum section".to_owned());
         }
         let extent = self
             .extents
             .get(tensor.extent)
-            .ok_or_else(|| format!("is in extent {}, which there isn't", tensor.extent))?;
+            .ok_or_else(|| format!("refers to extent {}, which does not exist", tensor.extent))?;
         if tensor.offset < extent.offset
             || end_of(tensor.offset, tensor.length) > end_of(extent.offset, extent.length)
         {
-            return Err(format!(
-                "lies outside of its extent {}",
-                shown(&extent.name)
-            ));
+            return Err(format!("lies outside its extent {}", shown(&extent.name)));
         }
         Ok(())
     }
 
     /// Whether parts lie one after another, and extents too.
-    fn check_places(&self, start: u64) -> Result<(), String> {
+    fn check_positions(&self, start: u64) -> Result<(), String> {
         let mut end = start;
-        for (place, align, what) in self.places() {
+        for (place, align, what) in self.positions() {
             if !place.start.is_multiple_of(align) {
                 return Err(format!(
-                    "{what} begins at {}, no multiple of {align}",
+                    "{what} begins at {}, which is not a multiple of {align}",
                     place.start
                 ));
             }
             if place.start < end || place.end == u64::MAX {
-                return Err(format!("{what} overlaps with what is before it"));
+                return Err(format!("{what} overlaps the part before it"));
             }
             end = place.end;
         }
         if end != self.bytes {
             return Err(format!(
-                "it ends at byte {end}, and is said to have {}",
+                "it ends at byte {end}; its header declares {}",
                 self.bytes
             ));
         }
@@ -483,17 +479,20 @@ impl Header {
         for extent in &self.extents {
             let what = || format!("extent {}", shown(&extent.name));
             if !is_tensor_name(&extent.name) {
-                return Err(format!("{:?} is no name of an extent", shown(&extent.name)));
+                return Err(format!(
+                    "{:?} is not a valid extent name",
+                    shown(&extent.name)
+                ));
             }
             if !extent.offset.is_multiple_of(EXTENT_ALIGN_BYTES) {
-                return Err(format!("{} begins within a page", what()));
+                return Err(format!("{} does not begin on a page boundary", what()));
             }
             if extent.offset < end {
-                return Err(format!("{} overlaps with what is before it", what()));
+                return Err(format!("{} overlaps the part before it", what()));
             }
             end = end_of(extent.offset, extent.length);
             if end > self.checks.offset {
-                return Err(format!("{} overlaps with the checks", what()));
+                return Err(format!("{} overlaps the checksums", what()));
             }
         }
         Ok(())
@@ -501,7 +500,7 @@ impl Header {
 
     /// Every part that isn't padding, what its place must be a multiple of, and what messages call it: in the only order
     /// in which they may lie.
-    pub(super) fn places(&self) -> impl Iterator<Item = (Range<u64>, u64, String)> {
+    pub(super) fn positions(&self) -> impl Iterator<Item = (Range<u64>, u64, String)> {
         let files = self.shards.iter().chain(&self.files).map(|file| {
             let what = format!("file {}", shown(&file.name));
             (file.offset, file.length, ALIGN_BYTES, what)
@@ -515,7 +514,7 @@ impl Header {
             offset,
             length,
             EXTENT_ALIGN_BYTES,
-            "the section of checks".to_owned(),
+            "the checksum section".to_owned(),
         )];
         let all = files.chain(tensors).chain(checks);
         all.map(|(offset, length, align, what)| (offset..end_of(offset, length), align, what))
@@ -556,8 +555,8 @@ mod tests {
             tensors: vec![TensorRecord {
                 name: "layers.0.q".to_owned(),
                 shape: vec![11, 12],
-                number: "bf16".to_owned(),
-                scheme: Scheme::Palette.id(),
+                dtype: "bf16".to_owned(),
+                scheme: Scheme::Dictionary.id(),
                 extent: 0,
                 offset: 13,
                 length: 14,

@@ -26,13 +26,13 @@ pub(super) struct Journal {
 
 /// The tensors that a journal has, and where each line ends.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct JournalRecords {
     lines: Vec<(TensorRecord, u64, Hash)>,
     start: u64,
     start_chain: Hash,
 }
 
-impl Found {
+impl JournalRecords {
     /// What was written before, in order, by lines that are whole.
     pub(super) fn records(&self) -> impl Iterator<Item = &TensorRecord> {
         self.lines.iter().map(|(record, ..)| record)
@@ -41,7 +41,7 @@ impl Found {
 
 impl Journal {
     /// What the journal at `path` says, if it is one of a run of the same `identity`.
-    pub(super) fn read(path: &Path, identity: &str) -> io::Result<Option<Found>> {
+    pub(super) fn read(path: &Path, identity: &str) -> io::Result<Option<JournalRecords>> {
         let file = match own::open(path, OpenOptions::new().read(true)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             file => file?,
@@ -57,7 +57,7 @@ impl Journal {
         if first != serde_json::Value::from(identity).to_string().as_bytes() {
             return Ok(None);
         }
-        let mut found = Found {
+        let mut found = JournalRecords {
             lines: Vec::new(),
             start: lines.at,
             start_chain: lines.chain,
@@ -85,7 +85,7 @@ impl Journal {
     }
 
     /// Goes on with a journal after the first `count` tensors of it.
-    pub(super) fn go_on(path: &Path, found: &Found, count: usize) -> io::Result<Self> {
+    pub(super) fn resume(path: &Path, found: &JournalRecords, count: usize) -> io::Result<Self> {
         let (end, chain) = match count.checked_sub(1) {
             None => (found.start, found.start_chain),
             Some(last) => (found.lines[last].1, found.lines[last].2),

@@ -29,8 +29,10 @@ pub use self::{
     hash::{Hash, Hasher},
     header::{Chunk, Extent, FileRecord, Header, Section, TensorRecord, is_file_name},
     read::{Container, ReadAt},
-    select::{Glob, Rules, Treatment, extent_name},
-    write::{Done, Plan, PlannedTensor, Writer, journal_of, partial_of},
+    select::{CompressionRules, Glob, TensorTreatment, extent_name},
+    write::{
+        ContainerPlan, ContainerWriter, PlannedTensor, WrittenContainer, journal_of, partial_of,
+    },
 };
 
 /// What a container begins with.
@@ -46,7 +48,7 @@ pub const EXTENT_ALIGN_BYTES: u64 = 4096;
 pub const CHUNK_ROWS: usize = 256;
 
 /// Most numbers of a chunk, which a few bytes may stand for: what a reader has memory for.
-pub const CHUNK_NUMBERS_MAX: usize = 1 << 26;
+pub const CHUNK_ELEMENTS_MAX: usize = 1 << 26;
 
 /// Longest file inside, or header of a shard: a tokenizer of half a million entries has 35 MB.
 pub const FILE_BYTES_MAX: u64 = 256 << 20;

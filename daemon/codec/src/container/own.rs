@@ -24,7 +24,7 @@ pub(super) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
         true => Ok(file),
         false => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            "it is no file of its own",
+            "it is a link, not a regular file",
         )),
     }
 }

@@ -17,7 +17,7 @@ use super::{
     tiles,
 };
 use crate::{
-    coded::{Coded, DecodeError},
+    decompress::{CompressedMatrix, DecompressError},
     layout::Scheme,
 };
 
@@ -303,7 +303,7 @@ impl<R: ReadAt> Container<R> {
         cancel: &AtomicBool,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Vec<Damage>, ContainerError> {
-        let mut comparison = Comparison::new(tensor);
+        let mut comparison = TileComparison::new(tensor);
         let mut hasher = Hasher::default();
         let mut checks = Vec::new();
         let mut told = Vec::new();
@@ -320,10 +320,10 @@ impl<R: ReadAt> Container<R> {
             self.read_checks(tensor, 0, checks.len(), &mut told)?;
             comparison.tiles(&checks, &told);
             if hasher.finish() == tensor.hash && tensor.hash != tensor.original_hash {
-                comparison.meaning("its original is said to be another".to_owned());
+                comparison.meaning("its original hash does not match".to_owned());
             }
         } else {
-            let mut meaning = Meaning::default();
+            let mut meaning = OriginalCheck::default();
             let mut bytes = Vec::new();
             let (mut end, mut done) = (tensor.offset, 0);
             for chunk in self.chunks(tensor) {
@@ -370,7 +370,7 @@ impl<R: ReadAt> Container<R> {
 
     fn verify_padding(&self, cancel: &AtomicBool) -> Result<Option<Damage>, ContainerError> {
         let mut end = self.header_end;
-        for (place, ..) in self.header.places() {
+        for (place, ..) in self.header.positions() {
             let mut at = end;
             let mut found = None;
             self.pieces(end, place.start - end, PIECE_BYTES, cancel, |bytes| {
@@ -435,7 +435,7 @@ pub(super) fn stop_if(cancel: &AtomicBool) -> Result<(), ContainerError> {
 }
 
 /// What differs between a tensor's checks and those that the file has.
-struct Comparison<'a> {
+struct TileComparison<'a> {
     tensor: &'a str,
     /// Tiles so far.
     tiles: usize,
@@ -443,7 +443,7 @@ struct Comparison<'a> {
     meaning: Option<Damage>,
 }
 
-impl<'a> Comparison<'a> {
+impl<'a> TileComparison<'a> {
     fn new(tensor: &'a TensorRecord) -> Self {
         Self {
             tensor: &tensor.name,
@@ -488,7 +488,7 @@ impl<'a> Comparison<'a> {
 
     /// All bytes are what was written, and that isn't what it should have been.
     fn meaning(&mut self, cause: String) {
-        self.meaning = Some(Damage::Meaning {
+        self.meaning = Some(Damage::Original {
             tensor: self.tensor.to_owned(),
             cause,
         });
@@ -508,16 +508,16 @@ impl<'a> Comparison<'a> {
 
 /// Whether chunks are what an encoder makes, and decode to what they were made from.
 #[derive(Default)]
-struct Meaning {
+struct OriginalCheck {
     original: Hasher,
     out: Vec<u8>,
     problem: Option<String>,
 }
 
-impl Meaning {
+impl OriginalCheck {
     fn chunk(&mut self, chunk: &Chunk, bytes: &[u8]) {
         if self.problem.is_none() {
-            let checked = decode(chunk, bytes, &mut self.out);
+            let checked = decompress(chunk, bytes, &mut self.out);
             self.problem = checked.err().map(|error| error.to_string());
             self.original.update(&self.out);
         }
@@ -525,21 +525,22 @@ impl Meaning {
 
     fn problem(self, tensor: &TensorRecord) -> Option<String> {
         // Of what was rate-coded, nobody can tell what it was.
-        let is_original =
-            tensor.scheme() == Some(Scheme::Rate) || self.original.finish() == tensor.original_hash;
-        self.problem
-            .or_else(|| (!is_original).then(|| "it decodes to other numbers".to_owned()))
+        let is_original = tensor.scheme() == Some(Scheme::Trellis)
+            || self.original.finish() == tensor.original_hash;
+        self.problem.or_else(|| {
+            (!is_original).then(|| "its decompressed bytes do not match their hash".to_owned())
+        })
     }
 }
 
 /// The numbers of a chunk as they were, where it was coded without loss. In any case it is looked at to the last bit.
-fn decode(chunk: &Chunk, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), DecodeError> {
-    let coded = Coded::new(chunk.layout.clone(), bytes)?;
+fn decompress(chunk: &Chunk, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), DecompressError> {
+    let coded = CompressedMatrix::new(chunk.layout.clone(), bytes)?;
     coded.check()?;
     out.clear();
-    if chunk.layout.scheme() == Scheme::Rate {
+    if chunk.layout.scheme() == Scheme::Trellis {
         return Ok(());
     }
     out.resize(chunk.layout.plain_bytes(), 0);
-    coded.decode_rows(0..chunk.layout.rows(), out)
+    coded.decompress_rows(0..chunk.layout.rows(), out)
 }

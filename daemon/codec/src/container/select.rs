@@ -3,14 +3,14 @@
 use std::ops::RangeInclusive;
 
 use super::{
-    CHUNK_NUMBERS_MAX, CHUNK_ROWS,
-    header::{matrix, number, numbers},
+    CHUNK_ELEMENTS_MAX, CHUNK_ROWS,
+    header::{dtype, elements, matrix},
 };
 
 /// Fewer numbers than this aren't worth a table.
-const NUMBERS_MIN: usize = 64 << 10;
+const ELEMENTS_MIN: usize = 64 << 10;
 /// In shorter rows, what a row has beside its numbers would be much; longer ones make chunks that nobody reads.
-const WIDTHS: RangeInclusive<usize> = 128..=CHUNK_NUMBERS_MAX / CHUNK_ROWS;
+const WIDTHS: RangeInclusive<usize> = 128..=CHUNK_ELEMENTS_MAX / CHUNK_ROWS;
 
 /// A name with `*` for any letters and `?` for any one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,43 +61,43 @@ impl Glob {
 
 /// What was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rules {
+pub struct CompressionRules {
     /// Names of tensors that stay plain.
     pub keep: Vec<Glob>,
     /// Whether numbers are coded to a rate, not without loss.
-    pub is_rate: bool,
+    pub is_trellis: bool,
     /// Whether embeddings are coded, too, and the head to a rate where that was asked for.
     pub all: bool,
 }
 
 /// What becomes of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Treatment {
+pub enum TensorTreatment {
     /// It stays as it is.
     Plain,
     /// It is coded without loss.
     Lossless,
     /// It is coded to a rate.
-    Rate,
+    Trellis,
 }
 
-impl Rules {
+impl CompressionRules {
     /// What becomes of a tensor of this name and shape, and of numbers that safetensors call so in small letters.
     #[must_use]
-    pub fn treatment(&self, name: &str, shape: &[usize], numbers_name: &str) -> Treatment {
+    pub fn treatment(&self, name: &str, shape: &[usize], numbers_name: &str) -> TensorTreatment {
         let is_large = matrix(shape).is_some_and(|(_, width)| WIDTHS.contains(&width))
-            && numbers(shape).is_some_and(|numbers| numbers >= NUMBERS_MIN);
+            && elements(shape).is_some_and(|numbers| numbers >= ELEMENTS_MIN);
         if !is_large
-            || number(numbers_name).is_none()
+            || dtype(numbers_name).is_none()
             || self.keep.iter().any(|glob| glob.matches(name))
             || (!self.all && is_embedding(name))
         {
-            Treatment::Plain
-        } else if self.is_rate && (self.all || layer_of(name).is_some()) {
-            Treatment::Rate
+            TensorTreatment::Plain
+        } else if self.is_trellis && (self.all || layer_of(name).is_some()) {
+            TensorTreatment::Trellis
         } else {
             // Outside of layers is the head, whose loss costs most.
-            Treatment::Lossless
+            TensorTreatment::Lossless
         }
     }
 }
@@ -180,35 +180,45 @@ mod tests {
 
     #[test]
     fn small_narrow_and_strange_tensors_stay_plain() {
-        let lossless = Rules {
+        let lossless = CompressionRules {
             keep: vec![Glob::new("*.kept.*")],
-            is_rate: false,
+            is_trellis: false,
             all: false,
         };
         let layer = "model.layers.0.w";
         for (name, shape, number, treatment) in [
-            (layer, &[256, 256][..], "bf16", Treatment::Lossless),
-            (layer, &[8, 32, 256], "bf16", Treatment::Lossless),
-            (layer, &[255, 256], "bf16", Treatment::Plain),
-            (layer, &[4096, 127], "bf16", Treatment::Plain),
-            (layer, &[1 << 20], "bf16", Treatment::Plain),
-            (layer, &[1, 1 << 18], "bf16", Treatment::Lossless),
-            (layer, &[1, 1 << 19], "bf16", Treatment::Plain),
-            (layer, &[256, 256], "i64", Treatment::Plain),
-            (layer, &[usize::MAX, usize::MAX], "bf16", Treatment::Plain),
-            ("a.0.kept.w", &[256, 256], "f32", Treatment::Plain),
-            ("lm_head.weight", &[256, 256], "f16", Treatment::Lossless),
+            (layer, &[256, 256][..], "bf16", TensorTreatment::Lossless),
+            (layer, &[8, 32, 256], "bf16", TensorTreatment::Lossless),
+            (layer, &[255, 256], "bf16", TensorTreatment::Plain),
+            (layer, &[4096, 127], "bf16", TensorTreatment::Plain),
+            (layer, &[1 << 20], "bf16", TensorTreatment::Plain),
+            (layer, &[1, 1 << 18], "bf16", TensorTreatment::Lossless),
+            (layer, &[1, 1 << 19], "bf16", TensorTreatment::Plain),
+            (layer, &[256, 256], "i64", TensorTreatment::Plain),
+            (
+                layer,
+                &[usize::MAX, usize::MAX],
+                "bf16",
+                TensorTreatment::Plain,
+            ),
+            ("a.0.kept.w", &[256, 256], "f32", TensorTreatment::Plain),
+            (
+                "lm_head.weight",
+                &[256, 256],
+                "f16",
+                TensorTreatment::Lossless,
+            ),
             (
                 "model.embed_tokens.weight",
                 &[256, 256],
                 "f16",
-                Treatment::Plain,
+                TensorTreatment::Plain,
             ),
             (
                 "model.transformer.wte.weight",
                 &[256, 256],
                 "f16",
-                Treatment::Plain,
+                TensorTreatment::Plain,
             ),
         ] {
             assert_eq!(
@@ -217,16 +227,19 @@ mod tests {
                 "{name} {shape:?}"
             );
         }
-        let rate = Rules {
-            is_rate: true,
+        let rate = CompressionRules {
+            is_trellis: true,
             ..lossless
         };
-        assert_eq!(rate.treatment(layer, &[256, 256], "bf16"), Treatment::Rate);
-        let treat = |rules: &Rules, name| rules.treatment(name, &[256, 256], "bf16");
-        assert_eq!(treat(&rate, "lm_head.weight"), Treatment::Lossless);
-        assert_eq!(treat(&rate, "embed.weight"), Treatment::Plain);
-        let all = Rules { all: true, ..rate };
-        assert_eq!(treat(&all, "lm_head.weight"), Treatment::Rate);
-        assert_eq!(treat(&all, "embed.weight"), Treatment::Rate);
+        assert_eq!(
+            rate.treatment(layer, &[256, 256], "bf16"),
+            TensorTreatment::Trellis
+        );
+        let treat = |rules: &CompressionRules, name| rules.treatment(name, &[256, 256], "bf16");
+        assert_eq!(treat(&rate, "lm_head.weight"), TensorTreatment::Lossless);
+        assert_eq!(treat(&rate, "embed.weight"), TensorTreatment::Plain);
+        let all = CompressionRules { all: true, ..rate };
+        assert_eq!(treat(&all, "lm_head.weight"), TensorTreatment::Trellis);
+        assert_eq!(treat(&all, "embed.weight"), TensorTreatment::Trellis);
     }
 }

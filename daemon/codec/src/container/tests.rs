@@ -13,9 +13,9 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::{
+    dtype::DType,
     encode::{Encoded, Lossless, encode},
-    layout::{Layout, Scheme},
-    number::Number,
+    layout::{MatrixLayout, Scheme},
 };
 
 const TILE: usize = 128;
@@ -51,14 +51,14 @@ fn chunk(scheme: Lossless, rows: usize, width: usize, random: &mut Random) -> (E
         ((exponent << 7) as u16) | (random.next() as u16 & 0x807f)
     });
     let bytes: Vec<u8> = numbers.flat_map(u16::to_le_bytes).collect();
-    let coded = encode(Number::Bf16, rows, width, &bytes, scheme, TILE).unwrap();
+    let coded = encode(DType::Bf16, rows, width, &bytes, scheme, TILE).unwrap();
     (coded, bytes)
 }
 
 /// What a tensor of the model is written from.
 enum Content {
     Plain(Vec<u8>),
-    Coded(Vec<(Encoded, Vec<u8>)>),
+    Compressed(Vec<(Encoded, Vec<u8>)>),
 }
 
 /// A model of two layers, a plain embedding, a coded head of two chunks, a tensor of another kind and one without numbers.
@@ -74,7 +74,7 @@ impl Model {
             let planned = PlannedTensor {
                 name: name.to_owned(),
                 shape: shape.to_vec(),
-                number: number.to_owned(),
+                dtype: number.to_owned(),
                 extent: extent_name(name).to_owned(),
             };
             tensors.push((planned, content));
@@ -86,23 +86,28 @@ impl Model {
             Content::Plain(random.bytes(1000)),
         );
         for layer in 0..2 {
-            for (part, scheme) in [("up", Lossless::Huffman), ("down", Lossless::Palette)] {
+            for (part, scheme) in [("up", Lossless::Huffman), ("down", Lossless::Dictionary)] {
                 let chunks = vec![chunk(scheme, 40, 130, random)];
                 let name = format!("layers.{layer}.{part}");
-                add(&name, &[40, 130], "bf16", Content::Coded(chunks));
+                add(&name, &[40, 130], "bf16", Content::Compressed(chunks));
             }
             let norm = Content::Plain(random.bytes(130 * 4));
             add(&format!("layers.{layer}.norm"), &[130], "f32", norm);
         }
         let chunks = [256, 20].map(|rows| chunk(Lossless::Huffman, rows, 17, random));
-        add("head", &[276, 17], "bf16", Content::Coded(chunks.to_vec()));
+        add(
+            "head",
+            &[276, 17],
+            "bf16",
+            Content::Compressed(chunks.to_vec()),
+        );
         add("steps", &[3], "i64", Content::Plain(random.bytes(24)));
         add("nothing", &[0, 3], "f16", Content::Plain(Vec::new()));
         Self { tensors }
     }
 
-    pub(super) fn plan(&self) -> Plan {
-        Plan {
+    pub(super) fn plan(&self) -> ContainerPlan {
+        ContainerPlan {
             tile: TILE,
             tensors: self
                 .tensors
@@ -119,7 +124,7 @@ impl Model {
     }
 
     /// Writes the next tensor, or as many of its chunks or pieces.
-    pub(super) fn write(&self, writer: &mut Writer, chunks_max: usize) {
+    pub(super) fn write(&self, writer: &mut ContainerWriter, chunks_max: usize) {
         let (_, content) = &self.tensors[writer.next().unwrap()];
         match content {
             Content::Plain(bytes) => {
@@ -128,7 +133,7 @@ impl Model {
                     writer.plain(piece).unwrap();
                 }
             }
-            Content::Coded(chunks) => {
+            Content::Compressed(chunks) => {
                 let scheme = chunks[0].0.layout.scheme();
                 writer.begin_tensor(scheme).unwrap();
                 for (coded, _) in chunks.iter().take(chunks_max) {
@@ -138,23 +143,25 @@ impl Model {
         }
     }
 
-    pub(super) fn write_whole(&self, writer: &mut Writer) {
+    pub(super) fn write_whole(&self, writer: &mut ContainerWriter) {
         let (_, content) = &self.tensors[writer.next().unwrap()];
         let mut original = Hasher::default();
         match content {
             Content::Plain(bytes) => original.update(bytes),
-            Content::Coded(chunks) => chunks.iter().for_each(|(_, bytes)| original.update(bytes)),
+            Content::Compressed(chunks) => {
+                chunks.iter().for_each(|(_, bytes)| original.update(bytes));
+            }
         }
         self.write(writer, usize::MAX);
         writer.end_tensor(original.finish()).unwrap();
     }
 
-    pub(super) fn begin(&self, target: &Path) -> Writer {
-        Writer::begin(target, self.plan(), &GO_ON, &mut |_| {}).unwrap()
+    pub(super) fn begin(&self, target: &Path) -> ContainerWriter {
+        ContainerWriter::begin(target, self.plan(), &GO_ON, &mut |_| {}).unwrap()
     }
 
     /// Writes all that is left.
-    pub(super) fn go_on(&self, mut writer: Writer) -> Done {
+    pub(super) fn go_on(&self, mut writer: ContainerWriter) -> WrittenContainer {
         while writer.next().is_some() {
             self.write_whole(&mut writer);
         }
@@ -232,7 +239,7 @@ fn what_was_written_is_read() {
                 assert_eq!(&buffer, bytes);
                 assert_eq!(container.chunks(tensor).count(), 0);
             }
-            Content::Coded(chunks) => {
+            Content::Compressed(chunks) => {
                 let found: Vec<Chunk> = container.chunks(tensor).collect();
                 assert_eq!(found.len(), chunks.len());
                 for (found, (coded, _)) in found.iter().zip(chunks) {

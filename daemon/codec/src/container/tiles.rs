@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::hash::{Hash, fold};
-use crate::layout::{Layout, STRIP_TILES, Scheme, WHOLE};
+use crate::layout::{MatrixLayout, STRIP_TILES, Scheme, WHOLE};
 
 /// Spreads one of two hashes before they are put together, so that two tiles' swapped parts aren't the same tile.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -18,9 +18,9 @@ pub(super) fn of_plain(bytes: &[u8], tile_bytes: usize, checks: &mut Vec<u16>) {
 ///
 /// # Panics
 /// When there are fewer bytes than the layout says.
-pub(super) fn of_chunk(bytes: &[u8], layout: &Layout, checks: &mut Vec<u16>) {
+pub(super) fn of_chunk(bytes: &[u8], layout: &MatrixLayout, checks: &mut Vec<u16>) {
     checks.push(fold(Hash::of(&bytes[..layout.codes().start])));
-    let mut places = Places::new(layout, bytes);
+    let mut places = TilePositions::new(layout, bytes);
     for tile in 0..layout.tiles() {
         let [codes, escapes, raw] = places.next(tile).map(|part| Hash::of(&bytes[part]));
         let first = codes.0.wrapping_mul(SPREAD) ^ escapes.0;
@@ -29,15 +29,15 @@ pub(super) fn of_chunk(bytes: &[u8], layout: &Layout, checks: &mut Vec<u16>) {
 }
 
 /// Goes from tile to tile.
-struct Places<'a> {
-    layout: &'a Layout,
+struct TilePositions<'a> {
+    layout: &'a MatrixLayout,
     bytes: &'a [u8],
     /// Where in codes or escapes the next tile begins.
     at: usize,
 }
 
-impl<'a> Places<'a> {
-    fn new(layout: &'a Layout, bytes: &'a [u8]) -> Self {
+impl<'a> TilePositions<'a> {
+    fn new(layout: &'a MatrixLayout, bytes: &'a [u8]) -> Self {
         Self {
             layout,
             bytes,
@@ -53,23 +53,23 @@ impl<'a> Places<'a> {
             let offset = self.bytes[place..place + 4].try_into();
             self.at = u32::from_le_bytes(offset.expect("four bytes")) as usize;
         }
-        let numbers = layout.tile_numbers(tile);
+        let numbers = layout.tile_elements(tile);
         let length = self.bytes[layout.lengths().start + tile];
         let length = match (length, layout.scheme()) {
             (WHOLE, _) => numbers.len(),
-            (escapes, Scheme::Palette) => usize::from(escapes),
+            (escapes, Scheme::Dictionary) => usize::from(escapes),
             (units, _) => usize::from(units) * layout.unit_bytes(),
         };
         let varying = self.at..self.at + length;
         self.at += length;
         let (codes, escapes) = match layout.scheme() {
-            Scheme::Palette => (
+            Scheme::Dictionary => (
                 within(&layout.codes(), numbers.start / 2..numbers.end.div_ceil(2)),
                 within(&layout.escapes(), varying),
             ),
             _ => (within(&layout.codes(), varying), 0..0),
         };
-        let raw_bytes = layout.number().raw_bytes();
+        let raw_bytes = layout.dtype().raw_bytes();
         let raw = numbers.start * raw_bytes..numbers.end * raw_bytes;
         [codes, escapes, within(&layout.raw(), raw)]
     }

@@ -13,15 +13,15 @@ use super::{
     PREFIX_BYTES, VERSION,
     error::{beside, shown},
     hash::{Hash, Hasher},
-    header::{Extent, FileRecord, Header, Section, TensorRecord, matrix, number, varying},
-    journal::{Found, Journal},
+    header::{Extent, FileRecord, Header, Section, TensorRecord, dtype, matrix, varying},
+    journal::{Journal, JournalRecords},
     own,
     read::stop_if,
     tiles,
 };
 use crate::{
-    layout::{Layout, Scheme},
-    number::Number,
+    dtype::DType,
+    layout::{MatrixLayout, Scheme},
 };
 
 /// What is written goes to the disk this often, so that neither the end nor a failure waits long for the rest.
@@ -31,7 +31,7 @@ const PIECE_BYTES: usize = 4 << 20;
 
 /// What a container is to have, known before anything is coded.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct ContainerPlan {
     /// Numbers of a tile.
     pub tile: usize,
     /// In the order in which they are given, and lie.
@@ -52,7 +52,7 @@ pub struct PlannedTensor {
     /// Sizes, outermost first.
     pub shape: Vec<usize>,
     /// What its numbers are, as safetensors call it, in small letters.
-    pub number: String,
+    pub dtype: String,
     /// What it is read together with: consecutive tensors of the same.
     pub extent: String,
 }
@@ -66,7 +66,7 @@ impl PlannedTensor {
 
 /// A container that was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Done {
+pub struct WrittenContainer {
     /// Its bytes.
     pub bytes: u64,
     /// The hash of what it was made from.
@@ -87,27 +87,27 @@ pub fn journal_of(target: &Path) -> PathBuf {
 
 /// A container on its way. Dropped before its end, it leaves an unfinished file and its journal for the next run.
 #[derive(Debug)]
-pub struct Writer {
+pub struct ContainerWriter {
     target: PathBuf,
     partial: PathBuf,
     /// Locked as long as it is open.
     file: File,
     journal: Journal,
-    plan: Plan,
+    plan: ContainerPlan,
     header: Header,
     /// The first byte after the header and what it may grow by.
-    room: u64,
+    header_space: u64,
     /// The byte after all tensors that are whole.
     end: u64,
     /// Of those tensors.
     checks: Vec<u16>,
-    open: Option<Open>,
+    open: Option<OpenTensor>,
     unsynced_bytes: u64,
 }
 
 /// The tensor that is being written.
 #[derive(Debug)]
-struct Open {
+struct OpenTensor {
     scheme: Scheme,
     offset: u64,
     end: u64,
@@ -117,7 +117,7 @@ struct Open {
     checks: usize,
 }
 
-impl Writer {
+impl ContainerWriter {
     /// Begins the container `target`, or goes on where a run of the same plan stopped: what that one wrote is read again and
     /// compared with its checksums; `progress` is told the tensors that are done.
     ///
@@ -125,7 +125,7 @@ impl Writer {
     /// What the system refused, another process that writes the same, or `cancel` set.
     pub fn begin(
         target: &Path,
-        plan: Plan,
+        plan: ContainerPlan,
         cancel: &AtomicBool,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, ContainerError> {
@@ -137,7 +137,7 @@ impl Writer {
         let checked = longest.check_names_and_files().and_then(|()| {
             if header_bytes > HEADER_BYTES_MAX {
                 return Err(format!(
-                    "its header may come to {header_bytes} bytes; {HEADER_BYTES_MAX} is the most"
+                    "its header may need {header_bytes} bytes; the maximum is {HEADER_BYTES_MAX}"
                 ));
             }
             Ok(())
@@ -152,7 +152,7 @@ impl Writer {
         let is_empty = is_empty.map_err(ContainerError::io("read", &partial))?;
         // Every run has a journal before it writes anything else.
         if !is_empty && journal_path.symlink_metadata().is_err() {
-            let cause = "no interrupted run left it; move it away";
+            let cause = "it was not left by an interrupted run; move it away";
             let cause = io::Error::new(io::ErrorKind::AlreadyExists, cause);
             return Err(ContainerError::io("write", &partial)(cause));
         }
@@ -190,7 +190,7 @@ impl Writer {
             target: target.to_owned(),
             // Until it is known how far the old one goes, nothing is written to it.
             journal: match &found {
-                Some(found) => Journal::go_on(&journal_path, found, found.records().count()),
+                Some(found) => Journal::resume(&journal_path, found, found.records().count()),
                 None => Journal::begin(&journal_path, &plan.identity),
             }
             .map_err(ContainerError::io("write", &journal_path))?,
@@ -198,15 +198,15 @@ impl Writer {
             file,
             plan,
             header,
-            room,
+            header_space: room,
             end,
             checks: Vec::new(),
             open: None,
             unsynced_bytes: 0,
         };
         if let Some(found) = found {
-            let whole = writer.take_up(&found, cancel, progress)?;
-            writer.journal = Journal::go_on(&journal_path, &found, whole)
+            let whole = writer.resume(&found, cancel, progress)?;
+            writer.journal = Journal::resume(&journal_path, &found, whole)
                 .map_err(ContainerError::io("write", &journal_path))?;
         }
         writer.wrote(Self::write_beginning)?;
@@ -234,9 +234,9 @@ impl Writer {
     }
 
     /// Takes tensors of a run before for whole, as long as they are what this one would write; says how many.
-    fn take_up(
+    fn resume(
         &mut self,
-        found: &Found,
+        found: &JournalRecords,
         cancel: &AtomicBool,
         progress: &mut dyn FnMut(usize),
     ) -> Result<usize, ContainerError> {
@@ -251,7 +251,7 @@ impl Writer {
             let planned = &self.plan.tensors[count];
             let is_planned = record.name == planned.name
                 && record.shape == planned.shape
-                && record.number == planned.number
+                && record.dtype == planned.dtype
                 && (record.extent, record.offset) == (extent, offset)
                 && record.checks == self.checks.len() as u64
                 // One without bytes may lie beyond the end.
@@ -349,7 +349,7 @@ impl Writer {
         let planned = &self.plan.tensors[self.header.tensors.len()];
         let is_coded = scheme != Scheme::Plain;
         assert!(
-            !is_coded || number(&planned.number).is_some() && matrix(&planned.shape).is_some(),
+            !is_coded || dtype(&planned.dtype).is_some() && matrix(&planned.shape).is_some(),
             "only matrices of numbers are coded"
         );
         let (_, offset) = self.place();
@@ -359,7 +359,7 @@ impl Writer {
             // What is written between parts from now on is zero again.
             self.wrote(|writer| writer.file.set_len(end))?;
         }
-        self.open = Some(Open {
+        self.open = Some(OpenTensor {
             scheme,
             offset,
             end: offset,
@@ -377,7 +377,7 @@ impl Writer {
     ///
     /// # Panics
     /// When it isn't the next chunk of the tensor that was begun.
-    pub fn chunk(&mut self, layout: &Layout, bytes: &[u8]) -> Result<(), ContainerError> {
+    pub fn chunk(&mut self, layout: &MatrixLayout, bytes: &[u8]) -> Result<(), ContainerError> {
         let open = self.open.as_mut().expect("a tensor was begun");
         assert_eq!(layout.scheme(), open.scheme, "a tensor has one scheme");
         assert_eq!(
@@ -409,7 +409,7 @@ impl Writer {
     /// When no plain tensor was begun, or the bytes before these weren't whole tiles.
     pub fn plain(&mut self, bytes: &[u8]) -> Result<(), ContainerError> {
         let planned = &self.plan.tensors[self.header.tensors.len()];
-        let tile_bytes = self.plan.tile * number(&planned.number).map_or(1, Number::bytes);
+        let tile_bytes = self.plan.tile * dtype(&planned.dtype).map_or(1, DType::bytes);
         let open = self.open.as_mut().expect("a tensor was begun");
         assert_eq!(open.scheme, Scheme::Plain, "a plain tensor was begun");
         let at = open.end;
@@ -444,7 +444,7 @@ impl Writer {
         let record = TensorRecord {
             name: planned.name.clone(),
             shape: planned.shape.clone(),
-            number: planned.number.clone(),
+            dtype: planned.dtype.clone(),
             scheme: open.scheme.id(),
             extent,
             offset: open.offset,
@@ -486,7 +486,7 @@ impl Writer {
     ///
     /// # Panics
     /// When a tensor is missing.
-    pub fn finish(mut self, replace: bool) -> Result<Done, ContainerError> {
+    pub fn finish(mut self, replace: bool) -> Result<WrittenContainer, ContainerError> {
         assert!(
             self.next().is_none() && self.open.is_none(),
             "every tensor is whole"
@@ -506,12 +506,12 @@ impl Writer {
         let text = serde_json::to_vec(&self.header).expect("names and numbers make JSON");
         let header_end = PREFIX_BYTES + text.len() as u64;
         assert!(
-            header_end <= self.room,
+            header_end <= self.header_space,
             "room was left for the longest header"
         );
         // What couldn't be read is never called finished.
         self.header.check(&shown(&self.partial), header_end)?;
-        let mut start = Vec::with_capacity(self.room as usize);
+        let mut start = Vec::with_capacity(self.header_space as usize);
         start.extend_from_slice(&MAGIC);
         start.extend_from_slice(&VERSION.to_le_bytes());
         start.extend_from_slice(&(text.len() as u32).to_le_bytes());
@@ -548,7 +548,7 @@ impl Writer {
         synced.map_err(ContainerError::io("write", folder))?;
         // One that stays is begun anew by the next run.
         drop(fs::remove_file(journal_of(&self.target)));
-        Ok(Done {
+        Ok(WrittenContainer {
             bytes,
             source_hash: self.header.source_hash,
         })
@@ -598,7 +598,7 @@ fn open_locked(partial: &Path) -> Result<File, ContainerError> {
 }
 
 /// The longest header that such a plan may come to.
-fn longest(plan: &Plan) -> Header {
+fn longest(plan: &ContainerPlan) -> Header {
     let record = |(name, bytes): &(String, Vec<u8>)| FileRecord {
         name: name.clone(),
         offset: u64::MAX,
@@ -624,7 +624,7 @@ fn longest(plan: &Plan) -> Header {
             .map(|tensor| TensorRecord {
                 name: tensor.name.clone(),
                 shape: tensor.shape.clone(),
-                number: tensor.number.clone(),
+                dtype: tensor.dtype.clone(),
                 scheme: u8::MAX,
                 extent: plan.tensors.len(),
                 offset: u64::MAX,

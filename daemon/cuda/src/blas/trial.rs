@@ -1,11 +1,11 @@
 //! Whether a cuBLAS that opened can compute on the card: it may be too old or too new for it, and says so only when asked.
 
-use super::{Blas, Product};
+use super::{Blas, Matmul};
 use crate::{
     context::{Context, Stream},
+    dtype::DType,
     error::CudaError,
-    memory::OnCard,
-    number::Number,
+    memory::DeviceAllocation,
 };
 
 /// Sides of the matrices.
@@ -16,24 +16,24 @@ const BYTE: u8 = 0x3C;
 const TOLERANCE: f32 = 1e-3;
 
 /// Multiplies in every number that the card computes in, with results of both kinds.
-pub(super) fn multiply(
+pub(super) fn check_gemm(
     blas: &Blas,
     context: Context,
     stream: &Stream,
     has_bf16: bool,
 ) -> Result<(), CudaError> {
     let bytes = SIDE * SIDE * size_of::<f32>();
-    let memory = OnCard::allocate(context, 2 * bytes)?;
+    let memory = DeviceAllocation::allocate(context, 2 * bytes)?;
     let (factors, out) = (memory.span.part(0, bytes), memory.span.part(bytes, bytes));
     stream.fill(factors, BYTE)?;
-    for number in Number::ALL {
-        if number == Number::Bf16 && !has_bf16 {
+    for number in DType::ALL {
+        if number == DType::Bf16 && !has_bf16 {
             continue;
         }
         for out_is_f32 in [true, false] {
-            blas.multiply(
+            blas.gemm(
                 number,
-                Product {
+                Matmul {
                     out,
                     out_is_f32,
                     x: factors,
@@ -57,7 +57,7 @@ pub(super) fn multiply(
             if !found.all(|sum| (sum - expected).abs() <= TOLERANCE * expected) {
                 return Err(CudaError::Blas {
                     what: "multiply",
-                    name: format!("wrong products in {}", number.name()),
+                    name: format!("wrong GEMM results in {}", number.name()),
                 });
             }
         }
@@ -66,11 +66,11 @@ pub(super) fn multiply(
 }
 
 /// The number that such bytes are.
-fn value(number: Number) -> f32 {
-    match number {
-        Number::F32 => f32::from_le_bytes([BYTE; 4]),
+fn value(dtype: DType) -> f32 {
+    match dtype {
+        DType::F32 => f32::from_le_bytes([BYTE; 4]),
         // 1.00111100b.
-        Number::F16 => 1.0 + f32::from(BYTE) / 1024.0,
-        Number::Bf16 => f32::from_le_bytes([0, 0, BYTE, BYTE]),
+        DType::F16 => 1.0 + f32::from(BYTE) / 1024.0,
+        DType::Bf16 => f32::from_le_bytes([0, 0, BYTE, BYTE]),
     }
 }

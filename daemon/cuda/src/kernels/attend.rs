@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{address, holds, size};
-use crate::{error::CudaError, gpu::Gpu, launch::Argument, number::Number, span::Span};
+use crate::{dtype::DType, error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
 
 /// Most queries that a [`Task`] may have.
 pub const ATTEND_QUERIES: usize = 64;
@@ -14,7 +14,7 @@ pub const HEAD_DIM_MAX: usize = 256;
 /// Queries, of one sequence, and what they attend to.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
-pub struct Task {
+pub struct AttentionTask {
     /// First row of the queries.
     pub query_start: u32,
     /// Rows of queries; at most [`ATTEND_QUERIES`].
@@ -32,7 +32,7 @@ pub struct Task {
 /// Consecutive rows of keys and values.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
-pub struct Segment {
+pub struct AttentionSegment {
     /// First row.
     pub start: u32,
     /// Rows.
@@ -41,21 +41,21 @@ pub struct Segment {
 
 /// What [`Gpu::attend`] reads and writes, in the numbers that it computes in.
 #[derive(Debug, Clone, Copy)]
-pub struct Attend {
+pub struct AttentionArgs {
     /// Rows as those of `q`.
-    pub out: Span,
+    pub out: GpuSpan,
     /// Queries: `heads * head_dim` numbers a row.
-    pub q: Span,
+    pub q: GpuSpan,
     /// Keys: `kv_heads * head_dim` numbers a row.
-    pub k: Span,
+    pub k: GpuSpan,
     /// Values, in rows as those of `k`.
-    pub v: Span,
+    pub v: GpuSpan,
     /// The [`Task`]s.
-    pub tasks: Span,
+    pub tasks: GpuSpan,
     /// How many they are.
     pub task_count: usize,
     /// The [`Segment`]s that tasks refer to.
-    pub segments: Span,
+    pub segments: GpuSpan,
     /// Query heads.
     pub heads: usize,
     /// Key and value heads; each serves `heads / kv_heads` query heads.
@@ -85,8 +85,8 @@ impl Gpu {
     ///
     /// # Panics
     /// When heads are odd or too long, or a span doesn't hold whole rows.
-    pub fn attend(&self, number: Number, attend: Attend) -> Result<(), CudaError> {
-        let Attend {
+    pub fn attend(&self, dtype: DType, attend: AttentionArgs) -> Result<(), CudaError> {
+        let AttentionArgs {
             out,
             q,
             k,
@@ -99,18 +99,18 @@ impl Gpu {
             head_dim,
         } = attend;
         check_heads(heads, kv_heads, head_dim);
-        holds("tasks", tasks, task_count, size_of::<Task>());
+        holds("tasks", tasks, task_count, size_of::<AttentionTask>());
         if task_count == 0 || heads == 0 || head_dim == 0 {
             return Ok(());
         }
-        let row = |heads: usize| heads * head_dim * number.bytes();
+        let row = |heads: usize| heads * head_dim * dtype.bytes();
         for (name, span, bytes) in [
             ("q", q, row(heads)),
             ("out", out, row(heads)),
             ("k", k, row(kv_heads)),
             ("v", v, row(kv_heads)),
         ] {
-            holds(name, span, 0, number.bytes().max(4));
+            holds(name, span, 0, dtype.bytes().max(4));
             assert!(
                 span.bytes().is_multiple_of(bytes),
                 "{name} is not whole rows"
@@ -120,12 +120,12 @@ impl Gpu {
         assert!(v.bytes() == k.bytes(), "keys and values differ");
         holds("segments", segments, 0, 4);
         // The kernels for `f32` take half of a task's queries.
-        let parts = if number == Number::F32 { 2 } else { 1 };
+        let parts = if dtype == DType::F32 { 2 } else { 1 };
         let dim = [64, 128, 256].into_iter().find(|&dim| head_dim <= dim);
         self.send(
             &format!(
                 "attend_{}_{}",
-                number.name(),
+                dtype.name(),
                 dim.expect("heads are no longer than that")
             ),
             [parts * task_count, heads],
@@ -140,7 +140,7 @@ impl Gpu {
                 size(heads),
                 size(kv_heads),
                 size(head_dim),
-                Argument::F32((head_dim as f32).sqrt().recip()),
+                KernelArgument::F32((head_dim as f32).sqrt().recip()),
             ],
         )
     }

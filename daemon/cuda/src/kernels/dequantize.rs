@@ -2,10 +2,10 @@
 
 use super::{address, holds, holds_weights, size_64};
 use crate::{
+    dtype::{DType, Format},
     error::CudaError,
     gpu::Gpu,
-    number::{Format, Number},
-    span::Span,
+    span::GpuSpan,
 };
 
 /// Weights that a thread decodes.
@@ -21,10 +21,10 @@ impl Gpu {
     /// When a span is too short, the format has no blocks, the width is not whole ones, or `out` isn't aligned to 16 bytes.
     pub fn dequantize(
         &self,
-        number: Number,
+        dtype: DType,
         format: Format,
-        out: Span,
-        weights: Span,
+        out: GpuSpan,
+        weights: GpuSpan,
         rows: usize,
         width: usize,
     ) -> Result<(), CudaError> {
@@ -36,7 +36,7 @@ impl Gpu {
             "rows of {width} weights are not whole blocks"
         );
         let count = rows * width;
-        holds("out", out, count, number.bytes());
+        holds("out", out, count, dtype.bytes());
         assert!(
             out.address().is_multiple_of(16),
             "out is written in 16 bytes"
@@ -47,7 +47,7 @@ impl Gpu {
         }
         let runs = count / RUN;
         self.send(
-            &format!("dequantize_{}_{}", number.name(), format.name()),
+            &format!("dequantize_{}_{}", dtype.name(), format.name()),
             [runs.div_ceil(THREADS as usize), 1],
             THREADS,
             &[address(out), address(weights), size_64(runs)],

@@ -2,20 +2,20 @@
 
 use super::{ELEMENT_THREADS, address, holds, holds_weights, size, threads, vector_format};
 use crate::{
+    dtype::{DType, Format},
     error::CudaError,
     gpu::Gpu,
-    launch::Argument,
-    number::{Format, Number},
-    span::Span,
+    launch::KernelArgument,
+    span::GpuSpan,
 };
 
 /// Rows of heads that [`Gpu::rope`] turns.
 #[derive(Debug, Clone, Copy)]
-pub struct Turned {
+pub struct RopeRows {
     /// The rows.
-    pub x: Span,
+    pub x: GpuSpan,
     /// The position of each (`u32`).
-    pub positions: Span,
+    pub positions: GpuSpan,
     /// How many they are.
     pub rows: usize,
     /// Heads of each.
@@ -33,20 +33,20 @@ impl Gpu {
     /// When a span is too short.
     pub fn rope(
         &self,
-        number: Number,
-        turned: [Turned; 2],
-        table: Span,
+        dtype: DType,
+        inputs: [RopeRows; 2],
+        table: GpuSpan,
         half: usize,
     ) -> Result<(), CudaError> {
         let mut pairs = 0;
-        for Turned {
+        for RopeRows {
             x,
             positions,
             rows,
             heads,
-        } in turned
+        } in inputs
         {
-            holds("x", x, 2 * rows * heads * half, number.bytes());
+            holds("x", x, 2 * rows * heads * half, dtype.bytes());
             holds("positions", positions, rows, 4);
             pairs += rows * heads * half;
         }
@@ -54,7 +54,7 @@ impl Gpu {
             return Ok(());
         }
         holds("table", table, 2 * half, 4);
-        let matrix = |turned: Turned| {
+        let matrix = |turned: RopeRows| {
             [
                 address(turned.x),
                 address(turned.positions),
@@ -62,9 +62,9 @@ impl Gpu {
                 size(turned.heads),
             ]
         };
-        let [q, k] = turned.map(matrix);
+        let [q, k] = inputs.map(matrix);
         self.send(
-            &format!("rope_{}", number.name()),
+            &format!("rope_{}", dtype.name()),
             threads(pairs),
             ELEMENT_THREADS,
             &[&q[..], &k, &[address(table), size(half)]].concat(),
@@ -82,16 +82,16 @@ impl Gpu {
     #[expect(clippy::too_many_arguments, reason = "the operation has as many")]
     pub fn add_bias(
         &self,
-        number: Number,
-        out: Span,
-        x: Span,
-        bias: Span,
+        dtype: DType,
+        out: GpuSpan,
+        x: GpuSpan,
+        bias: GpuSpan,
         bias_format: Format,
         rows: usize,
         width: usize,
     ) -> Result<(), CudaError> {
         let count = rows * width;
-        holds("out", out, count, number.bytes());
+        holds("out", out, count, dtype.bytes());
         holds("x", x, count, 4);
         holds_weights(bias, bias_format, width);
         let bias_format = vector_format(bias_format);
@@ -99,7 +99,7 @@ impl Gpu {
             return Ok(());
         }
         self.send(
-            &format!("add_bias_{}", number.name()),
+            &format!("add_bias_{}", dtype.name()),
             threads(count),
             ELEMENT_THREADS,
             &[
@@ -108,7 +108,7 @@ impl Gpu {
                 address(bias),
                 bias_format,
                 size(width),
-                Argument::U64(count as u64),
+                KernelArgument::U64(count as u64),
             ],
         )
     }
@@ -120,7 +120,7 @@ impl Gpu {
     ///
     /// # Panics
     /// When lengths differ, or are not whole words.
-    pub fn put_rows(&self, places: [Span; 2], rows: [Span; 2]) -> Result<(), CudaError> {
+    pub fn put_rows(&self, places: [GpuSpan; 2], rows: [GpuSpan; 2]) -> Result<(), CudaError> {
         let bytes = rows[0].bytes();
         for span in [places, rows].concat() {
             holds("rows", span, bytes / 4, 4);
@@ -141,7 +141,7 @@ impl Gpu {
                 address(places[1]),
                 address(rows[0]),
                 address(rows[1]),
-                Argument::U64((bytes / 4) as u64),
+                KernelArgument::U64((bytes / 4) as u64),
             ],
         )
     }

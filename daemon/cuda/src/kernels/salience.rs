@@ -1,7 +1,7 @@
 //! Which keys queries pay attention to, and how those that stay are moved together.
 
 use super::{ELEMENT_THREADS, address, attend::check_heads, holds, size, threads};
-use crate::{error::CudaError, gpu::Gpu, launch::Argument, number::Number, span::Span};
+use crate::{dtype::DType, error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
 
 /// Queries of a block, and its threads, each of which stands for a key, as `salience.cuh` says.
 const QUERIES: usize = 8;
@@ -9,17 +9,17 @@ const THREADS: usize = 128;
 
 /// What [`Gpu::salience`] reads and writes.
 #[derive(Debug, Clone, Copy)]
-pub struct Salience {
+pub struct SalienceArgs {
     /// A sum (`f32`) for each key.
-    pub out: Span,
+    pub out: GpuSpan,
     /// Memory of [`SalienceScratch::bytes`], for what lies between.
-    pub scratch: Span,
+    pub scratch: GpuSpan,
     /// Queries: `heads * head_dim` numbers a row.
-    pub q: Span,
+    pub q: GpuSpan,
     /// Keys: `kv_heads * head_dim` numbers a row.
-    pub k: Span,
+    pub k: GpuSpan,
     /// The [`Segment`](crate::Segment)s of keys that are looked at.
-    pub segments: Span,
+    pub segments: GpuSpan,
     /// How many they are.
     pub segment_count: usize,
     /// How they are made up.
@@ -62,8 +62,8 @@ impl Gpu {
     ///
     /// # Panics
     /// When heads are odd or too long, or a span is too short or doesn't hold whole rows.
-    pub fn salience(&self, number: Number, salience: Salience) -> Result<(), CudaError> {
-        let Salience {
+    pub fn salience(&self, dtype: DType, salience: SalienceArgs) -> Result<(), CudaError> {
+        let SalienceArgs {
             out,
             scratch,
             q,
@@ -82,9 +82,9 @@ impl Gpu {
         check_heads(heads, kv_heads, head_dim);
         holds("out", out, keys, 4);
         holds("scratch", scratch, sizes.bytes() / 4, 4);
-        holds("q", q, queries * heads * head_dim, number.bytes());
+        holds("q", q, queries * heads * head_dim, dtype.bytes());
         holds("segments", segments, 2 * segment_count, 4);
-        let row = kv_heads * head_dim * number.bytes();
+        let row = kv_heads * head_dim * dtype.bytes();
         assert!(
             row == 0 || k.bytes().is_multiple_of(row),
             "k is not whole rows"
@@ -106,19 +106,19 @@ impl Gpu {
             size(heads),
             size(kv_heads),
             size(head_dim),
-            Argument::F32((head_dim as f32).sqrt().recip()),
+            KernelArgument::F32((head_dim as f32).sqrt().recip()),
         ];
         if heads > 0 {
             if queries > 0 {
                 self.send(
-                    &format!("salience_queries_{}", number.name()),
+                    &format!("salience_queries_{}", dtype.name()),
                     [queries.div_ceil(QUERIES), heads],
                     THREADS as u32,
                     &[&[address(softmaxes)], &seen[..]].concat(),
                 )?;
             }
             self.send(
-                &format!("salience_keys_{}", number.name()),
+                &format!("salience_keys_{}", dtype.name()),
                 [keys.div_ceil(THREADS), heads],
                 THREADS as u32,
                 &[&[address(sums), address(softmaxes)], &seen[..]].concat(),
@@ -142,10 +142,10 @@ impl Gpu {
     /// When `memory` isn't so many matrices of whole rows, or rows aren't whole words.
     pub fn keep_rows(
         &self,
-        memory: Span,
+        memory: GpuSpan,
         layers: usize,
         row_bytes: usize,
-        kept: Span,
+        kept: GpuSpan,
         count: usize,
     ) -> Result<(), CudaError> {
         let matrix_bytes = memory.bytes() / (2 * layers).max(1);
@@ -168,7 +168,7 @@ impl Gpu {
             &[
                 address(memory),
                 address(kept),
-                Argument::U64((matrix_bytes / 4) as u64),
+                KernelArgument::U64((matrix_bytes / 4) as u64),
                 size(row_bytes / 4),
                 size(count),
             ],

@@ -6,7 +6,7 @@ use sluice_cuda::{CopyStream, Gpu, HostMemory};
 use testkit::here;
 
 /// Runs a test where there is a stand-in for the card.
-fn on_card(body: impl FnOnce(&Gpu)) {
+fn on_gpu(body: impl FnOnce(&Gpu)) {
     here::open_stand_in();
     body(&Gpu::open(0).unwrap());
 }
@@ -20,7 +20,7 @@ fn filled(gpu: &Gpu, byte: u8, bytes: usize) -> HostMemory {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn work_begins_after_the_copies_that_it_was_told_to_wait_for() {
-    on_card(|gpu| {
+    on_gpu(|gpu| {
         let copies = CopyStream::new(gpu).unwrap();
         let from = filled(gpu, 7, 300);
         let (slot, out) = (gpu.allocate(100).unwrap(), gpu.allocate(100).unwrap());
@@ -36,7 +36,7 @@ fn work_begins_after_the_copies_that_it_was_told_to_wait_for() {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn copies_begin_after_the_work_that_they_were_told_to_wait_for() {
-    on_card(|gpu| {
+    on_gpu(|gpu| {
         let copies = CopyStream::new(gpu).unwrap();
         let from = filled(gpu, 7, 100);
         let (slot, out) = (gpu.allocate(100).unwrap(), gpu.allocate(100).unwrap());
@@ -54,7 +54,7 @@ fn copies_begin_after_the_work_that_they_were_told_to_wait_for() {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn memory_is_not_written_before_copies_from_it_have_ended() {
-    on_card(|gpu| {
+    on_gpu(|gpu| {
         for make in [HostMemory::pinned, HostMemory::pageable] {
             let copies = CopyStream::new(gpu).unwrap();
             let mut from = make(gpu, 100).unwrap();
@@ -77,7 +77,7 @@ fn memory_is_not_written_before_copies_from_it_have_ended() {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn marks_tell_the_time_between_them_once_they_have_passed() {
-    on_card(|gpu| {
+    on_gpu(|gpu| {
         let copies = CopyStream::new(gpu).unwrap();
         let from = filled(gpu, 7, 1 << 20);
         let slot = gpu.allocate(1 << 20).unwrap();

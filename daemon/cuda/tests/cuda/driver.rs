@@ -3,14 +3,14 @@
 use std::thread;
 
 use sluice_cuda::{
-    CudaError, Gpu, HostMemory, LAPS_MAX, Number, Product, Span, Unavailable, devices,
+    CudaError, DType, Gpu, GpuSpan, GpuUnavailable, HostMemory, LAPS_MAX, Matmul, devices,
 };
 use testkit::apart;
 
 const MIB: usize = 1 << 20;
 
 /// The refusal that both ways in give.
-fn refusal() -> Unavailable {
+fn refusal() -> GpuUnavailable {
     let refusal = Gpu::open(0).expect_err("no card to be had");
     assert!(!refusal.hint().is_empty());
     assert_eq!(Gpu::open(0).expect_err("still none"), refusal);
@@ -27,7 +27,7 @@ fn a_driver_that_cannot_be_opened_is_said() {
         || {
             let refusal = refusal();
             assert!(
-                matches!(&refusal, Unavailable::NoDriver { reason } if reason.contains("libcuda.so.1"))
+                matches!(&refusal, GpuUnavailable::NoDriver { reason } if reason.contains("libcuda.so.1"))
             );
             assert_eq!(devices().unwrap_err(), refusal);
             assert!(
@@ -47,7 +47,7 @@ fn an_old_driver_is_refused() {
         let refusal = refusal();
         assert_eq!(
             refusal,
-            Unavailable::DriverTooOld {
+            GpuUnavailable::DriverTooOld {
                 found: (11, 8),
                 needed: (12, 0)
             }
@@ -84,8 +84,8 @@ fn the_toolkits_stand_in_for_linking_is_named() {
 fn a_machine_without_a_card_is_refused() {
     let settings = [("STAND_IN_DEVICES", "0")];
     apart::run("a_machine_without_a_card_is_refused", &settings, || {
-        assert_eq!(refusal(), Unavailable::NoDevice);
-        assert_eq!(devices().unwrap_err(), Unavailable::NoDevice);
+        assert_eq!(refusal(), GpuUnavailable::NoDevice);
+        assert_eq!(devices().unwrap_err(), GpuUnavailable::NoDevice);
     });
 }
 
@@ -99,7 +99,7 @@ fn cards_that_are_hidden_are_told_from_none() {
         || {
             let refusal = refusal();
             let visible = String::new();
-            assert_eq!(refusal, Unavailable::Hidden { visible });
+            assert_eq!(refusal, GpuUnavailable::Hidden { visible });
             assert_eq!(
                 refusal.to_string(),
                 "CUDA_VISIBLE_DEVICES=\"\" hides every NVIDIA card"
@@ -118,7 +118,7 @@ fn a_card_that_is_named_and_not_found_is_not_hidden() {
         &settings,
         || {
             let refusal = refusal();
-            assert_eq!(refusal, Unavailable::NoDevice);
+            assert_eq!(refusal, GpuUnavailable::NoDevice);
             assert!(refusal.hint().contains("/dev/nvidia*"));
         },
     );
@@ -134,7 +134,7 @@ fn a_value_that_names_no_card_hides_all_whoever_counts_them() {
         &settings,
         || {
             let visible = "-1".to_owned();
-            assert_eq!(refusal(), Unavailable::Hidden { visible });
+            assert_eq!(refusal(), GpuUnavailable::Hidden { visible });
         },
     );
 }
@@ -150,7 +150,7 @@ fn a_card_that_is_not_there_is_refused_with_the_number_of_those_that_are() {
             let refusal = Gpu::open(2).unwrap_err();
             assert_eq!(
                 refusal,
-                Unavailable::NoSuchDevice {
+                GpuUnavailable::NoSuchDevice {
                     ordinal: 2,
                     count: 2
                 }
@@ -171,7 +171,7 @@ fn an_old_card_is_refused() {
         let refusal = refusal();
         assert!(matches!(
             &refusal,
-            Unavailable::TooOld {
+            GpuUnavailable::TooOld {
                 capability: (7, 0),
                 needed: (7, 5),
                 ..
@@ -196,7 +196,7 @@ fn a_full_card_is_refused() {
         let refusal = refusal();
         assert!(matches!(
             refusal,
-            Unavailable::TooLittleMemory {
+            GpuUnavailable::TooLittleMemory {
                 free_bytes: Some(0x0100_0000),
                 ..
             }
@@ -215,7 +215,7 @@ fn a_card_that_is_held_alone_is_refused() {
         let refusal = refusal();
         assert!(matches!(
             &refusal,
-            Unavailable::Busy {
+            GpuUnavailable::Busy {
                 prohibited: false,
                 ..
             }
@@ -301,7 +301,7 @@ fn bytes_come_back_as_they_went() {
     apart::run("bytes_come_back_as_they_went", &[], || {
         let gpu = Gpu::open(0).unwrap();
         for bytes in [1, 4096, MIB, 3 * MIB + 5] {
-            let numbers = numbers(bytes);
+            let numbers = elements(bytes);
             let (one, other) = (
                 gpu.allocate(bytes).unwrap(),
                 gpu.allocate(bytes + 7).unwrap(),
@@ -332,8 +332,8 @@ fn a_copy_beside_the_work_does_not_wait_for_it() {
             let memory = gpu.allocate(2 * MIB).unwrap();
             let (used, fresh) = (memory.span().part(0, MIB), memory.span().part(MIB, MIB));
             gpu.fill(used, 0).unwrap();
-            gpu.add(Number::F32, used, used, 16).unwrap();
-            gpu.upload_beside(fresh, &numbers(MIB)).unwrap();
+            gpu.add(DType::F32, used, used, 16).unwrap();
+            gpu.upload_beside(fresh, &elements(MIB)).unwrap();
             assert!(!gpu.has_failed());
             assert!(gpu.synchronize().is_err() && gpu.has_failed());
         },
@@ -384,7 +384,7 @@ fn nothing_is_fine() {
 #[should_panic(expected = "exceed a span")]
 fn a_part_lies_inside() {
     // No card is needed to cut a span of nothing.
-    let span: Span = Span::default();
+    let span: GpuSpan = GpuSpan::default();
     let _ = span.part(0, 1);
 }
 
@@ -473,7 +473,7 @@ fn a_card_serves_many_threads() {
                     scope.spawn(move || {
                         for round in 0..20 {
                             let gpu = &cards[(seed + round) % 2];
-                            let numbers = numbers(1000 + 100 * seed + round);
+                            let numbers = elements(1000 + 100 * seed + round);
                             let memory = gpu.allocate(numbers.len()).unwrap();
                             gpu.upload(memory.span(), &numbers).unwrap();
                             let mut back = vec![0; numbers.len()];
@@ -499,7 +499,7 @@ fn a_kernel_that_fails_is_told_by_whoever_waits() {
             let gpu = Gpu::open(0).unwrap();
             let memory = gpu.allocate(64).unwrap();
             gpu.fill(memory.span(), 0).unwrap();
-            let add = || gpu.add(Number::F32, memory.span(), memory.span(), 16);
+            let add = || gpu.add(DType::F32, memory.span(), memory.span(), 16);
             add().unwrap();
             gpu.synchronize().unwrap();
             add().unwrap();
@@ -522,18 +522,18 @@ fn each_generation_gets_its_kernels() {
         let settings = [("STAND_IN_CAPABILITY", capability)];
         apart::run("each_generation_gets_its_kernels", &settings, || {
             let gpu = Gpu::open(0).unwrap();
-            let numbers = [Number::F32, Number::F16, Number::Bf16];
-            let count = if gpu.facts().has_bf16 { 3 } else { 2 };
+            let numbers = [DType::F32, DType::F16, DType::Bf16];
+            let count = if gpu.properties().has_bf16 { 3 } else { 2 };
             for number in &numbers[..count] {
                 let x = gpu.allocate(64).unwrap();
-                gpu.upload(x.span(), &encode(Number::F32, &[1.0; 16]))
+                gpu.upload(x.span(), &encode(DType::F32, &[1.0; 16]))
                     .unwrap();
                 let y = gpu.allocate(64).unwrap();
                 gpu.convert(*number, y.span(), x.span(), 16).unwrap();
                 gpu.add(*number, x.span(), y.span(), 16).unwrap();
                 let mut sums = [0; 64];
                 gpu.download(x.span(), &mut sums).unwrap();
-                assert_eq!(sums[..], encode(Number::F32, &[2.0; 16]), "{number:?}");
+                assert_eq!(sums[..], encode(DType::F32, &[2.0; 16]), "{number:?}");
             }
         });
     }
@@ -611,7 +611,7 @@ fn cublas_multiplies() {
                 x.iter().zip(weights).map(|(x, weight)| x * weight).sum()
             })
             .collect();
-        for number in Number::ALL {
+        for number in DType::ALL {
             let put = |numbers: &[f32]| {
                 let bytes = encode(number, numbers);
                 let memory = gpu.allocate(bytes.len()).unwrap();
@@ -620,14 +620,14 @@ fn cublas_multiplies() {
             };
             let (x, weights) = (put(&x), put(&weights));
             for (out_is_f32, accumulate) in [(true, false), (true, true), (false, false)] {
-                let out_number = if out_is_f32 { Number::F32 } else { number };
+                let out_number = if out_is_f32 { DType::F32 } else { number };
                 let out = gpu.allocate(wanted.len() * out_number.bytes()).unwrap();
                 let before = if accumulate { 2.0 } else { f32::NAN };
                 gpu.upload(out.span(), &encode(out_number, &vec![before; wanted.len()]))
                     .unwrap();
-                blas.multiply(
+                blas.gemm(
                     number,
-                    Product {
+                    Matmul {
                         out: out.span(),
                         out_is_f32,
                         x: x.span(),
@@ -714,7 +714,7 @@ fn cublas_works_in_memory_that_stays() {
         let memory = gpu.allocate(3 * 64 * 64 * 4).unwrap();
         let part = |index: usize| memory.span().part(index * 64 * 64 * 4, 64 * 64 * 4);
         gpu.fill(memory.span(), 0).unwrap();
-        let product = Product {
+        let product = Matmul {
             out: part(0),
             out_is_f32: true,
             x: part(1),
@@ -725,7 +725,7 @@ fn cublas_works_in_memory_that_stays() {
             width: 64,
             accumulate: false,
         };
-        gpu.multiply(Number::F32, sluice_cuda::Format::F32, product)
+        gpu.matmul(DType::F32, sluice_cuda::Format::F32, product)
             .unwrap();
         let mut found = vec![1; 64 * 64 * 4];
         gpu.download(part(0), &mut found).unwrap();
@@ -734,19 +734,19 @@ fn cublas_works_in_memory_that_stays() {
 }
 
 /// Bytes without a pattern.
-fn numbers(count: usize) -> Vec<u8> {
+fn elements(count: usize) -> Vec<u8> {
     (0..count as u64)
         .map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
         .collect()
 }
 
-fn encode(number: Number, numbers: &[f32]) -> Vec<u8> {
+fn encode(number: DType, numbers: &[f32]) -> Vec<u8> {
     numbers
         .iter()
         .flat_map(|&value| match number {
-            Number::F32 => value.to_le_bytes().to_vec(),
-            Number::F16 => half::f16::from_f32(value).to_le_bytes().to_vec(),
-            Number::Bf16 => half::bf16::from_f32(value).to_le_bytes().to_vec(),
+            DType::F32 => value.to_le_bytes().to_vec(),
+            DType::F16 => half::f16::from_f32(value).to_le_bytes().to_vec(),
+            DType::Bf16 => half::bf16::from_f32(value).to_le_bytes().to_vec(),
         })
         .collect()
 }

@@ -4,5 +4,5 @@ mod arena;
 mod copies;
 mod driver;
 mod emulation;
-mod facts;
 mod kernels;
+mod properties;

@@ -10,39 +10,39 @@ use std::{
 use safetensors::SafeTensors;
 use serde_json::Value;
 use sluice_checkpoint::{Checkpoint, CheckpointError, Source};
-use sluice_ops::{CacheShape, Ops, device::Number};
-use sluice_plan::{Plan, PlanError, cache_format};
+use sluice_ops::{KvCacheShape, Ops, device::DType};
+use sluice_plan::{Plan, PlanError, resolve_kv_cache_format};
 use sluice_shared::{
-    decoding::{Caching, Decoding},
-    level::Kv,
+    decoding::{Decoding, KvCacheReuse},
+    level::KvCacheFormat,
     policy::PolicyChoice,
-    sampling::{Cache, Remasking},
+    sampling::{KvCacheMode, Remasking},
 };
 use sluice_weights::{Shape, SourceTensor};
 
-use super::{Check, worse};
+use super::{CheckResult, worse};
 use crate::{
-    Engine, Generate, ModelId, Options, Outcome, Settings, Work,
+    Engine, EngineOptions, Generate, ModelId, Outcome, PlanSettings, Work,
     error::EngineError,
-    event::Generated,
-    model::transformer::{Interrupt, Sees, Sequence, Transformer, logits},
-    residency::{LoadOutcome, Reader, Residency},
+    event::GenerationResult,
+    model::transformer::{Interrupt, Sequence, Transformer, VisibleKeys, logits},
+    residency::{LoadOutcome, Residency, WeightReader},
 };
 
 /// How far logits in `f32` may be from the reference's: an independent implementation in `f64` differs by 1.4e-4.
 pub const F32_TOLERANCE: f64 = 5e-4;
 
 /// How far found logits are from the reference's, in words and as a number, and how far those of a right implementation are.
-fn distance(reference: &[f32], found: &[f32], number: Number) -> (&'static str, f64, f64) {
+fn distance(reference: &[f32], found: &[f32], dtype: DType) -> (&'static str, f64, f64) {
     let pairs = reference.iter().zip(found);
     let differences = pairs.map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
-    let tolerance = match number {
-        Number::F32 => {
+    let tolerance = match dtype {
+        DType::F32 => {
             return ("absolute", differences.fold(0.0, worse), F32_TOLERANCE);
         }
         // About three times what the stand-in's card shows.
-        Number::F16 => 1.5e-2,
-        Number::Bf16 => 0.12,
+        DType::F16 => 1.5e-2,
+        DType::Bf16 => 0.12,
     };
     // Single logits say little where every number is rounded to a few digits.
     let squares: f64 = differences.map(|difference| difference * difference).sum();
@@ -68,17 +68,17 @@ pub fn fixture_logits(
     folder: &Path,
     ops: &Ops,
     plan_for: &PlanFor<'_>,
-) -> Result<Vec<Check>, EngineError> {
+) -> Result<Vec<CheckResult>, EngineError> {
     let forwards = fixture_forwards(folder, ops, plan_for)?;
-    let compare = |forward: Forward| {
-        let Forward {
+    let compare = |forward: FixtureLogits| {
+        let FixtureLogits {
             name,
             reference,
             found,
             ..
         } = forward;
-        let (measure, error, tolerance) = distance(&reference, &found, ops.device().number());
-        Check {
+        let (measure, error, tolerance) = distance(&reference, &found, ops.device().dtype());
+        CheckResult {
             name: format!("{} {name}: logits, {measure}", label(folder)),
             error: match reference.len() == found.len() {
                 true => error,
@@ -93,7 +93,7 @@ pub fn fixture_logits(
 
 /// A case of a fixture, computed: logits of `rows x vocabulary`, row by row.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Forward {
+pub struct FixtureLogits {
     /// The case's name.
     pub name: String,
     /// Logits of a row.
@@ -112,7 +112,7 @@ pub fn fixture_forwards(
     folder: &Path,
     ops: &Ops,
     plan_for: &PlanFor<'_>,
-) -> Result<Vec<Forward>, EngineError> {
+) -> Result<Vec<FixtureLogits>, EngineError> {
     let checkpoint = Checkpoint::open(&Source::Folder(folder.to_owned()))?;
     let config = checkpoint.model()?;
     let shape = config.shape.clone();
@@ -122,8 +122,8 @@ pub fn fixture_forwards(
         return Ok(Vec::new());
     };
     let never = AtomicBool::new(false);
-    let reader = Reader::new(Arc::new(checkpoint), &sources);
-    let reader = Arc::new(reader.with_pin_limit(plan.pinned_bytes));
+    let reader = WeightReader::new(Arc::new(checkpoint), &sources);
+    let reader = Arc::new(reader.with_pinned_memory_limit(plan.pinned_bytes));
     let (device, ledger) = (ops.device(), ops.ledger());
     let loaded = Residency::load(&plan, reader, device, ledger, &never, &mut |_| {})?;
     let LoadOutcome::Done(weights) = loaded else {
@@ -143,7 +143,7 @@ pub fn fixture_forwards(
             .map(|row| (row.len().saturating_sub(kept)..row.len()).collect())
             .collect();
         let found = match shape.causal {
-            true => causal_logits(ops, &model, &weights, &shape, &rows, kept)?,
+            true => autoregressive_logits(ops, &model, &weights, &shape, &rows, kept)?,
             false => {
                 let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
                 let positions: Vec<_> = (0..longest).collect();
@@ -152,7 +152,7 @@ pub fn fixture_forwards(
                         tokens,
                         positions: &positions[..tokens.len()],
                         wanted,
-                        sees: Sees::Each { checks: 0 },
+                        sees: VisibleKeys::Each { checks: 0 },
                     })
                     .collect();
                 let hidden = model
@@ -169,9 +169,9 @@ pub fn fixture_forwards(
             .chunks_exact(4)
             .map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]))
             .collect();
-        forwards.push(Forward {
+        forwards.push(FixtureLogits {
             name: name.to_owned(),
-            vocabulary: shape.embedding_rows,
+            vocabulary: shape.padded_vocab_size,
             reference,
             found,
         });
@@ -180,10 +180,10 @@ pub fn fixture_forwards(
 }
 
 /// Rows of a causal sequence that go through the layers together: few, so that most of them see what is kept.
-const CAUSAL_ROWS: usize = 7;
+const AUTOREGRESSIVE_ROWS: usize = 7;
 
 /// The logits of the last `kept` positions of each text; all texts go through the model together, a few rows at a time.
-fn causal_logits(
+fn autoregressive_logits(
     ops: &Ops,
     model: &Transformer,
     weights: &Residency,
@@ -194,15 +194,19 @@ fn causal_logits(
     let never = AtomicBool::new(false);
     // The reference's keys and values are not rounded.
     let profile = ops.device().profile();
-    let format = cache_format(Kv::F32, &profile).or_else(|_| cache_format(Kv::Auto, &profile));
-    let cache_shape = CacheShape::of(shape, format.map_err(EngineError::from)?);
-    let caches = texts.iter().map(|text| ops.cache(cache_shape, text.len()));
+    let format = resolve_kv_cache_format(KvCacheFormat::F32, &profile)
+        .or_else(|_| resolve_kv_cache_format(KvCacheFormat::Auto, &profile));
+    let cache_shape = KvCacheShape::of(shape, format.map_err(EngineError::from)?);
+    let caches = texts
+        .iter()
+        .map(|text| ops.kv_cache(cache_shape, text.len()));
     let mut caches = caches.collect::<Result<Vec<_>, _>>()?;
     let mut all = vec![Vec::new(); texts.len()];
     let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
-    for start in (0..longest).step_by(CAUSAL_ROWS) {
+    for start in (0..longest).step_by(AUTOREGRESSIVE_ROWS) {
         // Of texts that have ended, none.
-        let rows = |text: &[u32]| start.min(text.len())..text.len().min(start + CAUSAL_ROWS);
+        let rows =
+            |text: &[u32]| start.min(text.len())..text.len().min(start + AUTOREGRESSIVE_ROWS);
         let wanted = |text: &Vec<u32>| -> Vec<usize> {
             let first = text.len().saturating_sub(kept);
             rows(text)
@@ -217,7 +221,7 @@ fn causal_logits(
                 tokens: &text[rows(text)],
                 positions: &positions[rows(text)],
                 wanted,
-                sees: Sees::Before { cache },
+                sees: VisibleKeys::Before { cache },
             })
             .collect();
         let hidden = model.forward(ops, weights, &mut next, &never);
@@ -227,7 +231,7 @@ fn causal_logits(
         }
         let hidden = model.final_norm(ops, weights, &hidden)?;
         let found = logits(ops, weights, &hidden)?;
-        let mut of_rows = found.chunks_exact(shape.embedding_rows);
+        let mut of_rows = found.chunks_exact(shape.padded_vocab_size);
         for (all, wanted) in all.iter_mut().zip(&wanted) {
             all.extend(of_rows.by_ref().take(wanted.len()).flatten());
         }
@@ -287,12 +291,15 @@ impl Answer {
 ///
 /// # Errors
 /// A folder that isn't such a fixture, or a request that fails.
-pub fn fixture_tokens(folder: &Path, options: Options) -> Result<Vec<Check>, EngineError> {
+pub fn fixture_tokens(
+    folder: &Path,
+    options: EngineOptions,
+) -> Result<Vec<CheckResult>, EngineError> {
     let check = |case: Sampled| {
         let answers = case.answers?;
         let differing = |answer: &Answer| answer.differing() + usize::from(answer.passes.is_some());
         let differing: usize = answers.iter().map(differing).sum();
-        Some(Check {
+        Some(CheckResult {
             name: format!(
                 "{} {}: tokens and passes that differ",
                 label(folder),
@@ -311,7 +318,7 @@ pub fn fixture_tokens(folder: &Path, options: Options) -> Result<Vec<Check>, Eng
 ///
 /// # Errors
 /// A folder that isn't such a fixture, or a request that fails.
-pub fn fixture_samples(folder: &Path, options: Options) -> Result<Vec<Sampled>, EngineError> {
+pub fn fixture_samples(folder: &Path, options: EngineOptions) -> Result<Vec<Sampled>, EngineError> {
     let engine = Engine::start(options)?;
     let model = load(&engine, folder)?;
     let mut sampled = Vec::new();
@@ -382,19 +389,19 @@ fn request_of(case: &Value, model: ModelId) -> Option<Generate> {
         Some("LLaDA plain") | None => Some(plain),
         Some(algorithm) if algorithm.starts_with("Fast-dLLM ") => {
             let kind = match algorithm {
-                "Fast-dLLM without cache" => Cache::None,
-                "Fast-dLLM prefix cache" => Cache::Prefix,
-                "Fast-dLLM dual cache" => Cache::Dual,
+                "Fast-dLLM without cache" => KvCacheMode::None,
+                "Fast-dLLM prefix cache" => KvCacheMode::Prefix,
+                "Fast-dLLM dual cache" => KvCacheMode::Dual,
                 _ => return None,
             };
-            let caching = Caching {
-                kind,
-                ..Caching::default()
+            let caching = KvCacheReuse {
+                mode: kind,
+                ..KvCacheReuse::default()
             };
             Some(Generate {
                 policy: fast_dllm_policy(params)?,
                 decoding: Decoding {
-                    caching,
+                    kv_cache: caching,
                     ..Decoding::default()
                 },
                 ..plain
@@ -465,18 +472,18 @@ fn fast_dllm_policy(params: &Value) -> Option<PolicyChoice> {
 
 fn load(engine: &Engine, folder: &Path) -> Result<ModelId, EngineError> {
     // The reference's keys and values are not rounded; a card has one way to keep them.
-    let settings = Settings {
-        kv: match engine.device().is_card() {
-            true => Kv::Auto,
-            false => Kv::F32,
+    let settings = PlanSettings {
+        kv_cache_format: match engine.device().is_gpu() {
+            true => KvCacheFormat::Auto,
+            false => KvCacheFormat::F32,
         },
-        ..Settings::default()
+        ..PlanSettings::default()
     };
     let loaded = engine.load_now(Source::Folder(folder.to_owned()), settings)?;
     Ok(loaded.id)
 }
 
-fn run(engine: &Engine, request: Generate) -> Result<Generated, EngineError> {
+fn run(engine: &Engine, request: Generate) -> Result<GenerationResult, EngineError> {
     match engine.run(Work::Generate(request))? {
         Outcome::Generated(generated) => Ok(generated),
         other => unreachable!("asked to generate: {other:?}"),

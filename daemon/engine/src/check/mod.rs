@@ -8,7 +8,7 @@ use std::error::Error;
 
 pub use self::{
     fixtures::{
-        Answer, F32_TOLERANCE, Forward, PlanFor, Sampled, fixture_forwards, fixture_logits,
+        Answer, F32_TOLERANCE, FixtureLogits, PlanFor, Sampled, fixture_forwards, fixture_logits,
         fixture_samples, fixture_tokens,
     },
     plans::{resident, streamed},
@@ -16,7 +16,7 @@ pub use self::{
 
 /// Something that was computed twice.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Check {
+pub struct CheckResult {
     /// What was computed.
     pub name: String,
     /// How far off it is, relative to the largest number expected unless the name says otherwise. Not a number where the
@@ -28,7 +28,7 @@ pub struct Check {
     pub cause: Option<String>,
 }
 
-impl Check {
+impl CheckResult {
     /// One that could not be made.
     #[must_use]
     pub fn failed(name: impl Into<String>, cause: &dyn Error) -> Self {

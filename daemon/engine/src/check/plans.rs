@@ -1,8 +1,8 @@
 //! Plans that models are checked under: all weights in the device's memory, or as few of them as can be.
 
 use sluice_machine::Profile;
-use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, Working, Workload};
-use sluice_shared::{level::Level, settings::Choices};
+use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, PlanInput, WorkingMemory, Workload};
+use sluice_shared::{level::Level, settings::ResolvedPlanSettings};
 use sluice_weights::{Shape, SourceTensor};
 
 /// Positions that a plan is for: a check computes what it has, whatever the plan was made for.
@@ -31,9 +31,18 @@ pub fn streamed(
     shape: &Shape,
     sources: &[SourceTensor],
     level: Level,
-    pin_limit_bytes: u64,
+    pinned_memory_limit_bytes: u64,
 ) -> Result<Plan, PlanError> {
-    let within = |budget| plan(profile, shape, sources, level, budget, pin_limit_bytes);
+    let within = |budget| {
+        plan(
+            profile,
+            shape,
+            sources,
+            level,
+            budget,
+            pinned_memory_limit_bytes,
+        )
+    };
     match within(0) {
         Err(PlanError::BudgetTooSmall { least_bytes, .. }) => within(least_bytes),
         other => other,
@@ -46,17 +55,17 @@ fn plan(
     sources: &[SourceTensor],
     level: Level,
     budget_bytes: u64,
-    pin_limit_bytes: u64,
+    pinned_memory_limit_bytes: u64,
 ) -> Result<Plan, PlanError> {
-    Plan::new(&Question {
+    Plan::new(&PlanInput {
         shape,
         sources,
-        choices: Choices::from(level),
+        choices: ResolvedPlanSettings::from(level),
         budget_bytes,
         workload: Workload::new(shape.context_length.min(CANVAS), BLOCK_DEFAULT, 1),
-        working: Working::default(),
+        working: WorkingMemory::default(),
         machine: &Machine {
-            pin_limit_bytes,
+            pinned_memory_limit_bytes,
             ..Machine::unmeasured(profile, u64::MAX)
         },
     })

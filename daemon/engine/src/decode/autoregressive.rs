@@ -8,14 +8,16 @@ use std::{sync::Arc, time::Instant};
 use sluice_formats::noise::Noise;
 use sluice_ops::Candidate;
 use sluice_shared::sampling::EosPolicy;
-use sluice_tokenizer::Text;
+use sluice_tokenizer::Tokenizer;
 
 use super::{
-    Visible, Vocabulary,
-    sampling::{self, Draw},
+    VisibleText, Vocabulary,
+    sampling::{self, DrawInput},
 };
 use crate::{
-    event::{Event, Finish, Generated, PassCost, PassReport, Position, TokenState},
+    event::{
+        CanvasPosition, Event, FinishReason, GenerationResult, PassCost, PassReport, TokenState,
+    },
     request::Generate,
 };
 
@@ -38,28 +40,32 @@ pub fn share_rows(unread: &[usize], rows_max: usize) -> Vec<usize> {
 pub struct Continuation {
     request: Generate,
     /// Needed for stop strings alone.
-    text: Option<Arc<Text>>,
+    tokenizer: Option<Arc<Tokenizer>>,
     vocabulary: Arc<Vocabulary>,
     started: Instant,
     /// Prompt and answer.
     sequence: Vec<u32>,
     /// Their ids, rising and without repetition.
     seen: Vec<u32>,
-    visible: Visible,
+    visible: VisibleText,
     /// Special tokens that are stop strings: they have no text in which they would be found.
     special_stops: Vec<u32>,
     /// The open block's, up to the last token.
-    positions: Vec<Position>,
+    positions: Vec<CanvasPosition>,
     passes: usize,
     passes_in_block: usize,
-    finish: Option<Finish>,
+    finish: Option<FinishReason>,
     is_lossless: bool,
 }
 
 impl Continuation {
     /// Of this request, for a model with this vocabulary.
     #[must_use]
-    pub fn new(request: Generate, text: Option<Arc<Text>>, vocabulary: Arc<Vocabulary>) -> Self {
+    pub fn new(
+        request: Generate,
+        tokenizer: Option<Arc<Tokenizer>>,
+        vocabulary: Arc<Vocabulary>,
+    ) -> Self {
         let mut seen = request.prompt.clone();
         seen.sort_unstable();
         seen.dedup();
@@ -67,15 +73,15 @@ impl Continuation {
             started: Instant::now(),
             sequence: request.prompt.clone(),
             seen,
-            visible: Visible::new(&request.stops),
-            special_stops: special_stops(&request.stops, text.as_deref()),
+            visible: VisibleText::new(&request.stops),
+            special_stops: special_stops(&request.stops, tokenizer.as_deref()),
             positions: Vec::new(),
             passes: 0,
             passes_in_block: 0,
             finish: None,
             is_lossless: true,
             request,
-            text,
+            tokenizer,
             vocabulary,
         }
     }
@@ -108,7 +114,7 @@ impl Continuation {
     /// Chooses what follows from its logits; `order` is as long, to sort ids in. `None` where they are not numbers.
     pub fn choose(&self, logits: &mut [f32], order: &mut [u32]) -> Option<Candidate> {
         let request = &self.request;
-        let draw = Draw {
+        let draw = DrawInput {
             temperature: request.temperature,
             sampling: &request.sampling,
             noise: Noise::new(request.seed),
@@ -142,14 +148,14 @@ impl Continuation {
         let written = self.sequence.len() - self.request.prompt.len();
         let block = written.saturating_sub(1) / self.request.block_length;
         emit(Event::Pass(Box::new(PassReport {
-            pass: self.passes,
+            passes: self.passes,
             block,
-            pass_in_block: self.passes_in_block,
+            passes_in_block: self.passes_in_block,
             // What is still to be written is nowhere yet, and nothing is shown of it.
             positions: self.positions.clone(),
             committed: written,
             rows,
-            head_rows: usize::from(token.is_some()),
+            lm_head_rows: usize::from(token.is_some()),
             elapsed: self.started.elapsed(),
             cost: *cost,
         })));
@@ -169,10 +175,10 @@ impl Continuation {
 
     /// What it came to, so far or in the end. `peak_device_bytes` is left 0: the caller keeps the ledger.
     #[must_use]
-    pub fn generated(mut self) -> Generated {
-        Generated {
+    pub fn generated(mut self) -> GenerationResult {
+        GenerationResult {
             tokens: self.sequence.split_off(self.request.prompt.len()),
-            finish: self.finish.unwrap_or(Finish::Cancelled),
+            finish_reason: self.finish.unwrap_or(FinishReason::Cancelled),
             passes: self.passes,
             elapsed: self.started.elapsed(),
             peak_device_bytes: 0,
@@ -182,14 +188,14 @@ impl Continuation {
 
     fn push(&mut self, candidate: Candidate) {
         for position in &mut self.positions {
-            position.fresh = false;
+            position.is_fresh = false;
         }
-        self.positions.push(Position {
+        self.positions.push(CanvasPosition {
             position: self.sequence.len() - self.request.prompt.len(),
             token: Some(candidate.token),
             confidence: Some(candidate.confidence as f32),
             state: TokenState::Committed,
-            fresh: true,
+            is_fresh: true,
         });
         self.sequence.push(candidate.token);
         if let Err(place) = self.seen.binary_search(&candidate.token) {
@@ -198,25 +204,25 @@ impl Continuation {
     }
 
     /// Whether the token, of which there are `written` now, ends the text, and how.
-    fn finish_at(&mut self, token: u32, written: usize) -> Option<Finish> {
+    fn finish_at(&mut self, token: u32, written: usize) -> Option<FinishReason> {
         let is_end = self.vocabulary.ends.contains(&token);
         if is_end && self.request.eos == EosPolicy::Stop {
-            return Some(Finish::Eos);
+            return Some(FinishReason::Eos);
         }
-        if let Some(text) = &self.text {
+        if let Some(text) = &self.tokenizer {
             self.visible.push(text.piece(token));
         }
         if self.visible.has_stopped() || self.special_stops.contains(&token) {
-            return Some(Finish::Stop);
+            return Some(FinishReason::Stop);
         }
-        (written == self.request.canvas.len()).then_some(Finish::Length)
+        (written == self.request.canvas.len()).then_some(FinishReason::Length)
     }
 }
 
 /// Ids of the special tokens that a stop string names.
-fn special_stops(stops: &[Vec<u8>], text: Option<&Text>) -> Vec<u32> {
+fn special_stops(stops: &[Vec<u8>], tokenizer: Option<&Tokenizer>) -> Vec<u32> {
     let id = |stop: &Vec<u8>| {
-        let (text, stop) = (text?, std::str::from_utf8(stop).ok()?);
+        let (text, stop) = (tokenizer?, std::str::from_utf8(stop).ok()?);
         let id = text.token_id(stop)?;
         text.piece(id).is_empty().then_some(id)
     };

@@ -2,17 +2,18 @@
 
 use std::{slice, sync::atomic::AtomicBool};
 
-use sluice_checkpoint::family::Mask;
+use sluice_checkpoint::family::MaskToken;
 use sluice_formats::noise::Noise;
 use sluice_ops::{
-    Candidate, Choice, Distributions, HeadGroup, HeadRow, KeySegment, KvCache, Ops, Phase, Ranking,
+    Candidate, Distributions, KeySegment, KvCache, LmHeadGroup, LmHeadRow, Ops, Phase,
+    RankingScore, SamplingParams,
 };
-use sluice_weights::Part;
+use sluice_weights::TensorPart;
 
-use super::reach::Reach;
+use super::reach::PassReach;
 use crate::{
     event::{Event, Outcome, PassCost},
-    model::transformer::{Interrupt, Sees, Sequence, Transformer, acquire},
+    model::transformer::{Interrupt, Sequence, Transformer, VisibleKeys, acquire},
     residency::Residency,
 };
 
@@ -22,7 +23,7 @@ pub struct Vocabulary {
     /// Ids are below this.
     pub size: usize,
     /// The mask, of models that fill one.
-    pub mask: Option<Mask>,
+    pub mask: Option<MaskToken>,
     /// End a text; the first fills what is left after it. May be empty.
     pub ends: Vec<u32>,
 }
@@ -55,9 +56,9 @@ pub struct Pass<'a> {
     /// The same with all masked that was given, and the weight w, when guidance is on.
     pub guidance: Option<(&'a [u32], f64)>,
     /// What is computed and what is seen.
-    pub reach: &'a Reach,
+    pub reach: &'a PassReach,
     /// Rows to read, in rising order of position; those that are checks come last, in the same order.
-    pub rows: &'a [HeadRow],
+    pub rows: &'a [LmHeadRow],
     /// Scale of the Gumbel noise.
     pub temperature: f64,
     /// Where noise comes from.
@@ -65,7 +66,7 @@ pub struct Pass<'a> {
     /// Tokens whose logit counts as −∞.
     pub suppressed: &'a [u32],
     /// What candidates are ranked by.
-    pub ranking: Ranking,
+    pub ranking: RankingScore,
     /// Whether each row's most probable token is asked for, whatever chance has chosen.
     pub top: bool,
 }
@@ -78,7 +79,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Rows that verify what was committed.
-    fn checks(&self) -> &'a [HeadRow] {
+    fn checks(&self) -> &'a [LmHeadRow] {
         let first = self.rows.partition_point(|row| !row.is_check);
         &self.rows[first..]
     }
@@ -92,23 +93,23 @@ impl<'a> Pass<'a> {
 
 /// What a request keeps from pass to pass.
 #[derive(Default)]
-pub struct Memory {
+pub struct RequestMemory {
     /// Keys and values, of each of its canvases.
-    pub caches: Vec<KvCache>,
+    pub kv_caches: Vec<KvCache>,
     /// What the rows of its block were distributed like in the pass before, where its policy compares that.
     pub distributions: Option<Distributions>,
 }
 
 /// A pass, and what its request keeps.
-pub struct Asked<'a> {
+pub struct PassRequest<'a> {
     /// The pass.
     pub pass: Pass<'a>,
     /// Used by the first of a request's passes alone.
-    pub memory: Option<&'a mut Memory>,
+    pub memory: Option<&'a mut RequestMemory>,
 }
 
 /// Something that fills masks, a pass at a time.
-pub trait Filling: Send {
+pub trait DiffusionRequest: Send {
     /// Tells what lies ahead, before the first pass.
     fn start(&mut self, emit: &mut dyn FnMut(Event));
 
@@ -155,34 +156,36 @@ impl Denoiser<'_> {
     /// When a pass sees what is kept, and there is no cache for each of its canvases.
     pub fn candidates(
         &self,
-        asked: &mut [Asked<'_>],
+        requests: &mut [PassRequest<'_>],
         cancel: &AtomicBool,
     ) -> Result<Vec<Vec<Candidate>>, Interrupt> {
-        let candidates = self.found(asked, cancel);
-        let memories = asked.iter_mut().filter_map(|asked| asked.memory.as_mut());
-        for cache in memories.flat_map(|memory| &mut memory.caches) {
+        let candidates = self.try_candidates(requests, cancel);
+        let memories = requests
+            .iter_mut()
+            .filter_map(|asked| asked.memory.as_mut());
+        for cache in memories.flat_map(|memory| &mut memory.kv_caches) {
             match &candidates {
-                Ok(_) => self.ops.settle(cache)?,
+                Ok(_) => self.ops.keep_salient(cache)?,
                 Err(_) => cache.forget_salience(),
             }
         }
         candidates
     }
 
-    fn found(
+    fn try_candidates(
         &self,
-        asked: &mut [Asked<'_>],
+        requests: &mut [PassRequest<'_>],
         cancel: &AtomicBool,
     ) -> Result<Vec<Vec<Candidate>>, Interrupt> {
         let (ops, weights) = (self.ops, self.weights);
-        let prepared: Vec<Prepared> = (asked.iter())
+        let prepared: Vec<PreparedPass> = (requests.iter())
             .map(|asked| self.prepare(&asked.pass))
             .collect();
         let mut sequences = Vec::new();
-        for (asked, prepared) in asked.iter_mut().zip(&prepared) {
+        for (asked, prepared) in requests.iter_mut().zip(&prepared) {
             let memory = asked.memory.as_deref_mut();
             let mut caches = memory
-                .map_or(&mut [][..], |memory| &mut memory.caches)
+                .map_or(&mut [][..], |memory| &mut memory.kv_caches)
                 .iter_mut();
             for tokens in &prepared.tokens {
                 sequences.push(Sequence {
@@ -190,12 +193,12 @@ impl Denoiser<'_> {
                     positions: &prepared.positions,
                     wanted: &prepared.wanted,
                     sees: match &prepared.seen {
-                        None => Sees::Each {
+                        None => VisibleKeys::Each {
                             checks: asked.pass.checks().len(),
                         },
-                        Some(seen) => Sees::Kept {
+                        Some(seen) => VisibleKeys::Cached {
                             cache: caches.next().expect("a cache for each canvas"),
-                            places: match &asked.pass.reach.places {
+                            cache_positions: match &asked.pass.reach.cache_positions {
                                 Some(places) => slice::from_ref(places),
                                 None => &asked.pass.reach.computed,
                             },
@@ -209,26 +212,26 @@ impl Denoiser<'_> {
         let hidden = self.model.forward(ops, weights, &mut sequences, cancel)?;
         let x = self.model.final_norm(ops, weights, &hidden)?;
         drop(hidden);
-        let groups: Vec<HeadGroup<'_>> = (asked.iter_mut())
-            .map(|asked| HeadGroup {
+        let groups: Vec<LmHeadGroup<'_>> = (requests.iter_mut())
+            .map(|asked| LmHeadGroup {
                 rows: asked.pass.rows,
-                choice: self.choice(&asked.pass),
+                sampling: self.choice(&asked.pass),
                 distributions: (asked.memory.as_deref_mut())
                     .and_then(|memory| memory.distributions.as_mut()),
             })
             .collect();
-        let mut reduction = ops.start_head(groups, weights.head_part_rows())?;
-        for (unit, first) in weights.head_parts() {
+        let mut reduction = ops.start_lm_head(groups, weights.lm_head_part_rows())?;
+        for (unit, first) in weights.lm_head_parts() {
             let head = acquire(ops, weights, unit)?;
-            ops.reduce_head(&mut reduction, &x, &head.weight(Part::Head), first)?;
+            ops.reduce_lm_head(&mut reduction, &x, &head.weight(TensorPart::LmHead), first)?;
         }
-        let timed = ops.timed(Phase::Choice);
+        let timed = ops.timed(Phase::Sampling);
         let candidates = reduction.candidates()?;
         drop(timed);
         Ok(candidates)
     }
 
-    fn prepare(&self, pass: &Pass<'_>) -> Prepared {
+    fn prepare(&self, pass: &Pass<'_>) -> PreparedPass {
         let reach = pass.reach;
         let checks = pass.checks();
         let mut positions: Vec<usize> = reach.positions().collect();
@@ -249,7 +252,7 @@ impl Denoiser<'_> {
             reach.row_of(row).unwrap_or(0)
         });
         let wanted = wanted.chain(computed..positions.len()).collect();
-        Prepared {
+        PreparedPass {
             tokens,
             positions,
             wanted,
@@ -257,13 +260,13 @@ impl Denoiser<'_> {
         }
     }
 
-    fn choice<'a>(&'a self, pass: &Pass<'a>) -> Choice<'a> {
-        Choice {
+    fn choice<'a>(&'a self, pass: &Pass<'a>) -> SamplingParams<'a> {
+        SamplingParams {
             temperature: pass.temperature,
             noise: pass.noise,
             pass: pass.number,
             guidance: pass.guidance.map(|(_, weight)| weight),
-            vocabulary: self.vocabulary.size,
+            vocab_size: self.vocabulary.size,
             mask_token_id: self.vocabulary.mask_id(),
             end_tokens: &self.vocabulary.ends,
             suppressed: pass.suppressed,
@@ -274,7 +277,7 @@ impl Denoiser<'_> {
 }
 
 /// The rows of a pass, of each of its canvases.
-struct Prepared {
+struct PreparedPass {
     tokens: Vec<Vec<u32>>,
     positions: Vec<usize>,
     wanted: Vec<usize>,

@@ -10,27 +10,33 @@
 //! (`super::reach`), canvases that grow (`growth`), and orders that are tried beside each other (`branch`).
 
 mod branch;
-mod growth;
+mod canvas_growth;
 
 use std::{sync::Arc, time::Instant};
 
 use sluice_formats::noise::Noise;
-use sluice_ops::{Candidate, HeadRow, Ranking};
+use sluice_ops::{Candidate, LmHeadRow, RankingScore};
 use sluice_shared::{
-    decoding::{Growth, Speculation},
-    sampling::{Cache, EosPolicy, Remasking},
+    decoding::{CanvasGrowth, Speculation},
+    sampling::{EosPolicy, KvCacheMode, Remasking},
 };
 
-use self::branch::Branch;
-pub(crate) use self::growth::head_rows;
+use self::branch::CanvasBranch;
+pub(crate) use self::canvas_growth::lm_head_rows;
 use super::{
-    Filling, Pass, Reach, Vocabulary,
-    policy::{self, Checked, Commit, Decision, Policy, Scored, Step, View},
-    reach::{At, Rule},
+    DiffusionRequest, Pass, PassReach, Vocabulary,
+    policy::{
+        self, BlockView, CheckedPosition, Commit, Policy, PolicyDecision, PolicyStep,
+        ScoredPosition,
+    },
+    reach::{PassContext, ReachRule},
 };
 use crate::{
-    event::{Event, Finish, Generated, Outcome, PassCost, PassReport, Position, TokenState},
-    request::{Generate, Slot},
+    event::{
+        CanvasPosition, Event, FinishReason, GenerationResult, Outcome, PassCost, PassReport,
+        TokenState,
+    },
+    request::{CanvasSlot, Generate},
 };
 
 /// Streams of random numbers that must not be each other's.
@@ -38,7 +44,7 @@ const GUMBEL_STREAM: u64 = 0;
 const RANKING_STREAM: u64 = 1;
 
 /// Consecutive positions of the part to fill.
-struct Block {
+struct CanvasBlock {
     start: usize,
     end: usize,
     /// Passes that the reference schedule gives it; 0 when nothing is masked.
@@ -50,13 +56,13 @@ pub struct Diffusion {
     request: Generate,
     vocabulary: Arc<Vocabulary>,
     policy: Box<dyn Policy>,
-    rule: Rule,
+    rule: ReachRule,
     started: Instant,
     /// Prompt, then the part to fill.
     canvas: Vec<u32>,
     /// The part to fill.
-    positions: Vec<Position>,
-    blocks: Vec<Block>,
+    positions: Vec<CanvasPosition>,
+    blocks: Vec<CanvasBlock>,
     /// The open block; all are done when it is beyond the last.
     block: usize,
     passes_in_block: usize,
@@ -71,16 +77,16 @@ pub struct Diffusion {
     /// Whether the canvas's length is still being found.
     is_sizing: bool,
     /// Keys and values of all positions before this one are kept, if any are.
-    held: Option<usize>,
+    cached_until: Option<usize>,
     /// Passes since they were last computed anew.
-    since: usize,
+    passes_since_refresh: usize,
     /// What the next pass computes.
-    reach: Reach,
+    reach: PassReach,
     /// The canvases of the next pass; the first is this one.
-    branches: Vec<Branch>,
+    branches: Vec<CanvasBranch>,
     passes: usize,
     steps: usize,
-    finish: Option<Finish>,
+    finish: Option<FinishReason>,
     is_lossless: bool,
 }
 
@@ -89,27 +95,27 @@ impl Diffusion {
     #[must_use]
     pub fn new(request: Generate, vocabulary: Arc<Vocabulary>) -> Self {
         let mask = vocabulary.mask_id();
-        let is_sizing = request.decoding.growth == Growth::Insert;
+        let is_sizing = request.decoding.canvas_growth == CanvasGrowth::Insert;
         let length = match is_sizing {
-            true => growth::first_length(request.canvas.len()),
+            true => canvas_growth::first_length(request.canvas.len()),
             false => request.canvas.len(),
         };
         let slots = &request.canvas[..length];
         let filled = slots.iter().map(|slot| match slot {
-            Slot::Masked => mask,
-            Slot::Pinned(id) => *id,
+            CanvasSlot::Masked => mask,
+            CanvasSlot::Pinned(id) => *id,
         });
         let positions = slots.iter().enumerate().map(|(position, slot)| {
             let (token, state) = match slot {
-                Slot::Masked => (None, TokenState::Masked),
-                Slot::Pinned(id) => (Some(*id), TokenState::Pinned),
+                CanvasSlot::Masked => (None, TokenState::Masked),
+                CanvasSlot::Pinned(id) => (Some(*id), TokenState::Pinned),
             };
-            Position {
+            CanvasPosition {
                 position,
                 token,
                 confidence: None,
                 state,
-                fresh: false,
+                is_fresh: false,
             }
         });
         Self {
@@ -129,9 +135,9 @@ impl Diffusion {
                 EosPolicy::Stop | EosPolicy::Keep => Vec::new(),
             },
             is_sizing,
-            held: None,
-            since: 0,
-            reach: Reach::default(),
+            cached_until: None,
+            passes_since_refresh: 0,
+            reach: PassReach::default(),
             branches: Vec::new(),
             started: Instant::now(),
             passes: 0,
@@ -139,7 +145,7 @@ impl Diffusion {
             finish: None,
             is_lossless: true,
             policy: policy::policy(&request.policy),
-            rule: Rule::new(&request, vocabulary.mask.is_some_and(|mask| mask.shifted)),
+            rule: ReachRule::new(&request, vocabulary.mask.is_some_and(|mask| mask.shifted)),
             request,
             vocabulary,
         }
@@ -147,10 +153,10 @@ impl Diffusion {
 
     /// What it came to, so far or in the end. `peak_device_bytes` is left 0: the caller keeps the ledger.
     #[must_use]
-    pub fn generated(mut self) -> Generated {
-        Generated {
+    pub fn generated(mut self) -> GenerationResult {
+        GenerationResult {
             tokens: self.canvas.split_off(self.request.prompt.len()),
-            finish: self.finish.unwrap_or(Finish::Cancelled),
+            finish_reason: self.finish.unwrap_or(FinishReason::Cancelled),
             passes: self.passes,
             elapsed: self.started.elapsed(),
             peak_device_bytes: 0,
@@ -162,11 +168,11 @@ impl Diffusion {
     /// one for the rows that are still masked, from which the passes ahead may be guessed.
     fn advance(&mut self, candidates: &[(usize, Candidate)], emit: &mut dyn FnMut(Event)) {
         if self.is_sizing {
-            self.reach = Reach::whole(self.canvas.len());
+            self.reach = PassReach::whole(self.canvas.len());
             self.branches = vec![self.branch(self.sizing_rows(), Vec::new())];
             return;
         }
-        while let Some(&Block { start, end, .. }) = self.blocks.get(self.block) {
+        while let Some(&CanvasBlock { start, end, .. }) = self.blocks.get(self.block) {
             let masked = self.masked(start, end).count();
             if masked > 0 && !self.has_ended() {
                 if self.passes_in_block == 0 {
@@ -184,30 +190,30 @@ impl Diffusion {
                 positions: self.positions[start..end].to_vec(),
             });
             if ended {
-                self.finish = Some(Finish::Eos);
+                self.finish = Some(FinishReason::Eos);
                 return;
             }
             self.block += 1;
             self.passes_in_block = 0;
             self.steps_in_block = 0;
         }
-        self.finish = Some(Finish::Length);
+        self.finish = Some(FinishReason::Length);
     }
 
     /// Where the next pass stands, with the open block as positions of the canvas.
-    fn at<T>(&self, ask: impl FnOnce(&At<'_>) -> T) -> T {
-        let Block { start, end, .. } = self.blocks[self.block];
+    fn at<T>(&self, ask: impl FnOnce(&PassContext<'_>) -> T) -> T {
+        let CanvasBlock { start, end, .. } = self.blocks[self.block];
         let prompt = self.request.prompt.len();
-        ask(&At {
+        ask(&PassContext {
             block: &(prompt + start..prompt + end),
             end: self.canvas.len(),
-            held: self.held,
-            since: self.since,
+            cached_until: self.cached_until,
+            passes_since_refresh: self.passes_since_refresh,
             opens: self.passes_in_block == 0,
         })
     }
 
-    fn reach(&self) -> Reach {
+    fn reach(&self) -> PassReach {
         self.at(|at| self.rule.reach(at))
     }
 
@@ -216,14 +222,14 @@ impl Diffusion {
     }
 
     /// The head reads what may be committed, what the policy wants verified, and nothing else.
-    fn rows(&self) -> Vec<HeadRow> {
-        let Block { start, end, .. } = self.blocks[self.block];
+    fn rows(&self) -> Vec<LmHeadRow> {
+        let CanvasBlock { start, end, .. } = self.blocks[self.block];
         let prompt = self.request.prompt.len();
-        let target = match self.request.decoding.growth {
-            Growth::Insert => self.vocabulary.ends.first().copied(),
-            Growth::Fixed | Growth::Append => None,
+        let target = match self.request.decoding.canvas_growth {
+            CanvasGrowth::Insert => self.vocabulary.ends.first().copied(),
+            CanvasGrowth::Fixed | CanvasGrowth::Append => None,
         };
-        let masked = self.masked(start, end).map(|position| HeadRow {
+        let masked = self.masked(start, end).map(|position| LmHeadRow {
             position: prompt + position,
             may_end: position >= self.may_end_from,
             target,
@@ -236,7 +242,7 @@ impl Diffusion {
         };
         let committed = (self.positions[checked].iter())
             .filter(|position| position.state == TokenState::Committed);
-        let checks = committed.map(|position| HeadRow {
+        let checks = committed.map(|position| LmHeadRow {
             position: prompt + position.position,
             may_end: position.position >= self.may_end_from,
             target: position.token,
@@ -247,8 +253,8 @@ impl Diffusion {
     }
 
     /// A canvas like this one, in which these rows are read, with guidance's other one.
-    fn branch(&self, rows: Vec<HeadRow>, guess: Vec<Commit>) -> Branch {
-        Branch {
+    fn branch(&self, rows: Vec<LmHeadRow>, guess: Vec<Commit>) -> CanvasBranch {
+        CanvasBranch {
             unconditional: (self.request.guidance > 0.0).then(|| self.unconditional(&self.canvas)),
             canvas: self.canvas.clone(),
             rows,
@@ -274,10 +280,10 @@ impl Diffusion {
     /// that were verified.
     fn judged<'a>(
         &self,
-        rows: &[HeadRow],
+        rows: &[LmHeadRow],
         candidates: &'a [Candidate],
         ahead: usize,
-    ) -> (Vec<Scored<'a>>, Vec<Checked<'a>>) {
+    ) -> (Vec<ScoredPosition<'a>>, Vec<CheckedPosition<'a>>) {
         let prompt = self.request.prompt.len();
         let noise = Noise::new(self.request.seed).stream(RANKING_STREAM);
         let mut scored = Vec::with_capacity(rows.len());
@@ -286,7 +292,7 @@ impl Diffusion {
             let position = row.position - prompt;
             if row.is_check {
                 let probability = candidate.target_log_probability;
-                checked.push(Checked {
+                checked.push(CheckedPosition {
                     position,
                     probability: probability.expect("a check has a target").exp(),
                     candidate,
@@ -294,7 +300,7 @@ impl Diffusion {
                 continue;
             }
             let number = (self.steps + ahead) as u64;
-            scored.push(Scored {
+            scored.push(ScoredPosition {
                 position,
                 score: match self.request.remasking {
                     Remasking::Random => noise.uniform(number, row.position as u64, 0),
@@ -309,13 +315,13 @@ impl Diffusion {
     /// What a policy sees of these in the open block, so many steps after the next one.
     fn view<'a>(
         &self,
-        (rows, checked): &'a (Vec<Scored<'a>>, Vec<Checked<'a>>),
+        (rows, checked): &'a (Vec<ScoredPosition<'a>>, Vec<CheckedPosition<'a>>),
         ends: &'a [u32],
         ahead: usize,
-    ) -> View<'a> {
-        let Block { start, end, steps } = self.blocks[self.block];
-        View {
-            step: Step {
+    ) -> BlockView<'a> {
+        let CanvasBlock { start, end, steps } = self.blocks[self.block];
+        BlockView {
+            step: PolicyStep {
                 index: self.steps_in_block + ahead,
                 steps,
                 masked_at_start: self.masked_at_start,
@@ -331,18 +337,21 @@ impl Diffusion {
     /// Whether this pass alone has the row that a shifted model's first position of the block is read from: Fast-dLLM's Dream
     /// then commits that one, and nothing else.
     fn takes_first_alone(&self) -> bool {
-        let Block { start, .. } = self.blocks[self.block];
+        let CanvasBlock { start, .. } = self.blocks[self.block];
         self.vocabulary.mask.is_some_and(|mask| mask.shifted)
-            && matches!(self.rule.caching.kind, Cache::Prefix | Cache::Dual)
+            && matches!(
+                self.rule.kv_cache.mode,
+                KvCacheMode::Prefix | KvCacheMode::Dual
+            )
             && self.passes_in_block == 0
             && !is_fixed(self.positions[start].state)
     }
 
     /// Shows the candidates as provisional, and commits and takes back what the policy says. Returns what it committed.
-    fn step(&mut self, rows: &[HeadRow], candidates: &[Candidate]) -> Vec<Commit> {
+    fn step(&mut self, rows: &[LmHeadRow], candidates: &[Candidate]) -> Vec<Commit> {
         let prompt = self.request.prompt.len();
         let decision = match self.takes_first_alone() {
-            true => Decision {
+            true => PolicyDecision {
                 commit: vec![Commit::of(0, &candidates[0])],
                 take_back: Vec::new(),
             },
@@ -384,7 +393,7 @@ impl Diffusion {
             position.token = Some(commit.token);
             position.confidence = Some(commit.confidence as f32);
             position.state = TokenState::Committed;
-            position.fresh = true;
+            position.is_fresh = true;
             self.canvas[self.request.prompt.len() + commit.row] = commit.token;
         }
     }
@@ -415,11 +424,11 @@ impl Diffusion {
         let eos = self.vocabulary.ends[0];
         let prompt = self.request.prompt.len();
         for position in &mut self.positions[end + 1..] {
-            *position = Position {
+            *position = CanvasPosition {
                 token: Some(eos),
                 confidence: None,
                 state: TokenState::Committed,
-                fresh: false,
+                is_fresh: false,
                 ..*position
             };
             self.canvas[prompt + position.position] = eos;
@@ -433,7 +442,7 @@ impl Diffusion {
     }
 }
 
-impl Filling for Diffusion {
+impl DiffusionRequest for Diffusion {
     fn start(&mut self, emit: &mut dyn FnMut(Event)) {
         emit(Event::Started {
             blocks: self.blocks.len(),
@@ -465,9 +474,9 @@ impl Filling for Diffusion {
                 noise: Noise::new(request.seed).stream(GUMBEL_STREAM),
                 suppressed: &self.suppressed,
                 ranking: (self.policy.needs().ranking).unwrap_or(match request.remasking {
-                    Remasking::LowConfidence | Remasking::Random => Ranking::Confidence,
-                    Remasking::Margin => Ranking::Margin,
-                    Remasking::Entropy => Ranking::Entropy,
+                    Remasking::LowConfidence | Remasking::Random => RankingScore::Confidence,
+                    Remasking::Margin => RankingScore::Margin,
+                    Remasking::Entropy => RankingScore::Entropy,
                 }),
                 top: self.policy.needs().top,
             });
@@ -495,22 +504,26 @@ impl Filling for Diffusion {
         let head_rows = passes.iter().map(|pass| pass.rows.len()).sum();
         drop(passes);
         for position in &mut self.positions {
-            position.fresh = false;
+            position.is_fresh = false;
         }
-        let Block { start, end, .. } = self.blocks[self.block];
+        let CanvasBlock { start, end, .. } = self.blocks[self.block];
         let mut block = start..end;
         let mut last = Vec::new();
         if self.is_sizing {
             self.size(&candidates[0]);
             block.end = self.blocks[self.block].end;
         } else {
-            if self.rule.keeps() {
+            if self.rule.uses_kv_cache() {
                 let (renews, held) = self.at(|at| (self.rule.renews(at), self.rule.holds(at)));
-                self.since = if renews { 1 } else { self.since + 1 };
-                self.held = held;
+                self.passes_since_refresh = if renews {
+                    1
+                } else {
+                    self.passes_since_refresh + 1
+                };
+                self.cached_until = held;
             }
             last = self.follow(candidates);
-            if self.request.decoding.growth == Growth::Insert {
+            if self.request.decoding.canvas_growth == CanvasGrowth::Insert {
                 self.insert(&last);
                 block.end = self.blocks[self.block].end;
             }
@@ -518,13 +531,13 @@ impl Filling for Diffusion {
         }
         self.passes += 1;
         emit(Event::Pass(Box::new(PassReport {
-            pass: self.passes,
+            passes: self.passes,
             block: self.block,
-            pass_in_block: self.passes_in_block,
+            passes_in_block: self.passes_in_block,
             positions: self.positions[block].to_vec(),
             committed: self.committed(),
             rows,
-            head_rows,
+            lm_head_rows: head_rows,
             elapsed: self.started.elapsed(),
             cost: *cost,
         })));
@@ -537,7 +550,7 @@ impl Filling for Diffusion {
 }
 
 /// Still masked, and this would stand there.
-fn propose(position: &mut Position, candidate: &Candidate) {
+fn propose(position: &mut CanvasPosition, candidate: &Candidate) {
     position.token = Some(candidate.token);
     position.confidence = Some(candidate.confidence as f32);
     position.state = TokenState::Provisional;
@@ -549,16 +562,17 @@ fn is_fixed(state: TokenState) -> bool {
 
 /// Cuts the part to fill into blocks and shares the steps out over those with masks: evenly,
 /// a remainder to the first ones, at least one each.
-fn blocks(slots: &[Slot], block_length: usize, steps: usize) -> Vec<Block> {
-    let mut blocks: Vec<Block> = (0..slots.len())
+fn blocks(slots: &[CanvasSlot], block_length: usize, steps: usize) -> Vec<CanvasBlock> {
+    let mut blocks: Vec<CanvasBlock> = (0..slots.len())
         .step_by(block_length)
-        .map(|start| Block {
+        .map(|start| CanvasBlock {
             start,
             end: slots.len().min(start + block_length),
             steps: 0,
         })
         .collect();
-    let open = |block: &&mut Block| slots[block.start..block.end].contains(&Slot::Masked);
+    let open =
+        |block: &&mut CanvasBlock| slots[block.start..block.end].contains(&CanvasSlot::Masked);
     let count = blocks.iter_mut().filter(open).count();
     for (index, block) in blocks.iter_mut().filter(open).enumerate() {
         block.steps = (steps / count + usize::from(index < steps % count)).max(1);

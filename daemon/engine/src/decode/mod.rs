@@ -2,9 +2,9 @@
 //! pass is computed is not their business, so that they can be tested with scripted models.
 
 pub mod autoregressive;
-pub mod compare;
 mod denoiser;
 pub mod diffusion;
+pub mod fidelity;
 pub mod policy;
 mod reach;
 pub mod sampling;
@@ -12,7 +12,7 @@ pub mod score;
 mod visible;
 
 pub use self::{
-    denoiser::{Asked, Denoiser, Filling, Memory, Pass, Vocabulary},
-    reach::{Reach, most_rows},
-    visible::Visible,
+    denoiser::{Denoiser, DiffusionRequest, Pass, PassRequest, RequestMemory, Vocabulary},
+    reach::{PassReach, most_rows},
+    visible::VisibleText,
 };

@@ -10,26 +10,26 @@ use std::ops::Range;
 
 use sluice_ops::KeySegment;
 use sluice_shared::{
-    decoding::{Caching, Decoding, Growth},
-    sampling::Cache,
+    decoding::{CanvasGrowth, Decoding, KvCacheReuse},
+    sampling::KvCacheMode,
 };
 
-use crate::request::{Generate, Slot};
+use crate::request::{CanvasSlot, Generate};
 
 /// What a pass computes of a canvas, and what it sees. Positions count from the first of the prompt.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Reach {
+pub struct PassReach {
     /// Ranges that are computed, in rising order.
     pub computed: Vec<Range<usize>>,
     /// Ranges of places that are seen, where keys and values are kept; else what is computed.
-    pub kept: Option<Vec<Range<usize>>>,
+    pub cached: Option<Vec<Range<usize>>>,
     /// Where keys and values of what is computed go, if not to the places of their positions.
-    pub places: Option<Range<usize>>,
+    pub cache_positions: Option<Range<usize>>,
     /// Places to choose from once they were seen, and how many stay: they then are the first ones.
     pub selects: Option<(Vec<Range<usize>>, usize)>,
 }
 
-impl Reach {
+impl PassReach {
     /// All of a canvas, nothing of which is kept.
     #[must_use]
     pub fn whole(length: usize) -> Self {
@@ -67,7 +67,7 @@ impl Reach {
     /// What is seen of a cache, if one is.
     #[must_use]
     pub fn segments(&self) -> Option<Vec<KeySegment>> {
-        let kept = self.kept.as_ref()?;
+        let kept = self.cached.as_ref()?;
         let segment = |range: &Range<usize>| KeySegment {
             start: range.start,
             len: range.len(),
@@ -78,46 +78,46 @@ impl Reach {
 
 /// How a request's passes reach.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Rule {
-    pub(super) caching: Caching,
-    pub(super) window: Option<usize>,
-    pub(super) growth: Growth,
+pub(super) struct ReachRule {
+    pub(super) kv_cache: KvCacheReuse,
+    pub(super) suffix_window: Option<usize>,
+    pub(super) canvas_growth: CanvasGrowth,
     /// Behind the last pinned position, which a window doesn't hide.
     pub(super) pinned_end: usize,
 }
 
 /// Where a pass stands.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct At<'a> {
+pub(super) struct PassContext<'a> {
     /// The open block.
     pub(super) block: &'a Range<usize>,
     /// The canvas's length.
     pub(super) end: usize,
     /// Keys and values of all positions before this one are kept, if any are.
-    pub(super) held: Option<usize>,
+    pub(super) cached_until: Option<usize>,
     /// Passes since they were last computed anew.
-    pub(super) since: usize,
+    pub(super) passes_since_refresh: usize,
     /// Whether the block was opened by this pass.
     pub(super) opens: bool,
 }
 
-impl Rule {
+impl ReachRule {
     /// As a request asks for. Of a model whose logits are shifted, the row before what is read is computed too.
     pub(super) fn new(request: &Generate, is_shifted: bool) -> Self {
         let Decoding {
-            mut caching,
-            window,
-            growth,
+            kv_cache: mut caching,
+            suffix_window: window,
+            canvas_growth: growth,
             ..
         } = request.decoding;
         if is_shifted {
-            caching.behind = caching.behind.map(|behind| behind.max(1));
-            caching.around = caching.around.max(1);
+            caching.recompute_before = caching.recompute_before.map(|behind| behind.max(1));
+            caching.recompute_around = caching.recompute_around.max(1);
         }
         Self {
-            caching,
-            window: window.map(|masks| masks as usize),
-            growth,
+            kv_cache: caching,
+            suffix_window: window.map(|masks| masks as usize),
+            canvas_growth: growth,
             pinned_end: match request.may_end_from() {
                 0 => 0,
                 end => request.prompt.len() + end,
@@ -126,66 +126,66 @@ impl Rule {
     }
 
     /// Whether keys and values are kept.
-    pub(super) fn keeps(&self) -> bool {
-        self.caching.kind != Cache::None
+    pub(super) fn uses_kv_cache(&self) -> bool {
+        self.kv_cache.mode != KvCacheMode::None
     }
 
     /// Whether a pass computes more than its block's usual part: the block opens, or it is time again.
-    pub(super) fn renews(&self, at: &At<'_>) -> bool {
-        let is_due = |passes: u32| at.since >= passes as usize;
-        at.held.is_none() || at.opens || self.caching.refresh.is_some_and(is_due)
+    pub(super) fn renews(&self, at: &PassContext<'_>) -> bool {
+        let is_due = |passes: u32| at.passes_since_refresh >= passes as usize;
+        at.cached_until.is_none() || at.opens || self.kv_cache.refresh_passes.is_some_and(is_due)
     }
 
     /// The end of what is kept after such a pass, from the first position on.
-    pub(super) fn holds(&self, at: &At<'_>) -> Option<usize> {
+    pub(super) fn holds(&self, at: &PassContext<'_>) -> Option<usize> {
         match self.renews(at) {
             true => self.visible(at).first().map(|range| range.end),
-            false => at.held,
+            false => at.cached_until,
         }
     }
 
     /// What a pass reaches.
-    pub(super) fn reach(&self, at: &At<'_>) -> Reach {
+    pub(super) fn reach(&self, at: &PassContext<'_>) -> PassReach {
         let visible = self.visible(at);
-        if !self.keeps() {
-            return Reach {
+        if !self.uses_kv_cache() {
+            return PassReach {
                 computed: visible,
-                ..Reach::default()
+                ..PassReach::default()
             };
         }
-        if self.caching.keep < 1.0 && !self.renews(at) {
+        if self.kv_cache.keep_share < 1.0 && !self.renews(at) {
             return self.sparse(at, visible);
         }
-        let around = self.caching.around as usize;
+        let around = self.kv_cache.recompute_around as usize;
         let block = at.block;
-        let part = match self.caching.kind {
+        let part = match self.kv_cache.mode {
             _ if self.renews(at) => {
                 let behind = self
-                    .caching
-                    .behind
+                    .kv_cache
+                    .recompute_before
                     .map_or(block.start, |behind| behind as usize);
                 let start = block.start.saturating_sub(behind);
                 // Blocks without a mask were passed over.
-                start.min(at.held.unwrap_or(0))..at.end
+                start.min(at.cached_until.unwrap_or(0))..at.end
             }
-            Cache::None | Cache::Prefix => block.start..at.end,
-            Cache::Dual => block.clone(),
-            Cache::Vicinity => block.start.saturating_sub(around)..block.end + around,
+            KvCacheMode::None | KvCacheMode::Prefix => block.start..at.end,
+            KvCacheMode::Dual => block.clone(),
+            KvCacheMode::Vicinity => block.start.saturating_sub(around)..block.end + around,
         };
         let inside = |range: &Range<usize>| {
             let range = range.start.max(part.start)..range.end.min(part.end);
             (!range.is_empty()).then_some(range)
         };
-        Reach {
+        PassReach {
             computed: visible.iter().filter_map(inside).collect(),
-            kept: Some(visible),
-            ..Reach::default()
+            cached: Some(visible),
+            ..PassReach::default()
         }
     }
 
     /// A pass over the block alone: the first one sees all keys and chooses which stay, later ones see those, which stand
     /// before the block's own.
-    fn sparse(&self, at: &At<'_>, visible: Vec<Range<usize>>) -> Reach {
+    fn sparse(&self, at: &PassContext<'_>, visible: Vec<Range<usize>>) -> PassReach {
         let block = at.block;
         let outside = |range: &Range<usize>| {
             let before = range.start..range.end.min(block.start);
@@ -196,21 +196,21 @@ impl Rule {
             .filter(|range| !range.is_empty())
             .collect();
         let all: usize = outside.iter().map(Range::len).sum();
-        let count = (all as f64 * self.caching.keep).ceil() as usize;
+        let count = (all as f64 * self.kv_cache.keep_share).ceil() as usize;
         let computed = vec![block.clone()];
-        match at.since {
-            1 => Reach {
+        match at.passes_since_refresh {
+            1 => PassReach {
                 computed,
-                kept: Some(visible),
-                places: None,
+                cached: Some(visible),
+                cache_positions: None,
                 selects: Some((outside, count)),
             },
             _ => {
                 let stay = 0..count + block.len();
-                Reach {
+                PassReach {
                     computed,
-                    kept: Some(vec![stay]),
-                    places: Some(count..count + block.len()),
+                    cached: Some(vec![stay]),
+                    cache_positions: Some(count..count + block.len()),
                     selects: None,
                 }
             }
@@ -219,9 +219,9 @@ impl Rule {
 
     /// What stands before the end of the block, the window behind it or, where that is more, all up to the last pin, and the
     /// last position.
-    fn visible(&self, at: &At<'_>) -> Vec<Range<usize>> {
-        let end = match (self.growth, self.window) {
-            (Growth::Append, _) => {
+    fn visible(&self, at: &PassContext<'_>) -> Vec<Range<usize>> {
+        let end = match (self.canvas_growth, self.suffix_window) {
+            (CanvasGrowth::Append, _) => {
                 let all = 0..at.block.end.max(self.pinned_end);
                 return vec![all];
             }
@@ -239,10 +239,10 @@ impl Rule {
 /// Most positions that a pass of a request computes: not fewer than the head is planned for, though there may be nothing to fill.
 #[must_use]
 pub fn most_rows(request: &Generate) -> usize {
-    let rule = Rule::new(request, true);
+    let rule = ReachRule::new(request, true);
     let (prompt, length) = (request.prompt.len(), request.canvas.len());
     // Where masks are put in, blocks end elsewhere.
-    if request.decoding.growth == Growth::Insert {
+    if request.decoding.canvas_growth == CanvasGrowth::Insert {
         return prompt + length;
     }
     let mut held = None;
@@ -250,20 +250,20 @@ pub fn most_rows(request: &Generate) -> usize {
         .canvas
         .chunks(request.block_length.max(1))
         .enumerate();
-    let open = blocks.filter(|(_, slots)| slots.contains(&Slot::Masked));
+    let open = blocks.filter(|(_, slots)| slots.contains(&CanvasSlot::Masked));
     let rows = open.map(|(index, slots)| {
         let start = prompt + index * request.block_length;
-        let opening = At {
+        let opening = PassContext {
             block: &(start..start + slots.len()),
             end: prompt + length,
-            held,
-            since: 0,
+            cached_until: held,
+            passes_since_refresh: 0,
             opens: true,
         };
         held = rule.holds(&opening);
-        let later = At {
-            held,
-            since: 1,
+        let later = PassContext {
+            cached_until: held,
+            passes_since_refresh: 1,
             opens: false,
             ..opening
         };
@@ -281,11 +281,11 @@ pub fn most_rows(request: &Generate) -> usize {
 mod tests {
     use super::*;
 
-    fn rule(caching: &str, window: Option<usize>) -> Rule {
-        Rule {
-            caching: caching.parse().unwrap(),
-            window,
-            growth: Growth::Fixed,
+    fn rule(caching: &str, window: Option<usize>) -> ReachRule {
+        ReachRule {
+            kv_cache: caching.parse().unwrap(),
+            suffix_window: window,
+            canvas_growth: CanvasGrowth::Fixed,
             pinned_end: 0,
         }
     }
@@ -293,17 +293,17 @@ mod tests {
     const BLOCK: Range<usize> = 40..48;
 
     /// A pass in the second block, the so-manieth since all was computed anew.
-    fn at(since: usize) -> At<'static> {
-        At {
+    fn at(since: usize) -> PassContext<'static> {
+        PassContext {
             block: &BLOCK,
             end: 100,
-            held: Some(52),
-            since,
+            cached_until: Some(52),
+            passes_since_refresh: since,
             opens: since == 0,
         }
     }
 
-    fn computed(rule: Rule, since: usize) -> Vec<Range<usize>> {
+    fn computed(rule: ReachRule, since: usize) -> Vec<Range<usize>> {
         rule.reach(&at(since)).computed
     }
 
@@ -311,7 +311,7 @@ mod tests {
     fn without_a_cache_all_that_is_seen_is_computed() {
         let reach = rule("none", None).reach(&at(1));
         assert_eq!(
-            (reach.computed.as_slice(), reach.kept),
+            (reach.computed.as_slice(), reach.cached),
             (&[0..100][..], None)
         );
         let reach = rule("none", Some(10)).reach(&at(1));
@@ -323,8 +323,8 @@ mod tests {
         // Where nothing lies between the window and the last position, they are one.
         assert_eq!(computed(rule("none", Some(51)), 1), [0..100]);
         assert_eq!(computed(rule("none", Some(500)), 1), [0..100]);
-        let appended = Rule {
-            growth: Growth::Append,
+        let appended = ReachRule {
+            canvas_growth: CanvasGrowth::Append,
             ..rule("none", Some(10))
         };
         assert_eq!(computed(appended, 1), [0..48]);
@@ -335,7 +335,7 @@ mod tests {
         for caching in ["prefix", "dual", "vicinity"] {
             let opening = rule(caching, None).reach(&at(0));
             assert_eq!(opening.computed, [0..100], "{caching}");
-            assert_eq!(opening.kept, Some(vec![0..100]));
+            assert_eq!(opening.cached, Some(vec![0..100]));
         }
         assert_eq!(computed(rule("prefix", None), 1), [40..100]);
         assert_eq!(computed(rule("dual", None), 1), [40..48]);
@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(computed(rule("prefix", Some(4)), 1), [40..52, 99..100]);
         assert_eq!(computed(rule("vicinity:around=5", Some(2)), 1), [35..50]);
         let reach = rule("dual", Some(4)).reach(&at(3));
-        assert_eq!(reach.kept, Some(vec![0..52, 99..100]));
+        assert_eq!(reach.cached, Some(vec![0..52, 99..100]));
         let segments = reach.segments().unwrap();
         assert_eq!((segments[1].start, segments[1].len), (99, 1));
     }
@@ -355,12 +355,12 @@ mod tests {
         assert_eq!(rule.reach(&at(0)).selects, None);
         let choosing = rule.reach(&at(1));
         assert_eq!(choosing.computed, [40..48]);
-        assert_eq!(choosing.kept, Some(vec![0..52, 99..100]));
+        assert_eq!(choosing.cached, Some(vec![0..52, 99..100]));
         assert_eq!(choosing.selects, Some((vec![0..40, 48..52, 99..100], 23)));
         let later = rule.reach(&at(2));
         assert_eq!(later.computed, [40..48]);
         assert_eq!(
-            (later.kept, later.places),
+            (later.cached, later.cache_positions),
             (Some(vec![0..31]), Some(23..31))
         );
     }
@@ -372,15 +372,15 @@ mod tests {
         assert_eq!(computed(rule, 2), [40..48]);
         assert_eq!(computed(rule, 3), [30..52, 99..100]);
         // Before anything was kept, all is.
-        let first = At {
-            held: None,
+        let first = PassContext {
+            cached_until: None,
             ..at(0)
         };
         assert_eq!(rule.reach(&first).computed, [0..52, 99..100]);
         assert_eq!(rule.holds(&first), Some(52));
         // What lies between blocks that were passed over is not forgotten.
-        let far = At {
-            held: Some(20),
+        let far = PassContext {
+            cached_until: Some(20),
             ..at(0)
         };
         assert_eq!(rule.reach(&far).computed, [20..52, 99..100]);
@@ -388,17 +388,17 @@ mod tests {
 
     #[test]
     fn what_is_pinned_is_seen() {
-        let pinned = Rule {
+        let pinned = ReachRule {
             pinned_end: 80,
             ..rule("none", Some(4))
         };
         assert_eq!(computed(pinned, 1), [0..80, 99..100]);
-        let appended = Rule {
-            growth: Growth::Append,
+        let appended = ReachRule {
+            canvas_growth: CanvasGrowth::Append,
             ..pinned
         };
         assert_eq!(computed(appended, 1), [0..80]);
-        let behind = Rule {
+        let behind = ReachRule {
             pinned_end: 10,
             ..pinned
         };

@@ -5,12 +5,12 @@
 //! text whatever else differs; ties go to the lower id.
 
 use sluice_formats::noise::Noise;
-use sluice_ops::{Candidate, Evidence};
+use sluice_ops::{Candidate, CandidateEvidence};
 use sluice_shared::sampling::Sampling;
 
 /// What the choice of one token depends on besides its logits.
 #[derive(Debug, Clone, Copy)]
-pub struct Draw<'a> {
+pub struct DrawInput<'a> {
     /// Scale of the noise; 0: the most probable token.
     pub temperature: f64,
     /// What may be drawn.
@@ -31,7 +31,7 @@ const LIKELY_KEPT: usize = 64;
 /// Chooses from `logits`, of which it makes scores; `order` is as long and is written to. `None` where no logit is a
 /// number.
 #[must_use]
-pub fn choose(logits: &mut [f32], order: &mut [u32], draw: &Draw<'_>) -> Option<Candidate> {
+pub fn choose(logits: &mut [f32], order: &mut [u32], draw: &DrawInput<'_>) -> Option<Candidate> {
     for &id in draw.banned {
         if let Some(logit) = logits.get_mut(id as usize) {
             *logit = f32::NEG_INFINITY;
@@ -58,7 +58,7 @@ pub fn choose(logits: &mut [f32], order: &mut [u32], draw: &Draw<'_>) -> Option<
         confidence,
         rank: confidence,
         target_log_probability: None,
-        evidence: Evidence::default(),
+        evidence: CandidateEvidence::default(),
     })
 }
 
@@ -93,7 +93,7 @@ fn best(logits: &[f32]) -> Option<u32> {
 }
 
 /// A draw from what the settings leave.
-fn drawn(logits: &[f32], order: &mut [u32], draw: &Draw<'_>) -> Option<u32> {
+fn drawn(logits: &[f32], order: &mut [u32], draw: &DrawInput<'_>) -> Option<u32> {
     for (place, id) in order.iter_mut().enumerate() {
         *id = place as u32;
     }
@@ -166,8 +166,8 @@ mod tests {
 
     const LOGITS: [f32; 6] = [1.0, 3.0, -2.0, 2.5, 0.0, 3.0];
 
-    fn draw<'a>(sampling: &'a Sampling, temperature: f64, position: usize) -> Draw<'a> {
-        Draw {
+    fn draw<'a>(sampling: &'a Sampling, temperature: f64, position: usize) -> DrawInput<'a> {
+        DrawInput {
             temperature,
             sampling,
             noise: Noise::new(9),
@@ -177,7 +177,7 @@ mod tests {
         }
     }
 
-    fn chosen(draw: &Draw<'_>) -> Candidate {
+    fn chosen(draw: &DrawInput<'_>) -> Candidate {
         choose(&mut LOGITS.clone(), &mut [0; 6], draw).unwrap()
     }
 
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn what_is_banned_is_neither_chosen_nor_counted() {
         let sampling = Sampling::default();
-        let candidate = chosen(&Draw {
+        let candidate = chosen(&DrawInput {
             banned: &[1, 5, 99],
             ..draw(&sampling, 0.0, 0)
         });
@@ -282,7 +282,7 @@ mod tests {
         };
         let plain = chosen(&draw(&sampling, 0.0, 0));
         let penalized = |seen: &[u32]| {
-            chosen(&Draw {
+            chosen(&DrawInput {
                 seen,
                 ..draw(&sampling, 0.0, 0)
             })
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(all.token, 1);
         assert!((all.confidence - plain.confidence).abs() < 1e-6);
         let mut negative = [-1.0, -1.5];
-        let draw = Draw {
+        let draw = DrawInput {
             seen: &[0],
             ..draw(&sampling, 0.0, 0)
         };

@@ -8,11 +8,11 @@
 use std::{sync::Arc, time::Instant};
 
 use sluice_formats::noise::Noise;
-use sluice_ops::{Candidate, HeadRow, Ranking};
+use sluice_ops::{Candidate, LmHeadRow, RankingScore};
 
-use super::{Filling, Pass, Reach, Vocabulary, diffusion::Diffusion};
+use super::{DiffusionRequest, Pass, PassReach, Vocabulary, diffusion::Diffusion};
 use crate::{
-    event::{Event, Outcome, PassCost, Scored},
+    event::{Event, Outcome, PassCost, ScoreResult},
     request::{Generate, Score},
 };
 
@@ -21,31 +21,31 @@ const COUNT_STREAM: u64 = 2;
 const SUBSET_STREAM: u64 = 3;
 
 /// An estimate on its way: the draws, then greedy decoding where that is asked for.
-pub struct Estimate {
+pub struct ScoreEstimate {
     request: Score,
     vocabulary: Arc<Vocabulary>,
     started: Instant,
     /// Of the draws so far.
     values: Vec<f64>,
-    draw: Draw,
+    draw: MaskedDraw,
     greedy: Option<Box<Diffusion>>,
     is_greedy: Option<bool>,
 }
 
 /// What a draw's pass reads.
-struct Draw {
+struct MaskedDraw {
     canvas: Vec<u32>,
     unconditional: Option<Vec<u32>>,
-    rows: Vec<HeadRow>,
-    reach: Reach,
+    rows: Vec<LmHeadRow>,
+    reach: PassReach,
 }
 
-impl Estimate {
+impl ScoreEstimate {
     /// Of this request, for a model with this vocabulary.
     #[must_use]
     pub fn new(request: Score, vocabulary: Arc<Vocabulary>) -> Self {
         Self {
-            draw: Draw::new(&request, 0, vocabulary.mask_id()),
+            draw: MaskedDraw::new(&request, 0, vocabulary.mask_id()),
             started: Instant::now(),
             values: Vec::with_capacity(request.draws),
             greedy: None,
@@ -70,7 +70,7 @@ impl Estimate {
     }
 }
 
-impl Filling for Estimate {
+impl DiffusionRequest for ScoreEstimate {
     fn start(&mut self, emit: &mut dyn FnMut(Event)) {
         emit(Event::Started {
             blocks: 1,
@@ -86,7 +86,7 @@ impl Filling for Estimate {
         if self.is_done() {
             return Vec::new();
         }
-        let Draw {
+        let MaskedDraw {
             canvas,
             unconditional,
             rows,
@@ -103,7 +103,7 @@ impl Filling for Estimate {
             temperature: 0.0,
             noise: Noise::new(self.request.seed),
             suppressed: &[],
-            ranking: Ranking::Confidence,
+            ranking: RankingScore::Confidence,
             top: false,
         }]
     }
@@ -143,7 +143,7 @@ impl Filling for Estimate {
         let (done, total) = (self.values.len(), self.request.draws);
         emit(Event::ScoreProgress { done, total });
         if done < total {
-            self.draw = Draw::new(&self.request, done, self.vocabulary.mask_id());
+            self.draw = MaskedDraw::new(&self.request, done, self.vocabulary.mask_id());
         } else if self.request.check_greedy {
             self.begin_greedy();
         }
@@ -156,7 +156,7 @@ impl Filling for Estimate {
         let count = self.values.len() as f64;
         let mean = self.values.iter().sum::<f64>() / count;
         let squares: f64 = self.values.iter().map(|value| (value - mean).powi(2)).sum();
-        Outcome::Scored(Scored {
+        Outcome::Scored(ScoreResult {
             log_likelihood: mean,
             standard_error: (self.request.draws > 1)
                 .then(|| (squares / (count - 1.0) / count).sqrt()),
@@ -166,13 +166,13 @@ impl Filling for Estimate {
     }
 }
 
-impl Draw {
+impl MaskedDraw {
     fn new(request: &Score, index: usize, mask: u32) -> Self {
         let prompt = request.prompt.len();
         let mut canvas = [request.prompt.as_slice(), &request.answer].concat();
-        let rows: Vec<HeadRow> = masked_positions(request, index)
+        let rows: Vec<LmHeadRow> = masked_positions(request, index)
             .into_iter()
-            .map(|position| HeadRow {
+            .map(|position| LmHeadRow {
                 position: prompt + position,
                 may_end: true,
                 target: Some(request.answer[position]),
@@ -189,7 +189,7 @@ impl Draw {
             canvas
         });
         Self {
-            reach: Reach::whole(canvas.len()),
+            reach: PassReach::whole(canvas.len()),
             canvas,
             unconditional,
             rows,

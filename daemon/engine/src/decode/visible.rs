@@ -3,15 +3,15 @@
 
 /// An answer's text while it grows.
 #[derive(Debug, Clone, Default)]
-pub struct Visible {
+pub struct VisibleText {
     text: Vec<u8>,
     stops: Vec<Vec<u8>>,
     /// Bytes that are certain.
-    shown: usize,
+    visible_len: usize,
     stopped: bool,
 }
 
-impl Visible {
+impl VisibleText {
     /// The empty text, which any of `stops` ends where it begins. Empty ones end nothing.
     #[must_use]
     pub fn new(stops: &[Vec<u8>]) -> Self {
@@ -32,18 +32,18 @@ impl Visible {
         }
         self.text.extend_from_slice(piece);
         // What was shown before is no part of a stop.
-        let from = self.shown;
+        let from = self.visible_len;
         let tail = &self.text[from..];
         let found = self.stops.iter().filter_map(|stop| find(tail, stop)).min();
         if let Some(at) = found {
             self.stopped = true;
             self.text.truncate(from + at);
-            self.shown = self.text.len();
+            self.visible_len = self.text.len();
             return;
         }
         let begun = self.stops.iter().map(|stop| begun(tail, stop)).max();
         let held_back = begun.unwrap_or(0).max(unfinished(tail));
-        self.shown = self.text.len() - held_back;
+        self.visible_len = self.text.len() - held_back;
     }
 
     /// Whether a stop was met.
@@ -55,7 +55,7 @@ impl Visible {
     /// What is certain so far; it only grows.
     #[must_use]
     pub fn shown(&self) -> &[u8] {
-        &self.text[..self.shown]
+        &self.text[..self.visible_len]
     }
 
     /// Everything but a character whose rest didn't come before the text was cut.
@@ -109,9 +109,9 @@ mod tests {
 
     use super::*;
 
-    fn visible(stops: &[&str]) -> Visible {
+    fn visible(stops: &[&str]) -> VisibleText {
         let stops: Vec<_> = stops.iter().map(|stop| stop.as_bytes().to_vec()).collect();
-        Visible::new(&stops)
+        VisibleText::new(&stops)
     }
 
     #[test]

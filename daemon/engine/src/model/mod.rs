@@ -1,9 +1,9 @@
 //! Models: families, which say what is computed, and the layers of all of them.
 
-pub mod rehearse;
+pub mod dry_run;
 pub mod transformer;
 
-use sluice_checkpoint::family::Mask;
+use sluice_checkpoint::family::MaskToken;
 
 use crate::error::RequestError;
 
@@ -21,23 +21,23 @@ pub struct ModelInfo {
     /// Layers.
     pub layers: usize,
     /// Numbers in a row between layers.
-    pub width: usize,
+    pub hidden_size: usize,
     /// Query heads.
-    pub heads: usize,
+    pub attention_heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
     /// Numbers in a head.
     pub head_dim: usize,
     /// Numbers in a row inside the MLP.
-    pub mlp_width: usize,
+    pub intermediate_size: usize,
     /// Ids are below this.
-    pub vocabulary: usize,
+    pub vocab_size: usize,
     /// Rows of embedding and head; at least `vocabulary`.
-    pub embedding_rows: usize,
+    pub padded_vocab_size: usize,
     /// Most positions of prompt and answer together.
     pub context_length: usize,
     /// The mask; none in a causal model.
-    pub mask: Option<Mask>,
+    pub mask: Option<MaskToken>,
     /// Ids that end a text; the first fills what is left after it. May be empty.
     pub eos_token_ids: Vec<u32>,
 }

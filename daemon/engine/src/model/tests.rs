@@ -6,25 +6,25 @@ use std::{
 };
 
 use sluice_checkpoint::{Checkpoint, Source, family::ModelConfig};
-use sluice_cuda::Number;
+use sluice_cuda::DType;
 use sluice_formats::{Format, noise::Noise};
-use sluice_machine::{CardProfile, Kind, Profile};
+use sluice_machine::{GpuProfile, MemoryKind, Profile};
 use sluice_ops::{
-    Activation, CacheShape, Choice, HeadGroup, HeadRow, KvCache, Ops, Ranking, device::Device,
-    ledger::Ledger,
+    Activation, KvCache, KvCacheShape, LmHeadGroup, LmHeadRow, Ops, RankingScore, SamplingParams,
+    device::Device, ledger::Ledger,
 };
-use sluice_plan::{Machine, Plan, Question, Working, Workload, cache_format};
+use sluice_plan::{Machine, Plan, PlanInput, WorkingMemory, Workload, resolve_kv_cache_format};
 use sluice_shared::{
-    level::{Kv, Level},
-    settings::Choices,
+    level::{KvCacheFormat, Level},
+    settings::ResolvedPlanSettings,
 };
-use sluice_weights::{Part, SourceTensor, units};
+use sluice_weights::{SourceTensor, TensorPart, weight_groups};
 
 use super::{
-    rehearse::Rehearsal,
-    transformer::{Interrupt, Sees, Sequence, Transformer},
+    dry_run::DryRun,
+    transformer::{Interrupt, Sequence, Transformer, VisibleKeys},
 };
-use crate::residency::{LoadOutcome, Reader, Residency};
+use crate::residency::{LoadOutcome, Residency, WeightReader};
 
 const MLP_ROWS: usize = 16;
 
@@ -49,14 +49,14 @@ impl World {
         let config = checkpoint.model().unwrap();
         let sources = checkpoint.sources(config.shape.tensors()).unwrap();
         let ops = match is_rehearsal {
-            true => Ops::new(Device::rehearsal(profile), Ledger::rehearsal()),
+            true => Ops::new(Device::dry_run(profile), Ledger::dry_run()),
             false => Ops::new(Device::cpu(2).unwrap(), Ledger::default()),
         };
         let ops = ops.unwrap();
         let mut model = Transformer::new(config.clone(), &ops).unwrap();
         model.set_mlp_rows(MLP_ROWS);
         let weights = match is_rehearsal {
-            true => Residency::rehearsal(&units(&sources)),
+            true => Residency::dry_run(&weight_groups(&sources)),
             false => resident(checkpoint, &config, &sources, &ops),
         };
         Self {
@@ -69,10 +69,10 @@ impl World {
         }
     }
 
-    fn cache(&self, capacity: usize) -> KvCache {
-        let format = cache_format(Kv::Auto, &self.profile).unwrap();
-        let shape = CacheShape::of(&self.config.shape, format);
-        self.ops.cache(shape, capacity).unwrap()
+    fn kv_cache(&self, capacity: usize) -> KvCache {
+        let format = resolve_kv_cache_format(KvCacheFormat::Auto, &self.profile).unwrap();
+        let shape = KvCacheShape::of(&self.config.shape, format);
+        self.ops.kv_cache(shape, capacity).unwrap()
     }
 
     fn forward(&self, sequences: &mut [Sequence<'_>]) -> Activation {
@@ -82,17 +82,23 @@ impl World {
     }
 
     /// What passes of this workload are said to take.
-    fn rehearsed(&self, workload: &Workload) -> Working {
-        let rehearsal = Rehearsal::new(self.config.clone(), &self.sources, self.profile);
-        rehearsal.working(workload, MLP_ROWS, Kv::Auto).unwrap()
+    fn dry_run(&self, workload: &Workload) -> WorkingMemory {
+        let rehearsal = DryRun::new(self.config.clone(), &self.sources, self.profile);
+        rehearsal
+            .working(workload, MLP_ROWS, KvCacheFormat::Auto)
+            .unwrap()
     }
 
     /// What was taken so far of activations, of which so much was reserved, of keys and values, and for the head.
     fn taken(&self, reserved: u64) -> [u64; 3] {
-        let peak = |kind: Kind| self.ops.ledger().report().kinds[kind as usize].peak_bytes;
-        let beside = peak(Kind::Activations) - reserved;
+        let peak = |kind: MemoryKind| self.ops.ledger().report().kinds[kind as usize].peak_bytes;
+        let beside = peak(MemoryKind::Activations) - reserved;
         let activations = self.ops.activation_bytes() + beside;
-        [activations, peak(Kind::Cache), peak(Kind::Head)]
+        [
+            activations,
+            peak(MemoryKind::KvCache),
+            peak(MemoryKind::Logits),
+        ]
     }
 
     /// A pass over canvases of these lengths, of each of which so many rows are read.
@@ -100,24 +106,24 @@ impl World {
         let (ops, weights) = (&self.ops, &self.weights);
         let tokens = [1; 100];
         let places: Vec<usize> = (0..100).collect();
-        let row = |&position: &usize| HeadRow {
+        let row = |&position: &usize| LmHeadRow {
             position,
             may_end: true,
             target: None,
             watched: Vec::new(),
             is_check: false,
         };
-        let head_rows: Vec<HeadRow> = places.iter().map(row).collect();
-        let choice = Choice {
+        let head_rows: Vec<LmHeadRow> = places.iter().map(row).collect();
+        let choice = SamplingParams {
             temperature: 0.0,
             noise: Noise::new(0),
             pass: 0,
             guidance: None,
-            vocabulary: self.config.vocabulary,
+            vocab_size: self.config.vocab_size,
             mask_token_id: 0,
             end_tokens: &[],
             suppressed: &[],
-            ranking: Ranking::Confidence,
+            ranking: RankingScore::Confidence,
             top: false,
         };
         let mut sequences: Vec<_> = (canvases.iter())
@@ -125,13 +131,13 @@ impl World {
                 tokens: &tokens[..length],
                 positions: &places[..length],
                 wanted: &places[..read],
-                sees: Sees::Each { checks: 0 },
+                sees: VisibleKeys::Each { checks: 0 },
             })
             .collect();
         let groups: Vec<_> = (canvases.iter())
-            .map(|&(_, read)| HeadGroup {
+            .map(|&(_, read)| LmHeadGroup {
                 rows: &head_rows[..read],
-                choice: choice.clone(),
+                sampling: choice.clone(),
                 distributions: None,
             })
             .collect();
@@ -139,20 +145,21 @@ impl World {
         let hidden = finished(self.model.forward(ops, weights, &mut sequences, &never));
         let x = self.model.final_norm(ops, weights, &hidden).unwrap();
         drop(hidden);
-        let part_rows = weights.head_part_rows();
-        let mut reduction = ops.start_head(groups, part_rows).unwrap();
-        for (unit, first) in weights.head_parts() {
+        let part_rows = weights.lm_head_part_rows();
+        let mut reduction = ops.start_lm_head(groups, part_rows).unwrap();
+        for (unit, first) in weights.lm_head_parts() {
             let head = weights.acquire(unit).unwrap();
-            let part = head.weight(Part::Head);
-            ops.reduce_head(&mut reduction, &x, &part, first).unwrap();
+            let part = head.weight(TensorPart::LmHead);
+            ops.reduce_lm_head(&mut reduction, &x, &part, first)
+                .unwrap();
         }
     }
 
     /// Passes over prompts of these lengths, in caches with room for one more, and then one for a token of each.
     fn continue_prompts(&self, prompts: &[usize]) {
         let (ops, weights) = (&self.ops, &self.weights);
-        let mut caches: Vec<_> = prompts.iter().map(|len| self.cache(len + 1)).collect();
-        let rows = self.config.shape.embedding_rows;
+        let mut caches: Vec<_> = prompts.iter().map(|len| self.kv_cache(len + 1)).collect();
+        let rows = self.config.shape.padded_vocab_size;
         let mut logits = ops.logits_rows(prompts.len(), rows).unwrap();
         let tokens = [1; MLP_ROWS];
         let places: Vec<usize> = (0..4096).collect();
@@ -176,7 +183,7 @@ impl World {
                     tokens: &tokens[..share],
                     positions: &places[cache.len()..][..share],
                     wanted: if share > 0 { &[0] } else { &[] },
-                    sees: Sees::Before { cache },
+                    sees: VisibleKeys::Before { cache },
                 })
                 .collect();
             let hidden = self.forward(&mut next);
@@ -184,9 +191,9 @@ impl World {
                 continue;
             }
             let x = self.model.final_norm(ops, weights, &hidden).unwrap();
-            for (unit, first) in weights.head_parts() {
+            for (unit, first) in weights.lm_head_parts() {
                 let head = weights.acquire(unit).unwrap();
-                let part = head.weight(Part::Head);
+                let part = head.weight(TensorPart::LmHead);
                 ops.take_logits(&mut logits, &x, &part, first).unwrap();
             }
             return;
@@ -201,16 +208,16 @@ fn resident(
     sources: &[SourceTensor],
     ops: &Ops,
 ) -> Residency {
-    let plan = Plan::new(&Question {
+    let plan = Plan::new(&PlanInput {
         shape: &config.shape,
         sources,
-        choices: Choices::from(Level::Off),
+        choices: ResolvedPlanSettings::from(Level::Off),
         budget_bytes: u64::MAX,
         workload: Workload::default(),
-        working: Working::default(),
+        working: WorkingMemory::default(),
         machine: &Machine::unmeasured(Profile::cpu(2), u64::MAX),
     });
-    let reader = Arc::new(Reader::new(Arc::new(checkpoint), sources));
+    let reader = Arc::new(WeightReader::new(Arc::new(checkpoint), sources));
     let never = AtomicBool::new(false);
     let (device, ledger) = (ops.device(), ops.ledger());
     let loaded = Residency::load(&plan.unwrap(), reader, device, ledger, &never, &mut |_| {});
@@ -229,16 +236,16 @@ fn finished(pass: Result<Activation, Interrupt>) -> Activation {
 
 /// The devices that a pass is rehearsed for: the CPU, and a card, which has tables in its memory besides.
 fn profiles() -> [Profile; 2] {
-    let card = CardProfile {
+    let card = GpuProfile {
         total_bytes: 1 << 40,
-        number: Number::Bf16,
+        dtype: DType::Bf16,
         context_bytes: 0,
         workspace_bytes: 0,
     };
     [
         Profile::cpu(2),
         Profile {
-            card: Some(card),
+            gpu: Some(card),
             ..Profile::cpu(2)
         },
     ]
@@ -264,11 +271,11 @@ fn rows_of_several_sequences_are_those_of_each_alone() {
         [(2, &[1]), (1, &[]), (2, &[1, 0])],
     ];
     let places: Vec<usize> = (0..60).collect();
-    let shape = CacheShape::of(&world.config.shape, Format::F32);
+    let shape = KvCacheShape::of(&world.config.shape, Format::F32);
     let caches = || {
         texts
             .iter()
-            .map(|text| world.ops.cache(shape, text.len()).unwrap())
+            .map(|text| world.ops.kv_cache(shape, text.len()).unwrap())
     };
     let mut packed: Vec<_> = caches().collect();
     let mut alone: Vec<_> = caches().collect();
@@ -280,7 +287,7 @@ fn rows_of_several_sequences_are_those_of_each_alone() {
                 tokens,
                 positions: &places[cache.len()..][..count],
                 wanted,
-                sees: Sees::Before { cache },
+                sees: VisibleKeys::Before { cache },
             };
             let rows = world.forward(&mut [next]);
             expected.extend(world.ops.read(&rows).unwrap());
@@ -291,14 +298,14 @@ fn rows_of_several_sequences_are_those_of_each_alone() {
                 tokens: &text[cache.len()..][..count],
                 positions: &places[cache.len()..][..count],
                 wanted,
-                sees: Sees::Before { cache },
+                sees: VisibleKeys::Before { cache },
             })
             .collect();
         // A pass that doesn't come to its end leaves no trace.
         let cancelled = AtomicBool::new(true);
         let (ops, weights) = (&world.ops, &world.weights);
         let length = |sequence: &Sequence<'_>| match &sequence.sees {
-            Sees::Before { cache } => cache.len(),
+            VisibleKeys::Before { cache } => cache.len(),
             _ => unreachable!("causal"),
         };
         let lengths = |next: &[Sequence<'_>]| -> Vec<_> { next.iter().map(length).collect() };
@@ -324,10 +331,10 @@ fn rows_of_several_sequences_are_those_of_each_alone() {
 fn canvases_of_one_length_take_what_was_rehearsed() {
     for (canvas, block, requests) in [(20, 8, 1), (20, 8, 3), (7, 32, 2), (33, 1, 5)] {
         let world = World::new("llada-tiny");
-        let working = world.rehearsed(&Workload::new(canvas, block, requests));
+        let working = world.dry_run(&Workload::new(canvas, block, requests));
         world.ops.reserve(working.activation_bytes).unwrap();
         world.denoise(&vec![(canvas, block.min(canvas)); requests]);
-        let said = [working.activation_bytes, 0, working.head_bytes];
+        let said = [working.activation_bytes, 0, working.logits_bytes];
         assert_eq!(
             world.taken(working.activation_bytes),
             said,
@@ -341,15 +348,15 @@ fn kept_distributions_are_rehearsed() {
     for (rows, requests) in [(8, 1), (3, 2)] {
         let world = World::new("llada-tiny");
         let workload = Workload::new(20, 8, 1).comparing(rows);
-        let working = world.rehearsed(&together((0..requests).map(|_| workload)));
+        let working = world.dry_run(&together((0..requests).map(|_| workload)));
         world.ops.reserve(working.activation_bytes).unwrap();
-        let head_rows = world.config.shape.embedding_rows;
+        let head_rows = world.config.shape.padded_vocab_size;
         let kept: Vec<_> = (0..requests)
             .map(|_| world.ops.distributions(rows, head_rows).unwrap())
             .collect();
         world.denoise(&vec![(20, 8); requests]);
         let [_, _, head] = world.taken(working.activation_bytes);
-        assert_eq!(head, working.head_bytes);
+        assert_eq!(head, working.logits_bytes);
         drop(kept);
     }
 }
@@ -364,20 +371,20 @@ fn canvases_of_several_lengths_take_no_more_than_was_rehearsed() {
         let world = World::new("llada-tiny");
         let requests = canvases.iter();
         let workload = together(requests.map(|&(len, read)| Workload::new(len, read, 1)));
-        let working = world.rehearsed(&workload);
+        let working = world.dry_run(&workload);
         world.ops.reserve(working.activation_bytes).unwrap();
         world.denoise(canvases);
         let [activations, _, head] = world.taken(working.activation_bytes);
         assert_eq!(activations, working.activation_bytes);
-        assert!(head <= working.head_bytes);
+        assert!(head <= working.logits_bytes);
         // And on any device, by its rehearsal.
         for profile in profiles() {
             let world = World::on("llada-tiny", profile, true);
             world.ops.reserve(0).unwrap();
-            let working = world.rehearsed(&workload);
+            let working = world.dry_run(&workload);
             world.denoise(canvases);
             let [activations, _, head] = world.taken(0);
-            assert!(activations <= working.activation_bytes && head <= working.head_bytes);
+            assert!(activations <= working.activation_bytes && head <= working.logits_bytes);
         }
     }
 }
@@ -394,27 +401,27 @@ fn prompts_take_no_more_than_was_rehearsed() {
         let requests = prompts.iter();
         let workload = together(requests.map(|len| Workload::new(len + 1, 32, 1)));
         let world = World::new("llama-tiny");
-        let working = world.rehearsed(&workload);
+        let working = world.dry_run(&workload);
         world.ops.reserve(working.activation_bytes).unwrap();
         world.continue_prompts(prompts);
         let [activations, cache, head] = world.taken(working.activation_bytes);
-        assert!(activations <= working.activation_bytes && cache <= working.cache_bytes);
-        assert_eq!(head, working.head_bytes);
+        assert!(activations <= working.activation_bytes && cache <= working.kv_cache_bytes);
+        assert_eq!(head, working.logits_bytes);
         if workload.is_uniform() && workload.rows() > MLP_ROWS {
             assert_eq!(
                 (activations, cache),
-                (working.activation_bytes, working.cache_bytes)
+                (working.activation_bytes, working.kv_cache_bytes)
             );
         }
         for profile in profiles() {
             let world = World::on("llama-tiny", profile, true);
             world.ops.reserve(0).unwrap();
-            let working = world.rehearsed(&workload);
+            let working = world.dry_run(&workload);
             world.continue_prompts(prompts);
             let said = [
                 working.activation_bytes,
-                working.cache_bytes,
-                working.head_bytes,
+                working.kv_cache_bytes,
+                working.logits_bytes,
             ];
             for (taken, said) in world.taken(0).into_iter().zip(said) {
                 assert!(taken <= said, "{taken} of {said} for {prompts:?}");

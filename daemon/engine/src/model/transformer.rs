@@ -14,14 +14,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use sluice_checkpoint::family::ModelConfig;
 use sluice_ops::{Activation, AttentionShape, KeyRows, Ops, OpsError, Phase, RopeTable};
 use sluice_plan::MLP_ROWS;
-use sluice_weights::{Part, Unit};
+use sluice_weights::{TensorPart, WeightGroup};
 
-use self::rows::{Kept, Rows, Seen};
-pub use self::rows::{Sees, Sequence};
+use self::rows::{BatchKeys, BatchRows, CachedRows};
+pub use self::rows::{Sequence, VisibleKeys};
 use super::ModelInfo;
 use crate::{
     error::EngineError,
-    residency::{Guard, Residency},
+    residency::{Residency, WeightGuard},
 };
 
 /// Why a pass has no result.
@@ -78,7 +78,7 @@ impl Transformer {
         let ModelConfig {
             family,
             shape,
-            vocabulary,
+            vocab_size: vocabulary,
             mask,
             eos_token_ids,
             ..
@@ -89,13 +89,13 @@ impl Transformer {
             weight_bytes: weights.weight_bytes(),
             formats: weights.formats(),
             layers: shape.layers,
-            width: shape.width,
-            heads: shape.heads,
+            hidden_size: shape.hidden_size,
+            attention_heads: shape.attention_heads,
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
-            mlp_width: shape.mlp_width,
-            vocabulary: *vocabulary,
-            embedding_rows: shape.embedding_rows,
+            intermediate_size: shape.intermediate_size,
+            vocab_size: *vocabulary,
+            padded_vocab_size: shape.padded_vocab_size,
             context_length: shape.context_length,
             mask: *mask,
             eos_token_ids: eos_token_ids.clone(),
@@ -118,7 +118,7 @@ impl Transformer {
         sequences: &mut [Sequence<'_>],
         cancel: &AtomicBool,
     ) -> Result<Activation, Interrupt> {
-        let (rows, mut seen) = rows::packed(sequences, ops)?;
+        let (rows, mut seen) = rows::batched(sequences, ops)?;
         let mut layers = || self.layers(ops, weights, &rows, &mut seen, cancel);
         // Streamed weights are waited for.
         let hidden = match weights.is_resident() {
@@ -126,7 +126,7 @@ impl Transformer {
             false => layers(),
         }?;
         for Sequence { tokens, sees, .. } in sequences {
-            if let Sees::Before { cache } = sees {
+            if let VisibleKeys::Before { cache } = sees {
                 cache.advance(tokens.len());
             }
         }
@@ -137,14 +137,14 @@ impl Transformer {
         &self,
         ops: &Ops,
         weights: &Residency,
-        rows: &Rows,
-        seen: &mut Seen<'_>,
+        rows: &BatchRows,
+        seen: &mut BatchKeys<'_>,
         cancel: &AtomicBool,
     ) -> Result<Activation, Interrupt> {
         weights.check_unchanged()?;
-        let width = self.config.shape.width;
+        let width = self.config.shape.hidden_size;
         let mut hidden = match weights.embedding()? {
-            Some(table) => ops.embed(&rows.tokens, &table.weight(Part::Embedding))?,
+            Some(table) => ops.embed(&rows.tokens, &table.weight(TensorPart::Embedding))?,
             None => ops.embed_rows(&rows.tokens, width, |id, row| {
                 weights.embedding_row(id, row)
             })?,
@@ -167,38 +167,39 @@ impl Transformer {
         weights: &Residency,
         layer: usize,
         mut hidden: Activation,
-        rows: &Rows,
-        seen: &mut Seen<'_>,
+        rows: &BatchRows,
+        seen: &mut BatchKeys<'_>,
     ) -> Result<Activation, EngineError> {
         let is_last = layer + 1 == self.config.shape.layers;
-        let group = acquire(ops, weights, Unit::Attention(layer))?;
-        let norm = group.weight(Part::AttentionNorm);
+        let group = acquire(ops, weights, WeightGroup::Attention(layer))?;
+        let norm = group.weight(TensorPart::AttentionNorm);
         let all = 0..hidden.len();
         let mut x = ops.rms_norm(&hidden, all, &norm, self.config.epsilon)?;
-        let project = |x: &Activation, part: Part, bias: Part| match self.config.shape.biases {
-            true => ops.linear_biased(x, &group.weight(part), &group.weight(bias)),
-            false => ops.linear(x, &group.weight(part)),
-        };
-        let mut k = project(&x, Part::Key, Part::KeyBias)?;
-        let v = project(&x, Part::Value, Part::ValueBias)?;
+        let project =
+            |x: &Activation, part: TensorPart, bias: TensorPart| match self.config.shape.biases {
+                true => ops.linear_biased(x, &group.weight(part), &group.weight(bias)),
+                false => ops.linear(x, &group.weight(part)),
+            };
+        let mut k = project(&x, TensorPart::Key, TensorPart::KeyBias)?;
+        let v = project(&x, TensorPart::Value, TensorPart::ValueBias)?;
         let mut query_positions = &rows.positions;
         if is_last {
             x = ops.take_rows(&x, &rows.wanted)?;
             hidden = ops.take_rows(&hidden, &rows.wanted)?;
             query_positions = &rows.wanted_positions;
         }
-        let mut q = project(&x, Part::Query, Part::QueryBias)?;
+        let mut q = project(&x, TensorPart::Query, TensorPart::QueryBias)?;
         drop(x);
         let turned = [(&mut q, query_positions), (&mut k, &rows.positions)];
         ops.rope(turned, &self.rope)?;
         let shape = AttentionShape {
-            heads: self.config.shape.heads,
+            heads: self.config.shape.attention_heads,
             kv_heads: self.config.shape.kv_heads,
             head_dim: self.config.shape.head_dim,
         };
-        for Kept { cache, runs, .. } in &mut seen.caches {
+        for CachedRows { cache, runs, .. } in &mut seen.caches {
             for (rows, start) in runs {
-                ops.put(cache, layer, [&k, &v], rows.clone(), *start)?;
+                ops.put_kv(cache, layer, [&k, &v], rows.clone(), *start)?;
             }
         }
         let pass = match seen.is_of_caches {
@@ -222,7 +223,7 @@ impl Transformer {
                 ops.choose_salient(kept.cache, layer, &q, queries, shape, places, *count)?;
             }
         }
-        let output = group.weight(Part::AttentionOutput);
+        let output = group.weight(TensorPart::AttentionOutput);
         ops.linear_add(&mut hidden, 0, &attended, &output)?;
         Ok(hidden)
     }
@@ -235,16 +236,16 @@ impl Transformer {
         layer: usize,
         hidden: &mut Activation,
     ) -> Result<(), EngineError> {
-        let gate_up = acquire(ops, weights, Unit::GateUp(layer))?;
-        let down = acquire(ops, weights, Unit::Down(layer))?;
-        let norm = gate_up.weight(Part::MlpNorm);
+        let gate_up = acquire(ops, weights, WeightGroup::GateUp(layer))?;
+        let down = acquire(ops, weights, WeightGroup::Down(layer))?;
+        let norm = gate_up.weight(TensorPart::MlpNorm);
         for start in (0..hidden.len()).step_by(self.mlp_rows) {
             let rows = start..hidden.len().min(start + self.mlp_rows);
             let x = ops.rms_norm(hidden, rows, &norm, self.config.epsilon)?;
-            let mut gate = ops.linear(&x, &gate_up.weight(Part::Gate))?;
-            let up = ops.linear(&x, &gate_up.weight(Part::Up))?;
-            ops.silu_multiply(&mut gate, &up)?;
-            ops.linear_add(hidden, start, &gate, &down.weight(Part::Down))?;
+            let mut gate = ops.linear(&x, &gate_up.weight(TensorPart::Gate))?;
+            let up = ops.linear(&x, &gate_up.weight(TensorPart::Up))?;
+            ops.silu_mul(&mut gate, &up)?;
+            ops.linear_add(hidden, start, &gate, &down.weight(TensorPart::Down))?;
         }
         Ok(())
     }
@@ -259,8 +260,8 @@ impl Transformer {
         weights: &Residency,
         hidden: &Activation,
     ) -> Result<Activation, EngineError> {
-        let group = acquire(ops, weights, Unit::FinalNorm)?;
-        let norm = group.weight(Part::FinalNorm);
+        let group = acquire(ops, weights, WeightGroup::FinalNorm)?;
+        let norm = group.weight(TensorPart::FinalNorm);
         Ok(ops.rms_norm(hidden, 0..hidden.len(), &norm, self.config.epsilon)?)
     }
 }
@@ -272,13 +273,13 @@ impl Transformer {
 pub(crate) fn acquire<'a>(
     ops: &Ops,
     weights: &'a Residency,
-    unit: Unit,
-) -> Result<Guard<'a>, EngineError> {
+    group: WeightGroup,
+) -> Result<WeightGuard<'a>, EngineError> {
     let _timed = match weights.is_resident() {
         true => None,
         false => ops.timed(Phase::Wait),
     };
-    weights.acquire(unit)
+    weights.acquire(group)
 }
 
 /// All logits of rows after the final norm, row after row: for tests and checks of small models, since nothing else needs
@@ -292,9 +293,9 @@ pub fn logits(
     hidden: &Activation,
 ) -> Result<Vec<f32>, EngineError> {
     let mut parts = Vec::new();
-    for (unit, _) in weights.head_parts() {
+    for (unit, _) in weights.lm_head_parts() {
         let head = weights.acquire(unit)?;
-        let part = ops.linear(hidden, &head.weight(Part::Head))?;
+        let part = ops.linear(hidden, &head.weight(TensorPart::LmHead))?;
         parts.push((part.width(), ops.read(&part)?));
     }
     let rows = (0..hidden.len()).flat_map(|row| {

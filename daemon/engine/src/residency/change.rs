@@ -9,27 +9,27 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use sluice_machine::{Kind, page::PAGE_BYTES};
+use sluice_machine::{MemoryKind, page::PAGE_BYTES};
 use sluice_ops::{Ops, OpsError, device::DeviceBuffer};
-use sluice_plan::{Plan, Slots};
-use sluice_weights::{Tier, UnitPlan, layout};
+use sluice_plan::{Plan, StagingBuffers};
+use sluice_weights::{Tier, WeightGroupPlan, layout};
 
-use super::{Held, LoadOutcome, Place, Residency, reader::Loaded};
+use super::{GroupEntry, GroupPlacement, LoadOutcome, Residency, reader::LoadedGroup};
 use crate::error::EngineError;
 
 /// A unit that is being made ready while passes run.
 #[derive(Debug)]
-pub(crate) struct Preparation {
-    result: mpsc::Receiver<Result<Option<Loaded>, EngineError>>,
+pub(crate) struct GroupPreparation {
+    result: mpsc::Receiver<Result<Option<LoadedGroup>, EngineError>>,
     /// Set to give it up.
     cancel: Arc<AtomicBool>,
     /// None once it was waited for.
     thread: Option<JoinHandle<()>>,
 }
 
-impl Preparation {
+impl GroupPreparation {
     /// What came of it, if it is over.
-    pub(crate) fn poll(&self) -> Option<Result<Loaded, EngineError>> {
+    pub(crate) fn poll(&self) -> Option<Result<LoadedGroup, EngineError>> {
         match self.result.try_recv() {
             Ok(Ok(Some(loaded))) => Some(Ok(loaded)),
             Ok(Ok(None)) => unreachable!("whoever cancels doesn't ask"),
@@ -40,7 +40,7 @@ impl Preparation {
     }
 
     /// The same, waiting for it.
-    pub(crate) fn wait(&self) -> Result<Loaded, EngineError> {
+    pub(crate) fn wait(&self) -> Result<LoadedGroup, EngineError> {
         match self.result.recv() {
             Ok(Ok(loaded)) => Ok(loaded.expect("whoever cancels doesn't ask")),
             Ok(Err(error)) => Err(error),
@@ -49,7 +49,7 @@ impl Preparation {
     }
 }
 
-impl Drop for Preparation {
+impl Drop for GroupPreparation {
     /// Its memory is back when this returns: whoever gave it up counts on that.
     fn drop(&mut self) {
         self.cancel.store(true, Ordering::Relaxed);
@@ -64,15 +64,15 @@ impl Residency {
     /// Begins to make a unit ready in memory of its own.
     pub(crate) fn prepare(
         &self,
-        unit: &UnitPlan,
+        group: &WeightGroupPlan,
         ops: &Arc<Ops>,
-    ) -> Result<Preparation, EngineError> {
-        let pages = layout::resident(unit.sizes()).bytes as usize / PAGE_BYTES;
-        let memory = DeviceBuffer::new(ops.device(), &self.ledger, Kind::Weights, pages)?;
+    ) -> Result<GroupPreparation, EngineError> {
+        let pages = layout::resident(group.sizes()).bytes as usize / PAGE_BYTES;
+        let memory = DeviceBuffer::new(ops.device(), &self.ledger, MemoryKind::Weights, pages)?;
         let (sender, result) = mpsc::channel();
         let cancel = Arc::new(AtomicBool::new(false));
         let reader = Arc::clone(self.reader());
-        let (unit, ops, flag) = (unit.clone(), Arc::clone(ops), Arc::clone(&cancel));
+        let (unit, ops, flag) = (group.clone(), Arc::clone(ops), Arc::clone(&cancel));
         let thread = thread::Builder::new()
             .name("sluice-prepare".to_owned())
             .spawn(move || {
@@ -81,7 +81,7 @@ impl Residency {
                 let _ = sender.send(loaded);
             })
             .map_err(|error| EngineError::Ops(OpsError::Threads(error.to_string())))?;
-        Ok(Preparation {
+        Ok(GroupPreparation {
             result,
             cancel,
             thread: Some(thread),
@@ -91,17 +91,17 @@ impl Residency {
     /// Puts what was made ready in the place of the units' present forms.
     pub(crate) fn swap(
         &mut self,
-        ready: Vec<(usize, Loaded)>,
-        units: &[UnitPlan],
+        ready: Vec<(usize, LoadedGroup)>,
+        groups: &[WeightGroupPlan],
     ) -> Result<(), EngineError> {
         let mut were_streamed = false;
         for (index, loaded) in ready {
-            were_streamed |= self.held[index].plan.is_streamed();
-            self.held[index] = Held {
-                plan: units[index].clone(),
-                place: Place::Resident(loaded),
+            were_streamed |= self.groups[index].plan.is_streamed();
+            self.groups[index] = GroupEntry {
+                plan: groups[index].clone(),
+                placement: GroupPlacement::Resident(loaded),
             };
-            self.epoch += 1;
+            self.weights_version += 1;
         }
         if were_streamed {
             self.start_stream()?;
@@ -113,11 +113,11 @@ impl Residency {
     pub(crate) fn replace(
         &mut self,
         index: usize,
-        unit: &UnitPlan,
+        group: &WeightGroupPlan,
         ops: &Ops,
     ) -> Result<(), EngineError> {
-        let before = self.held[index].plan.clone();
-        self.bring_anew(index, unit, ops).or_else(|error| {
+        let before = self.groups[index].plan.clone();
+        self.bring_anew(index, group, ops).or_else(|error| {
             if before.tier == Tier::Device {
                 self.bring_anew(index, &before, ops)?;
             }
@@ -129,18 +129,23 @@ impl Residency {
         Ok(())
     }
 
-    fn bring_anew(&mut self, index: usize, unit: &UnitPlan, ops: &Ops) -> Result<(), EngineError> {
+    fn bring_anew(
+        &mut self,
+        index: usize,
+        group: &WeightGroupPlan,
+        ops: &Ops,
+    ) -> Result<(), EngineError> {
         // The old memory first: there is no room for both.
-        self.held[index].place = Place::Rehearsed;
-        let brought = self.bring(unit, ops.device(), &AtomicBool::new(false))?;
+        self.groups[index].placement = GroupPlacement::DryRun;
+        let brought = self.bring(group, ops.device(), &AtomicBool::new(false))?;
         let LoadOutcome::Done(loaded) = brought else {
             unreachable!("nobody cancels a change")
         };
-        self.held[index] = Held {
-            plan: unit.clone(),
-            place: Place::Resident(loaded),
+        self.groups[index] = GroupEntry {
+            plan: group.clone(),
+            placement: GroupPlacement::Resident(loaded),
         };
-        self.epoch += 1;
+        self.weights_version += 1;
         Ok(())
     }
 
@@ -148,17 +153,17 @@ impl Residency {
     pub(crate) fn stream(
         &mut self,
         evicted: &[usize],
-        units: &[UnitPlan],
-        slots: Slots,
+        groups: &[WeightGroupPlan],
+        staging: StagingBuffers,
     ) -> Result<(), EngineError> {
         for &index in evicted {
-            self.held[index] = Held {
-                plan: units[index].clone(),
-                place: Place::Rows,
+            self.groups[index] = GroupEntry {
+                plan: groups[index].clone(),
+                placement: GroupPlacement::Rows,
             };
-            self.epoch += 1;
+            self.weights_version += 1;
         }
-        self.slots = slots;
+        self.staging = staging;
         self.start_stream()
     }
 
@@ -173,50 +178,50 @@ impl Residency {
         ops: &Ops,
         cancel: &AtomicBool,
     ) -> Result<bool, EngineError> {
-        let units = &target.units;
+        let units = &target.groups;
         drop(self.end_stream());
-        self.decoded = None;
+        self.decompressed = None;
         for &index in evicted {
-            if self.held[index].plan != units[index] {
-                self.held[index] = Held {
+            if self.groups[index].plan != units[index] {
+                self.groups[index] = GroupEntry {
                     plan: units[index].clone(),
-                    place: Place::Rows,
+                    placement: GroupPlacement::Rows,
                 };
-                self.epoch += 1;
+                self.weights_version += 1;
             }
         }
         for &index in brought {
-            if self.held[index].plan == units[index] {
+            if self.groups[index].plan == units[index] {
                 continue;
             }
             if cancel.load(Ordering::Relaxed) {
-                self.slots = self.slots_of_both(target.slots);
+                self.staging = self.staging_of_both(target.staging);
                 // Without room for them, whoever computes next is told.
                 drop(self.start_stream());
                 return Ok(false);
             }
             self.bring_anew(index, &units[index], ops)?;
         }
-        self.slots = target.slots;
+        self.staging = target.staging;
         self.start_stream()?;
         Ok(true)
     }
 
     /// Slots for what is streamed now, of two plans in part.
-    fn slots_of_both(&self, new: Slots) -> Slots {
-        let streamed = self.held.iter().filter(|held| held.plan.is_streamed());
-        Slots {
-            count: self.slots.count.max(new.count),
-            bytes: streamed
-                .map(|held| held.plan.slot_bytes())
+    fn staging_of_both(&self, new: StagingBuffers) -> StagingBuffers {
+        let streamed = self.groups.iter().filter(|held| held.plan.is_streamed());
+        StagingBuffers {
+            count: self.staging.count.max(new.count),
+            bytes_each: streamed
+                .map(|held| held.plan.staging_bytes())
                 .max()
                 .unwrap_or(0),
-            decoded_bytes: self.slots.decoded_bytes.max(new.decoded_bytes),
+            decompress_bytes: self.staging.decompress_bytes.max(new.decompress_bytes),
         }
     }
 
     /// Puts another reader in place, one that knows of a derivative.
-    pub(crate) fn set_reader(&mut self, reader: super::Reader) {
+    pub(crate) fn set_reader(&mut self, reader: super::WeightReader) {
         self.reader = Some(Arc::new(reader));
     }
 }
@@ -228,11 +233,11 @@ mod tests {
     use sluice_checkpoint::{Checkpoint, Source, family::ModelConfig};
     use sluice_machine::Profile;
     use sluice_ops::{device::Device, ledger::Ledger};
-    use sluice_plan::{Machine, Question, Working, Workload};
+    use sluice_plan::{Machine, PlanInput, WorkingMemory, Workload};
     use sluice_shared::level::Level;
 
     use super::*;
-    use crate::residency::Reader;
+    use crate::residency::WeightReader;
 
     #[test]
     fn a_settling_that_is_cancelled_leaves_the_model_whole_and_goes_on_later() {
@@ -243,13 +248,13 @@ mod tests {
         let sources = checkpoint.sources(shape.tensors()).unwrap();
         let machine = Machine::unmeasured(Profile::cpu(1), u64::MAX);
         let planned = |budget_bytes| {
-            Plan::new(&Question {
+            Plan::new(&PlanInput {
                 shape: &shape,
                 sources: &sources,
                 choices: Level::Standard.into(),
                 budget_bytes,
                 workload: Workload::default(),
-                working: Working::default(),
+                working: WorkingMemory::default(),
                 machine: &machine,
             })
             .unwrap()
@@ -259,15 +264,15 @@ mod tests {
         let ledger = Ledger::default();
         let ops = Ops::new(Device::cpu(1).unwrap(), ledger.clone()).unwrap();
         let before = ledger.used_bytes();
-        let reader = Arc::new(Reader::new(checkpoint, &sources));
+        let reader = Arc::new(WeightReader::new(checkpoint, &sources));
         let never = AtomicBool::new(false);
         let device = ops.device();
         let loaded = Residency::load(&from, reader, device, &ledger, &never, &mut |_| {});
         let LoadOutcome::Done(mut weights) = loaded.unwrap() else {
             unreachable!("nobody cancels")
         };
-        let brought: Vec<usize> = (0..target.units.len())
-            .filter(|&unit| from.units[unit] != target.units[unit])
+        let brought: Vec<usize> = (0..target.groups.len())
+            .filter(|&unit| from.groups[unit] != target.groups[unit])
             .collect();
         assert!(brought.len() > 3);
 
@@ -276,14 +281,14 @@ mod tests {
         assert!(!settle(&set).unwrap());
         assert!(!settle(&set).unwrap(), "again, and nothing is lost");
         assert!(weights.is_whole());
-        assert_eq!(weights.unit_plans(), from.units);
-        for unit in &from.units {
-            assert!(weights.acquire(unit.unit).is_ok());
+        assert_eq!(weights.group_plans(), from.groups);
+        for unit in &from.groups {
+            assert!(weights.acquire(unit.group).is_ok());
         }
 
         let mut settle = |cancel| weights.settle(&[], &brought, &target, &ops, cancel);
         assert!(settle(&never).unwrap());
-        assert_eq!(weights.unit_plans(), target.units);
+        assert_eq!(weights.group_plans(), target.groups);
         assert_eq!(ledger.used_bytes() - before, target.peak_bytes());
     }
 }

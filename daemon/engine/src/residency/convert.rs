@@ -9,13 +9,13 @@ use std::{
 
 use rayon::prelude::*;
 use sluice_checkpoint::CheckpointError;
-use sluice_codec::DecodeError;
+use sluice_codec::DecompressError;
 use sluice_machine::Workers;
 use sluice_weights::{OpenRows, TensorPlan};
 
 /// Numbers that a thread converts at once, or a row where that is more: 128 KiB of `f32`s and half of that which they are made
 /// from, which stay in its core's own cache.
-const PIECE_NUMBERS: usize = 1 << 15;
+const PIECE_ELEMENTS: usize = 1 << 15;
 /// Pieces of each thread between two rests: about half a millisecond.
 const BATCH_PIECES: usize = 4;
 
@@ -42,20 +42,20 @@ pub(super) fn convert(
             source.resize(rows.len() * source_stride, 0);
             read(start..start + source.len() as u64, source)?;
             numbers.resize(rows.len() * width, 0.0);
-            from.widen(source, numbers);
-            to.store(numbers, out);
+            from.dequantize(source, numbers);
+            to.quantize(numbers, out);
             Ok(())
         })
     })
 }
 
 /// Decodes rows of a chunk, which are a plan's tensor, and stores them as the plan says.
-pub(super) fn decode(
+pub(super) fn decompress(
     workers: &Workers,
     tensor: &TensorPlan,
     open: &OpenRows<'_>,
     out: &mut [u8],
-) -> Result<(), DecodeError> {
+) -> Result<(), DecompressError> {
     let to = tensor.storage.format();
     let width = tensor.width;
     // A chunk is short: who reads the next one looks for a cancel.
@@ -63,12 +63,12 @@ pub(super) fn decode(
     in_pieces(workers, out, width, to.bytes(width), &never, |rows, out| {
         let local = open.local.start + rows.start..open.local.start + rows.end;
         if to == tensor.source {
-            return open.decode(local, out);
+            return open.decompress(local, out);
         }
         SCRATCH.with_borrow_mut(|(_, numbers)| {
             numbers.resize(local.len() * width, 0.0);
-            open.coded.widen_rows(local, numbers)?;
-            to.store(numbers, out);
+            open.matrix.decompress_rows_f32(local, numbers)?;
+            to.quantize(numbers, out);
             Ok(())
         })
     })
@@ -84,7 +84,7 @@ fn in_pieces<E: Send>(
     cancel: &AtomicBool,
     make: impl Fn(Range<usize>, &mut [u8]) -> Result<(), E> + Sync,
 ) -> Result<bool, E> {
-    let rows = (PIECE_NUMBERS / width).max(1);
+    let rows = (PIECE_ELEMENTS / width).max(1);
     let threads = workers.threads().max(1);
     let batch_rows = rows * BATCH_PIECES * threads;
     let mut result = Ok(());

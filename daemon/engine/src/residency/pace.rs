@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 /// When what is read is due. Time in which nothing was read is lost: it doesn't let later reads be faster.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct ReadPace {
     bytes_per_s: u64,
     /// When the last bytes were due.
     last_due: Option<Instant>,
 }
 
-impl Pace {
+impl ReadPace {
     pub(super) fn new(bytes_per_s: u64) -> Self {
         Self {
             bytes_per_s: bytes_per_s.max(1),
@@ -35,7 +35,7 @@ mod tests {
     fn bytes_are_due_one_after_the_other_and_never_in_a_burst() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let mut pace = Pace::new(1000);
+        let mut pace = ReadPace::new(1000);
         assert_eq!(pace.due(at(0), 100), at(100));
         // A read that begins late, one that begins early, and one after a rest of ten seconds.
         assert_eq!(pace.due(at(150), 100), at(250));
@@ -47,6 +47,9 @@ mod tests {
     #[test]
     fn no_rate_is_too_low_to_wait_for() {
         let start = Instant::now();
-        assert_eq!(Pace::new(0).due(start, 2), start + Duration::from_secs(2));
+        assert_eq!(
+            ReadPace::new(0).due(start, 2),
+            start + Duration::from_secs(2)
+        );
     }
 }

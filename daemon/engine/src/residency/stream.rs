@@ -15,9 +15,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluice_cuda::{Gpu, Mark};
+use sluice_cuda::{Gpu, StreamMark};
 use sluice_machine::{
-    Kind,
+    MemoryKind,
     page::{PAGE_BYTES, Page},
 };
 use sluice_ops::{
@@ -25,58 +25,58 @@ use sluice_ops::{
     device::{Device, DeviceBuffer},
     ledger::Ledger,
 };
-use sluice_plan::Slots;
-use sluice_weights::UnitPlan;
+use sluice_plan::StagingBuffers;
+use sluice_weights::WeightGroupPlan;
 
 use super::{
-    link::{Arrival, Keeping, Link, Passage},
-    pace::Pace,
-    reader::{Loaded, Reader},
+    link::{CopyMarks, GpuLink, GroupTransfer, PinOutcome},
+    pace::ReadPace,
+    reader::{LoadedGroup, WeightReader},
 };
 use crate::error::EngineError;
 
 /// Units on their way through a card at most, of which the times are not known yet: those of a few passes.
-const PASSAGES_MAX: usize = 4096;
+const TRANSFERS_MAX: usize = 4096;
 
 /// The slots and the thread that fills them.
 #[derive(Debug)]
-pub(super) struct Stream {
-    shared: Arc<Shared>,
+pub(super) struct WeightStream {
+    shared: Arc<StreamShared>,
     /// Gives back the way to the card.
-    thread: Option<JoinHandle<Option<Link>>>,
+    thread: Option<JoinHandle<Option<GpuLink>>>,
 }
 
 /// What a stream leaves when it ends.
 #[derive(Default)]
-pub(super) struct Remains {
+pub(super) struct StreamRemains {
     /// All of them, with nothing on its way to or from them.
-    pub(super) slots: Vec<DeviceBuffer<Page>>,
+    pub(super) staging: Vec<DeviceBuffer<Page>>,
     /// The way to the card, with what it keeps.
-    pub(super) link: Option<Link>,
+    pub(super) link: Option<GpuLink>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    reader: Arc<Reader>,
+struct StreamShared {
+    reader: Arc<WeightReader>,
     /// The units in the order of a pass.
-    cycle: Vec<UnitPlan>,
+    cycle: Vec<WeightGroupPlan>,
     /// The card that the slots are on.
     gpu: Option<Gpu>,
-    state: Mutex<State>,
+    state: Mutex<StreamState>,
     changed: Condvar,
     /// Set to give up the present read.
     abandon: AtomicBool,
 }
 
 #[derive(Debug)]
-struct State {
-    free: Vec<Free>,
+struct StreamState {
+    free: Vec<FreeBuffer>,
     /// Filled; on a card, on their way.
-    ready: Vec<Ready>,
+    ready: Vec<ReadyGroup>,
     /// Being filled.
     filling: Option<usize>,
     /// Being read to where it is kept, while nothing else is to be done.
-    keeping: Option<usize>,
+    pinning: Option<usize>,
     /// To be filled next.
     next: usize,
     /// What could not be read, with its place in the cycle. The reader pauses until somebody asks for a unit.
@@ -84,41 +84,41 @@ struct State {
     stopped: bool,
     stats: StreamStats,
     /// What went through a card of late.
-    passages: Vec<Passage>,
+    transfers: Vec<GroupTransfer>,
 }
 
 /// A slot that nobody needs, or, on a card, nobody after this mark.
 #[derive(Debug)]
-struct Free {
+struct FreeBuffer {
     memory: DeviceBuffer<Page>,
-    used: Option<Mark>,
+    used: Option<StreamMark>,
 }
 
 /// A unit in a slot.
 #[derive(Debug)]
-struct Ready {
+struct ReadyGroup {
     /// In the cycle.
     place: usize,
-    loaded: Loaded,
+    loaded: LoadedGroup,
     /// Time it took to bring.
     time: Duration,
     /// On a card: when it is there.
-    arrival: Option<Arrival>,
+    arrival: Option<CopyMarks>,
 }
 
-impl Ready {
+impl ReadyGroup {
     /// The slot, once nobody wants the unit. A copy into it may be on its way: the next one is sent after it.
-    fn into_free(self) -> Free {
-        Free {
+    fn into_free(self) -> FreeBuffer {
+        FreeBuffer {
             memory: self.loaded.memory,
             used: None,
         }
     }
 }
 
-impl State {
+impl StreamState {
     /// What is to be read, and the slot to read it into, if there is both and no failure to be heard of first.
-    fn start_next(&mut self, cycle: usize) -> Option<(usize, Free)> {
+    fn start_next(&mut self, cycle: usize) -> Option<(usize, FreeBuffer)> {
         if self.failed.is_some() {
             return None;
         }
@@ -132,9 +132,9 @@ impl State {
     }
 
     /// Adds up what is known by now of units that went through a card.
-    fn settle_passages(&mut self) {
+    fn settle_transfers(&mut self) {
         let stats = &mut self.stats;
-        self.passages.retain(|passage| match passage.times() {
+        self.transfers.retain(|passage| match passage.times() {
             Ok(Some(times)) => {
                 stats.waited += times.waited;
                 stats.copied += times.copied;
@@ -144,8 +144,8 @@ impl State {
             // The card has failed, and whoever waits for it is told.
             Err(_) => false,
         });
-        let beyond = self.passages.len().saturating_sub(PASSAGES_MAX);
-        self.passages.drain(..beyond);
+        let beyond = self.transfers.len().saturating_sub(TRANSFERS_MAX);
+        self.transfers.drain(..beyond);
     }
 }
 
@@ -159,7 +159,7 @@ pub struct StreamStats {
     /// Time in which those were brought, beside the passes or before.
     pub copied: Duration,
     /// Bytes of pinned memory that units are kept in, for a card to copy from.
-    pub kept_bytes: u64,
+    pub pinned_bytes: u64,
 }
 
 impl StreamStats {
@@ -169,46 +169,55 @@ impl StreamStats {
             waited: self.waited.saturating_sub(before.waited),
             bytes: self.bytes.saturating_sub(before.bytes),
             copied: self.copied.saturating_sub(before.copied),
-            kept_bytes: self.kept_bytes,
+            pinned_bytes: self.pinned_bytes,
         }
     }
 }
 
-impl Stream {
+impl WeightStream {
     /// Memory for the slots.
-    pub(super) fn slots(
-        slots: Slots,
+    pub(super) fn staging(
+        staging: StagingBuffers,
         device: &Device,
         ledger: &Ledger,
     ) -> Result<Vec<DeviceBuffer<Page>>, EngineError> {
-        let pages = slots.bytes as usize / PAGE_BYTES;
-        (0..slots.count)
-            .map(|_| Ok(DeviceBuffer::new(device, ledger, Kind::Slots, pages)?))
+        let pages = staging.bytes_each as usize / PAGE_BYTES;
+        (0..staging.count)
+            .map(|_| {
+                Ok(DeviceBuffer::new(
+                    device,
+                    ledger,
+                    MemoryKind::StagingBuffers,
+                    pages,
+                )?)
+            })
             .collect()
     }
 
     /// Begins to bring the units of `cycle` to `slots`, by a link where they are on a card.
     pub(super) fn start(
-        reader: Arc<Reader>,
-        cycle: Vec<UnitPlan>,
-        slots: Vec<DeviceBuffer<Page>>,
-        link: Option<Link>,
+        reader: Arc<WeightReader>,
+        cycle: Vec<WeightGroupPlan>,
+        staging: Vec<DeviceBuffer<Page>>,
+        link: Option<GpuLink>,
     ) -> Result<Self, EngineError> {
-        let free = slots.into_iter().map(|memory| Free { memory, used: None });
-        let shared = Arc::new(Shared {
+        let free = staging
+            .into_iter()
+            .map(|memory| FreeBuffer { memory, used: None });
+        let shared = Arc::new(StreamShared {
             reader,
             cycle,
             gpu: link.as_ref().map(|link| link.gpu().clone()),
-            state: Mutex::new(State {
+            state: Mutex::new(StreamState {
                 free: free.collect(),
                 ready: Vec::new(),
                 filling: None,
-                keeping: None,
+                pinning: None,
                 next: 0,
                 failed: None,
                 stopped: false,
                 stats: StreamStats::default(),
-                passages: Vec::new(),
+                transfers: Vec::new(),
             }),
             changed: Condvar::new(),
             abandon: AtomicBool::new(false),
@@ -217,7 +226,7 @@ impl Stream {
             .name("sluice-prefetch".to_owned())
             .spawn({
                 let shared = Arc::clone(&shared);
-                move || shared.fill_slots(link)
+                move || shared.fill_staging(link)
             })
             .map_err(|error| EngineError::Ops(OpsError::Threads(error.to_string())))?;
         Ok(Self {
@@ -228,7 +237,7 @@ impl Stream {
 
     /// Waits for the unit at this place of the cycle. On a card the work that is sent from now on does, and the host only until
     /// the unit is on its way.
-    pub(super) fn take(&self, place: usize) -> Result<Slot, EngineError> {
+    pub(super) fn take(&self, place: usize) -> Result<StagedGroup, EngineError> {
         let begun = Instant::now();
         let gpu = self.shared.gpu.as_ref();
         let asked = gpu.map(Gpu::mark).transpose()?;
@@ -248,7 +257,7 @@ impl Stream {
                     return Err(error);
                 }
             }
-            self.shared.give_up_keeping(&state, place);
+            self.shared.give_up_pinning(&state, place);
             if state.filling != Some(place) && state.next != place {
                 // Out of turn: a pass was given up. Begin anew from here.
                 state.next = place;
@@ -257,13 +266,15 @@ impl Stream {
             if state.filling != Some(place) && state.free.is_empty() {
                 // What is ready is not wanted now, or it would have been found.
                 let stale = std::mem::take(&mut state.ready);
-                state.free.extend(stale.into_iter().map(Ready::into_free));
+                state
+                    .free
+                    .extend(stale.into_iter().map(ReadyGroup::into_free));
             }
             self.shared.changed.notify_all();
             state = self.shared.wait(state);
         };
         state.stats.bytes += self.shared.cycle[place].bytes();
-        let slot = Slot {
+        let slot = StagedGroup {
             loaded: Some(ready.loaded),
             shared: Arc::clone(&self.shared),
         };
@@ -272,7 +283,7 @@ impl Stream {
                 drop(state);
                 gpu.begin_after(&arrival.end)?;
                 let got = gpu.mark()?;
-                self.shared.state().passages.push(Passage {
+                self.shared.state().transfers.push(GroupTransfer {
                     arrival,
                     asked,
                     got,
@@ -287,12 +298,12 @@ impl Stream {
     }
 
     /// Ends it, once nothing is on its way. No slot may be in use.
-    pub(super) fn end(mut self) -> Remains {
+    pub(super) fn end(mut self) -> StreamRemains {
         let link = self.stop();
         let mut state = self.shared.state();
         let ready = std::mem::take(&mut state.ready);
         let free = std::mem::take(&mut state.free);
-        let slots = ready.into_iter().map(Ready::into_free).chain(free);
+        let slots = ready.into_iter().map(ReadyGroup::into_free).chain(free);
         let slots = slots.map(|slot| {
             if let Some(used) = slot.used {
                 // If that fails the card has failed, and whoever uses it next is told.
@@ -300,13 +311,13 @@ impl Stream {
             }
             slot.memory
         });
-        Remains {
-            slots: slots.collect(),
+        StreamRemains {
+            staging: slots.collect(),
             link,
         }
     }
 
-    fn stop(&mut self) -> Option<Link> {
+    fn stop(&mut self) -> Option<GpuLink> {
         // Together: a reader that has looked at one of them and is about to wait would miss the call.
         let mut state = self.shared.state();
         state.stopped = true;
@@ -325,7 +336,7 @@ impl Stream {
     /// What streaming cost so far.
     pub(super) fn stats(&self) -> StreamStats {
         let mut state = self.shared.state();
-        state.settle_passages();
+        state.settle_transfers();
         state.stats
     }
 
@@ -337,18 +348,18 @@ impl Stream {
     }
 }
 
-impl Drop for Stream {
+impl Drop for WeightStream {
     fn drop(&mut self) {
         drop(self.stop());
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl StreamShared {
+    fn state(&self) -> MutexGuard<'_, StreamState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn wait<'a>(&self, state: MutexGuard<'a, StreamState>) -> MutexGuard<'a, StreamState> {
         self.changed
             .wait(state)
             .unwrap_or_else(PoisonError::into_inner)
@@ -369,20 +380,20 @@ impl Shared {
     }
 
     /// The thread's life.
-    fn fill_slots(&self, mut link: Option<Link>) -> Option<Link> {
-        let mut pace = self.reader.limit_bytes_per_s().map(Pace::new);
+    fn fill_staging(&self, mut link: Option<GpuLink>) -> Option<GpuLink> {
+        let mut pace = self.reader.limit_bytes_per_s().map(ReadPace::new);
         let mut state = self.state();
         loop {
             if state.stopped {
                 return link;
             }
             let Some((next, free)) = state.start_next(self.cycle.len()) else {
-                state = match (self.to_keep(&state, link.as_ref()), &mut link) {
+                state = match (self.next_to_pin(&state, link.as_ref()), &mut link) {
                     (Some(place), Some(link)) => {
-                        state.keeping = Some(place);
+                        state.pinning = Some(place);
                         self.abandon.store(false, Ordering::Relaxed);
                         drop(state);
-                        self.keep(place, link, pace.as_mut())
+                        self.pin(place, link, pace.as_mut())
                     }
                     _ => self.wait(state),
                 };
@@ -393,7 +404,7 @@ impl Shared {
             self.abandon.store(false, Ordering::Relaxed);
             drop(state);
             let begun = Instant::now();
-            let Free { mut memory, used } = free;
+            let FreeBuffer { mut memory, used } = free;
             let unit = &self.cycle[next];
             let bring = || self.bring(unit, &mut memory, used.as_ref(), link.as_mut());
             // Whoever waits for this unit must hear of it, whatever happens.
@@ -407,25 +418,25 @@ impl Shared {
             }
             state = self.state();
             state.filling = None;
-            state.stats.kept_bytes = link.as_ref().map_or(0, Link::kept_bytes);
+            state.stats.pinned_bytes = link.as_ref().map_or(0, GpuLink::pinned_weight_bytes);
             match result {
                 Ok(Some(brought)) => {
-                    let coded = self.reader.coded(unit);
-                    let loaded = Loaded {
+                    let coded = self.reader.compressed(unit);
+                    let loaded = LoadedGroup {
                         memory,
                         starts: brought.starts,
-                        coded,
+                        compressed: coded,
                     };
-                    state.ready.push(Ready {
+                    state.ready.push(ReadyGroup {
                         place: next,
                         loaded,
                         time: begun.elapsed(),
                         arrival: brought.arrival,
                     });
                 }
-                Ok(None) => state.free.push(Free { memory, used }),
+                Ok(None) => state.free.push(FreeBuffer { memory, used }),
                 Err(error) => {
-                    state.free.push(Free { memory, used });
+                    state.free.push(FreeBuffer { memory, used });
                     state.failed = Some((next, error));
                 }
             }
@@ -436,26 +447,28 @@ impl Shared {
     /// Reads a unit into a slot, or sends it to one on a card; `None` when it was given up.
     fn bring(
         &self,
-        unit: &UnitPlan,
+        group: &WeightGroupPlan,
         memory: &mut DeviceBuffer<Page>,
-        used: Option<&Mark>,
-        link: Option<&mut Link>,
-    ) -> Result<Option<Brought>, EngineError> {
+        used: Option<&StreamMark>,
+        link: Option<&mut GpuLink>,
+    ) -> Result<Option<BroughtGroup>, EngineError> {
         let Some(link) = link else {
             let begun = Instant::now();
-            let starts = self.reader.stream(unit, memory.host_mut(), &self.abandon)?;
-            return Ok(starts.map(|starts| Brought {
+            let starts = self
+                .reader
+                .stream(group, memory.host_mut(), &self.abandon)?;
+            return Ok(starts.map(|starts| BroughtGroup {
                 starts,
                 arrival: None,
                 read_since: Some(begun),
             }));
         };
-        link.send(&self.reader, unit, memory.span(), used, &self.abandon)
+        link.send(&self.reader, group, memory.span(), used, &self.abandon)
     }
 
     /// The unit that comes next of those that are to be kept in the host's memory: read while all slots are full, so that
     /// passes to come needn't.
-    fn to_keep(&self, state: &State, link: Option<&Link>) -> Option<usize> {
+    fn next_to_pin(&self, state: &StreamState, link: Option<&GpuLink>) -> Option<usize> {
         let link = link.filter(|_| state.failed.is_none())?;
         let count = self.cycle.len();
         let mut places = (0..count).map(|ahead| (state.next + ahead) % count);
@@ -463,29 +476,29 @@ impl Shared {
     }
 
     /// Has a unit that is read only to be kept wait, where another one is wanted now.
-    fn give_up_keeping(&self, state: &State, wanted: usize) {
-        if state.keeping.is_some_and(|place| place != wanted) {
+    fn give_up_pinning(&self, state: &StreamState, wanted: usize) {
+        if state.pinning.is_some_and(|place| place != wanted) {
             self.abandon.store(true, Ordering::Relaxed);
             self.changed.notify_all();
         }
     }
 
     /// Reads a unit to where it is kept.
-    fn keep(
+    fn pin(
         &self,
         place: usize,
-        link: &mut Link,
-        pace: Option<&mut Pace>,
-    ) -> MutexGuard<'_, State> {
+        link: &mut GpuLink,
+        pace: Option<&mut ReadPace>,
+    ) -> MutexGuard<'_, StreamState> {
         let (begun, unit) = (Instant::now(), &self.cycle[place]);
-        let read = || link.keep(&self.reader, unit, &self.abandon);
+        let read = || link.pin(&self.reader, unit, &self.abandon);
         let result = catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(EngineError::Panicked));
-        if let (Some(pace), Ok(Keeping::Read)) = (pace, &result) {
+        if let (Some(pace), Ok(PinOutcome::Read)) = (pace, &result) {
             self.wait_until(pace.due(begun, unit.file_bytes()));
         }
         let mut state = self.state();
-        state.keeping = None;
-        state.stats.kept_bytes = link.kept_bytes();
+        state.pinning = None;
+        state.stats.pinned_bytes = link.pinned_weight_bytes();
         if let Err(error) = result {
             // Whoever asks for another unit next has all go on.
             state.failed = Some((place, error));
@@ -495,30 +508,30 @@ impl Shared {
 }
 
 /// What was brought to a slot.
-pub(super) struct Brought {
+pub(super) struct BroughtGroup {
     /// Where each tensor starts there.
     pub(super) starts: Vec<usize>,
     /// On a card: when it is there.
-    pub(super) arrival: Option<Arrival>,
+    pub(super) arrival: Option<CopyMarks>,
     /// When files began to be read for it.
     pub(super) read_since: Option<Instant>,
 }
 
 /// A filled slot in use; dropped, it goes back to the reader.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct StagedGroup {
     /// Taken by drop alone.
-    loaded: Option<Loaded>,
-    shared: Arc<Shared>,
+    loaded: Option<LoadedGroup>,
+    shared: Arc<StreamShared>,
 }
 
-impl Slot {
-    pub(super) fn loaded(&self) -> &Loaded {
+impl StagedGroup {
+    pub(super) fn loaded(&self) -> &LoadedGroup {
         self.loaded.as_ref().expect("only drop takes it")
     }
 }
 
-impl Drop for Slot {
+impl Drop for StagedGroup {
     fn drop(&mut self) {
         if let Some(loaded) = self.loaded.take() {
             // Work on the card still reads it. Where no mark can be had that work is waited for; if that fails, too, the card
@@ -531,12 +544,12 @@ impl Drop for Slot {
                 mark
             });
             let mut state = self.shared.state();
-            state.free.push(Free {
+            state.free.push(FreeBuffer {
                 memory: loaded.memory,
                 used,
             });
             let next = state.next;
-            self.shared.give_up_keeping(&state, next);
+            self.shared.give_up_pinning(&state, next);
             drop(state);
             self.shared.changed.notify_all();
         }

@@ -5,22 +5,24 @@ use std::{fs, path::Path, sync::atomic::AtomicBool};
 
 use sluice_checkpoint::{
     Source,
-    coded::{Compression, Container, How, Lossless, Scheme, TensorRecord, compress},
+    compression::{
+        CompressOptions, CompressionMethod, Container, Lossless, Scheme, TensorRecord, compress,
+    },
 };
 use sluice_engine::{
-    Change, Engine, Generate, Options, Outcome, Settings, Work, error::EngineError,
-    event::Generated,
+    Engine, EngineOptions, Generate, Outcome, PlanOptions, PlanSettings, Work, error::EngineError,
+    event::GenerationResult,
 };
 use sluice_plan::Plan;
-use sluice_shared::level::{Embedding, Level};
+use sluice_shared::level::{EmbeddingPlacement, Level};
 use sluice_weights::Storage;
 
 use crate::{checkpoints::demonstration, loading::settings};
 
 /// A container of the demonstration model.
-fn write(target: &Path, how: How, tile: usize) {
-    let options = Compression {
-        how,
+fn write(target: &Path, how: CompressionMethod, tile: usize) {
+    let options = CompressOptions {
+        method: how,
         tile,
         keep: Vec::new(),
         all: false,
@@ -33,18 +35,18 @@ fn write(target: &Path, how: How, tile: usize) {
 }
 
 fn engine() -> Engine {
-    Engine::start(Options {
+    Engine::start(EngineOptions {
         threads: 2,
-        ..Options::default()
+        ..EngineOptions::default()
     })
     .unwrap()
 }
 
 /// A text, and the plan that it was written under.
-fn run(source: &Path, settings: Settings) -> Result<(Generated, Plan), EngineError> {
+fn run(source: &Path, settings: PlanSettings) -> Result<(GenerationResult, Plan), EngineError> {
     let engine = engine();
     let model = engine.load_now(Source::Folder(source.to_owned()), settings)?;
-    let text = model.text.as_ref().expect("the tokenizer is inside");
+    let text = model.tokenizer.as_ref().expect("the tokenizer is inside");
     let prompt = text.encode_chat(&[("user", "Tell me a story about Mia and a kite.")]);
     let request = Generate {
         block_length: 16,
@@ -65,11 +67,11 @@ fn least_bytes(source: &Path, level: Level) -> u64 {
         .load_now(source, settings(Level::Standard, None))
         .unwrap();
     let workload = engine.in_force().unwrap().plan.workload;
-    let change = Change {
+    let change = PlanOptions {
         level: Some(level),
         budget_bytes: Some(Some(1)),
-        embedding: Some(Embedding::Host),
-        ..Change::default()
+        embedding: Some(EmbeddingPlacement::Host),
+        ..PlanOptions::default()
     };
     match engine.plan(&change, workload).unwrap_err() {
         EngineError::Plan(sluice_plan::PlanError::BudgetTooSmall { least_bytes, .. }) => {
@@ -79,10 +81,11 @@ fn least_bytes(source: &Path, level: Level) -> u64 {
     }
 }
 
-fn is_coded(plan: &Plan, scheme: Scheme) -> bool {
-    let mut tensors = plan.units.iter().flat_map(|unit| &unit.tensors);
-    tensors
-        .any(|tensor| matches!(tensor.storage, Storage::Coded(coding) if coding.scheme == scheme))
+fn is_compressed(plan: &Plan, scheme: Scheme) -> bool {
+    let mut tensors = plan.groups.iter().flat_map(|unit| &unit.tensors);
+    tensors.any(
+        |tensor| matches!(tensor.storage, Storage::Compressed(coding) if coding.scheme == scheme),
+    )
 }
 
 #[test]
@@ -91,15 +94,15 @@ fn what_is_coded_without_loss_computes_what_the_checkpoint_does() {
     let folder = tempfile::tempdir().unwrap();
     for (name, coder, scheme) in [
         ("huffman.sluice", Lossless::Huffman, Scheme::Huffman),
-        ("palette.sluice", Lossless::Palette, Scheme::Palette),
+        ("palette.sluice", Lossless::Dictionary, Scheme::Dictionary),
     ] {
         let path = folder.path().join(name);
-        write(&path, How::Lossless(coder), 256);
+        write(&path, CompressionMethod::Lossless(coder), 256);
         for level in [Level::Off, Level::Standard, Level::Mild] {
             let (generated, plan) = run(&path, settings(level, None)).unwrap();
             assert_eq!(generated.tokens, expected.tokens, "{name} at {level}");
             assert!(generated.is_lossless);
-            assert_eq!(is_coded(&plan, scheme), level == Level::Mild);
+            assert_eq!(is_compressed(&plan, scheme), level == Level::Mild);
             if level == Level::Off {
                 continue;
             }
@@ -130,9 +133,13 @@ fn what_is_coded_without_loss_computes_what_the_checkpoint_does() {
 fn rate_coded_weights_are_multiplied_from_where_they_lie() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rate.sluice");
-    write(&path, How::Rate(sluice_codec::Target::Bits(6.0)), 128);
+    write(
+        &path,
+        CompressionMethod::Trellis(sluice_codec::TrellisTarget::Bits(6.0)),
+        128,
+    );
     let (all, plan) = run(&path, settings(Level::Standard, None)).unwrap();
-    assert!(is_coded(&plan, Scheme::Rate));
+    assert!(is_compressed(&plan, Scheme::Trellis));
     assert!(!all.is_lossless);
     let least = least_bytes(&path, Level::Standard);
     let (streamed, plan) = run(&path, settings(Level::Standard, Some(least))).unwrap();
@@ -140,15 +147,15 @@ fn rate_coded_weights_are_multiplied_from_where_they_lie() {
     assert_eq!(streamed.tokens, all.tokens);
     // Eight bits would not be fewer, and four save a fifth.
     let plan_at = |level| run(&path, settings(level, None)).unwrap().1;
-    assert!(is_coded(&plan_at(Level::Moderate), Scheme::Rate));
-    assert!(!is_coded(&plan_at(Level::Aggressive), Scheme::Rate));
+    assert!(is_compressed(&plan_at(Level::Moderate), Scheme::Trellis));
+    assert!(!is_compressed(&plan_at(Level::Aggressive), Scheme::Trellis));
 }
 
 #[test]
 fn damage_is_named_with_its_tensor() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.sluice");
-    write(&path, How::Lossless(Lossless::Huffman), 256);
+    write(&path, CompressionMethod::Lossless(Lossless::Huffman), 256);
     let whole = fs::read(&path).unwrap();
     let container = Container::open(&path).unwrap();
     let is_coded = |record: &&TensorRecord| record.scheme() == Some(Scheme::Huffman);

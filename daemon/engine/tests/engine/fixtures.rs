@@ -2,13 +2,13 @@
 //! `tests/fixtures` holds the checkpoints.
 
 use sluice_engine::{
-    Options,
-    check::{Check, fixture_logits, fixture_tokens},
+    EngineOptions,
+    check::{CheckResult, fixture_logits, fixture_tokens},
 };
 use sluice_machine::Profile;
 use sluice_ops::{Ops, device::Device, ledger::Ledger};
-use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, Working, Workload};
-use sluice_shared::{level::Level, settings::Choices};
+use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, PlanInput, WorkingMemory, Workload};
+use sluice_shared::{level::Level, settings::ResolvedPlanSettings};
 use sluice_weights::{Shape, SourceTensor};
 
 use crate::checkpoints::fixture;
@@ -17,13 +17,13 @@ use crate::checkpoints::fixture;
 fn plan(shape: &Shape, sources: &[SourceTensor], share: f64, cache: u64) -> Option<Plan> {
     let workload = Workload::new(16, BLOCK_DEFAULT, 1);
     let machine = Machine::unmeasured(Profile::cpu(2), cache);
-    let mut question = Question {
+    let mut question = PlanInput {
         shape,
         sources,
-        choices: Choices::from(Level::Standard),
+        choices: ResolvedPlanSettings::from(Level::Standard),
         budget_bytes: u64::MAX,
         workload,
-        working: Working::default(),
+        working: WorkingMemory::default(),
         machine: &machine,
     };
     let whole = Plan::new(&question).unwrap().peak_bytes();
@@ -38,7 +38,7 @@ fn plan(shape: &Shape, sources: &[SourceTensor], share: f64, cache: u64) -> Opti
     }
 }
 
-fn all_pass(checks: &[Check]) {
+fn all_pass(checks: &[CheckResult]) {
     for check in checks {
         assert!(check.passes(), "{check:?}");
     }
@@ -89,9 +89,9 @@ fn logits_causal_tied_bf16_shards() {
 }
 
 fn check_tokens(name: &str, cases: usize) {
-    let options = Options {
+    let options = EngineOptions {
         threads: 2,
-        ..Options::default()
+        ..EngineOptions::default()
     };
     let checks = fixture_tokens(&fixture(name), options).unwrap();
     all_pass(&checks);

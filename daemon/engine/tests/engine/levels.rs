@@ -3,9 +3,9 @@
 
 use std::{fs, path::Path, sync::Arc};
 
-use sluice_checkpoint::{Source, synth::Element};
+use sluice_checkpoint::{Source, synth::SynthDType};
 use sluice_engine::{
-    Change, Engine, EngineError, Generate, Options, Outcome, Work, engine::Outline,
+    Engine, EngineError, EngineOptions, Generate, Outcome, PlanOptions, Work, runtime::ModelOutline,
 };
 use sluice_machine::Profile;
 use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Workload};
@@ -20,10 +20,10 @@ use crate::{
 };
 
 fn engine(copies: Option<&Path>) -> Engine {
-    Engine::start(Options {
+    Engine::start(EngineOptions {
         threads: 2,
-        derivatives: copies.map(Path::to_owned),
-        ..Options::default()
+        weight_cache: copies.map(Path::to_owned),
+        ..EngineOptions::default()
     })
     .unwrap()
 }
@@ -31,7 +31,7 @@ fn engine(copies: Option<&Path>) -> Engine {
 /// Tokens of an answer, which are the same as long as weights are; the plan's promise is kept meanwhile.
 fn tokens(engine: &Engine) -> (Vec<u32>, bool) {
     let model = engine.model().expect("a model is loaded");
-    let prompt = match &model.text {
+    let prompt = match &model.tokenizer {
         Some(text) => text
             .encode_chat(&[("user", "Tell me a story about Mia and a kite.")])
             .unwrap(),
@@ -49,16 +49,17 @@ fn tokens(engine: &Engine) -> (Vec<u32>, bool) {
     (generated.tokens, generated.is_lossless)
 }
 
-fn to(level: Level) -> Change {
-    Change {
+fn to(level: Level) -> PlanOptions {
+    PlanOptions {
         level: Some(level),
-        ..Change::default()
+        ..PlanOptions::default()
     }
 }
 
-fn is_coded(plan: &Plan) -> bool {
-    let mut tensors = plan.units.iter().flat_map(|unit| &unit.tensors);
-    tensors.any(|tensor| matches!(tensor.storage, Storage::Coded(coding) if coding.is_lossless()))
+fn is_compressed(plan: &Plan) -> bool {
+    let mut tensors = plan.groups.iter().flat_map(|unit| &unit.tensors);
+    tensors
+        .any(|tensor| matches!(tensor.storage, Storage::Compressed(coding) if coding.is_lossless()))
 }
 
 /// Nothing but the containers and their journals is looked for.
@@ -73,7 +74,7 @@ fn copies(folder: &Path) -> Vec<String> {
 
 /// What is foreseen of a checkpoint at `mild` before anything is coded.
 fn foreseen(source: &Path, engine: &Engine) -> Plan {
-    let outline = Outline::of_checkpoint(
+    let outline = ModelOutline::of_checkpoint(
         &Source::Folder(source.to_owned()),
         Machine::unmeasured(Profile::cpu(2), u64::MAX),
     )
@@ -101,7 +102,7 @@ fn mild_of_a_plain_folder_is_coded_on_the_way_in_and_read_by_the_next_load() {
         assert!(loading.notices.is_empty(), "{:?}", loading.notices);
         let plan = Arc::clone(&engine.in_force().unwrap().plan);
         assert_eq!(plan.level, Level::Mild);
-        assert!(is_coded(&plan) && !plan.is_estimate());
+        assert!(is_compressed(&plan) && !plan.is_estimate());
         assert_eq!(tokens(&engine), (expected.clone(), true));
         // A quarter less: 12 bits of 16.
         let share = plan.resident_bytes() as f64 / standard.resident_bytes() as f64;
@@ -116,20 +117,20 @@ fn mild_of_a_plain_folder_is_coded_on_the_way_in_and_read_by_the_next_load() {
         // Streamed, it is the same.
         let least = match apply(
             &engine,
-            Change {
+            PlanOptions {
                 budget_bytes: Some(Some(1)),
-                ..Change::default()
+                ..PlanOptions::default()
             },
         ) {
             Err(EngineError::Plan(PlanError::BudgetTooSmall { least_bytes, .. })) => least_bytes,
             other => panic!("{other:?}"),
         };
-        let budget = Change {
+        let budget = PlanOptions {
             budget_bytes: Some(Some(least)),
-            ..Change::default()
+            ..PlanOptions::default()
         };
         let plan = apply(&engine, budget).unwrap();
-        assert!(plan.streamed_bytes() > 0 && is_coded(&plan));
+        assert!(plan.streamed_bytes() > 0 && is_compressed(&plan));
         assert_eq!(tokens(&engine), (expected.clone(), true));
         assert!(engine.memory().used_bytes <= least);
     }
@@ -151,7 +152,7 @@ fn all_levels_are_switched_to_from_a_plain_folder_in_any_order() {
         assert_eq!(engine.settings().level, level);
         if level != Auto {
             assert_eq!(plan.level, level);
-            assert_eq!(is_coded(&plan), level == Mild);
+            assert_eq!(is_compressed(&plan), level == Mild);
         }
         let (found, is_lossless) = tokens(&engine);
         if let Some(expects_lossless) = level.is_lossless() {
@@ -167,9 +168,9 @@ fn all_levels_are_switched_to_from_a_plain_folder_in_any_order() {
 #[test]
 fn numbers_of_other_kinds_are_coded_as_far_as_that_saves_something() {
     for (element, share) in [
-        (Element::F32, 0.86..0.90),
-        (Element::F16, 0.82..0.90),
-        (Element::Bf16, 0.74..0.78),
+        (SynthDType::F32, 0.86..0.90),
+        (SynthDType::F16, 0.82..0.90),
+        (SynthDType::Bf16, 0.74..0.78),
     ] {
         let folder = TempDir::new().unwrap();
         let model = folder.path().join("model");
@@ -203,13 +204,13 @@ fn a_level_that_can_not_be_had_gives_way_to_one_that_is_no_less_faithful() {
     );
     let substitution = without.substitution().unwrap();
     assert_eq!(
-        (substitution.asked, substitution.taken),
+        (substitution.requested, substitution.taken),
         (Level::Mild, Level::Standard)
     );
     // A change says so instead, and leaves all as it was.
     let error = apply(&without, to(Level::Mild)).unwrap_err();
     assert!(
-        matches!(error, EngineError::Plan(PlanError::NotCoded { .. })),
+        matches!(error, EngineError::Plan(PlanError::NotCompressed { .. })),
         "{error}"
     );
     assert_eq!(without.in_force().unwrap().plan.level, Level::Standard);
@@ -255,13 +256,13 @@ fn where_no_level_as_faithful_fits_the_refusal_says_what_would() {
     let (_, loaded) = load(&engine, &demonstration(), settings(Level::Standard, None));
     loaded.unwrap();
     let least = |level| {
-        let change = Change {
+        let change = PlanOptions {
             level: Some(level),
             budget_bytes: Some(Some(1)),
-            ..Change::default()
+            ..PlanOptions::default()
         };
         let workload = Workload::new(
-            engine.in_force().unwrap().plan.workload.canvas,
+            engine.in_force().unwrap().plan.workload.canvas_length,
             BLOCK_DEFAULT,
             1,
         );

@@ -6,7 +6,9 @@ use std::{
 };
 
 use sluice_checkpoint::Source;
-use sluice_engine::{ApplyEvent, Change, Engine, EngineError, LoadEvent, LoadedModel, Settings};
+use sluice_engine::{
+    ApplyEvent, Engine, EngineError, LoadEvent, LoadedModel, PlanOptions, PlanSettings,
+};
 use sluice_plan::Plan;
 use sluice_shared::level::Level;
 
@@ -22,7 +24,7 @@ pub(crate) struct Loading {
 pub(crate) fn load(
     engine: &Engine,
     source: &Path,
-    settings: Settings,
+    settings: PlanSettings,
 ) -> (Loading, Result<Arc<LoadedModel>, EngineError>) {
     let (send, events) = mpsc::channel();
     let report = Box::new(move |event| send.send(event).unwrap());
@@ -43,16 +45,16 @@ pub(crate) fn load(
     panic!("every load ends with a result")
 }
 
-pub(crate) fn settings(level: Level, budget_bytes: Option<u64>) -> Settings {
-    Settings {
+pub(crate) fn settings(level: Level, budget_bytes: Option<u64>) -> PlanSettings {
+    PlanSettings {
         level,
         budget_bytes,
-        ..Settings::default()
+        ..PlanSettings::default()
     }
 }
 
 /// Goes to a level or budget; the plan that was in force in the end.
-pub(crate) fn apply(engine: &Engine, change: Change) -> Result<Arc<Plan>, EngineError> {
+pub(crate) fn apply(engine: &Engine, change: PlanOptions) -> Result<Arc<Plan>, EngineError> {
     let (send, events) = mpsc::channel();
     engine.apply(change, Box::new(move |event| send.send(event).unwrap()));
     for event in events {

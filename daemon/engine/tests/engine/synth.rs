@@ -5,23 +5,23 @@ use std::sync::atomic::AtomicBool;
 
 use sluice_checkpoint::{
     Source,
-    synth::{Element, Synthesis},
+    synth::{SynthDType, SynthOptions},
 };
-use sluice_engine::{Engine, Generate, ModelId, Options, Outcome, Settings, Work};
+use sluice_engine::{Engine, EngineOptions, Generate, ModelId, Outcome, PlanSettings, Work};
 use sluice_shared::{level::Level, sampling::EosPolicy};
-use sluice_weights::{Naming, Shape};
+use sluice_weights::{Shape, TensorNaming};
 
 /// With heads that share keys, a MLP whose width is odd, and more than one block of numbers.
 fn shape() -> Shape {
     Shape {
-        naming: Naming::Llada,
+        naming: TensorNaming::Llada,
         layers: 3,
-        width: 96,
-        heads: 6,
+        hidden_size: 96,
+        attention_heads: 6,
         kv_heads: 2,
         head_dim: 16,
-        mlp_width: 211,
-        embedding_rows: 6_000,
+        intermediate_size: 211,
+        padded_vocab_size: 6_000,
         context_length: 64,
         causal: false,
         tied: false,
@@ -31,7 +31,7 @@ fn shape() -> Shape {
 
 #[test]
 fn a_synthetic_checkpoint_loads_and_generates() {
-    for element in Element::ALL {
+    for element in SynthDType::ALL {
         check(&shape(), element);
     }
 }
@@ -45,7 +45,7 @@ fn so_does_one_of_every_other_family() {
         (false, false, true),
     ] {
         let other = Shape {
-            naming: Naming::HuggingFace,
+            naming: TensorNaming::HuggingFace,
             // Of its own, as some have it.
             head_dim: 20,
             causal,
@@ -53,34 +53,34 @@ fn so_does_one_of_every_other_family() {
             biases,
             ..shape()
         };
-        check(&other, Element::Bf16);
+        check(&other, SynthDType::Bf16);
     }
 }
 
 /// Written, then loaded as it is and in eight bits, with a converted copy on disk.
-fn check(shape: &Shape, element: Element) {
+fn check(shape: &Shape, element: SynthDType) {
     let folder = tempfile::tempdir().unwrap();
-    let engine = Engine::start(Options {
+    let engine = Engine::start(EngineOptions {
         threads: 2,
         queue_max: 1,
-        derivatives: Some(folder.path().join("copies")),
+        weight_cache: Some(folder.path().join("copies")),
         keep_converted: true,
-        ..Options::default()
+        ..EngineOptions::default()
     })
     .unwrap();
     let target = folder.path().join("model");
-    let synthesis = Synthesis {
+    let synthesis = SynthOptions {
         shape: shape.clone(),
-        element,
+        dtype: element,
         seed: 3,
         threads: 2,
     };
     let never = AtomicBool::new(false);
     synthesis.write(&target, &never, &mut |_, _| {}).unwrap();
     for level in [Level::Standard, Level::Moderate, Level::Moderate] {
-        let settings = Settings {
+        let settings = PlanSettings {
             level,
-            ..Settings::default()
+            ..PlanSettings::default()
         };
         let source = Source::Folder(target.clone());
         let loaded = engine.load_now(source, settings).unwrap();

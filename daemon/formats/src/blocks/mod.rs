@@ -7,14 +7,14 @@ mod small;
 
 use half::f16;
 
-pub use self::plain::add_products;
+pub use self::plain::add_dot_products;
 pub(super) use self::{
     k::{
         K_WEIGHTS, Q2_K_BYTES, Q3_K_BYTES, Q4_K_BYTES, Q5_K_BYTES, Q6_K_BYTES, decode_q2_k,
         decode_q3_k, decode_q4_k, decode_q5_k, decode_q6_k, dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k,
         dot_q6_k, quants_q4_k, quants_q5_k, quants_q6_k,
     },
-    plain::{dot_bf16, dot_f16, dot_f32, widen_bf16},
+    plain::{dot_bf16, dot_f16, dot_f32, upcast_bf16},
     small::{
         Q4_0_BYTES, Q4_1_BYTES, Q5_0_BYTES, Q5_1_BYTES, Q8_0_BYTES, SMALL_WEIGHTS, decode_q4_0,
         decode_q4_1, decode_q5_0, decode_q5_1, decode_q8_0, dot_q4_0, dot_q4_1, dot_q5_0, dot_q5_1,

@@ -16,7 +16,7 @@ dots! { dot_bf16 = bf16s, LANES, 2 * LANES }
 ///
 /// # Panics
 /// When they are not whole vectors, or not as many.
-pub fn add_products(weights: &[f32], x: &[f32], sums: &mut Out) {
+pub fn add_dot_products(weights: &[f32], x: &[f32], sums: &mut Out) {
     #[inline(always)]
     fn all(weights: &[f32], x: &[f32], sums: &mut Out) {
         assert!(weights.len() == x.len() && x.len().is_multiple_of(LANES));
@@ -29,7 +29,7 @@ pub fn add_products(weights: &[f32], x: &[f32], sums: &mut Out) {
 ///
 /// # Panics
 /// When the bytes are not aligned.
-pub(crate) fn widen_bf16(bytes: &[u8], out: &mut [f32]) {
+pub(crate) fn upcast_bf16(bytes: &[u8], out: &mut [f32]) {
     #[inline(always)]
     fn all(bytes: &[u8], out: &mut [f32]) {
         let source: &[u16] = bytemuck::cast_slice(bytes);

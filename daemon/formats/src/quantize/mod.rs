@@ -14,7 +14,7 @@ impl Format {
     /// # Panics
     /// When the values are not whole blocks, `bytes` isn't as long as [`Format::bytes`] says, or the format is one that is
     /// read from GGUF files alone, which no level converts to.
-    pub fn store(self, values: &[f32], bytes: &mut [u8]) {
+    pub fn quantize(self, values: &[f32], bytes: &mut [u8]) {
         assert_eq!(
             bytes.len(),
             self.bytes(values.len()),

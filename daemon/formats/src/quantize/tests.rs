@@ -148,7 +148,7 @@ fn bytes_of_a_models_weights_are_those_of_candle() {
         let bytes = &mut bytemuck::cast_slice_mut(&mut words)[..format.bytes(count)];
         bytes.copy_from_slice(&data[..format.bytes(count)]);
         let mut values = vec![0.0; count];
-        format.widen(bytes, &mut values);
+        format.dequantize(bytes, &mut values);
         check(&values);
         checked += 1;
     }

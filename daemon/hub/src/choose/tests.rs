@@ -17,7 +17,7 @@ fn chosen(
     name: &str,
     file: Option<&str>,
 ) -> Result<(String, Vec<String>), HubError> {
-    let wanted = Wanted {
+    let wanted = WantedModel {
         file: file.map(str::to_owned),
     };
     let chosen = choose(&files(paths), &name.parse().unwrap(), &wanted, None)?;
@@ -63,9 +63,9 @@ fn shards_are_those_of_the_list() {
         "m-2.safetensors",
         "m-3.safetensors",
     ]);
-    let name: Name = "a/b".parse().unwrap();
-    assert!(needs_index(&all, &name, &Wanted::default()));
-    let pick = |index: &str| choose(&all, &name, &Wanted::default(), Some(index.as_bytes()));
+    let name: HubName = "a/b".parse().unwrap();
+    assert!(needs_index(&all, &name, &WantedModel::default()));
+    let pick = |index: &str| choose(&all, &name, &WantedModel::default(), Some(index.as_bytes()));
     let chosen = pick(
         r#"{"weight_map":{"x":"m-1.safetensors","y":"m-2.safetensors","z":"m-1.safetensors"}}"#,
     )
@@ -168,7 +168,7 @@ fn labels_are_formats_or_safe_names() {
         assert_eq!(label_of(stem), label, "{stem}");
         assert!(
             "a/b"
-                .parse::<Name>()
+                .parse::<HubName>()
                 .unwrap()
                 .with_label(&label_of(stem))
                 .is_ok()

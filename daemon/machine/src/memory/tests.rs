@@ -7,17 +7,17 @@ use super::*;
 
 const GIB: u64 = 1 << 30;
 
-fn facts(total: Option<u64>, free: Option<u64>) -> MemoryFacts {
-    MemoryFacts {
+fn facts(total: Option<u64>, free: Option<u64>) -> MemoryStats {
+    MemoryStats {
         total_bytes: total,
         free_bytes: free,
-        cache_bytes: free,
+        page_cache_bytes: free,
     }
 }
 
 #[test]
 fn this_machine_has_memory() {
-    let now = MemoryFacts::read();
+    let now = MemoryStats::read();
     let total = now.total_bytes.expect("Linux tells");
     let free = now.free_bytes.expect("Linux tells");
     assert!(free > 0 && free <= total, "{now:?}");
@@ -27,7 +27,7 @@ fn this_machine_has_memory() {
 fn the_machine_tells_in_kibibytes() {
     let text = "MemTotal:       24684092 kB\nMemFree:        1 kB\nMemAvailable:   23520804 kB\n";
     assert_eq!(
-        MemoryFacts::of_machine(text),
+        MemoryStats::of_machine(text),
         facts(Some(24_684_092 << 10), Some(23_520_804 << 10))
     );
 }
@@ -43,24 +43,24 @@ fn odd_texts_have_no_figures() {
         "MemTotal: 18446744073709551615 kB\nMemAvailable: 99999999999999999999 kB",
         "MemTotalX: 12 kB\nXMemAvailable: 12 kB",
     ] {
-        assert_eq!(MemoryFacts::of_machine(text), facts(None, None), "{text}");
+        assert_eq!(MemoryStats::of_machine(text), facts(None, None), "{text}");
     }
 }
 
 #[test]
 fn a_limit_leaves_what_is_not_yet_used() {
     let status = "VmSize:\t    3060 kB\nVmData:\t    1024 kB\n";
-    let of = |limit| MemoryFacts::of_limit(limit, status, "VmData");
+    let of = |limit| MemoryStats::of_limit(limit, status, "VmData");
     // Nothing is said of the system's cache.
-    let facts = |total, free| MemoryFacts {
-        cache_bytes: None,
+    let facts = |total, free| MemoryStats {
+        page_cache_bytes: None,
         ..facts(total, free)
     };
     assert_eq!(of(None), facts(None, None));
     assert_eq!(of(Some(3 << 20)), facts(Some(3 << 20), Some(2 << 20)));
     assert_eq!(of(Some(1000)), facts(Some(1000), Some(0)));
     // A limit whose use is unknown leaves an unknown rest.
-    let unknown = MemoryFacts::of_limit(Some(1000), "", "VmData");
+    let unknown = MemoryStats::of_limit(Some(1000), "", "VmData");
     assert_eq!(unknown, facts(Some(1000), None));
 }
 
@@ -71,30 +71,30 @@ fn files_of_a_group_count_as_free() {
         "active_file 1\ninactive_file 1\ntotal_inactive_file 200\ntotal_active_file 300";
     for stat in [version_2, version_1] {
         assert_eq!(
-            MemoryFacts::of_counts(Some(2000), Some(1200), stat),
+            MemoryStats::of_counts(Some(2000), Some(1200), stat),
             facts(Some(2000), Some(1300))
         );
     }
     assert_eq!(
-        MemoryFacts::of_counts(Some(2000), Some(1200), "active_file x"),
+        MemoryStats::of_counts(Some(2000), Some(1200), "active_file x"),
         facts(Some(2000), Some(800))
     );
-    assert_eq!(MemoryFacts::of_counts(None, Some(1), ""), facts(None, None));
+    assert_eq!(MemoryStats::of_counts(None, Some(1), ""), facts(None, None));
 }
 
 #[test]
 fn a_group_is_read_from_its_files() {
     let folder = TempDir::new().unwrap();
     let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
-    assert_eq!(MemoryFacts::of_group(folder.path()), facts(None, None));
+    assert_eq!(MemoryStats::of_group(folder.path()), facts(None, None));
     write("memory.max", "max\n");
     write("memory.current", "1000\n");
-    assert_eq!(MemoryFacts::of_group(folder.path()), facts(None, None));
+    assert_eq!(MemoryStats::of_group(folder.path()), facts(None, None));
     write("memory.high", "8000\n");
     write("memory.max", "9000\n");
     write("memory.stat", "inactive_file 400\n");
     assert_eq!(
-        MemoryFacts::of_group(folder.path()),
+        MemoryStats::of_group(folder.path()),
         facts(Some(8000), Some(7400))
     );
 }
@@ -144,9 +144,9 @@ fn the_default_budget_leaves_a_margin() {
 proptest! {
     #[test]
     fn no_text_makes_the_readers_panic(text in "(?s).{0,200}", limit: Option<u64>, used: Option<u64>) {
-        MemoryFacts::of_machine(&text);
-        MemoryFacts::of_limit(limit, &text, "VmData");
-        MemoryFacts::of_counts(limit, used, &text);
+        MemoryStats::of_machine(&text);
+        MemoryStats::of_limit(limit, &text, "VmData");
+        MemoryStats::of_counts(limit, used, &text);
         group_folders(&text, &text);
         group_folders("0::/a", &format!("1 2 3 {text} - cgroup2 {text}"));
     }

@@ -14,9 +14,10 @@ use rayon::prelude::*;
 use sluice_formats::Format;
 use sluice_weights::HEAD_DIM_MAX;
 
-use super::{Cpu, exp, kernel::Kernel};
+use super::{CpuBackend, exp, microkernel::Microkernel};
 use crate::{
-    Activation, AttentionRange, AttentionShape, CacheShape, KeyRows, KeySegment, Keys, KvCache,
+    Activation, AttentionKeys, AttentionRange, AttentionShape, KeyRows, KeySegment, KvCache,
+    KvCacheShape,
 };
 
 /// Keys in a tile, at most, and numbers: those of 256 keys of heads of 256.
@@ -35,17 +36,17 @@ const TASKS: usize = 4;
 const _: () = assert!(TILE_LEN >= 16 * HEAD_DIM_MAX && TASK_LEN >= 16 * HEAD_DIM_MAX);
 
 /// Some query heads of some queries, all of which read one key head.
-struct Task<'a> {
+struct HeadTask<'a> {
     queries: Range<usize>,
     kv_head: usize,
     heads: Range<usize>,
     segments: &'a [KeySegment],
     /// Of each query how many keys it sees of the only segment; all of them where it isn't said.
     seen: Option<&'a [usize]>,
-    source: Source<'a>,
+    source: RowSource<'a>,
 }
 
-impl Task<'_> {
+impl HeadTask<'_> {
     /// A row for each query and head: the queries of one head after the other.
     fn rows(&self) -> usize {
         self.queries.len() * self.heads.len()
@@ -94,12 +95,12 @@ impl Task<'_> {
 
 /// Where keys and values lie: rows of heads, as they are stored.
 #[derive(Clone, Copy)]
-struct Source<'a> {
+struct RowSource<'a> {
     rows: [&'a [u8]; 2],
-    shape: CacheShape,
+    shape: KvCacheShape,
 }
 
-impl Source<'_> {
+impl RowSource<'_> {
     /// Keys in a tile.
     fn tile_keys(&self) -> usize {
         TILE_KEYS.min(TILE_LEN / self.shape.stored_dim())
@@ -114,7 +115,7 @@ impl Source<'_> {
         rows: Range<usize>,
         tile: &'t mut [f32],
     ) -> (&'t [f32], usize) {
-        let CacheShape {
+        let KvCacheShape {
             kv_heads, format, ..
         } = self.shape;
         let head = self.shape.head_bytes();
@@ -128,24 +129,24 @@ impl Source<'_> {
         }
         let stored = self.shape.stored_dim();
         for (row, out) in rows.zip(tile.chunks_exact_mut(stored)) {
-            format.widen(&bytes[at(row)..at(row) + head], out);
+            format.dequantize(&bytes[at(row)..at(row) + head], out);
         }
         (tile, stored)
     }
 }
 
-impl Cpu {
+impl CpuBackend {
     /// Puts these rows of `x` into a cache's room for as many, as such rows are stored there.
     pub(crate) fn store_rows(
         &self,
-        shape: &CacheShape,
+        shape: &KvCacheShape,
         x: &Activation,
         rows: Range<usize>,
-        room: &mut [u8],
+        out: &mut [u8],
     ) {
-        let row_bytes = room.len() / rows.len().max(1);
+        let row_bytes = out.len() / rows.len().max(1);
         self.run(|| {
-            room.par_chunks_exact_mut(row_bytes.max(1))
+            out.par_chunks_exact_mut(row_bytes.max(1))
                 .enumerate()
                 .for_each(|(index, room)| store_row(shape, x.row(rows.start + index), room));
         });
@@ -161,14 +162,14 @@ impl Cpu {
         ranges: &[AttentionRange],
     ) {
         let sources: Vec<_> = (keys.caches.iter())
-            .map(|cache| Source {
+            .map(|cache| RowSource {
                 rows: [0, 1].map(|which| cache.rows(keys.layer, which)),
                 shape: cache.shape(),
             })
             .collect();
-        let pass = keys.pass.map(|rows| Source {
+        let pass = keys.pass.map(|rows| RowSource {
             rows: rows.map(|rows| bytemuck::cast_slice(rows.values())),
-            shape: CacheShape {
+            shape: KvCacheShape {
                 layers: 1,
                 kv_heads: shape.kv_heads,
                 head_dim: shape.head_dim,
@@ -177,16 +178,16 @@ impl Cpu {
         });
         let ranges: Vec<_> = (ranges.iter())
             .filter(|range| !range.queries.is_empty())
-            .map(|range| Seen::new(range, pass, &sources))
+            .map(|range| RangeKeys::new(range, pass, &sources))
             .collect();
         let step = heads_step(shape, &ranges, self.device.threads());
         let tasks: Vec<_> = (ranges.iter())
             .flat_map(|range| range.tasks(shape, step))
             .collect();
         self.run(|| {
-            let target = Target::new(out);
+            let target = AttentionOutput::new(out);
             tasks.par_iter().for_each(|task| {
-                let kernel = Kernel::best();
+                let kernel = Microkernel::best();
                 // However the heads are shared out.
                 let rows = task.queries.len() * (shape.heads / shape.kv_heads);
                 self.scratch.with(|scratch| match rows < kernel.columns {
@@ -198,7 +199,7 @@ impl Cpu {
     }
 }
 
-impl Cpu {
+impl CpuBackend {
     /// What these queries pay attention to of these places, summed over the queries: a row for each head.
     #[expect(
         clippy::too_many_arguments,
@@ -214,7 +215,7 @@ impl Cpu {
         shape: AttentionShape,
         places: &[Range<usize>],
     ) {
-        let source = Source {
+        let source = RowSource {
             rows: [0, 1].map(|which| cache.rows(layer, which)),
             shape: cache.shape(),
         };
@@ -260,19 +261,24 @@ fn tiles(range: &Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>
 }
 
 /// A range, and what its queries see.
-struct Seen<'a> {
+struct RangeKeys<'a> {
     queries: Range<usize>,
     segments: Vec<KeySegment>,
     seen: Option<Vec<usize>>,
-    source: Source<'a>,
+    source: RowSource<'a>,
 }
 
-impl<'a> Seen<'a> {
-    fn new(range: &AttentionRange, pass: Option<Source<'a>>, caches: &[Source<'a>]) -> Self {
+impl<'a> RangeKeys<'a> {
+    fn new(range: &AttentionRange, pass: Option<RowSource<'a>>, caches: &[RowSource<'a>]) -> Self {
         let (segments, seen, source) = match &range.keys {
-            Keys::Pass(segments) => (segments.clone(), None, pass.expect("rows were checked")),
-            Keys::Kept { cache, segments } => (segments.clone(), None, caches[*cache]),
-            Keys::Causal { cache, places } => {
+            AttentionKeys::Pass(segments) => {
+                (segments.clone(), None, pass.expect("rows were checked"))
+            }
+            AttentionKeys::Cached { cache, segments } => (segments.clone(), None, caches[*cache]),
+            AttentionKeys::Causal {
+                cache,
+                positions: places,
+            } => {
                 let seen: Vec<_> = places.iter().map(|place| place + 1).collect();
                 let len = seen.iter().copied().max().unwrap_or(0);
                 let all = vec![KeySegment { start: 0, len }];
@@ -288,7 +294,7 @@ impl<'a> Seen<'a> {
     }
 
     /// Its tasks, with so many of the heads that share keys in each.
-    fn tasks(&self, shape: AttentionShape, step: usize) -> impl Iterator<Item = Task<'_>> {
+    fn tasks(&self, shape: AttentionShape, step: usize) -> impl Iterator<Item = HeadTask<'_>> {
         let group = shape.heads / shape.kv_heads;
         let Range { start, end } = self.queries;
         let tile = tile_queries(shape);
@@ -301,7 +307,7 @@ impl<'a> Seen<'a> {
                 all.step_by(step)
                     .map(move |head| (kv_head, head..end.min(head + step)))
             });
-            heads.map(move |(kv_head, heads)| Task {
+            heads.map(move |(kv_head, heads)| HeadTask {
                 queries: queries.clone(),
                 kv_head,
                 heads,
@@ -320,7 +326,7 @@ fn tile_queries(shape: AttentionShape) -> usize {
 }
 
 /// How many of the heads that share keys go into a task: all of them, unless that leaves threads without one.
-fn heads_step(shape: AttentionShape, ranges: &[Seen<'_>], threads: usize) -> usize {
+fn heads_step(shape: AttentionShape, ranges: &[RangeKeys<'_>], threads: usize) -> usize {
     let group = shape.heads / shape.kv_heads;
     let tile = tile_queries(shape);
     let queries = ranges.iter().map(|range| range.queries.len());
@@ -336,7 +342,7 @@ fn heads_step(shape: AttentionShape, ranges: &[Seen<'_>], threads: usize) -> usi
 }
 
 /// The output matrix, of which each task writes its own rows and columns.
-struct Target<'a> {
+struct AttentionOutput<'a> {
     start: *mut f32,
     rows: usize,
     width: usize,
@@ -344,9 +350,9 @@ struct Target<'a> {
 }
 
 // SAFETY: tasks differ in their queries or their heads, so they write disjoint parts.
-unsafe impl Sync for Target<'_> {}
+unsafe impl Sync for AttentionOutput<'_> {}
 
-impl<'a> Target<'a> {
+impl<'a> AttentionOutput<'a> {
     fn new(out: &'a mut Activation) -> Self {
         let (rows, width) = (out.len(), out.width());
         Self {
@@ -370,16 +376,16 @@ impl<'a> Target<'a> {
     }
 }
 
-fn store_row(shape: &CacheShape, values: &[f32], room: &mut [u8]) {
+fn store_row(shape: &KvCacheShape, values: &[f32], out: &mut [u8]) {
     let (dim, stored) = (shape.head_dim, shape.stored_dim());
     if dim == stored {
-        return shape.format.store(values, room);
+        return shape.format.quantize(values, out);
     }
     // Heads that are no whole blocks end with zeros.
     let mut padded = [0.0; HEAD_DIM_MAX];
     let heads = values.chunks_exact(dim);
-    for (values, room) in heads.zip(room.chunks_exact_mut(shape.head_bytes())) {
+    for (values, room) in heads.zip(out.chunks_exact_mut(shape.head_bytes())) {
         padded[..dim].copy_from_slice(values);
-        Format::store(shape.format, &padded[..stored], room);
+        Format::quantize(shape.format, &padded[..stored], room);
     }
 }

@@ -10,15 +10,15 @@ use std::{
 
 use rayon::prelude::*;
 use sluice_formats::Format;
-use sluice_weights::{Data, Weight};
+use sluice_weights::{Weight, WeightData};
 
 use super::{
-    Cpu,
-    kernel::{DEPTH, Kernel, Output, Rows, prefetch},
-    quantized::Products,
+    CpuBackend,
+    microkernel::{DEPTH, MatrixRows, Microkernel, TileOutput, prefetch},
+    quantized::QuantizedGemm,
     scratch::SCRATCH_LEN,
 };
-use crate::{Activation, clock::Clock};
+use crate::{Activation, clock::PhaseClock};
 
 /// Numbers of `x` that are packed at a time: 1 MiB, so that they stay in a core's own cache while weights stream past.
 const PACKED_LEN: usize = 1 << 18;
@@ -27,7 +27,7 @@ const PACKED_LEN: usize = 1 << 18;
 const PANEL_LEN: usize = 32 * DEPTH;
 
 /// Numbers that coded weights are widened to at a time, since they are decoded in whole rows.
-const DECODED_LEN: usize = SCRATCH_LEN - PACKED_LEN - 2 * PANEL_LEN - LINE;
+const DEQUANTIZED_LEN: usize = SCRATCH_LEN - PACKED_LEN - 2 * PANEL_LEN - LINE;
 
 /// Numbers in a cache line.
 const LINE: usize = 16;
@@ -45,31 +45,25 @@ const COLUMNS_MIN: usize = 256;
 /// Rows of `x` of a tile, at least, where they are shared out, too: each tile widens its weights anew.
 const ROWS_MIN: usize = 64;
 
-impl Cpu {
+impl CpuBackend {
     /// `x · weightᵀ` into `out`, or added to it.
-    pub(crate) fn multiply(
-        &self,
-        x: &Activation,
-        weight: &Weight<'_>,
-        out: &mut [f32],
-        adds: bool,
-    ) {
-        self.run(|| self.multiply_here(x, weight, out, adds));
+    pub(crate) fn gemm(&self, x: &Activation, weight: &Weight<'_>, out: &mut [f32], adds: bool) {
+        self.run(|| self.gemm_on_this_pool(x, weight, out, adds));
     }
 
     /// `x · weightᵀ` into rows of `out` that begin `stride` numbers apart.
-    pub(crate) fn multiply_apart(
+    pub(crate) fn gemm_strided(
         &self,
         x: &Activation,
         weight: &Weight<'_>,
         out: &mut [f32],
         stride: usize,
     ) {
-        self.run(|| self.multiply_to(x, weight, out, stride, false));
+        self.run(|| self.gemm_tiles(x, weight, out, stride, false));
     }
 
     /// The same on the device's threads, which must be the caller's.
-    pub(crate) fn multiply_here(
+    pub(crate) fn gemm_on_this_pool(
         &self,
         x: &Activation,
         weight: &Weight<'_>,
@@ -77,10 +71,10 @@ impl Cpu {
         adds: bool,
     ) {
         assert_eq!(out.len(), x.len() * weight.rows);
-        self.multiply_to(x, weight, out, weight.rows, adds);
+        self.gemm_tiles(x, weight, out, weight.rows, adds);
     }
 
-    fn multiply_to(
+    fn gemm_tiles(
         &self,
         x: &Activation,
         weight: &Weight<'_>,
@@ -105,31 +99,31 @@ impl Cpu {
             rows: x.len(),
             adds,
         };
-        let kernel = Kernel::best();
+        let kernel = Microkernel::best();
         let grid = Grid::new(x.len(), weight, self.device.threads(), kernel);
         (0..grid.len()).into_par_iter().for_each(|number| {
             let (rows, columns) = grid.tile(number);
             let part = weight.rows(columns.start, columns.end);
             // Dot products decode the weights anew for every row of input: two rows took 1.4 to 2.1 times as long as by
             // widening once (a core of an EPYC, 576 outputs of 1536, `q8_0` to `q4_k`).
-            if x.len() == 1 && part.has_dots() && Products::of(&part).is_none() {
+            if x.len() == 1 && part.has_dot_kernel() && QuantizedGemm::of(&part).is_none() {
                 return dot_tile(x, &part, &out, columns.start, &self.clock);
             }
             self.scratch.with(|scratch| {
-                if let Some(products) = Products::of(&part) {
+                if let Some(products) = QuantizedGemm::of(&part) {
                     let x = &x.values()[rows.start * weight.width..rows.end * weight.width];
                     assert!(columns.end <= out.columns && rows.end <= out.rows);
-                    let out = Output {
+                    let out = TileOutput {
                         start: out.start.wrapping_add(rows.start * stride + columns.start),
                         stride,
                         columns: columns.len(),
                         adds,
                     };
                     // SAFETY: rows and columns are inside the output and of this tile alone.
-                    return unsafe { products.multiply(x, &part, out, scratch) };
+                    return unsafe { products.gemm(x, &part, out, scratch) };
                 }
                 let mut tile = Tile::new(kernel, x, rows, &out, scratch);
-                tile.multiply(&part, columns.start, &self.clock);
+                tile.gemm_tile(&part, columns.start, &self.clock);
             });
         });
     }
@@ -146,7 +140,7 @@ struct Grid {
 }
 
 impl Grid {
-    fn new(rows: usize, weight: &Weight<'_>, threads: usize, kernel: &Kernel) -> Self {
+    fn new(rows: usize, weight: &Weight<'_>, threads: usize, kernel: &Microkernel) -> Self {
         let several = weight.rows.div_ceil(threads * TILES);
         let tile_columns = several
             .max(rows.min(COLUMNS_MIN))
@@ -154,7 +148,7 @@ impl Grid {
         let tiles = weight.rows.div_ceil(tile_columns);
         // Where there are few weight rows, some of those of `x`: not if decoding is most of the work.
         let parts = match weight.data {
-            Data::Coded(_) => 1,
+            WeightData::Compressed(_) => 1,
             _ => threads.div_ceil(tiles).min(rows / ROWS_MIN).max(1),
         };
         Self {
@@ -200,7 +194,7 @@ unsafe impl Sync for Columns {}
 
 /// Some rows of `x` on their way past weights, and the scratch that both are packed in.
 struct Tile<'a> {
-    kernel: &'static Kernel,
+    kernel: &'static Microkernel,
     x: &'a Activation,
     rows: Range<usize>,
     out: &'a Columns,
@@ -208,15 +202,15 @@ struct Tile<'a> {
     packed: &'a mut [f32],
     packs: Option<(Range<usize>, Range<usize>)>,
     /// A panel's weights as they are decoded, and packed.
-    widened: &'a mut [f32],
+    dequantized: &'a mut [f32],
     panel: &'a mut [f32],
     /// Whole rows of coded weights.
-    decoded: &'a mut [f32],
+    decompressed: &'a mut [f32],
 }
 
 impl<'a> Tile<'a> {
     fn new(
-        kernel: &'static Kernel,
+        kernel: &'static Microkernel,
         x: &'a Activation,
         rows: Range<usize>,
         out: &'a Columns,
@@ -235,41 +229,41 @@ impl<'a> Tile<'a> {
             out,
             packed,
             packs: None,
-            widened,
+            dequantized: widened,
             panel,
-            decoded: &mut scratch[..DECODED_LEN],
+            decompressed: &mut scratch[..DEQUANTIZED_LEN],
         }
     }
 
     /// Products of all rows and these weights, into the columns from `column` on.
-    fn multiply(&mut self, weight: &Weight<'_>, column: usize, clock: &Clock) {
+    fn gemm_tile(&mut self, weight: &Weight<'_>, column: usize, clock: &PhaseClock) {
         assert!(column + weight.rows <= self.out.columns);
-        if !matches!(weight.data, Data::Coded(_)) {
-            return self.multiply_by(weight, column);
+        if !matches!(weight.data, WeightData::Compressed(_)) {
+            return self.gemm_dequantized(weight, column);
         }
-        let fitting = DECODED_LEN / weight.width;
+        let fitting = DEQUANTIZED_LEN / weight.width;
         // Whole panels, if one fits.
         let fitting = fitting - fitting % self.kernel.columns.min(fitting);
-        let decoded = std::mem::take(&mut self.decoded);
+        let decoded = std::mem::take(&mut self.decompressed);
         let begun = Instant::now();
         let mut multiplied = Duration::ZERO;
-        weight.widen_by(fitting, decoded, |row, values| {
+        weight.dequantize_by(fitting, decoded, |row, values| {
             let begun = Instant::now();
             let decoded = Weight {
                 format: Format::F32,
                 rows: values.len() / weight.width,
-                data: Data::Host(bytemuck::cast_slice(values)),
+                data: WeightData::Host(bytemuck::cast_slice(values)),
                 ..*weight
             };
-            self.multiply_by(&decoded, column + row);
+            self.gemm_dequantized(&decoded, column + row);
             multiplied += begun.elapsed();
         });
-        clock.decoded(begun.elapsed().saturating_sub(multiplied));
-        self.decoded = decoded;
+        clock.add_decompressed(begun.elapsed().saturating_sub(multiplied));
+        self.decompressed = decoded;
     }
 
     /// The same of weights that aren't coded.
-    fn multiply_by(&mut self, weight: &Weight<'_>, column: usize) {
+    fn gemm_dequantized(&mut self, weight: &Weight<'_>, column: usize) {
         let rows_max = self.kernel.rows_in(PACKED_LEN / DEPTH);
         let parts = self.rows.len().div_ceil(rows_max);
         for from in self.rows.clone().step_by(self.rows.len().div_ceil(parts)) {
@@ -281,7 +275,7 @@ impl<'a> Tile<'a> {
                 self.pack(&rows, &span);
                 for first in (0..weight.rows).step_by(self.kernel.columns) {
                     let last = weight.rows.min(first + self.kernel.columns);
-                    self.multiply_panel(&weight.rows(first, last), column + first);
+                    self.gemm_panel(&weight.rows(first, last), column + first);
                 }
             }
         }
@@ -297,23 +291,23 @@ impl<'a> Tile<'a> {
         let values = &self.x.values()[rows.start * width + span.start..];
         let lanes = self.kernel.packed_lanes(rows.len());
         self.kernel.pack_rows(
-            Rows::new(values, width, rows.len(), span.len()),
+            MatrixRows::new(values, width, rows.len(), span.len()),
             &mut self.packed[..lanes * span.len()],
         );
         self.packs = packs;
     }
 
     /// Products of what is packed and a panel of weights.
-    fn multiply_panel(&mut self, weight: &Weight<'_>, column: usize) {
+    fn gemm_panel(&mut self, weight: &Weight<'_>, column: usize) {
         let (rows, span) = self.packs.as_ref().expect("rows are packed first");
         for from in span.clone().step_by(DEPTH) {
             let depth = DEPTH.min(span.end - from);
             let (format, bytes) = (weight.format, weight.bytes());
             let row_bytes = format.bytes(weight.width);
             let part = format.bytes(from)..format.bytes(from + depth);
-            let widened = self.widened.chunks_exact_mut(depth);
+            let widened = self.dequantized.chunks_exact_mut(depth);
             for (row, out) in bytes.chunks_exact(row_bytes).zip(widened) {
-                format.widen(&row[part.clone()], out);
+                format.dequantize(&row[part.clone()], out);
             }
             // What is widened next: short pieces of many rows, which the processor doesn't foresee.
             let (ahead, next) = match from + depth < span.end {
@@ -325,11 +319,11 @@ impl<'a> Tile<'a> {
                 let place = (row + ahead) * row_bytes + format.bytes(next);
                 prefetch(bytes.as_ptr().wrapping_add(place), piece);
             }
-            let weights = Rows::new(self.widened, depth, weight.rows, depth);
+            let weights = MatrixRows::new(self.dequantized, depth, weight.rows, depth);
             let panel = &mut self.panel[..self.kernel.columns * depth];
             self.kernel.pack_weights(weights, panel);
             let start = rows.start * self.out.stride + column;
-            let out = Output {
+            let out = TileOutput {
                 start: self.out.start.wrapping_add(start),
                 stride: self.out.stride,
                 columns: weight.rows,
@@ -339,7 +333,7 @@ impl<'a> Tile<'a> {
             let packed = &self.packed[..lanes * span.len()];
             // SAFETY: rows and columns are inside the output, as was asserted, and of this tile alone.
             unsafe {
-                self.kernel.multiply(
+                self.kernel.gemm_panel(
                     rows.len(),
                     packed,
                     span.len(),
@@ -354,7 +348,7 @@ impl<'a> Tile<'a> {
 
 /// The single row of `x` times the tile's rows, into the columns from `column` on. Coded weights are added up as they are
 /// decoded, number by number, which takes far longer: all of it counts as decoding.
-fn dot_tile(x: &Activation, tile: &Weight<'_>, out: &Columns, column: usize, clock: &Clock) {
+fn dot_tile(x: &Activation, tile: &Weight<'_>, out: &Columns, column: usize, clock: &PhaseClock) {
     let begun = Instant::now();
     assert!(column + tile.rows <= out.columns && out.rows == 1);
     // SAFETY: these columns are inside the only row, and no other tile's.
@@ -371,8 +365,8 @@ fn dot_tile(x: &Activation, tile: &Weight<'_>, out: &Columns, column: usize, clo
     } else {
         tile.dot(x.values(), out_tile);
     }
-    if matches!(tile.data, Data::Coded(_)) {
-        clock.decoded(begun.elapsed());
+    if matches!(tile.data, WeightData::Compressed(_)) {
+        clock.add_decompressed(begun.elapsed());
     }
 }
 
@@ -384,11 +378,14 @@ mod tests {
     use safetensors::{Dtype, tensor::TensorView};
     use sluice_checkpoint::{
         Checkpoint, Source,
-        coded::{Compression, Container, How, Lossless, Scheme, Target, compress},
+        compression::{
+            CompressOptions, CompressionMethod, Container, Lossless, Scheme, TrellisTarget,
+            compress,
+        },
     };
-    use sluice_cuda::Number;
+    use sluice_cuda::DType;
     use sluice_formats::{Format, noise::Noise};
-    use sluice_weights::{CodedRows, CodedTensor};
+    use sluice_weights::{CompressedRows, CompressedTensor};
 
     use super::*;
     use crate::{Ops, ROUNDED_ROWS_ERROR, device::Device, ledger::Ledger};
@@ -421,20 +418,20 @@ mod tests {
             format,
             rows,
             width,
-            data: Data::Host(&bytemuck::cast_slice(words)[..format.bytes(rows * width)]),
-            epoch: 0,
+            data: WeightData::Host(&bytemuck::cast_slice(words)[..format.bytes(rows * width)]),
+            weights_version: 0,
         }
     }
 
     /// Against a plain sum in `f64`, for shapes around the kernel's tile sizes.
     fn check(rows: usize, width: usize, outputs: usize, format: Format) {
         let ops = ops();
-        let mut x = ops.pool.take(rows, width, Number::F32).unwrap();
+        let mut x = ops.pool.take(rows, width, DType::F32).unwrap();
         x.values_mut().copy_from_slice(&numbers(rows * width, 1));
         let words = stored(outputs * width, format);
         let weight = weight(&words, outputs, width, format);
         let mut exact = vec![0.0; outputs * width];
-        weight.widen(&mut exact);
+        weight.dequantize(&mut exact);
         let out = ops.linear(&x, &weight).unwrap();
         for row in 0..rows {
             for column in 0..outputs {
@@ -499,9 +496,9 @@ mod tests {
             let words = stored(OUTPUTS * WIDTH, format);
             let weight = weight(&words, OUTPUTS, WIDTH, format);
             let mut exact = vec![0.0; OUTPUTS * WIDTH];
-            weight.widen(&mut exact);
+            weight.dequantize(&mut exact);
             for rows in [1, 7, 40] {
-                let mut x = ops.pool.take(rows, WIDTH, Number::F32).unwrap();
+                let mut x = ops.pool.take(rows, WIDTH, DType::F32).unwrap();
                 x.values_mut().copy_from_slice(&numbers(rows * WIDTH, 1));
                 let out = ops.linear(&x, &weight).unwrap();
                 let (mut errors, mut squares) = (0.0, 0.0);
@@ -530,7 +527,7 @@ mod tests {
         let ops = ops();
         for format in Format::ALL {
             for value in [f32::NAN, f32::INFINITY] {
-                let mut x = ops.pool.take(2, 256, Number::F32).unwrap();
+                let mut x = ops.pool.take(2, 256, DType::F32).unwrap();
                 x.values_mut().copy_from_slice(&numbers(512, 1));
                 x.row_mut(1)[77] = value;
                 let words = stored(40 * 256, format);
@@ -560,7 +557,7 @@ mod tests {
             let words = stored(50 * WIDTH, format);
             let weight = weight(&words, 50, WIDTH, format);
             let first = |rows: usize| {
-                let mut x = ops.pool.take(rows, WIDTH, Number::F32).unwrap();
+                let mut x = ops.pool.take(rows, WIDTH, DType::F32).unwrap();
                 x.values_mut().copy_from_slice(&values[..rows * WIDTH]);
                 ops.linear(&x, &weight).unwrap().row(0).to_vec()
             };
@@ -582,20 +579,20 @@ mod tests {
 
     /// A matrix, in a container of its own.
     struct InContainer {
-        tensor: Arc<CodedTensor>,
+        tensor: Arc<CompressedTensor>,
         bytes: Vec<u8>,
     }
 
     impl InContainer {
-        fn new(bytes: &[u8], shape: [usize; 2], how: How, tile: usize) -> Self {
+        fn new(bytes: &[u8], shape: [usize; 2], how: CompressionMethod, tile: usize) -> Self {
             let folder = tempfile::tempdir().unwrap();
             let tensor = TensorView::new(Dtype::BF16, shape.to_vec(), bytes).unwrap();
             let source = folder.path().join("model.safetensors");
             safetensors::serialize_to_file([(NAME, tensor)], None, &source).unwrap();
             std::fs::write(folder.path().join("config.json"), "{}").unwrap();
             let target = folder.path().join("model.sluice");
-            let options = Compression {
-                how,
+            let options = CompressOptions {
+                method: how,
                 tile,
                 keep: Vec::new(),
                 all: true,
@@ -612,7 +609,7 @@ mod tests {
             let place = record.offset as usize..(record.offset + record.length) as usize;
             let checkpoint = Checkpoint::open(&Source::Folder(target)).unwrap();
             Self {
-                tensor: checkpoint.coded(NAME).unwrap(),
+                tensor: checkpoint.compressed(NAME).unwrap(),
                 bytes: bytes[place].to_vec(),
             }
         }
@@ -631,17 +628,17 @@ mod tests {
                 }
             }
             let mut plain = vec![0_u64; width * outputs / 4];
-            Format::Bf16.store(&values, bytemuck::cast_slice_mut(&mut plain));
+            Format::Bf16.quantize(&values, bytemuck::cast_slice_mut(&mut plain));
             let uncoded = weight(&plain, outputs, width, Format::Bf16);
             for how in [
-                How::Lossless(Lossless::Huffman),
-                How::Lossless(Lossless::Palette),
-                How::Rate(Target::Bits(4.0)),
+                CompressionMethod::Lossless(Lossless::Huffman),
+                CompressionMethod::Lossless(Lossless::Dictionary),
+                CompressionMethod::Trellis(TrellisTarget::Bits(4.0)),
             ] {
                 let bytes = bytemuck::cast_slice(&plain);
                 let container = InContainer::new(bytes, [outputs, width], how, tile);
                 let coded = Weight {
-                    data: Data::Coded(CodedRows {
+                    data: WeightData::Compressed(CompressedRows {
                         tensor: &container.tensor,
                         bytes: &container.bytes,
                         base: 0,
@@ -651,18 +648,18 @@ mod tests {
                 };
                 // What it is decoded to: the same, or near it.
                 let mut decoded = vec![0.0; outputs * width];
-                coded.widen(&mut decoded);
+                coded.dequantize(&mut decoded);
                 let decoded = Weight {
                     format: Format::F32,
-                    data: Data::Host(bytemuck::cast_slice(&decoded)),
+                    data: WeightData::Host(bytemuck::cast_slice(&decoded)),
                     ..uncoded
                 };
                 let expected = match how {
-                    How::Lossless(_) => uncoded,
-                    How::Rate(_) => decoded,
+                    CompressionMethod::Lossless(_) => uncoded,
+                    CompressionMethod::Trellis(_) => decoded,
                 };
                 for rows in [1, 2, 17, MANY + 1] {
-                    let mut x = ops.pool.take(rows, width, Number::F32).unwrap();
+                    let mut x = ops.pool.take(rows, width, DType::F32).unwrap();
                     x.values_mut().copy_from_slice(&numbers(rows * width, 1));
                     let all = [expected, coded].map(|weight| ops.linear(&x, &weight).unwrap());
                     assert_eq!(all[0].values(), all[1].values(), "{rows} rows of {width}");

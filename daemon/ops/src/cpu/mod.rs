@@ -2,8 +2,8 @@
 
 mod attention;
 pub(super) mod exp;
-mod kernel;
 mod linear;
+mod microkernel;
 mod quantized;
 mod rows;
 mod scratch;
@@ -14,21 +14,21 @@ use sluice_weights::Weight;
 
 pub(super) use self::quantized::rounds_rows;
 use self::scratch::Scratch;
-use super::{Activation, Indices, RopeTable, clock::Clock};
+use super::{Activation, Indices, RopeTable, clock::PhaseClock};
 use crate::{OpsError, device::Device, ledger::Ledger};
 
 /// The threads and the scratch memory of each.
-pub(super) struct Cpu {
+pub(super) struct CpuBackend {
     device: Device,
     scratch: Scratch,
-    clock: Clock,
+    clock: PhaseClock,
 }
 
-impl Cpu {
+impl CpuBackend {
     pub(super) fn new(device: Device, ledger: &Ledger) -> Result<Self, OpsError> {
         let scratch = Scratch::new(device.threads(), ledger)?;
         Ok(Self {
-            clock: Clock::new(device.threads()),
+            clock: PhaseClock::new(device.threads()),
             device,
             scratch,
         })
@@ -40,7 +40,7 @@ impl Cpu {
     }
 
     /// What its operations took.
-    pub(super) fn clock(&self) -> &Clock {
+    pub(super) fn clock(&self) -> &PhaseClock {
         &self.clock
     }
 
@@ -59,7 +59,7 @@ impl Cpu {
         epsilon: f32,
     ) {
         self.run(|| {
-            weight.widen(scale.row_mut(0));
+            weight.dequantize(scale.row_mut(0));
             let scale = scale.row(0);
             out.par_rows_mut().enumerate().for_each(|(index, out)| {
                 rows::rms_norm(out, x.row(start + index), scale, epsilon);
@@ -79,7 +79,7 @@ impl Cpu {
         });
     }
 
-    pub(super) fn silu_multiply(&self, gate: &mut Activation, up: &Activation) {
+    pub(super) fn silu_mul(&self, gate: &mut Activation, up: &Activation) {
         self.run(|| {
             gate.par_rows_mut().enumerate().for_each(|(index, gate)| {
                 exp::silu_multiply(gate, up.row(index));

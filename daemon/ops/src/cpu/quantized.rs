@@ -8,10 +8,10 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 
-use sluice_formats::{Format, Groups};
-use sluice_weights::{Data, Weight};
+use sluice_formats::{Format, QuantGroups};
+use sluice_weights::{Weight, WeightData};
 
-use super::kernel::{self, COLUMNS_MAX, Kernel, Output, Rows};
+use super::microkernel::{self, COLUMNS_MAX, MatrixRows, Microkernel, TileOutput};
 
 /// Numbers of the depth that are multiplied at a time: 20 KiB of a panel of 32 weight rows.
 const DEPTH: usize = 512;
@@ -39,13 +39,13 @@ struct ByteKernel {
     /// Weight rows in a panel: columns of a tile.
     columns: usize,
     /// What packs words.
-    words: &'static Kernel,
+    words: &'static Microkernel,
     /// Bits of the weights that it multiplies faster than widened ones are, at most.
     bits_max: u32,
     round: Round,
     /// Tiles of one row and more.
-    tiles: fn(Groups) -> &'static [Tile; ROWS],
-    dot: fn(Groups) -> Dot,
+    tiles: fn(QuantGroups) -> &'static [Tile; ROWS],
+    dot: fn(QuantGroups) -> Dot,
 }
 
 /// Rounds a row to bytes, and writes scales and sums of each group to the row's lane of `numbers`: the sums times the scales.
@@ -65,16 +65,16 @@ type Round = unsafe fn(
 ///
 /// # Safety
 /// The CPU has the kernel's instructions, and the output's columns of the tile's rows are nobody else's.
-type Tile = unsafe fn(x: &[f32], numbers: &[f32], panel: &[f32], scales: &[f32], out: Output);
+type Tile = unsafe fn(x: &[f32], numbers: &[f32], panel: &[f32], scales: &[f32], out: TileOutput);
 
 /// The product of two rows of whole blocks of the depth.
 ///
 /// # Safety
 /// The CPU has the kernel's instructions.
-type Dot = unsafe fn(weights: &Row<'_, u8>, x: &Row<'_, i8>) -> f32;
+type Dot = unsafe fn(weights: &QuantizedRow<'_, u8>, x: &QuantizedRow<'_, i8>) -> f32;
 
 /// A row's bytes, and two numbers of each group: of weights scales and minima, of `x` scales and sums times scales.
-struct Row<'a, B> {
+struct QuantizedRow<'a, B> {
     bytes: &'a [B],
     scales: &'a [f32],
     others: &'a [f32],
@@ -117,33 +117,33 @@ pub(crate) fn rounds_rows(format: Format) -> bool {
 }
 
 /// The kernel that multiplies weights of this format, and how they lie: all numbers of rows have the same.
-fn kernel_for(format: Format) -> Option<(&'static ByteKernel, Groups)> {
+fn kernel_for(format: Format) -> Option<(&'static ByteKernel, QuantGroups)> {
     let (kernel, groups) = (ByteKernel::best()?, format.groups()?);
     (groups.bits <= kernel.bits_max).then_some((kernel, groups))
 }
 
 /// How a format's weights are multiplied so.
-pub(super) struct Products {
+pub(super) struct QuantizedGemm {
     kernel: &'static ByteKernel,
-    groups: Groups,
+    groups: QuantGroups,
 }
 
-impl Products {
+impl QuantizedGemm {
     /// Those of a format that has some, where the CPU has instructions for it.
     pub(super) fn of(weight: &Weight<'_>) -> Option<Self> {
         let (kernel, groups) = kernel_for(weight.format)?;
-        matches!(weight.data, Data::Host(_)).then_some(Self { kernel, groups })
+        matches!(weight.data, WeightData::Host(_)).then_some(Self { kernel, groups })
     }
 
     /// Products of rows of `x`, which lie together, and these weights.
     ///
     /// # Safety
     /// The output's columns of all rows are nobody else's.
-    pub(super) unsafe fn multiply(
+    pub(super) unsafe fn gemm(
         &self,
         x: &[f32],
         weight: &Weight<'_>,
-        out: Output,
+        out: TileOutput,
         scratch: &mut [f32],
     ) {
         let width = weight.width;
@@ -183,7 +183,7 @@ impl Products {
                         let (row, rows) = place(panel);
                         let (target, after) = rest.split_at_mut(words(depth));
                         rest = after;
-                        let x = Rows::new(&x[row * width + from..], width, rows, depth);
+                        let x = MatrixRows::new(&x[row * width + from..], width, rows, depth);
                         self.pack(x, rounded, target);
                     }
                 }
@@ -206,7 +206,7 @@ impl Products {
                             let (row, rows) = place(number);
                             let (x, after) = rest.split_at(words(depth));
                             rest = after;
-                            let out = Output {
+                            let out = TileOutput {
                                 start: out.start.wrapping_add((first + row) * out.stride + column),
                                 columns,
                                 adds: out.adds || from > 0,
@@ -226,7 +226,7 @@ impl Products {
     ///
     /// # Safety
     /// The output's columns are nobody else's.
-    unsafe fn dot(&self, x: &[f32], weight: &Weight<'_>, out: Output, scratch: &mut [f32]) {
+    unsafe fn dot(&self, x: &[f32], weight: &Weight<'_>, out: TileOutput, scratch: &mut [f32]) {
         // Whole blocks of the depth: what is beyond the row is zero.
         let padded = x.len().next_multiple_of(DEPTH);
         let groups = padded / self.groups.len;
@@ -243,7 +243,7 @@ impl Products {
         for (group, both) in both.as_chunks::<2>().0.iter().enumerate() {
             [scales[group], sums[group]] = *both;
         }
-        let x = Row {
+        let x = QuantizedRow {
             bytes,
             scales,
             others: sums,
@@ -263,7 +263,7 @@ impl Products {
         for (column, bytes) in weight.bytes().chunks_exact(stride).enumerate() {
             let target = &mut loose[..weight.width];
             format.quants(bytes, target, &mut scales[..held], &mut minima[..held]);
-            let row = Row {
+            let row = QuantizedRow {
                 bytes: &*loose,
                 scales: &*scales,
                 others: &*minima,
@@ -282,7 +282,7 @@ impl Products {
     }
 
     /// Rounds and packs rows of `x`.
-    fn pack(&self, x: Rows<'_>, rounded: &mut [f32], target: &mut [f32]) {
+    fn pack(&self, x: MatrixRows<'_>, rounded: &mut [f32], target: &mut [f32]) {
         let (rows, depth, lanes) = (x.count(), x.depth(), self.kernel.lanes);
         let (bytes, numbers) = target.split_at_mut(lanes * depth / BYTES);
         let words = depth / BYTES;
@@ -293,7 +293,7 @@ impl Products {
                 (self.kernel.round)(x.row(row), rounded, numbers, row, lanes, self.groups.len);
             }
         }
-        let rounded = Rows::new(rounded, words, rows, words);
+        let rounded = MatrixRows::new(rounded, words, rows, words);
         self.kernel.words.transpose(rounded, bytes, lanes);
     }
 
@@ -317,11 +317,11 @@ impl Products {
             let (scales, minima) = both.split_at_mut(groups);
             format.quants(bytes, out, scales, minima);
         }
-        let bytes = Rows::new(loose, words, weight.rows, words);
+        let bytes = MatrixRows::new(loose, words, weight.rows, words);
         self.kernel
             .words
             .transpose(bytes, panel, self.kernel.columns);
-        let both = Rows::new(loose_scales, 2 * groups, weight.rows, 2 * groups);
+        let both = MatrixRows::new(loose_scales, 2 * groups, weight.rows, 2 * groups);
         self.kernel
             .words
             .transpose(both, scales, self.kernel.columns);
@@ -377,11 +377,11 @@ mod tests {
             format,
             rows: columns,
             width,
-            data: Data::Host(bytes),
-            epoch: 0,
+            data: WeightData::Host(bytes),
+            weights_version: 0,
         };
         let mut widened = vec![0.0; columns * width];
-        format.widen(bytes, &mut widened);
+        format.dequantize(bytes, &mut widened);
         let x_rounded: Vec<f64> = (x.chunks_exact(width))
             .flat_map(|row| {
                 let (bytes, scales) = rounded(row);
@@ -397,15 +397,15 @@ mod tests {
         for kernel in kernels.filter(|kernel| groups.bits <= kernel.bits_max) {
             for adds in [false, true] {
                 let mut out = vec![1.0; rows * stride];
-                let target = Output {
+                let target = TileOutput {
                     start: out.as_mut_ptr(),
                     stride,
                     columns,
                     adds,
                 };
-                let products = Products { kernel, groups };
+                let products = QuantizedGemm { kernel, groups };
                 // SAFETY: the output has all rows and columns, and nobody else has it.
-                unsafe { products.multiply(x, &weight, target, &mut scratch) };
+                unsafe { products.gemm(x, &weight, target, &mut scratch) };
                 for (index, found) in out.into_iter().enumerate() {
                     let (row, column) = (index / stride, index % stride);
                     if column >= columns {

@@ -2,11 +2,11 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use sluice_machine::Kind;
+use sluice_machine::MemoryKind;
 
 use crate::{
     OpsError,
-    ledger::{Buffer, Ledger},
+    ledger::{HostBuffer, Ledger},
 };
 
 /// Numbers that a thread's scratch holds, 4 MiB: what `linear` packs, and some rows of the widest projection
@@ -15,13 +15,17 @@ pub(super) const SCRATCH_LEN: usize = 1 << 20;
 
 /// The scratch memory of all threads.
 pub(super) struct Scratch {
-    threads: Vec<Mutex<Buffer<f32>>>,
+    threads: Vec<Mutex<HostBuffer<f32>>>,
 }
 
 impl Scratch {
     pub(super) fn new(threads: usize, ledger: &Ledger) -> Result<Self, OpsError> {
         let threads = (0..threads)
-            .map(|_| ledger.buffer(Kind::Scratch, SCRATCH_LEN).map(Mutex::new))
+            .map(|_| {
+                ledger
+                    .buffer(MemoryKind::Scratch, SCRATCH_LEN)
+                    .map(Mutex::new)
+            })
             .collect::<Result<_, _>>()?;
         Ok(Self { threads })
     }

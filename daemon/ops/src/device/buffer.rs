@@ -1,16 +1,16 @@
 //! Memory of the device: of this process, or of a card.
 
-use sluice_cuda::{CudaError, GpuMemory, Span};
+use sluice_cuda::{CudaError, GpuMemory, GpuSpan};
 use sluice_machine::{
-    Kind,
+    MemoryKind,
     page::{PAGE_BYTES, Page},
 };
-use sluice_weights::decoded::BYTES_MAX;
+use sluice_weights::decompressed::BYTES_MAX;
 
 use super::Device;
 use crate::{
     OpsError,
-    ledger::{Buffer, Entry, Ledger},
+    ledger::{HostBuffer, Ledger, LedgerEntry},
 };
 
 /// Memory of the device, in elements of `T`, that stands in the ledger for as long as it lives. One of a rehearsal is
@@ -18,7 +18,7 @@ use crate::{
 #[derive(Debug)]
 pub enum DeviceBuffer<T> {
     /// In this process, zeroed.
-    Host(Buffer<T>),
+    Host(HostBuffer<T>),
     /// On a card, as it is.
     Gpu(GpuBuffer),
 }
@@ -28,7 +28,7 @@ pub enum DeviceBuffer<T> {
 pub struct GpuBuffer {
     // Freed before its entry goes.
     memory: GpuMemory,
-    entry: Entry,
+    entry: LedgerEntry,
 }
 
 impl<T: bytemuck::Zeroable> DeviceBuffer<T> {
@@ -36,7 +36,12 @@ impl<T: bytemuck::Zeroable> DeviceBuffer<T> {
     ///
     /// # Errors
     /// [`OpsError::OutOfMemory`] when the ledger's limit, the system or the card refuses.
-    pub fn new(device: &Device, ledger: &Ledger, kind: Kind, len: usize) -> Result<Self, OpsError> {
+    pub fn new(
+        device: &Device,
+        ledger: &Ledger,
+        kind: MemoryKind,
+        len: usize,
+    ) -> Result<Self, OpsError> {
         let Some(gpu) = device.gpu() else {
             return Ok(Self::Host(ledger.buffer(kind, len)?));
         };
@@ -44,7 +49,7 @@ impl<T: bytemuck::Zeroable> DeviceBuffer<T> {
         let entry = ledger.reserve(kind, bytes as u64)?;
         // What lives long and changes with plans shares pieces of the driver's memory.
         let allocated = match kind {
-            Kind::Weights | Kind::Slots => gpu.allocate_part(bytes),
+            MemoryKind::Weights | MemoryKind::StagingBuffers => gpu.allocate_part(bytes),
             _ => gpu.allocate(bytes),
         };
         match allocated {
@@ -73,7 +78,7 @@ impl<T: bytemuck::Pod> DeviceBuffer<T> {
     pub fn filled(
         device: &Device,
         ledger: &Ledger,
-        kind: Kind,
+        kind: MemoryKind,
         len: usize,
         fill: impl FnOnce(&mut [T]),
     ) -> Result<Self, OpsError> {
@@ -108,7 +113,7 @@ impl<T> DeviceBuffer<T> {
     pub fn host(&self) -> &[T] {
         match self {
             Self::Host(buffer) => buffer,
-            Self::Gpu(_) => on_card(),
+            Self::Gpu(_) => not_on_host(),
         }
     }
 
@@ -119,7 +124,7 @@ impl<T> DeviceBuffer<T> {
     pub fn host_mut(&mut self) -> &mut [T] {
         match self {
             Self::Host(buffer) => buffer,
-            Self::Gpu(_) => on_card(),
+            Self::Gpu(_) => not_on_host(),
         }
     }
 
@@ -128,7 +133,7 @@ impl<T> DeviceBuffer<T> {
     /// # Panics
     /// When it lies in this process.
     #[must_use]
-    pub fn span(&self) -> Span {
+    pub fn span(&self) -> GpuSpan {
         match self {
             Self::Host(_) => unreachable!("kernels of a card are given its own memory"),
             Self::Gpu(buffer) => buffer.memory.span(),
@@ -142,20 +147,20 @@ impl DeviceBuffer<Page> {
     ///
     /// # Errors
     /// As [`DeviceBuffer::new`].
-    pub fn to_decode(device: &Device, ledger: &Ledger) -> Result<Self, OpsError> {
-        let bytes = if device.is_card() { BYTES_MAX } else { 0 };
-        Self::new(device, ledger, Kind::Scratch, bytes / PAGE_BYTES)
+    pub fn for_decompression(device: &Device, ledger: &Ledger) -> Result<Self, OpsError> {
+        let bytes = if device.is_gpu() { BYTES_MAX } else { 0 };
+        Self::new(device, ledger, MemoryKind::Scratch, bytes / PAGE_BYTES)
     }
 
     /// Where it lies on a card; nowhere, if there is none.
-    pub fn on_card(&self) -> Span {
+    pub fn on_gpu(&self) -> GpuSpan {
         match self {
-            Self::Host(_) => Span::default(),
+            Self::Host(_) => GpuSpan::default(),
             Self::Gpu(_) => self.span(),
         }
     }
 }
 
-fn on_card() -> ! {
+fn not_on_host() -> ! {
     unreachable!("the CPU's operations are given the process's own memory")
 }

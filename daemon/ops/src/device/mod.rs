@@ -6,8 +6,8 @@ mod buffer;
 use std::fmt;
 
 use sluice_cuda::{self as cuda, Blas};
-pub use sluice_cuda::{CudaError, Gpu, Live, Number, Unavailable};
-use sluice_machine::{CardProfile, Computing, MemoryFacts, Profile, Waiting, Workers};
+pub use sluice_cuda::{CudaError, DType, Gpu, GpuUnavailable, LiveStats};
+use sluice_machine::{ComputingGuard, GpuProfile, MemoryStats, Profile, WaitingGuard, Workers};
 
 pub use self::buffer::DeviceBuffer;
 use crate::OpsError;
@@ -24,7 +24,7 @@ pub struct Device {
 
 /// Which device is to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Choice {
+pub enum DeviceChoice {
     /// The first card that can be used, else the CPU.
     #[default]
     Auto,
@@ -35,11 +35,11 @@ pub enum Choice {
 }
 
 /// A device, and why it is no card where one would have been taken.
-pub struct Opened {
+pub struct OpenedDevice {
     /// What computes.
     pub device: Device,
     /// What was wrong with the first one.
-    pub no_card: Option<Unavailable>,
+    pub gpu_unavailable: Option<GpuUnavailable>,
 }
 
 impl fmt::Debug for Device {
@@ -55,27 +55,30 @@ impl Device {
     /// # Errors
     /// A card that was named and can't be used, or threads that can't be started.
     pub fn open(
-        choice: Choice,
-        number: Option<Number>,
+        choice: DeviceChoice,
+        dtype: Option<DType>,
         threads: usize,
-    ) -> Result<Opened, OpsError> {
+    ) -> Result<OpenedDevice, OpsError> {
         let (opened, is_needed) = match choice {
-            Choice::Cpu => {
+            DeviceChoice::Cpu => {
                 let (device, no_card) = (Self::cpu(threads)?, None);
-                return Ok(Opened { device, no_card });
+                return Ok(OpenedDevice {
+                    device,
+                    gpu_unavailable: no_card,
+                });
             }
-            Choice::Auto => (first_card(), false),
-            Choice::Cuda(ordinal) => (Gpu::open(ordinal), true),
+            DeviceChoice::Auto => (first_gpu(), false),
+            DeviceChoice::Cuda(ordinal) => (Gpu::open(ordinal), true),
         };
         Ok(match opened {
-            Ok(gpu) => Opened {
-                device: Self::card(gpu, number, threads)?,
-                no_card: None,
+            Ok(gpu) => OpenedDevice {
+                device: Self::with_gpu(gpu, dtype, threads)?,
+                gpu_unavailable: None,
             },
-            Err(unavailable) if is_needed => return Err(OpsError::NoCard(unavailable)),
-            Err(unavailable) => Opened {
+            Err(unavailable) if is_needed => return Err(OpsError::NoGpu(unavailable)),
+            Err(unavailable) => OpenedDevice {
                 device: Self::cpu(threads)?,
-                no_card: Some(unavailable),
+                gpu_unavailable: Some(unavailable),
             },
         })
     }
@@ -98,18 +101,18 @@ impl Device {
     ///
     /// # Errors
     /// When the threads can't be started.
-    pub fn card(gpu: Gpu, number: Option<Number>, threads: usize) -> Result<Self, OpsError> {
-        let best = match gpu.facts().has_bf16 {
-            true => Number::Bf16,
-            false => Number::F16,
+    pub fn with_gpu(gpu: Gpu, dtype: Option<DType>, threads: usize) -> Result<Self, OpsError> {
+        let best = match gpu.properties().has_bf16 {
+            true => DType::Bf16,
+            false => DType::F16,
         };
         let workspace_bytes = gpu.blas().map_or(0, Blas::workspace_bytes);
         let cpu = Self::cpu(threads)?;
         Ok(Self {
             profile: Profile {
-                card: Some(CardProfile {
-                    total_bytes: gpu.facts().total_bytes,
-                    number: number.unwrap_or(best),
+                gpu: Some(GpuProfile {
+                    total_bytes: gpu.properties().total_bytes,
+                    dtype: dtype.unwrap_or(best),
                     context_bytes: gpu.context_bytes().unwrap_or(0),
                     workspace_bytes,
                 }),
@@ -123,7 +126,7 @@ impl Device {
     /// A device like this that does no work: with a ledger of the same kind, a pass over it tells what memory a real one
     /// takes.
     #[must_use]
-    pub fn rehearsal(profile: Profile) -> Self {
+    pub fn dry_run(profile: Profile) -> Self {
         Self {
             workers: Workers::none(profile.threads),
             gpu: None,
@@ -162,39 +165,39 @@ impl Device {
 
     /// Whether a card computes, or would in a rehearsal.
     #[must_use]
-    pub fn is_card(&self) -> bool {
-        self.profile.card.is_some()
+    pub fn is_gpu(&self) -> bool {
+        self.profile.gpu.is_some()
     }
 
     /// What activations between layers' parts are; the residual stream and all sums are `f32`.
     #[must_use]
-    pub fn number(&self) -> Number {
-        self.profile.card.map_or(Number::F32, |card| card.number)
+    pub fn dtype(&self) -> DType {
+        self.profile.gpu.map_or(DType::F32, |card| card.dtype)
     }
 
     /// What the driver takes for itself.
     pub fn context_bytes(&self) -> u64 {
-        self.profile.card.map_or(0, |card| card.context_bytes)
+        self.profile.gpu.map_or(0, |card| card.context_bytes)
     }
 
     /// What cuBLAS works in.
     pub fn workspace_bytes(&self) -> u64 {
         self.profile
-            .card
+            .gpu
             .map_or(0, |card| card.workspace_bytes as u64)
     }
 
     /// What memory there is where weights and activations live.
     #[must_use]
-    pub fn memory(&self) -> MemoryFacts {
+    pub fn memory(&self) -> MemoryStats {
         let Some(gpu) = &self.gpu else {
-            return MemoryFacts::read();
+            return MemoryStats::read();
         };
         let memory = gpu.memory().ok();
-        MemoryFacts {
+        MemoryStats {
             total_bytes: memory.map(|memory| memory.total_bytes),
             free_bytes: memory.map(|memory| memory.free_bytes),
-            cache_bytes: MemoryFacts::read().cache_bytes,
+            page_cache_bytes: MemoryStats::read().page_cache_bytes,
         }
     }
 
@@ -209,13 +212,13 @@ impl Device {
 
     /// A pass begins, and computes until the guard is dropped: work beside it gives way. A GPU leaves the machine's threads to
     /// whoever wants them.
-    pub fn compute(&self) -> Option<Computing> {
-        (!self.is_card()).then(|| self.workers.computing())
+    pub fn compute(&self) -> Option<ComputingGuard> {
+        (!self.is_gpu()).then(|| self.workers.computing())
     }
 
     /// The pass that computes waits until the guard is dropped.
-    pub fn wait(&self) -> Option<Waiting> {
-        (!self.is_card()).then(|| self.workers.waiting())
+    pub fn wait(&self) -> Option<WaitingGuard> {
+        (!self.is_gpu()).then(|| self.workers.waiting())
     }
 
     /// Runs `work` on the machine's threads; not at all in a rehearsal.
@@ -225,7 +228,7 @@ impl Device {
 }
 
 /// The first card that can be used, else why the first of all can't be.
-fn first_card() -> Result<Gpu, Unavailable> {
+fn first_gpu() -> Result<Gpu, GpuUnavailable> {
     let refused = match Gpu::open(0) {
         Ok(gpu) => return Ok(gpu),
         Err(refused) => refused,

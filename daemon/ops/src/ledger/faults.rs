@@ -25,11 +25,11 @@ impl Faults {
 impl Ledger {
     /// Lets the reservation with this number, counted from 1 from now on, fail; 0: none.
     pub fn fail_at(&self, number: u64) {
-        self.accounts.faults.left.store(number, Ordering::Relaxed);
+        self.counters.faults.left.store(number, Ordering::Relaxed);
     }
 
     /// Whether the reservation that was to fail has been met.
     pub fn has_failed(&self) -> bool {
-        self.accounts.faults.left.load(Ordering::Relaxed) == 0
+        self.counters.faults.left.load(Ordering::Relaxed) == 0
     }
 }

@@ -19,7 +19,7 @@ impl fmt::Debug for PinnedEntry {
 
 impl Drop for PinnedEntry {
     fn drop(&mut self) {
-        let pinned = &self.ledger.accounts.pinned;
+        let pinned = &self.ledger.counters.pinned;
         pinned.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
@@ -28,7 +28,7 @@ impl Ledger {
     /// Bytes of the host's memory that are pinned for a card to copy weights from; they are no part of the other figures.
     #[must_use]
     pub fn pinned_bytes(&self) -> u64 {
-        self.accounts.pinned.load(Ordering::Relaxed)
+        self.counters.pinned.load(Ordering::Relaxed)
     }
 
     /// Enters bytes that are about to be pinned; `None` if all together would be more than the limit.
@@ -37,7 +37,7 @@ impl Ledger {
             let now = pinned.checked_add(bytes);
             now.filter(|&now| now <= limit_bytes)
         };
-        let pinned = &self.accounts.pinned;
+        let pinned = &self.counters.pinned;
         let entered = pinned.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
         entered.is_ok().then(|| PinnedEntry {
             bytes,

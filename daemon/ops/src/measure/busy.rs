@@ -4,7 +4,7 @@ use std::fs;
 
 /// Time of the processors so far, in the system's ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Ticks {
+pub(super) struct CpuTicks {
     /// In all.
     total: u64,
     /// Of that, in which they did something, be it for another machine that shares them.
@@ -13,7 +13,7 @@ pub(super) struct Ticks {
     own: u64,
 }
 
-impl Ticks {
+impl CpuTicks {
     /// As they are at this moment; `None` where the system doesn't tell.
     pub(super) fn now() -> Option<Self> {
         let machine = fs::read_to_string("/proc/stat").ok()?;
@@ -64,9 +64,9 @@ mod tests {
 
     const PROCESS: &str = "7 (a) b) S 1 7 7 0 -1 4194560 900 0 3 0 {own} 5 0 0 20 0 9 0 100 1 2";
 
-    fn ticks(machine: &str, own: u64) -> Ticks {
+    fn ticks(machine: &str, own: u64) -> CpuTicks {
         let process = PROCESS.replace("{own}", &own.to_string());
-        Ticks::of(machine, &process).unwrap()
+        CpuTicks::of(machine, &process).unwrap()
     }
 
     #[test]
@@ -82,8 +82,8 @@ mod tests {
 
     #[test]
     fn what_the_system_does_not_tell_is_not_known() {
-        assert_eq!(Ticks::of("", PROCESS), None);
-        assert_eq!(Ticks::of("cpu  1 2 3", "7 (a) S 1 7"), None);
-        assert!(Ticks::now().is_some());
+        assert_eq!(CpuTicks::of("", PROCESS), None);
+        assert_eq!(CpuTicks::of("cpu  1 2 3", "7 (a) S 1 7"), None);
+        assert!(CpuTicks::now().is_some());
     }
 }

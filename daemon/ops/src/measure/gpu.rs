@@ -4,13 +4,13 @@
 use std::time::Instant;
 
 use sluice_codec::Scheme;
-use sluice_cuda::{Gpu, Span};
+use sluice_cuda::{Gpu, GpuSpan};
 use sluice_formats::Format;
-use sluice_weights::{Data, Weight};
+use sluice_weights::{Weight, WeightData};
 
 use super::{
-    CodedSample, DECODE_WIDTH, LinearRate, POINTS, ROUNDS_MAX, ROUNDS_TIME, SampleOnCard, large,
-    rising, unknown, weight,
+    CompressedSample, DECOMPRESS_WIDTH, GpuSample, LinearRate, POINTS, ROUNDS_MAX, ROUNDS_TIME,
+    large, rising, unknown, weight,
 };
 use crate::{Activation, Ops, OpsError};
 
@@ -24,7 +24,7 @@ const RUNS_MAX: usize = 16;
 const CHUNK_ROWS: usize = 256;
 const CHUNKS_MAX: usize = 32;
 /// Runs of decoding, of which the fastest counts.
-const DECODE_ROUNDS: usize = 4;
+const DECOMPRESS_ROUNDS: usize = 4;
 /// Parts of the arena that are taken at once, and what each may lose at its ends.
 const PARTS: usize = 4;
 const PART_ENDS_BYTES: usize = 64;
@@ -32,12 +32,12 @@ const PART_ENDS_BYTES: usize = 64;
 /// With weights anywhere in this memory, decoded to that one where they have to be.
 pub(super) fn measure_linear(
     ops: &Ops,
-    memory: Span,
-    decoded: Span,
+    memory: GpuSpan,
+    decoded: GpuSpan,
 ) -> Result<Vec<LinearRate>, OpsError> {
-    let memory = Memory {
+    let memory = ProbeMemory {
         all: memory,
-        decoded,
+        decompressed: decoded,
     };
     ops.reserve(arena_bytes(ops) as u64)?;
     let mut rates = unknown(POINT_ROWS);
@@ -65,28 +65,28 @@ pub(super) fn measure_linear(
 
 /// Seconds that the card takes to decode a number, by how it is coded: of as many chunks as `out` has room for, since only many
 /// keep it busy.
-pub(super) fn measure_decode(
+pub(super) fn measure_decompress(
     ops: &Ops,
     gpu: &Gpu,
-    out: Span,
+    out: GpuSpan,
 ) -> Result<Vec<(Scheme, f64)>, OpsError> {
-    let number = ops.device().number();
-    let numbers = CHUNK_ROWS * DECODE_WIDTH;
+    let number = ops.device().dtype();
+    let numbers = CHUNK_ROWS * DECOMPRESS_WIDTH;
     let copies = CHUNKS_MAX.min(out.bytes() / (numbers * number.bytes()));
-    let measure = |sample: CodedSample| {
-        let on_card = SampleOnCard::new(ops.device(), ops.ledger(), &sample, copies)?;
+    let measure = |sample: CompressedSample| {
+        let on_card = GpuSample::new(ops.device(), ops.ledger(), &sample, copies)?;
         let matrix = on_card.matrix();
-        let mut decode = || Ok(gpu.decode(number, out, &matrix)?);
+        let mut decode = || Ok(gpu.decompress(number, out, &matrix)?);
         // Made by the driver when it first runs.
         decode()?;
         let mut fastest = ops.time(1, &mut decode)?;
         let runs = runs_of(fastest);
-        for _ in 0..DECODE_ROUNDS {
+        for _ in 0..DECOMPRESS_ROUNDS {
             fastest = fastest.min(ops.time(runs, &mut decode)?);
         }
         Ok((sample.scheme, fastest / (copies * numbers) as f64))
     };
-    CodedSample::all(CHUNK_ROWS, DECODE_WIDTH)
+    CompressedSample::all(CHUNK_ROWS, DECOMPRESS_WIDTH)
         .map(measure)
         .collect()
 }
@@ -98,9 +98,9 @@ fn runs_of(seconds: f64) -> usize {
 
 /// What weights are taken from, and what they are decoded to.
 #[derive(Clone, Copy)]
-struct Memory {
-    all: Span,
-    decoded: Span,
+struct ProbeMemory {
+    all: GpuSpan,
+    decompressed: GpuSpan,
 }
 
 /// A matrix as large as it takes to keep the card busy, and no larger.
@@ -115,7 +115,7 @@ struct Probe {
 }
 
 impl Probe {
-    fn new(ops: &Ops, format: Format, rows: usize, memory: Memory) -> Result<Self, OpsError> {
+    fn new(ops: &Ops, format: Format, rows: usize, memory: ProbeMemory) -> Result<Self, OpsError> {
         let mut probe = Self {
             format,
             rows,
@@ -137,7 +137,7 @@ impl Probe {
         Ok(probe)
     }
 
-    fn run(&mut self, ops: &Ops, memory: Memory) -> Result<(), OpsError> {
+    fn run(&mut self, ops: &Ops, memory: ProbeMemory) -> Result<(), OpsError> {
         let (x, all) = self.factors(ops, memory)?;
         // Each run has weights that none before had for as long as there are such: in a pass they don't come from the cache.
         let mut matrices = (0..all.rows / self.shape.0).cycle();
@@ -154,11 +154,11 @@ impl Probe {
     fn factors(
         &self,
         ops: &Ops,
-        memory: Memory,
+        memory: ProbeMemory,
     ) -> Result<(Activation, Weight<'static>), OpsError> {
         let (outputs, width) = self.shape;
         let all_rows = memory.all.bytes() / self.format.bytes(width) / outputs * outputs;
-        let data = Data::on_card(memory.all, memory.decoded);
+        let data = WeightData::on_gpu(memory.all, memory.decompressed);
         let weight = weight(self.format, (all_rows, width), data);
         Ok((ops.probe_rows(self.rows, &weight)?, weight))
     }
@@ -171,7 +171,7 @@ fn shapes(format: Format) -> [(usize, usize); 3] {
 
 /// What the largest probe takes: its rows as they come and as they are multiplied, their places, and the product.
 fn arena_bytes(ops: &Ops) -> usize {
-    let number = ops.device().number().bytes();
+    let number = ops.device().dtype().bytes();
     let of_shape = |(outputs, width): (usize, usize)| {
         let row = width * size_of::<f32>() + width * number + size_of::<u32>() + outputs * number;
         POINT_ROWS[POINTS - 1] * row + PARTS * PART_ENDS_BYTES

@@ -12,14 +12,14 @@ use std::{
 };
 
 use rustix::fs::MemfdFlags;
-use sluice_codec::{Coded, Encoded, Number, Scheme};
+use sluice_codec::{CompressedMatrix, DType, Encoded, Scheme};
 use sluice_cuda::{CudaError, Gpu};
 use sluice_formats::Format;
-use sluice_machine::{Kind, LinearRate, POINTS, Rates, mapped::Mapped};
-use sluice_weights::{Data, Weight, compression::code};
+use sluice_machine::{LinearRate, MemoryKind, POINTS, Rates, mapped::MappedBuffer};
+use sluice_weights::{Weight, WeightData, compression::compress};
 
-use self::busy::Ticks;
-pub use self::sample::{CodedSample, SampleOnCard};
+use self::busy::CpuTicks;
+pub use self::sample::{CompressedSample, GpuSample};
 use crate::{Ops, OpsError, device::DeviceBuffer};
 
 const POINT_ROWS: [usize; POINTS] = [1, 8, 64];
@@ -40,17 +40,17 @@ const LARGE_WIDTH: usize = 4096;
 /// Sides of the matrix for more rows, whose time is mostly computing: a few milliseconds.
 const SMALL_SIDE: usize = 1024;
 /// The matrix that decoding is timed with: small, since what it takes may stay with this process.
-const DECODE_ROWS: usize = 64;
-const DECODE_WIDTH: usize = 1024;
+const DECOMPRESS_ROWS: usize = 64;
+const DECOMPRESS_WIDTH: usize = 1024;
 /// Rows that are decoded at a time.
-const DECODE_PIECE: usize = 16;
+const DECOMPRESS_PIECE: usize = 16;
 /// Formats that levels convert to, and weights that converting is timed with: a piece of a thread.
 const CONVERTED: [Format; 3] = [Format::Q8_0, Format::Q6K, Format::Q4K];
 const CONVERTED_WEIGHTS: usize = 1 << 15;
 /// The rows that as many are coded in.
-const CODED_ROWS: usize = 32;
+const COMPRESSED_ROWS: usize = 32;
 /// A sound number in every format, as element, scale and code alike.
-pub const FILLING: u8 = 0x3C;
+pub const FILL_BYTE: u8 = 0x3C;
 
 /// Measures the rates, in about a quarter of a second and 48 MiB that are given back; on a card, in what it takes to make
 /// the kernels and a quarter of a second, and 224 MiB or some times what its cache holds. Not at all where that memory can't be had: then plans say nothing of
@@ -59,16 +59,16 @@ pub const FILLING: u8 = 0x3C;
 /// # Errors
 /// When the device fails.
 pub fn measure(ops: &Ops) -> Result<Option<Rates>, OpsError> {
-    let before = Ticks::now();
+    let before = CpuTicks::now();
     match try_measure(ops) {
         Ok(rates) => {
-            let ticks = before.zip(Ticks::now());
+            let ticks = before.zip(CpuTicks::now());
             Ok(Some(Rates {
                 others_share: ticks.map_or(0.0, |(before, after)| before.others_until(after)),
                 ..rates
             }))
         }
-        Err(OpsError::OutOfMemory { .. } | OpsError::Card(CudaError::OutOfMemory { .. })) => {
+        Err(OpsError::OutOfMemory { .. } | OpsError::Gpu(CudaError::OutOfMemory { .. })) => {
             Ok(None)
         }
         Err(error) => Err(error),
@@ -76,46 +76,46 @@ pub fn measure(ops: &Ops) -> Result<Option<Rates>, OpsError> {
 }
 
 fn try_measure(ops: &Ops) -> Result<Rates, OpsError> {
-    let memory = Mapped::<u64>::zeroed(LARGE_BYTES / size_of::<u64>());
+    let memory = MappedBuffer::<u64>::zeroed(LARGE_BYTES / size_of::<u64>());
     let mut memory = memory.ok_or_else(|| no_memory(ops))?;
     // Pages that were never written are all one page, which stays in the cache.
-    bytemuck::cast_slice_mut(&mut memory).fill(FILLING);
+    bytemuck::cast_slice_mut(&mut memory).fill(FILL_BYTE);
     let copy_bytes_per_s =
         measure_copy(bytemuck::cast_slice_mut(&mut memory)).map_err(OpsError::Probe)?;
     if let Some(gpu) = ops.device().gpu() {
         drop(memory);
-        return measure_card(ops, gpu, copy_bytes_per_s);
+        return measure_gpu(ops, gpu, copy_bytes_per_s);
     }
-    let linear = measure_linear(ops, Data::Host(bytemuck::cast_slice(&memory)))?;
+    let linear = measure_linear(ops, WeightData::Host(bytemuck::cast_slice(&memory)))?;
     ops.release();
     Ok(Rates {
         copy_bytes_per_s,
         link_bytes_per_s: None,
         linear,
-        decode: measure_decode(),
+        decompress: measure_decompress(),
         others_share: 0.0,
         convert: measure_convert(),
-        code_s: measure_code(),
+        compress_s: measure_compress(),
     })
 }
 
-fn measure_card(ops: &Ops, gpu: &Gpu, copy_bytes_per_s: f64) -> Result<Rates, OpsError> {
-    let link = gpu.measure_rates()?;
+fn measure_gpu(ops: &Ops, gpu: &Gpu, copy_bytes_per_s: f64) -> Result<Rates, OpsError> {
+    let link = gpu.measure_bandwidth()?;
     let (device, ledger) = (ops.device(), ops.ledger());
     let bytes = gpu.beyond_cache(LARGE_BYTES);
-    let memory = DeviceBuffer::<u8>::new(device, ledger, Kind::Scratch, bytes)?;
-    gpu.fill(memory.span(), FILLING)?;
-    let decoded = DeviceBuffer::to_decode(device, ledger)?;
-    let linear = gpu::measure_linear(ops, memory.span(), decoded.on_card());
+    let memory = DeviceBuffer::<u8>::new(device, ledger, MemoryKind::Scratch, bytes)?;
+    gpu.fill(memory.span(), FILL_BYTE)?;
+    let decoded = DeviceBuffer::for_decompression(device, ledger)?;
+    let linear = gpu::measure_linear(ops, memory.span(), decoded.on_gpu());
     ops.release();
     Ok(Rates {
         copy_bytes_per_s,
         link_bytes_per_s: Some(link.pinned_to_device),
         linear: linear?,
-        decode: gpu::measure_decode(ops, gpu, decoded.on_card())?,
+        decompress: gpu::measure_decompress(ops, gpu, decoded.on_gpu())?,
         others_share: 0.0,
         convert: measure_convert(),
-        code_s: measure_code(),
+        compress_s: measure_compress(),
     })
 }
 
@@ -147,23 +147,28 @@ fn measure_copy(memory: &mut [u8]) -> io::Result<f64> {
 }
 
 /// Seconds that one thread takes to decode a number, in each way.
-fn measure_decode() -> Vec<(Scheme, f64)> {
+fn measure_decompress() -> Vec<(Scheme, f64)> {
     // As a multiply does it, in pieces that stay in the cache.
-    let mut out = vec![0.0; DECODE_PIECE * DECODE_WIDTH];
-    let measure = |CodedSample { scheme, encoded }| {
+    let mut out = vec![0.0; DECOMPRESS_PIECE * DECOMPRESS_WIDTH];
+    let measure = |CompressedSample { scheme, encoded }| {
         let Encoded { layout, bytes } = encoded;
-        let coded = Coded::new(layout, &bytes).ok()?;
+        let coded = CompressedMatrix::new(layout, &bytes).ok()?;
         let mut fastest = f64::INFINITY;
         for _ in 0..COPIES {
             let start = Instant::now();
-            for row in (0..DECODE_ROWS).step_by(DECODE_PIECE) {
-                coded.widen_rows(row..row + DECODE_PIECE, &mut out).ok()?;
+            for row in (0..DECOMPRESS_ROWS).step_by(DECOMPRESS_PIECE) {
+                coded
+                    .decompress_rows_f32(row..row + DECOMPRESS_PIECE, &mut out)
+                    .ok()?;
             }
             fastest = fastest.min(seconds_since(start));
         }
-        Some((scheme, fastest / (DECODE_ROWS * DECODE_WIDTH) as f64))
+        Some((
+            scheme,
+            fastest / (DECOMPRESS_ROWS * DECOMPRESS_WIDTH) as f64,
+        ))
     };
-    CodedSample::all(DECODE_ROWS, DECODE_WIDTH)
+    CompressedSample::all(DECOMPRESS_ROWS, DECOMPRESS_WIDTH)
         .filter_map(measure)
         .collect()
 }
@@ -175,20 +180,20 @@ fn sample_weights() -> Vec<u8> {
         .map(|place| (noise.uniform(0, place, 0) * 2.0 - 1.0).powi(3) as f32 * 0.05)
         .collect();
     let mut bytes = vec![0; Format::Bf16.bytes(CONVERTED_WEIGHTS)];
-    Format::Bf16.store(&weights, &mut bytes);
+    Format::Bf16.quantize(&weights, &mut bytes);
     bytes
 }
 
 /// Seconds that one thread takes to code a weight of bf16 without loss.
-fn measure_code() -> f64 {
+fn measure_compress() -> f64 {
     let weights = sample_weights();
     let mut fastest = f64::INFINITY;
     for _ in 0..COPIES {
         let start = Instant::now();
-        let coded = code(
-            Number::Bf16,
-            CODED_ROWS,
-            CONVERTED_WEIGHTS / CODED_ROWS,
+        let coded = compress(
+            DType::Bf16,
+            COMPRESSED_ROWS,
+            CONVERTED_WEIGHTS / COMPRESSED_ROWS,
             &weights,
         );
         if coded.is_err() {
@@ -208,8 +213,8 @@ fn measure_convert() -> Vec<(Format, f64)> {
         let mut fastest = f64::INFINITY;
         for _ in 0..COPIES {
             let start = Instant::now();
-            Format::Bf16.widen(&source, &mut widened);
-            format.store(&widened, &mut out);
+            Format::Bf16.dequantize(&source, &mut widened);
+            format.quantize(&widened, &mut out);
             fastest = fastest.min(seconds_since(start));
         }
         (format, fastest / CONVERTED_WEIGHTS as f64)
@@ -217,7 +222,7 @@ fn measure_convert() -> Vec<(Format, f64)> {
     CONVERTED.map(measure).to_vec()
 }
 
-fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRate>, OpsError> {
+fn measure_linear(ops: &Ops, memory: WeightData<'_>) -> Result<Vec<LinearRate>, OpsError> {
     let mut rates = unknown(POINT_ROWS);
     let start = Instant::now();
     for round in 0..ROUNDS_MAX {
@@ -253,7 +258,12 @@ fn rising(mut rates: Vec<LinearRate>) -> Vec<LinearRate> {
 }
 
 /// Seconds that a weight takes.
-fn time_weight(ops: &Ops, format: Format, rows: usize, memory: Data<'_>) -> Result<f64, OpsError> {
+fn time_weight(
+    ops: &Ops,
+    format: Format,
+    rows: usize,
+    memory: WeightData<'_>,
+) -> Result<f64, OpsError> {
     let (outputs, width) = match rows {
         1 => large(format),
         _ => (SMALL_SIDE, SMALL_SIDE),
@@ -270,13 +280,13 @@ fn large(format: Format) -> (usize, usize) {
 }
 
 /// As much of the memory as such a matrix takes.
-fn weight(format: Format, (rows, width): (usize, usize), memory: Data<'_>) -> Weight<'_> {
+fn weight(format: Format, (rows, width): (usize, usize), memory: WeightData<'_>) -> Weight<'_> {
     let all = Weight {
         format,
         rows,
         width,
         data: memory,
-        epoch: 0,
+        weights_version: 0,
     };
     all.rows(0, rows)
 }

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use half::bf16;
-use sluice_codec::{Encoded, Lossless, Number, Scheme, Target, encode, quantize};
-use sluice_cuda::{self as cuda, CodedChunk, CodedMatrix, palette_index};
+use sluice_codec::{DType, Encoded, Lossless, Scheme, TrellisTarget, encode, quantize};
+use sluice_cuda::{self as cuda, CompressedChunk, CompressedGpuMatrix, dictionary_index};
 use sluice_formats::noise::Noise;
-use sluice_machine::Kind;
-use sluice_weights::{chunk_at, coding_of};
+use sluice_machine::MemoryKind;
+use sluice_weights::{chunk_at, gpu_compression};
 
 use crate::{
     OpsError,
@@ -22,14 +22,14 @@ const BITS: f64 = 4.0;
 const CHUNK_ALIGNMENT: usize = 64;
 
 /// A matrix of bf16 numbers as a model has them, coded.
-pub struct CodedSample {
+pub struct CompressedSample {
     /// How it is compressed.
     pub scheme: Scheme,
     /// Its bytes, and where they lie.
     pub encoded: Encoded,
 }
 
-impl CodedSample {
+impl CompressedSample {
     /// So many rows of such a width, in each way of coding them.
     pub fn all(rows: usize, width: usize) -> impl Iterator<Item = Self> {
         let noise = Noise::new(1);
@@ -40,15 +40,18 @@ impl CodedSample {
             .collect();
         let without_loss = |coder| {
             let bytes = bytemuck::cast_slice(&weights);
-            encode(Number::Bf16, rows, width, bytes, coder, TILE)
+            encode(DType::Bf16, rows, width, bytes, coder, TILE)
         };
         let values: Vec<f32> = weights.iter().map(|weight| weight.to_f32()).collect();
-        let target = Target::Bits(BITS);
-        let to_a_rate = quantize(Number::Bf16, rows, width, &values, target, TILE);
+        let target = TrellisTarget::Bits(BITS);
+        let to_a_rate = quantize(DType::Bf16, rows, width, &values, target, TILE);
         let coded = [
             (Scheme::Huffman, without_loss(Lossless::Huffman)),
-            (Scheme::Palette, without_loss(Lossless::Palette)),
-            (Scheme::Rate, to_a_rate.map(|quantized| quantized.encoded)),
+            (Scheme::Dictionary, without_loss(Lossless::Dictionary)),
+            (
+                Scheme::Trellis,
+                to_a_rate.map(|quantized| quantized.encoded),
+            ),
         ];
         let sample = |(scheme, encoded)| Self { scheme, encoded };
         coded
@@ -60,22 +63,22 @@ impl CodedSample {
 
 /// A sample on a card, again and again: each copy is a chunk with bytes of its own, which come from the card's memory as those
 /// of weights do.
-pub struct SampleOnCard {
-    coding: cuda::Coding,
+pub struct GpuSample {
+    compression: cuda::Compression,
     width: usize,
     tile: usize,
-    chunks: Vec<CodedChunk>,
+    chunks: Vec<CompressedChunk>,
     bytes: Vec<u8>,
     memory: DeviceBuffer<u8>,
 }
 
-impl SampleOnCard {
+impl GpuSample {
     /// # Errors
     /// When memory can't be had.
     pub fn new(
         device: &Device,
         ledger: &Ledger,
-        sample: &CodedSample,
+        sample: &CompressedSample,
         copies: usize,
     ) -> Result<Self, OpsError> {
         let Encoded { layout, bytes } = &sample.encoded;
@@ -84,11 +87,12 @@ impl SampleOnCard {
         for copy in all.chunks_mut(stride) {
             copy[..bytes.len()].copy_from_slice(bytes);
         }
-        let memory = DeviceBuffer::filled(device, ledger, Kind::Scratch, all.len(), |memory| {
-            memory.copy_from_slice(&all);
-        })?;
+        let memory =
+            DeviceBuffer::filled(device, ledger, MemoryKind::Scratch, all.len(), |memory| {
+                memory.copy_from_slice(&all);
+            })?;
         Ok(Self {
-            coding: coding_of(sample.scheme),
+            compression: gpu_compression(sample.scheme),
             width: layout.width(),
             tile: layout.tile(),
             chunks: (0..copies)
@@ -100,15 +104,15 @@ impl SampleOnCard {
     }
 
     /// All copies, one below the other.
-    pub fn matrix(&self) -> CodedMatrix<'_> {
+    pub fn matrix(&self) -> CompressedGpuMatrix<'_> {
         self.part(0..self.chunks.len())
     }
 
     /// Some of them.
-    pub fn part(&self, copies: Range<usize>) -> CodedMatrix<'_> {
-        CodedMatrix {
-            coding: self.coding,
-            source: cuda::Number::Bf16,
+    pub fn part(&self, copies: Range<usize>) -> CompressedGpuMatrix<'_> {
+        CompressedGpuMatrix {
+            compression: self.compression,
+            dtype: cuda::DType::Bf16,
             width: self.width,
             tile: self.tile,
             bytes: self.memory.span(),
@@ -121,9 +125,9 @@ impl SampleOnCard {
     /// # Errors
     /// When memory can't be had.
     pub fn index(&self, device: &Device, ledger: &Ledger) -> Result<DeviceBuffer<u32>, OpsError> {
-        let index = palette_index(self.width, self.tile, &self.chunks, &self.bytes);
+        let index = dictionary_index(self.width, self.tile, &self.chunks, &self.bytes);
         let index = index.expect("it was coded here");
-        DeviceBuffer::filled(device, ledger, Kind::Scratch, index.len(), |memory| {
+        DeviceBuffer::filled(device, ledger, MemoryKind::Scratch, index.len(), |memory| {
             memory.copy_from_slice(&index);
         })
     }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use sluice_checkpoint::coded::{CompressError, ContainerError, Damage, EncodeError};
+use sluice_checkpoint::compression::{CompressError, ContainerError, Damage, EncodeError};
 
 use super::*;
 
@@ -24,11 +24,11 @@ pub(super) fn coding_name(error: &CompressError) -> &'static str {
         E::Container(C::Busy { .. }) => "coded file: busy",
         E::Container(C::Cancelled) => "coded file: cancelled",
         E::Gguf { .. } => "coding: gguf",
-        E::Coded { .. } => "coding: coded",
+        E::AlreadyCompressed { .. } => "coding: coded",
         E::FilesTooLarge { .. } => "coding: files too large",
         E::TargetExists { .. } => "coding: target exists",
         E::MountPoint { .. } => "coding: mount point",
-        E::NoRoom { .. } => "coding: no room",
+        E::NoSpace { .. } => "coding: no room",
         E::Encode { .. } => "coding: encode",
         E::Io { .. } => "coding: io",
         E::Threads(_) => "coding: threads",
@@ -107,7 +107,7 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
     ];
     let coding = [
         (E::Gguf { path: path() }, FailedPrecondition),
-        (E::Coded { path: path() }, FailedPrecondition),
+        (E::AlreadyCompressed { path: path() }, FailedPrecondition),
         (
             E::FilesTooLarge {
                 path: path(),
@@ -118,7 +118,7 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
         (E::TargetExists { path: path() }, AlreadyExists),
         (E::MountPoint { path: path() }, FailedPrecondition),
         (
-            E::NoRoom {
+            E::NoSpace {
                 path: path(),
                 needed_bytes: 2,
                 free_bytes: 1,
@@ -144,7 +144,10 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
         (E::Cancelled, Cancelled),
     ];
     let missing = || CheckpointError::NotACheckpoint { path: path() };
-    let cancelled = |kept, by_shutdown| Failure::JobCancelled { kept, by_shutdown };
+    let cancelled = |kept, by_shutdown| Failure::JobCancelled {
+        partial_path: kept,
+        by_shutdown,
+    };
     let containers = containers.map(|(error, code)| (E::Container(error), code));
     let mut examples: Vec<_> = containers
         .into_iter()
@@ -153,9 +156,9 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
         .collect();
     examples.extend([
         (
-            Failure::Coding {
+            Failure::Compression {
                 error: E::Checkpoint(missing()),
-                kept: Some(path()),
+                partial_path: Some(path()),
             },
             FailedPrecondition,
         ),

@@ -17,7 +17,7 @@ pub(super) fn hub_name(error: &HubError) -> &'static str {
         H::WrongToken => "hub: wrong token",
         H::TooMany { .. } => "hub: too many",
         H::Status { .. } => "hub: status",
-        H::Answer { .. } => "hub: answer",
+        H::WrongResponse { .. } => "hub: answer",
         H::WrongHash { .. } => "hub: wrong hash",
         H::PickleOnly { .. } => "hub: pickle only",
         H::NoModel { .. } => "hub: no model",
@@ -25,7 +25,7 @@ pub(super) fn hub_name(error: &HubError) -> &'static str {
         H::NoLabel { .. } => "hub: no label",
         H::NoSpace { .. } => "hub: no space",
         H::Disk { .. } => "hub: disk",
-        H::Taken { .. } => "hub: taken",
+        H::FolderTaken { .. } => "hub: taken",
         H::Locked { .. } => "hub: locked",
     }
 }
@@ -104,7 +104,7 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
             Unavailable,
         ),
         (
-            H::Answer {
+            H::WrongResponse {
                 host: text(),
                 problem: text(),
             },
@@ -157,7 +157,7 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
         ),
         (disk(io::ErrorKind::StorageFull), ResourceExhausted),
         (disk(io::ErrorKind::PermissionDenied), FailedPrecondition),
-        (H::Taken { folder: path() }, FailedPrecondition),
+        (H::FolderTaken { folder: path() }, FailedPrecondition),
         (H::Locked { name: text() }, FailedPrecondition),
     ];
     let unknown = |model: &str, is_partial| Failure::UnknownModel {
@@ -170,7 +170,7 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
     let mut examples: Vec<_> = hub.map(|(error, code)| (error.into(), code)).into();
     examples.extend([
         (
-            Failure::Name("x".parse::<sluice_hub::Name>().unwrap_err()),
+            Failure::ModelName("x".parse::<sluice_hub::HubName>().unwrap_err()),
             InvalidArgument,
         ),
         (unknown("x", false), NotFound),
@@ -186,14 +186,14 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
             FailedPrecondition,
         ),
         (
-            Failure::Remove {
+            Failure::RemoveModel {
                 path: path(),
                 cause: cause(),
             },
             FailedPrecondition,
         ),
         (
-            Failure::Record {
+            Failure::SaveDefault {
                 path: path(),
                 cause: cause(),
             },

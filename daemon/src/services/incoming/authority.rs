@@ -32,7 +32,7 @@ const PRIORITY_BYTES: usize = 5;
 /// The bytes of one connection, from the client to the library.
 #[derive(Debug)]
 pub(super) struct Authorities {
-    state: State,
+    state: FrameState,
     /// The frame that is being gathered: its head, and for headers all of it.
     frame: Vec<u8>,
     /// The frames of a header block whose end hasn't come yet, as they came.
@@ -42,7 +42,7 @@ pub(super) struct Authorities {
 }
 
 #[derive(Debug)]
-enum State {
+enum FrameState {
     /// So many bytes of the preface were seen.
     Preface(usize),
     /// Between frames, or within a frame's head.
@@ -58,7 +58,7 @@ enum State {
 impl Authorities {
     pub(super) fn new() -> Self {
         Self {
-            state: State::Preface(0),
+            state: FrameState::Preface(0),
             frame: Vec::new(),
             held: Vec::new(),
             held_frames: 0,
@@ -69,22 +69,22 @@ impl Authorities {
     pub(super) fn feed(&mut self, mut input: &[u8], out: &mut Vec<u8>) {
         while !input.is_empty() {
             match self.state {
-                State::Through => {
+                FrameState::Through => {
                     out.extend_from_slice(input);
                     return;
                 }
-                State::Preface(seen) => {
+                FrameState::Preface(seen) => {
                     let (now, rest) = split(input, PREFACE.len() - seen);
                     out.extend_from_slice(now);
                     input = rest;
                     let seen = seen + now.len();
                     self.state = match () {
-                        () if !PREFACE[..seen].ends_with(now) => State::Through,
-                        () if seen < PREFACE.len() => State::Preface(seen),
-                        () => State::Head,
+                        () if !PREFACE[..seen].ends_with(now) => FrameState::Through,
+                        () if seen < PREFACE.len() => FrameState::Preface(seen),
+                        () => FrameState::Head,
                     };
                 }
-                State::Head => {
+                FrameState::Head => {
                     let (now, rest) = split(input, HEAD_BYTES - self.frame.len());
                     self.frame.extend_from_slice(now);
                     input = rest;
@@ -92,22 +92,22 @@ impl Authorities {
                         self.begin_frame(out);
                     }
                 }
-                State::Passing(left) => {
+                FrameState::Passing(left) => {
                     let (now, rest) = split(input, left);
                     out.extend_from_slice(now);
                     input = rest;
                     self.state = match left - now.len() {
-                        0 => State::Head,
-                        left => State::Passing(left),
+                        0 => FrameState::Head,
+                        left => FrameState::Passing(left),
                     };
                 }
-                State::Gathering(left) => {
+                FrameState::Gathering(left) => {
                     let (now, rest) = split(input, left);
                     self.frame.extend_from_slice(now);
                     input = rest;
                     match left - now.len() {
                         0 => self.end_header_frame(out),
-                        left => self.state = State::Gathering(left),
+                        left => self.state = FrameState::Gathering(left),
                     }
                 }
             }
@@ -126,15 +126,15 @@ impl Authorities {
         if kind == expected && bytes <= FRAME_BYTES_MAX {
             match bytes {
                 0 => self.end_header_frame(out),
-                bytes => self.state = State::Gathering(bytes),
+                bytes => self.state = FrameState::Gathering(bytes),
             }
         } else if kind == HEADERS || !self.held.is_empty() {
             self.give_up(out);
         } else {
             out.append(&mut self.frame);
             self.state = match bytes {
-                0 => State::Head,
-                bytes => State::Passing(bytes),
+                0 => FrameState::Head,
+                bytes => FrameState::Passing(bytes),
             };
         }
     }
@@ -143,7 +143,7 @@ impl Authorities {
         let is_last = self.frame[4] & END_HEADERS != 0;
         self.held.append(&mut self.frame);
         self.held_frames += 1;
-        self.state = State::Head;
+        self.state = FrameState::Head;
         if is_last {
             match rewritten(&self.held) {
                 Some(frames) => out.extend_from_slice(&frames),
@@ -160,7 +160,7 @@ impl Authorities {
     fn give_up(&mut self, out: &mut Vec<u8>) {
         out.append(&mut self.held);
         out.append(&mut self.frame);
-        self.state = State::Through;
+        self.state = FrameState::Through;
     }
 }
 

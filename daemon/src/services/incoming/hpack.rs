@@ -2,7 +2,7 @@
 
 /// The name as it is and with Huffman's code.
 const NAME: &[u8] = b":authority";
-const NAME_CODED: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
+const NAME_HUFFMAN: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
 /// Its place in the static table, where its value is empty.
 const STATIC_INDEX: usize = 1;
 /// Larger than anything in a block that this daemon takes.
@@ -92,12 +92,15 @@ impl<'a> Reader<'a> {
         None
     }
 
-    fn string(&mut self) -> Option<Text<'a>> {
+    fn string(&mut self) -> Option<HeaderString<'a>> {
         let is_coded = self.0.first()? & 0x80 != 0;
         let length = self.integer(7)?;
         let (bytes, rest) = self.0.split_at_checked(length)?;
         self.0 = rest;
-        Some(Text { bytes, is_coded })
+        Some(HeaderString {
+            bytes,
+            is_huffman: is_coded,
+        })
     }
 
     fn byte(&mut self) -> Option<u8> {
@@ -108,19 +111,19 @@ impl<'a> Reader<'a> {
 }
 
 /// A string as it stands in the block.
-struct Text<'a> {
+struct HeaderString<'a> {
     bytes: &'a [u8],
-    is_coded: bool,
+    is_huffman: bool,
 }
 
-impl Text<'_> {
+impl HeaderString<'_> {
     fn is_name(&self) -> bool {
-        self.bytes == if self.is_coded { NAME_CODED } else { NAME }
+        self.bytes == if self.is_huffman { NAME_HUFFMAN } else { NAME }
     }
 
     /// Bytes of the string itself; `None` where the code is broken.
     fn decoded_bytes(&self) -> Option<usize> {
-        match self.is_coded {
+        match self.is_huffman {
             false => Some(self.bytes.len()),
             true => huffman_symbols(self.bytes),
         }

@@ -15,7 +15,7 @@ use tonic::{
 };
 use tower::{Layer, Service};
 
-use super::Way;
+use super::Transport;
 
 /// The layer.
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +47,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let is_tcp = request.extensions().get() == Some(&Way::Tcp);
+        let is_tcp = request.extensions().get() == Some(&Transport::Tcp);
         let name = name(&request);
         if is_tcp && !name.as_ref().is_some_and(is_loopback) {
             let name = name.map_or_else(|| "no name".to_owned(), |name| format!("`{name}`"));

@@ -11,18 +11,18 @@ const TLS: &[u8] = &[0x16, 0x03];
 #[derive(Debug, Default)]
 pub(super) struct Opening {
     first: Vec<u8>,
-    is_told: bool,
+    is_logged: bool,
 }
 
 impl Opening {
     pub(super) fn see(&mut self, came: &[u8]) {
-        if self.is_told || self.first.len() == PREFACE.len() {
+        if self.is_logged || self.first.len() == PREFACE.len() {
             return;
         }
         let missing = PREFACE.len() - self.first.len();
         self.first.extend(came.iter().take(missing));
         if !PREFACE.starts_with(&self.first) {
-            self.is_told = true;
+            self.is_logged = true;
             tell(spoken(&self.first));
         }
     }
@@ -43,7 +43,7 @@ fn tell(spoken: &str) {
     match IS_TOLD.swap(true, Ordering::Relaxed) {
         false => tracing::info!(
             spoken,
-            hint = "gRPC without TLS is served here, that is HTTP/2 from the first byte on",
+            hint = "this port serves gRPC without TLS, which is HTTP/2 from the first byte",
             "a client that doesn't speak HTTP/2 was turned away"
         ),
         true => tracing::debug!(spoken, "a client that doesn't speak HTTP/2 was turned away"),
@@ -59,7 +59,7 @@ mod tests {
         for piece in pieces {
             opening.see(piece);
         }
-        opening.is_told
+        opening.is_logged
     }
 
     #[test]

@@ -3,9 +3,9 @@
 use std::{future::ready, path::Path, time::Duration};
 
 use futures_util::StreamExt;
-use sluice_engine::{Engine, Options, engine::Ticket};
+use sluice_engine::{Engine, EngineOptions, runtime::RequestTicket};
 use sluice_hub::Access;
-use sluice_shared::dial::Dial;
+use sluice_shared::preset::Preset;
 use tonic::{Code, Status, metadata::MetadataMap};
 
 use super::*;
@@ -15,9 +15,9 @@ use crate::{
     models::LoadState,
     services::{
         deadline::Deadline,
-        requests::{self, Answers},
+        requests::{self, ResponseStream},
     },
-    settings::Settings,
+    settings::ModelSettings,
 };
 
 /// Longer than anything takes here.
@@ -25,15 +25,15 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// With room for two that wait.
 fn daemon() -> Arc<Daemon> {
-    let options = Options {
+    let options = EngineOptions {
         threads: 1,
         queue_max: 2,
-        ..Options::default()
+        ..EngineOptions::default()
     };
     let engine = Arc::new(Engine::start(options).unwrap());
     let access = Access::new("http://127.0.0.1:1", None, true).unwrap();
     let library = Library::new(None, None, access);
-    let (settings, dial) = (Settings::default(), Dial::default());
+    let (settings, dial) = (ModelSettings::default(), Preset::default());
     Arc::new(Daemon::new(engine, library, settings, "s".into(), dial))
 }
 
@@ -49,7 +49,7 @@ struct Taker(Arc<Mutex<Taken>>);
 
 #[derive(Default)]
 struct Taken {
-    records: Vec<Arc<Record>>,
+    records: Vec<Arc<RequestRecord>>,
     refusals: VecDeque<Failure>,
 }
 
@@ -65,14 +65,20 @@ impl Taker {
         self.0.lock().unwrap().refusals.push_back(error.into());
     }
 
-    fn take(&self, daemon: &Daemon, waited: Option<Arc<Record>>) -> Result<Arc<Record>, Failure> {
+    fn take(
+        &self,
+        daemon: &Daemon,
+        waited: Option<Arc<RequestRecord>>,
+    ) -> Result<Arc<RequestRecord>, Failure> {
         let mut taken = self.0.lock().unwrap();
         if let Some(failure) = taken.refusals.pop_front() {
             return Err(failure);
         }
-        let facts = Facts::unknown(v1::RequestKind::Generate);
+        let facts = RequestDescription::unknown(v1::RequestKind::Generate);
         let record = waited.unwrap_or_else(|| daemon.requests.create(facts));
-        daemon.requests.admit(&record, Ticket { id: 1, ahead: 0 });
+        daemon
+            .requests
+            .admit(&record, RequestTicket { id: 1, ahead: 0 });
         taken.records.push(record.clone());
         Ok(record)
     }
@@ -82,7 +88,7 @@ impl Taker {
         &self,
         daemon: &Arc<Daemon>,
         deadline: Option<Deadline>,
-    ) -> Result<Answers<Item>, Status> {
+    ) -> Result<ResponseStream<RecordEvent>, Status> {
         let taker = self.clone();
         let make = move |daemon: Arc<Daemon>, waited| ready(taker.take(&daemon, waited));
         let kind = (v1::RequestKind::Generate, Ok(()));
@@ -108,15 +114,15 @@ async fn until(daemon: &Daemon, is_so: impl Fn() -> bool) {
     .await;
 }
 
-async fn next(answers: &mut Answers<Item>) -> Event {
+async fn next(answers: &mut ResponseStream<RecordEvent>) -> Event {
     match within(answers.next()).await.unwrap().unwrap() {
-        Item::Generation(event) => event.event.unwrap(),
+        RecordEvent::Generation(event) => event.event.unwrap(),
         other => panic!("{other:?}"),
     }
 }
 
 /// The status that a request's stream ends with.
-async fn end(answers: &mut Answers<Item>) -> Status {
+async fn end(answers: &mut ResponseStream<RecordEvent>) -> Status {
     loop {
         match within(answers.next()).await {
             Some(Ok(_)) => {}
@@ -127,7 +133,7 @@ async fn end(answers: &mut Answers<Item>) -> Status {
 }
 
 /// Its number and place, and that it is told why it waits.
-async fn told(answers: &mut Answers<Item>) -> v1::GenerationQueued {
+async fn told(answers: &mut ResponseStream<RecordEvent>) -> v1::GenerationQueued {
     let Event::Queued(queued) = next(answers).await else {
         panic!("it has a number first")
     };

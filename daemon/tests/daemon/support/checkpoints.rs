@@ -10,9 +10,9 @@ use std::{
 
 use safetensors::{Dtype, SafeTensors, serialize_to_file, tensor::TensorView};
 use serde_json::{Value, json};
-use sluice_checkpoint::synth::{Element, Synthesis};
-use sluice_tokenizer::Text;
-use sluice_weights::{Naming, Shape};
+use sluice_checkpoint::synth::{SynthDType, SynthOptions};
+use sluice_tokenizer::Tokenizer;
+use sluice_weights::{Shape, TensorNaming};
 use tempfile::TempDir;
 
 /// The demonstration model's folder.
@@ -167,23 +167,23 @@ pub(crate) fn writer() -> TempDir {
     let model = folder.path().join("writer");
     let embedded = Path::new(env!("CARGO_MANIFEST_DIR")).join("model");
     let tokenizer = fs::read(embedded.join("tokenizer.json")).unwrap();
-    let text = Text::new(&tokenizer, None).unwrap();
-    let synthesis = Synthesis {
+    let text = Tokenizer::new(&tokenizer, None).unwrap();
+    let synthesis = SynthOptions {
         shape: Shape {
-            naming: Naming::HuggingFace,
+            naming: TensorNaming::HuggingFace,
             layers: 2,
-            width: 64,
-            heads: 4,
+            hidden_size: 64,
+            attention_heads: 4,
             kv_heads: 2,
             head_dim: 16,
-            mlp_width: 160,
-            embedding_rows: text.vocabulary(),
+            intermediate_size: 160,
+            padded_vocab_size: text.vocab_size(),
             context_length: 512,
             causal: true,
             tied: false,
             biases: false,
         },
-        element: Element::F32,
+        dtype: SynthDType::F32,
         seed: 5,
         threads: 1,
     };

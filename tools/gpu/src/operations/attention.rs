@@ -1,14 +1,15 @@
 //! Attention on a device beside the CPU's.
 
 use sluice_ops::{
-    Activation, AttentionRange, AttentionShape, CacheShape, KeyRows, KeySegment, Keys, Ops,
+    Activation, AttentionKeys, AttentionRange, AttentionShape, KeyRows, KeySegment, KvCacheShape,
+    Ops,
 };
-use sluice_plan::computed_format;
+use sluice_plan::compute_format;
 
-use super::Pair;
+use super::DevicePair;
 use sluice_engine::EngineError;
 
-impl Pair<'_> {
+impl DevicePair<'_> {
     pub(super) fn attention(&mut self) -> Result<(), EngineError> {
         for (heads, kv_heads, head_dim) in [(4, 2, 64), (2, 2, 18), (2, 1, 128), (1, 1, 256)] {
             let shape = AttentionShape {
@@ -20,11 +21,11 @@ impl Pair<'_> {
             let ranges = vec![
                 AttentionRange {
                     queries: 0..100,
-                    keys: Keys::Pass(vec![keys(0, 7), keys(50, 60), keys(199, 1)]),
+                    keys: AttentionKeys::Pass(vec![keys(0, 7), keys(50, 60), keys(199, 1)]),
                 },
                 AttentionRange {
                     queries: 100..101,
-                    keys: Keys::Pass(vec![keys(120, 80)]),
+                    keys: AttentionKeys::Pass(vec![keys(120, 80)]),
                 },
             ];
             self.poison()?;
@@ -67,38 +68,38 @@ impl Pair<'_> {
         let mut results = Vec::new();
         for (side, ops) in [&self.cpu, &self.tried].into_iter().enumerate() {
             // Random numbers are those that the tried device's hold, so that the CPU keeps the same.
-            let cache_shape = CacheShape {
+            let cache_shape = KvCacheShape {
                 layers: 2,
                 kv_heads: shape.kv_heads,
                 head_dim: shape.head_dim,
-                format: computed_format(&ops.device().profile()),
+                format: compute_format(&ops.device().profile()),
             };
             let (mut from, mut start) = (0, 0);
             let (mut caches, mut ranges) = (Vec::new(), Vec::new());
             for (index, (before, next)) in lengths.into_iter().enumerate() {
-                let mut cache = ops.cache(cache_shape, before + next + 3)?;
+                let mut cache = ops.kv_cache(cache_shape, before + next + 3)?;
                 let rows = from..from + before;
-                ops.put(&mut cache, 1, [&kept[side], &kept[side]], rows, 0)?;
+                ops.put_kv(&mut cache, 1, [&kept[side], &kept[side]], rows, 0)?;
                 let rows = start..start + next;
-                ops.put(&mut cache, 1, [&k[side], &v[side]], rows.clone(), before)?;
+                ops.put_kv(&mut cache, 1, [&k[side], &v[side]], rows.clone(), before)?;
                 // The third sequence has no queries, in the fourth each sees all, and those of the last are out of order.
                 let keys = match index {
-                    3 => Keys::Kept {
+                    3 => AttentionKeys::Cached {
                         cache: index,
                         segments: vec![KeySegment {
                             start: 1,
                             len: before + next - 1,
                         }],
                     },
-                    4 => Keys::Causal {
+                    4 => AttentionKeys::Causal {
                         cache: index,
-                        places: (before + 71..before + next)
+                        positions: (before + 71..before + next)
                             .chain(before..before + 71)
                             .collect(),
                     },
-                    _ => Keys::Causal {
+                    _ => AttentionKeys::Causal {
                         cache: index,
-                        places: (before..before + next).collect(),
+                        positions: (before..before + next).collect(),
                     },
                 };
                 ranges.push(AttentionRange {
@@ -139,26 +140,26 @@ impl Pair<'_> {
         let v = self.activations(PLACES, shape.kv_heads * shape.head_dim, 2.0)?;
         let mut results = Vec::new();
         for (side, ops) in [&self.cpu, &self.tried].into_iter().enumerate() {
-            let mut cache = ops.cache(
-                CacheShape {
+            let mut cache = ops.kv_cache(
+                KvCacheShape {
                     layers: 2,
                     kv_heads: shape.kv_heads,
                     head_dim: shape.head_dim,
-                    format: computed_format(&ops.device().profile()),
+                    format: compute_format(&ops.device().profile()),
                 },
                 PLACES,
             )?;
             for layer in 0..2 {
-                ops.put(&mut cache, layer, [&k[side], &v[side]], 0..PLACES, 0)?;
+                ops.put_kv(&mut cache, layer, [&k[side], &v[side]], 0..PLACES, 0)?;
                 // Layers look by different queries.
                 let queries = 10 * layer..10 * layer + 11;
                 ops.choose_salient(&mut cache, layer, &q[side], queries, shape, &places, 60)?;
             }
-            ops.settle(&mut cache)?;
+            ops.keep_salient(&mut cache)?;
             let attended = (0..2).map(|layer| {
                 let tasks = ops.attention_tasks(vec![AttentionRange {
                     queries: 0..21,
-                    keys: Keys::Kept {
+                    keys: AttentionKeys::Cached {
                         cache: 0,
                         segments: vec![KeySegment { start: 0, len: 60 }],
                     },

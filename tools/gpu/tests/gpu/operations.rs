@@ -1,22 +1,22 @@
 //! The operations of a card beside the CPU's.
 
-use sluice_engine::check::Check;
-use sluice_gpu::{Sizes, Speed, operations, speeds};
-use sluice_ops::device::{Choice, Device, Number};
+use sluice_engine::check::CheckResult;
+use sluice_gpu::{OperationSpeed, SpeedSizes, operations, speeds};
+use sluice_ops::device::{DType, Device, DeviceChoice};
 use testkit::here;
 
-fn card(number: Number) -> Device {
-    let opened = Device::open(Choice::Cuda(0), Some(number), 2).unwrap();
-    assert!(opened.device.is_card() && opened.no_card.is_none());
+fn card(number: DType) -> Device {
+    let opened = Device::open(DeviceChoice::Cuda(0), Some(number), 2).unwrap();
+    assert!(opened.device.is_gpu() && opened.gpu_unavailable.is_none());
     opened.device
 }
 
-fn all_pass(checks: &[Check]) {
+fn all_pass(checks: &[CheckResult]) {
     let failed: Vec<_> = checks.iter().filter(|check| !check.passes()).collect();
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-fn check_operations(number: Number) {
+fn check_operations(number: DType) {
     here::open_stand_in();
     let checks = operations(&card(number), 7, &mut |_| {}).unwrap();
     assert!(checks.len() > 80, "only {} checks", checks.len());
@@ -26,19 +26,19 @@ fn check_operations(number: Number) {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn every_operation_in_f32() {
-    check_operations(Number::F32);
+    check_operations(DType::F32);
 }
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn every_operation_in_f16() {
-    check_operations(Number::F16);
+    check_operations(DType::F16);
 }
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn every_operation_in_bf16() {
-    check_operations(Number::Bf16);
+    check_operations(DType::Bf16);
 }
 
 #[test]
@@ -47,15 +47,15 @@ fn the_cpu_passes_its_own_check() {
     all_pass(&checks);
 }
 
-fn timed(device: &Device) -> Vec<Speed> {
-    let sizes = Sizes {
-        width: 256,
+fn timed(device: &Device) -> Vec<OperationSpeed> {
+    let sizes = SpeedSizes {
+        hidden_size: 256,
         rows: vec![1, 33],
         canvases: vec![64],
     };
     let mut told = Vec::new();
     speeds(device, &sizes, &mut |speed| told.push(speed.clone())).unwrap();
-    let is_a_time = |speed: &Speed| speed.seconds > 0.0 && speed.bytes > 0.0;
+    let is_a_time = |speed: &OperationSpeed| speed.seconds > 0.0 && speed.bytes > 0.0;
     assert!(told.iter().all(is_a_time), "{told:#?}");
     told
 }
@@ -65,8 +65,8 @@ fn timed(device: &Device) -> Vec<Speed> {
 fn what_a_card_does_more_is_timed_beside_what_the_cpu_does_too() {
     here::open_stand_in();
     let on_cpu = timed(&Device::cpu(2).unwrap());
-    let on_card = timed(&card(Number::Bf16));
-    let is_on_cpu = |speed: &&Speed| on_cpu.iter().any(|other| other.name == speed.name);
+    let on_card = timed(&card(DType::Bf16));
+    let is_on_cpu = |speed: &&OperationSpeed| on_cpu.iter().any(|other| other.name == speed.name);
     assert_eq!(on_card.iter().filter(is_on_cpu).count(), on_cpu.len());
     let more: Vec<_> = on_card.iter().filter(|speed| !is_on_cpu(speed)).collect();
     let names: Vec<_> = more.iter().map(|speed| speed.name.as_str()).collect();
@@ -86,6 +86,6 @@ fn what_a_card_does_more_is_timed_beside_what_the_cpu_does_too() {
     }
     for speed in more {
         let decoded = speed.name.starts_with("decode").then_some(768.0 * 512.0);
-        assert_eq!(speed.decoded_bytes, decoded, "{}", speed.name);
+        assert_eq!(speed.decompressed_bytes, decoded, "{}", speed.name);
     }
 }

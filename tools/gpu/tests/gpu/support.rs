@@ -2,8 +2,8 @@
 
 use std::{path::Path, process::Stdio, sync::atomic::AtomicBool};
 
-use sluice_checkpoint::synth::{Element, Synthesis};
-use sluice_weights::{Naming, Shape};
+use sluice_checkpoint::synth::{SynthDType, SynthOptions};
+use sluice_weights::{Shape, TensorNaming};
 use testkit::PATIENCE;
 use tokio::process::Command;
 
@@ -31,22 +31,22 @@ pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T 
 
 /// A model of random weights, of which a card holds a part.
 pub(crate) fn write_model(folder: &Path) {
-    let synthesis = Synthesis {
+    let synthesis = SynthOptions {
         shape: Shape {
-            naming: Naming::Llada,
+            naming: TensorNaming::Llada,
             layers: 6,
-            width: 512,
-            heads: 8,
+            hidden_size: 512,
+            attention_heads: 8,
             kv_heads: 8,
             head_dim: 64,
-            mlp_width: 1024,
-            embedding_rows: 256,
+            intermediate_size: 1024,
+            padded_vocab_size: 256,
             context_length: 16,
             causal: false,
             tied: false,
             biases: false,
         },
-        element: Element::Bf16,
+        dtype: SynthDType::Bf16,
         seed: 0,
         threads: 2,
     };

@@ -7,8 +7,8 @@
 use std::{collections::BTreeSet, ops::Range, sync::LazyLock};
 
 use anyhow::Result;
-use sluice_engine::Slot;
-use sluice_tokenizer::Text;
+use sluice_engine::CanvasSlot;
+use sluice_tokenizer::Tokenizer;
 
 use crate::{
     corpus::{self, Sample, Split, has_word, is_whole, names_in, occurrences, sentences},
@@ -118,7 +118,7 @@ impl Gap {
     }
 
     /// The gap in tokens, with the end of the turn behind the text.
-    pub fn on_canvas(&self, text: &Text, end: u32) -> Result<Canvas> {
+    pub fn on_canvas(&self, text: &Tokenizer, end: u32) -> Result<Canvas> {
         let spans = text.encode_with_spans(&self.text)?;
         let overlaps = |span: &Range<usize>, part: &Range<usize>| {
             span.start < part.end && part.start < span.end
@@ -156,12 +156,12 @@ impl Gap {
 impl Canvas {
     /// The canvas as the engine takes it.
     #[must_use]
-    pub fn slots(&self) -> Vec<Slot> {
+    pub fn slots(&self) -> Vec<CanvasSlot> {
         let slot = |(token, masked): (&u32, &bool)| {
             if *masked {
-                Slot::Masked
+                CanvasSlot::Masked
             } else {
-                Slot::Pinned(*token)
+                CanvasSlot::Pinned(*token)
             }
         };
         self.tokens.iter().zip(&self.masked).map(slot).collect()

@@ -5,10 +5,11 @@ use std::{path::Path, sync::Arc};
 use anyhow::{Context, Result, bail};
 use sluice_checkpoint::Source;
 use sluice_engine::{
-    Engine, Generate, LoadedModel, Options, Outcome, Settings, Slot, Work, event::Finish,
+    CanvasSlot, Engine, EngineOptions, Generate, LoadedModel, Outcome, PlanSettings, Work,
+    event::FinishReason,
 };
 use sluice_shared::{decoding::Decoding, policy::PolicyChoice, sampling::EosPolicy};
-use sluice_tokenizer::Text;
+use sluice_tokenizer::Tokenizer;
 
 use crate::corpus::Message;
 
@@ -52,22 +53,22 @@ pub struct Filled {
 impl Session {
     /// Starts an engine and loads the model of a folder.
     pub fn open(folder: &Path, threads: usize) -> Result<Self> {
-        let engine = Engine::start(Options {
+        let engine = Engine::start(EngineOptions {
             threads,
             queue_max: 1,
-            ..Options::default()
+            ..EngineOptions::default()
         })
         .context("start engine")?;
         let model = engine
-            .load_now(Source::Folder(folder.to_owned()), Settings::default())
+            .load_now(Source::Folder(folder.to_owned()), PlanSettings::default())
             .with_context(|| format!("load {}", folder.display()))?;
         Ok(Self { engine, model })
     }
 
     /// The model's tokenizer and chat template.
-    pub fn text(&self) -> Result<&Text> {
+    pub fn text(&self) -> Result<&Tokenizer> {
         self.model
-            .text
+            .tokenizer
             .as_deref()
             .context("the model has no tokenizer")
     }
@@ -97,7 +98,7 @@ impl Session {
     }
 
     /// Fills a canvas greedily.
-    pub fn fill(&self, prompt: Vec<u32>, canvas: Vec<Slot>, way: &Way) -> Result<Filled> {
+    pub fn fill(&self, prompt: Vec<u32>, canvas: Vec<CanvasSlot>, way: &Way) -> Result<Filled> {
         let request = Generate {
             block_length: way.block_length.clamp(1, canvas.len()),
             steps: way.steps.max(1),
@@ -126,7 +127,7 @@ impl Session {
             tokens,
             passes: generated.passes,
             seconds: generated.elapsed.as_secs_f64(),
-            stopped: generated.finish == Finish::Eos,
+            stopped: generated.finish_reason == FinishReason::Eos,
         })
     }
 }

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use sluice_shared::{
     decoding::Decoding,
-    dial::{Bundle, Dial},
+    preset::{Preset, ResolvedPreset},
 };
 
 use super::{
@@ -14,7 +14,7 @@ use super::{
     requests,
     session::{Session, Way},
 };
-use sluice_engine::Slot;
+use sluice_engine::CanvasSlot;
 
 /// What was found in each way.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ pub fn ways(
     let total = asked.len() * ways.len();
     let mut done = 0;
     let mut rows = Vec::new();
-    for (name, Bundle { policy, decoding }) in ways.iter().zip(bundles) {
+    for (name, ResolvedPreset { policy, decoding }) in ways.iter().zip(bundles) {
         let mut scores = Scores::default();
         for asked in &asked {
             on_progress(done, total);
@@ -67,7 +67,7 @@ pub fn ways(
                 policy,
                 decoding,
             };
-            let canvas = vec![Slot::Masked; asked.canvas];
+            let canvas = vec![CanvasSlot::Masked; asked.canvas];
             let filled = session.fill(asked.prompt.clone(), canvas, &way)?;
             scores.add_filled(&Verdict::of(&asked.sample, &filled.text), &filled);
             done += 1;
@@ -97,8 +97,8 @@ pub fn ways(
 
 /// A position of the dial, or a policy with, as far as they are given, a cache, a window or `all`, a growth and a speculation
 /// behind it, apart by blanks.
-fn bundle(way: &str) -> Result<Bundle> {
-    if let Ok(dial) = way.parse::<Dial>() {
+fn bundle(way: &str) -> Result<ResolvedPreset> {
+    if let Ok(dial) = way.parse::<Preset>() {
         return Ok(dial.resolve(|_| false));
     }
     let mut words = way.split_whitespace();
@@ -108,13 +108,13 @@ fn bundle(way: &str) -> Result<Bundle> {
         .with_context(|| format!("understand '{way}'"))?;
     let mut decoding = Decoding::default();
     if let Some(caching) = words.next() {
-        decoding.caching = caching.parse()?;
+        decoding.kv_cache = caching.parse()?;
     }
     if let Some(masks) = words.next().filter(|masks| *masks != "all") {
-        decoding.window = Some(masks.parse().context("a window takes a number")?);
+        decoding.suffix_window = Some(masks.parse().context("a window takes a number")?);
     }
     if let Some(growth) = words.next() {
-        decoding.growth = growth.parse()?;
+        decoding.canvas_growth = growth.parse()?;
     }
     if let Some(speculation) = words.next() {
         decoding.speculation = speculation.parse()?;
@@ -122,7 +122,7 @@ fn bundle(way: &str) -> Result<Bundle> {
     if let Some(more) = words.next() {
         bail!("'{more}' of '{way}' is too much");
     }
-    Ok(Bundle { policy, decoding })
+    Ok(ResolvedPreset { policy, decoding })
 }
 
 #[cfg(test)]
@@ -133,17 +133,17 @@ mod tests {
     fn a_way_is_a_position_of_the_dial_or_its_parts() {
         assert_eq!(
             bundle("balanced").expect("a dial"),
-            Dial::Balanced.resolve(|_| false)
+            Preset::Balanced.resolve(|_| false)
         );
-        let info = Dial::Fast.info();
-        let window = info.window.expect("fast has a window");
+        let info = Preset::Fast.info();
+        let window = info.suffix_window.expect("fast has a window");
         let parts = format!(
             "{} {} {window} {} none",
-            info.policy, info.caching, info.growth
+            info.policy, info.kv_cache, info.canvas_growth
         );
         assert_eq!(
             bundle(&parts).expect("parts"),
-            Dial::Fast.resolve(|_| false)
+            Preset::Fast.resolve(|_| false)
         );
         let bare = bundle("threshold:t=0.9").expect("a policy");
         assert_eq!(bare.decoding, Decoding::default());

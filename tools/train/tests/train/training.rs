@@ -12,11 +12,11 @@ use half::bf16;
 use safetensors::{Dtype, SafeTensors};
 use sluice_checkpoint::{Checkpoint, Source, family};
 use sluice_engine::{
-    model::transformer::{Sees, Sequence, Transformer, logits},
-    residency::{LoadOutcome, Reader, Residency},
+    model::transformer::{Sequence, Transformer, VisibleKeys, logits},
+    residency::{LoadOutcome, Residency, WeightReader},
 };
 use sluice_ops::{Ops, device, ledger::Ledger};
-use sluice_plan::{Machine, Plan, Question, Working, Workload};
+use sluice_plan::{Machine, Plan, PlanInput, WorkingMemory, Workload};
 use sluice_shared::level::Level;
 use sluice_train::{
     batch::{Batch, BatchOptions},
@@ -353,7 +353,7 @@ fn the_engine_computes_the_same_logits() {
             tokens: &part.ids[rows],
             positions: wanted,
             wanted,
-            sees: Sees::Each { checks: 0 },
+            sees: VisibleKeys::Each { checks: 0 },
         })
         .collect();
     let hidden = model
@@ -374,17 +374,17 @@ fn the_engine_computes_the_same_logits() {
 /// All weights of a checkpoint, as it has them.
 fn weights(checkpoint: Checkpoint, shape: &Shape, ops: &Ops) -> Residency {
     let sources = checkpoint.sources(shape.tensors()).expect("tensors");
-    let plan = Plan::new(&Question {
+    let plan = Plan::new(&PlanInput {
         shape,
         sources: &sources,
         choices: Level::Off.into(),
         budget_bytes: u64::MAX,
         workload: Workload::default(),
-        working: Working::default(),
+        working: WorkingMemory::default(),
         machine: &Machine::unmeasured(ops.device().profile(), 0),
     })
     .expect("plan");
-    let reader = Arc::new(Reader::new(Arc::new(checkpoint), &sources));
+    let reader = Arc::new(WeightReader::new(Arc::new(checkpoint), &sources));
     let never = AtomicBool::new(false);
     let (device, ledger) = (ops.device(), ops.ledger());
     match Residency::load(&plan, reader, device, ledger, &never, &mut |_| {}).expect("load") {

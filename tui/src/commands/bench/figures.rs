@@ -12,7 +12,7 @@ use crate::{
 
 /// An answer, and what it took.
 #[derive(Debug, Clone)]
-pub(super) struct Answer {
+pub(super) struct BenchAnswer {
     pub(super) started: GenerationStarted,
     pub(super) exact: bool,
     /// Those before the end of the text.
@@ -32,7 +32,7 @@ pub(super) struct Answer {
 pub(super) struct PassFigures {
     ms: f64,
     rows: u32,
-    head_rows: u32,
+    lm_head_rows: u32,
 }
 
 impl PassFigures {
@@ -40,14 +40,14 @@ impl PassFigures {
         Self {
             ms: pass.pass_ms,
             rows: pass.rows,
-            head_rows: pass.lm_head_rows,
+            lm_head_rows: pass.lm_head_rows,
         }
     }
 }
 
 /// A row. What can't be told of no passes or no tokens is unknown.
 #[derive(Debug, Clone)]
-pub struct Figures {
+pub struct BenchFigures {
     /// What the first request came to; all have the same choices.
     pub started: GenerationStarted,
     /// All answers are the reference's.
@@ -71,7 +71,7 @@ pub struct Figures {
     /// Rows that the layers computed for a request in a pass, on average.
     pub rows: Option<f64>,
     /// Rows that the head read for it, on average.
-    pub head_rows: Option<f64>,
+    pub lm_head_rows: Option<f64>,
     /// Largest device memory held.
     pub peak_device_bytes: u64,
     /// Median time from the call until the first token of the text was certain.
@@ -80,9 +80,13 @@ pub struct Figures {
     pub same_tokens: Option<f64>,
 }
 
-impl Figures {
+impl BenchFigures {
     /// Of these answers, compared with the first row's.
-    pub(super) fn of(answers: &[Answer], wall: Duration, first: Option<&[Answer]>) -> Self {
+    pub(super) fn of(
+        answers: &[BenchAnswer],
+        wall: Duration,
+        first: Option<&[BenchAnswer]>,
+    ) -> Self {
         let seen = || answers.iter().flat_map(|answer| &answer.seen);
         let count = seen().count() as f64;
         let mean = |figure: fn(&PassFigures) -> f64| {
@@ -106,7 +110,7 @@ impl Figures {
             time: times.reduce(PassTime::with).unwrap_or_default(),
             streamed_from: None,
             rows: mean(|pass| f64::from(pass.rows)),
-            head_rows: mean(|pass| f64::from(pass.head_rows)),
+            lm_head_rows: mean(|pass| f64::from(pass.lm_head_rows)),
             peak_device_bytes: (answers.iter())
                 .map(|answer| answer.peak_device_bytes)
                 .max()
@@ -168,7 +172,7 @@ impl Figures {
             &number(self.pass_ms_min, 1),
             &share(self.waited_share(), 0),
             &number(self.rows, 0),
-            &number(self.head_rows, 0),
+            &number(self.lm_head_rows, 0),
             &units::bytes(self.peak_device_bytes),
             &self.first_ms.map_or_else(unknown, units::duration_ms),
             &share(self.same_tokens, 1),
@@ -179,8 +183,8 @@ impl Figures {
 /// The table's first line.
 pub(super) fn header() -> String {
     line([
-        "dial", "tokens/s", "passes", "a pass", "ms", "least", "waited", "rows", "head", "peak",
-        "first", "same",
+        "preset", "tokens/s", "passes", "a pass", "ms", "least", "waited", "rows", "lm head",
+        "peak", "first", "same",
     ])
 }
 
@@ -200,7 +204,7 @@ fn line(cells: [&str; 12]) -> String {
         same,
     ] = cells;
     format!(
-        "{dial:<8} {rate:>8} {passes:>7} {each:>6} {ms:>8} {least:>8} {waited:>6} {rows:>5} {head:>5} {peak:>9} \
+        "{dial:<8} {rate:>8} {passes:>7} {each:>6} {ms:>8} {least:>8} {waited:>6} {rows:>5} {head:>7} {peak:>9} \
          {first:>7} {same:>7}"
     )
 }
@@ -221,7 +225,7 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
 }
 
 /// Share of the places at which two rows' texts have the same token; where one has ended and the other has not, they differ.
-fn agreement(first: &[Answer], others: &[Answer]) -> Option<f64> {
+fn agreement(first: &[BenchAnswer], others: &[BenchAnswer]) -> Option<f64> {
     let (mut same, mut all) = (0, 0);
     for (first, other) in first.iter().zip(others) {
         let pairs = first.tokens.iter().zip(&other.tokens);
@@ -237,14 +241,14 @@ mod tests {
 
     use super::*;
 
-    fn answer(tokens: &[u32], passes: &[f64]) -> Answer {
+    fn answer(tokens: &[u32], passes: &[f64]) -> BenchAnswer {
         let all = passes.iter().sum::<f64>();
         let seen = passes.iter().map(|ms| PassFigures {
             ms: *ms,
             rows: 64,
-            head_rows: 16,
+            lm_head_rows: 16,
         });
-        Answer {
+        BenchAnswer {
             started: GenerationStarted {
                 dial: "balanced".into(),
                 ..Default::default()
@@ -276,7 +280,7 @@ mod tests {
             answer(&[1, 9, 3], &[10.0, 30.0]),
             answer(&[5, 6], &[20.0, 20.0]),
         ];
-        let figures = Figures::of(&answers, Duration::from_millis(100), Some(&first));
+        let figures = BenchFigures::of(&answers, Duration::from_millis(100), Some(&first));
         assert_eq!(
             figures.row(),
             "balanced     50.0       4   1.25     20.0     10.0   25 %    64    16   640 MiB   15 ms  66.7 %"
@@ -295,7 +299,7 @@ mod tests {
 
     #[test]
     fn what_is_not_known_is_not_zero() {
-        let figures = Figures::of(&[answer(&[], &[])], Duration::ZERO, Some(&[]));
+        let figures = BenchFigures::of(&[answer(&[], &[])], Duration::ZERO, Some(&[]));
         assert_eq!(figures.tokens_per_second(), None);
         assert_eq!(figures.tokens_per_pass(), None);
         assert_eq!(
@@ -304,7 +308,7 @@ mod tests {
         );
         assert_eq!(figures.lines().count(), 2, "nothing is said to hold it up");
         assert_eq!(figures.same_tokens, None);
-        let alone = Figures::of(&[answer(&[1], &[1.0])], Duration::ZERO, None);
+        let alone = BenchFigures::of(&[answer(&[1], &[1.0])], Duration::ZERO, None);
         assert_eq!(alone.same_tokens, None, "there is nothing to compare with");
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::Figures;
+use super::BenchFigures;
 
 /// What a model that fills no masks has none of is empty.
 fn known(name: &str) -> Option<&str> {
@@ -10,14 +10,14 @@ fn known(name: &str) -> Option<&str> {
 }
 
 /// A row; what is not known is null.
-pub(super) fn json(figures: &Figures) -> Value {
+pub(super) fn json(figures: &BenchFigures) -> Value {
     let started = &figures.started;
     json!({
-        "dial": known(&started.dial),
+        "preset": known(&started.dial),
         "policy": started.policy,
-        "cache": known(&started.cache),
-        "window": started.window,
-        "growth": known(&started.growth),
+        "kv_cache": known(&started.cache),
+        "suffix_window": started.window,
+        "canvas_growth": known(&started.growth),
         "speculation": known(&started.speculation),
         "exact": figures.exact,
         "model": started.model,
@@ -39,7 +39,7 @@ pub(super) fn json(figures: &Figures) -> Value {
             "words": bottleneck.to_string(),
         })),
         "rows_per_pass": figures.rows,
-        "head_rows_per_pass": figures.head_rows,
+        "lm_head_rows_per_pass": figures.lm_head_rows,
         "peak_device_bytes": figures.peak_device_bytes,
         "first_text_ms": figures.first_ms,
         "same_tokens": figures.same_tokens,
@@ -47,7 +47,7 @@ pub(super) fn json(figures: &Figures) -> Value {
 }
 
 /// Null where passes were not told of; a part that is not known is null as well.
-fn phases_per_pass(figures: &Figures) -> Option<Value> {
+fn phases_per_pass(figures: &BenchFigures) -> Option<Value> {
     let time = &figures.time;
     let each = |ms: f64| json!(ms / figures.passes as f64);
     let mut parts: Map<String, Value> = (time.parts().into_iter())

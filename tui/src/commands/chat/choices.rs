@@ -3,7 +3,7 @@
 use clap::{ArgAction, CommandFactory, Parser};
 use sluice_proto::v1::GenerateRequest;
 
-use crate::cli::Choices as Flags;
+use crate::cli::AnswerArgs as Flags;
 
 /// The flags as a command line of their own.
 #[derive(Debug, Clone, Parser)]
@@ -15,14 +15,14 @@ struct Line {
 
 /// Flags of the command line, and what was set since.
 #[derive(Debug, Default)]
-pub(super) struct Choices {
+pub(super) struct ChatChoices {
     base: Flags,
     /// By key, in the order in which they were set.
     set: Vec<(String, String)>,
     now: Flags,
 }
 
-impl Choices {
+impl ChatChoices {
     pub(super) fn new(base: Flags) -> Self {
         Self {
             now: base.clone(),
@@ -45,7 +45,7 @@ impl Choices {
             .collect();
         if !known.contains(&key.as_str()) {
             return Err(format!(
-                "'{key}' can't be set; known are {}",
+                "unknown setting '{key}'; known are {}",
                 known.join(", ")
             ));
         }
@@ -91,7 +91,7 @@ fn resolve(base: &Flags, set: &[(String, String)]) -> Result<Flags, String> {
         first.trim_start_matches("error: ").to_owned()
     })?;
     // The parser takes a switch that isn't there for one that is off.
-    line.flags.sampling.details.greedy |= base.sampling.details.greedy;
+    line.flags.decoding.details.greedy |= base.decoding.details.greedy;
     Ok(line.flags)
 }
 
@@ -99,7 +99,7 @@ fn resolve(base: &Flags, set: &[(String, String)]) -> Result<Flags, String> {
 mod tests {
     use super::*;
 
-    fn request(choices: &Choices) -> GenerateRequest {
+    fn request(choices: &ChatChoices) -> GenerateRequest {
         let mut request = GenerateRequest::default();
         choices.apply(&mut request);
         request
@@ -111,7 +111,7 @@ mod tests {
             length: Some(64),
             ..Flags::default()
         };
-        let mut choices = Choices::new(base);
+        let mut choices = ChatChoices::new(base);
         choices.set("temperature", Some("0.5")).unwrap();
         choices.set("length", Some("8")).unwrap();
         choices.set("top_k", Some("40")).unwrap();
@@ -132,22 +132,22 @@ mod tests {
 
     #[test]
     fn a_switch_is_set_and_stays_as_the_command_line_had_it() {
-        let mut choices = Choices::default();
+        let mut choices = ChatChoices::default();
         choices.set("greedy", Some("on")).unwrap();
         assert!(request(&choices).greedy);
         assert!(choices.set("greedy", Some("perhaps")).is_err());
         choices.set("greedy", None).unwrap();
         assert!(!request(&choices).greedy);
         let mut base = Flags::default();
-        base.sampling.details.greedy = true;
-        let mut choices = Choices::new(base);
+        base.decoding.details.greedy = true;
+        let mut choices = ChatChoices::new(base);
         choices.set("length", Some("8")).unwrap();
         assert!(request(&choices).greedy);
     }
 
     #[test]
     fn what_is_wrong_is_told_and_changes_nothing() {
-        let mut choices = Choices::default();
+        let mut choices = ChatChoices::default();
         let problem = choices.set("colour", Some("red")).unwrap_err();
         assert!(
             problem.contains("'colour'") && problem.contains("temperature"),

@@ -10,7 +10,7 @@ use serde_json::json;
 use sluice_proto::v1::ChatMessage;
 
 use super::super::message;
-use crate::places;
+use crate::user_folders;
 
 /// Prompts and answers in turn, and the instructions before them. A turn without its answer would confuse the model in every
 /// later one, so there is none.
@@ -24,7 +24,7 @@ pub(super) struct Conversation {
 
 /// A prompt on its way.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct PendingPrompt {
     words: String,
     /// Turns that stand before it; those behind go once it is answered.
     turns: usize,
@@ -47,30 +47,30 @@ impl Conversation {
     }
 
     /// A prompt behind all turns.
-    pub(super) fn ask(&self, words: String) -> Asked {
+    pub(super) fn ask(&self, words: String) -> PendingPrompt {
         let turns = self.turns.len();
-        Asked { words, turns }
+        PendingPrompt { words, turns }
     }
 
     /// The last prompt once more, in the place of its answer if it has one.
-    pub(super) fn retry(&self) -> Option<Asked> {
+    pub(super) fn retry(&self) -> Option<PendingPrompt> {
         if let Some(words) = &self.unanswered {
             return Some(self.ask(words.clone()));
         }
         let turns = self.turns.len().checked_sub(2)?;
         let words = self.turns[turns].content.clone();
-        Some(Asked { words, turns })
+        Some(PendingPrompt { words, turns })
     }
 
     /// What the model is to answer, all turns before it included.
-    pub(super) fn messages(&self, asked: &Asked) -> Vec<ChatMessage> {
+    pub(super) fn messages(&self, asked: &PendingPrompt) -> Vec<ChatMessage> {
         let system = self.system.as_deref().map(|text| message("system", text));
         let turns = self.turns.iter().take(asked.turns).cloned();
         let own = message("user", &asked.words);
         system.into_iter().chain(turns).chain([own]).collect()
     }
 
-    pub(super) fn answered(&mut self, asked: Asked, text: &str) {
+    pub(super) fn answered(&mut self, asked: PendingPrompt, text: &str) {
         self.turns.truncate(asked.turns);
         self.turns.push(message("user", &asked.words));
         self.turns.push(message("assistant", text));
@@ -78,7 +78,7 @@ impl Conversation {
     }
 
     /// No answer came. Whether there is one from before, which stays.
-    pub(super) fn give_up(&mut self, asked: Asked) -> bool {
+    pub(super) fn give_up(&mut self, asked: PendingPrompt) -> bool {
         let has_answer = asked.turns < self.turns.len();
         if !has_answer {
             self.unanswered = Some(asked.words);
@@ -94,7 +94,7 @@ impl Conversation {
 
     /// Writes the turns to a file that is not there yet; where it is.
     pub(super) fn save(&self, file: &str) -> Result<PathBuf, String> {
-        let path = place(file);
+        let path = expand_home(file);
         let failed = |error| format!("can't write {}: {error}", path.display());
         let mut file = File::options()
             .write(true)
@@ -120,8 +120,8 @@ impl Conversation {
 }
 
 /// `~` stands for the home folder here, too, where no shell says so.
-fn place(file: &str) -> PathBuf {
-    match (file.strip_prefix("~/"), places::home()) {
+fn expand_home(file: &str) -> PathBuf {
+    match (file.strip_prefix("~/"), user_folders::home()) {
         (Some(rest), Some(home)) => home.join(rest),
         _ => PathBuf::from(file),
     }

@@ -22,7 +22,7 @@ use super::turn::{COMMANDS, Text, complete};
 use crate::{
     commands::input::{self, INPUT_BYTES_MAX},
     output::{Failure, say},
-    places,
+    user_folders,
 };
 
 /// Prompts that the history keeps.
@@ -34,7 +34,7 @@ const PASTE_OFF: &[u8] = b"\x1b[?2004l\r\n";
 
 /// What came of a wait for the next text.
 #[derive(Debug)]
-pub(super) enum Line {
+pub(super) enum InputLine {
     /// A text, over one line or several.
     Text(Text),
     /// Ctrl-C in the editor.
@@ -47,7 +47,7 @@ pub(super) enum Line {
 pub(super) struct Input {
     /// Tells the editor to begin; a pipe is read as it comes.
     ask: Option<blocking::SyncSender<()>>,
-    lines: mpsc::Receiver<Result<Line, Failure>>,
+    lines: mpsc::Receiver<Result<InputLine, Failure>>,
     /// Whether the editor has the terminal.
     is_editing: bool,
     /// How the terminal was before the editor had it.
@@ -74,7 +74,7 @@ impl Input {
             let mut stdin = std::io::stdin().lock();
             while let Some(text) = next_text(&mut stdin).transpose() {
                 let failed = text.is_err();
-                if lines.blocking_send(text.map(Line::Text)).is_err() || failed {
+                if lines.blocking_send(text.map(InputLine::Text)).is_err() || failed {
                     return;
                 }
             }
@@ -88,7 +88,7 @@ impl Input {
     }
 
     /// The next text. A wait that was given up is gone on with.
-    pub(super) async fn next(&mut self) -> Result<Line, Failure> {
+    pub(super) async fn next(&mut self) -> Result<InputLine, Failure> {
         if let Some(ask) = &self.ask
             && !self.is_editing
         {
@@ -96,7 +96,7 @@ impl Input {
         }
         let line = self.lines.recv().await;
         self.is_editing = false;
-        line.unwrap_or(Ok(Line::End))
+        line.unwrap_or(Ok(InputLine::End))
     }
 }
 
@@ -112,8 +112,8 @@ impl Drop for Input {
 }
 
 fn spawn(
-    read: impl FnOnce(mpsc::Sender<Result<Line, Failure>>) + Send + 'static,
-) -> Result<mpsc::Receiver<Result<Line, Failure>>, Failure> {
+    read: impl FnOnce(mpsc::Sender<Result<InputLine, Failure>>) + Send + 'static,
+) -> Result<mpsc::Receiver<Result<InputLine, Failure>>, Failure> {
     let (sender, receiver) = mpsc::channel(1);
     let reader = std::thread::Builder::new().name("stdin".into());
     match reader.spawn(move || read(sender)) {
@@ -125,7 +125,7 @@ fn spawn(
 /// Edits a text whenever one is asked for.
 fn edit(
     asked: &blocking::Receiver<()>,
-    lines: &mpsc::Sender<Result<Line, Failure>>,
+    lines: &mpsc::Sender<Result<InputLine, Failure>>,
     history: Option<&Path>,
 ) {
     let mut editor = match editor(history) {
@@ -140,11 +140,11 @@ fn edit(
                 let text = complete(&text).unwrap_or(Text::Plain(text));
                 match text.words().len() > INPUT_BYTES_MAX {
                     true => Err(Failure::new("a prompt has more than 1 MiB")),
-                    false => Ok(Line::Text(text)),
+                    false => Ok(InputLine::Text(text)),
                 }
             }
-            Err(ReadlineError::Eof) => Ok(Line::End),
-            Err(ReadlineError::Interrupted) => Ok(Line::Interrupted),
+            Err(ReadlineError::Eof) => Ok(InputLine::End),
+            Err(ReadlineError::Interrupted) => Ok(InputLine::Interrupted),
             Err(error) => Err(Failure::new(format!("read the terminal: {error}"))),
         };
         if lines.blocking_send(line).is_err() {
@@ -164,9 +164,9 @@ fn editor(history: Option<&Path>) -> Result<LineEditor, Failure> {
     let mut editor = LineEditor::with_config(config).map_err(failed)?;
     editor.set_helper(Some(Assistant));
     if let Some(path) = history {
-        let made = path.parent().map_or(Ok(()), places::make_private);
+        let made = path.parent().map_or(Ok(()), user_folders::make_private);
         if let Err(error) = made {
-            say(&format!("note: prompts are not kept: {error}"));
+            say(&format!("note: the prompt history can't be saved: {error}"));
         }
         // There is none before the first time.
         let _ = editor.load_history(path);
@@ -188,7 +188,7 @@ fn remember(editor: &mut LineEditor, history: Option<&Path>, text: &str) {
 
 /// Where the history is, by the surroundings; `None` where nothing is to be kept.
 pub(super) fn history(private: bool) -> Option<PathBuf> {
-    let folder = places::state(|name| std::env::var_os(name));
+    let folder = user_folders::state(|name| std::env::var_os(name));
     folder
         .filter(|_| !private)
         .map(|folder| folder.join("chat_history"))

@@ -14,19 +14,19 @@ use sluice_proto::v1::{self, FinishReason, GenerateRequest, generate_request::In
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use self::{
-    choices::Choices,
-    conversation::{Asked, Conversation},
-    input::{Input, Line},
+    choices::ChatChoices,
+    conversation::{Conversation, PendingPrompt},
+    input::{Input, InputLine},
     turn::Turn,
 };
 use super::{
-    follow::{self, Ended},
+    follow::{self, EndedRequest},
     library, present,
 };
 use crate::{
-    cli::{Chat, Wish},
-    connection::Daemon,
-    output::{Failure, Out, dim, say},
+    cli::{Chat, PlanArgs},
+    connection::DaemonConnection,
+    output::{Failure, StandardOutput, dim, say},
     text::sanitise_line,
 };
 
@@ -35,10 +35,10 @@ const CONTEXT_EXCEEDED: &str = "CONTEXT_EXCEEDED";
 
 /// Holds a conversation until the input ends.
 pub(super) async fn run(
-    daemon: Daemon,
+    daemon: DaemonConnection,
     arguments: &Chat,
     private: bool,
-    out: &mut Out,
+    out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let interactive = std::io::stdin().is_terminal() && out.is_terminal();
     let mut interrupts = follow::interrupts()?;
@@ -50,7 +50,7 @@ pub(super) async fn run(
     let mut talk = Talk {
         daemon,
         conversation: Conversation::new(arguments.system.clone()),
-        choices: Choices::new(arguments.choices.clone()),
+        choices: ChatChoices::new(arguments.choices.clone()),
         interactive,
     };
     if interactive {
@@ -60,20 +60,20 @@ pub(super) async fn run(
     loop {
         let line = tokio::select! {
             line = input.next() => line?,
-            _ = interrupts.recv() => Line::Interrupted,
+            _ = interrupts.recv() => InputLine::Interrupted,
             () = ends.recv() => return Ok(()),
         };
         let text = match line {
-            Line::End => return Ok(()),
-            Line::Interrupted if was_interrupted || !interactive => {
+            InputLine::End => return Ok(()),
+            InputLine::Interrupted if was_interrupted || !interactive => {
                 return Err(Failure::interrupted("the conversation is over"));
             }
-            Line::Interrupted => {
+            InputLine::Interrupted => {
                 was_interrupted = true;
                 dim("Ctrl-C again ends, and so does Ctrl-D");
                 continue;
             }
-            Line::Text(text) => text,
+            InputLine::Text(text) => text,
         };
         was_interrupted = false;
         let is_over = tokio::select! {
@@ -88,9 +88,9 @@ pub(super) async fn run(
 
 /// A conversation with a daemon.
 struct Talk {
-    daemon: Daemon,
+    daemon: DaemonConnection,
     conversation: Conversation,
-    choices: Choices,
+    choices: ChatChoices,
     interactive: bool,
 }
 
@@ -100,7 +100,7 @@ impl Talk {
         &mut self,
         turn: Turn,
         interrupts: &mut Signal,
-        out: &mut Out,
+        out: &mut StandardOutput,
     ) -> Result<bool, Failure> {
         match turn {
             Turn::Nothing => {}
@@ -109,7 +109,7 @@ impl Talk {
             Turn::Unknown(command) => say(&format!("unknown command {command}; /help lists them")),
             Turn::Reset => {
                 self.conversation.reset();
-                say("the conversation starts anew");
+                say("the conversation was reset");
             }
             Turn::System(text) => self.system(text),
             Turn::Set(choice) => self.set(choice),
@@ -120,7 +120,7 @@ impl Talk {
             },
             Turn::Model(name) => {
                 let answer = self.model(name.as_deref(), interrupts, out).await;
-                self.told(answer)?;
+                self.report_failure(answer)?;
             }
             Turn::Retry => match self.conversation.retry() {
                 Some(asked) => {
@@ -140,7 +140,7 @@ impl Talk {
         Ok(false)
     }
 
-    fn request(&self, asked: &Asked) -> GenerateRequest {
+    fn request(&self, asked: &PendingPrompt) -> GenerateRequest {
         let messages = self.conversation.messages(asked);
         let mut request = GenerateRequest {
             input: Some(Prompt::Chat(v1::Chat { messages })),
@@ -153,10 +153,10 @@ impl Talk {
     /// Asks the model, and shows its answer.
     async fn answer(
         &mut self,
-        asked: Asked,
+        asked: PendingPrompt,
         request: GenerateRequest,
         interrupts: &mut Signal,
-        out: &mut Out,
+        out: &mut StandardOutput,
     ) -> Result<(), Failure> {
         let answer = follow::run(&self.daemon, request, false, out, interrupts).await;
         match answer {
@@ -183,11 +183,11 @@ impl Talk {
             Err(failure) => {
                 self.conversation.give_up(asked);
                 let is_full = failure.reason() == Some(CONTEXT_EXCEEDED);
-                self.told(Err(failure))?;
+                self.report_failure(Err(failure))?;
                 if is_full {
                     say(
-                        "the conversation fills the model's context: /reset starts anew, /save FILE keeps what was \
-                         said, /set length N asks for shorter answers",
+                        "the conversation fills the model's context: /reset starts over, /save FILE saves the \
+                         conversation, /set length N asks for shorter answers",
                     );
                 }
                 Ok(())
@@ -232,14 +232,14 @@ impl Talk {
         &self,
         name: Option<&str>,
         interrupts: &mut Signal,
-        out: &mut Out,
+        out: &mut StandardOutput,
     ) -> Result<(), Failure> {
         let model = match name {
             None => present::loaded(&present::list(&self.daemon).await?).cloned(),
             Some(name) => {
                 let subject = library::subject(Path::new(name))?;
-                let wish = Wish::default();
-                Some(present::have(&self.daemon, &subject, &wish, interrupts, out).await?)
+                let wish = PlanArgs::default();
+                Some(present::ensure_loaded(&self.daemon, &subject, &wish, interrupts, out).await?)
             }
         };
         say(&match model {
@@ -250,9 +250,9 @@ impl Talk {
     }
 
     /// Reports what went wrong and goes on, where somebody is there to read it.
-    fn told(&self, result: Result<(), Failure>) -> Result<(), Failure> {
+    fn report_failure(&self, result: Result<(), Failure>) -> Result<(), Failure> {
         match result {
-            Err(failure @ Failure::Told { .. }) if self.interactive => {
+            Err(failure @ Failure::Reported { .. }) if self.interactive => {
                 let _ = failure.report(false);
                 Ok(())
             }
@@ -262,13 +262,13 @@ impl Talk {
 }
 
 /// What there is to know of an answer beside its text, and what can be done about it in a conversation.
-fn notes(ended: &Ended) -> Vec<String> {
+fn notes(ended: &EndedRequest) -> Vec<String> {
     let mut notes = Vec::new();
     let cut = match ended.done.finish_reason() {
         _ if !ended.done.is_truncated => None,
-        FinishReason::Context => {
-            Some("cut, the context is full; /reset starts anew, /save FILE keeps what was said")
-        }
+        FinishReason::Context => Some(
+            "truncated: the context is full; /reset starts over, /save FILE saves the conversation",
+        ),
         _ => Some("cut at its length; /set length N allows more, then /retry"),
     };
     notes.extend(cut.map(str::to_owned));

@@ -32,7 +32,7 @@ pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
     (
         "/model",
         "NAME",
-        "goes on with another model, which is loaded, and downloaded if need be",
+        "switches to another model; loads and downloads it as needed",
     ),
     (
         "/set",
@@ -45,7 +45,7 @@ pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
         "FILE",
         "writes the conversation: JSON if FILE ends in .json, else Markdown",
     ),
-    ("/reset", "", "starts the conversation anew"),
+    ("/reset", "", "resets the conversation"),
     ("/help", "", "this list; so does /?"),
     ("/quit", "", "ends; so does Ctrl-D, or Ctrl-C twice"),
 ];

@@ -6,7 +6,7 @@ use crate::text::char_width;
 
 /// Words of an answer that are being chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Choice {
+pub struct WordChoice {
     /// Index of the turn.
     pub turn: usize,
     /// Where its words lie, in bytes.
@@ -17,7 +17,7 @@ pub struct Choice {
     pub from: Option<usize>,
 }
 
-impl Choice {
+impl WordChoice {
     /// The words of a turn's text, with the cursor on the first; `None` where there are none.
     #[must_use]
     pub fn of(turn: usize, text: &str) -> Option<Self> {
@@ -76,6 +76,6 @@ mod tests {
         };
         assert_eq!(of("  a, b\n\tcd "), ["a,", "b", "cd"]);
         assert_eq!(of("ab日本c"), ["ab", "日", "本", "c"]);
-        assert_eq!(Choice::of(0, " \n"), None);
+        assert_eq!(WordChoice::of(0, " \n"), None);
     }
 }

@@ -17,7 +17,7 @@ fn ask(chat: &mut Chat, system: Option<&str>, prompt: &str) -> GenerateRequest {
     chat.ask(1, system, &waiting)
 }
 
-fn take(chat: &mut Chat, done: &GenerationDone) -> Outcome {
+fn take(chat: &mut Chat, done: &GenerationDone) -> AnswerOutcome {
     chat.take(1, done, None)
 }
 
@@ -64,7 +64,7 @@ fn a_stopped_answer_keeps_its_beginning_if_there_is_one() {
     let mut chat = answered(&[]);
     ask(&mut chat, None, "one");
     let outcome = take(&mut chat, &done(" ", FinishReason::Cancelled));
-    assert_eq!(outcome, Outcome::Nothing(vec!["one".into()]));
+    assert_eq!(outcome, AnswerOutcome::Nothing(vec!["one".into()]));
     assert!(texts(&chat).is_empty());
     ask(&mut chat, None, "one");
     take(&mut chat, &done("Once", FinishReason::Cancelled));
@@ -75,10 +75,10 @@ fn a_stopped_answer_keeps_its_beginning_if_there_is_one() {
 #[test]
 fn words_that_were_stopped_stay_as_they_were() {
     let mut chat = answered(&["one"]);
-    chat.choice = Choice::of(1, "answer to one");
+    chat.choice = WordChoice::of(1, "answer to one");
     assert!(chat.rewrite(1, None).is_some());
     let outcome = take(&mut chat, &done("answer", FinishReason::Cancelled));
-    assert_eq!(outcome, Outcome::Nothing(Vec::new()));
+    assert_eq!(outcome, AnswerOutcome::Nothing(Vec::new()));
     assert_eq!(texts(&chat), ["one", "answer to one"]);
 }
 
@@ -93,7 +93,7 @@ fn prompts_that_waited_for_an_answer_that_never_came_are_given_back() {
         let back = match is_refused {
             true => chat.give_up(1),
             false => match take(&mut chat, &done("", FinishReason::Cancelled)) {
-                Outcome::Nothing(back) => back,
+                AnswerOutcome::Nothing(back) => back,
                 other => panic!("{other:?}"),
             },
         };
@@ -111,7 +111,7 @@ fn prompts_that_waited_for_an_answer_that_never_came_are_given_back() {
 #[test]
 fn chosen_words_are_bytes_of_the_text() {
     let mut chat = answered(&["né"]);
-    chat.choice = Choice::of(1, "answer to né");
+    chat.choice = WordChoice::of(1, "answer to né");
     let choice = chat.choice.as_mut().expect("words");
     choice.step(1);
     choice.from = Some(choice.at);

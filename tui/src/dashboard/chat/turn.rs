@@ -22,25 +22,25 @@ pub struct Turn {
     pub text: String,
     /// How an answer came about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub origin: Option<Origin>,
+    pub origin: Option<AnswerOrigin>,
     /// What an answer was before it was written anew, all or in part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub before: Option<Version>,
+    pub before: Option<AnswerVersion>,
 }
 
 /// A text that an answer had.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Version {
+pub struct AnswerVersion {
     /// The words.
     pub text: String,
     /// How they came about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub origin: Option<Origin>,
+    pub origin: Option<AnswerOrigin>,
 }
 
 /// How an answer came about.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Origin {
+pub struct AnswerOrigin {
     /// The request, as the daemon of that time numbered it.
     pub request_id: u64,
     /// With it, the same again.
@@ -59,7 +59,7 @@ pub struct Origin {
     pub is_cut: bool,
     /// Which limit ended it, where one did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limit: Option<Limit>,
+    pub limit: Option<AnswerLimit>,
     /// Tokens of the context that the conversation took with it, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<u32>,
@@ -68,14 +68,14 @@ pub struct Origin {
 /// What ended an answer that was not at its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Limit {
+pub enum AnswerLimit {
     /// The length that was asked for.
     Length,
     /// The model's context.
     Context,
 }
 
-impl Limit {
+impl AnswerLimit {
     /// The limit that ended a request, where its text would have gone on: an edit's fills its length and is whole.
     #[must_use]
     pub fn of(done: &GenerationDone) -> Option<Self> {

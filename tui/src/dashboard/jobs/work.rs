@@ -5,12 +5,12 @@ use sluice_proto::v1::{
 };
 use sluice_shared::units;
 
-use super::super::{levels::Measuring, state::State};
+use super::super::{levels::RunningMeasurement, state::DashboardState};
 use crate::json;
 
 /// What work is, to tell it from other work.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Task {
+pub enum WorkTask {
     /// A model is being loaded.
     Load,
     /// Weights go from one plan to another.
@@ -27,13 +27,13 @@ pub enum Task {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Work {
     /// Which.
-    pub task: Task,
+    pub task: WorkTask,
     /// What kind of work, in a word.
     pub kind: String,
     /// On what.
     pub what: String,
     /// How far it is, where that is known.
-    pub far: Option<Far>,
+    pub progress: Option<WorkProgress>,
     /// How long it has been at work, where that is known.
     pub elapsed_ms: Option<f64>,
     /// Threads that work for it, where that is known.
@@ -44,18 +44,18 @@ pub struct Work {
 
 /// How far something is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Far {
+pub struct WorkProgress {
     /// So much is done.
     pub done: u64,
     /// Of so much; 0 until it is known.
     pub total: u64,
     /// What is counted.
-    pub unit: Unit,
+    pub unit: ProgressUnit,
 }
 
 /// What is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
+pub enum ProgressUnit {
     /// Bytes.
     Bytes,
     /// Passes.
@@ -64,22 +64,22 @@ pub enum Unit {
     Steps,
 }
 
-impl Far {
+impl WorkProgress {
     /// In words: `1.00 GiB of 4.00 GiB`.
     #[must_use]
     pub fn words(&self) -> String {
         let count = |count: u64| match self.unit {
-            Unit::Bytes => units::bytes(count),
-            Unit::Passes | Unit::Steps => units::count(count),
+            ProgressUnit::Bytes => units::bytes(count),
+            ProgressUnit::Passes | ProgressUnit::Steps => units::count(count),
         };
         let total = match self.total {
             0 => "unknown".to_owned(),
             total => count(total),
         };
         let unit = match self.unit {
-            Unit::Bytes => "",
-            Unit::Passes => " passes",
-            Unit::Steps => " steps",
+            ProgressUnit::Bytes => "",
+            ProgressUnit::Passes => " passes",
+            ProgressUnit::Steps => " steps",
         };
         format!("{} of {total}{unit}", count(self.done))
     }
@@ -92,7 +92,7 @@ impl Far {
 }
 
 /// All that runs, what concerns the whole daemon first.
-pub(super) fn running(state: &State) -> Vec<Work> {
+pub(super) fn running(state: &DashboardState) -> Vec<Work> {
     let mut works = Vec::new();
     let pulls = state.jobs.models.iter().flatten();
     let pulls = pulls.filter_map(Work::of_pull);
@@ -120,13 +120,13 @@ impl Work {
         };
         let progress = job.progress.clone().unwrap_or_default();
         Self {
-            task: Task::Job(job.job_id),
+            task: WorkTask::Job(job.job_id),
             kind: json::word(job.kind()),
             what: format!("job {}: {what}", job.job_id),
-            far: job.progress.as_ref().map(|progress| Far {
+            progress: job.progress.as_ref().map(|progress| WorkProgress {
                 done: progress.done_bytes,
                 total: progress.total_bytes,
-                unit: Unit::Bytes,
+                unit: ProgressUnit::Bytes,
             }),
             elapsed_ms: Some(job.elapsed_ms),
             threads: (job.threads > 0).then_some(job.threads),
@@ -135,13 +135,19 @@ impl Work {
     }
 
     /// A request that runs or waits and is no generation; of our own measurement more is known.
-    pub(super) fn of_request(row: &RequestSummary, own: Option<&Measuring>) -> Option<Self> {
+    pub(super) fn of_request(
+        row: &RequestSummary,
+        own: Option<&RunningMeasurement>,
+    ) -> Option<Self> {
         let is_active = matches!(row.state(), RequestState::Queued | RequestState::Running);
         Self::of_any_request(row, own).filter(|_| is_active)
     }
 
     /// The same of one that may have ended.
-    pub(super) fn of_any_request(row: &RequestSummary, own: Option<&Measuring>) -> Option<Self> {
+    pub(super) fn of_any_request(
+        row: &RequestSummary,
+        own: Option<&RunningMeasurement>,
+    ) -> Option<Self> {
         let waits = row.state() == RequestState::Queued;
         let kind = match row.kind() {
             RequestKind::Generate => return None,
@@ -154,13 +160,13 @@ impl Work {
             None => format!("request {}{words}", row.request_id),
         };
         Some(Self {
-            task: Task::Request(row.request_id),
+            task: WorkTask::Request(row.request_id),
             kind: kind.to_owned(),
             what,
-            far: own.filter(|own| own.total > 0).map(|own| Far {
+            progress: own.filter(|own| own.total > 0).map(|own| WorkProgress {
                 done: own.done.into(),
                 total: own.total.into(),
-                unit: Unit::Passes,
+                unit: ProgressUnit::Passes,
             }),
             elapsed_ms: Some(if waits { row.queued_ms } else { row.elapsed_ms }),
             threads: None,
@@ -169,12 +175,12 @@ impl Work {
     }
 
     /// A measurement of our own.
-    pub(in super::super) fn of_measurement(measuring: &Measuring) -> Self {
+    pub(in super::super) fn of_measurement(measuring: &RunningMeasurement) -> Self {
         Self {
-            task: Task::Request(measuring.request_id.unwrap_or(0)),
+            task: WorkTask::Request(measuring.request_id.unwrap_or(0)),
             kind: "fidelity".to_owned(),
             what: format!("level {}", measuring.level),
-            far: None,
+            progress: None,
             elapsed_ms: None,
             threads: None,
             at: String::new(),
@@ -185,13 +191,13 @@ impl Work {
     pub(super) fn of_load(snapshot: &Snapshot) -> Option<Self> {
         let model = snapshot.model.as_ref()?;
         (model.state() == ModelState::Loading).then(|| Self {
-            task: Task::Load,
+            task: WorkTask::Load,
             kind: "load".to_owned(),
             what: model.name.clone(),
-            far: model.progress.as_ref().map(|progress| Far {
+            progress: model.progress.as_ref().map(|progress| WorkProgress {
                 done: progress.loaded_bytes,
                 total: progress.total_bytes,
-                unit: Unit::Bytes,
+                unit: ProgressUnit::Bytes,
             }),
             elapsed_ms: None,
             threads: None,
@@ -204,13 +210,13 @@ impl Work {
         let steps = snapshot.weight_switch.map(|switch| switch.total_steps);
         let (kind, far) = match (snapshot.weight_switch, converting) {
             (_, Some((done, total))) if steps.unwrap_or(0) == 0 => {
-                let unit = Unit::Bytes;
-                ("convert", Some(Far { done, total, unit }))
+                let unit = ProgressUnit::Bytes;
+                ("convert", Some(WorkProgress { done, total, unit }))
             }
             (Some(switch), _) => {
                 let (done, total) = (switch.done_steps.into(), switch.total_steps.into());
-                let unit = Unit::Steps;
-                let far = Far { done, total, unit };
+                let unit = ProgressUnit::Steps;
+                let far = WorkProgress { done, total, unit };
                 ("switch", Some(far).filter(|far| far.total > 0))
             }
             (None, _) => return None,
@@ -224,10 +230,10 @@ impl Work {
             None => "to another level".to_owned(),
         };
         Some(Self {
-            task: Task::Switch,
+            task: WorkTask::Switch,
             kind: kind.to_owned(),
             what,
-            far,
+            progress: far,
             elapsed_ms: None,
             threads: None,
             at: String::new(),
@@ -239,13 +245,13 @@ impl Work {
         (model.state() == ModelState::Pulling).then(|| {
             let pull = model.pull.as_ref();
             Self {
-                task: Task::Pull(model.name.clone()),
+                task: WorkTask::Pull(model.name.clone()),
                 kind: "download".to_owned(),
                 what: model.name.clone(),
-                far: pull.map(|pull| Far {
+                progress: pull.map(|pull| WorkProgress {
                     done: pull.done_bytes,
                     total: pull.total_bytes,
-                    unit: Unit::Bytes,
+                    unit: ProgressUnit::Bytes,
                 }),
                 elapsed_ms: None,
                 threads: None,

@@ -5,7 +5,7 @@ use sluice_shared::units;
 
 /// The latest change that was asked for here.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Change {
+pub struct PlanChange {
     /// Tells it from earlier ones.
     serial: u64,
     /// What was in force.
@@ -44,7 +44,7 @@ enum Stage {
 
 /// How a change stands, for the screen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum ChangeStanding {
     /// On its way.
     UnderWay,
     /// In force.
@@ -53,7 +53,7 @@ pub enum Standing {
     Failed,
 }
 
-impl Change {
+impl PlanChange {
     /// A change that was asked for and of which nothing is known yet.
     #[must_use]
     pub(in super::super) fn asked(serial: u64) -> Self {
@@ -132,11 +132,11 @@ impl Change {
 
     /// How it stands.
     #[must_use]
-    pub fn standing(&self) -> Standing {
+    pub fn standing(&self) -> ChangeStanding {
         match self.stage {
-            Stage::UnderWay => Standing::UnderWay,
-            Stage::Failed(_) => Standing::Failed,
-            Stage::Applied { .. } => Standing::Applied,
+            Stage::UnderWay => ChangeStanding::UnderWay,
+            Stage::Failed(_) => ChangeStanding::Failed,
+            Stage::Applied { .. } => ChangeStanding::Applied,
         }
     }
 
@@ -231,8 +231,8 @@ mod tests {
         }
     }
 
-    fn applied() -> Change {
-        let mut change = Change::asked(1);
+    fn applied() -> PlanChange {
+        let mut change = PlanChange::asked(1);
         let (before, after) = (plan("standard"), plan("moderate"));
         change.planned(&after, &before, Some(&snapshot("standard", 3)));
         change.applied(&ApplyResult {
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn another_budget_alone_is_told_by_its_bytes() {
-        let mut change = Change::asked(1);
+        let mut change = PlanChange::asked(1);
         assert_eq!(change.words(), "the change: under way");
         let mut after = plan("standard");
         after.budget_bytes = 2 << 30;

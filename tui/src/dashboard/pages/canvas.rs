@@ -18,9 +18,9 @@ use super::super::{
     keys::{Action, Mode, Page},
     panels,
     requests::step_request,
-    state::{Opened, Show, State},
+    state::{CanvasView, DashboardState, OpenedRun},
     update::SCROLL_LINES,
-    view::{Screen, Shape, Target},
+    view::{HitTarget, Screen, ScreenShape},
 };
 use crate::{
     canvas::{Canvas, Look},
@@ -36,7 +36,7 @@ const BESIDE_COLUMNS: u16 = 120;
 /// From here on, they stand below each other.
 const BELOW_ROWS: u16 = 30;
 
-pub(super) fn act(state: &mut State, action: Action, _effects: &mut Vec<Effect>) {
+pub(super) fn act(state: &mut DashboardState, action: Action, _effects: &mut Vec<Effect>) {
     match action {
         Action::Up => state.reel.scroll(1),
         Action::Down => state.reel.scroll(-1),
@@ -53,7 +53,7 @@ pub(super) fn act(state: &mut State, action: Action, _effects: &mut Vec<Effect>)
             Some(_) => {}
             None => begin_to_play(state),
         },
-        Action::Heat => turn(state),
+        Action::Heat => next_view(state),
         Action::Save => ask_where_to_save(state),
         Action::PreviousRequest | Action::NextRequest if state.opened.is_some() => {
             state.show_latest();
@@ -65,7 +65,7 @@ pub(super) fn act(state: &mut State, action: Action, _effects: &mut Vec<Effect>)
 }
 
 /// Shows a pass, by its index of those that are kept.
-pub(super) fn show(state: &mut State, index: usize) {
+pub(super) fn show(state: &mut DashboardState, index: usize) {
     let number = state.recording().and_then(|run| run.number(index));
     if let Some(number) = number {
         state.reel.at = Some(number);
@@ -74,12 +74,12 @@ pub(super) fn show(state: &mut State, index: usize) {
 }
 
 /// The index of the pass that is shown; `None` for the latest.
-fn index(state: &State) -> Option<usize> {
+fn index(state: &DashboardState) -> Option<usize> {
     state.recording()?.index_of(state.reel.at?)
 }
 
 /// Shows the pass so many passes later; beyond the last one lies the latest, as it comes.
-fn step(state: &mut State, by: isize) {
+fn step(state: &mut DashboardState, by: isize) {
     state.reel.next_at_ms = None;
     let Some(recording) = state.recording() else {
         return;
@@ -95,7 +95,7 @@ fn step(state: &mut State, by: isize) {
 }
 
 /// Plays on from the pass that is shown; from the first where that is the latest.
-fn begin_to_play(state: &mut State) {
+fn begin_to_play(state: &mut DashboardState) {
     if index(state).is_none() {
         show(state, 0);
     }
@@ -105,7 +105,7 @@ fn begin_to_play(state: &mut State) {
 }
 
 /// Shows the next pass when its time has come; whether that changed something.
-pub(in super::super) fn play(state: &mut State) -> bool {
+pub(in super::super) fn play(state: &mut DashboardState) -> bool {
     let mut changed = false;
     // The process was stopped for a while, and nobody saw what would have been shown.
     if let Some(next_at_ms) = &mut state.reel.next_at_ms
@@ -129,7 +129,7 @@ pub(in super::super) fn play(state: &mut State) -> bool {
 }
 
 /// Shows a run that was read from a file, from its first pass on.
-pub(in super::super) fn open(state: &mut State, opened: Box<Opened>) {
+pub(in super::super) fn open(state: &mut DashboardState, opened: Box<OpenedRun>) {
     state.opened = Some(opened);
     state.page = Page::Canvas;
     state.modes = vec![Mode::Page];
@@ -138,18 +138,18 @@ pub(in super::super) fn open(state: &mut State, opened: Box<Opened>) {
 }
 
 /// The next of text, heat map and both.
-fn turn(state: &mut State) {
-    let (show, words) = match state.reel.show {
-        Show::Both => (Show::Text, "text alone"),
-        Show::Text => (Show::Heat, "heat map alone"),
-        Show::Heat => (Show::Both, "text and heat map, where there is room"),
+fn next_view(state: &mut DashboardState) {
+    let (show, words) = match state.reel.view {
+        CanvasView::Both => (CanvasView::Text, "text alone"),
+        CanvasView::Text => (CanvasView::Heat, "heat map alone"),
+        CanvasView::Heat => (CanvasView::Both, "text and heat map, if they fit"),
     };
-    state.reel.show = show;
+    state.reel.view = show;
     state.tell(words);
 }
 
 /// Opens the command line with a file's name to save under.
-fn ask_where_to_save(state: &mut State) {
+fn ask_where_to_save(state: &mut DashboardState) {
     match file(state) {
         Some(file) => {
             state.command = Input::new(format!("save {file}"));
@@ -160,7 +160,7 @@ fn ask_where_to_save(state: &mut State) {
 }
 
 /// Where the run that is shown is saved if nobody says another place.
-pub(in super::super) fn file(state: &State) -> Option<String> {
+pub(in super::super) fn file(state: &DashboardState) -> Option<String> {
     let canvas = state.recording()?.canvas();
     let request_id = canvas.queued.map_or(0, |queued| queued.request_id);
     let file = state.runs.file(request_id, state.now_ms);
@@ -179,25 +179,31 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
         Some(picture) => Cow::Owned(picture),
         None => Cow::Borrowed(recording.canvas()),
     };
-    let foot_rows = if screen.shape == Shape::Small { 1 } else { 2 };
+    let foot_rows = if screen.shape == ScreenShape::Small {
+        1
+    } else {
+        2
+    };
     let [body, foot] =
         Layout::vertical([Constraint::Min(0), Constraint::Length(foot_rows)]).areas(area);
-    let halves = match state.reel.show {
-        Show::Both if area.width >= BESIDE_COLUMNS => {
+    let halves = match state.reel.view {
+        CanvasView::Both if area.width >= BESIDE_COLUMNS => {
             Some(Layout::horizontal([Constraint::Percentage(45), Constraint::Min(0)]).areas(body))
         }
-        Show::Both if area.height >= BELOW_ROWS => {
+        CanvasView::Both if area.height >= BELOW_ROWS => {
             Some(Layout::vertical([Constraint::Percentage(45), Constraint::Min(0)]).areas(body))
         }
         _ => None,
     };
-    match (halves, state.reel.show) {
+    match (halves, state.reel.view) {
         (Some([text, map]), _) => {
             draw_text(screen, text, &picture, index.is_none());
             heat::draw(screen, map, recording, &picture, index);
         }
-        (None, Show::Heat) => heat::draw(screen, body, recording, &picture, index),
-        (None, Show::Text | Show::Both) => draw_text(screen, body, &picture, index.is_none()),
+        (None, CanvasView::Heat) => heat::draw(screen, body, recording, &picture, index),
+        (None, CanvasView::Text | CanvasView::Both) => {
+            draw_text(screen, body, &picture, index.is_none());
+        }
     }
     let [line, figures] =
         Layout::vertical([Constraint::Length(1), Constraint::Length(foot_rows - 1)]).areas(foot);
@@ -212,13 +218,13 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
 
 /// The selected request: its progress, its canvas and what the canvas's looks mean.
 pub(super) fn draw_request(screen: &mut Screen<'_, '_>, area: Rect) {
-    screen.target(area, Target::Canvas);
+    screen.hit_area(area, HitTarget::Canvas);
     screen.state.reel.draws();
     panels::request(screen, area);
 }
 
 fn draw_text(screen: &mut Screen<'_, '_>, area: Rect, picture: &Canvas, is_latest: bool) {
-    screen.target(area, Target::Canvas);
+    screen.hit_area(area, HitTarget::Canvas);
     let (state, paint) = (screen.state, screen.paint());
     let inner = screen.pane(area, &title(state), false);
     let (columns, rows) = (usize::from(inner.width), usize::from(inner.height));
@@ -246,7 +252,7 @@ fn draw_text(screen: &mut Screen<'_, '_>, area: Rect, picture: &Canvas, is_lates
     }
 }
 
-fn title(state: &State) -> String {
+fn title(state: &DashboardState) -> String {
     match (&state.opened, state.requests.selected) {
         (Some(opened), _) => format!("Saved run {}", opened.name),
         (None, Some(id)) if state.requests.is_own(id) => format!("Request {id}, yours"),
@@ -267,7 +273,7 @@ fn figures_of(pass: &GenerationPass, picture: &Canvas) -> String {
         None => "mean confidence unknown".to_owned(),
     };
     format!(
-        "committed {} of {length}, {fresh} new · {sure} · {:.1} ms, {} since the start · {} rows, {} to the head · block {}",
+        "committed {} of {length}, {fresh} new · {sure} · {:.1} ms, {} since the start · {} rows, {} LM head rows · block {}",
         units::count(pass.committed_positions.into()),
         pass.pass_ms,
         units::duration_ms(pass.elapsed_ms),

@@ -10,13 +10,13 @@ use sluice_proto::v1::{CanvasToken, FinishReason, GenerateRequest, GenerationDon
 use sluice_shared::units;
 
 use super::super::{
-    chat::{Choice, Conversation, Outcome, Speaker, Waiting},
+    chat::{AnswerOutcome, Conversation, Speaker, WaitingPrompt, WordChoice},
     event::Effect,
     keys::{Action, Mode},
     sending::{can_replace, submit},
-    state::{State, Then},
+    state::{AfterYes, DashboardState},
     update::SCROLL_LINES,
-    view::{Screen, Shape, Target},
+    view::{HitTarget, Screen, ScreenShape},
 };
 use crate::{
     canvas::Canvas,
@@ -29,7 +29,7 @@ const LIST_COLUMNS: u16 = 32;
 /// What the daemon says of a prompt that is too long.
 const CONTEXT_WORDS: &str = "exceed the model's context";
 
-pub(super) fn act(state: &mut State, action: Action, effects: &mut Vec<Effect>) {
+pub(super) fn act(state: &mut DashboardState, action: Action, effects: &mut Vec<Effect>) {
     let lines = messages::lines(state);
     let chat = &mut state.chat;
     match action {
@@ -55,18 +55,18 @@ pub(super) fn act(state: &mut State, action: Action, effects: &mut Vec<Effect>) 
     }
 }
 
-fn ask_to_forget(state: &mut State) {
+fn ask_to_forget(state: &mut DashboardState) {
     let conversation = state.chat.conversation();
     match conversation.title() {
         Some(title) => {
             let words = format!("Forget the conversation \"{title}\"?");
-            state.ask(words, Vec::new(), Then::ForgetConversation);
+            state.ask(words, Vec::new(), AfterYes::ForgetConversation);
         }
         None => state.warn("this conversation is still empty"),
     }
 }
 
-fn again(state: &mut State, effects: &mut Vec<Effect>) {
+fn again(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     if !can_replace(state) {
         return;
     }
@@ -81,28 +81,32 @@ fn again(state: &mut State, effects: &mut Vec<Effect>) {
     submit(state, serial, request, effects);
 }
 
-fn choose_words(state: &mut State) {
+fn choose_words(state: &mut DashboardState) {
     let model = state.present().and_then(|now| now.model.as_ref());
     let shape = model.and_then(|model| model.shape.as_ref());
     if shape.is_some_and(|shape| shape.mask_token_id.is_none()) {
-        state.warn("the loaded model is causal: it can't fill in words");
+        state.warn("the loaded model is autoregressive: it can't fill in words");
         return;
     }
     let answer = state.chat.answer();
     let text = answer.map(|index| state.chat.conversation().turns[index].text.as_str());
     let choice = answer.zip(text);
-    match choice.and_then(|(index, text)| Choice::of(index, text)) {
+    match choice.and_then(|(index, text)| WordChoice::of(index, text)) {
         Some(choice) => {
             state.chat.scroll = 0;
             state.chat.choice = Some(choice);
             state.modes.push(Mode::Mask);
         }
-        None => state.warn("no answer with words is selected"),
+        None => state.warn("the selected answer has no words"),
     }
 }
 
 /// What the keys do while words are chosen.
-pub(in super::super) fn mask(state: &mut State, action: Action, effects: &mut Vec<Effect>) {
+pub(in super::super) fn mask(
+    state: &mut DashboardState,
+    action: Action,
+    effects: &mut Vec<Effect>,
+) {
     let columns = messages::columns(state.size);
     let chat = &mut state.chat;
     let Some(choice) = &mut chat.choice else {
@@ -134,7 +138,7 @@ pub(in super::super) fn mask(state: &mut State, action: Action, effects: &mut Ve
     }
 }
 
-fn rewrite(state: &mut State, effects: &mut Vec<Effect>) {
+fn rewrite(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     let (serial, system) = (state.requests.send(), state.options.system());
     let Some(mut request) = state.chat.rewrite(serial, system.as_deref()) else {
         state.requests.end_own(serial);
@@ -149,10 +153,10 @@ fn rewrite(state: &mut State, effects: &mut Vec<Effect>) {
 }
 
 /// What a press of the mouse does.
-pub(super) fn click(state: &mut State, target: Target) {
+pub(super) fn click(state: &mut DashboardState, target: HitTarget) {
     match target {
-        Target::Conversation(index) => state.chat.show(index),
-        Target::Row(message) => {
+        HitTarget::Conversation(index) => state.chat.show(index),
+        HitTarget::Row(message) => {
             state.chat.selected = Some(message);
             state.chat.scroll = 0;
         }
@@ -161,29 +165,29 @@ pub(super) fn click(state: &mut State, target: Target) {
 }
 
 /// Opens a new conversation.
-pub(in super::super) fn begin(state: &mut State) {
+pub(in super::super) fn begin(state: &mut DashboardState) {
     state.chat.begin();
     state.tell("a new conversation");
 }
 
 /// Forgets the open conversation.
-pub(in super::super) fn forget(state: &mut State) {
+pub(in super::super) fn forget(state: &mut DashboardState) {
     state.chat.forget();
     state.tell("the conversation is forgotten");
 }
 
 /// What is sent for a prompt.
 pub(in super::super) fn request(
-    state: &mut State,
+    state: &mut DashboardState,
     serial: u64,
-    waiting: &Waiting,
+    waiting: &WaitingPrompt,
 ) -> GenerateRequest {
     let system = state.options.system();
     state.chat.ask(serial, system.as_deref(), waiting)
 }
 
 /// A request of ours came to its end.
-pub(in super::super) fn answered(state: &mut State, serial: u64, request_id: u64) {
+pub(in super::super) fn answered(state: &mut DashboardState, serial: u64, request_id: u64) {
     let canvas = state.requests.canvas(request_id);
     if let Some(done) = canvas.and_then(|canvas| canvas.done.clone())
         && let Some(words) = conclude(state, serial, &done)
@@ -194,7 +198,7 @@ pub(in super::super) fn answered(state: &mut State, serial: u64, request_id: u64
 
 /// A request of ours broke off: what stood of it counts as if it had been stopped there. What there is to tell of that.
 pub(in super::super) fn broke_off(
-    state: &mut State,
+    state: &mut DashboardState,
     serial: u64,
     request_id: u64,
 ) -> Option<String> {
@@ -226,30 +230,30 @@ fn remains(request_id: u64, canvas: &Canvas) -> GenerationDone {
 }
 
 /// Takes in what a request came to, and returns what there is to tell of it.
-fn conclude(state: &mut State, serial: u64, done: &GenerationDone) -> Option<String> {
+fn conclude(state: &mut DashboardState, serial: u64, done: &GenerationDone) -> Option<String> {
     let canvas = state.requests.canvas(done.request_id);
     let started = canvas.and_then(|canvas| canvas.started.clone());
     match state.chat.take(serial, done, started.as_ref()) {
-        Outcome::Taken => None,
-        Outcome::Nothing(prompts) if prompts.is_empty() => {
+        AnswerOutcome::Taken => None,
+        AnswerOutcome::Nothing(prompts) if prompts.is_empty() => {
             Some("stopped; the answer stays as it was".to_owned())
         }
-        Outcome::Nothing(prompts) => write_again(state, &prompts),
-        Outcome::Shortened => {
-            Some("the conversation grew too long; its earliest turns are gone".to_owned())
-        }
+        AnswerOutcome::Nothing(prompts) => write_again(state, &prompts),
+        AnswerOutcome::Shortened => Some(
+            "the conversation exceeded the context; its earliest turns were dropped".to_owned(),
+        ),
     }
 }
 
 /// A request of ours was refused or taken back: its prompt comes back to be changed, and so do those that waited for its
 /// answer. What there is to tell of that.
-pub(in super::super) fn refused(state: &mut State, serial: u64) -> Option<String> {
+pub(in super::super) fn refused(state: &mut DashboardState, serial: u64) -> Option<String> {
     let prompts = state.chat.give_up(serial);
     write_again(state, &prompts)
 }
 
 /// Puts prompts back on the line as one, unless another is being written: then it is told where they are.
-fn write_again(state: &mut State, prompts: &[String]) -> Option<String> {
+fn write_again(state: &mut DashboardState, prompts: &[String]) -> Option<String> {
     if prompts.is_empty() {
         return None;
     }
@@ -278,7 +282,7 @@ pub(in super::super) fn with_hint(message: String) -> String {
 }
 
 /// What stands above the prompt.
-pub(in super::super) fn prompt_title(state: &State) -> String {
+pub(in super::super) fn prompt_title(state: &DashboardState) -> String {
     let chat = &state.chat;
     let turns = &chat.conversation().turns;
     let answers = turns.len() / 2;
@@ -308,7 +312,7 @@ pub(in super::super) fn prompt_title(state: &State) -> String {
 const LENGTH: u32 = 128;
 
 /// How much of the model's context the open conversation takes, and whether another answer finds room.
-fn context_words(state: &State) -> Option<String> {
+fn context_words(state: &DashboardState) -> Option<String> {
     let limit = state.context_length()?;
     let last = state.chat.conversation().turns.last();
     let origin = last.and_then(|turn| turn.origin.as_ref());
@@ -333,7 +337,7 @@ fn context_words(state: &State) -> Option<String> {
 
 pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     match screen.shape {
-        Shape::Wide => {
+        ScreenShape::Wide => {
             let [list, rest] =
                 Layout::horizontal([Constraint::Length(LIST_COLUMNS), Constraint::Min(0)])
                     .areas(area);
@@ -341,7 +345,7 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
             let title = title(screen.state, screen.state.chat.conversation());
             messages::draw(screen, rest, &title);
         }
-        Shape::Tall | Shape::Small => {
+        ScreenShape::Tall | ScreenShape::Small => {
             let chat = &screen.state.chat;
             let title = title(screen.state, chat.conversation());
             let before = if chat.open > 0 { "◂ " } else { "" };
@@ -360,7 +364,7 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     }
 }
 
-fn title(state: &State, conversation: &Conversation) -> String {
+fn title(state: &DashboardState, conversation: &Conversation) -> String {
     let title = conversation.title();
     title.unwrap_or_else(|| match state.chat.is_asked_for(conversation) {
         true => "its first answer is on its way".to_owned(),
@@ -397,6 +401,6 @@ fn draw_list(screen: &mut Screen<'_, '_>, area: Rect) {
             Span::styled(count, screen.style(Role::Dim)),
         ]);
         screen.frame.render_widget(line, place);
-        screen.target(place, Target::Conversation(index));
+        screen.hit_area(place, HitTarget::Conversation(index));
     }
 }

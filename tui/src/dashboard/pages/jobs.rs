@@ -8,17 +8,17 @@ use tui_input::Input;
 
 use super::super::{
     event::Effect,
-    jobs::{List, Row, Task},
+    jobs::{JobsPane, WorkRow, WorkTask},
     keys::{Action, Mode, Page},
-    state::{State, Then},
-    view::{Screen, Shape, Target},
+    state::{AfterYes, DashboardState},
+    view::{HitTarget, Screen, ScreenShape},
 };
 
 /// How often the models are asked for while one is being downloaded.
 const PULL_POLL_MS: u64 = 2_000;
 
 /// Asks for the models.
-pub(super) fn enter(state: &mut State, effects: &mut Vec<Effect>) {
+pub(super) fn enter(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     if state.is_connected() {
         state.jobs.asked_at_ms = state.now_ms;
         effects.push(Effect::ListModels);
@@ -30,7 +30,11 @@ pub(super) fn enter(state: &mut State, effects: &mut Vec<Effect>) {
 }
 
 /// Looks at what changed since the snapshot before.
-pub(in super::super) fn note(state: &mut State, snapshot: &Snapshot, effects: &mut Vec<Effect>) {
+pub(in super::super) fn note(
+    state: &mut DashboardState,
+    snapshot: &Snapshot,
+    effects: &mut Vec<Effect>,
+) {
     let (mut asks, mut is_other) = (false, false);
     if let Some((before, _)) = &state.latest {
         let levels = &state.levels;
@@ -54,55 +58,55 @@ pub(in super::super) fn note(state: &mut State, snapshot: &Snapshot, effects: &m
 }
 
 /// Looks at how far everything is, once a snapshot is there.
-pub(in super::super) fn see(state: &mut State) {
+pub(in super::super) fn see(state: &mut DashboardState) {
     let running = state.running();
     let now_ms = state.now_ms;
     state.jobs.see(&running, now_ms);
 }
 
 /// Takes the daemon's list of jobs.
-pub(in super::super) fn learn(state: &mut State, jobs: &[Job]) {
+pub(in super::super) fn learn(state: &mut DashboardState, jobs: &[Job]) {
     state.jobs.learn(jobs);
 }
 
 /// Takes the daemon's list of models.
-pub(in super::super) fn list(state: &mut State, models: Vec<Model>) {
+pub(in super::super) fn list(state: &mut DashboardState, models: Vec<Model>) {
     state.jobs.list(models);
 }
 
-pub(super) fn act(state: &mut State, action: Action, effects: &mut Vec<Effect>) {
+pub(super) fn act(state: &mut DashboardState, action: Action, effects: &mut Vec<Effect>) {
     match (action, state.jobs.list) {
         (Action::Up, _) => step(state, -1),
         (Action::Down, _) => step(state, 1),
-        (Action::NextPane, List::Work) => state.jobs.list = List::Models,
-        (Action::NextPane, List::Models) => state.jobs.list = List::Work,
+        (Action::NextPane, JobsPane::Work) => state.jobs.list = JobsPane::Models,
+        (Action::NextPane, JobsPane::Models) => state.jobs.list = JobsPane::Work,
         (Action::Pull, _) => {
             let partial = state.selected_model().filter(|model| {
-                state.jobs.list == List::Models && model.state() == ModelState::Partial
+                state.jobs.list == JobsPane::Models && model.state() == ModelState::Partial
             });
             let name = partial.map_or("", |model| &model.name);
             state.command = Input::new(format!("pull {name}"));
             state.modes.push(Mode::Command);
         }
         (Action::Unload, _) => unload(state),
-        (Action::Enter, List::Work) => {
-            state.jobs.list = List::Models;
+        (Action::Enter, JobsPane::Work) => {
+            state.jobs.list = JobsPane::Models;
             state.tell("Enter loads the selected model");
         }
-        (Action::Enter, List::Models) => load_selected(state, effects),
+        (Action::Enter, JobsPane::Models) => load_selected(state, effects),
         _ => {}
     }
 }
 
-fn step(state: &mut State, by: isize) {
+fn step(state: &mut DashboardState, by: isize) {
     match state.jobs.list {
-        List::Work => {
+        JobsPane::Work => {
             let mut rows = state.work_rows();
             let at = state.selected_work().saturating_add_signed(by);
             let at = at.min(rows.len().saturating_sub(1));
             state.jobs.selected = (at < rows.len()).then(|| rows.swap_remove(at));
         }
-        List::Models => {
+        JobsPane::Models => {
             let models = state.models();
             let selected = state.selected_model().map(|model| &model.name);
             let at = models
@@ -116,7 +120,7 @@ fn step(state: &mut State, by: isize) {
 }
 
 /// Loads the selected model, unless it is so or can't be.
-fn load_selected(state: &mut State, effects: &mut Vec<Effect>) {
+fn load_selected(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     let Some(model) = state.selected_model() else {
         state.warn("no model is selected");
         return;
@@ -126,7 +130,9 @@ fn load_selected(state: &mut State, effects: &mut Vec<Effect>) {
         (ModelState::Ready, _) => state.tell(format!("{name} is loaded already")),
         (ModelState::Loading, _) => state.tell(format!("{name} is being loaded")),
         (ModelState::Pulling, _) => state.warn(format!("{name} is still being downloaded")),
-        (ModelState::Partial, _) => state.warn(format!("{name} is not whole; p goes on with it")),
+        (ModelState::Partial, _) => {
+            state.warn(format!("{name} is incomplete; p resumes the download"));
+        }
         // A name of the daemon's own would not find it again.
         (_, ModelOrigin::Path) => load(state, model.path.clone(), effects),
         _ => load(state, name, effects),
@@ -134,7 +140,7 @@ fn load_selected(state: &mut State, effects: &mut Vec<Effect>) {
 }
 
 /// Loads a model by its name or path; asks first where requests run or wait.
-pub(in super::super) fn load(state: &mut State, model: String, effects: &mut Vec<Effect>) {
+pub(in super::super) fn load(state: &mut DashboardState, model: String, effects: &mut Vec<Effect>) {
     let queue = state.present().and_then(|snapshot| snapshot.queue);
     let active = queue.map_or(0, |queue| queue.running.saturating_add(queue.waiting));
     if !state.is_connected() {
@@ -145,7 +151,7 @@ pub(in super::super) fn load(state: &mut State, model: String, effects: &mut Vec
             count => format!("{count} requests run or wait"),
         };
         let text = format!("Load {model}? {count}; requests that wait are refused.");
-        state.ask(text, vec![Effect::Load(model)], Then::Nothing);
+        state.ask(text, vec![Effect::Load(model)], AfterYes::Nothing);
     } else {
         state.tell(format!("loading {model}"));
         effects.push(Effect::Load(model));
@@ -153,56 +159,56 @@ pub(in super::super) fn load(state: &mut State, model: String, effects: &mut Vec
 }
 
 /// Asks whether to let the model go.
-pub(in super::super) fn unload(state: &mut State) {
+pub(in super::super) fn unload(state: &mut DashboardState) {
     if state.is_connected() {
         let words = "Unload the model? Requests that wait are refused.";
-        state.ask(words, vec![Effect::Unload], Then::Nothing);
+        state.ask(words, vec![Effect::Unload], AfterYes::Nothing);
     } else {
         state.warn("not connected; the model stays");
     }
 }
 
 /// Asks whether to stop the selected job, load or download.
-pub(in super::super) fn cancel(state: &mut State) {
+pub(in super::super) fn cancel(state: &mut DashboardState) {
     let task = match state.jobs.list {
-        List::Work => match state.work_rows().into_iter().nth(state.selected_work()) {
-            Some(Row::Running(task)) => Some(task),
-            Some(Row::Ended(_)) => return state.warn("that has ended already"),
+        JobsPane::Work => match state.work_rows().into_iter().nth(state.selected_work()) {
+            Some(WorkRow::Running(task)) => Some(task),
+            Some(WorkRow::Ended(_)) => return state.warn("that has ended already"),
             None => None,
         },
-        List::Models => state
+        JobsPane::Models => state
             .selected_model()
             .and_then(|model| match model.state() {
-                ModelState::Loading => Some(Task::Load),
-                ModelState::Pulling => Some(Task::Pull(model.name.clone())),
+                ModelState::Loading => Some(WorkTask::Load),
+                ModelState::Pulling => Some(WorkTask::Pull(model.name.clone())),
                 _ => None,
             }),
     };
     let (text, effect) = match task {
         None => return state.warn("nothing that runs is selected"),
-        Some(Task::Switch) => {
+        Some(WorkTask::Switch) => {
             return state.warn("a switch has no cancel; another level takes over from it");
         }
-        Some(Task::Load) => ("Cancel the load?".to_owned(), Effect::CancelLoad),
-        Some(Task::Job(id)) => (format!("Cancel job {id}?"), Effect::CancelJob(id)),
-        Some(Task::Request(id)) => (format!("Cancel request {id}?"), Effect::Cancel(id)),
-        Some(Task::Pull(name)) => (
+        Some(WorkTask::Load) => ("Cancel the load?".to_owned(), Effect::CancelLoad),
+        Some(WorkTask::Job(id)) => (format!("Cancel job {id}?"), Effect::CancelJob(id)),
+        Some(WorkTask::Request(id)) => (format!("Cancel request {id}?"), Effect::Cancel(id)),
+        Some(WorkTask::Pull(name)) => (
             format!("Stop the download of {name}? What came stays."),
             Effect::CancelPull(name),
         ),
     };
-    state.ask(text, vec![effect], Then::Nothing);
+    state.ask(text, vec![effect], AfterYes::Nothing);
 }
 
 /// What a press of the mouse does.
-pub(super) fn click(state: &mut State, target: Target) {
+pub(super) fn click(state: &mut DashboardState, target: HitTarget) {
     match target {
-        Target::Row(at) => {
-            state.jobs.list = List::Work;
+        HitTarget::Row(at) => {
+            state.jobs.list = JobsPane::Work;
             state.jobs.selected = state.work_rows().into_iter().nth(at);
         }
-        Target::OtherRow(at) => {
-            state.jobs.list = List::Models;
+        HitTarget::OtherRow(at) => {
+            state.jobs.list = JobsPane::Models;
             state.jobs.model = state.models().get(at).map(|model| model.name.clone());
         }
         _ => {}
@@ -211,9 +217,9 @@ pub(super) fn click(state: &mut State, target: Target) {
 
 pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     match (screen.shape, screen.state.jobs.list) {
-        (Shape::Small, List::Work) => lists::draw_work(screen, area),
-        (Shape::Small, List::Models) => lists::draw_models(screen, area),
-        (Shape::Wide | Shape::Tall, _) => {
+        (ScreenShape::Small, JobsPane::Work) => lists::draw_work(screen, area),
+        (ScreenShape::Small, JobsPane::Models) => lists::draw_models(screen, area),
+        (ScreenShape::Wide | ScreenShape::Tall, _) => {
             let [work, models] =
                 Layout::vertical([Constraint::Percentage(50), Constraint::Min(0)]).areas(area);
             lists::draw_work(screen, work);

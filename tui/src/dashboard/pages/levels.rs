@@ -2,7 +2,7 @@
 
 mod about;
 mod choice;
-mod dial;
+mod preset;
 mod table;
 
 pub(in super::super) use choice::{choose, default_budget, restore};
@@ -10,8 +10,8 @@ pub(in super::super) use choice::{choose, default_budget, restore};
 use ratatui::layout::{Constraint, Layout, Rect};
 use sluice_proto::v1::{FidelityMeasurement, PlanRequest, Snapshot};
 use sluice_shared::{
-    dial::{DIALS, Dial},
     level::Level,
+    preset::{PRESETS, Preset},
     units,
 };
 use tui_input::Input;
@@ -19,20 +19,20 @@ use tui_input::Input;
 use super::{
     super::{
         event::{Effect, Event},
-        jobs::{Outcome, Work},
+        jobs::{Work, WorkOutcome},
         keys::{Action, Mode, Page},
-        levels::{Change, Fidelity, List, Measuring, Standing},
+        levels::{ChangeStanding, LevelFidelity, LevelsPane, PlanChange, RunningMeasurement},
         options::NAMES,
-        state::{State, Then},
+        state::{AfterYes, DashboardState},
         update::go,
-        view::{Screen, Shape, Target},
+        view::{HitTarget, Screen, ScreenShape},
     },
     options,
 };
 use crate::plans;
 
 /// Asks what each level would lead to.
-pub(super) fn enter(state: &mut State, effects: &mut Vec<Effect>) {
+pub(super) fn enter(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     if state.is_connected() {
         state.levels.answers.clear();
         let request = PlanRequest {
@@ -45,12 +45,12 @@ pub(super) fn enter(state: &mut State, effects: &mut Vec<Effect>) {
 
 /// Asks what the levels would lead to within another budget, or within the present one again.
 pub(in super::super) fn try_budget(
-    state: &mut State,
+    state: &mut DashboardState,
     budget_bytes: Option<u64>,
     effects: &mut Vec<Effect>,
 ) {
     state.levels.tried = budget_bytes;
-    state.levels.list = List::Levels;
+    state.levels.list = LevelsPane::Levels;
     match state.page {
         Page::Levels => enter(state, effects),
         _ => go(state, Page::Levels, effects),
@@ -58,14 +58,18 @@ pub(in super::super) fn try_budget(
 }
 
 /// Looks at what changed since the snapshot before.
-pub(in super::super) fn note(state: &mut State, snapshot: &Snapshot, effects: &mut Vec<Effect>) {
+pub(in super::super) fn note(
+    state: &mut DashboardState,
+    snapshot: &Snapshot,
+    effects: &mut Vec<Effect>,
+) {
     let levels = &mut state.levels;
     if let Some(change) = &mut levels.change
         && !change.note(snapshot)
     {
         levels.change = None;
     }
-    levels.dials.note(snapshot);
+    levels.presets.note(snapshot);
     let pid = |snapshot: &Snapshot| snapshot.daemon.as_ref().map(|server| server.process_id);
     let facts = |snapshot: &Snapshot| {
         let model = snapshot.model.as_ref();
@@ -88,7 +92,7 @@ pub(in super::super) fn note(state: &mut State, snapshot: &Snapshot, effects: &m
 }
 
 /// Lets go of answers that are for something else than what is there now.
-fn ask_anew(state: &mut State, effects: &mut Vec<Effect>) {
+fn ask_anew(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     state.levels.answers.clear();
     if state.page == Page::Levels {
         enter(state, effects);
@@ -96,19 +100,19 @@ fn ask_anew(state: &mut State, effects: &mut Vec<Effect>) {
 }
 
 /// Takes in what the daemon says of levels.
-pub(in super::super) fn take(state: &mut State, event: Event, effects: &mut Vec<Effect>) {
+pub(in super::super) fn take(state: &mut DashboardState, event: Event, effects: &mut Vec<Effect>) {
     match event {
         Event::Planned { level, answer } => {
             state.levels.answers.insert(level, answer);
         }
         Event::Converting(progress) => state.levels.converting = progress,
-        Event::Foreseen { serial, answer } => choice::foreseen(state, serial, answer, effects),
+        Event::Predicted { serial, answer } => choice::predicted(state, serial, answer, effects),
         Event::Changing {
             serial,
             plan,
             before,
         } => {
-            let mut change = Change::asked(serial);
+            let mut change = PlanChange::asked(serial);
             let latest = state.latest.as_ref().map(|(latest, _)| &**latest);
             change.planned(&plan, &before, latest);
             state.levels.change = Some(change);
@@ -125,7 +129,7 @@ pub(in super::super) fn take(state: &mut State, event: Event, effects: &mut Vec<
             state.levels.tried = None;
             let change = state.levels.change.take();
             let change = change.filter(|change| change.serial() == serial);
-            let mut change = change.unwrap_or_else(|| Change::asked(serial));
+            let mut change = change.unwrap_or_else(|| PlanChange::asked(serial));
             change.applied(&applied);
             state.levels.change = Some(change);
             let elapsed = units::duration_ms(applied.elapsed_ms);
@@ -150,65 +154,64 @@ pub(in super::super) fn take(state: &mut State, event: Event, effects: &mut Vec<
         Event::Measured(result) => {
             let model = state.present_model();
             let result = result.and_then(|result| {
-                let fidelity = model.and_then(|model| Fidelity::of(&result, model));
-                fidelity
-                    .ok_or_else(|| "what was measured is of no model or level known here".into())
+                let fidelity = model.and_then(|model| LevelFidelity::of(&result, model));
+                fidelity.ok_or_else(|| "the measurement is of an unknown model or level".into())
             });
             let outcome = match result {
                 Ok(fidelity) => {
                     let words = fidelity.words();
                     state.tell(format!("{}: {words}", fidelity.level));
-                    state.keep_fidelity(fidelity);
-                    Outcome::Done(words)
+                    state.add_fidelity(fidelity);
+                    WorkOutcome::Done(words)
                 }
                 Err(message) => {
                     state.warn(message.clone());
-                    Outcome::Failed(message)
+                    WorkOutcome::Failed(message)
                 }
             };
             end_measuring(state, outcome);
         }
         Event::MeasuringStopped => {
             state.tell("the measurement was cancelled");
-            end_measuring(state, Outcome::Cancelled);
+            end_measuring(state, WorkOutcome::Cancelled);
         }
         _ => {}
     }
 }
 
 /// Takes what the daemon knows of fidelity, whoever measured it.
-pub(in super::super) fn learn(state: &mut State, measurements: &[FidelityMeasurement]) {
+pub(in super::super) fn learn(state: &mut DashboardState, measurements: &[FidelityMeasurement]) {
     for measurement in measurements {
         let model = (measurement.model.clone(), measurement.parameters);
         let result = measurement.result.as_ref();
-        if let Some(fidelity) = result.and_then(|result| Fidelity::of(result, model)) {
-            state.keep_fidelity(fidelity);
+        if let Some(fidelity) = result.and_then(|result| LevelFidelity::of(result, model)) {
+            state.add_fidelity(fidelity);
         }
     }
 }
 
 /// Takes why a change can't be had; another that is on its way goes on.
-fn failed(state: &mut State, serial: u64, message: String) {
+fn failed(state: &mut DashboardState, serial: u64, message: String) {
     let levels = &mut state.levels;
     let (is_later, is_under_way) = match &levels.change {
         Some(change) if change.serial() > serial => return,
         Some(change) => (
             change.serial() < serial,
-            change.standing() == Standing::UnderWay,
+            change.standing() == ChangeStanding::UnderWay,
         ),
         None => (true, false),
     };
     if !(is_later && is_under_way) {
         levels.converting = None;
         let change = levels.change.take().filter(|_| !is_later);
-        let mut change = change.unwrap_or_else(|| Change::asked(serial));
+        let mut change = change.unwrap_or_else(|| PlanChange::asked(serial));
         change.failed(message.clone());
         levels.change = Some(change);
     }
     state.warn(message);
 }
 
-fn end_measuring(state: &mut State, outcome: Outcome) {
+fn end_measuring(state: &mut DashboardState, outcome: WorkOutcome) {
     if let Some(measuring) = state.levels.measuring.take() {
         state.levels.measured = measuring.request_id;
         state.jobs.end(Work::of_measurement(&measuring), outcome);
@@ -216,7 +219,11 @@ fn end_measuring(state: &mut State, outcome: Outcome) {
 }
 
 /// Measures how faithful a level is, where that isn't plain.
-pub(in super::super) fn measure(state: &mut State, level: Level, effects: &mut Vec<Effect>) {
+pub(in super::super) fn measure(
+    state: &mut DashboardState,
+    level: Level,
+    effects: &mut Vec<Effect>,
+) {
     if !state.is_connected() {
         state.warn("not connected; nothing is measured");
     } else if let Some(measuring) = &state.levels.measuring {
@@ -231,7 +238,7 @@ pub(in super::super) fn measure(state: &mut State, level: Level, effects: &mut V
         ));
     } else {
         let level = state.comes_to(level).unwrap_or(level);
-        state.levels.measuring = Some(Measuring {
+        state.levels.measuring = Some(RunningMeasurement {
             level,
             request_id: None,
             done: 0,
@@ -243,7 +250,7 @@ pub(in super::super) fn measure(state: &mut State, level: Level, effects: &mut V
 }
 
 /// Asks whether to stop the measurement that runs.
-pub(in super::super) fn cancel(state: &mut State) {
+pub(in super::super) fn cancel(state: &mut DashboardState) {
     let Some(measuring) = &state.levels.measuring else {
         state.warn("no measurement runs");
         return;
@@ -251,96 +258,96 @@ pub(in super::super) fn cancel(state: &mut State) {
     let text = format!("Cancel the measurement of {}?", measuring.level);
     let stop = measuring.request_id.map(Effect::Cancel);
     let stop = stop.unwrap_or(Effect::StopMeasuring);
-    state.ask(text, vec![stop], Then::Nothing);
+    state.ask(text, vec![stop], AfterYes::Nothing);
 }
 
-pub(super) fn act(state: &mut State, action: Action, effects: &mut Vec<Effect>) {
+pub(super) fn act(state: &mut DashboardState, action: Action, effects: &mut Vec<Effect>) {
     match (action, state.levels.list) {
         (Action::Up, _) => step(state, -1),
         (Action::Down, _) => step(state, 1),
-        (Action::NextPane, List::Levels) => state.levels.list = List::Dial,
-        (Action::NextPane, List::Dial) => state.levels.list = List::Levels,
+        (Action::NextPane, LevelsPane::Levels) => state.levels.list = LevelsPane::Presets,
+        (Action::NextPane, LevelsPane::Presets) => state.levels.list = LevelsPane::Levels,
         (Action::Budget, _) => {
             state.command = Input::new("try ".to_owned());
             state.modes.push(Mode::Command);
         }
-        (Action::Measure, List::Levels) => measure(state, state.level(), effects),
-        (Action::Measure, List::Dial) => {
-            state.tell("requests measure the dial: what they came to stands here");
+        (Action::Measure, LevelsPane::Levels) => measure(state, state.level(), effects),
+        (Action::Measure, LevelsPane::Presets) => {
+            state.tell("requests measure the presets: their results are shown here");
         }
-        (Action::Enter, List::Dial) => choose_dial(state, effects),
+        (Action::Enter, LevelsPane::Presets) => choose_preset(state, effects),
         (Action::Enter | Action::Restore, _) if !state.is_connected() => {
             state.warn("not connected; the level stays");
         }
         (Action::Restore, _) => restore(state, effects),
-        (Action::Enter, List::Levels) => choose_selected(state, effects),
+        (Action::Enter, LevelsPane::Levels) => choose_selected(state, effects),
         _ => {}
     }
 }
 
-fn step(state: &mut State, by: isize) {
+fn step(state: &mut DashboardState, by: isize) {
     let last = Level::ALL.len() - 1;
     match state.levels.list {
-        List::Levels => {
+        LevelsPane::Levels => {
             let present = state.level();
             let at = Level::ALL.iter().position(|level| *level == present);
             let at = at.unwrap_or(0).saturating_add_signed(by).min(last);
             state.levels.selected = Some(at);
         }
-        List::Dial => {
-            let at = state.levels.dial.saturating_add_signed(by);
-            state.levels.dial = at.min(dial::POLICY_ROW);
+        LevelsPane::Presets => {
+            let at = state.levels.preset.saturating_add_signed(by);
+            state.levels.preset = at.min(preset::POLICY_ROW);
         }
     }
 }
 
 /// Puts the selected level in force, with the budget that is tried.
-fn choose_selected(state: &mut State, effects: &mut Vec<Effect>) {
+fn choose_selected(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     let (level, budget_bytes) = (state.level(), state.levels.tried);
     choose(state, Some(level), budget_bytes, effects);
 }
 
 /// Has our requests take the selected position of the dial, or opens the form for any policy; asks first where answers will
 /// differ.
-fn choose_dial(state: &mut State, effects: &mut Vec<Effect>) {
-    let Some(row) = DIALS.get(state.levels.dial) else {
+fn choose_preset(state: &mut DashboardState, effects: &mut Vec<Effect>) {
+    let Some(row) = PRESETS.get(state.levels.preset) else {
         let field = NAMES.iter().position(|name| *name == "policy");
         state.options.field = field.unwrap_or(0);
         return options::open(state, effects);
     };
-    let present = state.options.dial();
-    let gives_up = row.dial != Dial::Exact && present.is_none_or(|dial| dial == Dial::Exact);
-    if present == Some(row.dial) {
+    let present = state.options.preset();
+    let gives_up = row.preset != Preset::Exact && present.is_none_or(|dial| dial == Preset::Exact);
+    if present == Some(row.preset) {
         state.tell(format!("our next request takes {} already", row.name));
     } else if gives_up {
         let text = format!(
-            "Answers are no longer those of the reference: {}. Have our requests take {} from the next on?",
+            "Answers will differ from the reference: {}. Use {} from the next request on?",
             row.summary, row.name
         );
-        state.ask(text, vec![], Then::Dial(row.dial));
+        state.ask(text, vec![], AfterYes::Preset(row.preset));
     } else {
-        set_dial(state, row.dial);
+        set_preset(state, row.preset);
     }
 }
 
 /// Has our requests take a position of the dial.
-pub(in super::super) fn set_dial(state: &mut State, dial: Dial) {
+pub(in super::super) fn set_preset(state: &mut DashboardState, dial: Preset) {
     match state.options.set("dial", dial.name()) {
-        Ok(()) => state.tell(format!("our requests take {dial} from the next on")),
+        Ok(()) => state.tell(format!("preset {dial} applies from the next request on")),
         Err(problem) => state.warn(problem),
     }
 }
 
 /// What a press of the mouse does.
-pub(super) fn click(state: &mut State, target: Target) {
+pub(super) fn click(state: &mut DashboardState, target: HitTarget) {
     match target {
-        Target::Row(row) => {
-            state.levels.list = List::Levels;
+        HitTarget::Row(row) => {
+            state.levels.list = LevelsPane::Levels;
             state.levels.selected = Some(row.min(Level::ALL.len() - 1));
         }
-        Target::OtherRow(row) => {
-            state.levels.list = List::Dial;
-            state.levels.dial = row.min(dial::POLICY_ROW);
+        HitTarget::OtherRow(row) => {
+            state.levels.list = LevelsPane::Presets;
+            state.levels.preset = row.min(preset::POLICY_ROW);
         }
         _ => {}
     }
@@ -348,41 +355,41 @@ pub(super) fn click(state: &mut State, target: Target) {
 
 /// Rows of a list with its heading and its frame.
 const LEVELS_ROWS: u16 = Level::ALL.len() as u16 + 3;
-const DIAL_ROWS: u16 = dial::POLICY_ROW as u16 + 4;
+const PRESET_ROWS: u16 = preset::POLICY_ROW as u16 + 4;
 /// From here on, both lists fit with what is to be said of each.
-const BOTH_ROWS: u16 = LEVELS_ROWS + DIAL_ROWS + dial::ABOUT_ROWS + 12;
+const BOTH_ROWS: u16 = LEVELS_ROWS + PRESET_ROWS + preset::ABOUT_ROWS + 12;
 
 pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     let list = screen.state.levels.list;
     match (screen.shape, list) {
-        (Shape::Wide, _) if area.height >= BOTH_ROWS => {
+        (ScreenShape::Wide, _) if area.height >= BOTH_ROWS => {
             let [levels, about, dial, about_dial] = Layout::vertical([
                 Constraint::Length(LEVELS_ROWS),
                 Constraint::Min(0),
-                Constraint::Length(DIAL_ROWS),
-                Constraint::Length(dial::ABOUT_ROWS),
+                Constraint::Length(PRESET_ROWS),
+                Constraint::Length(preset::ABOUT_ROWS),
             ])
             .areas(area);
             table::draw(screen, levels, true);
             about::draw(screen, about);
-            dial::draw(screen, dial, true);
-            dial::draw_about(screen, about_dial);
+            preset::draw(screen, dial, true);
+            preset::draw_about(screen, about_dial);
         }
-        (shape, List::Levels) => {
-            let is_framed = shape != Shape::Small;
+        (shape, LevelsPane::Levels) => {
+            let is_framed = shape != ScreenShape::Small;
             let rows = LEVELS_ROWS - if is_framed { 0 } else { 2 };
             let [levels, about] =
                 Layout::vertical([Constraint::Length(rows), Constraint::Min(0)]).areas(area);
             table::draw(screen, levels, is_framed);
             about::draw(screen, about);
         }
-        (shape, List::Dial) => {
-            let is_framed = shape != Shape::Small;
-            let rows = DIAL_ROWS - if is_framed { 0 } else { 2 };
+        (shape, LevelsPane::Presets) => {
+            let is_framed = shape != ScreenShape::Small;
+            let rows = PRESET_ROWS - if is_framed { 0 } else { 2 };
             let [dial, about] =
                 Layout::vertical([Constraint::Length(rows), Constraint::Min(0)]).areas(area);
-            dial::draw(screen, dial, is_framed);
-            dial::draw_about(screen, about);
+            preset::draw(screen, dial, is_framed);
+            preset::draw_about(screen, about);
         }
     }
 }

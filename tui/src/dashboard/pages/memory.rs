@@ -16,8 +16,8 @@ use super::super::{
         layers,
         memory::{budget, stack},
     },
-    state::State,
-    view::{Screen, Shape},
+    state::DashboardState,
+    view::{Screen, ScreenShape},
 };
 use crate::{
     paint::Role,
@@ -31,7 +31,7 @@ const GRAPH_FROM_ROWS: u16 = 30;
 /// Columns of what memory holds, beside the graphs.
 const HELD_COLUMNS: u16 = 66;
 
-pub(super) fn act(state: &mut State, action: Action) {
+pub(super) fn act(state: &mut DashboardState, action: Action) {
     let layers = state.snapshot().map_or(0, |snapshot| snapshot.layers.len());
     let last = layers.saturating_sub(1);
     state.layer = match action {
@@ -45,7 +45,7 @@ pub(super) fn act(state: &mut State, action: Action) {
 
 pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     match screen.shape {
-        Shape::Wide => {
+        ScreenShape::Wide => {
             let [top, map] =
                 Layout::vertical([Constraint::Min(0), Constraint::Length(MAP_ROWS)]).areas(area);
             let columns = HELD_COLUMNS.min(area.width / 2);
@@ -61,7 +61,7 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
             }
             draw_map(screen, map);
         }
-        Shape::Tall => {
+        ScreenShape::Tall => {
             let graph_rows = if area.height >= GRAPH_FROM_ROWS { 6 } else { 0 };
             let [held, graph, map] = Layout::vertical([
                 Constraint::Min(0),
@@ -75,7 +75,7 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
             }
             draw_map(screen, map);
         }
-        Shape::Small => {
+        ScreenShape::Small => {
             let [held, map] =
                 Layout::vertical([Constraint::Length(3), Constraint::Min(0)]).areas(area);
             draw_summary(screen, held);
@@ -221,7 +221,7 @@ impl Figure {
             Self::Host => Role::Host,
             Self::Tokens => Role::Good,
             Self::Streamed => Role::Disk,
-            Self::Pass => Role::Cache,
+            Self::Pass => Role::KvCache,
         }
     }
 }

@@ -12,13 +12,13 @@ mod table;
 use super::{
     event::Effect,
     keys::{Action, Mode, Page},
-    state::State,
-    view::Target,
+    state::DashboardState,
+    view::HitTarget,
 };
 use crate::canvas::ids_text;
 
 /// What a page wants to know when it is shown, or when a daemon is there again.
-pub(super) fn enter(state: &mut State, effects: &mut Vec<Effect>) {
+pub(super) fn enter(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     match state.page {
         Page::Levels => levels::enter(state, effects),
         Page::Jobs => jobs::enter(state, effects),
@@ -27,7 +27,7 @@ pub(super) fn enter(state: &mut State, effects: &mut Vec<Effect>) {
 }
 
 /// What an action does on the page that is shown.
-pub(super) fn act(state: &mut State, action: Action, effects: &mut Vec<Effect>) {
+pub(super) fn act(state: &mut DashboardState, action: Action, effects: &mut Vec<Effect>) {
     match state.page {
         Page::Overview => overview::act(state, action),
         Page::Memory => memory::act(state, action),
@@ -39,7 +39,7 @@ pub(super) fn act(state: &mut State, action: Action, effects: &mut Vec<Effect>) 
 }
 
 /// The answer that the page shows, as far as it is certain.
-pub(super) fn answer(state: &State) -> Option<String> {
+pub(super) fn answer(state: &DashboardState) -> Option<String> {
     let canvas = match state.page {
         Page::Chat => {
             let turns = &state.chat.conversation().turns;
@@ -60,15 +60,15 @@ pub(super) fn answer(state: &State) -> Option<String> {
 }
 
 /// What a press of the mouse does on the page that is shown.
-pub(super) fn click(state: &mut State, target: Target, effects: &mut Vec<Effect>) {
+pub(super) fn click(state: &mut DashboardState, target: HitTarget, effects: &mut Vec<Effect>) {
     match (state.page, target) {
-        (Page::Memory, Target::Layer(layer)) => state.layer = layer,
-        (Page::Overview, Target::Layer(layer)) => {
+        (Page::Memory, HitTarget::Layer(layer)) => state.layer = layer,
+        (Page::Overview, HitTarget::Layer(layer)) => {
             state.layer = layer;
             super::update::go(state, Page::Memory, effects);
         }
-        (Page::Overview, Target::Canvas) => super::update::go(state, Page::Canvas, effects),
-        (Page::Canvas, Target::Pass(index)) => canvas::show(state, index),
+        (Page::Overview, HitTarget::Canvas) => super::update::go(state, Page::Canvas, effects),
+        (Page::Canvas, HitTarget::Pass(index)) => canvas::show(state, index),
         (Page::Chat, target) => chat::click(state, target),
         (Page::Levels, target) => levels::click(state, target),
         (Page::Jobs, target) => jobs::click(state, target),
@@ -77,8 +77,12 @@ pub(super) fn click(state: &mut State, target: Target, effects: &mut Vec<Effect>
 }
 
 /// The same over an overlay: only the form has something to press on.
-pub(super) fn click_overlay(state: &mut State, target: Target, effects: &mut Vec<Effect>) {
-    if let (Mode::Options, Target::Row(row)) = (state.mode(), target) {
+pub(super) fn click_overlay(
+    state: &mut DashboardState,
+    target: HitTarget,
+    effects: &mut Vec<Effect>,
+) {
+    if let (Mode::Options, HitTarget::Row(row)) = (state.mode(), target) {
         options::click(state, row, effects);
     }
 }

@@ -10,12 +10,12 @@ use super::super::{
     event::Effect,
     keys::{Action, Mode},
     line,
-    options::{FIELDS, Field, advice, unfit},
-    state::State,
-    view::{Screen, Target},
+    options::{FIELDS, OptionField, advice, unfit},
+    state::DashboardState,
+    view::{HitTarget, Screen},
 };
 use crate::{
-    canvas::{Look, Run, wrap},
+    canvas::{Look, TextRun, wrap},
     paint::Role,
     text::{clip, sanitise, sanitise_line},
 };
@@ -28,12 +28,16 @@ const ADVICE_ROWS_LEAST: u16 = 3;
 const ADVICE_ROWS: u16 = 6;
 
 /// Opens the form.
-pub(in super::super) fn open(state: &mut State, _effects: &mut Vec<Effect>) {
+pub(in super::super) fn open(state: &mut DashboardState, _effects: &mut Vec<Effect>) {
     state.modes.push(Mode::Options);
 }
 
 /// What keys do in the form.
-pub(in super::super) fn act(state: &mut State, action: Action, _effects: &mut Vec<Effect>) {
+pub(in super::super) fn act(
+    state: &mut DashboardState,
+    action: Action,
+    _effects: &mut Vec<Effect>,
+) {
     let options = &mut state.options;
     let last = FIELDS.len() - 1;
     let field = &FIELDS[options.field.min(last)];
@@ -62,7 +66,7 @@ pub(in super::super) fn act(state: &mut State, action: Action, _effects: &mut Ve
     }
 }
 
-fn begin(state: &mut State) {
+fn begin(state: &mut DashboardState) {
     let options = &mut state.options;
     let value = options.value(FIELDS[options.field].name);
     options.line = value.unwrap_or_default().into();
@@ -70,14 +74,14 @@ fn begin(state: &mut State) {
     state.modes.push(Mode::Field);
 }
 
-fn leave_field(state: &mut State) {
+fn leave_field(state: &mut DashboardState) {
     state.options.problem = None;
     state.options.line.reset();
     state.modes.pop();
 }
 
 /// Writes the choice after the one that is written, or the first that begins like it.
-fn complete(state: &mut State, field: &Field) {
+fn complete(state: &mut DashboardState, field: &OptionField) {
     let written = state.options.line.value();
     let choices = &field.choices;
     let at = choices.iter().position(|(choice, _)| choice == written);
@@ -95,20 +99,20 @@ fn complete(state: &mut State, field: &Field) {
 }
 
 /// Writes in the open field.
-pub(in super::super) fn write(state: &mut State, key: &KeyEvent) {
+pub(in super::super) fn write(state: &mut DashboardState, key: &KeyEvent) {
     if line::write(&mut state.options.line, key) {
         state.options.problem = None;
     }
 }
 
 /// Writes pasted text in the open field.
-pub(in super::super) fn paste(state: &mut State, text: &str) {
+pub(in super::super) fn paste(state: &mut DashboardState, text: &str) {
     line::paste(&mut state.options.line, text);
     state.options.problem = None;
 }
 
 /// Selects a field; the selected one is opened.
-pub(super) fn click(state: &mut State, row: usize, _effects: &mut Vec<Effect>) {
+pub(super) fn click(state: &mut DashboardState, row: usize, _effects: &mut Vec<Effect>) {
     if row >= FIELDS.len() {
         return;
     }
@@ -133,7 +137,7 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>) {
     let shown = FIELDS.iter().enumerate().skip(first);
     for ((index, field), y) in shown.zip(inner.y..inner.y + rows) {
         let place = Rect::new(inner.x, y, inner.width, 1);
-        screen.target(place, Target::Row(index));
+        screen.hit_area(place, HitTarget::Row(index));
         draw_field(screen, place, index, field);
     }
     let place = Rect::new(
@@ -145,7 +149,7 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>) {
     draw_advice(screen, place);
 }
 
-fn draw_field(screen: &mut Screen<'_, '_>, place: Rect, index: usize, field: &Field) {
+fn draw_field(screen: &mut Screen<'_, '_>, place: Rect, index: usize, field: &OptionField) {
     let state = screen.state;
     let options = &state.options;
     let is_selected = index == options.field;
@@ -207,7 +211,7 @@ fn draw_advice(screen: &mut Screen<'_, '_>, area: Rect) {
     let advice = advice(field, value, state.snapshot()).into_iter();
     let advice = advice.map(|words| (words, Role::Committed));
     for (words, role) in problem.into_iter().chain(unfit).chain(advice) {
-        let run = Run {
+        let run = TextRun {
             text: sanitise(&words),
             look: Look::Committed,
         };

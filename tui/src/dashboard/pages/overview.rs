@@ -12,9 +12,9 @@ use super::{
         keys::{Action, Mode},
         panels,
         requests::{Requests, step_request},
-        state::{Link, State},
+        state::{DaemonLink, DashboardState},
         update::SCROLL_LINES,
-        view::{Screen, Shape, Target},
+        view::{HitTarget, Screen, ScreenShape},
     },
     canvas, memory,
 };
@@ -36,7 +36,7 @@ const GRAPH_ROWS: u16 = 7;
 /// What the list of requests keeps at least.
 const REQUESTS_ROWS: u16 = 5;
 
-pub(super) fn act(state: &mut State, action: Action) {
+pub(super) fn act(state: &mut DashboardState, action: Action) {
     match action {
         Action::Up => step_request(state, -1),
         Action::Down => step_request(state, 1),
@@ -49,7 +49,7 @@ pub(super) fn act(state: &mut State, action: Action) {
 
 pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     match screen.shape {
-        Shape::Wide => {
+        ScreenShape::Wide => {
             let columns = match area.width >= BROAD_COLUMNS {
                 true => BROAD_SIDE_COLUMNS,
                 false => SIDE_COLUMNS,
@@ -59,7 +59,7 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
             draw_side(screen, side);
             canvas::draw_request(screen, main);
         }
-        Shape::Tall => {
+        ScreenShape::Tall => {
             let facts = panels::memory::in_brief(screen.state, usize::from(area.width));
             let rows = u16::try_from(facts.len()).unwrap_or(u16::MAX);
             let map_rows = panels::layers::brief_rows(screen.state, area.width).min(4);
@@ -75,7 +75,7 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
             draw_requests(screen, middle);
             canvas::draw_request(screen, bottom);
         }
-        Shape::Small => canvas::draw_request(screen, area),
+        ScreenShape::Small => canvas::draw_request(screen, area),
     }
 }
 
@@ -148,13 +148,13 @@ fn draw_requests(screen: &mut Screen<'_, '_>, area: Rect) {
         };
         let line = Line::styled(words, screen.style(role));
         screen.frame.render_widget(line, place);
-        screen.target(place, Target::Request(row.request_id));
+        screen.hit_area(place, HitTarget::Request(row.request_id));
     }
 }
 
 /// Title of the request list: the queue in words.
-fn queue_title(state: &State) -> String {
-    if let Link::Replay { .. } = state.link {
+fn queue_title(state: &DashboardState) -> String {
+    if let DaemonLink::Replay { .. } = state.link {
         return "Runs".to_owned();
     }
     match state.snapshot().and_then(|snapshot| snapshot.queue) {

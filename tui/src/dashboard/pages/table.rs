@@ -8,7 +8,7 @@ use ratatui::{
 
 use super::super::{
     panels::bar_parts,
-    view::{Screen, Target},
+    view::{HitTarget, Screen},
 };
 use crate::{
     paint::Role,
@@ -85,7 +85,7 @@ pub(super) struct Table<'a> {
     /// Whether it has the keyboard.
     pub(super) is_focused: bool,
     /// What a press on a row is.
-    pub(super) target: fn(usize) -> Target,
+    pub(super) target: fn(usize) -> HitTarget,
 }
 
 /// Columns of the mark before a row.
@@ -111,7 +111,7 @@ impl Table<'_> {
             let place = Rect::new(area.x, y, area.width, 1);
             let line = self.row(screen, index, row, &shown);
             screen.frame.render_widget(line, place);
-            screen.target(place, (self.target)(index));
+            screen.hit_area(place, (self.target)(index));
         }
     }
 

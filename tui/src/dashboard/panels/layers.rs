@@ -8,8 +8,8 @@ use sluice_proto::v1::{LayerStatus, WeightGroupStatus};
 use sluice_shared::units;
 
 use super::super::{
-    state::State,
-    view::{Screen, Target},
+    state::DashboardState,
+    view::{HitTarget, Screen},
 };
 use crate::{
     paint::{Paint, Role},
@@ -23,19 +23,19 @@ const CELL_COLUMNS_MAX: usize = 4;
 
 /// Where weights are. The slowest place of a layer's parts counts for the layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Place {
+enum Placement {
     Device,
     Host,
     Disk,
     Unknown,
     /// In a slot, or on their way there.
-    Flight,
+    InFlight,
 }
 
-impl Place {
+impl Placement {
     fn of(unit: &WeightGroupStatus) -> Self {
         match (unit.is_in_flight, unit.tier.as_str()) {
-            (true, _) => Self::Flight,
+            (true, _) => Self::InFlight,
             (_, "device") => Self::Device,
             (_, "host") => Self::Host,
             (_, "disk") => Self::Disk,
@@ -48,7 +48,7 @@ impl Place {
             Self::Device => "█",
             Self::Host => "▒",
             Self::Disk => "░",
-            Self::Flight => "»",
+            Self::InFlight => "»",
             Self::Unknown => "?",
         }
     }
@@ -58,7 +58,7 @@ impl Place {
             Self::Device => Role::Device,
             Self::Host => Role::Host,
             Self::Disk => Role::Disk,
-            Self::Flight => Role::Flight,
+            Self::InFlight => Role::InFlight,
             Self::Unknown => Role::Dim,
         }
     }
@@ -68,7 +68,7 @@ impl Place {
             Self::Device => "device",
             Self::Host => "host",
             Self::Disk => "disk",
-            Self::Flight => "in flight",
+            Self::InFlight => "in flight",
             Self::Unknown => "unknown",
         }
     }
@@ -89,7 +89,7 @@ fn format_mark(format: &str) -> char {
 
 /// What a map row shows.
 #[derive(Clone, Copy)]
-enum Row<'a> {
+enum MapRow<'a> {
     /// The slowest place of each layer's parts.
     Whole,
     /// The place of the part of this name.
@@ -98,7 +98,7 @@ enum Row<'a> {
     Format,
 }
 
-impl Row<'_> {
+impl MapRow<'_> {
     fn cell(self, layer: &LayerStatus, cell_columns: usize, paint: &Paint) -> Span<'static> {
         let cell = |mark: &str, role| {
             let filled = mark.repeat(cell_columns.saturating_sub(1).max(1));
@@ -106,13 +106,13 @@ impl Row<'_> {
         };
         match self {
             Self::Whole => {
-                let place = layer.groups.iter().map(Place::of).max();
-                let place = place.unwrap_or(Place::Unknown);
+                let place = layer.groups.iter().map(Placement::of).max();
+                let place = place.unwrap_or(Placement::Unknown);
                 cell(place.mark(), place.role())
             }
             Self::Part(kind) => {
                 let unit = layer.groups.iter().find(|unit| unit.kind == kind);
-                match unit.map(Place::of) {
+                match unit.map(Placement::of) {
                     Some(place) => cell(place.mark(), place.role()),
                     None => Span::raw(" ".repeat(cell_columns)),
                 }
@@ -133,7 +133,7 @@ pub(in super::super) fn brief(screen: &mut Screen<'_, '_>, area: Rect) -> u16 {
     draw(
         screen,
         area,
-        &[("layers", Row::Whole), ("format", Row::Format)],
+        &[("layers", MapRow::Whole), ("format", MapRow::Format)],
         false,
     )
 }
@@ -142,7 +142,7 @@ pub(in super::super) fn brief(screen: &mut Screen<'_, '_>, area: Rect) -> u16 {
 pub(in super::super) const BRIEF_TITLE: &str = "Layers: █ device ▒ host ░ disk » in flight";
 
 /// Rows that [`brief`] takes of so many columns.
-pub(in super::super) fn brief_rows(state: &State, columns: u16) -> u16 {
+pub(in super::super) fn brief_rows(state: &DashboardState, columns: u16) -> u16 {
     let layers = state.snapshot().map_or(0, |snapshot| snapshot.layers.len());
     let room = usize::from(columns).saturating_sub(NAME_COLUMNS).max(1);
     let lines = layers.div_ceil(room);
@@ -172,11 +172,11 @@ pub(in super::super) fn full(screen: &mut Screen<'_, '_>, area: Rect) {
         .copied()
         .filter(|kind| matches!(*kind, "attention" | "gate-up" | "down"))
         .collect();
-    let mut rows: Vec<(&str, Row<'_>)> = vec![("layers", Row::Whole)];
+    let mut rows: Vec<(&str, MapRow<'_>)> = vec![("layers", MapRow::Whole)];
     if area.height >= 8 {
-        rows.extend(inner.iter().map(|kind| (*kind, Row::Part(kind))));
+        rows.extend(inner.iter().map(|kind| (*kind, MapRow::Part(kind))));
     }
-    rows.push(("format", Row::Format));
+    rows.push(("format", MapRow::Format));
     let [map, foot] = ratatui::layout::Layout::vertical([
         ratatui::layout::Constraint::Min(0),
         ratatui::layout::Constraint::Length(3),
@@ -199,7 +199,7 @@ pub(in super::super) fn full(screen: &mut Screen<'_, '_>, area: Rect) {
 fn draw(
     screen: &mut Screen<'_, '_>,
     area: Rect,
-    rows: &[(&str, Row<'_>)],
+    rows: &[(&str, MapRow<'_>)],
     has_cursor: bool,
 ) -> u16 {
     let state = screen.state;
@@ -222,7 +222,7 @@ fn draw(
             let mut spans = vec![Span::styled(name, paint.style(Role::Dim))];
             for (index, layer) in chunk.iter().enumerate() {
                 let mut span = row.cell(layer, cell, paint);
-                if has_cursor && first + index == selected && matches!(row, Row::Format) {
+                if has_cursor && first + index == selected && matches!(row, MapRow::Format) {
                     span = span.style(paint.style(Role::Selected));
                 }
                 spans.push(span);
@@ -232,7 +232,7 @@ fn draw(
             for index in 0..chunk.len() {
                 let x = area.x + (NAME_COLUMNS + index * cell) as u16;
                 let place = Rect::new(x, y, cell as u16, 1);
-                screen.target(place, Target::Layer(first + index));
+                screen.hit_area(place, HitTarget::Layer(first + index));
             }
             y += 1;
         }
@@ -242,7 +242,12 @@ fn draw(
 
 /// What the marks mean.
 fn legend(columns: usize, paint: &Paint) -> Line<'static> {
-    let places = [Place::Device, Place::Host, Place::Disk, Place::Flight];
+    let places = [
+        Placement::Device,
+        Placement::Host,
+        Placement::Disk,
+        Placement::InFlight,
+    ];
     let mut spans = Vec::new();
     let mut used = 0;
     for place in places {
@@ -253,7 +258,7 @@ fn legend(columns: usize, paint: &Paint) -> Line<'static> {
         }
         spans.push(Span::styled(words, paint.style(place.role())));
     }
-    let formats = "b bf16, h f16, F f32, 8 6 4 bits, c coded";
+    let formats = "b bf16, h f16, F f32, 8 6 4 bits, c compressed";
     if used + width(formats) <= columns {
         spans.push(Span::styled(formats, paint.style(Role::Dim)));
     }
@@ -267,7 +272,7 @@ fn about(layer: &LayerStatus) -> String {
         Err(_) => layer.name.clone(),
     };
     let parts = layer.groups.iter().map(|unit| {
-        let place = Place::of(unit).words();
+        let place = Placement::of(unit).words();
         let bytes = units::bytes(unit.bytes);
         format!("{} {bytes} {} {place}", unit.kind, unit.format)
     });
@@ -300,12 +305,12 @@ mod tests {
             is_in_flight,
             ..Default::default()
         };
-        assert_eq!(Place::of(&unit("disk", true)), Place::Flight);
+        assert_eq!(Placement::of(&unit("disk", true)), Placement::InFlight);
         let layer = [
             unit("device", false),
             unit("disk", false),
             unit("host", false),
         ];
-        assert_eq!(layer.iter().map(Place::of).max(), Some(Place::Disk));
+        assert_eq!(layer.iter().map(Placement::of).max(), Some(Placement::Disk));
     }
 }

@@ -5,11 +5,11 @@ use sluice_proto::v1::{DeviceStatus, GpuUnavailable, HostStatus, MemoryUse};
 use sluice_shared::units;
 
 use super::{
-    super::{levels, state::State},
+    super::{levels, state::DashboardState},
     bar, ratio,
 };
 use crate::{
-    card,
+    gpu,
     paint::{Paint, Role},
     plans,
     text::{clip, sanitise_line, width},
@@ -26,7 +26,7 @@ const UNKNOWN: &str = "unknown";
 
 /// What a line is worth where there are fewer rows than lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Worth {
+enum LinePriority {
     /// Says that nothing is held.
     Nothing,
     /// Says more of what another line tells.
@@ -39,7 +39,7 @@ enum Worth {
 
 /// Memory of the host, the process and the device, in full where there are enough rows.
 pub(in super::super) fn in_full(
-    state: &State,
+    state: &DashboardState,
     (columns, rows): (usize, usize),
 ) -> Vec<Line<'static>> {
     let paint = &state.paint;
@@ -51,25 +51,28 @@ pub(in super::super) fn in_full(
         known(host.resident_peak_bytes)
     );
     let beyond = host.resident_other_bytes;
-    let beyond = beyond.map(|bytes| format!("{} beyond what is held", units::bytes(bytes)));
+    let beyond = beyond.map(|bytes| format!("{} outside the ledger", units::bytes(bytes)));
     let mut lines = vec![
-        (Worth::Much, host_line(&host, columns, paint)),
-        (Worth::Detail, said("", &host_figures(&host), columns)),
-        (Worth::Detail, Line::raw(sluiced)),
+        (LinePriority::Much, host_line(&host, columns, paint)),
+        (
+            LinePriority::Detail,
+            said("", &host_figures(&host), columns),
+        ),
+        (LinePriority::Detail, Line::raw(sluiced)),
     ];
-    lines.extend(beyond.map(|words| (Worth::Detail, said("", &words, columns))));
+    lines.extend(beyond.map(|words| (LinePriority::Detail, said("", &words, columns))));
     match snapshot.and_then(|s| s.device.as_ref()) {
         Some(device) => {
-            lines.extend(card_lines(device, columns, paint));
+            lines.extend(gpu_lines(device, columns, paint));
             lines.extend(device_lines(state, device, columns));
         }
-        None => lines.push((Worth::Much, said("device", UNKNOWN, columns))),
+        None => lines.push((LinePriority::Much, said("device", UNKNOWN, columns))),
     }
-    for (name, value) in levels::facts(state) {
+    for (name, value) in levels::level_lines(state) {
         // Kinds of memory are what nothing else tells.
         let worth = match name {
-            "peak" | "a pass" => Worth::Detail,
-            _ => Worth::Much,
+            "peak" | "a pass" => LinePriority::Detail,
+            _ => LinePriority::Much,
         };
         lines.push((worth, said(name, &value, columns)));
     }
@@ -77,8 +80,12 @@ pub(in super::super) fn in_full(
 }
 
 /// Leaves out what is worth least, from the end, until the rest fits.
-fn fit(mut lines: Vec<(Worth, Line<'static>)>, rows: usize) -> Vec<Line<'static>> {
-    for worth in [Worth::Nothing, Worth::Detail, Worth::Part] {
+fn fit(mut lines: Vec<(LinePriority, Line<'static>)>, rows: usize) -> Vec<Line<'static>> {
+    for worth in [
+        LinePriority::Nothing,
+        LinePriority::Detail,
+        LinePriority::Part,
+    ] {
         while lines.len() > rows
             && let Some(last) = lines.iter().rposition(|(its, _)| *its == worth)
         {
@@ -94,31 +101,35 @@ fn said(name: &str, words: &str, columns: usize) -> Line<'static> {
     Line::raw(clip(&sanitise_line(&words), columns))
 }
 
-/// The card, its memory and how much of that is whose; without one, quietly why.
-fn card_lines(device: &DeviceStatus, columns: usize, paint: &Paint) -> Vec<(Worth, Line<'static>)> {
+/// The GPU, its memory and how much of that is whose; without one, quietly why.
+fn gpu_lines(
+    device: &DeviceStatus,
+    columns: usize,
+    paint: &Paint,
+) -> Vec<(LinePriority, Line<'static>)> {
     // A machine without any has nothing to look at; a GPU or a driver that can't be used may be a fault.
     if let Some(no_card) = device.gpu_unavailable.as_ref().filter(|why| why.is_fault) {
-        let line = said("no card", &no_card.reason, columns).style(paint.style(Role::Dim));
-        return vec![(Worth::Detail, line)];
+        let line = said("no GPU", &no_card.reason, columns).style(paint.style(Role::Dim));
+        return vec![(LinePriority::Detail, line)];
     }
-    let Some(card) = &device.gpu else {
+    let Some(gpu) = &device.gpu else {
         return Vec::new();
     };
-    let detail = |words: &str| (Worth::Detail, said("", words, columns));
+    let detail = |words: &str| (LinePriority::Detail, said("", words, columns));
     let mut lines = vec![
-        (Worth::Much, said("card", &device.name, columns)),
-        detail(&card::arithmetic(card)),
+        (LinePriority::Much, said("GPU", &device.name, columns)),
+        detail(&gpu::compute_capability(gpu)),
     ];
-    if let Some(activity) = card::activity(card) {
-        lines.push((Worth::Part, said("", &activity, columns)));
+    if let Some(activity) = gpu::activity(gpu) {
+        lines.push((LinePriority::Part, said("", &activity, columns)));
     }
     let speed = [
-        card.clock_mhz
+        gpu.clock_mhz
             .map(|mhz| format!("{} MHz", units::count(mhz.into()))),
-        card::bus(card),
+        gpu::pcie_link(gpu),
     ];
-    lines.extend(card::joined(speed, ", ").map(|words| detail(&words)));
-    if let Some((used, total)) = card_used(device) {
+    lines.extend(gpu::joined(speed, ", ").map(|words| detail(&words)));
+    if let Some((used, total)) = gpu_used(device) {
         let share = ratio(used, total);
         let (role, word) = fullness(share);
         let style = paint.style(role);
@@ -126,16 +137,16 @@ fn card_lines(device: &DeviceStatus, columns: usize, paint: &Paint) -> Vec<(Wort
         spans.extend(bar(share, columns.saturating_sub(25), style, paint));
         let words = format!(" {:>3.0} %{word}", share * 100.0);
         spans.push(Span::styled(words, style));
-        lines.push((Worth::Much, Line::from(spans)));
+        lines.push((LinePriority::Much, Line::from(spans)));
         lines.push(detail(&used_of(used, total)));
     }
-    if let Some(bytes) = card.other_processes_bytes {
+    if let Some(bytes) = gpu.other_processes_bytes {
         lines.push(detail(&format!("others hold {}", units::bytes(bytes))));
     }
     lines
 }
 
-fn card_used(device: &DeviceStatus) -> Option<(u64, u64)> {
+fn gpu_used(device: &DeviceStatus) -> Option<(u64, u64)> {
     let (total, free) = (device.total_bytes?, device.free_bytes?);
     (total > 0).then(|| (total.saturating_sub(free), total))
 }
@@ -146,10 +157,10 @@ fn used_of(used: u64, total: u64) -> String {
 
 /// What Sluice holds on the device: all of it as one bar against the budget, then each kind beside its plan.
 fn device_lines(
-    state: &State,
+    state: &DashboardState,
     device: &DeviceStatus,
     columns: usize,
-) -> Vec<(Worth, Line<'static>)> {
+) -> Vec<(LinePriority, Line<'static>)> {
     let paint = &state.paint;
     let budget = budget(state);
     let of = budget.map_or(String::new(), |bytes| {
@@ -161,15 +172,15 @@ fn device_lines(
         units::bytes(device.used_bytes),
         units::bytes(device.peak_bytes)
     );
-    let mut lines = vec![(Worth::Much, said("device", &words, columns))];
+    let mut lines = vec![(LinePriority::Much, said("device", &words, columns))];
     let whole = budget.unwrap_or(device.used_bytes).max(device.used_bytes);
     let mut spans = vec![Span::raw(" ".repeat(9))];
     spans.extend(stack(device, whole, columns.saturating_sub(10), paint));
-    lines.push((Worth::Part, Line::from(spans)));
+    lines.push((LinePriority::Part, Line::from(spans)));
     for kind in &device.memory {
         let worth = match kind.bytes {
-            0 => Worth::Nothing,
-            _ => Worth::Part,
+            0 => LinePriority::Nothing,
+            _ => LinePriority::Part,
         };
         lines.push((worth, kind_line(state, kind, device.used_bytes, columns)));
     }
@@ -177,7 +188,7 @@ fn device_lines(
 }
 
 /// A kind of memory: how much, what the plan says, and its share of what is held.
-fn kind_line(state: &State, kind: &MemoryUse, used: u64, columns: usize) -> Line<'static> {
+fn kind_line(state: &DashboardState, kind: &MemoryUse, used: u64, columns: usize) -> Line<'static> {
     let paint = &state.paint;
     let (mark, role) = kind_look(&kind.kind);
     let planned = planned(state, &kind.kind);
@@ -201,23 +212,23 @@ fn kind_line(state: &State, kind: &MemoryUse, used: u64, columns: usize) -> Line
 pub(in super::super) fn kind_look(kind: &str) -> (&'static str, Role) {
     match kind {
         "weights" => ("█", Role::Device),
-        "slots" => ("▓", Role::Flight),
-        "cache" => ("▒", Role::Cache),
+        "slots" => ("▓", Role::InFlight),
+        "cache" => ("▒", Role::KvCache),
         "activations" => ("░", Role::Scratch),
-        "head" => ("▄", Role::Head),
+        "head" => ("▄", Role::Logits),
         "context" => ("▀", Role::Context),
         _ => ("■", Role::Others),
     }
 }
 
 /// The most that may be held.
-pub(in super::super) fn budget(state: &State) -> Option<u64> {
+pub(in super::super) fn budget(state: &DashboardState) -> Option<u64> {
     let settings = state.snapshot()?.settings.as_ref()?;
     Some(settings.budget_bytes)
 }
 
 /// What the plan in force says of a kind, at its peak.
-fn planned(state: &State, kind: &str) -> Option<u64> {
+fn planned(state: &DashboardState, kind: &str) -> Option<u64> {
     let plan = state.snapshot()?.plan.as_ref()?;
     let planned = plan.memory.iter().find(|planned| planned.kind == kind);
     planned.map(|planned| planned.bytes)
@@ -251,8 +262,8 @@ pub(in super::super) fn stack(
     spans
 }
 
-/// The same in three lines, and one for a card.
-pub(in super::super) fn in_brief(state: &State, columns: usize) -> Vec<Line<'static>> {
+/// The same in three lines, and one for a GPU.
+pub(in super::super) fn in_brief(state: &DashboardState, columns: usize) -> Vec<Line<'static>> {
     let paint = &state.paint;
     let snapshot = state.snapshot();
     let host = snapshot.and_then(|s| s.host).unwrap_or_default();
@@ -265,7 +276,7 @@ pub(in super::super) fn in_brief(state: &State, columns: usize) -> Vec<Line<'sta
             let kinds = kinds.map(|kind| format!(", {} {}", kind.kind, units::bytes(kind.bytes)));
             let is_fault = |why: &GpuUnavailable| why.is_fault;
             let without = if device.gpu_unavailable.as_ref().is_some_and(is_fault) {
-                " (no card)"
+                " (no GPU)"
             } else {
                 ""
             };
@@ -279,8 +290,8 @@ pub(in super::super) fn in_brief(state: &State, columns: usize) -> Vec<Line<'sta
     };
     let words = format!("{} resident · device {held}", known(host.resident_bytes));
     let mut lines = vec![first, said("sluiced", &words, columns)];
-    lines.extend(device.and_then(|device| card_brief(device, columns)));
-    let facts = levels::facts(state).into_iter();
+    lines.extend(device.and_then(|device| gpu_brief(device, columns)));
+    let facts = levels::level_lines(state).into_iter();
     let facts = facts.map(|(name, value)| match name {
         "level" => format!("level    {value}"),
         name => format!("{name} {value}"),
@@ -290,17 +301,17 @@ pub(in super::super) fn in_brief(state: &State, columns: usize) -> Vec<Line<'sta
     lines
 }
 
-fn card_brief(device: &DeviceStatus, columns: usize) -> Option<Line<'static>> {
-    let card = device.gpu.as_ref()?;
-    let others = card.other_processes_bytes;
+fn gpu_brief(device: &DeviceStatus, columns: usize) -> Option<Line<'static>> {
+    let gpu = device.gpu.as_ref()?;
+    let others = gpu.other_processes_bytes;
     let words = [
-        card_used(device).map(|(used, total)| used_of(used, total)),
-        card::activity(card),
+        gpu_used(device).map(|(used, total)| used_of(used, total)),
+        gpu::activity(gpu),
         others.map(|bytes| format!("others hold {}", units::bytes(bytes))),
         // What changes comes first: narrow screens cut the end.
         Some(device.name.clone()),
     ];
-    Some(said("card", &card::joined(words, " · ")?, columns))
+    Some(said("GPU", &gpu::joined(words, " · ")?, columns))
 }
 
 /// How a share of a memory looks, and what is said of it.
@@ -345,7 +356,7 @@ fn host_line(host: &HostStatus, columns: usize, paint: &Paint) -> Line<'static> 
 }
 
 /// Where the weights are between passes, and what is streamed of them.
-pub(in super::super) fn weights(state: &State, columns: usize) -> Vec<Line<'static>> {
+pub(in super::super) fn weights(state: &DashboardState, columns: usize) -> Vec<Line<'static>> {
     let Some(snapshot) = state.snapshot() else {
         return Vec::new();
     };
@@ -372,10 +383,10 @@ pub(in super::super) fn weights(state: &State, columns: usize) -> Vec<Line<'stat
             .as_ref()
             .filter(|slots| slots.count > 0)
         {
-            lines.push(said("through", &plans::slots(slots), columns));
+            lines.push(said("through", &plans::staging_buffers(slots), columns));
         }
         if let Some(kv) = &plan.kv_cache_format {
-            lines.push(said("kv", &format!("kept in {kv}"), columns));
+            lines.push(said("kv", &format!("cache in {kv}"), columns));
         }
     }
     if let Some(measured) = snapshot.passes.filter(|measured| measured.count > 0) {

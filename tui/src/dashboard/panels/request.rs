@@ -2,7 +2,7 @@
 
 use super::{super::view::Screen, work};
 use crate::{
-    canvas::{Canvas, Confidence, Look, MASK_MARK, Run, ids_text, runs, wrap, wrap_marked},
+    canvas::{Canvas, Confidence, Look, MASK_MARK, TextRun, ids_text, runs, wrap, wrap_marked},
     paint::{Paint, Role},
     text::sanitise,
 };
@@ -70,7 +70,7 @@ pub(in super::super) fn canvas_lines(
                 None => ids_text(&done.token_ids).replace(',', ", "),
             };
             let look = Look::Committed;
-            let lines = wrap(&[Run { text, look }], columns);
+            let lines = wrap(&[TextRun { text, look }], columns);
             let end = lines.len();
             (lines, end)
         }
@@ -88,8 +88,8 @@ pub(in super::super) fn canvas_lines(
     let end = end - scroll.min(scrollable);
     let first = end.saturating_sub(rows);
     let shown = (total > rows).then(|| format!(" lines {}-{end} of {total} ", first + 1));
-    let span = |run: Run| Span::styled(run.text, paint.look(run.look));
-    let line = |line: Vec<Run>| Line::from(line.into_iter().map(span).collect::<Vec<_>>());
+    let span = |run: TextRun| Span::styled(run.text, paint.look(run.look));
+    let line = |line: Vec<TextRun>| Line::from(line.into_iter().map(span).collect::<Vec<_>>());
     let visible = lines.into_iter().skip(first).take(rows).map(line);
     (visible.collect(), shown, scrollable)
 }

@@ -4,7 +4,7 @@ use ratatui::text::{Line, Span};
 use sluice_proto::v1::{GenerationDone, GenerationPass, GenerationStarted};
 use sluice_shared::units;
 
-use super::{super::chat::Limit, bar, ratio};
+use super::{super::chat::AnswerLimit, bar, ratio};
 use crate::{
     canvas::{Canvas, wrap_text},
     json,
@@ -26,7 +26,7 @@ const PACE_PASSES: u32 = 3;
 /// Marks of the phases, in the order of [`PassTime::parts`]; they tell the phases apart where colour doesn't.
 const PHASE_MARKS: [(&str, Role); 6] = [
     ("░", Role::Bad),
-    ("▓", Role::Cache),
+    ("▓", Role::KvCache),
     ("█", Role::Good),
     ("▒", Role::Host),
     ("▄", Role::Scratch),
@@ -49,7 +49,7 @@ pub(in super::super) fn progress(
         return vec![say(format!("failed: {failure}"), Role::Bad)];
     }
     if let Some(done) = &canvas.done {
-        let limit = Limit::of(done);
+        let limit = AnswerLimit::of(done);
         let role = if limit.is_some() {
             Role::Warning
         } else {
@@ -58,10 +58,9 @@ pub(in super::super) fn progress(
         let mut lines = vec![say(result(done, limit), role)];
         if is_roomy {
             lines.extend(
-                canvas
-                    .started
-                    .as_ref()
-                    .map(|started| say(asked(started, canvas.pass.as_ref()), Role::Dim)),
+                canvas.started.as_ref().map(|started| {
+                    say(resolved_settings(started, canvas.pass.as_ref()), Role::Dim)
+                }),
             );
             lines.extend(phases(&PassTime::from(done), from, columns, paint));
             lines.push(Line::default());
@@ -114,7 +113,7 @@ pub(in super::super) fn progress(
         None => String::new(),
     };
     let rows = format!(
-        "{} rows, {} to the head · {}",
+        "{} rows, {} LM head rows · {}",
         units::count(pass.rows.into()),
         units::count(pass.lm_head_rows.into()),
         exactness(pass.is_exact)
@@ -126,7 +125,7 @@ pub(in super::super) fn progress(
         gauge("committed", pass.committed_positions, started.length, left),
         say(speed, Role::Committed),
         say(rows, Role::Committed),
-        say(asked(started, Some(pass)), Role::Dim),
+        say(resolved_settings(started, Some(pass)), Role::Dim),
     ];
     lines.extend(phases(&PassTime::from(pass), from, columns, paint));
     lines.push(Line::default());
@@ -134,7 +133,7 @@ pub(in super::super) fn progress(
 }
 
 /// How a request ended, in a line.
-fn result(done: &GenerationDone, limit: Option<Limit>) -> String {
+fn result(done: &GenerationDone, limit: Option<AnswerLimit>) -> String {
     let end = match limit {
         Some(limit) => limit.words().to_owned(),
         None => json::word(done.finish_reason()),
@@ -189,7 +188,7 @@ fn speed(started: &GenerationStarted, pass: &GenerationPass) -> String {
 }
 
 /// What the request was resolved to, and the level of its latest pass.
-fn asked(started: &GenerationStarted, pass: Option<&GenerationPass>) -> String {
+fn resolved_settings(started: &GenerationStarted, pass: Option<&GenerationPass>) -> String {
     let now = pass.map(|pass| pass.level.as_str());
     let now = now.filter(|level| !level.is_empty() && *level != started.level);
     let level = match now {
@@ -208,13 +207,15 @@ fn asked(started: &GenerationStarted, pass: Option<&GenerationPass>) -> String {
             false => format!("{}:{parameters}", policy.name),
         }
     });
-    let window = started.window.map(|window| format!("window {window}"));
+    let window = started
+        .window
+        .map(|window| format!("suffix window {window}"));
     let is_said = |words: &String| !words.is_empty() && words != "none" && words != "fixed";
     let parts = [
         Some(level).filter(|_| !started.level.is_empty()),
-        Some(format!("dial {}", started.dial)).filter(|_| !started.dial.is_empty()),
+        Some(format!("preset {}", started.dial)).filter(|_| !started.dial.is_empty()),
         policy,
-        Some(format!("cache {}", started.cache)).filter(|_| is_said(&started.cache)),
+        Some(format!("KV cache {}", started.cache)).filter(|_| is_said(&started.cache)),
         window,
         Some(started.growth.clone()).filter(is_said),
         Some(started.speculation.clone()).filter(is_said),
@@ -290,7 +291,7 @@ fn exactness(exact: bool) -> &'static str {
 }
 
 /// The tier that weights are streamed from now.
-pub(in super::super) fn streamed_from(state: &super::super::state::State) -> Option<&str> {
+pub(in super::super) fn streamed_from(state: &super::super::state::DashboardState) -> Option<&str> {
     let plan = state.snapshot()?.plan.as_ref()?;
     plans::streamed_from(plan)
 }
@@ -385,7 +386,7 @@ mod tests {
             level: level.into(),
             ..Default::default()
         };
-        let words = |pass: &GenerationPass| asked(&started, Some(pass));
+        let words = |pass: &GenerationPass| resolved_settings(&started, Some(pass));
         assert_eq!(words(&at("standard")), "level standard · seed 0");
         assert_eq!(
             words(&at("moderate")),
@@ -412,7 +413,7 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(
-            asked(&started, None),
+            resolved_settings(&started, None),
             "level standard · dial balanced · threshold:t=0.8 · cache dual:behind=32 · window 64 · seed 7"
         );
     }

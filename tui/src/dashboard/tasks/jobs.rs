@@ -7,15 +7,15 @@ use sluice_proto::v1::{
     CompressRequest, DecompressRequest, JobEvent, JobResult, ListJobsRequest, VerifyRequest,
     job_event::Kind,
 };
-use sluice_report::coded;
+use sluice_report::container;
 use tokio::sync::mpsc::Sender;
 use tonic::{Response, Status, Streaming};
 
 use super::{super::event::Event, models};
-use crate::{connection::Daemon, output::Failure};
+use crate::{connection::DaemonConnection, output::Failure};
 
 /// Asks for the jobs.
-pub(super) async fn list(daemon: Daemon, events: Sender<Event>) -> Result<(), Failure> {
+pub(super) async fn list(daemon: DaemonConnection, events: Sender<Event>) -> Result<(), Failure> {
     let answer = daemon.jobs().list_jobs(ListJobsRequest {}).await;
     let answer = answer.map_err(|status| daemon.failure(status))?;
     let _ = events.send(Event::Jobs(answer.into_inner().jobs)).await;
@@ -24,7 +24,7 @@ pub(super) async fn list(daemon: Daemon, events: Sender<Event>) -> Result<(), Fa
 
 /// Has a model coded into a file.
 pub(super) async fn compress(
-    daemon: Daemon,
+    daemon: DaemonConnection,
     model: String,
     output: PathBuf,
     events: Sender<Event>,
@@ -44,7 +44,7 @@ pub(super) async fn compress(
 
 /// Has a coded file made into a folder.
 pub(super) async fn decompress(
-    daemon: Daemon,
+    daemon: DaemonConnection,
     file: PathBuf,
     folder: PathBuf,
     events: Sender<Event>,
@@ -61,7 +61,7 @@ pub(super) async fn decompress(
 
 /// Has a coded file compared with its checksums.
 pub(super) async fn verify(
-    daemon: Daemon,
+    daemon: DaemonConnection,
     file: PathBuf,
     events: Sender<Event>,
 ) -> Result<(), Failure> {
@@ -75,7 +75,7 @@ pub(super) async fn verify(
 
 /// Waits for a job's end and tells what came of it; the file or folder names it.
 async fn follow(
-    daemon: Daemon,
+    daemon: DaemonConnection,
     answer: Result<Response<Streaming<JobEvent>>, Status>,
     named: String,
     events: Sender<Event>,
@@ -85,8 +85,8 @@ async fn follow(
         .into_inner();
     while let Some(answer) = stream.next().await {
         if let Some(Kind::Result(result)) = answer.map_err(|status| daemon.failure(status))?.kind {
-            let event = match told(&named, &result) {
-                Ok(words) => Event::Told(words),
+            let event = match outcome_text(&named, &result) {
+                Ok(words) => Event::Succeeded(words),
                 Err(words) => Event::Failed(words),
             };
             let _ = events.send(event).await;
@@ -97,9 +97,9 @@ async fn follow(
 }
 
 /// What came of a job; damage is a failure.
-fn told(named: &str, result: &JobResult) -> Result<String, String> {
+fn outcome_text(named: &str, result: &JobResult) -> Result<String, String> {
     match &result.kind {
-        Some(kind) => coded::outcome(named, kind, result.elapsed_ms),
+        Some(kind) => container::outcome(named, kind, result.elapsed_ms),
         None => Err(format!("{named}: the job ended without a result")),
     }
 }

@@ -10,11 +10,11 @@ use tokio::sync::mpsc::Sender;
 use tonic::{Code, Status};
 
 use super::{super::event::Event, words};
-use crate::{connection::Daemon, output::Failure};
+use crate::{connection::DaemonConnection, output::Failure};
 
 /// Asks what each of some levels would lead to, all else as in the request.
 pub(super) async fn ask_plans(
-    daemon: Daemon,
+    daemon: DaemonConnection,
     levels: &[Level],
     request: PlanRequest,
     events: Sender<Event>,
@@ -32,7 +32,10 @@ pub(super) async fn ask_plans(
 }
 
 /// Asks what one choice would lead to.
-pub(super) async fn ask_plan(daemon: &Daemon, call: PlanRequest) -> Result<Plan, Failure> {
+pub(super) async fn ask_plan(
+    daemon: &DaemonConnection,
+    call: PlanRequest,
+) -> Result<Plan, Failure> {
     let answer = daemon.optimizer().plan(call).await;
     let answer = answer.map_err(|status| daemon.failure(status))?;
     let plan = answer.into_inner().plan;
@@ -41,7 +44,7 @@ pub(super) async fn ask_plan(daemon: &Daemon, call: PlanRequest) -> Result<Plan,
 
 /// Follows a change until it is in force.
 pub(super) async fn change(
-    daemon: &Daemon,
+    daemon: &DaemonConnection,
     serial: u64,
     mut stream: impl Stream<Item = Result<ApplyResponse, Status>> + Unpin,
     events: &Sender<Event>,
@@ -60,7 +63,7 @@ pub(super) async fn change(
             }
             // The snapshots tell the same, for changes that others ask for too.
             Some(Kind::Progress(_)) => Event::Converting(None),
-            Some(Kind::Notice(text)) => Event::Told(text),
+            Some(Kind::Notice(text)) => Event::Succeeded(text),
             Some(Kind::Applied(applied)) => {
                 let applied = Box::new(applied);
                 let _ = events.send(Event::Applied { serial, applied }).await;
@@ -74,7 +77,10 @@ pub(super) async fn change(
 }
 
 /// Asks for the measurements of fidelity that the daemon keeps.
-pub(super) async fn list_fidelity(daemon: Daemon, events: Sender<Event>) -> Result<(), Failure> {
+pub(super) async fn list_fidelity(
+    daemon: DaemonConnection,
+    events: Sender<Event>,
+) -> Result<(), Failure> {
     let answer = daemon
         .optimizer()
         .list_fidelity(ListFidelityRequest {})
@@ -90,7 +96,7 @@ const SAMPLE: &str = include_str!("../../../../daemon/model/sample.txt");
 
 /// Measures how faithful a level is.
 pub(super) async fn measure(
-    daemon: Daemon,
+    daemon: DaemonConnection,
     level: Level,
     events: Sender<Event>,
 ) -> Result<(), Failure> {

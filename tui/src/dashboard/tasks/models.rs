@@ -8,11 +8,11 @@ use sluice_shared::units;
 use tokio::sync::mpsc::Sender;
 
 use super::super::event::Event;
-use crate::{connection::Daemon, output::Failure};
+use crate::{connection::DaemonConnection, output::Failure};
 
 /// Puts a model in the present one's place, by its name or path.
 pub(super) async fn load(
-    daemon: Daemon,
+    daemon: DaemonConnection,
     model: String,
     events: Sender<Event>,
 ) -> Result<(), Failure> {
@@ -31,11 +31,11 @@ pub(super) async fn load(
         // How far it is, the snapshots tell.
         match answer.map_err(|status| daemon.failure(status))?.kind {
             Some(Kind::Notice(text)) => {
-                let _ = events.send(Event::Told(text)).await;
+                let _ = events.send(Event::Succeeded(text)).await;
             }
             Some(Kind::Model(model)) => {
                 let told = format!("{} is loaded", model.name);
-                let _ = events.send(Event::Told(told)).await;
+                let _ = events.send(Event::Succeeded(told)).await;
             }
             _ => {}
         }
@@ -45,7 +45,7 @@ pub(super) async fn load(
 
 /// Begins a download, or joins it. How far it is, the list of models tells.
 pub(super) async fn pull(
-    daemon: Daemon,
+    daemon: DaemonConnection,
     name: String,
     events: Sender<Event>,
 ) -> Result<(), Failure> {
@@ -71,13 +71,13 @@ pub(super) async fn pull(
             Some(Kind::Model(model)) => format!("{} is there", model.name),
             Some(Kind::Progress(_)) | None => continue,
         };
-        let _ = events.send(Event::Told(told)).await;
+        let _ = events.send(Event::Succeeded(told)).await;
     }
     list(daemon, events).await
 }
 
 /// Asks for the models.
-pub(super) async fn list(daemon: Daemon, events: Sender<Event>) -> Result<(), Failure> {
+pub(super) async fn list(daemon: DaemonConnection, events: Sender<Event>) -> Result<(), Failure> {
     let answer = daemon.models().list_models(ListModelsRequest {}).await;
     let answer = answer.map_err(|status| daemon.failure(status))?;
     let _ = events.send(Event::Models(answer.into_inner().models)).await;

@@ -6,8 +6,8 @@ use ratatui::style::{Color, Modifier};
 
 use super::{
     super::{
-        state::{Link, Opened, Show},
-        view::Target,
+        state::{CanvasView, DaemonLink, OpenedRun},
+        view::HitTarget,
     },
     *,
 };
@@ -116,7 +116,7 @@ fn whole_run(request_id: u64) -> Vec<WireEvent> {
 }
 
 /// The canvas page with our own request on it.
-fn watching(events: Vec<WireEvent>) -> State {
+fn watching(events: Vec<WireEvent>) -> DashboardState {
     let mut state = idle();
     state.runs = Runs {
         folder: PathBuf::from("/home/ada/.local/state/sluice/runs"),
@@ -133,26 +133,26 @@ fn watching(events: Vec<WireEvent>) -> State {
     state
 }
 
-fn letter(state: &mut State, letter: char) -> Vec<Effect> {
+fn letter(state: &mut DashboardState, letter: char) -> Vec<Effect> {
     let effects = press(state, KeyCode::Char(letter));
     state.message = None;
     effects
 }
 
-fn opened() -> Box<Opened> {
+fn opened() -> Box<OpenedRun> {
     let mut recording = Recording::default();
     for kind in whole_run(7) {
         recording.take(kind);
     }
     let name = "stories/river.jsonl".to_owned();
-    Box::new(Opened { name, recording })
+    Box::new(OpenedRun { name, recording })
 }
 
 /// As `sluice replay` begins, without a daemon.
-fn replayed() -> State {
+fn replayed() -> DashboardState {
     let mut state = state();
     let name = "stories/river.jsonl".to_owned();
-    state.link = Link::Replay { name };
+    state.link = DaemonLink::Replay { name };
     feed(&mut state, Event::Opened(opened()));
     state
 }
@@ -166,7 +166,7 @@ fn a_canvas_that_resolves() {
 fn an_earlier_pass() {
     let mut state = watching(whole_run(3));
     letter(&mut state, 'm');
-    assert_eq!(state.reel.show, Show::Text);
+    assert_eq!(state.reel.view, CanvasView::Text);
     for _ in 0..7 {
         press(&mut state, KeyCode::Left);
     }
@@ -179,7 +179,7 @@ fn the_heat_map_alone() {
     let mut state = watching(whole_run(3));
     letter(&mut state, 'm');
     letter(&mut state, 'm');
-    assert_eq!(state.reel.show, Show::Heat);
+    assert_eq!(state.reel.view, CanvasView::Heat);
     press(&mut state, KeyCode::Home);
     for _ in 0..8 {
         letter(&mut state, 'l');
@@ -259,7 +259,7 @@ fn the_mouse_chooses_a_pass_on_the_line_and_on_the_map() {
     let (_, targets) = draw_with_targets(&state, size);
     let passes = |row: u16| -> Vec<usize> {
         let hit = |x| match targets.at(x, row) {
-            Some(Target::Pass(index)) => Some(index),
+            Some(HitTarget::Pass(index)) => Some(index),
             _ => None,
         };
         (0..size.0).filter_map(hit).collect()
@@ -269,7 +269,7 @@ fn the_mouse_chooses_a_pass_on_the_line_and_on_the_map() {
     assert!(line.is_sorted());
     let map = passes(10);
     assert_eq!(map.len(), 24, "each pass is two columns wide");
-    feed(&mut state, Event::Click(Target::Pass(4)));
+    feed(&mut state, Event::Click(HitTarget::Pass(4)));
     assert_eq!(state.reel.at, Some(5));
 }
 
@@ -359,7 +359,7 @@ fn classes_of_confidence_differ_without_colour() {
 
 #[test]
 fn every_size_and_every_shape_can_be_drawn() {
-    let mut empty = Opened {
+    let mut empty = OpenedRun {
         name: "x\x1b[2J".into(),
         recording: Recording::default(),
     };
@@ -380,7 +380,7 @@ fn every_size_and_every_shape_can_be_drawn() {
                 let cells = terminal.backend().buffer().content();
                 assert!(cells.iter().all(|cell| cell.symbol().is_ascii()));
             }
-            if state.reel.show != Show::Text {
+            if state.reel.view != CanvasView::Text {
                 let legend = "_ to # guess  @ new  O <0.7  o <0.3  - committed  P pinned";
                 assert!(shown(&state, SIZES[0]).contains(legend));
             }

@@ -8,7 +8,7 @@ use super::*;
 const ANSWER: &str = "Once upon a time a river ran dry, and the mill stood still.\n\nThe end.";
 
 /// The chat page, with the prompt line open.
-fn chatting() -> State {
+fn chatting() -> DashboardState {
     let mut state = idle();
     press(&mut state, KeyCode::Esc);
     press(&mut state, KeyCode::Char('4'));
@@ -25,7 +25,7 @@ fn chatting() -> State {
 }
 
 /// Sends a prompt, and gives what was sent.
-fn send(state: &mut State, prompt: &str) -> GenerateRequest {
+fn send(state: &mut DashboardState, prompt: &str) -> GenerateRequest {
     write(state, prompt);
     sent(press(state, KeyCode::Enter))
 }
@@ -44,7 +44,7 @@ fn messages(request: &GenerateRequest) -> Vec<&ChatMessage> {
     }
 }
 
-fn ends(state: &mut State, request_id: u64, text: &str, finish: FinishReason) {
+fn ends(state: &mut DashboardState, request_id: u64, text: &str, finish: FinishReason) {
     feed(state, own(request_id, queued(request_id)));
     let done = WireEvent::Done(GenerationDone {
         request_id,
@@ -64,7 +64,7 @@ fn ends(state: &mut State, request_id: u64, text: &str, finish: FinishReason) {
 }
 
 /// A conversation of two turns, with the keys on the page.
-fn answered() -> State {
+fn answered() -> DashboardState {
     let mut state = chatting();
     send(&mut state, "Tell me a story.");
     ends(&mut state, 5, ANSWER, FinishReason::Eos);
@@ -72,17 +72,17 @@ fn answered() -> State {
     state
 }
 
-fn texts(state: &State) -> Vec<&str> {
+fn texts(state: &DashboardState) -> Vec<&str> {
     let turns = state.chat.conversation().turns.iter();
     turns.map(|turn| turn.text.as_str()).collect()
 }
 
-fn told(state: &State) -> String {
+fn told(state: &DashboardState) -> String {
     state.message.clone().expect("something is told").text
 }
 
 /// An answer of which "river ran dry, and" is chosen.
-fn choosing_words() -> State {
+fn choosing_words() -> DashboardState {
     let mut state = answered();
     press(&mut state, KeyCode::Char('e'));
     for _ in 0..5 {

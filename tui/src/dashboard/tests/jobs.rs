@@ -7,8 +7,8 @@ use sluice_proto::v1::{
 
 use super::{
     super::{
-        jobs::{ENDED_MAX, Outcome},
-        levels::Measuring,
+        jobs::{ENDED_MAX, WorkOutcome},
+        levels::RunningMeasurement,
     },
     *,
 };
@@ -90,7 +90,7 @@ fn running(jobs: Vec<Job>, change: impl FnOnce(&mut Snapshot)) -> Event {
 }
 
 /// The page with models and nothing that runs.
-fn page() -> State {
+fn page() -> DashboardState {
     let mut state = idle();
     press(&mut state, KeyCode::Esc);
     let effects = press(&mut state, KeyCode::Char('6'));
@@ -99,12 +99,12 @@ fn page() -> State {
 }
 
 /// The page with something of each kind at work.
-fn full() -> State {
+fn full() -> DashboardState {
     let mut state = page();
     let mut on_disk = models();
     on_disk[0].state = ModelState::Available.into();
     feed(&mut state, Event::Models(on_disk));
-    state.levels.measuring = Some(Measuring {
+    state.levels.measuring = Some(RunningMeasurement {
         level: Level::Moderate,
         request_id: Some(9),
         done: 12,
@@ -139,14 +139,14 @@ fn full() -> State {
     state
 }
 
-fn press_down_to(state: &mut State, row: usize) {
+fn press_down_to(state: &mut DashboardState, row: usize) {
     for _ in 0..row {
         press(state, KeyCode::Char('j'));
     }
 }
 
 /// Two jobs of which one failed, and a load that came to its end.
-fn ended() -> State {
+fn ended() -> DashboardState {
     let mut state = page();
     feed(&mut state, Event::Models(models()[..2].to_vec()));
     let jobs = vec![
@@ -252,8 +252,8 @@ fn what_ended_tells_how() {
     assert_eq!(
         outcomes,
         [
-            &Outcome::Done("loaded".into()),
-            &Outcome::Failed("no space left on the device".into()),
+            &WorkOutcome::Done("loaded".into()),
+            &WorkOutcome::Failed("no space left on the device".into()),
         ]
     );
     pictures("jobs_ended", &state);
@@ -271,7 +271,7 @@ fn what_others_had_measured_or_scored_is_listed_once_it_ended() {
         row
     };
     let mut state = page();
-    state.levels.measuring = Some(Measuring {
+    state.levels.measuring = Some(RunningMeasurement {
         level: Level::Moderate,
         request_id: Some(9),
         done: 12,
@@ -300,9 +300,9 @@ fn what_others_had_measured_or_scored_is_listed_once_it_ended() {
     assert_eq!(
         ended,
         [
-            ("level moderate", &Outcome::Cancelled),
-            ("request 11", &Outcome::Cancelled),
-            ("request 10", &Outcome::Done("done".into())),
+            ("level moderate", &WorkOutcome::Cancelled),
+            ("request 11", &WorkOutcome::Cancelled),
+            ("request 10", &WorkOutcome::Done("done".into())),
         ]
     );
 }
@@ -341,7 +341,7 @@ fn a_daemon_started_anew_cannot_tell_how_jobs_ended() {
         }),
     );
     assert!(!effects.contains(&Effect::ListJobs));
-    assert_eq!(state.jobs.ended[0].outcome, Outcome::Unknown);
+    assert_eq!(state.jobs.ended[0].outcome, WorkOutcome::Unknown);
 }
 
 #[test]
@@ -431,7 +431,7 @@ fn a_download_is_begun_followed_and_its_end_told() {
     assert_eq!(effects, [Effect::Pull("a/b:Q4_K_M".into())]);
     feed(&mut state, Event::Models(models()));
     // The list is asked for anew from time to time, and only then.
-    let polled = |state: &mut State, now_ms| {
+    let polled = |state: &mut DashboardState, now_ms| {
         let outcome = update(state, snapshot(vec![]), now_ms);
         outcome.effects.contains(&Effect::ListModels)
     };
@@ -443,7 +443,7 @@ fn a_download_is_begun_followed_and_its_end_told() {
     feed(&mut state, Event::Models(there));
     assert_eq!(
         state.jobs.ended[0].outcome,
-        Outcome::Done("is there".into())
+        WorkOutcome::Done("is there".into())
     );
     assert!(!polled(&mut state, 9_000));
 }
@@ -455,7 +455,10 @@ fn a_download_that_is_not_whole_is_gone_on_with() {
     partial[2].state = ModelState::Partial.into();
     feed(&mut state, Event::Models(models()));
     feed(&mut state, Event::Models(partial));
-    assert!(matches!(state.jobs.ended[0].outcome, Outcome::Failed(_)));
+    assert!(matches!(
+        state.jobs.ended[0].outcome,
+        WorkOutcome::Failed(_)
+    ));
     press(&mut state, KeyCode::Tab);
     press_down_to(&mut state, 2);
     press(&mut state, KeyCode::Char('p'));
@@ -489,17 +492,20 @@ fn files_are_worked_on_by_commands() {
 
 #[test]
 fn the_mouse_selects_work_and_models() {
-    use super::super::{jobs::List, view::Target};
+    use super::super::{jobs::JobsPane, view::HitTarget};
 
     let mut state = full();
     let (_, targets) = draw_with_targets(&state, SIZES[0]);
     let all = || (0..SIZES[0].1).flat_map(|y| (0..SIZES[0].0).map(move |x| (x, y)));
-    for target in [Target::OtherRow(1), Target::Row(4)] {
+    for target in [HitTarget::OtherRow(1), HitTarget::Row(4)] {
         let hit = all().any(|(x, y)| targets.at(x, y) == Some(target));
         assert!(hit, "{target:?} can be pressed on");
         feed(&mut state, Event::Click(target));
     }
-    assert_eq!((state.jobs.list, state.selected_work()), (List::Work, 4));
+    assert_eq!(
+        (state.jobs.list, state.selected_work()),
+        (JobsPane::Work, 4)
+    );
     let model = state.selected_model().expect("three");
     assert_eq!(model.name, "GSAI-ML/LLaDA-8B-Instruct");
 }

@@ -5,8 +5,8 @@ use sluice_proto::v1::{GenerationLoading, SwitchTarget, WeightSwitch, generate_r
 use super::{
     super::{
         requests::{ENDED_MAX, RECORDINGS_MAX},
-        state::Link,
-        view::Target,
+        state::DaemonLink,
+        view::HitTarget,
     },
     *,
 };
@@ -80,7 +80,7 @@ fn every_page_has_its_number_and_its_tab() {
             assert!(screen.contains(page.name()), "{screen}");
             let (_, targets) = draw_with_targets(&state, size);
             let tabs = if size.1 < 20 { 1 } else { 2 };
-            let hit = (0..size.0).any(|x| targets.at(x, tabs) == Some(Target::Page(page)));
+            let hit = (0..size.0).any(|x| targets.at(x, tabs) == Some(HitTarget::Page(page)));
             assert!(hit, "{page:?} can be pressed on");
         }
     }
@@ -154,12 +154,12 @@ fn the_mouse_selects_a_request_and_writes_where_it_points() {
         let mut hits = all.filter(|(x, y)| targets.at(*x, *y) == Some(target));
         hits.next()
     };
-    assert!(place(Target::Request(4)).is_some() && place(Target::Prompt).is_some());
-    feed(&mut state, Event::Click(Target::Request(4)));
+    assert!(place(HitTarget::Request(4)).is_some() && place(HitTarget::Prompt).is_some());
+    feed(&mut state, Event::Click(HitTarget::Request(4)));
     assert_eq!(state.requests.selected, Some(4));
-    feed(&mut state, Event::Wheel(Some(Target::Request(4)), -1));
+    feed(&mut state, Event::Wheel(Some(HitTarget::Request(4)), -1));
     assert_eq!(state.requests.selected, Some(3));
-    feed(&mut state, Event::Click(Target::Prompt));
+    feed(&mut state, Event::Click(HitTarget::Prompt));
     assert_eq!(state.mode(), Mode::Prompt);
 }
 
@@ -178,7 +178,7 @@ fn the_filter_keeps_the_requests_that_it_names() {
 #[test]
 fn a_switch_shows_how_far_it_is() {
     let mut state = idle();
-    let shows = |state: &State, words: &str| {
+    let shows = |state: &DashboardState, words: &str| {
         for size in &SIZES[..2] {
             let screen = shown(state, *size);
             assert!(screen.contains(words), "{screen}");
@@ -287,7 +287,7 @@ fn a_draft_and_the_selection_survive_a_loss() {
     assert_eq!(state.prompt.value(), "a draft");
     assert_eq!(press(&mut state, KeyCode::Enter), []);
     assert_eq!(state.prompt.value(), "a draft");
-    assert!(matches!(state.link, Link::Lost { .. }));
+    assert!(matches!(state.link, DaemonLink::Lost { .. }));
     assert_eq!(state.requests.selected, Some(3));
 }
 
@@ -346,7 +346,7 @@ fn snapshot_at(uptime_ms: u64, requests: Vec<RequestSummary>) -> Event {
     Event::Snapshot(next)
 }
 
-fn sent() -> State {
+fn sent() -> DashboardState {
     let mut state = idle();
     write(&mut state, "hello");
     press(&mut state, KeyCode::Enter);
@@ -354,7 +354,7 @@ fn sent() -> State {
     state
 }
 
-fn told(state: &State) -> &str {
+fn told(state: &DashboardState) -> &str {
     state.message.as_ref().map_or("", |message| &message.text)
 }
 
@@ -484,7 +484,7 @@ fn requests_that_left_the_list_are_asked_about_and_kept() {
         snapshot(vec![summary(3, RequestState::Running)]),
     );
     assert_eq!(effects, [Effect::ListRequests]);
-    let states = |state: &State| -> Vec<_> {
+    let states = |state: &DashboardState| -> Vec<_> {
         let rows = state.rows().into_iter();
         rows.map(|row| (row.request_id, row.state())).collect()
     };
@@ -511,10 +511,10 @@ fn requests_that_left_the_list_are_asked_about_and_kept() {
 fn an_error_stays_until_somebody_was_there() {
     let mut state = idle();
     feed(&mut state, Event::Failed("no room on the disk".into()));
-    feed(&mut state, Event::Told("cancelled request 4".into()));
+    feed(&mut state, Event::Succeeded("cancelled request 4".into()));
     assert_eq!(told(&state), "no room on the disk");
     press(&mut state, KeyCode::Char('a'));
-    feed(&mut state, Event::Told("cancelled request 4".into()));
+    feed(&mut state, Event::Succeeded("cancelled request 4".into()));
     assert_eq!(told(&state), "cancelled request 4");
 }
 
@@ -556,7 +556,7 @@ fn our_running_request_is_never_let_go_for_want_of_room() {
     let mut state = busy();
     for id in 20..60 {
         feed(&mut state, request(id, queued(id)));
-        feed(&mut state, Event::Click(Target::Request(id)));
+        feed(&mut state, Event::Click(HitTarget::Request(id)));
         feed(&mut state, request(id, done(id, "x")));
     }
     assert_eq!(state.requests.recordings.len(), RECORDINGS_MAX);

@@ -5,7 +5,7 @@ use sluice_proto::v1::{
     ApplyRequest, ApplyResult, FidelityResult, PlanRequest, PlannedMemory, StagingBuffers,
     SwitchEstimate, SwitchTarget, WeightSwitch,
 };
-use sluice_shared::dial::Dial;
+use sluice_shared::preset::Preset;
 
 use super::*;
 
@@ -44,7 +44,7 @@ fn full_plan(level: Level, budget_bytes: u64) -> Plan {
 }
 
 /// All answers for a budget: `off` doesn't fit, `auto` comes to `moderate`.
-fn answer(state: &mut State, budget_bytes: u64) {
+fn answer(state: &mut DashboardState, budget_bytes: u64) {
     let refusal =
         "a budget of 4.00 GiB is too small: level off needs at least 16GiB for a canvas of 256";
     for level in Level::ALL {
@@ -57,14 +57,14 @@ fn answer(state: &mut State, budget_bytes: u64) {
     }
 }
 
-fn chooser() -> State {
+fn chooser() -> DashboardState {
     let mut state = idle();
     press(&mut state, KeyCode::F(2));
     answer(&mut state, 4 << 30);
     state
 }
 
-fn select(state: &mut State, level: Level) {
+fn select(state: &mut DashboardState, level: Level) {
     while state.level() != level {
         let before = state.level();
         let key = if before > level { 'k' } else { 'j' };
@@ -132,7 +132,7 @@ fn refused(serial: u64, message: &str) -> Event {
     }
 }
 
-fn asked(state: &State) -> &str {
+fn asked(state: &DashboardState) -> &str {
     assert_eq!(state.mode(), Mode::Confirm);
     &state.question.as_ref().expect("asked").text
 }
@@ -366,7 +366,7 @@ fn a_measurement_is_cancelled_before_and_after_it_has_a_number() {
     feed(&mut state, Event::MeasuringStopped);
     assert_eq!(state.levels.measuring, None);
     let ended = &state.jobs.ended[0];
-    assert_eq!(ended.outcome, super::super::jobs::Outcome::Cancelled);
+    assert_eq!(ended.outcome, super::super::jobs::WorkOutcome::Cancelled);
     assert!(!state.message.as_ref().expect("told").is_error);
 }
 
@@ -396,20 +396,20 @@ fn the_dial_asks_before_answers_differ_and_is_sent_from_then_on() {
     let mut state = chooser();
     press(&mut state, KeyCode::Tab);
     press(&mut state, KeyCode::Enter);
-    assert_eq!(state.options.dial(), Some(Dial::Exact));
+    assert_eq!(state.options.preset(), Some(Preset::Exact));
     press(&mut state, KeyCode::Char('j'));
     press(&mut state, KeyCode::Char('j'));
     press(&mut state, KeyCode::Enter);
     assert!(asked(&state).contains("no longer those of the reference"));
     press(&mut state, KeyCode::Char('n'));
-    assert_eq!(state.options.dial(), Some(Dial::Exact));
+    assert_eq!(state.options.preset(), Some(Preset::Exact));
     press(&mut state, KeyCode::Enter);
     press(&mut state, KeyCode::Char('y'));
-    assert_eq!(state.options.dial(), Some(Dial::Balanced));
+    assert_eq!(state.options.preset(), Some(Preset::Balanced));
     // One approximation in the place of another gives up nothing new.
     press(&mut state, KeyCode::Char('j'));
     press(&mut state, KeyCode::Enter);
-    assert_eq!(state.options.dial(), Some(Dial::Fast));
+    assert_eq!(state.options.preset(), Some(Preset::Fast));
     press(&mut state, KeyCode::Char('i'));
     write(&mut state, "hello");
     let effects = press(&mut state, KeyCode::Enter);
@@ -443,7 +443,7 @@ fn the_dial_shows_what_requests_came_to() {
     }
     press(&mut state, KeyCode::Tab);
     state.options.set("dial", "balanced").expect("known");
-    state.levels.dial = 2;
+    state.levels.preset = 2;
     pictures("dial", &state);
 }
 
@@ -451,7 +451,7 @@ fn the_dial_shows_what_requests_came_to() {
 fn the_question_and_the_selected_row_stand_out() {
     let mut state = chooser();
     select(&mut state, Level::Aggressive);
-    let selected = |state: &State| {
+    let selected = |state: &DashboardState| {
         let terminal = draw(state, (120, 40));
         let buffer = terminal.backend().buffer().clone();
         let at = buffer
@@ -477,18 +477,21 @@ fn the_question_and_the_selected_row_stand_out() {
 
 #[test]
 fn the_mouse_selects_in_both_lists() {
-    use super::super::{levels::List, view::Target};
+    use super::super::{levels::LevelsPane, view::HitTarget};
 
     let mut state = chooser();
     let (_, targets) = draw_with_targets(&state, SIZES[0]);
     let all = || (0..SIZES[0].1).flat_map(|y| (0..SIZES[0].0).map(move |x| (x, y)));
-    for target in [Target::Row(4), Target::OtherRow(3)] {
+    for target in [HitTarget::Row(4), HitTarget::OtherRow(3)] {
         let hit = all().any(|(x, y)| targets.at(x, y) == Some(target));
         assert!(hit, "{target:?} can be pressed on");
         feed(&mut state, Event::Click(target));
     }
     assert_eq!(state.level(), Level::Aggressive);
-    assert_eq!((state.levels.list, state.levels.dial), (List::Dial, 3));
+    assert_eq!(
+        (state.levels.list, state.levels.preset),
+        (LevelsPane::Presets, 3)
+    );
 }
 
 #[test]

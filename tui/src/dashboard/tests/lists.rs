@@ -2,7 +2,7 @@
 
 use sluice_proto::v1::{FidelityMeasurement, FidelityResult, Job, JobKind, JobState};
 
-use super::{super::jobs::Outcome, *};
+use super::{super::jobs::WorkOutcome, *};
 
 fn ended_job(job_id: u64) -> Job {
     Job {
@@ -69,7 +69,7 @@ fn a_dashboard_that_comes_later_asks_for_what_ended_and_lists_it() {
     assert!(screen.contains("/models/m.sluice"), "{screen}");
     let ended = state.jobs.ended.iter();
     let ended: Vec<_> = ended.map(|e| (e.what.as_str(), &e.outcome)).collect();
-    let done = Outcome::Done("done".into());
+    let done = WorkOutcome::Done("done".into());
     assert_eq!(
         ended,
         [

@@ -6,7 +6,7 @@ use super::{super::requests::OWN_MAX, *};
 
 const CONTROL: KeyModifiers = KeyModifiers::CONTROL;
 
-fn press_with(state: &mut State, code: KeyCode, modifiers: KeyModifiers) -> Vec<Effect> {
+fn press_with(state: &mut DashboardState, code: KeyCode, modifiers: KeyModifiers) -> Vec<Effect> {
     feed(state, Event::Key(KeyEvent::new(code, modifiers)))
 }
 
@@ -23,7 +23,7 @@ fn done(request_id: u64, text: &str, finish: FinishReason) -> WireEvent {
     })
 }
 
-fn told(state: &State) -> &str {
+fn told(state: &DashboardState) -> &str {
     state.message.as_ref().map_or("", |message| &message.text)
 }
 
@@ -277,7 +277,7 @@ fn what_is_told_hides_neither_the_keys_nor_the_prompt() {
             let before = shown(&state, size);
             let keys = before.lines().last().expect("a line").to_owned();
             assert!(keys.contains("q quit"), "{keys}");
-            feed(&mut state, Event::Told("a toast".into()));
+            feed(&mut state, Event::Succeeded("a toast".into()));
             let screen = shown(&state, size);
             assert!(screen.contains("a toast"), "{screen}");
             assert_eq!(screen.lines().last(), Some(keys.as_str()), "{page:?}");

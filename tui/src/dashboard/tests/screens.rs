@@ -22,7 +22,7 @@ fn a_request_in_its_second_block() {
 }
 
 /// Five minutes of snapshots, with a load that comes and goes.
-fn watched() -> State {
+fn watched() -> DashboardState {
     let mut state = busy();
     for at in 0..600_u64 {
         let Event::Snapshot(mut snapshot) = snapshot(vec![summary(3, RequestState::Running)])

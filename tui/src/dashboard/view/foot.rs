@@ -5,14 +5,14 @@ use ratatui::{
     text::{Line, Span},
 };
 
-use super::{Screen, Shape};
+use super::{Screen, ScreenShape};
 use crate::{
     canvas::wrap_text,
     dashboard::{
         keys::{Action, Binding, Mode},
         pages,
         prompt::{Layout, ROWS_MAX},
-        state::State,
+        state::DashboardState,
     },
     paint::Role,
     text::{clip, sanitise_line, width},
@@ -25,23 +25,23 @@ const SMALL_ROWS: usize = 3;
 
 /// Columns that a prompt is laid out in, on a screen of so many columns and rows.
 pub(in super::super) fn prompt_columns(size: (u16, u16)) -> usize {
-    let around = match Shape::of_size(size) {
-        Shape::Wide | Shape::Tall => 4,
+    let around = match ScreenShape::of_size(size) {
+        ScreenShape::Wide | ScreenShape::Tall => 4,
         // The mark before it.
-        Shape::Small => 2,
+        ScreenShape::Small => 2,
     };
     usize::from(size.0).saturating_sub(around)
 }
 
 /// Rows that the prompt takes, its frame included; none on pages without one.
-pub(super) fn prompt_rows(state: &State, area: Rect) -> u16 {
+pub(super) fn prompt_rows(state: &DashboardState, area: Rect) -> u16 {
     if !state.page.has_prompt() {
         return 0;
     }
     let size = (area.width, area.height);
-    let (most, around) = match Shape::of_size(size) {
-        Shape::Wide | Shape::Tall => (ROWS_MAX, 2),
-        Shape::Small => (SMALL_ROWS, 0),
+    let (most, around) = match ScreenShape::of_size(size) {
+        ScreenShape::Wide | ScreenShape::Tall => (ROWS_MAX, 2),
+        ScreenShape::Small => (SMALL_ROWS, 0),
     };
     let rows = Layout::of(&state.prompt, prompt_columns(size)).count();
     u16::try_from(rows.min(most)).unwrap_or(1) + around
@@ -50,13 +50,13 @@ pub(super) fn prompt_rows(state: &State, area: Rect) -> u16 {
 pub(super) fn draw_prompt(screen: &mut Screen<'_, '_>, area: Rect) {
     let state = screen.state;
     let is_focused = state.mode() == Mode::Prompt;
-    screen.target(area, super::Target::Prompt);
+    screen.hit_area(area, super::HitTarget::Prompt);
     let invitation = match is_focused {
         true => "write a prompt; Enter sends it, Ctrl-J begins a line, ? helps, Esc leaves",
         false => "i or Enter writes a prompt",
     };
     let place = match screen.shape {
-        Shape::Small => {
+        ScreenShape::Small => {
             let role = if is_focused { Role::Title } else { Role::Dim };
             let mark = Line::styled("> ", screen.style(role));
             screen.frame.render_widget(mark, area);
@@ -67,7 +67,7 @@ pub(super) fn draw_prompt(screen: &mut Screen<'_, '_>, area: Rect) {
                 area.height,
             )
         }
-        Shape::Wide | Shape::Tall => {
+        ScreenShape::Wide | ScreenShape::Tall => {
             let title = pages::chat::prompt_title(state);
             let inner = screen.pane(area, &title, is_focused);
             Rect::new(
@@ -98,7 +98,7 @@ pub(super) fn draw_prompt(screen: &mut Screen<'_, '_>, area: Rect) {
 }
 
 /// What is to be told, in rows.
-pub(super) fn told(state: &State, columns: usize) -> Vec<Line<'static>> {
+pub(super) fn message_lines(state: &DashboardState, columns: usize) -> Vec<Line<'static>> {
     let Some(message) = &state.message else {
         return Vec::new();
     };

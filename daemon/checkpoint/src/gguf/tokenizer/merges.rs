@@ -44,7 +44,7 @@ pub(super) fn listed<'a>(
                 let merge: String = merge.chars().take(100).collect();
                 return Err(metadata.problem(
                     MERGES_KEY,
-                    format!("has under {number} what makes no token of two: {merge:?}"),
+                    format!("entry {number} does not merge two tokens into one: {merge:?}"),
                 ));
             }
         }
@@ -87,7 +87,7 @@ pub(super) fn by_score<'a>(
         if pairs.len() > pairs_max {
             return Err(metadata.problem(
                 TOKENS_KEY,
-                format!("has tokens that can be put together in more than {pairs_max} ways"),
+                format!("has tokens with more than {pairs_max} possible merges"),
             ));
         }
     }

@@ -13,23 +13,23 @@ const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p
 const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// What comes before BPE.
-pub(super) struct Split {
+pub(super) struct PreTokenizer {
     pub(super) normalizer: Value,
     pub(super) pre_tokenizer: Value,
     /// Whether a word that is a token is not put together from others.
     pub(super) ignore_merges: bool,
     /// Whether texts begin with a mark where the file says nothing of it.
-    pub(super) has_beginning: bool,
+    pub(super) has_bos: bool,
 }
 
 /// By the name in the file.
-pub(super) fn of(metadata: &Metadata) -> Result<Split, CheckpointError> {
+pub(super) fn of(metadata: &Metadata) -> Result<PreTokenizer, CheckpointError> {
     const KNOWN: &str = "gpt-2, smollm, llama-bpe and qwen2";
-    let split = |pre_tokenizer| Split {
+    let split = |pre_tokenizer| PreTokenizer {
         normalizer: Value::Null,
         pre_tokenizer,
         ignore_merges: false,
-        has_beginning: false,
+        has_bos: false,
     };
     match metadata.text(KEY)? {
         Some("gpt-2" | "phi-2") => Ok(split(byte_level(true))),
@@ -37,13 +37,13 @@ pub(super) fn of(metadata: &Metadata) -> Result<Split, CheckpointError> {
             let digits = json!({ "type": "Digits", "individual_digits": true });
             Ok(split(sequence([digits, byte_level(true)])))
         }
-        Some("llama-bpe" | "llama3" | "llama-v3" | "falcon3") => Ok(Split {
+        Some("llama-bpe" | "llama3" | "llama-v3" | "falcon3") => Ok(PreTokenizer {
             ignore_merges: true,
-            has_beginning: true,
+            has_bos: true,
             ..split(sequence([words(LLAMA_3), byte_level(false)]))
         }),
         Some("dbrx" | "smaug-bpe") => Ok(split(sequence([words(LLAMA_3), byte_level(false)]))),
-        Some("qwen2" | "deepseek-r1-qwen") => Ok(Split {
+        Some("qwen2" | "deepseek-r1-qwen") => Ok(PreTokenizer {
             normalizer: json!({ "type": "NFC" }),
             ..split(sequence([words(QWEN_2), byte_level(false)]))
         }),

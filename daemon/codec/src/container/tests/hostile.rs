@@ -133,7 +133,7 @@ fn expected_place(container: &Container<&[u8]>, tensor: &TensorRecord, at: u64) 
 }
 
 /// Whether a byte of codes or escapes is a tile's, by lengths added up from the beginning.
-fn is_in_tile(layout: &Layout, bytes: &[u8], tile: usize, at: usize) -> bool {
+fn is_in_tile(layout: &MatrixLayout, bytes: &[u8], tile: usize, at: usize) -> bool {
     let lengths = &bytes[layout.lengths()];
     let before: usize = lengths[..tile]
         .iter()
@@ -141,7 +141,7 @@ fn is_in_tile(layout: &Layout, bytes: &[u8], tile: usize, at: usize) -> bool {
         .sum();
     let varying = before..before + usize::from(lengths[tile]);
     match layout.scheme() {
-        Scheme::Palette => {
+        Scheme::Dictionary => {
             let nibbles = tile * TILE / 2..((tile + 1) * TILE / 2).min(layout.codes_len());
             layout.codes().contains(&at) && nibbles.contains(&(at - layout.codes().start))
                 || layout.escapes().contains(&at)

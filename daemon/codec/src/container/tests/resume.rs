@@ -124,11 +124,11 @@ fn what_another_run_left_is_not_gone_on_with() {
     let expected = model.container();
     let folder = Folder::new();
     interrupted(&model, &folder, 4, 1);
-    let other = Plan {
+    let other = ContainerPlan {
         identity: "that model".to_owned(),
         ..model.plan()
     };
-    let writer = Writer::begin(&folder.target(), other, &GO_ON, &mut |_| {}).unwrap();
+    let writer = ContainerWriter::begin(&folder.target(), other, &GO_ON, &mut |_| {}).unwrap();
     assert_eq!(writer.next(), Some(0));
     drop(writer);
     assert_eq!(resumed(&model, &folder, &expected), 0);
@@ -153,7 +153,7 @@ fn two_runs_do_not_write_the_same_file() {
     let model = Model::new();
     let folder = Folder::new();
     let first = model.begin(&folder.target());
-    let second = Writer::begin(&folder.target(), model.plan(), &GO_ON, &mut |_| {});
+    let second = ContainerWriter::begin(&folder.target(), model.plan(), &GO_ON, &mut |_| {});
     assert!(matches!(second, Err(ContainerError::Busy { .. })));
     model.go_on(first);
     // The finished file is nobody's to write on.
@@ -167,7 +167,7 @@ fn taking_up_can_be_cancelled() {
     let model = Model::new();
     let folder = Folder::new();
     interrupted(&model, &folder, 5, 1);
-    let cancelled = Writer::begin(
+    let cancelled = ContainerWriter::begin(
         &folder.target(),
         model.plan(),
         &AtomicBool::new(true),
@@ -186,7 +186,7 @@ fn what_no_run_left_is_not_written_to() {
     let journal = journal_of(&target);
     let begin = || {
         let never = AtomicBool::new(false);
-        Writer::begin(&target, model.plan(), &never, &mut |_| {}).map(drop)
+        ContainerWriter::begin(&target, model.plan(), &never, &mut |_| {}).map(drop)
     };
     let other = target.with_file_name("other");
     fs::write(&other, b"precious").unwrap();
@@ -216,15 +216,15 @@ fn what_no_run_left_is_not_written_to() {
 fn what_could_not_be_read_is_not_begun() {
     let model = Model::new();
     let folder = Folder::new();
-    let refusal = |change: &dyn Fn(&mut Plan)| {
+    let refusal = |change: &dyn Fn(&mut ContainerPlan)| {
         let mut plan = model.plan();
         change(&mut plan);
         let never = AtomicBool::new(false);
-        let begun = Writer::begin(&folder.target(), plan, &never, &mut |_| {});
+        let begun = ContainerWriter::begin(&folder.target(), plan, &never, &mut |_| {});
         begun.map(drop).unwrap_err().to_string()
     };
     let long = "x".repeat(2000);
-    type Change<'a> = &'a dyn Fn(&mut Plan);
+    type Change<'a> = &'a dyn Fn(&mut ContainerPlan);
     let changes: [(&str, Change<'_>); 4] = [
         ("no name of a tensor", &|plan| {
             plan.tensors[1].name.clone_from(&long);

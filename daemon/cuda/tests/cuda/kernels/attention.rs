@@ -1,10 +1,10 @@
 //! Attention, against sums in `f64`.
 
-use sluice_cuda::{ATTEND_QUERIES, Attend, Gpu, Number, Segment, Task};
+use sluice_cuda::{ATTEND_QUERIES, AttentionArgs, AttentionSegment, AttentionTask, DType, Gpu};
 
 use super::{
     formats::Random,
-    support::{Buffer, assert_close, narrow, numbers, on_card},
+    support::{Buffer, assert_close, elements, narrow, on_gpu},
 };
 
 /// Queries of a task.
@@ -32,30 +32,30 @@ impl Queries<'_> {
 fn check_attend(
     gpu: &Gpu,
     random: &mut Random,
-    number: Number,
+    number: DType,
     (heads, kv_heads, head_dim): (usize, usize, usize),
     tasks: &[Queries<'_>],
 ) {
     let (rows, keys) = (200, 210);
     // Scores of some size, so that the largest is not always the first.
-    let q: Vec<f32> = numbers(random, number, rows * heads * head_dim)
+    let q: Vec<f32> = elements(random, number, rows * heads * head_dim)
         .into_iter()
         .map(|x| narrow(number, 3.0 * x))
         .collect();
-    let k = numbers(random, number, keys * kv_heads * head_dim);
-    let v = numbers(random, number, keys * kv_heads * head_dim);
-    let segments: Vec<Segment> = tasks
+    let k = elements(random, number, keys * kv_heads * head_dim);
+    let v = elements(random, number, keys * kv_heads * head_dim);
+    let segments: Vec<AttentionSegment> = tasks
         .iter()
         .flat_map(|task| task.keys)
-        .map(|&(start, len)| Segment { start, len })
+        .map(|&(start, len)| AttentionSegment { start, len })
         .collect();
     let mut before = 0;
-    let tasks_there: Vec<Task> = tasks
+    let tasks_there: Vec<AttentionTask> = tasks
         .iter()
         .map(|task| {
             let segment_count = task.keys.len() as u32;
             before += segment_count;
-            Task {
+            AttentionTask {
                 query_start: task.start,
                 query_count: task.count,
                 segment_start: before - segment_count,
@@ -67,12 +67,12 @@ fn check_attend(
         .collect();
     let out = Buffer::new(gpu, q.len() * number.bytes());
     let (q_there, k_there, v_there) = (
-        Buffer::of_numbers(gpu, number, &q),
-        Buffer::of_numbers(gpu, number, &k),
-        Buffer::of_numbers(gpu, number, &v),
+        Buffer::of_elements(gpu, number, &q),
+        Buffer::of_elements(gpu, number, &k),
+        Buffer::of_elements(gpu, number, &v),
     );
     let (tasks_there, segments_there) = (Buffer::of(gpu, &tasks_there), Buffer::of(gpu, &segments));
-    let attend = Attend {
+    let attend = AttentionArgs {
         out: out.span(),
         q: q_there.span(),
         k: k_there.span(),
@@ -85,12 +85,12 @@ fn check_attend(
         head_dim,
     };
     gpu.attend(number, attend).unwrap();
-    let found = out.read_numbers(gpu, number);
+    let found = out.read_elements(gpu, number);
 
     let tolerance = match number {
-        Number::F32 => 1e-5,
-        Number::F16 => 2e-3,
-        Number::Bf16 => 1.2e-2,
+        DType::F32 => 1e-5,
+        DType::F16 => 2e-3,
+        DType::Bf16 => 1.2e-2,
     };
     let mut written = vec![false; rows];
     for task in tasks {
@@ -130,9 +130,9 @@ fn check_attend(
 
 /// Attention of these tasks in every number, for heads of every kernel.
 fn check_tasks(seed: u64, tasks: &[Queries<'_>]) {
-    on_card(|gpu| {
+    on_gpu(|gpu| {
         let mut random = Random::new(seed);
-        for number in Number::ALL {
+        for number in DType::ALL {
             for shape in [
                 (1, 1, 2),
                 (4, 2, 10),

@@ -2,17 +2,17 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use sluice_cuda::{Format, Number};
+use sluice_cuda::{DType, Format};
 
 use super::{
-    formats::{Random, decode, stored},
-    support::{Buffer, narrow, on_card},
+    formats::{Random, dequantize, stored},
+    support::{Buffer, narrow, on_gpu},
 };
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn blocks_become_the_numbers_that_they_stand_for() {
-    on_card(|gpu| {
+    on_gpu(|gpu| {
         let mut random = Random::new(31);
         for format in Format::ALL {
             let block = format.block_len();
@@ -24,12 +24,12 @@ fn blocks_become_the_numbers_that_they_stand_for() {
                 let width = blocks * block;
                 let bytes = stored(&mut random, format, rows * width);
                 let weights = Buffer::of(gpu, &bytes);
-                for number in Number::ALL {
+                for number in DType::ALL {
                     let out = Buffer::new(gpu, rows * width * number.bytes());
                     gpu.dequantize(number, format, out.span(), weights.span(), rows, width)
                         .unwrap();
-                    let expected = decode(format, &bytes);
-                    let found = out.read_numbers(gpu, number);
+                    let expected = dequantize(format, &bytes);
+                    let found = out.read_elements(gpu, number);
                     for (place, (found, expected)) in found.iter().zip(expected).enumerate() {
                         assert_eq!(
                             found.to_bits(),
@@ -48,7 +48,7 @@ fn blocks_become_the_numbers_that_they_stand_for() {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn scales_of_any_bits_stay_in_what_half_precision_has() {
-    on_card(|gpu| {
+    on_gpu(|gpu| {
         let mut random = Random::new(32);
         for format in Format::ALL {
             if format.block_len() == 1 {
@@ -59,12 +59,12 @@ fn scales_of_any_bits_stay_in_what_half_precision_has() {
                 .map(|_| random.next() as u8)
                 .collect();
             let weights = Buffer::of(gpu, &bytes);
-            for number in Number::ALL {
+            for number in DType::ALL {
                 let out = Buffer::new(gpu, count * number.bytes());
                 gpu.dequantize(number, format, out.span(), weights.span(), 1, count)
                     .unwrap();
-                let expected = decode(format, &bytes);
-                let found = out.read_numbers(gpu, number);
+                let expected = dequantize(format, &bytes);
+                let found = out.read_elements(gpu, number);
                 for (found, expected) in found.iter().zip(expected) {
                     let expected = narrow(number, expected);
                     assert!(
@@ -83,11 +83,11 @@ fn scales_of_any_bits_stay_in_what_half_precision_has() {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn what_has_no_blocks_is_refused() {
-    on_card(|gpu| {
+    on_gpu(|gpu| {
         let memory = Buffer::new(gpu, 1 << 10);
         let dequantize = |format, width| {
             catch_unwind(AssertUnwindSafe(|| {
-                gpu.dequantize(Number::F16, format, memory.span(), memory.span(), 1, width)
+                gpu.dequantize(DType::F16, format, memory.span(), memory.span(), 1, width)
                     .unwrap();
             }))
         };

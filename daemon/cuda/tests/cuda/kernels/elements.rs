@@ -1,16 +1,16 @@
 //! Kernels that take rows or numbers one by one.
 
-use sluice_cuda::{Format, Number, Product, Turned};
+use sluice_cuda::{DType, Format, Matmul, RopeRows};
 
 use super::{
-    formats::{Random, decode, stored},
-    support::{Buffer, assert_close, narrow, numbers, on_card, rounding},
+    formats::{Random, dequantize, stored},
+    support::{Buffer, assert_close, elements, narrow, on_gpu, rounding},
 };
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn weights_are_decoded_as_the_engine_decodes_them() {
-    on_card(|gpu| {
+    on_gpu(|gpu| {
         let mut random = Random::new(1);
         for format in Format::ALL {
             for blocks in [1, 7, 8, 9, 70] {
@@ -19,7 +19,7 @@ fn weights_are_decoded_as_the_engine_decodes_them() {
                     block => blocks * block,
                 };
                 let bytes = stored(&mut random, format, count);
-                let expected = decode(format, &bytes);
+                let expected = dequantize(format, &bytes);
                 let (weights, id) = (Buffer::of(gpu, &bytes), Buffer::of(gpu, &[0u32]));
                 let out = Buffer::new(gpu, count * 4);
                 gpu.embed(out.span(), id.span(), weights.span(), format, count, 1)
@@ -35,7 +35,7 @@ fn weights_are_decoded_as_the_engine_decodes_them() {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn rows_of_a_table_are_picked_and_decoded() {
-    on_card(|gpu| {
+    on_gpu(|gpu| {
         let mut random = Random::new(2);
         for format in Format::ALL {
             for width in [1, 37, 64, 130] {
@@ -45,7 +45,7 @@ fn rows_of_a_table_are_picked_and_decoded() {
                 };
                 let table = stored(&mut random, format, 9 * width);
                 let ids = [3u32, 0, 8, 3];
-                let expected = decode(format, &table);
+                let expected = dequantize(format, &table);
                 let out = Buffer::new(gpu, ids.len() * width * 4);
                 let (ids_there, table_there) = (Buffer::of(gpu, &ids), Buffer::of(gpu, &table));
                 gpu.embed(
@@ -78,7 +78,7 @@ fn rows_of_a_table_are_picked_and_decoded() {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn rows_are_taken_as_they_are() {
-    on_card(|gpu| {
+    on_gpu(|gpu| {
         let x: Vec<u32> = (0..7 * 301)
             .map(|i: u32| i.wrapping_mul(2_654_435_761))
             .collect();
@@ -110,24 +110,28 @@ fn rows_are_taken_as_they_are() {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn elementwise_operations() {
-    on_card(|gpu| {
+    on_gpu(|gpu| {
         let mut random = Random::new(3);
-        for number in Number::ALL {
+        for number in DType::ALL {
             for count in [1, 255, 1000] {
-                let gate = numbers(&mut random, number, count);
-                let up = numbers(&mut random, number, count);
-                let gate_there = Buffer::of_numbers(gpu, number, &gate);
-                let up_there = Buffer::of_numbers(gpu, number, &up);
-                gpu.silu_multiply(number, gate_there.span(), up_there.span(), count)
+                let gate = elements(&mut random, number, count);
+                let up = elements(&mut random, number, count);
+                let gate_there = Buffer::of_elements(gpu, number, &gate);
+                let up_there = Buffer::of_elements(gpu, number, &up);
+                gpu.silu_mul(number, gate_there.span(), up_there.span(), count)
                     .unwrap();
-                for (i, found) in gate_there.read_numbers(gpu, number).into_iter().enumerate() {
+                for (i, found) in gate_there
+                    .read_elements(gpu, number)
+                    .into_iter()
+                    .enumerate()
+                {
                     let gate = f64::from(gate[i]);
                     let expected = gate / (1.0 + (-gate).exp()) * f64::from(up[i]);
                     let tolerance = expected.abs() * (rounding(number) + 1e-6) + 1e-7;
                     assert_close(found, expected, tolerance, || number.name().to_owned());
                 }
 
-                let x = numbers(&mut random, Number::F32, count);
+                let x = elements(&mut random, DType::F32, count);
                 let x_there = Buffer::of(gpu, &x);
                 gpu.add(number, x_there.span(), up_there.span(), count)
                     .unwrap();
@@ -141,14 +145,14 @@ fn elementwise_operations() {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn norm() {
-    on_card(|gpu| {
+    on_gpu(|gpu| {
         let mut random = Random::new(4);
-        for number in Number::ALL {
+        for number in DType::ALL {
             for format in [Format::F32, Format::F16, Format::Bf16] {
                 for (rows, width) in [(1, 1), (3, 255), (2, 1031)] {
-                    let x = numbers(&mut random, Number::F32, rows * width);
+                    let x = elements(&mut random, DType::F32, rows * width);
                     let weight = stored(&mut random, format, width);
-                    let scale = decode(format, &weight);
+                    let scale = dequantize(format, &weight);
                     let out = Buffer::new(gpu, x.len() * number.bytes());
                     let (x_there, weight_there) = (Buffer::of(gpu, &x), Buffer::of(gpu, &weight));
                     gpu.rms_norm(
@@ -162,7 +166,7 @@ fn norm() {
                         1e-5,
                     )
                     .unwrap();
-                    for (i, found) in out.read_numbers(gpu, number).into_iter().enumerate() {
+                    for (i, found) in out.read_elements(gpu, number).into_iter().enumerate() {
                         let row = &x[i / width * width..][..width];
                         let squares: f64 = row.iter().map(|&x| f64::from(x).powi(2)).sum();
                         let inverse = (squares / width as f64 + 1e-5).sqrt().recip();
@@ -181,13 +185,13 @@ fn norm() {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn rotary_embedding() {
-    on_card(|gpu| {
+    on_gpu(|gpu| {
         let mut random = Random::new(5);
-        for number in Number::ALL {
+        for number in DType::ALL {
             for (rows, heads, half) in [(1, 1, 1), (5, 3, 7), (3, 2, 64)] {
-                let table = numbers(&mut random, Number::F32, 11 * 2 * half);
+                let table = elements(&mut random, DType::F32, 11 * 2 * half);
                 let positions: Vec<u32> = (0..rows).map(|_| random.below(11) as u32).collect();
-                let x = numbers(&mut random, number, rows * heads * 2 * half);
+                let x = elements(&mut random, number, rows * heads * 2 * half);
                 // Queries, and keys that are fewer and stand elsewhere.
                 let turned = [
                     (rows, heads, &positions[..]),
@@ -196,12 +200,12 @@ fn rotary_embedding() {
                 let there = turned.map(|(rows, heads, positions)| {
                     let x = &x[..rows * heads * 2 * half];
                     (
-                        Buffer::of_numbers(gpu, number, x),
+                        Buffer::of_elements(gpu, number, x),
                         Buffer::of(gpu, positions),
                     )
                 });
                 let table_there = Buffer::of(gpu, &table);
-                let matrix = |index: usize| Turned {
+                let matrix = |index: usize| RopeRows {
                     x: there[index].0.span(),
                     positions: there[index].1.span(),
                     rows: turned[index].0,
@@ -210,7 +214,7 @@ fn rotary_embedding() {
                 gpu.rope(number, [0, 1].map(matrix), table_there.span(), half)
                     .unwrap();
                 for ((there, _), (_, heads, positions)) in there.iter().zip(turned) {
-                    for (i, found) in there.read_numbers(gpu, number).into_iter().enumerate() {
+                    for (i, found) in there.read_elements(gpu, number).into_iter().enumerate() {
                         let position = positions[i / (heads * 2 * half)] as usize;
                         let (cos, sin) = table[position * 2 * half..][..2 * half].split_at(half);
                         let place = i % (2 * half);
@@ -233,30 +237,26 @@ fn rotary_embedding() {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn products_and_their_bias() {
-    on_card(|gpu| {
+    on_gpu(|gpu| {
         let mut random = Random::new(14);
-        for number in Number::ALL {
+        for number in DType::ALL {
             for (format, stored) in [
-                (Format::F32, Number::F32),
-                (Format::F16, Number::F16),
-                (Format::Bf16, Number::Bf16),
+                (Format::F32, DType::F32),
+                (Format::F16, DType::F16),
+                (Format::Bf16, DType::Bf16),
             ] {
                 let (rows, width) = (7, 45);
                 // Some are beyond the largest number of half precision.
                 let x: Vec<f32> = (0..rows * width)
                     .map(|_| random.between(-70_000.0, 70_000.0))
                     .collect();
-                let bias = numbers(&mut random, stored, width);
+                let bias = elements(&mut random, stored, width);
                 let bias: Vec<f32> = bias.iter().map(|x| narrow(stored, 300.0 * x)).collect();
                 let x_there = Buffer::of(gpu, &x);
-                let bias_there = Buffer::of_numbers(gpu, stored, &bias);
+                let bias_there = Buffer::of_elements(gpu, stored, &bias);
                 let own = Buffer::new(gpu, rows * width * number.bytes());
                 // In `f32` where the products lie.
-                let out = if number == Number::F32 {
-                    &x_there
-                } else {
-                    &own
-                };
+                let out = if number == DType::F32 { &x_there } else { &own };
                 gpu.add_bias(
                     number,
                     out.span(),
@@ -267,7 +267,7 @@ fn products_and_their_bias() {
                     width,
                 )
                 .unwrap();
-                for (i, found) in out.read_numbers(gpu, number).into_iter().enumerate() {
+                for (i, found) in out.read_elements(gpu, number).into_iter().enumerate() {
                     assert_eq!(found, narrow(number, x[i] + bias[i % width]), "at {i}");
                 }
             }
@@ -278,11 +278,11 @@ fn products_and_their_bias() {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn keys_and_values_are_put_to_their_places() {
-    on_card(|gpu| {
+    on_gpu(|gpu| {
         for words in [1, 255, 1000] {
             let rows = [1, 2].map(|seed| {
                 let mut random = Random::new(seed);
-                numbers(&mut random, Number::F32, words)
+                elements(&mut random, DType::F32, words)
             });
             let there = rows.each_ref().map(|rows| Buffer::of(gpu, rows));
             let places = [(); 2].map(|()| Buffer::new(gpu, 4 * words));
@@ -301,13 +301,13 @@ fn keys_and_values_are_put_to_their_places() {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn nothing_is_sent_for_nothing() {
-    on_card(|gpu| {
+    on_gpu(|gpu| {
         let none = Buffer::new(gpu, 0);
         let span = none.span();
         gpu.embed(span, span, span, Format::F32, 4, 0).unwrap();
-        gpu.add(Number::F16, span, span, 0).unwrap();
+        gpu.add(DType::F16, span, span, 0).unwrap();
         gpu.take_rows(2, span, span, span, 0, 9).unwrap();
-        let product = Product {
+        let product = Matmul {
             out: span,
             out_is_f32: true,
             x: span,
@@ -318,7 +318,7 @@ fn nothing_is_sent_for_nothing() {
             width: 256,
             accumulate: false,
         };
-        gpu.multiply(Number::F32, Format::Q6K, product).unwrap();
+        gpu.matmul(DType::F32, Format::Q6K, product).unwrap();
         none.read::<u8>(gpu);
     });
 }

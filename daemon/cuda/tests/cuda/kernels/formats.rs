@@ -85,7 +85,7 @@ pub(crate) fn stored(random: &mut Random, format: Format, count: usize) -> Vec<u
 }
 
 /// What stored weights stand for, each product and difference rounded by itself.
-pub(crate) fn decode(format: Format, bytes: &[u8]) -> Vec<f32> {
+pub(crate) fn dequantize(format: Format, bytes: &[u8]) -> Vec<f32> {
     let half = |bytes: &[u8]| f16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
     let blocks = bytes.chunks_exact(format.block_bytes());
     blocks

@@ -1,15 +1,15 @@
 //! Every kernel against plain loops, in shapes that tiles don't divide. Memory around what a kernel is given holds no numbers,
 //! so that a read outside shows in the result; a write outside shows there.
 
-mod coded;
+mod compressed;
 mod formats;
 mod support;
 
 mod attention;
-mod decode;
+mod decompress;
 mod dequantize;
+mod dictionary;
 mod elements;
-mod head;
-mod multiply;
-mod palette;
+mod lm_head;
+mod matmul;
 mod salience;

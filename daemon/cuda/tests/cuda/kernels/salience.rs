@@ -1,10 +1,10 @@
 //! What queries pay attention to, against sums in `f64`, and rows that are moved together.
 
-use sluice_cuda::{Gpu, Number, Salience, SalienceScratch, Segment};
+use sluice_cuda::{AttentionSegment, DType, Gpu, SalienceArgs, SalienceScratch};
 
 use super::{
     formats::Random,
-    support::{Buffer, assert_close, narrow, numbers, on_card},
+    support::{Buffer, assert_close, elements, narrow, on_gpu},
 };
 
 const ROWS: usize = 310;
@@ -13,22 +13,22 @@ const ROWS: usize = 310;
 fn check_salience(
     gpu: &Gpu,
     random: &mut Random,
-    number: Number,
+    number: DType,
     (heads, kv_heads, head_dim): (usize, usize, usize),
     queries: usize,
     segments: &[(usize, usize)],
 ) {
     // Scores of some size, so that the largest is not always the first.
-    let q: Vec<f32> = numbers(random, number, queries * heads * head_dim)
+    let q: Vec<f32> = elements(random, number, queries * heads * head_dim)
         .into_iter()
         .map(|x| narrow(number, 3.0 * x))
         .collect();
-    let k = numbers(random, number, ROWS * kv_heads * head_dim);
+    let k = elements(random, number, ROWS * kv_heads * head_dim);
     let rows: Vec<usize> = (segments.iter())
         .flat_map(|&(start, len)| start..start + len)
         .collect();
-    let there: Vec<Segment> = (segments.iter())
-        .map(|&(start, len)| Segment {
+    let there: Vec<AttentionSegment> = (segments.iter())
+        .map(|&(start, len)| AttentionSegment {
             start: start as u32,
             len: len as u32,
         })
@@ -41,11 +41,11 @@ fn check_salience(
     let out = Buffer::new(gpu, rows.len() * 4);
     let scratch = Buffer::new(gpu, sizes.bytes());
     let (q_there, k_there, segments_there) = (
-        Buffer::of_numbers(gpu, number, &q),
-        Buffer::of_numbers(gpu, number, &k),
+        Buffer::of_elements(gpu, number, &q),
+        Buffer::of_elements(gpu, number, &k),
         Buffer::of(gpu, &there),
     );
-    let salience = Salience {
+    let salience = SalienceArgs {
         out: out.span(),
         scratch: scratch.span(),
         q: q_there.span(),
@@ -57,7 +57,7 @@ fn check_salience(
         head_dim,
     };
     gpu.salience(number, salience).unwrap();
-    let found = out.read_numbers(gpu, Number::F32);
+    let found = out.read_elements(gpu, DType::F32);
     scratch.read::<u8>(gpu);
 
     let mut expected = vec![0.0; rows.len()];
@@ -87,7 +87,7 @@ fn check_salience(
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn what_queries_pay_attention_to() {
-    on_card(|gpu| {
+    on_gpu(|gpu| {
         let mut random = Random::new(12);
         let segments: [&[(usize, usize)]; 4] = [
             &[(0, ROWS)],
@@ -95,7 +95,7 @@ fn what_queries_pay_attention_to() {
             &[(7, 0), (9, 1), (20, 0)],
             &[(40, 128)],
         ];
-        for number in Number::ALL {
+        for number in DType::ALL {
             for (shape, queries) in [
                 ((1, 1, 2), 1),
                 ((4, 2, 10), 19),
@@ -116,7 +116,7 @@ fn what_queries_pay_attention_to() {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn rows_that_stay_are_moved_to_the_beginning() {
-    on_card(|gpu| {
+    on_gpu(|gpu| {
         let mut random = Random::new(13);
         let (layers, rows) = (3, 90);
         for (row_bytes, count) in [(4, 1), (12, 17), (1028, 40), (1028, 90), (8, 0)] {

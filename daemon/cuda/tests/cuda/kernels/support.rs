@@ -2,7 +2,7 @@
 
 use bytemuck::Pod;
 use half::{bf16, f16};
-use sluice_cuda::{Gpu, GpuMemory, Number, Span};
+use sluice_cuda::{DType, Gpu, GpuMemory, GpuSpan};
 use testkit::here;
 
 use super::formats::Random;
@@ -20,7 +20,7 @@ pub(crate) struct Buffer {
 }
 
 /// Runs a test where there is a stand-in for the card.
-pub(crate) fn on_card(body: impl FnOnce(&Gpu)) {
+pub(crate) fn on_gpu(body: impl FnOnce(&Gpu)) {
     here::open_stand_in();
     body(&Gpu::open(0).unwrap());
 }
@@ -40,14 +40,14 @@ impl Buffer {
     }
 
     /// Values as numbers that are computed in.
-    pub(crate) fn of_numbers(gpu: &Gpu, number: Number, values: &[f32]) -> Self {
+    pub(crate) fn of_elements(gpu: &Gpu, number: DType, values: &[f32]) -> Self {
         match number {
-            Number::F32 => Self::of(gpu, values),
-            Number::F16 => {
+            DType::F32 => Self::of(gpu, values),
+            DType::F16 => {
                 let values: Vec<u16> = values.iter().map(|&x| f16::from_f32(x).to_bits()).collect();
                 Self::of(gpu, &values)
             }
-            Number::Bf16 => {
+            DType::Bf16 => {
                 let values: Vec<u16> = values
                     .iter()
                     .map(|&x| bf16::from_f32(x).to_bits())
@@ -57,7 +57,7 @@ impl Buffer {
         }
     }
 
-    pub(crate) fn span(&self) -> Span {
+    pub(crate) fn span(&self) -> GpuSpan {
         self.memory.span().part(MARGIN, self.len)
     }
 
@@ -77,15 +77,15 @@ impl Buffer {
             .collect()
     }
 
-    pub(crate) fn read_numbers(&self, gpu: &Gpu, number: Number) -> Vec<f32> {
+    pub(crate) fn read_elements(&self, gpu: &Gpu, number: DType) -> Vec<f32> {
         match number {
-            Number::F32 => self.read(gpu),
-            Number::F16 => self
+            DType::F32 => self.read(gpu),
+            DType::F16 => self
                 .read::<u16>(gpu)
                 .into_iter()
                 .map(|bits| f16::from_bits(bits).to_f32())
                 .collect(),
-            Number::Bf16 => self
+            DType::Bf16 => self
                 .read::<u16>(gpu)
                 .into_iter()
                 .map(|bits| bf16::from_bits(bits).to_f32())
@@ -95,24 +95,24 @@ impl Buffer {
 }
 
 /// The nearest number that is computed in; in half precision the largest for what is beyond.
-pub(crate) fn narrow(number: Number, value: f32) -> f32 {
+pub(crate) fn narrow(number: DType, value: f32) -> f32 {
     match number {
-        Number::F32 => value,
-        Number::F16 => f16::from_f32(value.clamp(-65504.0, 65504.0)).to_f32(),
-        Number::Bf16 => bf16::from_f32(value).to_f32(),
+        DType::F32 => value,
+        DType::F16 => f16::from_f32(value.clamp(-65504.0, 65504.0)).to_f32(),
+        DType::Bf16 => bf16::from_f32(value).to_f32(),
     }
 }
 
 /// Half a step between neighbours, of a number of 1.
-pub(crate) fn rounding(number: Number) -> f64 {
+pub(crate) fn rounding(number: DType) -> f64 {
     match number {
-        Number::F32 => 2f64.powi(-24),
-        Number::F16 => 2f64.powi(-11),
-        Number::Bf16 => 2f64.powi(-8),
+        DType::F32 => 2f64.powi(-24),
+        DType::F16 => 2f64.powi(-11),
+        DType::Bf16 => 2f64.powi(-8),
     }
 }
 
-pub(crate) fn numbers(random: &mut Random, number: Number, count: usize) -> Vec<f32> {
+pub(crate) fn elements(random: &mut Random, number: DType, count: usize) -> Vec<f32> {
     (0..count)
         .map(|_| narrow(number, random.between(-1.0, 1.0)))
         .collect()

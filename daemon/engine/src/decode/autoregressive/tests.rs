@@ -31,7 +31,7 @@ impl Counting {
 
 impl Counting {
     /// Reads what is unread, at most four rows a pass, until the continuation is done or cancelled.
-    fn drive(&mut self, mut asked: Continuation, emit: &mut dyn FnMut(Event)) -> Generated {
+    fn drive(&mut self, mut asked: Continuation, emit: &mut dyn FnMut(Event)) -> GenerationResult {
         asked.start(true, emit);
         let mut known = self.known.min(asked.sequence().len() - 1);
         while !asked.is_done() && self.cancel_at != Some(self.passes.len()) {
@@ -61,7 +61,7 @@ fn request(prompt: usize, length: usize) -> Generate {
     }
 }
 
-fn run(request: &Generate, model: &mut Counting) -> (Generated, Vec<Event>) {
+fn run(request: &Generate, model: &mut Counting) -> (GenerationResult, Vec<Event>) {
     let mut events = Vec::new();
     let asked = Continuation::new(request.clone(), None, Arc::clone(&model.vocabulary));
     let generated = model.drive(asked, &mut |event| events.push(event));
@@ -74,7 +74,10 @@ fn the_prompt_goes_in_chunks_and_tokens_one_by_one() {
     let (generated, events) = run(&request(10, 7), &mut model);
     assert_eq!(model.passes, [4, 4, 2, 1, 1, 1, 1, 1, 1]);
     assert_eq!(generated.tokens, [0, 1, 2, 3, 4, 5, 6]);
-    assert_eq!((generated.finish, generated.passes), (Finish::Length, 9));
+    assert_eq!(
+        (generated.finish_reason, generated.passes),
+        (FinishReason::Length, 9)
+    );
     let passes: Vec<_> = (events.iter())
         .filter_map(|event| match event {
             Event::Pass(report) => Some((report.block, report.committed, report.positions.len())),
@@ -120,14 +123,14 @@ fn an_end_token_ends_the_text_unless_it_is_kept_or_suppressed() {
     let mut asked = request(17, 5);
     let (generated, _) = run(&asked, &mut Counting::new(0));
     assert_eq!(generated.tokens, [7, 8, END]);
-    assert_eq!(generated.finish, Finish::Eos);
+    assert_eq!(generated.finish_reason, FinishReason::Eos);
     asked.eos = EosPolicy::Keep;
     let (generated, _) = run(&asked, &mut Counting::new(0));
     assert_eq!(generated.tokens, [7, 8, END, 0, 1]);
     asked.eos = EosPolicy::Suppress;
     let (generated, _) = run(&asked, &mut Counting::new(0));
     assert_eq!(generated.tokens, [7, 8, 0, 0, 1]);
-    assert_eq!(generated.finish, Finish::Length);
+    assert_eq!(generated.finish_reason, FinishReason::Length);
 }
 
 #[test]
@@ -145,7 +148,7 @@ fn a_special_token_may_be_a_stop() {
             "vocab": {"a": 0, "b": 1}, "merges": []
         }
     }"#;
-    let text = Text::new(tokenizer, None).unwrap();
+    let text = Tokenizer::new(tokenizer, None).unwrap();
     let mut asked = request(10, 7);
     asked.stops = vec![b"<|next|>".to_vec()];
     let mut model = Counting::new(0);
@@ -153,7 +156,7 @@ fn a_special_token_may_be_a_stop() {
     let continuation = Continuation::new(asked, Some(Arc::new(text)), vocabulary);
     let generated = model.drive(continuation, &mut |_| {});
     assert_eq!(generated.tokens, [0, 1, 2]);
-    assert_eq!(generated.finish, Finish::Stop);
+    assert_eq!(generated.finish_reason, FinishReason::Stop);
 }
 
 #[test]
@@ -162,7 +165,7 @@ fn a_cancelled_request_tells_how_far_it_came() {
     model.cancel_at = Some(5);
     let (generated, _) = run(&request(10, 7), &mut model);
     assert_eq!(generated.tokens, [0, 1, 2]);
-    assert_eq!(generated.finish, Finish::Cancelled);
+    assert_eq!(generated.finish_reason, FinishReason::Cancelled);
 }
 
 #[test]

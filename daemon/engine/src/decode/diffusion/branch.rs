@@ -4,24 +4,24 @@
 //! References: self-speculative decoding, SSD (arXiv 2510.04147), for the first; LoPA (zhijie-group/LoPA) for the second.
 //! Difference: any policy that remembers nothing can be guessed ahead, not the reference schedule alone.
 
-use sluice_ops::{Candidate, HeadRow};
+use sluice_ops::{Candidate, LmHeadRow};
 use sluice_shared::decoding::Speculation;
 
 use super::{Diffusion, is_fixed};
 use crate::decode::policy::Commit;
 
 /// A canvas of a pass.
-pub(super) struct Branch {
+pub(super) struct CanvasBranch {
     pub(super) canvas: Vec<u32>,
     pub(super) unconditional: Option<Vec<u32>>,
-    pub(super) rows: Vec<HeadRow>,
+    pub(super) rows: Vec<LmHeadRow>,
     /// What it has that the one before it has not, or, where orders are tried, the first one: by position.
     pub(super) guess: Vec<Commit>,
 }
 
 impl Diffusion {
     /// The canvases of the next pass. `candidates` are the last ones of what is still masked, by position.
-    pub(super) fn branches(&self, candidates: &[(usize, Candidate)]) -> Vec<Branch> {
+    pub(super) fn branches(&self, candidates: &[(usize, Candidate)]) -> Vec<CanvasBranch> {
         let mut all = vec![self.branch(self.rows(), Vec::new())];
         match self.request.decoding.speculation {
             Speculation::None => {}
@@ -53,10 +53,10 @@ impl Diffusion {
     /// The step after a branch, if candidates stay what they are.
     fn guess(
         &self,
-        last: &Branch,
+        last: &CanvasBranch,
         left: &mut Vec<(usize, Candidate)>,
         ahead: usize,
-    ) -> Option<Branch> {
+    ) -> Option<CanvasBranch> {
         // The rows of the block that are still masked, as far as there are candidates for them.
         if left.is_empty() || last.rows.len() != left.len() {
             return None;
@@ -80,17 +80,17 @@ impl Diffusion {
     }
 
     /// A branch with these committed.
-    fn with(&self, from: &Branch, guess: Vec<Commit>) -> Branch {
+    fn with(&self, from: &CanvasBranch, guess: Vec<Commit>) -> CanvasBranch {
         let prompt = self.request.prompt.len();
         let mut canvas = from.canvas.clone();
         for commit in &guess {
             canvas[prompt + commit.row] = commit.token;
         }
-        let is_open = |row: &&HeadRow| {
+        let is_open = |row: &&LmHeadRow| {
             let position = row.position - prompt;
             guess.iter().all(|commit| commit.row != position)
         };
-        Branch {
+        CanvasBranch {
             unconditional: (from.unconditional.is_some()).then(|| self.unconditional(&canvas)),
             rows: from.rows.iter().filter(is_open).cloned().collect(),
             canvas,
@@ -123,7 +123,7 @@ impl Diffusion {
                 }
             }
             Speculation::Explore { .. } => {
-                let mean = |(_, candidates): &(Branch, &Vec<Candidate>)| {
+                let mean = |(_, candidates): &(CanvasBranch, &Vec<Candidate>)| {
                     let sum: f64 = candidates
                         .iter()
                         .map(|candidate| candidate.confidence)

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use proptest::prelude::*;
-use sluice_checkpoint::family::Mask;
-use sluice_ops::Evidence;
-use sluice_shared::decoding::{Caching, Decoding};
+use sluice_checkpoint::family::MaskToken;
+use sluice_ops::CandidateEvidence;
+use sluice_shared::decoding::{Decoding, KvCacheReuse};
 
 use super::*;
 use crate::request::ModelId;
@@ -19,7 +19,7 @@ struct Scripted {
     prompt: usize,
     answer: Vec<(u32, f64)>,
     /// Positions read, and the canvases, of each pass.
-    asked: Vec<Vec<HeadRow>>,
+    asked: Vec<Vec<LmHeadRow>>,
     canvases: Vec<Vec<u32>>,
     unconditional: Vec<Option<Vec<u32>>>,
     cancel_at: Option<usize>,
@@ -32,7 +32,7 @@ impl Scripted {
         Self {
             vocabulary: Arc::new(Vocabulary {
                 size: 100,
-                mask: Some(Mask {
+                mask: Some(MaskToken {
                     token_id: MASK,
                     shifted: false,
                 }),
@@ -51,7 +51,7 @@ impl Scripted {
 
 impl Scripted {
     /// Fills until nothing is left to do, or it is cancelled.
-    fn drive(&mut self, request: &Generate, emit: &mut dyn FnMut(Event)) -> Generated {
+    fn drive(&mut self, request: &Generate, emit: &mut dyn FnMut(Event)) -> GenerationResult {
         let mut filling = Diffusion::new(request.clone(), Arc::clone(&self.vocabulary));
         filling.start(emit);
         let cost = PassCost::default();
@@ -68,7 +68,7 @@ impl Scripted {
     }
 
     /// What a second look makes of a token.
-    fn doubts(&self, row: &HeadRow, pass: usize) -> f64 {
+    fn doubts(&self, row: &LmHeadRow, pass: usize) -> f64 {
         match self.doubted.contains(&(row.position - self.prompt, pass)) {
             true => 0.1,
             false => 0.95,
@@ -81,7 +81,7 @@ impl Scripted {
         self.canvases.push(pass.canvas.to_vec());
         self.unconditional
             .push(pass.guidance.map(|(canvas, _)| canvas.to_vec()));
-        let candidate = |row: &HeadRow| {
+        let candidate = |row: &LmHeadRow| {
             let read = pass.canvas[row.position];
             match row.is_check {
                 true => assert_eq!(row.target, Some(read), "what is committed is checked"),
@@ -95,7 +95,7 @@ impl Scripted {
                 confidence,
                 rank: confidence,
                 target_log_probability: row.target.map(|_| self.doubts(row, pass.number).ln()),
-                evidence: Evidence::default(),
+                evidence: CandidateEvidence::default(),
             }
         };
         pass.rows.iter().map(candidate).collect()
@@ -116,7 +116,7 @@ fn rising(length: usize) -> impl Iterator<Item = (u32, f64)> {
     (0..length).map(move |i| (10 + i as u32, i as f64 / length as f64))
 }
 
-fn run(request: &Generate, model: &mut Scripted) -> Generated {
+fn run(request: &Generate, model: &mut Scripted) -> GenerationResult {
     model.drive(request, &mut |_| {})
 }
 
@@ -127,7 +127,7 @@ proptest! {
         let mut model = Scripted::new(3, rising(length));
         let generated = run(&request(length, block, steps), &mut model);
         let blocks = length.div_ceil(block);
-        prop_assert_eq!(generated.finish, Finish::Length);
+        prop_assert_eq!(generated.finish_reason, FinishReason::Length);
         prop_assert_eq!(&generated.tokens, &rising(length).map(|(token, _)| token).collect::<Vec<_>>());
         // Every block has a pass, and no pass commits nothing.
         prop_assert!(generated.passes >= blocks && generated.passes <= steps.max(blocks).min(length));
@@ -141,14 +141,14 @@ proptest! {
 
 #[test]
 fn steps_are_shared_out_with_the_remainder_first() {
-    let slots = vec![Slot::Masked; 20];
+    let slots = vec![CanvasSlot::Masked; 20];
     let steps: Vec<usize> = blocks(&slots, 8, 11)
         .iter()
         .map(|block| block.steps)
         .collect();
     assert_eq!(steps, [4, 4, 3]);
     let mut pinned = slots;
-    pinned[8..16].fill(Slot::Pinned(5));
+    pinned[8..16].fill(CanvasSlot::Pinned(5));
     let steps: Vec<usize> = blocks(&pinned, 8, 11)
         .iter()
         .map(|block| block.steps)
@@ -170,9 +170,9 @@ fn the_most_confident_are_committed_first_and_ties_go_left() {
 fn pinned_positions_stay_and_cost_no_pass() {
     let mut model = Scripted::new(3, rising(6));
     let mut request = request(6, 2, 6);
-    request.canvas[1] = Slot::Pinned(50);
-    request.canvas[2] = Slot::Pinned(51);
-    request.canvas[3] = Slot::Pinned(52);
+    request.canvas[1] = CanvasSlot::Pinned(50);
+    request.canvas[2] = CanvasSlot::Pinned(51);
+    request.canvas[3] = CanvasSlot::Pinned(52);
     request.guidance = 1.0;
     let mut states = Vec::new();
     let generated = model.drive(&request, &mut |event| {
@@ -208,7 +208,7 @@ fn the_text_ends_at_eos_once_nothing_before_it_is_masked() {
     ];
     let mut model = Scripted::new(3, answer);
     let generated = run(&request(6, 6, 6), &mut model);
-    assert_eq!(generated.finish, Finish::Eos);
+    assert_eq!(generated.finish_reason, FinishReason::Eos);
     assert_eq!(generated.tokens, [10, 11, 91, END, END, END]);
 
     let mut later = request(6, 3, 6);
@@ -222,7 +222,7 @@ fn the_text_ends_at_eos_once_nothing_before_it_is_masked() {
     later.eos = EosPolicy::Keep;
     let generated = run(&later, &mut Scripted::new(3, answer));
     assert_eq!(generated.tokens, [10, 11, 91, 13, 14, 15]);
-    assert_eq!(generated.finish, Finish::Length);
+    assert_eq!(generated.finish_reason, FinishReason::Length);
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn the_text_does_not_end_before_a_pin() {
         (15, 0.5),
     ];
     let mut request = request(6, 6, 6);
-    request.canvas[3] = Slot::Pinned(60);
+    request.canvas[3] = CanvasSlot::Pinned(60);
     let generated = run(&request, &mut Scripted::new(3, answer));
     assert_eq!(generated.tokens, [10, 7, 12, 60, END, END]);
 }
@@ -260,7 +260,7 @@ fn a_cancelled_run_tells_how_far_it_came() {
     let mut model = Scripted::new(3, rising(4));
     model.cancel_at = Some(2);
     let generated = run(&request(4, 4, 4), &mut model);
-    assert_eq!(generated.finish, Finish::Cancelled);
+    assert_eq!(generated.finish_reason, FinishReason::Cancelled);
     assert_eq!(generated.tokens, [MASK, MASK, 12, 13]);
     assert_eq!(generated.passes, 2);
 }
@@ -269,7 +269,7 @@ fn a_cancelled_run_tells_how_far_it_came() {
 fn each_pass_is_a_full_picture_of_its_block() {
     let mut model = Scripted::new(3, rising(4));
     let mut request = request(4, 2, 4);
-    request.canvas[0] = Slot::Pinned(50);
+    request.canvas[0] = CanvasSlot::Pinned(50);
     let mut reports = Vec::new();
     model.drive(&request, &mut |event| {
         if let Event::Pass(report) = event {
@@ -277,22 +277,25 @@ fn each_pass_is_a_full_picture_of_its_block() {
         }
     });
     let first = &reports[0];
-    assert_eq!((first.pass, first.block, first.pass_in_block), (1, 0, 1));
-    assert_eq!((first.committed, first.rows, first.head_rows), (2, 7, 1));
+    assert_eq!(
+        (first.passes, first.block, first.passes_in_block),
+        (1, 0, 1)
+    );
+    assert_eq!((first.committed, first.rows, first.lm_head_rows), (2, 7, 1));
     assert_eq!(first.positions[0].state, TokenState::Pinned);
-    assert!(first.positions[1].fresh);
+    assert!(first.positions[1].is_fresh);
     let second = &reports[1];
     assert_eq!((second.block, second.positions[0].position), (1, 2));
     assert_eq!(second.positions[0].state, TokenState::Provisional);
     assert_eq!(second.positions[0].token, Some(12));
     assert_eq!(second.positions[1].state, TokenState::Committed);
-    assert!(!reports[2].positions[1].fresh);
+    assert!(!reports[2].positions[1].is_fresh);
 }
 
 /// A model whose answer at a position depends on all that stands in the canvas, though seldom: most guesses are right.
 fn moody(pass: &Pass<'_>, seed: u64) -> Vec<Candidate> {
     let noise = Noise::new(seed);
-    let at = |row: &HeadRow| {
+    let at = |row: &LmHeadRow| {
         let place = row.position as u64;
         // What stands in a few places near by.
         let near = pass.canvas.iter().enumerate().filter(|(position, _)| {
@@ -309,7 +312,7 @@ fn moody(pass: &Pass<'_>, seed: u64) -> Vec<Candidate> {
             confidence,
             rank: confidence,
             target_log_probability: row.target.map(|_| confidence.ln()),
-            evidence: Evidence::default(),
+            evidence: CandidateEvidence::default(),
         }
     };
     pass.rows.iter().map(at).collect()
@@ -371,16 +374,16 @@ proptest! {
 
 fn anything() -> impl Strategy<Value = Decoding> {
     let kind = prop_oneof![
-        Just(Cache::None),
-        Just(Cache::Prefix),
-        Just(Cache::Dual),
-        Just(Cache::Vicinity)
+        Just(KvCacheMode::None),
+        Just(KvCacheMode::Prefix),
+        Just(KvCacheMode::Dual),
+        Just(KvCacheMode::Vicinity)
     ];
     let some = |most: u32| prop::option::of(0..most);
     let growth = prop_oneof![
-        Just(Growth::Fixed),
-        Just(Growth::Append),
-        Just(Growth::Insert)
+        Just(CanvasGrowth::Fixed),
+        Just(CanvasGrowth::Append),
+        Just(CanvasGrowth::Insert)
     ];
     let all = (
         kind,
@@ -393,17 +396,17 @@ fn anything() -> impl Strategy<Value = Decoding> {
     );
     all.prop_map(
         |(kind, refresh, behind, around, is_sparse, window, growth)| {
-            let is_sparse = is_sparse && kind == Cache::Dual && behind.is_none();
+            let is_sparse = is_sparse && kind == KvCacheMode::Dual && behind.is_none();
             Decoding {
-                caching: Caching {
-                    kind,
-                    refresh: refresh.map(|passes| passes + 1),
-                    behind,
-                    around,
-                    keep: if is_sparse { 0.4 } else { 1.0 },
+                kv_cache: KvCacheReuse {
+                    mode: kind,
+                    refresh_passes: refresh.map(|passes| passes + 1),
+                    recompute_before: behind,
+                    recompute_around: around,
+                    keep_share: if is_sparse { 0.4 } else { 1.0 },
                 },
-                window,
-                growth,
+                suffix_window: window,
+                canvas_growth: growth,
                 ..Decoding::default()
             }
         },
@@ -426,9 +429,9 @@ proptest! {
             policy: "threshold:t=0.5".parse().unwrap(),
             ..request(length, block.min(length), length)
         };
-        if decoding.growth != Growth::Insert {
+        if decoding.canvas_growth != CanvasGrowth::Insert {
             for pin in pins.into_iter().filter(|&pin| pin < length) {
-                all.canvas[pin] = Slot::Pinned(5);
+                all.canvas[pin] = CanvasSlot::Pinned(5);
             }
         }
         let mut vocabulary = Vocabulary::clone(&Scripted::new(prompt, []).vocabulary);
@@ -441,11 +444,11 @@ proptest! {
             let passes = filling.passes();
             let pass = &passes[0];
             prop_assert!(pass.layer_rows() <= planned.rows(), "{} of {}", pass.layer_rows(), planned.rows());
-            prop_assert!(pass.rows.len() <= planned.head_rows());
+            prop_assert!(pass.rows.len() <= planned.lm_head_rows());
             let reach = pass.reach;
             prop_assert!(pass.rows.iter().all(|row| reach.row_of(row.position).is_some()));
-            if let Some(kept) = &reach.kept {
-                let places = reach.places.clone().map_or(reach.computed.clone(), |places| vec![places]);
+            if let Some(kept) = &reach.cached {
+                let places = reach.cache_positions.clone().map_or(reach.computed.clone(), |places| vec![places]);
                 places.into_iter().flatten().for_each(|place| written[place] = true);
                 prop_assert!(kept.iter().cloned().flatten().all(|place| written[place]));
             }
@@ -481,12 +484,12 @@ fn the_most_promising_order_goes_on() {
     let mut filling = Diffusion::new(explored, vocabulary);
     filling.start(&mut |_| {});
     let answer = |pass: &Pass<'_>, sure: f64| -> Vec<Candidate> {
-        let candidate = |row: &HeadRow| Candidate {
+        let candidate = |row: &LmHeadRow| Candidate {
             token: row.position as u32 + 20,
             confidence: sure / row.position as f64,
             rank: sure / row.position as f64,
             target_log_probability: None,
-            evidence: Evidence::default(),
+            evidence: CandidateEvidence::default(),
         };
         pass.rows.iter().map(candidate).collect()
     };
@@ -518,7 +521,7 @@ fn the_most_promising_order_goes_on() {
 fn a_canvas_grows_until_the_model_sees_an_end() {
     let growing = |length: usize| Generate {
         decoding: Decoding {
-            growth: Growth::Insert,
+            canvas_growth: CanvasGrowth::Insert,
             ..Decoding::default()
         },
         policy: "threshold:t=0.5".parse().unwrap(),
@@ -533,7 +536,7 @@ fn a_canvas_grows_until_the_model_sees_an_end() {
         while !filling.is_done() {
             let passes = filling.passes();
             lengths.push(passes[0].canvas.len() - 3);
-            let candidate = |row: &HeadRow| {
+            let candidate = |row: &LmHeadRow| {
                 let place = row.position - 3;
                 let sure = unsure != Some(place);
                 Candidate {
@@ -541,7 +544,7 @@ fn a_canvas_grows_until_the_model_sees_an_end() {
                     confidence: if sure { 0.9 } else { 0.05 },
                     rank: if sure { 0.9 } else { 0.05 },
                     target_log_probability: Some(if place >= 80 { 0.0 } else { -9.0 }),
-                    evidence: Evidence::default(),
+                    evidence: CandidateEvidence::default(),
                 }
             };
             let candidates = passes[0].rows.iter().map(candidate).collect();
@@ -564,8 +567,8 @@ fn a_canvas_grows_until_the_model_sees_an_end() {
 fn caches_are_computed_anew_when_a_block_opens() {
     let cached = |caching: &str| Generate {
         decoding: Decoding {
-            caching: caching.parse().unwrap(),
-            window: Some(4),
+            kv_cache: caching.parse().unwrap(),
+            suffix_window: Some(4),
             ..Decoding::default()
         },
         ..request(24, 8, 24)
@@ -608,7 +611,7 @@ fn what_is_taken_back_is_masked_again() {
     model.doubted = vec![(0, 1), (1, 1), (2, 2)];
     let mut request = request(6, 6, 6);
     request.policy = "revoke:t=0.3,share=1,most=2".parse().unwrap();
-    request.canvas[5] = Slot::Pinned(50);
+    request.canvas[5] = CanvasSlot::Pinned(50);
     let mut pictures = Vec::new();
     let generated = model.drive(&request, &mut |event| {
         if let Event::Pass(report) = event {
@@ -634,7 +637,7 @@ fn what_is_taken_back_is_masked_again() {
     assert_eq!(committed, [3, 4, 5, 6]);
     let taken_back = pictures[1].positions[0];
     assert_eq!(
-        (taken_back.state, taken_back.token, taken_back.fresh),
+        (taken_back.state, taken_back.token, taken_back.is_fresh),
         (TokenState::Provisional, Some(10), false)
     );
 }

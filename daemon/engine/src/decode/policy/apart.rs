@@ -6,7 +6,7 @@
 //! other the surest is committed, and the others are asked again by a pass that knows it: what should stand there twice, such as
 //! digits or blank lines, is then still predicted, and comes one pass later.
 
-use super::{Commit, Decision, Needs, Policy, View, ranked};
+use super::{BlockView, Commit, Policy, PolicyDecision, PolicyNeeds, ranked};
 
 /// Another policy, without what it would double within so many positions.
 #[derive(Clone)]
@@ -16,7 +16,7 @@ pub(super) struct Apart {
 }
 
 impl Policy for Apart {
-    fn needs(&self) -> Needs {
+    fn needs(&self) -> PolicyNeeds {
         self.policy.needs()
     }
 
@@ -28,8 +28,8 @@ impl Policy for Apart {
         self.policy.watched(position)
     }
 
-    fn decide(&mut self, view: &View<'_>) -> Decision {
-        let Decision { commit, take_back } = self.policy.decide(view);
+    fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision {
+        let PolicyDecision { commit, take_back } = self.policy.decide(view);
         let mut kept: Vec<Commit> = Vec::with_capacity(commit.len());
         for index in ranked(commit.len(), |index| view.rows[commit[index].row].score) {
             let this = commit[index];
@@ -40,7 +40,7 @@ impl Policy for Apart {
                 kept.push(this);
             }
         }
-        Decision {
+        PolicyDecision {
             commit: kept,
             take_back,
         }
@@ -57,7 +57,7 @@ impl Policy for Apart {
 
 impl Apart {
     /// Whether two rows are near each other with nothing but masks between them: what is fixed between them tells their places.
-    fn is_near(&self, view: &View<'_>, a: Commit, b: Commit) -> bool {
+    fn is_near(&self, view: &BlockView<'_>, a: Commit, b: Commit) -> bool {
         let distance = view.rows[a.row]
             .position
             .abs_diff(view.rows[b.row].position);
@@ -174,7 +174,7 @@ mod tests {
                         let watched = policy.watched(*position).len();
                         candidate.evidence.watched = vec![-1.0; watched];
                     }
-                    let Decision { commit, .. } = pass.decide(&mut *policy);
+                    let PolicyDecision { commit, .. } = pass.decide(&mut *policy);
                     prop_assert!(!commit.is_empty());
                     let at = |commit: &Commit| pass.rows[commit.row].0;
                     for (number, a) in commit.iter().enumerate() {

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use sluice_ops::{Candidate, Ranking};
+use sluice_ops::{Candidate, RankingScore};
 
-use super::{Commit, Decision, Needs, Policy, Scored, View, ranked};
+use super::{BlockView, Commit, Policy, PolicyDecision, PolicyNeeds, ScoredPosition, ranked};
 
 /// Each position keeps a credit for each token that it has favoured: in every pass credits shrink to `decay` of what they
 /// were, and the favourite's grows by its probability to the `power`. `weight` · ln(1 + credit) is added to the logits, and
@@ -51,11 +51,11 @@ impl Credit {
 }
 
 impl Policy for Credit {
-    fn needs(&self) -> Needs {
-        Needs {
-            ranking: Some(Ranking::Confidence),
+    fn needs(&self) -> PolicyNeeds {
+        PolicyNeeds {
+            ranking: Some(RankingScore::Confidence),
             top: true,
-            ..Needs::default()
+            ..PolicyNeeds::default()
         }
     }
 
@@ -68,8 +68,8 @@ impl Policy for Credit {
         favourites.map_or(&[], |favourites| &favourites.tokens)
     }
 
-    fn decide(&mut self, view: &View<'_>) -> Decision {
-        let raise = |row: &Scored<'_>| {
+    fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision {
+        let raise = |row: &ScoredPosition<'_>| {
             let candidate = row.candidate;
             let favourites = self.favourites.entry(row.position).or_default();
             let evidence = &candidate.evidence;
@@ -95,7 +95,7 @@ impl Policy for Credit {
             token: raised[row].token,
             confidence: raised[row].confidence,
         });
-        Decision {
+        PolicyDecision {
             commit: commit.collect(),
             take_back: Vec::new(),
         }
@@ -156,7 +156,7 @@ impl Favourites {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use sluice_ops::{Evidence, Top};
+    use sluice_ops::{CandidateEvidence, TopToken};
 
     use super::{super::tests::Scene, *};
 
@@ -167,11 +167,11 @@ mod tests {
             let top = ranked(probabilities.len(), |token| probabilities[token])[0];
             candidate.token = top as u32;
             candidate.confidence = probabilities[top];
-            candidate.evidence = Evidence {
+            candidate.evidence = CandidateEvidence {
                 watched: (policy.watched(*position).iter())
                     .map(|&token| probabilities[token as usize].ln())
                     .collect(),
-                top: Some(Top {
+                top: Some(TopToken {
                     token: top as u32,
                     log_probability: probabilities[top].ln(),
                 }),
@@ -188,7 +188,7 @@ mod tests {
         let other: &[f64] = &[0.6, 0.2, 0.2];
         // Credit 0.5^0.2 = 0.8706, factor 1.8706^0.7 = 1.5502: 0.7751 / 1.2751 = 0.6079; the other has 0.7020.
         let decision = scene(&policy, &[row, other]).decide(&mut policy);
-        let committed = |decision: Decision| -> Vec<(usize, u32, f64)> {
+        let committed = |decision: PolicyDecision| -> Vec<(usize, u32, f64)> {
             let commit = decision.commit.iter();
             commit
                 .map(|commit| (commit.row, commit.token, commit.confidence))

@@ -1,8 +1,8 @@
 //! The EB-Sampler (arXiv 2505.24857): as many positions as a budget of entropy allows.
 
-use sluice_ops::Ranking;
+use sluice_ops::RankingScore;
 
-use super::{Decision, Needs, Policy, View};
+use super::{BlockView, Policy, PolicyDecision, PolicyNeeds};
 
 /// The most certain positions, as long as the entropies of all but the least certain of them come to no more than `gamma`:
 /// that much at most is lost by choosing them as if they did not depend on each other.
@@ -12,14 +12,14 @@ pub(super) struct Entropy {
 }
 
 impl Policy for Entropy {
-    fn needs(&self) -> Needs {
-        Needs {
-            ranking: Some(Ranking::Entropy),
-            ..Needs::default()
+    fn needs(&self) -> PolicyNeeds {
+        PolicyNeeds {
+            ranking: Some(RankingScore::Entropy),
+            ..PolicyNeeds::default()
         }
     }
 
-    fn decide(&mut self, view: &View<'_>) -> Decision {
+    fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision {
         let mut spent = 0.0;
         let affordable = view.ranked().into_iter().take_while(|&row| {
             // The score is Σ p ln p.

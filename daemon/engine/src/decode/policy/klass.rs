@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Decision, Needs, Policy, View};
+use super::{BlockView, Policy, PolicyDecision, PolicyNeeds};
 
 /// All above `t` whose distribution has moved by less than `eps` in each of the last `passes` passes, by its divergence
 /// from the one before; where there are none, the best.
@@ -27,10 +27,10 @@ impl Klass {
 }
 
 impl Policy for Klass {
-    fn needs(&self) -> Needs {
-        Needs {
+    fn needs(&self) -> PolicyNeeds {
+        PolicyNeeds {
             divergence: true,
-            ..Needs::default()
+            ..PolicyNeeds::default()
         }
     }
 
@@ -38,7 +38,7 @@ impl Policy for Klass {
         self.still.clear();
     }
 
-    fn decide(&mut self, view: &View<'_>) -> Decision {
+    fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision {
         let mut commit = Vec::new();
         for (index, row) in view.rows.iter().enumerate() {
             let still = self.still.entry(row.position).or_default();

@@ -13,7 +13,7 @@ mod threshold;
 
 use std::{cmp::Ordering, ops::Range};
 
-use sluice_ops::{Candidate, Ranking};
+use sluice_ops::{Candidate, RankingScore};
 use sluice_shared::policy::PolicyChoice;
 
 use self::{
@@ -31,8 +31,8 @@ use self::{
 /// position and takes back fewer than it commits: so every block ends.
 pub trait Policy: Send {
     /// What it wants to be told.
-    fn needs(&self) -> Needs {
-        Needs::default()
+    fn needs(&self) -> PolicyNeeds {
+        PolicyNeeds::default()
     }
 
     /// Another block begins: what was seen of the one before means nothing for it.
@@ -44,7 +44,7 @@ pub trait Policy: Send {
     }
 
     /// What to do after a pass.
-    fn decide(&mut self, view: &View<'_>) -> Decision;
+    fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision;
 
     /// Whether it remembers nothing, and decides from what it sees alone.
     fn is_stateless(&self) -> bool {
@@ -63,9 +63,9 @@ impl Clone for Box<dyn Policy> {
 
 /// What a policy wants to be told beside confidences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Needs {
+pub struct PolicyNeeds {
     /// What rows are ranked by, where that is a part of the policy and not the user's choice.
-    pub ranking: Option<Ranking>,
+    pub ranking: Option<RankingScore>,
     /// The most probable token of each row, whatever chance has chosen.
     pub top: bool,
     /// How far each row's distribution has moved since the pass before.
@@ -76,15 +76,15 @@ pub struct Needs {
 
 /// What a policy sees of a block after a pass. Positions count from the first one to fill.
 #[derive(Debug, Clone)]
-pub struct View<'a> {
+pub struct BlockView<'a> {
     /// Where the block stood before the pass.
-    pub step: Step,
+    pub step: PolicyStep,
     /// The positions of the block; those that are not in `rows` are committed or pinned.
     pub block: Range<usize>,
     /// The masked positions, rising; never none.
-    pub rows: &'a [Scored<'a>],
+    pub rows: &'a [ScoredPosition<'a>],
     /// The committed positions that the pass has verified, rising.
-    pub checked: &'a [Checked<'a>],
+    pub checked: &'a [CheckedPosition<'a>],
     /// Tokens that end the text, and fill what is behind it.
     pub ends: &'a [u32],
     /// Candidates were drawn by chance, which no policy is to undo by another choice of its own.
@@ -93,7 +93,7 @@ pub struct View<'a> {
 
 /// Where a block stands before a pass commits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Step {
+pub struct PolicyStep {
     /// Steps in this block before this one: passes, unless some were guessed ahead.
     pub index: usize,
     /// Passes that the reference schedule gives the block.
@@ -104,7 +104,7 @@ pub struct Step {
 
 /// A masked position, and what the model would put there.
 #[derive(Debug, Clone, Copy)]
-pub struct Scored<'a> {
+pub struct ScoredPosition<'a> {
     /// Where.
     pub position: usize,
     /// By what it is ranked; the highest first.
@@ -115,7 +115,7 @@ pub struct Scored<'a> {
 
 /// A committed position that was verified: read as if it were still masked, by a row that sees all but its token.
 #[derive(Debug, Clone, Copy)]
-pub struct Checked<'a> {
+pub struct CheckedPosition<'a> {
     /// Where.
     pub position: usize,
     /// Probability of its token.
@@ -126,7 +126,7 @@ pub struct Checked<'a> {
 
 /// What a policy has decided.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Decision {
+pub struct PolicyDecision {
     /// At least one, each of another row.
     pub commit: Vec<Commit>,
     /// Indices into what was checked, each once, and fewer than are committed.
@@ -199,7 +199,7 @@ pub fn policy(choice: &PolicyChoice) -> Box<dyn Policy> {
     }
 }
 
-impl View<'_> {
+impl BlockView<'_> {
     /// Indices of the rows, the highest score first. Ties go to the lower position; what is no number comes last.
     fn ranked(&self) -> Vec<usize> {
         ranked(self.rows.len(), |row| self.rows[row].score)
@@ -211,7 +211,7 @@ impl View<'_> {
     }
 
     /// Commits the candidates of these rows, and of the highest one in any case.
-    fn with_best(&self, mut rows: Vec<usize>) -> Decision {
+    fn with_best(&self, mut rows: Vec<usize>) -> PolicyDecision {
         let best = self.ranked()[0];
         if !rows.contains(&best) {
             rows.push(best);
@@ -220,16 +220,16 @@ impl View<'_> {
     }
 
     /// Commits the candidates of the highest rows, so many of them and at least one.
-    fn best(&self, count: usize) -> Decision {
+    fn best(&self, count: usize) -> PolicyDecision {
         let mut best = self.ranked();
         best.truncate(count.max(1));
         self.commit(best)
     }
 
     /// Commits the candidates of these rows.
-    fn commit(&self, rows: impl IntoIterator<Item = usize>) -> Decision {
+    fn commit(&self, rows: impl IntoIterator<Item = usize>) -> PolicyDecision {
         let commit = rows.into_iter();
-        Decision {
+        PolicyDecision {
             commit: (commit.map(|row| Commit::of(row, self.rows[row].candidate))).collect(),
             take_back: Vec::new(),
         }

@@ -1,6 +1,6 @@
 //! Policies that look at which positions lie beside each other.
 
-use super::{Decision, Policy, View};
+use super::{BlockView, Policy, PolicyDecision};
 
 /// dInfer's hierarchical decoding: all that are at least `high`, and of each run of adjacent masks the best one that is at
 /// least `low`, since tokens far from each other depend on each other less.
@@ -11,7 +11,7 @@ pub(super) struct Hierarchical {
 }
 
 impl Policy for Hierarchical {
-    fn decide(&mut self, view: &View<'_>) -> Decision {
+    fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision {
         let rows = view.rows;
         let mut commit = Vec::new();
         let mut from = 0;
@@ -46,7 +46,7 @@ pub(super) struct Local {
 }
 
 impl Policy for Local {
-    fn decide(&mut self, view: &View<'_>) -> Decision {
+    fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision {
         // Anchors are what is no mask, and the masks that are confident by themselves.
         let mut is_anchor = vec![true; view.block.len()];
         let place = |position: usize| position - view.block.start;

@@ -1,6 +1,6 @@
 //! WINO (arXiv 2507.18578): commit widely, look again at what was committed, and take back what looks wrong.
 
-use super::{Decision, Needs, Policy, View, ranked};
+use super::{BlockView, Policy, PolicyDecision, PolicyNeeds, ranked};
 
 /// All that are at least `draft`, of the masks no more than this `share` and no more than `most`; and of what was
 /// committed before, what the model would no longer say with a probability of at least `keep` is taken back.
@@ -16,14 +16,14 @@ pub(super) struct Revoke {
 }
 
 impl Policy for Revoke {
-    fn needs(&self) -> Needs {
-        Needs {
+    fn needs(&self) -> PolicyNeeds {
+        PolicyNeeds {
             checks: true,
-            ..Needs::default()
+            ..PolicyNeeds::default()
         }
     }
 
-    fn decide(&mut self, view: &View<'_>) -> Decision {
+    fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision {
         let share = (view.rows.len() as f64 * self.share) as usize;
         let mut decision = view.best(view.reaching(self.draft).min(share).min(self.most));
         let checked = view.checked;

@@ -1,6 +1,6 @@
 //! Policies that commit as many positions a pass as a schedule says, whatever their confidence.
 
-use super::{Decision, Policy, Step, View};
+use super::{BlockView, Policy, PolicyDecision, PolicyStep};
 
 /// The LLaDA reference: n div S for each of S steps, and one more for the first n mod S. A step that would commit nothing
 /// computes nothing of use, so there are at most n steps.
@@ -8,8 +8,8 @@ use super::{Decision, Policy, Step, View};
 pub(super) struct Reference;
 
 impl Policy for Reference {
-    fn decide(&mut self, view: &View<'_>) -> Decision {
-        let Step {
+    fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision {
+        let PolicyStep {
             index,
             steps,
             masked_at_start,
@@ -32,7 +32,7 @@ pub(super) struct Dream {
 }
 
 impl Policy for Dream {
-    fn decide(&mut self, view: &View<'_>) -> Decision {
+    fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision {
         view.best(self.count(view.step))
     }
 
@@ -42,7 +42,7 @@ impl Policy for Dream {
 }
 
 impl Dream {
-    fn count(&self, step: Step) -> usize {
+    fn count(&self, step: PolicyStep) -> usize {
         // In `f32`, as the reference computes it.
         let eps = self.eps as f32;
         let time = |i: usize| 1.0 - (1.0 - eps) * i as f32 / step.steps as f32;
@@ -75,7 +75,7 @@ mod tests {
         let mut left = masks;
         while left > 0 {
             let mut scene = Scene::of(&vec![0.5; left]);
-            scene.step = Step {
+            scene.step = PolicyStep {
                 index: counts.len(),
                 steps,
                 masked_at_start: masks,

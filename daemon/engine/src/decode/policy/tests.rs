@@ -1,14 +1,14 @@
 //! What every policy of the registry keeps to, and what the tests of each are written with.
 
 use proptest::prelude::*;
-use sluice_ops::{Evidence, Top};
+use sluice_ops::{CandidateEvidence, TopToken};
 use sluice_shared::policy::POLICIES;
 
 use super::*;
 
 /// A block after a pass, for policies to look at.
 pub(super) struct Scene {
-    pub(super) step: Step,
+    pub(super) step: PolicyStep,
     pub(super) block: Range<usize>,
     /// Positions, and what stands there.
     pub(super) rows: Vec<(usize, Candidate)>,
@@ -22,7 +22,7 @@ impl Scene {
     /// Nothing but masks of such confidence.
     pub(super) fn of(confidences: &[f64]) -> Self {
         Self {
-            step: Step {
+            step: PolicyStep {
                 index: 0,
                 steps: 4,
                 masked_at_start: confidences.len(),
@@ -37,23 +37,23 @@ impl Scene {
         }
     }
 
-    pub(super) fn decide(&self, policy: &mut dyn Policy) -> Decision {
-        let rows: Vec<Scored<'_>> = (self.rows.iter())
-            .map(|(position, candidate)| Scored {
+    pub(super) fn decide(&self, policy: &mut dyn Policy) -> PolicyDecision {
+        let rows: Vec<ScoredPosition<'_>> = (self.rows.iter())
+            .map(|(position, candidate)| ScoredPosition {
                 position: *position,
                 score: candidate.rank,
                 candidate,
             })
             .collect();
         let now = candidate(0, 0.5);
-        let checked: Vec<Checked<'_>> = (self.checked.iter())
-            .map(|&(position, probability)| Checked {
+        let checked: Vec<CheckedPosition<'_>> = (self.checked.iter())
+            .map(|&(position, probability)| CheckedPosition {
                 position,
                 probability,
                 candidate: &now,
             })
             .collect();
-        policy.decide(&View {
+        policy.decide(&BlockView {
             step: self.step,
             block: self.block.clone(),
             rows: &rows,
@@ -82,12 +82,12 @@ pub(super) fn candidate(position: usize, confidence: f64) -> Candidate {
         confidence,
         rank: confidence,
         target_log_probability: None,
-        evidence: Evidence {
-            top: Some(Top {
+        evidence: CandidateEvidence {
+            top: Some(TopToken {
                 token: 100 + position as u32,
                 log_probability: confidence.ln(),
             }),
-            ..Evidence::default()
+            ..CandidateEvidence::default()
         },
     }
 }
@@ -138,14 +138,14 @@ proptest! {
                     (at, candidate)
                 });
                 let scene = Scene {
-                    step: Step { index, steps, masked_at_start },
+                    step: PolicyStep { index, steps, masked_at_start },
                     block: 0..len,
                     rows: rows.collect(),
                     checked: checks.iter().map(|&at| (at, says())).collect(),
                     ends: Vec::new(),
                     draws,
                 };
-                let Decision { commit, take_back } = scene.decide(&mut *policy);
+                let PolicyDecision { commit, take_back } = scene.decide(&mut *policy);
                 prop_assert!(!commit.is_empty());
                 prop_assert!(take_back.len() < commit.len());
                 let back: Vec<usize> = take_back.iter().map(|&index| scene.checked[index].0).collect();

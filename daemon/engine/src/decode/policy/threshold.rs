@@ -1,8 +1,8 @@
 //! Policies that commit what is confident enough, wherever it stands.
 
-use sluice_ops::Ranking;
+use sluice_ops::RankingScore;
 
-use super::{Decision, Needs, Policy, View};
+use super::{BlockView, Policy, PolicyDecision, PolicyNeeds};
 
 /// Fast-dLLM, `threshold`: all that reach it.
 #[derive(Debug, Clone)]
@@ -11,7 +11,7 @@ pub(super) struct Threshold {
 }
 
 impl Policy for Threshold {
-    fn decide(&mut self, view: &View<'_>) -> Decision {
+    fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision {
         view.best(view.reaching(self.t))
     }
 
@@ -28,7 +28,7 @@ pub(super) struct Factor {
 }
 
 impl Policy for Factor {
-    fn decide(&mut self, view: &View<'_>) -> Decision {
+    fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision {
         let ranked = view.ranked();
         let n = ranked.len();
         let reaches = |i: &usize| {
@@ -51,14 +51,14 @@ pub(super) struct Margin {
 }
 
 impl Policy for Margin {
-    fn needs(&self) -> Needs {
-        Needs {
-            ranking: Some(Ranking::Margin),
-            ..Needs::default()
+    fn needs(&self) -> PolicyNeeds {
+        PolicyNeeds {
+            ranking: Some(RankingScore::Margin),
+            ..PolicyNeeds::default()
         }
     }
 
-    fn decide(&mut self, view: &View<'_>) -> Decision {
+    fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision {
         view.best(view.reaching(self.least))
     }
 
@@ -76,7 +76,7 @@ pub(super) struct Decay {
 }
 
 impl Policy for Decay {
-    fn decide(&mut self, view: &View<'_>) -> Decision {
+    fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision {
         let share = view.rows.len() as f64 / view.step.masked_at_start as f64;
         view.best(view.reaching(self.t * (1.0 - self.alpha * (1.0 - share))))
     }
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn margin_ranks_by_itself() {
         let mut policy = Margin { least: 0.8 };
-        assert_eq!(policy.needs().ranking, Some(Ranking::Margin));
+        assert_eq!(policy.needs().ranking, Some(RankingScore::Margin));
         assert_eq!(committed(&mut policy, &[0.8, 0.7, 0.9]), [0, 2]);
         assert_eq!(committed(&mut policy, &[0.6, 0.7]), [1]);
     }

@@ -1,7 +1,7 @@
 //! The estimator against a model that ignores its context: there the estimate is exact.
 
-use sluice_checkpoint::family::Mask;
-use sluice_ops::{Candidate, Evidence};
+use sluice_checkpoint::family::MaskToken;
+use sluice_ops::{Candidate, CandidateEvidence};
 
 use super::*;
 use crate::request::ModelId;
@@ -28,22 +28,22 @@ impl ContextFree {
             pass.rows.len(),
             "all masks are read, and only they"
         );
-        let candidate = |row: &HeadRow| Candidate {
+        let candidate = |row: &LmHeadRow| Candidate {
             token: 4,
             confidence: 0.5 + row.position as f64 / 1000.0,
             rank: 0.5 + row.position as f64 / 1000.0,
             target_log_probability: row.target.map(log_probability),
-            evidence: Evidence::default(),
+            evidence: CandidateEvidence::default(),
         };
         pass.rows.iter().map(candidate).collect()
     }
 }
 
-fn run(answer: &[u32], draws: usize) -> (Scored, Vec<usize>) {
+fn run(answer: &[u32], draws: usize) -> (ScoreResult, Vec<usize>) {
     let mut model = ContextFree {
         vocabulary: Arc::new(Vocabulary {
             size: 50,
-            mask: Some(Mask {
+            mask: Some(MaskToken {
                 token_id: 49,
                 shifted: false,
             }),
@@ -60,7 +60,7 @@ fn run(answer: &[u32], draws: usize) -> (Scored, Vec<usize>) {
         seed: 3,
         check_greedy: true,
     };
-    let mut estimate = Box::new(Estimate::new(request, Arc::clone(&model.vocabulary)));
+    let mut estimate = Box::new(ScoreEstimate::new(request, Arc::clone(&model.vocabulary)));
     estimate.start(&mut |_| {});
     while !estimate.is_done() {
         let candidates = model.candidates(&estimate.passes()[0]);

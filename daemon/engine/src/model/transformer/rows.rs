@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use sluice_ops::{AttentionRange, AttentionTasks, Indices, KeySegment, Keys, KvCache, Ops};
+use sluice_ops::{
+    AttentionKeys, AttentionRange, AttentionTasks, Indices, KeySegment, KvCache, Ops,
+};
 
 use crate::error::EngineError;
 
@@ -15,11 +17,11 @@ pub struct Sequence<'a> {
     /// Rows that are read, counted from the first of these.
     pub wanted: &'a [usize],
     /// What they attend to.
-    pub sees: Sees<'a>,
+    pub sees: VisibleKeys<'a>,
 }
 
 /// What a sequence's rows attend to.
-pub enum Sees<'a> {
+pub enum VisibleKeys<'a> {
     /// Each other. Positions rise; the last `checks` rows stand at positions of others: such a one sees itself in that
     /// other's place, and is seen by no other row.
     Each {
@@ -27,11 +29,11 @@ pub enum Sees<'a> {
         checks: usize,
     },
     /// Places of a cache, which keys and values of these rows are put to before.
-    Kept {
+    Cached {
         /// The cache.
         cache: &'a mut KvCache,
         /// Where the rows go, one run of places after another.
-        places: &'a [Range<usize>],
+        cache_positions: &'a [Range<usize>],
         /// What all of them see.
         seen: &'a [KeySegment],
         /// Places to choose from by what these rows look at, and how many stay, as the first places of the cache.
@@ -45,7 +47,7 @@ pub enum Sees<'a> {
 }
 
 /// Rows that go through the layers together.
-pub(super) struct Rows {
+pub(super) struct BatchRows {
     pub(super) tokens: Vec<u32>,
     /// Of each row, in its own sequence.
     pub(super) positions: Indices,
@@ -55,9 +57,9 @@ pub(super) struct Rows {
 }
 
 /// What the rows' queries see.
-pub(super) struct Seen<'a> {
+pub(super) struct BatchKeys<'a> {
     /// Caches that rows are put to.
-    pub(super) caches: Vec<Kept<'a>>,
+    pub(super) caches: Vec<CachedRows<'a>>,
     /// Whether nothing is seen but what caches hold, in a model that never does otherwise.
     pub(super) is_of_caches: bool,
     all: AttentionTasks,
@@ -65,7 +67,7 @@ pub(super) struct Seen<'a> {
 }
 
 /// A cache, and the rows that go to runs of its places, which begin there.
-pub(super) struct Kept<'a> {
+pub(super) struct CachedRows<'a> {
     pub(super) cache: &'a mut KvCache,
     pub(super) runs: Vec<(Range<usize>, usize)>,
     /// Places to choose from, and how many stay.
@@ -73,14 +75,14 @@ pub(super) struct Kept<'a> {
     queries: [Range<usize>; 2],
 }
 
-impl Kept<'_> {
+impl CachedRows<'_> {
     /// Its queries, of which the last layer has the wanted ones alone.
     pub(super) fn queries(&self, is_last: bool) -> Range<usize> {
         self.queries[usize::from(is_last)].clone()
     }
 }
 
-impl Seen<'_> {
+impl BatchKeys<'_> {
     /// The last layer computes the wanted rows alone.
     pub(super) fn tasks(&self, is_last: bool) -> &AttentionTasks {
         match is_last {
@@ -91,10 +93,10 @@ impl Seen<'_> {
 }
 
 /// Rows of sequences, one after another.
-pub(super) fn packed<'a>(
+pub(super) fn batched<'a>(
     sequences: &'a mut [Sequence<'_>],
     ops: &Ops,
-) -> Result<(Rows, Seen<'a>), EngineError> {
+) -> Result<(BatchRows, BatchKeys<'a>), EngineError> {
     let (mut tokens, mut positions) = (Vec::new(), Vec::new());
     let (mut wanted, mut wanted_positions) = (Vec::new(), Vec::new());
     let (mut ranges, mut wanted_ranges) = (Vec::new(), Vec::new());
@@ -110,16 +112,16 @@ pub(super) fn packed<'a>(
         let wanted_rows = wanted_start..wanted.len();
         let cache = caches.len();
         match &mut sequence.sees {
-            Sees::Each { checks } => {
+            VisibleKeys::Each { checks } => {
                 is_of_caches = false;
-                let each = Each::new(start, sequence.positions, *checks);
+                let each = CanvasRows::new(start, sequence.positions, *checks);
                 let all: Vec<_> = (0..rows.len()).collect();
                 ranges.extend(each.ranges(rows, &all));
                 wanted_ranges.extend(each.ranges(wanted_rows, sequence.wanted));
             }
-            Sees::Kept {
+            VisibleKeys::Cached {
                 cache: kept,
-                places,
+                cache_positions: places,
                 seen,
                 selects,
             } => {
@@ -132,7 +134,7 @@ pub(super) fn packed<'a>(
                 });
                 let runs: Vec<_> = runs.collect();
                 assert_eq!(from, rows.end, "each row has a place");
-                caches.push(Kept {
+                caches.push(CachedRows {
                     cache: kept,
                     runs,
                     selects: *selects,
@@ -140,15 +142,15 @@ pub(super) fn packed<'a>(
                 });
                 for (ranges, queries) in [(&mut ranges, rows), (&mut wanted_ranges, wanted_rows)] {
                     let segments = seen.to_vec();
-                    let keys = Keys::Kept { cache, segments };
+                    let keys = AttentionKeys::Cached { cache, segments };
                     ranges.push(AttentionRange { queries, keys });
                 }
             }
-            Sees::Before { cache: kept } => {
+            VisibleKeys::Before { cache: kept } => {
                 let first = kept.len();
                 let places = (first..first + rows.len()).collect();
                 let wanted_places = sequence.wanted.iter().map(|row| first + row).collect();
-                caches.push(Kept {
+                caches.push(CachedRows {
                     cache: kept,
                     runs: vec![(rows.clone(), first)],
                     selects: None,
@@ -158,19 +160,22 @@ pub(super) fn packed<'a>(
                     (&mut ranges, rows, places),
                     (&mut wanted_ranges, wanted_rows, wanted_places),
                 ] {
-                    let keys = Keys::Causal { cache, places };
+                    let keys = AttentionKeys::Causal {
+                        cache,
+                        positions: places,
+                    };
                     ranges.push(AttentionRange { queries, keys });
                 }
             }
         }
     }
-    let rows = Rows {
+    let rows = BatchRows {
         tokens,
         positions: ops.indices(positions)?,
         wanted: ops.indices(wanted)?,
         wanted_positions: ops.indices(wanted_positions)?,
     };
-    let seen = Seen {
+    let seen = BatchKeys {
         caches,
         is_of_caches,
         all: ops.attention_tasks(ranges)?,
@@ -180,7 +185,7 @@ pub(super) fn packed<'a>(
 }
 
 /// Rows that see each other.
-struct Each<'a> {
+struct CanvasRows<'a> {
     start: usize,
     /// Of those that are seen by all.
     positions: &'a [usize],
@@ -188,7 +193,7 @@ struct Each<'a> {
     checks: &'a [usize],
 }
 
-impl<'a> Each<'a> {
+impl<'a> CanvasRows<'a> {
     fn new(start: usize, positions: &'a [usize], checks: usize) -> Self {
         let (positions, checks) = positions.split_at(positions.len() - checks);
         Self {
@@ -209,7 +214,7 @@ impl<'a> Each<'a> {
         let alike = rows.partition_point(|&row| row < all);
         let mut ranges = vec![AttentionRange {
             queries: queries.start..queries.start + alike,
-            keys: Keys::Pass(vec![segment(0, all)]),
+            keys: AttentionKeys::Pass(vec![segment(0, all)]),
         }];
         for (query, &row) in queries.zip(rows).skip(alike) {
             let own = self.checks[row - all];
@@ -221,7 +226,7 @@ impl<'a> Each<'a> {
             ];
             ranges.push(AttentionRange {
                 queries: query..query + 1,
-                keys: Keys::Pass(seen.into_iter().filter(|keys| keys.len > 0).collect()),
+                keys: AttentionKeys::Pass(seen.into_iter().filter(|keys| keys.len > 0).collect()),
             });
         }
         ranges

@@ -4,10 +4,10 @@ use std::{fs, path::PathBuf, time::SystemTime};
 
 use sluice_checkpoint::{
     Checkpoint, Source,
-    synth::{Element, Synthesis},
+    synth::{SynthDType, SynthOptions},
 };
 use sluice_ops::device::Device;
-use sluice_weights::{Naming, Shape, Tier, layout, units};
+use sluice_weights::{Shape, TensorNaming, Tier, layout, weight_groups};
 use tempfile::TempDir;
 
 use super::*;
@@ -32,30 +32,30 @@ impl Weights {
 }
 
 /// A stream through three slots, and its file.
-fn setup() -> (TempDir, Weights, Stream) {
+fn setup() -> (TempDir, Weights, WeightStream) {
     setup_limited(None)
 }
 
 /// One that reads so many bytes a second at most.
-fn setup_limited(bytes_per_s: Option<u64>) -> (TempDir, Weights, Stream) {
+fn setup_limited(bytes_per_s: Option<u64>) -> (TempDir, Weights, WeightStream) {
     let folder = TempDir::new().unwrap();
     let shape = Shape {
-        naming: Naming::Llada,
+        naming: TensorNaming::Llada,
         layers: 2,
-        width: 64,
-        heads: 2,
+        hidden_size: 64,
+        attention_heads: 2,
         kv_heads: 2,
         head_dim: 32,
-        mlp_width: 128,
-        embedding_rows: 256,
+        intermediate_size: 128,
+        padded_vocab_size: 256,
         context_length: 64,
         causal: false,
         tied: false,
         biases: false,
     };
-    let synthesis = Synthesis {
+    let synthesis = SynthOptions {
         shape: shape.clone(),
-        element: Element::Bf16,
+        dtype: SynthDType::Bf16,
         seed: 1,
         threads: 1,
     };
@@ -70,26 +70,26 @@ fn setup_limited(bytes_per_s: Option<u64>) -> (TempDir, Weights, Stream) {
     };
     let checkpoint = Arc::new(Checkpoint::open(&Source::Folder(model)).unwrap());
     let sources = checkpoint.sources(shape.tensors()).unwrap();
-    let mut cycle = units(&sources);
-    cycle.retain(|unit| unit.unit.layer().is_some());
+    let mut cycle = weight_groups(&sources);
+    cycle.retain(|unit| unit.group.layer().is_some());
     for unit in &mut cycle {
         unit.tier = Tier::Host;
     }
     assert_eq!(cycle.len(), 6);
-    let largest = cycle.iter().map(|unit| layout::slot(unit.sizes()).bytes);
-    let slots = Slots {
+    let largest = cycle.iter().map(|unit| layout::staging(unit.sizes()).bytes);
+    let slots = StagingBuffers {
         count: 3,
-        bytes: largest.max().unwrap(),
-        decoded_bytes: 0,
+        bytes_each: largest.max().unwrap(),
+        decompress_bytes: 0,
     };
-    let slots = Stream::slots(slots, &Device::cpu(1).unwrap(), &Ledger::default()).unwrap();
-    let reader = Arc::new(Reader::new(checkpoint, &sources).with_limit(bytes_per_s));
-    let stream = Stream::start(reader, cycle, slots, None).unwrap();
+    let slots = WeightStream::staging(slots, &Device::cpu(1).unwrap(), &Ledger::default()).unwrap();
+    let reader = Arc::new(WeightReader::new(checkpoint, &sources).with_limit(bytes_per_s));
+    let stream = WeightStream::start(reader, cycle, slots, None).unwrap();
     (folder, weights, stream)
 }
 
 /// Waits until the reader has nothing to do.
-fn wait_for(stream: &Stream, is_met: impl Fn(&State) -> bool) {
+fn wait_for(stream: &WeightStream, is_met: impl Fn(&StreamState) -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !is_met(&stream.shared.state()) {
         assert!(Instant::now() < end, "{:?}", stream.shared.state());
@@ -98,7 +98,7 @@ fn wait_for(stream: &Stream, is_met: impl Fn(&State) -> bool) {
 }
 
 /// Goes through places 0 to 2; the file is cut before the reader comes to 3, and whole again after it failed there.
-fn fail_ahead(weights: &Weights, stream: &Stream) {
+fn fail_ahead(weights: &Weights, stream: &WeightStream) {
     let held = [0, 1, 2].map(|place| stream.take(place).unwrap());
     weights.cut();
     drop(held);
@@ -154,5 +154,5 @@ fn units_come_no_faster_than_the_limit() {
 fn a_limit_holds_nobody_up_who_wants_it_to_end() {
     let (_folder, _weights, stream) = setup_limited(Some(1));
     wait_for(&stream, |state| state.filling == Some(0));
-    assert_eq!(stream.end().slots.len(), 3);
+    assert_eq!(stream.end().staging.len(), 3);
 }

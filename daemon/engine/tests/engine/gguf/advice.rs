@@ -2,9 +2,9 @@
 
 use std::{fs, path::Path};
 
-use sluice_checkpoint::{Checkpoint, Recommended, Source};
+use sluice_checkpoint::{Checkpoint, RecommendedSettings, Source};
 use sluice_formats::Format;
-use sluice_shared::sampling::{Drawing, Sampling};
+use sluice_shared::sampling::{Sampling, SamplingOptions};
 
 use super::{
     convert::{Dialect, converted},
@@ -12,13 +12,13 @@ use super::{
 };
 use crate::checkpoints::fixture;
 
-fn recommended(path: &Path) -> Recommended {
+fn recommended(path: &Path) -> RecommendedSettings {
     let checkpoint = Checkpoint::open(&Source::Folder(path.to_owned())).unwrap();
     checkpoint.recommended()
 }
 
 /// What a checkpoint with this `generation_config.json` says.
-fn of(config: &str) -> Recommended {
+fn of(config: &str) -> RecommendedSettings {
     let folder = tempfile::tempdir().unwrap();
     let weights = "model.safetensors";
     fs::copy(
@@ -60,7 +60,7 @@ fn ids_alone_say_nothing_of_it() {
         r#"{"eos_token_id": 2}"#,
         r#"{"temperature": null, "do_sample": true}"#,
     ] {
-        assert_eq!(of(config).whole(), Drawing::default(), "{config}");
+        assert_eq!(of(config).whole(), SamplingOptions::default(), "{config}");
     }
 }
 
@@ -100,7 +100,7 @@ fn what_makes_no_sense_in_a_generation_config_is_passed_over_and_told() {
         let read = of(config);
         assert_eq!(
             (read.whole(), read.block_length),
-            (Drawing::default(), None),
+            (SamplingOptions::default(), None),
             "{config}"
         );
         let [problem] = &read.problems[..] else {

@@ -136,7 +136,7 @@ pub(crate) fn converted_folder(
         let all = 0..bytes.len() as u64;
         checkpoint.read_part(entry, all, &mut bytes).unwrap();
         let mut numbers = vec![0.0; count];
-        source.widen(&bytes, &mut numbers);
+        source.dequantize(&bytes, &mut numbers);
         if let (Some(heads), true) = (heads, is_turned) {
             numbers = in_turn(&numbers, heads as usize, count / entry.shape[0]);
         }
@@ -145,7 +145,7 @@ pub(crate) fn converted_folder(
             [_, width] if rounded.fits(width) => {
                 let mut bytes = vec![0; rounded.bytes(count)];
                 quantize::store(rounded, &numbers, &mut bytes);
-                rounded.widen(&bytes, &mut numbers);
+                rounded.dequantize(&bytes, &mut numbers);
                 stored
             }
             _ => Format::F32,

@@ -4,12 +4,12 @@ use std::{fs, path::Path, sync::atomic::AtomicBool};
 
 use sluice_checkpoint::{
     Checkpoint, Source,
-    synth::{Element, Synthesis},
+    synth::{SynthDType, SynthOptions},
 };
 use sluice_formats::Format;
 use sluice_ops::{Ops, device::Device, ledger::Ledger};
 use sluice_shared::level::Level;
-use sluice_weights::{Naming, Shape};
+use sluice_weights::{Shape, TensorNaming};
 
 use super::{
     convert::{Dialect, converted_folder},
@@ -28,22 +28,22 @@ fn rounds_rows(format: Format) -> bool {
 
 /// A checkpoint whose rows all blocks divide.
 fn synthetic(folder: &Path) {
-    let synthesis = Synthesis {
+    let synthesis = SynthOptions {
         shape: Shape {
-            naming: Naming::Llada,
+            naming: TensorNaming::Llada,
             layers: 2,
-            width: 256,
-            heads: 4,
+            hidden_size: 256,
+            attention_heads: 4,
             kv_heads: 2,
             head_dim: 64,
-            mlp_width: 512,
-            embedding_rows: 300,
+            intermediate_size: 512,
+            padded_vocab_size: 300,
             context_length: 256,
             causal: false,
             tied: false,
             biases: false,
         },
-        element: Element::F32,
+        dtype: SynthDType::F32,
         seed: 5,
         threads: 2,
     };

@@ -3,13 +3,13 @@
 use std::cell::RefCell;
 
 use sluice_engine::{
-    Options,
+    EngineOptions,
     check::{fixture_logits, fixture_tokens},
 };
 use sluice_machine::Profile;
 use sluice_ops::{Ops, device::Device, ledger::Ledger};
-use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, Working, Workload};
-use sluice_shared::{level::Level, settings::Choices};
+use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, PlanInput, WorkingMemory, Workload};
+use sluice_shared::{level::Level, settings::ResolvedPlanSettings};
 use sluice_weights::{Shape, SourceTensor, Tier};
 
 use super::convert::{Dialect, folder};
@@ -17,13 +17,13 @@ use super::convert::{Dialect, folder};
 /// A plan for this share of what all weights take.
 fn plan(shape: &Shape, sources: &[SourceTensor], share: f64, cache: u64) -> Option<Plan> {
     let machine = Machine::unmeasured(Profile::cpu(2), cache);
-    let mut question = Question {
+    let mut question = PlanInput {
         shape,
         sources,
-        choices: Choices::from(Level::Standard),
+        choices: ResolvedPlanSettings::from(Level::Standard),
         budget_bytes: u64::MAX,
         workload: Workload::new(16, BLOCK_DEFAULT, 1),
-        working: Working::default(),
+        working: WorkingMemory::default(),
         machine: &machine,
     };
     let whole = Plan::new(&question).unwrap().peak_bytes();
@@ -46,7 +46,7 @@ fn check_logits(name: &str, dialect: Dialect) {
                 return Ok(None);
             };
             met.borrow_mut()
-                .extend(plan.units.iter().map(|unit| unit.tier));
+                .extend(plan.groups.iter().map(|unit| unit.tier));
             Ok(Some(plan))
         };
         for check in fixture_logits(folder.path(), &ops, &plan_for).unwrap() {
@@ -60,9 +60,9 @@ fn check_logits(name: &str, dialect: Dialect) {
 }
 
 fn check_tokens(name: &str, dialect: Dialect) {
-    let options = Options {
+    let options = EngineOptions {
         threads: 2,
-        ..Options::default()
+        ..EngineOptions::default()
     };
     let checks = fixture_tokens(folder(name, dialect).path(), options).unwrap();
     assert!(checks.len() >= 30);

@@ -7,21 +7,21 @@ use std::{
 
 use sluice_checkpoint::{Checkpoint, Source};
 use sluice_engine::{
-    model::transformer::{Interrupt, Sees, Sequence, Transformer, logits},
-    residency::{LoadOutcome, Reader, Residency},
+    model::transformer::{Interrupt, Sequence, Transformer, VisibleKeys, logits},
+    residency::{LoadOutcome, Residency, WeightReader},
 };
 use sluice_formats::Format;
 use sluice_machine::Profile;
-use sluice_ops::{Activation, CacheShape, Ops, device::Device, ledger::Ledger};
-use sluice_plan::{Machine, Plan, Question, Working, Workload};
-use sluice_shared::{level::Level, settings::Choices};
+use sluice_ops::{Activation, KvCacheShape, Ops, device::Device, ledger::Ledger};
+use sluice_plan::{Machine, Plan, PlanInput, WorkingMemory, Workload};
+use sluice_shared::{level::Level, settings::ResolvedPlanSettings};
 
 /// A model with its weights.
 pub(crate) struct Loaded {
     ops: Ops,
     model: Transformer,
     weights: Residency,
-    cache: CacheShape,
+    kv_cache: KvCacheShape,
 }
 
 impl Loaded {
@@ -39,20 +39,20 @@ impl Loaded {
         let model = Transformer::new(config, &ops).unwrap();
         let sources = checkpoint.sources(shape.tensors()).unwrap();
         let machine = Machine::unmeasured(Profile::cpu(2), u64::MAX);
-        let mut question = Question {
+        let mut question = PlanInput {
             shape: &shape,
             sources: &sources,
-            choices: Choices::from(level),
+            choices: ResolvedPlanSettings::from(level),
             budget_bytes: u64::MAX,
             workload: Workload::default(),
-            working: Working::default(),
+            working: WorkingMemory::default(),
             machine: &machine,
         };
         let whole = Plan::new(&question).unwrap();
         question.budget_bytes = (whole.peak_bytes() as f64 * share) as u64;
         let plan = Plan::new(&question).unwrap();
         assert_eq!(plan.streamed().next().is_some(), share < 1.0);
-        let reader = Arc::new(Reader::new(Arc::new(checkpoint), &sources));
+        let reader = Arc::new(WeightReader::new(Arc::new(checkpoint), &sources));
         let never = AtomicBool::new(false);
         let (device, ledger) = (ops.device(), ops.ledger());
         let loaded = Residency::load(&plan, reader, device, ledger, &never, &mut |_| {});
@@ -60,7 +60,7 @@ impl Loaded {
             unreachable!("nobody cancels");
         };
         Self {
-            cache: CacheShape::of(&shape, Format::F32),
+            kv_cache: KvCacheShape::of(&shape, Format::F32),
             ops,
             model,
             weights,
@@ -74,16 +74,16 @@ impl Loaded {
             tokens,
             positions: &wanted,
             wanted: &wanted,
-            sees: Sees::Each { checks: 0 },
+            sees: VisibleKeys::Each { checks: 0 },
         };
         let never = AtomicBool::new(false);
-        self.head(
+        self.lm_head(
             self.model
                 .forward(&self.ops, &self.weights, &mut [canvas], &never),
         )
     }
 
-    fn head(&self, hidden: Result<Activation, Interrupt>) -> Vec<f32> {
+    fn lm_head(&self, hidden: Result<Activation, Interrupt>) -> Vec<f32> {
         let hidden = hidden.unwrap_or_else(|interrupt| match interrupt {
             Interrupt::Failed(error) => panic!("{error}"),
             Interrupt::Cancelled => unreachable!("nobody cancels"),
@@ -95,7 +95,10 @@ impl Loaded {
     /// The logits behind the prompt, and the likeliest tokens after it.
     pub(crate) fn continued(&self, prompt: &[u32], tokens: usize) -> (Vec<f32>, Vec<u32>) {
         let never = AtomicBool::new(false);
-        let mut cache = self.ops.cache(self.cache, prompt.len() + tokens).unwrap();
+        let mut cache = self
+            .ops
+            .kv_cache(self.kv_cache, prompt.len() + tokens)
+            .unwrap();
         let mut next = |tokens: &[u32]| {
             let last = [tokens.len() - 1];
             let (ops, weights) = (&self.ops, &self.weights);
@@ -105,9 +108,9 @@ impl Loaded {
                 tokens,
                 positions: &positions,
                 wanted: &last,
-                sees: Sees::Before { cache },
+                sees: VisibleKeys::Before { cache },
             };
-            self.head(self.model.forward(ops, weights, &mut [next], &never))
+            self.lm_head(self.model.forward(ops, weights, &mut [next], &never))
         };
         let first = next(prompt);
         let mut answer = vec![best(&first)];

@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::Value;
 use sluice_checkpoint::{Checkpoint, Source};
-use sluice_tokenizer::Text;
+use sluice_tokenizer::Tokenizer;
 use testkit::not_run;
 
 use super::run::Loaded;
@@ -42,15 +42,15 @@ fn ids(value: &Value) -> Vec<u32> {
     ids.map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-fn text(checkpoint: &Checkpoint) -> Text {
+fn tokenizer(checkpoint: &Checkpoint) -> Tokenizer {
     let files = checkpoint.tokenizer().unwrap().unwrap();
-    Text::new(&files.tokenizer, files.config.as_deref()).unwrap()
+    Tokenizer::new(&files.tokenizer, files.config.as_deref()).unwrap()
 }
 
 #[test]
 fn texts_become_the_reference_s_ids() {
     let Some(path) = file() else { return };
-    let text = text(&Checkpoint::open(&Source::Folder(path)).unwrap());
+    let text = tokenizer(&Checkpoint::open(&Source::Folder(path)).unwrap());
     for case in cases() {
         let words = case["text"].as_str().unwrap();
         assert_eq!(

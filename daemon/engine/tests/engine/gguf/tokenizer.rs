@@ -1,7 +1,7 @@
 //! Tokenizers out of GGUF files.
 
 use sluice_checkpoint::gguf::Gguf;
-use sluice_tokenizer::Text;
+use sluice_tokenizer::Tokenizer;
 
 use super::writer::{File, Value};
 
@@ -97,16 +97,16 @@ fn file(keys: Vec<(String, Value)>) -> File {
     file
 }
 
-fn text(file: &File) -> Text {
+fn tokenizer(file: &File) -> Tokenizer {
     let files = Gguf::parse(&file.bytes())
         .unwrap()
         .tokenizer()
         .unwrap()
         .unwrap();
-    Text::new(&files.tokenizer, files.config.as_deref()).unwrap()
+    Tokenizer::new(&files.tokenizer, files.config.as_deref()).unwrap()
 }
 
-fn pieces(text: &Text, words: &str) -> Vec<String> {
+fn pieces(text: &Tokenizer, words: &str) -> Vec<String> {
     let ids = text.encode(words).unwrap();
     assert_eq!(text.decode(&ids), words.as_bytes(), "{words:?} comes back");
     let piece = |&id: &u32| String::from_utf8_lossy(text.piece(id)).into_owned();
@@ -116,8 +116,8 @@ fn pieces(text: &Text, words: &str) -> Vec<String> {
 #[test]
 fn words_are_cut_as_the_file_says() {
     let mut file = file(byte_level());
-    let digits = |file: &File| pieces(&text(file), "12 the cat")[..2].to_vec();
-    assert_eq!(pieces(&text(&file), " the ca"), [" the", " ", "ca"]);
+    let digits = |file: &File| pieces(&tokenizer(file), "12 the cat")[..2].to_vec();
+    assert_eq!(pieces(&tokenizer(&file), " the ca"), [" the", " ", "ca"]);
     assert_eq!(digits(&file), ["1", "2"]);
     for (name, first) in [
         ("gpt-2", "12"),
@@ -131,14 +131,14 @@ fn words_are_cut_as_the_file_says() {
     // A word that is a token is not put together, where the tokenizer says so: no merge makes "tag".
     file.set("tokenizer.ggml.token_type", Value::I32s(vec![1; 265]));
     file.set("tokenizer.ggml.pre", "llama-bpe".into());
-    assert_eq!(pieces(&text(&file), "tag"), ["tag"]);
+    assert_eq!(pieces(&tokenizer(&file), "tag"), ["tag"]);
     file.set("tokenizer.ggml.pre", "gpt-2".into());
-    assert_eq!(pieces(&text(&file), "tag"), ["t", "a", "g"]);
+    assert_eq!(pieces(&tokenizer(&file), "tag"), ["t", "a", "g"]);
 }
 
 #[test]
 fn control_tokens_are_text_in_what_users_write_and_user_defined_ones_are_not() {
-    let text = text(&file(byte_level()));
+    let text = tokenizer(&file(byte_level()));
     assert!(!text.encode("<|mask|>").unwrap().contains(&2));
     assert_eq!(text.token_id("<|mask|>"), Some(2));
     assert_eq!(text.piece(2), b"");
@@ -151,7 +151,7 @@ fn the_template_writes_the_file_s_own_control_tokens() {
     let template =
         "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}";
     keys.push(("tokenizer.chat_template".to_owned(), template.into()));
-    let text = text(&file(keys));
+    let text = tokenizer(&file(keys));
     assert!(text.has_chat_template());
     let ids = text.encode_chat(&[("user", "the")]).unwrap();
     let the = text.token_id("the").unwrap();
@@ -163,11 +163,11 @@ fn scores_decide_what_is_put_together_and_bytes_stand_for_the_unknown() {
     let keys = sentence_piece();
     let mut file = file(keys);
     // "bc" has a better score than "ab"; of what is left then, "▁a" a better one than "abc".
-    let ids = text(&file).encode("abc").unwrap();
+    let ids = tokenizer(&file).encode("abc").unwrap();
     let tokens: Vec<&[u8]> = ids.iter().map(|&id| text_piece(id)).collect();
     assert_eq!(tokens, [b" a" as &[u8], b"bc"]);
     file.set("tokenizer.ggml.add_space_prefix", Value::Bool(false));
-    let text = text(&file);
+    let text = tokenizer(&file);
     assert_eq!(pieces(&text, "abcab"), ["abc", "ab"]);
     assert_eq!(pieces(&text, "a b"), ["a", " ", "b"]);
     let bytes = text.encode("é").unwrap();
@@ -193,7 +193,7 @@ fn text_piece(id: u32) -> &'static [u8] {
 #[test]
 fn texts_begin_with_a_mark_where_the_file_or_its_kind_says_so() {
     const ADD: &str = "tokenizer.ggml.add_bos_token";
-    let beginning = |file: &File| text(file).beginning().unwrap();
+    let beginning = |file: &File| tokenizer(file).bos_tokens().unwrap();
     let mut words = file(byte_level());
     assert_eq!(beginning(&words), [1]);
     words.set(ADD, Value::Bool(false));

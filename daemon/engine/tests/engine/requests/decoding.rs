@@ -1,8 +1,8 @@
 //! What passes leave out or try: it comes to what it must, and takes what was planned.
 
-use sluice_engine::{Change, Generate, Settings, Work};
+use sluice_engine::{Generate, PlanOptions, PlanSettings, Work};
 use sluice_shared::{
-    decoding::{Decoding, Growth},
+    decoding::{CanvasGrowth, Decoding},
     level::Level,
     sampling::EosPolicy,
 };
@@ -11,7 +11,7 @@ use super::world::{World, texts, ways};
 use crate::checkpoints::demonstration;
 
 fn stories(world: &World, decoding: Decoding) -> Vec<Generate> {
-    let text = world.model.text.as_ref().unwrap();
+    let text = world.model.tokenizer.as_ref().unwrap();
     let asked = [
         "Tell me a story about a fox.",
         "Who is Tom?",
@@ -42,13 +42,16 @@ fn a_cache_that_is_computed_anew_in_every_pass_changes_nothing() {
     let world = World::diffusion(1);
     for window in [None, Some(10)] {
         let plain = Decoding {
-            window,
+            suffix_window: window,
             ..Decoding::default()
         };
         let expected = texts(&world.run(&stories(&world, plain)));
         for caching in ["prefix:refresh=1", "dual:refresh=1", "vicinity:refresh=1"] {
             let caching = caching.parse().unwrap();
-            let cached = Decoding { caching, ..plain };
+            let cached = Decoding {
+                kv_cache: caching,
+                ..plain
+            };
             let found = texts(&world.run(&stories(&world, cached)));
             assert!(found == expected, "{caching} {window:?}");
         }
@@ -77,9 +80,9 @@ fn what_each_way_takes_is_planned() {
     let roomy = World::diffusion(1);
     for decoding in ways() {
         for story in stories(&roomy, decoding) {
-            let change = Change {
+            let change = PlanOptions {
                 level: Some(Level::Off),
-                ..Change::default()
+                ..PlanOptions::default()
             };
             let workload = Work::Generate(story.clone()).workload();
             let usual = roomy.engine.in_force().unwrap().plan.workload;
@@ -87,10 +90,10 @@ fn what_each_way_takes_is_planned() {
             let world = World::new(
                 &demonstration(),
                 1,
-                Settings {
+                PlanSettings {
                     level: Level::Off,
                     budget_bytes: Some(planned.peak_bytes()),
-                    ..Settings::default()
+                    ..PlanSettings::default()
                 },
             );
             let story = Generate {
@@ -112,10 +115,10 @@ fn what_each_way_takes_is_planned() {
 fn a_canvas_that_grows_ends_where_the_text_does() {
     let world = World::diffusion(1);
     let growing = |growth| Decoding {
-        growth,
+        canvas_growth: growth,
         ..Decoding::default()
     };
-    for growth in [Growth::Append, Growth::Insert] {
+    for growth in [CanvasGrowth::Append, CanvasGrowth::Insert] {
         let answers = world.run(&stories(&world, growing(growth))[..1]);
         let (generated, passes) = &answers[0];
         assert!(generated.tokens.len() <= 72 && !passes.is_empty());

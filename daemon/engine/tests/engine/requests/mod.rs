@@ -1,6 +1,6 @@
 //! Requests to an engine with a small model.
 
+mod batching;
 mod decoding;
-mod packing;
 mod phases;
 mod world;

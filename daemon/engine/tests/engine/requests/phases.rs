@@ -4,11 +4,11 @@ use std::{sync::atomic::AtomicBool, time::Duration};
 
 use sluice_checkpoint::{
     Source,
-    coded::{Compression, How, Lossless, compress},
+    compression::{CompressOptions, CompressionMethod, Lossless, compress},
 };
 use sluice_engine::{
-    Generate, Settings,
-    event::{PassReport, Phases},
+    Generate, PlanSettings,
+    event::{PassPhases, PassReport},
 };
 use sluice_shared::level::Level;
 
@@ -16,18 +16,18 @@ use super::world::World;
 use crate::checkpoints::{demonstration, fixture};
 
 /// The phases of a request's passes together.
-fn phases(world: &World) -> Phases {
+fn phases(world: &World) -> PassPhases {
     let request = Generate::greedy(world.model.id, vec![1, 2, 3], 16);
     let (_, passes) = world.run(&[request]).remove(0);
     assert!(!passes.is_empty());
-    let mut all = Phases::default();
+    let mut all = PassPhases::default();
     for PassReport { cost, .. } in passes {
         let phases = cost.phases.expect("the CPU is timed");
-        let Phases {
+        let PassPhases {
             attention,
-            multiply,
-            decode,
-            head,
+            matmul: multiply,
+            decompress: decode,
+            lm_head: head,
             other,
             copy,
         } = phases;
@@ -36,7 +36,7 @@ fn phases(world: &World) -> Phases {
         assert_eq!(copy > Duration::ZERO, cost.streamed_bytes > 0);
         all += phases;
     }
-    for part in [all.attention, all.multiply, all.head, all.other] {
+    for part in [all.attention, all.matmul, all.lm_head, all.other] {
         assert!(part > Duration::ZERO, "{all:?}");
     }
     all
@@ -49,8 +49,8 @@ fn the_parts_of_a_pass_come_to_its_time() {
         fixture("llama-tiny"),
         demonstration(),
     ] {
-        let all = phases(&World::new(&folder, 1, Settings::default()));
-        assert_eq!((all.decode, all.copy), Default::default(), "{folder:?}");
+        let all = phases(&World::new(&folder, 1, PlanSettings::default()));
+        assert_eq!((all.decompress, all.copy), Default::default(), "{folder:?}");
     }
 }
 
@@ -58,9 +58,9 @@ fn the_parts_of_a_pass_come_to_its_time() {
 fn streamed_weights_are_copied() {
     let roomy = World::diffusion(1);
     let plan = roomy.engine.in_force().unwrap().plan;
-    let settings = Settings {
+    let settings = PlanSettings {
         budget_bytes: Some(plan.peak_bytes() - plan.resident_bytes() / 3),
-        ..Settings::default()
+        ..PlanSettings::default()
     };
     let all = phases(&World::new(&demonstration(), 1, settings));
     assert!(all.copy > Duration::ZERO);
@@ -72,18 +72,18 @@ fn coded_weights_are_decoded() {
     for (name, how, level) in [
         (
             "huffman.sluice",
-            How::Lossless(Lossless::Huffman),
+            CompressionMethod::Lossless(Lossless::Huffman),
             Level::Mild,
         ),
         (
             "rate.sluice",
-            How::Rate(sluice_codec::Target::Bits(6.0)),
+            CompressionMethod::Trellis(sluice_codec::TrellisTarget::Bits(6.0)),
             Level::Standard,
         ),
     ] {
         let path = folder.path().join(name);
-        let options = Compression {
-            how,
+        let options = CompressOptions {
+            method: how,
             tile: 256,
             keep: Vec::new(),
             all: false,
@@ -93,11 +93,11 @@ fn coded_weights_are_decoded() {
         let never = AtomicBool::new(false);
         let source = Source::Folder(demonstration());
         compress(&source, &path, &options, &never, &mut |_, _| {}).unwrap();
-        let settings = Settings {
+        let settings = PlanSettings {
             level,
-            ..Settings::default()
+            ..PlanSettings::default()
         };
         let all = phases(&World::new(&path, 1, settings));
-        assert!(all.decode > Duration::ZERO, "{name}");
+        assert!(all.decompress > Duration::ZERO, "{name}");
     }
 }

@@ -8,8 +8,8 @@ use std::{
 
 use sluice_checkpoint::Source;
 use sluice_engine::{
-    Engine, Event, Generate, LoadedModel, Options, Outcome, Settings, Work,
-    event::{Finish, Generated, PassReport},
+    Engine, EngineOptions, Event, Generate, LoadedModel, Outcome, PlanSettings, Work,
+    event::{FinishReason, GenerationResult, PassReport},
 };
 use sluice_shared::decoding::Decoding;
 
@@ -21,11 +21,11 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(folder: &Path, parallel: usize, settings: Settings) -> Self {
-        let engine = Engine::start(Options {
+    pub(crate) fn new(folder: &Path, parallel: usize, settings: PlanSettings) -> Self {
+        let engine = Engine::start(EngineOptions {
             threads: 2,
             parallel,
-            ..Options::default()
+            ..EngineOptions::default()
         })
         .unwrap();
         let model = engine
@@ -38,15 +38,15 @@ impl World {
     }
 
     pub(crate) fn diffusion(parallel: usize) -> Self {
-        Self::new(&demonstration(), parallel, Settings::default())
+        Self::new(&demonstration(), parallel, PlanSettings::default())
     }
 
-    pub(crate) fn causal(parallel: usize) -> Self {
-        Self::new(&fixture("llama-tiny"), parallel, Settings::default())
+    pub(crate) fn autoregressive(parallel: usize) -> Self {
+        Self::new(&fixture("llama-tiny"), parallel, PlanSettings::default())
     }
 
     /// Submits all at once; what each came to, and its passes.
-    pub(crate) fn run(&self, requests: &[Generate]) -> Vec<(Generated, Vec<PassReport>)> {
+    pub(crate) fn run(&self, requests: &[Generate]) -> Vec<(GenerationResult, Vec<PassReport>)> {
         self.run_watched(requests, &|_, _| {})
     }
 
@@ -55,7 +55,7 @@ impl World {
         &self,
         requests: &[Generate],
         watch: &(impl Fn(usize, &PassReport) + Clone + Send + 'static),
-    ) -> Vec<(Generated, Vec<PassReport>)> {
+    ) -> Vec<(GenerationResult, Vec<PassReport>)> {
         let (send, events) = mpsc::channel();
         for (index, request) in requests.iter().enumerate() {
             let (send, watch) = (send.clone(), watch.clone());
@@ -90,15 +90,20 @@ impl World {
 }
 
 /// What requests wrote, and why they ended.
-pub(crate) fn texts(answers: &[(Generated, Vec<PassReport>)]) -> Vec<(Vec<u32>, Finish)> {
-    let text = |(generated, _): &(Generated, _)| (generated.tokens.clone(), generated.finish);
+pub(crate) fn texts(
+    answers: &[(GenerationResult, Vec<PassReport>)],
+) -> Vec<(Vec<u32>, FinishReason)> {
+    let text = |(generated, _): &(GenerationResult, _)| {
+        (generated.tokens.clone(), generated.finish_reason)
+    };
     answers.iter().map(text).collect()
 }
 
 /// Requests that shared a pass, at most.
-pub(crate) fn most_shared(answers: &[(Generated, Vec<PassReport>)]) -> usize {
-    let shared =
-        |(_, passes): &(_, Vec<PassReport>)| passes.iter().map(|pass| pass.cost.requests).max();
+pub(crate) fn most_shared(answers: &[(GenerationResult, Vec<PassReport>)]) -> usize {
+    let shared = |(_, passes): &(_, Vec<PassReport>)| {
+        passes.iter().map(|pass| pass.cost.batch_requests).max()
+    };
     answers.iter().filter_map(shared).max().unwrap_or(0)
 }
 
@@ -119,9 +124,9 @@ pub(crate) fn ways() -> Vec<Decoding> {
         ("none", Some(4), "fixed", "explore:branches=3"),
     ];
     let way = |(caching, window, growth, speculation): (&str, _, &str, &str)| Decoding {
-        caching: caching.parse().unwrap(),
-        window,
-        growth: growth.parse().unwrap(),
+        kv_cache: caching.parse().unwrap(),
+        suffix_window: window,
+        canvas_growth: growth.parse().unwrap(),
         speculation: speculation.parse().unwrap(),
     };
     ways.map(way).to_vec()

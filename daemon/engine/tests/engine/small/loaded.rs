@@ -3,20 +3,20 @@
 use std::path::Path;
 
 use sluice_checkpoint::Source;
-use sluice_engine::{Engine, EngineError, Options};
-use sluice_ops::device::{Choice, Number};
+use sluice_engine::{Engine, EngineError, EngineOptions};
+use sluice_ops::device::{DType, DeviceChoice};
 use sluice_plan::PlanError;
 use sluice_shared::level::Level;
 
 use crate::loading::settings;
 
 /// An engine that computes in `f32`.
-pub(crate) fn engine(device: Choice) -> Engine {
-    let options = Options {
+pub(crate) fn engine(device: DeviceChoice) -> Engine {
+    let options = EngineOptions {
         device,
-        number: Some(Number::F32),
+        compute_dtype: Some(DType::F32),
         threads: 1,
-        ..Options::default()
+        ..EngineOptions::default()
     };
     Engine::start(options).unwrap()
 }

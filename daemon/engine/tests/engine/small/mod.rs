@@ -1,6 +1,6 @@
 //! Models of random weights, small enough for a card that a processor stands in for, large enough to be coded.
 
-pub(crate) mod coded;
+pub(crate) mod compressed;
 pub(crate) mod loaded;
 
 use std::{
@@ -8,20 +8,20 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
-use sluice_checkpoint::synth::{Element, Synthesis};
-use sluice_weights::{Naming, Shape};
+use sluice_checkpoint::synth::{SynthDType, SynthOptions};
+use sluice_weights::{Shape, TensorNaming};
 
 /// Of so many layers: each of its units, and those of the head, is up to half a MiB.
 pub(crate) fn shape(layers: usize) -> Shape {
     Shape {
-        naming: Naming::Llada,
+        naming: TensorNaming::Llada,
         layers,
-        width: 256,
-        heads: 4,
+        hidden_size: 256,
+        attention_heads: 4,
         kv_heads: 4,
         head_dim: 64,
-        mlp_width: 512,
-        embedding_rows: 1024,
+        intermediate_size: 512,
+        padded_vocab_size: 1024,
         context_length: 64,
         causal: false,
         tied: false,
@@ -37,15 +37,15 @@ pub(crate) fn write(folder: &Path, layers: usize) -> PathBuf {
 /// Writes one of another shape.
 pub(crate) fn write_shape(folder: &Path, shape: Shape) -> PathBuf {
     let model = folder.join("model");
-    write_as(&model, shape, Element::Bf16, 1);
+    write_as(&model, shape, SynthDType::Bf16, 1);
     model
 }
 
 /// Writes one of other numbers, right there.
-pub(crate) fn write_as(model: &Path, shape: Shape, element: Element, seed: u64) {
-    let synthesis = Synthesis {
+pub(crate) fn write_as(model: &Path, shape: Shape, element: SynthDType, seed: u64) {
+    let synthesis = SynthOptions {
         shape,
-        element,
+        dtype: element,
         seed,
         threads: 2,
     };

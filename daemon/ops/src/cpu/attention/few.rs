@@ -1,7 +1,7 @@
 //! A few queries, one of a text that is written token by token for example: keys and values are multiplied where they lie, since
 //! packing them would take longer.
 
-use super::{Target, Task};
+use super::{AttentionOutput, HeadTask};
 use crate::{
     Activation, AttentionShape,
     cpu::{
@@ -11,11 +11,11 @@ use crate::{
 };
 
 pub(super) fn attend(
-    task: &Task<'_>,
+    task: &HeadTask<'_>,
     shape: AttentionShape,
     q: &Activation,
     scratch: &mut [f32],
-    target: &Target<'_>,
+    target: &AttentionOutput<'_>,
 ) {
     let (dim, rows) = (shape.head_dim, task.rows());
     let tile_keys = task.source.tile_keys();

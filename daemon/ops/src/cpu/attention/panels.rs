@@ -3,12 +3,12 @@
 
 use sluice_weights::HEAD_DIM_MAX;
 
-use super::{TASK_LEN, TASK_ROWS, TILE_KEYS, TILE_LEN, Target, Task};
+use super::{AttentionOutput, HeadTask, TASK_LEN, TASK_ROWS, TILE_KEYS, TILE_LEN};
 use crate::{
     Activation, AttentionShape,
     cpu::{
         exp,
-        kernel::{COLUMNS_MAX, Kernel, Output, ROW_LANES_MAX, Rows},
+        microkernel::{COLUMNS_MAX, MatrixRows, Microkernel, ROW_LANES_MAX, TileOutput},
         scratch::SCRATCH_LEN,
     },
 };
@@ -26,12 +26,12 @@ const _: () = assert!(
 );
 
 pub(super) fn attend(
-    task: &Task<'_>,
+    task: &HeadTask<'_>,
     shape: AttentionShape,
     q: &Activation,
-    kernel: &Kernel,
+    kernel: &Microkernel,
     scratch: &mut [f32],
-    target: &Target<'_>,
+    target: &AttentionOutput<'_>,
 ) {
     let (dim, rows, columns) = (shape.head_dim, task.rows(), kernel.columns);
     let panels = rows.div_ceil(columns);
@@ -53,7 +53,7 @@ pub(super) fn attend(
                 _ => query.fill(0.0),
             }
         }
-        kernel.pack_weights(Rows::new(loose, dim, columns, dim), packed);
+        kernel.pack_weights(MatrixRows::new(loose, dim, columns, dim), packed);
     }
     out.fill(0.0);
     largest.fill(f32::MIN);
@@ -63,13 +63,19 @@ pub(super) fn attend(
         let count = keys.len();
         let packed_keys = &mut packed_keys[..kernel.packed_lanes(count) * dim];
         let (rows_of_keys, stride) = task.source.tile(0, task.kv_head, keys.clone(), tile);
-        kernel.pack_rows(Rows::new(rows_of_keys, stride, count, dim), packed_keys);
+        kernel.pack_rows(
+            MatrixRows::new(rows_of_keys, stride, count, dim),
+            packed_keys,
+        );
         let packed_values = &mut packed_values[..kernel.packed_lanes(dim) * count];
         let (rows_of_values, stride) = task.source.tile(1, task.kv_head, keys, tile);
-        kernel.pack_columns(Rows::new(rows_of_values, stride, count, dim), packed_values);
+        kernel.pack_columns(
+            MatrixRows::new(rows_of_values, stride, count, dim),
+            packed_values,
+        );
         let scores = &mut scores[..count * columns];
         for (panel, queries) in queries.chunks_exact(columns * dim).enumerate() {
-            let to = |start: &mut [f32], adds| Output {
+            let to = |start: &mut [f32], adds| TileOutput {
                 start: start.as_mut_ptr(),
                 stride: columns,
                 columns,
@@ -84,7 +90,7 @@ pub(super) fn attend(
                 continue;
             }
             // SAFETY: a row of scores for each of the keys, and nobody else's.
-            unsafe { kernel.multiply(count, packed_keys, dim, 0, queries, to(scores, false)) };
+            unsafe { kernel.gemm_panel(count, packed_keys, dim, 0, queries, to(scores, false)) };
             if task.seen.is_some() {
                 for (lane, row) in its_rows.enumerate() {
                     let seen = task.seen(row, before, count);
@@ -107,7 +113,7 @@ pub(super) fn attend(
                 }
             }
             // SAFETY: a row for each number of a head, and nobody else's.
-            unsafe { kernel.multiply(dim, packed_values, count, 0, scores, to(out, true)) };
+            unsafe { kernel.gemm_panel(dim, packed_values, count, 0, scores, to(out, true)) };
         }
         before += count;
     }

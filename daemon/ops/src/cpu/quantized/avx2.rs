@@ -4,8 +4,8 @@
 use std::{arch::x86_64::*, mem};
 
 use super::{
-    BLOCK, ByteKernel, Output, ROWS, Row, Tile,
-    kernel::avx2::{KERNEL as WORDS, numbers as numbers_of, vector},
+    BLOCK, ByteKernel, QuantizedRow, ROWS, Tile, TileOutput,
+    microkernel::avx2::{KERNEL as WORDS, elements as numbers_of, vector},
 };
 
 const VECTOR: usize = 8;
@@ -51,13 +51,13 @@ const fn run(bits: u32) -> usize {
 #[target_feature(enable = "avx2,fma")]
 unsafe fn tile<const ROWS: usize, const STEPS: usize, const BITS: u32>(
     x: &[f32],
-    numbers: &[f32],
+    elements: &[f32],
     panel: &[f32],
     scales: &[f32],
-    out: Output,
+    out: TileOutput,
 ) {
     let x = x.as_chunks::<VECTOR>().0.as_chunks::<STEPS>().0;
-    let numbers = numbers.as_chunks::<VECTOR>().0.as_chunks::<2>().0;
+    let numbers = elements.as_chunks::<VECTOR>().0.as_chunks::<2>().0;
     let panel = (panel.as_chunks::<VECTOR>().0.as_chunks::<2>().0)
         .as_chunks::<STEPS>()
         .0;
@@ -132,7 +132,7 @@ fn word(word: f32) -> __m256i {
 unsafe fn round(
     x: &[f32],
     bytes: &mut [i8],
-    numbers: &mut [f32],
+    elements: &mut [f32],
     row: usize,
     lanes: usize,
     group: usize,
@@ -140,7 +140,11 @@ unsafe fn round(
     let (x, _) = x.as_chunks::<VECTOR>().0.as_chunks::<4>();
     let (bytes, _) = bytes.as_chunks_mut::<BLOCK>();
     let per_block = 2 * lanes * BLOCK / group;
-    for ((x, bytes), numbers) in x.iter().zip(bytes).zip(numbers.chunks_exact_mut(per_block)) {
+    for ((x, bytes), numbers) in x
+        .iter()
+        .zip(bytes)
+        .zip(elements.chunks_exact_mut(per_block))
+    {
         let x = x.each_ref().map(|x| vector(x));
         let sign = _mm256_set1_ps(-0.0);
         let sizes = x.map(|x| _mm256_andnot_ps(sign, x));
@@ -196,7 +200,7 @@ fn sum(whole: __m256i) -> i32 {
 }
 
 #[target_feature(enable = "avx2,fma")]
-unsafe fn dot<const GROUP: usize>(weights: &Row<'_, u8>, x: &Row<'_, i8>) -> f32 {
+unsafe fn dot<const GROUP: usize>(weights: &QuantizedRow<'_, u8>, x: &QuantizedRow<'_, i8>) -> f32 {
     let mut sums = [_mm256_setzero_ps(); 2];
     // Each group's scale in the lanes that its products come to.
     let first = match GROUP {

@@ -3,8 +3,8 @@
 use std::{arch::x86_64::*, mem};
 
 use super::{
-    BLOCK, ByteKernel, Output, Row, Tile,
-    kernel::avx512::{KERNEL as WORDS, vector},
+    BLOCK, ByteKernel, QuantizedRow, Tile, TileOutput,
+    microkernel::avx512::{KERNEL as WORDS, vector},
 };
 
 const VECTOR: usize = 16;
@@ -50,14 +50,14 @@ static TILES_OF_32: [Tile; super::ROWS] = [
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn tile<const ROWS: usize, const STEPS: usize>(
     x: &[f32],
-    numbers: &[f32],
+    elements: &[f32],
     panel: &[f32],
     scales: &[f32],
-    out: Output,
+    out: TileOutput,
 ) {
     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
     let x = x.as_chunks::<LANES>().0.as_chunks::<STEPS>().0;
-    let numbers = numbers.as_chunks::<LANES>().0.as_chunks::<2>().0;
+    let numbers = elements.as_chunks::<LANES>().0.as_chunks::<2>().0;
     let panel = panel.as_chunks::<COLUMNS>().0.as_chunks::<STEPS>().0;
     let (scales, minima) = scales.split_at(scales.len() / 2);
     let (scales, _) = scales.as_chunks::<COLUMNS>();
@@ -115,7 +115,7 @@ fn halves(values: &[f32; COLUMNS]) -> [__m512; 2] {
 unsafe fn round(
     x: &[f32],
     bytes: &mut [i8],
-    numbers: &mut [f32],
+    elements: &mut [f32],
     row: usize,
     lanes: usize,
     group: usize,
@@ -123,7 +123,11 @@ unsafe fn round(
     let (x, _) = x.as_chunks::<BLOCK>();
     let (bytes, _) = bytes.as_chunks_mut::<BLOCK>();
     let per_block = 2 * lanes * BLOCK / group;
-    for ((x, bytes), numbers) in x.iter().zip(bytes).zip(numbers.chunks_exact_mut(per_block)) {
+    for ((x, bytes), numbers) in x
+        .iter()
+        .zip(bytes)
+        .zip(elements.chunks_exact_mut(per_block))
+    {
         let x = halves(x);
         let size = _mm512_max_ps(_mm512_abs_ps(x[0]), _mm512_abs_ps(x[1]));
         let odd = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x[0], x[1]);
@@ -160,7 +164,10 @@ unsafe fn round(
 /// # Safety
 /// The CPU has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn dot<const GROUPS: usize>(weights: &Row<'_, u8>, x: &Row<'_, i8>) -> f32 {
+unsafe fn dot<const GROUPS: usize>(
+    weights: &QuantizedRow<'_, u8>,
+    x: &QuantizedRow<'_, i8>,
+) -> f32 {
     let mut sums = [_mm512_setzero_ps(); 3];
     // Each group's scale in the lanes that its products come to.
     let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);

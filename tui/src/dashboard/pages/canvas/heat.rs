@@ -9,11 +9,11 @@ use ratatui::{
 };
 use sluice_proto::v1::CanvasToken;
 
-use super::super::super::view::{Screen, Target};
+use super::super::super::view::{HitTarget, Screen};
 use crate::{
     canvas::{Canvas, Confidence, Look, MASK_MARK, runs},
     paint::{Paint, Role},
-    record::{Cell, Recording},
+    record::{HeatCell, Recording},
     text::{clip, sanitise_line, width},
 };
 
@@ -32,7 +32,7 @@ pub(super) fn draw(
     picture: &Canvas,
     index: Option<usize>,
 ) {
-    screen.target(area, Target::Canvas);
+    screen.hit_area(area, HitTarget::Canvas);
     let paint = screen.paint();
     let inner = screen.pane(area, "Confidence, pass by pass", false);
     let (columns, rows) = (usize::from(inner.width), usize::from(inner.height));
@@ -94,7 +94,7 @@ pub(super) fn draw(
     for (shared, at) in passes.iter().zip(0..) {
         let x = inner.x + u16::try_from(LABEL_COLUMNS + at * wide).unwrap_or(u16::MAX);
         let place = Rect::new(x, inner.y, wide as u16, inner.height);
-        screen.target(place, Target::Pass(shared.end - 1));
+        screen.hit_area(place, HitTarget::Pass(shared.end - 1));
     }
 }
 
@@ -198,18 +198,18 @@ fn axis(
 }
 
 /// Height tells how sure a guess is, a mark what became of it; colour says both again.
-fn drawn(cell: Cell, paint: &Paint) -> (&'static str, Style) {
+fn drawn(cell: HeatCell, paint: &Paint) -> (&'static str, Style) {
     let class = |p| paint.style(Role::from(Confidence::of(p)));
     match cell {
-        Cell::Masked => (" ", paint.style(Role::Masked)),
-        Cell::Provisional(None) => ("?", paint.style(Role::Provisional)),
-        Cell::Provisional(Some(p)) => {
+        HeatCell::Masked => (" ", paint.style(Role::Masked)),
+        HeatCell::Provisional(None) => ("?", paint.style(Role::Provisional)),
+        HeatCell::Provisional(Some(p)) => {
             let shade = (p.clamp(0.0, 1.0) * SHADES.len() as f32) as usize;
             // Bold, slanted or underlined, a bar would be another one.
             let style = class(Some(p)).remove_modifier(Modifier::all());
             (SHADES[shade.min(SHADES.len() - 1)], style)
         }
-        Cell::Fresh(p) => {
+        HeatCell::Fresh(p) => {
             let mark = match Confidence::of(p) {
                 Confidence::High => "●",
                 Confidence::Medium => "◐",
@@ -217,8 +217,8 @@ fn drawn(cell: Cell, paint: &Paint) -> (&'static str, Style) {
             };
             (mark, class(p).remove_modifier(Modifier::UNDERLINED))
         }
-        Cell::Committed => ("─", paint.style(Role::Dim)),
-        Cell::Pinned => (
+        HeatCell::Committed => ("─", paint.style(Role::Dim)),
+        HeatCell::Pinned => (
             "═",
             paint
                 .style(Role::Pinned)
@@ -229,13 +229,13 @@ fn drawn(cell: Cell, paint: &Paint) -> (&'static str, Style) {
 
 fn legend(columns: usize, paint: &Paint) -> Line<'static> {
     let entries = [
-        ("▁", Cell::Provisional(Some(0.1)), " to "),
-        ("█", Cell::Provisional(Some(0.9)), " guess  "),
-        ("●", Cell::Fresh(Some(0.9)), " new  "),
-        ("◐", Cell::Fresh(Some(0.5)), " <0.7  "),
-        ("○", Cell::Fresh(Some(0.1)), " <0.3  "),
-        ("─", Cell::Committed, " committed  "),
-        ("═", Cell::Pinned, " pinned"),
+        ("▁", HeatCell::Provisional(Some(0.1)), " to "),
+        ("█", HeatCell::Provisional(Some(0.9)), " guess  "),
+        ("●", HeatCell::Fresh(Some(0.9)), " new  "),
+        ("◐", HeatCell::Fresh(Some(0.5)), " <0.7  "),
+        ("○", HeatCell::Fresh(Some(0.1)), " <0.3  "),
+        ("─", HeatCell::Committed, " committed  "),
+        ("═", HeatCell::Pinned, " pinned"),
     ];
     let mut spans = Vec::new();
     let mut used = 0;

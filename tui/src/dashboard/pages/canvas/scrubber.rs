@@ -5,7 +5,7 @@ use ratatui::{
     text::{Line, Span},
 };
 
-use super::super::super::view::{Screen, Target};
+use super::super::super::view::{HitTarget, Screen};
 use crate::{paint::Role, record::Recording, text::width};
 
 /// Least columns of the track.
@@ -57,7 +57,7 @@ pub(super) fn draw(
         for column in 0..room {
             let x = u16::try_from(first + column).unwrap_or(u16::MAX);
             let index = (column * last).div_ceil(room - 1);
-            screen.target(Rect::new(x, area.y, 1, 1), Target::Pass(index));
+            screen.hit_area(Rect::new(x, area.y, 1, 1), HitTarget::Pass(index));
         }
     }
     spans.push(Span::styled(state, screen.style(role)));

@@ -11,14 +11,14 @@ use sluice_shared::units;
 
 use super::{
     super::super::{
-        chat::{Asked, Choice, Speaker, Turn, What},
-        state::State,
-        view::{Screen, Shape, Target},
+        chat::{AnswerTarget, PendingAnswer, Speaker, Turn, WordChoice},
+        state::DashboardState,
+        view::{HitTarget, Screen, ScreenShape},
     },
     LIST_COLUMNS,
 };
 use crate::{
-    canvas::{Canvas, Look, MASK_MARK, Run, runs, wrap},
+    canvas::{Canvas, Look, MASK_MARK, TextRun, runs, wrap},
     paint::{Paint, Role},
     text::{clip, sanitise, sanitise_line},
 };
@@ -28,9 +28,9 @@ const INDENT: &str = "  ";
 
 /// Columns of text on a screen of so many columns and rows.
 pub(super) fn columns(size: (u16, u16)) -> usize {
-    let beside = match Shape::of_size(size) {
-        Shape::Wide => LIST_COLUMNS,
-        Shape::Tall | Shape::Small => 0,
+    let beside = match ScreenShape::of_size(size) {
+        ScreenShape::Wide => LIST_COLUMNS,
+        ScreenShape::Tall | ScreenShape::Small => 0,
     };
     text_columns(size.0.saturating_sub(beside))
 }
@@ -40,7 +40,7 @@ fn text_columns(pane: u16) -> usize {
 }
 
 /// Lines of the open conversation.
-pub(super) fn lines(state: &State) -> isize {
+pub(super) fn lines(state: &DashboardState) -> isize {
     let rows = sheet(state, columns(state.size) + INDENT.len()).rows;
     isize::try_from(rows).unwrap_or(isize::MAX)
 }
@@ -63,7 +63,7 @@ struct Part {
 
 enum Text {
     /// What was said, as it was laid out once.
-    Said(Arc<Vec<Vec<Run>>>),
+    Said(Arc<Vec<Vec<TextRun>>>),
     /// What changes from one picture to the next.
     New(Vec<Line<'static>>),
 }
@@ -107,10 +107,10 @@ impl Sheet {
 pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect, title: &str) {
     let state = screen.state;
     let inner = screen.pane(area, title, false);
-    screen.target(inner, Target::Canvas);
+    screen.hit_area(inner, HitTarget::Canvas);
     let sheet = sheet(state, usize::from(inner.width));
     if sheet.rows == 0 {
-        let words = "nothing said yet; write a prompt below";
+        let words = "no messages yet; write a prompt below";
         let line = Line::styled(
             clip(words, usize::from(inner.width)),
             screen.style(Role::Dim),
@@ -128,7 +128,7 @@ pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect, title: &str) {
             let line = |line: usize| u16::try_from(line).unwrap_or(u16::MAX);
             let y = inner.y + line(top - first);
             let place = Rect::new(inner.x, y, inner.width, line(bottom - top));
-            screen.target(place, Target::Row(index));
+            screen.hit_area(place, HitTarget::Row(index));
         }
     }
     let lines = sheet.lines(first..(first + rows).min(total), screen.paint());
@@ -140,7 +140,7 @@ pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect, title: &str) {
 }
 
 /// The first line that is shown, of as many rows as there are.
-fn first_line(sheet: &Sheet, state: &State, rows: usize) -> usize {
+fn first_line(sheet: &Sheet, state: &DashboardState, rows: usize) -> usize {
     let last = sheet.rows.saturating_sub(rows);
     let message = state.chat.selected.and_then(|at| sheet.messages.get(at));
     let first = match (sheet.cursor, message) {
@@ -155,15 +155,15 @@ fn first_line(sheet: &Sheet, state: &State, rows: usize) -> usize {
         .min(last)
 }
 
-fn sheet(state: &State, columns: usize) -> Sheet {
+fn sheet(state: &DashboardState, columns: usize) -> Sheet {
     let mut sheet = Sheet::default();
     let chat = &state.chat;
-    let asked = chat.asked_here();
+    let asked = chat.pending_here();
     for (index, turn) in chat.conversation().turns.iter().enumerate() {
         let is_selected = chat.selected == Some(index);
-        let asked = asked.filter(|asked| match &asked.what {
-            What::Again { turn } | What::Words { turn, .. } => *turn == index,
-            What::Answer { .. } => false,
+        let asked = asked.filter(|asked| match &asked.target {
+            AnswerTarget::Again { turn } | AnswerTarget::Words { turn, .. } => *turn == index,
+            AnswerTarget::Answer { .. } => false,
         });
         let choice = chat.choice.as_ref().filter(|choice| choice.turn == index);
         let mut own = Message {
@@ -175,12 +175,15 @@ fn sheet(state: &State, columns: usize) -> Sheet {
         match (asked, choice) {
             (Some(asked), _) => own.running(state, asked, Some(turn)),
             (None, Some(choice)) => own.choosing(turn, choice),
-            (None, None) => own.turn(turn, chat.laid.lines(index, &turn.text, own.text_columns())),
+            (None, None) => own.turn(
+                turn,
+                chat.layout.lines(index, &turn.text, own.text_columns()),
+            ),
         }
     }
     let turns = chat.conversation().turns.len();
     if let Some(asked) = asked
-        && let What::Answer { prompt } = &asked.what
+        && let AnswerTarget::Answer { prompt } = &asked.target
     {
         let mut own = Message {
             sheet: &mut sheet,
@@ -188,7 +191,7 @@ fn sheet(state: &State, columns: usize) -> Sheet {
             columns,
             is_selected: false,
         };
-        let laid = chat.laid.lines(turns, prompt, own.text_columns());
+        let laid = chat.layout.lines(turns, prompt, own.text_columns());
         own.turn(&Turn::new(Speaker::User, prompt.clone()), laid);
         own.running(state, asked, None);
     }
@@ -199,7 +202,7 @@ fn sheet(state: &State, columns: usize) -> Sheet {
             columns,
             is_selected: false,
         };
-        let laid = chat.laid.lines(index, prompt, own.text_columns());
+        let laid = chat.layout.lines(index, prompt, own.text_columns());
         let words = "waits for the answer above";
         own.write("you", words, Role::Warning, Text::Said(laid));
     }
@@ -218,7 +221,7 @@ struct Message<'a> {
 
 impl Message<'_> {
     /// What was said, once it is said.
-    fn turn(&mut self, turn: &Turn, laid: Arc<Vec<Vec<Run>>>) {
+    fn turn(&mut self, turn: &Turn, laid: Arc<Vec<Vec<TextRun>>>) {
         let (name, words) = match turn.speaker {
             Speaker::User => ("you", String::new()),
             Speaker::Assistant => ("model", figures(turn)),
@@ -227,12 +230,12 @@ impl Message<'_> {
     }
 
     /// An answer of which words are chosen.
-    fn choosing(&mut self, turn: &Turn, choice: &Choice) {
+    fn choosing(&mut self, turn: &Turn, choice: &WordChoice) {
         let cursor = choice.words.get(choice.at).cloned().unwrap_or_default();
         let span = choice.span().unwrap_or_default();
         let words = match choice.from {
-            None => "Space begins the span here, Enter writes this word anew",
-            Some(_) => "arrows extend the span, Enter writes it anew",
+            None => "Space starts the span here, Enter rewrites this word",
+            Some(_) => "arrows extend the span, Enter rewrites it",
         };
         let (cursor_style, span_style) = (
             self.paint.style(Role::Focus),
@@ -263,7 +266,7 @@ impl Message<'_> {
             }
         });
         let columns = self.text_columns();
-        let places = places(&turn.text, &choice.words, columns);
+        let places = word_positions(&turn.text, &choice.words, columns);
         let line = places.get(choice.at).map_or(0, |(line, _)| *line);
         self.sheet.cursor = Some(self.sheet.rows + 1 + line);
         let lines = styled(wrap(&pieces, columns), style);
@@ -271,13 +274,13 @@ impl Message<'_> {
     }
 
     /// An answer that is being written, all of it or some words.
-    fn running(&mut self, state: &State, asked: &Asked, turn: Option<&Turn>) {
+    fn running(&mut self, state: &DashboardState, asked: &PendingAnswer, turn: Option<&Turn>) {
         let own = state.requests.own(asked.serial);
         let id = own.and_then(|own| own.request_id);
         let canvas = id.and_then(|id| state.requests.canvas(id));
         let words = progress(canvas);
         let started = canvas.filter(|canvas| canvas.started.is_some());
-        let runs = match (started, &asked.what, turn) {
+        let runs = match (started, &asked.target, turn) {
             (Some(canvas), ..) => {
                 let tokens = canvas.all_tokens();
                 let mut runs = runs(&tokens, canvas.shows_ids());
@@ -289,7 +292,7 @@ impl Message<'_> {
                 }
                 runs
             }
-            (None, What::Words { span, .. }, Some(turn)) => {
+            (None, AnswerTarget::Words { span, .. }, Some(turn)) => {
                 pieces(&turn.text, span, |text, is_inside| match is_inside {
                     true => vec![run(&masked(text), Look::Masked)],
                     false => vec![run(text, Look::Committed)],
@@ -376,7 +379,11 @@ fn progress(canvas: Option<&Canvas>) -> String {
 }
 
 /// Text with what lies in `span` apart from what lies around it.
-fn pieces(text: &str, span: &Range<usize>, run: impl Fn(&str, bool) -> Vec<Run>) -> Vec<Run> {
+fn pieces(
+    text: &str,
+    span: &Range<usize>,
+    run: impl Fn(&str, bool) -> Vec<TextRun>,
+) -> Vec<TextRun> {
     let part = |range: Range<usize>| text.get(range).unwrap_or_default();
     let end = span.end.min(text.len());
     let start = span.start.min(end);
@@ -386,8 +393,8 @@ fn pieces(text: &str, span: &Range<usize>, run: impl Fn(&str, bool) -> Vec<Run>)
     runs
 }
 
-fn run(text: &str, look: Look) -> Run {
-    Run {
+fn run(text: &str, look: Look) -> TextRun {
+    TextRun {
         text: sanitise(text),
         look,
     }
@@ -403,18 +410,18 @@ fn masked(text: &str) -> String {
     text.chars().map(shape).collect()
 }
 
-fn styled(lines: Vec<Vec<Run>>, style: impl Fn(Look) -> Style) -> Vec<Line<'static>> {
+fn styled(lines: Vec<Vec<TextRun>>, style: impl Fn(Look) -> Style) -> Vec<Line<'static>> {
     let line = |line| styled_line(line, &style);
     lines.into_iter().map(line).collect()
 }
 
-fn styled_line(line: Vec<Run>, style: impl Fn(Look) -> Style) -> Line<'static> {
-    let span = |run: Run| Span::styled(run.text, style(run.look));
+fn styled_line(line: Vec<TextRun>, style: impl Fn(Look) -> Style) -> Line<'static> {
+    let span = |run: TextRun| Span::styled(run.text, style(run.look));
     Line::from(line.into_iter().map(span).collect::<Vec<_>>())
 }
 
 /// Line and column at which each word begins, in a text laid out in so many columns.
-fn places(text: &str, words: &[Range<usize>], columns: usize) -> Vec<(usize, usize)> {
+fn word_positions(text: &str, words: &[Range<usize>], columns: usize) -> Vec<(usize, usize)> {
     // Words take turns in two looks, and what lies between them has a third: so they can be told apart once laid out.
     let looks = [Look::Committed, Look::Provisional];
     let mut runs = Vec::new();
@@ -443,8 +450,8 @@ fn places(text: &str, words: &[Range<usize>], columns: usize) -> Vec<(usize, usi
 }
 
 /// The word nearest to the cursor, so many lines further down.
-pub(super) fn word_below(text: &str, choice: &Choice, columns: usize, by: isize) -> usize {
-    let places = places(text, &choice.words, columns);
+pub(super) fn word_below(text: &str, choice: &WordChoice, columns: usize, by: isize) -> usize {
+    let places = word_positions(text, &choice.words, columns);
     let Some((line, column)) = places.get(choice.at).copied() else {
         return choice.at;
     };
@@ -473,14 +480,14 @@ mod tests {
     #[test]
     fn words_are_found_where_the_layout_puts_them() {
         let text = "one two  three\nabcdefghij 日本 x";
-        let choice = Choice::of(0, text).expect("words");
+        let choice = WordChoice::of(0, text).expect("words");
         let expected = [(0, 0), (0, 4), (1, 0), (2, 0), (3, 3), (3, 5), (4, 0)];
-        assert_eq!(places(text, &choice.words, 8), expected);
+        assert_eq!(word_positions(text, &choice.words, 8), expected);
     }
 
     #[test]
     fn the_cursor_goes_to_the_nearest_word_of_a_line() {
-        let mut choice = Choice::of(0, "one two\n\nthree four").expect("words");
+        let mut choice = WordChoice::of(0, "one two\n\nthree four").expect("words");
         let text = "one two\n\nthree four";
         choice.at = 1;
         assert_eq!(word_below(text, &choice, 20, 1), 3);

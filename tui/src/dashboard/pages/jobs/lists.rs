@@ -9,8 +9,8 @@ use sluice_shared::units;
 
 use super::super::{
     super::{
-        jobs::{Ended, Jobs, List, Outcome, Unit, Work},
-        view::{Screen, Shape, Target},
+        jobs::{EndedWork, Jobs, JobsPane, ProgressUnit, Work, WorkOutcome},
+        view::{HitTarget, Screen, ScreenShape},
     },
     table::{Cell, Column, Table, bar, column},
 };
@@ -36,7 +36,7 @@ const WORK: &[Column] = &[
 
 pub(super) fn draw_work(screen: &mut Screen<'_, '_>, area: Rect) {
     let state = screen.state;
-    let is_focused = state.jobs.list == List::Work;
+    let is_focused = state.jobs.list == JobsPane::Work;
     let (running, ended) = state.works();
     let title = match running.len() {
         0 => "Jobs: none runs".to_owned(),
@@ -62,7 +62,7 @@ pub(super) fn draw_work(screen: &mut Screen<'_, '_>, area: Rect) {
         rows,
         selected: Some(at),
         is_focused,
-        target: Target::Row,
+        target: HitTarget::Row,
     };
     draw_with_foot(screen, inner, &table, about);
 }
@@ -93,7 +93,7 @@ fn nothing(screen: &mut Screen<'_, '_>, area: Rect, otherwise: &str) {
 }
 
 fn work_row(jobs: &Jobs, work: &Work) -> Vec<Cell> {
-    let far = work.far.as_ref();
+    let far = work.progress.as_ref();
     let share = far.and_then(|far| far.share());
     let unknown = || Cell::styled("–", Role::Dim);
     let rate = jobs.rate(&work.task).zip(far);
@@ -105,9 +105,9 @@ fn work_row(jobs: &Jobs, work: &Work) -> Vec<Cell> {
         far.map_or_else(unknown, |far| far.words().into()),
         rate.map_or_else(unknown, |(rate, far)| {
             match far.unit {
-                Unit::Bytes => format!("{}/s", units::bytes(rate as u64)),
-                Unit::Passes => format!("{rate:.1} passes/s"),
-                Unit::Steps => format!("{rate:.1} steps/s"),
+                ProgressUnit::Bytes => format!("{}/s", units::bytes(rate as u64)),
+                ProgressUnit::Passes => format!("{rate:.1} passes/s"),
+                ProgressUnit::Steps => format!("{rate:.1} steps/s"),
             }
             .into()
         }),
@@ -120,13 +120,13 @@ fn work_row(jobs: &Jobs, work: &Work) -> Vec<Cell> {
     ]
 }
 
-fn ended_row(ended: &Ended) -> Vec<Cell> {
+fn ended_row(ended: &EndedWork) -> Vec<Cell> {
     let (word, role) = match &ended.outcome {
-        Outcome::Asked => ("ended", Role::Dim),
-        Outcome::Done(_) => ("done", Role::Good),
-        Outcome::Cancelled => ("stopped", Role::Warning),
-        Outcome::Failed(_) => ("failed", Role::Bad),
-        Outcome::Unknown => ("ended", Role::Warning),
+        WorkOutcome::Pending => ("ended", Role::Dim),
+        WorkOutcome::Done(_) => ("done", Role::Good),
+        WorkOutcome::Cancelled => ("stopped", Role::Warning),
+        WorkOutcome::Failed(_) => ("failed", Role::Bad),
+        WorkOutcome::Unknown => ("ended", Role::Warning),
     };
     let (words, _) = about_ended(ended);
     vec![
@@ -145,9 +145,11 @@ fn ended_row(ended: &Ended) -> Vec<Cell> {
 }
 
 fn about_work(work: &Work) -> (String, Role) {
-    let far = work.far.map_or("how far is not known".to_owned(), |far| {
-        format!("{} done", far.words())
-    });
+    let far = work
+        .progress
+        .map_or("how far is not known".to_owned(), |far| {
+            format!("{} done", far.words())
+        });
     let at = match work.at.as_str() {
         "" => String::new(),
         at => format!(", at {at}"),
@@ -156,13 +158,13 @@ fn about_work(work: &Work) -> (String, Role) {
     (words, Role::Committed)
 }
 
-fn about_ended(ended: &Ended) -> (String, Role) {
+fn about_ended(ended: &EndedWork) -> (String, Role) {
     match &ended.outcome {
-        Outcome::Asked => ("ended; the daemon is asked how".to_owned(), Role::Dim),
-        Outcome::Done(words) => (words.clone(), Role::Good),
-        Outcome::Cancelled => ("cancelled".to_owned(), Role::Warning),
-        Outcome::Failed(why) => (format!("failed: {why}"), Role::Bad),
-        Outcome::Unknown => ("ended; how is not known".to_owned(), Role::Warning),
+        WorkOutcome::Pending => ("ended; the daemon is asked how".to_owned(), Role::Dim),
+        WorkOutcome::Done(words) => (words.clone(), Role::Good),
+        WorkOutcome::Cancelled => ("cancelled".to_owned(), Role::Warning),
+        WorkOutcome::Failed(why) => (format!("failed: {why}"), Role::Bad),
+        WorkOutcome::Unknown => ("ended; how is not known".to_owned(), Role::Warning),
     }
 }
 
@@ -182,7 +184,7 @@ const MODELS: &[Column] = &[
 
 pub(super) fn draw_models(screen: &mut Screen<'_, '_>, area: Rect) {
     let state = screen.state;
-    let is_focused = state.jobs.list == List::Models;
+    let is_focused = state.jobs.list == JobsPane::Models;
     let models = state.models();
     let title = match &state.jobs.models {
         Some(all) => format!("Models: {}", all.len()),
@@ -208,12 +210,12 @@ pub(super) fn draw_models(screen: &mut Screen<'_, '_>, area: Rect) {
         rows: models.iter().map(|model| model_row(model)).collect(),
         selected: at,
         is_focused,
-        target: Target::OtherRow,
+        target: HitTarget::OtherRow,
     };
     let about = selected.map(about_model);
     match screen.shape {
-        Shape::Small => table.draw(screen, inner),
-        Shape::Wide | Shape::Tall => draw_with_foot(screen, inner, &table, about),
+        ScreenShape::Small => table.draw(screen, inner),
+        ScreenShape::Wide | ScreenShape::Tall => draw_with_foot(screen, inner, &table, about),
     }
 }
 

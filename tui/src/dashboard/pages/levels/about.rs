@@ -5,15 +5,15 @@ use ratatui::{
     text::{Line, Span},
 };
 use sluice_proto::v1::Plan;
-use sluice_report::plan::switch_time;
+use sluice_report::plan::switch_estimate;
 use sluice_shared::{level::Level, units};
 
 use super::super::{
     super::{
-        levels::Standing,
+        levels::ChangeStanding,
         panels::memory::kind_look,
-        state::State,
-        view::{Screen, Shape},
+        state::DashboardState,
+        view::{Screen, ScreenShape},
     },
     table::bar,
 };
@@ -32,12 +32,14 @@ pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     let level = state.level();
     // A frame takes more rows than small screens have to give.
     let inner = match screen.shape {
-        Shape::Small => area,
-        Shape::Wide | Shape::Tall => screen.pane(area, &format!("Level {level}"), false),
+        ScreenShape::Small => area,
+        ScreenShape::Wide | ScreenShape::Tall => {
+            screen.pane(area, &format!("Level {level}"), false)
+        }
     };
     let columns = usize::from(inner.width);
     let mut all = Vec::new();
-    if let (Shape::Small, Some(bytes)) = (screen.shape, state.levels.tried) {
+    if let (ScreenShape::Small, Some(bytes)) = (screen.shape, state.levels.tried) {
         // There is no title to say it.
         let words = format!("as if the budget were {}", units::bytes(bytes));
         all.push(Line::styled(words, screen.style(Role::Warning)));
@@ -47,7 +49,7 @@ pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
 }
 
 /// The lines, those first that few rows must not cut off.
-fn lines(state: &State, level: Level, columns: usize) -> Vec<Line<'static>> {
+fn lines(state: &DashboardState, level: Level, columns: usize) -> Vec<Line<'static>> {
     let paint = &state.paint;
     let mut lines = Vec::new();
     let mut say = |words: &str, role: Role| {
@@ -60,7 +62,7 @@ fn lines(state: &State, level: Level, columns: usize) -> Vec<Line<'static>> {
     if let Some(problem) = state.levels.problem(level) {
         say(&problem, Role::Bad);
     }
-    say(level.about(), Role::Dim);
+    say(level.summary(), Role::Dim);
     say(&fidelity(state, level), Role::Committed);
     let Some(plan) = state.levels.plan(level) else {
         return lines;
@@ -76,7 +78,7 @@ fn lines(state: &State, level: Level, columns: usize) -> Vec<Line<'static>> {
 }
 
 /// What is under way, and what the last change did.
-fn progress(state: &State) -> Vec<(String, Role)> {
+fn progress(state: &DashboardState) -> Vec<(String, Role)> {
     let mut lines = Vec::new();
     let levels = &state.levels;
     let snapshot = state.snapshot();
@@ -106,9 +108,9 @@ fn progress(state: &State) -> Vec<(String, Role)> {
     }
     if let Some(change) = &levels.change {
         let role = match change.standing() {
-            Standing::UnderWay => Role::Dim,
-            Standing::Applied => Role::Good,
-            Standing::Failed => Role::Bad,
+            ChangeStanding::UnderWay => Role::Dim,
+            ChangeStanding::Applied => Role::Good,
+            ChangeStanding::Failed => Role::Bad,
         };
         lines.push((change.words(), role));
     }
@@ -131,7 +133,7 @@ fn progress(state: &State) -> Vec<(String, Role)> {
     lines
 }
 
-fn fidelity(state: &State, level: Level) -> String {
+fn fidelity(state: &DashboardState, level: Level) -> String {
     match (state.is_lossless(level), state.fidelity_of(level)) {
         (Some(true), _) => "fidelity: exact; answers are those of the checkpoint's weights".into(),
         (_, Some(known)) => format!(
@@ -153,7 +155,7 @@ fn facts(plan: &Plan) -> Vec<String> {
         .as_ref()
         .filter(|slots| slots.count > 0);
     if let Some(slots) = slots.filter(|_| plan.streamed_bytes_per_pass > 0) {
-        streamed += &format!(" through {}", plans::slots(slots));
+        streamed += &format!(" through {}", plans::staging_buffers(slots));
     }
     if plan.pinned_host_bytes > 0 {
         streamed += &format!(
@@ -188,11 +190,11 @@ fn facts(plan: &Plan) -> Vec<String> {
         known(plan.requests)
     );
     if let Some(kv) = &plan.kv_cache_format {
-        for_what += &format!("; keys and values in {kv}");
+        for_what += &format!("; KV cache in {kv}");
     }
     let mut facts = vec![streamed, pass];
     if let Some(time) = &plan.switch_estimate {
-        facts.push(format!("switch: {}", switch_time(time)));
+        facts.push(format!("switch: {}", switch_estimate(time)));
     }
     facts.push(for_what);
     facts

@@ -1,14 +1,14 @@
 //! Putting a level or a budget in force: the daemon is asked what that leads to, and the user where it is lossy or slow.
 
 use sluice_proto::v1::{ApplyRequest, Plan, PlanRequest, Snapshot};
-use sluice_report::plan::switch_time;
+use sluice_report::plan::switch_estimate;
 use sluice_shared::{level::Level, units};
 
 use super::super::super::{
     event::Effect,
     keys::Mode,
-    levels::Wanted,
-    state::{State, Then},
+    levels::PendingChoice,
+    state::{AfterYes, DashboardState},
 };
 use crate::plans;
 
@@ -17,7 +17,7 @@ const SLOW_FACTOR: f64 = 1.5;
 
 /// Puts a level in force, a budget, or both; what isn't given stays. Asks first where that is lossy or slow.
 pub(in super::super::super) fn choose(
-    state: &mut State,
+    state: &mut DashboardState,
     level: Option<Level>,
     budget_bytes: Option<u64>,
     effects: &mut Vec<Effect>,
@@ -48,7 +48,7 @@ pub(in super::super::super) fn choose(
         ..Default::default()
     };
     state.tell(format!("asking what {} leads to", named(&request)));
-    state.levels.wanted = Some(Wanted { serial, request });
+    state.levels.pending = Some(PendingChoice { serial, request });
     effects.push(Effect::AskPlan {
         serial,
         request: Box::new(question),
@@ -56,10 +56,10 @@ pub(in super::super::super) fn choose(
 }
 
 /// Goes back to the budget that holds where nobody sets one. What that is only the daemon knows, so it always asks.
-pub(in super::super::super) fn default_budget(state: &mut State) {
+pub(in super::super::super) fn default_budget(state: &mut DashboardState) {
     let settings = latest(state).and_then(|latest| latest.settings.as_ref());
     if settings.is_some_and(|settings| settings.is_default_budget) && !is_switching(state) {
-        state.tell("nobody set a budget: the daemon's own is in force already");
+        state.tell("no budget was set: the daemon's default is already in force");
         return;
     }
     let request = ApplyRequest {
@@ -69,26 +69,26 @@ pub(in super::super::super) fn default_budget(state: &mut State) {
     state.ask(
         "Go back to the daemon's own budget? What that leads to is not known.",
         vec![Effect::Apply(Box::new(request))],
-        Then::Nothing,
+        AfterYes::Nothing,
     );
 }
 
 /// Takes what the daemon says of a choice that waits for it.
-pub(super) fn foreseen(
-    state: &mut State,
+pub(super) fn predicted(
+    state: &mut DashboardState,
     serial: u64,
     answer: Result<Box<Plan>, String>,
     effects: &mut Vec<Effect>,
 ) {
     let levels = &mut state.levels;
-    if let Some(wanted) = levels.wanted.take_if(|wanted| wanted.serial == serial) {
+    if let Some(wanted) = levels.pending.take_if(|wanted| wanted.serial == serial) {
         judge(state, wanted.request, answer, effects);
     }
 }
 
 /// Lets go of a choice that waits to be judged: what it would be compared with is no longer in force.
-pub(super) fn forget(state: &mut State) {
-    if let Some(wanted) = state.levels.wanted.take() {
+pub(super) fn forget(state: &mut DashboardState) {
+    if let Some(wanted) = state.levels.pending.take() {
         let named = named(&wanted.request);
         state.warn(format!(
             "{named} was not asked for: the model or the settings changed meanwhile"
@@ -98,7 +98,7 @@ pub(super) fn forget(state: &mut State) {
 
 /// Asks for a choice of which is known what it leads to, or first whether to.
 fn judge(
-    state: &mut State,
+    state: &mut DashboardState,
     request: ApplyRequest,
     answer: Result<Box<Plan>, String>,
     effects: &mut Vec<Effect>,
@@ -109,7 +109,7 @@ fn judge(
         Err(problem) => return state.warn(problem),
     };
     let named = named(&request);
-    let doubts = doubts(state, &plan);
+    let doubts = warnings(state, &plan);
     let takes = takes(&plan);
     let effect = Effect::Apply(Box::new(request));
     if doubts.is_empty() {
@@ -121,7 +121,7 @@ fn judge(
         if let Some(takes) = takes {
             text += &format!(" The switch takes {takes}.");
         }
-        state.ask(text, vec![effect], Then::Nothing);
+        state.ask(text, vec![effect], AfterYes::Nothing);
     } else {
         // Whoever began to write meanwhile must not answer by that.
         let doubts = doubts.join(" ");
@@ -133,7 +133,7 @@ fn judge(
 fn takes(plan: &Plan) -> Option<String> {
     let time = plan.switch_estimate.as_ref();
     let time = time.filter(|time| time.read_bytes > 0 || time.converted_weights > 0);
-    time.map(switch_time)
+    time.map(switch_estimate)
 }
 
 /// What is to be put in force, in words.
@@ -148,16 +148,16 @@ fn named(request: &ApplyRequest) -> String {
 }
 
 /// The latest snapshot: what is decided doesn't hang on a frozen screen.
-fn latest(state: &State) -> Option<&Snapshot> {
+fn latest(state: &DashboardState) -> Option<&Snapshot> {
     state.latest.as_ref().map(|(latest, _)| &**latest)
 }
 
-fn is_switching(state: &State) -> bool {
+fn is_switching(state: &DashboardState) -> bool {
     latest(state).is_some_and(|latest| latest.weight_switch.is_some())
 }
 
 /// Whether a choice changes nothing. While a switch runs everything does: the settings are still those before it.
-fn is_in_force(state: &State, level: Option<Level>, budget_bytes: Option<u64>) -> bool {
+fn is_in_force(state: &DashboardState, level: Option<Level>, budget_bytes: Option<u64>) -> bool {
     let settings = latest(state).and_then(|latest| latest.settings.as_ref());
     let Some(settings) = settings.filter(|_| !is_switching(state)) else {
         return false;
@@ -173,7 +173,7 @@ fn is_in_force(state: &State, level: Option<Level>, budget_bytes: Option<u64>) -
 }
 
 /// Why to ask before a plan is put in force: sentences, none where all is well.
-fn doubts(state: &State, plan: &Plan) -> Vec<String> {
+fn warnings(state: &DashboardState, plan: &Plan) -> Vec<String> {
     let present = latest(state).and_then(|latest| latest.plan.as_ref());
     let mut doubts: Vec<_> = loss(state, plan, present).into_iter().collect();
     let before = present.and_then(|present| present.pass_ms);
@@ -184,13 +184,13 @@ fn doubts(state: &State, plan: &Plan) -> Vec<String> {
             pass / before
         )),
         (Some(_), _) => {}
-        (None, _) => doubts.push("How long a pass would take can't be predicted.".to_owned()),
+        (None, _) => doubts.push("The time of a pass can't be predicted.".to_owned()),
     }
     doubts
 }
 
 /// What a plan loses that the present one doesn't.
-fn loss(state: &State, plan: &Plan, present: Option<&Plan>) -> Option<String> {
+fn loss(state: &DashboardState, plan: &Plan, present: Option<&Plan>) -> Option<String> {
     if plan.is_lossless {
         return None;
     }
@@ -202,7 +202,7 @@ fn loss(state: &State, plan: &Plan, present: Option<&Plan>) -> Option<String> {
             None => "by how much was not measured".to_owned(),
         };
         return Some(format!(
-            "It is lossy: answers are no longer exactly those of the checkpoint's weights; {measured}."
+            "It is lossy: answers will differ from those of the checkpoint's weights; {measured}."
         ));
     };
     let both = fidelity(plan).zip(fidelity(present));
@@ -225,8 +225,8 @@ fn loss(state: &State, plan: &Plan, present: Option<&Plan>) -> Option<String> {
 }
 
 /// Goes back to what the model was loaded with; asks first where that takes more memory or time.
-pub(in super::super::super) fn restore(state: &mut State, effects: &mut Vec<Effect>) {
-    let words = "what the model was loaded with";
+pub(in super::super::super) fn restore(state: &mut DashboardState, effects: &mut Vec<Effect>) {
+    let words = "the settings the model was loaded with";
     let levels = &state.levels;
     let settings = state
         .snapshot()
@@ -259,12 +259,14 @@ pub(in super::super::super) fn restore(state: &mut State, effects: &mut Vec<Effe
                 )
             })
         }
-        _ => Some(format!("Go back to {words}? What that takes is not known.")),
+        _ => Some(format!(
+            "Go back to {words}? Its memory and time are unknown."
+        )),
     };
     match question {
-        Some(question) => state.ask(question, vec![Effect::Restore], Then::Nothing),
+        Some(question) => state.ask(question, vec![Effect::Restore], AfterYes::Nothing),
         None => {
-            state.tell(format!("{words} was asked for"));
+            state.tell(format!("{words} was requested"));
             effects.push(Effect::Restore);
         }
     }

@@ -6,9 +6,9 @@ use sluice_shared::{level::Level, units};
 
 use super::super::{
     super::{
-        levels::{List, percent},
-        state::State,
-        view::{Screen, Target},
+        levels::{LevelsPane, percent},
+        state::DashboardState,
+        view::{HitTarget, Screen},
     },
     table::{Cell, Column, Table, bar, column},
 };
@@ -34,7 +34,7 @@ const COLUMNS: &[Column] = &[
 
 pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect, is_framed: bool) {
     let state = screen.state;
-    let is_focused = state.levels.list == List::Levels;
+    let is_focused = state.levels.list == LevelsPane::Levels;
     let inner = match is_framed {
         true => screen.pane(area, &title(state), is_focused),
         false => area,
@@ -46,12 +46,12 @@ pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect, is_framed: bool) {
         rows: rows.collect(),
         selected: Level::ALL.iter().position(|level| *level == state.level()),
         is_focused,
-        target: Target::Row,
+        target: HitTarget::Row,
     };
     table.draw(screen, inner);
 }
 
-fn title(state: &State) -> String {
+fn title(state: &DashboardState) -> String {
     let settings = state.snapshot().and_then(|s| s.settings.as_ref());
     match (state.levels.tried, settings) {
         (Some(bytes), _) => format!(
@@ -66,7 +66,7 @@ fn title(state: &State) -> String {
     }
 }
 
-fn row(state: &State, level: Level) -> Vec<Cell> {
+fn row(state: &DashboardState, level: Level) -> Vec<Cell> {
     let mut name = level.name().to_owned();
     let is_now = state.level_in_force() == Some(level);
     let answer = state.levels.answers.get(&level);
@@ -89,7 +89,7 @@ fn row(state: &State, level: Level) -> Vec<Cell> {
     cells
 }
 
-fn figures(state: &State, level: Level, plan: &Plan) -> [Cell; 10] {
+fn figures(state: &DashboardState, level: Level, plan: &Plan) -> [Cell; 10] {
     let present = state.snapshot().and_then(|snapshot| snapshot.plan.as_ref());
     let share = plan.peak_bytes as f64 / plan.budget_bytes.max(1) as f64;
     let (weights, role) = match (plan.is_loadable, plan.is_lossless) {

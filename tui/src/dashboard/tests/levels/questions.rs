@@ -3,13 +3,13 @@
 use super::*;
 
 /// A daemon where nothing was asked yet, and its commands.
-fn bare() -> State {
+fn bare() -> DashboardState {
     let mut state = idle();
     press(&mut state, KeyCode::Esc);
     state
 }
 
-fn command(state: &mut State, line: &str) -> Vec<Effect> {
+fn command(state: &mut DashboardState, line: &str) -> Vec<Effect> {
     press(state, KeyCode::Char(':'));
     write(state, line);
     press(state, KeyCode::Enter)
@@ -27,7 +27,7 @@ fn asks_plan(serial: u64, level: Option<Level>, budget_bytes: Option<u64>) -> Ef
 }
 
 fn foreseen(serial: u64, plan: Plan) -> Event {
-    Event::Foreseen {
+    Event::Predicted {
         serial,
         answer: Ok(Box::new(plan)),
     }
@@ -46,7 +46,7 @@ fn switching(level: &str) -> Event {
     })
 }
 
-fn told(state: &State) -> &str {
+fn told(state: &DashboardState) -> &str {
     &state.message.as_ref().expect("told").text
 }
 
@@ -89,7 +89,7 @@ fn a_level_that_the_daemon_refuses_to_plan_is_not_asked_for() {
     let mut state = bare();
     command(&mut state, "level off");
     let answer = Err("a budget of 4.00 GiB is too small".to_owned());
-    let effects = feed(&mut state, Event::Foreseen { serial: 1, answer });
+    let effects = feed(&mut state, Event::Predicted { serial: 1, answer });
     assert_eq!((effects, state.mode()), (vec![], Mode::Page));
     assert!(told(&state).contains("too small"));
 }
@@ -246,7 +246,7 @@ fn a_second_change_that_is_refused_leaves_the_first_on_its_way() {
     feed(&mut state, changing(Level::Moderate));
     feed(&mut state, refused(2, "a budget of 1 MiB is too small"));
     assert!(told(&state).contains("too small"));
-    let words = |state: &State| state.levels.change.as_ref().expect("kept").words();
+    let words = |state: &DashboardState| state.levels.change.as_ref().expect("kept").words();
     assert_eq!(words(&state), "standard → moderate: under way");
     feed(&mut state, applied(Level::Moderate));
     assert!(words(&state).starts_with("standard → moderate in 2.3 s"));

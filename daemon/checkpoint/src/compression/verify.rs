@@ -1,0 +1,31 @@
+//! A container beside its checksums.
+
+use std::sync::atomic::AtomicBool;
+
+use sluice_codec::container::{Container, Damage};
+
+use super::{CompressError, Progress, ProgressBytes};
+
+/// Compares every byte of a container with its checksums. What is found is in the order of its places.
+///
+/// # Errors
+/// What the system refused, or `cancel` set.
+pub fn verify(
+    container: &Container,
+    cancel: &AtomicBool,
+    progress: Progress<'_>,
+) -> Result<Vec<Damage>, CompressError> {
+    let header = container.header();
+    let found = container.verify(cancel, &mut |done_bytes| {
+        let begun = header
+            .tensors
+            .partition_point(|tensor| tensor.offset <= done_bytes);
+        let tensor = header.tensors.get(begun.saturating_sub(1));
+        let done = ProgressBytes {
+            done_bytes,
+            total_bytes: header.bytes,
+        };
+        progress(tensor.map_or("", |tensor| &tensor.name), done);
+    });
+    Ok(found?)
+}

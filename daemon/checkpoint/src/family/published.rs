@@ -1,0 +1,253 @@
+//! Shapes of published models.
+
+use sluice_weights::{Shape, TensorNaming};
+
+use super::{Family, ModelConfig};
+
+/// A published model, by the name users type.
+#[derive(Debug, Clone)]
+pub struct PublishedShape {
+    /// What users type.
+    pub name: &'static str,
+    /// Where it is published.
+    pub repository: &'static str,
+    family: Family,
+    shape: Shape,
+}
+
+impl PublishedShape {
+    /// The preset of this name.
+    #[must_use]
+    pub fn find(name: &str) -> Option<&'static Self> {
+        PUBLISHED_SHAPES.iter().find(|preset| preset.name == name)
+    }
+
+    /// What is computed, with usual values for what has no size.
+    #[must_use]
+    pub fn config(&self) -> ModelConfig {
+        ModelConfig::of(self.family, &self.shape)
+    }
+
+    /// Its shape.
+    #[must_use]
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+}
+
+/// Published shapes. LLaDA-1B has no published configuration: its context is that of its
+/// training, its rows are those of LLaDA-8B, which the paper's 1.49 B parameters agree with.
+pub static PUBLISHED_SHAPES: [PublishedShape; 5] = [
+    PublishedShape {
+        name: "llada-8b",
+        repository: "GSAI-ML/LLaDA-8B-Instruct",
+        family: Family::Llada,
+        shape: Shape {
+            naming: TensorNaming::Llada,
+            layers: 32,
+            hidden_size: 4096,
+            attention_heads: 32,
+            kv_heads: 32,
+            head_dim: 128,
+            intermediate_size: 12288,
+            padded_vocab_size: 126_464,
+            context_length: 4096,
+            causal: false,
+            tied: false,
+            biases: false,
+        },
+    },
+    PublishedShape {
+        name: "llada-1b",
+        repository: "arXiv 2502.09992, the model of 1.49 B parameters",
+        family: Family::Llada,
+        shape: Shape {
+            naming: TensorNaming::Llada,
+            layers: 22,
+            hidden_size: 2048,
+            attention_heads: 32,
+            kv_heads: 4,
+            head_dim: 64,
+            intermediate_size: 5634,
+            padded_vocab_size: 126_464,
+            context_length: 4096,
+            causal: false,
+            tied: false,
+            biases: false,
+        },
+    },
+    PublishedShape {
+        name: "tinyllama-1.1b",
+        repository: "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+        family: Family::Llama,
+        shape: Shape {
+            naming: TensorNaming::HuggingFace,
+            layers: 22,
+            hidden_size: 2048,
+            attention_heads: 32,
+            kv_heads: 4,
+            head_dim: 64,
+            intermediate_size: 5632,
+            padded_vocab_size: 32_000,
+            context_length: 2048,
+            causal: true,
+            tied: false,
+            biases: false,
+        },
+    },
+    PublishedShape {
+        name: "llama-3.1-8b",
+        repository: "meta-llama/Llama-3.1-8B-Instruct",
+        family: Family::Llama,
+        shape: Shape {
+            naming: TensorNaming::HuggingFace,
+            layers: 32,
+            hidden_size: 4096,
+            attention_heads: 32,
+            kv_heads: 8,
+            head_dim: 128,
+            intermediate_size: 14_336,
+            padded_vocab_size: 128_256,
+            context_length: 131_072,
+            causal: true,
+            tied: false,
+            biases: false,
+        },
+    },
+    PublishedShape {
+        name: "dream-7b",
+        repository: "Dream-org/Dream-v0-Instruct-7B",
+        family: Family::Dream,
+        shape: Shape {
+            naming: TensorNaming::HuggingFace,
+            layers: 28,
+            hidden_size: 3584,
+            attention_heads: 28,
+            kv_heads: 4,
+            head_dim: 128,
+            intermediate_size: 18_944,
+            padded_vocab_size: 152_064,
+            context_length: 131_072,
+            causal: false,
+            tied: false,
+            biases: true,
+        },
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_weights::TensorPart;
+
+    #[test]
+    fn presets_have_the_published_number_of_parameters() {
+        // The model cards' and papers' figures: exact where they give them so.
+        for (name, parameters) in [
+            ("llada-8b", 8_015_581_184),
+            ("tinyllama-1.1b", 1_100_048_384),
+            ("llama-3.1-8b", 8_030_261_248),
+            ("dream-7b", 7_615_616_512),
+        ] {
+            let preset = PublishedShape::find(name).unwrap();
+            assert_eq!(preset.shape().parameters(), parameters, "{name}");
+        }
+        let small = PublishedShape::find("llada-1b")
+            .unwrap()
+            .shape()
+            .parameters();
+        assert_eq!(
+            (small + 5_000_000) / 10_000_000,
+            149,
+            "{small}, published as 1.49 B"
+        );
+        assert!(PublishedShape::find("llada").is_none());
+    }
+
+    #[test]
+    fn heads_share_the_width_of_every_preset() {
+        for preset in &PUBLISHED_SHAPES {
+            let shape = preset.shape();
+            assert_eq!(
+                shape.attention_heads * shape.head_dim,
+                shape.hidden_size,
+                "{}",
+                preset.name
+            );
+            assert_eq!(shape.attention_heads % shape.kv_heads, 0, "{}", preset.name);
+        }
+    }
+
+    #[test]
+    fn each_family_has_its_own_names() {
+        let names = |preset: &str| -> Vec<(String, Vec<usize>)> {
+            let specs = PublishedShape::find(preset).unwrap().shape().tensors();
+            specs
+                .into_iter()
+                .map(|spec| (spec.name, spec.shape))
+                .collect()
+        };
+        let has = |names: &[(String, Vec<usize>)], name: &str, shape: &[usize]| {
+            assert!(
+                names.contains(&(name.to_owned(), shape.to_vec())),
+                "{name} {shape:?}"
+            );
+        };
+        let llada = names("llada-8b");
+        assert_eq!(llada.len(), 3 + 32 * 9);
+        has(
+            &llada,
+            "model.transformer.blocks.31.ff_proj.weight",
+            &[12288, 4096],
+        );
+        has(
+            &llada,
+            "model.transformer.blocks.0.ff_out.weight",
+            &[4096, 12288],
+        );
+        has(&llada, "model.transformer.ff_out.weight", &[126_464, 4096]);
+        let llama = names("llama-3.1-8b");
+        has(
+            &llama,
+            "model.layers.31.self_attn.k_proj.weight",
+            &[1024, 4096],
+        );
+        has(
+            &llama,
+            "model.layers.0.post_attention_layernorm.weight",
+            &[4096],
+        );
+        has(&llama, "lm_head.weight", &[128_256, 4096]);
+    }
+
+    #[test]
+    fn biases_and_tied_heads_are_counted_once() {
+        let dream = PublishedShape::find("dream-7b").unwrap().shape();
+        let biases: Vec<_> = (dream.tensors().into_iter())
+            .filter(|spec| spec.name.ends_with(".bias"))
+            .collect();
+        assert_eq!(biases.len(), 28 * 3);
+        assert_eq!(biases[1].name, "model.layers.0.self_attn.k_proj.bias");
+        assert_eq!(
+            (&biases[1].shape[..], biases[1].part),
+            (&[512][..], TensorPart::KeyBias)
+        );
+        let bare = Shape {
+            biases: false,
+            ..dream.clone()
+        };
+        assert_eq!(
+            dream.parameters() - bare.parameters(),
+            28 * (3584 + 2 * 512)
+        );
+        let tied = Shape { tied: true, ..bare };
+        assert_eq!(bare.parameters() - tied.parameters(), 152_064 * 3584);
+        let tensors = tied.tensors();
+        let head = tensors
+            .iter()
+            .find(|spec| spec.part == TensorPart::LmHead)
+            .unwrap();
+        assert_eq!(head.name, "model.embed_tokens.weight");
+        assert!(tied.stored().all(|spec| spec.part != TensorPart::LmHead));
+    }
+}

@@ -1,0 +1,121 @@
+//! Random weights, fast: 16 random bits choose one of as many numbers drawn beforehand from
+//! a normal distribution. As many different ones as `bf16` tells apart, and about as hard to
+//! compress as trained weights are.
+
+use std::f64::consts::TAU;
+
+use half::{bf16, f16};
+use sluice_formats::noise::Noise;
+
+use super::{SynthDType, layout::ElementBlock};
+
+/// What LLaDA and most Llama-like models begin their training with.
+const SPREAD: f64 = 0.02;
+const CHOICES: usize = 1 << 16;
+
+/// A source of weights, fixed by its seed.
+pub(super) struct RandomElements {
+    noise: Noise,
+    table: Table,
+}
+
+enum Table {
+    Two(Choices<u16>),
+    Four(Choices<f32>),
+}
+
+struct Choices<T> {
+    random: Box<[T; CHOICES]>,
+    /// For norms.
+    one: T,
+}
+
+impl RandomElements {
+    pub(super) fn new(seed: u64, element: SynthDType) -> Self {
+        Self {
+            noise: Noise::new(seed),
+            table: match element {
+                SynthDType::Bf16 => {
+                    Table::Two(Choices::new(|value| bf16::from_f32(value).to_bits()))
+                }
+                SynthDType::F16 => Table::Two(Choices::new(|value| f16::from_f32(value).to_bits())),
+                SynthDType::F32 => Table::Four(Choices::new(|value| value)),
+            },
+        }
+    }
+
+    /// Room for `count` numbers.
+    pub(super) fn buffer(&self, count: usize) -> Vec<u64> {
+        let bytes = match self.table {
+            Table::Two(_) => count * 2,
+            Table::Four(_) => count * 4,
+        };
+        vec![0; bytes.div_ceil(size_of::<u64>())]
+    }
+
+    /// The bytes of the job's numbers, made in the buffer.
+    pub(super) fn fill<'a>(&self, job: &ElementBlock, buffer: &'a mut [u64]) -> &'a [u8] {
+        match &self.table {
+            Table::Two(choices) => choices.fill(self.noise, job, buffer),
+            Table::Four(choices) => choices.fill(self.noise, job, buffer),
+        }
+    }
+}
+
+impl<T: bytemuck::Pod> Choices<T> {
+    /// Box and Muller's transform of every pair of 256 radii and 256 angles. The angles lie a
+    /// quarter of a step off the axis, so that no two have the same cosine and each number
+    /// has its negative.
+    fn new(round: impl Fn(f32) -> T) -> Self {
+        let number = |index: usize| {
+            let (radius, angle) = (index / 256, index % 256);
+            let radius = (-2.0 * ((radius as f64 + 0.5) / 256.0).ln()).sqrt();
+            let angle = (angle as f64 + 0.25) / 256.0 * TAU;
+            // By way of `f32`, so that all elements are roundings of the same number.
+            round((SPREAD * radius * angle.cos()) as f32)
+        };
+        let random: Box<[T]> = (0..CHOICES).map(number).collect();
+        Self {
+            random: random
+                .try_into()
+                .unwrap_or_else(|_| unreachable!("as many as were counted")),
+            one: round(1.0),
+        }
+    }
+
+    fn fill<'a>(&self, noise: Noise, job: &ElementBlock, buffer: &'a mut [u64]) -> &'a [u8] {
+        let out: &mut [T] = &mut bytemuck::cast_slice_mut(buffer)[..job.count];
+        if job.is_norm {
+            out.fill(self.one);
+        } else {
+            let place = noise.uniform(job.tensor, job.block, 0);
+            let mut random = Random(place.to_bits());
+            let mut fours = out.chunks_exact_mut(4);
+            for four in &mut fours {
+                self.choose(random.next(), four);
+            }
+            self.choose(random.next(), fours.into_remainder());
+        }
+        bytemuck::cast_slice(out)
+    }
+
+    /// Up to four numbers by 16 bits each.
+    #[inline]
+    fn choose(&self, bits: u64, out: &mut [T]) {
+        for (index, number) in out.iter_mut().enumerate() {
+            *number = self.random[usize::from((bits >> (16 * index)) as u16)];
+        }
+    }
+}
+
+/// Wang Yi's wyrand: one multiplication for 64 bits.
+struct Random(u64);
+
+impl Random {
+    #[inline]
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0xA076_1D64_78BD_642F);
+        let product = u128::from(self.0) * u128::from(self.0 ^ 0xE703_7ED1_A0B4_28DB);
+        (product >> 64) as u64 ^ product as u64
+    }
+}

@@ -1,0 +1,422 @@
+//! Copies of checkpoints for level `mild`: matrices coded without loss, in a container that has nothing else but a word on what it
+//! was made from. Before there is one, a sample of each matrix says how much it would take.
+//!
+//! Of bf16 and f32 the exponents are coded by a palette, which takes more bits than Huffman codes (12.0 and 10.7 of 16), and
+//! multiplies three times as fast where a pass has a single row: who asks for `mild` has weights that fit then, not a slower model.
+//! Of f16 a palette saves a fiftieth, so that gets Huffman codes (13.6 of 16). Blocks of a GGUF file are coded already.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{Arc, atomic::AtomicBool, atomic::Ordering},
+};
+
+use rayon::prelude::*;
+use sluice_codec::{
+    DType, Scheme,
+    container::{
+        CHUNK_ROWS, ContainerError, ContainerPlan, ContainerWriter, Hasher, PlannedTensor,
+        journal_of, partial_of,
+    },
+    encode,
+};
+use sluice_formats::Format;
+use sluice_machine::Workers;
+use sluice_shared::level::Level;
+use sluice_weights::{
+    CompressionShares, SourceTensor,
+    compression::{TILE, coder, compress, compressible_dtype, estimate_compressed},
+    dtype_of,
+};
+
+use super::{
+    VERSION, check_origin, name_of,
+    write::{check_free_space, free_bytes},
+};
+use crate::{Checkpoint, CheckpointError, Source, TensorEntry};
+
+/// Parts of each matrix that are looked at to tell how much it would take, and numbers of each.
+const SAMPLE_PARTS: u64 = 2;
+const SAMPLE_ELEMENTS: u64 = 4096;
+/// Standard deviations by which a sample's share is raised: what is planned is hardly ever less than what it comes to.
+const SAMPLE_DEVIATIONS: f64 = 3.0;
+/// Bytes of rows that are read, coded by all threads and written in turn, or a chunk's where that is more.
+const BATCH_BYTES: usize = 8 << 20;
+/// Bytes of what stays plain that are copied at once: a multiple of all tiles.
+const PLAIN_BYTES: u64 = 1 << 20;
+/// The file inside that says what the copy was made from.
+const ORIGIN: &str = "origin.json";
+/// Longest one of that name; what is written has some hundred bytes.
+const ORIGIN_BYTES_MAX: u64 = 64 << 10;
+/// How the names of these copies end.
+pub(super) const EXTENSION: &str = ".sluice";
+
+/// The same tensors, each with about how a copy of it would be coded, by a sample of its numbers.
+///
+/// # Errors
+/// When those can't be read.
+pub fn with_estimated_compression(
+    checkpoint: &Checkpoint,
+    sources: Vec<SourceTensor>,
+) -> Result<Vec<SourceTensor>, CheckpointError> {
+    // What is coded already, or in memory for good, gains nothing.
+    if checkpoint.is_container() {
+        return Ok(sources);
+    }
+    let mut estimated = sources;
+    for source in &mut estimated {
+        let Some((number, entry)) =
+            compressible_dtype(source).zip(checkpoint.tensor(&source.spec.name))
+        else {
+            continue;
+        };
+        let shares = sample(checkpoint, entry, number)?;
+        source.compressed_copy =
+            shares.and_then(|shares| estimate_compressed(source, number, shares));
+    }
+    Ok(estimated)
+}
+
+/// What codes of a tensor take, by parts of it at equal distances; `None` where it has no numbers.
+fn sample(
+    checkpoint: &Checkpoint,
+    entry: &TensorEntry,
+    dtype: DType,
+) -> Result<Option<CompressionShares>, CheckpointError> {
+    let size = dtype.bytes() as u64;
+    let all = entry.bytes / size;
+    let part = SAMPLE_ELEMENTS.min(all / SAMPLE_PARTS);
+    let mut bytes = vec![0; (SAMPLE_PARTS * part * size) as usize];
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    for (index, out) in (1..).zip(bytes.chunks_exact_mut((part * size) as usize)) {
+        let start = (all - part) * index / (SAMPLE_PARTS + 1) * size;
+        checkpoint.read_part(entry, start..start + part * size, out)?;
+    }
+    let count = (SAMPLE_PARTS * part) as usize;
+    let Ok(coded) = encode(dtype, 1, count, &bytes, coder(dtype).0, TILE) else {
+        return Ok(None);
+    };
+    let count = count as f64;
+    let share = |len: usize| {
+        let share = len as f64 / count;
+        share + SAMPLE_DEVIATIONS * (share.min(1.0) / count).sqrt()
+    };
+    Ok(Some(CompressionShares {
+        codes: share(coded.layout.codes_len()),
+        // None that was met is no proof that there are none.
+        escapes: share(coded.layout.escapes_len().max(1)),
+    }))
+}
+
+/// What a checkpoint's coded copy is to be.
+#[derive(Debug, Clone)]
+pub struct CompressedWeights {
+    source: Arc<Checkpoint>,
+    folder: PathBuf,
+    name: String,
+    fingerprint: String,
+    matrices: Vec<Matrix>,
+}
+
+/// A tensor that is coded.
+#[derive(Debug, Clone)]
+struct Matrix {
+    name: String,
+    size: (usize, usize),
+    format: Format,
+    dtype: DType,
+    /// About as much as it will take.
+    bytes: u64,
+}
+
+impl Matrix {
+    fn plain_bytes(&self) -> u64 {
+        (self.size.0 * self.format.bytes(self.size.1)) as u64
+    }
+}
+
+impl CompressedWeights {
+    /// The copy with all tensors that coding is worth it for, by the estimate that they come with; `None` where there is none.
+    ///
+    /// # Errors
+    /// When the source can't be read.
+    pub fn new(
+        folder: &Path,
+        source: &Arc<Checkpoint>,
+        sources: &[SourceTensor],
+    ) -> Result<Option<Self>, CheckpointError> {
+        // A head may be the embedding once more, which isn't coded as such.
+        let mut known = HashSet::new();
+        let matrices: Vec<Matrix> = sources
+            .iter()
+            .filter_map(|tensor| {
+                let coded = tensor.compressed_copy.as_ref()?;
+                let matrix = Matrix {
+                    name: tensor.spec.name.clone(),
+                    size: tensor.spec.size(),
+                    format: tensor.format,
+                    dtype: dtype_of(tensor.format)?,
+                    bytes: coded.file_bytes(),
+                };
+                known.insert(tensor.spec.name.clone()).then_some(matrix)
+            })
+            .collect();
+        if matrices.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            folder: folder.to_owned(),
+            name: name_of(source),
+            fingerprint: source.fingerprint()?,
+            source: Arc::clone(source),
+            matrices,
+        }))
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> PathBuf {
+        let Self {
+            name, fingerprint, ..
+        } = self;
+        let level = Level::Mild;
+        self.folder
+            .join(format!("{name}-{fingerprint}-{level}{EXTENSION}"))
+    }
+
+    /// Bytes of what is to be coded.
+    pub fn plain_bytes(&self) -> u64 {
+        self.matrices.iter().map(Matrix::plain_bytes).sum()
+    }
+
+    /// Opens it, if it is there.
+    ///
+    /// # Errors
+    /// When a file of this name can't be read or isn't this copy.
+    pub fn open(&self) -> Result<Option<Checkpoint>, CheckpointError> {
+        let path = self.path();
+        if !path.try_exists().unwrap_or(true) {
+            return Ok(None);
+        }
+        let copy = Checkpoint::open(&Source::Folder(path.clone()))?;
+        let malformed = |cause: String| CheckpointError::MalformedFile {
+            path: path.display().to_string(),
+            cause,
+        };
+        let said = said_by(&copy)?.ok_or_else(|| malformed(format!("it has no {ORIGIN}")))?;
+        check_origin(&said, &self.fingerprint, Level::Mild).map_err(malformed)?;
+        for Matrix {
+            name, size, format, ..
+        } in &self.matrices
+        {
+            let found = copy.check(name, &[size.0, size.1])?;
+            if found != *format {
+                let (found, format) = (found.name(), format.name());
+                return Err(malformed(format!("tensor {name} is {found}, not {format}")));
+            }
+        }
+        Ok(Some(copy))
+    }
+
+    /// Writes it, by these threads; `progress` is told the bytes that are done of those that are coded. `None` when
+    /// cancelled. Unless all went well, nothing is left of it; of a run that was killed this one takes up what is whole.
+    ///
+    /// # Errors
+    /// What the system refused, too little room among it, or a source that changed.
+    pub fn write(
+        &self,
+        workers: &Workers,
+        cancel: &AtomicBool,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Option<Checkpoint>, CheckpointError> {
+        let path = self.path();
+        let refused = |cause| CheckpointError::WeightCache {
+            path: path.clone(),
+            cause,
+        };
+        fs::create_dir_all(&self.folder).map_err(refused)?;
+        let coded_bytes: u64 = self.matrices.iter().map(|matrix| matrix.bytes).sum();
+        let begun_bytes = fs::metadata(partial_of(&path)).map_or(0, |file| file.len());
+        let needed_bytes = coded_bytes.saturating_sub(begun_bytes);
+        check_free_space(needed_bytes, free_bytes(&self.folder).map_err(refused)?)
+            .map_err(refused)?;
+        let planned = |matrix: &Matrix| PlannedTensor {
+            name: matrix.name.clone(),
+            shape: vec![matrix.size.0, matrix.size.1],
+            dtype: matrix.format.name().to_owned(),
+            extent: ORIGIN.to_owned(),
+        };
+        let origin = super::origin(&self.source, &self.fingerprint, Level::Mild);
+        let origin = serde_json::to_string(&origin).expect("words make JSON");
+        let plan = ContainerPlan {
+            tile: TILE,
+            tensors: self.matrices.iter().map(planned).collect(),
+            shards: Vec::new(),
+            identity: format!("{VERSION} {origin}"),
+            files: vec![(ORIGIN.to_owned(), origin.into_bytes())],
+        };
+        let mut done_bytes = 0;
+        let begun = ContainerWriter::begin(&path, plan, cancel, &mut |whole| {
+            done_bytes += self.matrices[whole - 1].plain_bytes();
+        });
+        let written = begun.map_err(Interrupt::from).and_then(|mut writer| {
+            let mut work = Work {
+                weights: self,
+                writer: &mut writer,
+                workers,
+                cancel,
+                done_bytes,
+                progress,
+            };
+            let written = work.write();
+            let written = match written {
+                Ok(()) => writer.finish(true).map(drop).map_err(Interrupt::from),
+                // Its files stay locked until they are removed: whoever writes the same next begins with files of its own.
+                refused => refused,
+            };
+            if written.is_err() {
+                self.remove_unfinished();
+            }
+            written
+        });
+        match written {
+            Ok(()) => {}
+            Err(Interrupt::Cancelled) => return Ok(None),
+            Err(Interrupt::Refused(cause)) => return Err(refused(cause)),
+            Err(Interrupt::Source(error)) => return Err(error),
+        }
+        match self.open()? {
+            Some(copy) => Ok(Some(copy)),
+            None => Err(refused(io::ErrorKind::NotFound.into())),
+        }
+    }
+
+    fn remove_unfinished(&self) {
+        let path = self.path();
+        for path in [partial_of(&path), journal_of(&path)] {
+            // What led here is what matters.
+            drop(fs::remove_file(path));
+        }
+    }
+}
+
+/// Why there is no copy.
+enum Interrupt {
+    Cancelled,
+    Refused(io::Error),
+    Source(CheckpointError),
+}
+
+impl From<ContainerError> for Interrupt {
+    fn from(error: ContainerError) -> Self {
+        match error {
+            ContainerError::Cancelled => Self::Cancelled,
+            ContainerError::Io { cause, .. } => Self::Refused(cause),
+            other => Self::Refused(io::Error::other(other)),
+        }
+    }
+}
+
+impl From<CheckpointError> for Interrupt {
+    fn from(error: CheckpointError) -> Self {
+        Self::Source(error)
+    }
+}
+
+/// Coding, tensor by tensor.
+struct Work<'a> {
+    weights: &'a CompressedWeights,
+    writer: &'a mut ContainerWriter,
+    workers: &'a Workers,
+    cancel: &'a AtomicBool,
+    done_bytes: u64,
+    progress: &'a mut dyn FnMut(u64),
+}
+
+impl Work<'_> {
+    fn write(&mut self) -> Result<(), Interrupt> {
+        let copy = self.weights;
+        while let Some(next) = self.writer.next() {
+            let matrix = &copy.matrices[next];
+            let entry = copy.source.tensor(&matrix.name);
+            let entry = entry.expect("it was sampled when the copy was thought of");
+            self.compress(matrix, entry)?;
+            (self.progress)(self.done_bytes);
+        }
+        Ok(copy.source.check_all_unchanged()?)
+    }
+
+    fn compress(&mut self, matrix: &Matrix, entry: &TensorEntry) -> Result<(), Interrupt> {
+        let (_, scheme) = coder(matrix.dtype);
+        let width = matrix.size.1;
+        let row_bytes = matrix.format.bytes(width);
+        let chunk_bytes = CHUNK_ROWS * row_bytes;
+        let batch_bytes = (BATCH_BYTES / chunk_bytes).max(1) * chunk_bytes;
+        let before = self.done_bytes;
+        let workers = self.workers;
+        let mut hasher = Hasher::default();
+        self.writer.begin_tensor(scheme)?;
+        self.each_piece(entry, batch_bytes as u64, |work, bytes| {
+            hasher.update(bytes);
+            let mut coded = Ok(Vec::new());
+            workers.run_beside(|busy| {
+                let chunks = bytes.par_chunks(chunk_bytes);
+                let coded_rows = |chunk: &[u8]| {
+                    let rows = chunk.len() / row_bytes;
+                    busy.during(|| compress(matrix.dtype, rows, width, chunk))
+                };
+                coded = chunks.map(coded_rows).collect();
+            });
+            for chunk in coded.map_err(|error| Interrupt::Refused(io::Error::other(error)))? {
+                work.writer.chunk(&chunk.layout, &chunk.bytes)?;
+            }
+            work.done_bytes += bytes.len() as u64;
+            (work.progress)(work.done_bytes);
+            Ok(())
+        })?;
+        if self.writer.tensor_bytes() >= entry.bytes {
+            // The sample was unlike the rest of it.
+            self.writer.begin_tensor(Scheme::Plain)?;
+            self.each_piece(entry, PLAIN_BYTES, |work, bytes| {
+                Ok(work.writer.plain(bytes)?)
+            })?;
+        }
+        debug_assert_eq!(self.done_bytes, before + entry.bytes);
+        Ok(self.writer.end_tensor(hasher.finish())?)
+    }
+
+    /// Reads a tensor piece by piece.
+    fn each_piece(
+        &mut self,
+        entry: &TensorEntry,
+        piece_bytes: u64,
+        mut each: impl FnMut(&mut Self, &[u8]) -> Result<(), Interrupt>,
+    ) -> Result<(), Interrupt> {
+        let source = &self.weights.source;
+        source.check_unchanged(entry)?;
+        let mut buffer = vec![0; entry.bytes.min(piece_bytes) as usize];
+        for start in (0..entry.bytes).step_by(piece_bytes as usize) {
+            if self.cancel.load(Ordering::Relaxed) {
+                return Err(Interrupt::Cancelled);
+            }
+            let end = (start + piece_bytes).min(entry.bytes);
+            let buffer = &mut buffer[..(end - start) as usize];
+            source.read_part(entry, start..end, buffer)?;
+            each(self, buffer)?;
+        }
+        Ok(())
+    }
+}
+
+/// What a file of these copies says of itself; `None` for any other.
+pub(super) fn origin(path: &Path) -> Option<HashMap<String, String>> {
+    let copy = Checkpoint::open(&Source::Folder(path.to_owned())).ok()?;
+    said_by(&copy).ok()?
+}
+
+fn said_by(copy: &Checkpoint) -> Result<Option<HashMap<String, String>>, CheckpointError> {
+    let said = copy.small_file(ORIGIN, ORIGIN_BYTES_MAX)?;
+    Ok(said.and_then(|said| serde_json::from_slice(&said).ok()))
+}

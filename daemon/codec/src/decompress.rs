@@ -1,0 +1,607 @@
+//! A coded matrix, read where it lies.
+//!
+//! Bytes are checked as far as reading them safely needs: whatever they are, rows of them are numbers or an error.
+//! [`Coded::check`] checks the rest, that they are what an encoder would have made of some numbers.
+
+use std::ops::Range;
+
+use thiserror::Error;
+
+use crate::{
+    dictionary,
+    huffman::{self, STAGE_BYTES, STREAMS},
+    layout::{
+        CODE_LENGTHS_BYTES, DICTIONARY_BYTES, MatrixLayout, PAD_BYTES, STRIP_TILES, Scheme, WHOLE,
+    },
+    simd::SimdPath,
+    symbols::{merge, upcast, upcast_plain},
+    trellis,
+};
+
+/// Numbers that are decoded at a time where tiles don't matter: what the nearest cache has room for.
+const RUN_MAX: usize = 2048;
+
+/// Why there are no numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum DecompressError {
+    /// The matrix has more bytes, or fewer.
+    #[error("a compressed matrix has {found} bytes instead of {expected}")]
+    Length {
+        /// Bytes that its layout has.
+        expected: usize,
+        /// Bytes that there are.
+        found: usize,
+    },
+    /// The lengths of its Huffman codes are not those of a complete code.
+    #[error("the table of a compressed matrix is damaged")]
+    Table,
+    /// Its padding is something.
+    #[error("the padding of a compressed matrix is damaged")]
+    Padding,
+    /// A tile isn't where it is said to be, or not what an encoder makes.
+    #[error("tile {0} of a compressed matrix is damaged")]
+    Tile(usize),
+    /// It has no such rows.
+    #[error("rows {from} to {to} are outside of a matrix of {rows} rows")]
+    Rows {
+        /// The first one that was asked for.
+        from: usize,
+        /// The end of those that were asked for.
+        to: usize,
+        /// Rows that it has.
+        rows: usize,
+    },
+    /// Its rows need more space, or less.
+    #[error("the output has space for {found} bytes; the rows have {expected}")]
+    Space {
+        /// Bytes or numbers of the rows.
+        expected: usize,
+        /// Bytes or numbers that there is space for.
+        found: usize,
+    },
+    /// Rate-coded numbers aren't what they were.
+    #[error("trellis-quantized weights cannot be restored to their original bytes")]
+    Lossy,
+}
+
+/// A matrix and its coded bytes.
+#[derive(Clone, Debug)]
+pub struct CompressedMatrix<'a> {
+    layout: MatrixLayout,
+    bytes: &'a [u8],
+    table: Table,
+    path: SimdPath,
+}
+
+/// What symbols are decoded by.
+#[derive(Clone, Debug)]
+enum Table {
+    Plain,
+    Huffman(huffman::Table),
+    Dictionary([u8; DICTIONARY_BYTES]),
+    Trellis(huffman::Table, trellis::TrellisLevels),
+}
+
+impl<'a> CompressedMatrix<'a> {
+    /// From bytes as long as the layout says, no matter where they come from.
+    pub fn new(layout: MatrixLayout, bytes: &'a [u8]) -> Result<Self, DecompressError> {
+        if bytes.len() != layout.bytes() {
+            return Err(DecompressError::Length {
+                expected: layout.bytes(),
+                found: bytes.len(),
+            });
+        }
+        let (padded, lengths) = match layout.scheme() {
+            Scheme::Plain => (0..0, 0..0),
+            Scheme::Dictionary => (layout.escapes(), layout.table()),
+            Scheme::Huffman | Scheme::Trellis => (layout.codes(), layout.table()),
+        };
+        // Decoders read on into the padding, and rely on where zeros begin.
+        if let Some(padding) = bytes[padded].last_chunk::<PAD_BYTES>()
+            && *padding != [0; PAD_BYTES]
+        {
+            return Err(DecompressError::Padding);
+        }
+        let table = &bytes[lengths];
+        let codes = || {
+            let lengths = table.first_chunk::<CODE_LENGTHS_BYTES>();
+            lengths
+                .and_then(huffman::Table::new)
+                .ok_or(DecompressError::Table)
+        };
+        let table = match layout.scheme() {
+            Scheme::Plain => Table::Plain,
+            Scheme::Huffman => Table::Huffman(codes()?),
+            Scheme::Dictionary => {
+                Table::Dictionary(*table.first_chunk().ok_or(DecompressError::Table)?)
+            }
+            Scheme::Trellis => {
+                let (lengths, levels) = trellis::table(table).ok_or(DecompressError::Table)?;
+                let codes = huffman::Table::new(&lengths).ok_or(DecompressError::Table)?;
+                Table::Trellis(codes, levels)
+            }
+        };
+        Ok(Self {
+            layout,
+            bytes,
+            table,
+            path: SimdPath::best(),
+        })
+    }
+
+    /// Where its parts are.
+    #[must_use]
+    pub fn layout(&self) -> &MatrixLayout {
+        &self.layout
+    }
+
+    /// Takes another way than the best one.
+    #[cfg(test)]
+    pub(crate) fn set_path(&mut self, path: SimdPath) {
+        self.path = path;
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// Rows as the bytes they were: of a matrix coded without loss. `out` has exactly their size.
+    pub fn decompress_rows(
+        &self,
+        rows: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<(), DecompressError> {
+        let size = self.layout.dtype().bytes();
+        let numbers = self.elements(rows)?;
+        check_space(numbers.len() * size, out.len())?;
+        match self.layout.scheme() {
+            Scheme::Plain => {
+                out.copy_from_slice(&self.bytes[numbers.start * size..numbers.end * size]);
+                Ok(())
+            }
+            Scheme::Huffman | Scheme::Dictionary => {
+                let first = numbers.start;
+                self.each_part(numbers, |symbols, part| {
+                    let out = &mut out[(part.start - first) * size..(part.end - first) * size];
+                    let Some(symbols) = symbols else {
+                        self.path.fetch(self.raw(part));
+                        self.path.fetch_to_write(out);
+                        return;
+                    };
+                    merge(self.path, self.layout.dtype(), symbols, self.raw(part), out);
+                })
+            }
+            Scheme::Trellis => Err(DecompressError::Lossy),
+        }
+    }
+
+    /// Rows widened to `f32`, what a multiplication reads. `out` has exactly their size.
+    pub fn decompress_rows_f32(
+        &self,
+        rows: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<(), DecompressError> {
+        let numbers = self.elements(rows)?;
+        check_space(numbers.len(), out.len())?;
+        let first = numbers.start;
+        if self.layout.scheme() == Scheme::Plain {
+            self.upcast_part(&[], numbers, out);
+            return Ok(());
+        }
+        self.each_part(numbers, |symbols, part| {
+            let out = &mut out[part.start - first..part.end - first];
+            match symbols {
+                Some(symbols) => self.upcast_part(symbols, part, out),
+                None => {
+                    self.fetch(part);
+                    self.path.fetch_to_write(out);
+                }
+            }
+        })
+    }
+
+    /// The same in pieces, in order, none of them longer than 2048 numbers or a row: the row that it is of, its first column, and
+    /// its numbers. They never leave the nearest cache, which is what a single row of input wants.
+    pub fn decompress_pieces_f32(
+        &self,
+        rows: Range<usize>,
+        mut sink: impl FnMut(usize, usize, &[f32]),
+    ) -> Result<(), DecompressError> {
+        let numbers = self.elements(rows)?;
+        let mut values = [0.; RUN_MAX];
+        let mut widen = |symbols: &[u8], part: Range<usize>| {
+            let values = &mut values[..part.len()];
+            self.upcast_part(symbols, part.clone(), values);
+            for (row, columns) in self.split_by_row(part.clone()) {
+                let start = row * self.layout.width() + columns.start - part.start;
+                sink(row, columns.start, &values[start..start + columns.len()]);
+            }
+        };
+        if self.layout.scheme() == Scheme::Plain {
+            for start in numbers.clone().step_by(RUN_MAX) {
+                widen(&[], start..numbers.end.min(start + RUN_MAX));
+            }
+            return Ok(());
+        }
+        self.each_part(numbers, |symbols, part| match symbols {
+            Some(symbols) => widen(symbols, part),
+            None => self.fetch(part),
+        })
+    }
+
+    /// Some numbers, by their symbols where they have some.
+    fn upcast_part(&self, symbols: &[u8], part: Range<usize>, out: &mut [f32]) {
+        let number = self.layout.dtype();
+        match &self.table {
+            Table::Plain => {
+                let size = number.bytes();
+                upcast_plain(number, &self.bytes[part.start * size..part.end * size], out);
+            }
+            Table::Huffman(_) | Table::Dictionary(_) => {
+                upcast(self.path, number, symbols, self.raw(part), out);
+            }
+            Table::Trellis(_, levels) => {
+                let steps = &self.bytes[self.layout.steps()];
+                let (mut symbols, mut out) = (symbols, out);
+                for (row, columns) in self.split_by_row(part) {
+                    let now = symbols
+                        .split_off(..columns.len())
+                        .expect("as many as numbers");
+                    let to = out
+                        .split_off_mut(..columns.len())
+                        .expect("as many as numbers");
+                    levels.dequantize(self.path, steps[row], now, to);
+                }
+            }
+        }
+    }
+
+    /// Some numbers as rows and columns.
+    fn split_by_row(&self, part: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+        // Without columns there are no numbers, and so no rows with any.
+        let width = self.layout.width().max(1);
+        let rows = part.start / width..part.end.div_ceil(width);
+        rows.map(move |row| {
+            let all = row * width..(row + 1) * width;
+            let here = part.start.max(all.start)..part.end.min(all.end);
+            (row, here.start - all.start..here.end - all.start)
+        })
+    }
+
+    /// Asks memory for what some numbers have beside their symbols.
+    fn fetch(&self, part: Range<usize>) {
+        if self.layout.scheme() == Scheme::Dictionary {
+            self.path.fetch(self.indices(&part));
+        }
+        if self.layout.scheme() != Scheme::Trellis {
+            self.path.fetch(self.raw(part));
+        }
+    }
+
+    /// Whether all of it is what an encoder makes: no bits that mean nothing, no tile longer than said. Slower than decoding.
+    pub fn check(&self) -> Result<(), DecompressError> {
+        if self.layout.scheme() == Scheme::Plain {
+            return Ok(());
+        }
+        let mut places = self.tile_positions(0);
+        let mut out = [0; 512];
+        let mut end = 0;
+        for tile in 0..self.layout.tiles() {
+            let place = places.next()?;
+            if place.at.start != end {
+                return Err(DecompressError::Tile(tile));
+            }
+            end = place.at.end;
+            let count = self.layout.tile_elements(tile).len();
+            let good = match &self.table {
+                Table::Trellis(..) if place.whole => {
+                    let symbols = &self.bytes[self.layout.codes()][place.at.clone()];
+                    symbols.iter().all(|symbol| symbol & trellis::SECOND == 0)
+                }
+                _ if place.whole => true,
+                Table::Huffman(table) | Table::Trellis(table, _) => {
+                    let codes = &self.bytes[self.layout.codes()];
+                    let bits = table.decode_slowly(codes, place.at.start, &mut out[..count]);
+                    let bytes = bits.div_ceil(8);
+                    let codes = &codes[place.at.clone()];
+                    bytes.next_multiple_of(self.layout.unit_bytes()) == codes.len()
+                        && codes[bytes..].iter().all(|byte| *byte == 0)
+                        && (bits % 8 == 0 || codes[bits / 8] >> (bits % 8) == 0)
+                }
+                Table::Dictionary(_) => {
+                    let codes = self.indices(&self.layout.tile_elements(tile));
+                    let index = |i: usize| codes[i / 2] >> (i % 2 * 4) & 15;
+                    let escapes = (0..count).filter(|i| index(*i) == dictionary::ESCAPE);
+                    escapes.count() == place.at.len()
+                        && (count.is_multiple_of(2) || index(count) == 0)
+                }
+                Table::Plain => true,
+            };
+            if !good {
+                return Err(DecompressError::Tile(tile));
+            }
+        }
+        let strips = self.layout.tiles().div_ceil(STRIP_TILES);
+        let last = self.layout.tiles().saturating_sub(1);
+        if self.offset(strips) != end || end != places.limit {
+            return Err(DecompressError::Tile(last));
+        }
+        Ok(())
+    }
+
+    /// Whether every tile is where it is said to be: then its rows can be decoded, to whatever numbers.
+    pub fn check_tile_bounds(&self) -> Result<(), DecompressError> {
+        if self.layout.scheme() == Scheme::Plain {
+            return Ok(());
+        }
+        let mut places = self.tile_positions(0);
+        (0..self.layout.tiles()).try_for_each(|_| places.next().map(drop))
+    }
+
+    /// Where a tile's bytes are: codes, escapes, and raw ones, each of which it may lack.
+    pub fn tile_bytes(&self, tile: usize) -> Result<[Range<usize>; 3], DecompressError> {
+        let layout = &self.layout;
+        let numbers = layout.tile_elements(tile);
+        if numbers.is_empty() {
+            return Err(DecompressError::Tile(tile));
+        }
+        let within =
+            |part: Range<usize>, at: Range<usize>| part.start + at.start..part.start + at.end;
+        let size = layout.dtype().bytes();
+        let codes = match layout.scheme() {
+            Scheme::Plain => {
+                let codes = within(layout.codes(), numbers.start * size..numbers.end * size);
+                return Ok([codes, 0..0, 0..0]);
+            }
+            Scheme::Dictionary => {
+                within(layout.codes(), numbers.start / 2..numbers.end.div_ceil(2))
+            }
+            Scheme::Huffman | Scheme::Trellis => {
+                within(layout.codes(), self.tile_positions(tile).next()?.at)
+            }
+        };
+        let escapes = match layout.scheme() {
+            Scheme::Dictionary => within(layout.escapes(), self.tile_positions(tile).next()?.at),
+            _ => 0..0,
+        };
+        let size = layout.dtype().raw_bytes();
+        let raw = match layout.scheme() {
+            Scheme::Trellis => 0..0,
+            _ => within(layout.raw(), numbers.start * size..numbers.end * size),
+        };
+        Ok([codes, escapes, raw])
+    }
+
+    /// The numbers of rows, if there are such rows.
+    fn elements(&self, rows: Range<usize>) -> Result<Range<usize>, DecompressError> {
+        if rows.start > rows.end || rows.end > self.layout.rows() {
+            return Err(DecompressError::Rows {
+                from: rows.start,
+                to: rows.end,
+                rows: self.layout.rows(),
+            });
+        }
+        let width = self.layout.width();
+        Ok(rows.start * width..rows.end * width)
+    }
+
+    /// Symbols of some numbers, in order, and which numbers they are of. Some time before there is a call for the same
+    /// numbers, or more of them, without symbols, so that memory can be asked for what they will need.
+    #[inline]
+    fn each_part(
+        &self,
+        elements: Range<usize>,
+        sink: impl FnMut(Option<&[u8]>, Range<usize>),
+    ) -> Result<(), DecompressError> {
+        match &self.table {
+            _ if elements.is_empty() => Ok(()),
+            Table::Plain => Ok(()),
+            Table::Huffman(table) | Table::Trellis(table, _) => {
+                self.each_tile(table, &elements, sink)
+            }
+            Table::Dictionary(palette) => self.each_run(palette, &elements, sink),
+        }
+    }
+
+    /// Tile by tile, of which some are decoded in turn.
+    #[inline]
+    fn each_tile(
+        &self,
+        table: &huffman::Table,
+        elements: &Range<usize>,
+        mut sink: impl FnMut(Option<&[u8]>, Range<usize>),
+    ) -> Result<(), DecompressError> {
+        let codes = &self.bytes[self.layout.codes()];
+        let tiles = self.tiles_of(elements);
+        let mut places = self.tile_positions(tiles.start);
+        let mut stages = [[0; STAGE_BYTES]; STREAMS];
+        for first in tiles.clone().step_by(STREAMS) {
+            let group = first..tiles.end.min(first + STREAMS);
+            let all = self.elements_of(&group);
+            sink(
+                None,
+                all.start.max(elements.start)..all.end.min(elements.end),
+            );
+            let mut found: [TileBytes; STREAMS] = Default::default();
+            for place in &mut found[..group.len()] {
+                *place = places.next()?;
+            }
+            if found[..group.len()].iter().any(|place| !place.whole) {
+                // Of all but the last tile the same; what it lacks is what follows, and isn't looked at.
+                let count = self.layout.tile_elements(first).len();
+                let starts = std::array::from_fn(|n| found[n].at.start);
+                table.decode(self.path, codes, starts, count, &mut stages);
+            }
+            for ((tile, place), stage) in group.zip(found).zip(&mut stages) {
+                let all = self.layout.tile_elements(tile);
+                let part = all.start.max(elements.start)..all.end.min(elements.end);
+                let symbols = &mut stage[..all.len()];
+                if place.whole {
+                    symbols.copy_from_slice(&codes[place.at]);
+                }
+                if matches!(self.table, Table::Trellis(..)) {
+                    trellis::mark(self.path, symbols);
+                }
+                let symbols = &symbols[part.start - all.start..part.end - all.start];
+                sink(Some(symbols), part);
+            }
+        }
+        Ok(())
+    }
+
+    /// As many tiles at a time as there is room for.
+    #[inline]
+    fn each_run(
+        &self,
+        dictionary: &[u8; DICTIONARY_BYTES],
+        elements: &Range<usize>,
+        mut sink: impl FnMut(Option<&[u8]>, Range<usize>),
+    ) -> Result<(), DecompressError> {
+        let escapes = &self.bytes[self.layout.escapes()];
+        let tiles = self.tiles_of(elements);
+        let mut places = self.tile_positions(tiles.start);
+        let mut symbols = [0; RUN_MAX];
+        let count = RUN_MAX / self.layout.tile();
+        for first in tiles.clone().step_by(count) {
+            let group = first..tiles.end.min(first + count);
+            let all = self.elements_of(&group);
+            // These take less time than memory does.
+            sink(
+                None,
+                all.end.min(elements.end)..elements.end.min(all.end + RUN_MAX),
+            );
+            let symbols = &mut symbols[..all.len()];
+            dictionary::decompress(self.path, dictionary, self.indices(&all), symbols);
+            for tile in group {
+                let place = places.next()?;
+                if place.at.is_empty() {
+                    continue;
+                }
+                let here = self.layout.tile_elements(tile);
+                let symbols = &mut symbols[here.start - all.start..here.end - all.start];
+                let escapes = &escapes[place.at];
+                if place.whole {
+                    symbols.copy_from_slice(escapes);
+                } else {
+                    dictionary::patch(self.indices(&here), escapes, symbols);
+                }
+            }
+            let part = all.start.max(elements.start)..all.end.min(elements.end);
+            sink(
+                Some(&symbols[part.start - all.start..part.end - all.start]),
+                part,
+            );
+        }
+        Ok(())
+    }
+
+    /// Tiles that have some numbers, of which there is one at least.
+    fn tiles_of(&self, elements: &Range<usize>) -> Range<usize> {
+        elements.start / self.layout.tile()..elements.end.div_ceil(self.layout.tile())
+    }
+
+    /// Numbers of some tiles, of which there is one at least.
+    fn elements_of(&self, tiles: &Range<usize>) -> Range<usize> {
+        self.layout.tile_elements(tiles.start).start..self.layout.tile_elements(tiles.end - 1).end
+    }
+
+    /// Indices into the palette, of numbers from the first of a tile on.
+    fn indices(&self, elements: &Range<usize>) -> &'a [u8] {
+        let codes = &self.bytes[self.layout.codes()];
+        &codes[elements.start / 2..elements.end.div_ceil(2)]
+    }
+
+    /// What symbols leave of some numbers.
+    fn raw(&self, elements: Range<usize>) -> &'a [u8] {
+        let size = self.layout.dtype().raw_bytes();
+        &self.bytes[self.layout.raw()][elements.start * size..elements.end * size]
+    }
+
+    /// Where a strip begins.
+    fn offset(&self, strip: usize) -> usize {
+        let (offsets, _) = self.bytes[self.layout.offsets()].as_chunks::<4>();
+        u32::from_le_bytes(offsets[strip]) as usize
+    }
+
+    /// Places of tiles in codes or escapes, from one on.
+    fn tile_positions(&self, tile: usize) -> TilePositions<'_, 'a> {
+        let mut places = TilePositions {
+            matrix: self,
+            lengths: &self.bytes[self.layout.lengths()],
+            limit: match self.layout.scheme() {
+                Scheme::Dictionary => self.layout.escapes_len(),
+                _ => self.layout.codes_len(),
+            },
+            unit: match self.layout.scheme() {
+                Scheme::Dictionary => 1,
+                _ => self.layout.unit_bytes(),
+            },
+            tile,
+            start: 0,
+        };
+        let first = tile / STRIP_TILES * STRIP_TILES;
+        if first < tile {
+            places.start = self.offset(first / STRIP_TILES);
+            for tile in first..tile {
+                places.start = places.start.saturating_add(places.length(tile));
+            }
+        }
+        places
+    }
+}
+
+fn check_space(expected: usize, found: usize) -> Result<(), DecompressError> {
+    if found == expected {
+        Ok(())
+    } else {
+        Err(DecompressError::Space { expected, found })
+    }
+}
+
+/// Bytes of a tile.
+#[derive(Clone, Default)]
+struct TileBytes {
+    at: Range<usize>,
+    /// They are its symbols as they are.
+    whole: bool,
+}
+
+/// Places of tiles, one after the other.
+struct TilePositions<'c, 'a> {
+    matrix: &'c CompressedMatrix<'a>,
+    lengths: &'a [u8],
+    limit: usize,
+    unit: usize,
+    tile: usize,
+    start: usize,
+}
+
+impl TilePositions<'_, '_> {
+    /// The next one, which is within codes or escapes. There must be such a tile.
+    fn next(&mut self) -> Result<TileBytes, DecompressError> {
+        let tile = self.tile;
+        if tile.is_multiple_of(STRIP_TILES) {
+            self.start = self.matrix.offset(tile / STRIP_TILES);
+        }
+        let end = self.start.saturating_add(self.length(tile));
+        if end > self.limit {
+            return Err(DecompressError::Tile(tile));
+        }
+        let place = TileBytes {
+            at: self.start..end,
+            whole: self.lengths[tile] == WHOLE,
+        };
+        self.start = end;
+        self.tile += 1;
+        Ok(place)
+    }
+
+    fn length(&self, tile: usize) -> usize {
+        match self.lengths[tile] {
+            WHOLE => self.matrix.layout.tile_elements(tile).len(),
+            length => usize::from(length) * self.unit,
+        }
+    }
+}

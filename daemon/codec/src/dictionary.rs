@@ -1,0 +1,152 @@
+//! Symbols at a fixed rate: an index of four bits into fifteen of them, and the others beside, in the order they come.
+//!
+//! Fifteen exponents are all but a few in ten thousand of a language model's. One shuffle of bytes looks up sixteen symbols
+//! at once, so that decoding is about as fast as copying.
+
+use crate::{layout::DICTIONARY_BYTES, simd::SimdPath};
+
+/// Index of symbols that the palette lacks.
+pub(crate) const ESCAPE: u8 = 15;
+/// The most escapes that a tile may have without having all of its symbols there.
+pub(crate) const ESCAPES_MAX: usize = 254;
+
+/// The fifteen most frequent symbols, and what escapes are before they are known.
+pub(crate) fn dictionary(counts: &[u64; 256]) -> [u8; DICTIONARY_BYTES] {
+    let mut symbols: Vec<u8> = (0..=255).collect();
+    symbols.sort_by_key(|symbol| std::cmp::Reverse(counts[usize::from(*symbol)]));
+    let mut palette = [0; DICTIONARY_BYTES];
+    palette[..usize::from(ESCAPE)].copy_from_slice(&symbols[..usize::from(ESCAPE)]);
+    palette[..usize::from(ESCAPE)].sort_unstable();
+    palette
+}
+
+/// The index of each symbol.
+pub(crate) fn indices(dictionary: &[u8; DICTIONARY_BYTES]) -> [u8; 256] {
+    let mut indices = [ESCAPE; 256];
+    for (index, symbol) in (0..ESCAPE).zip(dictionary) {
+        indices[usize::from(*symbol)] = index;
+    }
+    indices
+}
+
+/// Symbols from their indices, two a byte, the first one in the low half. Escapes become the palette's last symbol.
+pub(crate) fn decompress(
+    path: SimdPath,
+    dictionary: &[u8; DICTIONARY_BYTES],
+    codes: &[u8],
+    out: &mut [u8],
+) {
+    assert_eq!(codes.len(), out.len().div_ceil(2));
+    let done = match path {
+        SimdPath::Portable => 0,
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: there is no such path on a processor without these features.
+        SimdPath::Avx2(_) => unsafe { decompress_avx2(dictionary, codes, out) },
+    };
+    decompress_portable(dictionary, &codes[done / 2..], &mut out[done..]);
+}
+
+fn decompress_portable(dictionary: &[u8; DICTIONARY_BYTES], codes: &[u8], out: &mut [u8]) {
+    for (pair, code) in out.chunks_mut(2).zip(codes) {
+        pair[0] = dictionary[usize::from(code & 15)];
+        if let Some(second) = pair.get_mut(1) {
+            *second = dictionary[usize::from(code >> 4)];
+        }
+    }
+}
+
+/// Puts a tile's escapes where the index says so, eight bytes of indices at a time, most of which have none. Of more escapes
+/// than the tile has the first ones are taken; where there are too few, symbols stay what they are.
+pub(crate) fn patch(codes: &[u8], escapes: &[u8], out: &mut [u8]) {
+    let mut escapes = escapes.iter();
+    for (codes, out) in codes.chunks(8).zip(out.chunks_mut(16)) {
+        let mut word = [0; 8];
+        word[..codes.len()].copy_from_slice(codes);
+        let word = u64::from_le_bytes(word);
+        // A bit of each four, where all four are ones.
+        let pairs = word & word >> 1;
+        let mut found = pairs & pairs >> 2 & 0x1111_1111_1111_1111;
+        while found != 0 {
+            let place = found.trailing_zeros() as usize / 4;
+            let Some(out) = out.get_mut(place) else {
+                return;
+            };
+            let Some(escape) = escapes.next() else {
+                return;
+            };
+            *out = *escape;
+            found &= found - 1;
+        }
+    }
+}
+
+/// As many whole vectors as there are; says how many symbols that was.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn decompress_avx2(dictionary: &[u8; DICTIONARY_BYTES], codes: &[u8], out: &mut [u8]) -> usize {
+    use std::arch::x86_64::*;
+
+    // SAFETY: as many bytes as it reads, at any address.
+    let palette = unsafe { _mm_loadu_si128(dictionary.as_ptr().cast()) };
+    let palette = _mm256_broadcastsi128_si256(palette);
+    let (out, _) = out.as_chunks_mut::<32>();
+    let (codes, _) = codes.as_chunks::<16>();
+    for (out, codes) in out.iter_mut().zip(codes) {
+        // SAFETY: as many bytes as it reads, at any address.
+        let codes = unsafe { _mm_loadu_si128(codes.as_ptr().cast()) };
+        let wide = _mm256_cvtepu8_epi16(codes);
+        let both = _mm256_or_si256(wide, _mm256_slli_epi16::<4>(wide));
+        let indices = _mm256_and_si256(both, _mm256_set1_epi8(15));
+        let symbols = _mm256_shuffle_epi8(palette, indices);
+        // SAFETY: as many bytes as it writes, at any address.
+        unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), symbols) };
+    }
+    out.len() * 32
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn frequent_symbols_are_in_the_palette() {
+        let mut counts = [0; 256];
+        for (count, more) in counts[100..120].iter_mut().zip(101..) {
+            *count = more;
+        }
+
+        let palette = dictionary(&counts);
+
+        assert_eq!(palette[..15], (105..120).collect::<Vec<u8>>());
+        let indices = indices(&palette);
+        assert_eq!((indices[104], indices[105], indices[119]), (15, 0, 14));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_mean_the_same_in_both_ways(
+            palette in prop::array::uniform16(any::<u8>()),
+            codes in prop::collection::vec(prop_oneof![any::<u8>(), Just(0xf3), Just(0xff)], 1..=256),
+            escapes in prop::collection::vec(any::<u8>(), 0..20),
+            odd in any::<bool>(),
+        ) {
+            let count = codes.len() * 2 - usize::from(odd);
+            let mut left = escapes.iter();
+            let expected: Vec<u8> = (0..count)
+                .map(|i| codes[i / 2] >> (i % 2 * 4) & 15)
+                .map(|index| match index {
+                    ESCAPE => *left.next().unwrap_or(&palette[15]),
+                    index => palette[usize::from(index)],
+                })
+                .collect();
+            for path in SimdPath::all() {
+                let mut out = vec![0; count];
+                decompress(path, &palette, &codes, &mut out);
+                patch(&codes, &escapes, &mut out);
+                prop_assert_eq!(&out, &expected);
+            }
+        }
+    }
+}

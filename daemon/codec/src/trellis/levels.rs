@@ -1,0 +1,293 @@
+//! What symbols stand for, and what rows are measured in.
+//!
+//! A symbol is an integer, plus [`ZERO`]; integer k stands for k + 1/4 steps, or for the negative of that where the number is
+//! of the second quantizer: together they have every half step. Beyond [`LINEAR_MAX`] the distances grow with the numbers, so
+//! that a few symbols are enough for whatever is far from all others, and the steps needn't care. Symbols in the middle,
+//! which are most of all, are then moved to the mean of the numbers that took them, in parts of a step: a byte each.
+//!
+//! Levels in parts of a step are integers of 16 bits, made of the symbol and its mean without a table in memory: looking
+//! eight numbers up takes longer than decoding them does.
+
+use super::viterbi::SECOND;
+use crate::{layout::TRELLIS_MEANS, simd::SimdPath};
+
+/// Symbols that there are.
+pub(crate) const SYMBOLS: usize = 128;
+/// Symbol of the integer 0.
+pub(crate) const ZERO: usize = SYMBOLS / 2;
+/// Steps up to which a number's nearest symbols are the nearest integers.
+pub(crate) const LINEAR_MAX: f32 = 47.;
+/// From here on the distances grow,
+const LINEAR_END: f32 = 48.;
+/// each by this factor: up to 5,000 steps in all, never off by more than a tenth.
+const GROWTH: f32 = 1.35;
+/// Parts of a step.
+pub(super) const PARTS: f32 = 256.;
+
+/// Symbols that are moved to means.
+pub(super) const MIDDLE: std::ops::Range<usize> = ZERO - MEANS / 2..ZERO + MEANS / 2;
+/// How many these are.
+pub(super) const MEANS: usize = TRELLIS_MEANS;
+
+/// The level of a symbol that isn't moved, in steps.
+fn point(symbol: usize) -> f32 {
+    let at = symbol as f32 - ZERO as f32 + 0.25;
+    let mut beyond = at.abs() - LINEAR_END;
+    if beyond <= 0. {
+        return at;
+    }
+    let mut end = LINEAR_END;
+    while beyond >= 1. {
+        end *= GROWTH;
+        beyond -= 1.;
+    }
+    (end + end * (GROWTH - 1.) * beyond).copysign(at)
+}
+
+/// The symbol of this parity that is nearest to a number, in steps.
+pub(crate) fn candidate(value: f32, parity: usize) -> usize {
+    let mut at = value.abs();
+    if at > LINEAR_END {
+        let (mut end, mut passed) = (LINEAR_END, LINEAR_END);
+        while at > end * GROWTH && passed < ZERO as f32 {
+            end *= GROWTH;
+            passed += 1.;
+        }
+        at = passed + (at / end - 1.) / (GROWTH - 1.);
+    }
+    let centre = parity as f32 + 0.25;
+    let pairs = ((at.copysign(value) - centre) * 0.5).round_ties_even();
+    let pairs_max = (ZERO / 2) as f32;
+    let code = pairs.clamp(-pairs_max, pairs_max - 1.) * 2. + parity as f32;
+    (code as i32 + ZERO as i32) as usize % SYMBOLS
+}
+
+/// A mean as it is kept, in parts of a step from where its symbol's level is otherwise.
+pub(super) fn mean_part(symbol: usize, mean: f64) -> i8 {
+    // Saturates, and what is no number is none.
+    ((mean - f64::from(point(symbol))) * f64::from(PARTS)).round() as i8
+}
+
+/// Levels, and what they follow from.
+#[derive(Clone, Debug)]
+pub(crate) struct TrellisLevels {
+    /// By a symbol and its mark, in parts of a step: first those of one quantizer, then of the other.
+    all: Box<[f32; 2 * SYMBOLS]>,
+    means: [i8; MEANS],
+    /// A part of the matrix's step.
+    part: f32,
+}
+
+impl TrellisLevels {
+    /// By means of the middle symbols, and a part of a step.
+    pub(super) fn new(means: [i8; MEANS], part: f32) -> Self {
+        let mut all = Box::new([0.; 2 * SYMBOLS]);
+        for symbol in 0..SYMBOLS {
+            let mean = match symbol {
+                _ if MIDDLE.contains(&symbol) => f32::from(means[symbol - MIDDLE.start]),
+                _ => 0.,
+            };
+            all[symbol] = point(symbol) * PARTS + mean;
+            // Not its negative: integers have one zero only.
+            all[SYMBOLS + symbol] = 0. - all[symbol];
+        }
+        Self { all, means, part }
+    }
+
+    /// Levels of the first quantizer, in steps.
+    pub(super) fn in_steps(&self) -> [f32; SYMBOLS] {
+        std::array::from_fn(|symbol| self.all[symbol] / PARTS)
+    }
+
+    /// A part of the step of a row.
+    pub(super) fn row_part(&self, byte: u8) -> f32 {
+        self.part * row_ratio(byte)
+    }
+
+    /// Marked symbols of a row as the numbers they stand for; its step is kept as a byte.
+    pub(crate) fn dequantize(&self, path: SimdPath, step: u8, symbols: &[u8], out: &mut [f32]) {
+        assert_eq!(symbols.len(), out.len());
+        let part = self.row_part(step);
+        let (blocks, rest) = symbols.as_chunks::<32>();
+        let (outs, rest_out) = out.as_chunks_mut::<32>();
+        for (symbols, out) in blocks.iter().zip(outs) {
+            match path {
+                SimdPath::Portable => self.look_up(part, symbols, out),
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: there is no such path on a processor without these features.
+                SimdPath::Avx2(_) => unsafe { avx2::dequantize(self, part, symbols, out) },
+            }
+        }
+        self.look_up(part, rest, rest_out);
+    }
+
+    fn look_up(&self, part: f32, symbols: &[u8], out: &mut [f32]) {
+        for (out, symbol) in out.iter_mut().zip(symbols) {
+            *out = self.all[usize::from(*symbol)] * part;
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use std::arch::x86_64::*;
+
+    use super::{MIDDLE, SECOND, TrellisLevels, ZERO};
+
+    /// Symbols less than this from zero are as far from each other as their levels.
+    const LINEAR: i8 = 48;
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn dequantize(
+        levels: &TrellisLevels,
+        part: f32,
+        of: &[u8; 32],
+        out: &mut [f32; 32],
+    ) {
+        // SAFETY: as many bytes as it reads, at any address.
+        let marked = unsafe { _mm256_loadu_si256(of.as_ptr().cast()) };
+        let symbols = _mm256_andnot_si256(_mm256_set1_epi8(SECOND as i8), marked);
+        let codes = _mm256_sub_epi8(symbols, _mm256_set1_epi8(ZERO as i8));
+        let far = _mm256_cmpgt_epi8(_mm256_abs_epi8(codes), _mm256_set1_epi8(LINEAR - 1));
+        if _mm256_movemask_epi8(far) != 0 {
+            return levels.look_up(part, of, out);
+        }
+        let mut means = _mm256_setzero_si256();
+        for (first, some) in (MIDDLE.start..)
+            .step_by(16)
+            .zip(levels.means.as_chunks::<16>().0)
+        {
+            // SAFETY: as many bytes as it reads, at any address.
+            let some = unsafe { _mm_loadu_si128(some.as_ptr().cast()) };
+            let some = _mm256_broadcastsi128_si256(some);
+            // Indices above 15 get the highest bit, by which nothing is looked up.
+            let index = _mm256_sub_epi8(symbols, _mm256_set1_epi8(first as i8));
+            let index = _mm256_adds_epu8(index, _mm256_set1_epi8(0x70));
+            means = _mm256_or_si256(means, _mm256_shuffle_epi8(some, index));
+        }
+        // Means rise by half a step to be positive; a quarter of that is where levels are.
+        let means = _mm256_xor_si256(means, _mm256_set1_epi8(i8::MIN));
+        let quarter = _mm256_set1_epi16(64);
+        let one = _mm256_set1_epi8(1);
+        let part = _mm256_set1_ps(part);
+        let parts = |means, marked| {
+            let level = _mm256_sub_epi16(means, quarter);
+            _mm256_sign_epi16(level, marked)
+        };
+        let even = parts(
+            _mm256_unpacklo_epi8(means, codes),
+            _mm256_unpacklo_epi8(one, marked),
+        );
+        let odd = parts(
+            _mm256_unpackhi_epi8(means, codes),
+            _mm256_unpackhi_epi8(one, marked),
+        );
+        let eights = [
+            _mm256_castsi256_si128(even),
+            _mm256_castsi256_si128(odd),
+            _mm256_extracti128_si256::<1>(even),
+            _mm256_extracti128_si256::<1>(odd),
+        ];
+        for (out, eight) in out.as_chunks_mut::<8>().0.iter_mut().zip(eights) {
+            let wide = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(eight));
+            // SAFETY: as many numbers as it writes, at any address.
+            unsafe { _mm256_storeu_ps(out.as_mut_ptr(), _mm256_mul_ps(wide, part)) };
+        }
+    }
+}
+
+/// Row steps in an octave.
+const STEPS_AN_OCTAVE: f64 = 8.;
+/// The byte of a row whose step is the matrix's.
+const STEP_SAME: u8 = 64;
+/// Their ratios within an octave.
+const STEP_RATIOS: [f32; 8] = [
+    1.,
+    1.090_507_7,
+    1.189_207_1,
+    1.296_839_6,
+    std::f32::consts::SQRT_2,
+    1.542_210_8,
+    1.681_792_8,
+    1.834_008_1,
+];
+
+/// A row's step as a byte, by its ratio to the matrix's: eight an octave, from 8 octaves below to 24 above. Zero is zero.
+pub(super) fn row_byte(ratio: f64) -> u8 {
+    if ratio > 0. {
+        let step = ratio.log2() * STEPS_AN_OCTAVE + f64::from(STEP_SAME);
+        step.round().clamp(1., 255.) as u8
+    } else {
+        0
+    }
+}
+
+/// By what the matrix's step is multiplied, from a row's byte.
+pub(super) fn row_ratio(byte: u8) -> f32 {
+    if byte == 0 {
+        return 0.;
+    }
+    let power = u32::from(127 + byte / 8 - STEP_SAME / 8);
+    STEP_RATIOS[usize::from(byte % 8)] * f32::from_bits(power << 23)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_rise_and_their_nearest_are_found() {
+        let points: [f32; SYMBOLS] = std::array::from_fn(point);
+        assert_eq!(points[ZERO..ZERO + 3], [0.25, 1.25, 2.25]);
+        assert!(points.is_sorted());
+        assert!(points[0] < -5000. && points[SYMBOLS - 1] > 4500.);
+        for (symbol, point) in points.iter().enumerate() {
+            assert_eq!(candidate(*point, symbol % 2), symbol);
+        }
+        for (value, end) in [(f32::INFINITY, SYMBOLS - 2), (f32::NEG_INFINITY, 0)] {
+            assert_eq!(candidate(value, 0), end);
+        }
+        assert!(candidate(f32::NAN, 1) < SYMBOLS);
+        let means = std::array::from_fn(|at| {
+            let symbol = MIDDLE.start + at;
+            mean_part(symbol, f64::from(points[symbol]) - 0.2)
+        });
+        let levels = TrellisLevels::new(means, 1.).in_steps();
+        let moved = |symbol: usize| if MIDDLE.contains(&symbol) { -0.2 } else { 0. };
+        for symbol in 0..SYMBOLS {
+            assert!((levels[symbol] - points[symbol] - moved(symbol)).abs() < 0.002);
+        }
+    }
+
+    #[test]
+    fn rows_have_steps_near_what_they_need() {
+        for needed in [1., 0.01, 33., 1e5] {
+            let found = f64::from(row_ratio(row_byte(needed)));
+            assert!((found / needed).log2().abs() < 0.5001 / STEPS_AN_OCTAVE);
+        }
+        assert_eq!(row_ratio(row_byte(0.)), 0.);
+        assert_eq!(row_ratio(STEP_SAME), 1.);
+    }
+
+    #[test]
+    fn rows_widen_alike_in_both_ways() {
+        // Of some symbol's levels one is 0.
+        let means = std::array::from_fn(|at| (at * 77 % 256 + 32) as i8);
+        let symbols: Vec<u8> = (0..=255)
+            .chain(70..170)
+            .chain((0..=200).map(|i| 40 + i % 48))
+            .collect();
+        for part in [0.000_13, f32::NAN, f32::INFINITY, 0., 1e-43] {
+            let levels = TrellisLevels::new(means, part);
+            for step in [0, 1, 64, 77, 255] {
+                let wide = SimdPath::all().into_iter().map(|path| {
+                    let mut out = vec![0.; symbols.len()];
+                    levels.dequantize(path, step, &symbols, &mut out);
+                    out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                });
+                let wide: Vec<_> = wide.collect();
+                assert!(wide.iter().all(|one| *one == wide[0]));
+            }
+        }
+    }
+}

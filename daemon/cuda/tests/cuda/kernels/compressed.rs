@@ -1,0 +1,145 @@
+//! Coded matrices to test with: made by the codec, which also says what they decode to.
+
+use half::{bf16, f16};
+use sluice_codec as codec;
+use sluice_codec::{Encoded, Lossless, MatrixLayout, TrellisTarget};
+use sluice_cuda::{CompressedChunk, CompressedGpuMatrix, Compression, DType, Gpu, GpuMemory};
+
+use super::formats::Random;
+
+/// A matrix in coded chunks.
+#[derive(Clone)]
+pub(crate) struct Sample {
+    pub(crate) compression: Compression,
+    pub(crate) source: DType,
+    pub(crate) width: usize,
+    pub(crate) tile: usize,
+    pub(crate) layouts: Vec<MatrixLayout>,
+    pub(crate) chunks: Vec<CompressedChunk>,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// Numbers about zero: Gaussian ones, or some that are now and then far out.
+pub(crate) fn weights(random: &mut Random, count: usize, far_out: bool) -> Vec<f32> {
+    let mut gaussian = || (0..12).map(|_| random.between(0.0, 1.0)).sum::<f32>() - 6.0;
+    (0..count)
+        .map(|_| {
+            let size = match far_out {
+                // Student's t of three degrees.
+                true => ((0..3).map(|_| gaussian().powi(2)).sum::<f32>() / 3.0).sqrt(),
+                false => 1.0,
+            };
+            0.02 * gaussian() / size.max(1e-3)
+        })
+        .collect()
+}
+
+/// Numbers as they lie in memory.
+pub(crate) fn bytes_of(number: DType, values: &[f32]) -> Vec<u8> {
+    let each = |value: &f32| match number {
+        DType::F32 => value.to_le_bytes().to_vec(),
+        DType::F16 => f16::from_f32(*value).to_le_bytes().to_vec(),
+        DType::Bf16 => bf16::from_f32(*value).to_le_bytes().to_vec(),
+    };
+    values.iter().flat_map(each).collect()
+}
+
+impl Sample {
+    /// Codes chunks of so many rows. Bytes between chunks are poison.
+    pub(crate) fn new(
+        coding: Compression,
+        source: DType,
+        rows: &[usize],
+        width: usize,
+        tile: usize,
+        numbers: &[u8],
+    ) -> Self {
+        let kind = match source {
+            DType::F32 => codec::DType::F32,
+            DType::F16 => codec::DType::F16,
+            DType::Bf16 => codec::DType::Bf16,
+        };
+        let mut sample = Self {
+            compression: coding,
+            source,
+            width,
+            tile,
+            layouts: Vec::new(),
+            chunks: Vec::new(),
+            bytes: Vec::new(),
+        };
+        let mut rest = numbers;
+        for &rows in rows {
+            let (of_chunk, after) = rest.split_at(rows * width * source.bytes());
+            rest = after;
+            let lossless = |scheme| codec::encode(kind, rows, width, of_chunk, scheme, tile);
+            let Encoded { layout, bytes } = match coding {
+                Compression::Huffman => lossless(Lossless::Huffman).unwrap(),
+                Compression::Dictionary => lossless(Lossless::Dictionary).unwrap(),
+                Compression::Trellis => {
+                    let values = wide(source, of_chunk);
+                    let target = TrellisTarget::Bits(4.0);
+                    codec::quantize(kind, rows, width, &values, target, tile)
+                        .unwrap()
+                        .encoded
+                }
+            };
+            let start = sample.bytes.len().next_multiple_of(64);
+            sample.bytes.resize(start, 0xff);
+            sample.bytes.extend(&bytes);
+            sample.chunks.push(CompressedChunk {
+                start: start as u64,
+                rows: rows as u32,
+                codes_bytes: layout.codes_len() as u32,
+                escapes_bytes: layout.escapes_len() as u32,
+            });
+            sample.layouts.push(layout);
+        }
+        sample
+    }
+
+    /// What it decodes to, widened.
+    pub(crate) fn values(&self) -> Vec<f32> {
+        let mut values = Vec::new();
+        for (chunk, layout) in self.chunks.iter().zip(&self.layouts) {
+            let bytes = &self.bytes[chunk.start as usize..][..layout.bytes()];
+            let coded = codec::CompressedMatrix::new(layout.clone(), bytes).unwrap();
+            let before = values.len();
+            values.resize(before + layout.elements(), 0.0);
+            coded
+                .decompress_rows_f32(0..layout.rows(), &mut values[before..])
+                .unwrap();
+        }
+        values
+    }
+
+    /// Its bytes on the card, with nothing after them.
+    pub(crate) fn upload(&self, gpu: &Gpu) -> GpuMemory {
+        let memory = gpu.allocate(self.bytes.len()).unwrap();
+        gpu.upload(memory.span(), &self.bytes).unwrap();
+        memory
+    }
+
+    pub(crate) fn matrix(&self, memory: &GpuMemory) -> CompressedGpuMatrix<'_> {
+        CompressedGpuMatrix {
+            compression: self.compression,
+            dtype: self.source,
+            width: self.width,
+            tile: self.tile,
+            bytes: memory.span(),
+            chunks: &self.chunks,
+        }
+    }
+}
+
+/// Numbers, widened.
+pub(crate) fn wide(number: DType, bytes: &[u8]) -> Vec<f32> {
+    bytes
+        .chunks_exact(number.bytes())
+        .map(|bytes| match number {
+            DType::F32 => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
+            DType::F16 => f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+            DType::Bf16 => bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+        })
+        .collect()
+}

@@ -1,0 +1,112 @@
+//! Canvases that begin short: longer until the model itself sees an end, and where it is unsure.
+//!
+//! Reference: DAEDAL (arXiv 2508.00819). Differences: no tail of EOS is put behind; how sure a place is of an end is asked of
+//! the place itself, not of the canvas's last ones; a block grows to twice its length at most, and one place a pass.
+
+use sluice_ops::{Candidate, LmHeadRow};
+
+use super::{CanvasBlock, Diffusion, blocks};
+use crate::{
+    event::{CanvasPosition, TokenState},
+    request::CanvasSlot,
+};
+
+/// Masks that a canvas begins with.
+const FIRST: usize = 64;
+/// Masks that it grows by, and that come in the place of one.
+const MORE: usize = 8;
+/// The last positions, which tell whether the model sees an end.
+const TAIL: usize = 32;
+/// Probability of an end token, in the mean of those, from which on it does.
+const SEES_END: f64 = 0.5;
+/// Below this a place is unsure,
+const UNSURE: f64 = 0.1;
+/// unless it is as sure as this of an end.
+const SURE_OF_END: f64 = 0.9;
+
+/// Masks of a canvas of at most so many, before the first pass.
+pub(super) fn first_length(most: usize) -> usize {
+    most.min(FIRST)
+}
+
+/// Rows that the head reads at once, at most, of blocks of this length.
+pub(crate) fn lm_head_rows(block_length: usize) -> usize {
+    (2 * block_length).max(TAIL)
+}
+
+impl Diffusion {
+    /// The last rows, with the end token that is asked for.
+    pub(super) fn sizing_rows(&self) -> Vec<LmHeadRow> {
+        let end = self.canvas.len();
+        let first = end.saturating_sub(TAIL).max(self.request.prompt.len());
+        let row = |position| LmHeadRow {
+            position,
+            may_end: true,
+            target: self.vocabulary.ends.first().copied(),
+            watched: Vec::new(),
+            is_check: false,
+        };
+        (first..end).map(row).collect()
+    }
+
+    /// Grows the canvas, or finds it long enough.
+    pub(super) fn size(&mut self, candidates: &[Candidate]) {
+        let sure = candidates.iter().filter_map(end_probability).sum::<f64>();
+        let length = self.positions.len();
+        let more = MORE.min(self.request.canvas.len() - length);
+        if sure / candidates.len() as f64 >= SEES_END || more == 0 {
+            self.is_sizing = false;
+            return;
+        }
+        self.put_masks(length, more);
+        let slots = vec![CanvasSlot::Masked; length + more];
+        self.blocks = blocks(&slots, self.request.block_length, self.request.steps);
+    }
+
+    /// Puts several masks in the place of one that the model is unsure of, where there is room.
+    pub(super) fn insert(&mut self, candidates: &[(usize, Candidate)]) {
+        let CanvasBlock { start, end, .. } = self.blocks[self.block];
+        let more = MORE - 1;
+        let has_room = self.positions.len() + more <= self.request.canvas.len()
+            && end + more - start <= 2 * self.request.block_length;
+        let unsure = candidates.iter().filter(|(_, candidate)| {
+            candidate.confidence < UNSURE
+                && end_probability(candidate).is_some_and(|end| end < SURE_OF_END)
+        });
+        let least = unsure.min_by(|(_, a), (_, b)| a.confidence.total_cmp(&b.confidence));
+        let (true, Some(&(position, _))) = (has_room, least) else {
+            return;
+        };
+        self.put_masks(position + 1, more);
+        self.blocks[self.block].end += more;
+        self.masked_at_start += more;
+        for block in &mut self.blocks[self.block + 1..] {
+            block.start += more;
+            block.end += more;
+        }
+        // What stands behind has other positions now.
+        self.cached_until = None;
+    }
+
+    fn put_masks(&mut self, at: usize, count: usize) {
+        let canvas_at = self.request.prompt.len() + at;
+        let masks = std::iter::repeat_n(self.vocabulary.mask_id(), count);
+        self.canvas.splice(canvas_at..canvas_at, masks);
+        let masked = CanvasPosition {
+            position: 0,
+            token: None,
+            confidence: None,
+            state: TokenState::Masked,
+            is_fresh: false,
+        };
+        let masks = std::iter::repeat_n(masked, count);
+        self.positions.splice(at..at, masks);
+        for (index, position) in self.positions.iter_mut().enumerate().skip(at) {
+            position.position = index;
+        }
+    }
+}
+
+fn end_probability(candidate: &Candidate) -> Option<f64> {
+    candidate.target_log_probability.map(f64::exp)
+}

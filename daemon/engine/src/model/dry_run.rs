@@ -1,0 +1,248 @@
+//! A pass without weights, memory or work, run through the model's own code: what it would have taken is what a pass
+//! takes.
+
+use std::sync::atomic::AtomicBool;
+
+use sluice_checkpoint::family::ModelConfig;
+use sluice_formats::{Format, noise::Noise};
+use sluice_machine::{MemoryKind, Profile, page::PAGE_BYTES};
+use sluice_ops::{
+    Activation, KvCacheShape, LmHeadGroup, LmHeadRow, Ops, RankingScore, SamplingParams,
+    device::Device, ledger::Ledger,
+};
+use sluice_plan::{
+    WorkingMemory, Workload, decompressed::mlp_rows, resolve_canvas_kv_cache_format,
+    resolve_kv_cache_format,
+};
+use sluice_shared::level::KvCacheFormat;
+use sluice_weights::{SourceTensor, TensorPart, WeightGroupPlan, weight_groups};
+
+use super::transformer::{Interrupt, Sequence, Transformer, VisibleKeys};
+use crate::{error::EngineError, residency::Residency};
+
+/// A model's pass, rehearsed for any workload.
+#[derive(Debug)]
+pub struct DryRun {
+    config: ModelConfig,
+    groups: Vec<WeightGroupPlan>,
+    profile: Profile,
+}
+
+impl DryRun {
+    /// For such a model with these tensors, on such a device.
+    #[must_use]
+    pub fn new(config: ModelConfig, sources: &[SourceTensor], profile: Profile) -> Self {
+        Self {
+            config,
+            groups: weight_groups(sources),
+            profile,
+        }
+    }
+
+    /// Rows that go through an MLP together while memory isn't short.
+    #[must_use]
+    pub fn mlp_rows(&self) -> usize {
+        mlp_rows(&self.groups, &self.profile)
+    }
+
+    /// Memory that passes of this workload take besides weights and slots; `mlp_rows` rows go through an MLP together.
+    ///
+    /// # Errors
+    /// When the workload is beyond all memory.
+    pub fn working(
+        &self,
+        workload: &Workload,
+        mlp_rows: usize,
+        kv_cache_format: KvCacheFormat,
+    ) -> Result<WorkingMemory, EngineError> {
+        let ledger = Ledger::dry_run();
+        let ops = Ops::new(Device::dry_run(self.profile), ledger.clone())?;
+        ops.reserve(0)?;
+        let mut model = Transformer::new(self.config.clone(), &ops)?;
+        model.set_mlp_rows(mlp_rows);
+        let cache = match self.config.shape.causal {
+            true => Some(resolve_kv_cache_format(kv_cache_format, &self.profile)?),
+            false => None,
+        };
+        match cache {
+            Some(format) => self.autoregressive_pass(&ops, &model, workload, mlp_rows, format)?,
+            None => {
+                let kept = resolve_canvas_kv_cache_format(kv_cache_format, &self.profile)?;
+                self.pass(&ops, &model, workload, kept)?;
+            }
+        }
+        let peak = |kind: MemoryKind| ledger.report().kinds[kind as usize].peak_bytes;
+        Ok(WorkingMemory {
+            context_bytes: peak(MemoryKind::Context),
+            tables_bytes: peak(MemoryKind::Weights),
+            activation_bytes: ops.activation_bytes(),
+            kv_cache_bytes: peak(MemoryKind::KvCache),
+            kv_cache_format: cache,
+            logits_bytes: peak(MemoryKind::Logits),
+            scratch_bytes: peak(MemoryKind::Scratch),
+            mlp_rows,
+        })
+    }
+
+    /// The first rows of the prompts, as many as go through the layers at once, and one at least of each.
+    fn autoregressive_pass(
+        &self,
+        ops: &Ops,
+        model: &Transformer,
+        workload: &Workload,
+        mlp_rows: usize,
+        format: Format,
+    ) -> Result<(), EngineError> {
+        let weights = Residency::dry_run(&self.groups);
+        let shape = &self.config.shape;
+        let requests = workload.batch_requests;
+        let mut logits = ops.logits_rows(requests, shape.padded_vocab_size)?;
+        let cache_shape = KvCacheShape::of(shape, format);
+        let capacities = shares(workload.rows(), requests, workload.canvas_length);
+        let mut caches = (capacities.iter())
+            .map(|&capacity| ops.kv_cache(cache_shape, capacity))
+            .collect::<Result<Vec<_>, _>>()?;
+        // Each cache ends within a page, and where one of several lengths does, only their sum doesn't tell.
+        let _ends = match workload.is_uniform() {
+            true => None,
+            false => Some(
+                ops.ledger()
+                    .reserve(MemoryKind::KvCache, ((requests - 1) * PAGE_BYTES) as u64)?,
+            ),
+        };
+        let rows = workload.rows().min(mlp_rows).max(requests);
+        let tokens: Vec<_> = (shares(rows, requests, workload.canvas_length).iter())
+            .map(|&rows| vec![0; rows])
+            .collect();
+        let positions: Vec<_> = (0..rows).collect();
+        let mut next: Vec<_> = (tokens.iter().zip(&mut caches))
+            .map(|(tokens, cache)| Sequence {
+                tokens,
+                positions: &positions[..tokens.len()],
+                wanted: &[0],
+                sees: VisibleKeys::Before { cache },
+            })
+            .collect();
+        let never = AtomicBool::new(false);
+        let hidden = finished(model.forward(ops, &weights, &mut next, &never))?;
+        let x = model.final_norm(ops, &weights, &hidden)?;
+        for (unit, first) in weights.lm_head_parts() {
+            let head = weights.acquire(unit)?;
+            ops.take_logits(&mut logits, &x, &head.weight(TensorPart::LmHead), first)?;
+        }
+        Ok(())
+    }
+
+    fn pass(
+        &self,
+        ops: &Ops,
+        model: &Transformer,
+        workload: &Workload,
+        kept: Format,
+    ) -> Result<(), EngineError> {
+        let weights = Residency::dry_run(&self.groups);
+        let head_rows = self.config.shape.padded_vocab_size;
+        let _distributions = ops.distributions(workload.compared_rows(), head_rows)?;
+        let Workload {
+            canvas_length: canvas,
+            batch_requests: requests,
+            ..
+        } = *workload;
+        // Each cache ends within a page, and where they are of several lengths, only their sum is known.
+        let (places, count) = workload.cached_rows();
+        let bytes = KvCacheShape::of(&self.config.shape, kept).bytes(places) + count * PAGE_BYTES;
+        let _caches = match count {
+            0 => None,
+            _ => Some(ops.ledger().reserve(MemoryKind::KvCache, bytes as u64)?),
+        };
+        let tokens = vec![0; 2 * canvas];
+        let positions: Vec<usize> = (0..canvas).collect();
+        let lengths = shares(workload.rows(), requests, canvas);
+        let counts = shares(workload.lm_head_rows(), requests, canvas);
+        // Rows that verify stand behind the others, and are read as they are.
+        let checks = shares_of(workload.checks(), &counts);
+        let rows: Vec<(Vec<usize>, Vec<usize>)> = (lengths.iter().zip(&counts).zip(&checks))
+            .map(|((&length, &count), &checks)| {
+                let checks = checks.min(length);
+                let checked = positions[..checks].iter().copied();
+                let all = positions[..length].iter().copied().chain(checked);
+                let wanted =
+                    (0..count.min(length) - checks.min(count)).chain(length..length + checks);
+                (all.collect(), wanted.collect())
+            })
+            .collect();
+        let mut sequences: Vec<_> = (rows.iter().zip(&checks).zip(&lengths))
+            .map(|(((positions, wanted), &checks), &length)| Sequence {
+                tokens: &tokens[..positions.len()],
+                positions,
+                wanted,
+                sees: VisibleKeys::Each {
+                    checks: checks.min(length),
+                },
+            })
+            .collect();
+        let never = AtomicBool::new(false);
+        let hidden = finished(model.forward(ops, &weights, &mut sequences, &never))?;
+        let x = model.final_norm(ops, &weights, &hidden)?;
+        drop(hidden);
+        let row = LmHeadRow {
+            position: 0,
+            may_end: true,
+            target: None,
+            watched: Vec::new(),
+            is_check: false,
+        };
+        let rows = vec![row; workload.lm_head_rows()];
+        let choice = SamplingParams {
+            temperature: 0.0,
+            noise: Noise::new(0),
+            pass: 0,
+            guidance: None,
+            vocab_size: self.config.vocab_size,
+            mask_token_id: self.config.mask.map_or(0, |mask| mask.token_id),
+            end_tokens: &[],
+            suppressed: &[],
+            ranking: RankingScore::Confidence,
+            top: false,
+        };
+        let groups = vec![LmHeadGroup {
+            rows: &rows,
+            sampling: choice,
+            distributions: None,
+        }];
+        let mut reduction = ops.start_lm_head(groups, weights.lm_head_part_rows())?;
+        for (unit, first) in weights.lm_head_parts() {
+            let head = weights.acquire(unit)?;
+            ops.reduce_lm_head(&mut reduction, &x, &head.weight(TensorPart::LmHead), first)?;
+        }
+        Ok(())
+    }
+}
+
+/// What several take of `sum`, the first ones first, each no more than this.
+fn shares_of(sum: usize, most: &[usize]) -> Vec<usize> {
+    let shares = most.iter().scan(sum, |rest, &most| {
+        let share = most.min(*rest);
+        *rest -= share;
+        Some(share)
+    });
+    shares.collect()
+}
+
+/// What several take of `sum`, if each has at least one and most of what there is goes to the first.
+fn shares(sum: usize, count: usize, most: usize) -> Vec<usize> {
+    let mut rest = sum;
+    let shares = (1..=count).map(|number| {
+        let share = most.min(rest - (count - number).min(rest));
+        rest -= share;
+        share
+    });
+    shares.collect()
+}
+
+fn finished(pass: Result<Activation, Interrupt>) -> Result<Activation, EngineError> {
+    pass.map_err(|interrupt| match interrupt {
+        Interrupt::Failed(error) => error,
+        Interrupt::Cancelled => unreachable!("nobody cancels a rehearsal"),
+    })
+}

@@ -1,0 +1,504 @@
+//! Requests that share passes: those that wait join between two passes where there is room for them, and each leaves when
+//! it is done. All go on in every pass; each attends to its own canvas alone, and gets what it would get by itself.
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use sluice_ops::{KvCacheShape, LogitsRows, ledger::PeakMark};
+use sluice_plan::{Workload, resolve_canvas_kv_cache_format};
+
+use super::{
+    autoregressive::{self, AutoregressiveRequest, WeightsWatch},
+    pass_runner::PassRunner,
+    worker::Worker,
+};
+use crate::{
+    decode::{
+        Denoiser, DiffusionRequest, PassRequest, RequestMemory, diffusion::Diffusion,
+        score::ScoreEstimate,
+    },
+    error::EngineError,
+    event::{Event, Outcome, RequestListener},
+    model::transformer::Interrupt,
+    request::Work,
+    schedule::Job,
+};
+
+/// A request that runs.
+struct BatchMember {
+    id: u64,
+    listener: RequestListener,
+    cancel: Arc<AtomicBool>,
+    workload: Workload,
+    work: RunningWork,
+    /// Most device memory held since it began, in bytes.
+    peak_bytes: u64,
+    /// Why it is over, if a pass of its own failed.
+    failed: Option<EngineError>,
+}
+
+/// What a request does.
+enum RunningWork {
+    Diffusion {
+        request: Box<dyn DiffusionRequest>,
+        memory: RequestMemory,
+        /// Of the weights that what is kept was computed with, from the first pass on.
+        watch: Option<WeightsWatch>,
+    },
+    Autoregressive(Box<AutoregressiveRequest>),
+}
+
+impl RunningWork {
+    fn is_done(&self) -> bool {
+        match self {
+            Self::Diffusion {
+                request: filling, ..
+            } => filling.is_done(),
+            Self::Autoregressive(continuing) => continuing.is_done(),
+        }
+    }
+}
+
+impl BatchMember {
+    fn is_over(&self) -> bool {
+        self.work.is_done() || self.failed.is_some() || self.cancel.load(Ordering::Relaxed)
+    }
+}
+
+/// Those that share passes.
+struct Batch<'a> {
+    runner: PassRunner<'a>,
+    members: Vec<BatchMember>,
+    /// Of causal models: room for the logits of all.
+    logits: Option<LogitsRows>,
+    /// Rows cost nothing in the passes that they share: none leaves out what it guesses.
+    guesses: bool,
+    /// A pass that all shared has failed: each has its own until one of them leaves.
+    is_split: bool,
+    /// One that there is no room for, and what that depends on besides them.
+    refused: Option<(u64, (u64, u64))>,
+}
+
+impl Worker {
+    /// Serves a request, and those that join it. `stop` is set when nobody wants any of them any more.
+    pub(super) fn serve(&mut self, mut job: Job, stop: &Arc<AtomicBool>) {
+        self.cancel = Arc::clone(stop);
+        self.shared.ledger.mark(PeakMark::Pass);
+        let workload = job.work.workload();
+        let prepared = self.prepare(&job.work, &workload);
+        let mut served = PassRunner::new(self, workload, stop);
+        match (prepared.and_then(|()| served.start()), &job.work) {
+            (Ok(()), Work::MeasureFidelity(request)) => {
+                let mut emit = |event| job.listener.tell(event);
+                let result = served.worker.measure_fidelity(request, stop, &mut emit);
+                served.rest();
+                served.worker.end(job, result);
+            }
+            (Ok(()), Work::Generate(_) | Work::Score(_)) => Batch {
+                runner: served,
+                members: Vec::new(),
+                logits: None,
+                guesses: true,
+                is_split: false,
+                refused: None,
+            }
+            .run(job),
+            (Err(error), _) => {
+                served.rest();
+                served.worker.end(job, Err(error));
+            }
+        }
+        self.cancel = Arc::default();
+    }
+
+    /// Checks that a request is for the model that is there, and lets go of what was kept where it needs the room.
+    fn prepare(&mut self, work: &Work, workload: &Workload) -> Result<(), EngineError> {
+        let kv = self.shared.state.settings().kv_cache_format;
+        let current = self.current_mut()?;
+        if current.id != work.model() {
+            return Err(EngineError::ModelReplaced);
+        }
+        match work {
+            Work::Generate(request) if current.vocabulary.mask.is_none() => {
+                self.evict_prefixes(&request.prompt, workload, kv)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Memory that a request keeps from pass to pass, with which it was planned.
+    fn memory(&mut self, workload: &Workload) -> Result<RequestMemory, EngineError> {
+        let (places, count) = workload.cached_rows();
+        let profile = self.ops.device().profile();
+        let current = self.current_mut()?;
+        let kv = current.serving_kv_cache_format.unwrap_or_default();
+        let shape = KvCacheShape::of(
+            &current.planner.config.shape,
+            resolve_canvas_kv_cache_format(kv, &profile)?,
+        );
+        let head_rows = current.planner.config.shape.padded_vocab_size;
+        let caches = (0..count).map(|_| self.ops.kv_cache(shape, places / count));
+        let distributions = match workload.compared_rows() {
+            0 => None,
+            rows => Some(self.ops.distributions(rows, head_rows)?),
+        };
+        Ok(RequestMemory {
+            kv_caches: caches.collect::<Result<_, _>>()?,
+            distributions,
+        })
+    }
+
+    /// Ends a request that has not become one of a pack.
+    fn end(&self, job: Job, result: Result<Outcome, EngineError>) {
+        self.shared.queue.end(job.id);
+        job.listener.finish(match result {
+            Err(_) if job.cancel.load(Ordering::Relaxed) => Ok(Outcome::Cancelled),
+            result => result,
+        });
+    }
+}
+
+impl Batch<'_> {
+    fn run(mut self, first: Job) {
+        loop {
+            match self.begin(&first.work) {
+                Ok(work) => {
+                    self.add(first, work);
+                    break;
+                }
+                Err(error) => {
+                    if let Err(error) = self.runner.free_memory(error) {
+                        self.runner.rest();
+                        return self.runner.worker.end(first, Err(error));
+                    }
+                }
+            }
+        }
+        loop {
+            self.let_go();
+            // Who joins may have nothing to do.
+            while self.let_join() {
+                self.let_go();
+            }
+            if self.members.is_empty() {
+                return;
+            }
+            self.pass();
+        }
+    }
+
+    /// What a request does, with the memory that is its own.
+    fn begin(&mut self, work: &Work) -> Result<RunningWork, EngineError> {
+        let worker = &mut *self.runner.worker;
+        let vocabulary = Arc::clone(&worker.current_mut()?.vocabulary);
+        Ok(match work {
+            Work::Generate(request) if vocabulary.mask.is_none() => {
+                let continuing =
+                    AutoregressiveRequest::start(worker, request, work.workload().canvas_length)?;
+                RunningWork::Autoregressive(Box::new(continuing))
+            }
+            Work::Generate(request) => RunningWork::Diffusion {
+                memory: worker.memory(&work.workload())?,
+                request: Box::new(Diffusion::new(request.clone(), vocabulary)),
+                watch: None,
+            },
+            Work::Score(request) => RunningWork::Diffusion {
+                memory: RequestMemory::default(),
+                request: Box::new(ScoreEstimate::new(request.clone(), vocabulary)),
+                watch: None,
+            },
+            Work::MeasureFidelity(_) => unreachable!("comparisons share no passes"),
+        })
+    }
+
+    fn add(&mut self, job: Job, mut work: RunningWork) {
+        let Job {
+            id,
+            work: asked,
+            mut listener,
+            cancel,
+        } = job;
+        let mut emit = |event| listener.tell(event);
+        match &mut work {
+            RunningWork::Diffusion {
+                request: filling, ..
+            } => filling.start(&mut emit),
+            RunningWork::Autoregressive(continuing) => {
+                let profile = self.runner.worker.ops.device().profile();
+                continuing.tell_start(&profile, &mut emit);
+            }
+        }
+        self.members.push(BatchMember {
+            id,
+            listener,
+            cancel,
+            workload: asked.workload(),
+            work,
+            peak_bytes: 0,
+            failed: None,
+        });
+        self.allow_guesses();
+    }
+
+    /// Guesses are for passes that wait for weights anyway. One that is alone has chosen for itself.
+    fn allow_guesses(&mut self) {
+        let shared = self.workload().filter(|_| self.members.len() > 1);
+        self.guesses = shared.is_none_or(|all| self.runner.has_free_rows(&all));
+    }
+
+    /// What all of them take.
+    fn workload(&self) -> Option<Workload> {
+        let workloads = self.members.iter().map(|member| member.workload);
+        workloads.reduce(|all, one| all.with(&one))
+    }
+
+    /// Lets the next of those that wait join, where there is room for it; false if nobody has joined.
+    fn let_join(&mut self) -> bool {
+        // A change of the weights goes first, and who has passes of its own gains nothing.
+        let is_open = !self.is_split
+            && !self.runner.is_switching()
+            && self.members.len() < self.runner.worker.parallel;
+        let queue = &self.runner.worker.shared.queue;
+        let (true, Some(all), Some(waiting)) = (is_open, self.workload(), queue.front()) else {
+            return false;
+        };
+        let asked = (waiting.id, self.runner.join_state());
+        if self.refused.replace(asked) == Some(asked) {
+            return false;
+        }
+        let now = self.members.len();
+        if !self.runner.may_join(now, all, waiting.workload) {
+            return false;
+        }
+        let all = all.with(&waiting.workload);
+        // It may have been cancelled meanwhile.
+        let Some(job) = queue.join(&waiting) else {
+            return false;
+        };
+        match self.join(&job.work, all) {
+            Ok(work) => self.add(job, work),
+            // By itself it may have room, or is told why it hasn't.
+            Err(_) => {
+                self.refused = Some((job.id, self.runner.join_state()));
+                self.runner.worker.shared.queue.put_back(job);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Makes room for one more, or leaves all as it was.
+    fn join(&mut self, work: &Work, all: Workload) -> Result<RunningWork, EngineError> {
+        let before = self.runner.workload();
+        self.runner.worker.prepare(work, &all)?;
+        let joined = self.runner.grow(all).and_then(|()| self.begin(work));
+        if joined.is_err() {
+            self.runner.shrink(before)?;
+        }
+        joined
+    }
+
+    /// Lets those go that are over, with what they came to.
+    fn let_go(&mut self) {
+        while let Some(index) = self.members.iter().position(BatchMember::is_over) {
+            let BatchMember {
+                id,
+                listener,
+                cancel,
+                work,
+                peak_bytes,
+                failed,
+                ..
+            } = self.members.remove(index);
+            let held_bytes = self.runner.worker.shared.ledger.peak_since(PeakMark::Pass);
+            self.logits = None;
+            self.is_split = false;
+            self.refused = None;
+            match self.workload() {
+                // What is left to make room for is less than before; the next pass gives way if it must.
+                Some(rest) => drop(self.runner.shrink(rest)),
+                None => self.runner.rest(),
+            }
+            self.allow_guesses();
+            let worker = &mut *self.runner.worker;
+            let mut outcome = match work {
+                RunningWork::Diffusion {
+                    request: filling,
+                    memory,
+                    ..
+                } => {
+                    drop(memory);
+                    filling.outcome()
+                }
+                RunningWork::Autoregressive(continuing) => {
+                    let keeper = failed.is_none().then_some(&mut *worker);
+                    Outcome::Generated(continuing.finish(keeper))
+                }
+            };
+            if let Outcome::Generated(generated) = &mut outcome {
+                generated.peak_device_bytes = peak_bytes.max(held_bytes);
+            }
+            worker.shared.queue.end(id);
+            let failed = failed.filter(|_| !cancel.load(Ordering::Relaxed));
+            listener.finish(failed.map_or(Ok(outcome), Err));
+        }
+    }
+
+    /// A pass for all of them; where that fails, one for each, so that none fails because of another.
+    fn pass(&mut self) {
+        let all = 0..self.members.len();
+        if !self.is_split {
+            match self.pass_of(all.clone()) {
+                Err(Interrupt::Failed(_)) if all.len() > 1 => self.is_split = true,
+                Err(Interrupt::Failed(error)) => return self.members[0].failed = Some(error),
+                Ok(()) | Err(Interrupt::Cancelled) => return,
+            }
+        }
+        for index in all {
+            if self.members[index].is_over() {
+                continue;
+            }
+            if let Err(Interrupt::Failed(error)) = self.pass_of(index..index + 1) {
+                self.members[index].failed = Some(error);
+            }
+        }
+    }
+
+    fn pass_of(&mut self, range: Range<usize>) -> Result<(), Interrupt> {
+        let is_causal =
+            |member: &BatchMember| matches!(member.work, RunningWork::Autoregressive(_));
+        let result = match self.members[range.clone()].iter().all(is_causal) {
+            true => self.read(range),
+            false => self.fill(range),
+        };
+        let ledger = &self.runner.worker.shared.ledger;
+        let peak_bytes = ledger.peak_since(PeakMark::Pass);
+        ledger.mark(PeakMark::Pass);
+        for member in &mut self.members {
+            member.peak_bytes = member.peak_bytes.max(peak_bytes);
+        }
+        result
+    }
+
+    /// A pass that fills masks.
+    fn fill(&mut self, range: Range<usize>) -> Result<(), Interrupt> {
+        let Self {
+            runner: served,
+            members,
+            guesses,
+            ..
+        } = self;
+        let members = &mut members[range];
+        let stop = served.cancel;
+        let count = members.len();
+        let mut canvases = Vec::with_capacity(count);
+        let mut asked = Vec::with_capacity(count);
+        for member in members.iter_mut() {
+            if let RunningWork::Diffusion {
+                request: filling,
+                memory,
+                ..
+            } = &mut member.work
+            {
+                let mut passes = filling.passes();
+                if filling.guesses() && !*guesses {
+                    passes.truncate(1);
+                }
+                canvases.push(passes.len());
+                let mut memory = Some(memory);
+                asked.extend(passes.into_iter().map(|pass| PassRequest {
+                    pass,
+                    memory: memory.take(),
+                }));
+            }
+        }
+        let rows = asked.iter().map(|asked| asked.pass.layer_rows()).sum();
+        let result = served.run(count, &mut |ops, current| {
+            let denoiser = Denoiser {
+                ops,
+                model: &current.model,
+                weights: &current.weights,
+                vocabulary: &current.vocabulary,
+            };
+            Ok((denoiser.candidates(&mut asked, stop)?, rows))
+        });
+        drop(asked);
+        tell(members, &served.take_notices());
+        let (mut candidates, cost) = result?;
+        let current = served.worker.current.as_ref();
+        for member in members.iter_mut() {
+            if let (RunningWork::Diffusion { memory, watch, .. }, Some(current)) =
+                (&mut member.work, current)
+                && !memory.kv_caches.is_empty()
+            {
+                let watch = watch.get_or_insert_with(|| WeightsWatch::new(&current.weights));
+                if watch.look(&current.weights, true) {
+                    let notice = "the weights changed: cached keys and values of other positions stay until the next recompute";
+                    member.listener.tell(Event::Notice(notice.to_owned()));
+                }
+            }
+        }
+        for (member, canvases) in members.iter_mut().zip(canvases) {
+            let rest = candidates.split_off(canvases);
+            let its = std::mem::replace(&mut candidates, rest);
+            let mut emit = |event| member.listener.tell(event);
+            if let RunningWork::Diffusion {
+                request: filling, ..
+            } = &mut member.work
+            {
+                filling.take(&its, &cost, &mut emit);
+            }
+        }
+        Ok(())
+    }
+
+    /// A pass that continues prompts.
+    fn read(&mut self, range: Range<usize>) -> Result<(), Interrupt> {
+        let Self {
+            runner: served,
+            members,
+            logits,
+            ..
+        } = self;
+        let members = &mut members[range];
+        let stop = served.cancel;
+        let mut requests: Vec<&mut AutoregressiveRequest> = members
+            .iter_mut()
+            .filter_map(|member| match &mut member.work {
+                RunningWork::Diffusion { .. } => None,
+                RunningWork::Autoregressive(continuing) => Some(&mut **continuing),
+            })
+            .collect();
+        let result = served.run(requests.len(), &mut |ops, current| {
+            autoregressive::pass(&mut requests, logits, (ops, current), stop)
+        });
+        tell(members, &served.take_notices());
+        for member in members.iter_mut() {
+            if let RunningWork::Autoregressive(continuing) = &mut member.work {
+                let notices = continuing.take_notices();
+                tell(std::slice::from_mut(member), &notices);
+            }
+        }
+        let (reads, cost) = result?;
+        for (member, read) in members.iter_mut().zip(reads) {
+            let mut emit = |event| member.listener.tell(event);
+            if let RunningWork::Autoregressive(continuing) = &mut member.work {
+                continuing.take(read, &cost, &mut emit);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn tell(members: &mut [BatchMember], notices: &[String]) {
+    for member in members {
+        for notice in notices {
+            member.listener.tell(Event::Notice(notice.clone()));
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Calls that wait: for programs that do one thing after another. Not for reports and sinks, which run on the engine's own
+//! thread.
+
+use std::sync::{Arc, mpsc};
+
+use sluice_checkpoint::Source;
+
+use super::{Engine, LoadEvent, LoadedModel, PlanSettings};
+use crate::{
+    error::EngineError,
+    event::{Event, Outcome, PassReport},
+    request::{Generate, Work},
+};
+
+impl Engine {
+    /// [`Engine::load`], waited for.
+    ///
+    /// # Errors
+    /// When the load fails, or the engine stops.
+    pub fn load_now(
+        &self,
+        source: Source,
+        settings: PlanSettings,
+    ) -> Result<Arc<LoadedModel>, EngineError> {
+        let (send, finished) = mpsc::channel();
+        let report = Box::new(move |event| {
+            if let LoadEvent::Finished(result) = event {
+                drop(send.send(result));
+            }
+        });
+        self.load(source, settings, report);
+        finished.recv().map_err(|_| EngineError::Stopped)?
+    }
+
+    /// [`Engine::submit`], waited for.
+    ///
+    /// # Errors
+    /// When the request is refused or fails, or the engine stops.
+    pub fn run(&self, work: Work) -> Result<Outcome, EngineError> {
+        let (send, finished) = mpsc::channel();
+        let sink = Box::new(move |event| {
+            if let Event::Finished(result) = event {
+                drop(send.send(result));
+            }
+        });
+        self.submit(work, sink)?;
+        finished.recv().map_err(|_| EngineError::Stopped)?
+    }
+
+    /// The first passes of a request, `count` of them if it has so many: then it is cancelled.
+    ///
+    /// # Errors
+    /// As [`Engine::run`].
+    pub fn passes(&self, request: Generate, count: usize) -> Result<Vec<PassReport>, EngineError> {
+        let (send, events) = mpsc::channel();
+        let sink = Box::new(move |event| drop(send.send(event)));
+        let ticket = self.submit(Work::Generate(request), sink)?;
+        let mut reports = Vec::new();
+        for event in events {
+            match event {
+                Event::Pass(report) => {
+                    reports.push(*report);
+                    if reports.len() == count {
+                        self.cancel(ticket);
+                    }
+                }
+                Event::Finished(result) => return result.map(|_| reports),
+                _ => {}
+            }
+        }
+        Err(EngineError::Stopped)
+    }
+}

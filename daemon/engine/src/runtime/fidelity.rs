@@ -1,0 +1,234 @@
+//! Measuring a level on the loaded model: its rows first, then those of the checkpoint's own weights, then both heads
+//! side by side. The plan in force comes back at the end, whatever happens.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Instant,
+};
+
+use sluice_formats::Format;
+use sluice_ops::{Activation, KvCacheShape};
+use sluice_plan::{Plan, resolve_kv_cache_format};
+use sluice_shared::{
+    level::{KvCacheFormat, Level},
+    settings::ResolvedPlanSettings,
+};
+use sluice_weights::{TensorPart, WeightGroup, WeightGroupPlan};
+
+use super::worker::Worker;
+use crate::{
+    decode::fidelity::{self, FidelitySample, SampleReading},
+    error::EngineError,
+    event::{Event, FidelityResult, Outcome},
+    model::transformer::Interrupt,
+    request::MeasureFidelity,
+    residency::LoadOutcome,
+};
+
+/// Memory that a comparison takes beside a plan: both sides' rows, a converted part of the head, and a second piece of
+/// logits.
+fn extra_bytes(plan: &Plan, samples: &[FidelitySample]) -> u64 {
+    let rows: usize = samples.iter().map(|sample| sample.rows.len()).sum();
+    let heads = || {
+        let is_head = |unit: &&WeightGroupPlan| matches!(unit.group, WeightGroup::LmHead(_));
+        plan.groups.iter().filter(is_head)
+    };
+    let width = heads().map(|unit| unit.tensors[0].width).max().unwrap_or(0);
+    let head = heads().map(|unit| unit.tensors[0].elements()).max();
+    let both_rows = (2 * rows * width * size_of::<f32>()) as u64;
+    // At most as many bytes as the source has, and it may be `f32`.
+    both_rows + head.unwrap_or(0) * size_of::<f32>() as u64 + (8 << 20)
+}
+
+impl Worker {
+    /// Runs the comparison. Between its passes no settings change.
+    pub(super) fn measure_fidelity(
+        &mut self,
+        request: &MeasureFidelity,
+        cancel: &AtomicBool,
+        emit: &mut dyn FnMut(Event),
+    ) -> Result<Outcome, EngineError> {
+        while self.current_mut()?.switch.is_some() {
+            if cancel.load(Ordering::Relaxed) {
+                return Ok(Outcome::Cancelled);
+            }
+            // Whoever asked for it is told how it ends.
+            self.advance_switch_idle();
+        }
+        let before = self.current_mut()?.plan.clone();
+        let result = self.compare_levels(request, &before, cancel, emit);
+        // Even when cancelled.
+        self.switch_now(Plan::clone(&before), &AtomicBool::new(false))?;
+        match result {
+            Ok(compared) => Ok(Outcome::Fidelity(compared)),
+            Err(Interrupt::Cancelled) => Ok(Outcome::Cancelled),
+            Err(Interrupt::Failed(_)) if cancel.load(Ordering::Relaxed) => Ok(Outcome::Cancelled),
+            Err(Interrupt::Failed(error)) => Err(error),
+        }
+    }
+
+    fn compare_levels(
+        &mut self,
+        request: &MeasureFidelity,
+        before: &Plan,
+        cancel: &AtomicBool,
+        emit: &mut dyn FnMut(Event),
+    ) -> Result<FidelityResult, Interrupt> {
+        let started = Instant::now();
+        emit(Event::Started {
+            blocks: 1,
+            is_exact: true,
+        });
+        let current = self.current_mut()?;
+        let samples = fidelity::samples(request, current.vocabulary.mask);
+        let asked = request.level.unwrap_or(before.level);
+        let choices = ResolvedPlanSettings {
+            level: asked,
+            ..self.shared.state.settings().resolved()
+        };
+        let current = self.current_mut()?;
+        let plan = current.planner.plan(choices, u64::MAX, before.workload)?;
+        // What would be coded without loss computes what the source does: it need not be coded for that.
+        let level = match plan.is_estimate() {
+            true => Level::Standard,
+            false => asked,
+        };
+        let total = 2 * samples.len();
+        let mut done = 0;
+        let mut tell = || {
+            done += 1;
+            emit(Event::ScoreProgress { done, total });
+        };
+        let kv = self.shared.state.settings().kv_cache_format;
+        let profile = self.ops.device().profile();
+        let kept_in = |kv| resolve_kv_cache_format(kv, &profile).map_err(EngineError::from);
+        let (format, exact) = (
+            kept_in(kv)?,
+            kept_in(KvCacheFormat::F32).or(kept_in(KvCacheFormat::Auto))?,
+        );
+        let ours = self.rows_at(level, format, before, &samples, cancel, &mut tell)?;
+        let level = match plan.is_estimate() {
+            true => plan.level,
+            false => self.current_mut()?.plan.level,
+        };
+        let head = self.current_mut()?.plan.groups.clone();
+        let theirs = self.rows_at(Level::Standard, exact, before, &samples, cancel, &mut tell)?;
+        self.divergence(level, &samples, &head, [&theirs, &ours], cancel)
+            .map(|compared| FidelityResult {
+                elapsed: started.elapsed(),
+                ..compared
+            })
+    }
+
+    /// The rows of all samples, one after another, at a level, with keys and values kept in a format.
+    fn rows_at(
+        &mut self,
+        level: Level,
+        kept_in: Format,
+        before: &Plan,
+        samples: &[FidelitySample],
+        cancel: &AtomicBool,
+        tell: &mut dyn FnMut(),
+    ) -> Result<Activation, Interrupt> {
+        let choices = self.shared.state.settings().resolved();
+        let current = self.current_mut()?;
+        let shape = &current.planner.config.shape;
+        let reading = shape.causal.then(|| SampleReading {
+            cache: KvCacheShape::of(shape, kept_in),
+            rows: current.mlp_rows,
+        });
+        let longest = samples
+            .iter()
+            .map(|sample| sample.tokens.len())
+            .max()
+            .unwrap_or(0);
+        let budget = before
+            .budget_bytes
+            .saturating_sub(extra_bytes(before, samples))
+            .saturating_sub(reading.map_or(0, |reading| reading.cache.bytes(longest) as u64));
+        let choices = ResolvedPlanSettings { level, ..choices };
+        let plan = current.planner.plan(choices, budget, before.workload)?;
+        self.switch_now(plan, cancel)?;
+        let Self { current, ops, .. } = self;
+        let current = current.as_ref().ok_or(EngineError::NoModel)?;
+        let count = samples.iter().map(|sample| sample.rows.len()).sum();
+        let mut kept = ops.persistent(count, current.planner.config.shape.hidden_size)?;
+        let mut at = 0;
+        for sample in samples {
+            let model = (&current.model, &current.weights);
+            fidelity::rows(sample, ops, model, reading, cancel, &mut |rows| {
+                ops.set_rows(&mut kept, at, rows)?;
+                at += rows.len();
+                Ok(())
+            })?;
+            tell();
+        }
+        Ok(kept)
+    }
+
+    /// Both heads side by side: the checkpoint's, which is in force, and that of the level's units.
+    fn divergence(
+        &mut self,
+        level: Level,
+        samples: &[FidelitySample],
+        groups: &[WeightGroupPlan],
+        rows: [&Activation; 2],
+        cancel: &AtomicBool,
+    ) -> Result<FidelityResult, Interrupt> {
+        let Self { current, ops, .. } = self;
+        let current = current.as_ref().ok_or(EngineError::NoModel)?;
+        let weights = &current.weights;
+        let targets: Vec<u32> = samples
+            .iter()
+            .flat_map(|sample| sample.targets.iter().copied())
+            .collect();
+        let mut comparison = ops.start_comparison(&targets, weights.lm_head_part_rows())?;
+        let heads = groups
+            .iter()
+            .filter(|unit| matches!(unit.group, WeightGroup::LmHead(_)));
+        for head in heads {
+            if cancel.load(Ordering::Relaxed) {
+                return Err(Interrupt::Cancelled);
+            }
+            let LoadOutcome::Done(converted) =
+                weights.load_converted(head, ops.device(), cancel)?
+            else {
+                return Err(Interrupt::Cancelled);
+            };
+            let guard = weights.acquire(head.group)?;
+            let first = head.tensors[0].first_row;
+            let parts = [
+                &guard.weight(TensorPart::LmHead),
+                &converted.weight(head, TensorPart::LmHead),
+            ];
+            ops.compare_lm_heads(&mut comparison, rows, parts, first)?;
+        }
+        let divergences = comparison.divergences()?;
+        let count = divergences.len() as f64;
+        let mean =
+            |value: &dyn Fn(usize) -> f64| (0..divergences.len()).map(value).sum::<f64>() / count;
+        // The bound weighs every canvas alike, however many of its rows are read.
+        let read = samples.iter().filter(|sample| !sample.rows.is_empty());
+        let count_read = read.clone().count() as f64;
+        let mut at = 0;
+        let mut likelihood = [0.0; 2];
+        for sample in read {
+            let rows = &divergences[at..at + sample.rows.len()];
+            at += rows.len();
+            for (side, sum) in likelihood.iter_mut().enumerate() {
+                let all: f64 = rows.iter().map(|row| row.target[side]).sum();
+                *sum += all / rows.len() as f64 / count_read;
+            }
+        }
+        Ok(FidelityResult {
+            level,
+            samples: samples.len(),
+            rows: divergences.len(),
+            mean_kl: mean(&|row| divergences[row].kl),
+            top_agreement: mean(&|row| f64::from(divergences[row].same_top)),
+            source_bound: -likelihood[0],
+            level_bound: -likelihood[1],
+            elapsed: std::time::Duration::ZERO,
+        })
+    }
+}

@@ -1,0 +1,153 @@
+//! The level that a load takes: the one that was asked for, or where that can't be had the nearest that is no less faithful.
+
+use std::sync::{Arc, atomic::AtomicBool};
+
+use sluice_checkpoint::{Checkpoint, CheckpointError};
+use sluice_plan::{Plan, PlanError};
+use sluice_shared::level::Level;
+
+use super::Loader;
+use crate::{
+    command::{LoadEvent, LoadReport, PlanSettings},
+    error::EngineError,
+    residency::WeightReader,
+    runtime::{
+        LevelSubstitution,
+        current_model::{Planner, usual_workload},
+    },
+};
+
+/// A plan that can be put in force, and what does it.
+pub(super) struct PreparedPlan {
+    pub(super) plan: Arc<Plan>,
+    pub(super) reader: Arc<WeightReader>,
+    /// Those that were asked for, at the level that could be had.
+    pub(super) settings: PlanSettings,
+    pub(super) substitution: Option<LevelSubstitution>,
+}
+
+impl Loader {
+    /// Plans, and writes the copies that the plan needs.
+    pub(super) fn prepare(
+        &self,
+        checkpoint: &Arc<Checkpoint>,
+        planner: &Arc<Planner>,
+        settings: PlanSettings,
+        cancel: &AtomicBool,
+        report: &mut LoadReport,
+    ) -> Result<PreparedPlan, EngineError> {
+        let asked = settings.level;
+        let refused = match self.prepare_at(checkpoint, planner, settings, cancel, report) {
+            Ok((plan, reader)) => {
+                return Ok(PreparedPlan {
+                    plan,
+                    reader,
+                    settings,
+                    substitution: None,
+                });
+            }
+            Err(error) if is_of_level(&error) => error,
+            Err(error) => return Err(error),
+        };
+        for &level in asked.substitutes() {
+            let settings = PlanSettings { level, ..settings };
+            match self.prepare_at(checkpoint, planner, settings, cancel, report) {
+                Ok((plan, reader)) => {
+                    let substitution = LevelSubstitution {
+                        requested: asked,
+                        taken: level,
+                        reason: refused.to_string(),
+                    };
+                    report(LoadEvent::Notice(substitution.to_string()));
+                    return Ok(PreparedPlan {
+                        plan,
+                        reader,
+                        settings,
+                        substitution: Some(substitution),
+                    });
+                }
+                Err(error) if is_of_level(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(self.with_fitting(refused, planner, settings))
+    }
+
+    fn prepare_at(
+        &self,
+        checkpoint: &Arc<Checkpoint>,
+        planner: &Arc<Planner>,
+        settings: PlanSettings,
+        cancel: &AtomicBool,
+        report: &mut LoadReport,
+    ) -> Result<(Arc<Plan>, Arc<WeightReader>), EngineError> {
+        let device = self.ops.device();
+        let mut plan = self.plan(planner, settings)?;
+        if plan.is_estimate() {
+            report(LoadEvent::Planned(Arc::new(plan)));
+            (self.weight_cache).compress(checkpoint, planner, device, cancel, report)?;
+            plan = self.plan(planner, settings)?;
+            if plan.is_estimate() {
+                return Err(PlanError::NotCompressed { level: plan.level }.into());
+            }
+        }
+        let plan = Arc::new(plan);
+        report(LoadEvent::Planned(Arc::clone(&plan)));
+        let reader =
+            (self.weight_cache).reader(checkpoint, planner, &plan, device, cancel, report)?;
+        Ok((plan, reader))
+    }
+
+    fn plan(&self, planner: &Planner, settings: PlanSettings) -> Result<Plan, EngineError> {
+        let budget = self.shared.state.budget_bytes(&settings);
+        let workload = usual_workload(&planner.config.shape);
+        planner.plan(settings.resolved(), budget, workload)
+    }
+
+    /// The same refusal, with what would fit: nobody gets a less faithful level unasked.
+    fn with_fitting(
+        &self,
+        refused: EngineError,
+        planner: &Planner,
+        settings: PlanSettings,
+    ) -> EngineError {
+        let EngineError::Plan(PlanError::BudgetTooSmall {
+            budget_bytes,
+            least_bytes,
+            level,
+            canvas,
+            ..
+        }) = refused
+        else {
+            return refused;
+        };
+        let mut lossier = Level::ALL.into_iter();
+        let fitting = lossier.find_map(|other| {
+            let is_lossier = other > level && other != Level::Auto;
+            let settings = PlanSettings {
+                level: other,
+                ..settings
+            };
+            let plan = self.plan(planner, settings).ok().filter(|_| is_lossier)?;
+            Some((other, plan.peak_bytes()))
+        });
+        PlanError::BudgetTooSmall {
+            budget_bytes,
+            least_bytes,
+            level,
+            canvas,
+            fitting,
+        }
+        .into()
+    }
+}
+
+/// Whether another level may be had where this one was refused.
+fn is_of_level(error: &EngineError) -> bool {
+    matches!(
+        error,
+        EngineError::Plan(PlanError::BudgetTooSmall { .. } | PlanError::NotCompressed { .. })
+            | EngineError::NoWeightCache { .. }
+            | EngineError::Checkpoint(CheckpointError::WeightCache { .. })
+    )
+}

@@ -1,0 +1,421 @@
+//! The thread that does all device work, and the handle by which everybody else reaches it.
+
+mod autoregressive;
+mod batch;
+mod blocking;
+mod budget;
+mod converted_weights;
+mod current_model;
+mod fidelity;
+mod load;
+mod memory_watch;
+mod outline;
+mod pass_runner;
+mod state;
+mod switch;
+mod worker;
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+};
+
+use sluice_checkpoint::Source;
+use sluice_machine::default_budget;
+use sluice_ops::{
+    self as ops, Ops, OpsError,
+    device::{self, DType, Device, GpuUnavailable, OpenedDevice},
+    ledger::{self, Ledger},
+};
+use sluice_plan::{Plan, SwitchEstimate, TimeCorrections, Workload};
+use sluice_shared::level::Level;
+use sluice_weights::Storage;
+
+use self::{converted_weights::WeightCache, load::LoadStep, state::EngineState, worker::Worker};
+pub use self::{
+    outline::{ModelOutline, default_canvas, machine},
+    state::{PassTotals, PlanInForce, SwitchProgress},
+};
+pub use crate::schedule::{QueueState, RequestTicket};
+use crate::{
+    command::{
+        ApplyEvent, ApplyReport, LoadEvent, LoadReport, LoadedModel, PlanOptions, PlanSettings,
+        UnloadReport,
+    },
+    error::EngineError,
+    event::EventSink,
+    request::{ModelId, Work},
+    schedule::{ApplyCommand, LoadCommand, Queue, UnloadCommand},
+};
+
+/// Requests that share a pass, where nobody says another number: few enough that each keeps most of its pace.
+pub const PARALLEL_DEFAULT: usize = 4;
+/// Most requests that share a pass: each has a row of its own even when memory is short.
+pub const PARALLEL_MAX: usize = pass_runner::MLP_ROWS_MIN;
+
+/// How to start an engine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EngineOptions {
+    /// What computes.
+    pub device: device::DeviceChoice,
+    /// What a card computes in; `None`: what suits it best.
+    pub compute_dtype: Option<DType>,
+    /// Threads that compute, or convert for a card; 0: one a core.
+    pub threads: usize,
+    /// Requests that may wait, beside those that run.
+    pub queue_max: usize,
+    /// Requests that share a pass, at most; 1 to [`PARALLEL_MAX`].
+    pub parallel: usize,
+    /// Most bytes a second that passes read of weights that are streamed, from the disk or the system's cache: whatever else
+    /// uses them has the rest. `None`: as fast as it goes.
+    pub disk_read_limit_bytes_per_s: Option<u64>,
+    /// Most bytes of the host's memory that are pinned for a card to copy streamed weights from, of all models together while
+    /// one takes another's place. `None`: what [`sluice_machine::default_pin_limit`] says.
+    pub pinned_memory_limit_bytes: Option<u64>,
+    /// What models are loaded with.
+    pub settings: PlanSettings,
+    /// Where converted copies of checkpoints are kept, so that they can be streamed and the next load needn't convert;
+    /// `None`: nowhere.
+    pub weight_cache: Option<PathBuf>,
+    /// Whether a load and a change of level write a converted copy there even when nothing is streamed, so that the next one
+    /// needn't convert.
+    pub keep_converted: bool,
+    /// Most bytes that converted copies in that folder take: the least recently used go when there are more, but never
+    /// one in use. `None`: any.
+    pub weight_cache_bytes_max: Option<u64>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            device: device::DeviceChoice::Cpu,
+            compute_dtype: None,
+            threads: 0,
+            queue_max: 16,
+            parallel: PARALLEL_DEFAULT,
+            disk_read_limit_bytes_per_s: None,
+            pinned_memory_limit_bytes: None,
+            settings: PlanSettings::default(),
+            weight_cache: None,
+            keep_converted: false,
+            weight_cache_bytes_max: None,
+        }
+    }
+}
+
+/// A level that took the place of the one that was asked for, and is no less faithful.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LevelSubstitution {
+    /// Asked for.
+    pub requested: Level,
+    /// In its place.
+    pub taken: Level,
+    /// Why that could not be had.
+    pub reason: String,
+}
+
+impl fmt::Display for LevelSubstitution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            requested: asked,
+            taken,
+            reason,
+        } = self;
+        let faithful = match (asked.is_lossless(), taken.is_lossless()) {
+            (Some(false), Some(true)) | (Some(false), Some(false)) => "more faithful",
+            _ => "as faithful",
+        };
+        write!(f, "level {taken} ({faithful}) replaces {asked}: {reason}")
+    }
+}
+
+/// The engine: a handle to its one thread.
+pub struct Engine {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    weight_cache: Arc<WeightCache>,
+    device: Device,
+    gpu_unavailable: Option<GpuUnavailable>,
+}
+
+/// What the handle and the thread both see.
+struct Shared {
+    queue: Queue<LoadStep>,
+    ledger: Ledger,
+    state: EngineState,
+    disk_read_limit_bytes_per_s: Option<u64>,
+    pinned_memory_limit_bytes: Option<u64>,
+    last_model_id: AtomicU64,
+    alive: AtomicBool,
+    /// What passes of all models have taken beside what was predicted.
+    corrections: TimeCorrections,
+}
+
+impl Engine {
+    /// Starts the thread `sluice-engine`, without a model.
+    ///
+    /// # Errors
+    /// When threads or their memory can't be had.
+    pub fn start(options: EngineOptions) -> Result<Self, EngineError> {
+        let ledger = Ledger::default();
+        let OpenedDevice {
+            device,
+            gpu_unavailable: no_card,
+        } = Device::open(options.device, options.compute_dtype, options.threads)?;
+        let ops = Ops::new(device.clone(), ledger.clone())?;
+        let free_bytes = device.memory().free_bytes;
+        let budget_default = free_bytes.map_or(u64::MAX, |free| {
+            default_budget(free).saturating_add(ledger.used_bytes())
+        });
+        let spare_bytes = free_bytes.map_or(0, |free| free - default_budget(free));
+        let shared = Arc::new(Shared {
+            queue: Queue::new(options.queue_max),
+            ledger,
+            state: EngineState::new(options.settings, budget_default),
+            disk_read_limit_bytes_per_s: options.disk_read_limit_bytes_per_s,
+            pinned_memory_limit_bytes: options.pinned_memory_limit_bytes,
+            last_model_id: AtomicU64::new(0),
+            alive: AtomicBool::new(true),
+            corrections: TimeCorrections::default(),
+        });
+        let keeping = WeightCache {
+            folder: options.weight_cache,
+            always: options.keep_converted,
+            bytes_max: options.weight_cache_bytes_max,
+            has_told: AtomicBool::new(false),
+        };
+        let keeping = Arc::new(keeping);
+        let worker = Worker::new(
+            Arc::clone(&shared),
+            ops,
+            Arc::clone(&keeping),
+            options.parallel.clamp(1, PARALLEL_MAX),
+            spare_bytes,
+        );
+        let thread = thread::Builder::new()
+            .name("sluice-engine".to_owned())
+            .spawn(move || worker.run())
+            .map_err(|error| EngineError::Ops(OpsError::Threads(error.to_string())))?;
+        Ok(Self {
+            shared,
+            thread: Mutex::new(Some(thread)),
+            weight_cache: keeping,
+            device,
+            gpu_unavailable: no_card,
+        })
+    }
+
+    /// Loads a model with these settings, which are those of the engine from then on; changes of them that come meanwhile
+    /// follow. Where there is room for both, and for a request of the present one, that serves until the new one is whole,
+    /// and a failure leaves it there; otherwise it goes first. Requests that wait in that moment were made for the old
+    /// model's ids and are refused.
+    pub fn load(&self, source: Source, settings: PlanSettings, report: LoadReport) {
+        let load = LoadCommand {
+            source,
+            settings,
+            report,
+            cancel: Arc::default(),
+        };
+        if let Err(mut refused) = self.shared.queue.load(load) {
+            (refused.report)(LoadEvent::Finished(Err(EngineError::Stopped)));
+        }
+    }
+
+    /// Stops the load under way, and those that wait.
+    pub fn cancel_loads(&self) {
+        self.shared.queue.cancel_loads();
+    }
+
+    /// Lets a model go, between two requests and not while another loads: all of its memory is given back, and the settings
+    /// stay. Requests that wait are refused, unless `only_idle` says that then, or while its settings change, it is to stay.
+    /// Another that has come in its place stays.
+    pub fn unload(&self, model: ModelId, only_idle: bool, report: UnloadReport) {
+        let unload = UnloadCommand {
+            model,
+            only_idle,
+            report,
+        };
+        if let Err(refused) = self.shared.queue.unload(unload) {
+            (refused.report)(false);
+        }
+    }
+
+    /// Puts other settings in force, while requests run if need be: between their passes, step by step. A change that
+    /// comes while another is under way takes over from where that stands.
+    pub fn apply(&self, change: PlanOptions, report: ApplyReport) {
+        if let Err(mut refused) = self.shared.queue.apply(ApplyCommand { change, report }) {
+            (refused.report)(ApplyEvent::Finished(Err(EngineError::Stopped)));
+        }
+    }
+
+    /// What a change would lead to, without touching anything: a plan for the loaded model.
+    ///
+    /// # Errors
+    /// Without a model, or when there is no such plan.
+    pub fn plan(&self, change: &PlanOptions, workload: Workload) -> Result<Plan, EngineError> {
+        self.shared.state.plan(change, workload)
+    }
+
+    /// How long it takes to get from the plan in force to another one for the loaded model, once a switch begins. Unknown
+    /// without a model, or where rates are.
+    #[must_use]
+    pub fn estimate_switch(&self, plan: &Plan) -> Option<SwitchEstimate> {
+        let state = &self.shared.state;
+        let (planner, in_force) = (state.planner()?, state.in_force()?);
+        self.weight_cache
+            .estimate_switch(&planner, &in_force.plan, plan)
+    }
+
+    /// The folder that converted weights are kept in, and how many bytes they may take there.
+    #[must_use]
+    pub fn weight_cache(&self) -> Option<(&Path, Option<u64>)> {
+        let folder = self.weight_cache.folder.as_deref()?;
+        Some((folder, self.weight_cache.bytes_max))
+    }
+
+    /// The settings that models are loaded with.
+    #[must_use]
+    pub fn settings(&self) -> PlanSettings {
+        self.shared.state.settings()
+    }
+
+    /// What the present model was loaded with, at the level that it got.
+    #[must_use]
+    pub fn loaded_with(&self) -> Option<PlanSettings> {
+        self.shared.state.loaded_with()
+    }
+
+    /// The level that is in force in another's place, as long as nobody has chosen one since.
+    #[must_use]
+    pub fn substitution(&self) -> Option<LevelSubstitution> {
+        self.shared.state.substitution()
+    }
+
+    /// Most bytes that may be held where nobody sets a budget.
+    #[must_use]
+    pub fn budget_default(&self) -> u64 {
+        self.shared.state.budget_default()
+    }
+
+    /// The plan in force, what was measured under it, and where each unit is.
+    #[must_use]
+    pub fn in_force(&self) -> Option<PlanInForce> {
+        self.shared.state.in_force()
+    }
+
+    /// Level of the plan in force; cheap enough to ask after every pass.
+    #[must_use]
+    pub fn level_in_force(&self) -> Option<Level> {
+        self.shared.state.level_in_force()
+    }
+
+    /// Whether weights that are stored by this plan come to what its formats say, up to float order: not where rows are rounded
+    /// to 8 bits before they are multiplied with some of them.
+    #[must_use]
+    pub fn has_exact_matmul(&self, plan: &Plan) -> bool {
+        let mut tensors = plan.groups.iter().flat_map(|unit| &unit.tensors);
+        tensors.all(|tensor| match tensor.storage {
+            Storage::Plain(format) => !ops::rounds_rows(&self.device, format),
+            _ => true,
+        })
+    }
+
+    /// The present model.
+    #[must_use]
+    pub fn model(&self) -> Option<Arc<LoadedModel>> {
+        self.shared.state.model()
+    }
+
+    /// Checks a request and puts it in the queue.
+    ///
+    /// # Errors
+    /// At once, when it breaks a rule, was made for another model, or there is no room.
+    pub fn submit(&self, work: Work, sink: EventSink) -> Result<RequestTicket, EngineError> {
+        let model = self.model().ok_or(EngineError::NoModel)?;
+        if model.id != work.model() {
+            return Err(EngineError::ModelReplaced);
+        }
+        work.check(&model.info)?;
+        self.shared.queue.submit(work, sink)
+    }
+
+    /// Stops a request: within a pass when nobody else's shares it, else at the pass's end; at once when it waits (its sink
+    /// is then called on this thread). Does nothing when it has ended.
+    pub fn cancel(&self, ticket: RequestTicket) {
+        self.shared.queue.cancel(ticket.id);
+    }
+
+    /// How full the queue is.
+    #[must_use]
+    pub fn queue(&self) -> QueueState {
+        self.shared.queue.snapshot()
+    }
+
+    /// Device memory by kind.
+    #[must_use]
+    pub fn memory(&self) -> ledger::LedgerReport {
+        self.shared.ledger.report()
+    }
+
+    /// Bytes of the host's memory that are pinned for a card to copy weights from.
+    #[must_use]
+    pub fn pinned_bytes(&self) -> u64 {
+        self.shared.ledger.pinned_bytes()
+    }
+
+    /// What computes.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The same engine, which computes on the CPU for this reason.
+    #[must_use]
+    pub fn without_gpu(self, reason: GpuUnavailable) -> Self {
+        // A field can't be moved out of what has an end of its own.
+        let mut engine = self;
+        engine.gpu_unavailable = Some(reason);
+        engine
+    }
+
+    /// Why no card computes, where one would have been taken.
+    #[must_use]
+    pub fn gpu_unavailable(&self) -> Option<&GpuUnavailable> {
+        self.gpu_unavailable.as_ref()
+    }
+
+    /// Whether the thread runs, on a device that does. It ends by [`Engine::stop`], by a panic, or when a card fails so that
+    /// this process can't use it any more.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.shared.alive.load(Ordering::Acquire) && !self.device.has_failed()
+    }
+
+    /// Cancels everything and waits for the thread to end.
+    pub fn stop(&self) {
+        self.shared.queue.stop();
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread {
+            // A panic was told to the request it met, and shows in `is_alive`.
+            drop(thread.join());
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,183 @@
+//! Plans for models that are not loaded: a published shape, or a checkpoint's headers.
+
+use std::sync::mpsc;
+
+use sluice_checkpoint::{Checkpoint, Source, family::PublishedShape};
+use sluice_formats::Format;
+use sluice_machine::{DiskBandwidth, Profile, Rates};
+use sluice_ops::{Ops, device::Device, ledger::Ledger, measure::measure};
+use sluice_plan::{CANVAS_DEFAULT, Machine, Plan, PlanError, Workload};
+use sluice_shared::settings::ResolvedPlanSettings;
+use sluice_weights::{SourceTensor, compression::with_assumed_compression};
+
+use super::{Engine, Shared, current_model::Planner};
+use crate::error::EngineError;
+
+/// A model as plans see it: everything but its weights.
+#[derive(Debug)]
+pub struct ModelOutline {
+    planner: Planner,
+}
+
+impl ModelOutline {
+    /// A published model's, stored in bf16.
+    #[must_use]
+    pub fn of_published_shape(preset: &PublishedShape, machine: Machine) -> Self {
+        let config = preset.config();
+        let sources = config.shape.tensors().into_iter().map(|spec| SourceTensor {
+            spec,
+            format: Format::Bf16,
+            compressed: None,
+            compressed_copy: None,
+        });
+        let sources = with_assumed_compression(sources.collect());
+        // Where it will lie is not known.
+        let machine = Machine {
+            disk: DiskBandwidth::default(),
+            ..machine
+        };
+        Self {
+            planner: Planner::new(config, sources, machine),
+        }
+    }
+
+    /// A checkpoint's: its headers are read, and how fast its disk is is tried for a moment.
+    ///
+    /// # Errors
+    /// A checkpoint that could not be loaded either.
+    pub fn of_checkpoint(source: &Source, machine: Machine) -> Result<Self, EngineError> {
+        let checkpoint = Checkpoint::open(source)?;
+        let config = checkpoint.model()?;
+        Ok(Self {
+            planner: Planner::of_checkpoint(&checkpoint, config, machine)?,
+        })
+    }
+
+    /// Most positions of prompt and answer together.
+    #[must_use]
+    pub fn context_length(&self) -> usize {
+        self.planner.config.shape.context_length
+    }
+
+    /// What lives where by these choices within this budget.
+    ///
+    /// # Errors
+    /// When there is no such plan.
+    pub fn plan(
+        &self,
+        choices: impl Into<ResolvedPlanSettings>,
+        budget_bytes: u64,
+        workload: Workload,
+    ) -> Result<Plan, EngineError> {
+        check_canvas(workload.canvas_length, self.context_length())?;
+        self.planner.plan(choices.into(), budget_bytes, workload)
+    }
+}
+
+/// A pass is rehearsed before it is planned, which a canvas of any length would make endless.
+fn check_canvas(canvas: usize, context: usize) -> Result<(), PlanError> {
+    match canvas {
+        0 => Err(PlanError::ZeroWorkload { what: "canvas" }),
+        _ if canvas > context => Err(PlanError::CanvasTooLong { canvas, context }),
+        _ => Ok(()),
+    }
+}
+
+/// Canvas of a plan, where nobody says another.
+#[must_use]
+pub fn default_canvas(context_length: usize) -> usize {
+    CANVAS_DEFAULT.min(context_length)
+}
+
+/// What a device can do, measured now.
+///
+/// # Errors
+/// When the memory for that can't be had.
+pub fn machine(device: &Device) -> Result<Machine, EngineError> {
+    let ops = Ops::new(device.clone(), Ledger::default())?;
+    Ok(Machine::here(ops.device().profile(), measure(&ops)?, 0))
+}
+
+impl Shared {
+    /// What this machine can do now, within what the engine was told. The present model's memory counts as free: another one
+    /// takes its place, and has what it needs of it once that has gone.
+    pub(super) fn machine(&self, device: Profile, rates: Option<Rates>) -> Machine {
+        // What the engine holds of a card's memory is none of the host's.
+        let held_bytes = match device.gpu {
+            Some(_) => self.ledger.pinned_bytes(),
+            None => self.ledger.used_bytes(),
+        };
+        let here = Machine::here(device, rates, held_bytes);
+        Machine {
+            disk_read_limit_bytes_per_s: self.disk_read_limit_bytes_per_s,
+            pinned_memory_limit_bytes: self
+                .pinned_memory_limit_bytes
+                .unwrap_or(here.pinned_memory_limit_bytes),
+            corrections: self.corrections.clone(),
+            ..here
+        }
+    }
+}
+
+impl Engine {
+    /// What this machine can do, as it was measured for the loaded model, else as the engine's thread measures it the first
+    /// time that anybody asks. Waits for what that thread does just now.
+    ///
+    /// # Errors
+    /// When the device fails, or the engine is stopping.
+    pub fn machine(&self) -> Result<Machine, EngineError> {
+        if let Some(planner) = self.shared.state.planner() {
+            return Ok(planner.machine.clone());
+        }
+        let (send, receive) = mpsc::channel();
+        if !self.shared.queue.measure(send) {
+            return Err(EngineError::Stopped);
+        }
+        let rates = receive.recv().map_err(|_| EngineError::Stopped)??;
+        Ok(self.shared.machine(self.device.profile(), rates))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_machine::Profile;
+    use sluice_plan::BLOCK_DEFAULT;
+    use sluice_shared::level::Level;
+
+    use super::*;
+
+    fn unmeasured() -> Machine {
+        Machine::unmeasured(Profile::cpu(2), u64::MAX)
+    }
+
+    fn workload(canvas: usize) -> Workload {
+        Workload::new(canvas, BLOCK_DEFAULT, 1)
+    }
+
+    #[test]
+    fn a_published_model_is_planned_without_its_weights() {
+        let preset = PublishedShape::find("llada-8b").unwrap();
+        let outline = ModelOutline::of_published_shape(preset, unmeasured());
+        let all = outline.plan(Level::Off, u64::MAX, workload(64)).unwrap();
+        assert!(all.resident_bytes() >= 2 * preset.shape().parameters());
+        assert_eq!(all.streamed_bytes(), 0);
+        assert!(all.pass.is_none(), "nothing was measured");
+        let small = outline
+            .plan(Level::Standard, 3 << 30, workload(64))
+            .unwrap();
+        assert!(small.peak_bytes() <= 3 << 30);
+        assert!(small.streamed_bytes() > 10 << 30);
+    }
+
+    #[test]
+    fn a_canvas_beyond_the_context_is_refused_before_it_is_rehearsed() {
+        let preset = PublishedShape::find("llada-8b").unwrap();
+        let outline = ModelOutline::of_published_shape(preset, unmeasured());
+        for canvas in [0, 4097, usize::MAX] {
+            let error = outline
+                .plan(Level::Off, u64::MAX, workload(canvas))
+                .unwrap_err();
+            assert!(matches!(error, EngineError::Plan(_)), "{error}");
+        }
+    }
+}

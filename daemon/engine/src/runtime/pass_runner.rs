@@ -1,0 +1,401 @@
+//! Passes of those that run: between them the weights may change, and when memory runs short something gives way before a
+//! request does.
+
+mod memory_pressure;
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use sluice_ops::{Ops, OpsError, ledger::PeakMark};
+use sluice_plan::{Plan, PlanError, Workload, corrections::PassKind};
+use sluice_shared::{settings::ResolvedPlanSettings, units};
+use sluice_weights::Storage;
+
+use self::memory_pressure::{as_refusal, mlp_rows_from};
+use super::{
+    SwitchProgress, converted_weights::lacks_converted_weights, current_model::CurrentModel,
+    worker::Worker,
+};
+use crate::{
+    error::EngineError,
+    event::{PassCost, PassPhases, WeightsState},
+    model::transformer::Interrupt,
+    residency::StreamStats,
+};
+
+/// The least rows that go through an MLP together when memory is short.
+pub(super) const MLP_ROWS_MIN: usize = 64;
+/// Canvases of a request that tries no other orders: two with guidance.
+const CANVASES_PLAIN: usize = 2;
+
+/// A pass, which tells how many rows it had.
+type SharedPass<'a, T> = &'a mut dyn FnMut(&Ops, &CurrentModel) -> Result<(T, usize), Interrupt>;
+
+/// The loaded model, serving requests.
+pub(super) struct PassRunner<'a> {
+    pub(super) worker: &'a mut Worker,
+    /// Set when nobody wants any of them any more.
+    pub(super) cancel: &'a AtomicBool,
+    /// All that share a pass.
+    workload: Workload,
+    notices: Vec<String>,
+    frugal_plans: usize,
+    /// Nothing is left that could give way to other programs.
+    has_yielded: bool,
+}
+
+impl<'a> PassRunner<'a> {
+    /// Nothing is made room for yet.
+    pub(super) fn new(worker: &'a mut Worker, workload: Workload, cancel: &'a AtomicBool) -> Self {
+        Self {
+            worker,
+            cancel,
+            workload,
+            notices: Vec::new(),
+            frugal_plans: 0,
+            has_yielded: false,
+        }
+    }
+
+    /// Makes room for the first request's activations.
+    pub(super) fn start(&mut self) -> Result<(), EngineError> {
+        let kv = self.worker.shared.state.settings().kv_cache_format;
+        let found = self.worker.look_at_memory_now();
+        self.notices.extend(found.notices);
+        let current = self.worker.current_mut()?;
+        current.set_mlp_rows(current.planner.mlp_rows);
+        current.serving_kv_cache_format = Some(kv);
+        self.resize(self.workload)?;
+        let (choices, budget) = self.worker.aim();
+        let fitted = self.fit_plan(choices, budget);
+        match fitted.and_then(|()| self.reserve()) {
+            Ok(()) => Ok(()),
+            Err(error) => self.free_memory(error),
+        }
+    }
+
+    /// What all take that share a pass.
+    pub(super) fn workload(&self) -> Workload {
+        self.workload
+    }
+
+    /// Whether one more request can join those that there are. Where the plan has no room for that, another one may, if its
+    /// passes are then shorter for each of them. Nobody's passes become longer by orders that another one tries.
+    pub(super) fn may_join(&self, requests: usize, those: Workload, one: Workload) -> bool {
+        let workload = those.with(&one);
+        let (choices, budget) = self.worker.aim();
+        let Some(current) = &self.worker.current else {
+            return false;
+        };
+        // Keys and values are kept alike for all.
+        if current.serving_kv_cache_format != Some(choices.settings.kv_cache_format) {
+            return false;
+        }
+        let stands = current.as_it_stands();
+        let Ok(working) = current.working(&workload) else {
+            return false;
+        };
+        let working_bytes = working.total_bytes();
+        if self.worker.has_promised_budget() {
+            return working_bytes <= current.plan.working.total_bytes();
+        }
+        if stands.weight_bytes() + working_bytes <= budget {
+            return one.batch_requests <= CANVASES_PLAIN || self.has_free_rows(&workload);
+        }
+        let widest = current.plan.workload.widest(&workload);
+        let choices = current.same_level(choices);
+        let Ok(plan) = current.plan_with(choices, budget, widest, current.mlp_rows) else {
+            return false;
+        };
+        // Nobody's passes wait for a conversion that another one needs.
+        if lacks_converted_weights(&current.reader, &plan) {
+            return false;
+        }
+        let planner = &current.planner;
+        let each = |plan: &Plan, workload: &Workload, requests: usize| {
+            let pass = plan.time(&planner.config.shape, workload, &planner.machine)?;
+            Some(pass.total_s() / requests as f64)
+        };
+        let now = each(&stands, &self.workload, requests);
+        let then = each(&plan, &workload, requests + 1);
+        now.zip(then).is_some_and(|(now, then)| then < now)
+    }
+
+    /// Whether passes of this workload wait for weights, with these as they stand, so that more rows cost nothing.
+    pub(super) fn has_free_rows(&self, workload: &Workload) -> bool {
+        let Some(current) = &self.worker.current else {
+            return false;
+        };
+        let planner = &current.planner;
+        let pass = (current.as_it_stands()).time(&planner.config.shape, workload, &planner.machine);
+        pass.is_some_and(|pass| pass.waits())
+    }
+
+    /// Whether a change of the weights is under way.
+    pub(super) fn is_switching(&self) -> bool {
+        let current = self.worker.current.as_ref();
+        current.is_some_and(|current| current.switch.is_some())
+    }
+
+    /// What decides whether one more may join: the state of the weights, and the budget.
+    pub(super) fn join_state(&self) -> (u64, u64) {
+        let current = self.worker.current.as_ref();
+        let epoch = current.map_or(0, |current| current.weights.weights_version());
+        (epoch, self.worker.aim().1)
+    }
+
+    /// Makes room for one more, without giving way.
+    pub(super) fn grow(&mut self, workload: Workload) -> Result<(), EngineError> {
+        let told = self.notices.len();
+        let (choices, budget) = self.worker.aim();
+        let choices = self.worker.current_mut()?.same_level(choices);
+        self.resize(workload)?;
+        let widened = self.fit_plan(choices, budget).and_then(|()| self.reserve());
+        if widened.is_err() {
+            self.notices.truncate(told);
+        }
+        widened
+    }
+
+    /// Gives back what those take no more that have left, also to the weights where nobody waits for that room.
+    pub(super) fn shrink(&mut self, workload: Workload) -> Result<(), EngineError> {
+        self.resize(workload)?;
+        // What gave way for one that has left needs to no more.
+        self.frugal_plans = 0;
+        self.has_yielded = false;
+        let (choices, budget) = self.worker.aim();
+        let current = self.worker.current_mut()?;
+        let before = current.mlp_rows;
+        let weight_bytes = current.as_it_stands().weight_bytes();
+        let most = current.planner.mlp_rows;
+        for rows in mlp_rows_from(most).take_while(|&rows| rows >= before) {
+            current.set_mlp_rows(rows);
+            if weight_bytes + current.working(&workload)?.total_bytes() <= budget {
+                break;
+            }
+        }
+        self.reserve()?;
+        let is_free =
+            self.worker.shared.queue.front().is_none() && !self.worker.has_promised_budget();
+        if is_free && !self.is_switching() {
+            let budget = budget.min(self.worker.current_mut()?.plan.budget_bytes);
+            self.worker.regain(choices, budget);
+        }
+        Ok(())
+    }
+
+    /// Gives all back: nobody is left.
+    pub(super) fn rest(&mut self) {
+        self.worker.ops.release();
+        if let Some(current) = &mut self.worker.current {
+            current.serving = None;
+            current.serving_kv_cache_format = None;
+        }
+    }
+
+    fn resize(&mut self, workload: Workload) -> Result<(), EngineError> {
+        self.workload = workload;
+        self.worker.current_mut()?.serving = Some(workload);
+        Ok(())
+    }
+
+    /// Takes another plan when the present one, or the one it is giving way to, has no room for this request.
+    fn fit_plan(&mut self, choices: ResolvedPlanSettings, budget: u64) -> Result<(), EngineError> {
+        let current = self.worker.current_mut()?;
+        let working = current.working(&self.workload)?.total_bytes();
+        let has_room = |plan: &Plan| plan.weight_bytes() + working <= budget;
+        let stands = current.as_it_stands();
+        if has_room(&stands) && current.target().is_none_or(has_room) {
+            return Ok(());
+        }
+        // Only other programs are in the way: where nothing can give way to them, it is tried with what the card has left.
+        let may_stay = stands.weight_bytes() + working <= self.worker.allowed_bytes();
+        let plan = match self.plan_within(choices, budget) {
+            Err(EngineError::Plan(PlanError::BudgetTooSmall { .. })) if may_stay => return Ok(()),
+            plan => plan?,
+        };
+        if may_stay && lacks_converted_weights(&self.worker.current_mut()?.reader, &plan) {
+            return Ok(());
+        }
+        let streamed = plan.streamed_bytes();
+        self.worker.switch_now(plan, self.cancel)?;
+        let more = streamed.saturating_sub(stands.streamed_bytes());
+        if more > 0 {
+            let what = match self.workload.batch_requests {
+                1 => format!(
+                    "a canvas of {} positions leaves",
+                    self.workload.canvas_length
+                ),
+                canvases => format!("a batch of {canvases} canvases leaves"),
+            };
+            let more = units::bytes(more);
+            self.notices.push(format!(
+                "{what} less memory for weights: each pass streams {more} more"
+            ));
+        }
+        Ok(())
+    }
+
+    fn reserve(&mut self) -> Result<(), EngineError> {
+        let current = self.worker.current_mut()?;
+        current.weights.ensure_stream()?;
+        let working = current.working(&self.workload)?;
+        Ok(self.worker.ops.reserve(working.activation_bytes)?)
+    }
+
+    /// Runs a pass that so many requests share, again where memory ran short and something could give way. It tells how many
+    /// rows it had.
+    pub(super) fn run<T>(
+        &mut self,
+        requests: usize,
+        pass: SharedPass<'_, T>,
+    ) -> Result<(T, PassCost), Interrupt> {
+        let started = Instant::now();
+        let before = self.weights().stream;
+        self.worker.between_passes();
+        self.yield_to_others();
+        // What a change of the weights measures is no part of the pass.
+        self.worker.ops.start_phase_times();
+        loop {
+            let begun = Instant::now();
+            let Worker { current, ops, .. } = &mut *self.worker;
+            let current = current.as_ref().ok_or(EngineError::NoModel)?;
+            let computing = ops.device().compute();
+            let done = pass(ops, current).map_err(|failed| as_refusal(failed, ops.ledger()));
+            drop(computing);
+            match done {
+                Err(Interrupt::Failed(error @ EngineError::Ops(OpsError::OutOfMemory { .. }))) => {
+                    let made_room = self.free_memory(error);
+                    if made_room.is_err() && self.cancel.load(Ordering::Relaxed) {
+                        return Err(Interrupt::Cancelled);
+                    }
+                    made_room?;
+                }
+                Err(interrupt) => return Err(interrupt),
+                Ok((result, rows)) => {
+                    let took = begun.elapsed();
+                    self.measure(took, rows);
+                    let weights = self.weights();
+                    let stream = weights.stream.since(&before);
+                    let time = started.elapsed();
+                    let times = self.worker.ops.take_phase_times();
+                    let waited = times.and_then(|times| times.waited);
+                    let waited = waited.unwrap_or(stream.waited);
+                    self.learn(rows, took.saturating_sub(waited), &stream);
+                    let cost = PassCost {
+                        batch_requests: requests,
+                        time,
+                        waited,
+                        phases: times
+                            .map(|times| PassPhases::of(times, time, waited, stream.copied)),
+                        streamed_bytes: stream.bytes,
+                        device_bytes: self.worker.ops.ledger().used_bytes(),
+                        weights,
+                    };
+                    return Ok((result, cost));
+                }
+            }
+        }
+    }
+
+    /// Compares a pass with what the rates say of one like it.
+    fn learn(&self, rows: usize, computed: Duration, stream: &StreamStats) {
+        let Worker {
+            current: Some(current),
+            loading: None,
+            totals: measured,
+            ..
+        } = &*self.worker
+        else {
+            // What is loaded beside it takes its share of the cores.
+            return;
+        };
+        let planner = &current.planner;
+        let shape = &planner.config.shape;
+        // The first one finds caches empty, and a prompt's rows are not what a causal model's passes are predicted for.
+        let is_usual = !shape.causal || rows == self.workload.batch_requests;
+        if current.switch.is_some() || measured.passes < 2 || !is_usual {
+            return;
+        }
+        let workload = self.workload.with_rows(rows);
+        let machine = planner.machine.by_rates();
+        let stands = current.as_it_stands();
+        let Some(predicted) = stands.time(shape, &workload, &machine) else {
+            return;
+        };
+        let learned = &planner.machine.corrections;
+        let kind = PassKind {
+            shape,
+            level: stands.level,
+            rows,
+        };
+        learned.see_compute(kind, computed.as_secs_f64(), predicted.busy_s());
+        let streamed = stands.streamed_bytes();
+        if streamed > 0 && stream.bytes > 0 {
+            let share = stream.bytes as f64 / streamed as f64;
+            learned.see_reading(stream.copied.as_secs_f64(), predicted.reader_s * share);
+        }
+    }
+
+    fn measure(&mut self, took: Duration, rows: usize) {
+        let Some(current) = &self.worker.current else {
+            return;
+        };
+        let stream = current.weights.stream_stats();
+        let measured = &mut self.worker.totals;
+        measured.passes += 1;
+        measured.last_pass_time = took;
+        measured.pass_time += measured.last_pass_time;
+        measured.last_rows = rows;
+        measured.waited = stream.waited;
+        measured.streamed_bytes = stream.bytes;
+        measured.peak_bytes = self.worker.shared.ledger.peak_since(PeakMark::Plan);
+        self.worker.tell_state();
+    }
+
+    fn weights(&self) -> WeightsState {
+        let Some(current) = &self.worker.current else {
+            return WeightsState::default();
+        };
+        WeightsState {
+            weights_version: current.weights.weights_version(),
+            is_lossless: current.weights.is_lossless() && !self.rounds_rows(current),
+            switch: current.switch.as_ref().map(|switch| {
+                let SwitchProgress {
+                    done_steps: done,
+                    total_steps: steps,
+                } = switch.state();
+                (done, steps)
+            }),
+            stream: current.weights.stream_stats(),
+        }
+    }
+
+    /// Whether rows are rounded before they are multiplied with some of the weights.
+    fn rounds_rows(&self, current: &CurrentModel) -> bool {
+        let ops = &self.worker.ops;
+        let mut storages = current.weights.storages().into_iter();
+        storages.any(|storage| matches!(storage, Storage::Plain(format) if ops.rounds_rows(format)))
+    }
+
+    /// What the users should hear of, since it was last asked.
+    pub(super) fn take_notices(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notices)
+    }
+}
+
+impl Worker {
+    pub(super) fn current_mut(&mut self) -> Result<&mut CurrentModel, EngineError> {
+        self.current.as_mut().ok_or(EngineError::NoModel)
+    }
+
+    /// What may happen between two passes: a change of the settings begins, or goes a step further.
+    fn between_passes(&mut self) {
+        while let Some(apply) = self.shared.queue.take_apply() {
+            self.begin_switch(apply);
+        }
+        self.advance_switch();
+    }
+}

@@ -1,0 +1,268 @@
+//! What gives way when memory is short, a rung at a time, to what was refused and to other programs.
+
+use std::iter;
+
+use sluice_cuda::CudaError;
+use sluice_machine::MemoryKind;
+use sluice_ops::{OpsError, ledger::Ledger};
+use sluice_plan::{MLP_ROWS, Plan, PlanError, allocation_slack_bytes};
+use sluice_shared::{level::Level, settings::ResolvedPlanSettings, units};
+
+use super::{MLP_ROWS_MIN, PassRunner};
+use crate::{
+    error::EngineError, model::transformer::Interrupt,
+    runtime::converted_weights::lacks_converted_weights,
+};
+
+/// More frugal plans that are tried for a request.
+const FRUGAL_PLANS_MAX: usize = 4;
+
+/// Rows that go through an MLP together, from so many on down the ladder that gives way when memory is short: each decodes
+/// weights that are decoded on a card several times as often as the one before.
+pub(super) fn mlp_rows_from(rows: usize) -> impl Iterator<Item = usize> {
+    let fewer = |&rows: &usize| {
+        [MLP_ROWS, MLP_ROWS_MIN]
+            .into_iter()
+            .find(|&less| less < rows)
+    };
+    iter::successors(Some(rows), fewer)
+}
+
+impl PassRunner<'_> {
+    /// Gives way until the request's activations have room, and the weights their slots.
+    pub(in crate::runtime) fn free_memory(
+        &mut self,
+        refused: EngineError,
+    ) -> Result<(), EngineError> {
+        self.free_memory_for(refused)?;
+        while let Err(error) = self.reserve() {
+            self.free_memory_for(error)?;
+        }
+        Ok(())
+    }
+
+    /// A plan with room for this request: with fewer rows at once where that is needed, and where not even streaming
+    /// helps at `off`, at the level that gives the same results.
+    pub(super) fn plan_within(
+        &mut self,
+        choices: ResolvedPlanSettings,
+        budget: u64,
+    ) -> Result<Plan, EngineError> {
+        let current = self.worker.current_mut()?;
+        let workload = current.plan.workload.widest(&self.workload);
+        let mut refused = None;
+        for rows in mlp_rows_from(current.mlp_rows) {
+            for level in [choices.level, Level::Standard] {
+                let is_same = level == Level::Standard;
+                let choices = ResolvedPlanSettings { level, ..choices };
+                let planned = current.plan_with(choices, budget, workload, rows);
+                match planned {
+                    Ok(plan) => {
+                        if rows < current.mlp_rows {
+                            current.set_mlp_rows(rows);
+                            self.notices.push(fewer_rows(rows));
+                        }
+                        return Ok(plan);
+                    }
+                    Err(error @ EngineError::Plan(PlanError::BudgetTooSmall { .. })) => {
+                        refused.get_or_insert(error);
+                    }
+                    Err(error) => return Err(error),
+                }
+                if is_same || level != Level::Off {
+                    break;
+                }
+            }
+        }
+        Err(refused.expect("a plan was made or refused"))
+    }
+
+    /// What gives way when memory is short, a rung at a time: what is kept of earlier requests, then fewer rows at once,
+    /// then more weights streamed. Fails with what was refused when there is nothing left.
+    fn free_memory_for(&mut self, refused: EngineError) -> Result<(), EngineError> {
+        let EngineError::Ops(OpsError::OutOfMemory { needed_bytes, .. }) = refused else {
+            return Err(refused);
+        };
+        self.worker.ops.release();
+        if self.free_memory_under_this_plan()? {
+            return Ok(());
+        }
+        if self.frugal_plans == FRUGAL_PLANS_MAX {
+            return Err(refused);
+        }
+        self.frugal_plans += 1;
+        let (_, budget) = self.worker.aim();
+        let peak = self.worker.current_mut()?.as_it_stands().peak_bytes();
+        match self.frugal_plan(budget.min(peak.saturating_sub(needed_bytes)))? {
+            // What could not be had on the way there, the next rung makes room for.
+            Some(plan) => match self.stream_more(plan) {
+                Err(EngineError::Ops(OpsError::OutOfMemory { .. })) => Ok(()),
+                done => done,
+            },
+            // The figures of what was refused say more than those of a plan nobody asked for.
+            None => Err(refused),
+        }
+    }
+
+    /// What gives way without another plan; whether there was anything.
+    fn free_memory_under_this_plan(&mut self) -> Result<bool, EngineError> {
+        let current = self.worker.current_mut()?;
+        if !current.prefix_cache.is_empty() {
+            current.prefix_cache.remove(0);
+            return Ok(true);
+        }
+        // A turn of more rows than a pass has takes no more than one of those.
+        let all = self.workload.rows() + self.workload.checks();
+        let mut fewer = mlp_rows_from(current.mlp_rows).skip(1);
+        if let Some(rows) = fewer.find(|&rows| rows < all || rows == MLP_ROWS_MIN) {
+            current.set_mlp_rows(rows);
+            self.notices.push(fewer_rows(rows));
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// A plan within this budget, if there is one.
+    fn frugal_plan(&mut self, budget: u64) -> Result<Option<Plan>, EngineError> {
+        let (choices, _) = self.worker.aim();
+        match self.plan_within(choices, budget) {
+            Ok(plan) => Ok(Some(plan)),
+            Err(EngineError::Plan(PlanError::BudgetTooSmall { .. })) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn stream_more(&mut self, plan: Plan) -> Result<(), EngineError> {
+        let streamed = units::bytes(plan.streamed_bytes());
+        self.worker.switch_now(plan, self.cancel)?;
+        self.notices.push(format!(
+            "GPU memory is short: each pass streams {streamed} of weights"
+        ));
+        Ok(())
+    }
+
+    /// Looks, between two passes, whether other programs leave the card too little memory, and gives way to them before
+    /// something of ours is refused. What can't give way stays: no request fails for it, nor has it fewer rungs left for what
+    /// is really refused.
+    pub(super) fn yield_to_others(&mut self) {
+        let mut found = self.worker.look_at_memory();
+        loop {
+            self.notices.append(&mut found.notices);
+            // What they leave when they go gives way again when they come back.
+            self.has_yielded &= !found.is_relieved;
+            if found.missing_bytes == 0 || self.has_yielded {
+                return;
+            }
+            match self.yield_once(found.missing_bytes) {
+                Ok(true) => found = self.worker.look_at_memory_now(),
+                Ok(false) => return,
+                // The weights are as they were, or whole between two plans. If passes can't go on with them, the next one is
+                // told why.
+                Err(_) => {
+                    self.has_yielded = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// One thing gives way to others; whether to look at once if that was enough.
+    fn yield_once(&mut self, missing_bytes: u64) -> Result<bool, EngineError> {
+        let rows = self.worker.current_mut()?.mlp_rows;
+        if self.free_memory_under_this_plan()? {
+            if self.worker.current_mut()?.mlp_rows < rows
+                && let Err(refused) = self.reserve()
+            {
+                // Others were faster: now something is really refused.
+                self.free_memory(refused)?;
+            }
+            return Ok(true);
+        }
+        let allowed = self.worker.allowed_bytes();
+        let current = self.worker.current_mut()?;
+        // What the driver rounds up is held besides, and a plan's budget has room for it: no more gives way than is missing.
+        let held =
+            current.as_it_stands().peak_bytes() + allocation_slack_bytes(&current.planner.machine);
+        let plan = self.frugal_plan(allowed.min(held.saturating_sub(missing_bytes)))?;
+        let reader = &self.worker.current_mut()?.reader;
+        // Nobody waits for a conversion of the weights where nothing was refused.
+        match plan.filter(|plan| !lacks_converted_weights(reader, plan)) {
+            // A plan at each look: what others take step by step may change many times while a request runs.
+            Some(plan) => self.stream_more(plan)?,
+            None => self.has_yielded = true,
+        }
+        Ok(false)
+    }
+}
+
+/// What gives way where the driver has no room for something of its own: kernels are some hundred KiB, and it takes whole pieces.
+const DRIVERS_OWN_BYTES: u64 = 8 << 20;
+
+/// What a card refused in the middle of a pass, as the account tells it, so that something gives way to it: memory that weights
+/// are decoded into, or that the driver takes for a kernel.
+pub(super) fn as_refusal(failed: Interrupt, ledger: &Ledger) -> Interrupt {
+    match failed {
+        Interrupt::Failed(EngineError::Ops(OpsError::Gpu(CudaError::OutOfMemory {
+            needed_bytes,
+            ..
+        }))) => ledger
+            .refusal(MemoryKind::StagingBuffers, needed_bytes)
+            .into(),
+        // The driver doesn't say how much it was.
+        Interrupt::Failed(EngineError::Ops(OpsError::Gpu(error))) if error.is_out_of_memory() => {
+            ledger
+                .refusal(MemoryKind::Scratch, DRIVERS_OWN_BYTES)
+                .into()
+        }
+        failed => failed,
+    }
+}
+
+fn fewer_rows(rows: usize) -> String {
+    format!("GPU memory is short: the MLP processes {rows} rows at a time")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_card_refuses_is_short_memory_and_what_it_fails_at_is_not() {
+        let ledger = Ledger::default();
+        let told = |failed| {
+            as_refusal(
+                Interrupt::Failed(EngineError::Ops(OpsError::Gpu(failed))),
+                &ledger,
+            )
+        };
+        let refused = told(CudaError::OutOfMemory {
+            needed_bytes: 5,
+            free_bytes: None,
+        });
+        assert!(
+            matches!(
+                refused,
+                Interrupt::Failed(EngineError::Ops(OpsError::OutOfMemory {
+                    needed_bytes: 5,
+                    ..
+                }))
+            ),
+            "{refused:?}"
+        );
+        let failed = told(CudaError::OutOfPinnedMemory { needed_bytes: 5 });
+        assert!(matches!(
+            failed,
+            Interrupt::Failed(EngineError::Ops(OpsError::Gpu(_)))
+        ));
+        let cancelled = as_refusal(Interrupt::Cancelled, &ledger);
+        assert!(matches!(cancelled, Interrupt::Cancelled));
+    }
+
+    #[test]
+    fn fewer_rows_give_way_step_by_step() {
+        let from = |rows| mlp_rows_from(rows).collect::<Vec<_>>();
+        assert_eq!(from(2048), [2048, 512, 64]);
+        assert_eq!(from(512), [512, 64]);
+        assert_eq!(from(64), [64]);
+    }
+}

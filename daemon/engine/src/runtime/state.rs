@@ -1,0 +1,199 @@
+//! What the engine's thread tells everybody else of its present model.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use sluice_plan::{Plan, Workload};
+use sluice_shared::level::Level;
+
+use super::{LevelSubstitution, LoadedModel, PlanOptions, PlanSettings, current_model::Planner};
+use crate::{error::EngineError, residency::WeightGroupState};
+
+/// The shared state; written by the engine's thread alone.
+pub(super) struct EngineState {
+    budget_default: u64,
+    present: Mutex<Present>,
+}
+
+struct Present {
+    settings: PlanSettings,
+    /// What the present model was loaded with.
+    loaded_with: Option<PlanSettings>,
+    /// Whose level could not be had.
+    substitution: Option<LevelSubstitution>,
+    model: Option<Arc<LoadedModel>>,
+    planner: Option<Arc<Planner>>,
+    in_force: Option<PlanInForce>,
+    /// What a card has for this process while others hold more than they did when the engine started.
+    available_bytes: Option<u64>,
+}
+
+/// The plan in force and what came of it.
+#[derive(Debug, Clone)]
+pub struct PlanInForce {
+    /// The plan; while a transition is under way, the one before it.
+    pub plan: Arc<Plan>,
+    /// How far that transition is, while there is one.
+    pub switch: Option<SwitchProgress>,
+    /// Number of the weights' state.
+    pub weights_version: u64,
+    /// Every unit as it stands.
+    pub groups: Vec<WeightGroupState>,
+    /// Passes since the plan was put in force.
+    pub passes: PassTotals,
+}
+
+/// How far a transition is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SwitchProgress {
+    /// Steps done.
+    pub done_steps: usize,
+    /// Steps in all.
+    pub total_steps: usize,
+}
+
+/// What passes under a plan took.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct PassTotals {
+    /// How many there were.
+    pub passes: u64,
+    /// Their time in all.
+    pub pass_time: Duration,
+    /// The last one's time.
+    pub last_pass_time: Duration,
+    /// Rows that the last one's layers computed.
+    pub last_rows: usize,
+    /// Time in which they waited for streamed units.
+    pub waited: Duration,
+    /// Bytes streamed for them.
+    pub streamed_bytes: u64,
+    /// Most bytes held at once.
+    pub peak_bytes: u64,
+}
+
+impl EngineState {
+    pub(super) fn new(settings: PlanSettings, budget_default: u64) -> Self {
+        Self {
+            budget_default,
+            present: Mutex::new(Present {
+                settings,
+                loaded_with: None,
+                substitution: None,
+                model: None,
+                planner: None,
+                in_force: None,
+                available_bytes: None,
+            }),
+        }
+    }
+
+    pub(super) fn budget_default(&self) -> u64 {
+        self.budget_default
+    }
+
+    /// The bytes that these settings allow.
+    pub(super) fn allowed_bytes(&self, settings: &PlanSettings) -> u64 {
+        settings.budget_bytes.unwrap_or(self.budget_default)
+    }
+
+    /// The bytes that plans under these settings are made for: fewer than they allow while other programs have taken some.
+    pub(super) fn budget_bytes(&self, settings: &PlanSettings) -> u64 {
+        let room = self.lock().available_bytes;
+        self.allowed_bytes(settings).min(room.unwrap_or(u64::MAX))
+    }
+
+    pub(super) fn set_available_bytes(&self, bytes: Option<u64>) {
+        self.lock().available_bytes = bytes;
+    }
+
+    pub(super) fn settings(&self) -> PlanSettings {
+        self.lock().settings
+    }
+
+    pub(super) fn set_settings(&self, settings: PlanSettings) {
+        let mut present = self.lock();
+        present.settings = settings;
+        // Somebody has chosen since.
+        let is_chosen = |other: &LevelSubstitution| other.taken != settings.level;
+        if present.substitution.as_ref().is_some_and(is_chosen) {
+            present.substitution = None;
+        }
+    }
+
+    pub(super) fn set_loaded_with(
+        &self,
+        settings: PlanSettings,
+        substitution: Option<LevelSubstitution>,
+    ) {
+        let mut present = self.lock();
+        present.loaded_with = Some(settings);
+        present.substitution = substitution;
+    }
+
+    pub(super) fn loaded_with(&self) -> Option<PlanSettings> {
+        self.lock().loaded_with
+    }
+
+    pub(super) fn substitution(&self) -> Option<LevelSubstitution> {
+        self.lock().substitution.clone()
+    }
+
+    pub(super) fn model(&self) -> Option<Arc<LoadedModel>> {
+        self.lock().model.clone()
+    }
+
+    pub(super) fn planner(&self) -> Option<Arc<Planner>> {
+        self.lock().planner.clone()
+    }
+
+    pub(super) fn in_force(&self) -> Option<PlanInForce> {
+        self.lock().in_force.clone()
+    }
+
+    pub(super) fn level_in_force(&self) -> Option<Level> {
+        let present = self.lock();
+        present
+            .in_force
+            .as_ref()
+            .map(|in_force| in_force.plan.level)
+    }
+
+    pub(super) fn plan(
+        &self,
+        change: &PlanOptions,
+        workload: Workload,
+    ) -> Result<Plan, EngineError> {
+        let (planner, settings) = {
+            let present = self.lock();
+            let planner = present.planner.clone().ok_or(EngineError::NoModel)?;
+            (planner, present.settings.with(change))
+        };
+        planner.plan(settings.resolved(), self.budget_bytes(&settings), workload)
+    }
+
+    pub(super) fn set_model(&self, model: Arc<LoadedModel>, planner: Arc<Planner>) {
+        let mut present = self.lock();
+        present.model = Some(model);
+        present.planner = Some(planner);
+    }
+
+    /// There is no model any more.
+    pub(super) fn clear(&self) {
+        let mut present = self.lock();
+        present.loaded_with = None;
+        present.substitution = None;
+        present.model = None;
+        present.planner = None;
+        present.in_force = None;
+    }
+
+    pub(super) fn set_in_force(&self, in_force: PlanInForce) {
+        self.lock().in_force = Some(in_force);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Present> {
+        self.present.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,475 @@
+//! Going from one plan to another while requests run: what must be converted for streaming is first, beside the passes;
+//! then a step at a time between them. What can be made ready beside the present weights is, while passes go on.
+
+mod steps;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use sluice_checkpoint::CheckpointError;
+use sluice_plan::{Plan, PlanError, transition};
+use sluice_shared::{
+    level::{KvCacheFormat, Level},
+    settings::ResolvedPlanSettings,
+};
+
+use self::steps::SwitchSteps;
+use super::{
+    ApplyEvent, ApplyReport, PlanSettings, SwitchProgress,
+    converted_weights::{WeightConversion, lacks_converted_weights},
+    current_model::CurrentModel,
+    worker::Worker,
+};
+use crate::{error::EngineError, schedule::ApplyCommand};
+
+/// An idle engine looks this often whether there is something better to do than to wait for a conversion.
+const CONVERSION_PATIENCE: Duration = Duration::from_millis(50);
+
+/// Who asked for a change, with the settings that led to it.
+type SwitchRequest = (PlanSettings, ApplyReport);
+
+/// A transition under way.
+pub(super) struct WeightSwitch {
+    target: Arc<Plan>,
+    stage: Stage,
+    /// Nobody when memory ran short.
+    request: Option<SwitchRequest>,
+    /// One that was asked for and still converts, while this one makes room for a request under the old settings.
+    postponed: Option<Box<WeightSwitch>>,
+}
+
+enum Stage {
+    /// What will be streamed is being written to disk; passes run under the present plan.
+    Converting(WeightConversion),
+    Stepping(SwitchSteps),
+}
+
+impl WeightSwitch {
+    /// How far it is.
+    pub(super) fn state(&self) -> SwitchProgress {
+        match &self.stage {
+            Stage::Converting(_) => SwitchProgress {
+                done_steps: 0,
+                total_steps: 0,
+            },
+            Stage::Stepping(steps) => steps.state(),
+        }
+    }
+
+    /// The settings that it leads to, once it has begun to take effect.
+    pub(super) fn stepping_towards(&self) -> Option<PlanSettings> {
+        let (settings, _) = self.request.as_ref()?;
+        (!self.is_converting()).then_some(*settings)
+    }
+
+    /// The plan that it leads to.
+    pub(super) fn target(&self) -> &Plan {
+        &self.target
+    }
+
+    fn is_converting(&self) -> bool {
+        matches!(self.stage, Stage::Converting(_))
+    }
+
+    fn report(&mut self, event: ApplyEvent) {
+        if let Some((_, report)) = &mut self.request {
+            report(event);
+        }
+    }
+}
+
+impl Worker {
+    /// Plans for other settings and begins to go there.
+    pub(super) fn begin_switch(&mut self, apply: ApplyCommand) {
+        let ApplyCommand { change, mut report } = apply;
+        let notices = self.look_at_memory_now().notices;
+        (notices.into_iter()).for_each(|notice| report(ApplyEvent::Notice(notice)));
+        let settings = self.shared.state.settings().with(&change);
+        let Some(current) = &self.current else {
+            // Nothing to change: the next load follows them.
+            self.shared.state.set_settings(settings);
+            self.update_limit();
+            report(ApplyEvent::Finished(Err(EngineError::NoModel)));
+            return;
+        };
+        if matches!(settings.level, Level::Mild | Level::Auto) {
+            let (checkpoint, planner) = (current.reader.checkpoint(), &current.planner);
+            let notice = &mut |notice| report(ApplyEvent::Notice(notice));
+            if let Err(error) = self
+                .weight_cache
+                .look_for_compressed(checkpoint, planner, notice)
+            {
+                return report(ApplyEvent::Finished(Err(error)));
+            }
+        }
+        let budget = self.shared.state.budget_bytes(&settings);
+        let planned = current.plan(settings.resolved(), budget, current.workload());
+        let plan = match planned {
+            Ok(plan) => Arc::new(plan),
+            Err(error) => return report(ApplyEvent::Finished(Err(error))),
+        };
+        self.abandon_switch(EngineError::Superseded);
+        if let Err(error) = self.start_switch(plan, Some((settings, report))) {
+            self.fail_switch(error);
+        }
+    }
+
+    /// Begins to go to a plan. When that fails and nobody asked for it, all is as before; whoever asked is still to be
+    /// told, by [`Worker::fail_switch`].
+    pub(super) fn start_switch(
+        &mut self,
+        target: Arc<Plan>,
+        request: Option<SwitchRequest>,
+    ) -> Result<(), EngineError> {
+        let Some(current) = &mut self.current else {
+            return Err(EngineError::NoModel);
+        };
+        let is_asked = request.is_some();
+        let (asked, postponed) = match (request, current.switch.take()) {
+            // It needs the old plan to go on until it is ready.
+            (None, Some(before)) if before.is_converting() => (None, Some(Box::new(before))),
+            // A change that comes from memory running short goes on towards the level that was asked for.
+            (None, Some(before)) => (before.request, before.postponed),
+            (asked, _) => (asked, None),
+        };
+        current.switch = Some(WeightSwitch {
+            target: Arc::clone(&target),
+            stage: Stage::Stepping(SwitchSteps::default()),
+            request: asked,
+            postponed,
+        });
+        let started = self.start_stage(&target);
+        if started.is_err() && !is_asked {
+            self.retract_switch();
+        }
+        started
+    }
+
+    /// Begins to convert, or where there is nothing to convert, to step.
+    fn start_stage(&mut self, target: &Arc<Plan>) -> Result<(), EngineError> {
+        let mut notices = Vec::new();
+        let is_asked = self.switch().is_some_and(|switch| switch.request.is_some());
+        let notice = &mut |notice: String| notices.push(notice);
+        let conversion = self.prepare_weights(target, is_asked, notice)?;
+        let Some(current) = &mut self.current else {
+            return Err(EngineError::NoModel);
+        };
+        let stands = current.as_it_stands();
+        let steps = transition(&stands, target).len();
+        let time = self
+            .weight_cache
+            .estimate_switch(&current.planner, &stands, target);
+        let Some(switch) = &mut current.switch else {
+            return Ok(());
+        };
+        for notice in notices {
+            switch.report(ApplyEvent::Notice(notice));
+        }
+        switch.report(ApplyEvent::Planned {
+            plan: Arc::clone(target),
+            steps,
+            estimate: time,
+        });
+        match conversion {
+            Some(conversion) => {
+                switch.stage = Stage::Converting(conversion);
+                self.tell_state();
+                Ok(())
+            }
+            None => self.start_steps(),
+        }
+    }
+
+    fn start_steps(&mut self) -> Result<(), EngineError> {
+        let Some(current) = &mut self.current else {
+            return Ok(());
+        };
+        let stands = current.as_it_stands();
+        let Some(switch) = &current.switch else {
+            return Ok(());
+        };
+        // A wider request may have come while weights were converted, or one that keeps more for each position.
+        let workload = match current.serving {
+            Some(serving) => switch.target.workload.widest(&serving),
+            None => switch.target.workload,
+        };
+        let held_bytes = current.held_bytes()?;
+        let is_asked = switch.request.is_some();
+        let is_wider =
+            workload != switch.target.workload || held_bytes > switch.target.working.kv_cache_bytes;
+        // What is coded by now takes so many bytes, and no longer about as many.
+        let target = match switch.target.is_estimate() || is_asked && is_wider {
+            true => {
+                let settings = match &switch.request {
+                    Some((settings, _)) => *settings,
+                    None => self.shared.state.settings(),
+                };
+                let choices = ResolvedPlanSettings {
+                    level: switch.target.level,
+                    ..settings.resolved()
+                };
+                let plan = current.plan(choices, switch.target.budget_bytes, workload)?;
+                if plan.is_estimate() {
+                    return Err(PlanError::NotCompressed { level: plan.level }.into());
+                }
+                Arc::new(plan)
+            }
+            false => Arc::clone(&switch.target),
+        };
+        let Some(switch) = &mut current.switch else {
+            return Ok(());
+        };
+        switch.target = Arc::clone(&target);
+        if lacks_converted_weights(&current.reader, &target) {
+            // A wider request came while weights were converted that nothing was to be streamed from, and they weren't kept.
+            return self.start_stage(&target);
+        }
+        switch.stage = Stage::Stepping(SwitchSteps::new(transition(&stands, &switch.target)));
+        // Steps reckon with what plans take, and with nothing beside.
+        current.prefix_cache.clear();
+        let ledger = &self.shared.ledger;
+        ledger.set_limit(ledger.limit().max(switch.target.budget_bytes));
+        let cancel = Arc::clone(&self.cancel);
+        self.advance(false, &cancel)
+    }
+
+    /// Goes a step further if it can be done at once.
+    pub(super) fn advance_switch(&mut self) {
+        self.try_advance(false);
+    }
+
+    /// Goes a step further, waiting for it: nothing else is to be done. For a conversion it waits a moment.
+    pub(super) fn advance_switch_idle(&mut self) {
+        self.try_advance(true);
+    }
+
+    fn try_advance(&mut self, wait: bool) {
+        // A request that runs may be stopped in the middle of a long step.
+        let cancel = Arc::clone(&self.cancel);
+        if let Err(error) = self.advance(wait, &cancel) {
+            self.fail_switch(error);
+        }
+    }
+
+    /// Goes over to a plan at once, because a request needs it. A transition that was asked for is under way again
+    /// afterwards.
+    pub(super) fn switch_now(
+        &mut self,
+        plan: Plan,
+        cancel: &AtomicBool,
+    ) -> Result<(), EngineError> {
+        self.start_switch(Arc::new(plan), None)?;
+        let finished = self.finish_switch(cancel);
+        if finished.is_err() {
+            self.retract_switch();
+        }
+        finished
+    }
+
+    /// Goes to the end of the transition under way. Cancelled, it says [`EngineError::Stopped`] and leaves it there.
+    pub(super) fn finish_switch(&mut self, cancel: &AtomicBool) -> Result<(), EngineError> {
+        let is_postponed = |switch: &WeightSwitch| switch.postponed.is_some();
+        let had_postponed = self.switch().is_some_and(is_postponed);
+        while self
+            .switch()
+            .is_some_and(|switch| is_postponed(switch) == had_postponed)
+        {
+            if cancel.load(Ordering::Relaxed) {
+                return Err(EngineError::Stopped);
+            }
+            self.advance(true, cancel)?;
+        }
+        Ok(())
+    }
+
+    fn switch(&self) -> Option<&WeightSwitch> {
+        self.current.as_ref()?.switch.as_ref()
+    }
+
+    fn switch_mut(&mut self) -> Option<&mut WeightSwitch> {
+        self.current.as_mut()?.switch.as_mut()
+    }
+
+    fn advance(&mut self, wait: bool, cancel: &AtomicBool) -> Result<(), EngineError> {
+        let Some(current) = &mut self.current else {
+            return Ok(());
+        };
+        let Some(switch) = &mut current.switch else {
+            return Ok(());
+        };
+        match &mut switch.stage {
+            Stage::Converting(conversion) => {
+                let patience = match wait {
+                    true => CONVERSION_PATIENCE,
+                    false => Duration::ZERO,
+                };
+                let copy = conversion.poll(patience);
+                let is_needed = conversion.is_needed();
+                let (done_bytes, total_bytes) = conversion.progress();
+                switch.report(ApplyEvent::Converting {
+                    done_bytes,
+                    total_bytes,
+                });
+                if let Some(copy) = copy {
+                    let mut notices = Vec::new();
+                    let notice = &mut |notice| notices.push(notice);
+                    match copy {
+                        Ok(copy) => self.use_converted_weights(copy, notice),
+                        Err(EngineError::Checkpoint(
+                            error @ CheckpointError::WeightCache { .. },
+                        )) if !is_needed => {
+                            self.weight_cache.do_without(&error, notice);
+                        }
+                        Err(error) => return Err(error),
+                    }
+                    if let Some(switch) = self.switch_mut() {
+                        let notices = notices.into_iter();
+                        notices.for_each(|notice| switch.report(ApplyEvent::Notice(notice)));
+                    }
+                    self.start_steps()?;
+                }
+            }
+            Stage::Stepping(steps) => {
+                let is_further = steps.step(
+                    &switch.target,
+                    &mut current.weights,
+                    &self.ops,
+                    wait,
+                    cancel,
+                )?;
+                let is_over = steps.is_over();
+                if is_further {
+                    let SwitchProgress {
+                        done_steps: done,
+                        total_steps: steps,
+                    } = steps.state();
+                    switch.report(ApplyEvent::Progress {
+                        done_steps: done,
+                        total_steps: steps,
+                    });
+                }
+                if is_over {
+                    self.complete_switch();
+                }
+                self.tell_state();
+            }
+        }
+        Ok(())
+    }
+
+    fn complete_switch(&mut self) {
+        let Some(current) = &mut self.current else {
+            return;
+        };
+        let Some(switch) = current.switch.take() else {
+            return;
+        };
+        current.plan = Arc::clone(&switch.target);
+        current.release_converted_weights();
+        current.stays_wide = false;
+        let settings = self.shared.state.settings();
+        let asked = switch
+            .request
+            .as_ref()
+            .map_or(settings, |(asked, _)| *asked);
+        let is_other = |serving: KvCacheFormat| {
+            current.plan.working.kv_cache_format.is_some() && serving != asked.kv_cache_format
+        };
+        current.holds_others = current.serving_kv_cache_format.is_some_and(is_other);
+        current.switch = switch.postponed.map(|postponed| *postponed);
+        self.start_measuring();
+        if let Some((settings, _)) = &switch.request {
+            self.shared.state.set_settings(*settings);
+        }
+        self.update_limit();
+        self.tell_state();
+        // Last: whoever hears of it finds all of the above.
+        if let Some((_, mut report)) = switch.request {
+            report(ApplyEvent::Finished(Ok(switch.target)));
+        }
+    }
+
+    /// The transition under way stops where it stands: the model is whole after every step.
+    pub(super) fn abandon_switch(&mut self, reason: EngineError) {
+        if let Some(mut report) = self.drop_switch() {
+            report(ApplyEvent::Finished(Err(reason)));
+        }
+    }
+
+    /// Ends the transition under way, and returns the report of whoever asked for it.
+    fn drop_switch(&mut self) -> Option<ApplyReport> {
+        let switch = self.stop_switch()?;
+        self.tell_state();
+        // An unfinished copy is gone before anybody hears of it.
+        drop(switch.stage);
+        let postponed = switch.postponed.and_then(|postponed| postponed.request);
+        switch.request.or(postponed).map(|(_, report)| report)
+    }
+
+    /// Goes back to the settings in force, and tells whoever asked: last, so that they see the way back under way.
+    fn fail_switch(&mut self, error: EngineError) {
+        let was_asked = self.switch().is_some_and(|switch| switch.request.is_some());
+        let report = self.drop_switch();
+        self.settle_failure();
+        if was_asked {
+            self.go_back();
+        }
+        if let Some(mut report) = report {
+            report(ApplyEvent::Finished(Err(error)));
+        }
+    }
+
+    fn go_back(&mut self) {
+        let settings = self.shared.state.settings();
+        let budget = self.shared.state.budget_bytes(&settings);
+        let Some(current) = &self.current else {
+            return;
+        };
+        let back = current.plan(settings.resolved(), budget, current.workload());
+        // When even that can't be had, the weights stay as they are: mixed, and whole.
+        if let Ok(plan) = back
+            && self.start_switch(Arc::new(plan), None).is_err()
+        {
+            self.settle_failure();
+        }
+    }
+
+    /// Takes back what a request needed and couldn't have; the request is told.
+    fn retract_switch(&mut self) {
+        if let Some(switch) = self.stop_switch() {
+            drop(switch.stage);
+            if let Some(current) = &mut self.current {
+                current.switch = switch.postponed.map(|postponed| *postponed);
+            }
+            self.tell_state();
+            if let Some((_, mut report)) = switch.request {
+                report(ApplyEvent::Finished(Err(EngineError::Superseded)));
+            }
+        }
+        self.settle_failure();
+    }
+
+    /// Nothing is under way any more, and the plan is what there is.
+    fn stop_switch(&mut self) -> Option<WeightSwitch> {
+        let current = self.current.as_mut()?;
+        let switch = current.switch.take()?;
+        current.plan = Arc::new(current.as_it_stands());
+        Some(switch)
+    }
+
+    fn settle_failure(&mut self) {
+        self.update_limit();
+        let is_broken = |current: &CurrentModel| !current.weights.is_whole();
+        if self.current.as_ref().is_some_and(is_broken) {
+            // A unit could be read neither in its new form nor in its old one.
+            self.abandon_switch(EngineError::NoModel);
+            self.current = None;
+            self.shared.state.clear();
+        }
+    }
+}

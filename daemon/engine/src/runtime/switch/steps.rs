@@ -1,0 +1,154 @@
+//! The steps of a transition, one at a time between passes.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use sluice_ops::{Ops, OpsError};
+use sluice_plan::{Plan, TransitionStep};
+
+use super::super::SwitchProgress;
+use crate::{
+    error::EngineError,
+    residency::{GroupPreparation, Residency},
+};
+
+/// What is left to do between passes.
+#[derive(Default)]
+pub(super) struct SwitchSteps {
+    left: VecDeque<TransitionStep>,
+    done: usize,
+    /// Units of the next steps, being made ready.
+    preparing: VecDeque<GroupPreparation>,
+}
+
+/// Units that are made ready at once: enough for a step in every gap between passes, few enough to leave those the
+/// threads.
+const PREPARATIONS_MAX: usize = 4;
+
+impl SwitchSteps {
+    pub(super) fn new(steps: Vec<TransitionStep>) -> Self {
+        Self {
+            left: steps.into(),
+            ..Self::default()
+        }
+    }
+
+    /// How far they are.
+    pub(super) fn state(&self) -> SwitchProgress {
+        SwitchProgress {
+            done_steps: self.done,
+            total_steps: self.done + self.left.len(),
+        }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.left.is_empty()
+    }
+
+    /// Makes the steps that are ready, with `wait` at least one; whether there were any. Set, `cancel` leaves one that
+    /// takes long for later.
+    pub(super) fn step(
+        &mut self,
+        target: &Plan,
+        weights: &mut Residency,
+        ops: &Arc<Ops>,
+        mut wait: bool,
+        cancel: &AtomicBool,
+    ) -> Result<bool, EngineError> {
+        let done_before = self.done;
+        let mut swapped = Vec::new();
+        self.prepare_ahead(target, weights, ops)?;
+        // Those that are begun here are for a later gap: passes are not to wait for them.
+        for _ in 0..self.preparing.len() {
+            let Some(&TransitionStep::Bring {
+                group: unit,
+                beside: true,
+            }) = self.left.front()
+            else {
+                break;
+            };
+            let Some(first) = self.preparing.front() else {
+                break;
+            };
+            let loaded = match wait {
+                true => Some(first.wait()),
+                false => first.poll(),
+            };
+            let Some(loaded) = loaded else { break };
+            self.preparing.pop_front();
+            swapped.push((unit, loaded?));
+            self.advance();
+            wait = false;
+        }
+        if !swapped.is_empty() {
+            weights.swap(swapped, &target.groups)?;
+            // What they replaced has made room.
+            self.prepare_ahead(target, weights, ops)?;
+        } else if self.preparing.is_empty() {
+            self.step_in_place(target, weights, ops, cancel)?;
+        }
+        Ok(self.done > done_before)
+    }
+
+    /// Begins to make ready what comes next, as far as there is room for it.
+    fn prepare_ahead(
+        &mut self,
+        target: &Plan,
+        weights: &Residency,
+        ops: &Arc<Ops>,
+    ) -> Result<(), EngineError> {
+        while self.preparing.len() < PREPARATIONS_MAX
+            && let Some(&TransitionStep::Bring {
+                group: unit,
+                beside: true,
+            }) = self.left.get(self.preparing.len())
+        {
+            match weights.prepare(&target.groups[unit], ops) {
+                Ok(preparing) => self.preparing.push_back(preparing),
+                // The steps count on one at a time; those ahead of it make room first.
+                Err(EngineError::Ops(OpsError::OutOfMemory { .. }))
+                    if !self.preparing.is_empty() =>
+                {
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the next step where it can't be made ready beside the passes.
+    fn step_in_place(
+        &mut self,
+        target: &Plan,
+        weights: &mut Residency,
+        ops: &Arc<Ops>,
+        cancel: &AtomicBool,
+    ) -> Result<(), EngineError> {
+        let units = &target.groups;
+        match self.left.front() {
+            None | Some(TransitionStep::Bring { beside: true, .. }) => return Ok(()),
+            Some(&TransitionStep::Bring { group: unit, .. }) => {
+                weights.replace(unit, &units[unit], ops)?;
+            }
+            Some(TransitionStep::Stream {
+                evicted,
+                staging: slots,
+            }) => weights.stream(evicted, units, *slots)?,
+            Some(TransitionStep::Settle { evicted, brought }) => {
+                if !weights.settle(evicted, brought, target, ops, cancel)? {
+                    return Ok(());
+                }
+            }
+        }
+        self.advance();
+        Ok(())
+    }
+
+    fn advance(&mut self) {
+        self.left.pop_front();
+        self.done += 1;
+    }
+}

@@ -1,0 +1,199 @@
+//! Whole models on a card, through the stand-in for NVIDIA's libraries that runs the card's own
+//! kernels on the CPU (`daemon/cuda/stand-in`).
+
+use std::{sync::mpsc, time::Duration};
+
+use sluice_checkpoint::Source;
+use sluice_engine::{
+    Engine, EngineOptions, Event, Generate, Outcome, PlanSettings, Work,
+    check::{CheckResult, fixture_logits, fixture_tokens, resident, streamed},
+};
+use sluice_ops::{
+    Ops,
+    device::{DType, Device, DeviceChoice},
+    ledger::Ledger,
+};
+use sluice_shared::{decoding::Decoding, level::Level, sampling::EosPolicy};
+use sluice_weights::Shape;
+use testkit::here;
+
+use crate::checkpoints::fixture;
+
+fn gpu(number: DType) -> Device {
+    let opened = Device::open(DeviceChoice::Cuda(0), Some(number), 2).unwrap();
+    assert!(opened.device.is_gpu() && opened.gpu_unavailable.is_none());
+    opened.device
+}
+
+fn all_pass(checks: &[CheckResult]) {
+    let failed: Vec<_> = checks.iter().filter(|check| !check.passes()).collect();
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+fn check_fixture(name: &str, cases: usize) {
+    here::open_stand_in();
+    // With the embedding on the card, and without.
+    for level in [Level::Off, Level::Standard] {
+        let ops = Ops::new(gpu(DType::F32), Ledger::default()).unwrap();
+        let profile = ops.device().profile();
+        let plan =
+            |shape: &Shape, sources: &[_]| resident(profile, shape, sources, level).map(Some);
+        let checks = fixture_logits(&fixture(name), &ops, &plan).unwrap();
+        assert!(!checks.is_empty());
+        all_pass(&checks);
+    }
+    for pin_limit in [u64::MAX, 100_000, 0] {
+        let ops = Ops::new(gpu(DType::F32), Ledger::default()).unwrap();
+        let profile = ops.device().profile();
+        let plan = |shape: &Shape, sources: &[_]| {
+            let plan = streamed(profile, shape, sources, Level::Standard, pin_limit)?;
+            assert!(plan.streamed().count() > plan.staging.count);
+            Ok(Some(plan))
+        };
+        let checks = fixture_logits(&fixture(name), &ops, &plan).unwrap();
+        assert!(!checks.is_empty());
+        all_pass(&checks);
+    }
+    let options = EngineOptions {
+        device: DeviceChoice::Cuda(0),
+        compute_dtype: Some(DType::F32),
+        threads: 2,
+        ..EngineOptions::default()
+    };
+    let checks = fixture_tokens(&fixture(name), options).unwrap();
+    assert_eq!(checks.len(), cases);
+    all_pass(&checks);
+}
+
+/// What the references computed in is `f32`; in shorter numbers logits are near.
+fn check_logits(number: DType) {
+    here::open_stand_in();
+    for name in ["llada-tiny", "llada-tiny-bf16"] {
+        let ops = Ops::new(gpu(number), Ledger::default()).unwrap();
+        let profile = ops.device().profile();
+        let plan =
+            |shape: &Shape, sources: &[_]| resident(profile, shape, sources, Level::Off).map(Some);
+        let checks = fixture_logits(&fixture(name), &ops, &plan).unwrap();
+        assert!(!checks.is_empty());
+        all_pass(&checks);
+    }
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn logits_in_f16() {
+    check_logits(DType::F16);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn logits_in_bf16() {
+    check_logits(DType::Bf16);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn a_model_with_many_heads_in_f32() {
+    check_fixture("llada-tiny", 31);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn a_model_with_grouped_heads_in_bf16_shards() {
+    check_fixture("llada-tiny-bf16", 30);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn a_causal_model_with_kept_keys_and_values() {
+    check_fixture("llama-tiny", 3);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn a_model_with_biases_and_shifted_logits() {
+    check_fixture("dream-tiny", 10);
+}
+
+/// What a small model writes on a device in these ways.
+fn written(device: DeviceChoice, ways: &[&str]) -> Vec<Vec<u32>> {
+    let engine = Engine::start(EngineOptions {
+        device,
+        compute_dtype: Some(DType::F32),
+        threads: 2,
+        ..EngineOptions::default()
+    })
+    .unwrap();
+    let settings = PlanSettings {
+        level: Level::Off,
+        ..PlanSettings::default()
+    };
+    let source = Source::Folder(fixture("llada-tiny"));
+    let model = engine.load_now(source, settings).unwrap().id;
+    let texts = ways.iter().map(|caching| {
+        let request = Generate {
+            block_length: 8,
+            steps: 24,
+            guidance: 0.5,
+            eos: EosPolicy::Suppress,
+            decoding: Decoding {
+                kv_cache: caching.parse().unwrap(),
+                ..Decoding::default()
+            },
+            ..Generate::greedy(model, (1..40).collect(), 32)
+        };
+        match engine.run(Work::Generate(request)).unwrap() {
+            Outcome::Generated(generated) => generated.tokens,
+            other => panic!("asked to generate: {other:?}"),
+        }
+    });
+    texts.collect()
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn keys_are_chosen_as_on_the_cpu() {
+    here::open_stand_in();
+    let ways = ["dual", "dual:keep=0.3", "dual:keep=0.6,refresh=3"];
+    let on_card = written(DeviceChoice::Cuda(0), &ways);
+    assert_eq!(on_card, written(DeviceChoice::Cpu, &ways));
+    // And what is left out matters.
+    assert_ne!(on_card[0], on_card[1]);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn the_parts_of_a_pass_on_a_card_come_to_its_time() {
+    here::open_stand_in();
+    let engine = Engine::start(EngineOptions {
+        device: DeviceChoice::Cuda(0),
+        compute_dtype: Some(DType::F32),
+        threads: 1,
+        ..EngineOptions::default()
+    })
+    .unwrap();
+    for name in ["llada-tiny", "llama-tiny"] {
+        let source = Source::Folder(fixture(name));
+        let model = engine.load_now(source, PlanSettings::default()).unwrap().id;
+        let request = Generate::greedy(model, vec![1, 2, 3], 4);
+        let (send, events) = mpsc::channel();
+        let sink = Box::new(move |event| drop(send.send(event)));
+        engine.submit(Work::Generate(request), sink).unwrap();
+        let costs: Vec<_> = (events.iter())
+            .filter_map(|event| match event {
+                Event::Pass(report) => Some(report.cost),
+                _ => None,
+            })
+            .collect();
+        assert!(!costs.is_empty());
+        for cost in costs {
+            let phases = cost.phases.expect("a card's clock runs");
+            let known = phases.attention + phases.matmul + phases.lm_head;
+            assert_eq!(known + phases.other, cost.time, "{name}");
+            for part in [phases.attention, phases.matmul, phases.lm_head] {
+                assert!(part > Duration::ZERO, "{name}: {phases:?}");
+            }
+            assert_eq!((cost.waited, phases.decompress), Default::default());
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Where a model comes to lie, and where it lies until then.
+
+use std::{
+    fs::{self, File, TryLockError},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with, statvfs};
+
+use crate::{
+    HubError, HubName, Manifest, PulledFile,
+    disk::{failed, make_folder, remove, remove_folder, sync},
+};
+
+/// Where files on their way lie, below the folder of models.
+pub const PARTIAL: &str = ".partial";
+/// What has to stay free on the disk.
+const MARGIN_BYTES: u64 = 64 << 20;
+
+/// Where a model comes to lie, and where it lies until then.
+pub(crate) struct ModelFolder {
+    pub(crate) target: PathBuf,
+    pub(crate) partial: PathBuf,
+    pub(crate) lock: Arc<FolderLock>,
+}
+
+/// Nobody else downloads or removes the same while this lives; the system gives it back when the process dies.
+#[derive(Debug)]
+pub struct FolderLock(#[expect(dead_code, reason = "held, not read")] File);
+
+impl FolderLock {
+    /// That of a model in the folder of models.
+    ///
+    /// # Errors
+    /// When somebody has it, or it can't be had.
+    pub fn take(models: &Path, name: &HubName) -> Result<Self, HubError> {
+        let partials = models.join(PARTIAL);
+        make_folder(&partials)?;
+        let path = partials.join(format!("{}.lock", key(name)));
+        Self::of(&path, &name.to_string())
+    }
+
+    pub(crate) fn of(path: &Path, name: &str) -> Result<Self, HubError> {
+        let lock = File::options().create(true).append(true).open(path);
+        let lock = lock.map_err(|cause| failed("open", path, cause))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self(lock)),
+            Err(TryLockError::WouldBlock) => Err(HubError::Locked {
+                name: name.to_owned(),
+            }),
+            Err(TryLockError::Error(cause)) => Err(failed("lock", path, cause)),
+        }
+    }
+}
+
+impl ModelFolder {
+    pub(crate) fn open(models: &Path, name: &HubName) -> Result<Self, HubError> {
+        let lock = FolderLock::take(models, name)?;
+        Ok(Self {
+            target: models.join(name.folder()),
+            partial: models.join(PARTIAL).join(key(name)),
+            lock: Arc::new(lock),
+        })
+    }
+
+    /// Whether the very same was pulled before.
+    ///
+    /// # Errors
+    /// When something lies there that nobody pulled.
+    pub(crate) fn is_complete(&self, wanted: &Manifest) -> Result<bool, HubError> {
+        if !self.target.exists() {
+            return Ok(false);
+        }
+        let Some(there) = Manifest::read(&self.target) else {
+            return Err(HubError::FolderTaken {
+                folder: self.target.clone(),
+            });
+        };
+        let is_whole = |file: &PulledFile| {
+            let facts = fs::metadata(self.target.join(&file.name));
+            there.has(&file.name, &file.remote)
+                && facts.is_ok_and(|facts| facts.len() == file.remote.bytes)
+        };
+        Ok(there.files.len() == wanted.files.len() && wanted.files.iter().all(is_whole))
+    }
+
+    /// Makes the folder for what is on its way, keeps what still counts in it, and returns the bytes of that.
+    pub(crate) fn prepare(&self, wanted: &Manifest) -> Result<u64, HubError> {
+        make_folder(&self.partial)?;
+        let before = Manifest::read(&self.partial);
+        let keeps = |name: &str| {
+            let file = wanted
+                .files
+                .iter()
+                .find(|file| file.name == name.strip_suffix(".part").unwrap_or(name));
+            let known = file.zip(before.as_ref());
+            known.is_some_and(|(file, before)| before.has(&file.name, &file.remote))
+        };
+        let entries =
+            fs::read_dir(&self.partial).map_err(|cause| failed("read", &self.partial, cause))?;
+        for entry in entries {
+            let entry = entry.map_err(|cause| failed("read", &self.partial, cause))?;
+            if !entry.file_name().to_str().is_some_and(keeps) {
+                remove(&entry.path())?;
+            }
+        }
+        wanted.write(&self.partial)?;
+        self.take_over(wanted);
+        let present = wanted.files.iter().filter_map(|file| {
+            self.size(&file.name)
+                .or_else(|| self.size(&format!("{}.part", file.name)))
+        });
+        Ok(present.sum())
+    }
+
+    /// Files that a newer commit has left as they were are not downloaded again.
+    fn take_over(&self, wanted: &Manifest) {
+        let Some(there) = Manifest::read(&self.target) else {
+            return;
+        };
+        for file in wanted
+            .files
+            .iter()
+            .filter(|file| file.remote.sha256.is_some())
+        {
+            let old = self.target.join(&file.name);
+            let is_whole = fs::metadata(&old).is_ok_and(|facts| facts.len() == file.remote.bytes);
+            if is_whole && there.has(&file.name, &file.remote) {
+                // Where there are no such links, or it is there already, it is downloaded or kept.
+                let _ = fs::hard_link(&old, self.partial.join(&file.name));
+            }
+        }
+    }
+
+    /// Bytes of a file on its way.
+    pub(crate) fn size(&self, name: &str) -> Option<u64> {
+        let facts = fs::symlink_metadata(self.partial.join(name)).ok()?;
+        facts.is_file().then_some(facts.len())
+    }
+
+    pub(crate) fn check_free_space(&self, missing_bytes: u64) -> Result<(), HubError> {
+        let needed_bytes = missing_bytes.saturating_add(MARGIN_BYTES);
+        // A file system that does not tell is tried.
+        let Ok(facts) = statvfs(&self.partial) else {
+            return Ok(());
+        };
+        let free_bytes = facts.f_bavail.saturating_mul(facts.f_frsize);
+        match missing_bytes > 0 && needed_bytes > free_bytes {
+            true => Err(HubError::NoSpace {
+                folder: self.partial.clone(),
+                needed_bytes,
+                free_bytes,
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// Gives the folder its name, in the place of an older one.
+    pub(crate) fn install(&self) -> Result<(), HubError> {
+        let renamed = |cause| failed("rename", &self.partial, cause);
+        sync(&self.partial)?;
+        let parent = self
+            .target
+            .parent()
+            .expect("a model lies in its owner's folder");
+        make_folder(parent)?;
+        if self.target.exists() {
+            let exchanged =
+                renameat_with(CWD, &self.partial, CWD, &self.target, RenameFlags::EXCHANGE);
+            if exchanged.is_err() {
+                // Not every file system can.
+                self.exchange_by_turns()?;
+            }
+            sync(parent)?;
+            // What it replaced was pulled too; who has it open keeps it.
+            return remove_folder(&self.partial);
+        }
+        fs::rename(&self.partial, &self.target).map_err(renamed)?;
+        sync(parent)?;
+        // Of an exchange that was cut short.
+        remove_folder(&self.aside())
+    }
+
+    /// Lets the new folder and the old one change places, in three steps: for a moment there is neither, and the next pull
+    /// would mend it.
+    fn exchange_by_turns(&self) -> Result<(), HubError> {
+        let renamed = |cause| failed("rename", &self.partial, cause);
+        let aside = self.aside();
+        remove_folder(&aside)?;
+        fs::rename(&self.target, &aside).map_err(renamed)?;
+        if let Err(cause) = fs::rename(&self.partial, &self.target) {
+            // What was there is better than nothing.
+            fs::rename(&aside, &self.target).map_err(renamed)?;
+            return Err(renamed(cause));
+        }
+        fs::rename(&aside, &self.partial).map_err(renamed)
+    }
+
+    /// Where an old folder lies while the new one takes its place. No model is called so: `~` is in no name.
+    fn aside(&self) -> PathBuf {
+        let mut path = self.partial.clone().into_os_string();
+        path.push("~old");
+        path.into()
+    }
+}
+
+/// A model's name as one of a file.
+fn key(name: &HubName) -> String {
+    name.to_string().replacen('/', "--", 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(models: &Path, name: &str) -> ModelFolder {
+        ModelFolder::open(models, &name.parse().unwrap()).unwrap()
+    }
+
+    fn put(folder: &Path, text: &str) {
+        fs::create_dir_all(folder).unwrap();
+        fs::write(folder.join("x"), text).unwrap();
+    }
+
+    fn text(folder: &Path) -> String {
+        fs::read_to_string(folder.join("x")).unwrap()
+    }
+
+    #[test]
+    fn folders_change_places_by_turns_and_meet_no_other_model() {
+        let models = tempfile::tempdir().unwrap();
+        let place = |name| place(models.path(), name);
+        // Were the last part replaced, the two would have one place aside, which may be a third's own.
+        let (first, second, third) = (place("o/m-1.5"), place("o/m-1.6"), place("o/m-1.old"));
+        assert_ne!(first.aside(), second.aside());
+        put(&third.partial, "third");
+        // Left over from an exchange that was cut short.
+        put(&first.aside(), "older");
+        put(&first.target, "old");
+        put(&first.partial, "new");
+        first.exchange_by_turns().unwrap();
+        assert_eq!(
+            (text(&first.target), text(&first.partial)),
+            ("new".into(), "old".into())
+        );
+        assert_eq!(text(&third.partial), "third");
+        assert!(!first.aside().exists());
+    }
+
+    #[test]
+    fn what_an_exchange_left_goes_with_the_next_pull() {
+        let models = tempfile::tempdir().unwrap();
+        let place = place(models.path(), "o/m");
+        put(&place.aside(), "old");
+        put(&place.partial, "new");
+        place.install().unwrap();
+        assert_eq!(text(&place.target), "new");
+        assert!(!place.aside().exists());
+    }
+}

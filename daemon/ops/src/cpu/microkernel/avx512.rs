@@ -1,0 +1,163 @@
+//! Tiles of 12 × 32 in AVX-512's registers: 24 sums, a row of the panel in two, a number of `x` in another.
+
+use std::{arch::x86_64::*, mem};
+
+use super::{MatrixRows, Microkernel, TileOf, TileOutput};
+
+const VECTOR: usize = 16;
+const COLUMNS: usize = 2 * VECTOR;
+
+pub(in crate::cpu) static KERNEL: Microkernel = Microkernel {
+    rows: 12,
+    row_lanes: VECTOR,
+    columns: COLUMNS,
+    transpose,
+    tile,
+};
+
+unsafe fn tile(rows: usize, x: &[f32], panel: &[f32], out: TileOutput) {
+    const TILES: [TileOf; 12] = [
+        tile_of::<1>,
+        tile_of::<2>,
+        tile_of::<3>,
+        tile_of::<4>,
+        tile_of::<5>,
+        tile_of::<6>,
+        tile_of::<7>,
+        tile_of::<8>,
+        tile_of::<9>,
+        tile_of::<10>,
+        tile_of::<11>,
+        tile_of::<12>,
+    ];
+    // SAFETY: as the caller says.
+    unsafe { TILES[rows - 1](x, panel, out) };
+}
+
+#[target_feature(enable = "avx512f")]
+unsafe fn tile_of<const ROWS: usize>(x: &[f32], panel: &[f32], out: TileOutput) {
+    let place = |row: usize| out.start.wrapping_add(row * out.stride);
+    for row in 0..ROWS {
+        for half in 0..2 {
+            _mm_prefetch::<_MM_HINT_T0>(place(row).wrapping_add(VECTOR * half).cast());
+        }
+    }
+    let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+    let (x, _) = x.as_chunks::<VECTOR>();
+    let (panel, _) = panel.as_chunks::<COLUMNS>();
+    for (x, weights) in x.iter().zip(panel) {
+        let (halves, _) = weights.as_chunks();
+        let (low, high) = (vector(&halves[0]), vector(&halves[1]));
+        for row in 0..ROWS {
+            let x = _mm512_set1_ps(x[row]);
+            sums[row][0] = _mm512_fmadd_ps(x, low, sums[row][0]);
+            sums[row][1] = _mm512_fmadd_ps(x, high, sums[row][1]);
+        }
+    }
+    let mask = u32::MAX >> (COLUMNS - out.columns);
+    for (row, sums) in sums.iter().enumerate() {
+        for (half, &sum) in sums.iter().enumerate() {
+            let mask = (mask >> (VECTOR * half)) as __mmask16;
+            let place = place(row).wrapping_add(VECTOR * half);
+            // SAFETY: the mask leaves the output's columns alone, which are this tile's.
+            unsafe {
+                let sum = match out.adds {
+                    true => _mm512_add_ps(_mm512_maskz_loadu_ps(mask, place), sum),
+                    false => sum,
+                };
+                _mm512_mask_storeu_ps(place, mask, sum);
+            }
+        }
+    }
+}
+
+/// Loads a vector. By value, since the intrinsic is a copy between pointers, which an unoptimised standard library checks for
+/// overlap each time.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(in crate::cpu) fn vector(values: &[f32; VECTOR]) -> __m512 {
+    // SAFETY: a vector is as many numbers, of any bits.
+    unsafe { mem::transmute(*values) }
+}
+
+/// Stores a vector at the beginning of `out`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store(vector: __m512, out: &mut [f32]) {
+    let place = out.first_chunk_mut::<VECTOR>();
+    // SAFETY: as above.
+    *place.expect("lanes are whole vectors") =
+        unsafe { mem::transmute::<__m512, [f32; VECTOR]>(vector) };
+}
+
+#[target_feature(enable = "avx512f")]
+unsafe fn transpose(rows: MatrixRows<'_>, out: &mut [f32], lanes: usize) {
+    assert!(rows.count <= lanes && lanes.is_multiple_of(VECTOR) && out.len() == rows.depth * lanes);
+    for first in (0..rows.count).step_by(VECTOR) {
+        let last = VECTOR.min(rows.count - first) - 1;
+        for from in (0..rows.depth).step_by(VECTOR) {
+            let count = VECTOR.min(rows.depth - from);
+            let mask = (u32::from(u16::MAX) >> (VECTOR - count)) as __mmask16;
+            let mut vectors = [_mm512_setzero_ps(); VECTOR];
+            for (row, vector) in vectors.iter_mut().enumerate() {
+                // The last row stands for those that aren't there.
+                let place = (first + row.min(last)) * rows.stride + from;
+                let place = rows.values.as_ptr().wrapping_add(place);
+                // SAFETY: the mask leaves numbers of the row alone.
+                *vector = unsafe { _mm512_maskz_loadu_ps(mask, place) };
+            }
+            let vectors = transposed(vectors);
+            // All of them apart from the fewer: those would be kept in memory to be counted through.
+            if count == VECTOR {
+                for (index, vector) in vectors.iter().enumerate() {
+                    store(*vector, &mut out[(from + index) * lanes + first..]);
+                }
+            } else {
+                for (index, vector) in vectors[..count].iter().enumerate() {
+                    store(*vector, &mut out[(from + index) * lanes + first..]);
+                }
+            }
+        }
+    }
+}
+
+/// Lane `j` of vector `i` becomes lane `i` of vector `j`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transposed(rows: [__m512; VECTOR]) -> [__m512; VECTOR] {
+    // Pairs of rows, then fours, within each quarter of a vector; then the quarters.
+    let mut pairs = rows;
+    for i in (0..VECTOR).step_by(2) {
+        pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+    }
+    let mut fours = pairs;
+    for i in (0..VECTOR).step_by(4) {
+        let low = [_mm512_castps_pd(pairs[i]), _mm512_castps_pd(pairs[i + 2])];
+        let high = [
+            _mm512_castps_pd(pairs[i + 1]),
+            _mm512_castps_pd(pairs[i + 3]),
+        ];
+        fours[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(low[0], low[1]));
+        fours[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low[0], low[1]));
+        fours[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high[0], high[1]));
+        fours[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high[0], high[1]));
+    }
+    let mut out = fours;
+    for i in 0..4 {
+        let [a, b, c, d] = [fours[i], fours[i + 4], fours[i + 8], fours[i + 12]];
+        let even = [
+            _mm512_shuffle_f32x4::<0x88>(a, b),
+            _mm512_shuffle_f32x4::<0x88>(c, d),
+        ];
+        let odd = [
+            _mm512_shuffle_f32x4::<0xdd>(a, b),
+            _mm512_shuffle_f32x4::<0xdd>(c, d),
+        ];
+        out[i] = _mm512_shuffle_f32x4::<0x88>(even[0], even[1]);
+        out[i + 8] = _mm512_shuffle_f32x4::<0xdd>(even[0], even[1]);
+        out[i + 4] = _mm512_shuffle_f32x4::<0x88>(odd[0], odd[1]);
+        out[i + 12] = _mm512_shuffle_f32x4::<0xdd>(odd[0], odd[1]);
+    }
+    out
+}

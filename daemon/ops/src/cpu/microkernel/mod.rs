@@ -1,0 +1,358 @@
+//! The multiply's innermost part: rows of `x` and rows of weights are packed so that both are read from front to back, and
+//! small tiles of the output are kept in registers while the depth goes by. Which instructions do it is chosen when the
+//! program runs.
+
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512;
+mod portable;
+
+/// Numbers of the depth that are multiplied at a time: a panel of 32 weight rows takes 32 KiB then, and stays in a core's
+/// nearest cache while rows of `x` go by. A product is the sum of those of such blocks, each of them summed up one number
+/// after another, whatever tile it is in: it depends neither on the rows beside it nor on how weights are shared out.
+pub(super) const DEPTH: usize = 256;
+
+/// Bytes that are brought near together.
+#[cfg(target_arch = "x86_64")]
+const CACHE_LINE: usize = 64;
+
+/// The most lanes of a packed panel of rows that a kernel has, and the most columns.
+pub(super) const ROW_LANES_MAX: usize = 64;
+pub(super) const COLUMNS_MAX: usize = 32;
+
+/// Instructions of one kind.
+pub(super) struct Microkernel {
+    /// Rows of `x` that a tile of the output has, at most.
+    rows: usize,
+    /// Numbers from one depth of a packed panel of rows to the next.
+    row_lanes: usize,
+    /// Weight rows in a panel: columns of a tile.
+    pub(super) columns: usize,
+    transpose: Transpose,
+    tile: Tile,
+}
+
+/// Writes number `k` of row `i` at `k * lanes + i`. What is between the rows and the next whole vector becomes anything.
+///
+/// # Safety
+/// The CPU has the kernel's instructions, and no more rows are given than the target has lanes.
+type Transpose = unsafe fn(rows: MatrixRows<'_>, out: &mut [f32], lanes: usize);
+
+/// Products of so many packed rows of `x` and a packed panel of weights, over the depth of both.
+///
+/// # Safety
+/// The CPU has the kernel's instructions. The output's columns of these rows are nobody else's.
+type Tile = unsafe fn(rows: usize, x: &[f32], panel: &[f32], out: TileOutput);
+
+/// The same for as many rows as the function is compiled for.
+#[cfg(target_arch = "x86_64")]
+type TileOf = unsafe fn(x: &[f32], panel: &[f32], out: TileOutput);
+
+/// Rows of numbers in memory.
+#[derive(Clone, Copy)]
+pub(super) struct MatrixRows<'a> {
+    /// From the first one's first number on.
+    values: &'a [f32],
+    /// From the beginning of a row to that of the next.
+    stride: usize,
+    count: usize,
+    /// Numbers of each that are meant.
+    depth: usize,
+}
+
+impl<'a> MatrixRows<'a> {
+    /// # Panics
+    /// When the values end before the rows do.
+    pub(super) fn new(values: &'a [f32], stride: usize, count: usize, depth: usize) -> Self {
+        assert!(count > 0 && depth <= stride && (count - 1) * stride + depth <= values.len());
+        Self {
+            values,
+            stride,
+            count,
+            depth,
+        }
+    }
+
+    /// Some of them.
+    fn part(self, from: usize, count: usize) -> Self {
+        let values = &self.values[from * self.stride..];
+        Self::new(values, self.stride, count, self.depth)
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    pub(super) fn depth(&self) -> usize {
+        self.depth
+    }
+
+    pub(super) fn row(&self, index: usize) -> &'a [f32] {
+        &self.values[index * self.stride..][..self.depth]
+    }
+}
+
+/// Where products go.
+#[derive(Clone, Copy)]
+pub(super) struct TileOutput {
+    pub(super) start: *mut f32,
+    /// From the beginning of a row to that of the next.
+    pub(super) stride: usize,
+    pub(super) columns: usize,
+    /// Whether to add to what is there.
+    pub(super) adds: bool,
+}
+
+impl TileOutput {
+    /// Writes or adds the first of `values` to a row.
+    ///
+    /// # Safety
+    /// The row's columns are nobody else's.
+    pub(super) unsafe fn write(&self, row: usize, values: &[f32]) {
+        for (column, &value) in values[..self.columns].iter().enumerate() {
+            let place = self.start.wrapping_add(row * self.stride + column);
+            // SAFETY: as the caller says.
+            unsafe { *place = if self.adds { *place + value } else { value } };
+        }
+    }
+}
+
+impl Microkernel {
+    /// The best one for this CPU.
+    pub(super) fn best() -> &'static Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512f") {
+                return &avx512::KERNEL;
+            }
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                return &avx2::KERNEL;
+            }
+        }
+        &portable::KERNEL
+    }
+
+    /// All that this CPU can run.
+    #[cfg(test)]
+    pub(super) fn all() -> Vec<&'static Self> {
+        let mut all = vec![&portable::KERNEL];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                all.push(&avx2::KERNEL);
+            }
+            if is_x86_feature_detected!("avx512f") {
+                all.push(&avx512::KERNEL);
+            }
+        }
+        all
+    }
+
+    /// Rows of `x` that can be packed into so many lanes.
+    pub(super) fn rows_in(&self, lanes: usize) -> usize {
+        lanes / self.row_lanes * self.rows
+    }
+
+    /// Numbers that so many rows of `x` take when packed, for each of the depth.
+    pub(super) fn packed_lanes(&self, rows: usize) -> usize {
+        rows.div_ceil(self.rows) * self.row_lanes
+    }
+
+    /// Packs rows of `x`, in panels of about as many rows each.
+    ///
+    /// # Panics
+    /// When `packed` has another length than [`Kernel::packed_lanes`] says.
+    pub(super) fn pack_rows(&self, x: MatrixRows<'_>, packed: &mut [f32]) {
+        assert_eq!(packed.len(), self.packed_lanes(x.count) * x.depth);
+        let panels = packed.chunks_exact_mut(self.row_lanes * x.depth);
+        for ((from, count), panel) in self.row_panels(x.count).zip(panels) {
+            // SAFETY: `best` made sure of the instructions; a panel has lanes for as many rows as tiles have.
+            unsafe { (self.transpose)(x.part(from, count), panel, self.row_lanes) };
+        }
+    }
+
+    /// Packs numbers of rows as if each were a row of its own: number `k` of all rows becomes row `k`, whose depth is the number
+    /// of rows.
+    ///
+    /// # Panics
+    /// When `packed` has another length than [`Kernel::packed_lanes`] says.
+    pub(super) fn pack_columns(&self, rows: MatrixRows<'_>, packed: &mut [f32]) {
+        let lanes = self.row_lanes;
+        assert_eq!(packed.len(), self.packed_lanes(rows.depth) * rows.count);
+        let panels = packed.chunks_exact_mut(lanes * rows.count);
+        for ((from, _), panel) in self.row_panels(rows.depth).zip(panels) {
+            // What is in the lanes beyond the panel's own is the next one's, or nothing.
+            match lanes {
+                _ if from + lanes > rows.depth => {
+                    let len = rows.depth - from;
+                    for (row, lanes) in panel.chunks_exact_mut(lanes).enumerate() {
+                        lanes[..len].copy_from_slice(&rows.row(row)[from..]);
+                    }
+                }
+                8 => copy_lanes::<8>(rows, from, panel),
+                16 => copy_lanes::<16>(rows, from, panel),
+                _ => copy_lanes::<ROW_LANES_MAX>(rows, from, panel),
+            }
+        }
+    }
+
+    /// Packs a panel of weight rows, or fewer where they end: others in it become anything.
+    ///
+    /// # Panics
+    /// When `packed` has no room.
+    pub(super) fn pack_weights(&self, weights: MatrixRows<'_>, packed: &mut [f32]) {
+        assert!(weights.count <= self.columns);
+        let packed = &mut packed[..self.columns * weights.depth];
+        // SAFETY: `best` made sure of the instructions; rows and lanes were compared.
+        unsafe { (self.transpose)(weights, packed, self.columns) };
+    }
+
+    /// Writes word `k` of row `i` at `k * lanes + i`: bits stay as they are.
+    ///
+    /// # Panics
+    /// When there are more rows than lanes, or `out` has another length.
+    pub(super) fn transpose(&self, rows: MatrixRows<'_>, out: &mut [f32], lanes: usize) {
+        assert!(rows.count <= lanes && out.len() == lanes * rows.depth);
+        // SAFETY: `best` made sure of the instructions; rows and lanes were compared.
+        unsafe { (self.transpose)(rows, out, lanes) };
+    }
+
+    /// Products of all packed rows of `x`, of the numbers from `from` on of `depth`, and a panel of weights.
+    ///
+    /// # Safety
+    /// The output's columns of all rows are nobody else's.
+    pub(super) unsafe fn gemm_panel(
+        &self,
+        rows: usize,
+        packed: &[f32],
+        depth: usize,
+        from: usize,
+        panel: &[f32],
+        out: TileOutput,
+    ) {
+        assert!(out.columns <= self.columns && panel.len().is_multiple_of(self.columns));
+        let len = panel.len() / self.columns * self.row_lanes;
+        let panels = packed.chunks_exact(self.row_lanes * depth);
+        for ((first, count), x) in self.row_panels(rows).zip(panels) {
+            let x = &x[from * self.row_lanes..][..len];
+            let out = TileOutput {
+                start: out.start.wrapping_add(first * out.stride),
+                ..out
+            };
+            // SAFETY: `best` made sure of the instructions; the caller vouches for the output, of whose rows these are some.
+            unsafe { (self.tile)(count, x, panel, out) };
+        }
+    }
+
+    /// The first row and the number of rows of each panel of `x`.
+    fn row_panels(&self, rows: usize) -> impl Iterator<Item = (usize, usize)> {
+        let panels = rows.div_ceil(self.rows);
+        (0..panels).map(move |panel| {
+            let from = panel * rows / panels;
+            (from, (panel + 1) * rows / panels - from)
+        })
+    }
+}
+
+/// Has memory brought near, if there is any.
+pub(super) fn prefetch(start: *const u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for from in (0..len).step_by(CACHE_LINE) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a hint, which reads nothing, wherever it points.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(start.wrapping_add(from).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (start, len);
+}
+
+/// Copies so many numbers of each row: a call for a number that isn't known when this is compiled takes longer than the copy.
+fn copy_lanes<const LANES: usize>(rows: MatrixRows<'_>, from: usize, panel: &mut [f32]) {
+    for (row, lanes) in panel.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+        let values = rows.row(row)[from..].first_chunk();
+        *lanes = *values.expect("the panel's lanes lie inside the row");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_formats::noise::Noise;
+
+    fn numbers(count: usize, seed: u64) -> Vec<f32> {
+        let noise = Noise::new(seed);
+        (0..count)
+            .map(|i| noise.uniform(0, i as u64, 0) as f32 - 0.5)
+            .collect()
+    }
+
+    #[test]
+    fn columns_packed_are_rows_of_the_transpose() {
+        for kernel in Microkernel::all() {
+            for (count, depth) in [(1, 1), (5, kernel.rows), (7, 3 * kernel.rows + 2)] {
+                let stride = depth + 3;
+                let values = numbers(count * stride, 1);
+                let across: Vec<f32> = (0..depth)
+                    .flat_map(|k| (0..count).map(move |row| row * stride + k))
+                    .map(|place| values[place])
+                    .collect();
+                let mut expected = vec![0.0; kernel.packed_lanes(depth) * count];
+                let mut found = expected.clone();
+                kernel.pack_rows(MatrixRows::new(&across, count, depth, count), &mut expected);
+                kernel.pack_columns(MatrixRows::new(&values, stride, count, depth), &mut found);
+                let panels = (expected.chunks_exact(kernel.row_lanes * count))
+                    .zip(found.chunks_exact(kernel.row_lanes * count));
+                for ((_, rows), (expected, found)) in kernel.row_panels(depth).zip(panels) {
+                    let lanes = expected.chunks_exact(kernel.row_lanes);
+                    for (expected, found) in lanes.zip(found.chunks_exact(kernel.row_lanes)) {
+                        assert_eq!(expected[..rows], found[..rows]);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Every kernel that runs here, for every tile it has, some beside each other, and parts of panels.
+    #[test]
+    fn kernels_equal_a_plain_sum() {
+        const STRIDE: usize = 40;
+        for kernel in Microkernel::all() {
+            for rows in 1..=2 * kernel.rows + 1 {
+                for (depth, columns) in [(1, 1), (15, kernel.columns), (50, kernel.columns - 3)] {
+                    let x = numbers(rows * depth, 1);
+                    let weights = numbers(columns * depth, 2);
+                    let mut packed = vec![0.0; kernel.packed_lanes(rows) * depth];
+                    kernel.pack_rows(MatrixRows::new(&x, depth, rows, depth), &mut packed);
+                    let mut panel = vec![0.0; kernel.columns * depth];
+                    kernel
+                        .pack_weights(MatrixRows::new(&weights, depth, columns, depth), &mut panel);
+                    for adds in [false, true] {
+                        let mut out = vec![1.0; rows * STRIDE];
+                        let target = TileOutput {
+                            start: out.as_mut_ptr(),
+                            stride: STRIDE,
+                            columns,
+                            adds,
+                        };
+                        // SAFETY: the output has all rows and columns, and nobody else has it.
+                        unsafe { kernel.gemm_panel(rows, &packed, depth, 0, &panel, target) };
+                        for (index, found) in out.into_iter().enumerate() {
+                            let (row, column) = (index / STRIDE, index % STRIDE);
+                            let expected = match column < columns {
+                                true => {
+                                    let x = &x[row * depth..][..depth];
+                                    let weights = &weights[column * depth..][..depth];
+                                    let products = x.iter().zip(weights).map(|(x, w)| x * w);
+                                    products.sum::<f32>() + f32::from(u8::from(adds))
+                                }
+                                false => 1.0,
+                            };
+                            assert!((found - expected).abs() < 1e-5, "{found} for {expected}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Tiles of 64 × 32 by the `gemm` crate, which has kernels for other processors' vectors. On an EPYC it keeps four fifths of what
+//! our own kernel does with the same instructions, where a plain loop came to 9 G operations a second and thread. A single
+//! row's products are summed in an order of their own.
+
+use gemm::Parallelism;
+
+use super::{MatrixRows, Microkernel, TileOutput};
+
+const ROWS: usize = 64;
+const COLUMNS: usize = 32;
+
+pub(super) static KERNEL: Microkernel = Microkernel {
+    rows: ROWS,
+    row_lanes: ROWS,
+    columns: COLUMNS,
+    transpose,
+    tile,
+};
+
+unsafe fn tile(rows: usize, x: &[f32], panel: &[f32], out: TileOutput) {
+    let depth = panel.len() / COLUMNS;
+    assert!(rows <= ROWS && out.columns <= COLUMNS && x.len() == ROWS * depth);
+    // SAFETY: of each number of the depth, `x` and the panel have as many as were compared; the output is as the caller says.
+    unsafe {
+        gemm::gemm(
+            out.columns,
+            rows,
+            depth,
+            out.start,
+            out.stride as isize,
+            1,
+            out.adds,
+            panel.as_ptr(),
+            COLUMNS as isize,
+            1,
+            x.as_ptr(),
+            1,
+            ROWS as isize,
+            1.0,
+            1.0,
+            false,
+            false,
+            false,
+            Parallelism::None,
+        );
+    }
+}
+
+unsafe fn transpose(rows: MatrixRows<'_>, out: &mut [f32], lanes: usize) {
+    for row in 0..rows.count {
+        for (out, &value) in out.chunks_exact_mut(lanes).zip(rows.row(row)) {
+            out[row] = value;
+        }
+    }
+}

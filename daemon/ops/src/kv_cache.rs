@@ -1,0 +1,384 @@
+//! Keys and values that are kept from pass to pass: a causal model's of all earlier positions, and those of a canvas that a
+//! pass doesn't compute anew.
+
+use std::ops::Range;
+
+use sluice_cuda::{DType, GpuSpan, SalienceArgs as Salient, SalienceScratch};
+use sluice_machine::{
+    MemoryKind,
+    page::{PAGE_BYTES, Page},
+};
+
+use super::{Activation, AttentionShape, Backend, KvCacheShape, Ops, Phase};
+use crate::{OpsError, device::DeviceBuffer};
+
+/// Keys and values of a sequence's first positions, in all layers.
+pub struct KvCache {
+    /// For each layer the keys of all positions, then their values.
+    memory: DeviceBuffer<Page>,
+    shape: KvCacheShape,
+    capacity: usize,
+    len: usize,
+    /// By what the places that are to stay are chosen once the pass has come to its end.
+    salience: Option<KeySalience>,
+}
+
+/// What the queries of a pass look at.
+struct KeySalience {
+    /// How much of each place, a row for each layer: four bytes of each, where keys and values are hundreds.
+    sums: Activation,
+    positions: Vec<Range<usize>>,
+    /// How many are to stay.
+    count: usize,
+}
+
+impl KvCache {
+    /// Positions it holds.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it holds none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What its rows are like.
+    #[must_use]
+    pub fn shape(&self) -> KvCacheShape {
+        self.shape
+    }
+
+    /// Bytes it takes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.memory.bytes()
+    }
+
+    /// Counts in `rows` more positions, whose keys and values have been put into all layers.
+    ///
+    /// # Panics
+    /// When it has no room for them.
+    pub fn advance(&mut self, rows: usize) {
+        self.len += rows;
+        assert!(self.len <= self.capacity);
+    }
+
+    /// Forgets the last positions.
+    ///
+    /// # Panics
+    /// When it holds fewer.
+    pub fn take_back(&mut self, rows: usize) {
+        assert!(rows <= self.len);
+        self.len -= rows;
+    }
+
+    /// Places that it has room for.
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Where the keys (0) or values (1) of a layer begin, in bytes.
+    fn start(&self, layer: usize, which: usize) -> usize {
+        (2 * layer + which) * self.capacity * self.shape.row_bytes()
+    }
+
+    /// All keys (0) or values (1) of a layer, on the CPU.
+    pub(super) fn rows(&self, layer: usize, which: usize) -> &[u8] {
+        let start = self.start(layer, which);
+        let bytes: &[u8] = bytemuck::cast_slice(self.memory.host());
+        &bytes[start..start + self.capacity * self.shape.row_bytes()]
+    }
+
+    /// The keys (0) or values (1) of a layer at these places, to be written, on the CPU.
+    pub(super) fn rows_mut(
+        &mut self,
+        layer: usize,
+        which: usize,
+        places: Range<usize>,
+    ) -> &mut [u8] {
+        let row = self.shape.row_bytes();
+        let start = self.start(layer, which) + places.start * row;
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(self.memory.host_mut());
+        &mut bytes[start..start + places.len() * row]
+    }
+
+    /// Where the keys (0) or values (1) of a layer at these places are on a card.
+    fn span(&self, layer: usize, which: usize, places: Range<usize>) -> GpuSpan {
+        let row = self.shape.row_bytes();
+        let start = self.start(layer, which) + places.start * row;
+        self.memory.span().part(start, places.len() * row)
+    }
+
+    /// Where all keys and all values of a layer are on a card.
+    pub(super) fn spans(&self, layer: usize) -> [GpuSpan; 2] {
+        [0, 1].map(|which| self.span(layer, which, 0..self.capacity))
+    }
+}
+
+impl Ops {
+    /// Room for the keys and values of `capacity` positions.
+    ///
+    /// # Errors
+    /// When it can't be had.
+    ///
+    /// # Panics
+    /// On a card, when the format is not what it computes in.
+    pub fn kv_cache(&self, shape: KvCacheShape, capacity: usize) -> Result<KvCache, OpsError> {
+        if self.device.is_gpu() {
+            assert_eq!(shape.format, self.device.dtype().into());
+        }
+        let pages = shape.bytes(capacity).div_ceil(PAGE_BYTES);
+        Ok(KvCache {
+            memory: DeviceBuffer::new(&self.device, &self.ledger, MemoryKind::KvCache, pages)?,
+            shape,
+            capacity,
+            len: 0,
+            salience: None,
+        })
+    }
+
+    /// Fills an empty cache with the first `rows` positions of another of the same shape.
+    ///
+    /// # Errors
+    /// When the device fails.
+    ///
+    /// # Panics
+    /// When shapes differ, or either is too small.
+    pub fn copy_kv_cache(
+        &self,
+        to: &mut KvCache,
+        from: &KvCache,
+        rows: usize,
+    ) -> Result<(), OpsError> {
+        assert!(to.is_empty() && rows <= from.len && to.shape == from.shape);
+        for layer in 0..to.shape.layers {
+            for which in 0..2 {
+                match &self.backend {
+                    Backend::Cpu(_) => {
+                        let bytes = rows * from.shape.row_bytes();
+                        to.rows_mut(layer, which, 0..rows)
+                            .copy_from_slice(&from.rows(layer, which)[..bytes]);
+                    }
+                    Backend::Gpu(card) => {
+                        let span = |cache: &KvCache| cache.span(layer, which, 0..rows);
+                        card.copy(span(to), span(from))?;
+                    }
+                    Backend::DryRun => {}
+                }
+            }
+        }
+        to.advance(rows);
+        Ok(())
+    }
+
+    /// Puts these rows of keys and values into the places of a layer from `start` on. Those of a causal sequence go behind
+    /// the positions held, and [`KvCache::advance`] counts them in.
+    ///
+    /// # Errors
+    /// When the device fails.
+    ///
+    /// # Panics
+    /// When there is no room for them.
+    pub fn put_kv(
+        &self,
+        cache: &mut KvCache,
+        layer: usize,
+        [keys, values]: [&Activation; 2],
+        rows: Range<usize>,
+        start: usize,
+    ) -> Result<(), OpsError> {
+        let places = start..start + rows.len();
+        assert!(places.end <= cache.capacity);
+        assert!(rows.end <= keys.len().min(values.len()));
+        let _timed = self.timed(Phase::Attention);
+        match &self.backend {
+            Backend::Cpu(cpu) => {
+                let shape = cache.shape;
+                for (which, x) in [keys, values].into_iter().enumerate() {
+                    let room = cache.rows_mut(layer, which, places.clone());
+                    cpu.store_rows(&shape, x, rows.clone(), room);
+                }
+            }
+            Backend::Gpu(card) => card.put_rows(
+                [0, 1].map(|which| cache.span(layer, which, places.clone())),
+                [keys, values].map(|x| x.rows_span(rows.start, rows.len())),
+            )?,
+            Backend::DryRun => {}
+        }
+        Ok(())
+    }
+}
+
+impl Ops {
+    /// Finds how much the queries look at each of these places of a layer: once all layers have told,
+    /// [`Ops::settle`] keeps so many of each as are looked at most, with their neighbours.
+    ///
+    /// Reference: Sparse-dLLM (arXiv 2508.02558): what the queries pay attention to, the most of three neighbours.
+    ///
+    /// # Errors
+    /// When memory can't be had.
+    ///
+    /// # Panics
+    /// When places don't rise, or are others than those of the first layer.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "they say what to choose from, by what, and how much"
+    )]
+    pub fn choose_salient(
+        &self,
+        cache: &mut KvCache,
+        layer: usize,
+        q: &Activation,
+        queries: Range<usize>,
+        shape: AttentionShape,
+        places: &[Range<usize>],
+        count: usize,
+    ) -> Result<(), OpsError> {
+        assert!(places.is_sorted_by(|a, b| a.end <= b.start));
+        let _timed = self.timed(Phase::Attention);
+        let all: usize = places.iter().map(Range::len).sum();
+        if layer == 0 {
+            // A pass that failed may have left some.
+            cache.salience = None;
+            cache.salience = Some(KeySalience {
+                sums: self.pool.take(cache.shape.layers, all, DType::F32)?,
+                positions: places.to_vec(),
+                count: count.min(all),
+            });
+        }
+        let mut salience = cache.salience.take();
+        let found = salience.as_mut().expect("the first layer made room for it");
+        assert_eq!(found.positions, places);
+        // Both are taken in a rehearsal, too.
+        let sizes = SalienceScratch {
+            heads: shape.heads,
+            queries: queries.len(),
+            keys: all,
+        };
+        let is_card = self.device.is_gpu();
+        let mut sums = match is_card {
+            true => None,
+            false => Some(self.pool.take(shape.heads, all, DType::F32)?),
+        };
+        let on_card = match is_card {
+            true => {
+                let segments = places.iter().flat_map(|place| [place.start, place.len()]);
+                Some((
+                    self.indices(segments)?,
+                    self.pool.take_bytes(sizes.bytes())?,
+                ))
+            }
+            false => None,
+        };
+        match (&self.backend, &mut sums, &on_card) {
+            (Backend::Cpu(cpu), Some(sums), _) => {
+                cpu.salience(sums, cache, layer, q, queries, shape, places);
+                // Over the heads in their order, so that threads change nothing.
+                let own = found.sums.row_mut(layer);
+                own.fill(0.0);
+                for of_head in sums.values().chunks_exact(all.max(1)) {
+                    for (sum, other) in own.iter_mut().zip(of_head) {
+                        *sum += other;
+                    }
+                }
+            }
+            (Backend::Gpu(card), _, Some((segments, scratch))) => {
+                card.salience(Salient {
+                    out: found.sums.rows_span(layer, 1),
+                    scratch: scratch.span(),
+                    q: q.rows_span(queries.start, queries.len()),
+                    k: cache.spans(layer)[0],
+                    segments: segments.span(),
+                    segment_count: places.len(),
+                    sizes,
+                    kv_heads: shape.kv_heads,
+                    head_dim: shape.head_dim,
+                })?;
+            }
+            _ => {}
+        }
+        cache.salience = salience;
+        Ok(())
+    }
+
+    /// Puts keys and values of the places that are looked at most into the first ones, in their order, once the pass has come
+    /// to its end: one that fails is run again with all of them. Does nothing where no pass has chosen.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn keep_salient(&self, cache: &mut KvCache) -> Result<(), OpsError> {
+        let Some(KeySalience {
+            sums,
+            positions: places,
+            count,
+        }) = cache.salience.take()
+        else {
+            return Ok(());
+        };
+        let values = self.read(&sums)?;
+        let (layers, all) = (sums.len(), sums.width());
+        let of_layer = |layer: usize| most_salient(&values[layer * all..][..all], &places, count);
+        match &self.backend {
+            Backend::Cpu(_) => {
+                for layer in 0..layers {
+                    cache.keep_positions(layer, &of_layer(layer));
+                }
+            }
+            Backend::Gpu(card) => {
+                let kept: Vec<u32> = (0..layers).flat_map(of_layer).collect();
+                // In the place of the sums, which are no fewer: so late nothing may be missing.
+                let there = sums.span().part(0, size_of_val(&kept[..]));
+                card.upload(there, &kept)?;
+                let row = cache.shape.row_bytes();
+                let all = cache
+                    .memory
+                    .span()
+                    .part(0, cache.shape.bytes(cache.capacity));
+                card.keep_rows(all, layers, row, there, count)?;
+            }
+            Backend::DryRun => {}
+        }
+        Ok(())
+    }
+}
+
+impl KvCache {
+    /// Forgets what a pass that has failed has found to choose by.
+    pub fn forget_salience(&mut self) {
+        self.salience = None;
+    }
+
+    /// Puts keys and values of these places, which rise, into the first ones of a layer, on the CPU.
+    fn keep_positions(&mut self, layer: usize, places: &[u32]) {
+        let row = self.shape.row_bytes();
+        for which in 0..2 {
+            let all = self.rows_mut(layer, which, 0..self.capacity);
+            for (to, from) in places.iter().map(|&from| from as usize).enumerate() {
+                all.copy_within(from * row..(from + 1) * row, to * row);
+            }
+        }
+    }
+}
+
+/// So many of the places as are looked at most, in their order.
+fn most_salient(sums: &[f32], places: &[Range<usize>], count: usize) -> Vec<u32> {
+    let pooled = |at: usize| {
+        let near = &sums[at.saturating_sub(1)..sums.len().min(at + 2)];
+        near.iter().copied().fold(0.0, f32::max)
+    };
+    let pooled: Vec<f32> = (0..sums.len()).map(pooled).collect();
+    let mut ranked: Vec<usize> = (0..sums.len()).collect();
+    // A stable sort: of equals the first stays.
+    ranked.sort_by(|&a, &b| pooled[b].total_cmp(&pooled[a]));
+    ranked.truncate(count);
+    ranked.sort_unstable();
+    let places: Vec<usize> = places.iter().cloned().flatten().collect();
+    let kept = ranked.into_iter().map(|index| places[index] as u32);
+    kept.collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,625 @@
+//! The head's reduction: from rows to one candidate each, in pieces of the vocabulary, so
+//! that no matrix of canvas × vocabulary ever exists.
+
+mod distributions;
+mod gpu;
+
+use half::bf16;
+use rayon::prelude::*;
+use sluice_formats::noise::Noise;
+use sluice_machine::MemoryKind;
+use sluice_weights::Weight;
+
+pub use self::distributions::Distributions;
+use self::{
+    distributions::DistributionShift,
+    gpu::{GpuLmHead, LmHeadMemory},
+};
+use super::{
+    Activation, Backend, Ops, Phase,
+    cpu::{CpuBackend, exp},
+};
+use crate::{OpsError, device::DeviceBuffer};
+
+/// Logits that exist at once: 4 MiB, or a piece of the least size where that is more.
+const PIECE_LOGITS: usize = 1 << 20;
+/// Columns of a piece, at least: enough to keep every thread's kernel busy.
+pub(super) const PIECE_COLUMNS_MIN: usize = 256;
+
+/// As many columns at once as there is room for, or fewer: coded rows are decoded in chunks of the least.
+pub(super) fn whole_columns(columns: usize, part_rows: usize) -> usize {
+    match columns < part_rows {
+        true => columns / PIECE_COLUMNS_MIN * PIECE_COLUMNS_MIN,
+        false => part_rows,
+    }
+}
+
+/// What a row is read for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LmHeadRow {
+    /// Its place in the canvas, which fixes its noise.
+    pub position: usize,
+    /// Whether an end token may be chosen.
+    pub may_end: bool,
+    /// A token whose log-probability is asked for.
+    pub target: Option<u32>,
+    /// Tokens whose log-probabilities are asked for besides; a card's kernel knows none of them.
+    pub watched: Vec<u32>,
+    /// Read as if the position were masked, though its token, the target, stands in the canvas.
+    pub is_check: bool,
+}
+
+/// What rows are ranked by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RankingScore {
+    /// The chosen token's probability.
+    #[default]
+    Confidence,
+    /// By how much the most probable token is more probable than the next one.
+    Margin,
+    /// How certain the row is altogether: Σ p ln p over all tokens, at most 0.
+    Entropy,
+}
+
+/// How a token is chosen from a row's logits.
+#[derive(Debug, Clone)]
+pub struct SamplingParams<'a> {
+    /// Scale of the Gumbel noise; 0: the largest logit.
+    pub temperature: f64,
+    /// Where noise comes from.
+    pub noise: Noise,
+    /// Number of the pass, which fixes the noise with the position.
+    pub pass: usize,
+    /// Guidance weight w: rows come in two halves, conditional and unconditional, and the
+    /// logits are u + (w + 1)(c − u).
+    pub guidance: Option<f64>,
+    /// Ids from here on are unused rows of the head, never chosen.
+    pub vocab_size: usize,
+    /// Never chosen: the mask.
+    pub mask_token_id: u32,
+    /// Chosen only in rows that may end.
+    pub end_tokens: &'a [u32],
+    /// Tokens whose logit counts as −∞, for choice and probability alike, as in the
+    /// reference's `logits_eos_inf`, which knows a single end token.
+    pub suppressed: &'a [u32],
+    /// What [`Candidate::rank`] is.
+    pub ranking: RankingScore,
+    /// Whether [`Evidence::top`] is asked for.
+    pub top: bool,
+}
+
+/// Rows of one request, and how their tokens are chosen.
+#[derive(Debug)]
+pub struct LmHeadGroup<'a> {
+    /// In rising order of position.
+    pub rows: &'a [LmHeadRow],
+    /// The same for all of them.
+    pub sampling: SamplingParams<'a>,
+    /// What the rows are compared with and leave theirs in, but for those that are checks. A place for each of them: they
+    /// lie no further apart than there are places.
+    pub distributions: Option<&'a mut Distributions>,
+}
+
+/// What a row would become.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Candidate {
+    /// The chosen token.
+    pub token: u32,
+    /// Its probability by the un-noised, un-tempered logits.
+    pub confidence: f64,
+    /// What it is ranked by, by the same logits; the highest first.
+    pub rank: f64,
+    /// Log-probability of the row's target.
+    pub target_log_probability: Option<f64>,
+    /// What else was asked for.
+    pub evidence: CandidateEvidence,
+}
+
+/// What else can be known of a row, by the un-noised, un-tempered logits.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct CandidateEvidence {
+    /// Log-probabilities of the watched tokens, in their order.
+    pub watched: Vec<f64>,
+    /// The most probable token that may be chosen.
+    pub top: Option<TopToken>,
+    /// KL(now ‖ before): how far its distribution has moved since the pass before, in which the position was read too.
+    pub divergence: Option<f64>,
+}
+
+/// A token, whatever chance has chosen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TopToken {
+    /// Which.
+    pub token: u32,
+    /// Its log-probability.
+    pub log_probability: f64,
+}
+
+/// A row's state between pieces.
+#[derive(Clone)]
+pub(super) struct RunningRow {
+    /// Largest logit so far, and the sum of `exp(logit - max)`.
+    pub(super) max: f32,
+    pub(super) sum: f64,
+    /// Best noised logit, its token and its plain logit.
+    pub(super) best_score: f64,
+    pub(super) best: Option<u32>,
+    pub(super) best_logit: f32,
+    pub(super) target_logit: f32,
+    /// Second largest logit so far.
+    pub(super) second: f32,
+    /// Sum of `logit * exp(logit - max)`, where rows are ranked by their entropy.
+    pub(super) weighted: f64,
+    /// Largest logit of those that may be chosen, and its token.
+    pub(super) top: Option<(u32, f32)>,
+    /// Logits of the watched tokens.
+    pub(super) watched: Vec<f32>,
+    /// How far it has moved, where that is asked for.
+    pub(super) moved: Option<DistributionShift>,
+}
+
+/// Rows on their way through the head, a piece of the vocabulary at a time.
+pub struct LmHeadReduction<'a> {
+    groups: Vec<LmHeadGroup<'a>>,
+    /// Columns of the vocabulary whose logits exist at once.
+    columns: usize,
+    state: ReductionState,
+}
+
+/// Where the rows' states and logits are, those of all groups.
+enum ReductionState {
+    Cpu {
+        running: Vec<RunningRow>,
+        logits: DeviceBuffer<f32>,
+    },
+    Gpu(Box<GpuLmHead>),
+    /// A card multiplies, and its kernel knows nothing of what is asked for: logits are copied from there and reduced here.
+    Copied {
+        memory: LmHeadMemory,
+        running: Vec<RunningRow>,
+        logits: Vec<f32>,
+    },
+    /// Counted, where a card would compute.
+    DryRun {
+        _memory: LmHeadMemory,
+    },
+}
+
+impl Ops {
+    /// Begins to reduce the rows of all groups to a candidate each, by a head whose largest part has `part_rows` of the
+    /// vocabulary.
+    ///
+    /// The probability's denominator is the whole head's, as the reference computes it; ties go to the lower id.
+    ///
+    /// # Errors
+    /// When memory can't be had.
+    pub fn start_lm_head<'a>(
+        &self,
+        mut groups: Vec<LmHeadGroup<'a>>,
+        part_rows: usize,
+    ) -> Result<LmHeadReduction<'a>, OpsError> {
+        let rows = groups.iter().map(|group| group.rows.len()).sum();
+        let inputs = groups.iter().map(LmHeadGroup::inputs).sum::<usize>();
+        // Fewer rows never take more than more of them.
+        let count = PIECE_LOGITS
+            .max(PIECE_COLUMNS_MIN * inputs)
+            .min(part_rows * inputs);
+        let columns = whole_columns(count.checked_div(inputs).unwrap_or(part_rows), part_rows);
+        let (device, ledger) = (&self.device, &self.ledger);
+        let on_card = || LmHeadMemory::take(&self.pool, rows, count);
+        let state = match &self.backend {
+            Backend::Gpu(_) if !groups.iter().all(LmHeadGroup::is_plain) => {
+                ReductionState::Copied {
+                    memory: on_card()?,
+                    running: start(&mut groups),
+                    logits: vec![0.0; count],
+                }
+            }
+            Backend::Gpu(card) => {
+                ReductionState::Gpu(Box::new(card.start_lm_head(&groups, on_card()?)?))
+            }
+            Backend::DryRun if device.is_gpu() => ReductionState::DryRun {
+                _memory: on_card()?,
+            },
+            Backend::Cpu(_) | Backend::DryRun => ReductionState::Cpu {
+                running: start(&mut groups),
+                logits: DeviceBuffer::new(device, ledger, MemoryKind::Logits, count)?,
+            },
+        };
+        Ok(LmHeadReduction {
+            groups,
+            columns,
+            state,
+        })
+    }
+
+    /// Takes the next part of the head, whose first row is `first` of the vocabulary, for each row of `x` (after the
+    /// final norm): group after group its conditional rows and then, with guidance, as many unconditional ones.
+    ///
+    /// # Errors
+    /// When the device fails.
+    ///
+    /// # Panics
+    /// When rows and `x` don't match, or the part is larger than was said.
+    pub fn reduce_lm_head(
+        &self,
+        reduction: &mut LmHeadReduction<'_>,
+        x: &Activation,
+        part: &Weight<'_>,
+        first: usize,
+    ) -> Result<(), OpsError> {
+        let _timed = self.timed(Phase::LmHead);
+        let inputs = reduction.groups.iter().map(LmHeadGroup::inputs);
+        assert_eq!(x.len(), inputs.sum::<usize>());
+        for from in (0..part.rows).step_by(reduction.columns.max(1)) {
+            let to = part.rows.min(from + reduction.columns);
+            let piece = part.rows(from, to);
+            match &self.backend {
+                Backend::Cpu(cpu) => reduction.take_on_cpu(cpu, x, &piece, first + from),
+                Backend::Gpu(card) => {
+                    let first = first + from;
+                    let groups = &mut reduction.groups;
+                    match &mut reduction.state {
+                        ReductionState::Gpu(state) => {
+                            card.reduce_lm_head(state, x, &piece, first)?;
+                        }
+                        ReductionState::Copied {
+                            memory,
+                            running,
+                            logits,
+                        } => {
+                            let logits = &mut logits[..x.len() * piece.rows];
+                            let there = memory.logits().part(0, size_of_val(logits));
+                            card.logits(x, &piece, there)?;
+                            card.download(there, logits)?;
+                            self.device
+                                .run(|| reduce(logits, piece.rows, first, groups, running));
+                        }
+                        ReductionState::Cpu { .. } | ReductionState::DryRun { .. } => {
+                            unreachable!("began on the card")
+                        }
+                    }
+                }
+                Backend::DryRun => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+impl LmHeadReduction<'_> {
+    fn take_on_cpu(&mut self, cpu: &CpuBackend, x: &Activation, piece: &Weight<'_>, first: usize) {
+        let ReductionState::Cpu { running, logits } = &mut self.state else {
+            unreachable!("began on the CPU")
+        };
+        let (groups, width) = (&mut self.groups, piece.rows);
+        let logits = &mut logits.host_mut()[..x.len() * width];
+        cpu.run(|| {
+            cpu.gemm_on_this_pool(x, piece, logits, false);
+            reduce(logits, width, first, groups, running);
+        });
+    }
+
+    /// For each group a candidate for each of its rows, once the whole head was taken.
+    ///
+    /// # Errors
+    /// When a row's logits are not numbers, or the device fails.
+    pub fn candidates(mut self) -> Result<Vec<Vec<Candidate>>, OpsError> {
+        let rows = self.groups.iter().map(|group| group.rows.len());
+        let running = match self.state {
+            ReductionState::Cpu { running, .. } | ReductionState::Copied { running, .. } => running,
+            ReductionState::Gpu(state) => state.read(rows.sum())?,
+            ReductionState::DryRun { .. } => Vec::new(),
+        };
+        let mut running = running.iter();
+        let groups = self.groups.iter_mut().map(|group| {
+            let pairs = group.rows.iter().zip(running.by_ref());
+            let candidates = pairs.map(|(row, running)| {
+                if let (Some(distributions), Some(moved)) =
+                    (&mut group.distributions, &running.moved)
+                {
+                    distributions.put(
+                        row.position,
+                        group.sampling.pass,
+                        moved.log_sum(running.max),
+                    );
+                }
+                running.candidate(row, &group.sampling)
+            });
+            candidates.collect()
+        });
+        groups.collect()
+    }
+}
+
+/// The states of all rows before the first piece.
+fn start(groups: &mut [LmHeadGroup<'_>]) -> Vec<RunningRow> {
+    let mut running = Vec::new();
+    for group in groups {
+        running.extend(group.rows.iter().map(|row| {
+            let distributions = group.distributions.as_mut().filter(|_| !row.is_check);
+            RunningRow {
+                watched: vec![f32::NEG_INFINITY; row.watched.len()],
+                moved: distributions.map(|distributions| {
+                    DistributionShift::from(distributions.take(row.position, group.sampling.pass))
+                }),
+                ..RunningRow::default()
+            }
+        }));
+    }
+    running
+}
+
+/// A row's logits in a piece, and what is made of them.
+struct Taking<'a> {
+    logits: &'a mut [f32],
+    /// Those of the unconditional branch, and how much they weigh.
+    guidance: Option<(&'a [f32], f32)>,
+    row: &'a LmHeadRow,
+    choice: &'a SamplingParams<'a>,
+    /// Where the logits go until the next pass, and those of the one before are.
+    before: Option<&'a mut [bf16]>,
+    running: &'a mut RunningRow,
+}
+
+/// Takes logits of `width` of the vocabulary from `first` on into the rows' states, on the device's threads.
+fn reduce(
+    mut logits: &mut [f32],
+    width: usize,
+    first: usize,
+    groups: &mut [LmHeadGroup<'_>],
+    mut running: &mut [RunningRow],
+) {
+    let mut all = Vec::with_capacity(running.len());
+    for group in groups {
+        let (rows, choice) = (group.rows, &group.sampling);
+        let kept = group.distributions.as_mut();
+        let mut kept = kept.map(|distributions| distributions.pieces(first, width));
+        let (states, others) = running.split_at_mut(rows.len());
+        let (conditional, rest) = logits.split_at_mut(rows.len() * width);
+        let guided = if choice.guidance.is_some() {
+            rows.len()
+        } else {
+            0
+        };
+        let (unconditional, rest) = rest.split_at_mut(guided * width);
+        (running, logits) = (others, rest);
+        let mut plain = unconditional.chunks_exact(width);
+        let of_rows = rows.iter().zip(conditional.chunks_exact_mut(width));
+        all.extend(of_rows.zip(states).map(|((row, logits), running)| {
+            Taking {
+                logits,
+                guidance: choice.guidance.map(|w| {
+                    let plain = plain.next().expect("each row has two branches");
+                    (plain, w as f32)
+                }),
+                row,
+                choice,
+                before: (running.moved.as_ref())
+                    .and(kept.as_mut())
+                    .map(|pieces| pieces.of(row.position)),
+                running,
+            }
+        }));
+    }
+    all.into_par_iter().for_each(|taking| {
+        let Taking {
+            logits,
+            guidance,
+            row,
+            choice,
+            before,
+            running,
+        } = taking;
+        if let Some((plain, w)) = guidance {
+            guide(logits, plain, w);
+        }
+        running.take(logits, first, row, choice, before);
+    });
+}
+
+impl LmHeadGroup<'_> {
+    /// Rows of the input.
+    pub(super) fn inputs(&self) -> usize {
+        self.rows.len()
+            * if self.sampling.guidance.is_some() {
+                2
+            } else {
+                1
+            }
+    }
+
+    /// Whether it takes no more than what a card's kernel keeps: what confidences need.
+    fn is_plain(&self) -> bool {
+        let choice = &self.sampling;
+        choice.ranking == RankingScore::Confidence
+            && !(choice.top && choice.temperature > 0.0)
+            && self.distributions.is_none()
+            && self.rows.iter().all(|row| row.watched.is_empty())
+    }
+}
+
+/// `u + (w + 1)(c − u)`, in the place of `c`.
+fn guide(conditional: &mut [f32], unconditional: &[f32], w: f32) {
+    for (c, u) in conditional.iter_mut().zip(unconditional) {
+        *c = u + (w + 1.0) * (*c - u);
+    }
+}
+
+impl Default for RunningRow {
+    fn default() -> Self {
+        Self {
+            max: f32::NEG_INFINITY,
+            sum: 0.0,
+            best_score: f64::NEG_INFINITY,
+            best: None,
+            best_logit: f32::NEG_INFINITY,
+            target_logit: f32::NEG_INFINITY,
+            second: f32::NEG_INFINITY,
+            weighted: 0.0,
+            top: None,
+            watched: Vec::new(),
+            moved: None,
+        }
+    }
+}
+
+impl RunningRow {
+    fn take(
+        &mut self,
+        logits: &mut [f32],
+        from: usize,
+        row: &LmHeadRow,
+        sampling: &SamplingParams<'_>,
+        before: Option<&mut [bf16]>,
+    ) {
+        let len = logits.len();
+        let inside = |id: u32| (id as usize).checked_sub(from).filter(|&i| i < len);
+        for &id in sampling.suppressed {
+            if let Some(index) = inside(id) {
+                logits[index] = f32::NEG_INFINITY;
+            }
+        }
+        if let Some(index) = row.target.and_then(inside) {
+            self.target_logit = logits[index];
+        }
+        for (watched, &id) in self.watched.iter_mut().zip(&row.watched) {
+            if let Some(index) = inside(id) {
+                *watched = logits[index];
+            }
+        }
+        self.add_to_sum(logits, sampling.ranking);
+        if let (Some(moved), Some(before)) = (&mut self.moved, before) {
+            moved.take(logits, before, self.max);
+        }
+        // What can't be chosen: few ids, so they are lifted out instead of asked for at each.
+        for &id in std::iter::once(&sampling.mask_token_id)
+            .chain(sampling.end_tokens.iter().filter(|_| !row.may_end))
+        {
+            if let Some(index) = inside(id) {
+                logits[index] = f32::NEG_INFINITY;
+            }
+        }
+        let used = sampling.vocab_size.saturating_sub(from).min(logits.len());
+        self.choose(&logits[..used], from, row, sampling);
+    }
+
+    fn add_to_sum(&mut self, logits: &[f32], ranking: RankingScore) {
+        if ranking == RankingScore::Margin {
+            let (mut first, mut second) = (self.max, self.second);
+            for &logit in logits {
+                second = second.max(first.min(logit));
+                first = first.max(logit);
+            }
+            self.second = second;
+        }
+        let max = exp::max(logits);
+        if max > self.max {
+            let shrunk = f64::from((self.max - max).exp());
+            self.sum *= shrunk;
+            self.weighted *= shrunk;
+            if let Some(moved) = &mut self.moved {
+                moved.shrink(shrunk);
+            }
+            self.max = max;
+        }
+        if self.max == f32::NEG_INFINITY {
+            return;
+        }
+        // In `f64`: where one token is all but certain, the others' terms vanish beside its 1
+        // in `f32`, and near-certain rows could no longer be ranked.
+        self.sum += exp::exp_total(logits, self.max);
+        if ranking == RankingScore::Entropy {
+            let possible = logits.iter().filter(|logit| **logit > f32::NEG_INFINITY);
+            self.weighted += possible
+                .map(|&logit| f64::from((logit - self.max).exp()) * f64::from(logit))
+                .sum::<f64>();
+        }
+    }
+
+    fn choose(
+        &mut self,
+        logits: &[f32],
+        from: usize,
+        row: &LmHeadRow,
+        sampling: &SamplingParams<'_>,
+    ) {
+        if sampling.temperature == 0.0 {
+            let most = exp::max(logits);
+            if f64::from(most) > self.best_score {
+                let index = logits.iter().position(|&logit| logit == most);
+                self.best = index.map(|index| (from + index) as u32);
+                self.best_score = f64::from(most);
+                self.best_logit = most;
+            }
+            return;
+        }
+        for (index, &logit) in logits.iter().enumerate() {
+            let mut score = f64::from(logit);
+            let token = from + index;
+            if sampling.top && self.top.is_none_or(|(_, top)| logit > top) {
+                self.top = Some((token as u32, logit));
+            }
+            if logit > f32::NEG_INFINITY {
+                score += sampling.temperature
+                    * sampling.noise.gumbel(
+                        sampling.pass as u64,
+                        row.position as u64,
+                        token as u64,
+                    );
+            }
+            if score > self.best_score {
+                self.best_score = score;
+                self.best = Some(token as u32);
+                self.best_logit = logit;
+            }
+        }
+    }
+
+    fn candidate(
+        &self,
+        row: &LmHeadRow,
+        sampling: &SamplingParams<'_>,
+    ) -> Result<Candidate, OpsError> {
+        let log_sum = f64::from(self.max) + self.sum.ln();
+        let log_probability = |logit: f32| f64::from(logit) - log_sum;
+        let Some(token) = self.best.filter(|_| log_sum.is_finite()) else {
+            return Err(OpsError::NotANumber {
+                position: row.position,
+            });
+        };
+        let confidence = log_probability(self.best_logit).exp();
+        Ok(Candidate {
+            token,
+            confidence,
+            rank: match sampling.ranking {
+                RankingScore::Confidence => confidence,
+                RankingScore::Margin => {
+                    log_probability(self.max).exp() - log_probability(self.second).exp()
+                }
+                RankingScore::Entropy => self.weighted / self.sum - log_sum,
+            },
+            target_log_probability: row.target.map(|_| log_probability(self.target_logit)),
+            evidence: CandidateEvidence {
+                watched: self
+                    .watched
+                    .iter()
+                    .map(|&logit| log_probability(logit))
+                    .collect(),
+                // Without noise it is the chosen one.
+                top: sampling.top.then(|| {
+                    let (token, logit) = self.top.unwrap_or((token, self.best_logit));
+                    TopToken {
+                        token,
+                        log_probability: log_probability(logit),
+                    }
+                }),
+                divergence: (self.moved.as_ref())
+                    .and_then(|moved| moved.divergence(self.max, self.sum)),
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

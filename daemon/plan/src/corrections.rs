@@ -1,0 +1,267 @@
+//! What passes took beside what was predicted of them. Rates are measured once, in a quarter of a second; a machine that was
+//! busy then, or has become so, is slower or faster than they say. So predictions are corrected by what passes of the same
+//! kind have taken: of a model of the same shape, as many rows, at the same level.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use sluice_shared::level::Level;
+use sluice_weights::Shape;
+
+use super::pass_time::PassTime;
+
+/// Passes are alike that have up to so many rows, or more than all of these: rates are measured at the first three.
+const ROWS: [usize; 5] = [1, 8, 64, 256, 1024];
+/// What a pass counts, at the least: after some twenty of them little is left of how it was before.
+const WEIGHT_MIN: f64 = 1.0 / 8.0;
+/// A pass that took so many times as long as was predicted, or as short, met something else.
+const RATIO_MAX: f64 = 8.0;
+/// Kinds of passes that are remembered: those of some models.
+const KINDS_MAX: usize = 128;
+
+/// Corrections of predicted times; clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct TimeCorrections(Arc<Mutex<LearnedFactors>>);
+
+#[derive(Debug, Clone, Default, PartialEq)]
+struct LearnedFactors {
+    /// Of computing, by kind of pass; those seen first go first.
+    compute: VecDeque<(PassKey, Factor)>,
+    /// Of reading what is streamed.
+    reading: Factor,
+}
+
+/// How many times as long as predicted something takes: smoothed, as a logarithm, so that twice and half are equally far off.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Factor {
+    log: f64,
+    passes: u32,
+}
+
+impl Factor {
+    fn see(&mut self, measured_s: f64, predicted_s: f64) {
+        let log = (measured_s / predicted_s).ln();
+        if !log.is_finite() {
+            return;
+        }
+        self.passes = self.passes.saturating_add(1);
+        let weight = f64::from(self.passes).recip().max(WEIGHT_MIN);
+        let log = log.clamp(-RATIO_MAX.ln(), RATIO_MAX.ln());
+        self.log += weight * (log - self.log);
+    }
+
+    fn times(self) -> f64 {
+        self.log.exp()
+    }
+}
+
+/// A pass, as far as times are compared: the model's shape, a level, and the rows that its layers computed. What passes of a
+/// small model take says little of a large one's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PassKind<'a> {
+    /// The model's.
+    pub shape: &'a Shape,
+    /// Of the plan in force.
+    pub level: Level,
+    /// Rows that went through the layers.
+    pub rows: usize,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct PassKey {
+    shape: Shape,
+    level: Level,
+    bucket: usize,
+}
+
+impl PassKind<'_> {
+    fn key(self) -> PassKey {
+        let bucket = ROWS.iter().position(|&most| self.rows <= most);
+        PassKey {
+            shape: self.shape.clone(),
+            level: self.level,
+            bucket: bucket.unwrap_or(ROWS.len()),
+        }
+    }
+}
+
+impl TimeCorrections {
+    /// A pass computed for so long, where so long was predicted by the rates alone.
+    pub fn see_compute(&self, kind: PassKind<'_>, measured_s: f64, predicted_s: f64) {
+        let mut known = self.lock();
+        let key = kind.key();
+        let index = known.compute.iter().position(|(its, _)| *its == key);
+        let index = index.unwrap_or_else(|| {
+            if known.compute.len() >= KINDS_MAX {
+                known.compute.pop_front();
+            }
+            known.compute.push_back((key, Factor::default()));
+            known.compute.len() - 1
+        });
+        known.compute[index].1.see(measured_s, predicted_s);
+    }
+
+    /// What it streamed was read in so long.
+    pub fn see_reading(&self, measured_s: f64, predicted_s: f64) {
+        self.lock().reading.see(measured_s, predicted_s);
+    }
+
+    /// A time by the rates alone, as passes have shown it to be.
+    pub fn correct(&self, time: PassTime, kind: PassKind<'_>) -> PassTime {
+        let known = self.lock();
+        let compute = known.compute(kind).unwrap_or(1.0);
+        let reading = known.reading.times();
+        drop(known);
+        let corrected = PassTime {
+            compute_s: time.compute_s * compute,
+            // A card's copies don't share its cores.
+            copy_s: match time.copies_overlap {
+                true => time.copy_s,
+                false => time.copy_s * compute,
+            },
+            disk_s: time.disk_s * reading,
+            reader_s: time.reader_s * reading,
+            ..time
+        };
+        let correction = corrected.total_s() / time.total_s();
+        PassTime {
+            // A pass of nothing at all takes no time, however slow the machine.
+            correction: if correction.is_finite() {
+                correction
+            } else {
+                1.0
+            },
+            ..corrected
+        }
+    }
+}
+
+impl LearnedFactors {
+    /// By passes of the same level, else by those of others with as many rows: of a machine that is busy all are slower.
+    fn compute(&self, kind: PassKind<'_>) -> Option<f64> {
+        let key = kind.key();
+        let is_alike = |its: &PassKey| its.bucket == key.bucket && its.shape == key.shape;
+        let alike = self.compute.iter().filter(|(its, _)| is_alike(its));
+        let exact = (alike.clone()).find(|(its, _)| its.level == key.level);
+        if let Some((_, factor)) = exact {
+            return Some(factor.times());
+        }
+        let count = alike.clone().count();
+        let logs: f64 = alike.map(|(_, factor)| factor.log).sum();
+        (count > 0).then(|| (logs / count as f64).exp())
+    }
+}
+
+impl TimeCorrections {
+    fn lock(&self) -> MutexGuard<'_, LearnedFactors> {
+        // Figures alone: whatever stands there can be used.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PartialEq for TimeCorrections {
+    fn eq(&self, other: &Self) -> bool {
+        let one = self.lock().clone();
+        one == *other.lock()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_checkpoint::family::PublishedShape;
+
+    fn kind(level: Level, rows: usize) -> PassKind<'static> {
+        PassKind {
+            shape: PublishedShape::find("tinyllama-1.1b").unwrap().shape(),
+            level,
+            rows,
+        }
+    }
+
+    fn time() -> PassTime {
+        PassTime {
+            compute_s: 2.0,
+            copy_s: 1.0,
+            copies_overlap: false,
+            disk_s: 0.5,
+            reader_s: 1.5,
+            cold_s: Some(4.0),
+            correction: 1.0,
+            others_share: 0.0,
+        }
+    }
+
+    #[test]
+    fn a_machine_that_is_twice_as_slow_is_known_as_such_after_some_passes() {
+        let learned = TimeCorrections::default();
+        let here = kind(Level::Standard, 256);
+        assert_eq!(learned.correct(time(), here), time());
+        for _ in 0..10 {
+            learned.see_compute(here, 2.0, 1.0);
+        }
+        let corrected = learned.correct(time(), here);
+        assert!((corrected.compute_s - 4.0).abs() < 1e-9);
+        assert!((corrected.total_s() - 6.0).abs() < 1e-9);
+        assert!((corrected.correction - 2.0).abs() < 1e-9);
+        assert_eq!((corrected.reader_s, corrected.cold_s), (1.5, Some(4.0)));
+    }
+
+    #[test]
+    fn like_is_compared_with_like() {
+        let learned = TimeCorrections::default();
+        for _ in 0..10 {
+            learned.see_compute(kind(Level::Standard, 256), 3.0, 1.0);
+            learned.see_compute(kind(Level::Moderate, 256), 1.0, 1.0);
+        }
+        let at = |level, rows| learned.correct(time(), kind(level, rows)).correction;
+        assert!((at(Level::Standard, 100) - 3.0).abs() < 1e-9);
+        assert!((at(Level::Moderate, 65) - 1.0).abs() < 1e-9);
+        // A level that no pass was run at yet is as the others are, on the mean.
+        assert!((at(Level::Aggressive, 256) - 3f64.sqrt()).abs() < 1e-9);
+        // Nothing is known of single rows, and nothing of another model.
+        assert_eq!(at(Level::Standard, 1), 1.0);
+        let other = PublishedShape::find("llada-8b").unwrap().shape();
+        let there = PassKind {
+            shape: other,
+            ..kind(Level::Standard, 256)
+        };
+        assert_eq!(learned.correct(time(), there).correction, 1.0);
+    }
+
+    #[test]
+    fn it_is_smoothed_bounded_and_forgets() {
+        let learned = TimeCorrections::default();
+        let here = kind(Level::Off, 1);
+        let now = || learned.correct(time(), here).correction;
+        for _ in 0..20 {
+            learned.see_compute(here, 1.0, 1.0);
+        }
+        learned.see_compute(here, 1e9, 1.0);
+        assert!(now() > 1.0 && now() < 1.4, "{}", now());
+        for nonsense in [f64::NAN, 0.0, f64::INFINITY] {
+            learned.see_compute(here, nonsense, 1.0);
+            learned.see_compute(here, 1.0, nonsense);
+        }
+        for _ in 0..200 {
+            learned.see_compute(here, 1e9, 1.0);
+        }
+        assert!((now() - RATIO_MAX).abs() < 1e-6);
+        for _ in 0..40 {
+            learned.see_compute(here, 1.0, 1.0);
+        }
+        assert!((now() - 1.0).abs() < 0.02, "{}", now());
+    }
+
+    #[test]
+    fn reading_is_corrected_by_itself_and_can_become_what_passes_wait_for() {
+        let learned = TimeCorrections::default();
+        learned.see_reading(4.0, 1.0);
+        let corrected = learned.correct(time(), kind(Level::Standard, 1));
+        assert_eq!(corrected.compute_s, 2.0);
+        assert!((corrected.reader_s - 6.0).abs() < 1e-9 && corrected.waits());
+        assert!((corrected.correction - 2.0).abs() < 1e-9);
+    }
+}

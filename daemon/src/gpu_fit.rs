@@ -1,0 +1,50 @@
+//! Whether the card that was found can compute the model that is to be loaded: where nobody named the card, the CPU does it else.
+
+use sluice_engine::{
+    Engine, EngineError, PlanSettings,
+    runtime::{ModelOutline, default_canvas},
+};
+use sluice_ops::device::GpuUnavailable;
+use sluice_plan::{BLOCK_DEFAULT, PlanError, Workload};
+
+use crate::model_name::ModelName;
+
+/// Why the engine's card can't compute the model with the settings that it would be loaded with, nor at a level that may take the
+/// place of theirs;
+/// `None` where it can, where there is no card, and where something else is wrong, which the load will tell.
+pub(crate) fn reason(
+    engine: &Engine,
+    name: &ModelName,
+    settings: PlanSettings,
+) -> Option<GpuUnavailable> {
+    let card = engine.device().gpu()?.name().to_owned();
+    let machine = engine.machine().ok()?;
+    let unfit = |error: &EngineError| GpuUnavailable::Unfit {
+        name: card.clone(),
+        model: name.name.clone(),
+        reason: error.to_string(),
+    };
+    let outline = match ModelOutline::of_checkpoint(&name.source(), machine) {
+        Ok(outline) => outline,
+        Err(error @ EngineError::HeadDim { .. }) => return Some(unfit(&error)),
+        Err(_) => return None,
+    };
+    let budget_bytes = settings.budget_bytes;
+    let budget_bytes = budget_bytes.unwrap_or_else(|| engine.budget_default());
+    let canvas = default_canvas(outline.context_length());
+    let workload = Workload::new(canvas, BLOCK_DEFAULT, 1);
+    let levels = [settings.level]
+        .into_iter()
+        .chain(settings.level.substitutes().iter().copied());
+    let mut refused = None;
+    for level in levels {
+        let choices = PlanSettings { level, ..settings }.resolved();
+        match outline.plan(choices, budget_bytes, workload) {
+            Err(error @ EngineError::Plan(PlanError::BudgetTooSmall { .. })) => {
+                refused.get_or_insert(error);
+            }
+            _ => return None,
+        }
+    }
+    refused.as_ref().map(unfit)
+}

@@ -1,0 +1,500 @@
+//! The daemon's life, from the socket to the last stream.
+
+use std::{
+    env, fs,
+    io::{self, IsTerminal, Write},
+    net::SocketAddr,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use listenfd::ListenFd;
+use sluice_engine::{Engine, EngineError, EngineOptions, PlanOptions};
+use sluice_ops::{OpsError, device::DeviceChoice};
+use sluice_proto::v1;
+use sluice_shared::{exit, units};
+use tokio::{
+    runtime,
+    signal::unix::{Signal, SignalKind, signal},
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    config::{Config, Device, SettingSource},
+    gpu_fit, idle,
+    library::Library,
+    listen::{self, ListenError, Listening},
+    model_name::ModelName,
+    models::{LoadRequest, Requester},
+    services::{self, Daemon, Listeners},
+    settings::{self, RememberedSettings, SettingOrigin},
+    systemd,
+};
+
+/// Threads for calls; the work is done by the engine's.
+const CALL_THREADS: usize = 2;
+/// How often the engine is asked whether it lives.
+const PULSE: Duration = Duration::from_millis(100);
+/// What cancelled requests get to end: a pass of a large model.
+const CANCEL_GRACE: Duration = Duration::from_secs(5);
+/// What streams get to reach their readers.
+const STREAM_GRACE: Duration = Duration::from_secs(2);
+/// What the engine gets to stop.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+
+/// Why the daemon could not begin.
+#[derive(Debug, thiserror::Error)]
+enum StartError {
+    /// No socket.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// No engine.
+    #[error("can't start the engine: {0}")]
+    Engine(#[from] EngineError),
+    /// No runtime or signals.
+    #[error("can't {operation}: {cause}")]
+    System {
+        /// What was tried, as a verb.
+        operation: &'static str,
+        /// The system's words.
+        cause: io::Error,
+    },
+}
+
+/// The driver's name for the folder in which it keeps the kernels that it compiles.
+pub const KERNEL_FOLDER: &str = "CUDA_CACHE_PATH";
+
+/// Where the driver is to keep compiled kernels, unless somebody chose a place: in the folder that Sluice was given to keep
+/// things in.
+///
+/// The driver's own choice is below the home folder, which a service may not have or may not write to, and then it compiles
+/// at every start.
+#[must_use]
+pub fn kernel_folder(config: &Config) -> Option<PathBuf> {
+    let has_default = config.weight_cache.source == SettingSource::Default;
+    if has_default || config.device.value == Device::Cpu {
+        return None;
+    }
+    Some(config.weight_cache.value.0.as_ref()?.join("kernels"))
+}
+
+/// Serves until told to stop; the exit code. The configuration's model, or the default, is loaded at the start, unless
+/// another is about to be asked for.
+#[must_use]
+pub fn run(config: &Config, loads_at_start: bool) -> u8 {
+    // Changes the environment, so it comes before any other thread.
+    let handed_over = ListenFd::from_env();
+    let code = runtime::Builder::new_multi_thread()
+        .worker_threads(CALL_THREADS)
+        .enable_all()
+        .build()
+        .map_err(|cause| StartError::System {
+            operation: "start the runtime",
+            cause,
+        })
+        .and_then(|runtime| {
+            let code = runtime.block_on(serve(config, loads_at_start, handed_over));
+            // A text that is still being tokenized is nobody's by now.
+            runtime.shutdown_background();
+            code
+        });
+    code.unwrap_or_else(|error| {
+        // For people and scripts alike, whatever the log's filter is.
+        eprintln!("sluiced: {error}");
+        if let StartError::Engine(EngineError::Ops(OpsError::NoGpu(unavailable))) = &error {
+            eprintln!("hint: {}", unavailable.hint());
+        }
+        exit::FAILURE
+    })
+}
+
+async fn serve(
+    config: &Config,
+    loads_at_start: bool,
+    handed_over: ListenFd,
+) -> Result<u8, StartError> {
+    banner(config);
+    let mut signals = Signals::new()?;
+    let mut listening = listen::open(handed_over, &config.socket.value).await?;
+    let port = match config.listen.value.address() {
+        Some(address) => Some(listen::open_port(address).await?),
+        None => None,
+    };
+    let library = Library::new(
+        config.models.value.0.clone(),
+        config.hub_cache.clone(),
+        config.hub.clone(),
+    );
+    let name = configured_model(&library, config);
+    let options = |device| EngineOptions {
+        device,
+        compute_dtype: config.compute_dtype.value.dtype(),
+        threads: config.threads.value.get(),
+        queue_max: config.queue.value.get(),
+        parallel: config.parallel.value.get(),
+        disk_read_limit_bytes_per_s: config.disk_read_limit.value.bytes_per_s(),
+        pinned_memory_limit_bytes: config.pinned_memory_limit.value.bytes(),
+        settings: config.engine_settings(),
+        weight_cache: config.weight_cache.value.0.clone(),
+        keep_converted: config.keep_converted.value,
+        weight_cache_bytes_max: config.weight_cache_limit.value.bytes(),
+    };
+    let settings = settings::ModelSettings::new(
+        settings::StartSettings {
+            level: config.level.clone(),
+            budget: config.budget.clone(),
+        },
+        config.model_settings.clone(),
+        RememberedSettings::open(config.models.value.0.as_deref()),
+    );
+    let holds = settings.for_load(&name, &PlanOptions::default());
+    let mut engine = Engine::start(options(config.device.value.choice()))?;
+    if config.device.value == Device::Auto
+        && loads_at_start
+        && let Some(reason) =
+            gpu_fit::reason(&engine, &name, engine.settings().with(&holds.change()))
+    {
+        // All of the card's memory goes with it.
+        drop(engine);
+        engine = Engine::start(options(DeviceChoice::Cpu))?.without_gpu(reason);
+    }
+    let engine = Arc::new(engine);
+    tell_device(&engine);
+    make_kernel_folder(config, &engine);
+    let socket = listening.path.clone();
+    let daemon = Daemon::new(engine, library, settings, socket, config.preset.value);
+    let daemon = Arc::new(daemon);
+    if loads_at_start {
+        load_configured_model(&daemon, name);
+    }
+    let address = port.as_ref().and_then(|port| port.local_addr().ok());
+    let listeners = Listeners {
+        unix: listening
+            .take_listener()
+            .expect("a socket that was just opened has its listener"),
+        tcp: port,
+    };
+    let server = tokio::spawn(services::serve(daemon.clone(), listeners));
+    tokio::spawn(tell_systemd(daemon.clone()));
+    if let Some(after) = config.idle_unload.value.after() {
+        tokio::spawn(idle::watch(daemon.clone(), after));
+    }
+    announce(&listening, address, config);
+
+    let code = tokio::select! {
+        name = signals.next() => {
+            tracing::info!(signal = name, "shutting down");
+            tokio::select! {
+                () = drain(&daemon, config.drain_seconds.value.get() as u64) => exit::OK,
+                name = signals.next() => {
+                    tracing::warn!(signal = name, "leaving at once");
+                    listening.remove_file();
+                    // Not even the engine's thread is waited for.
+                    std::process::exit(exit::FAILURE.into());
+                }
+            }
+        }
+        () = engine_death(&daemon) => {
+            match daemon.engine.device().has_failed() {
+                true => tracing::error!("the GPU failed; exiting for a clean restart"),
+                false => tracing::error!("the engine's thread has ended; leaving, for a clean start"),
+            }
+            exit::FAILURE
+        }
+    };
+    close(&daemon, server).await;
+    listening.remove_file();
+    tracing::info!(code, "sluiced ends");
+    let has_stopped = stop_engine(&daemon).await;
+    if timeout(STREAM_GRACE, daemon.is_recorded()).await.is_err() {
+        tracing::warn!("requested model settings are not saved");
+    }
+    if !has_stopped {
+        std::process::exit(code.into());
+    }
+    Ok(code)
+}
+
+fn banner(config: &Config) {
+    let model = config.model.value.0.as_ref();
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        pid = std::process::id(),
+        model = model.map_or_else(|| "embedded".to_owned(), |path| path.display().to_string()),
+        device = %config.device.value,
+        threads = config.threads.value.get(),
+        queue = config.queue.value.get(),
+        parallel = config.parallel.value.get(),
+        level = config.level.value.name(),
+        budget = %config.budget.value,
+        "sluiced starts"
+    );
+}
+
+/// Says which card computes, or why none does though one might.
+fn tell_device(engine: &Engine) {
+    if let Some(unavailable) = engine.gpu_unavailable() {
+        let (reason, hint) = (unavailable.to_string(), unavailable.hint());
+        match unavailable.is_fault() {
+            false => tracing::info!(reason, hint, "no usable GPU, running on the CPU"),
+            true => tracing::warn!(reason, hint, "no usable GPU, running on the CPU"),
+        }
+    }
+    let device = engine.device();
+    if let Some(gpu) = device.gpu() {
+        let (facts, live) = (gpu.properties(), gpu.live_stats());
+        let version = |(major, minor): (u32, u32)| format!("{major}.{minor}");
+        let free = live.free_bytes.or(device.memory().free_bytes);
+        tracing::info!(
+            card = facts.name,
+            capability = version(facts.capability),
+            compute = device.dtype().name(),
+            memory = units::bytes(facts.total_bytes),
+            free = free.map(units::bytes),
+            driver = facts.driver_version,
+            cuda = version(facts.cuda_version),
+            cublas = gpu.blas().map_or("none", |blas| blas.name()),
+            "running on a GPU"
+        );
+        if let Some(reason) = gpu.blas_absence() {
+            tracing::info!(
+                reason,
+                "cuBLAS is not available, using Sluice's own GEMM kernels"
+            );
+        }
+    }
+}
+
+/// Makes the folder for compiled kernels once it is known to be of use.
+fn make_kernel_folder(config: &Config, engine: &Engine) {
+    let has_card = engine.device().gpu().is_some();
+    if let Some(folder) = kernel_folder(config).filter(|_| has_card)
+        && env::var_os(KERNEL_FOLDER).is_some_and(|chosen| chosen == folder)
+        && let Err(error) = fs::create_dir_all(&folder)
+    {
+        // Only time is lost: the driver compiles again the next time.
+        tracing::debug!(%error, folder = %folder.display(), "can't make the folder for compiled kernels");
+    }
+}
+
+/// The model that is loaded at the start.
+fn configured_model(library: &Library, config: &Config) -> ModelName {
+    let told = config.model.value.0.as_ref();
+    let name = settings::resolve([
+        (
+            SettingOrigin::from(&config.model.source),
+            told.map(|path| {
+                let absolute = std::path::absolute(path);
+                library.at(absolute.as_ref().unwrap_or(path))
+            }),
+        ),
+        (SettingOrigin::Remembered, library.default()),
+        (SettingOrigin::BuiltIn, Some(ModelName::embedded())),
+    ]);
+    name.expect("there is always the embedded one").value
+}
+
+/// In the background: the socket answers meanwhile, and a failure shows in the list of models.
+fn load_configured_model(daemon: &Arc<Daemon>, name: ModelName) {
+    let load = daemon.models.load(
+        &daemon.engine,
+        LoadRequest::of(name.clone()),
+        Requester::Configuration,
+    );
+    match load {
+        Ok(states) => services::remember_path(daemon, name, states),
+        Err(error) => unreachable!("the first load meets no other: {error}"),
+    }
+}
+
+fn announce(listening: &Listening, port: Option<SocketAddr>, config: &Config) {
+    let socket = listening.path.display();
+    tracing::info!(%socket, activated = listening.activated, "listening");
+    if let Some(port) = port {
+        tracing::info!(%port, "listening; every user of this machine can connect");
+        // For whoever started it with port 0, a script most likely. Nobody need read it.
+        let _ = writeln!(io::stdout(), "listening on http://{port}");
+    }
+    systemd::ready("listening, the model is loading");
+    if io::stderr().is_terminal() {
+        let flag = match config.socket.source {
+            SettingSource::Flag(_) | SettingSource::File(_) => format!(" --socket {socket}"),
+            SettingSource::Default | SettingSource::Variable(_) => String::new(),
+        };
+        eprintln!(
+            "sluiced listens on {socket}; in another terminal: \
+             sluice{flag} generate \"Tell me a story.\""
+        );
+    }
+}
+
+/// Keeps systemd's status line and watchdog going until the end. The watchdog is patted only
+/// while the engine lives.
+async fn tell_systemd(daemon: Arc<Daemon>) {
+    let mut changes = daemon.changes.subscribe();
+    let interval = systemd::watchdog_interval();
+    let mut told = String::new();
+    loop {
+        if interval.is_some() && daemon.engine.is_alive() {
+            systemd::pat();
+        }
+        let status = status_line(&daemon);
+        if status != told && !daemon.is_draining() {
+            systemd::status(&status);
+            told = status;
+        }
+        let pause = async {
+            match interval {
+                Some(interval) => sleep(interval).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = daemon.closing.cancelled() => return,
+            () = pause => {}
+            changed = changes.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+fn status_line(daemon: &Daemon) -> String {
+    let Some(model) = daemon.models.present() else {
+        return "no model".to_owned();
+    };
+    match model.state() {
+        v1::ModelState::Ready => format!("serving {}", model.name),
+        v1::ModelState::Asleep => format!("{} sleeps until a request", model.name),
+        v1::ModelState::Failed => format!("{} failed: {}", model.name, model.error),
+        _ => format!("loading {}", model.name),
+    }
+}
+
+/// SIGTERM and SIGINT.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self, StartError> {
+        let listen = |kind| {
+            signal(kind).map_err(|cause| StartError::System {
+                operation: "listen for signals",
+                cause,
+            })
+        };
+        Ok(Self {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
+
+/// Returns when the engine's thread is gone though nobody stopped it.
+async fn engine_death(daemon: &Daemon) {
+    while daemon.engine.is_alive() {
+        sleep(PULSE).await;
+    }
+}
+
+/// Takes nothing new and lets what runs finish, for a stated time.
+async fn drain(daemon: &Daemon, seconds: u64) {
+    daemon.drain();
+    // Nobody waits for hours of coding; what is done is kept.
+    daemon.jobs.close();
+    systemd::stopping("waiting for requests to finish");
+    let active = daemon.requests.active();
+    if active.is_empty() {
+        return;
+    }
+    tracing::info!(
+        requests = active.len(),
+        seconds,
+        "waiting for requests to finish"
+    );
+    for record in &active {
+        record.notice(&format!(
+            "sluiced is shutting down; this request is cancelled in {seconds} s if it still runs"
+        ));
+    }
+    let idle = daemon.requests.idle();
+    if timeout(Duration::from_secs(seconds), idle).await.is_ok() {
+        return;
+    }
+    let late = daemon.requests.active();
+    tracing::warn!(requests = late.len(), seconds, "time ran out, cancelling");
+    for record in late {
+        record.cancel(&daemon.engine);
+    }
+    if timeout(CANCEL_GRACE, daemon.requests.idle()).await.is_err() {
+        tracing::warn!("a request does not end; leaving it");
+    }
+}
+
+/// Ends jobs and watchers, lets the last events reach their readers, closes connections.
+async fn close(daemon: &Daemon, mut server: JoinHandle<Result<(), tonic::transport::Error>>) {
+    daemon.drain();
+    daemon.jobs.close();
+    if timeout(CANCEL_GRACE, daemon.jobs.idle()).await.is_err() {
+        tracing::warn!("a job does not end; leaving it");
+    }
+    daemon.closing.cancel();
+    match timeout(STREAM_GRACE, &mut server).await {
+        Ok(Ok(Ok(()))) => {}
+        Ok(Ok(Err(error))) => tracing::warn!(%error, "the server ended badly"),
+        Ok(Err(error)) => tracing::warn!(%error, "the server's task failed"),
+        Err(_) => {
+            tracing::debug!("a client does not read to the end; closing its connection");
+            server.abort();
+        }
+    }
+}
+
+/// False when the engine is in the middle of something that can't be interrupted, such as a
+/// read from a slow disk.
+async fn stop_engine(daemon: &Arc<Daemon>) -> bool {
+    let engine = daemon.engine.clone();
+    let stopped = tokio::task::spawn_blocking(move || engine.stop());
+    let in_time = timeout(STOP_GRACE, stopped).await.is_ok();
+    if !in_time {
+        tracing::warn!("the engine is still busy; leaving it");
+    }
+    in_time
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::{cli::Arguments, config::Environment};
+
+    fn config(flags: &[&str]) -> Config {
+        let arguments = Arguments::parse_from(["sluiced"].iter().chain(flags));
+        let environment = Environment {
+            variables: [("HOME".to_owned(), "/home/a".into())].into(),
+            system_file: "/nowhere/sluiced.toml".into(),
+            ..Environment::of_process()
+        };
+        arguments.resolve(&environment).unwrap()
+    }
+
+    #[test]
+    fn kernels_are_kept_where_sluice_was_told_to_keep_things() {
+        let told = config(&["--cache", "/a"]);
+        assert_eq!(kernel_folder(&told), Some("/a/kernels".into()));
+        // Nobody chose a place for Sluice, or there will be no kernels.
+        assert_eq!(kernel_folder(&config(&[])), None);
+        let cpu = config(&["--cache", "/a", "--device", "cpu"]);
+        assert_eq!(kernel_folder(&cpu), None);
+    }
+}

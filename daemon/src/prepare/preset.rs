@@ -1,0 +1,188 @@
+//! From the dial, and from what a request says besides, to what the engine decodes by.
+
+use sluice_engine::{Generate, Work, decode::policy::policy};
+use sluice_proto::model::{CanvasGrowth, DecodingChoice, KvCacheReuse, Preset, Speculation};
+use sluice_shared::{decoding::Decoding, preset::ResolvedPreset};
+
+/// Writes into the request what was chosen: what it says itself, and the dial's word for all else. `default` is meant where
+/// it names no dial, and does not ask for steps alone, which are the reference's. `is_bus_bound` tells of a request that can be
+/// done whether its passes wait for streamed weights longer than they compute. Returns the dial in force.
+pub(super) fn apply_preset(
+    work: &mut Generate,
+    asked: &DecodingChoice,
+    has_steps: bool,
+    default: Preset,
+    is_bus_bound: impl Fn(&Work) -> bool,
+) -> Preset {
+    let is_scheduled = has_steps && asked.policy.is_none();
+    let dial = asked.preset.unwrap_or(match is_scheduled {
+        true => Preset::Exact,
+        false => default,
+    });
+    let bundle = dial.resolve(|bundle| {
+        let mut work = work.clone();
+        overlay(&mut work, asked, bundle);
+        is_bus_bound(&Work::Generate(work))
+    });
+    overlay(work, asked, &bundle);
+    dial
+}
+
+/// Lays what was asked for over the bundle, word by word.
+fn overlay(work: &mut Generate, asked: &DecodingChoice, bundle: &ResolvedPreset) {
+    let ResolvedPreset { policy, decoding } = bundle;
+    let growth = asked.canvas_growth.unwrap_or(decoding.canvas_growth);
+    let speculation = asked.speculation.unwrap_or(decoding.speculation);
+    // A window as wide as the canvas leaves nothing out, and a canvas that is appended to has nothing behind its block.
+    let proposed = decoding
+        .suffix_window
+        .filter(|_| growth != CanvasGrowth::Append);
+    let window = asked.suffix_window.or(proposed);
+    let window = window.filter(|masks| (*masks as usize) < work.canvas.len());
+    work.policy = asked.policy.unwrap_or(*policy);
+    let caching = match asked.kv_cache {
+        Some(caching) => caching,
+        None if refuses_kv_cache(work, speculation) => KvCacheReuse::default(),
+        None => decoding.kv_cache,
+    };
+    work.decoding = Decoding {
+        kv_cache: caching,
+        suffix_window: window,
+        canvas_growth: growth,
+        speculation,
+    };
+}
+
+/// What nobody asked for gives way to what somebody did.
+fn refuses_kv_cache(work: &Generate, speculation: Speculation) -> bool {
+    speculation != Speculation::None || policy(&work.policy).needs().checks
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_engine::ModelId;
+    use sluice_proto::model::KvCacheMode;
+
+    use super::*;
+
+    /// What a request with these words comes to, on a machine where computing takes the time.
+    fn settled(asked: &DecodingChoice, has_steps: bool, default: Preset) -> (Preset, Generate) {
+        let mut work = Generate::greedy(ModelId(1), vec![1], 128);
+        let dial = apply_preset(&mut work, asked, has_steps, default, |_| false);
+        (dial, work)
+    }
+
+    #[test]
+    fn without_a_word_the_daemons_dial_is_meant() {
+        let nothing = DecodingChoice::default();
+        for default in [Preset::Exact, Preset::Balanced] {
+            let (dial, work) = settled(&nothing, false, default);
+            let ResolvedPreset { policy, decoding } = default.resolve(|_| false);
+            assert_eq!(dial, default);
+            assert_eq!((work.policy, work.decoding), (policy, decoding));
+        }
+    }
+
+    #[test]
+    fn steps_alone_are_the_references() {
+        let mut asked = DecodingChoice::default();
+        assert_eq!(settled(&asked, true, Preset::Fast).0, Preset::Exact);
+        asked.policy = Some("factor".parse().unwrap());
+        assert_eq!(settled(&asked, true, Preset::Fast).0, Preset::Fast);
+        let asked = DecodingChoice {
+            preset: Some(Preset::Quality),
+            ..DecodingChoice::default()
+        };
+        assert_eq!(settled(&asked, true, Preset::Fast).0, Preset::Quality);
+    }
+
+    #[test]
+    fn each_word_takes_the_place_of_the_dials_and_no_other() {
+        let fast = settled(&DecodingChoice::default(), false, Preset::Fast).1;
+        let with = |change: fn(&mut DecodingChoice)| {
+            let mut asked = DecodingChoice {
+                preset: Some(Preset::Fast),
+                ..DecodingChoice::default()
+            };
+            change(&mut asked);
+            settled(&asked, false, Preset::Exact).1
+        };
+        let mut expected = fast.clone();
+        expected.policy = "factor".parse().unwrap();
+        assert_eq!(
+            with(|asked| asked.policy = Some("factor".parse().unwrap())),
+            expected
+        );
+        let mut expected = fast.clone();
+        expected.decoding.kv_cache = "prefix".parse().unwrap();
+        assert_eq!(
+            with(|asked| asked.kv_cache = Some("prefix".parse().unwrap())),
+            expected
+        );
+        let mut expected = fast.clone();
+        expected.decoding.canvas_growth = CanvasGrowth::Append;
+        expected.decoding.suffix_window = None;
+        assert_eq!(
+            with(|asked| asked.canvas_growth = Some(CanvasGrowth::Append)),
+            expected
+        );
+        let mut expected = fast;
+        expected.decoding.suffix_window = Some(127);
+        assert_eq!(with(|asked| asked.suffix_window = Some(127)), expected);
+        // All of them.
+        expected.decoding.suffix_window = None;
+        assert_eq!(with(|asked| asked.suffix_window = Some(128)), expected);
+    }
+
+    #[test]
+    fn a_cache_that_nobody_asked_for_gives_way() {
+        let draft = Speculation::Draft { branches: 2 };
+        let mut asked = DecodingChoice {
+            preset: Some(Preset::Balanced),
+            speculation: Some(draft),
+            ..DecodingChoice::default()
+        };
+        let (_, work) = settled(&asked, false, Preset::Exact);
+        assert_eq!(work.decoding.speculation, draft);
+        assert_eq!(work.decoding.kv_cache.mode, KvCacheMode::None);
+        // One that somebody asked for is left for the engine to refuse.
+        asked.kv_cache = Some("dual".parse().unwrap());
+        let (_, work) = settled(&asked, false, Preset::Exact);
+        assert_eq!(work.decoding.kv_cache.mode, KvCacheMode::Dual);
+    }
+
+    #[test]
+    fn a_dial_asks_about_what_would_be_done() {
+        let bound = |asked: DecodingChoice, is_bus_bound: fn(&Generate) -> bool| {
+            let mut work = Generate::greedy(ModelId(1), vec![1], 128);
+            apply_preset(&mut work, &asked, false, Preset::Exact, |work| {
+                let Work::Generate(work) = work else {
+                    panic!("a generation");
+                };
+                is_bus_bound(work)
+            });
+            work.decoding
+        };
+        let draft = Speculation::Draft { branches: 3 };
+        let nothing = DecodingChoice::default;
+        assert_eq!(bound(nothing(), |_| true).speculation, draft);
+        // With the cache that was asked for, which refuses it.
+        let cached = DecodingChoice {
+            kv_cache: Some("dual".parse().unwrap()),
+            ..nothing()
+        };
+        let can_be_done = |work: &Generate| work.decoding.kv_cache.mode == KvCacheMode::None;
+        assert_eq!(bound(cached, can_be_done).speculation, Speculation::None);
+        let alone = DecodingChoice {
+            speculation: Some(Speculation::None),
+            ..nothing()
+        };
+        assert_eq!(bound(alone, |_| true).speculation, Speculation::None);
+        let auto = DecodingChoice {
+            preset: Some(Preset::Auto),
+            ..nothing()
+        };
+        let explore = Speculation::Explore { branches: 3 };
+        assert_eq!(bound(auto, |_| true).speculation, explore);
+    }
+}

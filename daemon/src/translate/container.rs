@@ -1,0 +1,123 @@
+//! Coded files, and what came of making them, as the wire has them.
+
+use std::collections::BTreeMap;
+
+use prost::Message;
+use sluice_checkpoint::compression::{
+    CompressResult, Container, Damage, DecompressResult, Scheme, TensorRecord,
+};
+use sluice_proto::{client::MESSAGE_BYTES_MAX, v1};
+
+/// Lines of a list of what a user should know; the rest is counted.
+const LINES_MAX: usize = 100;
+/// Bytes of tensors and files that go into a message, so that whatever a header has it can be sent.
+const LIST_BYTES_MAX: usize = MESSAGE_BYTES_MAX / 4;
+
+/// What a coded file has in it.
+#[must_use]
+pub fn contents(container: &Container) -> v1::ContainerContents {
+    let header = container.header();
+    let mut schemes: BTreeMap<u8, v1::CompressionSummary> = BTreeMap::new();
+    for tensor in &header.tensors {
+        let sum = schemes.entry(tensor.scheme).or_default();
+        sum.compression = compression(tensor).to_owned();
+        sum.tensors += 1;
+        sum.elements = sum.elements.saturating_add(elements(tensor));
+        sum.bytes = sum.bytes.saturating_add(tensor.length);
+        sum.original_bytes = sum.original_bytes.saturating_add(tensor.original_bytes());
+    }
+    let originals = schemes.values().map(|sum| sum.original_bytes);
+    let tensors = header.tensors.iter().map(|tensor| v1::ContainerTensor {
+        name: tensor.name.clone(),
+        shape: tensor.shape.iter().map(|size| *size as u64).collect(),
+        dtype: tensor.dtype.clone(),
+        compression: compression(tensor).to_owned(),
+        extent: header.extents[tensor.extent].name.clone(),
+        bytes: tensor.length,
+        original_bytes: tensor.original_bytes(),
+        hash: tensor.hash.to_string(),
+        original_hash: tensor.original_hash.to_string(),
+    });
+    let shards = header.shards.iter().map(|file| (file, true));
+    let files = shards.chain(header.files.iter().map(|file| (file, false)));
+    let files = files.map(|(file, is_header)| v1::ContainerFile {
+        name: file.name.clone(),
+        bytes: file.length,
+        hash: file.hash.to_string(),
+        is_header,
+    });
+    v1::ContainerContents {
+        path: container.path().to_owned(),
+        file_bytes: header.bytes,
+        original_bytes: originals.fold(0, u64::saturating_add),
+        source_hash: header.source_hash.to_string(),
+        tile_elements: header.tile as u32,
+        extents: header.extents.len() as u32,
+        summaries: schemes.into_values().collect(),
+        tensors: within_limit(tensors),
+        files: within_limit(files),
+    }
+}
+
+/// A file that was made.
+#[must_use]
+pub fn compress_result(made: &CompressResult) -> v1::CompressResult {
+    v1::CompressResult {
+        file_bytes: made.bytes,
+        original_bytes: made.original_bytes,
+        resumed_tensors: made.resumed as u64,
+        omitted_files: made.skipped_files.iter().take(LINES_MAX).cloned().collect(),
+        relative_error: made.error,
+    }
+}
+
+/// A folder that was made.
+#[must_use]
+pub fn decompress_result(made: &DecompressResult) -> v1::DecompressResult {
+    v1::DecompressResult {
+        original_bytes: made.original_bytes,
+        files: made.files as u64,
+    }
+}
+
+/// What a comparison with the checksums found.
+#[must_use]
+pub fn verify_result(container: &Container, found: &[Damage]) -> v1::VerifyResult {
+    v1::VerifyResult {
+        file_bytes: container.header().bytes,
+        tensors: container.header().tensors.len() as u64,
+        damage: found
+            .iter()
+            .take(LINES_MAX)
+            .map(ToString::to_string)
+            .collect(),
+        damaged_places: found.len() as u64,
+    }
+}
+
+/// The first of these, as far as there is room.
+fn within_limit<M: Message>(messages: impl Iterator<Item = M>) -> Vec<M> {
+    let mut room = LIST_BYTES_MAX;
+    let fits = |message: &M| {
+        // With its tag and its length.
+        let left = room.checked_sub(message.encoded_len() + 8);
+        room = left.unwrap_or(0);
+        left.is_some()
+    };
+    messages.take_while(fits).collect()
+}
+
+fn elements(tensor: &TensorRecord) -> u64 {
+    tensor.elements().unwrap_or(0) as u64
+}
+
+/// The name of how a tensor is coded.
+pub(crate) fn compression(tensor: &TensorRecord) -> &'static str {
+    match tensor.scheme() {
+        Some(Scheme::Plain) => "plain",
+        Some(Scheme::Huffman) => "huffman",
+        Some(Scheme::Dictionary) => "palette",
+        Some(Scheme::Trellis) => "rate",
+        None => "unknown",
+    }
+}

@@ -1,0 +1,272 @@
+//! Compressed tensors: where their chunks lie, what they take, and how their rows are opened.
+
+mod gpu;
+
+use std::ops::Range;
+
+use sluice_codec::{
+    CompressedMatrix, DType, DecompressError, MatrixLayout, Scheme,
+    container::{ALIGN_BYTES, CHUNK_ROWS, Chunk},
+};
+use sluice_formats::Format;
+
+pub use self::gpu::{chunk_at, gpu_compression};
+
+/// Compressed bytes that no encoder makes: names the tensor and the tile.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct DamagedTensor(pub String);
+
+/// A coded tensor: some rows in each chunk, a coded matrix of its own.
+#[derive(Debug, PartialEq, Eq)]
+pub struct CompressedTensor {
+    name: String,
+    scheme: Scheme,
+    /// What its rows are decoded to, and their bytes then.
+    format: Format,
+    width: usize,
+    /// Its first byte in the file.
+    start: u64,
+    chunks: Vec<Chunk>,
+    /// Whether the chunks' lengths are an estimate: nobody has coded it yet.
+    is_estimate: bool,
+}
+
+/// What codes take, as far as it follows from nothing but the numbers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CompressionShares {
+    /// Bytes of codes for each number.
+    pub codes: f64,
+    /// Bytes of a palette's escapes for each number.
+    pub escapes: f64,
+}
+
+/// Rows of a tensor in one chunk, ready to be decoded.
+pub struct OpenRows<'a> {
+    /// The chunk.
+    pub matrix: CompressedMatrix<'a>,
+    /// The rows, in the chunk.
+    pub local: Range<usize>,
+    /// The rows, in the tensor.
+    pub rows: Range<usize>,
+}
+
+impl OpenRows<'_> {
+    /// Some rows of the chunk as the bytes that they were, or where they were coded to a rate, as `f32`.
+    pub fn decompress(&self, rows: Range<usize>, out: &mut [u8]) -> Result<(), DecompressError> {
+        let layout = self.matrix.layout();
+        if layout.scheme() != Scheme::Trellis {
+            return self.matrix.decompress_rows(rows, out);
+        }
+        let mut numbers = vec![0.0_f32; rows.len() * layout.width()];
+        self.matrix.decompress_rows_f32(rows, &mut numbers)?;
+        out.copy_from_slice(bytemuck::cast_slice(&numbers));
+        Ok(())
+    }
+}
+
+/// Those of some rows of a tensor that a chunk of it holds.
+pub fn open_rows<'a>(
+    compressed: CompressedMatrix<'a>,
+    chunk: &Chunk,
+    rows: &Range<usize>,
+) -> OpenRows<'a> {
+    let here = rows.start.max(chunk.rows.start)..rows.end.min(chunk.rows.end);
+    OpenRows {
+        matrix: compressed,
+        local: here.start - chunk.rows.start..here.end - chunk.rows.start,
+        rows: here,
+    }
+}
+
+impl CompressedTensor {
+    /// A tensor that lies in a file from `start` on, in these chunks.
+    pub fn new(
+        name: String,
+        scheme: Scheme,
+        format: Format,
+        width: usize,
+        start: u64,
+        chunks: Vec<Chunk>,
+    ) -> Self {
+        Self {
+            name,
+            scheme,
+            format,
+            width,
+            start,
+            chunks,
+            is_estimate: false,
+        }
+    }
+
+    /// A matrix as it would be coded in tiles of this size; `None` where there is no layout for it.
+    pub fn estimated(
+        name: &str,
+        (rows, width): (usize, usize),
+        format: Format,
+        scheme: Scheme,
+        tile: usize,
+        shares: CompressionShares,
+    ) -> Option<Self> {
+        let number = dtype_of(format)?;
+        let mut chunks = Vec::new();
+        let mut end = 0_u64;
+        for start in (0..rows).step_by(CHUNK_ROWS) {
+            let rows = start..(start + CHUNK_ROWS).min(rows);
+            let numbers = rows.len() * width;
+            let share = |share: f64| (numbers as f64 * share).ceil() as usize;
+            let (codes, escapes) = match scheme {
+                Scheme::Dictionary => (numbers.div_ceil(2), share(shares.escapes)),
+                _ => (share(shares.codes), 0),
+            };
+            let layout = MatrixLayout::new(scheme, number, rows.len(), width, tile, codes, escapes);
+            let chunk = Chunk {
+                rows,
+                offset: end.next_multiple_of(ALIGN_BYTES),
+                layout: layout.ok()?,
+            };
+            end = chunk.end();
+            chunks.push(chunk);
+        }
+        Some(Self {
+            name: name.to_owned(),
+            scheme,
+            format,
+            width,
+            start: 0,
+            chunks,
+            is_estimate: true,
+        })
+    }
+
+    /// Whether its bytes are an estimate: nobody has coded it yet.
+    #[must_use]
+    pub fn is_estimate(&self) -> bool {
+        self.is_estimate
+    }
+
+    /// How it is coded.
+    #[must_use]
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    /// Bytes of all that is coded.
+    pub fn file_bytes(&self) -> u64 {
+        self.chunks.last().map_or(0, |last| last.end() - self.start)
+    }
+
+    /// Where the coded bytes of these rows lie, from the tensor's first byte on; `None` when they don't begin or end with a
+    /// chunk.
+    pub fn compressed_bytes(&self, rows: &Range<usize>) -> Option<Range<u64>> {
+        let chunks = self.chunks_of(rows);
+        let (first, last) = (chunks.first()?, chunks.last()?);
+        (first.rows.start == rows.start && last.rows.end == rows.end)
+            .then(|| first.offset - self.start..last.end() - self.start)
+    }
+
+    /// Bytes of a row as it is decoded.
+    pub fn row_bytes(&self) -> usize {
+        self.format.bytes(self.width)
+    }
+
+    /// The rows that hold these bytes of the tensor as it is decoded.
+    pub fn rows_of(&self, part: &Range<u64>) -> Range<usize> {
+        // Rows without numbers have no bytes.
+        let row = (self.row_bytes() as u64).max(1);
+        (part.start / row) as usize..part.end.div_ceil(row) as usize
+    }
+
+    /// Where in the file the bytes `part` of the tensor are decoded from.
+    pub fn range_of(&self, part: &Range<u64>) -> Range<u64> {
+        let chunks = self.chunks_of(&self.rows_of(part));
+        let ends = chunks.first().zip(chunks.last());
+        ends.map_or(0..0, |(first, last)| first.offset..last.end())
+    }
+
+    /// The chunks that hold these rows.
+    pub fn chunks_of(&self, rows: &Range<usize>) -> &[Chunk] {
+        let first = self
+            .chunks
+            .partition_point(|chunk| chunk.rows.end <= rows.start);
+        let end = self
+            .chunks
+            .partition_point(|chunk| chunk.rows.start < rows.end);
+        &self.chunks[first.min(end)..end]
+    }
+
+    /// The chunks that hold these rows, ready to be decoded from coded bytes of some of the tensor, which begin `base` bytes
+    /// behind its first; with each, which of the rows it holds, as the tensor and as the chunk count them. Opening one takes
+    /// as long as decoding some ten thousand numbers.
+    ///
+    /// # Panics
+    /// When the bytes don't hold these rows.
+    pub fn open<'a>(
+        &'a self,
+        bytes: &'a [u8],
+        base: u64,
+        rows: &Range<usize>,
+    ) -> impl Iterator<Item = Result<OpenRows<'a>, DecompressError>> + use<'a> {
+        let rows = rows.clone();
+        self.chunks_of(&rows).iter().map(move |chunk| {
+            Ok(open_rows(
+                self.chunk_matrix(chunk, bytes, base)?,
+                chunk,
+                &rows,
+            ))
+        })
+    }
+
+    /// A chunk, from coded bytes of some of the tensor, which begin `base` bytes behind its first.
+    fn chunk_matrix<'a>(
+        &self,
+        chunk: &Chunk,
+        bytes: &'a [u8],
+        base: u64,
+    ) -> Result<CompressedMatrix<'a>, DecompressError> {
+        let start = (chunk.offset - self.start - base) as usize;
+        CompressedMatrix::new(
+            chunk.layout.clone(),
+            &bytes[start..start + chunk.layout.bytes()],
+        )
+    }
+
+    /// Checks the coded bytes of some rows as far as widening them can fail.
+    pub fn check(&self, bytes: &[u8], base: u64, rows: &Range<usize>) -> Result<(), DamagedTensor> {
+        for chunk in self.chunks_of(rows) {
+            self.chunk_matrix(chunk, bytes, base)
+                .and_then(|coded| coded.check_tile_bounds())
+                .map_err(|error| self.damage(chunk, &error))?;
+        }
+        Ok(())
+    }
+
+    /// Names the tensor, and the tile as all of the tensor's are counted.
+    pub fn damage(&self, chunk: &Chunk, error: &DecompressError) -> DamagedTensor {
+        let earlier = self
+            .chunks
+            .iter()
+            .take_while(|other| other.offset < chunk.offset);
+        let before: usize = earlier.map(|chunk| chunk.layout.tiles()).sum();
+        DamagedTensor(match error {
+            DecompressError::Tile(tile) => {
+                format!("tile {} of tensor {} is damaged", before + tile, self.name)
+            }
+            other => format!(
+                "tensor {}: the tiles from {before} on are damaged: {other}",
+                self.name
+            ),
+        })
+    }
+}
+
+/// What the codec calls numbers of this format; `None` for blocks, which are coded already.
+pub fn dtype_of(format: Format) -> Option<DType> {
+    match format {
+        Format::F32 => Some(DType::F32),
+        Format::F16 => Some(DType::F16),
+        Format::Bf16 => Some(DType::Bf16),
+        _ => None,
+    }
+}

@@ -1,0 +1,305 @@
+//! What coded files have in them, and what came of making them, as people and scripts read it.
+
+use serde_json::{Value, json};
+use sluice_proto::v1::{
+    CompressResult, CompressionSummary, ContainerContents, ContainerTensor, DecompressResult,
+    JobKind, VerifyResult, job_result::Kind,
+};
+use sluice_shared::units;
+
+/// Bits a number, and what they were; none of no numbers.
+fn bits_per_weight(numbers: u64, bytes: u64, original_bytes: u64) -> Option<(f64, f64)> {
+    let bits = |bytes: u64| bytes as f64 * 8.0 / numbers as f64;
+    (numbers > 0).then(|| (bits(bytes), bits(original_bytes)))
+}
+
+fn percent(part: u64, whole: u64) -> f64 {
+    match whole {
+        0 => 100.0,
+        _ => part as f64 * 100.0 / whole as f64,
+    }
+}
+
+/// All of these together.
+fn total(sums: &[CompressionSummary]) -> CompressionSummary {
+    let scheme = "in all".to_owned();
+    let none = CompressionSummary {
+        compression: scheme,
+        ..CompressionSummary::default()
+    };
+    sums.iter().fold(none, |all, sum| CompressionSummary {
+        tensors: all.tensors.saturating_add(sum.tensors),
+        elements: all.elements.saturating_add(sum.elements),
+        bytes: all.bytes.saturating_add(sum.bytes),
+        original_bytes: all.original_bytes.saturating_add(sum.original_bytes),
+        ..all
+    })
+}
+
+fn summary_bits_per_weight(sum: &CompressionSummary) -> Option<(f64, f64)> {
+    bits_per_weight(sum.elements, sum.bytes, sum.original_bytes)
+}
+
+fn tensor_bits_per_weight(tensor: &ContainerTensor) -> Option<(f64, f64)> {
+    let sizes = tensor.shape.iter();
+    let numbers = sizes.fold(1, |all: u64, size| all.saturating_mul(*size));
+    bits_per_weight(numbers, tensor.bytes, tensor.original_bytes)
+}
+
+/// What a coded file has in it, in lines.
+#[must_use]
+pub fn lines(contents: &ContainerContents) -> Vec<String> {
+    let all = total(&contents.summaries);
+    let mut lines = vec![
+        format!(
+            "{}: {}, {:.1} % of {}",
+            contents.path,
+            units::bytes(contents.file_bytes),
+            percent(contents.file_bytes, contents.original_bytes),
+            units::bytes(contents.original_bytes),
+        ),
+        format!(
+            "source {}, tiles of {} elements, {} extents, {} files",
+            contents.source_hash,
+            contents.tile_elements,
+            units::count(contents.extents.into()),
+            contents.files.iter().filter(|file| !file.is_header).count(),
+        ),
+        String::new(),
+    ];
+    let names = contents
+        .tensors
+        .iter()
+        .map(|tensor| tensor.name.chars().count());
+    let width = names.max().unwrap_or(0).clamp(6, 60);
+    let row =
+        |name: &str, shape: &str, number: &str, scheme: &str, bytes, bits: Option<(f64, f64)>| {
+            let bits = match bits {
+                Some((bits, original)) => format!("{bits:>6.2} of {original:>2.0}"),
+                None => String::new(),
+            };
+            let bytes = units::bytes(bytes);
+            format!("{name:<width$}  {shape:>15}  {number:<5} {scheme:<8} {bytes:>9} {bits}")
+                .trim_end()
+                .to_owned()
+        };
+    lines.push(format!(
+        "{:<width$}  {:>15}  {:<5} {:<8} {:>9} bits per weight",
+        "tensor", "shape", "", "codec", "bytes"
+    ));
+    for tensor in &contents.tensors {
+        let shape: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();
+        lines.push(row(
+            &tensor.name,
+            &shape.join(" × "),
+            &tensor.dtype,
+            &tensor.compression,
+            tensor.bytes,
+            tensor_bits_per_weight(tensor),
+        ));
+    }
+    let left = all.tensors.saturating_sub(contents.tensors.len() as u64);
+    if left > 0 {
+        lines.push(format!("and {} more", units::count(left)));
+    }
+    lines.push(String::new());
+    for sum in contents.summaries.iter().chain([&all]) {
+        let tensors = format!("{} tensors", units::count(sum.tensors));
+        lines.push(row(
+            &tensors,
+            "",
+            "",
+            &sum.compression,
+            sum.bytes,
+            summary_bits_per_weight(sum),
+        ));
+    }
+    lines.push(String::new());
+    for file in &contents.files {
+        let what = if file.is_header { " (its header)" } else { "" };
+        lines.push(format!("{}{what}: {}", file.name, units::bytes(file.bytes)));
+    }
+    lines
+}
+
+/// What a coded file has in it, as an object, with the bits that a number takes beside bytes.
+#[must_use]
+pub fn json(contents: &ContainerContents) -> Value {
+    let rounded = |bits: Option<(f64, f64)>| bits.map(|(bits, _)| (bits * 1e4).round() / 1e4);
+    let all = total(&contents.summaries);
+    let mut value = json!(contents);
+    value["elements"] = json!(all.elements);
+    value["bits_per_weight"] = json!(rounded(summary_bits_per_weight(&all)));
+    for (index, sum) in contents.summaries.iter().enumerate() {
+        value["summaries"][index]["bits_per_weight"] = json!(rounded(summary_bits_per_weight(sum)));
+    }
+    for (index, tensor) in contents.tensors.iter().enumerate() {
+        value["tensors"][index]["bits_per_weight"] = json!(rounded(tensor_bits_per_weight(tensor)));
+    }
+    value
+}
+
+/// What a job is doing.
+#[must_use]
+pub fn verb(kind: JobKind) -> &'static str {
+    match kind {
+        JobKind::Compress => "compressing",
+        JobKind::Decompress => "writing",
+        JobKind::Verify => "verifying",
+        JobKind::Unspecified => "working",
+    }
+}
+
+/// What came of a job, in a line, of the file or folder that it was about.
+///
+/// # Errors
+/// When the file is damaged; the line says so.
+pub fn outcome(path: &str, result: &Kind, elapsed_ms: f64) -> Result<String, String> {
+    match result {
+        Kind::Compressed(made) => Ok(compressed(path, made, elapsed_ms)),
+        Kind::Decompressed(made) => Ok(decompressed(path, made, elapsed_ms)),
+        Kind::Verified(found) => verified(path, found),
+    }
+}
+
+/// What should be known beside [`outcome`]: tensors left out, work gone on with, places that are damaged.
+#[must_use]
+pub fn notices(result: &Kind) -> Vec<String> {
+    match result {
+        Kind::Compressed(made) => {
+            let left_out = made.omitted_files.iter();
+            let left_out = left_out.map(|name| format!("omitted: {name}"));
+            let resumed = (made.resumed_tensors > 0).then(|| {
+                let resumed = units::count(made.resumed_tensors);
+                format!("resumed after {resumed} tensors of an earlier run")
+            });
+            left_out.chain(resumed).collect()
+        }
+        Kind::Decompressed(_) => Vec::new(),
+        Kind::Verified(found) => {
+            let places = found.damage.iter();
+            places.map(|place| format!("damaged: {place}")).collect()
+        }
+    }
+}
+
+/// A file that was made, in a line.
+fn compressed(path: &str, made: &CompressResult, elapsed_ms: f64) -> String {
+    let loss = match made.relative_error {
+        Some(0.0) => ", no error".to_owned(),
+        Some(error) => format!(", error {:.1} dB", 20.0 * error.log10()),
+        None => String::new(),
+    };
+    format!(
+        "{path}: {size}, {percent:.1} % of {original}{loss}, compressed in {took}",
+        size = units::bytes(made.file_bytes),
+        percent = percent(made.file_bytes, made.original_bytes),
+        original = units::bytes(made.original_bytes),
+        took = units::duration_ms(elapsed_ms),
+    )
+}
+
+/// A folder that was made, in a line.
+fn decompressed(path: &str, made: &DecompressResult, elapsed_ms: f64) -> String {
+    format!(
+        "{path}: {size} in {files} files, decompressed in {took}",
+        size = units::bytes(made.original_bytes),
+        files = units::count(made.files),
+        took = units::duration_ms(elapsed_ms),
+    )
+}
+
+/// A file that was compared with its checksums: a line, or what is wrong with it.
+fn verified(path: &str, found: &VerifyResult) -> Result<String, String> {
+    match found.damaged_places {
+        0 => Ok(format!(
+            "{path}: {size}, {tensors} tensors, all as they were written",
+            size = units::bytes(found.file_bytes),
+            tensors = units::count(found.tensors),
+        )),
+        1 => Err(format!("{path} is damaged in 1 place")),
+        count => Err(format!(
+            "{path} is damaged in {} places",
+            units::count(count)
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_of_all_tensors_where_only_some_are_told() {
+        let sum = |scheme: &str, tensors| CompressionSummary {
+            compression: scheme.to_owned(),
+            tensors,
+            elements: 1000 * tensors,
+            bytes: 1500 * tensors,
+            original_bytes: 2000 * tensors,
+        };
+        let contents = ContainerContents {
+            path: "/a.sluice".to_owned(),
+            file_bytes: 4500,
+            original_bytes: 6000,
+            summaries: vec![sum("plain", 1), sum("huffman", 2)],
+            tensors: vec![ContainerTensor {
+                name: "a".to_owned(),
+                shape: vec![10, 100],
+                dtype: "bf16".to_owned(),
+                compression: "huffman".to_owned(),
+                bytes: 1500,
+                original_bytes: 2000,
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        let lines = lines(&contents);
+        assert_eq!(lines[0], "/a.sluice: 4.39 KiB, 75.0 % of 5.86 KiB");
+        assert!(lines.contains(&"and 2 more".to_owned()), "{lines:?}");
+        let is_total = |line: &&String| line.contains("in all");
+        let total = lines.iter().find(is_total).unwrap();
+        assert!(
+            total.starts_with("3 tensors") && total.ends_with("12.00 of 16"),
+            "{total}"
+        );
+        let json = json(&contents);
+        assert_eq!(
+            (&json["bits_per_weight"], &json["elements"]),
+            (&12.0.into(), &3000.into())
+        );
+        assert_eq!(json["tensors"][0]["bits_per_weight"], 12.0);
+    }
+
+    #[test]
+    fn results_are_a_line() {
+        let told = |error| {
+            let made = CompressResult {
+                file_bytes: 2 << 20,
+                original_bytes: 3 << 20,
+                relative_error: error,
+                ..Default::default()
+            };
+            compressed("a", &made, 1500.0)
+        };
+        assert_eq!(
+            told(Some(0.01)),
+            "a: 2.00 MiB, 66.7 % of 3.00 MiB, error -40.0 dB, coded in 1.5 s"
+        );
+        assert!(told(Some(0.0)).contains(" MiB, no error, coded"));
+        assert!(told(None).contains(" MiB, coded"));
+        let found = |damaged_places| VerifyResult {
+            damaged_places,
+            ..Default::default()
+        };
+        assert!(verified("a", &found(0)).is_ok());
+        assert_eq!(
+            verified("a", &found(1)).unwrap_err(),
+            "a is damaged in 1 place"
+        );
+        assert_eq!(
+            verified("a", &found(1000)).unwrap_err(),
+            "a is damaged in 1,000 places"
+        );
+    }
+}

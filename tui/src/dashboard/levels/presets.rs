@@ -1,0 +1,257 @@
+//! What the positions of the dial came to, in requests that ended before our eyes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sluice_proto::v1::{FinishReason, GenerationStarted, Snapshot, generation_event::Event};
+use sluice_shared::preset::{PRESETS, Preset};
+
+/// Requests whose end is awaited.
+const PENDING_MAX: usize = 64;
+/// Requests that are known not to count any more.
+const TAKEN_MAX: usize = 1024;
+
+/// What each position of the dial came to with what is in force.
+#[derive(Debug, Default)]
+pub struct PresetStatistics {
+    /// A row for each of [`DIALS`].
+    sums: [PresetTotals; PRESETS.len()],
+    /// What they were counted with.
+    conditions: Option<Conditions>,
+    /// Which position a request named that has not ended yet.
+    pending: BTreeMap<u64, usize>,
+    /// Requests that were counted, and those from before what is in force: they may be told once more.
+    taken: BTreeSet<u64>,
+}
+
+/// What passes take their time from.
+#[derive(Debug, Clone, PartialEq)]
+struct Conditions {
+    pid: Option<u32>,
+    model: String,
+    level: String,
+    budget_bytes: u64,
+}
+
+/// Requests added up.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct PresetTotals {
+    /// How many.
+    pub requests: u32,
+    tokens: u64,
+    passes: u64,
+    elapsed_ms: f64,
+}
+
+impl PresetTotals {
+    /// Tokens that a pass brought; `None` before the first request.
+    #[must_use]
+    pub fn tokens_a_pass(&self) -> Option<f64> {
+        (self.passes > 0).then(|| self.tokens as f64 / self.passes as f64)
+    }
+
+    /// Tokens that a second brought; `None` before the first request.
+    #[must_use]
+    pub fn tokens_a_second(&self) -> Option<f64> {
+        (self.elapsed_ms > 0.0).then(|| self.tokens as f64 * 1000.0 / self.elapsed_ms)
+    }
+}
+
+impl PresetStatistics {
+    /// Looks at what is in force: with something else, counting begins anew.
+    pub(in super::super) fn note(&mut self, snapshot: &Snapshot) {
+        // A model that is let go for a while comes back as it was.
+        let Some(plan) = &snapshot.plan else { return };
+        let with = Conditions {
+            pid: snapshot.daemon.as_ref().map(|server| server.process_id),
+            model: snapshot
+                .model
+                .as_ref()
+                .map_or_else(String::new, |model| model.name.clone()),
+            level: plan.level.clone(),
+            budget_bytes: plan.budget_bytes,
+        };
+        let Some(before) = self.conditions.replace(with.clone()) else {
+            return;
+        };
+        if before == with {
+            return;
+        }
+        self.sums = Default::default();
+        // A daemon that was started anew numbers its requests anew.
+        if before.pid != with.pid {
+            self.taken.clear();
+        } else {
+            self.taken.extend(self.pending.keys());
+            let listed = snapshot.requests.iter().map(|row| row.request_id);
+            self.taken.extend(listed);
+            self.limit();
+        }
+        self.pending.clear();
+    }
+
+    /// Takes in an event of a request, whoever sent it.
+    pub(in super::super) fn see(&mut self, kind: &Event) {
+        match kind {
+            Event::Started(started) if !self.taken.contains(&started.request_id) => {
+                if let Some(at) = named(started) {
+                    self.pending.insert(started.request_id, at);
+                }
+                if self.pending.len() > PENDING_MAX {
+                    self.pending.pop_first();
+                }
+            }
+            Event::Done(done) => {
+                let Some(at) = self.pending.remove(&done.request_id) else {
+                    return;
+                };
+                self.taken.insert(done.request_id);
+                self.limit();
+                if done.finish_reason() == FinishReason::Cancelled {
+                    return;
+                }
+                let sums = &mut self.sums[at];
+                sums.requests = sums.requests.saturating_add(1);
+                sums.tokens += u64::from(done.filled_positions);
+                sums.passes += u64::from(done.passes);
+                sums.elapsed_ms += done.elapsed_ms;
+            }
+            _ => {}
+        }
+    }
+
+    fn limit(&mut self) {
+        while self.taken.len() > TAKEN_MAX {
+            self.taken.pop_first();
+        }
+    }
+
+    /// What a position came to, by its place in [`DIALS`].
+    #[must_use]
+    pub fn of(&self, at: usize) -> PresetTotals {
+        self.sums.get(at).copied().unwrap_or_default()
+    }
+}
+
+/// The position that a request took, unless it named a policy of its own besides.
+fn named(started: &GenerationStarted) -> Option<usize> {
+    let at = PRESETS.iter().position(|row| row.name == started.dial)?;
+    let (row, policy) = (&PRESETS[at], started.policy.as_ref());
+    let is_own = policy.is_some_and(|policy| row.policy.split(':').next() != Some(&policy.name));
+    // What `auto` stands for hangs on where passes take their time.
+    (row.preset == Preset::Auto || !is_own).then_some(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_proto::v1::{CommitPolicy, DaemonStatus, GenerationDone, Plan};
+
+    use super::*;
+
+    fn started(request_id: u64, dial: &str) -> Event {
+        Event::Started(GenerationStarted {
+            request_id,
+            dial: dial.into(),
+            ..Default::default()
+        })
+    }
+
+    fn done(request_id: u64, reason: FinishReason) -> Event {
+        Event::Done(GenerationDone {
+            request_id,
+            finish_reason: reason.into(),
+            passes: 10,
+            filled_positions: 25,
+            elapsed_ms: 500.0,
+            ..Default::default()
+        })
+    }
+
+    fn snapshot(pid: u32, level: &str, budget_bytes: u64) -> Snapshot {
+        Snapshot {
+            daemon: Some(DaemonStatus {
+                process_id: pid,
+                ..Default::default()
+            }),
+            plan: Some(Plan {
+                level: level.into(),
+                budget_bytes,
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn requests_count_once_for_the_position_that_they_took() {
+        let mut dials = PresetStatistics::default();
+        assert_eq!(dials.of(2).tokens_a_pass(), None);
+        for id in [1, 2, 1, 2] {
+            // Watched once more, all of it is told once more.
+            dials.see(&started(id, "balanced"));
+            dials.see(&done(id, FinishReason::Eos));
+            dials.see(&done(id, FinishReason::Eos));
+        }
+        dials.see(&started(3, "balanced"));
+        dials.see(&done(3, FinishReason::Cancelled));
+        let sums = dials.of(2);
+        assert_eq!(sums.requests, 2);
+        assert_eq!(sums.tokens_a_pass(), Some(2.5));
+        assert_eq!(sums.tokens_a_second(), Some(50.0));
+        assert_eq!(dials.of(0), PresetTotals::default());
+    }
+
+    #[test]
+    fn a_policy_of_its_own_is_not_the_dials() {
+        for (policy, requests) in [("threshold", 1), ("entropy", 0)] {
+            let mut dials = PresetStatistics::default();
+            dials.see(&Event::Started(GenerationStarted {
+                request_id: 1,
+                dial: "balanced".into(),
+                policy: Some(CommitPolicy {
+                    name: policy.into(),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }));
+            dials.see(&done(1, FinishReason::Eos));
+            assert_eq!(dials.of(2).requests, requests, "{policy}");
+        }
+    }
+
+    #[test]
+    fn with_something_else_in_force_counting_begins_anew() {
+        let mut dials = PresetStatistics::default();
+        dials.note(&snapshot(1, "standard", 4));
+        for (id, (pid, level, budget_bytes)) in
+            (1..).zip([(1, "moderate", 4), (1, "moderate", 2), (2, "moderate", 2)])
+        {
+            dials.see(&started(2 * id, "fast"));
+            dials.see(&done(2 * id, FinishReason::Eos));
+            dials.see(&started(2 * id + 1, "fast"));
+            assert_eq!(dials.of(3).requests, 1, "{id}");
+            dials.note(&snapshot(pid, level, budget_bytes));
+            dials.note(&snapshot(pid, level, budget_bytes));
+            assert_eq!(dials.of(3), PresetTotals::default());
+            // Begun before, it is not what this came to.
+            dials.see(&done(2 * id + 1, FinishReason::Eos));
+            assert_eq!(dials.of(3), PresetTotals::default());
+        }
+        dials.see(&started(2, "fast"));
+        dials.see(&done(2, FinishReason::Eos));
+        assert_eq!(dials.of(3).requests, 1, "another daemon's request 2");
+    }
+
+    #[test]
+    fn only_so_many_ends_are_awaited() {
+        let mut dials = PresetStatistics::default();
+        for id in 0..1_000 {
+            dials.see(&started(id, "fast"));
+        }
+        assert_eq!(dials.pending.len(), PENDING_MAX);
+        for id in 0..10_000 {
+            dials.see(&started(id, "fast"));
+            dials.see(&done(id, FinishReason::Eos));
+        }
+        assert_eq!(dials.taken.len(), TAKEN_MAX);
+    }
+}

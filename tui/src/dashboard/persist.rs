@@ -1,0 +1,346 @@
+//! What survives between runs: conversations, prompts, commands, options and looks, in one file that only its owner can read.
+
+mod persister;
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs::{self, File},
+    io::{self, Read, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use serde::{Deserialize, Serialize};
+
+pub use persister::PersistSchedule;
+pub(super) use persister::{Persister, due};
+
+use super::{
+    chat::{CONVERSATION_BYTES_MAX, CONVERSATIONS_MAX, Chat, Turn},
+    levels::{FIDELITIES_MAX, LevelFidelity},
+    options::RequestOptions,
+    state::{DashboardState, LineHistory},
+};
+use crate::{
+    paint::{Glyphs, Theme},
+    user_folders,
+};
+
+/// What the file is written as; others are not read.
+const VERSION: u32 = 1;
+/// Bytes of the file; beyond that the earliest conversations are left out.
+pub const FILE_BYTES_MAX: usize = 2 << 20;
+/// Longest prompt that is kept.
+const PROMPT_BYTES_MAX: usize = 4 << 10;
+/// Bytes of prompts that stay where not everything finds room: conversations are worth more.
+const PROMPTS_BYTES_MAX: usize = 64 << 10;
+/// Least time between two writes.
+pub const PERSIST_INTERVAL_MS: u64 = 10_000;
+
+/// What survives between runs.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct PersistedState {
+    version: u32,
+    /// The turns of each conversation, the earliest first.
+    #[serde(default)]
+    pub conversations: Vec<Vec<Turn>>,
+    /// Prompts that were sent.
+    #[serde(default)]
+    pub prompts: Vec<String>,
+    /// Commands that were given.
+    #[serde(default)]
+    pub commands: Vec<String>,
+    /// What requests ask for, by the flags' names.
+    #[serde(default)]
+    pub options: BTreeMap<String, String>,
+    /// The theme, where one was chosen.
+    #[serde(default)]
+    pub theme: Option<String>,
+    /// The shapes, where they were chosen.
+    #[serde(default)]
+    pub glyphs: Option<String>,
+    /// Whose the mouse is, where that was chosen.
+    #[serde(default)]
+    pub mouse: Option<bool>,
+    /// How faithful levels were.
+    #[serde(default)]
+    pub fidelity: Vec<PersistedFidelity>,
+}
+
+/// How faithful a level of a model was when that was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PersistedFidelity {
+    /// The model's name.
+    pub model: String,
+    /// Its parameters, which tell models of one name apart.
+    pub parameters: u64,
+    /// The level.
+    pub level: String,
+    /// Mean divergence from the checkpoint's own weights.
+    pub mean_kl_nats: f64,
+    /// Share of positions with the same most probable token.
+    pub top_agreement: f64,
+    /// Positions compared.
+    pub rows: u32,
+}
+
+impl From<&LevelFidelity> for PersistedFidelity {
+    fn from(figures: &LevelFidelity) -> Self {
+        Self {
+            model: figures.model.clone(),
+            parameters: figures.parameters,
+            level: figures.level.name().to_owned(),
+            mean_kl_nats: figures.mean_kl_nats,
+            top_agreement: figures.top_agreement,
+            rows: figures.rows,
+        }
+    }
+}
+
+impl PersistedFidelity {
+    /// The same, if the level still has that name.
+    fn known(self) -> Option<LevelFidelity> {
+        Some(LevelFidelity {
+            level: self.level.parse().ok()?,
+            model: self.model,
+            parameters: self.parameters,
+            mean_kl_nats: self.mean_kl_nats,
+            top_agreement: self.top_agreement,
+            rows: self.rows,
+        })
+    }
+}
+
+/// Looks that were chosen while the dashboard ran, now or earlier.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ChosenLooks {
+    /// The theme.
+    pub theme: Option<Theme>,
+    /// The shapes.
+    pub glyphs: Option<Glyphs>,
+    /// Whether the mouse is ours.
+    pub mouse: Option<bool>,
+}
+
+/// Which looks flags or settings fix: of these, what was kept says nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FixedLooks {
+    /// The theme.
+    pub theme: bool,
+    /// The shapes.
+    pub glyphs: bool,
+    /// The mouse.
+    pub mouse: bool,
+}
+
+impl PersistedState {
+    /// What is worth keeping of a state.
+    #[must_use]
+    pub fn of(state: &DashboardState) -> Self {
+        // Nothing is lost with an empty one.
+        let all = state.chat.conversations.iter();
+        let said = all.filter(|conversation| !conversation.turns.is_empty());
+        let conversations = said.map(|conversation| conversation.turns.clone());
+        Self {
+            version: VERSION,
+            conversations: conversations.collect(),
+            prompts: short(&state.prompts.lines),
+            commands: state.commands.lines.clone(),
+            options: state.options.values(),
+            theme: state
+                .chosen_looks
+                .theme
+                .map(|theme| theme.name().to_owned()),
+            glyphs: state
+                .chosen_looks
+                .glyphs
+                .map(|glyphs| glyphs.name().to_owned()),
+            mouse: state.chosen_looks.mouse,
+            // No file of ours holds what is not a number.
+            fidelity: (state.fidelity.iter())
+                .filter(|figures| {
+                    figures.mean_kl_nats.is_finite() && figures.top_agreement.is_finite()
+                })
+                .map(PersistedFidelity::from)
+                .collect(),
+        }
+    }
+
+    /// Gives a state what was kept. What is too much, or no longer understood, is left out.
+    pub fn restore(self, state: &mut DashboardState, fixed: FixedLooks) {
+        let mut conversations = self.conversations;
+        let excess = conversations.len().saturating_sub(CONVERSATIONS_MAX);
+        conversations.drain(..excess);
+        conversations.retain(|turns| is_sound(turns));
+        state.chat = Chat::restored(conversations);
+        for (recall, lines) in [
+            (&mut state.prompts, self.prompts),
+            (&mut state.commands, self.commands),
+        ] {
+            *recall = LineHistory::default();
+            lines.iter().for_each(|line| recall.push(line));
+        }
+        state.options = RequestOptions::restored(&self.options);
+        let fidelity = self
+            .fidelity
+            .into_iter()
+            .filter_map(PersistedFidelity::known);
+        state.fidelity = fidelity.take(FIDELITIES_MAX).collect();
+        state.chosen_looks = ChosenLooks {
+            theme: self.theme.and_then(|name| name.parse().ok()),
+            glyphs: self.glyphs.and_then(|name| name.parse().ok()),
+            mouse: self.mouse,
+        };
+        if let (Some(theme), false) = (state.chosen_looks.theme, fixed.theme) {
+            state.paint.theme = theme;
+        }
+        if let (Some(glyphs), false) = (state.chosen_looks.glyphs, fixed.glyphs) {
+            state.paint.glyphs = glyphs;
+        }
+        if let (Some(mouse), false) = (state.chosen_looks.mouse, fixed.mouse) {
+            state.mouse = mouse;
+        }
+    }
+
+    /// The file's text, within its bounds.
+    fn text(&self) -> io::Result<String> {
+        let mut kept = self.clone();
+        loop {
+            let text = serde_json::to_string(&kept)?;
+            if text.len() <= FILE_BYTES_MAX {
+                return Ok(text);
+            }
+            if drop_earliest(&mut kept.prompts, PROMPTS_BYTES_MAX) {
+                continue;
+            }
+            // The earliest conversation goes first; commands are short, but nothing makes them so.
+            match kept.conversations.is_empty() {
+                false => {
+                    kept.conversations.remove(0);
+                }
+                true => {
+                    kept.prompts.clear();
+                    kept.commands.clear();
+                    kept.options.clear();
+                    kept.fidelity.clear();
+                }
+            }
+        }
+    }
+}
+
+/// The lines that are short enough to be kept.
+fn short(lines: &[String]) -> Vec<String> {
+    let short = lines.iter().filter(|line| line.len() <= PROMPT_BYTES_MAX);
+    short.cloned().collect()
+}
+
+/// Drops the earliest lines beyond so many bytes. Whether any went.
+fn drop_earliest(lines: &mut Vec<String>, bytes_max: usize) -> bool {
+    let mut bytes = 0;
+    let fitting = lines.iter().rev().take_while(|line| {
+        bytes += line.len();
+        bytes <= bytes_max
+    });
+    let excess = lines.len() - fitting.count();
+    lines.drain(..excess);
+    excess > 0
+}
+
+/// Whether turns are prompts and answers in turn, and no more than may be.
+fn is_sound(turns: &[Turn]) -> bool {
+    use super::chat::Speaker::{Assistant, User};
+    let pairs = turns.chunks(2);
+    let in_turn =
+        |pair: &[Turn]| matches!(pair, [a, b] if (a.speaker, b.speaker) == (User, Assistant));
+    let bytes: usize = turns.iter().map(|turn| turn.text.len()).sum();
+    !turns.is_empty()
+        && pairs.into_iter().all(in_turn)
+        && (turns.len() == 2 || bytes <= CONVERSATION_BYTES_MAX)
+}
+
+/// Where the file is, by `$XDG_STATE_HOME` and `$HOME`; `None` where neither says.
+#[must_use]
+pub fn path(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    user_folders::state(variable).map(|folder| folder.join("dashboard.json"))
+}
+
+/// Reads what was kept; nothing where nothing was.
+///
+/// # Errors
+/// What is wrong with the file, in words.
+pub fn load(path: &Path) -> Result<Option<PersistedState>, String> {
+    match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        // To open a pipe would wait for a writer.
+        Ok(metadata) if !metadata.is_file() => return Err("it is no file".into()),
+        Ok(_) | Err(_) => {}
+    }
+    let mut bytes = Vec::new();
+    let most = FILE_BYTES_MAX as u64 + 1;
+    let read = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
+    read.map_err(|error| error.to_string())?;
+    if bytes.len() > FILE_BYTES_MAX {
+        return Err(format!("it has more than {FILE_BYTES_MAX} bytes"));
+    }
+    #[derive(Deserialize)]
+    struct Head {
+        version: u32,
+    }
+    let head: Result<Head, _> = serde_json::from_slice(&bytes);
+    let head = head.map_err(|error| error.to_string())?;
+    if head.version != VERSION {
+        return Err(format!("it has version {}, not {VERSION}", head.version));
+    }
+    let kept = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+    Ok(Some(kept))
+}
+
+/// Writes what is to be kept, whole or not at all.
+///
+/// # Errors
+/// Where folder or file can't be written, in words.
+pub fn save(path: &Path, kept: &PersistedState) -> Result<(), String> {
+    let written = write(path, kept);
+    written.map_err(|error| {
+        format!(
+            "can't save the dashboard's state in {}: {error}",
+            path.display()
+        )
+    })
+}
+
+/// Makes the folder that a file is in.
+fn make_folder(path: &Path) -> io::Result<()> {
+    user_folders::make_private(path.parent().unwrap_or(path))
+}
+
+fn write(path: &Path, kept: &PersistedState) -> io::Result<()> {
+    static WRITES: AtomicU64 = AtomicU64::new(0);
+
+    let text = kept.text()?;
+    make_folder(path)?;
+    // A name of its own, so that nobody ever writes in the same file.
+    let number = WRITES.fetch_add(1, Ordering::Relaxed);
+    let temporary = path.with_extension(format!("{}-{number}.new", std::process::id()));
+    let _ = fs::remove_file(&temporary);
+    let file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&temporary);
+    let result = file.and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_data()?;
+        fs::rename(&temporary, path)
+    });
+    if result.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests;
