@@ -2,7 +2,8 @@
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
-use clap::{Parser, Subcommand, error::ErrorKind};
+use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
+use sluice_report::renamed_flags;
 use sluice_shared::exit;
 
 use crate::{
@@ -125,7 +126,9 @@ impl Arguments {
     /// # Errors
     /// The exit code, after the usage error (or the help) was printed.
     pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, ExitCode> {
-        Self::try_parse_from(arguments).map_err(|error| {
+        let arguments: Vec<_> = arguments.into_iter().collect();
+        Self::try_parse_from(&arguments).map_err(|error| {
+            let error = renamed_flags::with_tip(error, &Self::command(), &arguments);
             // A closed pipe is no reason to fail differently.
             let _ = error.print();
             ExitCode::from(match error.kind() {
@@ -150,8 +153,6 @@ impl Arguments {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
@@ -162,10 +163,10 @@ mod tests {
     #[test]
     fn settings_of_the_daemon_are_no_flags_of_a_subcommand() {
         let line = [
-            "sluiced", "--queue", "2", "synth", "--preset", "llada-8b", "x",
+            "sluiced", "--queue", "2", "synth", "--shape", "llada-8b", "x",
         ];
         assert!(Arguments::try_parse_from(line).is_err());
-        let line = ["sluiced", "synth", "--preset", "llada-8b", "x"];
+        let line = ["sluiced", "synth", "--shape", "llada-8b", "x"];
         let arguments = Arguments::try_parse_from(line).unwrap();
         assert!(matches!(arguments.command, Some(Command::Synth(_))));
     }

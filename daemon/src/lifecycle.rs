@@ -490,11 +490,11 @@ mod tests {
 
     #[test]
     fn kernels_are_kept_where_sluice_was_told_to_keep_things() {
-        let told = config(&["--cache", "/a"]);
+        let told = config(&["--weight-cache", "/a"]);
         assert_eq!(kernel_folder(&told), Some("/a/kernels".into()));
         // Nobody chose a place for Sluice, or there will be no kernels.
         assert_eq!(kernel_folder(&config(&[])), None);
-        let cpu = config(&["--cache", "/a", "--device", "cpu"]);
+        let cpu = config(&["--weight-cache", "/a", "--device", "cpu"]);
         assert_eq!(kernel_folder(&cpu), None);
     }
 }

@@ -6,3 +6,4 @@
 pub mod container;
 pub mod plan;
 pub mod progress;
+pub mod renamed_flags;

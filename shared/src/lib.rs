@@ -10,6 +10,7 @@ pub mod level;
 pub mod names;
 pub mod policy;
 pub mod preset;
+pub mod renames;
 pub mod sampling;
 pub mod settings;
 pub mod units;

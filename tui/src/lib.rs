@@ -4,9 +4,8 @@
 //! screen that a bare `sluice` opens. They share [`canvas`] (tokens to styled text),
 //! [`live`] (a canvas redrawn in place), [`json`] (events for scripts), [`output`] (errors,
 //! exit codes, writing), [`record`] (a request's passes, to be seen again), [`plans`] (figures of plans in words), [`phases`]
-//! (where the time of passes went), [`places`] (where files are), [`settings`] (the user's own), [`card`] (what is known of a graphics card) and [`text`]
-//! (making untrusted
-//! text safe to show).
+//! (where the time of passes went), [`user_folders`] (where files are), [`settings`] (the user's own), [`gpu`] (what is known of a GPU) and [`text`] (making
+//! untrusted text safe to show).
 
 pub mod canvas;
 pub mod cli;
@@ -27,7 +26,8 @@ pub mod user_folders;
 
 use std::{ffi::OsString, process::ExitCode};
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
+use sluice_report::renamed_flags;
 use sluice_shared::exit;
 
 use output::{Failure, StandardOutput};
@@ -36,7 +36,9 @@ use output::{Failure, StandardOutput};
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<_> = arguments.into_iter().collect();
     let json = wants_json(&arguments);
-    let cli = match cli::Cli::try_parse_from(arguments) {
+    let parsed = cli::Cli::try_parse_from(&arguments)
+        .map_err(|error| renamed_flags::with_tip(error, &cli::Cli::command(), &arguments));
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(error) if json && error.use_stderr() => {
             return ExitCode::from(Failure::Usage(Box::new(error)).report(json));

@@ -111,7 +111,7 @@ impl Programs {
             .arg(&self.socket)
             .arg("--models")
             .arg(folder.join("models"))
-            .arg("--cache")
+            .arg("--weight-cache")
             .arg(folder.join("cache"))
             .args(options)
             .stdin(Stdio::null())

@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde::de::DeserializeOwned;
-use sluice_shared::names;
+use sluice_shared::{names, renames};
 use toml::{Spanned, Value};
 
 use super::{
@@ -118,6 +118,9 @@ fn layer(path: PathBuf, bytes: &[u8]) -> Result<FileLayer, ConfigError> {
 
 /// The problem with a key that the table doesn't have.
 fn unknown(key: &str) -> String {
+    if let Some(new) = renames::key(key) {
+        return format!("`{key}` is now `{new}`");
+    }
     match names::nearest(key, ROWS.iter().map(|row| row.key)) {
         Some(nearest) => format!("unknown key `{key}`; did you mean `{nearest}`?"),
         None => format!("unknown key `{key}`; `sluiced --print-config` shows all keys"),

@@ -19,6 +19,7 @@ use std::{
 
 use sluice_engine::PlanSettings;
 use sluice_hub::Access;
+use sluice_shared::renames;
 
 use self::layers::Layers;
 pub use self::{
@@ -138,6 +139,14 @@ pub enum ConfigError {
         /// What is wrong.
         problem: String,
     },
+    /// A variable is set by the name that it had before.
+    #[error("`{old}` is now `{new}`")]
+    RenamedVariable {
+        /// The name that is set.
+        old: String,
+        /// The name to use.
+        new: String,
+    },
     /// A value is wrong.
     #[error("{key} (from {source_name}): {problem}{hint}", hint = hint_line(*hint))]
     Value {
@@ -170,6 +179,10 @@ pub fn resolve(
     in_background: bool,
     environment: &Environment,
 ) -> Result<Config, ConfigError> {
+    let mut renamed = renames::variables();
+    if let Some((old, new)) = renamed.find(|(old, _)| environment.variable(old).is_some()) {
+        return Err(ConfigError::RenamedVariable { old, new });
+    }
     let layers = Layers {
         flags,
         environment,

@@ -26,9 +26,9 @@ use super::{
 pub(super) struct SettingRow {
     /// Its name in the configuration file.
     pub(super) key: &'static str,
-    /// The flag, such as `--pin-limit`.
+    /// The flag, such as `--pinned-memory-limit`.
     pub(super) flag: &'static str,
-    /// The environment variable, such as `SLUICE_PIN_LIMIT`.
+    /// The environment variable, such as `SLUICE_PINNED_MEMORY_LIMIT`.
     pub(super) variable: &'static str,
     /// Its description: the first line is the flag's help, the others stand in the sample file alone.
     pub(super) docs: &'static str,

@@ -135,19 +135,43 @@ fn a_wrong_file_is_named_with_line_and_column() {
 }
 
 #[test]
-fn the_dial_is_exact_unless_somebody_says_otherwise() {
-    let dial = |fixture: Fixture, line: &[&str]| fixture.resolve(line).map(|config| config.preset);
+fn an_old_name_is_answered_with_the_new_one() {
+    let file = Fixture::new().file("f.toml", "queue = 1\n auto_factor = 2\n");
     assert_eq!(
-        dial(Fixture::new(), &[]),
-        Ok(set(Preset::Exact, SettingSource::Default))
+        file.resolve(&["--config", "f.toml"]).unwrap_err(),
+        "f.toml:2:2: `auto_factor` is now `max_slowdown`"
     );
     let variable = Fixture::new().variable("SLUICE_DIAL", "fast");
-    let source = SettingSource::Variable("SLUICE_DIAL");
-    assert_eq!(dial(variable, &[]), Ok(set(Preset::Fast, source)));
-    let file = Fixture::new().file("system.toml", "dial = \"quick\"");
-    let error = dial(file, &[]).unwrap_err();
+    assert_eq!(
+        variable.resolve(&["--preset", "fast"]).unwrap_err(),
+        "`SLUICE_DIAL` is now `SLUICE_PRESET`"
+    );
+    // As with other variables, an empty one counts as unset.
+    let empty = Fixture::new().variable("SLUICE_DIAL", "");
+    assert!(empty.resolve(&[]).is_ok());
+    for row in ROWS.iter() {
+        assert_eq!(renames::key(row.key), None, "{} is in use", row.key);
+    }
+    for (_, new) in renames::variables() {
+        assert!(ROWS.iter().any(|row| row.variable == new), "{new}");
+    }
+}
+
+#[test]
+fn the_preset_is_exact_unless_somebody_says_otherwise() {
+    let preset =
+        |fixture: Fixture, line: &[&str]| fixture.resolve(line).map(|config| config.preset);
+    assert_eq!(
+        preset(Fixture::new(), &[]),
+        Ok(set(Preset::Exact, SettingSource::Default))
+    );
+    let variable = Fixture::new().variable("SLUICE_PRESET", "fast");
+    let source = SettingSource::Variable("SLUICE_PRESET");
+    assert_eq!(preset(variable, &[]), Ok(set(Preset::Fast, source)));
+    let file = Fixture::new().file("system.toml", "preset = \"quick\"");
+    let error = preset(file, &[]).unwrap_err();
     assert!(
-        error.contains("unknown dial 'quick'; known are exact"),
+        error.contains("unknown preset 'quick'; known are exact"),
         "{error}"
     );
 }
@@ -165,8 +189,8 @@ fn a_file_that_is_wrong_is_refused_even_where_a_flag_outweighs_it() {
             "f.toml:1:9: queue: \"2.5\" is not a whole number",
         ),
         (
-            "cache = 2",
-            "f.toml:1:9: cache: must be a string, not of type integer",
+            "weight_cache = 2",
+            "f.toml:1:16: weight_cache: must be a string, not of type integer",
         ),
         (
             "level = true",
@@ -187,7 +211,7 @@ fn a_file_that_is_wrong_is_refused_even_where_a_flag_outweighs_it() {
         let error = fixture.resolve(&line).unwrap_err();
         assert!(error.starts_with(problem), "{error}");
     }
-    let fixture = Fixture::new().file("f.toml", "auto_factor = 2");
+    let fixture = Fixture::new().file("f.toml", "max_slowdown = 2");
     let config = fixture.resolve(&["--config", "f.toml"]).unwrap();
     assert_eq!(config.max_slowdown.value.0, 2.0);
 }
@@ -335,7 +359,7 @@ fn converted_copies_lie_where_caches_do() {
             "/var/cache/sluice:/else",
             "/var/cache/sluice",
         ),
-        ("SLUICE_CACHE", "/given", "/given"),
+        ("SLUICE_WEIGHT_CACHE", "/given", "/given"),
     ] {
         let fixture = Fixture::new()
             .variable("HOME", "/nowhere")
@@ -343,7 +367,7 @@ fn converted_copies_lie_where_caches_do() {
         assert_eq!(cache(&fixture, &[]).as_deref(), Some(Path::new(folder)));
     }
     let here = fixture.folder.path().join("copies");
-    assert_eq!(cache(&fixture, &["--cache", "copies"]), Some(here));
+    assert_eq!(cache(&fixture, &["--weight-cache", "copies"]), Some(here));
 }
 
 #[test]
@@ -402,7 +426,7 @@ fn the_printed_configuration_reads_back_as_it_is() {
         "a \"b\\.sock",
         "--budget",
         "1000",
-        "--cache",
+        "--weight-cache",
         "c",
         "--keep-converted",
     ];
@@ -430,10 +454,13 @@ fn the_limit_of_the_cache_is_an_amount_or_none() {
         |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().weight_cache_limit.value;
     let fixture = Fixture::new();
     assert_eq!(limit(&fixture, &[]).to_string(), "32GiB");
-    assert_eq!(limit(&fixture, &["--cache-limit", "none"]).bytes(), None);
-    let fixture = fixture.file("system.toml", "cache_limit = \"5GiB\"\n");
+    assert_eq!(
+        limit(&fixture, &["--weight-cache-limit", "none"]).bytes(),
+        None
+    );
+    let fixture = fixture.file("system.toml", "weight_cache_limit = \"5GiB\"\n");
     assert_eq!(limit(&fixture, &[]).bytes(), Some(5 << 30));
-    let fixture = fixture.variable("SLUICE_CACHE_LIMIT", "0");
+    let fixture = fixture.variable("SLUICE_WEIGHT_CACHE_LIMIT", "0");
     assert_eq!(limit(&fixture, &[]).bytes(), Some(0), "those in use stay");
 }
 
@@ -443,17 +470,20 @@ fn the_limit_of_pinned_memory_is_an_amount_or_what_suits_the_machine() {
         |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().pinned_memory_limit.value;
     let fixture = Fixture::new();
     assert_eq!(limit(&fixture, &[]).bytes(), None);
-    let fixture = fixture.file("system.toml", "pin_limit = \"6GiB\"\n");
+    let fixture = fixture.file("system.toml", "pinned_memory_limit = \"6GiB\"\n");
     assert_eq!(limit(&fixture, &[]).to_string(), "6GiB");
-    assert_eq!(limit(&fixture, &["--pin-limit", "0"]).bytes(), Some(0));
     assert_eq!(
-        limit(&fixture, &["--pin-limit", "auto"]).to_string(),
+        limit(&fixture, &["--pinned-memory-limit", "0"]).bytes(),
+        Some(0)
+    );
+    assert_eq!(
+        limit(&fixture, &["--pinned-memory-limit", "auto"]).to_string(),
         "auto"
     );
-    let fixture = Fixture::new().variable("SLUICE_PIN_LIMIT", "much");
+    let fixture = Fixture::new().variable("SLUICE_PINNED_MEMORY_LIMIT", "much");
     let error = fixture.resolve(&[]).unwrap_err();
     assert!(
-        error.starts_with("pin_limit (from $SLUICE_PIN_LIMIT)"),
+        error.starts_with("pinned_memory_limit (from $SLUICE_PINNED_MEMORY_LIMIT)"),
         "{error}"
     );
 }
@@ -464,26 +494,26 @@ fn the_limit_of_reads_is_a_rate_or_none() {
         |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().disk_read_limit.value;
     let fixture = Fixture::new();
     assert_eq!(limit(&fixture, &[]).bytes_per_s(), None);
-    let fixture = fixture.file("system.toml", "read_limit = \"1GiB/s\"\n");
+    let fixture = fixture.file("system.toml", "disk_read_limit = \"1GiB/s\"\n");
     assert_eq!(limit(&fixture, &[]).to_string(), "1GiB/s");
-    let fixture = fixture.variable("SLUICE_READ_LIMIT", "500MB/s");
+    let fixture = fixture.variable("SLUICE_DISK_READ_LIMIT", "500MB/s");
     assert_eq!(limit(&fixture, &[]).bytes_per_s(), Some(500_000_000));
     // As it is shown it is read.
     assert_eq!(limit(&fixture, &[]).to_string(), "500000000/s");
-    let line = ["--read-limit", "500000000/s"];
+    let line = ["--disk-read-limit", "500000000/s"];
     assert_eq!(limit(&fixture, &line), limit(&fixture, &[]));
     assert_eq!(
-        limit(&fixture, &["--read-limit", "none"]).to_string(),
+        limit(&fixture, &["--disk-read-limit", "none"]).to_string(),
         "none"
     );
     for (wrong, words) in [
         ("0", "lets nothing be read"),
         ("fast", "write it like 500MB/s"),
     ] {
-        let fixture = Fixture::new().variable("SLUICE_READ_LIMIT", wrong);
+        let fixture = Fixture::new().variable("SLUICE_DISK_READ_LIMIT", wrong);
         let error = fixture.resolve(&[]).unwrap_err();
         assert!(
-            error.starts_with("read_limit (from $SLUICE_READ_LIMIT)"),
+            error.starts_with("disk_read_limit (from $SLUICE_DISK_READ_LIMIT)"),
             "{error}"
         );
         assert!(error.contains(words), "{error}");

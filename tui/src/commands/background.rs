@@ -30,7 +30,7 @@ use crate::{
     user_folders,
 };
 
-/// How long a daemon may take to answer; a card's driver takes seconds.
+/// How long a daemon may take to answer; a GPU's driver takes seconds.
 const START_WAIT: Duration = Duration::from_secs(60);
 /// How long a daemon may take to end; requests that run get ten seconds by default.
 const END_WAIT: Duration = Duration::from_secs(60);
@@ -42,7 +42,7 @@ const PATH_VARIABLES: [&str; 5] = [
     "SLUICE_SOCKET",
     "SLUICE_MODELS",
     "SLUICE_MODEL",
-    "SLUICE_CACHE",
+    "SLUICE_WEIGHT_CACHE",
     "SLUICE_CONFIG",
 ];
 

@@ -10,7 +10,7 @@ use sluice_shared::{
     level::Level,
     policy::POLICIES,
     preset::{PRESETS, Preset},
-    units,
+    renames, units,
 };
 
 use super::line::EditLine;
@@ -19,11 +19,11 @@ use crate::cli::{Cli, Command, Generate};
 /// Flags that the form has, in its order.
 pub const NAMES: [&str; 20] = [
     "length",
-    "dial",
+    "preset",
     "policy",
-    "cache",
-    "window",
-    "grow",
+    "kv-cache",
+    "suffix-window",
+    "canvas-growth",
     "speculate",
     "block",
     "steps",
@@ -42,19 +42,19 @@ pub const NAMES: [&str; 20] = [
 
 /// What stands between two values of a flag that may be given more than once.
 const BETWEEN: &str = " | ";
-/// What models refuse that write from left to right.
+/// What autoregressive models refuse.
 const ONLY_MASKED_DIFFUSION: [&str; 9] = [
-    "dial",
+    "preset",
     "policy",
-    "cache",
-    "window",
-    "grow",
+    "kv-cache",
+    "suffix-window",
+    "canvas-growth",
     "speculate",
     "steps",
     "guidance",
     "remasking",
 ];
-/// How the help of a flag begins that only models take which write from left to right.
+/// How the help of a flag begins that only autoregressive models take.
 const ONLY_AUTOREGRESSIVE: &str = "Autoregressive models:";
 
 /// What requests ask for. What is not set is left to the daemon.
@@ -102,14 +102,14 @@ pub static FIELDS: LazyLock<Vec<OptionField>> = LazyLock::new(|| {
             (value.get_name().to_owned(), help.unwrap_or_default())
         });
         let choices = match name {
-            "dial" => (PRESETS.iter())
+            "preset" => (PRESETS.iter())
                 .map(|row| (row.name.to_owned(), preset_words(row)))
                 .collect(),
             "policy" => (POLICIES.iter())
                 .map(|policy| (policy.name.to_owned(), policy.summary.to_owned()))
                 .collect(),
-            "cache" => known(UNKNOWN.parse::<KvCacheReuse>().err()),
-            "grow" => known(UNKNOWN.parse::<CanvasGrowth>().err()),
+            "kv-cache" => known(UNKNOWN.parse::<KvCacheReuse>().err()),
+            "canvas-growth" => known(UNKNOWN.parse::<CanvasGrowth>().err()),
             "speculate" => known(UNKNOWN.parse::<Speculation>().err()),
             _ => possible.collect(),
         };
@@ -153,16 +153,25 @@ fn preset_words(row: &sluice_shared::preset::PresetInfo) -> String {
 }
 
 impl RequestOptions {
-    /// Values from an earlier time, less those that are no longer understood.
+    /// Values from an earlier time, less those that are no longer understood. Earlier builds wrote flags that have other names
+    /// today.
     #[must_use]
     pub fn restored(values: &BTreeMap<String, String>) -> Self {
         let mut options = Self::default();
         for (name, value) in values {
-            let known = NAMES.into_iter().find(|known| known == name);
-            if let Some(name) = known {
-                // What was understood once may not be today; then it is left to the daemon.
-                let _ = options.set(name, value);
-            }
+            let is_field = |name: &str| NAMES.contains(&name);
+            let new = renames::flag(name, is_field).unwrap_or(name);
+            let Some(known) = NAMES.into_iter().find(|known| *known == new) else {
+                continue;
+            };
+            // The keys of this value were renamed as well.
+            let reuse = value.parse::<KvCacheReuse>().ok();
+            let value = match reuse.filter(|_| new == "kv-cache" && name != new) {
+                Some(reuse) => reuse.to_string(),
+                None => value.clone(),
+            };
+            // What was understood once may not be today; then it is left to the daemon.
+            let _ = options.set(known, &value);
         }
         options
     }
@@ -182,10 +191,10 @@ impl RequestOptions {
         self.values.get(name).map(String::as_str)
     }
 
-    /// The dial's position, where one is set.
+    /// The preset, where one is set.
     #[must_use]
     pub fn preset(&self) -> Option<Preset> {
-        self.value("dial")?.parse().ok()
+        self.value("preset")?.parse().ok()
     }
 
     /// Sets a field, or with nothing leaves it to the daemon.
@@ -260,8 +269,8 @@ fn in_a_line(error: &str) -> String {
 /// Why the loaded model takes no such setting.
 #[must_use]
 pub fn unfit(field: &OptionField, shape: Option<&ModelShape>) -> Option<&'static str> {
-    let is_causal = shape?.mask_token_id.is_none();
-    match is_causal {
+    let is_autoregressive = shape?.mask_token_id.is_none();
+    match is_autoregressive {
         true if ONLY_MASKED_DIFFUSION.contains(&field.name) => {
             Some("the loaded model is autoregressive: it decodes one token per pass")
         }
@@ -338,7 +347,7 @@ pub fn advice(field: &OptionField, value: &str, snapshot: Option<&Snapshot>) -> 
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::{DecodingPreset as WireDial, Plan};
+    use sluice_proto::v1::{DecodingPreset as WirePreset, Plan};
 
     use super::*;
 
@@ -380,7 +389,7 @@ mod tests {
         let mut options = RequestOptions::default();
         for (name, value) in [
             ("length", " 64 "),
-            ("dial", "balanced"),
+            ("preset", "balanced"),
             ("temperature", "0.5"),
             ("stop", "a | -b"),
             ("system", "--be brief"),
@@ -391,12 +400,12 @@ mod tests {
         options.apply(&mut request);
         assert_eq!(
             (request.length, request.dial()),
-            (Some(64), WireDial::Balanced)
+            (Some(64), WirePreset::Balanced)
         );
         assert_eq!(request.stop, ["a", "-b"]);
         assert_eq!(options.system().as_deref(), Some("--be brief"));
         let flags = options.flags().expect("some are set");
-        assert!(flags.starts_with("--length 64 --dial balanced --temperature 0.5"));
+        assert!(flags.starts_with("--length 64 --preset balanced --temperature 0.5"));
         let again = RequestOptions::restored(&options.values());
         assert_eq!(again.values(), options.values());
         options.set("length", "").unwrap();
@@ -408,7 +417,7 @@ mod tests {
         let mut options = RequestOptions::default();
         for (name, value, words) in [
             ("length", "many", "invalid digit"),
-            ("dial", "slow", "known are exact"),
+            ("preset", "slow", "known are exact"),
             ("eos", "never", "possible values: stop, suppress, keep"),
             ("policy", "threshold:t=7", "t"),
             ("length", "-3", "invalid"),
@@ -453,9 +462,9 @@ mod tests {
             "{words}"
         );
         assert!(words.contains("128 passes of 500 ms"), "{words}");
-        let words = advice(field("dial"), "fast", None).join("\n");
+        let words = advice(field("preset"), "fast", None).join("\n");
         assert!(words.contains("policy factor:f=1"), "{words}");
-        let words = advice(field("cache"), "", None).join("\n");
+        let words = advice(field("kv-cache"), "", None).join("\n");
         assert!(
             words.contains("one of none, prefix, dual, vicinity"),
             "{words}"

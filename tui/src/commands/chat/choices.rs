@@ -2,6 +2,7 @@
 
 use clap::{ArgAction, CommandFactory, Parser};
 use sluice_proto::v1::GenerateRequest;
+use sluice_shared::renames;
 
 use crate::cli::AnswerArgs as Flags;
 
@@ -35,14 +36,20 @@ impl ChatChoices {
         self.now.apply(request);
     }
 
-    /// Sets a key; without a value, or with `default`, it is as it was at the start.
-    pub(super) fn set(&mut self, key: &str, value: Option<&str>) -> Result<(), String> {
-        let key = key.trim_start_matches('-').replace('_', "-");
+    /// Sets a key; without a value, or with `default`, it is as it was at the start. Gives what is to be said of a key that was
+    /// renamed.
+    pub(super) fn set(&mut self, key: &str, value: Option<&str>) -> Result<Option<String>, String> {
+        let mut key = key.trim_start_matches('-').replace('_', "-");
         let command = Line::command();
         let known: Vec<_> = command
             .get_arguments()
             .filter_map(|flag| flag.get_long())
             .collect();
+        let mut notice = None;
+        if let Some(new) = renames::flag(&key, |name| known.contains(&name)) {
+            notice = Some(format!("{key} is now {new}"));
+            key = new.to_owned();
+        }
         if !known.contains(&key.as_str()) {
             return Err(format!(
                 "unknown setting '{key}'; known are {}",
@@ -57,7 +64,7 @@ impl ChatChoices {
         }
         self.now = resolve(&self.base, &set)?;
         self.set = set;
-        Ok(())
+        Ok(notice)
     }
 
     /// What was set, a line each.
@@ -143,6 +150,17 @@ mod tests {
         let mut choices = ChatChoices::new(base);
         choices.set("length", Some("8")).unwrap();
         assert!(request(&choices).greedy);
+    }
+
+    #[test]
+    fn an_old_key_sets_the_new_one_and_says_so() {
+        let mut choices = ChatChoices::default();
+        let notice = choices.set("dial", Some("fast")).unwrap();
+        assert_eq!(notice.as_deref(), Some("dial is now preset"));
+        let notice = choices.set("window", Some("64")).unwrap();
+        assert_eq!(notice.as_deref(), Some("window is now suffix-window"));
+        assert_eq!(choices.set("preset", Some("quality")), Ok(None));
+        assert_eq!(choices.lines(), ["suffix-window 64", "preset quality"]);
     }
 
     #[test]

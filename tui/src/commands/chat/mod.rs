@@ -217,7 +217,8 @@ impl Talk {
     fn set(&mut self, choice: Option<(String, Option<String>)>) {
         if let Some((key, value)) = choice {
             match self.choices.set(&key, value.as_deref()) {
-                Ok(()) => {}
+                Ok(Some(notice)) => say(&notice),
+                Ok(None) => {}
                 Err(problem) => return say(&sanitise_line(&problem)),
             }
         }

@@ -1,4 +1,4 @@
-//! The chooser: what each level would lead to, beside what is in force, and what each position of the dial stands for.
+//! The chooser: what each level would lead to, beside what is in force, and what each preset stands for.
 
 mod about;
 mod choice;
@@ -307,7 +307,7 @@ fn choose_selected(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     choose(state, Some(level), budget_bytes, effects);
 }
 
-/// Has our requests take the selected position of the dial, or opens the form for any policy; asks first where answers will
+/// Has our requests take the selected preset, or opens the form for any policy; asks first where answers will
 /// differ.
 fn choose_preset(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     let Some(row) = PRESETS.get(state.levels.preset) else {
@@ -316,7 +316,8 @@ fn choose_preset(state: &mut DashboardState, effects: &mut Vec<Effect>) {
         return options::open(state, effects);
     };
     let present = state.options.preset();
-    let gives_up = row.preset != Preset::Exact && present.is_none_or(|dial| dial == Preset::Exact);
+    let gives_up =
+        row.preset != Preset::Exact && present.is_none_or(|preset| preset == Preset::Exact);
     if present == Some(row.preset) {
         state.tell(format!("our next request takes {} already", row.name));
     } else if gives_up {
@@ -330,10 +331,10 @@ fn choose_preset(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     }
 }
 
-/// Has our requests take a position of the dial.
-pub(in super::super) fn set_preset(state: &mut DashboardState, dial: Preset) {
-    match state.options.set("dial", dial.name()) {
-        Ok(()) => state.tell(format!("preset {dial} applies from the next request on")),
+/// Has our requests take a preset.
+pub(in super::super) fn set_preset(state: &mut DashboardState, preset: Preset) {
+    match state.options.set("preset", preset.name()) {
+        Ok(()) => state.tell(format!("preset {preset} applies from the next request on")),
         Err(problem) => state.warn(problem),
     }
 }

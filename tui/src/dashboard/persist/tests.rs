@@ -220,8 +220,34 @@ fn odd_contents_are_left_out_and_unknown_fields_ignored() {
     kept.restore(&mut state, FixedLooks::default());
     assert_eq!((state.chat.conversations.len(), state.chat.open), (2, 1));
     let flags = state.options.flags();
-    assert_eq!(flags.as_deref(), Some("--dial fast"));
+    assert_eq!(flags.as_deref(), Some("--preset fast"));
     assert_eq!(state.paint.theme, Theme::Terminal);
+}
+
+#[test]
+fn options_of_earlier_builds_open_by_their_new_names() {
+    let text = r#"{"version":1,"options":{"dial":"fast","cache":"dual:behind=32","window":"64",
+        "grow":"append","length":"64"}}"#;
+    let (_folder, path) = file();
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, text).unwrap();
+    let mut state = state();
+    let kept = load(&path).unwrap().unwrap();
+    kept.restore(&mut state, FixedLooks::default());
+    let written = PersistedState::of(&state).options.into_iter();
+    let written: Vec<_> = written
+        .map(|(name, value)| format!("{name} {value}"))
+        .collect();
+    assert_eq!(
+        written,
+        [
+            "canvas-growth append",
+            "kv-cache dual:recompute-before=32",
+            "length 64",
+            "preset fast",
+            "suffix-window 64",
+        ]
+    );
 }
 
 #[test]

@@ -388,12 +388,12 @@ fn the_form_with_an_error_in_a_field() {
     pictures("options", &state);
     press(&mut state, KeyCode::Esc);
     let screen = shown(&state, SIZES[1]);
-    assert!(screen.contains("--length 64 --dial quality"), "{screen}");
+    assert!(screen.contains("--length 64 --preset quality"), "{screen}");
     let request = send(&mut state, "hello");
     assert_eq!((request.length, request.top_k), (Some(64), Some(4)));
     press(&mut state, KeyCode::F(3));
     press(&mut state, KeyCode::Char('d'));
-    assert_eq!(state.options.value("dial"), None);
+    assert_eq!(state.options.value("preset"), None);
 }
 
 #[test]

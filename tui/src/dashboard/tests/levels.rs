@@ -442,7 +442,7 @@ fn the_dial_shows_what_requests_came_to() {
         feed(&mut state, request(id, done));
     }
     press(&mut state, KeyCode::Tab);
-    state.options.set("dial", "balanced").expect("known");
+    state.options.set("preset", "balanced").expect("known");
     state.levels.preset = 2;
     pictures("dial", &state);
 }

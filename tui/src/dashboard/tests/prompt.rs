@@ -75,7 +75,7 @@ fn the_prompt_says_what_it_is_sent_with() {
         "{screen}"
     );
     state.options.set("system", "be brief").expect("any text");
-    state.options.set("dial", "balanced").expect("known");
+    state.options.set("preset", "balanced").expect("known");
     press(&mut state, KeyCode::Char('i'));
     write(&mut state, "hello");
     press(&mut state, KeyCode::Enter);
@@ -90,7 +90,7 @@ fn the_prompt_says_what_it_is_sent_with() {
     feed(&mut state, own(3, done(3, "hi", FinishReason::Eos)));
     let screen = shown(&state, (140, 40));
     assert!(
-        screen.contains("Prompt · conversation 1, 1 answer · context 144 of 256, nearly full · --dial balanced · sluice-demo · system \"be brief\""),
+        screen.contains("Prompt · conversation 1, 1 answer · context 144 of 256, nearly full · --preset balanced · sluice-demo · system \"be brief\""),
         "{screen}"
     );
 }
