@@ -37,9 +37,9 @@ pub struct PresetInfo {
     pub policy: &'static str,
     /// As after `--cache`.
     pub kv_cache: &'static str,
-    /// As after `--window`; unset: none.
+    /// As after `--suffix-window`; unset: none.
     pub suffix_window: Option<u32>,
-    /// As after `--grow`.
+    /// As after `--canvas-growth`.
     pub canvas_growth: &'static str,
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Everything that is wanted from a machine with an NVIDIA card, in one command:
+"""Everything that is wanted from a machine with an NVIDIA GPU, in one command:
 
     python3 tools/measure/on_card.py OUT [--minutes 60]
 
@@ -17,11 +17,11 @@ Where a command may take ten minutes at most, several runs make the whole:
     … OUT --minutes 9 --parts check,standard,pytorch
     … OUT --minutes 9 --parts pytorch-offload,operations,requests
     … OUT --minutes 9 --parts moderate,aggressive,dual-cache,pytorch-dual-cache
-    … OUT --minutes 9 --parts mild        also codes the checkpoint without loss (11 GB), which takes long; no part unless named
+    … OUT --minutes 9 --parts mild        also compresses the checkpoint losslessly (11 GB), which takes long; no part unless named
 
-A try at a small size, on any card or what stands in for one:
+A try at a small size, on any GPU or what stands in for one:
 
-    … OUT --shape "--layers 2 --width 256 --heads 4 --mlp-width 512 --vocabulary 512" --budgets 1GB --requests 10 --canvas 32
+    … OUT --shape "--layers 2 --hidden-size 256 --attention-heads 4 --intermediate-size 512 --vocab-size 512" --budgets 1GB --requests 10 --canvas 32
 """
 
 import argparse
@@ -213,7 +213,7 @@ def machine(sluiced):
     """What the figures were made on."""
     fields = "name,driver_version,memory.total,memory.used,pcie.link.gen.max,pcie.link.width.max,clocks.max.sm,clocks.max.mem,power.limit"
     return {
-        "cards": output("nvidia-smi", f"--query-gpu={fields}", "--format=csv"),
+        "gpus": output("nvidia-smi", f"--query-gpu={fields}", "--format=csv"),
         "system": platform.platform(),
         "processors": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -261,10 +261,10 @@ class Makers:
         model = self.work / "model"
         return self.make("synth", model, [self.sluiced, "synth", *shlex.split(self.arguments.shape), model])
 
-    def coded(self):
-        model, coded = self.model(), self.work / "model.sluice"
-        compress = [self.sluiced, "compress", model, "--output", coded, "--coder", "palette"]
-        return model and self.make("compress", coded, compress)
+    def compressed(self):
+        model, compressed = self.model(), self.work / "model.sluice"
+        compress = [self.sluiced, "compress", model, "--output", compressed, "--coder", "dictionary"]
+        return model and self.make("compress", compressed, compress)
 
 
 def commands(arguments, makers):
@@ -294,9 +294,9 @@ def commands(arguments, makers):
         "requests": lambda: [*check, "--no-operations", "--requests", arguments.requests],
         "moderate": lambda: times(makers.model(), "--levels", "moderate", *streamed),
         "aggressive": lambda: times(makers.model(), "--levels", "aggressive", *streamed),
-        "dual-cache": lambda: times(makers.model(), "--cache", "dual"),
+        "dual-cache": lambda: times(makers.model(), "--kv-cache", "dual"),
         "pytorch-dual-cache": lambda: pytorch("--passes", arguments.passes, "--dual-cache"),
-        "mild": lambda: times(makers.coded(), "--levels", "mild", *streamed),
+        "mild": lambda: times(makers.compressed(), "--levels", "mild", *streamed),
     }
 
 
@@ -315,7 +315,7 @@ def main():
     parser.add_argument("--work", type=Path, help="folder for what is large [default: OUT]")
     parser.add_argument("--sluiced", type=Path)
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--shape", default="--preset llada-8b", help="what `sluiced synth` writes, unless --model names one")
+    parser.add_argument("--shape", default="--shape llada-8b", help="what `sluiced synth` writes, unless --model names one")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--pytorch-device", help="another device for PyTorch, such as cpu")
     parser.add_argument("--budgets", default="4GB,6GB,8GB,12GB")

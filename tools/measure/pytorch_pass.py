@@ -3,13 +3,13 @@
 
     python3 pytorch_pass.py DIR [--canvas 128,512] [--passes 8] [--device cuda] [--dtype bfloat16]
     python3 pytorch_pass.py DIR --offload 4GB,8GB        beside `sluice-gpu bench --model DIR --budgets 4GB,8GB`
-    python3 pytorch_pass.py DIR --dual-cache             beside `sluice-gpu bench --model DIR --cache dual`
+    python3 pytorch_pass.py DIR --dual-cache             beside `sluice-gpu bench --model DIR --kv-cache dual`
 
 Each pass is timed with two samplers. "reference" does what LLaDA's generate.py does: the head for the whole canvas, all of its
 soft-max in 64 bits. "lean" does what Sluice does: the last layer (but for keys and values) and the head for the 32 rows of a
 block, choice and confidence of each. Attention is PyTorch's fused one.
 
-With --offload, as many layers as the budget has room for stay on the card, beside what a pass takes and the largest tensor;
+With --offload, as many layers as the budget has room for stay on the GPU, beside what a pass takes and the largest tensor;
 the budget is for these alone, without what the driver takes for PyTorch. Each tensor of the others is moved there right
 before it is used, waited for, and let go of, as accelerate's hooks do: once from ordinary memory, once from pinned memory.
 With --dual-cache, a block's first pass computes the whole canvas and keeps all keys and values, those after it compute the
@@ -170,10 +170,10 @@ def choose(hidden, block, weights, sampler):
 class Timer:
     def __init__(self, arguments, config):
         self.arguments, self.config = arguments, config
-        self.is_card = arguments.device.startswith("cuda")
+        self.is_gpu = arguments.device.startswith("cuda")
 
     def wait(self):
-        if self.is_card:
+        if self.is_gpu:
             torch.cuda.synchronize()
 
     def passes(self, weights, canvas, sampler, dual_cache):
@@ -185,7 +185,7 @@ class Timer:
         mask = config["mask_token_id"]
         angles = rotation(config, canvas, device)
         seconds, computed = [], []
-        if self.is_card:
+        if self.is_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         with torch.inference_mode():
@@ -215,7 +215,7 @@ class Timer:
             {"rows": rows, "median_s": statistics.median(s for s, r in zip(seconds, computed) if r == rows)}
             for rows in sorted(set(computed))
         ]
-        if self.is_card:
+        if self.is_gpu:
             # What tensors took, and what PyTorch had of the driver for them.
             entry["peak_bytes"] = torch.cuda.max_memory_allocated()
             entry["peak_reserved_bytes"] = torch.cuda.max_memory_reserved()
@@ -261,7 +261,7 @@ def main():
     report["dual_cache"] = arguments.dual_cache
     report |= {"passes": [], "failures": [], "stopped": True}
     try:
-        if timer.is_card:
+        if timer.is_gpu:
             report["name"] = torch.cuda.get_device_name(arguments.device)
         measure(timer, end, report)
     except Stopped:
@@ -285,7 +285,7 @@ def measure(timer, end, report):
     arguments, config = timer.arguments, timer.config
     tensors = read(arguments.folder, getattr(torch, arguments.dtype))
     # What is pinned stays pinned, so that comes last.
-    memories = (False, True) if timer.is_card else (False,)
+    memories = (False, True) if timer.is_gpu else (False,)
     ways = [{"budget": budget, "pinned": pinned} for pinned in memories for budget in arguments.offload]
     weights = placed = None
     for way, canvas, sampler in itertools.product(ways or [{}], arguments.canvas, arguments.samplers):
@@ -299,7 +299,7 @@ def measure(timer, end, report):
             if weights is None or wanted != placed:
                 # Before the next ones come.
                 weights = None
-                if timer.is_card:
+                if timer.is_gpu:
                     torch.cuda.empty_cache()
                 weights = place(tensors, arguments.device, working=wanted[1] if way else 0, **way)
                 placed = wanted

@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo run -p sluice-daemon --bin sluiced -- \
-//!     synth --layers 12 --width 1536 --heads 12 --mlp-width 4608 --vocabulary 49152 DIR
+//!     synth --layers 12 --hidden-size 1536 --attention-heads 12 --intermediate-size 4608 --vocab-size 49152 DIR
 //! cargo run -p sluice-measure --example pass_efficiency -- DIR [LEVEL] [ROUNDS] [CANVAS]...
 //! ```
 //!
