@@ -507,9 +507,11 @@ mod tests {
         assert!(usage_error(&["generate", "x", "--tokens", "1"]).contains("cannot be used"));
         assert!(usage_error(&["generate", "x", "--length", "-3"]).contains("-3"));
         assert!(usage_error(&["generate", "x", "--policy", "fast"]).contains("known are"));
-        assert!(usage_error(&["generate", "x", "--cache", "both"]).contains("known are none"));
-        assert!(usage_error(&["generate", "x", "--dial", "slow"]).contains("known are exact"));
-        assert!(usage_error(&["generate", "x", "--grow", "up"]).contains("known are fixed"));
+        assert!(usage_error(&["generate", "x", "--kv-cache", "both"]).contains("known are none"));
+        assert!(usage_error(&["generate", "x", "--preset", "slow"]).contains("known are exact"));
+        assert!(
+            usage_error(&["generate", "x", "--canvas-growth", "up"]).contains("known are fixed")
+        );
         assert!(usage_error(&["generate", "x", "--speculate", "draft:branches=0"]).contains("15"));
         assert!(usage_error(&["bench", "--concurrent", "0"]).contains("1..=64"));
         assert!(usage_error(&["generate", "x", "--pin", "0"]).contains("POS:TEXT"));
@@ -517,8 +519,8 @@ mod tests {
         assert!(usage_error(&["level", "fast"]).contains("known are off, standard"));
         assert!(usage_error(&["plan", "--budget", "much"]).contains("4GiB"));
         assert!(usage_error(&["budget", "-1"]).contains("-1"));
-        assert!(usage_error(&["plan", "--model", "x", "--preset", "y"]).contains("cannot"));
-        assert!(usage_error(&["plan", "x", "--preset", "y"]).contains("cannot"));
+        assert!(usage_error(&["plan", "--model", "x", "--shape", "y"]).contains("cannot"));
+        assert!(usage_error(&["plan", "x", "--shape", "y"]).contains("cannot"));
         assert!(usage_error(&["plan", "x", "--model", "y"]).contains("cannot"));
         for id in ["abc", "-1", "1.5", "99999999999999999999"] {
             assert!(usage_error(&["cancel", "--", id]).contains("`sluice requests` shows"));
@@ -535,7 +537,7 @@ mod tests {
             ["generate", "x", "--length", "0"],
             ["generate", "x", "--temperature", "NaN"],
             ["generate", "x", "--temperature", "-1"],
-            ["generate", "", "--cache", "prefix"],
+            ["generate", "", "--kv-cache", "prefix"],
         ] {
             let all = ["sluice"].iter().chain(&arguments);
             assert!(Cli::try_parse_from(all).is_ok(), "{arguments:?}");

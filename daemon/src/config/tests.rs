@@ -114,7 +114,7 @@ fn a_wrong_file_is_named_with_line_and_column() {
         "{unknown}"
     );
     let utf8 = problem(b"queue = 1\nlog = \"\xff\"\n");
-    assert_eq!(utf8, "f.toml:2:8: is not UTF-8 here");
+    assert_eq!(utf8, "f.toml:2:8: is not valid UTF-8");
     let device = problem(b"device = \"gpu\"\n");
     assert!(
         device.starts_with("f.toml:1:10: device: 'gpu' is none of auto"),
@@ -326,9 +326,9 @@ fn levels_and_budgets_that_make_no_sense_are_refused() {
         "{level}"
     );
     for (budget, words) in [
-        ("-1", "no amount of memory"),
+        ("-1", "is not an amount of memory"),
         ("0", "leaves no memory"),
-        ("lots", "no amount of memory"),
+        ("lots", "is not an amount of memory"),
         ("999999999TiB", "more than any machine has"),
     ] {
         let error = wrong("SLUICE_BUDGET", budget);
@@ -584,8 +584,8 @@ fn a_port_is_opened_when_a_layer_names_one_and_only_on_the_loopback_interface() 
     assert!(printed.contains(expected), "{printed}");
 
     for (text, problem) in [
-        ("0.0.0.0:1", "can be reached from other machines"),
-        ("[::ffff:10.0.0.1]:1", "can be reached from other machines"),
+        ("0.0.0.0:1", "is reachable from other machines"),
+        ("[::ffff:10.0.0.1]:1", "is reachable from other machines"),
         ("50051", "is no address with a port"),
         ("127.0.0.1", "is no address with a port"),
         ("127.0.0.1:65536", "is no address with a port"),

@@ -53,8 +53,8 @@ async fn a_card_writes_what_the_cpu_writes() {
 
     let held = [("STAND_IN_HELD", "1073741824")];
     let cache = TempDir::new().unwrap();
-    let cache_flag = format!("--cache={}", cache.path().display());
-    let arguments = ["--device", "cuda:0", "--compute", "f32", &cache_flag];
+    let cache_flag = format!("--weight-cache={}", cache.path().display());
+    let arguments = ["--device", "cuda:0", "--compute-dtype", "f32", &cache_flag];
     let card = start(libraries, &held, &arguments).await;
     let events = generate(&card, request()).await.unwrap();
     let text = &done(&events).text;
@@ -363,7 +363,7 @@ async fn a_plan_says_which_card_it_is_for() {
     let folder = TempDir::new().unwrap();
     let plan = async |environment: &[(&str, &str)], device: &[&str]| {
         let output = command(folder.path(), libraries, environment)
-            .args(["plan", "--preset", "llada-8b", "--budget", "16GiB"])
+            .args(["plan", "--shape", "llada-8b", "--budget", "16GiB"])
             .args(device)
             .output();
         let output = within("the plan", output).await.unwrap();
@@ -371,7 +371,7 @@ async fn a_plan_says_which_card_it_is_for() {
         assert!(output.status.success(), "{said}");
         String::from_utf8(output.stdout).unwrap()
     };
-    let card = plan(&[], &["--device", "cuda", "--compute", "f16"]).await;
+    let card = plan(&[], &["--device", "cuda", "--compute-dtype", "f16"]).await;
     assert!(card.contains("\ncontext "), "{card}");
     assert!(card.contains("which computes in f16"), "{card}");
     let cpu = plan(&[("STAND_IN_DEVICES", "0")], &[]).await;

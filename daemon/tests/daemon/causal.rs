@@ -12,7 +12,7 @@ use crate::support::{Daemon, chat, checkpoints, done, generate, run, tokens, wit
 #[tokio::test]
 async fn the_reference_tokens_come_out_one_by_one() {
     let folder = checkpoints::fixture("llama-tiny");
-    let daemon = Daemon::with_model(&folder, &["--kv", "f32"]).await;
+    let daemon = Daemon::with_model(&folder, &["--kv-cache-format", "f32"]).await;
     let snapshot = daemon.snapshot().await;
     assert_eq!(snapshot.settings.unwrap().kv, "f32");
     let shape = snapshot.model.unwrap().shape.unwrap();
@@ -95,7 +95,7 @@ async fn text_grows_in_whole_characters_and_ends_before_a_stop() {
 async fn keys_and_values_that_are_rounded_make_no_exact_answer() {
     for (kv, is_exact) in [("auto", false), ("q8_0", false), ("f32", true)] {
         let folder = checkpoints::fixture("llama-tiny");
-        let daemon = Daemon::with_model(&folder, &["--kv", kv]).await;
+        let daemon = Daemon::with_model(&folder, &["--kv-cache-format", kv]).await;
         let events = generate(&daemon, tokens(&[1, 2, 3], 4)).await.unwrap();
         let told: Vec<_> = (events.iter())
             .filter_map(|event| match event {
@@ -202,14 +202,18 @@ async fn keys_and_values_are_planned() {
         let folder = TempDir::new().unwrap();
         let ask = [
             "plan",
-            "--preset",
+            "--shape",
             "tinyllama-1.1b",
             "--canvas",
             "2048",
             "--budget",
             "8GiB",
         ];
-        let output = run(folder.path(), &[&ask[..], &["--kv", kv, "--json"]].concat()).await;
+        let output = run(
+            folder.path(),
+            &[&ask[..], &["--kv-cache-format", kv, "--json"]].concat(),
+        )
+        .await;
         assert_eq!(output.status.code(), Some(i32::from(exit::OK)));
         let json: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(

@@ -30,14 +30,14 @@ fn stdout(output: &Output) -> String {
 
 async fn synthetic(folder: &Path, name: &str, layers: u32, width: u32) {
     let layers = format!("--layers={layers}");
-    let width = format!("--width={width}");
+    let width = format!("--hidden-size={width}");
     let arguments = [
         "synth",
         &layers,
         &width,
-        "--heads=8",
-        "--mlp-width=1024",
-        "--vocabulary=600",
+        "--attention-heads=8",
+        "--intermediate-size=1024",
+        "--vocab-size=600",
         name,
     ];
     let output = run(folder, &arguments).await;

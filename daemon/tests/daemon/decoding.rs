@@ -221,7 +221,7 @@ async fn what_does_not_go_together_is_refused_and_the_daemon_lives_on() {
 
 #[tokio::test]
 async fn the_daemons_dial_is_for_requests_that_say_nothing() {
-    let daemon = tiny(&["--dial", "balanced"]).await;
+    let daemon = tiny(&["--preset", "balanced"]).await;
     let told = async |request| {
         let events = generate(&daemon, request).await.unwrap();
         let started = started(&events).clone();
@@ -252,7 +252,7 @@ async fn the_daemons_dial_is_for_requests_that_say_nothing() {
 #[tokio::test]
 async fn a_causal_model_has_no_dial() {
     let folder = checkpoints::fixture("llama-tiny");
-    let daemon = Daemon::with_model(&folder, &["--dial", "fast"]).await;
+    let daemon = Daemon::with_model(&folder, &["--preset", "fast"]).await;
     let with = |dial: v1::DecodingPreset| v1::GenerateRequest {
         dial: dial.into(),
         ..tokens(&[1, 2, 3], 4)

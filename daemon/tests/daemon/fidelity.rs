@@ -234,7 +234,7 @@ async fn each_wrong_measurement_is_explained_and_the_daemon_lives_on() {
 #[tokio::test]
 async fn mild_of_a_plain_folder_loses_nothing() {
     let cache = tempfile::TempDir::new().unwrap();
-    let cache = format!("--cache={}", cache.path().display());
+    let cache = format!("--weight-cache={}", cache.path().display());
     let daemon = Daemon::with_model(checkpoints::slow(), &[&cache]).await;
     let result = measure(&daemon, at("mild", ids(&[vec![1, 2, 3]])))
         .await

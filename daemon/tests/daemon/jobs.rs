@@ -48,10 +48,10 @@ impl Setting {
         let arguments = [
             "synth",
             "--layers=10",
-            "--width=512",
-            "--heads=8",
-            "--mlp-width=1024",
-            "--vocabulary=600",
+            "--hidden-size=512",
+            "--attention-heads=8",
+            "--intermediate-size=1024",
+            "--vocab-size=600",
             "source",
         ];
         let output = run(self.folder.path(), &arguments).await;

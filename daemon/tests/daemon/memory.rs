@@ -17,10 +17,10 @@ const UNLOADED_MAX: u64 = 24 * MIB;
 const SYNTH: [&str; 7] = [
     "synth",
     "--layers=6",
-    "--width=1024",
-    "--heads=16",
-    "--mlp-width=3072",
-    "--vocabulary=15360",
+    "--hidden-size=1024",
+    "--attention-heads=16",
+    "--intermediate-size=3072",
+    "--vocab-size=15360",
     "model",
 ];
 

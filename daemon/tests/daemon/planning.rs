@@ -23,7 +23,7 @@ fn text(bytes: &[u8]) -> String {
 
 #[tokio::test]
 async fn a_published_shape_is_planned_without_a_file() {
-    let ask = ["--preset", "llada-8b", "--budget", "4GiB", "--canvas", "64"];
+    let ask = ["--shape", "llada-8b", "--budget", "4GiB", "--canvas", "64"];
     let output = plan(&[&ask[..], &["--json"]].concat()).await;
     assert_eq!(code(&output), exit::OK, "{}", text(&output.stderr));
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -65,31 +65,31 @@ async fn a_checkpoint_is_planned_from_its_headers() {
 
 #[tokio::test]
 async fn what_can_not_be_planned_is_explained() {
-    let preset = ["--preset", "llada-8b"];
+    let preset = ["--shape", "llada-8b"];
     let cases: [(&[&str], u8, &[&str]); 7] = [
         (
-            &["--preset", "gpt-9"],
+            &["--shape", "gpt-9"],
             exit::USAGE,
             &["gpt-9", "llada-8b", "dream-7b"],
         ),
-        (&[], exit::USAGE, &["--preset", "--model"]),
+        (&[], exit::USAGE, &["--shape", "--model"]),
         (
-            &["--preset", "llada-8b", "--level", "extreme"],
+            &["--shape", "llada-8b", "--level", "extreme"],
             exit::USAGE,
             &["known are off, standard"],
         ),
         (
-            &["--preset", "llada-8b", "--budget", "-5"],
+            &["--shape", "llada-8b", "--budget", "-5"],
             exit::USAGE,
             &["write it like 4GiB"],
         ),
         (
-            &["--preset", "llada-8b", "--canvas", "0"],
+            &["--shape", "llada-8b", "--canvas", "0"],
             exit::USAGE,
             &["canvas: must be at least 1"],
         ),
         (
-            &["--preset", "llada-8b", "--canvas", "4097"],
+            &["--shape", "llada-8b", "--canvas", "4097"],
             exit::FAILURE,
             &["a canvas of 4097 exceeds the model's context of 4096"],
         ),

@@ -215,7 +215,7 @@ async fn restore_goes_back_to_what_the_model_was_loaded_with() {
 #[tokio::test]
 async fn every_level_is_switched_to_from_a_plain_folder_and_what_can_not_be_had_is_said() {
     let cache = tempfile::TempDir::new().unwrap();
-    let cache = format!("--cache={}", cache.path().display());
+    let cache = format!("--weight-cache={}", cache.path().display());
     let daemon = slow(&[&cache]).await;
     let request = || tokens(&[1, 2, 3], 16);
     let expected = done(&generate(&daemon, request()).await.unwrap()).clone();
@@ -446,7 +446,7 @@ async fn how_long_it_takes_is_told_for_the_canvas_that_was_asked_for() {
 async fn what_is_streamed_at_a_lossy_level_is_converted_into_the_cache() {
     let cache = tempfile::TempDir::new().unwrap();
     let folder = cache.path().join("copies");
-    let daemon = slow(&["--cache", folder.to_str().unwrap()]).await;
+    let daemon = slow(&["--weight-cache", folder.to_str().unwrap()]).await;
     let moderate = v1::PlanRequest {
         level: Some("moderate".to_owned()),
         ..Default::default()

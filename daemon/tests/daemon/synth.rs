@@ -10,13 +10,13 @@ use crate::support::{Daemon, done, generate, run, tokens};
 const TINY: [&str; 12] = [
     "synth",
     "--layers=2",
-    "--width=64",
-    "--heads=4",
+    "--hidden-size=64",
+    "--attention-heads=4",
     "--kv-heads=2",
-    "--mlp-width=160",
-    "--vocabulary=300",
-    "--context=128",
-    "--format=f32",
+    "--intermediate-size=160",
+    "--vocab-size=300",
+    "--context-length=128",
+    "--dtype=f32",
     "--seed=5",
     "--threads=2",
     "model",
@@ -79,7 +79,7 @@ async fn what_makes_no_model_is_refused_before_anything_is_written() {
     let folder = TempDir::new().unwrap();
     let cases: [(&[&str], &[&str]); 4] = [
         (
-            &["synth", "--preset", "gpt-9", "model"],
+            &["synth", "--shape", "gpt-9", "model"],
             &[
                 "gpt-9",
                 "llada-8b",
@@ -89,10 +89,10 @@ async fn what_makes_no_model_is_refused_before_anything_is_written() {
                 "dream-7b",
             ],
         ),
-        (&["synth", "model"], &["--preset", "--layers"]),
-        (&["synth", "--preset", "llada-8b"], &["<DIR>"]),
+        (&["synth", "model"], &["--shape", "--layers"]),
+        (&["synth", "--shape", "llada-8b"], &["<DIR>"]),
         (
-            &["synth", "--preset", "llada-8b", "--layers", "2", "model"],
+            &["synth", "--shape", "llada-8b", "--layers", "2", "model"],
             &["--layers", "cannot be used with"],
         ),
     ];
@@ -104,21 +104,30 @@ async fn what_makes_no_model_is_refused_before_anything_is_written() {
         }
     }
     for (change, words) in [
-        ("--heads=7", "--heads is 7, which does not share 64 out"),
-        ("--heads=0", "--heads is 0, not a whole number from 1 to 64"),
+        (
+            "--attention-heads=7",
+            "--attention-heads is 7, which does not share 64 out",
+        ),
+        (
+            "--attention-heads=0",
+            "--attention-heads is 0, not a whole number from 1 to 64",
+        ),
         ("--kv-heads=3", "--kv-heads is 3, which does not divide"),
         (
             "--layers=0",
             "--layers is 0, not a whole number from 1 to 4096",
         ),
-        ("--width=99999999999", "--width is 99999999999, not a"),
-        ("--vocabulary=0", "--vocabulary is 0"),
         (
-            "--context=18446744073709551615",
-            "--context is 18446744073709551615",
+            "--hidden-size=99999999999",
+            "--hidden-size is 99999999999, not a",
         ),
-        ("--mlp-width=-1", "--mlp-width"),
-        ("--format=q4_k", "bf16, f16, f32"),
+        ("--vocab-size=0", "--vocab-size is 0"),
+        (
+            "--context-length=18446744073709551615",
+            "--context-length is 18446744073709551615",
+        ),
+        ("--intermediate-size=-1", "--intermediate-size"),
+        ("--dtype=q4_k", "bf16, f16, f32"),
         ("--seed=red", "--seed"),
         ("--threads=0", "must lie between 1 and 1024"),
     ] {
@@ -130,10 +139,10 @@ async fn what_makes_no_model_is_refused_before_anything_is_written() {
     let absurd = [
         "synth",
         "--layers=4096",
-        "--width=65536",
-        "--heads=64",
-        "--mlp-width=65536",
-        "--vocabulary=65536",
+        "--hidden-size=65536",
+        "--attention-heads=64",
+        "--intermediate-size=65536",
+        "--vocab-size=65536",
         "model",
     ];
     let output = run(folder.path(), &absurd).await;

@@ -14,11 +14,11 @@ use crate::support::{
 const LATE: [&str; 8] = [
     "synth",
     "--layers=8",
-    "--width=1024",
-    "--heads=16",
-    "--mlp-width=3072",
-    "--vocabulary=2048",
-    "--context=256",
+    "--hidden-size=1024",
+    "--attention-heads=16",
+    "--intermediate-size=3072",
+    "--vocab-size=2048",
+    "--context-length=256",
     "late",
 ];
 

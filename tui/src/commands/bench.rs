@@ -309,15 +309,15 @@ mod tests {
     #[test]
     fn each_position_of_the_dial_is_a_row() {
         assert_eq!(presets(&parsed(&[])), [None]);
-        let asked = parsed(&["--dial", "exact,fast,exact"]);
+        let asked = parsed(&["--preset", "exact,fast,exact"]);
         assert_eq!(presets(&asked), [Some(Preset::Exact), Some(Preset::Fast)]);
-        let all = presets(&parsed(&["--all-dials"]));
+        let all = presets(&parsed(&["--all-presets"]));
         assert_eq!(all.len(), PRESETS.len());
     }
 
     #[test]
     fn seeds_differ_between_answers_and_not_between_rows() {
-        let arguments = parsed(&["--repeat", "2", "--seed", "5", "--cache", "dual"]);
+        let arguments = parsed(&["--repeat", "2", "--seed", "5", "--kv-cache", "dual"]);
         let inputs = inputs(&arguments).unwrap();
         let of = |dial| requests(&arguments, &inputs, Some(dial));
         let seeds = |requests: &[GenerateRequest]| -> Vec<_> {

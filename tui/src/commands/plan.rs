@@ -120,7 +120,7 @@ mod tests {
         let all = [
             "sluice",
             "plan",
-            "--preset",
+            "--shape",
             "llada-8b",
             "--level",
             "mild",
@@ -128,7 +128,7 @@ mod tests {
             "4GiB",
             "--embedding",
             "host",
-            "--auto-factor",
+            "--max-slowdown",
             "2.5",
             "--canvas",
             "64",
@@ -147,7 +147,7 @@ mod tests {
                 "--level=mild",
                 "--budget=4294967296",
                 "--embedding=host",
-                "--auto-factor=2.5",
+                "--max-slowdown=2.5",
                 "--canvas=64",
                 "--requests=2",
                 "--json"

@@ -458,7 +458,7 @@ mod tests {
         };
         let words = advice(field("length"), "128", Some(&snapshot)).join("\n");
         assert!(
-            words.contains("at level aggressive at most 64 is advised"),
+            words.contains("level aggressive recommends at most 64"),
             "{words}"
         );
         assert!(words.contains("128 passes of 500 ms"), "{words}");

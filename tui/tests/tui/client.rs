@@ -196,7 +196,7 @@ fn measured() -> Vec<ScriptStep> {
 #[test]
 fn a_bench_has_a_row_for_each_position_of_the_dial() {
     let fake = FakeDaemon::start(measured());
-    let output = fake.output(&["bench", "--dial", "exact,fast", "--repeat", "2"]);
+    let output = fake.output(&["bench", "--preset", "exact,fast", "--repeat", "2"]);
     assert_eq!((code(&output), &*stderr(&output)), (0, ""));
     let table = stdout(&output);
     let lines: Vec<Vec<&str>> = table
@@ -466,7 +466,7 @@ fn exit_codes_tell_wrong_usage_from_an_absent_daemon() {
         &["score", "alone"],
         &["level", "fast"],
         &["budget", "much"],
-        &["plan", "--model", "x", "--preset", "y"],
+        &["plan", "--model", "x", "--shape", "y"],
         &["frobnicate"],
     ] {
         assert_eq!(code(&run(arguments)), 64, "{arguments:?}");

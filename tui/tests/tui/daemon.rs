@@ -163,7 +163,7 @@ fn a_bench_tells_what_the_dial_buys() {
     let daemon = Daemon::start();
     let output = daemon.run(&[
         "bench",
-        "--dial",
+        "--preset",
         "exact,fast",
         "--length",
         "64",
@@ -267,7 +267,12 @@ fn what_the_daemon_refuses_is_explained_and_does_it_no_harm() {
             "block",
         ),
         (
-            &["generate", "hi", "--cache", "dual:keep=0.5,behind=3"],
+            &[
+                "generate",
+                "hi",
+                "--kv-cache",
+                "dual:keep=0.5,recompute-before=3",
+            ],
             "keep",
         ),
         (&["generate", "--tokens", "4294967295"], "4294967295"),

@@ -181,7 +181,7 @@ fn a_plan_is_asked_for_as_it_was_written() {
     let output = fake.output(&["plan", "--model", "./some/model", "--budget", "6GiB"]);
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     assert!(stdout(&output).contains("fake at level standard within 4.00 GiB"));
-    let output = fake.output(&["plan", "--preset", "llada-8b", "--level", "mild", "--json"]);
+    let output = fake.output(&["plan", "--shape", "llada-8b", "--level", "mild", "--json"]);
     let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("an object");
     for key in ["peak_bytes", "pass_ms", "streamed_bytes_per_pass"] {
         assert!(value[key].is_number(), "{key} in {value}");
@@ -228,7 +228,7 @@ fn without_a_daemon_the_sibling_makes_the_plan() {
             .output()
             .unwrap()
     };
-    let alone = run(&["--preset", "llada-8b"]);
+    let alone = run(&["--shape", "llada-8b"]);
     assert_eq!(code(&alone), 1);
     assert!(
         stderr(&alone).contains("there is no sluiced"),
@@ -237,17 +237,17 @@ fn without_a_daemon_the_sibling_makes_the_plan() {
     );
     let sibling = folder.path().join("sluiced");
     symlink("/bin/echo", &sibling).unwrap();
-    let output = run(&["--preset", "llada-8b", "--budget", "1KiB", "--json"]);
+    let output = run(&["--shape", "llada-8b", "--budget", "1KiB", "--json"]);
     assert_eq!(
         stdout(&output),
         "plan --preset=llada-8b --budget=1024 --json\n"
     );
     std::fs::remove_file(&sibling).unwrap();
     symlink("/bin/false", &sibling).unwrap();
-    let output = run(&["--preset", "llada-8b"]);
+    let output = run(&["--shape", "llada-8b"]);
     assert_eq!((code(&output), stderr(&output).as_str()), (1, ""));
     // The loaded model's plan is only the daemon's to make.
     let output = run(&[]);
     assert_eq!(code(&output), 69);
-    assert!(stderr(&output).contains("--preset"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("--shape"), "{}", stderr(&output));
 }

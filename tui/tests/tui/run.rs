@@ -180,8 +180,16 @@ fn a_model_used_by_its_path_stays_in_the_list_until_it_is_forgotten() {
     let user = User::new();
     let model = user.home.path().join("mine");
     let made = Command::new(user.program.with_file_name("sluiced"))
-        .args(["synth", "--layers", "1", "--width", "32", "--heads", "2"])
-        .args(["--mlp-width", "32", "--vocabulary", "64"])
+        .args([
+            "synth",
+            "--layers",
+            "1",
+            "--hidden-size",
+            "32",
+            "--attention-heads",
+            "2",
+        ])
+        .args(["--intermediate-size", "32", "--vocab-size", "64"])
         .arg(&model)
         .output()
         .expect("run sluiced");

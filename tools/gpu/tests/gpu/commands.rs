@@ -26,7 +26,7 @@ async fn gpu(
 async fn a_check_reports_what_it_found_before_the_card_failed() {
     let libraries = stand_in::build();
     let failing = [("STAND_IN_FAIL_KERNEL", "multiply_small_f32_q6_k")];
-    let (report, code) = gpu(libraries, &failing, &["check", "--compute", "f32"]).await;
+    let (report, code) = gpu(libraries, &failing, &["check", "--compute-dtype", "f32"]).await;
     assert_eq!(code, Some(exit::FAILURE.into()));
     assert_eq!(report["device"]["kind"], "cuda");
     assert_eq!(report["failed"], 1);
@@ -141,7 +141,7 @@ async fn a_check_finds_no_leak_and_ends_when_its_time_is_up() {
     let arguments = [
         "check",
         "--no-operations",
-        "--compute",
+        "--compute-dtype",
         "f32",
         "--requests",
         "10",
