@@ -19,7 +19,7 @@ use super::{
 impl Timing {
     pub(super) fn bench(&self, report: &Report) -> Found {
         let deadline = self.limit.deadline();
-        let device = open(self.device, self.compute.dtype())?;
+        let device = open(self.device, self.compute_dtype.dtype())?;
         // Before anything is taken of what the card has left.
         let watch = Watch::new(&device);
         report.set("device", about(&device));
@@ -57,7 +57,7 @@ impl Timing {
                 report.add("operations", speed_json(speed, memory_bytes_per_s));
             };
             let sizes = SpeedSizes {
-                hidden_size: self.width,
+                hidden_size: self.hidden_size,
                 ..SpeedSizes::default()
             };
             if let Err(error) = speeds(&device, &sizes, told) {

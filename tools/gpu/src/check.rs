@@ -27,13 +27,13 @@ const FIXTURES: [&str; 4] = ["llada-tiny", "llada-tiny-bf16", "llama-tiny", "dre
 /// What is checked.
 #[derive(Debug, Args)]
 pub struct Checking {
-    /// The card: cuda:N, or cpu to check the check
+    /// Device: cuda:N, or cpu to check the check
     #[arg(long, value_name = "DEVICE", default_value_t = Device::Cuda(0))]
     device: Device,
 
-    /// Check this number alone: f32, f16 or bf16 [default: all that the card has]
-    #[arg(long, value_name = "NUMBER")]
-    compute: Option<ComputeDtype>,
+    /// Check this dtype alone: f32, f16 or bf16 [default: all that the GPU has]
+    #[arg(long, value_name = "DTYPE")]
+    compute_dtype: Option<ComputeDtype>,
 
     /// Folder of the reference's outputs, daemon/engine/tests/fixtures of the source; without it,
     /// no whole model is compared
@@ -121,7 +121,7 @@ impl Checking {
     pub(super) fn check(&self, report: &Report) -> Found {
         let deadline = self.limit.deadline();
         let device = open(self.device, None)?;
-        let numbers: Vec<DType> = match self.compute.and_then(ComputeDtype::dtype) {
+        let numbers: Vec<DType> = match self.compute_dtype.and_then(ComputeDtype::dtype) {
             Some(number) => vec![number],
             None => {
                 let has_bf16 = device.gpu().is_none_or(|card| card.properties().has_bf16);
@@ -148,7 +148,7 @@ impl Checking {
         if let Some(count) = self.requests
             && !deadline.is_over()
         {
-            let number = self.compute.and_then(ComputeDtype::dtype);
+            let number = self.compute_dtype.and_then(ComputeDtype::dtype);
             let requests = Requests::new(count, self.device.choice(), number);
             run.number = device.dtype();
             eprintln!("answering {count} requests");

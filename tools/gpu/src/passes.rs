@@ -242,10 +242,12 @@ impl Loads<'_> {
         let options = self.options;
         let engine = Engine::start(EngineOptions {
             device: options.device.choice(),
-            compute_dtype: options.compute.dtype(),
+            compute_dtype: options.compute_dtype.dtype(),
             parallel: (options.requests.iter().copied().max()).unwrap_or(PARALLEL_DEFAULT),
             weight_cache: Some(load.converted.to_owned()),
-            pinned_memory_limit_bytes: options.pin_limit.and_then(PinnedMemoryLimit::bytes),
+            pinned_memory_limit_bytes: options
+                .pinned_memory_limit
+                .and_then(PinnedMemoryLimit::bytes),
             // Budgets that come later stream from the copy.
             keep_converted: !options.budgets.is_empty(),
             ..EngineOptions::default()
@@ -346,7 +348,7 @@ impl Loads<'_> {
         Ok(json!({
             "canvas": canvas,
             "block": block,
-            "cache": self.options.cache.to_string(),
+            "kv_cache": self.options.kv_cache.to_string(),
             "resident_bytes": plan.resident_bytes(),
             "streamed_bytes": streamed_bytes,
             "pinned_bytes": plan.pinned_bytes,
@@ -407,7 +409,7 @@ impl Loads<'_> {
     /// One that fills a block at the canvas's end; where keys and values are kept, one that fills its second half.
     fn request(&self, model: ModelId, canvas: usize) -> Generate {
         let block = BLOCK.min(canvas);
-        let length = match self.options.cache.mode {
+        let length = match self.options.kv_cache.mode {
             KvCacheMode::None => block,
             _ => (canvas / 2 / block * block).max(block),
         };
@@ -415,7 +417,7 @@ impl Loads<'_> {
             block_length: block,
             eos: EosPolicy::Suppress,
             decoding: Decoding {
-                kv_cache: self.options.cache,
+                kv_cache: self.options.kv_cache,
                 ..Decoding::default()
             },
             ..Generate::greedy(model, (1..=(canvas - length) as u32).collect(), length)

@@ -11,15 +11,15 @@ use super::Limit;
 /// What is timed.
 #[derive(Debug, Args)]
 pub struct Timing {
-    /// The card: cuda:N, or cpu to compare with
+    /// Device: cuda:N, or cpu to compare with
     #[arg(long, value_name = "DEVICE", default_value_t = Device::Cuda(0))]
     pub(super) device: Device,
 
-    /// What to compute in: auto, f32, f16 or bf16
-    #[arg(long, value_name = "NUMBER", default_value_t = ComputeDtype::Auto)]
-    pub(super) compute: ComputeDtype,
+    /// Dtype to compute in: auto, f32, f16 or bf16
+    #[arg(long, value_name = "DTYPE", default_value_t = ComputeDtype::Auto)]
+    pub(super) compute_dtype: ComputeDtype,
 
-    /// Checkpoint whose passes are timed; `sluiced synth --preset llada-8b DIR` makes one
+    /// Checkpoint whose passes are timed; `sluiced synth --shape llada-8b DIR` makes one
     #[arg(long, value_name = "DIR|FILE")]
     pub(super) model: Option<PathBuf>,
 
@@ -39,26 +39,26 @@ pub struct Timing {
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub(super) passes: usize,
 
-    /// Keys and values that are kept between passes: none, prefix, dual or vicinity
-    #[arg(long, value_name = "KIND", default_value_t = KvCacheReuse::default())]
-    pub(super) cache: KvCacheReuse,
+    /// KV cache reuse between passes: none, prefix, dual or vicinity
+    #[arg(long, value_name = "MODE", default_value_t = KvCacheReuse::default())]
+    pub(super) kv_cache: KvCacheReuse,
 
     /// Requests that share passes, such as 1,16, timed under the least budget at which a level is streamed
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub(super) requests: Vec<usize>,
 
-    /// Most memory of the host that is pinned for a card to copy streamed weights from [default: auto, half of it at most]
+    /// Limit for pinned (page-locked) host memory used to stream weights to the GPU [default: auto, half of the host's at most]
     #[arg(long, value_name = "BYTES|auto")]
-    pub(super) pin_limit: Option<PinnedMemoryLimit>,
+    pub(super) pinned_memory_limit: Option<PinnedMemoryLimit>,
 
-    /// Folder for converted copies of the checkpoint, which streaming at moderate and aggressive takes, and which stay
+    /// Folder for converted weights of the checkpoint, which streaming at moderate and aggressive takes, and which stay
     /// there [default: a temporary one]
     #[arg(long, value_name = "DIR")]
     pub(super) converted: Option<PathBuf>,
 
-    /// Width of the matrices that single operations are timed with, a multiple of 256
+    /// Hidden size of the matrices that single operations are timed with, a multiple of 256
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = parse_width, conflicts_with = "only_passes")]
-    pub(super) width: usize,
+    pub(super) hidden_size: usize,
 
     /// Leave out single operations
     #[arg(long)]

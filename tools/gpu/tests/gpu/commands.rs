@@ -126,7 +126,7 @@ async fn a_benchmark_times_whole_passes_and_those_of_a_block_apart() {
         env!("CARGO_MANIFEST_DIR"),
         "/../../daemon/engine/tests/fixtures/llada-tiny"
     );
-    let words = "bench --only-passes --cache dual --canvas 128 --passes 3 --model";
+    let words = "bench --only-passes --kv-cache dual --canvas 128 --passes 3 --model";
     let arguments: Vec<&str> = words.split(' ').chain([model]).collect();
     let (report, code) = gpu(libraries, &[], &arguments).await;
     assert_eq!(code, Some(exit::OK.into()), "{report}");
@@ -161,7 +161,7 @@ async fn a_check_finds_no_leak_and_ends_when_its_time_is_up() {
     assert_eq!(during.last().unwrap()["answered"], 10);
     assert_eq!(report["stopped"], false);
 
-    let words = "check --compute f32 --requests 10 --minutes 0";
+    let words = "check --compute-dtype f32 --requests 10 --minutes 0";
     let (report, code) = gpu(libraries, &[], &words.split(' ').collect::<Vec<_>>()).await;
     assert_eq!(code, Some(exit::OK.into()), "{report}");
     assert_eq!(report["device"]["kind"], "cuda");

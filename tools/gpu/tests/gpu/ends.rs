@@ -97,7 +97,7 @@ async fn a_benchmark_that_is_stopped_tells_what_it_found() {
 #[ignore = "on the stand-in: cargo ci"]
 async fn a_check_that_is_stopped_tells_what_it_found_and_ends_by_itself() {
     let libraries = stand_in::build();
-    let words = "check --no-operations --compute f32 --requests 100000";
+    let words = "check --no-operations --compute-dtype f32 --requests 100000";
     let arguments: Vec<&str> = words.split(' ').collect();
     let mut running = Running::start(libraries, &[], &arguments);
     running.says("answering").await;
