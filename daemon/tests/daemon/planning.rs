@@ -66,13 +66,18 @@ async fn a_checkpoint_is_planned_from_its_headers() {
 #[tokio::test]
 async fn what_can_not_be_planned_is_explained() {
     let preset = ["--shape", "llada-8b"];
-    let cases: [(&[&str], u8, &[&str]); 7] = [
+    let cases: [(&[&str], u8, &[&str]); 8] = [
         (
             &["--shape", "gpt-9"],
             exit::USAGE,
             &["gpt-9", "llada-8b", "dream-7b"],
         ),
         (&[], exit::USAGE, &["--shape", "--model"]),
+        (
+            &["--preset", "llada-8b"],
+            exit::USAGE,
+            &["tip: '--preset' is now '--shape'"],
+        ),
         (
             &["--shape", "llada-8b", "--level", "extreme"],
             exit::USAGE,

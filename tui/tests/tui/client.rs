@@ -454,6 +454,29 @@ fn answers_have_a_plain_and_a_json_form() {
 }
 
 #[test]
+fn an_old_flag_is_answered_with_the_new_one() {
+    for (arguments, tip) in [
+        (
+            ["generate", "x", "--window=64"],
+            "tip: '--window' is now '--suffix-window'",
+        ),
+        (
+            ["plan", "--preset", "llada-8b"],
+            "tip: '--preset' is now '--shape'",
+        ),
+        (
+            ["bench", "--json", "--all-dials"],
+            "tip: '--all-dials' is now '--all-presets'",
+        ),
+    ] {
+        let output = sluice(&arguments).output().unwrap();
+        assert_eq!(code(&output), 64);
+        let error = stderr(&output);
+        assert!(error.contains(tip), "{error}");
+    }
+}
+
+#[test]
 fn exit_codes_tell_wrong_usage_from_an_absent_daemon() {
     let run = |arguments: &[&str]| sluice(arguments).output().unwrap();
     for arguments in [
