@@ -11,6 +11,9 @@ use crate::{examples, first_build, layers, ptx, units};
 /// The version whose rules `deny.toml` is written for.
 const CARGO_DENY_VERSION: &str = "0.20.2";
 
+/// The program that checks the schema, as npm names it.
+const BUF: &str = "@bufbuild/buf@1.75.0";
+
 /// Whether the tests belong to this run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tests {
@@ -22,9 +25,10 @@ pub(crate) enum Tests {
 type Step = (&'static str, fn() -> io::Result<Outcome>);
 
 const TESTS: Step = ("test", tests);
-const CHECKS: [Step; 11] = [
+const CHECKS: [Step; 12] = [
     ("format", format),
     ("layers", layers::check),
+    ("schema", schema),
     ("first build", first_build::check),
     ("lints", lints),
     ("stand-in", stand_in),
@@ -176,6 +180,16 @@ fn fuzz_targets() -> io::Result<Outcome> {
         "--target-dir",
         "target",
     ]))
+}
+
+/// The schema's names and shapes, by buf's standard rules.
+fn schema() -> io::Result<Outcome> {
+    if !has("npx", &["--yes", BUF, "--version"]) {
+        return Ok(Outcome::Skipped(format!(
+            "`npx {BUF}` does not start; it needs Node.js, and the network once"
+        )));
+    }
+    command(Command::new("npx").args(["--yes", BUF, "lint", "proto"]))
 }
 
 fn docs() -> io::Result<Outcome> {
