@@ -248,7 +248,11 @@ mod tests {
         let mut states = apply(&engine, change, "m".to_owned(), changes, target);
         let ended = states.wait_for(|state| state.end.is_some()).await.unwrap();
         let error = ended.end.clone().unwrap().unwrap_err();
-        assert!(error.message().contains("the next one is loaded with"));
+        assert!(
+            error.message().contains(
+                "no model is loaded; the requested level and budget apply to the next load"
+            )
+        );
         assert_eq!(engine.settings().level, Level::Moderate);
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Checking sits on the receiving side alone: `TryFrom` turns a message into a type whose
 //! invariants hold, or names the field that breaks them. The daemon reads
-//! [`Generation`], [`Scoring`], [`Planning`], [`Change`](sluice_shared::settings::Change), [`Loading`] and [`Compressing`] this way.
+//! [`Generation`], [`Scoring`], [`Planning`], [`Change`](sluice_shared::settings::PlanOptions), [`Loading`] and [`CompressJob`] this way.
 
 mod decoding;
 mod job;
@@ -495,7 +495,7 @@ mod tests {
         );
         assert_eq!(
             with(|r| (r.greedy, r.temperature) = (true, Some(0.5))),
-            "temperature: is 0.5 beside greedy, which draws nothing"
+            "temperature: is 0.5, but greedy draws nothing"
         );
         assert_eq!(
             with(|r| r.stop = vec!["END".into(), String::new()]),

@@ -284,10 +284,10 @@ mod tests {
         };
         assert_eq!(
             told(Some(0.01)),
-            "a: 2.00 MiB, 66.7 % of 3.00 MiB, error -40.0 dB, coded in 1.5 s"
+            "a: 2.00 MiB, 66.7 % of 3.00 MiB, error -40.0 dB, compressed in 1.5 s"
         );
-        assert!(told(Some(0.0)).contains(" MiB, no error, coded"));
-        assert!(told(None).contains(" MiB, coded"));
+        assert!(told(Some(0.0)).contains(" MiB, no error, compressed"));
+        assert!(told(None).contains(" MiB, compressed"));
         let found = |damaged_places| VerifyResult {
             damaged_places,
             ..Default::default()

@@ -31,7 +31,10 @@ pub fn lines(plan: &Plan) -> Vec<String> {
         fact("switch", switch_estimate(time));
     }
     for memory in &plan.memory {
-        fact(&memory.kind, format!("{:>8}", units::bytes(memory.bytes)));
+        fact(
+            &memory_label(&memory.kind),
+            format!("{:>8}", units::bytes(memory.bytes)),
+        );
     }
     lines.push(String::new());
     lines.extend(layers(&plan.layers));
@@ -177,6 +180,12 @@ fn placement(unit: &WeightGroupPlan) -> String {
     }
 }
 
+/// A kind of memory in a word or two: `staging`, `kv cache`.
+#[must_use]
+pub fn memory_label(kind: &str) -> String {
+    kind.trim_end_matches("_buffers").replace('_', " ")
+}
+
 /// `0-3, 5`: runs of consecutive numbers as such, other names as they are.
 fn ranges(names: &[&str]) -> String {
     let mut parts: Vec<(String, Option<(u32, u32)>)> = Vec::new();
@@ -251,7 +260,10 @@ mod tests {
                 layer("3", resident()),
                 layer(
                     "head",
-                    vec![unit("head", "device", 512), unit("head", "device", 256)],
+                    vec![
+                        unit("lm_head", "device", 512),
+                        unit("lm_head", "device", 256),
+                    ],
                 ),
             ],
             is_lossless: true,
@@ -267,14 +279,14 @@ mod tests {
             "m at level standard within 1.00 MiB; canvas 64, block 32, 1 request",
             "peak         512 KiB",
             "pass         about 12 ms (computing 10 ms, copying 2 ms)",
-            "streamed     2.00 KiB in each pass, through 3 slots of 2.00 KiB",
+            "streamed     2.00 KiB per pass, through 3 staging buffers of 2.00 KiB",
             "weights      4.00 KiB",
             "",
             "layers     weights    format  place                  bytes",
             "embedding  embedding  bf16    rows from host      1.00 KiB",
             "0-1, 3     attention  bf16    device              2.00 KiB",
             "2          attention  bf16    streamed from host  2.00 KiB",
-            "head       head       bf16    device                 768 B",
+            "head       lm_head    bf16    device                 768 B",
             "",
             "note: something",
         ];

@@ -115,13 +115,13 @@ pub fn parse_tile_elements(text: &str) -> Result<u32, String> {
 /// A rate, checked.
 ///
 /// # Errors
-/// When it is outside of [`BITS`], or no number.
+/// When it is outside of [`BITS_PER_WEIGHT`], or no number.
 pub fn check_bits_per_weight(bits: f64) -> Result<f64, String> {
     match BITS_PER_WEIGHT.contains(&bits) {
         true => Ok(bits),
         false => {
             let (least, most) = (BITS_PER_WEIGHT.start(), BITS_PER_WEIGHT.end());
-            Err(format!("must lie between {least} and {most}, not {bits}"))
+            Err(format!("must be between {least} and {most}, not {bits}"))
         }
     }
 }
@@ -172,7 +172,10 @@ mod tests {
             assert_eq!(coder.name().parse(), Ok(coder));
         }
         let problem = "zip".parse::<Coder>().unwrap_err();
-        assert!(problem.ends_with("known are huffman, palette"), "{problem}");
+        assert!(
+            problem.ends_with("known are huffman, dictionary"),
+            "{problem}"
+        );
     }
 
     #[test]

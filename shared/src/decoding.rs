@@ -38,7 +38,7 @@ pub struct KvCacheReuse {
     pub refresh_passes: Option<u32>,
     /// Positions before a block that are computed anew when it opens; unset: all, as published.
     pub recompute_before: Option<u32>,
-    /// Positions on each side of the block that [`Cache::Vicinity`] computes.
+    /// Positions on each side of the block that [`KvCacheMode::Vicinity`] computes.
     pub recompute_around: u32,
     /// Share of the keys outside of the block that its later passes see: those which the block's queries look at most
     /// (Sparse-dLLM). 1: all.
@@ -179,7 +179,7 @@ fn unknown_key(key: &str, known: &str) -> DecodingError {
 impl FromStr for KvCacheReuse {
     type Err = DecodingError;
 
-    /// Reads `none`, or `dual:refresh=8,behind=64,keep=0.5` and the like.
+    /// Reads `none`, or `dual:refresh=8,recompute-before=64,keep=0.5` and the like.
     fn from_str(text: &str) -> Result<Self, DecodingError> {
         let (word, pairs) = split_parts(text);
         let kind = match word {
@@ -299,7 +299,7 @@ impl FromStr for Speculation {
         if !(1..=BRANCHES_MAX).contains(&branches) {
             return Err(DecodingError::InvalidValue {
                 key: "branches".to_owned(),
-                problem: format!("must lie between 1 and {BRANCHES_MAX}, not {branches}"),
+                problem: format!("must be between 1 and {BRANCHES_MAX}, not {branches}"),
             });
         }
         match word {
@@ -334,8 +334,8 @@ mod tests {
         for text in [
             "none",
             "prefix",
-            "dual:refresh=8,behind=64",
-            "vicinity:around=16,keep=0.5",
+            "dual:refresh=8,recompute-before=64",
+            "vicinity:recompute-around=16,keep=0.5",
         ] {
             assert_eq!(text.parse::<KvCacheReuse>().unwrap().to_string(), text);
         }
@@ -358,13 +358,16 @@ mod tests {
         let cache = |text: &str| text.parse::<KvCacheReuse>().unwrap_err().to_string();
         assert_eq!(
             cache("both"),
-            "unknown cache 'both'; known are none, prefix, dual, vicinity"
+            "unknown KV cache mode 'both'; known are none, prefix, dual, vicinity"
         );
         assert_eq!(
             cache("dual:size=3"),
-            "'size' is not one of refresh, behind, around, keep"
+            "'size' is not one of refresh, recompute-before, recompute-around, keep"
         );
-        assert_eq!(cache("dual:behind=x"), "behind takes a number, not 'x'");
+        assert_eq!(
+            cache("dual:recompute-before=x"),
+            "recompute-before takes a number, not 'x'"
+        );
         assert_eq!(cache("dual:refresh"), "refresh takes a number, not ''");
         assert_eq!(cache("dual:refresh=0"), "refresh must be at least 1, not 0");
         for keep in ["0", "1.1", "NaN"] {
@@ -374,7 +377,7 @@ mod tests {
         let error = "draft:branches=16".parse::<Speculation>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "branches must lie between 1 and 15, not 16"
+            "branches must be between 1 and 15, not 16"
         );
         assert!("grow".parse::<CanvasGrowth>().is_err());
     }

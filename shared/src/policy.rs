@@ -92,7 +92,7 @@ pub const POLICIES: &[PolicyInfo] = &[
     },
     PolicyInfo {
         name: "dream",
-        summary: "Dream's time schedule: each step commits the share of masks given by its timesteps",
+        summary: "Dream's time schedule: a step commits the share of masks given by its times",
         parameters: &[ParameterInfo {
             name: "eps",
             summary: "time at the end",
@@ -105,7 +105,7 @@ pub const POLICIES: &[PolicyInfo] = &[
     },
     PolicyInfo {
         name: "margin",
-        summary: "every token whose probability margin over the next one is large enough, and always the best",
+        summary: "every token whose probability margin over the next is large, and always the best",
         parameters: &[
             ParameterInfo {
                 name: "m",
@@ -468,7 +468,7 @@ pub enum PolicyError {
         key: String,
     },
     /// The value lies outside the parameter's range, or is not a number.
-    #[error("{parameter} of policy '{policy}' must lie between {min} and {max}, not {value}")]
+    #[error("{parameter} of policy '{policy}' must be between {min} and {max}, not {value}")]
     OutOfRange {
         /// Name of the policy.
         policy: &'static str,
@@ -534,7 +534,7 @@ mod tests {
         assert_eq!(error("factor:t=1"), "policy 'factor' has no parameter 't'");
         assert_eq!(
             error("threshold:t=NaN"),
-            "t of policy 'threshold' must lie between 0 and 1, not NaN"
+            "t of policy 'threshold' must be between 0 and 1, not NaN"
         );
         assert_eq!(
             error("threshold:0.5"),

@@ -20,7 +20,7 @@ pub enum Preset {
     Balanced,
     /// What most answers bear.
     Fast,
-    /// [`Dial::Balanced`] where computing takes the time; where passes wait for streamed weights, several orders in whole ones.
+    /// [`Preset::Balanced`] where computing takes the time; where passes wait for streamed weights, several orders in whole ones.
     Auto,
 }
 
@@ -35,7 +35,7 @@ pub struct PresetInfo {
     pub summary: &'static str,
     /// As after `--policy`.
     pub policy: &'static str,
-    /// As after `--cache`.
+    /// As after `--kv-cache`.
     pub kv_cache: &'static str,
     /// As after `--suffix-window`; unset: none.
     pub suffix_window: Option<u32>,
@@ -43,8 +43,8 @@ pub struct PresetInfo {
     pub canvas_growth: &'static str,
 }
 
-/// All positions, the default first. Where rows cost nothing, `exact` guesses passes ahead besides; the row of [`Dial::Auto`] is
-/// what it stands for where they do ([`Dial::resolve`]).
+/// All positions, the default first. Where rows cost nothing, `exact` guesses passes ahead besides; the row of [`Preset::Auto`] is
+/// what it stands for where they do ([`Preset::resolve`]).
 pub const PRESETS: &[PresetInfo] = &[
     PresetInfo {
         preset: Preset::Exact,
@@ -58,7 +58,7 @@ pub const PRESETS: &[PresetInfo] = &[
     PresetInfo {
         preset: Preset::Quality,
         name: "quality",
-        summary: "commits all high-confidence tokens of a pass; caches keys and values before the block",
+        summary: "commits every near-certain token of a pass; keeps the KV cache before the block",
         policy: "threshold:t=0.95,apart=1",
         kv_cache: "prefix:recompute-before=64",
         suffix_window: Some(64),
@@ -67,7 +67,7 @@ pub const PRESETS: &[PresetInfo] = &[
     PresetInfo {
         preset: Preset::Balanced,
         name: "balanced",
-        summary: "commits all likely tokens of a pass; caches keys and values before and after the block",
+        summary: "commits every likely token of a pass; keeps the KV cache around the block",
         policy: "threshold:t=0.8,apart=1",
         kv_cache: "dual:recompute-before=32",
         suffix_window: Some(64),
@@ -251,7 +251,7 @@ mod tests {
         let error = "slow".parse::<Preset>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "unknown dial 'slow'; known are exact, quality, balanced, fast, auto"
+            "unknown preset 'slow'; known are exact, quality, balanced, fast, auto"
         );
     }
 }

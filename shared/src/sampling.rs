@@ -115,7 +115,7 @@ pub const STOP_BYTES_MAX: usize = 256;
 #[must_use]
 pub fn temperature_problem(temperature: f64) -> Option<String> {
     let is_right = (0.0..=TEMPERATURE_MAX).contains(&temperature);
-    (!is_right).then(|| format!("must lie between 0 and {TEMPERATURE_MAX}, not {temperature}"))
+    (!is_right).then(|| format!("must be between 0 and {TEMPERATURE_MAX}, not {temperature}"))
 }
 
 impl Sampling {
@@ -147,7 +147,7 @@ impl Sampling {
             ));
         }
         if let Some(found) = min_p {
-            return Some(("min_p", format!("must lie between 0 and 1, not {found}")));
+            return Some(("min_p", format!("must be between 0 and 1, not {found}")));
         }
         let problem = |found| format!("must be above 0 and at most {PENALTY_MAX}, not {found}");
         penalty.map(|found| ("repetition_penalty", problem(found)))

@@ -486,7 +486,7 @@ mod tests {
         assert!(parse_pin("abc").unwrap_err().contains("POS:TEXT"));
         assert!(parse_pin("x:abc").unwrap_err().contains("not a position"));
         assert!(parse_pin("-1:abc").unwrap_err().contains("not a position"));
-        assert!(parse_pin("4:").unwrap_err().contains("nothing is pinned"));
+        assert!(parse_pin("4:").unwrap_err().contains("is empty"));
     }
 
     #[test]
@@ -523,10 +523,10 @@ mod tests {
         assert!(usage_error(&["plan", "x", "--shape", "y"]).contains("cannot"));
         assert!(usage_error(&["plan", "x", "--model", "y"]).contains("cannot"));
         for id in ["abc", "-1", "1.5", "99999999999999999999"] {
-            assert!(usage_error(&["cancel", "--", id]).contains("`sluice requests` shows"));
-            assert!(usage_error(&["watch", "--", id]).contains("`sluice requests` shows"));
-            assert!(usage_error(&["jobs", "watch", "--", id]).contains("`sluice jobs` shows"));
-            assert!(usage_error(&["jobs", "cancel", "--", id]).contains("`sluice jobs` shows"));
+            assert!(usage_error(&["cancel", "--", id]).contains("`sluice requests`"));
+            assert!(usage_error(&["watch", "--", id]).contains("`sluice requests`"));
+            assert!(usage_error(&["jobs", "watch", "--", id]).contains("`sluice jobs`"));
+            assert!(usage_error(&["jobs", "cancel", "--", id]).contains("`sluice jobs`"));
         }
         assert!(usage_error(&["edit", "x", "--replace", "x", "--span", "0..1"]).contains("cannot"));
     }

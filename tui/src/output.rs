@@ -370,10 +370,10 @@ mod tests {
 
     #[test]
     fn scripts_get_one_object() {
-        let failure = Failure::new("no\nroom").with_hint("make room");
+        let failure = Failure::new("no\nroom").with_hint("free space");
         assert_eq!(
             failure.to_json().to_string(),
-            r#"{"error":"no\nroom","hint":"make room","reason":null,"exit_code":1}"#
+            r#"{"error":"no\nroom","hint":"free space","reason":null,"exit_code":1}"#
         );
         let stopped = Failure::interrupted("the job goes on");
         assert_eq!(stopped.code(), exit::INTERRUPTED);

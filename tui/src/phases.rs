@@ -208,22 +208,22 @@ mod tests {
         ] {
             assert_eq!(
                 words([71.0, 0.0, 20.0, 4.0, 3.0], from),
-                format!("{name}-bound: 71 % of a pass waits for layer bytes")
+                format!("{name}-bound: 71 % of a pass waits for streamed weights")
             );
         }
         for (parts, sentence) in [
             // Neither of the two takes as much as the head.
             (
                 [0.0, 0.0, 30.0, 25.0, 40.0],
-                "compute-bound: 55 % of a pass is multiply and attention",
+                "compute-bound: 55 % of a pass is matmul and attention",
             ),
             (
                 [10.0, 0.0, 20.0, 5.0, 60.0],
-                "head-bound: 60 % of a pass is logits and the choice of tokens",
+                "lm-head-bound: 60 % of a pass is the LM head and the choice of tokens",
             ),
             (
                 [10.0, 45.0, 30.0, 5.0, 5.0],
-                "decode-bound: 45 % of a pass decodes coded weights",
+                "decompress-bound: 45 % of a pass decompresses weights",
             ),
             (
                 [0.0, 0.0, 20.0, 10.0, 10.0],
@@ -243,7 +243,7 @@ mod tests {
         };
         assert_eq!(
             on_card(25.0).shares(),
-            "wait 25 %, decode -, multiply -, attention -, head -, other -"
+            "wait 25 %, decompress -, matmul -, attention -, lm_head -, other -"
         );
         assert_eq!(on_card(25.0).bottleneck(None), None);
         let bottleneck = on_card(71.0).bottleneck(Some("host")).unwrap();
@@ -258,7 +258,7 @@ mod tests {
         let both = pass([0.0, 0.0, 60.0, 20.0, 10.0]).with(pass([50.0, 0.0, 20.0, 10.0, 10.0]));
         assert_eq!(
             both.shares(),
-            "wait 25 %, decode 0 %, multiply 40 %, attention 15 %, head 10 %, other 10 %"
+            "wait 25 %, decompress 0 %, matmul 40 %, attention 15 %, lm_head 10 %, other 10 %"
         );
         let unknown = PassTime {
             phases: None,

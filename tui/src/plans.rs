@@ -56,7 +56,7 @@ pub fn switching(snapshot: &Snapshot) -> Option<String> {
     Some(words)
 }
 
-/// What streamed weights pass through: `3 slots of 120 MiB`.
+/// What streamed weights pass through: `3 staging buffers of 120 MiB`.
 #[must_use]
 pub fn staging_buffers(slots: &StagingBuffers) -> String {
     format!(

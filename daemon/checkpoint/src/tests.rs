@@ -49,11 +49,11 @@ fn a_file_cut_short_is_noticed_by_its_header() {
     assert_eq!(
         refusal(&folder),
         format!(
-            "DIR/model.safetensors is cut short or damaged: its header promises {expected} bytes, it has {found}"
+            "DIR/model.safetensors is truncated or damaged: its header declares {expected} bytes, the file has {found}"
         )
     );
     fs::write(&path, &whole[..20]).unwrap();
-    assert!(refusal(&folder).contains("cut short or damaged"));
+    assert!(refusal(&folder).contains("is truncated or damaged: its header declares"));
     fs::write(&path, b"short").unwrap();
     assert!(refusal(&folder).contains("too short for a safetensors header"));
 }
@@ -67,7 +67,7 @@ fn a_file_that_shrinks_after_it_was_opened_is_an_error() {
     let error = checkpoint
         .read_part(entry, 0..16, &mut [0; 16])
         .unwrap_err();
-    assert!(error.to_string().contains("cut short"), "{error}");
+    assert!(error.to_string().contains("is truncated"), "{error}");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn shards_are_found_by_the_index() {
     write_weights(&folder.path().join("two.safetensors"), &["a"]);
     assert_eq!(
         refusal(&folder),
-        "tensor a stands twice, the second time in two.safetensors"
+        "duplicate tensor a, found again in two.safetensors"
     );
 }
 
@@ -135,12 +135,12 @@ fn what_is_no_checkpoint_is_said_to_be_none() {
     let folder = TempDir::new().unwrap();
     assert_eq!(
         refusal(&folder),
-        "DIR holds neither model.safetensors nor model.safetensors.index.json, nor a .gguf file"
+        "DIR has no weights: expected model.safetensors, model.safetensors.index.json or a .gguf file"
     );
     let file = folder.path().join("notes.txt");
     fs::write(&file, "hello").unwrap();
     let error = Checkpoint::open(&Source::Folder(file)).unwrap_err();
-    assert!(error.to_string().contains("is no checkpoint"), "{error}");
+    assert!(error.to_string().contains("is not a checkpoint"), "{error}");
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn a_configuration_that_is_no_json_says_where() {
     };
     assert!(config(b"{\"d_model\": \xff}").contains("not UTF-8 at byte 12"));
     assert!(config(b"[1]").contains("is malformed"));
-    assert!(config(&vec![b' '; 2 << 20]).contains("more than the 1048576"));
+    assert!(config(&vec![b' '; 2 << 20]).contains("the limit for such a file is 1048576"));
 }
 
 proptest! {

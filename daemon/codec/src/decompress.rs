@@ -1,7 +1,7 @@
 //! A coded matrix, read where it lies.
 //!
 //! Bytes are checked as far as reading them safely needs: whatever they are, rows of them are numbers or an error.
-//! [`Coded::check`] checks the rest, that they are what an encoder would have made of some numbers.
+//! [`CompressedMatrix::check`] checks the rest, that they are what an encoder would have made of some numbers.
 
 use std::ops::Range;
 

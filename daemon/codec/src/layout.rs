@@ -7,7 +7,7 @@
 //! | table | 256 code lengths, 4 bits each | 16 symbols, the last one unused | 128 code lengths, 64 means, an `f32` step | |
 //! | steps | | | a byte a row | |
 //! | offsets | a `u32` a strip of 32 tiles and one more, into codes | the same, into escapes | as huffman | |
-//! | lengths | a byte a tile, in units of [`Layout::unit_bytes`] | a byte a tile, escapes | as huffman | |
+//! | lengths | a byte a tile, in units of [`MatrixLayout::unit_bytes`] | a byte a tile, escapes | as huffman | |
 //! | codes | bit streams, padded | 4 bits a number | as huffman | the numbers as they are |
 //! | escapes | | symbols that the palette lacks, padded | | |
 //! | raw | what the symbols leave of the numbers | the same | | |

@@ -20,7 +20,7 @@ pub struct LinkBandwidth {
     pub device_copy: f64,
 }
 
-/// What [`Gpu::measure_rates`] takes on the card while it runs, at least, and a quarter of it on the host.
+/// What [`Gpu::measure_bandwidth`] takes on the card while it runs, at least, and a quarter of it on the host.
 pub const PROBE_BYTES: usize = 128 << 20;
 
 /// The fastest of these counts: others met somebody else's work, or a card that was still waking up.

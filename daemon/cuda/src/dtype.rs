@@ -5,7 +5,7 @@
 pub enum DType {
     /// 32-bit floats.
     F32,
-    /// IEEE half precision: on cards without [`Number::Bf16`], the only short one.
+    /// IEEE half precision: on cards without [`DType::Bf16`], the only short one.
     F16,
     /// The upper half of an `f32`; needs capability 8.0.
     Bf16,
@@ -104,7 +104,7 @@ impl Format {
         }
     }
 
-    /// Whether [`Gpu::multiply`](crate::Gpu::multiply) takes weights that are stored so. Others are decoded first, by
+    /// Whether [`Gpu::multiply`](crate::Gpu::matmul) takes weights that are stored so. Others are decoded first, by
     /// [`Gpu::dequantize`](crate::Gpu::dequantize).
     #[must_use]
     pub const fn has_matmul(self) -> bool {

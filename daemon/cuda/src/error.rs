@@ -2,7 +2,7 @@
 
 use crate::library::ErrorCode;
 
-/// Why no card can be used. [`Unavailable::hint`] says what to do about it.
+/// Why no card can be used. [`GpuUnavailable::hint`] says what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GpuUnavailable {
     /// The driver's library is missing or can't be used.

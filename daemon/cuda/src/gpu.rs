@@ -395,7 +395,7 @@ impl GpuTimer {
     }
 }
 
-/// Most moments that [`Laps`] has at once.
+/// Most moments that [`GpuLaps`] has at once.
 pub const LAPS_MAX: usize = 8192;
 
 /// Moments in a card's work, and the time between them. The driver's events for them are made once and used again.

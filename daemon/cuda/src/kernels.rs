@@ -211,7 +211,7 @@ impl Gpu {
     }
 
     /// `out = x · weightsᵀ`, by what is fastest for the shape: cuBLAS where it is found and the weights are numbers as they
-    /// are computed in, else [our own kernels](Self::multiply_by_kernels). Products are added up in `f32`; in half precision,
+    /// are computed in, else [our own kernels](Self::matmul_by_kernels). Products are added up in `f32`; in half precision,
     /// what is too large stays the largest number.
     ///
     /// # Errors
@@ -219,7 +219,7 @@ impl Gpu {
     ///
     /// # Panics
     /// When a span is too short, the width is not whole blocks, results are added to other numbers than `f32`, or the format
-    /// [isn't multiplied](Format::is_multiplied).
+    /// [isn't multiplied](Format::has_matmul).
     pub fn matmul(&self, dtype: DType, format: Format, matmul: Matmul) -> Result<(), CudaError> {
         if matmul.rows >= BLAS_ROWS
             && format.name() == dtype.name()
@@ -233,10 +233,10 @@ impl Gpu {
     /// The same by cuBLAS for weights that are numbers as they are computed in, and whether there is one.
     ///
     /// # Errors
-    /// As [`multiply`](Self::multiply).
+    /// As [`multiply`](Self::matmul).
     ///
     /// # Panics
-    /// As [`multiply`](Self::multiply).
+    /// As [`multiply`](Self::matmul).
     pub fn matmul_by_blas(&self, dtype: DType, matmul: Matmul) -> Result<bool, CudaError> {
         let Some(blas) = self.blas() else {
             return Ok(false);
@@ -261,10 +261,10 @@ impl Gpu {
     /// The same without cuBLAS: a kernel for few rows, or one of two for tiles.
     ///
     /// # Errors
-    /// As [`multiply`](Self::multiply).
+    /// As [`multiply`](Self::matmul).
     ///
     /// # Panics
-    /// As [`multiply`](Self::multiply).
+    /// As [`multiply`](Self::matmul).
     pub fn matmul_by_kernels(
         &self,
         dtype: DType,

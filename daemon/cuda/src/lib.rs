@@ -6,10 +6,10 @@
 //! compiles for its card.
 //!
 //! - [`Gpu`] is one card: memory on it, copies, kernels, in one stream of work;
-//! - [`CopyStream`] brings bytes to it beside that work, in an order that [`Mark`]s make;
-//! - [`Facts`], [`Live`] and [`LinkRates`] say what is known of it;
+//! - [`CopyStream`] brings bytes to it beside that work, in an order that [`StreamMark`]s make;
+//! - [`DeviceProperties`], [`LiveStats`] and [`LinkBandwidth`] say what is known of it;
 //! - [`Blas`] is cuBLAS, where found;
-//! - [`Unavailable`] says why there is no card to use, [`CudaError`] what failed on one.
+//! - [`GpuUnavailable`] says why there is no card to use, [`CudaError`] what failed on one.
 
 mod arena;
 mod bandwidth;

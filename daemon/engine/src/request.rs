@@ -106,7 +106,7 @@ pub struct MeasureFidelity {
     pub model: ModelId,
     /// The level; `None`: the one in force.
     pub level: Option<Level>,
-    /// Texts, each of which is masked in part. At least one, at most [`crate::admission::COMPARE_SAMPLES_MAX`].
+    /// Texts, each of which is masked in part. At least one, at most [`crate::admission::FIDELITY_SAMPLES_MAX`].
     pub samples: Vec<Vec<u32>>,
     /// Seed of the masks.
     pub seed: u64,

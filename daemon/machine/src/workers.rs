@@ -87,7 +87,7 @@ impl Workers {
         self.background.work(work);
     }
 
-    /// The same on the threads, each of which does what it does through [`Busy::during`].
+    /// The same on the threads, each of which does what it does through [`BusyTime::during`].
     pub fn run_beside(&self, work: impl FnOnce(&BusyTime) + Send) {
         self.beside(|| {
             let busy = BusyTime::default();

@@ -214,7 +214,7 @@ impl Ops {
 
 impl Ops {
     /// Finds how much the queries look at each of these places of a layer: once all layers have told,
-    /// [`Ops::settle`] keeps so many of each as are looked at most, with their neighbours.
+    /// [`Ops::keep_salient`] keeps so many of each as are looked at most, with their neighbours.
     ///
     /// Reference: Sparse-dLLM (arXiv 2508.02558): what the queries pay attention to, the most of three neighbours.
     ///

@@ -333,7 +333,7 @@ mod tests {
             .unwrap_err();
         assert_eq!(
             error.to_string(),
-            "4503599627370496 bytes for activations can't be had; 0 are in use"
+            "cannot allocate 4503599627370496 bytes for activations; 0 are in use"
         );
     }
 
@@ -347,7 +347,7 @@ mod tests {
             .unwrap_err();
         assert_eq!(
             error.to_string(),
-            "101 bytes for slots can't be had; 900 of 1000 are in use"
+            "cannot allocate 101 bytes for staging_buffers; 900 of 1000 are in use"
         );
         assert_eq!(ledger.used_bytes(), 900);
         drop(

@@ -84,7 +84,7 @@ pub struct SamplingParams<'a> {
     pub suppressed: &'a [u32],
     /// What [`Candidate::rank`] is.
     pub ranking: RankingScore,
-    /// Whether [`Evidence::top`] is asked for.
+    /// Whether [`CandidateEvidence::top`] is asked for.
     pub top: bool,
 }
 

@@ -34,7 +34,7 @@ pub fn resolve_kv_cache_format(
     }
 }
 
-/// What keys and values of a canvas are kept in: as [`cache_format`] has it, but where nothing was asked for, as they are
+/// What keys and values of a canvas are kept in: as [`resolve_kv_cache_format`] has it, but where nothing was asked for, as they are
 /// computed, so that what a pass leaves out is all that it approximates.
 ///
 /// # Errors

@@ -64,7 +64,7 @@ impl Machine {
 
     /// This one, with what the system can keep of files at this moment, while the engine holds `held_bytes` of its memory,
     /// which what is planned takes the place of; where the checkpoint lies is not known yet, and nothing is limited but pinned
-    /// memory, to what [`default_pin_limit`] says.
+    /// memory, to what [`default_pinned_memory_limit`] says.
     #[must_use]
     pub fn here(device: Profile, rates: Option<Rates>, held_bytes: u64) -> Self {
         let memory = MemoryStats::read();

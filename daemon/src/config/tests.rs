@@ -123,7 +123,7 @@ fn a_wrong_file_is_named_with_line_and_column() {
     let range = problem(b"threads = 0\n");
     assert_eq!(
         range,
-        "f.toml:1:11: threads: must lie between 1 and 1024, not 0"
+        "f.toml:1:11: threads: must be between 1 and 1024, not 0"
     );
     let absent = Fixture::new()
         .resolve(&["--config", "none.toml"])
@@ -179,7 +179,7 @@ fn the_preset_is_exact_unless_somebody_says_otherwise() {
 #[test]
 fn a_file_that_is_wrong_is_refused_even_where_a_flag_outweighs_it() {
     for (text, problem) in [
-        ("queue = 0", "f.toml:1:9: queue: must lie between 1 and"),
+        ("queue = 0", "f.toml:1:9: queue: must be between 1 and"),
         (
             "queue = \"2\"",
             "f.toml:1:9: queue: must be a number, not of type string",

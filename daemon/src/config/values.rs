@@ -98,7 +98,7 @@ impl<const MIN: usize, const MAX: usize> FromStr for Within<MIN, MAX> {
         let number: i64 = (text.parse()).map_err(|_| format!("{text:?} is not a whole number"))?;
         match usize::try_from(number) {
             Ok(inside) if (MIN..=MAX).contains(&inside) => Ok(Self(inside)),
-            _ => Err(format!("must lie between {MIN} and {MAX}, not {number}")),
+            _ => Err(format!("must be between {MIN} and {MAX}, not {number}")),
         }
     }
 }

@@ -121,7 +121,7 @@ mod tests {
         let warnings = |level, request: RequestSize| request.warnings(level, Some(10.0));
         assert_eq!(
             warnings(Level::Aggressive, request(128, 64)),
-            ["level aggressive is meant for at most 64 tokens (asked for: 128)"]
+            ["level aggressive is recommended for at most 64 tokens (asked for: 128)"]
         );
         let wide = RequestSize {
             block_length: 64,
@@ -130,8 +130,7 @@ mod tests {
         assert_eq!(
             warnings(Level::Aggressive, wide),
             [
-                "level aggressive is meant for at most 32 tokens a block (asked for: 64), \
-              64 steps (asked for: 65)"
+                "level aggressive is recommended for at most 32 tokens a block (asked for: 64), 64 steps (asked for: 65)"
             ]
         );
         assert!(warnings(Level::Aggressive, request(64, 64)).is_empty());
@@ -157,7 +156,7 @@ mod tests {
             is_scheduled: false,
             ..request(64, 9)
         };
-        assert_eq!(told(free), ["this will take 3 min at most"]);
+        assert_eq!(told(free), ["this will take at most 3 min"]);
         assert!(request(64, 64).warnings(level, None).is_empty());
     }
 }

@@ -44,7 +44,7 @@ fn compression(error: &CompressError) -> ErrorRow {
         CompressError::Container(error) => container(error),
         CompressError::Gguf { .. } => ErrorRow::new(Code::FailedPrecondition, "SOURCE_IS_GGUF"),
         CompressError::AlreadyCompressed { .. } => {
-            ErrorRow::new(Code::FailedPrecondition, "SOURCE_IS_CODED")
+            ErrorRow::new(Code::FailedPrecondition, "SOURCE_IS_COMPRESSED")
         }
         CompressError::FilesTooLarge { .. } => {
             ErrorRow::new(Code::FailedPrecondition, "FILES_TOO_LARGE")
@@ -61,7 +61,7 @@ fn compression(error: &CompressError) -> ErrorRow {
             .figure("needed_bytes", needed_bytes)
             .figure("free_bytes", free_bytes),
         CompressError::Encode { tensor, .. } => {
-            ErrorRow::new(Code::FailedPrecondition, "NOT_CODABLE").figure("tensor", tensor)
+            ErrorRow::new(Code::FailedPrecondition, "NOT_COMPRESSIBLE").figure("tensor", tensor)
         }
         CompressError::Io { path, cause, .. } => io(cause).figure("path", path.display()),
         CompressError::Threads(_) => ErrorRow::new(Code::Internal, "NO_THREADS"),
@@ -75,14 +75,14 @@ fn compression(error: &CompressError) -> ErrorRow {
 }
 
 fn container(error: &ContainerError) -> ErrorRow {
-    let damaged = || ErrorRow::new(Code::DataLoss, "CODED_FILE_DAMAGED");
+    let damaged = || ErrorRow::new(Code::DataLoss, "CONTAINER_DAMAGED");
     match error {
         ContainerError::Io { path, cause, .. } => io(cause).figure("path", path),
         ContainerError::NotAContainer { .. } => {
-            ErrorRow::new(Code::FailedPrecondition, "NOT_A_CODED_FILE")
+            ErrorRow::new(Code::FailedPrecondition, "NOT_A_CONTAINER")
         }
         ContainerError::Version { found, .. } => {
-            ErrorRow::new(Code::FailedPrecondition, "CODED_FILE_VERSION").figure("version", found)
+            ErrorRow::new(Code::FailedPrecondition, "CONTAINER_VERSION").figure("version", found)
         }
         ContainerError::UnknownScheme { tensor, .. } => {
             ErrorRow::new(Code::FailedPrecondition, "UNKNOWN_SCHEME").figure("tensor", tensor)

@@ -136,7 +136,7 @@ fn row(failure: &Failure) -> ErrorRow {
             .retry(),
         Failure::PathNotAbsolute { .. } => ErrorRow::invalid("PATH_NOT_ABSOLUTE", "path")
             .hint("give the absolute path; the daemon has its own working folder"),
-        Failure::UnknownShape { .. } => ErrorRow::invalid("UNKNOWN_PRESET", "preset"),
+        Failure::UnknownShape { .. } => ErrorRow::invalid("UNKNOWN_SHAPE", "preset"),
         Failure::TooLargeForBudget(error) => ErrorRow {
             code: Code::ResourceExhausted,
             ..plan(error)
@@ -220,7 +220,7 @@ fn engine(error: &EngineError) -> ErrorRow {
         EngineError::ModelReplaced => ErrorRow::new(Code::Aborted, "MODEL_REPLACED")
             .hint("send the request again; the new model answers it")
             .retry(),
-        EngineError::HeadDim { head_dim } => ErrorRow::new(Code::FailedPrecondition, "HEAD_SIZE")
+        EngineError::HeadDim { head_dim } => ErrorRow::new(Code::FailedPrecondition, "HEAD_DIM")
             .hint("start sluiced with --device cpu")
             .figure("head_dim", head_dim),
         EngineError::Ops(error) => ops(error),
@@ -231,7 +231,7 @@ fn engine(error: &EngineError) -> ErrorRow {
             .hint("sluice status shows the level and the budget in force"),
         EngineError::NoWeightCache { streamed_bytes, .. } => ErrorRow::new(
             Code::FailedPrecondition,
-            "NO_CACHE_FOLDER",
+            "NO_WEIGHT_CACHE",
         )
         .hint("start sluiced with --weight-cache DIR, raise the budget, or choose level standard")
         .figure("streamed_bytes", streamed_bytes),
@@ -264,15 +264,15 @@ fn ops(error: &OpsError) -> ErrorRow {
             }
         }
         OpsError::NoGpu(unavailable) => {
-            ErrorRow::new(Code::FailedPrecondition, "NO_CARD").hint(unavailable.hint())
+            ErrorRow::new(Code::FailedPrecondition, "NO_GPU").hint(unavailable.hint())
         }
         OpsError::Gpu(error) if error.ends_context() => {
-            ErrorRow::new(Code::Internal, "CARD_FAILED").hint(
+            ErrorRow::new(Code::Internal, "GPU_FAILED").hint(
                 "sluiced exits, since only a new process can use the GPU again; the service restarts by itself; \
                  see nvidia-smi and the kernel's log for the cause",
             )
         }
-        OpsError::Gpu(_) => ErrorRow::new(Code::Internal, "CARD_FAILED").hint(
+        OpsError::Gpu(_) => ErrorRow::new(Code::Internal, "GPU_FAILED").hint(
             "start sluiced again; see nvidia-smi and the kernel's log for the cause",
         ),
         OpsError::NotANumber { position } => ErrorRow::new(Code::DataLoss, "NOT_A_NUMBER")
@@ -313,10 +313,10 @@ fn plan(error: &PlanError) -> ErrorRow {
                 .figure("budget_bytes", budget_bytes)
                 .figure("least_bytes", least_bytes)
         }
-        PlanError::NotCompressed { .. } => ErrorRow::new(Code::FailedPrecondition, "NO_CACHE_FOLDER").hint(
+        PlanError::NotCompressed { .. } => ErrorRow::new(Code::FailedPrecondition, "NO_WEIGHT_CACHE").hint(
             "start sluiced with --weight-cache DIR, or choose standard, which is lossless too, or moderate, which is smaller",
         ),
-        PlanError::KvCacheFormat { dtype: number, .. } => ErrorRow::new(Code::FailedPrecondition, "CACHE_FORMAT")
+        PlanError::KvCacheFormat { dtype: number, .. } => ErrorRow::new(Code::FailedPrecondition, "KV_CACHE_FORMAT")
             .hint(format!(
                 "choose {number} or auto: sluice level LEVEL --kv-cache-format auto"
             )),
@@ -361,11 +361,11 @@ fn request(error: &RequestError) -> ErrorRow {
             .hint("masks are added by length; leave the id out")
             .figure("id", id),
         RequestError::OnlyAutoregressive { what } => {
-            ErrorRow::invalid("ONLY_CAUSAL", field_name(what))
+            ErrorRow::invalid("ONLY_AUTOREGRESSIVE", field_name(what))
                 .hint("leave it out, or load an autoregressive model, such as a Llama")
         }
         RequestError::OnlyMaskedDiffusion { what } => {
-            ErrorRow::invalid("ONLY_MASKED", field_name(what))
+            ErrorRow::invalid("ONLY_MASKED_DIFFUSION", field_name(what))
                 .hint("leave it out, or load a masked diffusion model, such as LLaDA")
         }
         RequestError::Sampling { what, .. } => {

@@ -105,7 +105,7 @@ fn request_name(error: &RequestError) -> &'static str {
         R::NotAScale { .. } => "scale",
         R::UnknownToken { .. } => "token",
         R::MaskGiven { .. } => "mask",
-        R::OnlyAutoregressive { .. } => "only causal",
+        R::OnlyAutoregressive { .. } => "only autoregressive",
         R::OnlyMaskedDiffusion { .. } => "only masked",
         R::Sampling { .. } => "sampling",
         R::TooManyDraws { .. } => "draws",
@@ -117,7 +117,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
     use CheckpointError as C;
     match error {
         C::Io { .. } => "io",
-        C::NotACheckpoint { .. } => "no checkpoint",
+        C::NotACheckpoint { .. } => "is not a checkpoint",
         C::MissingFile { .. } => "file missing",
         C::NoWeights { .. } => "no weights",
         C::SeveralModels { .. } => "several models",

@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(kept_path, Some(partial_of(&output)));
         let said = failure(full(), kept_path).to_string();
         assert!(
-            said.ends_with("a.sluice.partial, and the same command goes on with it"),
+            said.ends_with("a.sluice.partial, run the same command again to resume"),
             "{said}"
         );
         // Another's work, or none.

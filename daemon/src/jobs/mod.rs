@@ -1,5 +1,5 @@
 //! Jobs: long work on files that belongs to the daemon. They are listed while they run and for a while after, followed and
-//! cancelled by id. What they do, the registry doesn't know; [`coding`] has those that code and decode.
+//! cancelled by id. What they do, the registry doesn't know; [`files`] has those that code and decode.
 
 pub mod files;
 

@@ -122,7 +122,7 @@ impl ServingModel {
 pub struct LoadRequest {
     /// Which model.
     pub name: ModelName,
-    /// What is asked for; what it leaves out, [`Settings`] say.
+    /// What is asked for; what it leaves out, [`ModelSettings`] say.
     pub requested: PlanOptions,
 }
 

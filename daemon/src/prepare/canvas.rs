@@ -85,7 +85,7 @@ mod tests {
             |position, ids: Vec<u32>| with_pins(6, &[(position, ids)]).unwrap_err().to_string();
         assert_eq!(
             error(5, vec![7, 8]),
-            "a pin of 2 tokens at position 5 leaves the length of 6"
+            "a pin of 2 tokens at position 5 exceeds the length of 6"
         );
         assert!(error(u32::MAX, vec![7]).contains("position 4294967295"));
     }
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn two_pins_at_one_position_are_refused() {
         let error = with_pins(6, &[(1, vec![7, 8]), (2, vec![9])]).unwrap_err();
-        let message = "two pins stand at position 2 of the length of 6";
+        let message = "two pins overlap at position 2 of the length of 6";
         assert_eq!(error.to_string(), message);
     }
 

@@ -54,7 +54,7 @@ fn check_lengths(samples: &[Vec<u32>], context: usize) -> Result<(), InvalidFiel
             return Err(InvalidField {
                 field: "ids",
                 problem: format!(
-                    "sample {index} of {count} tokens exceeds the model's context of {context}"
+                    "sample {index} of {count} tokens exceeds the model's context length of {context}"
                 ),
             });
         }

@@ -107,12 +107,12 @@ fn a_prompt_without_room_is_refused_with_the_figures() {
     let message = prepared(tokens(CONTEXT)).unwrap_err().to_string();
     assert_eq!(
         message,
-        "prompt of 200 tokens and length 1 exceed the model's context of 200"
+        "a prompt of 200 tokens and a length of 1 exceed the model's context length of 200"
     );
     let mut request = tokens(1);
     request.length = Some(u32::MAX);
     let message = prepared(request).unwrap_err().to_string();
-    assert!(message.contains("length 4294967295"), "{message}");
+    assert!(message.contains("a length of 4294967295"), "{message}");
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn an_edit_of_nothing_is_refused() {
         edit.span_tokens = Some(4);
     }
     let message = prepared(request).unwrap_err().to_string();
-    assert_eq!(message, "text: there is nothing to edit");
+    assert_eq!(message, "text: the text to edit is empty");
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn too_much_is_refused_before_it_is_tokenized() {
     let message = prepared(edit(&text, 0..2)).unwrap_err().to_string();
     assert_eq!(
         message,
-        "the request has 1048577 bytes of text; at most 1048576 are taken"
+        "the request has 1048577 bytes of text; the limit is 1048576"
     );
     let message = prepared(tokens(IDS_MAX + 1)).unwrap_err().to_string();
     assert!(message.contains("1048577 ids"), "{message}");

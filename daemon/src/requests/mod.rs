@@ -126,7 +126,7 @@ impl Requests {
         }
     }
 
-    /// A request with an id, not listed before [`Registry::admit`].
+    /// A request with an id, not listed before [`Requests::admit`].
     #[must_use]
     pub fn create(&self, facts: RequestDescription) -> Arc<RequestRecord> {
         let id = self.last_id.fetch_add(1, Ordering::Relaxed) + 1;

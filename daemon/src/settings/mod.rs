@@ -1,8 +1,8 @@
 //! What holds for a model: its level, its budget, its system prompt, and how its tokens are drawn.
 //!
-//! Several may have said something of the same setting. Who wins is said once, by the order of [`Origin`], and found by
+//! Several may have said something of the same setting. Who wins is said once, by the order of [`SettingOrigin`], and found by
 //! one function, [`resolve`], for all of them. A model's own word stands in a file that its user writes
-//! ([`ModelsFile`]); what was asked for while an earlier daemon ran is kept beside the models ([`Remembered`]).
+//! ([`ModelsFile`]); what was asked for while an earlier daemon ran is kept beside the models ([`RememberedSettings`]).
 
 mod remembered;
 mod sampler;

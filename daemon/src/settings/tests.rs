@@ -205,7 +205,10 @@ fn the_file_of_models_is_read_again_when_it_has_changed() {
     assert_eq!(system().as_deref(), Some("Be very brief."));
     let problem = settings.problem().unwrap();
     assert!(problem.contains("unknown field `systm`"), "{problem}");
-    assert!(problem.contains("still holds"), "{problem}");
+    assert!(
+        problem.contains("; its previous contents stay in force"),
+        "{problem}"
+    );
     std::fs::remove_file(world.0.path().join("models.toml")).unwrap();
     assert_eq!((system(), settings.problem()), (None, None));
 }
@@ -222,10 +225,10 @@ fn the_daemon_does_not_start_with_a_file_of_models_that_is_wrong() {
     let hot = problem("[some]\ntemperature = -1\n");
     assert_eq!(
         hot,
-        "temperature (from [\"some\"] in models.toml): must lie between 0 and 1000, not -1"
+        "temperature (from [\"some\"] in models.toml): must be between 0 and 1000, not -1"
     );
     let both = problem("[some]\ngreedy = true\ntemperature = 0.5\n");
-    assert!(both.contains("beside greedy"), "{both}");
+    assert!(both.contains(", but greedy draws nothing"), "{both}");
     assert!(problem("[some]\ntop_p = 1.5\n").contains("top_p (from"));
     assert!(problem("[some]\nlevel = \"best\"\n").contains("models.toml:2"));
     assert!(problem("level = \"off\"\n").contains("models.toml:1"));

@@ -116,8 +116,8 @@ pub(crate) fn compression(tensor: &TensorRecord) -> &'static str {
     match tensor.scheme() {
         Some(Scheme::Plain) => "plain",
         Some(Scheme::Huffman) => "huffman",
-        Some(Scheme::Dictionary) => "palette",
-        Some(Scheme::Trellis) => "rate",
+        Some(Scheme::Dictionary) => "dictionary",
+        Some(Scheme::Trellis) => "trellis",
         None => "unknown",
     }
 }

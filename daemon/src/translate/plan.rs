@@ -406,7 +406,7 @@ mod tests {
         assert_eq!(told(1.0, 0.05), (vec![], None));
         let (notes, _) = told(1.0, 0.45);
         assert!(
-            notes[0].starts_with("other programs had 45 % of the processors"),
+            notes[0].starts_with("other programs used 45 % of the CPU"),
             "{notes:?}"
         );
         assert_eq!(told(2.4, 0.45), (vec![], Some(2.4)));

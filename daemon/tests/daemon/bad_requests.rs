@@ -34,7 +34,7 @@ async fn each_wrong_request_is_explained_and_the_daemon_lives_on() {
         (
             tokens(&long_prompt, 8),
             "CONTEXT_EXCEEDED",
-            "prompt of 300 tokens and length 8 exceed the model's context of 256",
+            "a prompt of 300 tokens and a length of 8 exceed the model's context length of 256",
         ),
         (
             v1::GenerateRequest {
@@ -42,12 +42,12 @@ async fn each_wrong_request_is_explained_and_the_daemon_lives_on() {
                 ..tokens(&long_prompt, 1)
             },
             "CONTEXT_EXCEEDED",
-            "prompt of 300 tokens and length 1 exceed the model's context of 256",
+            "a prompt of 300 tokens and a length of 1 exceed the model's context length of 256",
         ),
         (
             tokens(&[1], u32::MAX),
             "CONTEXT_EXCEEDED",
-            "prompt of 1 tokens and length 4294967295 exceed the model's context of 256",
+            "a prompt of 1 tokens and a length of 4294967295 exceed the model's context length of 256",
         ),
         (
             tokens(&[1], 0),
@@ -84,7 +84,7 @@ async fn each_wrong_request_is_explained_and_the_daemon_lives_on() {
                 ..base()
             },
             "PIN_OUTSIDE",
-            "a pin of 2 tokens at position 31 leaves the length of 32",
+            "a pin of 2 tokens at position 31 exceeds the length of 32",
         ),
         (
             v1::GenerateRequest {
@@ -92,17 +92,17 @@ async fn each_wrong_request_is_explained_and_the_daemon_lives_on() {
                 ..base()
             },
             "PIN_TWICE",
-            "two pins stand at position 2 of the length of 32",
+            "two pins overlap at position 2 of the length of 32",
         ),
         (
             tokens(&[256], 8),
             "UNKNOWN_TOKEN",
-            "token id 256 lies outside the vocabulary of 256",
+            "token id 256 is outside of the vocabulary of 256 tokens",
         ),
         (
             tokens(&[250], 8),
             "MASK_GIVEN",
-            "token id 250 is the mask; positions to fill are given by length, not by id",
+            "token id 250 is the mask token; give the number of positions to fill as the length",
         ),
     ] {
         let expected = (Code::InvalidArgument, reason.to_owned(), message.to_owned());

@@ -78,7 +78,12 @@ async fn a_card_writes_what_the_cpu_writes() {
     );
     assert_eq!(facts.other_processes_bytes, Some(1 << 30));
     assert_eq!(facts.utilization_percent, Some(37));
-    assert!(card.log().contains("a card computes"), "{}", card.log());
+    assert!(
+        card.log()
+            .contains("the GPU kernels support even head dimensions up to"),
+        "{}",
+        card.log()
+    );
     assert!(cache.path().join("kernels").is_dir(), "for compiled ones");
 }
 
@@ -105,12 +110,15 @@ async fn a_card_that_fails_for_good_ends_the_daemon_so_that_it_can_start_again()
     let mut daemon = start(libraries, &failing, &["--device", "cuda"]).await;
     let request = chat("Tell me a story.");
     let error = generate(&daemon, request).await.unwrap_err();
-    assert_eq!(error.reason.as_deref(), Some("CARD_FAILED"));
+    assert_eq!(error.reason.as_deref(), Some("GPU_FAILED"));
     let hint = error.hint.unwrap_or_default();
-    assert!(hint.contains("sluiced ends"), "{hint}");
+    assert!(hint.contains("sluiced exits"), "{hint}");
     let (status, _, log) = daemon.ended().await;
     assert_eq!(status.code(), Some(exit::FAILURE.into()), "{log}");
-    assert!(log.contains("the card has failed"), "{log}");
+    assert!(
+        log.contains("the GPU failed; exiting for a clean restart"),
+        "{log}"
+    );
 }
 
 #[tokio::test]
@@ -202,17 +210,17 @@ struct Refusal {
 const REFUSALS: [Refusal; 5] = [
     Refusal {
         environment: &[("STAND_IN_DRIVER_VERSION", "11080")],
-        reason: "NVIDIA's driver is too old: it knows CUDA 11.8, and 12.0 is needed",
+        reason: "NVIDIA's driver is too old: it supports CUDA 11.8, and 12.0 is required",
         hint: "update NVIDIA's driver to version 525 or newer",
     },
     Refusal {
         environment: &[("STAND_IN_DEVICES", "0")],
-        reason: "NVIDIA's driver finds no card",
+        reason: "NVIDIA's driver finds no GPU",
         hint: "/dev/nvidia*",
     },
     Refusal {
         environment: &[("CUDA_VISIBLE_DEVICES", "")],
-        reason: "CUDA_VISIBLE_DEVICES=\"\" hides every NVIDIA card",
+        reason: "CUDA_VISIBLE_DEVICES=\"\" hides every NVIDIA GPU",
         hint: "unset CUDA_VISIBLE_DEVICES",
     },
     Refusal {
@@ -226,7 +234,7 @@ const REFUSALS: [Refusal; 5] = [
             ("STAND_IN_HELD", "0x3f000000"),
         ],
         reason: "has too little free memory",
-        hint: "end other programs on the card",
+        hint: "end other programs on the GPU, which `nvidia-smi` lists, or use the CPU",
     },
 ];
 
@@ -273,11 +281,11 @@ async fn a_model_that_a_card_has_no_room_for_is_computed_by_the_cpu_unless_the_c
     assert!(
         no_card
             .reason
-            .contains("can't compute sluice-demo: a budget of 64.0 MiB")
+            .contains("cannot run sluice-demo: a budget of 64.0 MiB")
     );
     assert!(no_card.hint.contains("raise --budget"), "{}", no_card.hint);
     let log = daemon.log();
-    let warned = log.matches("no card can be used, the CPU computes").count();
+    let warned = log.matches("no usable GPU, running on the CPU").count();
     assert_eq!(warned, 1, "{log}");
     generate(&daemon, chat("Tell me a story.")).await.unwrap();
     drop(daemon);
@@ -298,7 +306,7 @@ async fn a_model_that_a_card_has_no_room_for_is_computed_by_the_cpu_unless_the_c
         }
     };
     assert_eq!(error.reason.as_deref(), Some("BUDGET_TOO_SMALL"));
-    assert!(error.message.contains("can't compute it"), "{error}");
+    assert!(error.message.contains("can't run the model:"), "{error}");
     assert!(error.hint.unwrap().contains("sluiced --device cpu"));
 }
 
@@ -309,7 +317,7 @@ async fn a_machine_without_the_driver_is_told_so_and_computes() {
     fs::write(libraries.path().join("libcuda.so.1"), "no library").unwrap();
     let refusal = Refusal {
         environment: &[],
-        reason: "NVIDIA's driver can't be used: ",
+        reason: "cannot use NVIDIA's driver: ",
         hint: "install NVIDIA's driver",
     };
     is_refused(libraries.path(), &refusal).await;
@@ -350,10 +358,7 @@ async fn is_done_without(libraries: &Path, refusal: &Refusal) {
     );
     assert!(no_card.hint.contains(refusal.hint), "{}", no_card.hint);
     let log = daemon.log();
-    assert!(
-        log.contains("no card can be used, the CPU computes"),
-        "{log}"
-    );
+    assert!(log.contains("no usable GPU, running on the CPU"), "{log}");
 }
 
 #[tokio::test]
@@ -376,7 +381,7 @@ async fn a_plan_says_which_card_it_is_for() {
     assert!(card.contains("which computes in f16"), "{card}");
     let cpu = plan(&[("STAND_IN_DEVICES", "0")], &[]).await;
     assert!(!cpu.contains("\ncontext "), "{cpu}");
-    let why = "for the CPU, since no card can be used: NVIDIA's driver finds no card";
+    let why = "for the CPU, since no GPU is usable: NVIDIA's driver finds no card";
     assert!(cpu.contains(why), "{cpu}");
     let asked = plan(&[], &["--device", "cpu"]).await;
     assert!(!asked.contains("for the CPU"), "{asked}");

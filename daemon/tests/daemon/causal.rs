@@ -155,7 +155,11 @@ async fn what_other_models_have_is_refused() {
         ),
     ] {
         let error = generate(&daemon, request).await.unwrap_err();
-        assert_eq!(error.reason.as_deref(), Some("ONLY_MASKED"), "{field}");
+        assert_eq!(
+            error.reason.as_deref(),
+            Some("ONLY_MASKED_DIFFUSION"),
+            "{field}"
+        );
         assert!(error.message.starts_with(field), "{}", error.message);
     }
     let score = v1::ScoreRequest {
@@ -169,7 +173,9 @@ async fn what_other_models_have_is_refused() {
     };
     let mut client = daemon.generation().await;
     let refused = within("a refusal", client.score(score)).await.unwrap_err();
-    assert!(refused.message().contains("only models that fill masks"));
+    assert!(refused.message().contains(
+        ": only masked diffusion models support this; the loaded model is autoregressive"
+    ));
 
     let masked = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
     let request = v1::GenerateRequest {
@@ -177,7 +183,7 @@ async fn what_other_models_have_is_refused() {
         ..base()
     };
     let error = generate(&masked, request).await.unwrap_err();
-    assert_eq!(error.reason.as_deref(), Some("ONLY_CAUSAL"));
+    assert_eq!(error.reason.as_deref(), Some("ONLY_AUTOREGRESSIVE"));
 }
 
 #[tokio::test]
@@ -221,7 +227,10 @@ async fn keys_and_values_are_planned() {
             if kv == "auto" { "bf16" } else { kv }
         );
         let kinds = json["memory"].as_array().unwrap();
-        let kind = kinds.iter().find(|kind| kind["kind"] == "cache").unwrap();
+        let kind = kinds
+            .iter()
+            .find(|kind| kind["kind"] == "kv_cache")
+            .unwrap();
         kind["bytes"].as_u64().unwrap()
     };
     // 22 layers of 4 heads of 64 for 2048 positions, keys and values.
@@ -305,7 +314,7 @@ async fn a_checkpoints_own_advice_is_taken_as_far_as_it_makes_sense() {
     );
     let log = daemon.log();
     assert!(
-        log.contains("top_p must be above 0 and at most 1, not 7; it is passed over"),
+        log.contains("top_p must be above 0 and at most 1, not 7; ignored"),
         "{log}"
     );
     let request = v1::InspectModelRequest {

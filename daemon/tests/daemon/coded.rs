@@ -82,7 +82,7 @@ async fn a_model_goes_into_a_file_and_back() {
     let output = run(folder.path(), &["compress", source, "-o", "a.sluice"]).await;
     assert_eq!(code(&output), exit::FAILURE);
     assert!(
-        stderr(&output).contains("a.sluice exists\nhint: "),
+        stderr(&output).contains("a.sluice already exists\nhint: "),
         "{}",
         stderr(&output)
     );
@@ -92,7 +92,7 @@ async fn a_model_goes_into_a_file_and_back() {
     assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
     assert!(stdout(&output).contains(", error -"), "{}", stdout(&output));
     let output = run(folder.path(), &["decompress", "a.sluice", "-o", "back"]).await;
-    assert!(stderr(&output).contains("exists and is no empty folder"));
+    assert!(stderr(&output).contains("exists and is not an empty folder"));
 }
 
 #[tokio::test]
@@ -125,20 +125,23 @@ async fn what_is_wrong_with_a_file_is_said_with_its_place() {
         let output = run(folder.path(), &[name, "a.sluice"]).await;
         assert_eq!(code(&output), exit::FAILURE);
         assert!(
-            stderr(&output).contains("is cut short or damaged"),
+            stderr(&output).contains("is truncated or damaged"),
             "{}",
             stderr(&output)
         );
     }
     fs::write(&path, &whole).unwrap();
     for (arguments, words) in [
-        (&["verify", "source/config.json"][..], "is no .sluice file"),
-        (&["verify", "source"], "is no .sluice file"),
-        (&["verify", "nothing"], "can't open nothing"),
-        (&["compress", "nothing", "-o", "b.sluice"], "can't read"),
+        (
+            &["verify", "source/config.json"][..],
+            "is not a .sluice file",
+        ),
+        (&["verify", "source"], "is not a .sluice file"),
+        (&["verify", "nothing"], "cannot open nothing"),
+        (&["compress", "nothing", "-o", "b.sluice"], "cannot read"),
         (
             &["compress", "a.sluice", "-o", "b.sluice"],
-            "is a .sluice file already",
+            "is already a .sluice file",
         ),
     ] {
         let output = run(folder.path(), arguments).await;

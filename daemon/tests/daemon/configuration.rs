@@ -49,7 +49,7 @@ async fn a_wrong_file_is_named_with_line_and_column() {
         ),
         (
             b"queue = 2\nlog = \"\xff\"\n",
-            "sluiced.toml:2:8: is not UTF-8 here",
+            "sluiced.toml:2:8: is not valid UTF-8",
         ),
         (b"queue = = 2\n", "sluiced.toml:1:9: "),
     ] {

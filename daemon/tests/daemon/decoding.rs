@@ -106,9 +106,12 @@ async fn the_caches_of_the_reference_give_its_tokens() {
 async fn each_way_of_decoding_fills_the_canvas_and_is_told() {
     let daemon = tiny(&[]).await;
     for words in [
-        [("cache", "prefix:behind=4"), ("window", "8")],
+        [("cache", "prefix:recompute-before=4"), ("window", "8")],
         [("cache", "dual:refresh=2,keep=0.5"), ("window", "0")],
-        [("cache", "vicinity:around=4"), ("growth", "append")],
+        [
+            ("cache", "vicinity:recompute-around=4"),
+            ("growth", "append"),
+        ],
         [("speculation", "explore:branches=2"), ("window", "16")],
         [("speculation", "draft:branches=3"), ("growth", "append")],
         [("policy", "threshold:t=0.5"), ("growth", "append")],
@@ -184,22 +187,22 @@ async fn what_does_not_go_together_is_refused_and_the_daemon_lives_on() {
         (
             with(|request| request.cache_options = Some(v1::KvCacheReuse::default())),
             "INVALID_FIELD",
-            "cache_options: say how a cache is kept; name it",
+            "cache_options: has options but no mode; set the mode",
         ),
         (
             asked(&[("cache", "dual"), ("speculation", "draft")]),
             "SAMPLING",
-            "several canvases in a pass go with no cache",
+            "speculation cannot be combined with a KV cache or with inserted masks",
         ),
         (
             asked(&[("growth", "append"), ("window", "8")]),
             "SAMPLING",
-            "window: a canvas that is appended to has no masks behind its block",
+            "window: a suffix window has no effect on a canvas that grows by appending; leave it out",
         ),
         (
             asked(&[("growth", "insert"), ("speculation", "explore")]),
             "SAMPLING",
-            "several canvases in a pass go with no cache and no insertion",
+            "speculation cannot be combined with a KV cache or with inserted masks",
         ),
         (
             v1::GenerateRequest {
@@ -207,7 +210,7 @@ async fn what_does_not_go_together_is_refused_and_the_daemon_lives_on() {
                 ..asked(&[("growth", "insert")])
             },
             "SAMPLING",
-            "a canvas is lengthened where nothing is pinned",
+            "canvas growth requires a model with an end token and no pinned positions",
         ),
     ] {
         let error = generate(&daemon, request).await.unwrap_err();
@@ -229,7 +232,7 @@ async fn the_daemons_dial_is_for_requests_that_say_nothing() {
         (resolved(&started), policy)
     };
     // A window as long as what is left leaves nothing out.
-    let balanced = ["balanced", "dual:behind=32", "", "fixed", "none"].map(str::to_owned);
+    let balanced = ["balanced", "dual:recompute-before=32", "", "fixed", "none"].map(str::to_owned);
     let exact = ["exact", "none", "", "fixed", "none"].map(str::to_owned);
     assert_eq!(
         told(asked(&[])).await,
@@ -265,6 +268,6 @@ async fn a_causal_model_has_no_dial() {
         .await
         .unwrap_err();
     assert_eq!(error.code, Code::InvalidArgument);
-    assert_eq!(error.reason.as_deref(), Some("ONLY_MASKED"));
+    assert_eq!(error.reason.as_deref(), Some("ONLY_MASKED_DIFFUSION"));
     assert!(error.message.contains("dial"), "{}", error.message);
 }

@@ -187,25 +187,25 @@ async fn each_wrong_measurement_is_explained_and_the_daemon_lives_on() {
             texts(&["x".repeat(2 << 20).as_str()]),
             invalid,
             "TOO_LONG",
-            "the request has 2097152 bytes of text; at most 1048576 are taken",
+            "the request has 2097152 bytes of text; the limit is 1048576",
         ),
         (
             ids(&[vec![1], vec![1; 257]]),
             invalid,
             "INVALID_FIELD",
-            "ids: sample 1 of 257 tokens exceeds the model's context of 256",
+            "ids: sample 1 of 257 tokens exceeds the model's context length of 256",
         ),
         (
             ids(&[vec![256]]),
             invalid,
             "UNKNOWN_TOKEN",
-            "token id 256 lies outside the vocabulary of 256",
+            "token id 256 is outside of the vocabulary of 2 tokens56",
         ),
         (
             crowd,
             invalid,
             "TOO_MANY_SAMPLES",
-            "257 texts exceed the 256 of one comparison",
+            "257 texts exceed the limit of 256 for one fidelity measurement",
         ),
         (
             v1::MeasureFidelityRequest {

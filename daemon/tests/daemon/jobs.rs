@@ -232,7 +232,7 @@ async fn a_model_is_compressed_by_its_name_and_inspected() {
         .iter()
         .map(|sum| sum.compression.as_str())
         .collect();
-    assert_eq!(schemes, ["plain", "huffman", "rate"]);
+    assert_eq!(schemes, ["plain", "huffman", "trellis"]);
     let numbers: u64 = coded.summaries.iter().map(|sum| sum.elements).sum();
     assert_eq!(numbers, 3_934_976);
     let is_kept = |tensor: &&v1::ContainerTensor| tensor.name.contains(".0.");
@@ -280,21 +280,21 @@ async fn damage_is_told_with_tensor_and_tile() {
     let error = setting.decompress("a.sluice", "back").await.unwrap_err();
     assert_eq!(
         (error.code, error.reason.as_deref()),
-        (Code::DataLoss, Some("CODED_FILE_DAMAGED"))
+        (Code::DataLoss, Some("CONTAINER_DAMAGED"))
     );
     assert!(error.message.contains(damage.as_str()), "{}", error.message);
     assert!(!setting.path("back").exists());
 
     fs::write(&path, &whole[..middle]).unwrap();
     let error = setting.verify("a.sluice").await.unwrap_err();
-    assert_eq!(error.reason.as_deref(), Some("CODED_FILE_DAMAGED"));
+    assert_eq!(error.reason.as_deref(), Some("CONTAINER_DAMAGED"));
     // A pipe would keep the job waiting.
     let pipe = std::process::Command::new("mkfifo")
         .arg(setting.path("pipe.sluice"))
         .status();
     assert!(pipe.unwrap().success());
     let error = setting.verify("pipe.sluice").await.unwrap_err();
-    assert_eq!(error.reason.as_deref(), Some("NOT_A_CODED_FILE"));
+    assert_eq!(error.reason.as_deref(), Some("NOT_A_CONTAINER"));
     let error = setting.verify("nothing.sluice").await.unwrap_err();
     assert_eq!(
         (error.code, error.reason.as_deref()),
@@ -338,7 +338,7 @@ async fn what_makes_no_sense_is_refused_with_its_reason() {
         ),
         (
             with(|r| r.how = Some(How::BitsPerWeight(9.0))),
-            "bits: must lie between 1.5 and 6",
+            "bits: must be between 1.5 and 6",
         ),
         (with(|r| r.how = Some(How::Coder(7))), "coder: 7 is unknown"),
         (with(|r| r.threads = Some(0)), "threads: must be at least 1"),
@@ -348,7 +348,7 @@ async fn what_makes_no_sense_is_refused_with_its_reason() {
         ),
         (
             with(|r| r.name = "sluice-demo".to_owned()),
-            "name: is given beside a path",
+            "name: can't be combined with a path",
         ),
     ] {
         let error = setting.compress(request).await.unwrap_err();
@@ -483,7 +483,7 @@ async fn the_end_of_the_daemon_cancels_a_job_cleanly() {
         (Code::Cancelled, Some("JOB_CANCELLED"))
     );
     assert!(
-        error.message.starts_with("sluiced is shutting down"),
+        error.message.contains("sluiced is shutting down"),
         "{}",
         error.message
     );

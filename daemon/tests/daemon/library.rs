@@ -569,7 +569,7 @@ async fn an_idle_model_goes_and_the_next_request_has_it_back() {
     let daemon = Daemon::start(&arguments).await;
     daemon.model_state(v1::ModelState::Asleep).await;
     until("a line in the log", || async {
-        daemon.log().contains("nobody asked for it")
+        daemon.log().contains("unloaded the idle model")
     })
     .await;
     let kinds = daemon.snapshot().await.device.unwrap().memory;

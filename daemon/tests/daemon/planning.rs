@@ -42,7 +42,7 @@ async fn a_published_shape_is_planned_without_a_file() {
         "\npeak ",
         "\npass ",
         "\nstreamed ",
-        "\nslots ",
+        "\nstaging ",
         "streamed from ",
     ] {
         assert!(table.contains(words), "{table}");
@@ -96,7 +96,7 @@ async fn what_can_not_be_planned_is_explained() {
         (
             &["--shape", "llada-8b", "--canvas", "4097"],
             exit::FAILURE,
-            &["a canvas of 4097 exceeds the model's context of 4096"],
+            &["a canvas of 4097 positions exceeds the model's context length of 4096"],
         ),
         (
             &["--model", "nowhere"],
@@ -116,7 +116,9 @@ async fn what_can_not_be_planned_is_explained() {
     let output = plan(&[&preset[..], &["--budget", "64MiB"]].concat()).await;
     let said = text(&output.stderr);
     assert_eq!(code(&output), exit::FAILURE);
-    let (_, least) = said.split_once("sluice budget ").expect("names the least");
+    let (_, least) = said
+        .split_once("sluice budget ")
+        .expect("names the minimum");
     let least = least.split_whitespace().next().unwrap();
     let output = plan(&[&preset[..], &["--budget", least]].concat()).await;
     assert_eq!(code(&output), exit::OK, "{}", text(&output.stderr));

@@ -139,7 +139,7 @@ async fn plans_that_can_not_be_are_explained() {
                 ..asked.clone()
             },
             Code::InvalidArgument,
-            "UNKNOWN_PRESET",
+            "UNKNOWN_SHAPE",
         ),
         (
             v1::PlanRequest {
@@ -250,7 +250,7 @@ async fn every_level_is_switched_to_from_a_plain_folder_and_what_can_not_be_had_
     let notices: Vec<_> = notices.collect();
     let substitutions = notices
         .iter()
-        .filter(|notice| notice.contains("takes the place of off"));
+        .filter(|notice| notice.contains("replaces off"));
     assert_eq!(substitutions.count(), 1, "{notices:?}");
     let settings = daemon.snapshot().await.settings.unwrap();
     let substitution = settings.substitution.unwrap();
@@ -258,7 +258,7 @@ async fn every_level_is_switched_to_from_a_plain_folder_and_what_can_not_be_had_
         (substitution.requested.as_str(), &substitution.used),
         ("off", &settings.level)
     );
-    assert!(daemon.log().contains("takes the place of off"));
+    assert!(daemon.log().contains("replaces off"));
 
     // The default budget is had back by its name.
     let all = v1::LoadModelRequest {
@@ -515,10 +515,10 @@ async fn without_a_model_a_change_is_refused_and_settings_stay() {
     daemon.model_state(v1::ModelState::Failed).await;
     let error = apply(&daemon, level("moderate")).await.unwrap_err();
     assert_eq!(error.reason.as_deref(), Some("MODEL_FAILED"), "{error}");
-    assert!(error.message.ends_with("level and budget stay as they are"));
+    assert!(error.message.ends_with("; level and budget are unchanged"));
     assert!(error.hint.unwrap().contains("--level"));
     let error = restore(&daemon).await.unwrap_err();
-    assert!(error.message.ends_with("level and budget stay as they are"));
+    assert!(error.message.ends_with("; level and budget are unchanged"));
     assert_eq!(daemon.snapshot().await.settings.unwrap().level, "standard");
 }
 

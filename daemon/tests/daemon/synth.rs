@@ -71,7 +71,7 @@ async fn a_synthetic_model_serves_requests_of_ids() {
     // It isn't written twice.
     let again = run(folder.path(), &TINY).await;
     assert_eq!(code(&again), exit::FAILURE);
-    assert!(stderr(&again).contains("exists and is no empty folder"));
+    assert!(stderr(&again).contains("exists and is not an empty folder"));
 }
 
 #[tokio::test]
@@ -106,7 +106,7 @@ async fn what_makes_no_model_is_refused_before_anything_is_written() {
     for (change, words) in [
         (
             "--attention-heads=7",
-            "--attention-heads is 7, which does not share 64 out",
+            "--attention-heads is 7, which does not divide the hidden size 64",
         ),
         (
             "--attention-heads=0",
@@ -129,7 +129,7 @@ async fn what_makes_no_model_is_refused_before_anything_is_written() {
         ("--intermediate-size=-1", "--intermediate-size"),
         ("--dtype=q4_k", "bf16, f16, f32"),
         ("--seed=red", "--seed"),
-        ("--threads=0", "must lie between 1 and 1024"),
+        ("--threads=0", "must be between 1 and 1024"),
     ] {
         let output = run(folder.path(), &with(change)).await;
         assert_eq!(code(&output), exit::USAGE, "{change}: {}", stderr(&output));

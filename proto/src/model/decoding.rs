@@ -161,7 +161,7 @@ fn kv_cache_reuse(
 fn speculation(wire: &v1::Speculation) -> Result<Speculation, InvalidField> {
     let branches = wire.branches.unwrap_or(BRANCHES_DEFAULT);
     if !(1..=BRANCHES_MAX).contains(&branches) {
-        let problem = format!("branches must lie between 1 and {BRANCHES_MAX}, not {branches}");
+        let problem = format!("branches must be between 1 and {BRANCHES_MAX}, not {branches}");
         return Err(invalid("speculation", problem));
     }
     match known("speculation", wire.kind)? {
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(speculation(9, None), "speculation: has no value 9");
         assert_eq!(
             speculation(v1::SpeculationKind::Draft.into(), Some(16)),
-            "speculation: branches must lie between 1 and 15, not 16"
+            "speculation: branches must be between 1 and 15, not 16"
         );
     }
 }

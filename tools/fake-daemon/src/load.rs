@@ -226,7 +226,13 @@ impl Teller {
             queued_ms: f64::from(passes) * 2.0,
             ..Default::default()
         };
-        let kinds = ["weights", "slots", "activations", "head", "scratch"];
+        let kinds = [
+            "weights",
+            "staging_buffers",
+            "activations",
+            "logits",
+            "scratch",
+        ];
         Snapshot {
             daemon: Some(DaemonStatus {
                 version: "0.1.0".into(),

@@ -32,7 +32,10 @@ const ROWS: [usize; 5] = [1, 8, 32, 128, 512];
 const TURNS: usize = 9;
 const NAME: &str = "weight";
 const WAYS: [(&str, CompressionMethod); 3] = [
-    ("palette", CompressionMethod::Lossless(Lossless::Dictionary)),
+    (
+        "dictionary",
+        CompressionMethod::Lossless(Lossless::Dictionary),
+    ),
     ("huffman", CompressionMethod::Lossless(Lossless::Huffman)),
     (
         "rate, 4 bits",

@@ -139,7 +139,7 @@ fn bench(name: &str, matrix: &Matrix) -> Result<(), Box<dyn Error>> {
     }
     for (name, encoded) in coded {
         let bits = matrix.bits(encoded.bytes.len());
-        let lossless = !name.starts_with("rate");
+        let lossless = !name.starts_with("trellis");
         let Encoded { layout, bytes } = encoded;
         let coded = CompressedMatrix::new(layout, Vec::leak(bytes))?;
         if lossless {
@@ -217,7 +217,7 @@ fn bench(name: &str, matrix: &Matrix) -> Result<(), Box<dyn Error>> {
             way.seconds = way.seconds.min(start.elapsed().as_secs_f64());
         }
     }
-    println!("\n{name}: {entropy:.3} bits a number by order-0 entropy of its symbols");
+    println!("\n{name}: {entropy:.3} bits per weight by order-0 entropy of its symbols");
     println!("{:40} {:>8} {:>8} {:>8}", "", "bits", "GB/s", "of copy");
     let copy = ways[0].seconds;
     for way in &ways {

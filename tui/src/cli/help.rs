@@ -377,12 +377,14 @@ fn flags(row: &PresetInfo) -> String {
     let window = row
         .suffix_window
         .map(|masks| format!(" --suffix-window {masks}"));
+    let growth = row.canvas_growth;
+    let growth = (growth != "fixed").then(|| format!(" --canvas-growth {growth}"));
     format!(
-        "--policy {} --kv-cache {}{} --canvas-growth {}",
+        "--policy {} --kv-cache {}{}{}",
         row.policy,
         row.kv_cache,
         window.unwrap_or_default(),
-        row.canvas_growth
+        growth.unwrap_or_default()
     )
 }
 

@@ -379,16 +379,16 @@ mod tests {
             let started = Some(started.clone());
             EndedRequest { started, done }.notes().join("|")
         };
-        let seed = "drawn with seed 7; --seed 7 gives the same answer again";
+        let seed = "sampled with seed 7; --seed 7 gives the same answer again";
         assert_eq!(told(FinishReason::Eos, false), seed);
         // As an edit ends, which fills its span.
         assert_eq!(told(FinishReason::Length, false), seed);
         let cut = told(FinishReason::Length, true);
-        let expected = "cut at --length 1000; a greater one allows more";
+        let expected = "truncated at --length 1000; use a greater length for a longer answer";
         assert_eq!(cut, format!("{expected}|{seed}"));
         let full = told(FinishReason::Context, true);
         assert!(
-            full.starts_with("cut where the context of 1,024 tokens is full"),
+            full.starts_with("truncated at the context of 1,024 tokens"),
             "{full}"
         );
     }

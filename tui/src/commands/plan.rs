@@ -143,7 +143,7 @@ mod tests {
             words(&Model::Preset("llada-8b".into()), &arguments),
             [
                 "plan",
-                "--preset=llada-8b",
+                "--shape=llada-8b",
                 "--level=mild",
                 "--budget=4294967296",
                 "--embedding=host",

@@ -194,7 +194,7 @@ mod tests {
         };
         assert_eq!(
             planned(&plan),
-            "a/b: 3 files, 4.00 GiB, 1.00 GiB of it here already; into /m/a/b"
+            "a/b: 3 files, 4.00 GiB, 1.00 GiB already downloaded; into /m/a/b"
         );
     }
 }

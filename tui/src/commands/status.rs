@@ -4,6 +4,7 @@ use sluice_proto::v1::{
     DeviceStatus, GpuStatus, GpuUnavailable, HostStatus, LevelSubstitution, PassStatistics, Plan,
     SettingsStatus, Snapshot,
 };
+use sluice_report::plan::memory_label;
 use sluice_shared::units;
 
 use super::models::describe;
@@ -57,7 +58,7 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
                 "",
                 format!(
                     "{:<12} {:>10}, at most {}",
-                    kind.kind,
+                    memory_label(&kind.kind),
                     units::bytes(kind.bytes),
                     units::bytes(kind.peak_bytes)
                 ),
@@ -342,7 +343,7 @@ mod tests {
                 "switching to aggressive, step 4 of 9",
                 "peak      4.00 GiB predicted, 3.00 GiB measured",
                 "a pass    1.8 s predicted for a canvas of 256, 1.9 s measured over 4 passes, 1.9 s for the last of 288 rows",
-                "streamed  2.00 GiB a pass predicted, 2.00 GiB measured, 12 ms a pass waited; 3 slots of 120 MiB",
+                "streamed  2.00 GiB a pass predicted, 2.00 GiB measured, 12 ms a pass waited; 3 staging buffers of 120 MiB",
             ]
         );
     }
@@ -495,7 +496,7 @@ mod tests {
         };
         assert_eq!(
             host_line(Some(&host)),
-            "8.00 GiB available of 16.0 GiB; sluiced resident 342 MiB, at most 350 MiB; 33.0 MiB of it beyond what is held"
+            "8.00 GiB available of 16.0 GiB; sluiced resident 342 MiB, at most 350 MiB; 33.0 MiB of it outside the ledger"
         );
     }
 

@@ -48,7 +48,7 @@ pub(super) fn can_send(state: &mut DashboardState, otherwise: &str) -> bool {
     }
     if state.requests.own.len() >= OWN_MAX {
         state.warn(format!(
-            "{OWN_MAX} requests of yours wait or run; {otherwise}"
+            "{OWN_MAX} of your requests are waiting or running; {otherwise}"
         ));
         return false;
     }

@@ -94,7 +94,7 @@ fn snapshot(requests: Vec<RequestSummary>) -> Event {
             memory: vec![
                 kind("weights", 900 << 20),
                 kind("activations", 60 << 20),
-                kind("head", 40 << 20),
+                kind("logits", 40 << 20),
             ],
             used_bytes: 1000 << 20,
             peak_bytes: 1200 << 20,
@@ -184,7 +184,7 @@ fn layers() -> Vec<LayerStatus> {
     }
     layers.push(LayerStatus {
         name: "head".into(),
-        groups: vec![unit("head", "device", "bf16", false)],
+        groups: vec![unit("lm_head", "device", "bf16", false)],
     });
     layers
 }
@@ -212,7 +212,7 @@ fn plan(level: Level) -> Plan {
         memory: [
             ("weights", 880 << 20),
             ("activations", 64 << 20),
-            ("head", 40 << 20),
+            ("logits", 40 << 20),
         ]
         .map(|(kind, bytes)| PlannedMemory {
             kind: kind.into(),
@@ -243,9 +243,9 @@ fn on_card(change: impl FnOnce(&mut DeviceStatus)) -> DashboardState {
         memory: vec![
             kind("context", 180 << 20),
             kind("weights", 900 << 20),
-            kind("slots", 0),
+            kind("staging_buffers", 0),
             kind("activations", 60 << 20),
-            kind("head", 0),
+            kind("logits", 0),
             kind("scratch", 40 << 20),
         ],
         used_bytes: 1180 << 20,

@@ -249,7 +249,7 @@ fn a_full_context_says_what_to_do() {
     let mut journey = chat(&fake, home.path(), &[]);
     journey.press("hi\r");
     journey.expect("error: length: too long");
-    journey.expect("/reset starts anew");
+    journey.expect("/reset starts over");
     expect_prompt(&journey);
     journey.press("\x04");
     assert!(journey.end().success());

@@ -212,8 +212,8 @@ fn a_bench_has_a_row_for_each_position_of_the_dial() {
         assert_eq!(line[2..12], passes, "{table}");
         assert!(line.ends_with(same), "{table}");
     }
-    let below = "wait 25 %, decode 0 %, multiply 50 %, attention 10 %, head 10 %, other 5 %";
-    let sentence = "compute-bound: 60 % of a pass is multiply and attention";
+    let below = "wait 25 %, decompress 0 %, matmul 50 %, attention 10 %, lm_head 10 %, other 5 %";
+    let sentence = "compute-bound: 60 % of a pass is matmul and attention";
     for row in [1, 4] {
         let words = [&lines[row + 1], &lines[row + 2]].map(|words| words.join(" "));
         assert_eq!(words, [below, sentence]);
@@ -235,7 +235,7 @@ fn a_bench_has_a_json_form_and_tells_what_went_wrong() {
     assert_eq!(row["waited_share"], 0.25);
     let each = &row["phases_ms_per_pass"];
     assert_eq!(
-        (&each["multiply"], &each["copy"]),
+        (&each["matmul"], &each["copy"]),
         (&10.0.into(), &15.0.into())
     );
     assert_eq!(row["bottleneck"]["bound"], "compute");

@@ -180,16 +180,16 @@ fn a_bench_tells_what_the_dial_buys() {
         panic!("two rows: {text}");
     };
     assert_eq!(
-        (&exact["dial"], &fast["dial"]),
+        (&exact["preset"], &fast["preset"]),
         (&"exact".into(), &"fast".into())
     );
     assert_eq!(
-        (&exact["cache"], &exact["exact"]),
+        (&exact["kv_cache"], &exact["exact"]),
         (&"none".into(), &true.into())
     );
     assert_eq!(
-        (&fast["cache"], &fast["exact"]),
-        (&"dual:behind=32".into(), &false.into())
+        (&fast["kv_cache"], &fast["exact"]),
+        (&"dual:recompute-before=32".into(), &false.into())
     );
     let figure = |row: &Value, key: &str| row[key].as_f64().expect("a number");
     assert!(figure(fast, "passes") < figure(exact, "passes"));
@@ -329,7 +329,7 @@ fn the_model_goes_into_a_file_and_back() {
     assert_eq!(code(&output), 1);
     assert!(
         stderr(&output)
-            .ends_with("exists\nhint: give another name, or delete what is there first (sluiced compress: --force)\n"),
+            .ends_with("exists\nhint: choose another name, or delete the existing file first (sluiced compress: --force)\n"),
         "{}",
         stderr(&output)
     );
@@ -388,7 +388,7 @@ fn levels_are_measured_on_the_sample_that_comes_with_the_model() {
     let names = ["level", "standard", "mild", "moderate", "aggressive", "8"];
     assert_eq!(levels, names);
     assert!(
-        table.contains("mild       weights with the same numbers as standard"),
+        table.contains("mild       same weights as standard"),
         "{table}"
     );
     let json = daemon.run(&[&all[..], &["--json"]].concat());

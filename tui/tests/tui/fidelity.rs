@@ -35,7 +35,7 @@ fn all_levels_are_measured_on_one_text_with_the_same_masks() {
         "\
 level        mean KL  same top   source    level      peak   a pass
 standard    0.001250   98.75 %   1.5000   1.6250  3.00 GiB   620 ms
-mild       weights with the same numbers as standard: not measured again
+mild       same weights as standard: not measured again
 moderate    0.001250   98.75 %   1.5000   1.6250  3.00 GiB   620 ms
 aggressive  0.001250   98.75 %   1.5000   1.6250  3.00 GiB   620 ms
 3 samples, 1,234 tokens, seed 99; KL and bounds in nats a token, peak and pass as planned

@@ -59,7 +59,7 @@ fn a_file_is_asked_for_as_it_was_written_and_its_size_is_told() {
         "--output",
         "m.sluice",
         "--coder",
-        "palette",
+        "dictionary",
         "--tile",
         "128",
         "--keep",
@@ -73,15 +73,14 @@ fn a_file_is_asked_for_as_it_was_written_and_its_size_is_told() {
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     assert_eq!(
         stdout(&output),
-        "/models/m.sluice: 2.00 GiB, 66.7 % of 3.00 GiB, coded in 1.5 s\n"
+        "/models/m.sluice: 2.00 GiB, 66.7 % of 3.00 GiB, compressed in 1.5 s\n"
     );
     let told = stderr(&output);
     for line in [
         "job 3: compress /models/m → /models/m.sluice, 2 of the daemon's threads",
-        "left out: notes.txt",
-        "went on after 7 tensors of a run before",
-        "note: /models/m.sluice is not there as you see it: the daemon has folders of its own, as a service its own /tmp; \
-         name a place below /var/lib/sluice, or run `sluiced` yourself",
+        "omitted: notes.txt",
+        "resumed after 7 tensors of an earlier run",
+        "note: /models/m.sluice is not visible here: the daemon has its own folders, as a service its own /tmp; use a path below /var/lib/sluice, or run `sluiced` yourself",
     ] {
         assert!(
             told.lines().any(|found| found == line),
@@ -128,10 +127,10 @@ fn a_job_for_scripts_is_a_line_an_event() {
     );
     assert_eq!(lines[1]["done_bytes"], 1 << 20);
     assert_eq!(
-        (&lines[2]["bytes"], &lines[2]["elapsed_ms"]),
+        (&lines[2]["file_bytes"], &lines[2]["elapsed_ms"]),
         (&(2_u64 << 30).into(), &1500.0.into())
     );
-    assert!(stderr(&output).starts_with("note: /models/m.sluice is not there"));
+    assert!(stderr(&output).starts_with("note: /models/m.sluice is not visible here"));
 }
 
 #[test]
@@ -144,7 +143,7 @@ fn the_way_back_tells_the_files() {
     let output = fake.output(&["decompress", "m.sluice", "--output", "m"]);
     assert_eq!(
         stdout(&output),
-        "/models/m.sluice: 3.00 GiB in 5 files, decoded in 1.5 s\n"
+        "/models/m.sluice: 3.00 GiB in 5 files, decompressed in 1.5 s\n"
     );
     let seen = fake.seen.lock().unwrap();
     let asked = &seen.decompressed[0];
@@ -171,7 +170,7 @@ fn damage_is_told_and_is_a_failure() {
     );
     let fake = working(Some(found(&[
         "tensor wq\x1b[2J, tile 7",
-        "its section of checksums",
+        "its checksum section",
     ])));
     let output = fake.output(&["verify", "m.sluice"]);
     assert_eq!((code(&output), &*stdout(&output)), (1, ""));
@@ -181,7 +180,9 @@ fn damage_is_told_and_is_a_failure() {
         "{told}"
     );
     assert!(
-        told.contains("error: /models/m is damaged in 2 places\nhint: make it again"),
+        told.contains(
+            "error: /models/m is damaged in 2 places\nhint: compress the checkpoint again"
+        ),
         "{told}"
     );
     assert!(!told.contains('\x1b'), "{told:?}");
@@ -228,7 +229,7 @@ fn an_interrupt_cancels_a_job_of_ones_own_and_leaves_others_alone() {
 
     let output = interrupted(&fake, &["jobs", "watch", "3"]);
     assert_eq!(code(&output), 130);
-    assert_eq!(stderr(&output), "error: interrupted; the job goes on\n");
+    assert_eq!(stderr(&output), "error: interrupted; the job continues\n");
     assert_eq!(fake.seen.lock().unwrap().jobs_cancelled, [3]);
 }
 
@@ -262,8 +263,8 @@ fn without_a_daemon_the_program_beside_this_one_does_the_work() {
             "compress /m --output=/a.sluice --bits=4.5 --tile=128 --keep=a --keep=-b --all --threads=3",
         ),
         (
-            "compress /m -o /a.sluice --lossless --coder palette",
-            "compress /m --output=/a.sluice --lossless --coder=palette",
+            "compress /m -o /a.sluice --lossless --coder dictionary",
+            "compress /m --output=/a.sluice --lossless --coder=dictionary",
         ),
         (
             "decompress /a.sluice -o /m --threads 2",

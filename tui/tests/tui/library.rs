@@ -45,7 +45,7 @@ fn a_pull_tells_what_comes_and_what_came() {
     let told = stderr(&output);
     assert!(
         told.contains(
-            "o/m:Q8_0: 3 files, 4.00 GiB, 1.00 GiB of it here already; into /models/o/m:Q8_0"
+            "o/m:Q8_0: 3 files, 4.00 GiB, 1.00 GiB already downloaded; into /models/o/m:Q8_0"
         ),
         "{told}"
     );
@@ -95,11 +95,11 @@ fn an_interrupt_cancels_the_download_that_the_daemon_makes_of_the_name() {
     assert_eq!(code(&output), 130);
     let told = stderr(&output);
     assert!(
-        told.contains("error: interrupted; what came so far is kept"),
+        told.contains("error: interrupted; the downloaded part is kept"),
         "{told}"
     );
     assert!(
-        told.contains("hint: the same command goes on from there"),
+        told.contains("hint: run the same command again to resume"),
         "{told}"
     );
     assert_eq!(fake.seen.lock().unwrap().pulls_cancelled, ["o/m:Q8_0"]);
@@ -125,7 +125,7 @@ fn the_list_says_what_is_where_and_which_is_the_default() {
         serde_json::from_str(&stdout(&fake.output(&["list", "--json"]))).unwrap();
     assert_eq!(json["models"][1]["origin"], "pulled");
     assert_eq!(json["models"][1]["is_default"], true);
-    assert_eq!(json["kept"][0]["level"], "moderate");
+    assert_eq!(json["converted_weights"][0]["level"], "moderate");
     assert_eq!(json["converted_weights_folder"], "/cache");
 }
 
@@ -139,7 +139,7 @@ fn models_are_removed_inspected_and_unloaded_by_name() {
     assert_eq!(removed["freed_bytes"], 3_u64 << 30);
     assert_eq!(removed["kept_path"], "");
     let output = fake.output(&["rm", "--converted", "tiny"]);
-    assert_eq!(stdout(&output), "no converted weights of tiny are kept\n");
+    assert_eq!(stdout(&output), "there are no converted weights of tiny\n");
     assert!(fake.seen.lock().unwrap().removed[2].converted_weights_only);
     let output = fake.output(&["unload"]);
     assert_eq!(

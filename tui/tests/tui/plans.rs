@@ -82,7 +82,7 @@ fn an_interrupt_leaves_a_switch_alone_and_says_so() {
     let output = interrupt(child);
     assert_eq!(code(&output), 130);
     assert!(
-        stderr(&output).contains("error: interrupted; the switch goes on\nhint: "),
+        stderr(&output).contains("error: interrupted; the switch continues\nhint: "),
         "{}",
         stderr(&output)
     );
@@ -240,7 +240,7 @@ fn without_a_daemon_the_sibling_makes_the_plan() {
     let output = run(&["--shape", "llada-8b", "--budget", "1KiB", "--json"]);
     assert_eq!(
         stdout(&output),
-        "plan --preset=llada-8b --budget=1024 --json\n"
+        "plan --shape=llada-8b --budget=1024 --json\n"
     );
     std::fs::remove_file(&sibling).unwrap();
     symlink("/bin/false", &sibling).unwrap();

@@ -254,7 +254,7 @@ fn only_one_dashboard_keeps_what_is_said() {
     let mut first = start();
     first.expect("connected");
     let mut second = start();
-    second.expect("another dashboard keeps conversations; this one's are not kept");
+    second.expect("another dashboard saves its conversations; this one's are not saved");
     for journey in [&mut second, &mut first] {
         journey.press("\x03");
         assert!(journey.end().success());

@@ -338,24 +338,24 @@ fn what_cannot_be_is_refused() {
     refused(make(&source, &target, &options()).unwrap_err(), "exists");
     refused(
         make(folder.path(), &folder.path().join("b"), &options()).unwrap_err(),
-        "is a .sluice file already",
+        "is already a .sluice file",
     );
     let nowhere = folder.path().join("no/where.sluice");
     refused(
         make(&source, &nowhere, &options()).unwrap_err(),
-        "can't write",
+        "cannot write",
     );
     refused(
         restore(&source.join("config.json"), &nowhere).unwrap_err(),
-        "is no .sluice file",
+        "is not a .sluice file",
     );
     refused(
         restore(&source, &nowhere).unwrap_err(),
-        "is no .sluice file",
+        "is not a .sluice file",
     );
     refused(
         restore(&target, folder.path()).unwrap_err(),
-        "is no empty folder",
+        "exists and is not an empty folder",
     );
     assert!(fs::read(&target).unwrap() == before);
 
@@ -383,8 +383,8 @@ fn no_part_of_the_source_is_replaced() {
             "part of the checkpoint",
         ),
         (link, "part of the checkpoint"),
-        (source.clone(), "no regular file"),
-        ("/dev/null".into(), "no regular file"),
+        (source.clone(), "it is not a regular file"),
+        ("/dev/null".into(), "it is not a regular file"),
     ] {
         let options = CompressOptions {
             replace: true,
@@ -392,7 +392,7 @@ fn no_part_of_the_source_is_replaced() {
         };
         let error = make(&source, &target, &options).unwrap_err().to_string();
         assert!(
-            error.starts_with("can't replace") && error.contains(words),
+            error.starts_with("cannot replace") && error.contains(words),
             "{error}"
         );
         assert!(!partial_of(&target).exists());
@@ -428,7 +428,7 @@ fn what_is_no_number_is_told_before_any_work() {
     });
     let said = made.unwrap_err().to_string();
     assert!(
-        said.contains(name) && said.contains("number 70000"),
+        said.contains(name) && said.contains("element 70000"),
         "{said}"
     );
     assert_eq!(done_bytes, 0);

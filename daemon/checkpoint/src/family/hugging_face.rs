@@ -278,19 +278,19 @@ mod tests {
         );
         assert_eq!(
             refusal("num_key_value_heads", 3.into()),
-            "config.json: num_key_value_heads is 3, which does not divide the 4 heads"
+            "config.json: num_key_value_heads is 3, which does not divide the 4 attention heads"
         );
         assert_eq!(
             refusal("num_attention_heads", 7.into()),
-            "config.json: num_key_value_heads is 2, which does not divide the 7 heads"
+            "config.json: num_key_value_heads is 2, which does not divide the 7 attention heads"
         );
         assert_eq!(
             refusal("head_dim", 15.into()),
-            "config.json: head_dim gives 4 heads of 15; heads have even size and take at most 65536 together"
+            "config.json: head_dim gives 4 attention heads of dimension 15; the dimension must be even, and all heads together at most 65536"
         );
         assert_eq!(
             refusal("head_dim", 1026.into()),
-            "config.json: head_dim gives heads of 1026; heads have at most 1024 numbers"
+            "config.json: head_dim gives a head dimension of 1026; the maximum is 1024"
         );
         assert_eq!(
             refusal("max_position_embeddings", 0.into()),
@@ -302,7 +302,7 @@ mod tests {
         assert!(refusal("quantization_config", json!({"bits": 4})).contains("quantized"));
         assert_eq!(
             read("Dream", |config| config["eos_token_id"] = 298.into()).unwrap_err(),
-            "config.json: eos_token_id is the mask's id as well"
+            "config.json: eos_token_id is also the mask token's id"
         );
     }
 }

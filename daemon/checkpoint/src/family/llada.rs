@@ -179,7 +179,7 @@ mod tests {
         let refusal = |key: &str, value: Value| read(|config| config[key] = value).unwrap_err();
         assert_eq!(
             refusal("model_type", "mamba".into()),
-            "unknown architecture \"mamba\"; known are llada, llama, mistral, qwen2, Dream"
+            "unsupported architecture \"mamba\"; supported are llada, llama, mistral, qwen2, Dream"
         );
         assert_eq!(
             refusal("alibi", true.into()),
@@ -191,7 +191,7 @@ mod tests {
         );
         assert_eq!(
             refusal("n_heads", 7.into()),
-            "config.json: n_heads is 7, which does not share 64 out in heads of even size"
+            "config.json: n_heads is 7, which does not divide the hidden size 64 into heads of even dimension"
         );
         let wide = |config: &mut Value| {
             config["d_model"] = 2048.into();
@@ -199,11 +199,11 @@ mod tests {
         };
         assert_eq!(
             read(wide).unwrap_err(),
-            "config.json: n_heads is 1, which gives heads of 2048; heads have at most 1024 numbers"
+            "config.json: n_heads is 1, which gives a head dimension of 2048; the maximum is 1024"
         );
         assert_eq!(
             refusal("n_kv_heads", 3.into()),
-            "config.json: n_kv_heads is 3, which does not divide the 4 heads"
+            "config.json: n_kv_heads is 3, which does not divide the 4 attention heads"
         );
         assert_eq!(
             refusal("embedding_size", 100.into()),
@@ -215,11 +215,11 @@ mod tests {
         );
         assert_eq!(
             refusal("eos_token_id", (-1).into()),
-            "config.json: eos_token_id is -1, no id below 300"
+            "config.json: eos_token_id is -1, not a token id below 300"
         );
         assert_eq!(
             refusal("eos_token_id", 298.into()),
-            "config.json: eos_token_id is the mask's id as well"
+            "config.json: eos_token_id is also the mask token's id"
         );
         assert_eq!(
             refusal("rms_norm_eps", "x".into()),

@@ -276,7 +276,9 @@ fn a_full_disk_is_said_with_figures() {
         cause: io::Error::from_raw_os_error(28),
     };
     let text = error.to_string();
-    assert!(text.starts_with("can't write /m/model.safetensors after 5 of 9 bytes: No space left"));
+    assert!(
+        text.starts_with("cannot write /m/model.safetensors after 5 of 9 bytes: No space left")
+    );
 }
 
 #[test]
@@ -285,11 +287,11 @@ fn what_could_not_be_loaded_is_not_written() {
     let spoiled: [(Spoil, &str); 6] = [
         (
             |shape| shape.attention_heads = 7,
-            "n_heads is 7, which does not share 64 out",
+            "n_heads is 7, which does not divide the hidden size 64",
         ),
         (
             |shape| shape.kv_heads = 3,
-            "n_kv_heads is 3, which does not divide the 4 heads",
+            "n_kv_heads is 3, which does not divide the 4 attention heads",
         ),
         (|shape| shape.layers = 0, "n_layers is 0"),
         (

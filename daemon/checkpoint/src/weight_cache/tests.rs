@@ -205,7 +205,10 @@ fn a_file_in_its_place_that_is_not_it_is_refused_and_written_over() {
     for (broken, words) in [
         (Vec::new(), "too short"),
         (b"garbage, and more of it".to_vec(), "no safetensors file"),
-        (whole[..whole.len() - 1].to_vec(), "cut short or damaged"),
+        (
+            whole[..whole.len() - 1].to_vec(),
+            "is truncated or damaged: its header declares",
+        ),
         (
             with("\"sluice.version\":\"1\"", "\"sluice.version\":\"0\""),
             "sluice.version is \"0\", not \"1\"",
@@ -336,7 +339,7 @@ fn a_disk_without_room_is_refused_with_figures() {
     assert!(check_free_space(10, 10).is_ok());
     let error = check_free_space(11, 10).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
-    let words = "11 bytes are needed, 10 are free on the disk";
+    let words = "11 bytes are needed, and the disk has 10 free";
     assert_eq!(error.to_string(), words);
 }
 

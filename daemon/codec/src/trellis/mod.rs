@@ -49,9 +49,9 @@ pub enum TrellisTarget {
 pub struct QuantizedMatrix {
     /// The matrix.
     pub encoded: Encoded,
-    /// What it takes, as in [`Target::Bits`].
+    /// What it takes, as in [`TrellisTarget::Bits`].
     pub bits: f64,
-    /// What it loses, as in [`Target::Error`].
+    /// What it loses, as in [`TrellisTarget::Error`].
     pub error: f64,
 }
 

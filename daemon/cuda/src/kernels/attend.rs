@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use super::{address, holds, size};
 use crate::{dtype::DType, error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
 
-/// Most queries that a [`Task`] may have.
+/// Most queries that a [`AttentionTask`] may have.
 pub const ATTEND_QUERIES: usize = 64;
 
 /// Most numbers in a head that [`Gpu::attend`] takes.
@@ -50,11 +50,11 @@ pub struct AttentionArgs {
     pub k: GpuSpan,
     /// Values, in rows as those of `k`.
     pub v: GpuSpan,
-    /// The [`Task`]s.
+    /// The [`AttentionTask`]s.
     pub tasks: GpuSpan,
     /// How many they are.
     pub task_count: usize,
-    /// The [`Segment`]s that tasks refer to.
+    /// The [`AttentionSegment`]s that tasks refer to.
     pub segments: GpuSpan,
     /// Query heads.
     pub heads: usize,

@@ -37,9 +37,9 @@ pub struct DictionaryMatmul<'a> {
     pub x: GpuSpan,
     /// How many they are.
     pub rows: usize,
-    /// The weights, which must be [multiplied as they are](CodedMatrix::is_multiplied).
+    /// The weights, which must be [multiplied as they are](CompressedGpuMatrix::has_matmul).
     pub weights: &'a CompressedGpuMatrix<'a>,
-    /// The [`palette_index`] of a matrix that they are rows of, aligned to 4 bytes.
+    /// The [`dictionary_index`] of a matrix that they are rows of, aligned to 4 bytes.
     pub index: GpuSpan,
     /// How many rows that matrix has.
     pub index_rows: usize,
@@ -60,8 +60,8 @@ pub struct DictionaryIndexError {
 }
 
 impl CompressedGpuMatrix<'_> {
-    /// Whether [`Gpu::multiply_palette`] takes it as it is: palette-coded bf16, in rows of whole times 16 numbers and fewer
-    /// than 65,536, in chunks of 256 rows but for the last. Others are [decoded](Gpu::decode) first.
+    /// Whether [`Gpu::matmul_dictionary`] takes it as it is: palette-coded bf16, in rows of whole times 16 numbers and fewer
+    /// than 65,536, in chunks of 256 rows but for the last. Others are [decoded](Gpu::decompress) first.
     #[must_use]
     pub fn has_matmul(&self) -> bool {
         let whole_chunks = self.chunks.split_last().is_some_and(|(last, others)| {
@@ -75,7 +75,7 @@ impl CompressedGpuMatrix<'_> {
     }
 }
 
-/// Most bytes that the [`palette_index`] of such chunks has.
+/// Most bytes that the [`dictionary_index`] of such chunks has.
 #[must_use]
 pub fn dictionary_index_bytes(chunks: &[CompressedChunk]) -> usize {
     let words = |chunk: &CompressedChunk| 2 * chunk.rows as usize + chunk.escapes_bytes as usize;
@@ -199,7 +199,7 @@ struct Chunk {
 
 impl Gpu {
     /// A product with weights that stay coded: each is decoded on its way to the multiplication. For many rows it is what
-    /// [`Gpu::multiply_by_kernels`] gives with the decoded weights, bit for bit.
+    /// [`Gpu::matmul_by_kernels`] gives with the decoded weights, bit for bit.
     ///
     /// # Errors
     /// When the card refuses it, or has failed before.

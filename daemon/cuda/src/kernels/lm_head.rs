@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use super::{REDUCE_THREADS, address, holds, size};
 use crate::{error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
 
-/// Most end tokens, and most suppressed ones, that a [`HeadChoice`] names.
+/// Most end tokens, and most suppressed ones, that a [`LmHeadSampling`] names.
 pub const LM_HEAD_TOKENS: usize = 16;
 
 /// Stands for no token.
@@ -110,7 +110,7 @@ impl CompareState {
 
 impl Gpu {
     /// Takes `columns` logits (`f32`) of each row, those of the tokens from `first` on, into the rows' states. `rows` are
-    /// [`HeadRow`]s, `states` [`HeadState`]s; the logits are changed.
+    /// [`LmHeadRow`]s, `states` [`LmHeadState`]s; the logits are changed.
     ///
     /// # Errors
     /// When the card refuses it, or has failed before.

@@ -18,7 +18,7 @@ pub struct SalienceArgs {
     pub q: GpuSpan,
     /// Keys: `kv_heads * head_dim` numbers a row.
     pub k: GpuSpan,
-    /// The [`Segment`](crate::Segment)s of keys that are looked at.
+    /// The [`Segment`](crate::AttentionSegment)s of keys that are looked at.
     pub segments: GpuSpan,
     /// How many they are.
     pub segment_count: usize,

@@ -33,7 +33,7 @@ fn a_driver_that_cannot_be_opened_is_said() {
             assert!(
                 refusal
                     .to_string()
-                    .starts_with("NVIDIA's driver can't be used: ")
+                    .starts_with("cannot use NVIDIA's driver: ")
             );
         },
     );
@@ -54,7 +54,7 @@ fn an_old_driver_is_refused() {
         );
         assert_eq!(
             refusal.to_string(),
-            "NVIDIA's driver is too old: it knows CUDA 11.8, and 12.0 is needed"
+            "NVIDIA's driver is too old: it supports CUDA 11.8, and 12.0 is required"
         );
     });
 }
@@ -102,7 +102,7 @@ fn cards_that_are_hidden_are_told_from_none() {
             assert_eq!(refusal, GpuUnavailable::Hidden { visible });
             assert_eq!(
                 refusal.to_string(),
-                "CUDA_VISIBLE_DEVICES=\"\" hides every NVIDIA card"
+                "CUDA_VISIBLE_DEVICES=\"\" hides every NVIDIA GPU"
             );
         },
     );
@@ -157,7 +157,7 @@ fn a_card_that_is_not_there_is_refused_with_the_number_of_those_that_are() {
             );
             assert_eq!(
                 refusal.to_string(),
-                "there is no NVIDIA card 2: the driver shows 2, counted from 0"
+                "there is no NVIDIA GPU 2: the driver lists 2, numbered from 0"
             );
         },
     );
@@ -289,7 +289,7 @@ fn a_code_that_nobody_knows_is_an_error_like_others() {
         || {
             assert_eq!(
                 refusal().to_string(),
-                "can't start NVIDIA's driver: unknown error (code 31337)"
+                "can't initialize NVIDIA's driver: unknown error (code 31337)"
             );
         },
     );
@@ -405,7 +405,7 @@ fn too_much_is_refused_with_the_figures() {
         );
         assert_eq!(
             error.to_string(),
-            format!("1073741824 bytes can't be had on the card; {free_bytes} are free")
+            format!("cannot allocate 1073741824 bytes of GPU memory; {free_bytes} are free")
         );
         // It is refused, and nothing else has changed.
         gpu.allocate(MIB).unwrap();

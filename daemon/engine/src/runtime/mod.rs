@@ -75,7 +75,7 @@ pub struct EngineOptions {
     /// uses them has the rest. `None`: as fast as it goes.
     pub disk_read_limit_bytes_per_s: Option<u64>,
     /// Most bytes of the host's memory that are pinned for a card to copy streamed weights from, of all models together while
-    /// one takes another's place. `None`: what [`sluice_machine::default_pin_limit`] says.
+    /// one takes another's place. `None`: what [`sluice_machine::default_pinned_memory_limit`] says.
     pub pinned_memory_limit_bytes: Option<u64>,
     /// What models are loaded with.
     pub settings: PlanSettings,

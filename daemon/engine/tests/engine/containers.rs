@@ -179,12 +179,12 @@ fn damage_is_named_with_its_tensor() {
     let text = run(&path, settings(Level::Mild, None))
         .unwrap_err()
         .to_string();
-    assert!(text.contains("cut short"), "{text}");
+    assert!(text.contains("is truncated"), "{text}");
     fs::write(&path, demonstration_config()).unwrap();
     let text = run(&path, settings(Level::Mild, None))
         .unwrap_err()
         .to_string();
-    assert!(text.contains("no .sluice file"), "{text}");
+    assert!(text.contains("is not a .sluice file"), "{text}");
 }
 
 fn demonstration_config() -> Vec<u8> {

@@ -198,7 +198,7 @@ fn a_level_that_can_not_be_had_gives_way_to_one_that_is_no_less_faithful() {
     loaded.unwrap();
     assert_eq!(without.in_force().unwrap().plan.level, Level::Standard);
     assert!(
-        matches!(&loading.notices[..], [notice] if notice.starts_with("level standard, which is as faithful, takes the place of mild: ")),
+        matches!(&loading.notices[..], [notice] if notice.starts_with("level standard (as faithful) replaces mild: ")),
         "{:?}",
         loading.notices
     );
@@ -226,7 +226,7 @@ fn a_level_that_can_not_be_had_gives_way_to_one_that_is_no_less_faithful() {
     let plan = Arc::clone(&without.in_force().unwrap().plan);
     assert_eq!(plan.level, Level::Standard);
     assert!(
-        loading.notices[0].contains("takes the place of off: a budget of"),
+        loading.notices[0].contains("replaces off: the budget of"),
         "{:?}",
         loading.notices
     );
@@ -242,8 +242,7 @@ fn a_level_that_can_not_be_had_gives_way_to_one_that_is_no_less_faithful() {
     loaded.unwrap();
     assert_eq!(without.in_force().unwrap().plan.level, Level::Standard);
     assert!(
-        loading.notices[0]
-            .starts_with("level standard, which is more faithful, takes the place of moderate: "),
+        loading.notices[0].starts_with("level standard (more faithful) replaces moderate: "),
         "{:?}",
         loading.notices
     );
@@ -287,7 +286,7 @@ fn where_no_level_as_faithful_fits_the_refusal_says_what_would() {
     assert!(
         error
             .to_string()
-            .contains("level aggressive, which is less faithful, would fit"),
+            .contains("the less faithful level aggressive would fit"),
         "{error}"
     );
 }

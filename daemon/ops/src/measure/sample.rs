@@ -120,7 +120,7 @@ impl GpuSample {
         }
     }
 
-    /// By which all palette-coded numbers are [multiplied as they are](cuda::Gpu::multiply_palette).
+    /// By which all palette-coded numbers are [multiplied as they are](cuda::Gpu::matmul_dictionary).
     ///
     /// # Errors
     /// When memory can't be had.

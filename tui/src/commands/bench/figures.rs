@@ -283,15 +283,15 @@ mod tests {
         let figures = BenchFigures::of(&answers, Duration::from_millis(100), Some(&first));
         assert_eq!(
             figures.row(),
-            "balanced     50.0       4   1.25     20.0     10.0   25 %    64    16   640 MiB   15 ms  66.7 %"
+            "balanced     50.0       4   1.25     20.0     10.0   25 %    64      16   640 MiB   15 ms  66.7 %"
         );
         assert_eq!(header().len(), figures.row().len());
         let lines: Vec<String> = figures.lines().collect();
         assert_eq!(
             lines[1..],
             [
-                "         wait 25 %, decode 0 %, multiply 50 %, attention 12 %, head 0 %, other 12 %",
-                "         compute-bound: 62 % of a pass is multiply and attention",
+                "         wait 25 %, decompress 0 %, matmul 50 %, attention 12 %, lm_head 0 %, other 12 %",
+                "         compute-bound: 62 % of a pass is matmul and attention",
             ]
         );
         assert!(lines.iter().all(|line| line.len() <= 120));

@@ -125,7 +125,7 @@ impl PresetStatistics {
         }
     }
 
-    /// What a position came to, by its place in [`DIALS`].
+    /// What a position came to, by its place in [`PRESETS`].
     #[must_use]
     pub fn of(&self, at: usize) -> PresetTotals {
         self.sums.get(at).copied().unwrap_or_default()

@@ -5,6 +5,7 @@ use ratatui::{
     text::Line,
 };
 use sluice_proto::v1::Snapshot;
+use sluice_report::plan::memory_label;
 use sluice_shared::units;
 
 use super::super::{
@@ -118,7 +119,8 @@ fn draw_summary(screen: &mut Screen<'_, '_>, area: Rect) {
         units::bytes(device.peak_bytes)
     );
     let kinds = device.memory.iter().filter(|kind| kind.bytes > 0);
-    let kinds = kinds.map(|kind| format!("{} {}", kind.kind, units::bytes(kind.bytes)));
+    let kinds =
+        kinds.map(|kind| format!("{} {}", memory_label(&kind.kind), units::bytes(kind.bytes)));
     let kinds = kinds.collect::<Vec<_>>().join(" · ");
     let lines = vec![
         Line::raw(clip(&words, columns)),

@@ -79,7 +79,7 @@ fn format_mark(format: &str) -> char {
     match format {
         "f32" => 'F',
         "f16" => 'h',
-        "huffman" | "palette" | "rate" => 'c',
+        "huffman" | "dictionary" | "trellis" => 'c',
         other => {
             let bits = other.strip_prefix('q').and_then(|rest| rest.chars().next());
             bits.or_else(|| other.chars().next()).unwrap_or('?')

@@ -2,6 +2,7 @@
 
 use ratatui::text::{Line, Span};
 use sluice_proto::v1::{DeviceStatus, GpuUnavailable, HostStatus, MemoryUse};
+use sluice_report::plan::memory_label;
 use sluice_shared::units;
 
 use super::{
@@ -195,7 +196,7 @@ fn kind_line(state: &DashboardState, kind: &MemoryUse, used: u64, columns: usize
     let planned = planned.map_or(String::new(), |bytes| {
         format!("plan {}", units::bytes(bytes))
     });
-    let name = clip(&sanitise_line(&kind.kind), 11);
+    let name = clip(&sanitise_line(&memory_label(&kind.kind)), 11);
     let words = format!("{name:<11} {:>9}  {planned:<15}", units::bytes(kind.bytes));
     let mut spans = vec![
         Span::styled(format!("{mark} "), paint.style(role)),
@@ -212,10 +213,10 @@ fn kind_line(state: &DashboardState, kind: &MemoryUse, used: u64, columns: usize
 pub(in super::super) fn kind_look(kind: &str) -> (&'static str, Role) {
     match kind {
         "weights" => ("█", Role::Device),
-        "slots" => ("▓", Role::InFlight),
-        "cache" => ("▒", Role::KvCache),
+        "staging_buffers" => ("▓", Role::InFlight),
+        "kv_cache" => ("▒", Role::KvCache),
         "activations" => ("░", Role::Scratch),
-        "head" => ("▄", Role::Logits),
+        "logits" => ("▄", Role::Logits),
         "context" => ("▀", Role::Context),
         _ => ("■", Role::Others),
     }
@@ -273,7 +274,13 @@ pub(in super::super) fn in_brief(state: &DashboardState, columns: usize) -> Vec<
         None => UNKNOWN.to_owned(),
         Some(device) => {
             let kinds = device.memory.iter().filter(|kind| kind.bytes > 0);
-            let kinds = kinds.map(|kind| format!(", {} {}", kind.kind, units::bytes(kind.bytes)));
+            let kinds = kinds.map(|kind| {
+                format!(
+                    ", {} {}",
+                    memory_label(&kind.kind),
+                    units::bytes(kind.bytes)
+                )
+            });
             let is_fault = |why: &GpuUnavailable| why.is_fault;
             let without = if device.gpu_unavailable.as_ref().is_some_and(is_fault) {
                 " (no GPU)"

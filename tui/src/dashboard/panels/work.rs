@@ -404,7 +404,7 @@ mod tests {
         let started = GenerationStarted {
             dial: "balanced".into(),
             policy: Some(policy),
-            cache: "dual:behind=32".into(),
+            cache: "dual:recompute-before=32".into(),
             growth: "fixed".into(),
             speculation: "none".into(),
             window: Some(64),
@@ -414,7 +414,7 @@ mod tests {
         };
         assert_eq!(
             resolved_settings(&started, None),
-            "level standard · dial balanced · threshold:t=0.8 · cache dual:behind=32 · window 64 · seed 7"
+            "level standard · preset balanced · threshold:t=0.8 · KV cache dual:recompute-before=32 · suffix window 64 · seed 7"
         );
     }
 }

@@ -167,7 +167,7 @@ fn a_refused_prompt_is_no_turn_and_a_full_context_has_a_way_out() {
     let mut state = answered();
     press(&mut state, KeyCode::Char('i'));
     send(&mut state, "And then?");
-    let refusal = "prompt of 90 tokens and length 9 exceed the model's context of 64";
+    let refusal = "a prompt of 90 tokens and a length of 9 exceed the model's context length of 64";
     feed(&mut state, own_failed(refusal));
     assert_eq!(texts(&state).len(), 2);
     assert_eq!(state.prompt.value(), "And then?");
@@ -334,7 +334,7 @@ fn a_causal_model_fills_in_no_words() {
     feed(&mut state, snapshot(vec![]));
     press(&mut state, KeyCode::Char('e'));
     assert_eq!(state.mode(), Mode::Page);
-    assert!(told(&state).contains("causal"));
+    assert!(told(&state).contains("autoregressive"));
 }
 
 /// The modifiers of the cells that show `words`.
@@ -387,7 +387,7 @@ fn the_form_with_an_error_in_a_field() {
     state.options.set("top-k", "4").expect("a number");
     pictures("options", &state);
     press(&mut state, KeyCode::Esc);
-    let screen = shown(&state, SIZES[1]);
+    let screen = shown(&state, SIZES[0]);
     assert!(screen.contains("--length 64 --preset quality"), "{screen}");
     let request = send(&mut state, "hello");
     assert_eq!((request.length, request.top_k), (Some(64), Some(4)));
@@ -409,7 +409,10 @@ fn every_field_can_be_reached_and_fields_that_the_model_refuses_say_why() {
     }
     press(&mut state, KeyCode::Up);
     let screen = shown(&state, SIZES[0]);
-    assert!(screen.contains("only causal models take it"), "{screen}");
+    assert!(
+        screen.contains("only autoregressive models support it"),
+        "{screen}"
+    );
 }
 
 #[test]

@@ -116,7 +116,7 @@ fn a_command_is_completed_run_and_recalled() {
         ("quit now", "quit takes nothing"),
         ("theme pink", "unknown theme 'pink'"),
         ("budget much", "much"),
-        ("cancel x", "'x' is not a request's number"),
+        ("cancel x", "'x' is not the number of a request"),
         ("compress m relative", "must be absolute"),
     ] {
         press(&mut state, KeyCode::Char(':'));
@@ -312,10 +312,10 @@ fn earlier_prompts_are_recalled() {
 #[test]
 fn a_refused_prompt_comes_back_to_be_changed() {
     let mut state = idle();
-    write(&mut state, "too long");
+    write(&mut state, "exceeded the context");
     press(&mut state, KeyCode::Enter);
     feed(&mut state, own_failed("refused"));
-    assert_eq!(state.prompt.value(), "too long");
+    assert_eq!(state.prompt.value(), "exceeded the context");
     assert!(state.message.is_some());
 }
 

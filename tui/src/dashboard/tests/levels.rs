@@ -29,10 +29,10 @@ fn full_plan(level: Level, budget_bytes: u64) -> Plan {
         }),
         memory: vec![
             kind("weights", peak_bytes / 2),
-            kind("slots", peak_bytes / 4),
+            kind("staging_buffers", peak_bytes / 4),
             kind("activations", peak_bytes / 8),
-            kind("head", peak_bytes / 16),
-            kind("cache", 0),
+            kind("logits", peak_bytes / 16),
+            kind("kv_cache", 0),
             kind("scratch", peak_bytes / 16),
         ],
         notes: match level {
@@ -186,7 +186,7 @@ fn a_slow_level_is_asked_about_and_a_harmless_one_is_not() {
 fn a_level_in_force_or_out_of_reach_is_told_and_not_asked_for() {
     let mut state = chooser();
     for (level, words) in [
-        (Level::Standard, "in force already"),
+        (Level::Standard, "already in force"),
         (Level::Off, "needs at least 16GiB"),
         (Level::Mild, "no lossless format"),
     ] {
@@ -400,7 +400,7 @@ fn the_dial_asks_before_answers_differ_and_is_sent_from_then_on() {
     press(&mut state, KeyCode::Char('j'));
     press(&mut state, KeyCode::Char('j'));
     press(&mut state, KeyCode::Enter);
-    assert!(asked(&state).contains("no longer those of the reference"));
+    assert!(asked(&state).contains("will differ from the reference"));
     press(&mut state, KeyCode::Char('n'));
     assert_eq!(state.options.preset(), Some(Preset::Exact));
     press(&mut state, KeyCode::Enter);

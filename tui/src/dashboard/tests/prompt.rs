@@ -148,7 +148,7 @@ fn a_second_prompt_waits_for_the_answer_and_is_sent_then() {
     write(&mut state, "two");
     assert!(sent(&press(&mut state, KeyCode::Enter)).is_empty());
     assert_eq!(state.prompt.value(), "", "it was taken");
-    assert!(told(&state).contains("as soon as the answer before it is there"));
+    assert!(told(&state).contains("will be sent after the previous answer"));
     assert!(shown(&state, (140, 40)).contains("1 waiting"));
     press(&mut state, KeyCode::Esc);
     press(&mut state, KeyCode::Char('4'));
@@ -209,7 +209,7 @@ fn only_so_many_wait_at_once() {
     write(&mut state, "too much");
     assert_eq!(press(&mut state, KeyCode::Enter), []);
     assert_eq!(state.prompt.value(), "too much");
-    assert!(told(&state).contains("8 requests of yours wait or run"));
+    assert!(told(&state).contains("8 of your requests are waiting or running"));
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn y_copies_the_answer_within_a_bound_and_says_so() {
                 }
                 false => {
                     assert_eq!(effects, []);
-                    assert!(told(&state).contains("at most 64.0 KiB are copied"));
+                    assert!(told(&state).contains("terminals accept at most 64.0 KiB"));
                 }
             }
         }

@@ -53,7 +53,7 @@ fn what_the_process_has_beyond_what_is_held_is_said() {
     press(&mut state, KeyCode::Esc);
     press(&mut state, KeyCode::Char('2'));
     let screen = shown(&state, SIZES[0]);
-    assert!(screen.contains("24.0 MiB beyond what is held"), "{screen}");
+    assert!(screen.contains("24.0 MiB outside the ledger"), "{screen}");
 }
 
 #[test]
@@ -121,8 +121,8 @@ fn a_cpu_that_computes_for_want_of_a_card() {
         device.kind = "cpu".into();
         device.gpu = None;
         device.gpu_unavailable = Some(GpuUnavailable {
-            reason: "NVIDIA's driver finds no card".into(),
-            hint: "see that `nvidia-smi` lists the card".into(),
+            reason: "NVIDIA's driver finds no GPU".into(),
+            hint: "check that `nvidia-smi` lists the GPU, and that this user or service may open /dev/nvidia*".into(),
             is_fault: true,
         });
     });
@@ -130,7 +130,7 @@ fn a_cpu_that_computes_for_want_of_a_card() {
     let terminal = draw(&state, (120, 40));
     let buffer = terminal.backend().buffer();
     let row = (0..40).find(|y| {
-        (1..8).all(|x| buffer[(x, *y)].symbol() == &"no card"[usize::from(x) - 1..usize::from(x)])
+        (1..8).all(|x| buffer[(x, *y)].symbol() == &"no GPU "[usize::from(x) - 1..usize::from(x)])
     });
     let cell = &buffer[(1, row.expect("it is said"))];
     assert_eq!((cell.fg, cell.modifier), (Color::Reset, Modifier::DIM));
@@ -142,7 +142,7 @@ fn a_machine_without_a_card_is_not_reminded_of_it() {
         device.kind = "cpu".into();
         device.gpu = None;
         device.gpu_unavailable = Some(GpuUnavailable {
-            reason: "NVIDIA's driver can't be used: there is none".into(),
+            reason: "cannot use NVIDIA's driver: there is none".into(),
             ..Default::default()
         });
     });

@@ -194,7 +194,10 @@ fn what_no_run_left_is_not_written_to() {
     // A file of that name, a link of that name, and one of the journal's; a second name; a pipe.
     fs::write(&partial, b"precious").unwrap();
     let error = begin().unwrap_err().to_string();
-    assert!(error.contains("no interrupted run left it"), "{error}");
+    assert!(
+        error.contains("it was not left by an interrupted run; move it away"),
+        "{error}"
+    );
     assert_eq!(fs::read(&partial).unwrap(), b"precious");
     fs::remove_file(&partial).unwrap();
     for name in [&partial, &journal] {
@@ -226,14 +229,14 @@ fn what_could_not_be_read_is_not_begun() {
     let long = "x".repeat(2000);
     type Change<'a> = &'a dyn Fn(&mut ContainerPlan);
     let changes: [(&str, Change<'_>); 4] = [
-        ("no name of a tensor", &|plan| {
+        ("is not a valid tensor name", &|plan| {
             plan.tensors[1].name.clone_from(&long);
         }),
-        ("17 sizes", &|plan| plan.tensors[1].shape = vec![1; 17]),
-        ("no name of a file", &|plan| {
+        ("17 dimensions", &|plan| plan.tensors[1].shape = vec![1; 17]),
+        ("is not a valid file name", &|plan| {
             plan.shards[0].0 = ".hidden.safetensors".to_owned();
         }),
-        ("stands twice", &|plan| {
+        ("duplicate", &|plan| {
             plan.tensors[0].name = plan.tensors[1].name.clone();
         }),
     ];

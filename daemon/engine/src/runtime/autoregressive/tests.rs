@@ -348,7 +348,7 @@ fn weights_that_change_meanwhile_are_told_of_and_nothing_is_kept() {
             assert_eq!(
                 *notice,
                 format!(
-                    "weights changed: the first {read} positions stay as they were read before"
+                    "the weights changed: the KV cache of the first {read} positions was computed with the previous weights"
                 )
             );
             assert_eq!(world.cached_bytes(), 0);
@@ -413,7 +413,10 @@ fn what_only_other_models_have_is_refused_by_name() {
         change(&mut request);
         world.run(request).unwrap_err().to_string()
     };
-    assert!(refusal(|request| request.guidance = 1.0).starts_with("guidance: only models that"));
+    assert!(
+        refusal(|request| request.guidance = 1.0)
+            .starts_with("guidance: only masked diffusion models")
+    );
     assert!(refusal(|request| request.canvas[2] = CanvasSlot::Pinned(4)).starts_with("pins: "));
     assert!(refusal(|request| request.remasking = Remasking::Random).starts_with("remasking: "));
     assert!(refusal(|request| request.policy = "factor".parse().unwrap()).starts_with("policy: "));
@@ -426,7 +429,7 @@ fn what_only_other_models_have_is_refused_by_name() {
         "top_p: must be above 0 and at most 1, not 2"
     );
     assert!(refusal(|request| request.stops = vec![vec![b'x'; 300]]).starts_with("stop: at most"));
-    assert!(refusal(|request| request.prompt = text(3, 1020)).contains("context of 1024"));
+    assert!(refusal(|request| request.prompt = text(3, 1020)).contains("context length of 1024"));
 }
 
 #[test]

@@ -69,20 +69,20 @@ fn what_makes_no_sense_in_a_generation_config_is_passed_over_and_told() {
     for (config, told) in [
         (
             r#"{"temperature": -1}"#,
-            "temperature must lie between 0 and 1000, not -1",
+            "temperature must be between 0 and 1000, not -1",
         ),
         (
             r#"{"temperature": 1e300}"#,
-            "temperature must lie between 0 and 1000",
+            "temperature must be between 0 and 1000",
         ),
-        (r#"{"temperature": "hot"}"#, "temperature is no number"),
+        (r#"{"temperature": "hot"}"#, "temperature is not a number"),
         (
             r#"{"top_p": 7}"#,
             "top_p must be above 0 and at most 1, not 7",
         ),
         (r#"{"top_k": 1.5}"#, "top_k must be a whole number, not 1.5"),
         (r#"{"top_k": 1e30}"#, "top_k must be a whole number"),
-        (r#"{"min_p": [1]}"#, "min_p is no number"),
+        (r#"{"min_p": [1]}"#, "min_p is not a number"),
         (
             r#"{"repetition_penalty": 0}"#,
             "repetition_penalty must be above 0",
@@ -152,7 +152,7 @@ fn a_files_advice_on_choosing_tokens_is_taken_as_far_as_it_makes_sense() {
     };
     assert!(top_p.contains("general.sampling.top_p must be above 0 and at most 1, not NaN"));
     assert!(
-        min_p.contains("general.sampling.min_p is no number"),
+        min_p.contains("general.sampling.min_p is not a number"),
         "{min_p}"
     );
 }

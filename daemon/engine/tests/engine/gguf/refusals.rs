@@ -48,7 +48,7 @@ fn keys_are_refused_by_their_names_in_the_file() {
         ),
         (
             refusal(|file| file.set("llada.attention.head_count_kv", Value::U32(3))),
-            "FILE: llada.attention.head_count_kv is 3, which does not divide the 4 heads",
+            "FILE: llada.attention.head_count_kv is 3, which does not divide the 4 attention heads",
         ),
         (
             refusal(|file| file.unset("tokenizer.ggml.mask_token_id")),
@@ -56,7 +56,7 @@ fn keys_are_refused_by_their_names_in_the_file() {
         ),
         (
             refusal(|file| file.set("tokenizer.ggml.eos_token_id", Value::U32(9999))),
-            "FILE: tokenizer.ggml.eos_token_id is 9999, no id below 256",
+            "FILE: tokenizer.ggml.eos_token_id is 9999, not a token id below 256",
         ),
         (
             refusal(|file| file.set("llada.attention.causal", Value::Bool(true))),
@@ -68,16 +68,15 @@ fn keys_are_refused_by_their_names_in_the_file() {
         ),
         (
             refusal(|file| file.set("llada.rope.dimension_count", Value::U32(8))),
-            "FILE: llada.rope.dimension_count is 8; only all 16 numbers of a head are supported",
+            "FILE: llada.rope.dimension_count is 8; RoPE over part of a head is not supported (head dimension 16)",
         ),
         (
             refusal(|file| file.set("llada.attention.key_length", Value::U32(2048))),
-            "FILE: llada.attention.key_length gives heads of 2048; heads have even size and at most 1024 numbers",
+            "FILE: llada.attention.key_length gives a head dimension of 2048; it must be even and at most 1024",
         ),
         (
             refusal(|file| file.tensor("blk.1.attn_q.weight").shape = vec![56, 64]),
-            "FILE: llada.attention.head_count gives heads of 16, which the 56 rows of tensor blk.1.attn_q.weight are not \
-             shared out in",
+            "FILE: llada.attention.head_count gives a head dimension of 16, which does not divide the 56 rows of tensor blk.1.attn_q.weight",
         ),
         (
             refusal(|file| file.set("general.alignment", Value::U32(3))),
@@ -91,12 +90,12 @@ fn keys_are_refused_by_their_names_in_the_file() {
 
 #[test]
 fn architectures_and_dialects_are_refused_by_name() {
-    let known = "known are llama, qwen2, llada, dream, and diffuse with one of the last two";
+    let known = "supported are llama, qwen2, llada, dream, and diffuse with one of the last two";
     let architecture =
         |name: &'static str| refusal(|file| file.set("general.architecture", name.into()));
     assert_eq!(
         architecture("mamba"),
-        format!("unknown architecture \"mamba\"; {known}")
+        format!("unsupported architecture \"mamba\"; {known}")
     );
     assert_eq!(
         architecture("diffuse"),
@@ -115,7 +114,7 @@ fn architectures_and_dialects_are_refused_by_name() {
             file.set("general.architecture", "diffuse".into());
             file.set("diffuse.model_type", "llada2_moe".into());
         }),
-        format!("unknown architecture \"diffuse/llada2_moe\"; {known}")
+        format!("unsupported architecture \"diffuse/llada2_moe\"; {known}")
     );
     assert_eq!(
         refusal(|file| file.unset("general.architecture")),
@@ -127,12 +126,12 @@ fn architectures_and_dialects_are_refused_by_name() {
 fn tensors_are_refused_by_their_names_in_the_file() {
     let other_type = |kind: u32| refusal(|file| file.tensor("blk.1.ffn_up.weight").kind = kind);
     assert!(
-        other_type(23).starts_with("tensor blk.1.ffn_up.weight is stored as iq4_xs; weights are"),
+        other_type(23).starts_with("tensor blk.1.ffn_up.weight has the unsupported format iq4_xs"),
         "{}",
         other_type(23)
     );
-    assert!(other_type(35).contains("is stored as tq2_0"));
-    assert!(other_type(999).contains("is stored as type 999"));
+    assert!(other_type(35).contains("has the unsupported format tq2_0"));
+    assert!(other_type(999).contains("has the unsupported format type 999"));
     assert_eq!(
         refusal(|file| file
             .tensors
@@ -141,18 +140,18 @@ fn tensors_are_refused_by_their_names_in_the_file() {
     );
     assert_eq!(
         refusal(|file| file.tensor("blk.0.attn_v.weight").shape = vec![32, 128]),
-        "tensor blk.0.attn_v.weight has shape [32, 128], the configuration says [64, 64]"
+        "tensor blk.0.attn_v.weight has shape [32, 128]; the configuration requires [64, 64]"
     );
     assert_eq!(
         refusal(|file| file.tensor("blk.0.ffn_up.weight").name = "blk.0.attn_q_norm.weight".into()),
-        "FILE has a tensor blk.0.attn_q_norm.weight that such models don't have here"
+        "FILE has the tensor blk.0.attn_q_norm.weight, which is not part of this architecture"
     );
     assert!(
         refusal(|file| {
             let norm = file.tensor("output_norm.weight");
             (norm.kind, norm.bytes) = (8, vec![0; 68]);
         })
-        .contains("tensor output_norm.weight is stored as a vector of q8_0")
+        .contains("tensor output_norm.weight has the unsupported format a vector of q8_0")
     );
 }
 
@@ -160,7 +159,7 @@ fn tensors_are_refused_by_their_names_in_the_file() {
 fn files_of_other_versions_and_parts_of_files_are_refused() {
     assert!(refusal(|file| file.version = 1).contains("GGUF version 1; convert the model again"));
     assert!(refusal(|file| file.version = 3 << 24).contains("big-endian"));
-    assert!(refusal(|file| file.version = 9).contains("GGUF version 9 is not known"));
+    assert!(refusal(|file| file.version = 9).contains("unsupported GGUF version 9"));
     let part = refusal(|file| file.set("split.count", Value::U32(3)));
     assert_eq!(part, "FILE is one of 3 files that a model was split into");
 }

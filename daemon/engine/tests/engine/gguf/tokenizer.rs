@@ -258,7 +258,7 @@ fn an_unfit_tokenizer_is_refused_by_its_key() {
                 let merges = vec!["t x".to_owned()];
                 file.set("tokenizer.ggml.merges", Value::Texts(merges));
             },
-            "merges has under 0 what makes no token of two: \"t x\"",
+            "merges entry 0 does not merge two tokens into one: \"t x\"",
         ),
         (
             |file| file.set("tokenizer.ggml.token_type", Value::I32s(vec![1, 2])),
@@ -288,7 +288,7 @@ fn an_unfit_tokenizer_is_refused_by_its_key() {
     });
     assert_eq!(
         nested,
-        "tokens has tokens that can be put together in more than 3200 ways"
+        "tokens has tokens with more than 3200 possible merges"
     );
     let twice = refusal(sentence_piece(), |file| {
         file.set(

@@ -151,7 +151,7 @@ fn what_is_kept_stays_within_its_limit() {
     let switched = switch(&engine, Level::Moderate);
     assert!(switched.converted);
     assert!(
-        switched.notices[0].starts_with("deleted "),
+        switched.notices[0].starts_with("evicted"),
         "{:?}",
         switched.notices
     );

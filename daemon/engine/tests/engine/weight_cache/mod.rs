@@ -274,7 +274,7 @@ fn without_a_folder_nothing_converted_is_streamed() {
     let (loading, loaded) = try_load(&engine, &folder, settings);
     loaded.unwrap();
     assert_eq!(engine.settings().level, Level::Standard);
-    let said = "level standard, which is more faithful, takes the place of aggressive";
+    let said = "level standard (more faithful) replaces aggressive";
     assert!(
         loading.notices.iter().any(|notice| notice.contains(said)),
         "{:?}",
@@ -488,7 +488,8 @@ fn a_request_that_needs_room_gets_it_while_weights_are_converted() {
 
 /// Set for the process that has the small disk.
 const SMALL_DISK: &str = "SLUICE_TEST_SMALL_DISK";
-const SMALL_DISK_TEST: &str = "derivative::a_full_disk_leaves_nothing_behind_and_the_engine_serves";
+const SMALL_DISK_TEST: &str =
+    "weight_cache::a_full_disk_leaves_nothing_behind_and_the_engine_serves";
 
 /// A limit on the size of files stands for a disk that fills up while the copy is written. It holds for a process, so
 /// the test runs itself again in one that has it.

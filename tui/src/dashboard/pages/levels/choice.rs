@@ -29,7 +29,7 @@ pub(in super::super::super) fn choose(
     };
     if is_in_force(state, level, budget_bytes) {
         let named = named(&request);
-        state.tell(format!("{named} is in force already"));
+        state.tell(format!("{named} is already in force"));
         return;
     }
     let levels = &mut state.levels;
@@ -67,7 +67,7 @@ pub(in super::super::super) fn default_budget(state: &mut DashboardState) {
         ..Default::default()
     };
     state.ask(
-        "Go back to the daemon's own budget? What that leads to is not known.",
+        "Go back to the daemon's default budget? Its memory and time are unknown.",
         vec![Effect::Apply(Box::new(request))],
         AfterYes::Nothing,
     );
