@@ -199,7 +199,7 @@ async fn each_wrong_measurement_is_explained_and_the_daemon_lives_on() {
             ids(&[vec![256]]),
             invalid,
             "UNKNOWN_TOKEN",
-            "token id 256 is outside of the vocabulary of 2 tokens56",
+            "token id 256 is outside of the vocabulary of 256 tokens",
         ),
         (
             crowd,
