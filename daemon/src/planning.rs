@@ -31,7 +31,7 @@ pub struct Planning {
     #[command(flatten)]
     subject: ModelChoice,
 
-    /// Fidelity of the weights: off, standard, mild (lossless), moderate (q8), aggressive (q4) or auto
+    /// Fidelity of the weights: off, standard, mild (or lossless), moderate (or q8), aggressive (or q4) or auto
     #[arg(long, value_name = "LEVEL", default_value_t = Level::Standard)]
     level: Level,
 

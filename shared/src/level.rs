@@ -158,6 +158,17 @@ impl Level {
         }
     }
 
+    /// What the field calls it; people may type that, too, but it is never written.
+    #[must_use]
+    pub fn alias(self) -> Option<&'static str> {
+        match self {
+            Self::Mild => Some("lossless"),
+            Self::Moderate => Some("q8"),
+            Self::Aggressive => Some("q4"),
+            Self::Off | Self::Standard | Self::Auto => None,
+        }
+    }
+
     /// What it does, in a line.
     #[must_use]
     pub fn summary(self) -> &'static str {
@@ -231,7 +242,7 @@ impl FromStr for Level {
     fn from_str(text: &str) -> Result<Self, String> {
         Self::ALL
             .into_iter()
-            .find(|level| level.name() == text)
+            .find(|level| level.name() == text || level.alias() == Some(text))
             .ok_or_else(|| {
                 let names: Vec<_> = Self::ALL.iter().map(|level| level.name()).collect();
                 format!("unknown level {text:?}; known are {}", names.join(", "))
@@ -247,6 +258,13 @@ mod tests {
     fn names_are_read_back() {
         for level in Level::ALL {
             assert_eq!(level.name().parse(), Ok(level));
+        }
+        for (alias, level) in [
+            ("lossless", Level::Mild),
+            ("q8", Level::Moderate),
+            ("q4", Level::Aggressive),
+        ] {
+            assert_eq!(alias.parse(), Ok(level));
         }
         for place in EmbeddingPlacement::ALL {
             assert_eq!(place.name().parse(), Ok(place));

@@ -229,7 +229,7 @@ settings! {
         },
     }
 
-    /// Fidelity of the weights: off, standard, mild, moderate, aggressive or auto
+    /// Fidelity of the weights: off, standard, mild (or lossless), moderate (or q8), aggressive (or q4) or auto
     level: Level {
         value: "LEVEL",
         form: Text,

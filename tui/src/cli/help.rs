@@ -225,6 +225,9 @@ fn levels() -> String {
     let mut help = String::from("Levels:");
     for level in Level::ALL {
         help += &format!("\n  {:<10}  {}", level.name(), level.summary());
+        if let Some(alias) = level.alias() {
+            help += &format!("; or {alias}");
+        }
     }
     help
 }

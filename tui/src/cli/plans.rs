@@ -51,7 +51,7 @@ pub struct Plan {
 /// A level and a budget, either of which may be left as it is.
 #[derive(Debug, Default, Args)]
 pub struct PlanArgs {
-    /// Fidelity of the weights: off, standard, mild (lossless), moderate (q8), aggressive (q4) or auto [default:
+    /// Fidelity of the weights: off, standard, mild (or lossless), moderate (or q8), aggressive (or q4) or auto [default:
     /// the daemon's]
     #[arg(long, value_name = "LEVEL")]
     pub level: Option<Level>,
@@ -104,7 +104,7 @@ impl PlanDetailArgs {
 #[derive(Debug, Args)]
 #[command(after_long_help = help::level())]
 pub struct SetLevel {
-    /// off, standard, mild (lossless), moderate (q8), aggressive (q4) or auto
+    /// off, standard, mild (or lossless), moderate (or q8), aggressive (or q4) or auto
     pub level: Level,
     /// New budget as well, such as 4GiB, or `default`
     #[arg(long, value_name = "BYTES|default", value_parser = parse_budget)]
@@ -240,6 +240,7 @@ mod tests {
     fn a_level_is_measured_by_its_name_or_with_all_others() {
         assert_eq!(parse_levels("all"), Ok(LevelChoice::All));
         assert_eq!(parse_levels("mild"), Ok(LevelChoice::One(Level::Mild)));
+        assert_eq!(parse_levels("q8"), Ok(LevelChoice::One(Level::Moderate)));
         let problem = parse_levels("every").unwrap_err();
         assert!(
             problem.contains("moderate") && problem.contains("`all`"),
