@@ -54,13 +54,12 @@ const PIECE: &str = "sluice.v1.CanvasToken.piece";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=sluice");
-    let protos = [
-        "sluice/v1/generation.proto",
-        "sluice/v1/job.proto",
-        "sluice/v1/model.proto",
-        "sluice/v1/optimizer.proto",
-        "sluice/v1/telemetry.proto",
-    ];
+    let mut protos = Vec::new();
+    for file in fs::read_dir("sluice/v1")? {
+        protos.push(file?.path());
+    }
+    // The same files give the same code, whatever order the folder has.
+    protos.sort();
     let descriptors = protox::compile(protos, ["."])?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(
@@ -69,7 +68,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     )?;
     // Sorted, so that the same message is always the same JSON.
     let config = tonic_prost_build::configure().btree_map(".");
-    let config = Schema::of(&descriptors).with_json(config, &descriptors);
+    let schema = Schema::of(&descriptors);
+    let config = schema.with_json(config, &descriptors);
+    fs::write(out.join("words.rs"), schema.words())?;
     config.compile_fds(descriptors)?;
     Ok(())
 }
@@ -121,6 +122,25 @@ impl<'a> Schema<'a> {
             );
         }
         config
+    }
+
+    /// Code that writes each enum's value as the word that people read and JSON has.
+    fn words(&self) -> String {
+        let mut code = String::new();
+        for values in self.enums.values() {
+            let name = values.name();
+            let mut arms = String::new();
+            for value in &values.value {
+                let full = value.name();
+                arms += &format!("{full:?} => {:?},", word(values, full));
+            }
+            code += &format!(
+                "impl std::fmt::Display for {name} {{ \
+                 fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {{ \
+                 f.pad(match self.as_str_name() {{ {arms} other => other }}) }} }}\n"
+            );
+        }
+        code
     }
 
     /// The names of these messages and of all that they contain.
@@ -239,16 +259,20 @@ fn with_enum(
     is_saved: bool,
 ) -> Builder {
     config = config.enum_attribute(name, derives(is_saved));
-    let first = values.value.first().map_or("", |value| value.name());
-    let Some(prefix) = first.strip_suffix("UNSPECIFIED") else {
-        panic!("{name} begins with {first}, which is not its unspecified value");
-    };
     for value in &values.value {
-        let word = value.name().strip_prefix(prefix).unwrap_or(value.name());
         config = config.field_attribute(
             format!("{}.{}", name.trim_start_matches('.'), value.name()),
-            format!("#[serde(rename = \"{}\")]", word.to_lowercase()),
+            format!("#[serde(rename = {:?})]", word(values, value.name())),
         );
     }
     config
+}
+
+/// A value's name without what all of them begin with, in lower case.
+fn word(values: &EnumDescriptorProto, value: &str) -> String {
+    let first = values.value.first().map_or("", |value| value.name());
+    let Some(prefix) = first.strip_suffix("UNSPECIFIED") else {
+        panic!("{first} is no unspecified value, which every enum begins with");
+    };
+    value.strip_prefix(prefix).unwrap_or(value).to_lowercase()
 }

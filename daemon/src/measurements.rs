@@ -59,13 +59,13 @@ impl Measurements {
 }
 
 /// What two measurements have in common of which the later one counts.
-fn key(measurement: &v1::FidelityMeasurement) -> (&str, u64, u64, Option<&str>) {
+fn key(measurement: &v1::FidelityMeasurement) -> (&str, u64, u64, Option<v1::Level>) {
     let result = measurement.result.as_ref();
     (
         &measurement.model,
         measurement.parameters,
         measurement.samples_hash,
-        result.map(|result| result.level.as_str()),
+        result.map(|result| result.level()),
     )
 }
 
@@ -111,7 +111,7 @@ impl Figures for PendingMeasurement {
             let since = SystemTime::now().duration_since(UNIX_EPOCH);
             self.measurements.insert(v1::FidelityMeasurement {
                 measured_at_s: since.map_or(0, |since| since.as_secs()),
-                result: Some(result.clone()),
+                result: Some(*result),
                 ..self.measurement.clone()
             });
         }
@@ -133,7 +133,7 @@ fn hash(samples: &[Vec<u32>]) -> u64 {
 mod tests {
     use super::*;
 
-    fn measurement(model: &str, level: &str, samples_hash: u64) -> v1::FidelityMeasurement {
+    fn measurement(model: &str, level: v1::Level, samples_hash: u64) -> v1::FidelityMeasurement {
         v1::FidelityMeasurement {
             model: model.into(),
             parameters: 1,
@@ -150,19 +150,23 @@ mod tests {
     fn the_last_of_a_model_level_and_text_is_kept_up_to_a_bound() {
         let kept = Measurements::new(ChangeNotifier::default());
         for (model, level, text) in [
-            ("a", "moderate", 1),
-            ("a", "aggressive", 1),
-            ("b", "moderate", 1),
-            ("a", "moderate", 2),
-            ("a", "moderate", 1),
+            ("a", v1::Level::Moderate, 1),
+            ("a", v1::Level::Aggressive, 1),
+            ("b", v1::Level::Moderate, 1),
+            ("a", v1::Level::Moderate, 2),
+            ("a", v1::Level::Moderate, 1),
         ] {
             kept.insert(measurement(model, level, text));
         }
         let all = kept.all();
         assert_eq!(all.len(), 4);
-        assert_eq!(all[3], measurement("a", "moderate", 1), "the latest last");
+        assert_eq!(
+            all[3],
+            measurement("a", v1::Level::Moderate, 1),
+            "the latest last"
+        );
         for text in 0..1_000 {
-            kept.insert(measurement("c", "moderate", text));
+            kept.insert(measurement("c", v1::Level::Moderate, text));
         }
         let all = kept.all();
         assert_eq!(all.len(), MEASUREMENTS_MAX);

@@ -41,7 +41,7 @@ impl SwitchTarget {
     /// That of the change under way, if there is one.
     #[must_use]
     pub fn get(&self) -> Option<v1::SwitchTarget> {
-        self.lock().target.clone()
+        self.lock().target
     }
 
     /// Changes that have come to an end, of whatever kind.
@@ -127,7 +127,7 @@ impl ChangeReporter {
             } => {
                 self.is_under_way = true;
                 self.target.set(v1::SwitchTarget {
-                    level: plan.level.name().to_owned(),
+                    level: v1::Level::from(plan.level).into(),
                     budget_bytes: plan.budget_bytes,
                 });
                 let predicted = time.map(translate::plan::switch_estimate);
@@ -288,7 +288,7 @@ mod tests {
         let is_moderate = || {
             target
                 .get()
-                .is_some_and(|target| target.level == "moderate")
+                .is_some_and(|target| target.level() == v1::Level::Moderate)
         };
         assert!(is_moderate());
         let refused = ApplyEvent::Finished(Err(EngineError::Superseded));

@@ -28,7 +28,7 @@ function target() {
 
 const client = new sluice.v1.GenerationService(target(), grpc.credentials.createInsecure());
 const content = process.argv[2] ?? "Tell me a story.";
-const call = client.Generate({ chat: { messages: [{ role: "user", content }] }, length: 64 });
+const call = client.Generate({ chat: { messages: [{ role: "CHAT_ROLE_USER", content }] }, length: 64 });
 
 let shown = 0;
 function show(text) {

@@ -41,5 +41,5 @@ optimizer = optimizer_pb2_grpc.OptimizerServiceStub(channel)
 
 def ask(prompt, **options):
     """A request with one message of a user."""
-    message = generation_pb2.ChatMessage(role="user", content=prompt)
+    message = generation_pb2.ChatMessage(role=generation_pb2.CHAT_ROLE_USER, content=prompt)
     return generation_pb2.GenerateRequest(chat=generation_pb2.Chat(messages=[message]), **options)

@@ -5,8 +5,10 @@ The daemon remembers the level for this model, as it does after `sluice level`; 
 import sys
 
 from client import ask, generation, optimizer, optimizer_pb2
+from sluice.v1 import common_pb2
 
 level = sys.argv[1] if len(sys.argv) > 1 else "moderate"
+level = common_pb2.Level.Value("LEVEL_" + level.upper())
 running = generation.Generate(ask("Tell me a story.", length=256), timeout=600)
 states = set()
 
@@ -28,7 +30,9 @@ read("pass_done")
 for response in optimizer.Apply(optimizer_pb2.ApplyRequest(level=level)):
     match response.WhichOneof("kind"):
         case "planned":
-            print(f"level {response.planned.plan.level}, {response.planned.plan.peak_bytes >> 20} MiB", file=sys.stderr)
+            plan = response.planned.plan
+            name = common_pb2.Level.Name(plan.level).removeprefix("LEVEL_").lower()
+            print(f"level {name}, {plan.peak_bytes >> 20} MiB", file=sys.stderr)
         case "progress":
             print(f"{response.progress.done_steps} of {response.progress.total_steps} steps", file=sys.stderr)
         case "notice":

@@ -9,11 +9,13 @@
 pub mod client;
 mod json;
 pub mod model;
+mod words;
 
 /// Generated messages and services of package `sluice.v1`.
 #[allow(missing_docs, clippy::all, unused_qualifications)]
 pub mod v1 {
     tonic::include_proto!("sluice.v1");
+    include!(concat!(env!("OUT_DIR"), "/words.rs"));
 }
 
 /// The schema as a `FileDescriptorSet`, for the reflection service.

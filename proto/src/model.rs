@@ -310,12 +310,12 @@ fn turns(field: &'static str, messages: Vec<v1::ChatMessage>) -> Result<Vec<Turn
         return Err(invalid(field, problem));
     }
     let turn = |message: v1::ChatMessage| {
-        let role = match message.role.as_str() {
-            "system" => Role::System,
-            "user" => Role::User,
-            "assistant" => Role::Assistant,
-            other => {
-                let problem = format!("role '{other}' is none of system, user, assistant");
+        let role = match known(field, message.role)? {
+            v1::ChatRole::System => Role::System,
+            v1::ChatRole::User => Role::User,
+            v1::ChatRole::Assistant => Role::Assistant,
+            v1::ChatRole::Unspecified => {
+                let problem = "a message has no role: system, user or assistant";
                 return Err(invalid(field, problem));
             }
         };
@@ -417,7 +417,7 @@ mod tests {
 
     fn chat(content: &str) -> v1::GenerateRequest {
         let message = v1::ChatMessage {
-            role: "user".into(),
+            role: v1::ChatRole::User.into(),
             content: content.into(),
         };
         v1::GenerateRequest {
@@ -472,6 +472,18 @@ mod tests {
         assert_eq!(problem(v1::GenerateRequest::default()), "input: is missing");
         assert_eq!(problem(chat(" \n")), "chat: the prompt is empty");
         assert_eq!(with(|r| r.cache = 9), "cache: has no value 9");
+        let role = |role| {
+            let mut request = chat("hello");
+            if let Some(v1::generate_request::Input::Chat(chat)) = &mut request.input {
+                chat.messages[0].role = role;
+            }
+            problem(request)
+        };
+        assert_eq!(
+            role(0),
+            "chat: a message has no role: system, user or assistant"
+        );
+        assert_eq!(role(9), "chat: has no value 9");
         let mut crowd = chat("hello");
         if let Some(v1::generate_request::Input::Chat(chat)) = &mut crowd.input {
             chat.messages = vec![chat.messages[0].clone(); MESSAGES_MAX + 1];

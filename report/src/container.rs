@@ -22,11 +22,7 @@ fn percent(part: u64, whole: u64) -> f64 {
 
 /// All of these together.
 fn total(sums: &[CompressionSummary]) -> CompressionSummary {
-    let scheme = "in all".to_owned();
-    let none = CompressionSummary {
-        compression: scheme,
-        ..CompressionSummary::default()
-    };
+    let none = CompressionSummary::default();
     sums.iter().fold(none, |all, sum| CompressionSummary {
         tensors: all.tensors.saturating_add(sum.tensors),
         elements: all.elements.saturating_add(sum.elements),
@@ -72,19 +68,23 @@ pub fn lines(contents: &ContainerContents) -> Vec<String> {
         .iter()
         .map(|tensor| tensor.name.chars().count());
     let width = names.max().unwrap_or(0).clamp(6, 60);
-    let row =
-        |name: &str, shape: &str, number: &str, scheme: &str, bytes, bits: Option<(f64, f64)>| {
-            let bits = match bits {
-                Some((bits, original)) => format!("{bits:>6.2} of {original:>2.0}"),
-                None => String::new(),
-            };
-            let bytes = units::bytes(bytes);
-            format!("{name:<width$}  {shape:>15}  {number:<5} {scheme:<8} {bytes:>9} {bits}")
-                .trim_end()
-                .to_owned()
+    let row = |name: &str,
+               shape: &str,
+               number: &str,
+               compression: &str,
+               bytes,
+               bits: Option<(f64, f64)>| {
+        let bits = match bits {
+            Some((bits, original)) => format!("{bits:>6.2} of {original:>2.0}"),
+            None => String::new(),
         };
+        let bytes = units::bytes(bytes);
+        format!("{name:<width$}  {shape:>15}  {number:<5} {compression:<10} {bytes:>9} {bits}")
+            .trim_end()
+            .to_owned()
+    };
     lines.push(format!(
-        "{:<width$}  {:>15}  {:<5} {:<8} {:>9} bits per weight",
+        "{:<width$}  {:>15}  {:<5} {:<10} {:>9} bits per weight",
         "tensor", "shape", "", "codec", "bytes"
     ));
     for tensor in &contents.tensors {
@@ -93,7 +93,7 @@ pub fn lines(contents: &ContainerContents) -> Vec<String> {
             &tensor.name,
             &shape.join(" × "),
             &tensor.dtype,
-            &tensor.compression,
+            &tensor.compression().to_string(),
             tensor.bytes,
             tensor_bits_per_weight(tensor),
         ));
@@ -103,13 +103,15 @@ pub fn lines(contents: &ContainerContents) -> Vec<String> {
         lines.push(format!("and {} more", units::count(left)));
     }
     lines.push(String::new());
-    for sum in contents.summaries.iter().chain([&all]) {
+    let sums = contents.summaries.iter();
+    let sums = sums.map(|sum| (sum.compression().to_string(), sum));
+    for (compression, sum) in sums.chain([("in all".to_owned(), &all)]) {
         let tensors = format!("{} tensors", units::count(sum.tensors));
         lines.push(row(
             &tensors,
             "",
             "",
-            &sum.compression,
+            &compression,
             sum.bytes,
             summary_bits_per_weight(sum),
         ));
@@ -227,12 +229,14 @@ fn verified(path: &str, found: &VerifyResult) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use sluice_proto::v1::Compression;
+
     use super::*;
 
     #[test]
     fn sums_are_of_all_tensors_where_only_some_are_told() {
-        let sum = |scheme: &str, tensors| CompressionSummary {
-            compression: scheme.to_owned(),
+        let sum = |compression: Compression, tensors| CompressionSummary {
+            compression: compression.into(),
             tensors,
             elements: 1000 * tensors,
             bytes: 1500 * tensors,
@@ -242,12 +246,12 @@ mod tests {
             path: "/a.sluice".to_owned(),
             file_bytes: 4500,
             original_bytes: 6000,
-            summaries: vec![sum("plain", 1), sum("huffman", 2)],
+            summaries: vec![sum(Compression::None, 1), sum(Compression::Huffman, 2)],
             tensors: vec![ContainerTensor {
                 name: "a".to_owned(),
                 shape: vec![10, 100],
                 dtype: "bf16".to_owned(),
-                compression: "huffman".to_owned(),
+                compression: Compression::Huffman.into(),
                 bytes: 1500,
                 original_bytes: 2000,
                 ..Default::default()

@@ -1,6 +1,8 @@
 //! A plan as people read it.
 
-use sluice_proto::v1::{LayerPlan, Plan, StagingBuffers, SwitchEstimate, WeightGroupPlan};
+use sluice_proto::v1::{
+    LayerPlan, MemoryKind, Plan, StagingBuffers, SwitchEstimate, Tier, WeightGroupPlan,
+};
 use sluice_shared::units;
 
 /// The plan in lines: what it is for, what it comes to, memory by kind, layers grouped where they are alike, notes.
@@ -9,7 +11,7 @@ pub fn lines(plan: &Plan) -> Vec<String> {
     let mut lines = vec![format!(
         "{} at level {} within {}; canvas {}, block {}, {}",
         plan.model,
-        plan.level,
+        plan.level(),
         units::bytes(plan.budget_bytes),
         plan.canvas,
         plan.block,
@@ -32,7 +34,7 @@ pub fn lines(plan: &Plan) -> Vec<String> {
     }
     for memory in &plan.memory {
         fact(
-            &memory_label(&memory.kind),
+            &memory_label(memory.kind()),
             format!("{:>8}", units::bytes(memory.bytes)),
         );
     }
@@ -130,8 +132,8 @@ fn layers(layers: &[LayerPlan]) -> Vec<String> {
         for unit in merged_groups(units) {
             rows.push([
                 std::mem::take(&mut name),
-                unit.kind.clone(),
-                unit.format.clone(),
+                unit.kind().to_string(),
+                unit.format.unwrap_or_default().to_string(),
                 placement(&unit),
                 units::bytes(unit.bytes),
             ]);
@@ -158,31 +160,29 @@ fn merged_groups(units: &[WeightGroupPlan]) -> Vec<WeightGroupPlan> {
         let is_alike = |known: &&mut WeightGroupPlan| {
             WeightGroupPlan {
                 bytes: 0,
-                ..(**known).clone()
-            } == WeightGroupPlan {
-                bytes: 0,
-                ..unit.clone()
-            }
+                ..**known
+            } == WeightGroupPlan { bytes: 0, ..*unit }
         };
         match merged.iter_mut().find(is_alike) {
             Some(known) => known.bytes += unit.bytes,
-            None => merged.push(unit.clone()),
+            None => merged.push(*unit),
         }
     }
     merged
 }
 
 fn placement(unit: &WeightGroupPlan) -> String {
-    match (unit.is_streamed, unit.tier.as_str()) {
+    match (unit.is_streamed, unit.tier()) {
         (true, tier) => format!("streamed from {tier}"),
-        (false, "device") => "device".to_owned(),
+        (false, Tier::Device) => "device".to_owned(),
         (false, tier) => format!("rows from {tier}"),
     }
 }
 
 /// A kind of memory in a word or two: `staging`, `kv cache`.
 #[must_use]
-pub fn memory_label(kind: &str) -> String {
+pub fn memory_label(kind: MemoryKind) -> String {
+    let kind = kind.to_string();
     kind.trim_end_matches("_buffers").replace('_', " ")
 }
 
@@ -206,17 +206,17 @@ fn ranges(names: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use sluice_proto::v1::PlannedMemory;
+    use sluice_proto::v1::{Dtype, Level, PlannedMemory, WeightGroupKind};
 
     use super::*;
 
-    fn unit(kind: &str, tier: &str, bytes: u64) -> WeightGroupPlan {
+    fn unit(kind: WeightGroupKind, tier: Tier, bytes: u64) -> WeightGroupPlan {
         WeightGroupPlan {
-            kind: kind.to_owned(),
-            tier: tier.to_owned(),
-            format: "bf16".to_owned(),
+            kind: kind.into(),
+            tier: tier.into(),
+            format: Some(Dtype::Bf16.into()),
             bytes,
-            is_streamed: tier != "device" && kind != "embedding",
+            is_streamed: tier != Tier::Device && kind != WeightGroupKind::Embedding,
         }
     }
 
@@ -228,11 +228,13 @@ mod tests {
     }
 
     fn plan() -> Plan {
-        let resident = || vec![unit("attention", "device", 2048)];
-        let streamed = vec![unit("attention", "host", 2048)];
+        use WeightGroupKind::{Attention, Embedding, LmHead};
+
+        let resident = || vec![unit(Attention, Tier::Device, 2048)];
+        let streamed = vec![unit(Attention, Tier::Host, 2048)];
         Plan {
             model: "m".to_owned(),
-            level: "standard".to_owned(),
+            level: Level::Standard.into(),
             budget_bytes: 1 << 20,
             canvas: 64,
             block: 32,
@@ -249,20 +251,20 @@ mod tests {
                 decompress_bytes: 0,
             }),
             memory: vec![PlannedMemory {
-                kind: "weights".to_owned(),
+                kind: MemoryKind::Weights.into(),
                 bytes: 4096,
             }],
             layers: vec![
-                layer("embedding", vec![unit("embedding", "host", 1024)]),
+                layer("embedding", vec![unit(Embedding, Tier::Host, 1024)]),
                 layer("0", resident()),
                 layer("1", resident()),
                 layer("2", streamed),
                 layer("3", resident()),
                 layer(
-                    "head",
+                    "lm_head",
                     vec![
-                        unit("lm_head", "device", 512),
-                        unit("lm_head", "device", 256),
+                        unit(LmHead, Tier::Device, 512),
+                        unit(LmHead, Tier::Device, 256),
                     ],
                 ),
             ],
@@ -286,7 +288,7 @@ mod tests {
             "embedding  embedding  bf16    rows from host      1.00 KiB",
             "0-1, 3     attention  bf16    device              2.00 KiB",
             "2          attention  bf16    streamed from host  2.00 KiB",
-            "head       lm_head    bf16    device                 768 B",
+            "lm_head    lm_head    bf16    device                 768 B",
             "",
             "note: something",
         ];
@@ -361,5 +363,9 @@ mod tests {
         assert_eq!(json["streamed_bytes_per_pass"], 2048);
         assert_eq!(json["layers"][3]["groups"][0]["tier"], "host");
         assert_eq!(json["layers"][3]["name"], "2");
+        assert_eq!(
+            json["layers"][3]["groups"][0]["format"],
+            json!({"dtype": "bf16", "compression": "none"})
+        );
     }
 }

@@ -8,7 +8,8 @@ use sluice_shared::units;
 pub fn compute_capability(gpu: &GpuStatus) -> String {
     format!(
         "capability {}, computes in {}",
-        gpu.compute_capability, gpu.compute_dtype
+        gpu.compute_capability,
+        gpu.compute_dtype()
     )
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use sluice_proto::v1::{GenerationDone, GenerationPass, PassPhases};
+use sluice_proto::v1::{GenerationDone, GenerationPass, PassPhases, Tier};
 
 /// The time of a pass, or of several.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -88,13 +88,13 @@ impl PassTime {
     }
 
     /// What takes the most time. Where only waiting is known, that takes at least half of it. `from` is the tier that weights
-    /// are streamed from, by the plan's name.
+    /// are streamed from.
     #[must_use]
-    pub fn bottleneck(&self, from: Option<&str>) -> Option<Bottleneck> {
+    pub fn bottleneck(&self, from: Option<Tier>) -> Option<Bottleneck> {
         let bound = match from {
-            Some("host") => Bound::Bus,
-            Some("disk") => Bound::Disk,
-            _ => Bound::Transfer,
+            Some(Tier::Host) => Bound::Bus,
+            Some(Tier::Disk) => Bound::Disk,
+            Some(Tier::Device | Tier::Unspecified) | None => Bound::Transfer,
         };
         let waits = (bound, self.waited_ms);
         let (bound, ms) = match &self.phases {
@@ -202,8 +202,8 @@ mod tests {
     fn a_sentence_names_what_takes_the_most() {
         let words = |parts, from| pass(parts).bottleneck(from).unwrap().to_string();
         for (from, name) in [
-            (Some("host"), "bus"),
-            (Some("disk"), "disk"),
+            (Some(Tier::Host), "bus"),
+            (Some(Tier::Disk), "disk"),
             (None, "transfer"),
         ] {
             assert_eq!(
@@ -246,7 +246,7 @@ mod tests {
             "wait 25 %, decompress -, matmul -, attention -, lm_head -, other -"
         );
         assert_eq!(on_card(25.0).bottleneck(None), None);
-        let bottleneck = on_card(71.0).bottleneck(Some("host")).unwrap();
+        let bottleneck = on_card(71.0).bottleneck(Some(Tier::Host)).unwrap();
         assert_eq!(bottleneck.bound, Bound::Bus);
         let none = PassTime::default();
         assert_eq!(none.bottleneck(None), None);

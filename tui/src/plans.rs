@@ -1,6 +1,6 @@
 //! The figures of a plan in words, as commands and dashboard show them.
 
-use sluice_proto::v1::{Plan, Snapshot, StagingBuffers};
+use sluice_proto::v1::{KvCacheFormat, Plan, Snapshot, StagingBuffers, Tier};
 use sluice_shared::units;
 
 /// The predicted time of a pass: `1.8 s`, or `unknown`.
@@ -18,14 +18,21 @@ pub fn streamed(plan: &Plan) -> String {
     }
 }
 
-/// The tier that weights are streamed from, the slowest one; `None` where none are.
+/// The tier that weights are streamed from, the slowest one; `None` where none are, or where that is not known.
 #[must_use]
-pub fn streamed_from(plan: &Plan) -> Option<&str> {
+pub fn streamed_from(plan: &Plan) -> Option<Tier> {
     let units = plan.layers.iter().flat_map(|layer| &layer.groups);
     let tiers = units.filter(|unit| unit.is_streamed);
-    let mut tiers = tiers.map(|unit| unit.tier.as_str());
+    let mut tiers = tiers.map(|unit| unit.tier());
     let first = tiers.next()?;
-    Some(tiers.find(|tier| *tier == "disk").unwrap_or(first))
+    let slowest = tiers.find(|tier| *tier == Tier::Disk).unwrap_or(first);
+    Some(slowest).filter(|tier| *tier != Tier::Unspecified)
+}
+
+/// What the KV cache is stored in; `None` where the model has none, or where the daemon's word for it isn't known.
+#[must_use]
+pub fn kv_cache_format(plan: &Plan) -> Option<KvCacheFormat> {
+    Some(plan.kv_cache_format()).filter(|format| *format != KvCacheFormat::Unspecified)
 }
 
 /// Where a switch leads, and how far it is: `to moderate, step 4 of 9`.
@@ -34,7 +41,7 @@ pub fn switching(snapshot: &Snapshot) -> Option<String> {
     let switch = snapshot.weight_switch.as_ref()?;
     let mut words = String::new();
     if let Some(target) = &snapshot.switch_target {
-        words += &format!("to {}", target.level);
+        words += &format!("to {}", target.level());
         // Another budget at the same level is a switch as well.
         if snapshot
             .plan

@@ -84,7 +84,7 @@ impl Figures for v1::FidelityResult {
         };
         let result = Self {
             request_id,
-            level: level.name().to_owned(),
+            level: v1::Level::from(level).into(),
             samples: samples as u32,
             rows: rows as u32,
             mean_kl_nats: mean_kl,

@@ -232,7 +232,7 @@ impl Generation {
         let in_force = engine.as_ref().and_then(|engine| engine.in_force());
         if let (Some(engine), Some(in_force)) = (engine, in_force) {
             let plan = &in_force.plan;
-            started.level = plan.level.name().to_owned();
+            started.level = v1::Level::from(plan.level).into();
             started.is_exact &= plan::is_lossless(plan) && engine.has_exact_matmul(plan);
             // The level may have changed while the request waited.
             let expected = self.expected.as_ref();
@@ -274,7 +274,7 @@ impl Generation {
             streamed_bytes: report.cost.streamed_bytes,
             batch_requests: report.cost.batch_requests as u32,
             phases: report.cost.phases.map(phases),
-            level: self.level_in_force(),
+            level: self.level_in_force().into(),
             weight_switch: report.cost.weights.switch.map(|(done, steps)| {
                 plan::weight_switch(SwitchProgress {
                     done_steps: done,
@@ -288,10 +288,10 @@ impl Generation {
             .picture(item, report.passes, report.committed);
     }
 
-    fn level_in_force(&self) -> String {
+    fn level_in_force(&self) -> v1::Level {
         let engine = self.engine.upgrade();
         let level = engine.and_then(|engine| engine.level_in_force());
-        level.map_or_else(String::new, |level| level.name().to_owned())
+        level.map_or(v1::Level::Unspecified, v1::Level::from)
     }
 
     fn block_done(&mut self, block: usize, passes: usize, positions: &[CanvasPosition]) {

@@ -34,8 +34,8 @@ pub struct ModelEntry {
     pub is_partial: bool,
     /// Bytes of its files.
     pub disk_bytes: u64,
-    /// `safetensors`, `gguf` or `sluice`.
-    pub file_format: &'static str,
+    /// What its files are; unspecified while they are on their way.
+    pub file_format: v1::FileFormat,
     /// As its files say; may be empty.
     pub family: String,
     /// The hub's commit; empty where it is not known.
@@ -230,7 +230,7 @@ fn partial(folder: &Path) -> Vec<ModelEntry> {
             folder,
             origin: EntryOrigin::Pulled,
             is_partial: true,
-            file_format: "",
+            file_format: v1::FileFormat::Unspecified,
             family: String::new(),
             commit: manifest.commit,
         })

@@ -95,7 +95,7 @@ pub(crate) fn inspect(
     };
     if let (Some(container), Some(wire)) = (&container, &mut answer.model) {
         wire.disk_bytes = container.header().bytes;
-        wire.file_format = "sluice".to_owned();
+        wire.file_format = v1::FileFormat::Sluice.into();
     }
     answer.container = container.as_ref().map(translate::container::contents);
     if let (Some(_), Some(wire)) = (file, &mut answer.model) {
@@ -175,7 +175,7 @@ fn levels(
             let workload = Workload::new(canvas, BLOCK_DEFAULT, 1);
             let plan = outline.plan(choices, u64::MAX, workload)?;
             Ok(v1::LevelEstimate {
-                level: level.name().to_owned(),
+                level: v1::Level::from(level).into(),
                 peak_bytes: plan.peak_bytes(),
                 weight_bytes: plan.weight_bytes(),
                 fits: plan.peak_bytes() <= budget_bytes,

@@ -19,7 +19,6 @@ use sluice_proto::v1;
 use sluice_shared::names;
 
 pub(crate) use self::inspect::{inspect, sampling};
-use self::model_files::SAFETENSORS;
 pub use self::{
     entry::{EntryOrigin, ModelEntry},
     pulls::{PullStage, PullState, Pulls},
@@ -296,7 +295,7 @@ impl ModelEntry {
     #[must_use]
     pub fn parameters(&self) -> Option<u64> {
         let groups = match self.file_format {
-            SAFETENSORS => model_files::tensor_summaries(&self.path),
+            v1::FileFormat::Safetensors => model_files::tensor_summaries(&self.path),
             _ => return None,
         };
         let parameters: u64 = groups.values().map(|group| group.parameters).sum();
@@ -307,7 +306,7 @@ impl ModelEntry {
     pub fn describe(&self, model: &mut v1::Model) {
         model.origin = self.origin.to_wire().into();
         model.disk_bytes = self.disk_bytes;
-        model.file_format = self.file_format.to_owned();
+        model.file_format = self.file_format.into();
         model.family = self.family.clone();
         model.parameters = self.parameters();
         model.commit = self.commit.clone();

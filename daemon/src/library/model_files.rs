@@ -9,6 +9,7 @@ use std::{
 
 use safetensors::tensor::Metadata;
 use serde_json::{Map, Value};
+use sluice_proto::v1;
 use sluice_shared::compression::is_container_path;
 
 /// Largest `config.json`.
@@ -18,13 +19,10 @@ const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// Files of one model that are looked at.
 const FILES_MAX: usize = 2048;
 
-/// The format of weights in a folder.
-pub(super) const SAFETENSORS: &str = "safetensors";
-
 /// What a list shows, without a look into headers.
 pub(super) struct ModelFiles {
     pub(super) disk_bytes: u64,
-    pub(super) file_format: &'static str,
+    pub(super) file_format: v1::FileFormat,
     pub(super) family: String,
 }
 
@@ -47,7 +45,7 @@ impl ModelFiles {
         let sizes = files.iter().filter_map(|file| fs::metadata(file).ok());
         Some(Self {
             disk_bytes: sizes.map(|facts| facts.len()).sum(),
-            file_format: SAFETENSORS,
+            file_format: v1::FileFormat::Safetensors,
             family: text(&config, "model_type"),
         })
     }
@@ -57,8 +55,8 @@ impl ModelFiles {
         Self {
             disk_bytes: fs::metadata(file).map_or(0, |facts| facts.len()),
             file_format: match is_container_path(file) {
-                true => "sluice",
-                false => "gguf",
+                true => v1::FileFormat::Sluice,
+                false => v1::FileFormat::Gguf,
             },
             family: String::new(),
         }

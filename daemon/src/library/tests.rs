@@ -75,7 +75,10 @@ fn models_are_found_by_name_whatever_else_lies_about() {
     );
     let found = library.find("coded").unwrap();
     assert_eq!(found.path, models.join("coded.sluice"));
-    assert_eq!((found.file_format, found.disk_bytes), ("sluice", 6));
+    assert_eq!(
+        (found.file_format, found.disk_bytes),
+        (v1::FileFormat::Sluice, 6)
+    );
     assert!(matches!(
         library.remove("coded"),
         Err(Failure::NotOurs { .. })
@@ -85,7 +88,10 @@ fn models_are_found_by_name_whatever_else_lies_about() {
     assert_eq!(plain.path, models.join("plain"));
     let found = library.find("O/G:q8_0").unwrap();
     assert_eq!(found.path, models.join("o/g/g-Q8_0.gguf"));
-    assert_eq!((found.file_format, found.disk_bytes), ("gguf", 4));
+    assert_eq!(
+        (found.file_format, found.disk_bytes),
+        (v1::FileFormat::Gguf, 4)
+    );
     let found = library.find("o/m").unwrap();
     assert_eq!((found.family.as_str(), found.parameters()), ("llada", None));
     assert!(

@@ -63,7 +63,7 @@ pub(crate) fn described(model: v1::Model) -> v1::Model {
         .filter(|(name, _)| name.ends_with(".safetensors"));
     v1::Model {
         disk_bytes: weights.map(|(_, bytes)| bytes.len() as u64).sum(),
-        file_format: "safetensors".to_owned(),
+        file_format: v1::FileFormat::Safetensors.into(),
         family: FACTS.family.clone(),
         parameters: FACTS.parameters,
         ..model

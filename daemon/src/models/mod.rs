@@ -26,6 +26,7 @@ use crate::{
     model_name::{ModelName, embedded},
     requests::ChangeNotifier,
     settings::{LoadSettings, ModelSettings},
+    translate,
 };
 
 /// A model that requests can be made for.
@@ -99,7 +100,9 @@ impl ServingModel {
                 family: info.family.to_owned(),
                 parameters: info.parameters,
                 weight_bytes: info.weight_bytes,
-                formats: info.formats.clone(),
+                formats: (info.formats.iter().copied())
+                    .map(translate::format::weight_format)
+                    .collect(),
                 layers: info.layers as u32,
                 hidden_size: info.hidden_size as u32,
                 attention_heads: info.attention_heads as u32,
@@ -111,6 +114,10 @@ impl ServingModel {
                 has_tokenizer: self.loaded.tokenizer.is_some(),
                 mask_token_id: info.mask.map(|mask| mask.token_id),
                 eos_token_ids: info.eos_token_ids.clone(),
+                kind: match info.mask {
+                    Some(_) => v1::ModelKind::MaskedDiffusion.into(),
+                    None => v1::ModelKind::Autoregressive.into(),
+                },
             }),
             ..self.name.to_wire(v1::ModelState::Ready)
         }

@@ -222,9 +222,9 @@ fn a_causal_model_knows_no_dial() {
 #[test]
 fn the_models_own_instructions_come_before_a_conversation_without_any() {
     let serving = serving(true);
-    let with = |system: Option<&str>, roles: &[&str]| {
-        let message = |role: &&str| v1::ChatMessage {
-            role: (*role).to_owned(),
+    let with = |system: Option<&str>, roles: &[v1::ChatRole]| {
+        let message = |role: &v1::ChatRole| v1::ChatMessage {
+            role: (*role).into(),
             content: "Be kind.".to_owned(),
         };
         let chat = v1::Chat {
@@ -244,9 +244,18 @@ fn the_models_own_instructions_come_before_a_conversation_without_any() {
         let told = prepared.settings.iter().any(|told| told.name == "system");
         (prepared.work.prompt, told)
     };
-    let (given, is_told) = with(None, &["system", "user"]);
+    let (given, is_told) = with(None, &[v1::ChatRole::System, v1::ChatRole::User]);
     assert!(!is_told);
-    assert_eq!(with(Some("Be kind."), &["user"]), (given.clone(), true));
+    assert_eq!(
+        with(Some("Be kind."), &[v1::ChatRole::User]),
+        (given.clone(), true)
+    );
     // The request's own go before them.
-    assert_eq!(with(Some("Be rude."), &["system", "user"]), (given, false));
+    assert_eq!(
+        with(
+            Some("Be rude."),
+            &[v1::ChatRole::System, v1::ChatRole::User]
+        ),
+        (given, false)
+    );
 }

@@ -43,7 +43,7 @@ impl Daemon {
             model: converted_weights_name(&kept, &entries),
             path: (kept.checkpoint.as_ref())
                 .map_or_else(String::new, |path| path.to_string_lossy().into_owned()),
-            level: kept.level.name().to_owned(),
+            level: v1::Level::from(kept.level).into(),
             bytes: kept.bytes,
             is_in_use: kept.is_in_use,
         });

@@ -107,7 +107,7 @@ impl OptimizerService for Service {
         };
         let kind = v1::RequestKind::Fidelity;
         requests::run(&self.0, deadline, (kind, check), make, |item| match item {
-            RecordEvent::Fidelity(response) => Some(response.clone()),
+            RecordEvent::Fidelity(response) => Some(*response),
             // Queued, which measurements have no message for.
             RecordEvent::Generation(_) | RecordEvent::Score(_) => None,
         })

@@ -88,8 +88,8 @@ fn settings(daemon: &Daemon) -> v1::SettingsStatus {
     v1::SettingsStatus {
         loaded_with: loaded.map(|settings| Box::new(wire(settings))),
         substitution: substitution.map(|substitution| v1::LevelSubstitution {
-            requested: substitution.requested.name().to_owned(),
-            used: substitution.taken.name().to_owned(),
+            requested: v1::Level::from(substitution.requested).into(),
+            used: v1::Level::from(substitution.taken).into(),
             reason: substitution.reason,
         }),
         ..wire(daemon.engine.settings())
@@ -99,12 +99,12 @@ fn settings(daemon: &Daemon) -> v1::SettingsStatus {
 fn settings_to_wire(engine: &Engine, settings: PlanSettings) -> v1::SettingsStatus {
     let default = || engine.budget_default();
     v1::SettingsStatus {
-        level: settings.level.name().to_owned(),
+        level: v1::Level::from(settings.level).into(),
         budget_bytes: settings.budget_bytes.unwrap_or_else(default),
         is_default_budget: settings.budget_bytes.is_none(),
-        embedding: settings.embedding.name().to_owned(),
+        embedding: v1::EmbeddingPlacement::from(settings.embedding).into(),
         auto_factor: settings.max_slowdown,
-        kv: settings.kv_cache_format.name().to_owned(),
+        kv: v1::KvCacheFormat::from(settings.kv_cache_format).into(),
         ..Default::default()
     }
 }
@@ -128,12 +128,15 @@ fn device(
     let kinds = memory.kinds.iter();
     let kinds = kinds.filter(|kind| translate::gpu::is_known(kind.kind, kind.peak_bytes));
     let kinds = kinds.map(|kind| v1::MemoryUse {
-        kind: kind.kind.name().to_owned(),
+        kind: translate::format::memory_kind(kind.kind).into(),
         bytes: kind.bytes,
         peak_bytes: kind.peak_bytes,
     });
     v1::DeviceStatus {
-        kind: if device.is_gpu() { "cuda" } else { "cpu" }.to_owned(),
+        kind: match device.is_gpu() {
+            true => v1::DeviceKind::Cuda.into(),
+            false => v1::DeviceKind::Cpu.into(),
+        },
         name: match device.gpu() {
             Some(gpu) => gpu.name().to_owned(),
             None => daemon.host.processor.clone(),

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use prost::Message;
 use sluice_checkpoint::compression::{
-    CompressResult, Container, Damage, DecompressResult, Scheme, TensorRecord,
+    CompressResult, Container, Damage, DecompressResult, TensorRecord,
 };
 use sluice_proto::{client::MESSAGE_BYTES_MAX, v1};
+
+use super::format;
 
 /// Lines of a list of what a user should know; the rest is counted.
 const LINES_MAX: usize = 100;
@@ -20,7 +22,7 @@ pub fn contents(container: &Container) -> v1::ContainerContents {
     let mut schemes: BTreeMap<u8, v1::CompressionSummary> = BTreeMap::new();
     for tensor in &header.tensors {
         let sum = schemes.entry(tensor.scheme).or_default();
-        sum.compression = compression(tensor).to_owned();
+        sum.compression = compression(tensor).into();
         sum.tensors += 1;
         sum.elements = sum.elements.saturating_add(elements(tensor));
         sum.bytes = sum.bytes.saturating_add(tensor.length);
@@ -31,7 +33,7 @@ pub fn contents(container: &Container) -> v1::ContainerContents {
         name: tensor.name.clone(),
         shape: tensor.shape.iter().map(|size| *size as u64).collect(),
         dtype: tensor.dtype.clone(),
-        compression: compression(tensor).to_owned(),
+        compression: compression(tensor).into(),
         extent: header.extents[tensor.extent].name.clone(),
         bytes: tensor.length,
         original_bytes: tensor.original_bytes(),
@@ -111,13 +113,8 @@ fn elements(tensor: &TensorRecord) -> u64 {
     tensor.elements().unwrap_or(0) as u64
 }
 
-/// The name of how a tensor is coded.
-pub(crate) fn compression(tensor: &TensorRecord) -> &'static str {
-    match tensor.scheme() {
-        Some(Scheme::Plain) => "plain",
-        Some(Scheme::Huffman) => "huffman",
-        Some(Scheme::Dictionary) => "dictionary",
-        Some(Scheme::Trellis) => "trellis",
-        None => "unknown",
-    }
+/// How a tensor is compressed; unspecified for a scheme that this program does not know.
+pub(crate) fn compression(tensor: &TensorRecord) -> v1::Compression {
+    let scheme = tensor.scheme();
+    scheme.map_or(v1::Compression::Unspecified, format::compression)
 }

@@ -4,6 +4,8 @@ use sluice_machine::MemoryKind;
 use sluice_ops::device::{Device, Gpu, LiveStats};
 use sluice_proto::v1;
 
+use super::format;
+
 /// The card, with what it said of itself.
 #[must_use]
 pub fn gpu(device: &Device, gpu: &Gpu, live: Option<&LiveStats>) -> v1::GpuStatus {
@@ -12,7 +14,7 @@ pub fn gpu(device: &Device, gpu: &Gpu, live: Option<&LiveStats>) -> v1::GpuStatu
     let clocks = live.and_then(|live| live.clocks_mhz);
     let version = |(major, minor): (u32, u32)| format!("{major}.{minor}");
     v1::GpuStatus {
-        compute_dtype: device.dtype().name().to_owned(),
+        compute_dtype: format::dtype(device.dtype().into()).into(),
         compute_capability: version(facts.capability),
         uuid: facts.uuid.clone(),
         pci_bus_id: facts.pci_bus_id.clone(),

@@ -12,6 +12,7 @@ use sluice_plan::{PassTime, Plan, PlanError, SwitchEstimate, Workload};
 use sluice_proto::{model::Planning, v1};
 use sluice_weights::{Storage, TensorPart, TensorPlan, Tier, WeightGroup, WeightGroupPlan};
 
+use super::format;
 use crate::failure::Failure;
 
 /// A plan for the model of this name.
@@ -22,7 +23,7 @@ pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
     let memory = plan.bytes_by_kind().into_iter();
     v1::Plan {
         model: model.to_owned(),
-        level: plan.level.name().to_owned(),
+        level: v1::Level::from(plan.level).into(),
         budget_bytes: plan.budget_bytes,
         canvas: plan.workload.canvas_length as u32,
         block: plan.workload.block_length as u32,
@@ -43,7 +44,7 @@ pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
         memory: memory
             .filter(|(kind, bytes)| super::gpu::is_known(*kind, *bytes))
             .map(|(kind, bytes)| v1::PlannedMemory {
-                kind: kind.name().to_owned(),
+                kind: format::memory_kind(kind).into(),
                 bytes,
             })
             .collect(),
@@ -64,11 +65,12 @@ pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
         kv_cache_format: plan
             .working
             .kv_cache_format
-            .map(|format| format.name().to_owned()),
+            .map_or(v1::KvCacheFormat::Unspecified, format::kv_cache_format)
+            .into(),
         pinned_host_bytes: plan.pinned_bytes,
         is_estimate: plan.is_estimate(),
         equal_levels: (plan.equal_levels.iter())
-            .map(|level| level.name().to_owned())
+            .map(|level| v1::Level::from(*level).into())
             .collect(),
         pass_correction: plan.pass.as_ref().and_then(correction),
         switch_estimate: None,
@@ -118,9 +120,9 @@ pub fn is_lossless(plan: &Plan) -> bool {
 #[must_use]
 pub fn layer_statuses(units: &[WeightGroupState]) -> Vec<v1::LayerStatus> {
     let unit = |unit: &WeightGroupState| v1::WeightGroupStatus {
-        kind: unit.group.kind().to_owned(),
-        tier: unit.tier.name().to_owned(),
-        format: unit.storage.name().to_owned(),
+        kind: format::weight_group_kind(unit.group).into(),
+        tier: format::tier(unit.tier).into(),
+        format: Some(format::weight_format(unit.storage.weight_format())),
         bytes: unit.bytes,
         is_in_flight: unit.in_flight,
     };
@@ -177,9 +179,9 @@ pub fn workload(asked: &Planning, context_length: usize) -> Result<Workload, Fai
 
 fn weight_group_plan(unit: &WeightGroupPlan) -> v1::WeightGroupPlan {
     v1::WeightGroupPlan {
-        kind: unit.group.kind().to_owned(),
-        tier: unit.tier.name().to_owned(),
-        format: unit.storage().name().to_owned(),
+        kind: format::weight_group_kind(unit.group).into(),
+        tier: format::tier(unit.tier).into(),
+        format: Some(format::weight_format(unit.storage().weight_format())),
         bytes: unit.bytes(),
         is_streamed: unit.is_streamed(),
     }
@@ -196,7 +198,7 @@ fn layers<T>(
             WeightGroup::Attention(layer)
             | WeightGroup::GateUp(layer)
             | WeightGroup::Down(layer) => layer.to_string(),
-            WeightGroup::FinalNorm | WeightGroup::LmHead(_) => "head".to_owned(),
+            WeightGroup::FinalNorm | WeightGroup::LmHead(_) => "lm_head".to_owned(),
         };
         match layers.last_mut() {
             Some((last, units)) if *last == name => units.push(of_unit),
@@ -299,7 +301,7 @@ fn weight_group_kind(part: TensorPart) -> &'static str {
         TensorPart::Up => "up",
         TensorPart::Down => "down",
         TensorPart::FinalNorm => "final norm",
-        TensorPart::LmHead => "head",
+        TensorPart::LmHead => "LM head",
     }
 }
 
@@ -333,7 +335,10 @@ mod tests {
             .map(|layer| layer.name.as_str())
             .collect();
         assert_eq!(names.len(), 34);
-        assert_eq!((names[0], names[1], names[33]), ("embedding", "0", "head"));
+        assert_eq!(
+            (names[0], names[1], names[33]),
+            ("embedding", "0", "lm_head")
+        );
         let units = wire.layers.iter().flat_map(|layer| &layer.groups);
         let streamed = units.clone().filter(|unit| unit.is_streamed);
         let bytes: u64 = streamed.map(|unit| unit.bytes).sum();

@@ -142,7 +142,7 @@ async fn a_crowd_of_empty_messages_is_answered_soon() {
         let mut request = chat("hello");
         if let Some(v1::generate_request::Input::Chat(chat)) = &mut request.input {
             let empty = v1::ChatMessage {
-                role: "user".to_owned(),
+                role: v1::ChatRole::User.into(),
                 content: String::new(),
             };
             chat.messages.splice(0..0, vec![empty; count - 1]);

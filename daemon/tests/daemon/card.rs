@@ -46,7 +46,7 @@ async fn a_card_writes_what_the_cpu_writes() {
     let expected = done(&expected);
     assert!(expected.text.as_ref().is_some_and(|text| !text.is_empty()));
     let device = cpu.snapshot().await.device.unwrap();
-    assert_eq!(device.kind, "cpu");
+    assert_eq!(device.kind(), v1::DeviceKind::Cpu);
     // Nobody asked for one.
     assert_eq!((device.gpu, device.gpu_unavailable), (None, None));
     drop(cpu);
@@ -65,16 +65,19 @@ async fn a_card_writes_what_the_cpu_writes() {
 
     let device = card.snapshot().await.device.unwrap();
     assert_eq!(
-        (device.kind.as_str(), device.gpu_unavailable),
-        ("cuda", None)
+        (device.kind(), device.gpu_unavailable),
+        (v1::DeviceKind::Cuda, None)
     );
     assert_eq!(device.total_bytes, Some(4 << 30));
-    let kinds: Vec<_> = device.memory.iter().map(|kind| &*kind.kind).collect();
-    assert_eq!(kinds[..2], ["context", "weights"]);
+    let kinds: Vec<_> = device.memory.iter().map(v1::MemoryUse::kind).collect();
+    assert_eq!(
+        kinds[..2],
+        [v1::MemoryKind::Context, v1::MemoryKind::Weights]
+    );
     let facts = device.gpu.unwrap();
     assert_eq!(
-        (&*facts.compute_dtype, &*facts.compute_capability),
-        ("f32", "8.6")
+        (facts.compute_dtype(), &*facts.compute_capability),
+        (v1::Dtype::F32, "8.6")
     );
     assert_eq!(facts.other_processes_bytes, Some(1 << 30));
     assert_eq!(facts.utilization_percent, Some(37));
@@ -94,7 +97,12 @@ async fn what_nobody_tells_of_a_card_is_not_set() {
     let silent = [("STAND_IN_NVML", "absent-figures")];
     let daemon = start(libraries, &silent, &["--device", "cuda"]).await;
     let device = daemon.snapshot().await.device.unwrap();
-    assert!(device.memory.iter().all(|kind| kind.kind != "context"));
+    assert!(
+        device
+            .memory
+            .iter()
+            .all(|kind| kind.kind() != v1::MemoryKind::Context)
+    );
     let card = device.gpu.unwrap();
     assert_eq!(card.other_processes_bytes, None);
     assert_eq!(card.utilization_percent, None);
@@ -159,7 +167,9 @@ async fn unloading_gives_all_of_the_card_back_but_what_its_driver_takes() {
     generate(&daemon, chat("Tell me a story.")).await.unwrap();
     taken(&daemon, "a model on the card", |taken, device| {
         let mut kinds = device.memory.iter();
-        let weights = kinds.find(|kind| kind.kind == "weights").unwrap();
+        let weights = kinds
+            .find(|kind| kind.kind() == v1::MemoryKind::Weights)
+            .unwrap();
         weights.bytes > 0 && taken >= device.used_bytes
     })
     .await;
@@ -167,8 +177,12 @@ async fn unloading_gives_all_of_the_card_back_but_what_its_driver_takes() {
     daemon.models().await.unload_model(request).await.unwrap();
     taken(&daemon, "the memory back", |taken, device| {
         let mut kinds = device.memory.iter();
-        let context = kinds.find(|kind| kind.kind == "context").unwrap();
-        let weights = kinds.find(|kind| kind.kind == "weights").unwrap();
+        let context = kinds
+            .find(|kind| kind.kind() == v1::MemoryKind::Context)
+            .unwrap();
+        let weights = kinds
+            .find(|kind| kind.kind() == v1::MemoryKind::Weights)
+            .unwrap();
         // Beside the context there is what cuBLAS works in, and nothing else.
         weights.bytes == 0 && taken == device.used_bytes && taken <= context.bytes + (8 << 20)
     })
@@ -276,7 +290,7 @@ async fn a_model_that_a_card_has_no_room_for_is_computed_by_the_cpu_unless_the_c
     let auto = [&arguments[..], &["--device", "auto"]].concat();
     let daemon = start(libraries, &[], &auto).await;
     let device = daemon.snapshot().await.device.unwrap();
-    assert_eq!((device.kind.as_str(), &device.gpu), ("cpu", &None));
+    assert_eq!((device.kind(), &device.gpu), (v1::DeviceKind::Cpu, &None));
     let no_card = device.gpu_unavailable.expect("the reason");
     assert!(
         no_card
@@ -292,7 +306,10 @@ async fn a_model_that_a_card_has_no_room_for_is_computed_by_the_cpu_unless_the_c
 
     // One that is loaded later finds the card taken.
     let daemon = start(libraries, &[], &["--device", "auto"]).await;
-    assert_eq!(daemon.snapshot().await.device.unwrap().kind, "cuda");
+    assert_eq!(
+        daemon.snapshot().await.device.unwrap().kind(),
+        v1::DeviceKind::Cuda
+    );
     let load = v1::LoadModelRequest {
         budget_bytes: Some(64 << 20),
         ..Default::default()
@@ -349,7 +366,7 @@ async fn is_refused(libraries: &Path, refusal: &Refusal) {
 async fn is_done_without(libraries: &Path, refusal: &Refusal) {
     let daemon = start(libraries, refusal.environment, &["--device", "auto"]).await;
     let device = daemon.snapshot().await.device.unwrap();
-    assert_eq!((device.kind.as_str(), &device.gpu), ("cpu", &None));
+    assert_eq!((device.kind(), &device.gpu), (v1::DeviceKind::Cpu, &None));
     let no_card = device.gpu_unavailable.expect("the reason");
     assert!(
         no_card.reason.contains(refusal.reason),

@@ -14,11 +14,11 @@ async fn the_reference_tokens_come_out_one_by_one() {
     let folder = checkpoints::fixture("llama-tiny");
     let daemon = Daemon::with_model(&folder, &["--kv-cache-format", "f32"]).await;
     let snapshot = daemon.snapshot().await;
-    assert_eq!(snapshot.settings.unwrap().kv, "f32");
+    assert_eq!(snapshot.settings.unwrap().kv(), v1::KvCacheFormat::F32);
     let shape = snapshot.model.unwrap().shape.unwrap();
     assert_eq!(
-        (shape.family.as_str(), shape.mask_token_id),
-        ("llama", None)
+        (shape.family.as_str(), shape.kind(), shape.mask_token_id),
+        ("llama", v1::ModelKind::Autoregressive, None)
     );
     let expected = fs::read(folder.join("expected.json")).unwrap();
     let expected: Value = serde_json::from_slice(&expected).unwrap();

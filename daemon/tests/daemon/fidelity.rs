@@ -30,9 +30,9 @@ fn ids(samples: &[Vec<u32>]) -> v1::MeasureFidelityRequest {
     }
 }
 
-fn at(level: &str, request: v1::MeasureFidelityRequest) -> v1::MeasureFidelityRequest {
+fn at(level: v1::Level, request: v1::MeasureFidelityRequest) -> v1::MeasureFidelityRequest {
     v1::MeasureFidelityRequest {
-        level: Some(level.to_owned()),
+        level: level.into(),
         ..request
     }
 }
@@ -42,7 +42,7 @@ fn long() -> v1::MeasureFidelityRequest {
     let samples = vec![(1..400).collect(); 200];
     v1::MeasureFidelityRequest {
         max_samples: Some(200),
-        ..at("moderate", ids(&samples))
+        ..at(v1::Level::Moderate, ids(&samples))
     }
 }
 
@@ -96,19 +96,21 @@ async fn fewer_bits_are_further_from_the_checkpoints_own_weights() {
     };
     let own = measure(&daemon, request.clone()).await.unwrap();
     assert_eq!(
-        (own.level.as_str(), own.samples, own.seed),
-        ("standard", 12, 3)
+        (own.level(), own.samples, own.seed),
+        (v1::Level::Standard, 12, 3)
     );
     assert!(own.mean_kl_nats.abs() < 1e-9 && own.top_agreement == 1.0);
     assert_eq!(own.source_bound_nats, own.level_bound_nats);
     // The model knows its language: of 1,024 tokens, a blind guess costs 6.9 nats.
     assert!(own.source_bound_nats > 0.0 && own.source_bound_nats < 4.0);
 
-    let moderate = measure(&daemon, at("moderate", request.clone()))
+    let moderate = measure(&daemon, at(v1::Level::Moderate, request.clone()))
         .await
         .unwrap();
-    let aggressive = measure(&daemon, at("aggressive", request)).await.unwrap();
-    assert_eq!(aggressive.level, "aggressive");
+    let aggressive = measure(&daemon, at(v1::Level::Aggressive, request))
+        .await
+        .unwrap();
+    assert_eq!(aggressive.level(), v1::Level::Aggressive);
     assert_eq!(aggressive.rows, own.rows, "the same masks");
     assert_eq!(aggressive.source_bound_nats, own.source_bound_nats);
     assert!(moderate.mean_kl_nats > 0.0);
@@ -138,7 +140,7 @@ async fn what_was_measured_is_listed_for_every_client() {
         answer.unwrap().into_inner().measurements
     };
     assert_eq!(listed().await, []);
-    let request = || at("moderate", ids(&[vec![1, 2, 3, 4], vec![5, 6, 7]]));
+    let request = || at(v1::Level::Moderate, ids(&[vec![1, 2, 3, 4], vec![5, 6, 7]]));
     let first = measure(&daemon, request()).await.unwrap();
     let all = listed().await;
     assert_eq!(all.len(), 1);
@@ -148,7 +150,7 @@ async fn what_was_measured_is_listed_for_every_client() {
     // The same again takes its place; other samples, or another level, stand beside it.
     let again = measure(&daemon, request()).await.unwrap();
     assert_eq!(listed().await[0].result.as_ref(), Some(&again));
-    let other = at("moderate", ids(&[vec![1, 2, 3, 4]]));
+    let other = at(v1::Level::Moderate, ids(&[vec![1, 2, 3, 4]]));
     measure(&daemon, other).await.unwrap();
     let all = listed().await;
     assert_eq!(all.len(), 2);
@@ -224,8 +226,12 @@ async fn each_wrong_measurement_is_explained_and_the_daemon_lives_on() {
         );
     }
     assert_eq!(daemon.snapshot().await.totals.unwrap().refused_requests, 8);
-    let extreme = measure(&daemon, at("extreme", good())).await.unwrap_err();
-    assert!(extreme.message.starts_with("level: "), "{extreme}");
+    let unknown = v1::MeasureFidelityRequest {
+        level: 99,
+        ..good()
+    };
+    let unknown = measure(&daemon, unknown).await.unwrap_err();
+    assert_eq!(unknown.message, "level: has no value 99");
     // Ids need no tokenizer.
     let result = measure(&daemon, good()).await.unwrap();
     assert_eq!((result.samples, result.rows > 0), (1, true));
@@ -236,12 +242,15 @@ async fn mild_of_a_plain_folder_loses_nothing() {
     let cache = tempfile::TempDir::new().unwrap();
     let cache = format!("--weight-cache={}", cache.path().display());
     let daemon = Daemon::with_model(checkpoints::slow(), &[&cache]).await;
-    let result = measure(&daemon, at("mild", ids(&[vec![1, 2, 3]])))
+    let result = measure(&daemon, at(v1::Level::Mild, ids(&[vec![1, 2, 3]])))
         .await
         .unwrap();
-    assert_eq!(result.level, "mild");
+    assert_eq!(result.level(), v1::Level::Mild);
     assert!(result.mean_kl_nats.abs() < 1e-9, "{result:?}");
-    assert_eq!(daemon.snapshot().await.plan.unwrap().level, "standard");
+    assert_eq!(
+        daemon.snapshot().await.plan.unwrap().level(),
+        v1::Level::Standard
+    );
     generate(&daemon, tokens(&[1, 2], 8)).await.unwrap();
 }
 

@@ -219,8 +219,8 @@ async fn a_model_is_compressed_by_its_name_and_inspected() {
         ("llada", Some(3_934_976))
     );
     assert_eq!(
-        (model.file_format.as_str(), model.disk_bytes),
-        ("sluice", made.file_bytes)
+        (model.file_format(), model.disk_bytes),
+        (v1::FileFormat::Sluice, made.file_bytes)
     );
     let coded = answer.container.unwrap();
     assert_eq!(
@@ -230,9 +230,16 @@ async fn a_model_is_compressed_by_its_name_and_inspected() {
     let schemes: Vec<_> = coded
         .summaries
         .iter()
-        .map(|sum| sum.compression.as_str())
+        .map(v1::CompressionSummary::compression)
         .collect();
-    assert_eq!(schemes, ["plain", "huffman", "trellis"]);
+    assert_eq!(
+        schemes,
+        [
+            v1::Compression::None,
+            v1::Compression::Huffman,
+            v1::Compression::Trellis
+        ]
+    );
     let numbers: u64 = coded.summaries.iter().map(|sum| sum.elements).sum();
     assert_eq!(numbers, 3_934_976);
     let is_kept = |tensor: &&v1::ContainerTensor| tensor.name.contains(".0.");
@@ -241,7 +248,7 @@ async fn a_model_is_compressed_by_its_name_and_inspected() {
             .tensors
             .iter()
             .filter(is_kept)
-            .all(|tensor| tensor.compression == "plain")
+            .all(|tensor| tensor.compression() == v1::Compression::None)
     );
     let has = |name: &str| coded.files.iter().any(|file| file.name == name);
     assert!(has("config.json") && has("tokenizer.json") && has("model.safetensors"));

@@ -92,9 +92,9 @@ impl Setting {
     }
 
     /// Puts a level in force; whether weights were converted for it.
-    async fn switch(&self, level: &str) -> bool {
+    async fn switch(&self, level: v1::Level) -> bool {
         let request = v1::ApplyRequest {
-            level: Some(level.to_owned()),
+            level: level.into(),
             ..Default::default()
         };
         let answer = self.daemon.optimizer().await.apply(request).await;
@@ -246,12 +246,12 @@ async fn a_model_is_pulled_listed_inspected_loaded_and_removed() {
     let off = facts
         .levels
         .iter()
-        .find(|level| level.level == "off")
+        .find(|level| level.level() == v1::Level::Off)
         .unwrap();
     let frugal = facts
         .levels
         .iter()
-        .find(|level| level.level == "moderate")
+        .find(|level| level.level() == v1::Level::Moderate)
         .unwrap();
     assert!(
         off.fits && frugal.weight_bytes < off.weight_bytes,
@@ -553,7 +553,7 @@ async fn an_unloaded_model_gives_its_memory_back_to_the_system() {
     assert!(
         kinds
             .iter()
-            .all(|kind| kind.kind == "scratch" || kind.bytes == 0),
+            .all(|kind| kind.kind() == v1::MemoryKind::Scratch || kind.bytes == 0),
         "{kinds:?}"
     );
     // It was asked for, so it stays away.
@@ -576,7 +576,7 @@ async fn an_idle_model_goes_and_the_next_request_has_it_back() {
     assert!(
         kinds
             .iter()
-            .all(|kind| kind.kind == "scratch" || kind.bytes == 0),
+            .all(|kind| kind.kind() == v1::MemoryKind::Scratch || kind.bytes == 0),
         "{kinds:?}"
     );
 
@@ -635,23 +635,26 @@ async fn converted_weights_are_kept_listed_and_removed() {
     setting.pull(NAME).await.unwrap();
     setting.load(NAME, false).await.unwrap();
     assert!(setting.kept().await.is_empty());
-    assert!(setting.switch("moderate").await);
+    assert!(setting.switch(v1::Level::Moderate).await);
     let kept = setting.kept().await;
-    let told = (&kept[0].model[..], &kept[0].level[..], kept[0].is_in_use);
-    assert_eq!((kept.len(), told), (1, (NAME, "moderate", true)));
+    let told = (&kept[0].model[..], kept[0].level(), kept[0].is_in_use);
+    assert_eq!((kept.len(), told), (1, (NAME, v1::Level::Moderate, true)));
     let removed = setting.remove_kept().await;
     assert_eq!((removed.removed_files, removed.files_in_use), (0, 1));
 
-    assert!(!setting.switch("standard").await);
-    assert!(!setting.switch("moderate").await, "it is read");
-    assert!(!setting.switch("standard").await);
+    assert!(!setting.switch(v1::Level::Standard).await);
+    assert!(!setting.switch(v1::Level::Moderate).await, "it is read");
+    assert!(!setting.switch(v1::Level::Standard).await);
     let removed = setting.remove_kept().await;
     assert_eq!(
         (removed.removed_files, removed.freed_bytes),
         (1, kept[0].bytes)
     );
     assert!(setting.kept().await.is_empty());
-    assert!(setting.switch("moderate").await, "nothing was left to read");
+    assert!(
+        setting.switch(v1::Level::Moderate).await,
+        "nothing was left to read"
+    );
 
     // What was converted of a model goes with it.
     setting.remove(NAME, true).await.unwrap();

@@ -57,9 +57,9 @@ async fn unload(daemon: &Daemon) {
     assert!(went.resident_bytes_after.unwrap() <= UNLOADED_MAX);
 }
 
-async fn switch(daemon: &Daemon, level: &str) {
+async fn switch(daemon: &Daemon, level: v1::Level) {
     let change = v1::ApplyRequest {
-        level: Some(level.to_owned()),
+        level: level.into(),
         ..Default::default()
     };
     let mut optimizer = daemon.optimizer().await;
@@ -95,12 +95,12 @@ async fn levels_that_change_leave_nothing_behind() {
     look(&daemon, "loaded").await;
     for change in 0..20 {
         let level = if change % 2 == 0 {
-            "moderate"
+            v1::Level::Moderate
         } else {
-            "standard"
+            v1::Level::Standard
         };
         switch(&daemon, level).await;
-        look(&daemon, level).await;
+        look(&daemon, &level.to_string()).await;
     }
     generate(&daemon, tokens(&[1, 2, 3], 8)).await.unwrap();
     look(&daemon, "asked").await;

@@ -18,9 +18,9 @@ async fn plan(daemon: &Daemon, request: v1::PlanRequest) -> Result<v1::Plan, Cal
     Ok(answer.into_inner().plan.unwrap())
 }
 
-fn level(name: &str) -> v1::ApplyRequest {
+fn level(level: v1::Level) -> v1::ApplyRequest {
     v1::ApplyRequest {
-        level: Some(name.to_owned()),
+        level: level.into(),
         ..Default::default()
     }
 }
@@ -46,11 +46,13 @@ async fn apply(daemon: &Daemon, request: v1::ApplyRequest) -> Result<Vec<Kind>, 
 }
 
 async fn restore(daemon: &Daemon) -> Result<Vec<Kind>, CallError> {
-    restore_to(daemon, "").await
+    restore_to(daemon, v1::RestoreTarget::Start).await
 }
 
-async fn restore_to(daemon: &Daemon, to: &str) -> Result<Vec<Kind>, CallError> {
-    let request = v1::RestoreRequest { to: to.to_owned() };
+async fn restore_to(daemon: &Daemon, target: v1::RestoreTarget) -> Result<Vec<Kind>, CallError> {
+    let request = v1::RestoreRequest {
+        target: target.into(),
+    };
     let answer = daemon.optimizer().await.restore(request).await?;
     all(answer.into_inner()).await
 }
@@ -81,7 +83,7 @@ async fn a_plan_is_made_for_the_loaded_model_a_preset_or_a_path_and_changes_noth
     let before = daemon.snapshot().await;
     let loaded = plan(&daemon, v1::PlanRequest::default()).await.unwrap();
     assert_eq!(loaded.model, "slow-checkpoint");
-    assert_eq!((loaded.level.as_str(), loaded.canvas), ("standard", 256));
+    assert_eq!((loaded.level(), loaded.canvas), (v1::Level::Standard, 256));
     assert_eq!(loaded.streamed_bytes_per_pass, 0);
     assert!(loaded.is_lossless && loaded.is_loadable);
     assert!(loaded.pass_ms.unwrap() > 0.0);
@@ -96,7 +98,7 @@ async fn a_plan_is_made_for_the_loaded_model_a_preset_or_a_path_and_changes_noth
 
     let preset = v1::PlanRequest {
         model: Some(v1::plan_request::Model::Preset("llada-8b".to_owned())),
-        level: Some("aggressive".to_owned()),
+        level: v1::Level::Aggressive.into(),
         budget_bytes: Some(8 << 30),
         ..Default::default()
     };
@@ -151,7 +153,7 @@ async fn plans_that_can_not_be_are_explained() {
         ),
         (
             v1::PlanRequest {
-                level: Some("extreme".to_owned()),
+                level: 99,
                 ..asked.clone()
             },
             Code::InvalidArgument,
@@ -180,7 +182,7 @@ async fn plans_that_can_not_be_are_explained() {
     // What it takes to be coded is estimated.
     let mild = v1::PlanRequest {
         model: Some(v1::plan_request::Model::Preset("llada-8b".to_owned())),
-        level: Some("mild".to_owned()),
+        level: v1::Level::Mild.into(),
         budget_bytes: Some(12 << 30),
         ..asked
     };
@@ -192,24 +194,36 @@ async fn plans_that_can_not_be_are_explained() {
 async fn restore_goes_back_to_what_the_model_was_loaded_with() {
     let daemon = slow(&["--level", "moderate"]).await;
     let before = daemon.snapshot().await.settings.unwrap();
-    assert_eq!(before.level, "moderate");
-    assert_eq!(before.loaded_with.as_ref().unwrap().level, "moderate");
+    assert_eq!(before.level(), v1::Level::Moderate);
+    assert_eq!(
+        before.loaded_with.as_ref().unwrap().level(),
+        v1::Level::Moderate
+    );
     let aggressive = v1::ApplyRequest {
         budget_bytes: Some(1 << 30),
-        embedding: Some("device".to_owned()),
-        ..level("aggressive")
+        embedding: v1::EmbeddingPlacement::Device.into(),
+        ..level(v1::Level::Aggressive)
     };
     apply(&daemon, aggressive).await.unwrap();
     let changed = daemon.snapshot().await.settings.unwrap();
     assert_eq!(changed.loaded_with, before.loaded_with);
     let kinds = restore(&daemon).await.unwrap();
-    assert_eq!(applied(&kinds).plan.as_ref().unwrap().level, "moderate");
+    assert_eq!(
+        applied(&kinds).plan.as_ref().unwrap().level(),
+        v1::Level::Moderate
+    );
     assert_eq!(daemon.snapshot().await.settings.unwrap(), before);
 
-    let kinds = restore_to(&daemon, "source").await.unwrap();
-    assert_eq!(applied(&kinds).plan.as_ref().unwrap().level, "off");
-    let error = restore_to(&daemon, "off").await.unwrap_err();
-    assert_eq!(error.code, Code::InvalidArgument);
+    let kinds = restore_to(&daemon, v1::RestoreTarget::Source)
+        .await
+        .unwrap();
+    assert_eq!(
+        applied(&kinds).plan.as_ref().unwrap().level(),
+        v1::Level::Off
+    );
+    let unknown = v1::RestoreRequest { target: 99 };
+    let error = daemon.optimizer().await.restore(unknown).await;
+    assert_eq!(error.unwrap_err().code(), Code::InvalidArgument);
 }
 
 #[tokio::test]
@@ -219,10 +233,17 @@ async fn every_level_is_switched_to_from_a_plain_folder_and_what_can_not_be_had_
     let daemon = slow(&[&cache]).await;
     let request = || tokens(&[1, 2, 3], 16);
     let expected = done(&generate(&daemon, request()).await.unwrap()).clone();
-    for name in ["mild", "aggressive", "auto", "off", "mild", "standard"] {
+    for name in [
+        v1::Level::Mild,
+        v1::Level::Aggressive,
+        v1::Level::Auto,
+        v1::Level::Off,
+        v1::Level::Mild,
+        v1::Level::Standard,
+    ] {
         let kinds = apply(&daemon, level(name)).await.unwrap();
         let plan = applied(&kinds).plan.as_ref().unwrap();
-        assert!(!plan.is_estimate && (name == "auto" || plan.level == name));
+        assert!(!plan.is_estimate && (name == v1::Level::Auto || plan.level() == name));
         let found = done(&generate(&daemon, request()).await.unwrap()).clone();
         assert_eq!(found.is_exact, plan.is_lossless, "{name}");
         if plan.is_lossless {
@@ -231,13 +252,16 @@ async fn every_level_is_switched_to_from_a_plain_folder_and_what_can_not_be_had_
     }
 
     // After `--level mild` a plain folder is loaded as well.
-    apply(&daemon, level("mild")).await.unwrap();
+    apply(&daemon, level(v1::Level::Mild)).await.unwrap();
     load(&daemon, slow_checkpoint()).await.unwrap();
-    assert_eq!(daemon.snapshot().await.plan.unwrap().level, "mild");
+    assert_eq!(
+        daemon.snapshot().await.plan.unwrap().level(),
+        v1::Level::Mild
+    );
     // And one that `off` has no room for, by another name of the same fidelity.
     let less = streaming_budget(&daemon).await;
     let off = v1::LoadModelRequest {
-        level: Some("off".to_owned()),
+        level: v1::Level::Off.into(),
         budget_bytes: Some(less),
         ..slow_checkpoint()
     };
@@ -253,16 +277,16 @@ async fn every_level_is_switched_to_from_a_plain_folder_and_what_can_not_be_had_
         .filter(|notice| notice.contains("replaces off"));
     assert_eq!(substitutions.count(), 1, "{notices:?}");
     let settings = daemon.snapshot().await.settings.unwrap();
-    let substitution = settings.substitution.unwrap();
+    let substitution = settings.substitution.as_ref().unwrap();
     assert_eq!(
-        (substitution.requested.as_str(), &substitution.used),
-        ("off", &settings.level)
+        (substitution.requested(), substitution.used()),
+        (v1::Level::Off, settings.level())
     );
     assert!(daemon.log().contains("replaces off"));
 
     // The default budget is had back by its name.
     let all = v1::LoadModelRequest {
-        level: Some("standard".to_owned()),
+        level: v1::Level::Standard.into(),
         default_budget: true,
         ..slow_checkpoint()
     };
@@ -319,11 +343,9 @@ async fn a_budget_changes_while_a_text_is_made_and_the_text_is_the_same() {
     assert!(measured.count > 0 && measured.mean_ms.unwrap() > 0.0);
     assert!(measured.streamed_bytes > 0 && measured.peak_bytes.unwrap() <= less);
     let places = snapshot.layers.iter().flat_map(|layer| &layer.groups);
-    assert!(
-        places
-            .clone()
-            .any(|unit| unit.tier != "device" && unit.kind != "embedding")
-    );
+    assert!(places.clone().any(
+        |unit| unit.tier() != v1::Tier::Device && unit.kind() != v1::WeightGroupKind::Embedding
+    ));
 
     let default = v1::ApplyRequest {
         default_budget: true,
@@ -383,7 +405,7 @@ async fn a_lossy_level_says_so_and_restore_is_as_if_it_had_never_been() {
     let expected = done(&generate(&daemon, request()).await.unwrap()).clone();
     assert!(expected.is_exact);
 
-    let kinds = apply(&daemon, level("aggressive")).await.unwrap();
+    let kinds = apply(&daemon, level(v1::Level::Aggressive)).await.unwrap();
     let aggressive = applied(&kinds).clone();
     let events = generate(&daemon, request()).await.unwrap();
     assert!(!done(&events).is_exact);
@@ -393,8 +415,8 @@ async fn a_lossy_level_says_so_and_restore_is_as_if_it_had_never_been() {
     });
     let started = started.unwrap();
     assert_eq!(
-        (started.level.as_str(), started.is_exact),
-        ("aggressive", false)
+        (started.level(), started.is_exact),
+        (v1::Level::Aggressive, false)
     );
     assert!(
         started.warnings[0].contains("64 tokens"),
@@ -410,7 +432,7 @@ async fn a_lossy_level_says_so_and_restore_is_as_if_it_had_never_been() {
 
     let kinds = restore(&daemon).await.unwrap();
     let restored = applied(&kinds);
-    assert_eq!(restored.plan.as_ref().unwrap().level, "standard");
+    assert_eq!(restored.plan.as_ref().unwrap().level(), v1::Level::Standard);
     assert!(restored.device_bytes > aggressive.device_bytes);
     let again = generate(&daemon, request()).await.unwrap();
     assert_eq!(done(&again).token_ids, expected.token_ids);
@@ -448,13 +470,13 @@ async fn what_is_streamed_at_a_lossy_level_is_converted_into_the_cache() {
     let folder = cache.path().join("copies");
     let daemon = slow(&["--weight-cache", folder.to_str().unwrap()]).await;
     let moderate = v1::PlanRequest {
-        level: Some("moderate".to_owned()),
+        level: v1::Level::Moderate.into(),
         ..Default::default()
     };
     let all = plan(&daemon, moderate).await.unwrap();
     let streaming = v1::ApplyRequest {
         budget_bytes: Some(all.peak_bytes - all.resident_bytes / 3),
-        ..level("moderate")
+        ..level(v1::Level::Moderate)
     };
     let (_, mut stream) = daemon.running(long()).await;
     let kinds = apply(&daemon, streaming).await.unwrap();
@@ -475,9 +497,11 @@ async fn restore_streams_where_there_is_no_room_for_all() {
     let daemon = slow(&[]).await;
     let less = streaming_budget(&daemon).await;
     apply(&daemon, budget(less)).await.unwrap();
-    let kinds = restore_to(&daemon, "source").await.unwrap();
+    let kinds = restore_to(&daemon, v1::RestoreTarget::Source)
+        .await
+        .unwrap();
     let plan = applied(&kinds).plan.as_ref().unwrap();
-    assert_eq!(plan.level, "standard");
+    assert_eq!(plan.level(), v1::Level::Standard);
     assert!(plan.streamed_bytes_per_pass > 0 && plan.is_lossless);
 }
 
@@ -491,7 +515,10 @@ async fn a_change_that_makes_no_sense_leaves_all_as_it_was() {
     assert!(error.hint.unwrap().contains("sluice budget "));
     for request in [
         v1::ApplyRequest::default(),
-        level("extreme"),
+        v1::ApplyRequest {
+            level: 99,
+            ..Default::default()
+        },
         budget(0),
         budget(u64::MAX),
     ] {
@@ -513,13 +540,18 @@ async fn without_a_model_a_change_is_refused_and_settings_stay() {
     let model = broken.path().to_str().unwrap();
     let daemon = Daemon::start(&["--model", model]).await;
     daemon.model_state(v1::ModelState::Failed).await;
-    let error = apply(&daemon, level("moderate")).await.unwrap_err();
+    let error = apply(&daemon, level(v1::Level::Moderate))
+        .await
+        .unwrap_err();
     assert_eq!(error.reason.as_deref(), Some("MODEL_FAILED"), "{error}");
     assert!(error.message.ends_with("; level and budget are unchanged"));
     assert!(error.hint.unwrap().contains("--level"));
     let error = restore(&daemon).await.unwrap_err();
     assert!(error.message.ends_with("; level and budget are unchanged"));
-    assert_eq!(daemon.snapshot().await.settings.unwrap().level, "standard");
+    assert_eq!(
+        daemon.snapshot().await.settings.unwrap().level(),
+        v1::Level::Standard
+    );
 }
 
 #[tokio::test]
@@ -567,7 +599,7 @@ fn slow_checkpoint() -> v1::LoadModelRequest {
 async fn a_load_has_a_level_and_tells_its_plan_first() {
     let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
     let moderate = v1::LoadModelRequest {
-        level: Some("moderate".to_owned()),
+        level: v1::Level::Moderate.into(),
         ..slow_checkpoint()
     };
     let kinds = load(&daemon, moderate).await.unwrap();
@@ -578,8 +610,8 @@ async fn a_load_has_a_level_and_tells_its_plan_first() {
     let plans: Vec<_> = plans.collect();
     assert_eq!(plans.len(), 1);
     assert_eq!(
-        (plans[0].level.as_str(), plans[0].is_lossless),
-        ("moderate", false)
+        (plans[0].level(), plans[0].is_lossless),
+        (v1::Level::Moderate, false)
     );
     let Some(load_model_response::Kind::Model(model)) = kinds.last() else {
         panic!("{kinds:?}");
@@ -590,9 +622,12 @@ async fn a_load_has_a_level_and_tells_its_plan_first() {
             .as_ref()
             .unwrap()
             .formats
-            .contains(&"q8_0".to_owned())
+            .contains(&v1::Dtype::Q80.into())
     );
-    assert_eq!(daemon.snapshot().await.settings.unwrap().level, "moderate");
+    assert_eq!(
+        daemon.snapshot().await.settings.unwrap().level(),
+        v1::Level::Moderate
+    );
 
     let impossible = v1::LoadModelRequest {
         budget_bytes: Some(1000),
@@ -647,20 +682,24 @@ async fn a_load_is_cancelled_and_the_model_before_serves() {
 #[tokio::test]
 async fn a_caller_that_goes_away_stops_neither_load_nor_change() {
     let daemon = slow(&[]).await;
-    let answer = daemon.optimizer().await.apply(level("moderate")).await;
+    let answer = daemon
+        .optimizer()
+        .await
+        .apply(level(v1::Level::Moderate))
+        .await;
     drop(answer);
     until("the level", || async {
-        daemon.snapshot().await.settings.unwrap().level == "moderate"
+        daemon.snapshot().await.settings.unwrap().level() == v1::Level::Moderate
     })
     .await;
     // Of a change that changes nothing there is an answer once the one before is written down.
-    apply(&daemon, level("moderate")).await.unwrap();
+    apply(&daemon, level(v1::Level::Moderate)).await.unwrap();
     let answer = daemon.models().await.load_model(slow_checkpoint()).await;
     drop(answer);
     // What it was loaded with tells the new one from the one before.
     until("the load's end", || async {
         let shape = daemon.snapshot().await.model.and_then(|model| model.shape);
-        shape.is_some_and(|shape| shape.formats.contains(&"q8_0".to_owned()))
+        shape.is_some_and(|shape| shape.formats.contains(&v1::Dtype::Q80.into()))
     })
     .await;
     generate(&daemon, tokens(&[1, 2], 8)).await.unwrap();
@@ -672,13 +711,13 @@ async fn level_and_budget_of_the_configuration_are_in_force() {
     let snapshot = daemon.snapshot().await;
     let settings = snapshot.settings.unwrap();
     assert_eq!(
-        (settings.level.as_str(), settings.budget_bytes),
-        ("moderate", 512 << 20)
+        (settings.level(), settings.budget_bytes),
+        (v1::Level::Moderate, 512 << 20)
     );
     let plan = snapshot.plan.unwrap();
     assert_eq!(
-        (plan.level.as_str(), plan.budget_bytes),
-        ("moderate", 512 << 20)
+        (plan.level(), plan.budget_bytes),
+        (v1::Level::Moderate, 512 << 20)
     );
     assert!(snapshot.device.unwrap().total_bytes.is_some());
 }

@@ -114,17 +114,20 @@ async fn snapshots_tell_what_is_held_and_done() {
     assert_eq!(server.protocol_version, sluice_proto::PROTOCOL);
     assert_eq!(server.socket_path, daemon.socket.to_str().unwrap());
     let device = snapshot.device.unwrap();
-    assert_eq!((device.kind.as_str(), device.threads), ("cpu", 1));
+    assert_eq!((device.kind(), device.threads), (v1::DeviceKind::Cpu, 1));
     assert!(!device.name.is_empty());
     let weights = device
         .memory
         .iter()
-        .find(|memory| memory.kind == "weights")
+        .find(|memory| memory.kind() == v1::MemoryKind::Weights)
         .unwrap();
     let shape = snapshot.model.unwrap().shape.unwrap();
     assert_eq!(shape.parameters, 221_760);
     let plan = snapshot.plan.unwrap();
-    let planned = plan.memory.iter().find(|memory| memory.kind == "weights");
+    let planned = plan
+        .memory
+        .iter()
+        .find(|memory| memory.kind() == v1::MemoryKind::Weights);
     assert_eq!(weights.bytes, planned.unwrap().bytes);
     assert!(device.used_bytes >= weights.bytes);
     assert!(shape.weight_bytes >= plan.resident_bytes);

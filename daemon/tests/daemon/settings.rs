@@ -24,13 +24,13 @@ async fn restart(mut daemon: Daemon, arguments: &[&str]) -> Daemon {
     start(folder, arguments).await
 }
 
-async fn level(daemon: &Daemon) -> String {
-    daemon.snapshot().await.settings.unwrap().level
+async fn level(daemon: &Daemon) -> v1::Level {
+    daemon.snapshot().await.settings.unwrap().level()
 }
 
-async fn set_level(daemon: &Daemon, level: &str) {
+async fn set_level(daemon: &Daemon, level: v1::Level) {
     let request = v1::ApplyRequest {
-        level: Some(level.to_owned()),
+        level: level.into(),
         ..Default::default()
     };
     let answers = daemon.optimizer().await.apply(request).await;
@@ -73,14 +73,14 @@ async fn told(daemon: &Daemon, name: &str) -> Option<(String, String)> {
 #[tokio::test]
 async fn a_level_outlives_the_daemon_and_gives_way_to_file_and_flag() {
     let daemon = start(TempDir::new().unwrap(), &[]).await;
-    assert_eq!(level(&daemon).await, "standard");
+    assert_eq!(level(&daemon).await, v1::Level::Standard);
     let pair = |value: &str, origin: &str| Some((value.to_owned(), origin.to_owned()));
     assert_eq!(told(&daemon, "level").await, pair("standard", "built-in"));
-    set_level(&daemon, "moderate").await;
+    set_level(&daemon, v1::Level::Moderate).await;
     written(&daemon, Some("moderate")).await;
 
     let daemon = restart(daemon, &[]).await;
-    assert_eq!(level(&daemon).await, "moderate");
+    assert_eq!(level(&daemon).await, v1::Level::Moderate);
     assert_eq!(told(&daemon, "level").await, pair("moderate", "remembered"));
 
     let config = daemon.folder.path().join("config/sluice");
@@ -89,27 +89,29 @@ async fn a_level_outlives_the_daemon_and_gives_way_to_file_and_flag() {
     fs::write(config.join("models.toml"), file).unwrap();
     assert_eq!(told(&daemon, "level").await, pair("off", "models.toml"));
     let daemon = restart(daemon, &[]).await;
-    assert_eq!(level(&daemon).await, "off");
+    assert_eq!(level(&daemon).await, v1::Level::Off);
     let settings = daemon.snapshot().await.settings.unwrap();
     assert_eq!(settings.budget_bytes, 64 << 20);
 
     let daemon = restart(daemon, &["--level", "standard"]).await;
-    assert_eq!(level(&daemon).await, "standard");
+    assert_eq!(level(&daemon).await, v1::Level::Standard);
     let of_flag = pair("standard", "command line");
     assert_eq!(told(&daemon, "level").await, of_flag);
-    set_level(&daemon, "aggressive").await;
-    assert_eq!(level(&daemon).await, "aggressive");
+    set_level(&daemon, v1::Level::Aggressive).await;
+    assert_eq!(level(&daemon).await, v1::Level::Aggressive);
 
     // Back to where nobody had asked for anything. What was asked for last is written last.
-    restore(&daemon, "").await;
+    restore(&daemon, v1::RestoreTarget::Unspecified).await;
     written(&daemon, None).await;
     fs::remove_file(config.join("models.toml")).unwrap();
     let daemon = restart(daemon, &[]).await;
     assert_eq!(told(&daemon, "level").await, pair("standard", "built-in"));
 }
 
-async fn restore(daemon: &Daemon, to: &str) {
-    let request = v1::RestoreRequest { to: to.to_owned() };
+async fn restore(daemon: &Daemon, target: v1::RestoreTarget) {
+    let request = v1::RestoreRequest {
+        target: target.into(),
+    };
     let restored = daemon.optimizer().await.restore(request).await;
     let mut restored = restored.unwrap().into_inner();
     while within("the change", restored.message())
@@ -122,24 +124,24 @@ async fn restore(daemon: &Daemon, to: &str) {
 #[tokio::test]
 async fn what_a_daemon_goes_back_to_is_what_the_next_one_has() {
     let daemon = start(TempDir::new().unwrap(), &[]).await;
-    set_level(&daemon, "moderate").await;
+    set_level(&daemon, v1::Level::Moderate).await;
     // A daemon writes down what was asked for before it ends.
     let daemon = restart(daemon, &[]).await;
     let settings = daemon.snapshot().await.settings.unwrap();
-    assert_eq!(settings.level, "moderate");
-    assert_eq!(settings.loaded_with.unwrap().level, "standard");
-    restore(&daemon, "").await;
-    assert_eq!(level(&daemon).await, "standard");
+    assert_eq!(settings.level(), v1::Level::Moderate);
+    assert_eq!(settings.loaded_with.unwrap().level(), v1::Level::Standard);
+    restore(&daemon, v1::RestoreTarget::Unspecified).await;
+    assert_eq!(level(&daemon).await, v1::Level::Standard);
     let daemon = restart(daemon, &[]).await;
-    assert_eq!(level(&daemon).await, "standard");
-    restore(&daemon, "source").await;
-    assert_eq!(level(&daemon).await, "off");
+    assert_eq!(level(&daemon).await, v1::Level::Standard);
+    restore(&daemon, v1::RestoreTarget::Source).await;
+    assert_eq!(level(&daemon).await, v1::Level::Off);
     let daemon = restart(daemon, &[]).await;
-    assert_eq!(level(&daemon).await, "off");
+    assert_eq!(level(&daemon).await, v1::Level::Off);
 
     // A level that the load asked for is where it goes back to.
     let request = v1::LoadModelRequest {
-        level: Some("moderate".to_owned()),
+        level: v1::Level::Moderate.into(),
         ..Default::default()
     };
     let loading = daemon.models().await.load_model(request).await;
@@ -149,11 +151,11 @@ async fn what_a_daemon_goes_back_to_is_what_the_next_one_has() {
         .unwrap()
         .is_some()
     {}
-    set_level(&daemon, "aggressive").await;
-    restore(&daemon, "").await;
-    assert_eq!(level(&daemon).await, "moderate");
+    set_level(&daemon, v1::Level::Aggressive).await;
+    restore(&daemon, v1::RestoreTarget::Unspecified).await;
+    assert_eq!(level(&daemon).await, v1::Level::Moderate);
     let daemon = restart(daemon, &[]).await;
-    assert_eq!(level(&daemon).await, "moderate");
+    assert_eq!(level(&daemon).await, v1::Level::Moderate);
 }
 
 #[tokio::test]

@@ -26,19 +26,6 @@ impl WeightGroup {
             Self::Embedding | Self::FinalNorm | Self::LmHead(_) => None,
         }
     }
-
-    /// The name of its kind, as screens and logs use it.
-    #[must_use]
-    pub fn kind(self) -> &'static str {
-        match self {
-            Self::Embedding => "embedding",
-            Self::Attention(_) => "attention",
-            Self::GateUp(_) => "gate-up",
-            Self::Down(_) => "down",
-            Self::FinalNorm => "final norm",
-            Self::LmHead(_) => "lm_head",
-        }
-    }
 }
 
 /// A tensor's part in its unit.

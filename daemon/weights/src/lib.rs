@@ -22,7 +22,8 @@ pub use self::{
     rope::{Llama3Scaling, Rope},
     shape::{Shape, TensorNaming},
     storage::{
-        CompressedRange, SourceTensor, Storage, TensorPlan, Tier, WeightGroupPlan, weight_groups,
+        CompressedRange, SourceTensor, Storage, TensorPlan, Tier, WeightFormat, WeightGroupPlan,
+        weight_groups,
     },
     view::{CompressedRows, GpuCompressedRows, GpuWeight, Weight, WeightData},
 };

@@ -60,6 +60,15 @@ pub enum Storage {
     Compressed(CompressedRange),
 }
 
+/// How weights are stored, whatever their size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WeightFormat {
+    /// Of compressed weights, what they decompress to.
+    pub format: Format,
+    /// How they are compressed.
+    pub scheme: Scheme,
+}
+
 /// Coded rows of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CompressedRange {
@@ -118,6 +127,19 @@ impl Storage {
                 Scheme::Dictionary => "dictionary",
                 Scheme::Trellis => "trellis",
             },
+        }
+    }
+
+    /// The format, and how it is compressed.
+    #[must_use]
+    pub fn weight_format(self) -> WeightFormat {
+        let scheme = match self {
+            Self::Plain(_) => Scheme::Plain,
+            Self::Compressed(CompressedRange { scheme, .. }) => scheme,
+        };
+        WeightFormat {
+            format: self.format(),
+            scheme,
         }
     }
 

@@ -1,13 +1,13 @@
 //! Levels, budgets, workloads and measurements as they are asked for.
 
-use std::str::FromStr;
+use std::fmt::Display;
 
 use sluice_shared::{
     level::{Level, check_max_slowdown},
     settings::PlanOptions,
 };
 
-use super::{InvalidField, at_least_one, invalid};
+use super::{InvalidField, at_least_one, invalid, known};
 use crate::v1;
 
 /// More than any machine has.
@@ -89,13 +89,9 @@ impl TryFrom<v1::RestoreRequest> for RestoreTarget {
     type Error = InvalidField;
 
     fn try_from(wire: v1::RestoreRequest) -> Result<Self, InvalidField> {
-        match &wire.to[..] {
-            "" | "start" => Ok(Self::Start),
-            "source" => Ok(Self::Source),
-            other => {
-                let problem = format!("{other:?} is neither \"start\" nor \"source\"");
-                Err(invalid("to", problem))
-            }
+        match known("target", wire.target)? {
+            v1::RestoreTarget::Unspecified | v1::RestoreTarget::Start => Ok(Self::Start),
+            v1::RestoreTarget::Source => Ok(Self::Source),
         }
     }
 }
@@ -162,12 +158,12 @@ impl TryFrom<v1::ApplyRequest> for PlanOptions {
 impl From<PlanOptions> for v1::ApplyRequest {
     fn from(change: PlanOptions) -> Self {
         Self {
-            level: change.level.map(|level| level.name().to_owned()),
+            level: wire_value::<v1::Level, _>(change.level),
             budget_bytes: change.budget_bytes.flatten(),
             default_budget: change.budget_bytes == Some(None),
-            embedding: change.embedding.map(|place| place.name().to_owned()),
+            embedding: wire_value::<v1::EmbeddingPlacement, _>(change.embedding),
             auto_factor: change.max_slowdown,
-            kv: change.kv_cache_format.map(|kv| kv.name().to_owned()),
+            kv: wire_value::<v1::KvCacheFormat, _>(change.kv_cache_format),
         }
     }
 }
@@ -191,11 +187,11 @@ impl From<PlanOptions> for v1::PlanRequest {
 fn change(wire: v1::ApplyRequest) -> Result<PlanOptions, InvalidField> {
     let auto_factor = wire.auto_factor.map(check_max_slowdown).transpose();
     Ok(PlanOptions {
-        level: named("level", wire.level)?,
+        level: checked("level", wire.level, v1::Level::checked)?,
         budget_bytes: budget_or_default(wire.budget_bytes, wire.default_budget)?,
-        embedding: named("embedding", wire.embedding)?,
+        embedding: checked("embedding", wire.embedding, v1::EmbeddingPlacement::checked)?,
         max_slowdown: auto_factor.map_err(|problem| invalid("auto_factor", problem))?,
-        kv_cache_format: named("kv", wire.kv)?,
+        kv_cache_format: checked("kv", wire.kv, v1::KvCacheFormat::checked)?,
     })
 }
 
@@ -225,7 +221,7 @@ impl TryFrom<v1::MeasureFidelityRequest> for Measuring {
         };
         Ok(Self {
             samples,
-            level: named("level", wire.level)?,
+            level: checked("level", wire.level, v1::Level::checked)?,
             seed: wire.seed,
             max_samples: at_least_one("max_samples", wire.max_samples)?,
         })
@@ -280,13 +276,25 @@ fn budget_or_default(
     }
 }
 
-/// A value that travels by its name.
-fn named<T: FromStr<Err = String>>(
+/// A value of an enum, as the wire has it: 0 where nothing is said.
+fn wire_value<W: From<T> + Into<i32>, T>(value: Option<T>) -> i32 {
+    value.map_or(0, |value| W::from(value).into())
+}
+
+/// What an enum's field asks for. A value that is only reported can't be asked for.
+fn checked<W: TryFrom<i32> + Default + PartialEq + Display, T>(
     field: &'static str,
-    name: Option<String>,
+    number: i32,
+    checked: impl Fn(W) -> Option<T>,
 ) -> Result<Option<T>, InvalidField> {
-    let read = name.map(|name| name.parse()).transpose();
-    read.map_err(|problem| invalid(field, problem))
+    let value: W = known(field, number)?;
+    if value == W::default() {
+        return Ok(None);
+    }
+    let problem = format!("{value} is reported, and can't be asked for");
+    checked(value)
+        .map(Some)
+        .ok_or_else(|| invalid(field, problem))
 }
 
 fn budget(bytes: Option<u64>) -> Result<Option<u64>, InvalidField> {
@@ -310,12 +318,12 @@ mod tests {
     fn an_adjustment_changes_something_and_says_what_once() {
         let adjust = |wire: v1::ApplyRequest| PlanOptions::try_from(wire);
         let all = adjust(v1::ApplyRequest {
-            level: Some("auto".to_owned()),
+            level: v1::Level::Auto.into(),
             budget_bytes: Some(7),
             default_budget: false,
-            embedding: Some("host".to_owned()),
+            embedding: v1::EmbeddingPlacement::Host.into(),
             auto_factor: Some(2.0),
-            kv: Some("q8_0".to_owned()),
+            kv: v1::KvCacheFormat::Q80.into(),
         });
         let expected = PlanOptions {
             level: Some(Level::Auto),
@@ -352,31 +360,40 @@ mod tests {
             assert_eq!(wrong.unwrap_err().field, "auto_factor");
         }
         let wrong = adjust(v1::ApplyRequest {
-            embedding: Some("disk".to_owned()),
+            embedding: 9,
             ..Default::default()
         });
-        assert_eq!(wrong.unwrap_err().field, "embedding");
+        assert_eq!(wrong.unwrap_err().to_string(), "embedding: has no value 9");
         let wrong = adjust(v1::ApplyRequest {
-            kv: Some("q4".to_owned()),
+            kv: 9,
             ..Default::default()
         });
-        assert_eq!(wrong.unwrap_err().field, "kv");
+        assert_eq!(wrong.unwrap_err().to_string(), "kv: has no value 9");
+        let reported = adjust(v1::ApplyRequest {
+            kv: v1::KvCacheFormat::F16.into(),
+            ..Default::default()
+        });
+        assert_eq!(
+            reported.unwrap_err().to_string(),
+            "kv: f16 is reported, and can't be asked for"
+        );
     }
 
     #[test]
     fn levels_and_budgets_that_make_no_sense_are_named() {
-        let load = |level: Option<&str>, budget_bytes| {
+        let load = |level: i32, budget_bytes| {
             Loading::try_from(v1::LoadModelRequest {
-                level: level.map(str::to_owned),
+                level,
                 budget_bytes,
                 ..Default::default()
             })
         };
-        assert!(load(Some("mild"), Some(1)).is_ok());
-        let error = load(Some("extreme"), None).unwrap_err();
-        assert!(error.problem.contains("moderate, aggressive"), "{error}");
+        let mild = load(v1::Level::Mild.into(), Some(1)).unwrap();
+        assert_eq!(mild.change.level, Some(Level::Mild));
+        let error = load(99, None).unwrap_err();
+        assert_eq!(error.to_string(), "level: has no value 99");
         for bytes in [0, u64::MAX] {
-            assert_eq!(load(None, Some(bytes)).unwrap_err().field, "budget_bytes");
+            assert_eq!(load(0, Some(bytes)).unwrap_err().field, "budget_bytes");
         }
         let default = |budget_bytes| {
             Loading::try_from(v1::LoadModelRequest {
@@ -391,11 +408,15 @@ mod tests {
 
     #[test]
     fn restoring_leads_to_one_of_two_places() {
-        let restore = |to: &str| RestoreTarget::try_from(v1::RestoreRequest { to: to.to_owned() });
-        assert_eq!(restore(""), Ok(RestoreTarget::Start));
-        assert_eq!(restore("start"), Ok(RestoreTarget::Start));
-        assert_eq!(restore("source"), Ok(RestoreTarget::Source));
-        assert_eq!(restore("off").unwrap_err().field, "to");
+        let restore = |target| RestoreTarget::try_from(v1::RestoreRequest { target });
+        let wire = |target: v1::RestoreTarget| restore(target.into());
+        assert_eq!(restore(0), Ok(RestoreTarget::Start));
+        assert_eq!(wire(v1::RestoreTarget::Start), Ok(RestoreTarget::Start));
+        assert_eq!(wire(v1::RestoreTarget::Source), Ok(RestoreTarget::Source));
+        assert_eq!(
+            restore(9).unwrap_err().to_string(),
+            "target: has no value 9"
+        );
     }
 
     #[test]

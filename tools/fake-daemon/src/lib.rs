@@ -85,7 +85,7 @@ pub struct ReceivedCalls {
     /// Changes of level or budget.
     pub applied: Vec<ApplyRequest>,
     /// What to go back to.
-    pub restored: Vec<String>,
+    pub restored: Vec<RestoreTarget>,
     /// Measurements of fidelity.
     pub measured: Vec<MeasureFidelityRequest>,
 }

@@ -176,7 +176,7 @@ impl Teller {
             model: "load".into(),
             prompt_text: b"Tell me a story.".to_vec(),
             is_exact: true,
-            level: "standard".into(),
+            level: Level::Standard.into(),
             ..Default::default()
         };
         let queued = GenerationQueued {
@@ -227,11 +227,11 @@ impl Teller {
             ..Default::default()
         };
         let kinds = [
-            "weights",
-            "staging_buffers",
-            "activations",
-            "logits",
-            "scratch",
+            MemoryKind::Weights,
+            MemoryKind::StagingBuffers,
+            MemoryKind::Activations,
+            MemoryKind::Logits,
+            MemoryKind::Scratch,
         ];
         Snapshot {
             daemon: Some(DaemonStatus {
@@ -243,7 +243,7 @@ impl Teller {
                 ..Default::default()
             }),
             device: Some(DeviceStatus {
-                kind: "cpu".into(),
+                kind: DeviceKind::Cpu.into(),
                 name: "cpu".into(),
                 threads: 8,
                 memory: kinds
@@ -280,7 +280,7 @@ impl Teller {
                 committed_tokens: self.committed(passes).into(),
                 ..Default::default()
             }),
-            plan: Some(plan("standard")),
+            plan: Some(plan(Level::Standard)),
             passes: Some(PassStatistics {
                 count: passes.into(),
                 mean_ms: Some(2.0),
@@ -294,7 +294,7 @@ impl Teller {
                 .map(|layer| weight_groups(layer, passes))
                 .collect(),
             settings: Some(SettingsStatus {
-                level: "standard".into(),
+                level: Level::Standard.into(),
                 budget_bytes: 4 << 30,
                 ..Default::default()
             }),
@@ -341,20 +341,22 @@ async fn send<T>(
 
 fn weight_groups(layer: u64, passes: u32) -> LayerStatus {
     let kinds = [
-        "q_proj", "k_proj", "v_proj", "attn_out", "ff_proj", "up_proj", "ff_out",
+        WeightGroupKind::Attention,
+        WeightGroupKind::GateUp,
+        WeightGroupKind::Down,
     ];
     LayerStatus {
-        name: format!("layer {layer}"),
+        name: layer.to_string(),
         groups: kinds
             .map(|kind| WeightGroupStatus {
                 kind: kind.into(),
                 tier: match layer % 3 {
-                    0 => "device",
-                    1 => "host",
-                    _ => "disk",
+                    0 => Tier::Device,
+                    1 => Tier::Host,
+                    _ => Tier::Disk,
                 }
                 .into(),
-                format: "bf16".into(),
+                format: Some(Dtype::Bf16.into()),
                 bytes: 32 << 20,
                 is_in_flight: u64::from(passes) % LAYERS == layer,
             })
@@ -372,11 +374,12 @@ fn model() -> Model {
             family: "llada".into(),
             parameters: 8_000_000_000,
             weight_bytes: 16_000_000_000,
-            formats: vec!["bf16".into()],
+            formats: vec![Dtype::Bf16.into()],
             layers: 32,
             context_length: 8192,
             has_tokenizer: true,
             mask_token_id: Some(7),
+            kind: ModelKind::MaskedDiffusion.into(),
             ..Default::default()
         }),
         ..Default::default()

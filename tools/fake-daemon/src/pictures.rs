@@ -7,7 +7,7 @@ use crate::ScriptStep;
 /// What a small coded file has in it.
 pub(crate) fn contents() -> ContainerContents {
     let sum = CompressionSummary {
-        compression: "huffman".into(),
+        compression: Compression::Huffman.into(),
         tensors: 1,
         elements: 1 << 20,
         bytes: 11 << 17,
@@ -24,7 +24,7 @@ pub(crate) fn contents() -> ContainerContents {
             name: "wq\x1b[2J".into(),
             shape: vec![1024, 1024],
             dtype: "bf16".into(),
-            compression: sum.compression.clone(),
+            compression: sum.compression,
             extent: "wq".into(),
             bytes: sum.bytes,
             original_bytes: sum.original_bytes,
@@ -48,9 +48,9 @@ pub(crate) fn snapshot() -> Snapshot {
             ..Default::default()
         }),
         model: Some(model()),
-        plan: Some(plan("standard")),
+        plan: Some(plan(Level::Standard)),
         settings: Some(SettingsStatus {
-            level: "standard".into(),
+            level: Level::Standard.into(),
             budget_bytes: 4 << 30,
             is_default_budget: true,
             ..Default::default()
@@ -83,7 +83,10 @@ pub(crate) fn job() -> Job {
 pub(crate) fn fidelity(request: &MeasureFidelityRequest) -> FidelityResult {
     FidelityResult {
         request_id: 7,
-        level: request.level.clone().unwrap_or("standard".into()),
+        level: match request.level() {
+            Level::Unspecified => Level::Standard.into(),
+            level => level.into(),
+        },
         samples: 3,
         rows: 1_234,
         mean_kl_nats: 0.00125,
@@ -96,7 +99,7 @@ pub(crate) fn fidelity(request: &MeasureFidelityRequest) -> FidelityResult {
 }
 
 /// A plan that needs 3 of 4 GiB and streams nothing. Level `off` can only be planned.
-pub fn plan(level: &str) -> Plan {
+pub fn plan(level: Level) -> Plan {
     Plan {
         model: "fake".into(),
         level: level.into(),
@@ -106,10 +109,10 @@ pub fn plan(level: &str) -> Plan {
         requests: 1,
         peak_bytes: 3 << 30,
         pass_ms: Some(620.0),
-        is_lossless: ["off", "standard", "mild"].contains(&level),
-        is_loadable: level != "off",
+        is_lossless: [Level::Off, Level::Standard, Level::Mild].contains(&level),
+        is_loadable: level != Level::Off,
         not_loadable_reason: match level {
-            "off" => "level off can only be planned".into(),
+            Level::Off => "level off can only be planned".into(),
             _ => String::new(),
         },
         ..Default::default()
@@ -117,14 +120,14 @@ pub fn plan(level: &str) -> Plan {
 }
 
 /// The events of a change from `standard` to `level` that succeeds.
-pub fn switch_events(level: &str) -> Vec<apply_response::Kind> {
+pub fn switch_events(level: Level) -> Vec<apply_response::Kind> {
     use apply_response::Kind;
 
     let before = Plan {
         peak_bytes: 4 << 30,
         pass_ms: Some(1800.0),
         streamed_bytes_per_pass: 2 << 30,
-        ..plan("standard")
+        ..plan(Level::Standard)
     };
     vec![
         Kind::Planned(PlannedChange {
@@ -166,7 +169,7 @@ pub(crate) fn on_disk() -> Model {
         state: ModelState::Available.into(),
         origin: ModelOrigin::Pulled.into(),
         disk_bytes: 3 << 30,
-        file_format: "safetensors".into(),
+        file_format: FileFormat::Safetensors.into(),
         family: "llada".into(),
         parameters: Some(1_500_000_000),
         is_default: true,

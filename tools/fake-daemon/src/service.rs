@@ -181,7 +181,7 @@ impl ModelService for Service {
         }
         let kept = ConvertedWeights {
             model: "tiny".to_owned(),
-            level: "moderate".to_owned(),
+            level: Level::Moderate.into(),
             bytes: 3 << 20,
             is_in_use: true,
             ..Default::default()
@@ -303,14 +303,14 @@ impl ModelService for Service {
                 parameters: 1_500_000_000,
                 bytes: 3_000_000_000,
             }],
-            levels: ["mild", "moderate"]
+            levels: [Level::Mild, Level::Moderate]
                 .map(|level| LevelEstimate {
                     level: level.into(),
                     peak_bytes: 2 << 30,
                     weight_bytes: 1 << 30,
                     fits: true,
                     not_loadable_reason: match level {
-                        "mild" => "not yet".into(),
+                        Level::Mild => "not yet".into(),
                         _ => String::new(),
                     },
                 })
@@ -424,9 +424,12 @@ impl OptimizerService for Service {
     async fn plan(&self, request: Request<PlanRequest>) -> Result<Response<PlanResponse>, Status> {
         let mut seen = self.seen();
         let request = request.into_inner();
-        let level = request.level.clone();
+        let level = match request.level() {
+            Level::Unspecified => Level::Standard,
+            level => level,
+        };
         seen.planned.push(request);
-        let plan = Some(plan(level.as_deref().unwrap_or("standard")));
+        let plan = Some(plan(level));
         Ok(Response::new(PlanResponse { plan }))
     }
 
@@ -436,7 +439,7 @@ impl OptimizerService for Service {
     }
 
     async fn restore(&self, request: Request<RestoreRequest>) -> Answers<ApplyResponse> {
-        self.seen().restored.push(request.into_inner().to);
+        self.seen().restored.push(request.into_inner().target());
         self.change()
     }
 

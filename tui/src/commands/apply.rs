@@ -2,7 +2,7 @@
 
 use futures_util::StreamExt;
 use sluice_proto::v1::{
-    ApplyRequest, ApplyResponse, ApplyResult, Plan, PlannedChange, RestoreRequest,
+    ApplyRequest, ApplyResponse, ApplyResult, Plan, PlannedChange, RestoreRequest, RestoreTarget,
     apply_response::Kind,
 };
 use sluice_report::{plan::switch_estimate, progress::bar};
@@ -87,11 +87,10 @@ pub(super) async fn restore(
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let request = RestoreRequest {
-        to: match arguments.to {
-            RestoreTo::Start => "start",
-            RestoreTo::Source => "source",
-        }
-        .to_owned(),
+        target: match arguments.to {
+            RestoreTo::Start => RestoreTarget::Start.into(),
+            RestoreTo::Source => RestoreTarget::Source.into(),
+        },
     };
     let mut interrupts = interrupts()?;
     let mut client = daemon.optimizer();
@@ -212,7 +211,7 @@ fn prediction(planned: &PlannedChange) -> Vec<String> {
         format!("{name:<9} {change}{remark}")
     };
     let mut lines = vec![
-        line("level", |plan| plan.level.clone(), ""),
+        line("level", |plan| plan.level().to_string(), ""),
         line("budget", |plan| units::bytes(plan.budget_bytes), ""),
         line("peak", |plan| units::bytes(plan.peak_bytes), ", predicted"),
         line("a pass", plans::pass_time, ", predicted"),
@@ -236,14 +235,14 @@ fn measurement(applied: &ApplyResult) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::SwitchEstimate;
+    use sluice_proto::v1::{Level, SwitchEstimate};
 
     use super::*;
 
     #[test]
     fn a_prediction_says_what_changes_and_what_stays() {
         let before = Plan {
-            level: "standard".into(),
+            level: Level::Standard.into(),
             budget_bytes: 4 << 30,
             peak_bytes: 4 << 30,
             pass_ms: Some(1800.0),
@@ -251,7 +250,7 @@ mod tests {
             ..Default::default()
         };
         let after = Plan {
-            level: "moderate".into(),
+            level: Level::Moderate.into(),
             peak_bytes: 3 << 30,
             pass_ms: None,
             streamed_bytes_per_pass: 0,

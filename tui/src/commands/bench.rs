@@ -13,8 +13,9 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use sluice_proto::{
     client::CallError,
     v1::{
-        Chat, GenerateRequest, GenerationDone, GenerationPass, GenerationStarted,
-        GetSnapshotRequest, TokenIds, TokenState, generate_request::Input, generation_event::Event,
+        Chat, ChatRole, GenerateRequest, GenerationDone, GenerationPass, GenerationStarted,
+        GetSnapshotRequest, Tier, TokenIds, TokenState, generate_request::Input,
+        generation_event::Event,
     },
 };
 use sluice_shared::preset::{PRESETS, Preset};
@@ -89,10 +90,10 @@ async fn rows(
 }
 
 /// The tier that weights are streamed from, if that can be told.
-async fn streamed_from(daemon: &DaemonConnection) -> Option<String> {
+async fn streamed_from(daemon: &DaemonConnection) -> Option<Tier> {
     let answer = daemon.telemetry().get_snapshot(GetSnapshotRequest {}).await;
     let plan = answer.ok()?.into_inner().snapshot?.plan?;
-    plans::streamed_from(&plan).map(str::to_owned)
+    plans::streamed_from(&plan)
 }
 
 /// The rows without repetition; `None`: as the daemon does without a word.
@@ -120,7 +121,7 @@ fn inputs(arguments: &Bench) -> Result<Vec<Input>, Failure> {
     let prompt = |text: &str| match arguments.raw {
         true => Input::RawText(text.to_owned()),
         false => Input::Chat(Chat {
-            messages: vec![message("user", text)],
+            messages: vec![message(ChatRole::User, text)],
         }),
     };
     if arguments.prompts.is_none() {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use sluice_proto::v1::{GenerateRequest, TextEdit as WireEdit, generate_request::Input};
+use sluice_proto::v1::{ChatRole, GenerateRequest, TextEdit as WireEdit, generate_request::Input};
 
 use super::{input, message};
 use crate::{cli::Edit, output::Failure};
@@ -24,7 +24,7 @@ pub(super) fn request(arguments: &Edit) -> Result<GenerateRequest, Failure> {
     let mut request = GenerateRequest {
         input: Some(Input::Edit(WireEdit {
             messages: prompt
-                .map(|text| message("user", text))
+                .map(|text| message(ChatRole::User, text))
                 .into_iter()
                 .collect(),
             text,

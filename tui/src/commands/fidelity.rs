@@ -8,7 +8,7 @@ use std::{
 use futures_util::StreamExt;
 use serde::Serialize;
 use sluice_proto::v1::{
-    FidelityMeasurement, FidelityResult, ListFidelityRequest, MeasureFidelityRequest, Plan,
+    self, FidelityMeasurement, FidelityResult, ListFidelityRequest, MeasureFidelityRequest, Plan,
     PlanRequest, SampleTexts, measure_fidelity_request::Samples, measure_fidelity_response::Kind,
 };
 use sluice_shared::{level::Level, units};
@@ -60,7 +60,7 @@ async fn all(
     }
     let mut request = MeasureFidelityRequest {
         samples: Some(Samples::Texts(SampleTexts { texts: vec![text] })),
-        level: None,
+        level: 0,
         seed: arguments.seed,
         max_samples: arguments.samples,
     };
@@ -72,13 +72,13 @@ async fn all(
             .find(|known| has_equal_weights(known, &plan))
         {
             match arguments.json {
-                true => out.json(&LevelRow::equal(&plan, &equal.level))?,
-                false => out.line(&equal_row(&plan, &equal.level))?,
+                true => out.json(&LevelRow::equal(&plan, equal.level()))?,
+                false => out.line(&equal_row(&plan, equal.level()))?,
             }
             continue;
         }
-        request.level = level.map(|level| level.name().to_owned());
-        let result = measure(&daemon, request.clone(), &plan.level).await?;
+        request.level = wire_level(level);
+        let result = measure(&daemon, request.clone(), plan.level()).await?;
         // The same masks for all.
         request.seed = Some(result.seed);
         measured.push(plan.clone());
@@ -126,12 +126,12 @@ async fn show(socket: PathBuf, as_json: bool, out: &mut StandardOutput) -> Resul
 }
 
 fn measurement_row(measurement: &FidelityMeasurement) -> String {
-    let result = measurement.result.clone().unwrap_or_default();
+    let result = measurement.result.unwrap_or_default();
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now_s = now.map_or(0, |now| now.as_secs());
     let ago_s = now_s.saturating_sub(measurement.measured_at_s);
     measurement_line([
-        &sanitise_line(&result.level),
+        &result.level().to_string(),
         &format!("{:.6}", result.mean_kl_nats.max(0.0)),
         &format!("{:.2} %", result.top_agreement * 100.0),
         &units::count(result.rows.into()),
@@ -165,9 +165,14 @@ fn levels(asked: &[LevelChoice]) -> Vec<Option<Level>> {
     levels
 }
 
+/// A level in a request; unspecified: the one in force.
+fn wire_level(level: Option<Level>) -> i32 {
+    level.map_or(v1::Level::Unspecified, v1::Level::from).into()
+}
+
 async fn plan(daemon: &DaemonConnection, level: Option<Level>) -> Result<Plan, Failure> {
     let request = PlanRequest {
-        level: level.map(|level| level.name().to_owned()),
+        level: wire_level(level),
         ..Default::default()
     };
     let answer = daemon.optimizer().plan(request).await;
@@ -185,7 +190,7 @@ async fn plan(daemon: &DaemonConnection, level: Option<Level>) -> Result<Plan, F
 async fn measure(
     daemon: &DaemonConnection,
     request: MeasureFidelityRequest,
-    level: &str,
+    level: v1::Level,
 ) -> Result<FidelityResult, Failure> {
     let answer = daemon.optimizer().measure_fidelity(request).await;
     let mut stream = answer
@@ -209,9 +214,9 @@ async fn measure(
 /// A level as scripts read it.
 #[derive(Serialize)]
 struct LevelRow<'a> {
-    level: &'a str,
+    level: v1::Level,
     /// The level whose weights have the same numbers, where this one is not measured for that.
-    equal_to: Option<&'a str>,
+    equal_to: Option<v1::Level>,
     peak_bytes: u64,
     pass_ms: Option<f64>,
     result: Option<&'a FidelityResult>,
@@ -220,7 +225,7 @@ struct LevelRow<'a> {
 impl<'a> LevelRow<'a> {
     fn measured(plan: &'a Plan, result: &'a FidelityResult) -> Self {
         Self {
-            level: &result.level,
+            level: result.level(),
             equal_to: None,
             peak_bytes: plan.peak_bytes,
             pass_ms: plan.pass_ms,
@@ -228,9 +233,9 @@ impl<'a> LevelRow<'a> {
         }
     }
 
-    fn equal(plan: &'a Plan, level: &'a str) -> Self {
+    fn equal(plan: &Plan, level: v1::Level) -> Self {
         Self {
-            level: &plan.level,
+            level: plan.level(),
             equal_to: Some(level),
             peak_bytes: plan.peak_bytes,
             pass_ms: plan.pass_ms,
@@ -245,9 +250,9 @@ fn has_equal_weights(one: &Plan, other: &Plan) -> bool {
     is_same || one.is_lossless && other.is_lossless
 }
 
-fn equal_row(plan: &Plan, equal: &str) -> String {
-    let level = sanitise_line(&plan.level);
-    let weights = match plan.equal_levels.iter().any(|level| level == equal) {
+fn equal_row(plan: &Plan, equal: v1::Level) -> String {
+    let level = plan.level();
+    let weights = match plan.equal_levels().any(|level| level == equal) {
         true => "the very same weights as",
         false => "same weights as",
     };
@@ -264,7 +269,7 @@ fn row(result: &FidelityResult, plan: &Plan) -> String {
     // A divergence is never negative; what rounding makes of none may be.
     let mean_kl = result.mean_kl_nats.max(0.0);
     line([
-        &sanitise_line(&result.level),
+        &result.level().to_string(),
         &format!("{mean_kl:.6}"),
         &format!("{:.2} %", result.top_agreement * 100.0),
         &format!("{:.4}", result.source_bound_nats),
@@ -314,22 +319,25 @@ mod tests {
 
     #[test]
     fn a_level_with_the_numbers_of_another_is_not_measured_again() {
-        let plan = |level: &str, is_lossless, same_as: &[&str]| Plan {
+        let plan = |level: v1::Level, is_lossless, same_as: &[v1::Level]| Plan {
             level: level.into(),
             is_lossless,
-            equal_levels: same_as.iter().map(|&level| level.into()).collect(),
+            equal_levels: same_as.iter().map(|level| (*level).into()).collect(),
             ..Default::default()
         };
-        let standard = plan("standard", true, &["moderate"]);
-        assert!(has_equal_weights(&standard, &plan("mild", true, &[])));
-        let moderate = plan("moderate", true, &["standard"]);
+        let standard = plan(v1::Level::Standard, true, &[v1::Level::Moderate]);
+        assert!(has_equal_weights(
+            &standard,
+            &plan(v1::Level::Mild, true, &[])
+        ));
+        let moderate = plan(v1::Level::Moderate, true, &[v1::Level::Standard]);
         assert!(has_equal_weights(&standard, &moderate));
         assert!(!has_equal_weights(
             &standard,
-            &plan("aggressive", false, &[])
+            &plan(v1::Level::Aggressive, false, &[])
         ));
         assert_eq!(
-            equal_row(&moderate, "standard"),
+            equal_row(&moderate, v1::Level::Standard),
             "moderate   the very same weights as standard: not measured again"
         );
     }
@@ -337,12 +345,12 @@ mod tests {
     #[test]
     fn a_level_that_is_not_measured_again_has_the_same_keys() {
         let plan = Plan {
-            level: "mild".into(),
+            level: v1::Level::Mild.into(),
             peak_bytes: 7,
             ..Default::default()
         };
         let result = FidelityResult::default();
-        let equal = json!(LevelRow::equal(&plan, "standard"));
+        let equal = json!(LevelRow::equal(&plan, v1::Level::Standard));
         let measured = json!(LevelRow::measured(&plan, &result));
         let keys = |value: &Value| {
             let keys = value.as_object().unwrap().keys();
@@ -360,7 +368,7 @@ mod tests {
     #[test]
     fn a_row_has_figures_that_fit_and_no_negative_zero() {
         let result = FidelityResult {
-            level: "aggressive".into(),
+            level: v1::Level::Aggressive.into(),
             mean_kl_nats: -1e-12,
             top_agreement: 0.99951,
             source_bound_nats: 1.25,

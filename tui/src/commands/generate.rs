@@ -1,7 +1,8 @@
 //! `sluice generate`: from arguments to a request.
 
 use sluice_proto::v1::{
-    CanvasPin, Chat, GenerateRequest, TokenIds, canvas_pin::Content, generate_request::Input,
+    CanvasPin, Chat, ChatRole, GenerateRequest, TokenIds, canvas_pin::Content,
+    generate_request::Input,
 };
 
 use super::{input, message};
@@ -17,8 +18,8 @@ pub(super) fn request(arguments: &Generate) -> Result<GenerateRequest, Failure> 
                 Input::RawText(prompt)
             } else {
                 let system = arguments.system.as_deref();
-                let system = system.map(|text| message("system", text));
-                let messages = system.into_iter().chain([message("user", &prompt)]);
+                let system = system.map(|text| message(ChatRole::System, text));
+                let messages = system.into_iter().chain([message(ChatRole::User, &prompt)]);
                 Input::Chat(Chat {
                     messages: messages.collect(),
                 })
@@ -61,8 +62,8 @@ mod tests {
         let Some(Input::Chat(chat)) = parsed(&["hi", "--system", "be brief"]).input else {
             panic!("chat");
         };
-        let roles: Vec<_> = chat.messages.iter().map(|m| m.role.as_str()).collect();
-        assert_eq!(roles, ["system", "user"]);
+        let roles: Vec<_> = chat.messages.iter().map(|m| m.role()).collect();
+        assert_eq!(roles, [ChatRole::System, ChatRole::User]);
         let raw = parsed(&["hi", "--raw"]).input;
         assert_eq!(raw, Some(Input::RawText("hi".into())));
         let ids = parsed(&["--tokens", "1,2,3"]).input;

@@ -31,7 +31,6 @@ use super::{
 use crate::{
     cli::{Compress, Decompress, FollowArgs, Jobs, JobsCommand, Verify},
     connection::DaemonConnection,
-    json,
     output::{Failure, ProgressLine, StandardOutput, dim, say},
     text::sanitise_line,
 };
@@ -260,8 +259,8 @@ pub(super) fn row(job: &Job) -> String {
     let mut row = format!(
         "{:>5}  {:<10} {:<9} {:>6} {:>12}  {}",
         job.job_id,
-        json::word(job.kind()),
-        json::word(job.state()),
+        job.kind(),
+        job.state(),
         share(job),
         units::duration_ms(job.elapsed_ms),
         files(job),
@@ -450,7 +449,7 @@ impl JobDisplay {
         let mut line = format!(
             "job {}: {} {}, {} of the daemon's threads",
             job.job_id,
-            json::word(job.kind()),
+            job.kind(),
             sanitise_line(&files(job)),
             job.threads
         );

@@ -15,7 +15,7 @@ use super::{jobs, load::absolute, offline};
 use crate::{
     cli::{Inspect, Remove},
     connection::DaemonConnection,
-    json,
+    formats,
     output::{Failure, StandardOutput},
     text::sanitise_line,
 };
@@ -175,13 +175,12 @@ fn as_json(facts: &InspectModelResponse) -> Value {
 fn lines(facts: &InspectModelResponse) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(model) = &facts.model {
-        lines.push(format!("{} ({})", model.name, json::word(model.state())));
+        lines.push(format!("{} ({})", model.name, model.state()));
         if !model.path.is_empty() {
             lines.push(format!("  {:<16} {}", "path", model.path));
         }
         if model.disk_bytes > 0 {
-            let size = units::bytes(model.disk_bytes);
-            lines.push(format!("  {:<16} {size} of {}", "files", model.file_format));
+            lines.push(format!("  {:<16} {}", "files", formats::files(model)));
         }
     }
     for fact in &facts.facts {
@@ -217,7 +216,7 @@ fn lines(facts: &InspectModelResponse) -> Vec<String> {
         };
         lines.push(format!(
             "  {:<16} {:>8}, of it weights {:>8}; {fits}",
-            level.level,
+            level.level(),
             units::bytes(level.peak_bytes),
             units::bytes(level.weight_bytes)
         ));

@@ -8,7 +8,8 @@ use std::{
 use futures_util::StreamExt;
 use serde_json::json;
 use sluice_proto::v1::{
-    CancelLoadRequest, LoadModelRequest, LoadModelResponse, Model, Plan, load_model_response::Kind,
+    self, CancelLoadRequest, LoadModelRequest, LoadModelResponse, Model, Plan,
+    load_model_response::Kind,
 };
 use sluice_report::progress::advance;
 use sluice_shared::units;
@@ -63,7 +64,10 @@ pub(super) fn request(
         name,
         path,
         make_default,
-        level: wish.level.map(|level| level.name().to_owned()),
+        level: wish
+            .level
+            .map_or(v1::Level::Unspecified, v1::Level::from)
+            .into(),
         budget_bytes: wish.budget.and_then(Budget::bytes),
         default_budget: wish.budget == Some(Budget::Default),
     }
@@ -197,7 +201,7 @@ fn unconfirmed() -> Failure {
 fn prediction(plan: &Plan) -> String {
     format!(
         "plan: level {}, peak {} of {}, a pass {}, streamed {}",
-        plan.level,
+        plan.level(),
         units::bytes(plan.peak_bytes),
         units::bytes(plan.budget_bytes),
         plans::pass_time(plan),
@@ -230,7 +234,7 @@ mod tests {
     #[test]
     fn the_plan_of_a_load_fits_a_line() {
         let plan = Plan {
-            level: "moderate".into(),
+            level: v1::Level::Moderate.into(),
             budget_bytes: 4 << 30,
             peak_bytes: 3 << 30,
             pass_ms: Some(620.0),

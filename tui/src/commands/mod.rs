@@ -265,7 +265,7 @@ fn usage(message: &str) -> Failure {
 }
 
 /// One turn of a conversation.
-fn message(role: &str, content: &str) -> v1::ChatMessage {
+fn message(role: v1::ChatRole, content: &str) -> v1::ChatMessage {
     v1::ChatMessage {
         role: role.into(),
         content: content.into(),

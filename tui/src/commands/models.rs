@@ -5,7 +5,7 @@ use sluice_shared::units;
 
 use crate::{
     connection::DaemonConnection,
-    json,
+    formats,
     output::{Failure, StandardOutput},
     text::{self, sanitise_line},
 };
@@ -76,7 +76,7 @@ fn converted_weights(list: &ListModelsResponse) -> Vec<String> {
         format!(
             "  {:<width$}  {:<10}  {:>8}{}",
             kept.model,
-            kept.level,
+            kept.level(),
             units::bytes(kept.bytes),
             if kept.is_in_use { "  in use" } else { "" }
         )
@@ -98,10 +98,7 @@ fn row(model: &Model, width: usize) -> String {
         (0, None, _) => "?".to_owned(),
         (bytes, ..) => units::bytes(bytes),
     };
-    let format = match (model.file_format.as_str(), shape) {
-        ("", Some(shape)) => shape.formats.join(" + "),
-        (format, _) => format.to_owned(),
-    };
+    let format = formats::file_format(model).unwrap_or_default();
     let mut line = format!(
         "{} {:<width$}  {:<9}  {:<8}  {:>14}  {size:>8}  {format:<11}  {}",
         if model.is_default { '*' } else { ' ' },
@@ -132,7 +129,7 @@ fn state(model: &Model) -> String {
         ModelState::Ready => "loaded".to_owned(),
         ModelState::Available if model.is_demonstration => "built in".to_owned(),
         ModelState::Available => "on disk".to_owned(),
-        _ => json::word(model.state()),
+        _ => model.state().to_string(),
     }
 }
 
@@ -148,13 +145,13 @@ fn origin(model: &Model) -> String {
 
 /// A model in one line.
 pub(crate) fn describe(model: &Model) -> String {
-    let mut line = format!("{} ({})", model.name, json::word(model.state()));
+    let mut line = format!("{} ({})", model.name, model.state());
     if let Some(shape) = &model.shape {
         line += &format!(
             ": {}, {} parameters, {}, {} layers, hidden size {}, context {}",
             shape.family,
             units::count(shape.parameters),
-            shape.formats.join(" + "),
+            formats::weight_formats(shape),
             shape.layers,
             shape.hidden_size,
             units::count(shape.context_length.into()),
@@ -164,11 +161,7 @@ pub(crate) fn describe(model: &Model) -> String {
         }
     }
     if model.shape.is_none() && model.disk_bytes > 0 {
-        line += &format!(
-            ": {} of {}",
-            units::bytes(model.disk_bytes),
-            model.file_format
-        );
+        line += &format!(": {}", formats::files(model));
     }
     if model.state() == ModelState::Loading
         && let Some(progress) = &model.progress

@@ -10,7 +10,6 @@ use super::{library, load, present, requests};
 use crate::{
     cli::Stop,
     connection::DaemonConnection,
-    json,
     output::{Failure, StandardOutput},
     text::{self, sanitise_line},
 };
@@ -40,10 +39,10 @@ fn to_json(snapshot: &Snapshot) -> serde_json::Value {
             json!({
                 "name": model.name,
                 "path": model.path,
-                "state": json::word(model.state()),
-                "device": device.map(|device| &device.kind),
+                "state": model.state(),
+                "device": device.map(|device| device.kind()),
                 "device_bytes": device.map(|device| device.used_bytes),
-                "level": snapshot.plan.as_ref().map(|plan| &plan.level),
+                "level": snapshot.plan.as_ref().map(|plan| plan.level()),
                 "budget_bytes": snapshot.plan.as_ref().map(|plan| plan.budget_bytes),
             })
         })
@@ -59,7 +58,7 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
     let held = device.map_or_else(|| "?".to_owned(), |device| units::bytes(device.used_bytes));
     let state = match model.state() {
         ModelState::Ready => "loaded".to_owned(),
-        state => json::word(state),
+        state => state.to_string(),
     };
     let work = snapshot.queue.as_ref().map_or_else(String::new, |queue| {
         match (queue.running, queue.waiting) {
@@ -78,9 +77,9 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
             "{:<width$}  {:<8}  {:<6}  {:>9}  {:<10}  {}",
             model.name,
             state,
-            device.map_or("?", |device| &device.kind),
+            device.map_or_else(|| "?".to_owned(), |device| device.kind().to_string()),
             held,
-            plan.map_or("-", |plan| &plan.level),
+            plan.map_or_else(|| "-".to_owned(), |plan| plan.level().to_string()),
             work,
         ),
     ];
@@ -130,7 +129,7 @@ fn check_named(models: &[Model], name: &Path) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::{DeviceStatus, Plan, QueueStatus, RequestSummary};
+    use sluice_proto::v1::{DeviceKind, DeviceStatus, Level, Plan, QueueStatus, RequestSummary};
 
     use super::*;
 
@@ -143,12 +142,12 @@ mod tests {
                 ..Default::default()
             }),
             device: Some(DeviceStatus {
-                kind: "cpu".into(),
+                kind: DeviceKind::Cpu.into(),
                 used_bytes: 3 << 30,
                 ..Default::default()
             }),
             plan: Some(Plan {
-                level: "standard".into(),
+                level: Level::Standard.into(),
                 ..Default::default()
             }),
             queue: Some(QueueStatus {

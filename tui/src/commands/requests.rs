@@ -7,7 +7,6 @@ use sluice_shared::units;
 use crate::{
     cli::Cancel,
     connection::DaemonConnection,
-    json,
     output::{Failure, StandardOutput},
     text::sanitise_line,
 };
@@ -58,8 +57,8 @@ pub(super) fn row(request: &RequestSummary) -> String {
     let mut row = format!(
         "{:>5}  {:<9} {:<10} {:>9} {:>7} {:>9}",
         request.request_id,
-        json::word(request.kind()),
-        json::word(request.state()),
+        request.kind(),
+        request.state(),
         format!("{}/{}", request.blocks_done, request.blocks),
         request.passes,
         units::duration_ms(ms),

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use sluice_proto::v1::{self, GenerateRequest, generate_request::Input};
+use sluice_proto::v1::{self, ChatRole, GenerateRequest, generate_request::Input};
 
 use super::{
     background, chat, follow,
@@ -54,8 +54,10 @@ pub(super) async fn run(
             Ok(())
         }
         Some(words) => {
-            let system = system.as_deref().map(|text| message("system", text));
-            let messages = system.into_iter().chain([message("user", &words)]);
+            let system = system
+                .as_deref()
+                .map(|text| message(ChatRole::System, text));
+            let messages = system.into_iter().chain([message(ChatRole::User, &words)]);
             let mut request = GenerateRequest {
                 input: Some(Input::Chat(v1::Chat {
                     messages: messages.collect(),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use futures_util::StreamExt;
 use sluice_proto::v1::{
-    Chat, ScoreRequest, ScoreResult, TokenIds,
+    Chat, ChatRole, ScoreRequest, ScoreResult, TokenIds,
     score_request::{Answer, Prompt},
     score_response::Kind,
 };
@@ -86,7 +86,7 @@ fn request(arguments: Score) -> Result<ScoreRequest, Failure> {
         Some(ids) => Prompt::Tokens(TokenIds { ids }),
         None if arguments.raw => Prompt::RawText(next()?),
         None => Prompt::Chat(Chat {
-            messages: vec![message("user", &next()?)],
+            messages: vec![message(ChatRole::User, &next()?)],
         }),
     };
     let answer = match arguments.answer_tokens {

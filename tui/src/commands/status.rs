@@ -1,8 +1,8 @@
 //! `sluice status`: one snapshot in words.
 
 use sluice_proto::v1::{
-    DeviceStatus, GpuStatus, GpuUnavailable, HostStatus, LevelSubstitution, PassStatistics, Plan,
-    SettingsStatus, Snapshot,
+    DeviceStatus, GpuStatus, GpuUnavailable, HostStatus, PassStatistics, Plan, SettingsStatus,
+    Snapshot,
 };
 use sluice_report::plan::memory_label;
 use sluice_shared::units;
@@ -10,7 +10,7 @@ use sluice_shared::units;
 use super::models::describe;
 use crate::{
     connection::DaemonConnection,
-    gpu, json,
+    gpu,
     output::{Failure, StandardOutput},
     plans,
 };
@@ -40,7 +40,7 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
             format!(
                 "sluiced {}, {}, pid {}, up {}, {}",
                 server.version,
-                json::word(server.state()).replace('_', " "),
+                server.state().to_string().replace('_', " "),
                 server.process_id,
                 units::duration_ms(server.uptime_ms as f64),
                 server.socket_path,
@@ -58,7 +58,7 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
                 "",
                 format!(
                     "{:<12} {:>10}, at most {}",
-                    memory_label(&kind.kind),
+                    memory_label(kind.kind()),
                     units::bytes(kind.bytes),
                     units::bytes(kind.peak_bytes)
                 ),
@@ -109,7 +109,7 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
 }
 
 fn device_line(device: &DeviceStatus) -> String {
-    let mut line = device.kind.clone();
+    let mut line = device.kind().to_string();
     if !device.name.is_empty() {
         line += &format!(" ({})", device.name);
     }
@@ -206,22 +206,18 @@ const NOT_MEASURED: &str = "not measured yet";
 /// The level that was asked for and, where that left a choice, the one it came to.
 fn level(settings: &SettingsStatus, plan: Option<&Plan>) -> String {
     let Some(plan) = plan else {
-        return settings.level.clone();
+        return settings.level().to_string();
     };
-    let mut words = plan.level.clone();
+    let mut words = plan.level().to_string();
     if settings.level != plan.level {
-        words += &format!(", by {}", settings.level);
+        words += &format!(", by {}", settings.level());
     }
     if !plan.is_lossless {
         words += ", not lossless";
     }
-    if let Some(LevelSubstitution {
-        requested: asked,
-        reason,
-        ..
-    }) = &settings.substitution
-    {
-        words += &format!(", instead of {asked}: {reason}");
+    if let Some(substitution) = &settings.substitution {
+        let requested = substitution.requested();
+        words += &format!(", instead of {requested}: {}", substitution.reason);
     }
     words
 }
@@ -282,7 +278,7 @@ fn host_line(host: Option<&HostStatus>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::{StagingBuffers, SwitchTarget, WeightSwitch};
+    use sluice_proto::v1::{DeviceKind, Dtype, Level, StagingBuffers, SwitchTarget, WeightSwitch};
 
     use super::*;
 
@@ -301,7 +297,7 @@ mod tests {
     fn streaming() -> Snapshot {
         Snapshot {
             plan: Some(Plan {
-                level: "moderate".into(),
+                level: Level::Moderate.into(),
                 peak_bytes: 4 << 30,
                 pass_ms: Some(1800.0),
                 canvas: 256,
@@ -314,7 +310,7 @@ mod tests {
                 ..Default::default()
             }),
             settings: Some(SettingsStatus {
-                level: "auto".into(),
+                level: Level::Auto.into(),
                 budget_bytes: 4 << 30,
                 is_default_budget: true,
                 ..Default::default()
@@ -324,7 +320,7 @@ mod tests {
                 total_steps: 9,
             }),
             switch_target: Some(SwitchTarget {
-                level: "aggressive".into(),
+                level: Level::Aggressive.into(),
                 budget_bytes: 4 << 30,
             }),
             passes: Some(measured()),
@@ -362,7 +358,7 @@ mod tests {
             total_steps: 9,
         });
         snapshot.switch_target = Some(SwitchTarget {
-            level: "moderate".into(),
+            level: Level::Moderate.into(),
             budget_bytes: 6 << 30,
         });
         assert_eq!(
@@ -396,7 +392,7 @@ mod tests {
     #[test]
     fn a_card_tells_what_it_is_and_how_it_does() {
         let gpu = GpuStatus {
-            compute_dtype: "bf16".into(),
+            compute_dtype: Dtype::Bf16.into(),
             compute_capability: "8.6".into(),
             pci_bus_id: "0000:01:00.0".into(),
             driver_version: Some("570.00".into()),
@@ -416,7 +412,7 @@ mod tests {
             ..Default::default()
         };
         let device = DeviceStatus {
-            kind: "cuda".into(),
+            kind: DeviceKind::Cuda.into(),
             name: "NVIDIA GeForce RTX 3060".into(),
             threads: 8,
             used_bytes: 1 << 30,
@@ -442,7 +438,7 @@ mod tests {
     #[test]
     fn what_nobody_tells_of_a_card_is_unknown() {
         let gpu = GpuStatus {
-            compute_dtype: "f16".into(),
+            compute_dtype: Dtype::F16.into(),
             compute_capability: "7.5".into(),
             pci_bus_id: "0000:01:00.0".into(),
             cuda_version: "12.0".into(),
@@ -467,7 +463,7 @@ mod tests {
     #[test]
     fn a_card_that_can_not_be_used_is_said_with_what_to_do() {
         let device = DeviceStatus {
-            kind: "cpu".into(),
+            kind: DeviceKind::Cpu.into(),
             gpu_unavailable: Some(GpuUnavailable {
                 reason: "NVIDIA's driver finds no GPU".into(),
                 hint: "see that `nvidia-smi` lists the GPU".into(),

@@ -7,8 +7,8 @@ mod turn;
 use std::ops::Range;
 
 use sluice_proto::v1::{
-    self, ChatMessage, FinishReason, GenerateRequest, GenerationDone, GenerationStarted, TextEdit,
-    generate_request::Input,
+    self, ChatMessage, ChatRole, FinishReason, GenerateRequest, GenerationDone, GenerationStarted,
+    TextEdit, generate_request::Input,
 };
 
 use crate::text::sanitise_line;
@@ -275,7 +275,7 @@ impl Chat {
         let nothing = Conversation::default();
         let conversation = conversation.unwrap_or(&nothing);
         let mut messages = conversation.messages(system, turns);
-        messages.push(message("user", &waiting.prompt));
+        messages.push(message(ChatRole::User, &waiting.prompt));
         let prompt = waiting.prompt.clone();
         self.expect(serial, number, AnswerTarget::Answer { prompt });
         of_chat(messages)
@@ -462,11 +462,11 @@ impl Conversation {
 
     /// The first turns as they are sent, behind instructions.
     fn messages(&self, system: Option<&str>, turns: usize) -> Vec<ChatMessage> {
-        let system = system.map(|text| message("system", text));
+        let system = system.map(|text| message(ChatRole::System, text));
         let turns = self.turns.iter().take(turns).map(|turn| {
             let role = match turn.speaker {
-                Speaker::User => "user",
-                Speaker::Assistant => "assistant",
+                Speaker::User => ChatRole::User,
+                Speaker::Assistant => ChatRole::Assistant,
             };
             message(role, &turn.text)
         });
@@ -491,9 +491,9 @@ impl Conversation {
     }
 }
 
-fn message(role: &str, content: &str) -> ChatMessage {
+fn message(role: ChatRole, content: &str) -> ChatMessage {
     ChatMessage {
-        role: role.to_owned(),
+        role: role.into(),
         content: content.to_owned(),
     }
 }

@@ -15,7 +15,6 @@ use sluice_shared::bandwidth::Bandwidth;
 pub use work::{ProgressUnit, Work, WorkProgress, WorkTask};
 
 use super::state::{DashboardState, is_started_anew};
-use crate::json;
 
 /// Work that ended and is still listed.
 pub const ENDED_MAX: usize = 32;
@@ -393,7 +392,7 @@ impl DashboardState {
         let models = self.jobs.models.iter().flatten();
         models
             .filter(|model| {
-                let state = json::word(model.state());
+                let state = model.state().to_string();
                 let words = format!("{} {} {state}", model.name, model.family);
                 words.to_lowercase().contains(&wanted)
             })

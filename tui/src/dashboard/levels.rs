@@ -105,7 +105,7 @@ impl LevelFidelity {
         Some(Self {
             model,
             parameters,
-            level: result.level.parse().ok()?,
+            level: result.level().checked()?,
             mean_kl_nats: result.mean_kl_nats,
             top_agreement: result.top_agreement,
             rows: result.rows,
@@ -167,7 +167,7 @@ impl DashboardState {
     /// The level that is in force, as it was asked for.
     #[must_use]
     pub fn level_in_force(&self) -> Option<Level> {
-        self.snapshot()?.settings.as_ref()?.level.parse().ok()
+        self.snapshot()?.settings.as_ref()?.level().checked()
     }
 
     /// What was measured of a level of the present model; at `auto`, of the level that it comes to.
@@ -192,7 +192,7 @@ impl DashboardState {
     /// The level that one comes to; `None` where that isn't known.
     pub(super) fn comes_to(&self, level: Level) -> Option<Level> {
         match level {
-            Level::Auto => self.levels.plan(level)?.level.parse().ok(),
+            Level::Auto => self.levels.plan(level)?.level().checked(),
             level => Some(level),
         }
     }
@@ -260,9 +260,9 @@ fn in_force(snapshot: Option<&Snapshot>) -> String {
     };
     let level = match plan {
         Some(plan) if plan.level != settings.level => {
-            format!("{} by {}", plan.level, settings.level)
+            format!("{} by {}", plan.level(), settings.level())
         }
-        _ => settings.level.clone(),
+        _ => settings.level().to_string(),
     };
     let budget = units::bytes(settings.budget_bytes);
     format!("{level}, budget {budget}")

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, sync::LazyLock};
 
 use clap::{CommandFactory, Parser};
-use sluice_proto::v1::{GenerateRequest, ModelShape, Snapshot};
+use sluice_proto::v1::{GenerateRequest, ModelKind, ModelShape, Snapshot};
 use sluice_shared::{
     decoding::{CanvasGrowth, DecodingError, KvCacheReuse, Speculation},
     level::Level,
@@ -269,12 +269,11 @@ fn in_a_line(error: &str) -> String {
 /// Why the loaded model takes no such setting.
 #[must_use]
 pub fn unfit(field: &OptionField, shape: Option<&ModelShape>) -> Option<&'static str> {
-    let is_autoregressive = shape?.mask_token_id.is_none();
-    match is_autoregressive {
-        true if ONLY_MASKED_DIFFUSION.contains(&field.name) => {
+    match shape?.kind() {
+        ModelKind::Autoregressive if ONLY_MASKED_DIFFUSION.contains(&field.name) => {
             Some("the loaded model is autoregressive: it decodes one token per pass")
         }
-        false if field.help.starts_with(ONLY_AUTOREGRESSIVE) => Some(
+        ModelKind::MaskedDiffusion if field.help.starts_with(ONLY_AUTOREGRESSIVE) => Some(
             "only autoregressive models support it; the loaded model is a masked diffusion model",
         ),
         _ => None,
@@ -312,7 +311,7 @@ pub fn advice(field: &OptionField, value: &str, snapshot: Option<&Snapshot>) -> 
         lines.push(format!("separate several with \"{BETWEEN}\""));
     }
     let plan = snapshot.and_then(|snapshot| snapshot.plan.as_ref());
-    let level = plan.and_then(|plan| plan.level.parse::<Level>().ok());
+    let level = plan.and_then(|plan| plan.level().checked());
     let limits = level.and_then(Level::advised_limits);
     let limit = limits.and_then(|limits| match field.name {
         "length" => Some(limits.length),
@@ -434,9 +433,12 @@ mod tests {
 
     #[test]
     fn fields_that_the_model_refuses_say_why() {
-        let causal = ModelShape::default();
+        let causal = ModelShape {
+            kind: ModelKind::Autoregressive.into(),
+            ..Default::default()
+        };
         let masked = ModelShape {
-            mask_token_id: Some(3),
+            kind: ModelKind::MaskedDiffusion.into(),
             ..Default::default()
         };
         assert!(unfit(field("policy"), Some(&causal)).is_some());
@@ -444,13 +446,17 @@ mod tests {
         assert!(unfit(field("top-k"), Some(&masked)).is_some());
         assert!(unfit(field("policy"), Some(&masked)).is_none());
         assert!(unfit(field("policy"), None).is_none());
+        let unknown = ModelShape::default();
+        for name in ["policy", "top-k"] {
+            assert!(unfit(field(name), Some(&unknown)).is_none(), "{name}");
+        }
     }
 
     #[test]
     fn advice_knows_the_level_the_context_and_the_pass() {
         let snapshot = Snapshot {
             plan: Some(Plan {
-                level: "aggressive".into(),
+                level: sluice_proto::v1::Level::Aggressive.into(),
                 pass_ms: Some(500.0),
                 ..Default::default()
             }),

@@ -10,7 +10,7 @@ use sluice_proto::v1::{
 };
 
 use super::{event::Effect, keys::Page, pages, state::DashboardState};
-use crate::{canvas::Canvas, json, record::Recording};
+use crate::{canvas::Canvas, record::Recording};
 
 /// Requests of ours that wait or run at once: more than the daemon batches, fewer than it lets wait.
 pub const OWN_MAX: usize = 8;
@@ -378,7 +378,7 @@ impl DashboardState {
         if self.page == Page::Overview && !self.filter.value().is_empty() {
             let wanted = self.filter.value().to_lowercase();
             rows.retain(|row| {
-                let state = json::word(row.state());
+                let state = row.state().to_string();
                 let name = self.requests.name(row.request_id);
                 let words = format!("{name} {state} {}", row.error);
                 words.to_lowercase().contains(&wanted)

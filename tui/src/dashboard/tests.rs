@@ -12,11 +12,12 @@ mod screens;
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::{Terminal, backend::TestBackend};
 use sluice_proto::v1::{
-    CanvasToken, CommitPolicy, DaemonState, DaemonStatus, DeviceStatus, FinishReason,
-    GenerationBlock, GenerationDone, GenerationPass, GenerationQueued, GenerationStarted,
-    GpuStatus, HostStatus, LayerStatus, MemoryUse, Model, ModelShape, ModelState, PassPhases,
-    PassStatistics, Plan, PlannedMemory, QueueStatus, RequestKind, RequestState, RequestSummary,
-    RequestTotals, SettingsStatus, Snapshot, TokenState, WeightGroupStatus,
+    self, CanvasToken, CommitPolicy, Compression, DaemonState, DaemonStatus, DeviceKind,
+    DeviceStatus, Dtype, FinishReason, GenerationBlock, GenerationDone, GenerationPass,
+    GenerationQueued, GenerationStarted, GpuStatus, HostStatus, LayerStatus, MemoryKind, MemoryUse,
+    Model, ModelKind, ModelShape, ModelState, PassPhases, PassStatistics, Plan, PlannedMemory,
+    QueueStatus, RequestKind, RequestState, RequestSummary, RequestTotals, SettingsStatus,
+    Snapshot, Tier, TokenState, WeightFormat, WeightGroupKind, WeightGroupStatus,
     generation_event::Event as WireEvent,
 };
 use sluice_shared::level::Level;
@@ -73,7 +74,7 @@ fn snapshot(requests: Vec<RequestSummary>) -> Event {
         .filter(|row| row.state() == RequestState::Running)
         .count() as u32;
     let gib = 1 << 30;
-    let kind = |kind: &str, bytes| MemoryUse {
+    let kind = |kind: MemoryKind, bytes| MemoryUse {
         kind: kind.into(),
         bytes,
         peak_bytes: bytes,
@@ -88,13 +89,13 @@ fn snapshot(requests: Vec<RequestSummary>) -> Event {
             socket_path: "/run/sluice/sluice.sock".into(),
         }),
         device: Some(DeviceStatus {
-            kind: "cpu".into(),
+            kind: DeviceKind::Cpu.into(),
             name: "a processor".into(),
             threads: 8,
             memory: vec![
-                kind("weights", 900 << 20),
-                kind("activations", 60 << 20),
-                kind("logits", 40 << 20),
+                kind(MemoryKind::Weights, 900 << 20),
+                kind(MemoryKind::Activations, 60 << 20),
+                kind(MemoryKind::Logits, 40 << 20),
             ],
             used_bytes: 1000 << 20,
             peak_bytes: 1200 << 20,
@@ -112,7 +113,8 @@ fn snapshot(requests: Vec<RequestSummary>) -> Event {
             is_demonstration: true,
             shape: Some(ModelShape {
                 parameters: 12_345_678,
-                formats: vec!["bf16".into()],
+                formats: vec![Dtype::Bf16.into()],
+                kind: ModelKind::Autoregressive.into(),
                 ..Default::default()
             }),
             ..Default::default()
@@ -125,11 +127,11 @@ fn snapshot(requests: Vec<RequestSummary>) -> Event {
         requests,
         plan: Some(plan(Level::Standard)),
         settings: Some(SettingsStatus {
-            level: "standard".into(),
+            level: v1::Level::Standard.into(),
             budget_bytes: 4 * gib,
             is_default_budget: true,
             loaded_with: Some(Box::new(SettingsStatus {
-                level: "standard".into(),
+                level: v1::Level::Standard.into(),
                 budget_bytes: 4 * gib,
                 ..Default::default()
             })),
@@ -155,36 +157,43 @@ fn snapshot(requests: Vec<RequestSummary>) -> Event {
 
 /// Six layers between embedding and head: two on the device, two streamed from the host, one of them in flight, two from disk.
 fn layers() -> Vec<LayerStatus> {
-    let unit = |kind: &str, tier: &str, format: &str, is_in_flight| WeightGroupStatus {
+    use WeightGroupKind::{Attention, Down, Embedding, GateUp, LmHead};
+
+    let unit = |kind: WeightGroupKind, tier: Tier, format, is_in_flight| WeightGroupStatus {
         kind: kind.into(),
         tier: tier.into(),
-        format: format.into(),
+        format: Some(format),
         bytes: 24 << 20,
         is_in_flight,
     };
+    let bf16 = WeightFormat::from(Dtype::Bf16);
+    let huffman = WeightFormat {
+        compression: Compression::Huffman.into(),
+        ..bf16
+    };
     let mut layers = vec![LayerStatus {
         name: "embedding".into(),
-        groups: vec![unit("embedding", "host", "bf16", false)],
+        groups: vec![unit(Embedding, Tier::Host, bf16, false)],
     }];
     for (layer, tier, format) in [
-        (0, "device", "bf16"),
-        (1, "device", "q8_0"),
-        (2, "host", "q8_0"),
-        (3, "host", "q8_0"),
-        (4, "disk", "q4_k"),
-        (5, "disk", "huffman"),
+        (0, Tier::Device, bf16),
+        (1, Tier::Device, Dtype::Q80.into()),
+        (2, Tier::Host, Dtype::Q80.into()),
+        (3, Tier::Host, Dtype::Q80.into()),
+        (4, Tier::Disk, Dtype::Q4K.into()),
+        (5, Tier::Disk, huffman),
     ] {
-        let parts = ["attention", "gate-up", "down"];
+        let parts = [Attention, GateUp, Down];
         layers.push(LayerStatus {
             name: layer.to_string(),
             groups: parts
-                .map(|kind| unit(kind, tier, format, layer == 3 && kind == "down"))
+                .map(|kind| unit(kind, tier, format, layer == 3 && kind == Down))
                 .into(),
         });
     }
     layers.push(LayerStatus {
-        name: "head".into(),
-        groups: vec![unit("lm_head", "device", "bf16", false)],
+        name: "lm_head".into(),
+        groups: vec![unit(LmHead, Tier::Device, bf16, false)],
     });
     layers
 }
@@ -194,7 +203,7 @@ fn plan(level: Level) -> Plan {
     let smaller = index.expect("one of all") as u64;
     let peak_bytes = (1200 << 20) / (smaller + 1);
     Plan {
-        level: level.name().into(),
+        level: v1::Level::from(level).into(),
         budget_bytes: 4 << 30,
         peak_bytes,
         pass_ms: Some(1_800.0 / (smaller + 1) as f64),
@@ -210,9 +219,9 @@ fn plan(level: Level) -> Plan {
             _ => String::new(),
         },
         memory: [
-            ("weights", 880 << 20),
-            ("activations", 64 << 20),
-            ("logits", 40 << 20),
+            (MemoryKind::Weights, 880 << 20),
+            (MemoryKind::Activations, 64 << 20),
+            (MemoryKind::Logits, 40 << 20),
         ]
         .map(|(kind, bytes)| PlannedMemory {
             kind: kind.into(),
@@ -231,29 +240,29 @@ fn on_card(change: impl FnOnce(&mut DeviceStatus)) -> DashboardState {
         unreachable!("that is what it is");
     };
     let device = snapshot.device.as_mut().expect("was set");
-    let kind = |kind: &str, bytes| MemoryUse {
+    let kind = |kind: MemoryKind, bytes| MemoryUse {
         kind: kind.into(),
         bytes,
         peak_bytes: bytes,
     };
     *device = DeviceStatus {
-        kind: "cuda".into(),
+        kind: DeviceKind::Cuda.into(),
         name: "NVIDIA GeForce RTX 3060 Laptop GPU".into(),
         threads: 8,
         memory: vec![
-            kind("context", 180 << 20),
-            kind("weights", 900 << 20),
-            kind("staging_buffers", 0),
-            kind("activations", 60 << 20),
-            kind("logits", 0),
-            kind("scratch", 40 << 20),
+            kind(MemoryKind::Context, 180 << 20),
+            kind(MemoryKind::Weights, 900 << 20),
+            kind(MemoryKind::StagingBuffers, 0),
+            kind(MemoryKind::Activations, 60 << 20),
+            kind(MemoryKind::Logits, 0),
+            kind(MemoryKind::Scratch, 40 << 20),
         ],
         used_bytes: 1180 << 20,
         peak_bytes: 1200 << 20,
         total_bytes: Some(6 << 30),
         free_bytes: Some(3 << 30),
         gpu: Some(GpuStatus {
-            compute_dtype: "bf16".into(),
+            compute_dtype: Dtype::Bf16.into(),
             compute_capability: "8.6".into(),
             pci_bus_id: "0000:01:00.0".into(),
             driver_version: Some("570.00".into()),
@@ -364,7 +373,7 @@ fn generating(request_id: u64) -> Vec<WireEvent> {
             prompt_text: b"a prompt".to_vec(),
             is_exact: true,
             seed: 42,
-            level: "standard".into(),
+            level: v1::Level::Standard.into(),
             dial: "exact".into(),
             policy: Some(CommitPolicy {
                 name: "reference".into(),

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     canvas::wrap_text,
-    json,
+    formats,
     output::START_HINT,
     paint::{Paint, Role},
     text::{clip, sanitise_line, width},
@@ -392,7 +392,7 @@ fn server(snapshot: Option<&Snapshot>) -> String {
     format!(
         " · sluiced {} {} · up {}",
         server.version,
-        json::word(server.state()).replace('_', " "),
+        server.state().to_string().replace('_', " "),
         units::duration_ms(server.uptime_ms as f64)
     )
 }
@@ -405,7 +405,7 @@ fn model_words(model: &Model) -> (String, Role) {
         words += &format!(
             " · {} parameters · {}",
             units::count(shape.parameters),
-            shape.formats.join(" + ")
+            formats::weight_formats(shape)
         );
     }
     if model.is_demonstration {

@@ -235,7 +235,7 @@ mod tests {
     use sluice_proto::v1::{
         CanvasToken, CommitPolicy, FinishReason, GenerationBlock, GenerationDone,
         GenerationLoading, GenerationNotice, GenerationPass, GenerationQueued, GenerationStarted,
-        PassPhases, ResolvedSetting, TokenState, WeightSwitch,
+        Level, PassPhases, ResolvedSetting, TokenState, WeightSwitch,
     };
 
     use super::*;
@@ -315,7 +315,7 @@ mod tests {
                 pinned: vec![token.clone()],
                 is_exact: true,
                 prompt_text: b"hi".to_vec(),
-                level: "off".into(),
+                level: Level::Off.into(),
                 warnings: vec!["slow".into()],
                 estimated_ms: Some(1.5),
                 dial: "exact".into(),
@@ -355,7 +355,7 @@ mod tests {
                     done_steps: 1,
                     total_steps: 2,
                 }),
-                level: "moderate".into(),
+                level: Level::Moderate.into(),
                 batch_requests: 2,
                 phases: Some(phases),
             }),

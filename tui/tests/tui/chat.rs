@@ -38,7 +38,7 @@ fn asked(fake: &FakeDaemon) -> Vec<String> {
     };
     let messages = chat.messages.iter();
     messages
-        .map(|message| format!("{}: {}", message.role, message.content))
+        .map(|message| format!("{}: {}", message.role(), message.content))
         .collect()
 }
 

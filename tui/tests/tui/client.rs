@@ -4,8 +4,8 @@ use std::io::Read;
 
 use fake_daemon::{FakeDaemon, ScriptStep, generation_events};
 use sluice_proto::v1::{
-    CanvasToken, DecodingPreset, GenerationDone, GenerationNotice, GenerationPass,
-    GenerationQueued, GenerationStarted, PassPhases, TokenState, generate_request::Input,
+    CanvasToken, ChatRole, DecodingPreset, GenerationDone, GenerationNotice, GenerationPass,
+    GenerationQueued, GenerationStarted, Level, PassPhases, TokenState, generate_request::Input,
     generation_event::Event,
 };
 use testkit::eventually;
@@ -72,9 +72,12 @@ fn the_prompt_and_its_system_message_arrive_as_a_conversation() {
     let turns: Vec<_> = chat
         .messages
         .iter()
-        .map(|m| (&*m.role, &*m.content))
+        .map(|m| (m.role(), &*m.content))
         .collect();
-    assert_eq!(turns, [("system", "be brief"), ("user", "héllo")]);
+    assert_eq!(
+        turns,
+        [(ChatRole::System, "be brief"), (ChatRole::User, "héllo")]
+    );
     assert_eq!(seen.generate[0].seed, Some(3));
 }
 
@@ -401,7 +404,10 @@ fn a_folder_to_load_is_made_absolute_and_a_name_is_left_to_the_daemon() {
     let loaded = &fake.seen.lock().unwrap().loaded;
     assert!(loaded[0].path.starts_with('/') && loaded[0].path.ends_with("some/model"));
     assert_eq!(loaded[1].path, "");
-    assert_eq!((&loaded[1].level, loaded[1].budget_bytes), (&None, None));
+    assert_eq!(
+        (loaded[1].level(), loaded[1].budget_bytes),
+        (Level::Unspecified, None)
+    );
     assert_eq!(
         (loaded[2].path.as_str(), loaded[2].name.as_str()),
         ("", "some/model")

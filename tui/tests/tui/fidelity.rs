@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf};
 
 use fake_daemon::{ChangeScript, FakeDaemon};
 use serde_json::Value;
-use sluice_proto::v1::{MeasureFidelityRequest, measure_fidelity_request::Samples};
+use sluice_proto::v1::{Level, MeasureFidelityRequest, measure_fidelity_request::Samples};
 
 use crate::support::{Client, code, run_with_input, stderr, stdout};
 
@@ -46,14 +46,14 @@ aggressive  0.001250   98.75 %   1.5000   1.6250  3.00 GiB   620 ms
     let asked: Vec<_> = seen
         .measured
         .iter()
-        .map(|request| (request.level.as_deref().unwrap(), request.seed))
+        .map(|request| (request.level(), request.seed))
         .collect();
     assert_eq!(
         asked,
         [
-            ("standard", None),
-            ("moderate", Some(99)),
-            ("aggressive", Some(99))
+            (Level::Standard, None),
+            (Level::Moderate, Some(99)),
+            (Level::Aggressive, Some(99))
         ]
     );
     assert!(
@@ -81,7 +81,10 @@ fn standard_input_is_measured_at_the_level_in_force_and_as_json() {
     assert_eq!(value["pass_ms"], 620.0);
     let seen = fake.seen.lock().unwrap();
     let request = &seen.measured[0];
-    assert_eq!((text(request), &request.level), ("One.\nTwo.", &None));
+    assert_eq!(
+        (text(request), request.level()),
+        ("One.\nTwo.", Level::Unspecified)
+    );
     assert_eq!((request.max_samples, request.seed), (Some(5), Some(1)));
 }
 

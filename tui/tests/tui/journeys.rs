@@ -1,6 +1,7 @@
 //! Journeys through the dashboard on a real terminal: what stands on the screen after keys, clicks, and troubles.
 
 use fake_daemon::{ChangeScript, FakeDaemon, ScriptStep, generation_events, switch_events};
+use sluice_proto::v1::Level;
 use testkit::{eventually, terminal::Journey};
 
 use crate::support::Client;
@@ -91,7 +92,7 @@ fn a_second_escape_cancels_the_own_request() {
 #[test]
 fn the_level_changes_while_a_text_is_written() {
     let change = ChangeScript {
-        apply: switch_events("moderate"),
+        apply: switch_events(Level::Moderate),
         ..Default::default()
     };
     let fake = endless("once upon a time", change);
@@ -105,8 +106,8 @@ fn the_level_changes_while_a_text_is_written() {
     journey.press("y");
     eventually("the change", || {
         let seen = fake.seen.lock().unwrap();
-        let levels = seen.applied.iter().map(|applied| applied.level.as_deref());
-        levels.collect::<Vec<_>>() == [Some("moderate")]
+        let levels = seen.applied.iter().map(|applied| applied.level());
+        levels.collect::<Vec<_>>() == [Level::Moderate]
     });
     journey.press("1");
     expect_open(&journey, PAGES[0]);

@@ -3,7 +3,9 @@
 use std::{os::unix::fs::symlink, path::Path, process::Command};
 
 use fake_daemon::{ChangeScript, FakeDaemon, plan, switch_events};
-use sluice_proto::v1::{LoadProgress, Plan, PlanRequest, load_model_response, plan_request};
+use sluice_proto::v1::{
+    Level, LoadProgress, Plan, PlanRequest, RestoreTarget, load_model_response, plan_request,
+};
 use testkit::eventually;
 
 use crate::support::{Client, code, interrupt, stderr, stdout};
@@ -11,7 +13,7 @@ use crate::support::{Client, code, interrupt, stderr, stdout};
 #[test]
 fn a_load_takes_a_level_and_a_budget_and_tells_its_plan() {
     let change = ChangeScript {
-        load: vec![load_model_response::Kind::Plan(plan("moderate"))],
+        load: vec![load_model_response::Kind::Plan(plan(Level::Moderate))],
         ..Default::default()
     };
     let fake = FakeDaemon::with_changes(vec![], change);
@@ -22,7 +24,7 @@ fn a_load_takes_a_level_and_a_budget_and_tells_its_plan() {
         "plan: level moderate, peak 3.00 GiB of 4.00 GiB, a pass 620 ms, streamed nothing\n"
     );
     let loaded = &fake.seen.lock().unwrap().loaded[0];
-    assert_eq!(loaded.level.as_deref(), Some("moderate"));
+    assert_eq!(loaded.level(), Level::Moderate);
     assert_eq!(loaded.budget_bytes, Some(4 << 30));
 }
 
@@ -70,7 +72,7 @@ fn a_load_for_scripts_is_a_line_an_event() {
 #[test]
 fn an_interrupt_leaves_a_switch_alone_and_says_so() {
     let change = ChangeScript {
-        apply: switch_events("moderate")[..4].to_vec(),
+        apply: switch_events(Level::Moderate)[..4].to_vec(),
         hangs: true,
         ..Default::default()
     };
@@ -91,7 +93,7 @@ fn an_interrupt_leaves_a_switch_alone_and_says_so() {
 #[test]
 fn a_level_is_predicted_then_measured() {
     let change = ChangeScript {
-        apply: switch_events("moderate"),
+        apply: switch_events(Level::Moderate),
         ..Default::default()
     };
     let fake = FakeDaemon::with_changes(vec![], change);
@@ -125,7 +127,7 @@ in force  after 2.3 s, with 2.00 GiB held on the device
     assert_eq!(events[0]["plan"]["pass_ms"], 620.0);
     assert_eq!(events[4]["elapsed_ms"], 2300.0);
     let applied = &fake.seen.lock().unwrap().applied;
-    assert_eq!(applied[0].level.as_deref(), Some("moderate"));
+    assert_eq!(applied[0].level(), Level::Moderate);
     assert_eq!(applied[0].budget_bytes, Some(4 << 30));
     assert_eq!(applied[1].budget_bytes, None);
 }
@@ -133,7 +135,7 @@ in force  after 2.3 s, with 2.00 GiB held on the device
 #[test]
 fn a_budget_and_its_default_and_a_restore_reach_the_daemon() {
     let change = ChangeScript {
-        apply: switch_events("off"),
+        apply: switch_events(Level::Off),
         ..Default::default()
     };
     let fake = FakeDaemon::with_changes(vec![], change);
@@ -151,23 +153,29 @@ fn a_budget_and_its_default_and_a_restore_reach_the_daemon() {
     let asked: Vec<_> = seen
         .applied
         .iter()
-        .map(|request| (&request.level, request.budget_bytes, request.default_budget))
+        .map(|request| {
+            (
+                request.level(),
+                request.budget_bytes,
+                request.default_budget,
+            )
+        })
         .collect();
     assert_eq!(
         asked,
         [
-            (&None, Some(3 << 30), false),
-            (&None, None, true),
-            (&Some("mild".to_owned()), None, true),
+            (Level::Unspecified, Some(3 << 30), false),
+            (Level::Unspecified, None, true),
+            (Level::Mild, None, true),
         ]
     );
-    assert_eq!(seen.restored, ["start", "source"]);
+    assert_eq!(seen.restored, [RestoreTarget::Start, RestoreTarget::Source]);
 }
 
 #[test]
 fn a_switch_without_an_end_is_a_failure() {
     let change = ChangeScript {
-        apply: switch_events("off")[..1].to_vec(),
+        apply: switch_events(Level::Off)[..1].to_vec(),
         ..Default::default()
     };
     let output = FakeDaemon::with_changes(vec![], change).output(&["restore"]);
@@ -204,7 +212,7 @@ fn a_plan_is_asked_for_as_it_was_written() {
         planned[3].model,
         Some(plan_request::Model::Name("some/model".into()))
     );
-    assert_eq!(planned[1].level.as_deref(), Some("mild"));
+    assert_eq!(planned[1].level(), Level::Mild);
     let default = PlanRequest {
         default_budget: true,
         ..PlanRequest::default()

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use fake_daemon::{ChangeScript, FakeDaemon, ScriptStep, generation_events, switch_events};
 use rustix::process::Signal;
-use sluice_proto::v1::{JobResult, VerifyResult, job_event, job_result};
+use sluice_proto::v1::{JobResult, Level, VerifyResult, job_event, job_result};
 use testkit::{eventually, terminal::Journey};
 
 use crate::support::Client;
@@ -298,7 +298,7 @@ fn a_replay_looks_as_flags_ask_and_needs_settings_only_for_a_screen() {
 #[test]
 fn the_dashboard_switches_the_level() {
     let change = ChangeScript {
-        apply: switch_events("moderate"),
+        apply: switch_events(Level::Moderate),
         ..Default::default()
     };
     let fake = FakeDaemon::with_changes(vec![], change);
@@ -315,7 +315,7 @@ fn the_dashboard_switches_the_level() {
     journey.press("y");
     journey.expect("held");
     let applied = fake.seen.lock().unwrap().applied.clone();
-    assert_eq!(applied[0].level.as_deref(), Some("moderate"));
+    assert_eq!(applied[0].level(), Level::Moderate);
     journey.press("\x03");
     assert!(journey.end().success());
 }
@@ -357,7 +357,7 @@ fn the_dashboard_downloads_verifies_and_measures() {
 #[test]
 fn a_switch_shows_its_progress_and_takes_it_away() {
     let change = ChangeScript {
-        apply: switch_events("moderate"),
+        apply: switch_events(Level::Moderate),
         ..Default::default()
     };
     let fake = FakeDaemon::with_changes(vec![], change);

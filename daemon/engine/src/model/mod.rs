@@ -4,6 +4,7 @@ pub mod dry_run;
 pub mod transformer;
 
 use sluice_checkpoint::family::MaskToken;
+use sluice_weights::WeightFormat;
 
 use crate::error::RequestError;
 
@@ -17,7 +18,7 @@ pub struct ModelInfo {
     /// Their bytes as stored on the device.
     pub weight_bytes: u64,
     /// Formats they are stored in.
-    pub formats: Vec<String>,
+    pub formats: Vec<WeightFormat>,
     /// Layers.
     pub layers: usize,
     /// Numbers in a row between layers.

@@ -9,12 +9,12 @@ mod reader;
 mod stream;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     sync::{Arc, atomic::AtomicBool},
 };
 
+use sluice_codec::Scheme;
 use sluice_cuda::GpuSpan;
-use sluice_formats::Format;
 use sluice_machine::{
     MemoryKind, Profile,
     page::{PAGE_BYTES, Page},
@@ -25,7 +25,8 @@ use sluice_ops::{
 };
 use sluice_plan::{Plan, StagingBuffers};
 use sluice_weights::{
-    Storage, TensorPart, Tier, Weight, WeightData, WeightGroup, WeightGroupPlan, layout,
+    Storage, TensorPart, Tier, Weight, WeightData, WeightFormat, WeightGroup, WeightGroupPlan,
+    layout,
 };
 
 pub(crate) use self::change::GroupPreparation;
@@ -458,41 +459,16 @@ impl Residency {
         self.groups.iter().map(|held| held.plan.bytes()).sum()
     }
 
-    /// Formats met, without repetition; of what is coded, in memory or on its way there, how, and in how many bits a weight.
+    /// Formats met, without repetition, compressed ones first. Of what is decompressed on its way into memory, the file's.
     #[must_use]
-    pub fn formats(&self) -> Vec<String> {
-        let mut plain: Vec<Format> = Vec::new();
-        // Bytes and numbers.
-        let mut coded: BTreeMap<(Format, &str), (u64, u64)> = BTreeMap::new();
-        for tensor in self.groups.iter().flat_map(|held| &held.plan.tensors) {
-            match (tensor.storage, tensor.decompressed_from()) {
-                (Storage::Compressed(coding), _) | (_, Some((coding, _))) => {
-                    let how = (coding.format, tensor.storage_of_file().name());
-                    let (bytes, numbers) = coded.entry(how).or_default();
-                    *bytes += coding.bytes;
-                    *numbers += tensor.elements();
-                }
-                (Storage::Plain(format), None) => plain.push(format),
-            }
-        }
-        plain.sort_unstable();
-        plain.dedup();
-        let coded = coded
-            .into_iter()
-            .map(|((format, scheme), (bytes, numbers))| {
-                let bits = 8.0 * bytes as f64 / numbers.max(1) as f64;
-                match scheme {
-                    "trellis" => format!("trellis-quantized to {bits:.1} bits per weight"),
-                    _ => {
-                        let format = format.name();
-                        format!(
-                            "{format} losslessly compressed ({scheme}), {bits:.1} bits per weight"
-                        )
-                    }
-                }
-            });
-        let plain = plain.into_iter().map(|format| format.name().to_owned());
-        coded.chain(plain).collect()
+    pub fn formats(&self) -> Vec<WeightFormat> {
+        let tensors = self.groups.iter().flat_map(|held| &held.plan.tensors);
+        let mut met: Vec<_> = tensors
+            .map(|tensor| tensor.storage_of_file().weight_format())
+            .collect();
+        met.sort_by_key(|met| (met.scheme == Scheme::Plain, met.format, met.scheme.id()));
+        met.dedup();
+        met
     }
 
     fn group(&self, group: WeightGroup) -> &GroupEntry {

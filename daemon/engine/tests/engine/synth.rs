@@ -87,7 +87,7 @@ fn check(shape: &Shape, element: SynthDType) {
         assert_eq!(loaded.info.parameters, shape.parameters());
         if level == Level::Standard {
             assert_eq!(loaded.info.formats.len(), 1);
-            assert_eq!(loaded.info.formats[0], element.name());
+            assert_eq!(loaded.info.formats[0].format.name(), element.name());
         }
         generate(&engine, loaded.id, shape);
     }

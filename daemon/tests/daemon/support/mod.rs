@@ -241,7 +241,7 @@ pub(crate) fn long() -> v1::GenerateRequest {
 /// A question to the embedded model.
 pub(crate) fn chat(question: &str) -> v1::GenerateRequest {
     let message = v1::ChatMessage {
-        role: "user".to_owned(),
+        role: v1::ChatRole::User.into(),
         content: question.to_owned(),
     };
     v1::GenerateRequest {

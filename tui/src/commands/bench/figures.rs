@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sluice_proto::v1::{GenerationPass, GenerationStarted};
+use sluice_proto::v1::{GenerationPass, GenerationStarted, Tier};
 use sluice_shared::units;
 
 use crate::{
@@ -67,7 +67,7 @@ pub struct BenchFigures {
     /// Time of all passes, of which one that several shared counts for each.
     pub time: PassTime,
     /// The tier that weights are streamed from, by the plan's name.
-    pub streamed_from: Option<String>,
+    pub streamed_from: Option<Tier>,
     /// Rows that the layers computed for a request in a pass, on average.
     pub rows: Option<f64>,
     /// Rows that the head read for it, on average.
@@ -141,7 +141,7 @@ impl BenchFigures {
     /// What takes the most time of a pass.
     #[must_use]
     pub fn bottleneck(&self) -> Option<Bottleneck> {
-        self.time.bottleneck(self.streamed_from.as_deref())
+        self.time.bottleneck(self.streamed_from)
     }
 
     /// The row, where the time of its passes went, and in a sentence what that means.

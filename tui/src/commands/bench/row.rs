@@ -1,6 +1,7 @@
 //! Rows of `sluice bench` as JSON.
 
 use serde_json::{Map, Value, json};
+use sluice_proto::v1::Level;
 
 use super::BenchFigures;
 
@@ -21,7 +22,7 @@ pub(super) fn json(figures: &BenchFigures) -> Value {
         "speculation": known(&started.speculation),
         "exact": figures.exact,
         "model": started.model,
-        "level": started.level,
+        "level": (started.level() != Level::Unspecified).then(|| started.level()),
         "block_length": started.block_length,
         "requests": figures.requests,
         "tokens": figures.tokens,

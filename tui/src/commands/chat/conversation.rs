@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::json;
-use sluice_proto::v1::ChatMessage;
+use sluice_proto::v1::{ChatMessage, ChatRole};
 
 use super::super::message;
 use crate::user_folders;
@@ -64,16 +64,19 @@ impl Conversation {
 
     /// What the model is to answer, all turns before it included.
     pub(super) fn messages(&self, asked: &PendingPrompt) -> Vec<ChatMessage> {
-        let system = self.system.as_deref().map(|text| message("system", text));
+        let system = self
+            .system
+            .as_deref()
+            .map(|text| message(ChatRole::System, text));
         let turns = self.turns.iter().take(asked.turns).cloned();
-        let own = message("user", &asked.words);
+        let own = message(ChatRole::User, &asked.words);
         system.into_iter().chain(turns).chain([own]).collect()
     }
 
     pub(super) fn answered(&mut self, asked: PendingPrompt, text: &str) {
         self.turns.truncate(asked.turns);
-        self.turns.push(message("user", &asked.words));
-        self.turns.push(message("assistant", text));
+        self.turns.push(message(ChatRole::User, &asked.words));
+        self.turns.push(message(ChatRole::Assistant, text));
         self.unanswered = None;
     }
 
@@ -107,14 +110,18 @@ impl Conversation {
     }
 
     fn text(&self, path: &Path) -> String {
-        let system = self.system.as_deref().map(|text| message("system", text));
+        let system = self
+            .system
+            .as_deref()
+            .map(|text| message(ChatRole::System, text));
         let all = system.iter().chain(&self.turns);
         if path.extension().is_some_and(|ending| ending == "json") {
-            let turns = all.map(|turn| json!({"role": turn.role, "content": turn.content}));
+            let turns =
+                all.map(|turn| json!({"role": turn.role().to_string(), "content": turn.content}));
             let turns: Vec<_> = turns.collect();
             return format!("{:#}\n", json!(turns));
         }
-        let parts = all.map(|turn| format!("## {}\n\n{}\n", turn.role, turn.content));
+        let parts = all.map(|turn| format!("## {}\n\n{}\n", turn.role(), turn.content));
         parts.collect::<Vec<_>>().join("\n")
     }
 }
@@ -131,9 +138,9 @@ fn expand_home(file: &str) -> PathBuf {
 mod tests {
     use super::*;
 
-    fn roles(messages: &[ChatMessage]) -> Vec<(&str, &str)> {
+    fn roles(messages: &[ChatMessage]) -> Vec<(ChatRole, &str)> {
         let turns = messages.iter();
-        turns.map(|turn| (&*turn.role, &*turn.content)).collect()
+        turns.map(|turn| (turn.role(), &*turn.content)).collect()
     }
 
     #[test]
@@ -143,7 +150,10 @@ mod tests {
         conversation.reset();
         assert_eq!(conversation.retry(), None);
         let asked = conversation.messages(&conversation.ask("again".into()));
-        assert_eq!(roles(&asked), [("system", "be brief"), ("user", "again")]);
+        assert_eq!(
+            roles(&asked),
+            [(ChatRole::System, "be brief"), (ChatRole::User, "again")]
+        );
     }
 
     #[test]
@@ -152,7 +162,11 @@ mod tests {
         assert_eq!(conversation.retry(), None);
         conversation.answered(conversation.ask("same".into()), "1");
         conversation.answered(conversation.ask("same".into()), "2");
-        let expected = [("user", "same"), ("assistant", "1"), ("user", "same")];
+        let expected = [
+            (ChatRole::User, "same"),
+            (ChatRole::Assistant, "1"),
+            (ChatRole::User, "same"),
+        ];
         let again = conversation.retry().unwrap();
         assert_eq!(roles(&conversation.messages(&again)), expected);
         // One that comes to nothing leaves the answer that there is.

@@ -6,7 +6,6 @@ use sluice_proto::v1::{
 use sluice_shared::units;
 
 use super::super::{levels::RunningMeasurement, state::DashboardState};
-use crate::json;
 
 /// What work is, to tell it from other work.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -121,7 +120,7 @@ impl Work {
         let progress = job.progress.clone().unwrap_or_default();
         Self {
             task: WorkTask::Job(job.job_id),
-            kind: json::word(job.kind()),
+            kind: job.kind().to_string(),
             what: format!("job {}: {what}", job.job_id),
             progress: job.progress.as_ref().map(|progress| WorkProgress {
                 done: progress.done_bytes,
@@ -224,7 +223,7 @@ impl Work {
         let what = match &snapshot.switch_target {
             Some(target) => format!(
                 "to {} within {}",
-                target.level,
+                target.level(),
                 units::bytes(target.budget_bytes)
             ),
             None => "to another level".to_owned(),

@@ -1,6 +1,6 @@
 //! What a change of level or budget did: what was, what was predicted, what is measured.
 
-use sluice_proto::v1::{ApplyResult, Plan, Snapshot};
+use sluice_proto::v1::{ApplyResult, Level, Plan, Snapshot};
 use sluice_shared::units;
 
 /// The latest change that was asked for here.
@@ -18,7 +18,7 @@ pub struct PlanChange {
 
 #[derive(Debug, Clone, PartialEq, Default)]
 struct Figures {
-    level: String,
+    level: Level,
     budget_bytes: u64,
     /// Memory: held before the change; predicted after it.
     bytes: Option<u64>,
@@ -121,7 +121,8 @@ impl PlanChange {
         else {
             return true;
         };
-        let is_it = plan.level == self.after.level && plan.budget_bytes == self.after.budget_bytes;
+        let is_it =
+            plan.level() == self.after.level && plan.budget_bytes == self.after.budget_bytes;
         if is_it {
             *was_seen = true;
             let measured = snapshot.passes.filter(|measured| measured.count > 0);
@@ -145,7 +146,7 @@ impl PlanChange {
     pub fn words(&self) -> String {
         let (before, after) = (&self.before, &self.after);
         let names = match before.level == after.level {
-            _ if after.level.is_empty() => "the change".to_owned(),
+            _ if after.level == Level::Unspecified => "the change".to_owned(),
             true => format!(
                 "{} within {} → {}",
                 after.level,
@@ -190,7 +191,7 @@ fn measured_words(ms: Option<f64>, otherwise: &str) -> String {
 impl Figures {
     fn of(plan: &Plan) -> Self {
         Self {
-            level: plan.level.clone(),
+            level: plan.level(),
             budget_bytes: plan.budget_bytes,
             bytes: Some(plan.peak_bytes),
             pass_ms: plan.pass_ms,
@@ -205,7 +206,7 @@ mod tests {
 
     use super::*;
 
-    fn plan(level: &str) -> Plan {
+    fn plan(level: Level) -> Plan {
         Plan {
             level: level.into(),
             budget_bytes: 4 << 30,
@@ -215,7 +216,7 @@ mod tests {
         }
     }
 
-    fn snapshot(level: &str, passes: u64) -> Snapshot {
+    fn snapshot(level: Level, passes: u64) -> Snapshot {
         Snapshot {
             plan: Some(plan(level)),
             device: Some(DeviceStatus {
@@ -233,8 +234,8 @@ mod tests {
 
     fn applied() -> PlanChange {
         let mut change = PlanChange::asked(1);
-        let (before, after) = (plan("standard"), plan("moderate"));
-        change.planned(&after, &before, Some(&snapshot("standard", 3)));
+        let (before, after) = (plan(Level::Standard), plan(Level::Moderate));
+        change.planned(&after, &before, Some(&snapshot(Level::Standard, 3)));
         change.applied(&ApplyResult {
             plan: Some(after),
             device_bytes: 1 << 30,
@@ -251,22 +252,22 @@ mod tests {
             format!("{begun}pass 1.8 s measured → not measured yet (900 ms predicted)");
         assert_eq!(change.words(), unmeasured);
         // One from before the change comes late.
-        assert!(change.note(&snapshot("standard", 9)));
-        assert!(change.note(&snapshot("moderate", 0)));
+        assert!(change.note(&snapshot(Level::Standard, 9)));
+        assert!(change.note(&snapshot(Level::Moderate, 0)));
         assert_eq!(change.words(), unmeasured);
-        assert!(change.note(&snapshot("moderate", 2)));
+        assert!(change.note(&snapshot(Level::Moderate, 2)));
         assert!(
             change
                 .words()
                 .contains("pass 1.8 s measured → 1.8 s measured (900 ms predicted)")
         );
-        assert!(!change.note(&snapshot("aggressive", 1)));
+        assert!(!change.note(&snapshot(Level::Aggressive, 1)));
     }
 
     #[test]
     fn a_pass_that_was_only_predicted_says_so() {
         let mut change = applied();
-        change.planned(&plan("moderate"), &plan("standard"), None);
+        change.planned(&plan(Level::Moderate), &plan(Level::Standard), None);
         let words = change.words();
         assert!(
             words.contains("pass 900 ms predicted → not measured yet"),
@@ -278,9 +279,9 @@ mod tests {
     fn another_budget_alone_is_told_by_its_bytes() {
         let mut change = PlanChange::asked(1);
         assert_eq!(change.words(), "the change: under way");
-        let mut after = plan("standard");
+        let mut after = plan(Level::Standard);
         after.budget_bytes = 2 << 30;
-        change.planned(&after, &plan("standard"), None);
+        change.planned(&after, &plan(Level::Standard), None);
         change.failed("memory ran short".into());
         assert_eq!(
             change.words(),

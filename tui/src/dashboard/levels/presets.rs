@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sluice_proto::v1::{FinishReason, GenerationStarted, Snapshot, generation_event::Event};
+use sluice_proto::v1::{FinishReason, GenerationStarted, Level, Snapshot, generation_event::Event};
 use sluice_shared::preset::{PRESETS, Preset};
 
 /// Requests whose end is awaited.
@@ -28,7 +28,7 @@ pub struct PresetStatistics {
 struct Conditions {
     pid: Option<u32>,
     model: String,
-    level: String,
+    level: Level,
     budget_bytes: u64,
 }
 
@@ -67,7 +67,7 @@ impl PresetStatistics {
                 .model
                 .as_ref()
                 .map_or_else(String::new, |model| model.name.clone()),
-            level: plan.level.clone(),
+            level: plan.level(),
             budget_bytes: plan.budget_bytes,
         };
         let Some(before) = self.conditions.replace(with.clone()) else {
@@ -166,7 +166,7 @@ mod tests {
         })
     }
 
-    fn snapshot(pid: u32, level: &str, budget_bytes: u64) -> Snapshot {
+    fn snapshot(pid: u32, level: Level, budget_bytes: u64) -> Snapshot {
         Snapshot {
             daemon: Some(DaemonStatus {
                 process_id: pid,
@@ -221,10 +221,12 @@ mod tests {
     #[test]
     fn with_something_else_in_force_counting_begins_anew() {
         let mut dials = PresetStatistics::default();
-        dials.note(&snapshot(1, "standard", 4));
-        for (id, (pid, level, budget_bytes)) in
-            (1..).zip([(1, "moderate", 4), (1, "moderate", 2), (2, "moderate", 2)])
-        {
+        dials.note(&snapshot(1, Level::Standard, 4));
+        for (id, (pid, level, budget_bytes)) in (1..).zip([
+            (1, Level::Moderate, 4),
+            (1, Level::Moderate, 2),
+            (2, Level::Moderate, 2),
+        ]) {
             dials.see(&started(2 * id, "fast"));
             dials.see(&done(2 * id, FinishReason::Eos));
             dials.see(&started(2 * id + 1, "fast"));

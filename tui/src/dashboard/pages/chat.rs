@@ -6,7 +6,9 @@ use ratatui::{
     layout::{Constraint, Layout, Rect},
     text::{Line, Span},
 };
-use sluice_proto::v1::{CanvasToken, FinishReason, GenerateRequest, GenerationDone, TokenState};
+use sluice_proto::v1::{
+    CanvasToken, FinishReason, GenerateRequest, GenerationDone, ModelKind, TokenState,
+};
 use sluice_shared::units;
 
 use super::super::{
@@ -84,7 +86,7 @@ fn again(state: &mut DashboardState, effects: &mut Vec<Effect>) {
 fn choose_words(state: &mut DashboardState) {
     let model = state.present().and_then(|now| now.model.as_ref());
     let shape = model.and_then(|model| model.shape.as_ref());
-    if shape.is_some_and(|shape| shape.mask_token_id.is_none()) {
+    if shape.is_some_and(|shape| shape.kind() == ModelKind::Autoregressive) {
         state.warn("the loaded model is autoregressive: it can't fill in words");
         return;
     }

@@ -121,7 +121,7 @@ pub(in super::super) fn take(state: &mut DashboardState, event: Event, effects: 
             let pass = plans::pass_time(&plan);
             state.tell(format!(
                 "level {}: peak {peak}, a pass {pass}, predicted",
-                plan.level
+                plan.level()
             ));
         }
         Event::Applied { serial, applied } => {
@@ -134,7 +134,7 @@ pub(in super::super) fn take(state: &mut DashboardState, event: Event, effects: 
             state.levels.change = Some(change);
             let elapsed = units::duration_ms(applied.elapsed_ms);
             let held = units::bytes(applied.device_bytes);
-            let level = applied.plan.map_or_else(String::new, |plan| plan.level);
+            let level = applied.plan.unwrap_or_default().level();
             state.tell(format!(
                 "level {level} is in force after {elapsed}: {held} held"
             ));

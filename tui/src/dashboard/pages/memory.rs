@@ -113,14 +113,14 @@ fn draw_summary(screen: &mut Screen<'_, '_>, area: Rect) {
         .max(device.used_bytes);
     let words = format!(
         "{} {} of {}, peak {}",
-        device.kind,
+        device.kind(),
         units::bytes(device.used_bytes),
         units::bytes(whole),
         units::bytes(device.peak_bytes)
     );
     let kinds = device.memory.iter().filter(|kind| kind.bytes > 0);
     let kinds =
-        kinds.map(|kind| format!("{} {}", memory_label(&kind.kind), units::bytes(kind.bytes)));
+        kinds.map(|kind| format!("{} {}", memory_label(kind.kind()), units::bytes(kind.bytes)));
     let kinds = kinds.collect::<Vec<_>>().join(" · ");
     let lines = vec![
         Line::raw(clip(&words, columns)),

@@ -19,7 +19,6 @@ use super::{
     canvas, memory,
 };
 use crate::{
-    json,
     paint::Role,
     text::{clip, sanitise_line},
 };
@@ -173,7 +172,7 @@ fn request_words(row: &RequestSummary, requests: &Requests) -> String {
     };
     let state = match row.state() {
         RequestState::Unspecified => "ended".to_owned(),
-        state => json::word(state),
+        state => state.to_string(),
     };
     let mut words = format!(
         "{:<4} {:<9} {}/{} blocks  {}",

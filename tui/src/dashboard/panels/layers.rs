@@ -4,7 +4,9 @@ use ratatui::{
     layout::Rect,
     text::{Line, Span},
 };
-use sluice_proto::v1::{LayerStatus, WeightGroupStatus};
+use sluice_proto::v1::{
+    Compression, Dtype, LayerStatus, Tier, WeightFormat, WeightGroupKind, WeightGroupStatus,
+};
 use sluice_shared::units;
 
 use super::super::{
@@ -34,12 +36,12 @@ enum Placement {
 
 impl Placement {
     fn of(unit: &WeightGroupStatus) -> Self {
-        match (unit.is_in_flight, unit.tier.as_str()) {
+        match (unit.is_in_flight, unit.tier()) {
             (true, _) => Self::InFlight,
-            (_, "device") => Self::Device,
-            (_, "host") => Self::Host,
-            (_, "disk") => Self::Disk,
-            _ => Self::Unknown,
+            (_, Tier::Device) => Self::Device,
+            (_, Tier::Host) => Self::Host,
+            (_, Tier::Disk) => Self::Disk,
+            (_, Tier::Unspecified) => Self::Unknown,
         }
     }
 
@@ -74,31 +76,37 @@ impl Placement {
     }
 }
 
-/// One letter for a format: its bits where it is a block format, else its first letter.
-fn format_mark(format: &str) -> char {
-    match format {
-        "f32" => 'F',
-        "f16" => 'h',
-        "huffman" | "dictionary" | "trellis" => 'c',
-        other => {
-            let bits = other.strip_prefix('q').and_then(|rest| rest.chars().next());
-            bits.or_else(|| other.chars().next()).unwrap_or('?')
-        }
+/// One letter for a format: its bits where it is a block format.
+fn format_mark(format: WeightFormat) -> char {
+    match (format.compression(), format.dtype()) {
+        (Compression::Huffman | Compression::Dictionary | Compression::Trellis, _) => 'c',
+        (Compression::None | Compression::Unspecified, dtype) => match dtype {
+            Dtype::F32 => 'F',
+            Dtype::F16 => 'h',
+            Dtype::Bf16 => 'b',
+            Dtype::Q80 => '8',
+            Dtype::Q6K => '6',
+            Dtype::Q5K | Dtype::Q51 | Dtype::Q50 => '5',
+            Dtype::Q4K | Dtype::Q41 | Dtype::Q40 => '4',
+            Dtype::Q3K => '3',
+            Dtype::Q2K => '2',
+            Dtype::Unspecified => '?',
+        },
     }
 }
 
 /// What a map row shows.
 #[derive(Clone, Copy)]
-enum MapRow<'a> {
+enum MapRow {
     /// The slowest place of each layer's parts.
     Whole,
-    /// The place of the part of this name.
-    Part(&'a str),
+    /// The place of the part of this kind.
+    Part(WeightGroupKind),
     /// The format of each layer's largest part.
     Format,
 }
 
-impl MapRow<'_> {
+impl MapRow {
     fn cell(self, layer: &LayerStatus, cell_columns: usize, paint: &Paint) -> Span<'static> {
         let cell = |mark: &str, role| {
             let filled = mark.repeat(cell_columns.saturating_sub(1).max(1));
@@ -111,7 +119,7 @@ impl MapRow<'_> {
                 cell(place.mark(), place.role())
             }
             Self::Part(kind) => {
-                let unit = layer.groups.iter().find(|unit| unit.kind == kind);
+                let unit = layer.groups.iter().find(|unit| unit.kind() == kind);
                 match unit.map(Placement::of) {
                     Some(place) => cell(place.mark(), place.role()),
                     None => Span::raw(" ".repeat(cell_columns)),
@@ -119,7 +127,8 @@ impl MapRow<'_> {
             }
             Self::Format => {
                 let largest = layer.groups.iter().max_by_key(|unit| unit.bytes);
-                let mark = largest.map_or('?', |unit| format_mark(&unit.format));
+                let mark = largest.and_then(|unit| unit.format);
+                let mark = mark.map_or('?', format_mark);
                 // Beneath the middle of a broad cell nothing but the letter.
                 Span::styled(format!("{mark:<cell_columns$}"), paint.style(Role::Dim))
             }
@@ -161,20 +170,17 @@ pub(in super::super) fn full(screen: &mut Screen<'_, '_>, area: Rect) {
         return;
     };
     // Parts in the order in which a layer uses them; the few of embedding and head go with the first row.
-    let mut parts: Vec<&str> = Vec::new();
-    for unit in snapshot.layers.iter().flat_map(|layer| &layer.groups) {
-        if !parts.contains(&unit.kind.as_str()) {
-            parts.push(&unit.kind);
-        }
-    }
-    let inner: Vec<&str> = parts
-        .iter()
-        .copied()
-        .filter(|kind| matches!(*kind, "attention" | "gate-up" | "down"))
-        .collect();
-    let mut rows: Vec<(&str, MapRow<'_>)> = vec![("layers", MapRow::Whole)];
+    let units = || snapshot.layers.iter().flat_map(|layer| &layer.groups);
+    let has = |kind| units().any(|unit| unit.kind() == kind);
+    let inner = [
+        ("attention", WeightGroupKind::Attention),
+        ("gate_up", WeightGroupKind::GateUp),
+        ("down", WeightGroupKind::Down),
+    ];
+    let mut rows = vec![("layers", MapRow::Whole)];
     if area.height >= 8 {
-        rows.extend(inner.iter().map(|kind| (*kind, MapRow::Part(kind))));
+        let inner = inner.into_iter().filter(|(_, kind)| has(*kind));
+        rows.extend(inner.map(|(name, kind)| (name, MapRow::Part(kind))));
     }
     rows.push(("format", MapRow::Format));
     let [map, foot] = ratatui::layout::Layout::vertical([
@@ -196,12 +202,7 @@ pub(in super::super) fn full(screen: &mut Screen<'_, '_>, area: Rect) {
 }
 
 /// Rows of cells below their names, folded where the layers don't fit one line.
-fn draw(
-    screen: &mut Screen<'_, '_>,
-    area: Rect,
-    rows: &[(&str, MapRow<'_>)],
-    has_cursor: bool,
-) -> u16 {
+fn draw(screen: &mut Screen<'_, '_>, area: Rect, rows: &[(&str, MapRow)], has_cursor: bool) -> u16 {
     let state = screen.state;
     let Some(snapshot) = state.snapshot() else {
         return 0;
@@ -274,7 +275,8 @@ fn about(layer: &LayerStatus) -> String {
     let parts = layer.groups.iter().map(|unit| {
         let place = Placement::of(unit).words();
         let bytes = units::bytes(unit.bytes);
-        format!("{} {bytes} {} {place}", unit.kind, unit.format)
+        let format = unit.format.unwrap_or_default();
+        format!("{} {bytes} {format} {place}", unit.kind())
     });
     format!("{name}: {}", parts.collect::<Vec<_>>().join(" · "))
 }
@@ -285,31 +287,35 @@ mod tests {
 
     #[test]
     fn a_format_is_a_letter_or_its_bits() {
-        for (format, mark) in [
-            ("bf16", 'b'),
-            ("f16", 'h'),
-            ("f32", 'F'),
-            ("q8_0", '8'),
-            ("q4_k", '4'),
-            ("huffman", 'c'),
-            ("", '?'),
+        for (dtype, mark) in [
+            (Dtype::Bf16, 'b'),
+            (Dtype::F16, 'h'),
+            (Dtype::F32, 'F'),
+            (Dtype::Q80, '8'),
+            (Dtype::Q4K, '4'),
+            (Dtype::Unspecified, '?'),
         ] {
-            assert_eq!(format_mark(format), mark);
+            assert_eq!(format_mark(dtype.into()), mark);
         }
+        let compressed = WeightFormat {
+            dtype: Dtype::Bf16.into(),
+            compression: Compression::Huffman.into(),
+        };
+        assert_eq!(format_mark(compressed), 'c');
     }
 
     #[test]
     fn what_is_on_its_way_counts_before_where_it_lives() {
-        let unit = |tier: &str, is_in_flight| WeightGroupStatus {
+        let unit = |tier: Tier, is_in_flight| WeightGroupStatus {
             tier: tier.into(),
             is_in_flight,
             ..Default::default()
         };
-        assert_eq!(Placement::of(&unit("disk", true)), Placement::InFlight);
+        assert_eq!(Placement::of(&unit(Tier::Disk, true)), Placement::InFlight);
         let layer = [
-            unit("device", false),
-            unit("disk", false),
-            unit("host", false),
+            unit(Tier::Device, false),
+            unit(Tier::Disk, false),
+            unit(Tier::Host, false),
         ];
         assert_eq!(layer.iter().map(Placement::of).max(), Some(Placement::Disk));
     }

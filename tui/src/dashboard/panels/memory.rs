@@ -1,7 +1,7 @@
 //! Memory of the host, the process and the device.
 
 use ratatui::text::{Line, Span};
-use sluice_proto::v1::{DeviceStatus, GpuUnavailable, HostStatus, MemoryUse};
+use sluice_proto::v1::{DeviceStatus, GpuUnavailable, HostStatus, MemoryKind, MemoryUse, Tier};
 use sluice_report::plan::memory_label;
 use sluice_shared::units;
 
@@ -169,7 +169,7 @@ fn device_lines(
     });
     let words = format!(
         "{}: {}{of}, peak {}",
-        device.kind,
+        device.kind(),
         units::bytes(device.used_bytes),
         units::bytes(device.peak_bytes)
     );
@@ -191,18 +191,18 @@ fn device_lines(
 /// A kind of memory: how much, what the plan says, and its share of what is held.
 fn kind_line(state: &DashboardState, kind: &MemoryUse, used: u64, columns: usize) -> Line<'static> {
     let paint = &state.paint;
-    let (mark, role) = kind_look(&kind.kind);
-    let planned = planned(state, &kind.kind);
+    let (mark, role) = kind_look(kind.kind());
+    let planned = planned(state, kind.kind());
     let planned = planned.map_or(String::new(), |bytes| {
         format!("plan {}", units::bytes(bytes))
     });
-    let name = clip(&sanitise_line(&memory_label(&kind.kind)), 11);
+    let name = clip(&memory_label(kind.kind()), 11);
     let words = format!("{name:<11} {:>9}  {planned:<15}", units::bytes(kind.bytes));
     let mut spans = vec![
         Span::styled(format!("{mark} "), paint.style(role)),
         Span::raw(clip(&words, columns.saturating_sub(2))),
     ];
-    let room = columns.saturating_sub(42);
+    let room = columns.saturating_sub(46);
     if room >= 6 {
         spans.extend(bar(ratio(kind.bytes, used), room, paint.style(role), paint));
     }
@@ -210,15 +210,15 @@ fn kind_line(state: &DashboardState, kind: &MemoryUse, used: u64, columns: usize
 }
 
 /// Mark and role of a kind of memory.
-pub(in super::super) fn kind_look(kind: &str) -> (&'static str, Role) {
+pub(in super::super) fn kind_look(kind: MemoryKind) -> (&'static str, Role) {
     match kind {
-        "weights" => ("█", Role::Device),
-        "staging_buffers" => ("▓", Role::InFlight),
-        "kv_cache" => ("▒", Role::KvCache),
-        "activations" => ("░", Role::Scratch),
-        "logits" => ("▄", Role::Logits),
-        "context" => ("▀", Role::Context),
-        _ => ("■", Role::Others),
+        MemoryKind::Weights => ("█", Role::Device),
+        MemoryKind::StagingBuffers => ("▓", Role::InFlight),
+        MemoryKind::KvCache => ("▒", Role::KvCache),
+        MemoryKind::Activations => ("░", Role::Scratch),
+        MemoryKind::Logits => ("▄", Role::Logits),
+        MemoryKind::Context => ("▀", Role::Context),
+        MemoryKind::Scratch | MemoryKind::Unspecified => ("■", Role::Others),
     }
 }
 
@@ -229,9 +229,9 @@ pub(in super::super) fn budget(state: &DashboardState) -> Option<u64> {
 }
 
 /// What the plan in force says of a kind, at its peak.
-fn planned(state: &DashboardState, kind: &str) -> Option<u64> {
+fn planned(state: &DashboardState, kind: MemoryKind) -> Option<u64> {
     let plan = state.snapshot()?.plan.as_ref()?;
-    let planned = plan.memory.iter().find(|planned| planned.kind == kind);
+    let planned = plan.memory.iter().find(|planned| planned.kind() == kind);
     planned.map(|planned| planned.bytes)
 }
 
@@ -251,7 +251,7 @@ pub(in super::super) fn stack(
         if kind.bytes > 0 && to == filled && filled < columns {
             to += 1;
         }
-        let (mark, role) = kind_look(&kind.kind);
+        let (mark, role) = kind_look(kind.kind());
         spans.push(Span::styled(
             mark.repeat(to.saturating_sub(filled)),
             paint.style(role),
@@ -277,7 +277,7 @@ pub(in super::super) fn in_brief(state: &DashboardState, columns: usize) -> Vec<
             let kinds = kinds.map(|kind| {
                 format!(
                     ", {} {}",
-                    memory_label(&kind.kind),
+                    memory_label(kind.kind()),
                     units::bytes(kind.bytes)
                 )
             });
@@ -290,7 +290,7 @@ pub(in super::super) fn in_brief(state: &DashboardState, columns: usize) -> Vec<
             let used = units::bytes(device.used_bytes);
             format!(
                 "{}{without} {used}{}",
-                device.kind,
+                device.kind(),
                 kinds.collect::<String>()
             )
         }
@@ -368,11 +368,11 @@ pub(in super::super) fn weights(state: &DashboardState, columns: usize) -> Vec<L
         return Vec::new();
     };
     let units = snapshot.layers.iter().flat_map(|layer| &layer.groups);
-    let mut tiers: Vec<(&str, u64)> = vec![("device", 0), ("host", 0), ("disk", 0)];
+    let mut tiers = vec![(Tier::Device, 0), (Tier::Host, 0), (Tier::Disk, 0)];
     for unit in units {
-        match tiers.iter_mut().find(|(tier, _)| *tier == unit.tier) {
-            Some((_, bytes)) => *bytes = bytes.saturating_add(unit.bytes),
-            None => tiers.push((&unit.tier, unit.bytes)),
+        match tiers.iter_mut().find(|(tier, _)| *tier == unit.tier()) {
+            Some((_, bytes)) => *bytes = u64::saturating_add(*bytes, unit.bytes),
+            None => tiers.push((unit.tier(), unit.bytes)),
         }
     }
     let tiers = tiers.into_iter().filter(|(_, bytes)| *bytes > 0);
@@ -392,7 +392,7 @@ pub(in super::super) fn weights(state: &DashboardState, columns: usize) -> Vec<L
         {
             lines.push(said("through", &plans::staging_buffers(slots), columns));
         }
-        if let Some(kv) = &plan.kv_cache_format {
+        if let Some(kv) = plans::kv_cache_format(plan) {
             lines.push(said("kv", &format!("cache in {kv}"), columns));
         }
     }

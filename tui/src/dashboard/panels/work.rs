@@ -1,7 +1,7 @@
 //! How far a request is, where the time of its passes goes, and what holds them up.
 
 use ratatui::text::{Line, Span};
-use sluice_proto::v1::{GenerationDone, GenerationPass, GenerationStarted};
+use sluice_proto::v1::{GenerationDone, GenerationPass, GenerationStarted, Level, Tier};
 use sluice_shared::units;
 
 use super::{super::chat::AnswerLimit, bar, ratio};
@@ -37,7 +37,7 @@ const PHASE_MARKS: [(&str, Role); 6] = [
 /// streamed from.
 pub(in super::super) fn progress(
     canvas: &Canvas,
-    from: Option<&str>,
+    from: Option<Tier>,
     (columns, rows): (usize, usize),
     paint: &Paint,
 ) -> Vec<Line<'static>> {
@@ -136,7 +136,7 @@ pub(in super::super) fn progress(
 fn result(done: &GenerationDone, limit: Option<AnswerLimit>) -> String {
     let end = match limit {
         Some(limit) => limit.words().to_owned(),
-        None => json::word(done.finish_reason()),
+        None => done.finish_reason().to_string(),
     };
     let seconds = done.elapsed_ms / 1000.0;
     let rate = match seconds > 0.0 {
@@ -189,11 +189,11 @@ fn speed(started: &GenerationStarted, pass: &GenerationPass) -> String {
 
 /// What the request was resolved to, and the level of its latest pass.
 fn resolved_settings(started: &GenerationStarted, pass: Option<&GenerationPass>) -> String {
-    let now = pass.map(|pass| pass.level.as_str());
-    let now = now.filter(|level| !level.is_empty() && *level != started.level);
+    let now = pass.map(GenerationPass::level);
+    let now = now.filter(|level| *level != Level::Unspecified && *level != started.level());
     let level = match now {
-        Some(level) => format!("level {level} (began at {})", started.level),
-        None => format!("level {}", started.level),
+        Some(level) => format!("level {level} (began at {})", started.level()),
+        None => format!("level {}", started.level()),
     };
     let policy = started.policy.as_ref().map(|policy| {
         let mut parameters: Vec<_> = policy.parameters.iter().collect();
@@ -212,7 +212,7 @@ fn resolved_settings(started: &GenerationStarted, pass: Option<&GenerationPass>)
         .map(|window| format!("suffix window {window}"));
     let is_said = |words: &String| !words.is_empty() && words != "none" && words != "fixed";
     let parts = [
-        Some(level).filter(|_| !started.level.is_empty()),
+        Some(level).filter(|_| started.level() != Level::Unspecified),
         Some(format!("preset {}", started.dial)).filter(|_| !started.dial.is_empty()),
         policy,
         Some(format!("KV cache {}", started.cache)).filter(|_| is_said(&started.cache)),
@@ -238,7 +238,7 @@ fn left_ms(started: &GenerationStarted, pass: &GenerationPass) -> Option<f64> {
 /// Where the time goes, as a bar, in shares, and in a sentence.
 fn phases(
     time: &PassTime,
-    from: Option<&str>,
+    from: Option<Tier>,
     columns: usize,
     paint: &Paint,
 ) -> Vec<Line<'static>> {
@@ -291,7 +291,7 @@ fn exactness(exact: bool) -> &'static str {
 }
 
 /// The tier that weights are streamed from now.
-pub(in super::super) fn streamed_from(state: &super::super::state::DashboardState) -> Option<&str> {
+pub(in super::super) fn streamed_from(state: &super::super::state::DashboardState) -> Option<Tier> {
     let plan = state.snapshot()?.plan.as_ref()?;
     plans::streamed_from(plan)
 }
@@ -379,17 +379,17 @@ mod tests {
     #[test]
     fn the_level_in_force_is_told_and_the_one_that_it_began_at() {
         let started = GenerationStarted {
-            level: "standard".into(),
+            level: Level::Standard.into(),
             ..Default::default()
         };
-        let at = |level: &str| GenerationPass {
+        let at = |level: Level| GenerationPass {
             level: level.into(),
             ..Default::default()
         };
         let words = |pass: &GenerationPass| resolved_settings(&started, Some(pass));
-        assert_eq!(words(&at("standard")), "level standard · seed 0");
+        assert_eq!(words(&at(Level::Standard)), "level standard · seed 0");
         assert_eq!(
-            words(&at("moderate")),
+            words(&at(Level::Moderate)),
             "level moderate (began at standard) · seed 0"
         );
     }
@@ -409,7 +409,7 @@ mod tests {
             speculation: "none".into(),
             window: Some(64),
             seed: 7,
-            level: "standard".into(),
+            level: Level::Standard.into(),
             ..Default::default()
         };
         assert_eq!(

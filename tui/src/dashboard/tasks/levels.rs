@@ -2,8 +2,8 @@
 
 use futures_util::{Stream, StreamExt};
 use sluice_proto::v1::{
-    ApplyResponse, ListFidelityRequest, MeasureFidelityRequest, Plan, PlanRequest, SampleTexts,
-    apply_response, measure_fidelity_request::Samples, measure_fidelity_response,
+    self, ApplyResponse, ListFidelityRequest, MeasureFidelityRequest, Plan, PlanRequest,
+    SampleTexts, apply_response, measure_fidelity_request::Samples, measure_fidelity_response,
 };
 use sluice_shared::level::Level;
 use tokio::sync::mpsc::Sender;
@@ -21,7 +21,7 @@ pub(super) async fn ask_plans(
 ) -> Result<(), Failure> {
     for level in levels.iter().copied() {
         let call = PlanRequest {
-            level: Some(level.name().to_owned()),
+            level: v1::Level::from(level).into(),
             ..request.clone()
         };
         let answer = ask_plan(&daemon, call).await;
@@ -106,7 +106,7 @@ pub(super) async fn measure(
         samples: Some(Samples::Texts(SampleTexts {
             texts: vec![SAMPLE.to_owned()],
         })),
-        level: Some(level.name().to_owned()),
+        level: v1::Level::from(level).into(),
         ..Default::default()
     };
     let answer = daemon.optimizer().measure_fidelity(call).await;

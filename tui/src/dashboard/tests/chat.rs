@@ -17,7 +17,7 @@ fn chatting() -> DashboardState {
     };
     let model = next.model.as_mut().expect("given");
     let shape = model.shape.as_mut().expect("given");
-    shape.mask_token_id = Some(3);
+    shape.kind = ModelKind::MaskedDiffusion.into();
     shape.context_length = 4096;
     feed(&mut state, Event::Snapshot(next));
     press(&mut state, KeyCode::Char('i'));

@@ -1,8 +1,8 @@
 //! Jobs and models: what is listed, what is cancelled, how what ended came out.
 
 use sluice_proto::v1::{
-    Job, JobKind, JobProgress, JobState, LoadProgress, ModelOrigin, PullProgress, SwitchTarget,
-    WeightSwitch,
+    FileFormat, Job, JobKind, JobProgress, JobState, LoadProgress, ModelOrigin, PullProgress,
+    SwitchTarget, WeightSwitch,
 };
 
 use super::{
@@ -48,7 +48,7 @@ fn models() -> Vec<Model> {
                 family: "llada".into(),
                 parameters: 12_345_678,
                 weight_bytes: 24 << 20,
-                formats: vec!["bf16".into()],
+                formats: vec![Dtype::Bf16.into()],
                 ..Default::default()
             }),
             ..Default::default()
@@ -61,14 +61,14 @@ fn models() -> Vec<Model> {
             family: "llada".into(),
             parameters: Some(8_015_581_184),
             disk_bytes: 15 * GIB,
-            file_format: "safetensors".into(),
+            file_format: FileFormat::Safetensors.into(),
             ..Default::default()
         },
         Model {
             name: "a/b:Q4_K_M".into(),
             state: ModelState::Pulling.into(),
             origin: ModelOrigin::Pulled.into(),
-            file_format: "gguf".into(),
+            file_format: FileFormat::Gguf.into(),
             pull: Some(PullProgress {
                 file: "b-Q4_K_M.gguf".into(),
                 done_bytes: GIB,
@@ -124,7 +124,7 @@ fn full() -> DashboardState {
                 total_steps: 9,
             });
             snapshot.switch_target = Some(SwitchTarget {
-                level: "moderate".into(),
+                level: v1::Level::Moderate.into(),
                 budget_bytes: 4 * GIB,
             });
             let mut fidelity = summary(9, RequestState::Running);

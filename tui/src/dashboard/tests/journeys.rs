@@ -201,7 +201,7 @@ fn a_switch_shows_how_far_it_is() {
         total_steps: 9,
     });
     next.switch_target = Some(SwitchTarget {
-        level: "aggressive".into(),
+        level: v1::Level::Aggressive.into(),
         budget_bytes: 4 << 30,
     });
     feed(&mut state, Event::Snapshot(next));

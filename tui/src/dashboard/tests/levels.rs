@@ -13,7 +13,7 @@ mod questions;
 
 /// A plan with all that a page can say of one.
 fn full_plan(level: Level, budget_bytes: u64) -> Plan {
-    let kind = |kind: &str, bytes| PlannedMemory {
+    let kind = |kind: MemoryKind, bytes| PlannedMemory {
         kind: kind.into(),
         bytes,
     };
@@ -28,12 +28,12 @@ fn full_plan(level: Level, budget_bytes: u64) -> Plan {
             decompress_bytes: 0,
         }),
         memory: vec![
-            kind("weights", peak_bytes / 2),
-            kind("staging_buffers", peak_bytes / 4),
-            kind("activations", peak_bytes / 8),
-            kind("logits", peak_bytes / 16),
-            kind("kv_cache", 0),
-            kind("scratch", peak_bytes / 16),
+            kind(MemoryKind::Weights, peak_bytes / 2),
+            kind(MemoryKind::StagingBuffers, peak_bytes / 4),
+            kind(MemoryKind::Activations, peak_bytes / 8),
+            kind(MemoryKind::Logits, peak_bytes / 16),
+            kind(MemoryKind::KvCache, 0),
+            kind(MemoryKind::Scratch, peak_bytes / 16),
         ],
         notes: match level {
             Level::Aggressive => vec!["model.norm stays in f32".into()],
@@ -73,7 +73,7 @@ fn select(state: &mut DashboardState, level: Level) {
     }
 }
 
-fn measured(level: &str, mean_kl_nats: f64) -> Event {
+fn measured(level: v1::Level, mean_kl_nats: f64) -> Event {
     Event::Measured(Ok(Box::new(FidelityResult {
         level: level.into(),
         mean_kl_nats,
@@ -96,7 +96,7 @@ fn after(change: impl FnOnce(&mut Snapshot)) -> Event {
 fn in_force(level: Level) -> Event {
     after(|snapshot| {
         snapshot.plan = Some(full_plan(level, 4 << 30));
-        snapshot.settings.as_mut().expect("set").level = level.name().into();
+        snapshot.settings.as_mut().expect("set").level = v1::Level::from(level).into();
         snapshot.passes = Some(PassStatistics {
             count: 3,
             mean_ms: Some(500.0),
@@ -139,7 +139,7 @@ fn asked(state: &DashboardState) -> &str {
 
 fn apply(level: Level, budget_bytes: Option<u64>) -> Effect {
     Effect::Apply(Box::new(ApplyRequest {
-        level: Some(level.name().into()),
+        level: v1::Level::from(level).into(),
         budget_bytes,
         ..Default::default()
     }))
@@ -153,7 +153,7 @@ fn a_lossy_level_is_asked_about_with_what_was_measured() {
     assert!(asked(&state).contains("by how much was not measured"));
     press(&mut state, KeyCode::Char('n'));
     assert_eq!((state.mode(), &state.levels.change), (Mode::Page, &None));
-    feed(&mut state, measured("moderate", 0.0123));
+    feed(&mut state, measured(v1::Level::Moderate, 0.0123));
     press(&mut state, KeyCode::Enter);
     let text = asked(&state);
     assert!(
@@ -253,7 +253,7 @@ fn what_a_change_did_stays_on_the_page() {
                 total_steps: 0,
             });
             snapshot.switch_target = Some(SwitchTarget {
-                level: "moderate".into(),
+                level: v1::Level::Moderate.into(),
                 budget_bytes: 4 << 30,
             });
         }),
@@ -288,7 +288,7 @@ fn a_change_that_others_asked_for_shows_how_far_it_is() {
                 total_steps: 9,
             });
             snapshot.switch_target = Some(SwitchTarget {
-                level: "aggressive".into(),
+                level: v1::Level::Aggressive.into(),
                 budget_bytes: 4 << 30,
             });
         }),
@@ -332,11 +332,11 @@ fn fidelity_is_measured_shown_and_kept() {
         screen.contains("━━━━━─────────────── measuring moderate: pass 12 of 48"),
         "{screen}"
     );
-    feed(&mut state, measured("moderate", 0.0123));
+    feed(&mut state, measured(v1::Level::Moderate, 0.0123));
     assert_eq!(state.levels.measuring, None);
     // Measured once more, it takes the place of the first.
-    feed(&mut state, measured("moderate", 0.0321));
-    feed(&mut state, measured("aggressive", 0.21));
+    feed(&mut state, measured(v1::Level::Moderate, 0.0321));
+    feed(&mut state, measured(v1::Level::Aggressive, 0.21));
     assert_eq!(state.fidelity.len(), 2);
     let fidelity = state.fidelity_of(Level::Auto).expect("of moderate");
     assert_eq!((fidelity.mean_kl_nats, fidelity.rows), (0.0321, 1_024));
@@ -416,7 +416,7 @@ fn the_dial_asks_before_answers_differ_and_is_sent_from_then_on() {
     let [Effect::Generate { request: sent, .. }, ..] = &effects[..] else {
         panic!("{effects:?}");
     };
-    assert_eq!(sent.dial(), sluice_proto::v1::DecodingPreset::Fast);
+    assert_eq!(sent.dial(), v1::DecodingPreset::Fast);
 }
 
 #[test]

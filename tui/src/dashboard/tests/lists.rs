@@ -22,7 +22,7 @@ fn ended_request(request_id: u64, kind: RequestKind) -> RequestSummary {
     row
 }
 
-fn measurement(level: &str, parameters: u64) -> FidelityMeasurement {
+fn measurement(level: v1::Level, parameters: u64) -> FidelityMeasurement {
     FidelityMeasurement {
         model: "sluice-demo".into(),
         parameters,
@@ -97,8 +97,8 @@ fn a_job_of_a_new_daemon_is_not_taken_for_one_of_the_old() {
 fn what_others_measured_is_known_here() {
     let mut state = choosing();
     let all = vec![
-        measurement("moderate", 12_345_678),
-        measurement("aggressive", 1),
+        measurement(v1::Level::Moderate, 12_345_678),
+        measurement(v1::Level::Aggressive, 1),
     ];
     feed(&mut state, Event::Fidelity(all));
     let known = state.fidelity_of(Level::Moderate).expect("measured");

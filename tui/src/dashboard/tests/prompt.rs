@@ -157,7 +157,7 @@ fn a_second_prompt_waits_for_the_answer_and_is_sent_then() {
     let [Effect::Generate { serial: 2, request }, ..] = &effects[..] else {
         panic!("{effects:?}");
     };
-    let Some(sluice_proto::v1::generate_request::Input::Chat(chat)) = &request.input else {
+    let Some(v1::generate_request::Input::Chat(chat)) = &request.input else {
         panic!("{request:?}");
     };
     let contents: Vec<_> = chat.messages.iter().map(|m| m.content.as_str()).collect();

@@ -105,9 +105,11 @@ fn a_card_that_computes() {
 fn a_card_of_which_little_is_known_shows_no_zeros() {
     let state = on_card(|device| {
         device.free_bytes = None;
-        device.memory.retain(|kind| kind.kind != "context");
+        device
+            .memory
+            .retain(|kind| kind.kind() != MemoryKind::Context);
         device.gpu = Some(GpuStatus {
-            compute_dtype: "f16".into(),
+            compute_dtype: Dtype::F16.into(),
             compute_capability: "7.5".into(),
             ..Default::default()
         });
@@ -118,7 +120,7 @@ fn a_card_of_which_little_is_known_shows_no_zeros() {
 #[test]
 fn a_cpu_that_computes_for_want_of_a_card() {
     let state = on_card(|device| {
-        device.kind = "cpu".into();
+        device.kind = DeviceKind::Cpu.into();
         device.gpu = None;
         device.gpu_unavailable = Some(GpuUnavailable {
             reason: "NVIDIA's driver finds no GPU".into(),
@@ -139,7 +141,7 @@ fn a_cpu_that_computes_for_want_of_a_card() {
 #[test]
 fn a_machine_without_a_card_is_not_reminded_of_it() {
     let state = on_card(|device| {
-        device.kind = "cpu".into();
+        device.kind = DeviceKind::Cpu.into();
         device.gpu = None;
         device.gpu_unavailable = Some(GpuUnavailable {
             reason: "cannot use NVIDIA's driver: there is none".into(),

@@ -15,7 +15,7 @@ use super::super::{
     table::{Cell, Column, Table, bar, column},
 };
 use crate::{
-    json,
+    formats,
     paint::Role,
     text::{clip, sanitise_line},
 };
@@ -228,10 +228,7 @@ fn model_row(model: &Model) -> Vec<Cell> {
         (None, 0, shape) => shape.map(|shape| shape.weight_bytes),
         (None, bytes, _) => Some(bytes),
     };
-    let format = match (model.file_format.as_str(), shape) {
-        ("", Some(shape)) => shape.formats.join(" + "),
-        (format, _) => format.to_owned(),
-    };
+    let format = formats::file_format(model).unwrap_or_default();
     let role = match model.state() {
         ModelState::Ready => Role::Good,
         ModelState::Loading | ModelState::Pulling | ModelState::Partial => Role::Warning,
@@ -262,7 +259,7 @@ fn state_words(model: &Model) -> String {
         ModelState::Ready => "loaded".to_owned(),
         ModelState::Available if model.is_demonstration => "built in".to_owned(),
         ModelState::Available => "on disk".to_owned(),
-        other => json::word(other),
+        other => other.to_string(),
     }
 }
 

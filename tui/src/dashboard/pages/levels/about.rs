@@ -21,7 +21,7 @@ use crate::{
     canvas::wrap_text,
     paint::{Paint, Role},
     plans,
-    text::{clip, sanitise_line, width},
+    text::{clip, width},
 };
 
 /// Columns of a bar that shows how far something is.
@@ -189,7 +189,7 @@ fn facts(plan: &Plan) -> Vec<String> {
         known(plan.block),
         known(plan.requests)
     );
-    if let Some(kv) = &plan.kv_cache_format {
+    if let Some(kv) = plans::kv_cache_format(plan) {
         for_what += &format!("; KV cache in {kv}");
     }
     let mut facts = vec![streamed, pass];
@@ -208,7 +208,7 @@ fn memory(plan: &Plan, columns: usize, paint: &Paint) -> Vec<Line<'static>> {
     let kinds = plan.memory.iter().filter(|kind| kind.bytes > 0);
     let kinds: Vec<_> = kinds
         .map(|kind| {
-            let (mark, role) = kind_look(&kind.kind);
+            let (mark, role) = kind_look(kind.kind());
             (kind, mark, paint.style(role))
         })
         .collect();
@@ -237,7 +237,7 @@ fn memory(plan: &Plan, columns: usize, paint: &Paint) -> Vec<Line<'static>> {
     let free = plan.budget_bytes.saturating_sub(sum);
     let free = (format!("{} of the budget left", units::bytes(free)), None);
     let kinds = kinds.iter().map(|(kind, mark, style)| {
-        let words = format!("{} {}", sanitise_line(&kind.kind), units::bytes(kind.bytes));
+        let words = format!("{} {}", kind.kind(), units::bytes(kind.bytes));
         (words, Some((*mark, *style)))
     });
     for (words, mark) in kinds.chain([free]) {

@@ -1,6 +1,6 @@
 //! Putting a level or a budget in force: the daemon is asked what that leads to, and the user where it is lossy or slow.
 
-use sluice_proto::v1::{ApplyRequest, Plan, PlanRequest, Snapshot};
+use sluice_proto::v1::{self, ApplyRequest, Plan, PlanRequest, Snapshot};
 use sluice_report::plan::switch_estimate;
 use sluice_shared::{level::Level, units};
 
@@ -23,7 +23,7 @@ pub(in super::super::super) fn choose(
     effects: &mut Vec<Effect>,
 ) {
     let request = ApplyRequest {
-        level: level.map(|level| level.name().to_owned()),
+        level: level.map_or(v1::Level::Unspecified, v1::Level::from).into(),
         budget_bytes,
         ..Default::default()
     };
@@ -43,7 +43,7 @@ pub(in super::super::super) fn choose(
     levels.serial += 1;
     let serial = levels.serial;
     let question = PlanRequest {
-        level: request.level.clone(),
+        level: request.level,
         budget_bytes,
         ..Default::default()
     };
@@ -139,11 +139,11 @@ fn takes(plan: &Plan) -> Option<String> {
 /// What is to be put in force, in words.
 fn named(request: &ApplyRequest) -> String {
     let budget = request.budget_bytes.map(units::bytes);
-    match (&request.level, budget) {
-        (Some(level), Some(budget)) => format!("level {level} within {budget}"),
-        (Some(level), None) => format!("level {level}"),
-        (None, Some(budget)) => format!("a budget of {budget}"),
-        (None, None) => "what is in force".to_owned(),
+    match (request.level(), budget) {
+        (v1::Level::Unspecified, Some(budget)) => format!("a budget of {budget}"),
+        (v1::Level::Unspecified, None) => "what is in force".to_owned(),
+        (level, Some(budget)) => format!("level {level} within {budget}"),
+        (level, None) => format!("level {level}"),
     }
 }
 
@@ -162,7 +162,7 @@ fn is_in_force(state: &DashboardState, level: Option<Level>, budget_bytes: Optio
     let Some(settings) = settings.filter(|_| !is_switching(state)) else {
         return false;
     };
-    let is_level = level.is_none_or(|level| level.name() == settings.level);
+    let is_level = level.is_none_or(|level| settings.level() == level.into());
     let is_budget = match (level, budget_bytes) {
         (_, None) => true,
         // Set by the user, the same budget stays where the daemon's own would change.
@@ -194,7 +194,7 @@ fn loss(state: &DashboardState, plan: &Plan, present: Option<&Plan>) -> Option<S
     if plan.is_lossless {
         return None;
     }
-    let level_of = |plan: &Plan| plan.level.parse::<Level>().ok();
+    let level_of = |plan: &Plan| plan.level().checked();
     let fidelity = |plan: &Plan| state.fidelity_of(level_of(plan)?);
     let Some(present) = present.filter(|present| !present.is_lossless) else {
         let measured = match fidelity(plan) {
@@ -219,7 +219,7 @@ fn loss(state: &DashboardState, plan: &Plan, present: Option<&Plan>) -> Option<S
         None => "by how much was not measured".to_owned(),
     };
     is_worse.then(|| {
-        let (after, before) = (&plan.level, &present.level);
+        let (after, before) = (plan.level(), present.level());
         format!("Level {after} loses more than {before}; {measured}.")
     })
 }
@@ -236,7 +236,7 @@ pub(in super::super::super) fn restore(state: &mut DashboardState, effects: &mut
     let is_foreseen = levels.tried.is_none()
         && settings.map(|settings| settings.budget_bytes)
             == before.map(|before| before.budget_bytes);
-    let level = before.and_then(|before| before.level.parse().ok());
+    let level = before.and_then(|before| before.level().checked());
     let plan = level.filter(|_| is_foreseen);
     let plan = plan.and_then(|level| levels.plan(level));
     let present = latest(state).and_then(|latest| latest.plan.as_ref());
@@ -251,7 +251,7 @@ pub(in super::super::super) fn restore(state: &mut DashboardState, effects: &mut
                 let takes = takes(plan).map_or_else(String::new, |takes| format!(" It takes {takes}."));
                 format!(
                     "Go back to {words}, level {}? Memory {} → {}, a pass {} → {}, predicted.{takes}",
-                    plan.level,
+                    plan.level(),
                     units::bytes(present.peak_bytes),
                     units::bytes(plan.peak_bytes),
                     plans::pass_time(present),

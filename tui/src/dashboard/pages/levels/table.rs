@@ -71,7 +71,7 @@ fn row(state: &DashboardState, level: Level) -> Vec<Cell> {
     let is_now = state.level_in_force() == Some(level);
     let answer = state.levels.answers.get(&level);
     if let (Level::Auto, Some(Ok(plan))) = (level, answer) {
-        name += &format!(": {}", plan.level);
+        name += &format!(": {}", plan.level());
     }
     let now = match is_now {
         true => Cell::styled("now", Role::Good),
@@ -103,7 +103,7 @@ fn figures(state: &DashboardState, level: Level, plan: &Plan) -> [Cell; 10] {
             "–".into(),
             Cell::styled(plan.not_loadable_reason.clone(), Role::Bad),
         ),
-        _ if let Some(other) = plan.equal_levels.first() => {
+        _ if let Some(other) = plan.equal_levels().next() => {
             let words = format!("the same weights as {other}");
             let share = match (plan.is_lossless, fidelity) {
                 (true, _) => percent(1.0),

@@ -19,7 +19,7 @@ fn asks_plan(serial: u64, level: Option<Level>, budget_bytes: Option<u64>) -> Ef
     Effect::AskPlan {
         serial,
         request: Box::new(PlanRequest {
-            level: level.map(|level| level.name().to_owned()),
+            level: level.map_or(v1::Level::Unspecified, v1::Level::from).into(),
             budget_bytes,
             ..Default::default()
         }),
@@ -33,7 +33,7 @@ fn foreseen(serial: u64, plan: Plan) -> Event {
     }
 }
 
-fn switching(level: &str) -> Event {
+fn switching(level: v1::Level) -> Event {
     after(|snapshot| {
         snapshot.weight_switch = Some(WeightSwitch {
             done_steps: 1,
@@ -206,7 +206,7 @@ fn what_changed_meanwhile_takes_the_wish_with_it() {
 fn one_can_go_back_while_a_switch_runs() {
     let mut state = chooser();
     feed(&mut state, changing(Level::Aggressive));
-    feed(&mut state, switching("aggressive"));
+    feed(&mut state, switching(v1::Level::Aggressive));
     select(&mut state, Level::Standard);
     let effects = press(&mut state, KeyCode::Enter);
     assert_eq!(effects, [apply(Level::Standard, None)]);
@@ -224,7 +224,7 @@ fn more_loss_is_asked_about_unless_it_was_measured_to_be_none() {
             "Level aggressive loses more than moderate; by how much",
         ),
         (
-            vec![("moderate", 0.01), ("aggressive", 0.2)],
+            vec![(v1::Level::Moderate, 0.01), (v1::Level::Aggressive, 0.2)],
             "KL 0.2000 nats",
         ),
     ] {
@@ -235,7 +235,7 @@ fn more_loss_is_asked_about_unless_it_was_measured_to_be_none() {
         assert!(asked(&state).contains(words), "{:?}", state.question);
         press(&mut state, KeyCode::Char('n'));
     }
-    feed(&mut state, measured("aggressive", 0.01));
+    feed(&mut state, measured(v1::Level::Aggressive, 0.01));
     let effects = press(&mut state, KeyCode::Enter);
     assert_eq!(effects, [apply(Level::Aggressive, None)]);
 }

@@ -1,0 +1,30 @@
+//! What a model's files and weights are, in words.
+
+use sluice_proto::v1::{FileFormat, Model, ModelShape};
+use sluice_shared::units;
+
+/// The formats that a model's weights are stored in: `q4_k + bf16`.
+#[must_use]
+pub fn weight_formats(shape: &ModelShape) -> String {
+    let formats: Vec<_> = shape.formats.iter().map(ToString::to_string).collect();
+    formats.join(" + ")
+}
+
+/// What a model's files are, or where it has none what its weights are; `None` where that is not known.
+#[must_use]
+pub fn file_format(model: &Model) -> Option<String> {
+    match (model.file_format(), &model.shape) {
+        (FileFormat::Unspecified, shape) => shape.as_ref().map(weight_formats),
+        (format, _) => Some(format.to_string()),
+    }
+}
+
+/// How much a model's files take, and what they are: `3.00 GiB of safetensors`.
+#[must_use]
+pub fn files(model: &Model) -> String {
+    let size = units::bytes(model.disk_bytes);
+    match model.file_format() {
+        FileFormat::Unspecified => size,
+        format => format!("{size} of {format}"),
+    }
+}
