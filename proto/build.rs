@@ -215,15 +215,16 @@ fn with_message(
     let has_fields = message.field.iter().any(|field| oneof_of(field).is_none());
     for oneof in oneofs {
         let path = format!("{path}.{oneof}");
-        // A message that is one of several and nothing else is an event.
-        let tag = if has_fields { oneof } else { "event" };
+        let attribute = match has_fields {
+            // A choice beside fields is under its own name, as any field is.
+            true => "#[serde(rename_all = \"snake_case\")]",
+            // A message that is one of several and nothing else is an event.
+            false => "#[serde(tag = \"event\", rename_all = \"snake_case\")]",
+        };
         config = config
             .field_attribute(&path, "#[serde(flatten)]")
             .enum_attribute(&path, derives(false))
-            .enum_attribute(
-                &path,
-                format!("#[serde(tag = \"{tag}\", rename_all = \"snake_case\")]"),
-            );
+            .enum_attribute(&path, attribute);
     }
     config
 }

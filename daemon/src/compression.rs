@@ -12,7 +12,7 @@ use sluice_checkpoint::{
 };
 use sluice_proto::{
     model::CompressionMethod,
-    v1::{JobKind, job_result::Kind},
+    v1::{OperationKind, operation::Outcome},
 };
 use sluice_report::container as report;
 use sluice_shared::{
@@ -25,8 +25,8 @@ use sluice_shared::{
 
 use crate::{
     config::Threads,
-    jobs::files::{compression_method, partial_path},
     offline::{ProgressLine, SystemError, print, until_signalled},
+    operations::files::{compression_method, partial_path},
     translate::container as wire,
 };
 
@@ -145,7 +145,7 @@ fn exit_code(result: Result<(), Failure>) -> u8 {
 }
 
 /// What came of it, as of a job that a daemon did.
-fn report_outcome(path: &str, result: &Kind, line: &ProgressLine) -> Result<(), Failure> {
+fn report_outcome(path: &str, result: &Outcome, line: &ProgressLine) -> Result<(), Failure> {
     for notice in report::notices(result) {
         eprintln!("{notice}");
     }
@@ -179,7 +179,7 @@ impl Compress {
             threads: self.threads.map_or(0, Threads::get),
             replace: self.force,
         };
-        let mut line = ProgressLine::new(report::verb(JobKind::Compress));
+        let mut line = ProgressLine::new(report::verb(OperationKind::Compress));
         let result = until_signalled(|cancel| {
             let source = Source::Folder(source);
             compression::compress(
@@ -198,7 +198,7 @@ impl Compress {
             let kept = kept.display();
             eprintln!("the finished part is kept in {kept}; run the same command again to resume");
         }
-        let made = Kind::Compressed(wire::compress_result(&made?));
+        let made = Outcome::Compress(wire::compress_result(&made?));
         report_outcome(&self.output.display().to_string(), &made, &line)
     }
 }
@@ -213,7 +213,7 @@ impl Decompress {
     fn run(&self) -> Result<(), Failure> {
         let container = compression::open(&self.file)?;
         let threads = self.threads.map_or(0, Threads::get);
-        let mut line = ProgressLine::new(report::verb(JobKind::Decompress));
+        let mut line = ProgressLine::new(report::verb(OperationKind::Decompress));
         let result = until_signalled(|cancel| {
             compression::decompress(
                 &container,
@@ -224,7 +224,7 @@ impl Decompress {
             )
         });
         line.clear();
-        let made = Kind::Decompressed(wire::decompress_result(&result??));
+        let made = Outcome::Decompress(wire::decompress_result(&result??));
         report_outcome(&self.output.display().to_string(), &made, &line)
     }
 }
@@ -238,14 +238,14 @@ pub fn verify(options: &Verify) -> u8 {
 impl Verify {
     fn run(&self) -> Result<(), Failure> {
         let container = compression::open(&self.file)?;
-        let mut line = ProgressLine::new(report::verb(JobKind::Verify));
+        let mut line = ProgressLine::new(report::verb(OperationKind::Verify));
         let result = until_signalled(|cancel| {
             compression::verify(&container, cancel, &mut |_, amount| {
                 line.show(amount.done_bytes, amount.total_bytes);
             })
         });
         line.clear();
-        let found = Kind::Verified(wire::verify_result(&container, &result??));
+        let found = Outcome::Verify(wire::verify_result(&container, &result??));
         report_outcome(container.path(), &found, &line)
     }
 }

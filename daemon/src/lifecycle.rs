@@ -409,8 +409,7 @@ async fn engine_death(daemon: &Daemon) {
 /// Takes nothing new and lets what runs finish, for a stated time.
 async fn drain(daemon: &Daemon, seconds: u64) {
     daemon.drain();
-    // Nobody waits for hours of coding; what is done is kept.
-    daemon.jobs.close();
+    daemon.operations.close();
     systemd::stopping("waiting for requests to finish");
     let active = daemon.requests.active();
     if active.is_empty() {
@@ -443,8 +442,9 @@ async fn drain(daemon: &Daemon, seconds: u64) {
 /// Ends jobs and watchers, lets the last events reach their readers, closes connections.
 async fn close(daemon: &Daemon, mut server: JoinHandle<Result<(), tonic::transport::Error>>) {
     daemon.drain();
-    daemon.jobs.close();
-    if timeout(CANCEL_GRACE, daemon.jobs.idle()).await.is_err() {
+    daemon.operations.close();
+    let idle = daemon.operations.idle(&v1::OperationKind::FILES);
+    if timeout(CANCEL_GRACE, idle).await.is_err() {
         tracing::warn!("a job does not end; leaving it");
     }
     daemon.closing.cancel();

@@ -10,9 +10,8 @@ use sluice_proto::v1;
 use twox_hash::XxHash3_64;
 
 use crate::{
-    events::figures::Figures,
-    models::ServingModel,
-    requests::{ChangeNotifier, RecordEvent},
+    events::figures::Figures, models::ServingModel, operations::ChangeNotifier,
+    requests::RecordEvent,
 };
 
 /// Measurements that are kept; beyond that the earliest goes.

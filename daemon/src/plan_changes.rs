@@ -10,7 +10,7 @@ use sluice_proto::v1;
 use sluice_shared::units;
 use tokio::sync::watch;
 
-use crate::{allocator, failure::Failure, requests::ChangeNotifier, translate};
+use crate::{allocator, failure::Failure, operations::ChangeNotifier, translate};
 
 /// How far a change is: a full picture, so that the latest is enough.
 #[derive(Debug, Clone, Default)]

@@ -9,6 +9,7 @@
 pub mod client;
 mod json;
 pub mod model;
+pub mod operations;
 mod words;
 
 /// Generated messages and services of package `sluice.v1`.

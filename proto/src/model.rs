@@ -391,7 +391,11 @@ fn pin(wire: v1::CanvasPin) -> Result<Pin, InvalidField> {
 }
 
 /// A value that this side knows; a newer client's must not be taken for the default.
-fn known<T: TryFrom<i32>>(field: &'static str, value: i32) -> Result<T, InvalidField> {
+/// The value of an enum's field.
+///
+/// # Errors
+/// When the schema of this program has no such value.
+pub fn known<T: TryFrom<i32>>(field: &'static str, value: i32) -> Result<T, InvalidField> {
     T::try_from(value).map_err(|_| invalid(field, format!("has no value {value}")))
 }
 

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use sluice_proto::v1::{
     CompressResult, CompressionSummary, ContainerContents, ContainerTensor, DecompressResult,
-    JobKind, VerifyResult, job_result::Kind,
+    OperationKind, VerifyResult, operation::Outcome,
 };
 use sluice_shared::units;
 
@@ -143,12 +143,12 @@ pub fn json(contents: &ContainerContents) -> Value {
 
 /// What a job is doing.
 #[must_use]
-pub fn verb(kind: JobKind) -> &'static str {
+pub fn verb(kind: OperationKind) -> &'static str {
     match kind {
-        JobKind::Compress => "compressing",
-        JobKind::Decompress => "writing",
-        JobKind::Verify => "verifying",
-        JobKind::Unspecified => "working",
+        OperationKind::Compress => "compressing",
+        OperationKind::Decompress => "writing",
+        OperationKind::Verify => "verifying",
+        _ => "working",
     }
 }
 
@@ -156,19 +156,24 @@ pub fn verb(kind: JobKind) -> &'static str {
 ///
 /// # Errors
 /// When the file is damaged; the line says so.
-pub fn outcome(path: &str, result: &Kind, elapsed_ms: f64) -> Result<String, String> {
+pub fn outcome(path: &str, result: &Outcome, elapsed_ms: f64) -> Result<String, String> {
     match result {
-        Kind::Compressed(made) => Ok(compressed(path, made, elapsed_ms)),
-        Kind::Decompressed(made) => Ok(decompressed(path, made, elapsed_ms)),
-        Kind::Verified(found) => verified(path, found),
+        Outcome::Compress(made) => Ok(compressed(path, made, elapsed_ms)),
+        Outcome::Decompress(made) => Ok(decompressed(path, made, elapsed_ms)),
+        Outcome::Verify(found) => verified(path, found),
+        // Of no work on files.
+        _ => Ok(format!(
+            "{path}: done in {}",
+            units::duration_ms(elapsed_ms)
+        )),
     }
 }
 
 /// What should be known beside [`outcome`]: tensors left out, work gone on with, places that are damaged.
 #[must_use]
-pub fn notices(result: &Kind) -> Vec<String> {
+pub fn notices(result: &Outcome) -> Vec<String> {
     match result {
-        Kind::Compressed(made) => {
+        Outcome::Compress(made) => {
             let left_out = made.omitted_files.iter();
             let left_out = left_out.map(|name| format!("omitted: {name}"));
             let resumed = (made.resumed_tensors > 0).then(|| {
@@ -177,11 +182,11 @@ pub fn notices(result: &Kind) -> Vec<String> {
             });
             left_out.chain(resumed).collect()
         }
-        Kind::Decompressed(_) => Vec::new(),
-        Kind::Verified(found) => {
+        Outcome::Verify(found) => {
             let places = found.damage.iter();
             places.map(|place| format!("damaged: {place}")).collect()
         }
+        _ => Vec::new(),
     }
 }
 

@@ -9,7 +9,7 @@ use sluice_proto::{
     client,
     v1::{
         GetSnapshotRequest, Snapshot, generation_service_client::GenerationServiceClient,
-        job_service_client::JobServiceClient, model_service_client::ModelServiceClient,
+        model_service_client::ModelServiceClient, operation_service_client::OperationServiceClient,
         optimizer_service_client::OptimizerServiceClient,
         telemetry_service_client::TelemetryServiceClient,
     },
@@ -68,10 +68,10 @@ impl DaemonConnection {
             .max_encoding_message_size(client::MESSAGE_BYTES_MAX)
     }
 
-    /// Jobs.
+    /// Operations of all kinds.
     #[must_use]
-    pub fn jobs(&self) -> JobServiceClient<Channel> {
-        JobServiceClient::new(self.channel.clone())
+    pub fn operations(&self) -> OperationServiceClient<Channel> {
+        OperationServiceClient::new(self.channel.clone())
             .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
     }
 

@@ -56,8 +56,8 @@ mod tests {
     use serde_json::{Value, json};
     use sluice_proto::v1::{
         ApplyResult, CanvasToken, DaemonState, DeviceStatus, FinishReason, GenerationPass,
-        GpuStatus, HostStatus, Snapshot, TokenState, WeightSwitch, apply_response, job_event,
-        job_result, load_model_response,
+        GpuStatus, HostStatus, Operation, OperationKind, Snapshot, TokenState, WeightSwitch,
+        apply_response, load_model_response, operation::Outcome,
     };
 
     use super::*;
@@ -149,14 +149,18 @@ mod tests {
 
     #[test]
     fn a_result_says_what_it_is_of() {
-        let result = line(&job_event::Kind::Result(sluice_proto::v1::JobResult {
-            kind: Some(job_result::Kind::Decompressed(Default::default())),
-            elapsed_ms: 2.0,
-        }));
-        assert_eq!(
-            result,
-            r#"{"event":"result","elapsed_ms":2.0,"kind":"decompressed","original_bytes":0,"files":0}"#
-        );
+        let operation = line(&Operation {
+            operation_id: 7,
+            kind: OperationKind::Decompress.into(),
+            outcome: Some(Outcome::Decompress(Default::default())),
+            ..Default::default()
+        });
+        let operation: Value = serde_json::from_str(&operation).unwrap();
+        assert_eq!(operation["kind"], "decompress");
+        let result = json!({"original_bytes": 0, "files": 0});
+        assert_eq!(operation["decompress"], result);
+        // What it has not is no key.
+        assert_eq!(operation.get("verify"), None);
     }
 
     #[test]

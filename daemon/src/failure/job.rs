@@ -14,14 +14,14 @@ use super::{
 pub(super) fn of(failure: &Failure) -> ErrorRow {
     match failure {
         Failure::Compression { error, .. } => compression(error),
-        Failure::JobInProgress { id, .. } => ErrorRow::new(Code::ResourceExhausted, "JOB_IN_PROGRESS")
+        Failure::OperationInProgress { id, .. } => ErrorRow::new(Code::ResourceExhausted, "OPERATION_IN_PROGRESS")
             .hint(format!(
                 "`sluice jobs` shows its progress, `sluice jobs cancel {id}` cancels it; `sluiced compress`, `decompress` and `verify` run \
                  without the daemon"
             ))
-            .figure("job_id", id),
+            .figure("operation_id", id),
         Failure::JobCancelled { partial_path: kept, by_shutdown } => {
-            let row = ErrorRow::new(Code::Cancelled, "JOB_CANCELLED");
+            let row = ErrorRow::new(Code::Cancelled, "CANCELLED");
             match (kept, by_shutdown) {
                 (None, false) => row,
                 (None, true) => row.hint("start sluiced again and repeat"),
@@ -31,9 +31,6 @@ pub(super) fn of(failure: &Failure) -> ErrorRow {
                 }
             }
         }
-        Failure::UnknownJob { id } => ErrorRow::new(Code::NotFound, "UNKNOWN_JOB")
-            .hint("`sluice jobs` lists running and recently finished jobs")
-            .figure("job_id", id),
         _ => unreachable!("the table asks for rows of jobs alone"),
     }
 }
@@ -65,7 +62,7 @@ fn compression(error: &CompressError) -> ErrorRow {
         }
         CompressError::Io { path, cause, .. } => io(cause).figure("path", path.display()),
         CompressError::Threads(_) => ErrorRow::new(Code::Internal, "NO_THREADS"),
-        CompressError::Cancelled => ErrorRow::new(Code::Cancelled, "JOB_CANCELLED"),
+        CompressError::Cancelled => ErrorRow::new(Code::Cancelled, "CANCELLED"),
     };
     // The program alone says the same.
     match error.hint() {
@@ -102,7 +99,7 @@ fn container(error: &ContainerError) -> ErrorRow {
         ContainerError::Busy { path } => {
             ErrorRow::new(Code::FailedPrecondition, "OUTPUT_BUSY").figure("path", path)
         }
-        ContainerError::Cancelled => ErrorRow::new(Code::Cancelled, "JOB_CANCELLED"),
+        ContainerError::Cancelled => ErrorRow::new(Code::Cancelled, "CANCELLED"),
     }
 }
 

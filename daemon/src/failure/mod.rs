@@ -11,7 +11,7 @@ use sluice_engine::{EngineError, RequestError, event::Outcome};
 use sluice_hub::{HubError, HubNameError};
 use sluice_ops::OpsError;
 use sluice_plan::PlanError;
-use sluice_proto::model::InvalidField;
+use sluice_proto::{model::InvalidField, v1};
 use sluice_tokenizer::TokenizerError;
 use tonic::Status;
 
@@ -215,16 +215,6 @@ pub enum Failure {
         /// What the next one goes on with.
         partial_path: Option<PathBuf>,
     },
-    /// One job at a time.
-    #[error("job {id} is running: {kind} {path}; one job runs at a time")]
-    JobInProgress {
-        /// The one that runs.
-        id: u64,
-        /// What it does.
-        kind: &'static str,
-        /// What it reads.
-        path: String,
-    },
     /// Somebody stopped a job, or the daemon ends.
     #[error(
         "{}{}",
@@ -240,11 +230,29 @@ pub enum Failure {
         /// Whether it was the daemon's own doing.
         by_shutdown: bool,
     },
-    /// No job of that id, or no longer.
-    #[error("there is no job {id}")]
-    UnknownJob {
+    /// No operation of that id, or no longer.
+    #[error("there is no operation {id}")]
+    UnknownOperation {
         /// What was asked for.
         id: u64,
+    },
+    /// Work on files is done one after another.
+    #[error("job {id} is running: {kind} {path}; one job runs at a time")]
+    OperationInProgress {
+        /// The one that runs.
+        id: u64,
+        /// What it does.
+        kind: v1::OperationKind,
+        /// What it reads.
+        path: String,
+    },
+    /// An operation that goes on until it is done, or another takes its place.
+    #[error("operation {id} ({kind}) can't be cancelled")]
+    NotCancellable {
+        /// What was asked for.
+        id: u64,
+        /// What it does.
+        kind: v1::OperationKind,
     },
     /// The daemon is shutting down.
     #[error("sluiced is shutting down")]

@@ -173,9 +173,16 @@ fn row(failure: &Failure) -> ErrorRow {
         | Failure::PullingAnother { .. }
         | Failure::PullCancelled { .. } => library::of(failure),
         Failure::Compression { .. }
-        | Failure::JobInProgress { .. }
-        | Failure::JobCancelled { .. }
-        | Failure::UnknownJob { .. } => job::of(failure),
+        | Failure::OperationInProgress { .. }
+        | Failure::JobCancelled { .. } => job::of(failure),
+        Failure::UnknownOperation { id } => ErrorRow::new(Code::NotFound, "UNKNOWN_OPERATION")
+            .hint("`sluice jobs` lists jobs; finished ones are listed for a while only")
+            .figure("operation_id", id),
+        Failure::NotCancellable { id, .. } => {
+            ErrorRow::new(Code::FailedPrecondition, "NOT_CANCELLABLE")
+                .hint("ask for another change, such as `sluice restore`, which takes its place")
+                .figure("operation_id", id)
+        }
         // No retry delay: it will not come back by itself.
         Failure::Draining => {
             ErrorRow::new(Code::Unavailable, "DRAINING").hint("start sluiced again and repeat")

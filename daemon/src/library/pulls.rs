@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::Library;
-use crate::{failure::Failure, requests::ChangeNotifier};
+use crate::{failure::Failure, operations::ChangeNotifier};
 
 /// Downloads at once; more would only share the line.
 const PULLS_MAX: usize = 4;

@@ -24,7 +24,7 @@ pub use self::{
 use crate::{
     failure::Failure,
     model_name::{ModelName, embedded},
-    requests::ChangeNotifier,
+    operations::ChangeNotifier,
     settings::{LoadSettings, ModelSettings},
     translate,
 };

@@ -13,39 +13,16 @@ use std::{
 
 use sluice_engine::runtime::RequestTicket;
 use sluice_proto::v1;
-use tokio::sync::watch;
 
 pub use self::record::{
     NOTICES_MAX, RecordEvent, RecordReader, RequestDescription, RequestEnd, RequestRecord,
 };
+use crate::operations::ChangeNotifier;
 
 /// Requests that are remembered after their end.
 pub const ENDED_MAX: usize = 64;
 /// Bytes that they may hold together, as the wire counts.
 pub const ENDED_BYTES_MAX: usize = 16 << 20;
-
-/// Tells whoever watches the whole daemon that something changed; not what.
-#[derive(Debug, Clone)]
-pub struct ChangeNotifier(watch::Sender<()>);
-
-impl Default for ChangeNotifier {
-    fn default() -> Self {
-        Self(watch::Sender::new(()))
-    }
-}
-
-impl ChangeNotifier {
-    /// Something changed.
-    pub fn tell(&self) {
-        self.0.send_replace(());
-    }
-
-    /// Changes from now on.
-    #[must_use]
-    pub fn subscribe(&self) -> watch::Receiver<()> {
-        self.0.subscribe()
-    }
-}
 
 /// Figures since the daemon started.
 #[derive(Debug, Default)]

@@ -5,9 +5,9 @@ mod deadline;
 mod follow;
 mod generation;
 mod incoming;
-mod job;
 mod library;
 mod model;
+mod operation;
 mod optimizer;
 mod persistence;
 mod requests;
@@ -30,8 +30,9 @@ use sluice_proto::{
     FILE_DESCRIPTOR_SET,
     client::MESSAGE_BYTES_MAX,
     v1::{
-        generation_service_server::GenerationServiceServer, job_service_server::JobServiceServer,
-        model_service_server::ModelServiceServer, optimizer_service_server::OptimizerServiceServer,
+        generation_service_server::GenerationServiceServer,
+        model_service_server::ModelServiceServer, operation_service_server::OperationServiceServer,
+        optimizer_service_server::OptimizerServiceServer,
         telemetry_service_server::TelemetryServiceServer,
     },
 };
@@ -44,12 +45,12 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 pub(crate) use self::library::remember_path;
 use crate::{
     failure::Failure,
-    jobs::Jobs,
     library::{Library, Pulls},
     measurements::Measurements,
     models::Models,
+    operations::{ChangeNotifier, Operations},
     plan_changes::SwitchTarget,
-    requests::{ChangeNotifier, Requests},
+    requests::Requests,
     settings::ModelSettings,
     telemetry::{GpuFigures, HostFacts},
 };
@@ -77,8 +78,8 @@ pub struct Daemon {
     pub library: Arc<Library>,
     /// Those on their way.
     pub pulls: Arc<Pulls>,
-    /// Work on files.
-    pub jobs: Arc<Jobs>,
+    /// All that takes time.
+    pub operations: Arc<Operations>,
     /// Requests.
     pub requests: Arc<Requests>,
     /// Fidelity that was measured.
@@ -143,7 +144,7 @@ impl Daemon {
             models: Arc::new(models),
             library,
             pulls: Arc::new(pulls),
-            jobs: Arc::new(Jobs::new(changes.clone())),
+            operations: Arc::new(Operations::new(changes.clone())),
             requests: Arc::new(Requests::new(changes.clone())),
             measurements: Measurements::new(changes.clone()),
             changes,
@@ -226,8 +227,8 @@ pub async fn serve(
     tokio::spawn(follow_health(reporter, daemon.clone()));
 
     let generation = GenerationServiceServer::new(generation::Service(daemon.clone()));
-    let job = JobServiceServer::new(job::Service(daemon.clone()));
     let model = ModelServiceServer::new(model::Service(daemon.clone()));
+    let operation = OperationServiceServer::new(operation::Service(daemon.clone()));
     let optimizer = OptimizerServiceServer::new(optimizer::Service(daemon.clone()));
     let telemetry = TelemetryServiceServer::new(telemetry::Service(daemon.clone()));
     let closing = daemon.closing.clone();
@@ -241,8 +242,8 @@ pub async fn serve(
                 .max_decoding_message_size(REQUEST_BYTES_MAX)
                 .max_encoding_message_size(MESSAGE_BYTES_MAX),
         )
-        .add_service(job.max_decoding_message_size(REQUEST_BYTES_MAX))
         .add_service(model.max_decoding_message_size(REQUEST_BYTES_MAX))
+        .add_service(operation.max_decoding_message_size(REQUEST_BYTES_MAX))
         .add_service(optimizer.max_decoding_message_size(REQUEST_BYTES_MAX))
         .add_service(telemetry.max_decoding_message_size(REQUEST_BYTES_MAX))
         .add_service(health)
@@ -280,8 +281,8 @@ async fn report_health(reporter: &HealthReporter, daemon: &Daemon) {
     for (service, serving) in [
         ("", open),
         ("sluice.v1.GenerationService", generates),
-        ("sluice.v1.JobService", open),
         ("sluice.v1.ModelService", open),
+        ("sluice.v1.OperationService", open),
         ("sluice.v1.OptimizerService", open),
         ("sluice.v1.TelemetryService", open),
     ] {

@@ -6,7 +6,9 @@ use sluice_checkpoint::family::PublishedShape;
 use sluice_engine::{EngineError, PlanOptions, PlanSettings, Work, runtime::ModelOutline};
 use sluice_plan::PlanError;
 use sluice_proto::{
-    model::{Measuring, PlannedModel, Planning, RestoreTarget},
+    model::{
+        CompressJob, DecompressJob, Measuring, PlannedModel, Planning, RestoreTarget, VerifyJob,
+    },
     v1::{self, apply_response::Kind, optimizer_service_server::OptimizerService},
 };
 use sluice_shared::{
@@ -20,6 +22,7 @@ use super::{
     Daemon,
     deadline::Deadline,
     follow::{FollowUpdate, follow},
+    operation,
     persistence::PendingWrite,
     requests::{self, ResponseStream},
 };
@@ -43,6 +46,9 @@ impl OptimizerService for Service {
     type ApplyStream = ResponseStream<v1::ApplyResponse>;
     type RestoreStream = ResponseStream<v1::ApplyResponse>;
     type MeasureFidelityStream = ResponseStream<v1::MeasureFidelityResponse>;
+    type CompressStream = ResponseStream<v1::CompressResponse>;
+    type DecompressStream = ResponseStream<v1::DecompressResponse>;
+    type VerifyStream = ResponseStream<v1::VerifyResponse>;
 
     async fn plan(
         &self,
@@ -121,6 +127,37 @@ impl OptimizerService for Service {
         Ok(Response::new(v1::ListFidelityResponse {
             measurements: self.0.measurements.all(),
         }))
+    }
+
+    async fn compress(
+        &self,
+        request: Request<v1::CompressRequest>,
+    ) -> Result<Response<Self::CompressStream>, Status> {
+        self.0.check_open()?;
+        let asked = CompressJob::try_from(request.into_inner()).map_err(Failure::from)?;
+        let model = self.0.subject(asked.source.clone()).await?;
+        let operation = self.0.operations.compress(&model, asked)?;
+        Ok(Response::new(operation::follow(operation, &self.0.closing)))
+    }
+
+    async fn decompress(
+        &self,
+        request: Request<v1::DecompressRequest>,
+    ) -> Result<Response<Self::DecompressStream>, Status> {
+        self.0.check_open()?;
+        let asked = DecompressJob::try_from(request.into_inner()).map_err(Failure::from)?;
+        let operation = self.0.operations.decompress(asked)?;
+        Ok(Response::new(operation::follow(operation, &self.0.closing)))
+    }
+
+    async fn verify(
+        &self,
+        request: Request<v1::VerifyRequest>,
+    ) -> Result<Response<Self::VerifyStream>, Status> {
+        self.0.check_open()?;
+        let asked = VerifyJob::try_from(request.into_inner()).map_err(Failure::from)?;
+        let operation = self.0.operations.verify(asked)?;
+        Ok(Response::new(operation::follow(operation, &self.0.closing)))
     }
 }
 

@@ -46,7 +46,9 @@ pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
         requests: active.iter().map(|record| record.summary()).collect(),
         totals: Some(daemon.requests.totals().to_wire()),
         settings: Some(settings(daemon)),
-        jobs: daemon.jobs.running(),
+        operations: (daemon.operations.active().iter())
+            .map(|operation| operation.to_wire())
+            .collect(),
         ..weights(daemon)
     }
 }

@@ -9,15 +9,15 @@ use std::{
 use rustix::process::Signal;
 use sluice_proto::{
     client::CallError,
-    v1::{self, compress_request::How, job_event::Kind, job_result},
+    v1::{self, compress_request::How, operation::Outcome},
 };
 use tempfile::TempDir;
-use tonic::{Code, Response, Status, Streaming};
+use tonic::{Code, Streaming};
 
 use crate::support::{
     Daemon,
     checkpoints::{self, contents, demo},
-    done, generate, run, tokens, until, within,
+    done, generate, jobs_of, pictures, rest_of, run, tokens, until, within,
 };
 
 /// A daemon with the small fixture loaded, and a folder to work in.
@@ -69,75 +69,65 @@ impl Setting {
         }
     }
 
-    async fn compress(&self, request: v1::CompressRequest) -> Result<Vec<Kind>, CallError> {
-        all(self.daemon.jobs().await.compress(request).await).await
+    async fn compress(
+        &self,
+        request: v1::CompressRequest,
+    ) -> Result<Vec<v1::Operation>, CallError> {
+        pictures(self.daemon.optimizer().await.compress(request).await).await
     }
 
-    async fn decompress(&self, file: &str, output: &str) -> Result<Vec<Kind>, CallError> {
+    async fn decompress(&self, file: &str, output: &str) -> Result<Vec<v1::Operation>, CallError> {
         let request = v1::DecompressRequest {
             input_path: self.text(file),
             output_path: self.text(output),
             threads: None,
         };
-        all(self.daemon.jobs().await.decompress(request).await).await
+        pictures(self.daemon.optimizer().await.decompress(request).await).await
     }
 
-    async fn verify(&self, file: &str) -> Result<Vec<Kind>, CallError> {
+    async fn verify(&self, file: &str) -> Result<Vec<v1::Operation>, CallError> {
         let path = self.text(file);
         let request = v1::VerifyRequest { input_path: path };
-        all(self.daemon.jobs().await.verify(request).await).await
+        pictures(self.daemon.optimizer().await.verify(request).await).await
     }
 
     /// Begins a job, and reads it until some of it is done.
-    async fn begun(&self, request: v1::CompressRequest) -> (u64, Streaming<v1::JobEvent>) {
-        let answer = self.daemon.jobs().await.compress(request).await;
+    async fn begun(&self, request: v1::CompressRequest) -> (u64, Streaming<v1::CompressResponse>) {
+        let answer = self.daemon.optimizer().await.compress(request).await;
         let mut stream = answer.unwrap().into_inner();
-        let mut id = 0;
         loop {
-            let event = within("progress", stream.message()).await.unwrap().unwrap();
-            match event.kind.unwrap() {
-                Kind::Job(job) => id = job.job_id,
-                Kind::Progress(step) if step.done_bytes > 0 => return (id, stream),
-                Kind::Progress(_) => {}
-                Kind::Result(result) => panic!("it ended too soon: {result:?}"),
+            let picture = within("progress", stream.message()).await.unwrap().unwrap();
+            let job = picture.operation.unwrap();
+            assert!(job.is_active(), "it ended too soon: {job:?}");
+            if job.progress.is_some_and(|step| step.done > 0) {
+                return (job.operation_id, stream);
             }
         }
     }
 
-    async fn cancel(&self, job_id: u64) -> bool {
-        let request = v1::CancelJobRequest { job_id };
-        let answer = self.daemon.jobs().await.cancel_job(request).await;
-        answer.unwrap().into_inner().was_running
+    async fn cancel(&self, operation_id: u64) -> bool {
+        let request = v1::CancelOperationRequest { operation_id };
+        let mut client = self.daemon.operations().await;
+        let answer = client.cancel_operation(request).await;
+        answer.unwrap().into_inner().was_active
     }
 
-    async fn list(&self) -> Vec<v1::Job> {
-        let request = v1::ListJobsRequest {};
-        let answer = self.daemon.jobs().await.list_jobs(request).await;
-        answer.unwrap().into_inner().jobs
+    async fn list(&self) -> Vec<v1::Operation> {
+        let request = v1::ListOperationsRequest {
+            kinds: v1::OperationKind::FILES.map(Into::into).into(),
+            ..Default::default()
+        };
+        let mut client = self.daemon.operations().await;
+        let answer = client.list_operations(request).await;
+        answer.unwrap().into_inner().operations
     }
-}
-
-/// All events of a job.
-async fn all(
-    answer: Result<Response<Streaming<v1::JobEvent>>, Status>,
-) -> Result<Vec<Kind>, CallError> {
-    rest(answer?.into_inner()).await
-}
-
-async fn rest(mut stream: Streaming<v1::JobEvent>) -> Result<Vec<Kind>, CallError> {
-    let mut events = Vec::new();
-    while let Some(event) = within("an event", stream.message()).await? {
-        events.extend(event.kind);
-    }
-    Ok(events)
 }
 
 /// The result that a job ended with.
-fn result(events: &[Kind]) -> &job_result::Kind {
-    match events.last() {
-        Some(Kind::Result(result)) => result.kind.as_ref().unwrap(),
-        other => panic!("the last event is {other:?}"),
-    }
+fn result(pictures: &[v1::Operation]) -> &Outcome {
+    let last = pictures.last().expect("there is one at once");
+    assert_eq!(last.state(), v1::OperationState::Done);
+    last.outcome.as_ref().expect("it is done")
 }
 
 #[tokio::test]
@@ -150,13 +140,12 @@ async fn a_model_goes_into_a_file_and_back() {
         ..Default::default()
     };
     let events = setting.compress(request.clone()).await.unwrap();
-    let Kind::Job(job) = &events[0] else {
-        panic!("the job comes first: {events:?}")
-    };
-    assert_eq!((job.job_id, job.kind()), (1, v1::JobKind::Compress));
+    let job = &events[0];
+    assert_eq!(job.kind(), v1::OperationKind::Compress);
+    assert!(job.is_cancellable && job.created_unix_ms > 0);
     let cores = std::thread::available_parallelism().unwrap().get();
-    assert_eq!(job.threads as usize, (cores / 2).max(1));
-    let job_result::Kind::Compressed(made) = result(&events) else {
+    assert_eq!(job.threads, Some((cores / 2).max(1) as u32));
+    let Outcome::Compress(made) = result(&events) else {
         panic!("{events:?}")
     };
     let length = fs::metadata(setting.path("a.sluice")).unwrap().len();
@@ -173,19 +162,24 @@ async fn a_model_goes_into_a_file_and_back() {
     assert!(fs::read(setting.path("a.sluice")).unwrap() == before);
 
     let events = setting.verify("a.sluice").await.unwrap();
-    let job_result::Kind::Verified(found) = result(&events) else {
+    let Outcome::Verify(found) = result(&events) else {
         panic!("{events:?}")
     };
     assert_eq!((found.damaged_places, found.file_bytes), (0, length));
 
     let events = setting.decompress("a.sluice", "back").await.unwrap();
-    assert!(matches!(result(&events), job_result::Kind::Decompressed(_)));
+    assert!(matches!(result(&events), Outcome::Decompress(_)));
     assert!(contents(&setting.path("back")) == contents(&demo()));
     let error = setting.decompress("a.sluice", "back").await.unwrap_err();
     assert_eq!(error.reason.as_deref(), Some("OUTPUT_EXISTS"));
 
-    let states: Vec<_> = setting.list().await.iter().map(v1::Job::state).collect();
-    use v1::JobState::{Done, Failed};
+    let states: Vec<_> = setting
+        .list()
+        .await
+        .iter()
+        .map(v1::Operation::state)
+        .collect();
+    use v1::OperationState::{Done, Failed};
     assert_eq!(states, [Done, Failed, Done, Done, Failed]);
 }
 
@@ -201,7 +195,7 @@ async fn a_model_is_compressed_by_its_name_and_inspected() {
         ..Default::default()
     };
     let events = setting.compress(request).await.unwrap();
-    let job_result::Kind::Compressed(made) = result(&events) else {
+    let Outcome::Compress(made) = result(&events) else {
         panic!("{events:?}")
     };
     assert!(made.relative_error.is_some_and(|error| error < 0.2));
@@ -275,7 +269,7 @@ async fn damage_is_told_with_tensor_and_tile() {
     damaged[middle] ^= 1;
     fs::write(&path, damaged).unwrap();
     let events = setting.verify("a.sluice").await.unwrap();
-    let job_result::Kind::Verified(found) = result(&events) else {
+    let Outcome::Verify(found) = result(&events) else {
         panic!("{events:?}")
     };
     assert_eq!(found.damaged_places, 1);
@@ -388,22 +382,19 @@ async fn what_makes_no_sense_is_refused_with_its_reason() {
         let error = setting.compress(request).await.unwrap_err();
         assert_eq!((error.code, error.reason.as_deref()), (code, Some(reason)));
     }
-    let mut jobs = setting.daemon.jobs().await;
-    let error = CallError::from(
-        jobs.watch_job(v1::WatchJobRequest { job_id: 99 })
-            .await
-            .unwrap_err(),
-    );
+    let mut client = setting.daemon.operations().await;
+    let request = v1::WatchOperationRequest {
+        operation_id: 99,
+        follow: true,
+    };
+    let error = CallError::from(client.watch_operation(request).await.unwrap_err());
     assert_eq!(
         (error.code, error.reason.as_deref()),
-        (Code::NotFound, Some("UNKNOWN_JOB"))
+        (Code::NotFound, Some("UNKNOWN_OPERATION"))
     );
-    let error = CallError::from(
-        jobs.cancel_job(v1::CancelJobRequest { job_id: 99 })
-            .await
-            .unwrap_err(),
-    );
-    assert_eq!(error.reason.as_deref(), Some("UNKNOWN_JOB"));
+    let request = v1::CancelOperationRequest { operation_id: 99 };
+    let error = CallError::from(client.cancel_operation(request).await.unwrap_err());
+    assert_eq!(error.reason.as_deref(), Some("UNKNOWN_OPERATION"));
 }
 
 #[tokio::test]
@@ -414,23 +405,24 @@ async fn a_cancelled_job_leaves_no_output_and_the_next_goes_on_with_it() {
     let (id, stream) = setting.begun(setting.slowly("a.sluice")).await;
 
     // Others see it, and have to wait.
-    let running = setting.daemon.snapshot().await.jobs;
+    let snapshot = setting.daemon.snapshot().await;
+    let running = jobs_of(&snapshot);
     assert_eq!(running.len(), 1);
     assert_eq!(
-        (running[0].job_id, &running[0].output),
+        (running[0].operation_id, &running[0].output_path),
         (id, &setting.text("a.sluice"))
     );
     let error = setting.verify("a.sluice").await.unwrap_err();
     assert_eq!(
         (error.code, error.reason.as_deref()),
-        (Code::ResourceExhausted, Some("JOB_IN_PROGRESS"))
+        (Code::ResourceExhausted, Some("OPERATION_IN_PROGRESS"))
     );
 
     assert!(setting.cancel(id).await);
-    let error = rest(stream).await.unwrap_err();
+    let error = rest_of(stream).await.unwrap_err();
     assert_eq!(
         (error.code, error.reason.as_deref()),
-        (Code::Cancelled, Some("JOB_CANCELLED"))
+        (Code::Cancelled, Some("CANCELLED"))
     );
     assert!(
         error.message.contains("a.sluice.partial"),
@@ -439,12 +431,15 @@ async fn a_cancelled_job_leaves_no_output_and_the_next_goes_on_with_it() {
     );
     assert!(!setting.path("a.sluice").exists());
     assert!(contents(&setting.path("source")) == source);
-    assert_eq!(setting.list().await[0].state(), v1::JobState::Cancelled);
-    assert!(setting.daemon.snapshot().await.jobs.is_empty());
+    assert_eq!(
+        setting.list().await[0].state(),
+        v1::OperationState::Cancelled
+    );
+    assert!(jobs_of(&setting.daemon.snapshot().await).is_empty());
     assert!(!setting.cancel(id).await, "it has ended");
 
     let events = setting.compress(setting.slowly("a.sluice")).await.unwrap();
-    let job_result::Kind::Compressed(made) = result(&events) else {
+    let Outcome::Compress(made) = result(&events) else {
         panic!("{events:?}")
     };
     assert!(made.resumed_tensors > 0);
@@ -463,19 +458,30 @@ async fn a_job_outlives_its_caller_and_generation_goes_on_beside_it() {
         .await
         .unwrap();
     assert_eq!(done(&events).token_ids.len(), 16);
-    assert_eq!(setting.list().await[0].state(), v1::JobState::Running);
+    assert_eq!(setting.list().await[0].state(), v1::OperationState::Running);
 
-    let request = v1::WatchJobRequest { job_id: id };
-    let answer = setting.daemon.jobs().await.watch_job(request).await;
-    let events = all(answer).await.unwrap();
-    assert!(matches!(&events[0], Kind::Job(job) if job.job_id == id));
-    assert!(matches!(result(&events), job_result::Kind::Compressed(_)));
+    let watch = async |follow: bool| {
+        let request = v1::WatchOperationRequest {
+            operation_id: id,
+            follow,
+        };
+        let mut client = setting.daemon.operations().await;
+        pictures(client.watch_operation(request).await)
+            .await
+            .unwrap()
+    };
+    let one = watch(false).await;
+    assert_eq!(
+        (one.len(), one[0].state()),
+        (1, v1::OperationState::Running)
+    );
+    let events = watch(true).await;
+    assert_eq!(events[0].operation_id, id);
+    assert!(matches!(result(&events), Outcome::Compress(_)));
     assert!(setting.path("a.sluice").exists());
 
     // Its end is remembered.
-    let request = v1::WatchJobRequest { job_id: id };
-    let again = setting.daemon.jobs().await.watch_job(request).await;
-    assert_eq!(all(again).await.unwrap().len(), 2);
+    assert_eq!(watch(true).await.len(), 1);
 }
 
 #[tokio::test]
@@ -484,10 +490,10 @@ async fn the_end_of_the_daemon_cancels_a_job_cleanly() {
     setting.large().await;
     let (_, stream) = setting.begun(setting.slowly("a.sluice")).await;
     setting.daemon.signal(Signal::TERM);
-    let error = rest(stream).await.unwrap_err();
+    let error = rest_of(stream).await.unwrap_err();
     assert_eq!(
         (error.code, error.reason.as_deref()),
-        (Code::Cancelled, Some("JOB_CANCELLED"))
+        (Code::Cancelled, Some("CANCELLED"))
     );
     assert!(
         error.message.contains("sluiced is shutting down"),
@@ -505,14 +511,12 @@ async fn the_end_of_the_daemon_cancels_a_job_cleanly() {
         folder: setting.folder,
     };
     let events = next.compress(next.slowly("a.sluice")).await.unwrap();
-    let job_result::Kind::Compressed(made) = result(&events) else {
+    let Outcome::Compress(made) = result(&events) else {
         panic!("{events:?}")
     };
     assert!(made.resumed_tensors > 0);
     let events = next.verify("a.sluice").await.unwrap();
-    assert!(
-        matches!(result(&events), job_result::Kind::Verified(found) if found.damaged_places == 0)
-    );
+    assert!(matches!(result(&events), Outcome::Verify(found) if found.damaged_places == 0));
 }
 
 #[tokio::test]
@@ -530,15 +534,13 @@ async fn a_cancelled_way_back_leaves_nothing() {
         output_path: setting.text("back"),
         threads: Some(1),
     };
-    let answer = setting.daemon.jobs().await.decompress(request).await;
+    let answer = setting.daemon.optimizer().await.decompress(request).await;
     let mut stream = answer.unwrap().into_inner();
     let first = within("the job", stream.message()).await.unwrap().unwrap();
-    let Some(Kind::Job(job)) = first.kind else {
-        panic!("the job comes first: {first:?}")
-    };
+    let job = first.operation.unwrap();
     // It may be done already on a fast machine; then it is whole.
-    match setting.cancel(job.job_id).await {
-        true => match rest(stream).await {
+    match setting.cancel(job.operation_id).await {
+        true => match rest_of(stream).await {
             Err(error) => assert!(
                 error.message.contains("nothing is left"),
                 "{}",
@@ -549,7 +551,7 @@ async fn a_cancelled_way_back_leaves_nothing() {
         false => assert!(setting.path("back").exists()),
     }
     until("the end of it", || async {
-        setting.daemon.snapshot().await.jobs.is_empty()
+        jobs_of(&setting.daemon.snapshot().await).is_empty()
     })
     .await;
     let names: Vec<_> = names(setting.folder.path());

@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use tonic::Status;
 
 pub use load::{EventCounts, StressLoad};
-pub use pictures::{generation_events, plan, switch_events};
+pub use pictures::{generation_events, job, plan, switch_events};
 use service::Service;
 
 /// One step of what the fake does when asked to generate.
@@ -43,8 +43,8 @@ pub struct ChangeScript {
     pub pull: Vec<pull_model_response::Kind>,
     /// The events of a change of level or budget.
     pub apply: Vec<apply_response::Kind>,
-    /// The events of a job, after its description.
-    pub job: Vec<job_event::Kind>,
+    /// The pictures of a job, after its first.
+    pub job: Vec<Operation>,
     /// Nothing of a job comes, not even its beginning.
     pub silent: bool,
     /// Never come to the end; a load, a download or a job waits for its cancellation.
@@ -78,8 +78,8 @@ pub struct ReceivedCalls {
     pub verified: Vec<VerifyRequest>,
     /// Jobs that were watched, by id.
     pub watched: Vec<u64>,
-    /// Jobs that were cancelled, by id.
-    pub jobs_cancelled: Vec<u64>,
+    /// Operations that were cancelled, by id.
+    pub operations_cancelled: Vec<u64>,
     /// Plans.
     pub planned: Vec<PlanRequest>,
     /// Changes of level or budget.

@@ -298,19 +298,21 @@ impl Teller {
                 budget_bytes: 4 << 30,
                 ..Default::default()
             }),
-            jobs: vec![Job {
-                job_id: 3,
-                kind: JobKind::Compress.into(),
-                state: JobState::Running.into(),
-                source: "/models/m".into(),
-                output: "/models/m.sluice".into(),
-                progress: Some(JobProgress {
-                    tensor: "blocks.1.ff_out.weight".into(),
-                    done_bytes: u64::from(passes) << 16,
-                    total_bytes: 8 << 30,
+            operations: vec![Operation {
+                operation_id: 3,
+                kind: OperationKind::Compress.into(),
+                state: OperationState::Running.into(),
+                input_path: "/models/m".into(),
+                output_path: "/models/m.sluice".into(),
+                progress: Some(OperationProgress {
+                    stage: OperationStage::Compressing.into(),
+                    item: "blocks.1.ff_out.weight".into(),
+                    unit: ProgressUnit::Bytes.into(),
+                    done: u64::from(passes) << 16,
+                    total: Some(8 << 30),
                 }),
                 elapsed_ms: f64::from(passes) * 2.0,
-                threads: 2,
+                threads: Some(2),
                 ..Default::default()
             }],
             ..Default::default()

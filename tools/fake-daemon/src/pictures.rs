@@ -55,26 +55,29 @@ pub(crate) fn snapshot() -> Snapshot {
             is_default_budget: true,
             ..Default::default()
         }),
-        jobs: vec![job()],
+        operations: vec![job()],
         ..Default::default()
     }
 }
 
 /// A job that is half done.
-pub(crate) fn job() -> Job {
-    Job {
-        job_id: 3,
-        kind: JobKind::Compress.into(),
-        state: JobState::Running.into(),
-        source: "/models/m".into(),
-        output: "/models/m.sluice".into(),
-        progress: Some(JobProgress {
-            tensor: "blocks.1.ff_out.weight".into(),
-            done_bytes: 1 << 30,
-            total_bytes: 2 << 30,
+pub fn job() -> Operation {
+    Operation {
+        operation_id: 3,
+        kind: OperationKind::Compress.into(),
+        state: OperationState::Running.into(),
+        input_path: "/models/m".into(),
+        output_path: "/models/m.sluice".into(),
+        is_cancellable: true,
+        progress: Some(OperationProgress {
+            stage: OperationStage::Compressing.into(),
+            item: "blocks.1.ff_out.weight".into(),
+            unit: ProgressUnit::Bytes.into(),
+            done: 1 << 30,
+            total: Some(2 << 30),
         }),
         elapsed_ms: 90_000.0,
-        threads: 2,
+        threads: Some(2),
         ..Default::default()
     }
 }

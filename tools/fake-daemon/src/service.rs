@@ -6,13 +6,16 @@ use std::{
     time::Duration,
 };
 
-use sluice_proto::v1::{
-    generation_service_server::{GenerationService, GenerationServiceServer},
-    job_service_server::{JobService, JobServiceServer},
-    model_service_server::{ModelService, ModelServiceServer},
-    optimizer_service_server::{OptimizerService, OptimizerServiceServer},
-    telemetry_service_server::{TelemetryService, TelemetryServiceServer},
-    *,
+use sluice_proto::{
+    operations::OperationResponse,
+    v1::{
+        generation_service_server::{GenerationService, GenerationServiceServer},
+        model_service_server::{ModelService, ModelServiceServer},
+        operation_service_server::{OperationService, OperationServiceServer},
+        optimizer_service_server::{OptimizerService, OptimizerServiceServer},
+        telemetry_service_server::{TelemetryService, TelemetryServiceServer},
+        *,
+    },
 };
 use tokio::{net::UnixListener, runtime::Runtime, sync::Notify};
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
@@ -66,8 +69,8 @@ impl Service {
         runtime.spawn(
             transport::Server::builder()
                 .add_service(GenerationServiceServer::new(service.clone()))
-                .add_service(JobServiceServer::new(service.clone()))
                 .add_service(ModelServiceServer::new(service.clone()))
+                .add_service(OperationServiceServer::new(service.clone()))
                 .add_service(OptimizerServiceServer::new(service.clone()))
                 .add_service(TelemetryServiceServer::new(service))
                 .serve_with_incoming(UnixListenerStream::new(listener)),
@@ -323,78 +326,78 @@ impl ModelService for Service {
 }
 
 impl Service {
-    fn job(&self) -> Answers<JobEvent> {
+    /// An operation as its script has it, until it is cancelled where it hangs.
+    fn operation<R: OperationResponse>(&self, script: &[Operation], refusal: &str) -> Answers<R> {
         let (sender, receiver) = tokio::sync::mpsc::channel(4);
-        let (change, cancelled) = (self.change.clone(), self.cancelled.clone());
+        let (is_silent, hangs) = (self.change.silent, self.change.hangs);
+        let (script, cancelled) = (script.to_vec(), self.cancelled.clone());
+        let refusal = refusal.to_owned();
         tokio::spawn(async move {
-            if change.silent {
+            if is_silent {
                 return sender.closed().await;
             }
-            let begun = job_event::Kind::Job(job());
-            for kind in [begun].iter().chain(&change.job) {
-                let kind = Some(kind.clone());
-                let _ = sender.send(Ok(JobEvent { kind })).await;
+            for picture in script {
+                let _ = sender.send(Ok(R::of(picture))).await;
             }
-            if change.hangs {
+            if hangs {
                 cancelled.notified().await;
-                let status = Status::cancelled("the job was cancelled; what is done is kept in /p");
-                let _ = sender.send(Err(status)).await;
+                let _ = sender.send(Err(Status::cancelled(refusal))).await;
             }
         });
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
+
+    fn job<R: OperationResponse>(&self) -> Answers<R> {
+        let refusal = "the job was cancelled; what is done is kept in /p";
+        let begun = [Operation {
+            progress: None,
+            ..job()
+        }];
+        self.operation(&[&begun, &self.change.job[..]].concat(), refusal)
+    }
 }
 
 #[tonic::async_trait]
-impl JobService for Service {
-    type CompressStream = ReceiverStream<Result<JobEvent, Status>>;
-    type DecompressStream = ReceiverStream<Result<JobEvent, Status>>;
-    type VerifyStream = ReceiverStream<Result<JobEvent, Status>>;
-    type WatchJobStream = ReceiverStream<Result<JobEvent, Status>>;
+impl OperationService for Service {
+    type WatchOperationStream = ReceiverStream<Result<WatchOperationResponse, Status>>;
 
-    async fn compress(&self, request: Request<CompressRequest>) -> Answers<JobEvent> {
-        self.seen().compressed.push(request.into_inner());
-        self.job()
-    }
-
-    async fn decompress(&self, request: Request<DecompressRequest>) -> Answers<JobEvent> {
-        self.seen().decompressed.push(request.into_inner());
-        self.job()
-    }
-
-    async fn verify(&self, request: Request<VerifyRequest>) -> Answers<JobEvent> {
-        self.seen().verified.push(request.into_inner());
-        self.job()
-    }
-
-    async fn list_jobs(
+    async fn list_operations(
         &self,
-        _: Request<ListJobsRequest>,
-    ) -> Result<Response<ListJobsResponse>, Status> {
-        let failed = Job {
-            job_id: 2,
-            kind: JobKind::Verify.into(),
-            state: JobState::Failed.into(),
-            output: String::new(),
-            error: "it is gone\x1b[2J".into(),
+        request: Request<ListOperationsRequest>,
+    ) -> Result<Response<ListOperationsResponse>, Status> {
+        let failed = Operation {
+            operation_id: 2,
+            kind: OperationKind::Verify.into(),
+            state: OperationState::Failed.into(),
+            output_path: String::new(),
+            error: Some(OperationError {
+                message: "it is gone\x1b[2J".into(),
+                ..Default::default()
+            }),
             ..job()
         };
-        let jobs = vec![failed, job()];
-        Ok(Response::new(ListJobsResponse { jobs }))
+        let kinds = request.into_inner().kinds;
+        let mut operations = vec![failed, job()];
+        operations.retain(|one| kinds.is_empty() || kinds.contains(&one.kind));
+        Ok(Response::new(ListOperationsResponse { operations }))
     }
 
-    async fn watch_job(&self, request: Request<WatchJobRequest>) -> Answers<JobEvent> {
-        self.seen().watched.push(request.into_inner().job_id);
+    async fn watch_operation(
+        &self,
+        request: Request<WatchOperationRequest>,
+    ) -> Answers<WatchOperationResponse> {
+        self.seen().watched.push(request.into_inner().operation_id);
         self.job()
     }
 
-    async fn cancel_job(
+    async fn cancel_operation(
         &self,
-        request: Request<CancelJobRequest>,
-    ) -> Result<Response<CancelJobResponse>, Status> {
-        self.seen().jobs_cancelled.push(request.into_inner().job_id);
+        request: Request<CancelOperationRequest>,
+    ) -> Result<Response<CancelOperationResponse>, Status> {
+        let id = request.into_inner().operation_id;
+        self.seen().operations_cancelled.push(id);
         self.cancelled.notify_one();
-        Ok(Response::new(CancelJobResponse { was_running: true }))
+        Ok(Response::new(CancelOperationResponse { was_active: true }))
     }
 }
 
@@ -420,6 +423,24 @@ impl OptimizerService for Service {
     type ApplyStream = ReceiverStream<Result<ApplyResponse, Status>>;
     type RestoreStream = ReceiverStream<Result<ApplyResponse, Status>>;
     type MeasureFidelityStream = ReceiverStream<Result<MeasureFidelityResponse, Status>>;
+    type CompressStream = ReceiverStream<Result<CompressResponse, Status>>;
+    type DecompressStream = ReceiverStream<Result<DecompressResponse, Status>>;
+    type VerifyStream = ReceiverStream<Result<VerifyResponse, Status>>;
+
+    async fn compress(&self, request: Request<CompressRequest>) -> Answers<CompressResponse> {
+        self.seen().compressed.push(request.into_inner());
+        self.job()
+    }
+
+    async fn decompress(&self, request: Request<DecompressRequest>) -> Answers<DecompressResponse> {
+        self.seen().decompressed.push(request.into_inner());
+        self.job()
+    }
+
+    async fn verify(&self, request: Request<VerifyRequest>) -> Answers<VerifyResponse> {
+        self.seen().verified.push(request.into_inner());
+        self.job()
+    }
 
     async fn plan(&self, request: Request<PlanRequest>) -> Result<Response<PlanResponse>, Status> {
         let mut seen = self.seen();

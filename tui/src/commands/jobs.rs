@@ -6,12 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::StreamExt;
 use serde_json::json;
-use sluice_proto::v1::{
-    CancelJobRequest, Coder as WireCoder, CompressRequest, DecompressRequest, Job, JobEvent,
-    JobProgress, JobResult, JobState, ListJobsRequest, VerifyRequest, WatchJobRequest,
-    compress_request::How, job_event::Kind, job_result,
+use sluice_proto::{
+    operations::OperationResponse,
+    v1::{
+        CancelOperationRequest, Coder as WireCoder, CompressRequest, DecompressRequest,
+        ListOperationsRequest, Operation, OperationKind, OperationProgress, OperationState,
+        VerifyRequest, WatchOperationRequest, compress_request::How, operation::Outcome,
+    },
 };
 use sluice_report::{container, progress::advance};
 use sluice_shared::{
@@ -26,17 +28,16 @@ use super::{
     library::{ModelArgument, subject},
     load::absolute,
     offline::{self, flag},
+    operations::{OnInterrupt, Step, follow, no_result},
     until_interrupted, usage,
 };
 use crate::{
     cli::{Compress, Decompress, FollowArgs, Jobs, JobsCommand, Verify},
     connection::DaemonConnection,
-    output::{Failure, ProgressLine, StandardOutput, dim, say},
+    output::{Failure, StandardOutput, dim, say},
     text::sanitise_line,
 };
 
-/// How long an interrupted client waits for the daemon to take the cancellation.
-const CANCEL_WAIT: Duration = Duration::from_secs(5);
 /// How long `sluice jobs cancel` waits for the job's end: what is at work is finished and written to the disk first.
 const END_WAIT: Duration = Duration::from_secs(60);
 
@@ -78,7 +79,7 @@ pub(super) async fn compress(
         }),
     };
     let daemon = offline::daemon(socket, alone).await?;
-    let mut client = daemon.jobs();
+    let mut client = daemon.optimizer();
     let call = client.compress(request);
     follow_own(&daemon, call, &arguments.following, out).await
 }
@@ -118,7 +119,7 @@ pub(super) async fn decompress(
         words
     });
     let daemon = offline::daemon(socket, alone).await?;
-    let mut client = daemon.jobs();
+    let mut client = daemon.optimizer();
     let call = client.decompress(request);
     follow_own(&daemon, call, &arguments.following, out).await
 }
@@ -136,7 +137,7 @@ pub(super) async fn verify(
         vec!["verify".to_owned(), request.input_path.clone()]
     });
     let daemon = offline::daemon(socket, alone).await?;
-    let mut client = daemon.jobs();
+    let mut client = daemon.optimizer();
     let call = client.verify(request);
     follow_own(&daemon, call, &arguments.following, out).await
 }
@@ -160,51 +161,57 @@ pub(super) async fn jobs(
 /// Stops a job and waits for its end, so that another can begin.
 async fn cancel(
     daemon: &DaemonConnection,
-    job_id: u64,
+    operation_id: u64,
     json: bool,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let mut tell = |was_running: bool, state: &str, line: String| match json {
-        true => out.json(&json!({"job_id": job_id, "was_running": was_running, "state": state})),
+    let mut tell = |was_active: bool, state: &str, line: String| match json {
+        true => out
+            .json(&json!({"operation_id": operation_id, "was_active": was_active, "state": state})),
         false => out.line(&sanitise_line(&line)),
     };
-    let request = CancelJobRequest { job_id };
-    let answer = daemon.jobs().cancel_job(request).await;
+    let request = CancelOperationRequest { operation_id };
+    let answer = daemon.operations().cancel_operation(request).await;
     let answer = answer.map_err(|status| daemon.failure(status))?;
-    if !answer.into_inner().was_running {
-        return tell(false, "ended", format!("job {job_id} has already finished"));
+    if !answer.into_inner().was_active {
+        return tell(
+            false,
+            "ended",
+            format!("job {operation_id} has already finished"),
+        );
     }
-    let end = tokio::time::timeout(END_WAIT, ended(daemon, job_id)).await;
+    let end = tokio::time::timeout(END_WAIT, ended(daemon, operation_id)).await;
     let end = end.map_err(|_| {
         Failure::new(format!(
-            "job {job_id} is being cancelled but has not finished yet"
+            "job {operation_id} is being cancelled but has not finished yet"
         ))
         .with_hint(format!(
-            "`sluice jobs watch {job_id}` follows it to its end"
+            "`sluice jobs watch {operation_id}` follows it to its end"
         ))
     })?;
     match end {
         Ok(()) => tell(
             true,
             "done",
-            format!("job {job_id} was done before it could be stopped"),
+            format!("job {operation_id} was done before it could be stopped"),
         ),
         Err(status) if status.code() == Code::Cancelled => tell(
             true,
             "cancelled",
-            format!("job {job_id}: {}", status.message()),
+            format!("job {operation_id}: {}", status.message()),
         ),
         Err(status) => Err(daemon.failure(status)),
     }
 }
 
 /// Returns once a job has ended; the status is what it failed with.
-async fn ended(daemon: &DaemonConnection, job_id: u64) -> Result<(), Status> {
-    let mut client = daemon.jobs();
-    let mut stream = client
-        .watch_job(WatchJobRequest { job_id })
-        .await?
-        .into_inner();
+async fn ended(daemon: &DaemonConnection, operation_id: u64) -> Result<(), Status> {
+    let mut client = daemon.operations();
+    let request = WatchOperationRequest {
+        operation_id,
+        follow: true,
+    };
+    let mut stream = client.watch_operation(request).await?.into_inner();
     while stream.message().await?.is_some() {}
     Ok(())
 }
@@ -233,14 +240,18 @@ async fn list(
     json: bool,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let answer = daemon.jobs().list_jobs(ListJobsRequest {}).await;
+    let request = ListOperationsRequest {
+        kinds: OperationKind::FILES.map(Into::into).into(),
+        ..Default::default()
+    };
+    let answer = daemon.operations().list_operations(request).await;
     let list = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner();
     if json {
         return out.json(&list);
     }
-    let jobs = list.jobs;
+    let jobs = list.operations;
     if jobs.is_empty() {
         return out.line("no jobs");
     }
@@ -255,101 +266,115 @@ async fn list(
 }
 
 /// A job as a line of a table.
-pub(super) fn row(job: &Job) -> String {
+pub(super) fn row(job: &Operation) -> String {
     let mut row = format!(
         "{:>5}  {:<10} {:<9} {:>6} {:>12}  {}",
-        job.job_id,
+        job.operation_id,
         job.kind(),
         job.state(),
         share(job),
         units::duration_ms(job.elapsed_ms),
         files(job),
     );
-    if !job.error.is_empty() {
-        row += &format!(": {}", job.error);
+    if let Some(error) = &job.error {
+        row += &format!(": {}", error.message);
     }
     sanitise_line(&row)
 }
 
 /// How much of it is done.
-fn share(job: &Job) -> String {
-    match &job.progress {
-        _ if job.state() == JobState::Done => "100 %".to_owned(),
-        Some(step) if step.total_bytes > 0 => {
-            let share = u128::from(step.done_bytes) * 100 / u128::from(step.total_bytes);
+fn share(job: &Operation) -> String {
+    let step = job.progress.as_ref();
+    match step.and_then(|step| Some((step.done, step.total?))) {
+        _ if job.state() == OperationState::Done => "100 %".to_owned(),
+        Some((done, total)) if total > 0 => {
+            let share = u128::from(done) * 100 / u128::from(total);
             format!("{share} %")
         }
         _ => "?".to_owned(),
     }
 }
 
-fn files(job: &Job) -> String {
-    match job.output.is_empty() {
-        true => job.source.clone(),
-        false => format!("{} → {}", job.source, job.output),
+fn files(job: &Operation) -> String {
+    match job.output_path.is_empty() {
+        true => job.input_path.clone(),
+        false => format!("{} → {}", job.input_path, job.output_path),
     }
 }
 
 async fn watch(
     daemon: &DaemonConnection,
-    job_id: u64,
+    operation_id: u64,
     json: bool,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let mut interrupts = interrupts()?;
-    let answer = daemon.jobs().watch_job(WatchJobRequest { job_id }).await;
-    let stream = answer
-        .map_err(|status| daemon.failure(status))?
-        .into_inner();
-    let mut shown = JobDisplay::new(json, false);
-    tokio::select! {
-        end = shown.rest(daemon, stream, out) => end,
-        _ = interrupts.recv() => Err(Failure::interrupted("the job continues")),
-    }
+    let request = WatchOperationRequest {
+        operation_id,
+        follow: true,
+    };
+    let mut client = daemon.operations();
+    let call = client.watch_operation(request);
+    let leaves = OnInterrupt::Leaves(|| Failure::interrupted("the job continues"));
+    show(daemon, call, leaves, (json, false), out).await
 }
 
 /// Shows a job of our own to its end, unless it is left to the daemon. An interrupt cancels it; what became of that, the
 /// stream tells.
-async fn follow_own(
+async fn follow_own<R: OperationResponse>(
     daemon: &DaemonConnection,
-    call: impl Future<Output = Result<Response<Streaming<JobEvent>>, Status>>,
+    call: impl Future<Output = Result<Response<Streaming<R>>, Status>>,
     following: &FollowArgs,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
+    let cancels = OnInterrupt::Cancels {
+        announce: || say("cancelling the job"),
+        cancelled: Failure::by_interrupt,
+        unconfirmed,
+    };
+    show(
+        daemon,
+        call,
+        cancels,
+        (following.json, following.detach),
+        out,
+    )
+    .await
+}
+
+async fn show<R: OperationResponse>(
+    daemon: &DaemonConnection,
+    call: impl Future<Output = Result<Response<Streaming<R>>, Status>>,
+    on_interrupt: OnInterrupt,
+    (json, detach): (bool, bool),
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
     let mut interrupts = interrupts()?;
-    let mut shown = JobDisplay::new(following.json, following.detach);
-    let begun = async {
-        let answer = call.await.map_err(|status| daemon.failure(status))?;
-        let mut stream = answer.into_inner();
-        let job_id = shown.begin(daemon, &mut stream, out).await?;
-        Ok::<_, Failure>((job_id.ok_or_else(no_result)?, stream))
-    };
-    let (job_id, stream) = tokio::select! {
-        begun = begun => begun?,
-        _ = interrupts.recv() => return Err(unconfirmed()),
-    };
-    if following.detach {
+    let mut is_first = true;
+    let mut bandwidth = Bandwidth::default();
+    let job = follow(
+        daemon,
+        call,
+        &mut interrupts,
+        on_interrupt,
+        |job, progress| {
+            if json {
+                out.json(job)?;
+            } else if is_first {
+                dim(&begun(job, detach));
+            } else if let Some(step) = job.progress.as_ref().filter(|_| job.is_active()) {
+                bandwidth.record(Instant::now(), step.done);
+                progress.show(&step_line(job.kind(), step, bandwidth.bytes_per_second()));
+            }
+            is_first = false;
+            Ok(if detach { Step::Enough } else { Step::Next })
+        },
+    );
+    let job = job.await?;
+    if detach {
         return Ok(());
     }
-    let end = shown.rest(daemon, stream, out);
-    tokio::pin!(end);
-    tokio::select! {
-        end = &mut end => return end,
-        _ = interrupts.recv() => {}
-    }
-    say("cancelling the job");
-    let mut client = daemon.jobs();
-    let cancelled = async {
-        let call = client.cancel_job(CancelJobRequest { job_id });
-        let answer = tokio::time::timeout(CANCEL_WAIT, call).await;
-        let answer = answer.map_err(|_| unconfirmed())?;
-        answer.map_err(|status| daemon.failure(status))?;
-        end.await.map_err(Failure::by_interrupt)
-    };
-    tokio::select! {
-        end = cancelled => end,
-        _ = interrupts.recv() => Err(unconfirmed()),
-    }
+    let result = job.outcome.as_ref().ok_or_else(no_result)?;
+    end(&job, result, json, out)
 }
 
 fn unconfirmed() -> Failure {
@@ -357,142 +382,56 @@ fn unconfirmed() -> Failure {
         .with_hint("`sluice jobs` shows whether it is still running")
 }
 
-fn no_result() -> Failure {
-    Failure::new("the daemon ended the stream without a result")
+fn begun(job: &Operation, detach: bool) -> String {
+    let mut line = format!(
+        "job {}: {} {}, {} of the daemon's threads",
+        job.operation_id,
+        job.kind(),
+        sanitise_line(&files(job)),
+        job.threads.unwrap_or(0)
+    );
+    if detach {
+        line += &format!("; `sluice jobs watch {}` follows it", job.operation_id);
+    }
+    line
 }
 
-/// A job on its way to the screen.
-struct JobDisplay {
+fn step_line(kind: OperationKind, step: &OperationProgress, rate: Option<f64>) -> String {
+    let verb = container::verb(kind);
+    let line = advance(verb, step.done, step.total.unwrap_or(0), rate);
+    match step.item.is_empty() {
+        true => line,
+        false => format!("{line} · {}", step.item),
+    }
+}
+
+/// What came of it; damage is told in any form, and is a failure.
+fn end(
+    job: &Operation,
+    result: &Outcome,
     json: bool,
-    detach: bool,
-    job: Job,
-    progress: ProgressLine,
-    bandwidth: Bandwidth,
-}
-
-impl JobDisplay {
-    fn new(json: bool, detach: bool) -> Self {
-        Self {
-            json,
-            detach,
-            job: Job::default(),
-            progress: ProgressLine::new(),
-            bandwidth: Bandwidth::default(),
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
+    let path = match result {
+        Outcome::Verify(_) => &job.input_path,
+        _ => &job.output_path,
+    };
+    let outcome = container::outcome(path, result, job.elapsed_ms);
+    if !json {
+        let tell = if outcome.is_ok() { dim } else { say };
+        for notice in container::notices(result) {
+            tell(&sanitise_line(&notice));
         }
     }
-
-    /// Takes the first event, and returns the job's id.
-    async fn begin(
-        &mut self,
-        daemon: &DaemonConnection,
-        stream: &mut Streaming<JobEvent>,
-        out: &mut StandardOutput,
-    ) -> Result<Option<u64>, Failure> {
-        let first = stream.next().await.transpose();
-        let first = first.map_err(|status| daemon.failure(status))?;
-        let Some(kind) = first.and_then(|event| event.kind) else {
-            return Ok(None);
-        };
-        let is_job = matches!(kind, Kind::Job(_));
-        self.take(kind, out)?;
-        Ok(is_job.then_some(self.job.job_id))
+    let line =
+        outcome.map_err(|line| Failure::new(sanitise_line(&line)).with_hint(DAMAGED_HINT))?;
+    if !json {
+        out.line(&sanitise_line(&line))?;
     }
-
-    async fn rest(
-        &mut self,
-        daemon: &DaemonConnection,
-        mut stream: Streaming<JobEvent>,
-        out: &mut StandardOutput,
-    ) -> Result<(), Failure> {
-        while let Some(event) = stream.next().await {
-            let event = event.map_err(|status| {
-                self.progress.clear();
-                daemon.failure(status)
-            })?;
-            if let Some(kind) = event.kind
-                && self.take(kind, out)?
-            {
-                return Ok(());
-            }
-        }
-        Err(no_result())
+    if let Some(notice) = output_note(&job.output_path) {
+        dim(&notice);
     }
-
-    /// Shows an event; whether it was the last.
-    fn take(&mut self, kind: Kind, out: &mut StandardOutput) -> Result<bool, Failure> {
-        if self.json {
-            out.json(&kind)?;
-        }
-        match kind {
-            Kind::Job(job) => {
-                self.job = job;
-                if !self.json {
-                    dim(&self.begun());
-                }
-            }
-            Kind::Progress(step) if !self.json => {
-                self.bandwidth.record(Instant::now(), step.done_bytes);
-                self.progress.show(&self.step(&step));
-            }
-            Kind::Progress(_) => {}
-            Kind::Result(result) => {
-                self.progress.clear();
-                self.end(&result, out)?;
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    fn begun(&self) -> String {
-        let job = &self.job;
-        let mut line = format!(
-            "job {}: {} {}, {} of the daemon's threads",
-            job.job_id,
-            job.kind(),
-            sanitise_line(&files(job)),
-            job.threads
-        );
-        if self.detach {
-            line += &format!("; `sluice jobs watch {}` follows it", job.job_id);
-        }
-        line
-    }
-
-    fn step(&self, step: &JobProgress) -> String {
-        let verb = container::verb(self.job.kind());
-        let rate = self.bandwidth.bytes_per_second();
-        let line = advance(verb, step.done_bytes, step.total_bytes, rate);
-        match step.tensor.is_empty() {
-            true => line,
-            false => format!("{line} · {}", step.tensor),
-        }
-    }
-
-    /// What came of it; damage is told in any form, and is a failure.
-    fn end(&self, result: &JobResult, out: &mut StandardOutput) -> Result<(), Failure> {
-        let kind = result.kind.as_ref().ok_or_else(no_result)?;
-        let path = match kind {
-            job_result::Kind::Verified(_) => &self.job.source,
-            _ => &self.job.output,
-        };
-        let outcome = container::outcome(path, kind, result.elapsed_ms);
-        if !self.json {
-            let tell = if outcome.is_ok() { dim } else { say };
-            for notice in container::notices(kind) {
-                tell(&sanitise_line(&notice));
-            }
-        }
-        let line =
-            outcome.map_err(|line| Failure::new(sanitise_line(&line)).with_hint(DAMAGED_HINT))?;
-        if !self.json {
-            out.line(&sanitise_line(&line))?;
-        }
-        if let Some(notice) = output_note(&self.job.output) {
-            dim(&notice);
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 /// What to say of an output that the daemon wrote and that isn't there: a service sees other folders than its callers.

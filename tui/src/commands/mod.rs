@@ -14,6 +14,7 @@ mod library;
 mod load;
 mod models;
 mod offline;
+mod operations;
 mod plan;
 mod present;
 mod ps;

@@ -88,7 +88,8 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
     for request in &snapshot.requests {
         fact("", super::requests::row(request));
     }
-    for job in &snapshot.jobs {
+    let jobs = snapshot.operations.iter();
+    for job in jobs.filter(|operation| operation.kind().is_on_files()) {
         fact("job", super::jobs::row(job));
     }
     if let Some(totals) = &snapshot.totals {

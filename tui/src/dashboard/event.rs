@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use crossterm::event::KeyEvent;
 use sluice_proto::v1::{
-    ApplyRequest, ApplyResult, FidelityMeasurement, FidelityResult, GenerateRequest, Job, Model,
-    Plan, PlanRequest, RequestSummary, Snapshot, generation_event,
+    ApplyRequest, ApplyResult, FidelityMeasurement, FidelityResult, GenerateRequest, Model,
+    Operation, Plan, PlanRequest, RequestSummary, Snapshot, generation_event,
 };
 use sluice_shared::level::Level;
 
@@ -129,7 +129,7 @@ pub enum Event {
     /// The models that the daemon knows.
     Models(Vec<Model>),
     /// Jobs that run, and some that ended.
-    Jobs(Vec<Job>),
+    Jobs(Vec<Operation>),
     /// Requests that wait or run, and some that ended.
     Requests(Vec<RequestSummary>),
     /// Measurements of fidelity that the daemon keeps, the earliest first.

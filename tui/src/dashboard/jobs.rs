@@ -8,7 +8,8 @@ use std::{
 };
 
 use sluice_proto::v1::{
-    Job, JobKind, JobState, Model, ModelState, RequestState, RequestSummary, Snapshot,
+    Model, ModelState, Operation, OperationKind, OperationState, RequestState, RequestSummary,
+    Snapshot,
 };
 use sluice_shared::bandwidth::Bandwidth;
 
@@ -156,8 +157,13 @@ impl Jobs {
                 }
             }
         }
-        for job in &before.jobs {
-            let goes_on = after.jobs.iter().any(|other| other.job_id == job.job_id);
+        for job in before
+            .operations
+            .iter()
+            .filter(|job| job.kind().is_on_files())
+        {
+            let mut others = after.operations.iter();
+            let goes_on = others.any(|other| other.operation_id == job.operation_id);
             if is_new_daemon || !goes_on {
                 asks |= !is_new_daemon;
                 let outcome = match is_new_daemon {
@@ -202,7 +208,7 @@ impl Jobs {
     }
 
     /// Takes the daemon's list of jobs: those that ended, before our eyes or not, and how.
-    pub(super) fn learn(&mut self, jobs: &[Job]) {
+    pub(super) fn learn(&mut self, jobs: &[Operation]) {
         for ended in &mut self.ended {
             let WorkTask::Job(id) = ended.task else {
                 continue;
@@ -210,7 +216,7 @@ impl Jobs {
             if ended.outcome != WorkOutcome::Pending {
                 continue;
             }
-            let job = jobs.iter().find(|job| job.job_id == id);
+            let job = jobs.iter().find(|job| job.operation_id == id);
             ended.elapsed_ms = job.map(|job| job.elapsed_ms).or(ended.elapsed_ms);
             ended.outcome = job.and_then(outcome).unwrap_or(WorkOutcome::Unknown);
         }
@@ -313,22 +319,22 @@ fn request_outcome(row: &RequestSummary) -> Option<WorkOutcome> {
 }
 
 /// How a job came out; `None` while it goes on.
-fn outcome(job: &Job) -> Option<WorkOutcome> {
+fn outcome(job: &Operation) -> Option<WorkOutcome> {
     match job.state() {
-        JobState::Done => Some(WorkOutcome::Done(done(job))),
-        JobState::Cancelled => Some(WorkOutcome::Cancelled),
-        JobState::Failed => Some(WorkOutcome::Failed(job.error.clone())),
-        JobState::Running | JobState::Unspecified => None,
+        OperationState::Done => Some(WorkOutcome::Done(done(job))),
+        OperationState::Cancelled => Some(WorkOutcome::Cancelled),
+        OperationState::Failed => Some(WorkOutcome::Failed(job.error_message().to_owned())),
+        OperationState::Queued | OperationState::Running | OperationState::Unspecified => None,
     }
 }
 
 /// What a job that was done says of itself.
-fn done(job: &Job) -> String {
+fn done(job: &Operation) -> String {
     match job.kind() {
-        // Damage is a result like any other, and the list has no results.
-        JobKind::Verify => format!(
+        // Damage is a result like any other.
+        OperationKind::Verify => format!(
             "verified; `sluice jobs watch {}` shows the details",
-            job.job_id
+            job.operation_id
         ),
         _ => "done".to_owned(),
     }

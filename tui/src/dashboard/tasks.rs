@@ -8,9 +8,9 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use futures_util::{Stream, StreamExt};
 use sluice_proto::v1::{
-    ApplyResponse, CancelJobRequest, CancelLoadRequest, CancelPullRequest, CancelRequestRequest,
-    GenerateRequest, GenerationEvent, ListRequestsRequest, RestoreRequest, UnloadModelRequest,
-    WatchGenerationRequest, WatchSnapshotsRequest, generation_event,
+    ApplyResponse, CancelLoadRequest, CancelOperationRequest, CancelPullRequest,
+    CancelRequestRequest, GenerateRequest, GenerationEvent, ListRequestsRequest, RestoreRequest,
+    UnloadModelRequest, WatchGenerationRequest, WatchSnapshotsRequest, generation_event,
 };
 use sluice_shared::units;
 use tokio::{sync::mpsc::Sender, task::JoinHandle, time::Instant};
@@ -193,12 +193,13 @@ impl Tasks {
                     "the download of {name} was stopped; what came stays"
                 ))
             }),
-            Effect::CancelJob(job_id) => self.tell(move |daemon| async move {
-                let answer = daemon.jobs().cancel_job(CancelJobRequest { job_id }).await;
+            Effect::CancelJob(operation_id) => self.tell(move |daemon| async move {
+                let call = CancelOperationRequest { operation_id };
+                let answer = daemon.operations().cancel_operation(call).await;
                 let answer = answer.map_err(|status| daemon.failure(status))?;
-                Ok(match answer.into_inner().was_running {
-                    true => format!("cancelled job {job_id}"),
-                    false => format!("job {job_id} has already finished"),
+                Ok(match answer.into_inner().was_active {
+                    true => format!("cancelled job {operation_id}"),
+                    false => format!("job {operation_id} has already finished"),
                 })
             }),
             Effect::Unload => self.tell(|daemon| async move {

@@ -6,42 +6,44 @@ use std::{
     process::{Command, Output},
 };
 
-use fake_daemon::{ChangeScript, FakeDaemon};
+use fake_daemon::{ChangeScript, FakeDaemon, job};
 use sluice_proto::v1::{
-    Coder, CompressResult, DecompressResult, JobProgress, JobResult, VerifyResult,
-    compress_request::How, job_event::Kind, job_result,
+    Coder, CompressResult, DecompressResult, Operation, OperationProgress, OperationState,
+    VerifyResult, compress_request::How, operation::Outcome,
 };
 use testkit::eventually;
 
 use crate::support::{Client, code, interrupt, said, sluice, stderr, stdout};
 
 /// A daemon whose jobs come to this result, or to none until they are cancelled.
-fn working(result: Option<job_result::Kind>) -> FakeDaemon {
-    let progress = JobProgress {
-        tensor: "wq\x1b[2J".into(),
-        done_bytes: 1 << 20,
-        total_bytes: 1 << 21,
+fn working(result: Option<Outcome>) -> FakeDaemon {
+    let progress = OperationProgress {
+        item: "wq\x1b[2J".into(),
+        done: 1 << 20,
+        total: Some(1 << 21),
+        ..Default::default()
+    };
+    let running = Operation {
+        progress: Some(progress),
+        ..job()
     };
     let hangs = result.is_none();
-    let result = result.map(|kind| {
-        Kind::Result(JobResult {
-            kind: Some(kind),
-            elapsed_ms: 1_500.0,
-        })
+    let result = result.map(|outcome| Operation {
+        state: OperationState::Done.into(),
+        elapsed_ms: 1_500.0,
+        outcome: Some(outcome),
+        ..job()
     });
     let change = ChangeScript {
-        job: [Kind::Progress(progress)]
-            .into_iter()
-            .chain(result)
-            .collect(),
+        job: [running].into_iter().chain(result).collect(),
         hangs,
         ..Default::default()
     };
     FakeDaemon::with_changes(Vec::new(), change)
 }
 
-fn compressed() -> job_result::Kind {
-    job_result::Kind::Compressed(CompressResult {
+fn compressed() -> Outcome {
+    Outcome::Compress(CompressResult {
         file_bytes: 2 << 30,
         original_bytes: 3 << 30,
         resumed_tensors: 7,
@@ -109,25 +111,25 @@ fn a_file_is_asked_for_as_it_was_written_and_its_size_is_told() {
 }
 
 #[test]
-fn a_job_for_scripts_is_a_line_an_event() {
+fn a_job_for_scripts_is_a_line_a_picture() {
     let fake = working(Some(compressed()));
     let output = fake.output(&["compress", "o/m", "-o", "m.sluice", "--json"]);
     let lines: Vec<serde_json::Value> = stdout(&output)
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
-    let events: Vec<_> = lines
+    let states: Vec<_> = lines
         .iter()
-        .map(|line| line["event"].as_str().unwrap())
+        .map(|line| line["state"].as_str().unwrap())
         .collect();
-    assert_eq!(events, ["job", "progress", "result"]);
+    assert_eq!(states, ["running", "running", "done"]);
     assert_eq!(
-        (&lines[0]["job_id"], &lines[0]["kind"]),
+        (&lines[0]["operation_id"], &lines[0]["kind"]),
         (&3.into(), &"compress".into())
     );
-    assert_eq!(lines[1]["done_bytes"], 1 << 20);
+    assert_eq!(lines[1]["progress"]["done"], 1 << 20);
     assert_eq!(
-        (&lines[2]["file_bytes"], &lines[2]["elapsed_ms"]),
+        (&lines[2]["compress"]["file_bytes"], &lines[2]["elapsed_ms"]),
         (&(2_u64 << 30).into(), &1500.0.into())
     );
     assert!(stderr(&output).starts_with("note: /models/m.sluice is not visible here"));
@@ -139,7 +141,7 @@ fn the_way_back_tells_the_files() {
         original_bytes: 3 << 30,
         files: 5,
     };
-    let fake = working(Some(job_result::Kind::Decompressed(made)));
+    let fake = working(Some(Outcome::Decompress(made)));
     let output = fake.output(&["decompress", "m.sluice", "--output", "m"]);
     assert_eq!(
         stdout(&output),
@@ -154,7 +156,7 @@ fn the_way_back_tells_the_files() {
 #[test]
 fn damage_is_told_and_is_a_failure() {
     let found = |damage: &[&str]| {
-        job_result::Kind::Verified(VerifyResult {
+        Outcome::Verify(VerifyResult {
             file_bytes: 2 << 30,
             tensors: 291,
             damage: damage.iter().map(|&place| place.to_owned()).collect(),
@@ -205,7 +207,7 @@ fn a_job_can_be_left_to_the_daemon() {
         "{}",
         stderr(&output)
     );
-    assert!(fake.seen.lock().unwrap().jobs_cancelled.is_empty());
+    assert!(fake.seen.lock().unwrap().operations_cancelled.is_empty());
 }
 
 /// Ctrl-C for a command that has told of its job, and so knows its id; how it ended, and what it said from there on.
@@ -225,12 +227,12 @@ fn an_interrupt_cancels_a_job_of_ones_own_and_leaves_others_alone() {
         stderr(&output),
         "cancelling the job\nerror: the job was cancelled; what is done is kept in /p\n"
     );
-    assert_eq!(fake.seen.lock().unwrap().jobs_cancelled, [3]);
+    assert_eq!(fake.seen.lock().unwrap().operations_cancelled, [3]);
 
     let output = interrupted(&fake, &["jobs", "watch", "3"]);
     assert_eq!(code(&output), 130);
     assert_eq!(stderr(&output), "error: interrupted; the job continues\n");
-    assert_eq!(fake.seen.lock().unwrap().jobs_cancelled, [3]);
+    assert_eq!(fake.seen.lock().unwrap().operations_cancelled, [3]);
 }
 
 #[test]
@@ -299,7 +301,7 @@ fn jobs_are_listed_stopped_and_shown_with_the_status() {
     );
     let json: serde_json::Value =
         serde_json::from_str(&stdout(&fake.output(&["jobs", "--json"]))).unwrap();
-    assert_eq!(json["jobs"][1]["progress"]["total_bytes"], 2_u64 << 30);
+    assert_eq!(json["operations"][1]["progress"]["total"], 2_u64 << 30);
     let output = fake.output(&["jobs", "cancel", "3"]);
     assert_eq!(
         stdout(&output),
@@ -311,7 +313,7 @@ fn jobs_are_listed_stopped_and_shown_with_the_status() {
     assert!(status.contains("/models/m → /models/m.sluice"), "{status}");
     let json: serde_json::Value =
         serde_json::from_str(&stdout(&fake.output(&["status", "--json"]))).unwrap();
-    assert_eq!(json["jobs"][0]["job_id"], 3);
+    assert_eq!(json["operations"][0]["operation_id"], 3);
 }
 
 #[test]

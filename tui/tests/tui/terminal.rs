@@ -5,7 +5,7 @@ use std::process::Command;
 
 use fake_daemon::{ChangeScript, FakeDaemon, ScriptStep, generation_events, switch_events};
 use rustix::process::Signal;
-use sluice_proto::v1::{JobResult, Level, VerifyResult, job_event, job_result};
+use sluice_proto::v1::{Level, Operation, VerifyResult, operation::Outcome};
 use testkit::{eventually, terminal::Journey};
 
 use crate::support::Client;
@@ -322,15 +322,16 @@ fn the_dashboard_switches_the_level() {
 
 #[test]
 fn the_dashboard_downloads_verifies_and_measures() {
-    let damaged = JobResult {
-        kind: Some(job_result::Kind::Verified(VerifyResult {
+    let damaged = Operation {
+        outcome: Some(Outcome::Verify(VerifyResult {
             damaged_places: 2,
             ..Default::default()
         })),
         elapsed_ms: 5.0,
+        ..Default::default()
     };
     let change = ChangeScript {
-        job: vec![job_event::Kind::Result(damaged)],
+        job: vec![damaged],
         ..Default::default()
     };
     let fake = FakeDaemon::with_changes(vec![], change);

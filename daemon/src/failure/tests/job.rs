@@ -163,18 +163,25 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
             FailedPrecondition,
         ),
         (
-            Failure::JobInProgress {
+            Failure::OperationInProgress {
                 id: 1,
-                kind: "compress",
+                kind: v1::OperationKind::Compress,
                 path: text(),
             },
             ResourceExhausted,
+        ),
+        (
+            Failure::NotCancellable {
+                id: 1,
+                kind: v1::OperationKind::Apply,
+            },
+            FailedPrecondition,
         ),
         (cancelled(None, false), Cancelled),
         (cancelled(None, true), Cancelled),
         (cancelled(Some(path()), false), Cancelled),
         (cancelled(Some(path()), true), Cancelled),
-        (Failure::UnknownJob { id: 1 }, NotFound),
+        (Failure::UnknownOperation { id: 1 }, NotFound),
     ]);
     examples
 }

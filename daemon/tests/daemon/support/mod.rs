@@ -13,9 +13,10 @@ use std::{
 use rustix::process::{Pid, Signal};
 use sluice_proto::{
     client::{self, CallError},
+    operations::OperationResponse,
     v1::{
         self, generation_event::Event, generation_service_client::GenerationServiceClient,
-        job_service_client::JobServiceClient, model_service_client::ModelServiceClient,
+        model_service_client::ModelServiceClient, operation_service_client::OperationServiceClient,
         optimizer_service_client::OptimizerServiceClient,
         telemetry_service_client::TelemetryServiceClient,
     },
@@ -23,7 +24,7 @@ use sluice_proto::{
 use tempfile::TempDir;
 use testkit::PATIENCE;
 use tokio::process::{Child, Command};
-use tonic::{Status, Streaming, transport::Channel};
+use tonic::{Response, Status, Streaming, transport::Channel};
 
 /// A running `sluiced` with a folder of its own; killed when dropped.
 pub(crate) struct Daemon {
@@ -137,8 +138,8 @@ impl Daemon {
             .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
     }
 
-    pub(crate) async fn jobs(&self) -> JobServiceClient<Channel> {
-        JobServiceClient::new(self.channel().await)
+    pub(crate) async fn operations(&self) -> OperationServiceClient<Channel> {
+        OperationServiceClient::new(self.channel().await)
     }
 
     pub(crate) async fn models(&self) -> ModelServiceClient<Channel> {
@@ -293,4 +294,29 @@ pub(crate) fn done(events: &[Event]) -> &v1::GenerationDone {
         Some(Event::Done(done)) => done,
         other => panic!("the last event is {other:?}"),
     }
+}
+
+/// All pictures of an operation, or what it ended with.
+pub(crate) async fn pictures<R: OperationResponse>(
+    answer: Result<Response<Streaming<R>>, Status>,
+) -> Result<Vec<v1::Operation>, CallError> {
+    rest_of(answer?.into_inner()).await
+}
+
+/// The pictures that are still to come, or what the operation ended with.
+pub(crate) async fn rest_of<R: OperationResponse>(
+    mut stream: Streaming<R>,
+) -> Result<Vec<v1::Operation>, CallError> {
+    let mut pictures = Vec::new();
+    while let Some(answer) = within("a picture", stream.message()).await? {
+        pictures.extend(answer.into_operation());
+    }
+    Ok(pictures)
+}
+
+/// Work on files that a snapshot has.
+pub(crate) fn jobs_of(snapshot: &v1::Snapshot) -> Vec<&v1::Operation> {
+    let all = snapshot.operations.iter();
+    all.filter(|operation| operation.kind().is_on_files())
+        .collect()
 }

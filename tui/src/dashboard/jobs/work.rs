@@ -1,7 +1,7 @@
 //! Long work that runs, gathered from all that the daemon tells.
 
 use sluice_proto::v1::{
-    Job, Model, ModelState, RequestKind, RequestState, RequestSummary, Snapshot,
+    Model, ModelState, Operation, RequestKind, RequestState, RequestSummary, Snapshot,
 };
 use sluice_shared::units;
 
@@ -105,31 +105,33 @@ pub(super) fn running(state: &DashboardState) -> Vec<Work> {
         let own = measuring.filter(|own| own.request_id == Some(row.request_id));
         works.extend(Work::of_request(row, own));
     }
-    works.extend(snapshot.jobs.iter().map(Work::of_job));
+    let jobs = snapshot.operations.iter();
+    let jobs = jobs.filter(|operation| operation.kind().is_on_files());
+    works.extend(jobs.map(Work::of_job));
     works.extend(pulls);
     works
 }
 
 impl Work {
     /// A job.
-    pub(super) fn of_job(job: &Job) -> Self {
-        let what = match job.output.as_str() {
-            "" => job.source.clone(),
-            output => format!("{} → {output}", job.source),
+    pub(super) fn of_job(job: &Operation) -> Self {
+        let what = match job.output_path.as_str() {
+            "" => job.input_path.clone(),
+            output => format!("{} → {output}", job.input_path),
         };
         let progress = job.progress.clone().unwrap_or_default();
         Self {
-            task: WorkTask::Job(job.job_id),
+            task: WorkTask::Job(job.operation_id),
             kind: job.kind().to_string(),
-            what: format!("job {}: {what}", job.job_id),
+            what: format!("job {}: {what}", job.operation_id),
             progress: job.progress.as_ref().map(|progress| WorkProgress {
-                done: progress.done_bytes,
-                total: progress.total_bytes,
+                done: progress.done,
+                total: progress.total.unwrap_or(0),
                 unit: ProgressUnit::Bytes,
             }),
             elapsed_ms: Some(job.elapsed_ms),
-            threads: (job.threads > 0).then_some(job.threads),
-            at: progress.tensor,
+            threads: job.threads,
+            at: progress.item,
         }
     }
 

@@ -3,7 +3,7 @@
 mod lists;
 
 use ratatui::layout::{Constraint, Layout, Rect};
-use sluice_proto::v1::{Job, Model, ModelOrigin, ModelState, Snapshot};
+use sluice_proto::v1::{Model, ModelOrigin, ModelState, Operation, Snapshot};
 use tui_input::Input;
 
 use super::super::{
@@ -45,7 +45,11 @@ pub(in super::super) fn note(
             let model = snapshot.model.as_ref();
             model.map(|model| (model.name.clone(), model.state))
         };
-        is_other = model(before) != model(snapshot) || before.jobs.len() != snapshot.jobs.len();
+        let jobs = |snapshot: &Snapshot| {
+            let all = snapshot.operations.iter();
+            all.filter(|one| one.kind().is_on_files()).count()
+        };
+        is_other = model(before) != model(snapshot) || jobs(before) != jobs(snapshot);
     }
     let mut models = state.jobs.models.iter().flatten();
     let pulls = models.any(|model| model.state() == ModelState::Pulling);
@@ -65,7 +69,7 @@ pub(in super::super) fn see(state: &mut DashboardState) {
 }
 
 /// Takes the daemon's list of jobs.
-pub(in super::super) fn learn(state: &mut DashboardState, jobs: &[Job]) {
+pub(in super::super) fn learn(state: &mut DashboardState, jobs: &[Operation]) {
     state.jobs.learn(jobs);
 }
 

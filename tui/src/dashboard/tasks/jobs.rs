@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use futures_util::StreamExt;
-use sluice_proto::v1::{
-    CompressRequest, DecompressRequest, JobEvent, JobResult, ListJobsRequest, VerifyRequest,
-    job_event::Kind,
+use sluice_proto::{
+    operations::OperationResponse,
+    v1::{CompressRequest, DecompressRequest, ListOperationsRequest, OperationKind, VerifyRequest},
 };
 use sluice_report::container;
 use tokio::sync::mpsc::Sender;
@@ -16,9 +16,14 @@ use crate::{connection::DaemonConnection, output::Failure};
 
 /// Asks for the jobs.
 pub(super) async fn list(daemon: DaemonConnection, events: Sender<Event>) -> Result<(), Failure> {
-    let answer = daemon.jobs().list_jobs(ListJobsRequest {}).await;
+    let request = ListOperationsRequest {
+        kinds: OperationKind::FILES.map(Into::into).into(),
+        ..Default::default()
+    };
+    let answer = daemon.operations().list_operations(request).await;
     let answer = answer.map_err(|status| daemon.failure(status))?;
-    let _ = events.send(Event::Jobs(answer.into_inner().jobs)).await;
+    let jobs = answer.into_inner().operations;
+    let _ = events.send(Event::Jobs(jobs)).await;
     Ok(())
 }
 
@@ -38,7 +43,7 @@ pub(super) async fn compress(
         true => call.path = model,
         false => call.name = model,
     }
-    let answer = daemon.jobs().compress(call).await;
+    let answer = daemon.optimizer().compress(call).await;
     follow(daemon, answer, output, events).await
 }
 
@@ -55,7 +60,7 @@ pub(super) async fn decompress(
         output_path: folder.clone(),
         threads: None,
     };
-    let answer = daemon.jobs().decompress(call).await;
+    let answer = daemon.optimizer().decompress(call).await;
     follow(daemon, answer, folder, events).await
 }
 
@@ -69,14 +74,14 @@ pub(super) async fn verify(
     let call = VerifyRequest {
         input_path: file.clone(),
     };
-    let answer = daemon.jobs().verify(call).await;
+    let answer = daemon.optimizer().verify(call).await;
     follow(daemon, answer, file, events).await
 }
 
 /// Waits for a job's end and tells what came of it; the file or folder names it.
-async fn follow(
+async fn follow<R: OperationResponse>(
     daemon: DaemonConnection,
-    answer: Result<Response<Streaming<JobEvent>>, Status>,
+    answer: Result<Response<Streaming<R>>, Status>,
     named: String,
     events: Sender<Event>,
 ) -> Result<(), Failure> {
@@ -84,8 +89,12 @@ async fn follow(
         .map_err(|status| daemon.failure(status))?
         .into_inner();
     while let Some(answer) = stream.next().await {
-        if let Some(Kind::Result(result)) = answer.map_err(|status| daemon.failure(status))?.kind {
-            let event = match outcome_text(&named, &result) {
+        let answer = answer.map_err(|status| daemon.failure(status))?;
+        if let Some(job) = answer.into_operation()
+            && let Some(result) = &job.outcome
+        {
+            // Damage is a failure.
+            let event = match container::outcome(&named, result, job.elapsed_ms) {
                 Ok(words) => Event::Succeeded(words),
                 Err(words) => Event::Failed(words),
             };
@@ -94,12 +103,4 @@ async fn follow(
     }
     // What was written may be a model.
     models::list(daemon, events).await
-}
-
-/// What came of a job; damage is a failure.
-fn outcome_text(named: &str, result: &JobResult) -> Result<String, String> {
-    match &result.kind {
-        Some(kind) => container::outcome(named, kind, result.elapsed_ms),
-        None => Err(format!("{named}: the job ended without a result")),
-    }
 }

@@ -1,8 +1,8 @@
 //! Jobs and models: what is listed, what is cancelled, how what ended came out.
 
 use sluice_proto::v1::{
-    FileFormat, Job, JobKind, JobProgress, JobState, LoadProgress, ModelOrigin, PullProgress,
-    SwitchTarget, WeightSwitch,
+    FileFormat, LoadProgress, ModelOrigin, Operation, OperationError, OperationKind,
+    OperationProgress, OperationState, PullProgress, SwitchTarget, WeightSwitch,
 };
 
 use super::{
@@ -15,23 +15,24 @@ use super::{
 
 const GIB: u64 = 1 << 30;
 
-fn job(job_id: u64, kind: JobKind, done_bytes: u64) -> Job {
-    Job {
-        job_id,
+fn job(operation_id: u64, kind: OperationKind, done_bytes: u64) -> Operation {
+    Operation {
+        operation_id,
         kind: kind.into(),
-        state: JobState::Running.into(),
-        source: "/models/llada".into(),
-        output: match kind {
-            JobKind::Verify => String::new(),
+        state: OperationState::Running.into(),
+        input_path: "/models/llada".into(),
+        output_path: match kind {
+            OperationKind::Verify => String::new(),
             _ => "/models/llada.sluice".into(),
         },
-        progress: Some(JobProgress {
-            tensor: "model.layers.3.mlp".into(),
-            done_bytes,
-            total_bytes: 4 * GIB,
+        progress: Some(OperationProgress {
+            item: "model.layers.3.mlp".into(),
+            done: done_bytes,
+            total: Some(4 * GIB),
+            ..Default::default()
         }),
         elapsed_ms: 12_000.0,
-        threads: 4,
+        threads: Some(4),
         ..Default::default()
     }
 }
@@ -80,11 +81,11 @@ fn models() -> Vec<Model> {
 }
 
 /// A snapshot with the given jobs, changed.
-fn running(jobs: Vec<Job>, change: impl FnOnce(&mut Snapshot)) -> Event {
+fn running(jobs: Vec<Operation>, change: impl FnOnce(&mut Snapshot)) -> Event {
     let Event::Snapshot(mut snapshot) = snapshot(vec![]) else {
         unreachable!("it is a snapshot");
     };
-    snapshot.jobs = jobs;
+    snapshot.operations = jobs;
     change(&mut snapshot);
     Event::Snapshot(snapshot)
 }
@@ -133,7 +134,7 @@ fn full() -> DashboardState {
             score.kind = RequestKind::Score.into();
             snapshot.requests = vec![fidelity, score];
         };
-        let jobs = vec![job(3, JobKind::Compress, second << 28)];
+        let jobs = vec![job(3, OperationKind::Compress, second << 28)];
         update(&mut state, running(jobs, change), second * 1_000);
     }
     state
@@ -150,8 +151,8 @@ fn ended() -> DashboardState {
     let mut state = page();
     feed(&mut state, Event::Models(models()[..2].to_vec()));
     let jobs = vec![
-        job(3, JobKind::Compress, GIB),
-        job(4, JobKind::Verify, 2 * GIB),
+        job(3, OperationKind::Compress, GIB),
+        job(4, OperationKind::Verify, 2 * GIB),
     ];
     feed(
         &mut state,
@@ -161,16 +162,19 @@ fn ended() -> DashboardState {
     );
     let effects = feed(
         &mut state,
-        running(vec![job(4, JobKind::Verify, 3 * GIB)], |_| {}),
+        running(vec![job(4, OperationKind::Verify, 3 * GIB)], |_| {}),
     );
     assert_eq!(effects, [Effect::ListModels, Effect::ListJobs]);
-    let failed = Job {
-        state: JobState::Failed.into(),
-        error: "no space left on the device".into(),
+    let failed = Operation {
+        state: OperationState::Failed.into(),
+        error: Some(OperationError {
+            message: "no space left on the device".into(),
+            ..Default::default()
+        }),
         elapsed_ms: 13_000.0,
-        ..job(3, JobKind::Compress, GIB)
+        ..job(3, OperationKind::Compress, GIB)
     };
-    let list = vec![failed, job(4, JobKind::Verify, 3 * GIB)];
+    let list = vec![failed, job(4, OperationKind::Verify, 3 * GIB)];
     feed(&mut state, Event::Jobs(list));
     state
 }
@@ -226,7 +230,12 @@ fn each_kind_of_work_is_cancelled_in_its_way_after_a_question() {
 #[test]
 fn the_selection_stays_with_its_job() {
     let mut state = page();
-    let both = || vec![job(3, JobKind::Compress, GIB), job(4, JobKind::Verify, GIB)];
+    let both = || {
+        vec![
+            job(3, OperationKind::Compress, GIB),
+            job(4, OperationKind::Verify, GIB),
+        ]
+    };
     feed(&mut state, running(both(), |_| {}));
     press(&mut state, KeyCode::Char('j'));
     feed(
@@ -312,7 +321,7 @@ fn what_the_filter_hides_keeps_its_rate() {
     let mut state = full();
     press(&mut state, KeyCode::Char('/'));
     write(&mut state, "compress");
-    let event = running(vec![job(3, JobKind::Compress, 3 << 28)], |snapshot| {
+    let event = running(vec![job(3, OperationKind::Compress, 3 << 28)], |snapshot| {
         let model = snapshot.model.as_mut().expect("set");
         model.name = "GSAI-ML/LLaDA-8B-Instruct".into();
         model.state = ModelState::Loading.into();
@@ -332,7 +341,7 @@ fn a_daemon_started_anew_cannot_tell_how_jobs_ended() {
     let mut state = page();
     feed(
         &mut state,
-        running(vec![job(3, JobKind::Compress, GIB)], |_| {}),
+        running(vec![job(3, OperationKind::Compress, GIB)], |_| {}),
     );
     let effects = feed(
         &mut state,
@@ -350,7 +359,7 @@ fn only_so_much_of_what_ended_is_kept() {
     for id in 0..100 {
         feed(
             &mut state,
-            running(vec![job(id, JobKind::Verify, GIB)], |_| {}),
+            running(vec![job(id, OperationKind::Verify, GIB)], |_| {}),
         );
     }
     assert_eq!(state.jobs.ended.len(), ENDED_MAX);

@@ -1,16 +1,18 @@
 //! Lists of what ended before the dashboard was opened, or before somebody else's eyes.
 
-use sluice_proto::v1::{FidelityMeasurement, FidelityResult, Job, JobKind, JobState};
+use sluice_proto::v1::{
+    FidelityMeasurement, FidelityResult, Operation, OperationKind, OperationState,
+};
 
 use super::{super::jobs::WorkOutcome, *};
 
-fn ended_job(job_id: u64) -> Job {
-    Job {
-        job_id,
-        kind: JobKind::Compress.into(),
-        state: JobState::Done.into(),
-        source: "/models/m".into(),
-        output: "/models/m.sluice".into(),
+fn ended_job(operation_id: u64) -> Operation {
+    Operation {
+        operation_id,
+        kind: OperationKind::Compress.into(),
+        state: OperationState::Done.into(),
+        input_path: "/models/m".into(),
+        output_path: "/models/m.sluice".into(),
         elapsed_ms: 9_000.0,
         ..Default::default()
     }

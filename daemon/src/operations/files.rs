@@ -1,0 +1,254 @@
+//! Work on files: compressing checkpoints, decompressing and verifying what came of that. It runs on a thread of its own and goes
+//! on when nobody listens any more.
+
+use std::{
+    num::NonZero,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::available_parallelism,
+};
+
+use sluice_checkpoint::compression::{
+    self, CompressError, CompressOptions, CompressionMethod, ContainerError, Glob, Lossless,
+    ProgressBytes, TrellisTarget, partial_of,
+};
+use sluice_proto::{
+    model::{self, CompressJob, DecompressJob, VerifyJob},
+    v1::{self, OperationKind, OperationStage},
+};
+use sluice_shared::compression::Coder;
+use tokio::task::spawn_blocking;
+
+use super::{Operation, OperationDescription, Operations, Outcome, progress};
+use crate::{allocator, failure::Failure, model_name::ModelName, translate::container as wire};
+
+impl Operations {
+    /// Begins to make a compressed file of a model.
+    ///
+    /// # Errors
+    /// When no work on files can begin now.
+    pub fn compress(
+        self: &Arc<Self>,
+        model: &ModelName,
+        asked: CompressJob,
+    ) -> Result<Arc<Operation>, Failure> {
+        let threads = threads(asked.threads);
+        let description = OperationDescription {
+            kind: OperationKind::Compress,
+            model: model.name.clone(),
+            input_path: match &model.path {
+                Some(path) => path.display().to_string(),
+                None => model.name.clone(),
+            },
+            output_path: asked.output.display().to_string(),
+            threads: Some(threads),
+        };
+        let options = CompressOptions {
+            method: compression_method(asked.method),
+            tile: asked.tile_elements as usize,
+            keep: asked
+                .keep_tensors
+                .iter()
+                .map(|pattern| Glob::new(pattern))
+                .collect(),
+            all: asked.all_tensors,
+            threads,
+            replace: false,
+        };
+        let (source, output) = (model.source(), asked.output);
+        self.work(description, move |operation, stop| {
+            let mut report = reporter(operation, OperationStage::Compressing);
+            let made = compression::compress(&source, &output, &options, stop, &mut report);
+            let made = made.map_err(|error| {
+                let kept = partial_path(&error, &output);
+                failure(error, kept)
+            })?;
+            Ok(Outcome::Compress(wire::compress_result(&made)))
+        })
+    }
+
+    /// Begins to make a folder of a compressed file.
+    ///
+    /// # Errors
+    /// When no work on files can begin now.
+    pub fn decompress(self: &Arc<Self>, asked: DecompressJob) -> Result<Arc<Operation>, Failure> {
+        let threads = threads(asked.threads);
+        let description = OperationDescription {
+            kind: OperationKind::Decompress,
+            input_path: asked.file.display().to_string(),
+            output_path: asked.output.display().to_string(),
+            threads: Some(threads),
+            ..Default::default()
+        };
+        self.work(description, move |operation, stop| {
+            let mut report = reporter(operation, OperationStage::Decompressing);
+            let made = compression::open(&asked.file).and_then(|container| {
+                compression::decompress(&container, &asked.output, threads, stop, &mut report)
+            });
+            let made = made.map_err(|error| failure(error, None))?;
+            Ok(Outcome::Decompress(wire::decompress_result(&made)))
+        })
+    }
+
+    /// Begins to compare a compressed file with its checksums, by one thread.
+    ///
+    /// # Errors
+    /// When no work on files can begin now.
+    pub fn verify(self: &Arc<Self>, asked: VerifyJob) -> Result<Arc<Operation>, Failure> {
+        let description = OperationDescription {
+            kind: OperationKind::Verify,
+            input_path: asked.file.display().to_string(),
+            threads: Some(1),
+            ..Default::default()
+        };
+        self.work(description, move |operation, stop| {
+            let mut report = reporter(operation, OperationStage::Verifying);
+            let container = compression::open(&asked.file).map_err(|error| failure(error, None))?;
+            let found = compression::verify(&container, stop, &mut report);
+            let found = found.map_err(|error| failure(error, None))?;
+            Ok(Outcome::Verify(wire::verify_result(&container, &found)))
+        })
+    }
+
+    /// Begins work on a thread of its own. It looks now and then whether it is to stop.
+    pub(super) fn work(
+        self: &Arc<Self>,
+        description: OperationDescription,
+        work: impl FnOnce(&Operation, &AtomicBool) -> Result<Outcome, Failure> + Send + 'static,
+    ) -> Result<Arc<Operation>, Failure> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stops = stop.clone();
+        // Relaxed: nothing is read on its account.
+        let cancel = Box::new(move || stops.store(true, Ordering::Relaxed));
+        let running = self.begin(description, Some(cancel))?;
+        let operation = running.operation();
+        let (id, about) = (operation.id(), operation.description());
+        let (kind, input, output) = (about.kind, &about.input_path, &about.output_path);
+        tracing::info!(operation = id, %kind, input, output, "a job begins for a client");
+        let operations = self.clone();
+        tokio::spawn(async move {
+            let worker = running.operation();
+            let work = move || {
+                let result = work(&worker, &stop);
+                allocator::give_back();
+                result
+            };
+            let result = spawn_blocking(work).await;
+            let result = result.unwrap_or_else(|error| Err(error.into()));
+            let result = result.map_err(|failure| match failure {
+                Failure::JobCancelled { partial_path, .. } => Failure::JobCancelled {
+                    partial_path,
+                    by_shutdown: operations.is_closed(),
+                },
+                other => other,
+            });
+            match &result {
+                Ok(_) => tracing::info!(operation = id, "a job is done"),
+                Err(failure) => tracing::info!(operation = id, reason = %failure, "a job ends"),
+            }
+            running.finish(result);
+        });
+        Ok(operation)
+    }
+}
+
+/// How numbers are coded, in the engine's words.
+pub(crate) fn compression_method(how: model::CompressionMethod) -> CompressionMethod {
+    match how {
+        model::CompressionMethod::BitsPerWeight(bits) => {
+            CompressionMethod::Trellis(TrellisTarget::Bits(bits))
+        }
+        model::CompressionMethod::Lossless(Coder::Huffman) => {
+            CompressionMethod::Lossless(Lossless::Huffman)
+        }
+        model::CompressionMethod::Lossless(Coder::Dictionary) => {
+            CompressionMethod::Lossless(Lossless::Dictionary)
+        }
+    }
+}
+
+/// Half of the cores, so that generation has the rest; never more than there are.
+fn threads(asked: Option<u32>) -> usize {
+    let cores = available_parallelism().map_or(1, NonZero::get);
+    match asked {
+        Some(threads) => cores.min(threads as usize),
+        None => (cores / 2).max(1),
+    }
+}
+
+/// Takes the bytes that are done into the operation.
+fn reporter(
+    operation: &Operation,
+    stage: OperationStage,
+) -> impl FnMut(&str, ProgressBytes) + Send {
+    move |tensor, amount| {
+        let (done, total) = (amount.done_bytes, amount.total_bytes);
+        operation.progress(v1::OperationProgress {
+            item: tensor.to_owned(),
+            ..progress(stage, v1::ProgressUnit::Bytes, done, total)
+        });
+    }
+}
+
+/// What a run that came to nothing leaves for the next one of the same: its unfinished file. Of other failures, none was theirs.
+pub(crate) fn partial_path(error: &CompressError, output: &Path) -> Option<PathBuf> {
+    let may_be_resumed = matches!(
+        error,
+        CompressError::Cancelled
+            | CompressError::Checkpoint(_)
+            | CompressError::Container(ContainerError::Io { .. })
+            | CompressError::Encode { .. }
+            | CompressError::Io { .. }
+            | CompressError::NoSpace { .. }
+    );
+    let partial = partial_of(output);
+    (may_be_resumed && partial.exists()).then_some(partial)
+}
+
+/// Why nothing was made, and what is left of it.
+fn failure(error: CompressError, kept: Option<PathBuf>) -> Failure {
+    match (error, kept) {
+        (CompressError::Cancelled, kept) => Failure::JobCancelled {
+            partial_path: kept,
+            by_shutdown: false,
+        },
+        (error, None) => error.into(),
+        (error, kept) => Failure::Compression {
+            error,
+            partial_path: kept,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_names_what_it_leaves() {
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("a.sluice");
+        let full = || CompressError::Io {
+            operation: "write",
+            path: output.clone(),
+            cause: std::io::ErrorKind::StorageFull.into(),
+        };
+        assert_eq!(partial_path(&full(), &output), None);
+        std::fs::write(partial_of(&output), "").unwrap();
+        let kept_path = partial_path(&full(), &output);
+        assert_eq!(kept_path, Some(partial_of(&output)));
+        let said = failure(full(), kept_path).to_string();
+        assert!(
+            said.ends_with("a.sluice.partial, run the same command again to resume"),
+            "{said}"
+        );
+        // Another's work, or none.
+        let exists = CompressError::Container(ContainerError::Exists {
+            path: String::new(),
+        });
+        assert_eq!(partial_path(&exists, &output), None);
+    }
+}

@@ -1,0 +1,194 @@
+//! The registry with work that does nothing but wait.
+
+use std::{
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use super::*;
+
+fn verification() -> OperationDescription {
+    OperationDescription {
+        kind: v1::OperationKind::Verify,
+        input_path: "/a.sluice".to_owned(),
+        threads: Some(1),
+        ..Default::default()
+    }
+}
+
+fn load() -> OperationDescription {
+    OperationDescription {
+        kind: v1::OperationKind::Load,
+        model: "m".to_owned(),
+        ..Default::default()
+    }
+}
+
+fn verified() -> Outcome {
+    Outcome::Verify(v1::VerifyResult::default())
+}
+
+/// Work that runs until it is cancelled.
+fn patient(_: &Operation, stop: &AtomicBool) -> Result<Outcome, Failure> {
+    while !stop.load(Ordering::Relaxed) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Err(Failure::JobCancelled {
+        partial_path: None,
+        by_shutdown: false,
+    })
+}
+
+fn bytes(done: u64, total: u64) -> v1::OperationProgress {
+    let stage = v1::OperationStage::Verifying;
+    progress(stage, v1::ProgressUnit::Bytes, done, total)
+}
+
+fn operations() -> Arc<Operations> {
+    Arc::new(Operations::new(ChangeNotifier::default()))
+}
+
+#[tokio::test]
+async fn one_runs_at_a_time_and_ends_when_it_is_cancelled() {
+    let operations = operations();
+    let first = operations.work(verification(), patient).unwrap();
+    let other = operations.work(verification(), |_, _| Ok(verified()));
+    let refused = other.unwrap_err();
+    assert!(matches!(
+        refused,
+        Failure::OperationInProgress { id: 1, .. }
+    ));
+    // What is not about files is not in the way.
+    let load = operations.begin(load(), None).unwrap();
+    assert_eq!(operations.active().len(), 2);
+    assert!(operations.cancel(1).unwrap());
+    operations.idle(&v1::OperationKind::FILES).await;
+    assert_eq!(first.to_wire().state(), v1::OperationState::Cancelled);
+    assert!(!operations.cancel(1).unwrap());
+    let refused = operations.cancel(load.id()).unwrap_err();
+    assert!(matches!(refused, Failure::NotCancellable { id: 2, .. }));
+    assert!(matches!(
+        operations.cancel(3),
+        Err(Failure::UnknownOperation { id: 3 })
+    ));
+}
+
+#[tokio::test]
+async fn those_that_ended_are_remembered_up_to_a_bound() {
+    let operations = operations();
+    for _ in 0..ENDED_MAX + 3 {
+        operations
+            .work(verification(), |_, _| Ok(verified()))
+            .unwrap();
+        operations.idle(&v1::OperationKind::FILES).await;
+    }
+    let ids: Vec<_> = operations.all().iter().map(|one| one.id()).collect();
+    assert_eq!(ids.len(), ENDED_MAX);
+    assert_eq!((ids[0], ids[ENDED_MAX - 1]), (4, ENDED_MAX as u64 + 3));
+}
+
+#[tokio::test]
+async fn an_operation_that_is_done_has_done_all_and_others_stay_where_they_were() {
+    let operations = operations();
+    let half = |operation: &Operation| operation.progress(bytes(4_400_000, 7_600_000));
+    let done = operations.work(verification(), move |operation, _| {
+        half(operation);
+        Ok(verified())
+    });
+    operations.idle(&v1::OperationKind::FILES).await;
+    let failed = operations.work(verification(), move |operation, _| {
+        half(operation);
+        Err(Failure::Cancelled)
+    });
+    operations.idle(&v1::OperationKind::FILES).await;
+    let done_bytes =
+        |operation: Result<Arc<Operation>, _>| operation.unwrap().to_wire().progress.unwrap().done;
+    assert_eq!(
+        (done_bytes(done), done_bytes(failed)),
+        (7_600_000, 4_400_000)
+    );
+}
+
+#[tokio::test]
+async fn an_operation_that_panics_has_failed() {
+    let operations = operations();
+    let operation = operations.work(verification(), |_, _| panic!("a bug"));
+    operations.idle(&v1::OperationKind::FILES).await;
+    let operation = operation.unwrap().to_wire();
+    assert_eq!(operation.state(), v1::OperationState::Failed);
+    let error = operation.error.unwrap();
+    assert!(
+        error.message.contains("a task of the daemon failed"),
+        "{}",
+        error.message
+    );
+    assert_eq!(error.reason, "TASK_FAILED");
+    assert!(!error.hint.is_empty());
+}
+
+#[tokio::test]
+async fn nothing_begins_once_the_daemon_is_about_to_end() {
+    let operations = operations();
+    let (sender, receiver) = mpsc::channel::<()>();
+    let operation = operations
+        .work(verification(), move |operation, stop| {
+            let _ = receiver.recv();
+            patient(operation, stop)
+        })
+        .unwrap();
+    operations.close();
+    let refused = operations.begin(load(), None).unwrap_err();
+    assert!(matches!(refused, Failure::Draining));
+    drop(sender);
+    operations.idle(&v1::OperationKind::FILES).await;
+    let error = operation.to_wire().error.unwrap().message;
+    assert!(error.contains("sluiced is shutting down"), "{error}");
+}
+
+#[test]
+fn work_that_is_dropped_has_failed_and_its_first_end_counts() {
+    let operations = operations();
+    let running = operations.begin(load(), None).unwrap();
+    let operation = running.operation();
+    drop(running);
+    assert_eq!(operation.to_wire().state(), v1::OperationState::Failed);
+    let running = operations.begin(load(), None).unwrap();
+    let operation = running.operation();
+    running.finish(Ok(Outcome::Load(v1::LoadResult::default())));
+    drop(running);
+    assert_eq!(operation.to_wire().state(), v1::OperationState::Done);
+    assert!(operations.active().is_empty());
+}
+
+#[test]
+fn those_who_follow_hear_of_progress_now_and_then_and_of_a_new_stage_at_once() {
+    let operations = operations();
+    let running = operations.begin(load(), None).unwrap();
+    let mut statuses = running.subscribe();
+    running.progress(bytes(1, 9));
+    assert!(statuses.has_changed().unwrap());
+    statuses.mark_unchanged();
+    running.progress(bytes(2, 9));
+    assert!(!statuses.has_changed().unwrap());
+    // Whoever looks sees it all the same.
+    assert_eq!(running.to_wire().progress.unwrap().done, 2);
+    let loading = v1::OperationStage::Loading;
+    running.progress(progress(loading, v1::ProgressUnit::Bytes, 0, 0));
+    assert!(statuses.has_changed().unwrap());
+    assert_eq!(running.to_wire().progress.unwrap().total, None);
+}
+
+#[test]
+fn notices_are_kept_up_to_a_bound() {
+    let operations = operations();
+    let running = operations.begin(load(), None).unwrap();
+    for number in 0..NOTICES_MAX + 3 {
+        running.notice(number.to_string());
+    }
+    let notices = running.to_wire().notices;
+    assert_eq!(notices.len(), NOTICES_MAX);
+    assert_eq!(notices[NOTICES_MAX - 1], (NOTICES_MAX - 1).to_string());
+}

@@ -1,0 +1,141 @@
+//! `OperationService`, and the streams of all RPCs that begin an operation: whoever listens gets the latest picture of it, at
+//! their own pace. That they go away, what belongs to the daemon doesn't notice.
+
+use std::sync::Arc;
+
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
+use sluice_proto::{
+    model::{InvalidField, known},
+    operations::OperationResponse,
+    v1::{self, operation_service_server::OperationService},
+};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+use super::{Daemon, requests::ResponseStream};
+use crate::{
+    failure::Failure,
+    operations::{Operation, OperationStatus},
+};
+
+/// The service; clones share the daemon.
+pub(super) struct Service(pub(super) Arc<Daemon>);
+
+#[tonic::async_trait]
+impl OperationService for Service {
+    type WatchOperationStream = ResponseStream<v1::WatchOperationResponse>;
+
+    async fn list_operations(
+        &self,
+        request: Request<v1::ListOperationsRequest>,
+    ) -> Result<Response<v1::ListOperationsResponse>, Status> {
+        let v1::ListOperationsRequest { kinds, states } = request.into_inner();
+        let kinds: Vec<v1::OperationKind> = each_known("kinds", &kinds)?;
+        let states: Vec<v1::OperationState> = each_known("states", &states)?;
+        let all = self.0.operations.all().into_iter();
+        let operations = all
+            .filter(|operation| kinds.is_empty() || kinds.contains(&operation.kind()))
+            .map(|operation| operation.to_wire())
+            .filter(|operation| states.is_empty() || states.contains(&operation.state()));
+        Ok(Response::new(v1::ListOperationsResponse {
+            operations: operations.collect(),
+        }))
+    }
+
+    async fn watch_operation(
+        &self,
+        request: Request<v1::WatchOperationRequest>,
+    ) -> Result<Response<Self::WatchOperationStream>, Status> {
+        let asked = request.into_inner();
+        let operation = self.0.operations.find(asked.operation_id)?;
+        if asked.follow {
+            return Ok(Response::new(follow(operation, &self.0.closing)));
+        }
+        let answer = v1::WatchOperationResponse::of(operation.to_wire());
+        Ok(Response::new(stream::iter([Ok(answer)]).boxed()))
+    }
+
+    async fn cancel_operation(
+        &self,
+        request: Request<v1::CancelOperationRequest>,
+    ) -> Result<Response<v1::CancelOperationResponse>, Status> {
+        let id = request.into_inner().operation_id;
+        let was_active = self.0.operations.cancel(id)?;
+        tracing::info!(operation = id, was_active, "cancelled by a client");
+        Ok(Response::new(v1::CancelOperationResponse { was_active }))
+    }
+}
+
+/// The values of an enum's field that has several.
+fn each_known<E: TryFrom<i32>>(field: &'static str, values: &[i32]) -> Result<Vec<E>, Failure> {
+    let each = values.iter().map(|value| known(field, *value));
+    Ok(each.collect::<Result<_, InvalidField>>()?)
+}
+
+/// The present picture of an operation, then each that follows, then the status that it ended with; or less, where the daemon
+/// ends before.
+pub(super) fn follow<R: OperationResponse>(
+    operation: Arc<Operation>,
+    closing: &CancellationToken,
+) -> ResponseStream<R> {
+    follow_until(operation, closing, async {})
+}
+
+/// The same. The last picture waits for what has to be written down first.
+pub(super) fn follow_until<R: OperationResponse>(
+    operation: Arc<Operation>,
+    closing: &CancellationToken,
+    recorded: impl Future<Output = ()> + Send + 'static,
+) -> ResponseStream<R> {
+    let mut statuses = operation.subscribe();
+    // Whoever comes is told at once how far it is.
+    statuses.mark_changed();
+    let follower = Follower {
+        operation,
+        statuses,
+        recorded: recorded.boxed(),
+        closing: closing.clone(),
+        has_ended: false,
+    };
+    let pictures = stream::unfold(follower, |mut follower| async {
+        let item = follower.next().await?;
+        Some((item.map(R::of), follower))
+    });
+    pictures.boxed()
+}
+
+/// Who reads an operation.
+struct Follower {
+    operation: Arc<Operation>,
+    statuses: watch::Receiver<OperationStatus>,
+    recorded: BoxFuture<'static, ()>,
+    closing: CancellationToken,
+    /// The last picture was told.
+    has_ended: bool,
+}
+
+impl Follower {
+    async fn next(&mut self) -> Option<Result<v1::Operation, Status>> {
+        if self.has_ended {
+            // Once: the stream is over then.
+            let error = self.statuses.borrow().error().cloned()?;
+            return Some(Err(error));
+        }
+        tokio::select! {
+            // First, so that an end that was just told is heard.
+            biased;
+            // The sender lives in the operation that this follower holds.
+            changed = self.statuses.changed() => changed.ok()?,
+            () = self.closing.cancelled() => return None,
+        }
+        self.has_ended = self.statuses.borrow_and_update().has_ended();
+        if self.has_ended {
+            tokio::select! {
+                () = &mut self.recorded => {}
+                () = self.closing.cancelled() => {}
+            }
+        }
+        Some(Ok(self.operation.to_wire()))
+    }
+}

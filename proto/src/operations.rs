@@ -1,0 +1,71 @@
+//! What all operations have in common, on either side of the wire.
+
+use crate::v1::{self, Operation, OperationKind};
+
+impl OperationKind {
+    /// Requests, which compute with the loaded model and belong to the call that made them.
+    pub const REQUESTS: [Self; 3] = [Self::Generate, Self::Score, Self::MeasureFidelity];
+    /// Work on files.
+    pub const FILES: [Self; 3] = [Self::Compress, Self::Decompress, Self::Verify];
+
+    /// Whether it is work on files.
+    #[must_use]
+    pub fn is_on_files(self) -> bool {
+        Self::FILES.contains(&self)
+    }
+
+    /// Whether it is a request.
+    #[must_use]
+    pub fn is_request(self) -> bool {
+        Self::REQUESTS.contains(&self)
+    }
+}
+
+impl Operation {
+    /// Whether it waits or runs.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        matches!(
+            self.state(),
+            v1::OperationState::Queued | v1::OperationState::Running
+        )
+    }
+
+    /// Why it ended without a result; empty where it did not.
+    #[must_use]
+    pub fn error_message(&self) -> &str {
+        self.error.as_ref().map_or("", |error| &error.message)
+    }
+}
+
+/// A response whose one field is the picture of an operation.
+pub trait OperationResponse: Send + 'static {
+    /// The response with this picture.
+    fn of(operation: Operation) -> Self;
+
+    /// The picture in it.
+    fn into_operation(self) -> Option<Operation>;
+}
+
+macro_rules! operation_responses {
+    ($($name:ident),+) => {
+        $(impl OperationResponse for v1::$name {
+            fn of(operation: Operation) -> Self {
+                Self {
+                    operation: Some(operation),
+                }
+            }
+
+            fn into_operation(self) -> Option<Operation> {
+                self.operation
+            }
+        })+
+    };
+}
+
+operation_responses!(
+    WatchOperationResponse,
+    CompressResponse,
+    DecompressResponse,
+    VerifyResponse
+);

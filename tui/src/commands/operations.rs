@@ -1,0 +1,139 @@
+//! Following an operation to its end: loads, downloads, changes of level, work on files and measurements alike.
+
+use std::{future::Future, time::Duration};
+
+use sluice_proto::{
+    operations::OperationResponse,
+    v1::{CancelOperationRequest, Operation},
+};
+use tokio::signal::unix::Signal;
+use tonic::{Code, Response, Status, Streaming};
+
+use crate::{
+    connection::DaemonConnection,
+    output::{Failure, ProgressLine},
+};
+
+/// How long an interrupted client waits for the daemon to take the cancellation.
+const CANCEL_WAIT: Duration = Duration::from_secs(5);
+
+/// What Ctrl-C does to an operation that is followed.
+#[derive(Clone, Copy)]
+pub(super) enum OnInterrupt {
+    /// It goes on.
+    Leaves(fn() -> Failure),
+    /// It is cancelled; what became of that, the stream tells.
+    Cancels {
+        /// Says so.
+        announce: fn(),
+        /// What it means that it was cancelled, made of what the daemon said.
+        cancelled: fn(Failure) -> Failure,
+        /// The daemon has not said that it ended, and nobody waits for that any longer.
+        unconfirmed: fn() -> Failure,
+    },
+}
+
+impl OnInterrupt {
+    fn unconfirmed(self) -> Failure {
+        match self {
+            Self::Leaves(failure) => failure(),
+            Self::Cancels { unconfirmed, .. } => unconfirmed(),
+        }
+    }
+}
+
+/// Whether the next picture is wanted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// It is.
+    Next,
+    /// This one was enough.
+    Enough,
+}
+
+/// Shows each picture of an operation, and returns the last one of an operation that is done.
+///
+/// # Errors
+/// What it ended with, or the interruption.
+pub(super) async fn follow<R: OperationResponse>(
+    daemon: &DaemonConnection,
+    call: impl Future<Output = Result<Response<Streaming<R>>, Status>>,
+    interrupts: &mut Signal,
+    on_interrupt: OnInterrupt,
+    mut show: impl FnMut(&Operation, &mut ProgressLine) -> Result<Step, Failure>,
+) -> Result<Operation, Failure> {
+    let answer = tokio::select! {
+        answer = call => answer,
+        _ = interrupts.recv() => return Err(on_interrupt.unconfirmed()),
+    };
+    let mut stream = answer
+        .map_err(|status| daemon.failure(status))?
+        .into_inner();
+    let mut progress = ProgressLine::new();
+    let mut last: Option<Operation> = None;
+    let mut was_interrupted = false;
+    loop {
+        let next = tokio::select! {
+            next = stream.message() => next,
+            _ = interrupts.recv() => {
+                progress.clear();
+                let (OnInterrupt::Cancels { announce, .. }, Some(operation), false) =
+                    (on_interrupt, &last, was_interrupted)
+                else {
+                    return Err(on_interrupt.unconfirmed());
+                };
+                was_interrupted = true;
+                announce();
+                cancel(daemon, operation.operation_id, on_interrupt).await?;
+                continue;
+            }
+        };
+        match next {
+            Ok(Some(answer)) => {
+                let Some(operation) = answer.into_operation() else {
+                    continue;
+                };
+                if !operation.is_active() {
+                    progress.clear();
+                }
+                let step = show(&operation, &mut progress)?;
+                if step == Step::Enough {
+                    return Ok(operation);
+                }
+                last = Some(operation);
+            }
+            Ok(None) => break,
+            Err(status) => {
+                progress.clear();
+                let was_cancelled = status.code() == Code::Cancelled;
+                let failure = daemon.failure(status);
+                return Err(match on_interrupt {
+                    OnInterrupt::Cancels { cancelled, .. } if was_interrupted && was_cancelled => {
+                        cancelled(failure)
+                    }
+                    _ => failure,
+                });
+            }
+        }
+    }
+    let done = last.filter(|operation| operation.outcome.is_some());
+    done.ok_or_else(no_result)
+}
+
+async fn cancel(
+    daemon: &DaemonConnection,
+    operation_id: u64,
+    on_interrupt: OnInterrupt,
+) -> Result<(), Failure> {
+    let mut client = daemon.operations();
+    let call = client.cancel_operation(CancelOperationRequest { operation_id });
+    match tokio::time::timeout(CANCEL_WAIT, call).await {
+        Ok(answer) => answer.map(|_| ()).map_err(|status| daemon.failure(status)),
+        Err(_) => Err(on_interrupt.unconfirmed()),
+    }
+}
+
+/// The daemon went silent, or sends what this client does not know.
+pub(super) fn no_result() -> Failure {
+    Failure::new("the daemon ended the stream without a result")
+}
