@@ -65,6 +65,7 @@ macro_rules! operation_responses {
 
 operation_responses!(
     WatchOperationResponse,
+    PullModelResponse,
     CompressResponse,
     DecompressResponse,
     VerifyResponse

@@ -60,7 +60,7 @@ pub(super) fn of(failure: &Failure) -> ErrorRow {
                 .figure("model", model)
                 .figure("revision", revision)
         }
-        Failure::PullCancelled { model } => ErrorRow::new(Code::Cancelled, "PULL_CANCELLED")
+        Failure::PullCancelled { model } => ErrorRow::new(Code::Cancelled, "CANCELLED")
             .hint(format!("`sluice pull {model}` resumes it")),
         other => unreachable!("no failure of the library: {other}"),
     }

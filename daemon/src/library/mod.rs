@@ -21,7 +21,7 @@ use sluice_shared::names;
 pub(crate) use self::inspect::{inspect, sampling};
 pub use self::{
     entry::{EntryOrigin, ModelEntry},
-    pulls::{PullStage, PullState, Pulls},
+    pulls::Pulls,
 };
 use crate::{
     failure::Failure,

@@ -1,53 +1,33 @@
-//! Downloads under way, as those who wait for them see them.
+//! Downloads under way.
 
 use std::{
     collections::BTreeMap,
+    path::Path,
     sync::{Arc, Mutex, MutexGuard},
 };
 
 use sluice_hub::{Client, Patience, Pull, PullEvent, REVISION_DEFAULT};
 use sluice_proto::v1;
 use sluice_shared::units;
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::Library;
-use crate::{failure::Failure, operations::ChangeNotifier};
+use crate::{
+    failure::Failure,
+    operations::{
+        Detail, Operation, OperationDescription, Operations, Outcome, RunningOperation, progress,
+    },
+};
 
 /// Downloads at once; more would only share the line.
 const PULLS_MAX: usize = 4;
-
-/// How far a download is: a full picture, so that the latest is enough.
-#[derive(Debug, Clone)]
-pub struct PullState {
-    /// What it brings, once the hub was asked.
-    pub plan: Option<v1::PullPlan>,
-    /// What the user should hear of, in order.
-    pub notices: Vec<String>,
-    /// What it is at.
-    pub stage: PullStage,
-}
-
-/// What a download is at.
-#[derive(Debug, Clone)]
-pub enum PullStage {
-    /// Bytes so far.
-    Downloading(v1::PullProgress),
-    /// The model is there.
-    Done(Box<v1::Model>),
-    /// It is not.
-    Failed(tonic::Status),
-}
-
-/// Notices that are kept of one download; a line that breaks for hours makes no list without an end.
-const NOTICES_MAX: usize = 200;
 
 /// The downloads under way.
 #[derive(Debug)]
 pub struct Pulls {
     library: Arc<Library>,
+    operations: Arc<Operations>,
     active: Mutex<BTreeMap<String, ActivePull>>,
-    changes: ChangeNotifier,
     closing: CancellationToken,
 }
 
@@ -55,18 +35,21 @@ pub struct Pulls {
 struct ActivePull {
     /// As it was asked for.
     revision: String,
-    state: watch::Receiver<PullState>,
-    cancel: CancellationToken,
+    operation: Arc<Operation>,
 }
 
 impl Pulls {
     /// None yet.
     #[must_use]
-    pub fn new(library: Arc<Library>, changes: ChangeNotifier, closing: CancellationToken) -> Self {
+    pub fn new(
+        library: Arc<Library>,
+        operations: Arc<Operations>,
+        closing: CancellationToken,
+    ) -> Self {
         Self {
             library,
+            operations,
             active: Mutex::default(),
-            changes,
             closing,
         }
     }
@@ -81,7 +64,7 @@ impl Pulls {
         pull: Pull,
         token: Option<sluice_hub::Token>,
         budget_bytes: u64,
-    ) -> Result<watch::Receiver<PullState>, Failure> {
+    ) -> Result<Arc<Operation>, Failure> {
         let folder = self.library.folder()?.to_owned();
         let key = match &pull.file {
             Some(file) => format!("{}:{file}", pull.name),
@@ -89,8 +72,8 @@ impl Pulls {
         };
         let named = pull.revision.clone();
         let revision = named.unwrap_or_else(|| REVISION_DEFAULT.to_owned());
-        let mut going = self.lock();
-        if let Some(known) = going.get(&key) {
+        let mut active = self.lock();
+        if let Some(known) = active.get(&key) {
             // Both would come to lie in one folder.
             if known.revision != revision {
                 let revision = known.revision.clone();
@@ -99,93 +82,83 @@ impl Pulls {
                     revision,
                 });
             }
-            return Ok(known.state.clone());
+            return Ok(known.operation.clone());
         }
-        if going.len() >= PULLS_MAX {
+        if active.len() >= PULLS_MAX {
             return Err(Failure::TooManyPulls { max: PULLS_MAX });
         }
-        let (sender, state) = watch::channel(PullState {
-            plan: None,
-            notices: Vec::new(),
-            stage: PullStage::Downloading(v1::PullProgress::default()),
-        });
         let cancel = self.closing.child_token();
+        let cancels = cancel.clone();
+        let description = OperationDescription {
+            kind: v1::OperationKind::Pull,
+            model: key.clone(),
+            ..Default::default()
+        };
+        let running = self
+            .operations
+            .begin(description, Some(Box::new(move || cancels.cancel())))?;
+        let operation = running.operation();
         let known = ActivePull {
             revision,
-            state: state.clone(),
-            cancel: cancel.clone(),
+            operation: operation.clone(),
         };
-        going.insert(key.clone(), known);
-        drop(going);
-        self.changes.tell();
+        active.insert(key.clone(), known);
+        drop(active);
         let mut access = self.library.access().clone();
         access.token = token.or(access.token);
         tracing::info!(model = key, "downloading a model for a client");
         let pulls = self.clone();
         tokio::spawn(async move {
             let client = Client::new(access, Patience::default());
-            let mut report = |event| tell(&sender, &folder, budget_bytes, event);
+            let mut report = reporter(&running, &folder, budget_bytes);
             let pulled = tokio::select! {
                 pulled = pull.run(&client, &folder, &mut report) => pulled.map_err(Failure::from),
                 () = cancel.cancelled() => Err(Failure::PullCancelled { model: key.clone() }),
             };
-            let stage = match pulled {
+            drop(report);
+            let model = match pulled {
                 Ok(pulled) => pulls.done(&pulled.name.to_string()).await,
                 Err(failure) => Err(failure),
             };
-            let stage = match stage {
-                Ok(model) => {
-                    tracing::info!(
-                        model = model.name,
-                        size = units::bytes(model.disk_bytes),
-                        "model downloaded"
-                    );
-                    PullStage::Done(Box::new(model))
-                }
+            match &model {
+                Ok(model) => tracing::info!(
+                    model = model.name,
+                    size = units::bytes(model.disk_bytes),
+                    "model downloaded"
+                ),
                 Err(failure) => {
                     tracing::info!(model = key, reason = %failure, "the download ends");
-                    PullStage::Failed(failure.into())
                 }
-            };
+            }
             pulls.lock().remove(&key);
-            sender.send_modify(|state| state.stage = stage);
-            pulls.changes.tell();
+            let result = model.map(|model| v1::PullResult { model: Some(model) });
+            running.finish(result.map(Outcome::Pull));
         });
-        Ok(state)
-    }
-
-    /// Stops a download; whether there was one.
-    pub fn cancel(&self, name: &str) -> bool {
-        let going = self.lock();
-        let found = going.iter().filter(|(key, going)| {
-            let plan = &going.state.borrow().plan;
-            *key == name || plan.as_ref().is_some_and(|plan| plan.name == name)
-        });
-        found.map(|(_, going)| going.cancel.cancel()).count() > 0
+        Ok(operation)
     }
 
     /// Those under way, as a list of models shows them.
     #[must_use]
     pub fn list(&self) -> Vec<v1::Model> {
-        let going = self.lock();
-        let models = going.iter().map(|(key, going)| {
-            let state = going.state.borrow();
+        let active = self.lock();
+        let models = active.iter().map(|(key, pull)| {
+            let operation = pull.operation.to_wire();
+            let (name, path) = match operation.detail {
+                Some(Detail::PullPlan(plan)) => (plan.name, plan.folder),
+                _ => (key.clone(), String::new()),
+            };
+            let step = operation.progress.unwrap_or_default();
             v1::Model {
-                name: state
-                    .plan
-                    .as_ref()
-                    .map_or_else(|| key.clone(), |plan| plan.name.clone()),
-                path: state
-                    .plan
-                    .as_ref()
-                    .map(|plan| plan.folder.clone())
-                    .unwrap_or_default(),
+                name,
+                path,
                 state: v1::ModelState::Pulling.into(),
                 origin: v1::ModelOrigin::Pulled.into(),
-                pull: match &state.stage {
-                    PullStage::Downloading(progress) => Some(progress.clone()),
-                    _ => None,
-                },
+                pull: Some(v1::PullProgress {
+                    file: step.item,
+                    done_bytes: step.done,
+                    total_bytes: step.total.unwrap_or(0),
+                }),
+                operation_id: Some(operation.operation_id),
                 ..Default::default()
             }
         });
@@ -203,57 +176,48 @@ impl Pulls {
     }
 }
 
-fn tell(
-    sender: &watch::Sender<PullState>,
-    folder: &std::path::Path,
+/// Takes what comes into the operation.
+fn reporter(
+    running: &RunningOperation,
+    folder: &Path,
     budget_bytes: u64,
-    event: PullEvent,
-) {
-    sender.send_modify(|state| match event {
-        PullEvent::Resolved {
-            name,
-            files,
-            total_bytes,
-            present_bytes,
-            weight_bytes,
-        } => {
-            if weight_bytes > budget_bytes {
-                state.notices.push(format!(
-                    "the weights take {} and the budget is {}: weights that don't fit will be streamed in every pass; \
-                     `sluice plan --model {name}` tells more once it is here",
-                    units::bytes(weight_bytes),
-                    units::bytes(budget_bytes)
-                ));
-            }
-            state.plan = Some(v1::PullPlan {
-                folder: folder.join(name.folder()).to_string_lossy().into_owned(),
-                name: name.to_string(),
-                files: files as u32,
+) -> impl FnMut(PullEvent) + Send {
+    let (downloading, bytes) = (v1::OperationStage::Downloading, v1::ProgressUnit::Bytes);
+    let mut step = progress(downloading, bytes, 0, 0);
+    move |event| {
+        match event {
+            PullEvent::Resolved {
+                name,
+                files,
                 total_bytes,
                 present_bytes,
                 weight_bytes,
-            });
-            state.stage = PullStage::Downloading(v1::PullProgress {
-                file: String::new(),
-                done_bytes: present_bytes,
-                total_bytes,
-            });
-        }
-        PullEvent::File { name } => progress(state, |progress| progress.file = name),
-        PullEvent::Progress { done_bytes } => {
-            progress(state, |progress| progress.done_bytes = done_bytes);
-        }
-        PullEvent::Retry { reason, pause } => {
-            if state.notices.len() < NOTICES_MAX {
+            } => {
+                if weight_bytes > budget_bytes {
+                    running.notice(format!(
+                        "the weights take {} and the budget is {}: weights that don't fit will be streamed in every pass; \
+                         `sluice plan --model {name}` tells more once it is here",
+                        units::bytes(weight_bytes),
+                        units::bytes(budget_bytes)
+                    ));
+                }
+                running.detail(Detail::PullPlan(v1::PullPlan {
+                    folder: folder.join(name.folder()).to_string_lossy().into_owned(),
+                    name: name.to_string(),
+                    files: files as u32,
+                    total_bytes,
+                    present_bytes,
+                    weight_bytes,
+                }));
+                step = progress(downloading, bytes, present_bytes, total_bytes);
+            }
+            PullEvent::File { name } => step.item = name,
+            PullEvent::Progress { done_bytes } => step.done = done_bytes,
+            PullEvent::Retry { reason, pause } => {
                 let pause = units::duration_ms(pause.as_secs_f64() * 1000.0);
-                state.notices.push(format!("{reason}; trying again in {pause}"));
+                running.notice(format!("{reason}; trying again in {pause}"));
             }
         }
-    });
-}
-
-fn progress(state: &mut PullState, change: impl FnOnce(&mut v1::PullProgress)) {
-    if let PullStage::Downloading(progress) = &mut state.stage {
-        change(progress);
+        running.progress(step.clone());
     }
 }

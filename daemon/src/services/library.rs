@@ -8,20 +8,15 @@ use sluice_hub::{HubName, Pull, Token};
 use sluice_plan::Plan;
 use sluice_proto::{
     model::{InvalidField, ModelSubject},
-    v1::{self, pull_model_response::Kind},
+    v1,
 };
 use sluice_shared::{names, units};
 use tokio::{sync::watch, task::spawn_blocking};
 
-use super::{
-    Daemon,
-    follow::{FollowUpdate, follow},
-    persistence::PendingWrite,
-    requests::ResponseStream,
-};
+use super::{Daemon, operation, requests::ResponseStream};
 use crate::{
     failure::Failure,
-    library::{self, ModelEntry, PullStage, PullState, RemovedModel},
+    library::{self, ModelEntry, RemovedModel},
     model_name::{EMBEDDED_NAME, ModelName},
     models::{LoadStage, LoadState, UnloadReason},
     translate,
@@ -31,9 +26,13 @@ impl Daemon {
     /// All models, and the weights that are kept of them. Reads folders: not for async code.
     pub(super) fn list(&self) -> v1::ListModelsResponse {
         let models = self.all_models();
+        let kinds = [v1::OperationKind::Load, v1::OperationKind::Pull];
+        let active = self.operations.active_of(&kinds);
+        let operations = active.iter().map(|operation| operation.to_wire()).collect();
         let Some((folder, bytes_max)) = self.engine.weight_cache() else {
             return v1::ListModelsResponse {
                 models,
+                operations,
                 ..Default::default()
             };
         };
@@ -52,6 +51,7 @@ impl Daemon {
             converted_weights: kept.collect(),
             converted_weights_folder: folder.to_string_lossy().into_owned(),
             converted_weights_bytes_max: bytes_max,
+            operations,
         }
     }
 
@@ -163,11 +163,8 @@ impl Daemon {
         };
         let budget = self.engine.settings().budget_bytes;
         let budget = budget.unwrap_or_else(|| self.engine.budget_default());
-        let mut states = self.pulls.begin(pull, token, budget)?;
-        // Who joins is told at once how far it is.
-        states.mark_changed();
-        let mut told = PullWatcher::default();
-        Ok(follow(states, &self.closing, move |state| told.news(state)))
+        let operation = self.pulls.begin(pull, token, budget)?;
+        Ok(operation::follow(operation, &self.closing))
     }
 
     pub(super) async fn remove(
@@ -385,44 +382,6 @@ impl LoadRecord {
             && let Err(failure) = self.daemon.library.set_default(&self.name)
         {
             tracing::error!(reason = %failure, "can't save the default model");
-        }
-    }
-}
-
-/// What the caller of a download has heard of it.
-#[derive(Default)]
-struct PullWatcher {
-    plan: bool,
-    notices: usize,
-}
-
-impl PullWatcher {
-    fn news(&mut self, state: PullState) -> FollowUpdate<v1::PullModelResponse> {
-        let PullState {
-            plan,
-            notices,
-            stage,
-        } = state;
-        let mut answers = Vec::new();
-        if let Some(plan) = plan.filter(|_| !self.plan) {
-            self.plan = true;
-            answers.push(Ok(Kind::Plan(plan)));
-        }
-        let told = std::mem::replace(&mut self.notices, notices.len());
-        let notices = notices.into_iter().skip(told);
-        answers.extend(notices.map(|text| Ok(Kind::Notice(text))));
-        let (answer, end) = match stage {
-            PullStage::Downloading(progress) => (Ok(Kind::Progress(progress)), None),
-            PullStage::Done(model) => (Ok(Kind::Model(*model)), Some(PendingWrite::nothing())),
-            PullStage::Failed(status) => (Err(status), Some(PendingWrite::nothing())),
-        };
-        answers.push(answer);
-        let answers = answers.into_iter();
-        FollowUpdate {
-            answers: answers
-                .map(|kind| kind.map(|kind| v1::PullModelResponse { kind: Some(kind) }))
-                .collect(),
-            end,
         }
     }
 }

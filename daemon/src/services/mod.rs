@@ -135,7 +135,8 @@ impl Daemon {
         let changes = ChangeNotifier::default();
         let closing = CancellationToken::new();
         let library = Arc::new(library);
-        let pulls = Pulls::new(library.clone(), changes.clone(), closing.clone());
+        let operations = Arc::new(Operations::new(changes.clone()));
+        let pulls = Pulls::new(library.clone(), operations.clone(), closing.clone());
         let settings = Arc::new(settings);
         let engine_of = Arc::downgrade(&engine);
         let models = Models::new(engine_of, settings.clone(), changes.clone());
@@ -144,7 +145,7 @@ impl Daemon {
             models: Arc::new(models),
             library,
             pulls: Arc::new(pulls),
-            operations: Arc::new(Operations::new(changes.clone())),
+            operations,
             requests: Arc::new(Requests::new(changes.clone())),
             measurements: Measurements::new(changes.clone()),
             changes,

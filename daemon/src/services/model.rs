@@ -96,15 +96,6 @@ impl ModelService for Service {
         Ok(Response::new(self.0.pull(request.into_inner())?))
     }
 
-    async fn cancel_pull(
-        &self,
-        request: Request<v1::CancelPullRequest>,
-    ) -> Result<Response<v1::CancelPullResponse>, Status> {
-        let was_pulling = self.0.pulls.cancel(&request.into_inner().name);
-        tracing::info!(was_pulling, "a client cancels a download");
-        Ok(Response::new(v1::CancelPullResponse { was_pulling }))
-    }
-
     async fn remove_model(
         &self,
         request: Request<v1::RemoveModelRequest>,

@@ -8,13 +8,18 @@ use std::{
 
 use sluice_proto::{
     client::CallError,
-    v1::{self, pull_model_response::Kind},
+    v1::{
+        self,
+        operation::{Detail, Outcome},
+    },
 };
 use tempfile::TempDir;
 use testkit::hub::{COMMIT, Fault, Hub};
 use tonic::{Code, Streaming};
 
-use crate::support::{Daemon, checkpoints, command, done, generate, tokens, until, within};
+use crate::support::{
+    Daemon, checkpoints, command, done, generate, rest_of, tokens, until, within,
+};
 
 const NAME: &str = "o/llada-tiny";
 
@@ -43,7 +48,7 @@ impl Setting {
         Self { hub, daemon }
     }
 
-    async fn pull(&self, name: &str) -> Result<Vec<Kind>, CallError> {
+    async fn pull(&self, name: &str) -> Result<Vec<v1::Operation>, CallError> {
         pull(&self.daemon, name).await
     }
 
@@ -152,8 +157,8 @@ async fn start(
     daemon
 }
 
-async fn pull(daemon: &Daemon, name: &str) -> Result<Vec<Kind>, CallError> {
-    pulled(pulling(daemon, name).await?).await
+async fn pull(daemon: &Daemon, name: &str) -> Result<Vec<v1::Operation>, CallError> {
+    rest_of(pulling(daemon, name).await?).await
 }
 
 /// A download that was begun, or joined.
@@ -164,14 +169,6 @@ async fn pulling(daemon: &Daemon, name: &str) -> Result<Pulling, CallError> {
     };
     let answer = daemon.models().await.pull_model(request).await?;
     Ok(answer.into_inner())
-}
-
-async fn pulled(mut stream: Pulling) -> Result<Vec<Kind>, CallError> {
-    let mut kinds = Vec::new();
-    while let Some(answer) = within("a download", stream.message()).await? {
-        kinds.extend(answer.kind);
-    }
-    Ok(kinds)
 }
 
 #[tokio::test]
@@ -193,10 +190,14 @@ async fn the_embedded_model_is_inspected_and_stays() {
 #[tokio::test]
 async fn a_model_is_pulled_listed_inspected_loaded_and_removed() {
     let setting = Setting::new(&[]).await;
-    let kinds = setting.pull(NAME).await.unwrap();
-    assert!(matches!(&kinds[..], [.., Kind::Model(model)] if model.name == NAME));
-    let Some(Kind::Plan(plan)) = kinds.iter().find(|kind| matches!(kind, Kind::Plan(_))) else {
-        panic!("a plan comes first: {kinds:?}")
+    let pictures = setting.pull(NAME).await.unwrap();
+    let last = pictures.last().unwrap();
+    let Some(Outcome::Pull(result)) = &last.outcome else {
+        panic!("{last:?}")
+    };
+    assert_eq!(result.model.as_ref().unwrap().name, NAME);
+    let Some(Detail::PullPlan(plan)) = &last.detail else {
+        panic!("{last:?}")
     };
     assert_eq!((plan.files, plan.present_bytes), (3, 0));
     assert_eq!(Path::new(&plan.folder), setting.models().join(NAME));
@@ -333,7 +334,7 @@ async fn a_download_outlives_its_client_and_a_daemon_that_is_killed() {
 }
 
 #[tokio::test]
-async fn a_download_is_joined_and_cancelled_by_name() {
+async fn a_download_is_joined_and_cancelled() {
     let setting = Setting::new(&[]).await;
     setting.hub.fault("model.safetensors", [Fault::Stall(1000)]);
     let first = pulling(&setting.daemon, NAME).await.unwrap();
@@ -352,27 +353,22 @@ async fn a_download_is_joined_and_cancelled_by_name() {
         let refused = setting.daemon.models().await.pull_model(other).await;
         let error = CallError::from(refused.unwrap_err());
         assert_eq!(error.reason.as_deref(), Some("PULLING_ANOTHER_REVISION"));
-        let request = v1::CancelPullRequest {
-            name: NAME.to_owned(),
-        };
-        let answer = setting
-            .daemon
-            .models()
-            .await
-            .cancel_pull(request.clone())
-            .await;
-        assert!(answer.unwrap().into_inner().was_pulling);
+        let operation_id = setting.listed(NAME).await.unwrap().operation_id.unwrap();
+        let request = v1::CancelOperationRequest { operation_id };
+        let mut client = setting.daemon.operations().await;
+        let answer = client.cancel_operation(request).await;
+        assert!(answer.unwrap().into_inner().was_active);
         until("its end", || async {
             let model = setting.listed(NAME).await;
             model.is_some_and(|model| model.state() == v1::ModelState::Partial)
         })
         .await;
-        let answer = setting.daemon.models().await.cancel_pull(request).await;
-        assert!(!answer.unwrap().into_inner().was_pulling);
+        let answer = client.cancel_operation(request).await;
+        assert!(!answer.unwrap().into_inner().was_active);
     };
-    let (first, second, ()) = tokio::join!(pulled(first), pulled(second), cancelled);
+    let (first, second, ()) = tokio::join!(rest_of(first), rest_of(second), cancelled);
     for ended in [first, second] {
-        assert_eq!(ended.unwrap_err().reason.as_deref(), Some("PULL_CANCELLED"));
+        assert_eq!(ended.unwrap_err().reason.as_deref(), Some("CANCELLED"));
     }
     assert_eq!(
         setting.hub.asked_for("/revision/main?blobs=true").len(),

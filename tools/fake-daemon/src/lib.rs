@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use tonic::Status;
 
 pub use load::{EventCounts, StressLoad};
-pub use pictures::{generation_events, job, plan, switch_events};
+pub use pictures::{generation_events, job, operation, plan, switch_events};
 use service::Service;
 
 /// One step of what the fake does when asked to generate.
@@ -39,8 +39,8 @@ pub enum ScriptStep {
 pub struct ChangeScript {
     /// The events of a load, before its model.
     pub load: Vec<load_model_response::Kind>,
-    /// The events of a download, before its model.
-    pub pull: Vec<pull_model_response::Kind>,
+    /// The pictures of a download, before its last.
+    pub pull: Vec<Operation>,
     /// The events of a change of level or budget.
     pub apply: Vec<apply_response::Kind>,
     /// The pictures of a job, after its first.
@@ -64,8 +64,6 @@ pub struct ReceivedCalls {
     pub loads_cancelled: u32,
     /// Downloads.
     pub pulled: Vec<PullModelRequest>,
-    /// Downloads that were cancelled, by the model's name.
-    pub pulls_cancelled: Vec<String>,
     /// Models to remove.
     pub removed: Vec<RemoveModelRequest>,
     /// Models to inspect.

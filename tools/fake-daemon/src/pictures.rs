@@ -60,6 +60,16 @@ pub(crate) fn snapshot() -> Snapshot {
     }
 }
 
+/// An operation that runs.
+pub fn operation(kind: OperationKind) -> Operation {
+    Operation {
+        operation_id: 5,
+        kind: kind.into(),
+        state: OperationState::Running.into(),
+        ..Default::default()
+    }
+}
+
 /// A job that is half done.
 pub fn job() -> Operation {
     Operation {

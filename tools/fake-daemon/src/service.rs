@@ -24,7 +24,7 @@ use tonic::{Request, Response, Status, transport};
 use crate::{
     ChangeScript, ReceivedCalls, ScriptStep,
     load::{Answers, Teller},
-    pictures::{contents, fidelity, job, model, on_disk, plan, snapshot},
+    pictures::{contents, fidelity, job, model, on_disk, operation, plan, snapshot},
 };
 
 #[derive(Clone)]
@@ -194,6 +194,7 @@ impl ModelService for Service {
             converted_weights: vec![kept],
             converted_weights_folder: "/cache".to_owned(),
             converted_weights_bytes_max: Some(32 << 30),
+            operations: Vec::new(),
         }))
     }
 
@@ -242,32 +243,14 @@ impl ModelService for Service {
 
     async fn pull_model(&self, request: Request<PullModelRequest>) -> Answers<PullModelResponse> {
         self.seen().pulled.push(request.into_inner());
-        let (sender, receiver) = tokio::sync::mpsc::channel(4);
-        let (change, cancelled) = (self.change.clone(), self.cancelled.clone());
-        tokio::spawn(async move {
-            for kind in &change.pull {
-                let kind = Some(kind.clone());
-                let _ = sender.send(Ok(PullModelResponse { kind })).await;
-            }
-            let last = if change.hangs {
-                cancelled.notified().await;
-                Err(Status::cancelled("the download was cancelled"))
-            } else {
-                let kind = Some(pull_model_response::Kind::Model(on_disk()));
-                Ok(PullModelResponse { kind })
-            };
-            let _ = sender.send(last).await;
-        });
-        Ok(Response::new(ReceiverStream::new(receiver)))
-    }
-
-    async fn cancel_pull(
-        &self,
-        request: Request<CancelPullRequest>,
-    ) -> Result<Response<CancelPullResponse>, Status> {
-        self.seen().pulls_cancelled.push(request.into_inner().name);
-        self.cancelled.notify_one();
-        Ok(Response::new(CancelPullResponse { was_pulling: true }))
+        let done = Operation {
+            state: OperationState::Done.into(),
+            outcome: Some(operation::Outcome::Pull(PullResult {
+                model: Some(on_disk()),
+            })),
+            ..operation(OperationKind::Pull)
+        };
+        self.play_operation(&self.change.pull, done, "the download was cancelled")
     }
 
     async fn remove_model(
@@ -345,6 +328,19 @@ impl Service {
             }
         });
         Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    /// An operation as its script has it, and `done` at the end unless it hangs.
+    fn play_operation<R: OperationResponse>(
+        &self,
+        script: &[Operation],
+        done: Operation,
+        refusal: &str,
+    ) -> Answers<R> {
+        match self.change.hangs {
+            true => self.operation(script, refusal),
+            false => self.operation(&[script, &[done]].concat(), refusal),
+        }
     }
 
     fn job<R: OperationResponse>(&self) -> Answers<R> {

@@ -133,6 +133,18 @@ async fn cancel(
     }
 }
 
+/// Notices that have come since the last picture.
+#[derive(Default)]
+pub(super) struct NewNotices(usize);
+
+impl NewNotices {
+    /// Those of this picture that were not shown.
+    pub(super) fn of<'a>(&mut self, operation: &'a Operation) -> &'a [String] {
+        let shown = std::mem::replace(&mut self.0, operation.notices.len());
+        operation.notices.get(shown..).unwrap_or_default()
+    }
+}
+
 /// The daemon went silent, or sends what this client does not know.
 pub(super) fn no_result() -> Failure {
     Failure::new("the daemon ended the stream without a result")

@@ -1,29 +1,25 @@
 //! `sluice pull`.
 
-use std::{
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::{path::PathBuf, time::Instant};
 
-use futures_util::StreamExt;
 use sluice_proto::v1::{
-    CancelPullRequest, Model, PullModelRequest, PullModelResponse, PullPlan, PullProgress,
-    pull_model_response::Kind,
+    Model, OperationProgress, PullModelRequest, PullPlan,
+    operation::{Detail, Outcome},
 };
 use sluice_report::progress::advance;
 use sluice_shared::{bandwidth::Bandwidth, names, units};
 use tokio::signal::unix::Signal;
-use tonic::{Code, Streaming};
 
-use super::{follow::interrupts, models::describe};
+use super::{
+    follow::interrupts,
+    models::describe,
+    operations::{NewNotices, OnInterrupt, Step, follow, no_result},
+};
 use crate::{
     cli::Pull,
     connection::DaemonConnection,
-    output::{Failure, ProgressLine, StandardOutput, dim},
+    output::{Failure, StandardOutput, dim},
 };
-
-/// How long an interrupted client waits for the daemon to take the cancellation.
-const CANCEL_WAIT: Duration = Duration::from_secs(5);
 
 /// Downloads a model, or joins the download under way.
 pub(super) async fn run(
@@ -41,103 +37,58 @@ pub(super) async fn run(
     Ok(())
 }
 
-/// Has a model downloaded, and shows how far that is.
+/// Has a model downloaded, and shows how far that is. An interrupt cancels the download.
 pub(super) async fn model(
     daemon: &DaemonConnection,
     arguments: &Pull,
     interrupts: &mut Signal,
     out: &mut StandardOutput,
 ) -> Result<Model, Failure> {
-    // The daemon knows short names, too; but a cancellation has to name what is on its way.
-    let asked = names::full(&arguments.name).unwrap_or(&arguments.name);
     let request = PullModelRequest {
-        name: asked.to_owned(),
+        name: names::full(&arguments.name)
+            .unwrap_or(&arguments.name)
+            .to_owned(),
         file_name: arguments.file.clone().unwrap_or_default(),
         revision: arguments.revision.clone().unwrap_or_default(),
         // The daemon has its own environment; this one is the user's.
         hub_token: std::env::var("HF_TOKEN").unwrap_or_default(),
     };
-    let answer = daemon.models().pull_model(request).await;
-    let stream = answer
-        .map_err(|status| daemon.failure(status))?
-        .into_inner();
-    follow(daemon, arguments, asked, stream, interrupts, out).await
-}
-
-/// Shows a download until the model is there. An interrupt cancels it; what became of that, the stream tells.
-async fn follow(
-    daemon: &DaemonConnection,
-    arguments: &Pull,
-    asked: &str,
-    mut stream: Streaming<PullModelResponse>,
-    interrupts: &mut Signal,
-    out: &mut StandardOutput,
-) -> Result<Model, Failure> {
-    let mut progress = ProgressLine::new();
-    let mut rate = Bandwidth::default();
-    let mut was_interrupted = false;
-    let mut name = match &arguments.file {
-        Some(file) => format!("{asked}:{file}"),
-        None => asked.to_owned(),
+    let cancels = OnInterrupt::Cancels {
+        announce: || {},
+        cancelled: |_| {
+            Failure::interrupted("the downloaded part is kept")
+                .with_hint("run the same command again to resume")
+        },
+        unconfirmed,
     };
-    loop {
-        let next = tokio::select! {
-            next = stream.next() => next,
-            _ = interrupts.recv() => {
-                progress.clear();
-                if was_interrupted {
-                    return Err(unconfirmed());
-                }
-                was_interrupted = true;
-                cancel(daemon, &name).await?;
-                continue;
-            }
-        };
-        let kind = match next {
-            Some(Ok(answer)) => answer.kind,
-            Some(Err(status)) if was_interrupted && status.code() == Code::Cancelled => {
-                return Err(Failure::interrupted("the downloaded part is kept")
-                    .with_hint("run the same command again to resume"));
-            }
-            Some(Err(status)) => return Err(daemon.failure(status)),
-            None => return Err(Failure::new("the daemon ended the stream without a model")),
-        };
-        let Some(kind) = kind else { continue };
-        if arguments.json {
-            out.json(&kind)?;
-        }
-        match kind {
-            Kind::Plan(plan) => {
-                name.clone_from(&plan.name);
-                if !arguments.json {
-                    progress.clear();
-                    dim(&planned(&plan));
-                }
-            }
-            Kind::Progress(step) if !arguments.json => {
-                rate.record(Instant::now(), step.done_bytes);
-                progress.show(&pulling(&step, rate.bytes_per_second()));
-            }
-            Kind::Notice(text) if !arguments.json => {
-                progress.clear();
-                dim(&format!("note: {text}"));
-            }
-            Kind::Model(model) => {
-                progress.clear();
-                return Ok(model);
-            }
-            _ => {}
-        }
-    }
-}
-
-async fn cancel(daemon: &DaemonConnection, name: &str) -> Result<(), Failure> {
-    let name = name.to_owned();
+    let (mut rate, mut notices) = (Bandwidth::default(), NewNotices::default());
+    let mut is_planned = false;
     let mut client = daemon.models();
-    let call = client.cancel_pull(CancelPullRequest { name });
-    match tokio::time::timeout(CANCEL_WAIT, call).await {
-        Ok(answer) => answer.map(|_| ()).map_err(|status| daemon.failure(status)),
-        Err(_) => Err(unconfirmed()),
+    let call = client.pull_model(request);
+    let pulled = follow(daemon, call, interrupts, cancels, |operation, progress| {
+        if arguments.json {
+            out.json(operation)?;
+            return Ok(Step::Next);
+        }
+        if let (false, Some(Detail::PullPlan(plan))) = (is_planned, &operation.detail) {
+            is_planned = true;
+            progress.clear();
+            dim(&planned(plan));
+        }
+        for notice in notices.of(operation) {
+            progress.clear();
+            dim(&format!("note: {notice}"));
+        }
+        let step = operation.progress.as_ref();
+        if let Some(step) = step.filter(|_| operation.is_active()) {
+            rate.record(Instant::now(), step.done);
+            progress.show(&pulling(step, rate.bytes_per_second()));
+        }
+        Ok(Step::Next)
+    });
+    match pulled.await?.outcome {
+        Some(Outcome::Pull(result)) => result.model.ok_or_else(no_result),
+        _ => Err(no_result()),
     }
 }
 
@@ -160,10 +111,10 @@ fn planned(plan: &PullPlan) -> String {
     line + &format!("; into {}", plan.folder)
 }
 
-fn pulling(step: &PullProgress, rate: Option<f64>) -> String {
-    let mut line = advance("pulling", step.done_bytes, step.total_bytes, rate);
-    if !step.file.is_empty() {
-        line += &format!(" · {}", step.file);
+fn pulling(step: &OperationProgress, rate: Option<f64>) -> String {
+    let mut line = advance("pulling", step.done, step.total.unwrap_or(0), rate);
+    if !step.item.is_empty() {
+        line += &format!(" · {}", step.item);
     }
     line
 }
@@ -174,10 +125,11 @@ mod tests {
 
     #[test]
     fn a_download_fits_a_line() {
-        let step = PullProgress {
-            file: "model.safetensors".into(),
-            done_bytes: 1 << 30,
-            total_bytes: 4 << 30,
+        let step = OperationProgress {
+            item: "model.safetensors".into(),
+            done: 1 << 30,
+            total: Some(4 << 30),
+            ..Default::default()
         };
         let line = pulling(&step, Some(f64::from(100 << 20)));
         assert!(

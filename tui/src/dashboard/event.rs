@@ -186,7 +186,12 @@ pub enum Effect {
     /// Download a model, by the hub's name of it.
     Pull(String),
     /// Stop a download.
-    CancelPull(String),
+    CancelPull {
+        /// The model.
+        name: String,
+        /// The download.
+        operation_id: u64,
+    },
     /// Ask for the jobs.
     ListJobs,
     /// Ask for the measurements of fidelity.

@@ -8,9 +8,9 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use futures_util::{Stream, StreamExt};
 use sluice_proto::v1::{
-    ApplyResponse, CancelLoadRequest, CancelOperationRequest, CancelPullRequest,
-    CancelRequestRequest, GenerateRequest, GenerationEvent, ListRequestsRequest, RestoreRequest,
-    UnloadModelRequest, WatchGenerationRequest, WatchSnapshotsRequest, generation_event,
+    ApplyResponse, CancelLoadRequest, CancelOperationRequest, CancelRequestRequest,
+    GenerateRequest, GenerationEvent, ListRequestsRequest, RestoreRequest, UnloadModelRequest,
+    WatchGenerationRequest, WatchSnapshotsRequest, generation_event,
 };
 use sluice_shared::units;
 use tokio::{sync::mpsc::Sender, task::JoinHandle, time::Instant};
@@ -185,9 +185,9 @@ impl Tasks {
                     false => "nothing was being loaded".to_owned(),
                 })
             }),
-            Effect::CancelPull(name) => self.tell(move |daemon| async move {
-                let call = CancelPullRequest { name: name.clone() };
-                let answer = daemon.models().cancel_pull(call).await;
+            Effect::CancelPull { name, operation_id } => self.tell(move |daemon| async move {
+                let call = CancelOperationRequest { operation_id };
+                let answer = daemon.operations().cancel_operation(call).await;
                 answer.map_err(|status| daemon.failure(status))?;
                 Ok(format!(
                     "the download of {name} was stopped; what came stays"

@@ -1,7 +1,7 @@
 //! The commands for models on disk, against a daemon that plays a script.
 
-use fake_daemon::{ChangeScript, FakeDaemon};
-use sluice_proto::v1::{PullPlan, PullProgress, pull_model_response::Kind};
+use fake_daemon::{ChangeScript, FakeDaemon, operation};
+use sluice_proto::v1::{Operation, OperationKind, OperationProgress, PullPlan, operation::Detail};
 
 use crate::support::{Client, code, interrupt, said, stderr, stdout};
 
@@ -14,16 +14,26 @@ fn pulling(hangs: bool) -> FakeDaemon {
         folder: "/models/o/m:Q8_0".into(),
         ..Default::default()
     };
-    let progress = PullProgress {
-        file: "m.gguf".into(),
-        done_bytes: 2 << 30,
-        total_bytes: 4 << 30,
+    let progress = OperationProgress {
+        item: "m.gguf".into(),
+        done: 2 << 30,
+        total: Some(4 << 30),
+        ..Default::default()
     };
-    let pull = vec![
-        Kind::Plan(plan),
-        Kind::Notice("the hub stalls\x1b[2J".into()),
-        Kind::Progress(progress),
-    ];
+    let begun = operation(OperationKind::Pull);
+    let planned = Operation {
+        detail: Some(Detail::PullPlan(plan)),
+        ..begun.clone()
+    };
+    let stalled = Operation {
+        notices: vec!["the hub stalls\x1b[2J".into()],
+        ..planned.clone()
+    };
+    let under_way = Operation {
+        progress: Some(progress),
+        ..stalled.clone()
+    };
+    let pull = vec![begun, planned, stalled, under_way];
     let change = ChangeScript {
         pull,
         hangs,
@@ -69,27 +79,28 @@ fn a_pull_tells_what_comes_and_what_came() {
 }
 
 #[test]
-fn a_pull_for_scripts_is_a_line_an_event() {
+fn a_pull_for_scripts_is_a_line_a_picture() {
     let fake = pulling(false);
     let output = fake.output(&["pull", "o/m", "--json"]);
     let lines: Vec<serde_json::Value> = stdout(&output)
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
-    let events: Vec<_> = lines
+    let states: Vec<_> = lines
         .iter()
-        .map(|line| line["event"].as_str().unwrap())
+        .map(|line| line["state"].as_str().unwrap())
         .collect();
-    assert_eq!(events, ["plan", "notice", "progress", "model"]);
-    assert_eq!(lines[3]["name"], "o/m");
+    assert_eq!(states, ["running", "running", "running", "running", "done"]);
+    assert_eq!(lines[1]["pull_plan"]["files"], 3);
+    assert_eq!(lines[2]["notices"][0], "the hub stalls\u{1b}[2J");
+    assert_eq!(lines[4]["pull"]["model"]["name"], "o/m");
     assert_eq!(stderr(&output), "");
 }
 
 #[test]
-fn an_interrupt_cancels_the_download_that_the_daemon_makes_of_the_name() {
+fn an_interrupt_cancels_the_download() {
     let fake = pulling(true);
     let mut child = fake.sluice(&["pull", "o/m"]).spawn().unwrap();
-    // The plan has to have come, so that the label is known.
     said(child.stderr.as_mut().expect("a pipe"), "o/m:Q8_0: 3 files");
     let output = interrupt(child);
     assert_eq!(code(&output), 130);
@@ -102,7 +113,7 @@ fn an_interrupt_cancels_the_download_that_the_daemon_makes_of_the_name() {
         told.contains("hint: run the same command again to resume"),
         "{told}"
     );
-    assert_eq!(fake.seen.lock().unwrap().pulls_cancelled, ["o/m:Q8_0"]);
+    assert_eq!(fake.seen.lock().unwrap().operations_cancelled, [5]);
 }
 
 #[test]

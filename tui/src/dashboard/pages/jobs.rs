@@ -196,10 +196,17 @@ pub(in super::super) fn cancel(state: &mut DashboardState) {
         Some(WorkTask::Load) => ("Cancel the load?".to_owned(), Effect::CancelLoad),
         Some(WorkTask::Job(id)) => (format!("Cancel job {id}?"), Effect::CancelJob(id)),
         Some(WorkTask::Request(id)) => (format!("Cancel request {id}?"), Effect::Cancel(id)),
-        Some(WorkTask::Pull(name)) => (
-            format!("Stop the download of {name}? What came stays."),
-            Effect::CancelPull(name),
-        ),
+        Some(WorkTask::Pull(name)) => {
+            let mut models = state.jobs.models.iter().flatten();
+            let model = models.find(|model| model.name == name);
+            let Some(operation_id) = model.and_then(|model| model.operation_id) else {
+                return state.warn("that has ended already");
+            };
+            (
+                format!("Stop the download of {name}? What came stays."),
+                Effect::CancelPull { name, operation_id },
+            )
+        }
     };
     state.ask(text, vec![effect], AfterYes::Nothing);
 }

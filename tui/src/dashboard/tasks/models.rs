@@ -2,7 +2,8 @@
 
 use futures_util::StreamExt;
 use sluice_proto::v1::{
-    ListModelsRequest, LoadModelRequest, PullModelRequest, load_model_response, pull_model_response,
+    ListModelsRequest, LoadModelRequest, PullModelRequest, load_model_response,
+    operation::{Detail, Outcome},
 };
 use sluice_shared::units;
 use tokio::sync::mpsc::Sender;
@@ -49,8 +50,6 @@ pub(super) async fn pull(
     name: String,
     events: Sender<Event>,
 ) -> Result<(), Failure> {
-    use pull_model_response::Kind;
-
     let call = PullModelRequest {
         name,
         // The daemon has its own environment; this one is the user's.
@@ -61,17 +60,27 @@ pub(super) async fn pull(
     let mut stream = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner();
+    let (mut is_planned, mut notices) = (false, 0);
     while let Some(answer) = stream.next().await {
-        let told = match answer.map_err(|status| daemon.failure(status))?.kind {
-            Some(Kind::Plan(plan)) => {
-                list(daemon.clone(), events.clone()).await?;
-                format!("{}: {} to come", plan.name, units::bytes(plan.total_bytes))
-            }
-            Some(Kind::Notice(text)) => text,
-            Some(Kind::Model(model)) => format!("{} is there", model.name),
-            Some(Kind::Progress(_)) | None => continue,
+        let answer = answer.map_err(|status| daemon.failure(status))?;
+        let Some(operation) = answer.operation else {
+            continue;
         };
-        let _ = events.send(Event::Succeeded(told)).await;
+        let mut told = Vec::new();
+        if let (false, Some(Detail::PullPlan(plan))) = (is_planned, &operation.detail) {
+            is_planned = true;
+            list(daemon.clone(), events.clone()).await?;
+            let size = units::bytes(plan.total_bytes);
+            told.push(format!("{}: {size} to come", plan.name));
+        }
+        told.extend(operation.notices.iter().skip(notices).cloned());
+        notices = operation.notices.len();
+        if let Some(Outcome::Pull(result)) = operation.outcome {
+            told.extend(result.model.map(|model| format!("{} is there", model.name)));
+        }
+        for words in told {
+            let _ = events.send(Event::Succeeded(words)).await;
+        }
     }
     list(daemon, events).await
 }

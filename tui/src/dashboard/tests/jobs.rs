@@ -75,6 +75,7 @@ fn models() -> Vec<Model> {
                 done_bytes: GIB,
                 total_bytes: 4 * GIB,
             }),
+            operation_id: Some(12),
             ..Default::default()
         },
     ]
@@ -209,7 +210,10 @@ fn each_kind_of_work_is_cancelled_in_its_way_after_a_question() {
         ("Cancel job 3?", vec![Effect::CancelJob(3)]),
         (
             "Stop the download of a/b:Q4_K_M?",
-            vec![Effect::CancelPull("a/b:Q4_K_M".into())],
+            vec![Effect::CancelPull {
+                name: "a/b:Q4_K_M".into(),
+                operation_id: 12,
+            }],
         ),
     ];
     for (row, (question, expected)) in ways.into_iter().enumerate() {
