@@ -25,7 +25,6 @@ pub mod measurements;
 pub mod model_name;
 pub mod models;
 pub mod operations;
-pub mod plan_changes;
 pub mod requests;
 pub mod settings;
 

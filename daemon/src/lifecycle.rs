@@ -304,7 +304,7 @@ fn load_configured_model(daemon: &Arc<Daemon>, name: ModelName) {
         Requester::Configuration,
     );
     match load {
-        Ok(states) => services::remember_path(daemon, name, states),
+        Ok(load) => services::remember_path(daemon, name, load),
         Err(error) => unreachable!("the first load meets no other: {error}"),
     }
 }

@@ -119,19 +119,6 @@ pub(crate) mod piece {
     }
 }
 
-/// A text where other choices are messages.
-pub(crate) mod alone {
-    use super::*;
-
-    pub(crate) fn serialize<S: Serializer>(text: &str, to: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Text<'a> {
-            text: &'a str,
-        }
-        Text { text }.serialize(to)
-    }
-}
-
 /// A hash, whose digits mean nothing as a number.
 pub(crate) mod hash {
     use super::*;

@@ -65,7 +65,10 @@ macro_rules! operation_responses {
 
 operation_responses!(
     WatchOperationResponse,
+    LoadModelResponse,
     PullModelResponse,
+    ApplyResponse,
+    RestoreResponse,
     CompressResponse,
     DecompressResponse,
     VerifyResponse

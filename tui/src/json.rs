@@ -55,9 +55,9 @@ pub fn word(value: impl Serialize) -> String {
 mod tests {
     use serde_json::{Value, json};
     use sluice_proto::v1::{
-        ApplyResult, CanvasToken, DaemonState, DeviceStatus, FinishReason, GenerationPass,
-        GpuStatus, HostStatus, Operation, OperationKind, Snapshot, TokenState, WeightSwitch,
-        apply_response, load_model_response, operation::Outcome,
+        CanvasToken, DaemonState, DeviceStatus, FinishReason, GenerationPass, GpuStatus,
+        HostStatus, Operation, OperationKind, OperationProgress, Snapshot, TokenState,
+        operation::Outcome,
     };
 
     use super::*;
@@ -123,40 +123,27 @@ mod tests {
     }
 
     #[test]
-    fn each_line_of_a_change_names_its_event() {
-        use apply_response::Kind;
-
-        let switch = line(&Kind::Progress(WeightSwitch {
-            done_steps: 3,
-            total_steps: 9,
-        }));
-        assert_eq!(
-            switch,
-            r#"{"event":"progress","done_steps":3,"total_steps":9}"#
-        );
-        let applied = line(&Kind::Applied(ApplyResult {
-            device_bytes: 7,
-            elapsed_ms: 1.5,
-            ..Default::default()
-        }));
-        assert_eq!(
-            applied,
-            r#"{"event":"applied","plan":null,"device_bytes":7,"elapsed_ms":1.5}"#
-        );
-        let notice = line(&load_model_response::Kind::Notice("look".into()));
-        assert_eq!(notice, r#"{"event":"notice","text":"look"}"#);
-    }
-
-    #[test]
     fn a_result_says_what_it_is_of() {
         let operation = line(&Operation {
             operation_id: 7,
             kind: OperationKind::Decompress.into(),
+            progress: Some(OperationProgress {
+                done: 3,
+                total: Some(9),
+                ..Default::default()
+            }),
+            notices: vec!["look".into()],
             outcome: Some(Outcome::Decompress(Default::default())),
             ..Default::default()
         });
         let operation: Value = serde_json::from_str(&operation).unwrap();
         assert_eq!(operation["kind"], "decompress");
+        let progress = &operation["progress"];
+        assert_eq!(
+            (&progress["done"], &progress["total"]),
+            (&3.into(), &9.into())
+        );
+        assert_eq!(operation["notices"], json!(["look"]));
         let result = json!({"original_bytes": 0, "files": 0});
         assert_eq!(operation["decompress"], result);
         // What it has not is no key.

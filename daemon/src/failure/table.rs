@@ -233,7 +233,7 @@ fn engine(error: &EngineError) -> ErrorRow {
         EngineError::Ops(error) => ops(error),
         EngineError::Plan(error) => plan(error),
         EngineError::Tokenizer(_) => broken_template("TOKENIZER_INVALID"),
-        EngineError::LoadCancelled => ErrorRow::new(Code::Cancelled, "LOAD_CANCELLED"),
+        EngineError::LoadCancelled => ErrorRow::new(Code::Cancelled, "CANCELLED"),
         EngineError::Superseded => ErrorRow::new(Code::Aborted, "SUPERSEDED")
             .hint("sluice status shows the level and the budget in force"),
         EngineError::NoWeightCache { streamed_bytes, .. } => ErrorRow::new(

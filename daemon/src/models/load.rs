@@ -1,39 +1,19 @@
-//! A load, as those who wait for it see it.
+//! A load: what the engine says of it becomes an operation, and in the end the model that serves.
 
 use std::{sync::Arc, time::Instant};
 
 use sluice_engine::{EngineError, LoadEvent, LoadedModel};
 use sluice_plan::PlanError;
-use sluice_proto::v1;
+use sluice_proto::v1::{self, OperationStage, ProgressUnit};
 use sluice_shared::units;
-use tokio::sync::watch;
 
 use super::{ModelName, Models, Requester, RestorePoint, ServingModel, embedded};
-use crate::{allocator, failure::Failure, translate};
-
-/// How far a load is: a full picture, so that the latest is enough.
-#[derive(Debug, Clone)]
-pub struct LoadState {
-    /// The plan it follows, once there is one.
-    pub plan: Option<Arc<v1::Plan>>,
-    /// What the user should hear of, in order.
-    pub notices: Vec<String>,
-    /// What it is at.
-    pub stage: LoadStage,
-}
-
-/// What a load is at.
-#[derive(Debug, Clone)]
-pub enum LoadStage {
-    /// Bytes of a converted copy so far.
-    Converting(v1::Conversion),
-    /// Bytes so far.
-    Reading(v1::LoadProgress),
-    /// The model serves.
-    Ready(Box<v1::Model>),
-    /// It does not.
-    Failed(tonic::Status),
-}
+use crate::{
+    allocator,
+    failure::Failure,
+    operations::{Detail, Outcome, RunningOperation, change::without_layers, progress},
+    translate,
+};
 
 /// What is known of a load when it begins.
 pub(super) struct LoadDescription {
@@ -50,30 +30,25 @@ pub(super) struct LoadDescription {
 pub(super) struct LoadReporter {
     models: Arc<Models>,
     about: LoadDescription,
-    state: watch::Sender<LoadState>,
+    running: RunningOperation,
+    /// What it follows, once there is one.
+    plan: Option<v1::Plan>,
     begun: Instant,
-    ended: bool,
 }
 
 impl LoadReporter {
     pub(super) fn new(
         models: Arc<Models>,
         about: LoadDescription,
-        notice: Option<String>,
-    ) -> (Self, watch::Receiver<LoadState>) {
-        let (state, receiver) = watch::channel(LoadState {
-            plan: None,
-            notices: notice.into_iter().collect(),
-            stage: LoadStage::Reading(v1::LoadProgress::default()),
-        });
-        let report = Self {
+        running: RunningOperation,
+    ) -> Self {
+        Self {
             models,
             about,
-            state,
+            running,
+            plan: None,
             begun: Instant::now(),
-            ended: false,
-        };
-        (report, receiver)
+        }
     }
 
     pub(super) fn take(&mut self, event: LoadEvent) {
@@ -91,35 +66,39 @@ impl LoadReporter {
                     tracing::info!(model = self.about.name.name, notice, "while loading");
                 }
                 let plan = translate::plan::plan(&plan, &self.about.name.name);
-                self.state.send_modify(|state| {
-                    state.notices.extend(busy);
-                    state.plan = Some(Arc::new(plan));
-                });
+                busy.into_iter()
+                    .for_each(|notice| self.running.notice(notice));
+                self.running
+                    .detail(Detail::PlannedChange(v1::PlannedChange {
+                        plan: Some(without_layers(plan.clone())),
+                        ..Default::default()
+                    }));
+                self.plan = Some(plan);
             }
             LoadEvent::Notice(text) => {
                 tracing::warn!(model = self.about.name.name, notice = text, "while loading");
-                self.state.send_modify(|state| state.notices.push(text));
+                self.running.notice(text);
             }
             LoadEvent::Converting {
                 done_bytes,
                 total_bytes,
-            } => self.go_to(LoadStage::Converting(v1::Conversion {
+            } => self.running.progress(progress(
+                OperationStage::Converting,
+                ProgressUnit::Bytes,
                 done_bytes,
                 total_bytes,
-            })),
+            )),
             LoadEvent::Progress {
                 loaded_bytes,
                 total_bytes,
-            } => {
-                let progress = v1::LoadProgress {
-                    loaded_bytes,
-                    total_bytes,
-                };
-                self.models.lock().loading = Some((self.about.name.clone(), progress));
-                self.go_to(LoadStage::Reading(progress));
-            }
+            } => self.running.progress(progress(
+                OperationStage::Loading,
+                ProgressUnit::Bytes,
+                loaded_bytes,
+                total_bytes,
+            )),
             LoadEvent::Finished(Ok(loaded)) => self.succeed(loaded),
-            LoadEvent::Finished(Err(error)) => self.fail(&self.refused(error)),
+            LoadEvent::Finished(Err(error)) => self.fail(self.refused(error)),
         }
     }
 
@@ -134,13 +113,7 @@ impl LoadReporter {
         }
     }
 
-    fn go_to(&self, stage: LoadStage) {
-        self.state.send_modify(|state| state.stage = stage);
-        self.models.changes.tell();
-    }
-
     fn succeed(&mut self, loaded: Arc<LoadedModel>) {
-        self.ended = true;
         tracing::info!(
             model = self.about.name.name,
             weights = units::bytes(loaded.info.weight_bytes),
@@ -150,9 +123,9 @@ impl LoadReporter {
         for problem in &loaded.recommended.problems {
             tracing::warn!(model = self.about.name.name, problem, "while loading");
         }
-        let problems = loaded.recommended.problems.clone();
-        self.state
-            .send_modify(|state| state.notices.extend(problems));
+        for problem in &loaded.recommended.problems {
+            self.running.notice(problem.clone());
+        }
         let name = self.about.name.clone();
         let serving = ServingModel {
             name,
@@ -171,11 +144,13 @@ impl LoadReporter {
         drop(before);
         embedded::forget();
         allocator::give_back();
-        self.go_to(LoadStage::Ready(Box::new(wire)));
+        self.running.finish(Ok(Outcome::Load(v1::LoadResult {
+            model: Some(wire),
+            plan: self.plan.take(),
+        })));
     }
 
-    fn fail(&mut self, failure: &Failure) {
-        self.ended = true;
+    fn fail(&mut self, failure: Failure) {
         let model = &self.about.name.name;
         // Somebody wanted it so; it says nothing of the model.
         let was_cancelled = matches!(failure, Failure::Engine(EngineError::LoadCancelled));
@@ -199,15 +174,15 @@ impl LoadReporter {
             }
         }
         allocator::give_back();
-        self.go_to(LoadStage::Failed(failure.into()));
+        self.running.finish(Err(failure));
     }
 }
 
 impl Drop for LoadReporter {
     /// The engine drops a report it can't finish only when its thread ends.
     fn drop(&mut self) {
-        if !self.ended {
-            self.fail(&Failure::EngineLost);
+        if self.running.is_active() {
+            self.fail(Failure::EngineLost);
         }
     }
 }

@@ -14,17 +14,13 @@ use sluice_engine::{
 };
 use sluice_proto::v1;
 use sluice_tokenizer::Tokenizer;
-use tokio::sync::watch;
 
 use self::load::{LoadDescription, LoadReporter};
-pub use self::{
-    load::{LoadStage, LoadState},
-    unload::UnloadReason,
-};
+pub use self::unload::UnloadReason;
 use crate::{
     failure::Failure,
     model_name::{ModelName, embedded},
-    operations::ChangeNotifier,
+    operations::{ChangeNotifier, Operation, OperationDescription, Operations},
     settings::{LoadSettings, ModelSettings},
     translate,
 };
@@ -162,17 +158,17 @@ pub struct Models {
     known: Mutex<Known>,
     /// What each is loaded with.
     settings: Arc<ModelSettings>,
+    operations: Arc<Operations>,
     changes: ChangeNotifier,
 }
 
 #[derive(Default)]
 struct Known {
     serving: Option<ServingModel>,
-    loading: Option<(ModelName, v1::LoadProgress)>,
+    /// What is being loaded, and how that goes.
+    loading: Option<(ModelName, Arc<Operation>)>,
     /// Whether requests wait for it, rather than being refused meanwhile.
     is_waking: bool,
-    /// How it goes, for those who wait for it.
-    states: Option<watch::Receiver<LoadState>>,
     failed: Option<(ModelName, String)>,
     /// Let go for want of requests; the next one loads it again.
     asleep: Option<ModelName>,
@@ -182,16 +178,16 @@ struct Known {
 pub struct ComingModel {
     /// As people say it.
     pub model: String,
-    /// How far it is.
-    pub states: watch::Receiver<LoadState>,
+    /// The load.
+    pub operation: Arc<Operation>,
 }
 
 impl Known {
     fn coming(&self) -> Option<ComingModel> {
-        let (name, _) = self.loading.as_ref()?;
+        let (name, operation) = self.loading.as_ref()?;
         Some(ComingModel {
             model: name.name.clone(),
-            states: self.states.clone()?,
+            operation: operation.clone(),
         })
     }
 }
@@ -202,12 +198,14 @@ impl Models {
     pub fn new(
         engine: Weak<Engine>,
         settings: Arc<ModelSettings>,
+        operations: Arc<Operations>,
         changes: ChangeNotifier,
     ) -> Self {
         Self {
             engine,
             known: Mutex::default(),
             settings,
+            operations,
             changes,
         }
     }
@@ -286,16 +284,16 @@ impl Models {
         (held.id == serving.loaded.id).then_some(serving)
     }
 
-    /// Begins to load; what happens is told through the receiver, whether it is read or not.
+    /// Begins to load.
     ///
     /// # Errors
-    /// When another load is under way.
+    /// When another load is under way, or the daemon is about to end.
     pub fn load(
         self: &Arc<Self>,
         engine: &Engine,
         request: LoadRequest,
         asked_by: Requester,
-    ) -> Result<watch::Receiver<LoadState>, Failure> {
+    ) -> Result<Arc<Operation>, Failure> {
         let LoadRequest {
             name,
             requested: asked,
@@ -303,18 +301,30 @@ impl Models {
         let holds = self.settings.for_load(&name, &asked);
         let start = RestorePoint::new(asked, holds, self.settings.unremembered(&name, &asked));
         let card = engine.device().gpu().map(|gpu| gpu.name().to_owned());
-        let problem = self.settings.problem();
-        let ((mut report, source), receiver) = {
+        let source = name.source();
+        let (mut report, operation) = {
             let mut known = self.lock();
             if let Some((other, _)) = &known.loading {
                 let model = other.name.clone();
                 return Err(Failure::LoadInProgress { model });
             }
-            known.loading = Some((name.clone(), v1::LoadProgress::default()));
+            let description = OperationDescription {
+                kind: v1::OperationKind::Load,
+                model: name.name.clone(),
+                ..Default::default()
+            };
+            let loads = self.engine.clone();
+            let cancel = move || {
+                if let Some(engine) = loads.upgrade() {
+                    engine.cancel_loads();
+                }
+            };
+            let running = self.operations.begin(description, Some(Box::new(cancel)))?;
+            let operation = running.operation();
+            known.loading = Some((name.clone(), operation.clone()));
             known.failed = None;
             let asleep = known.asleep.take();
             known.is_waking = asked_by == Requester::Request;
-            let source = name.source();
             let about = LoadDescription {
                 name,
                 requester: asked_by,
@@ -322,44 +332,37 @@ impl Models {
                 start,
                 gpu: card,
             };
-            let (report, receiver) = LoadReporter::new(self.clone(), about, problem);
-            known.states = Some(receiver.clone());
-            ((report, source), receiver)
+            let report = LoadReporter::new(self.clone(), about, running);
+            (report, operation)
         };
-        self.changes.tell();
+        if let Some(problem) = self.settings.problem() {
+            operation.notice(problem);
+        }
         let settings = engine.settings().with(&holds.change());
         engine.load(source, settings, Box::new(move |event| report.take(event)));
-        Ok(receiver)
-    }
-
-    /// Stops the load under way; whether there was one.
-    pub fn cancel_load(&self, engine: &Engine) -> bool {
-        let is_loading = self.lock().loading.is_some();
-        engine.cancel_loads();
-        is_loading
+        Ok(operation)
     }
 
     /// A load that goes as a test says, and says nothing to the engine.
     #[cfg(test)]
-    pub(crate) fn load_by_hand(&self, name: ModelName) -> watch::Sender<LoadState> {
-        let reading = LoadState {
-            plan: None,
-            notices: Vec::new(),
-            stage: LoadStage::Reading(v1::LoadProgress::default()),
+    pub(crate) fn load_by_hand(&self, name: ModelName) -> crate::operations::RunningOperation {
+        let description = OperationDescription {
+            kind: v1::OperationKind::Load,
+            model: name.name.clone(),
+            ..Default::default()
         };
-        let (sender, receiver) = watch::channel(reading);
-        let mut known = self.lock();
-        known.loading = Some((name, v1::LoadProgress::default()));
-        known.states = Some(receiver);
-        sender
+        let load = self.operations.begin(description, None);
+        let load = load.expect("the daemon of a test is not about to end");
+        self.lock().loading = Some((name, load.operation()));
+        load
     }
 
     /// Its end.
     #[cfg(test)]
-    pub(crate) fn end_by_hand(&self, load: &watch::Sender<LoadState>) {
+    pub(crate) fn end_by_hand(&self, load: &crate::operations::RunningOperation) {
         self.lock().loading = None;
-        let stage = LoadStage::Ready(Box::default());
-        load.send_modify(|state| state.stage = stage);
+        let result = v1::LoadResult::default();
+        load.finish(Ok(crate::operations::Outcome::Load(result)));
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -371,9 +374,14 @@ fn asleep_to_wire(name: &ModelName) -> v1::Model {
     name.to_wire(v1::ModelState::Asleep)
 }
 
-fn loading_to_wire((name, progress): &(ModelName, v1::LoadProgress)) -> v1::Model {
+fn loading_to_wire((name, operation): &(ModelName, Arc<Operation>)) -> v1::Model {
+    let (loaded_bytes, total_bytes) = operation.loaded_bytes();
     v1::Model {
-        progress: Some(*progress),
+        progress: Some(v1::LoadProgress {
+            loaded_bytes,
+            total_bytes,
+        }),
+        operation_id: Some(operation.id()),
         ..name.to_wire(v1::ModelState::Loading)
     }
 }
@@ -390,23 +398,46 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::model_name::EMBEDDED_NAME;
+    use crate::{model_name::EMBEDDED_NAME, operations::progress};
+
+    fn with(engine: Weak<Engine>) -> Models {
+        let changes = ChangeNotifier::default();
+        let operations = Arc::new(Operations::new(changes.clone()));
+        Models::new(engine, Arc::default(), operations, changes)
+    }
+
+    fn without_engine() -> Models {
+        with(Weak::new())
+    }
+
+    async fn over(operation: &Operation) {
+        let mut statuses = operation.subscribe();
+        let ended = statuses.wait_for(|status| status.has_ended()).await;
+        assert!(ended.unwrap().error().is_some());
+    }
 
     #[test]
     fn while_one_loads_callers_are_told_to_come_back() {
-        let models = Models::new(Weak::new(), Arc::default(), ChangeNotifier::default());
-        let progress = v1::LoadProgress {
-            loaded_bytes: 1,
-            total_bytes: 2,
-        };
-        models.lock().loading = Some((ModelName::embedded(), progress));
+        let models = without_engine();
+        let load = models.load_by_hand(ModelName::embedded());
+        load.progress(progress(
+            v1::OperationStage::Loading,
+            v1::ProgressUnit::Bytes,
+            1,
+            2,
+        ));
         assert!(matches!(
             models.serving(),
             Err(Failure::ModelLoading { .. })
         ));
         let present = models.present().unwrap();
         assert_eq!(present.state(), v1::ModelState::Loading);
-        assert_eq!(present.progress, Some(progress));
+        let expected = v1::LoadProgress {
+            loaded_bytes: 1,
+            total_bytes: 2,
+        };
+        assert_eq!(present.progress, Some(expected));
+        assert_eq!(present.operation_id, Some(load.id()));
         assert_eq!(models.list().len(), 1);
     }
 
@@ -418,17 +449,12 @@ mod tests {
         };
         let engine = Arc::new(Engine::start(options).unwrap());
         let engine_of = Arc::downgrade(&engine);
-        let models = Arc::new(Models::new(
-            engine_of,
-            Arc::default(),
-            ChangeNotifier::default(),
-        ));
+        let models = Arc::new(with(engine_of));
         let name = ModelName::at(Path::new("/nowhere/m"));
         models.lock().asleep = Some(name.clone());
         for _ in 0..2 {
-            let mut states = models.coming(&engine).unwrap().expect("it sleeps").states;
-            let is_over = |state: &LoadState| matches!(state.stage, LoadStage::Failed(_));
-            states.wait_for(is_over).await.unwrap();
+            let coming = models.coming(&engine).unwrap().expect("it sleeps");
+            over(&coming.operation).await;
             assert!(models.is_asleep());
         }
         let list = models.list();
@@ -436,9 +462,8 @@ mod tests {
         assert!(matches!(&shown[..], [model] if model.state() == v1::ModelState::Failed));
         // Another that fails takes nothing from it.
         let other = LoadRequest::of(ModelName::at(Path::new("/nowhere/other")));
-        let mut states = models.load(&engine, other, Requester::Client).unwrap();
-        let is_over = |state: &LoadState| matches!(state.stage, LoadStage::Failed(_));
-        states.wait_for(is_over).await.unwrap();
+        let load = models.load(&engine, other, Requester::Client).unwrap();
+        over(&load).await;
         assert_eq!(models.lock().asleep, Some(name));
         // Who wants its memory ends that.
         models
@@ -454,7 +479,7 @@ mod tests {
 
     #[test]
     fn without_a_model_the_embedded_one_is_available() {
-        let models = Models::new(Weak::new(), Arc::default(), ChangeNotifier::default());
+        let models = without_engine();
         let list = models.list();
         assert_eq!(list.len(), 1);
         assert_eq!(list[0].name, EMBEDDED_NAME);

@@ -122,9 +122,9 @@ impl Models {
             },
             Requester::Request,
         ) {
-            Ok(states) => {
+            Ok(operation) => {
                 tracing::info!(model, "a request wakes the model");
-                Ok(Some(ComingModel { model, states }))
+                Ok(Some(ComingModel { model, operation }))
             }
             // Another request was quicker.
             Err(Failure::LoadInProgress { .. }) => Ok(self.lock().coming()),

@@ -1,6 +1,7 @@
 //! Operations: everything that takes time, as one kind of record. They are listed while they wait and run and for a while
 //! after, followed and cancelled by id. What they do, the registry doesn't know.
 
+pub mod change;
 pub mod files;
 mod operation;
 

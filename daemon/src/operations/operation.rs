@@ -188,6 +188,15 @@ impl Operation {
         self.status.subscribe()
     }
 
+    /// Bytes of weights that were read, and of how many, of a load; 0 until it reads.
+    #[must_use]
+    pub fn loaded_bytes(&self) -> (u64, u64) {
+        let status = self.status.borrow();
+        let step = status.progress.as_ref();
+        let step = step.filter(|step| step.stage() == v1::OperationStage::Loading);
+        step.map_or((0, 0), |step| (step.done, step.total.unwrap_or(0)))
+    }
+
     /// Stops it; false when it had ended.
     ///
     /// # Errors

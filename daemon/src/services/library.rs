@@ -11,14 +11,15 @@ use sluice_proto::{
     v1,
 };
 use sluice_shared::{names, units};
-use tokio::{sync::watch, task::spawn_blocking};
+use tokio::task::spawn_blocking;
 
 use super::{Daemon, operation, requests::ResponseStream};
 use crate::{
     failure::Failure,
     library::{self, ModelEntry, RemovedModel},
     model_name::{EMBEDDED_NAME, ModelName},
-    models::{LoadStage, LoadState, UnloadReason},
+    models::UnloadReason,
+    operations::Operation,
     translate,
 };
 
@@ -325,14 +326,10 @@ fn converted_weights_name(kept: &CachedWeights, entries: &[ModelEntry]) -> Strin
 }
 
 /// Writes down where a model lies that was loaded by its path, once it has come to a good end.
-pub(crate) fn remember_path(
-    daemon: &Arc<Daemon>,
-    name: ModelName,
-    states: watch::Receiver<LoadState>,
-) {
+pub(crate) fn remember_path(daemon: &Arc<Daemon>, name: ModelName, load: Arc<Operation>) {
     let record = daemon.clone();
     daemon.recording.then(async move {
-        if is_loaded(states).await {
+        if is_loaded(&load).await {
             drop(spawn_blocking(move || write_path(&record, &name)).await);
         }
     });
@@ -348,13 +345,10 @@ fn write_path(daemon: &Daemon, name: &ModelName) {
 }
 
 /// Whether a load came to a good end; waits for it.
-async fn is_loaded(mut states: watch::Receiver<LoadState>) -> bool {
-    let is_over =
-        |state: &LoadState| matches!(state.stage, LoadStage::Ready(_) | LoadStage::Failed(_));
-    match states.wait_for(is_over).await {
-        Ok(state) => matches!(state.stage, LoadStage::Ready(_)),
-        Err(_) => false,
-    }
+async fn is_loaded(load: &Operation) -> bool {
+    let mut statuses = load.subscribe();
+    let ended = statuses.wait_for(|status| status.has_ended()).await;
+    ended.is_ok_and(|status| status.outcome().is_some())
 }
 
 /// What is written down of a load, once it has come to a good end.
@@ -368,8 +362,8 @@ pub(super) struct LoadRecord {
 }
 
 impl LoadRecord {
-    pub(super) async fn once_loaded(self, states: watch::Receiver<LoadState>) {
-        if is_loaded(states).await {
+    pub(super) async fn once_loaded(self, load: Arc<Operation>) {
+        if is_loaded(&load).await {
             // Whoever comes next waits until it is written.
             drop(spawn_blocking(move || self.write()).await);
         }

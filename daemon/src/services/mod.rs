@@ -2,7 +2,6 @@
 //! any caller from taking the daemon's memory.
 
 mod deadline;
-mod follow;
 mod generation;
 mod incoming;
 mod library;
@@ -48,8 +47,7 @@ use crate::{
     library::{Library, Pulls},
     measurements::Measurements,
     models::Models,
-    operations::{ChangeNotifier, Operations},
-    plan_changes::SwitchTarget,
+    operations::{ChangeNotifier, Operations, change::SwitchTarget},
     requests::Requests,
     settings::ModelSettings,
     telemetry::{GpuFigures, HostFacts},
@@ -139,7 +137,12 @@ impl Daemon {
         let pulls = Pulls::new(library.clone(), operations.clone(), closing.clone());
         let settings = Arc::new(settings);
         let engine_of = Arc::downgrade(&engine);
-        let models = Models::new(engine_of, settings.clone(), changes.clone());
+        let models = Models::new(
+            engine_of,
+            settings.clone(),
+            operations.clone(),
+            changes.clone(),
+        );
         Self {
             engine,
             models: Arc::new(models),

@@ -4,20 +4,14 @@ use std::sync::Arc;
 
 use sluice_proto::{
     model::{Loading, ModelSubject},
-    v1::{self, load_model_response::Kind, model_service_server::ModelService},
+    v1::{self, model_service_server::ModelService},
 };
 use tonic::{Request, Response, Status};
 
-use super::{
-    Daemon,
-    follow::{FollowUpdate, follow},
-    library,
-    persistence::PendingWrite,
-    requests::ResponseStream,
-};
+use super::{Daemon, library, operation, requests::ResponseStream};
 use crate::{
     failure::Failure,
-    models::{self, LoadStage, LoadState, Requester},
+    models::{self, Requester},
 };
 
 /// The service; clones share the daemon.
@@ -52,7 +46,7 @@ impl ModelService for Service {
             self.0.library.check_default()?;
         }
         let (name, change) = (request.name.clone(), request.requested);
-        let states = self
+        let load = self
             .0
             .models
             .load(&self.0.engine, request, Requester::Client)?;
@@ -62,23 +56,15 @@ impl ModelService for Service {
             change,
             make_default: asked.make_default,
         };
-        let recorded = (self.0.recording).then(record.once_loaded(states.clone()));
-        let mut told = LoadWatcher {
-            plan: false,
-            notices: 0,
-            recorded,
-        };
-        let answers = follow(states, &self.0.closing, move |state| told.news(state));
-        Ok(Response::new(answers))
-    }
-
-    async fn cancel_load(
-        &self,
-        _: Request<v1::CancelLoadRequest>,
-    ) -> Result<Response<v1::CancelLoadResponse>, Status> {
-        let was_loading = self.0.models.cancel_load(&self.0.engine);
-        tracing::info!(was_loading, "a client cancels the load");
-        Ok(Response::new(v1::CancelLoadResponse { was_loading }))
+        let recorded = (self.0.recording).then(record.once_loaded(load.clone()));
+        let ended = load.clone();
+        let pictures = operation::follow_until(load, &self.0.closing, async move {
+            // A load that failed is so at once, whatever else is to be written down.
+            if ended.subscribe().borrow().outcome().is_some() {
+                recorded.finished().await;
+            }
+        });
+        Ok(Response::new(pictures))
     }
 
     async fn unload_model(
@@ -119,44 +105,5 @@ impl ModelService for Service {
         let v1::InspectModelRequest { name, path } = request.into_inner();
         let subject = ModelSubject::new(name, path).map_err(Failure::from)?;
         Ok(Response::new(self.0.inspect(subject).await?))
-    }
-}
-
-/// What the caller of a load has heard of it.
-struct LoadWatcher {
-    plan: bool,
-    notices: usize,
-    recorded: PendingWrite,
-}
-
-impl LoadWatcher {
-    fn news(&mut self, state: LoadState) -> FollowUpdate<v1::LoadModelResponse> {
-        let LoadState {
-            plan,
-            notices,
-            stage,
-        } = state;
-        let mut answers = Vec::new();
-        if let Some(plan) = plan.filter(|_| !self.plan) {
-            self.plan = true;
-            answers.push(Ok(Kind::Plan(v1::Plan::clone(&plan))));
-        }
-        let told = std::mem::replace(&mut self.notices, notices.len());
-        let notices = notices.into_iter().skip(told);
-        answers.extend(notices.map(|text| Ok(Kind::Notice(text))));
-        let (answer, end) = match stage {
-            LoadStage::Converting(conversion) => (Ok(Kind::Conversion(conversion)), None),
-            LoadStage::Reading(progress) => (Ok(Kind::Progress(progress)), None),
-            LoadStage::Ready(model) => (Ok(Kind::Model(*model)), Some(self.recorded.clone())),
-            LoadStage::Failed(status) => (Err(status), Some(PendingWrite::nothing())),
-        };
-        answers.push(answer);
-        let answers = answers.into_iter();
-        FollowUpdate {
-            answers: answers
-                .map(|kind| kind.map(|kind| v1::LoadModelResponse { kind: Some(kind) }))
-                .collect(),
-            end,
-        }
     }
 }

@@ -9,21 +9,19 @@ use sluice_proto::{
     model::{
         CompressJob, DecompressJob, Measuring, PlannedModel, Planning, RestoreTarget, VerifyJob,
     },
-    v1::{self, apply_response::Kind, optimizer_service_server::OptimizerService},
+    operations::OperationResponse,
+    v1::{self, OperationKind, optimizer_service_server::OptimizerService},
 };
 use sluice_shared::{
     level::{EmbeddingPlacement, KvCacheFormat, Level},
     units,
 };
-use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use super::{
     Daemon,
     deadline::Deadline,
-    follow::{FollowUpdate, follow},
     operation,
-    persistence::PendingWrite,
     requests::{self, ResponseStream},
 };
 use crate::{
@@ -32,7 +30,7 @@ use crate::{
     measurements::PendingMeasurement,
     model_name::ModelName,
     models::ServingModel,
-    plan_changes::{self, AppliedPlan, ApplyState},
+    operations::Operation,
     prepare,
     requests::{RecordEvent, RequestDescription, RequestRecord},
     translate,
@@ -44,7 +42,7 @@ pub(super) struct Service(pub(super) Arc<Daemon>);
 #[tonic::async_trait]
 impl OptimizerService for Service {
     type ApplyStream = ResponseStream<v1::ApplyResponse>;
-    type RestoreStream = ResponseStream<v1::ApplyResponse>;
+    type RestoreStream = ResponseStream<v1::RestoreResponse>;
     type MeasureFidelityStream = ResponseStream<v1::MeasureFidelityResponse>;
     type CompressStream = ResponseStream<v1::CompressResponse>;
     type DecompressStream = ResponseStream<v1::DecompressResponse>;
@@ -69,6 +67,7 @@ impl OptimizerService for Service {
         let change = PlanOptions::try_from(request.into_inner()).map_err(Failure::from)?;
         Ok(Response::new(begin(
             &self.0,
+            OperationKind::Apply,
             change,
             AfterChange::Remember,
         )?))
@@ -96,7 +95,12 @@ impl OptimizerService for Service {
                 (change, AfterChange::Remember)
             }
         };
-        Ok(Response::new(begin(&self.0, change, afterwards)?))
+        Ok(Response::new(begin(
+            &self.0,
+            OperationKind::Restore,
+            change,
+            afterwards,
+        )?))
     }
 
     async fn measure_fidelity(
@@ -316,13 +320,12 @@ async fn record(
     model: ModelName,
     change: PlanOptions,
     afterwards: AfterChange,
-    mut states: watch::Receiver<ApplyState>,
+    operation: Arc<Operation>,
 ) {
-    let is_kept = match states.wait_for(|state| state.end.is_some()).await {
-        Ok(state) => (state.end.as_ref()).is_some_and(|end| is_settled(&daemon, &change, end)),
-        Err(_) => return,
-    };
-    if !is_kept {
+    let mut statuses = operation.subscribe();
+    // The sender lives in the operation, so it is told of the end.
+    drop(statuses.wait_for(|status| status.has_ended()).await);
+    if !is_settled(&daemon, &change, &operation) {
         return;
     }
     let write = move || match afterwards {
@@ -338,16 +341,18 @@ async fn record(
 
 /// Whether a change that has ended is in force, or held for the next load. What was in force is written down even if another
 /// change has followed, whose turn comes next.
-fn is_settled(daemon: &Daemon, change: &PlanOptions, end: &Result<AppliedPlan, Status>) -> bool {
+fn is_settled(daemon: &Daemon, change: &PlanOptions, operation: &Operation) -> bool {
     let settings = daemon.engine.settings();
-    end.is_ok() || settings.with(change) == settings
+    let is_in_force = operation.subscribe().borrow().outcome().is_some();
+    is_in_force || settings.with(change) == settings
 }
 
-fn begin(
+fn begin<R: OperationResponse>(
     daemon: &Arc<Daemon>,
+    kind: OperationKind,
     change: PlanOptions,
     afterwards: AfterChange,
-) -> Result<ResponseStream<v1::ApplyResponse>, Status> {
+) -> Result<ResponseStream<R>, Status> {
     let serving = changeable(daemon)?;
     let model = serving.name.clone();
     tracing::info!(
@@ -360,92 +365,27 @@ fn begin(
         kv = change.kv_cache_format.map(KvCacheFormat::name),
         "a client asks for another plan"
     );
-    let states = plan_changes::apply(
+    let operation = daemon.operations.change(
         &daemon.engine,
+        kind,
         change,
         serving.name.name,
-        daemon.changes.clone(),
         daemon.switch_target.clone(),
-    );
+    )?;
     let recorded = daemon.recording.then(record(
         daemon.clone(),
         model,
         change,
         afterwards,
-        states.clone(),
+        operation.clone(),
     ));
-    let mut told = ApplyWatcher {
-        daemon: daemon.clone(),
-        change,
-        recorded,
-        planned: false,
-        notices: 0,
-        conversion: None,
-        progress: None,
-    };
+    let (asked, ended) = (daemon.clone(), operation.clone());
     // The change goes on when the caller goes away; a watcher of the daemon sees its end.
-    Ok(follow(states, &daemon.closing, move |state| {
-        told.news(state)
-    }))
-}
-
-/// What a change's caller has heard of it.
-struct ApplyWatcher {
-    daemon: Arc<Daemon>,
-    change: PlanOptions,
-    recorded: PendingWrite,
-    planned: bool,
-    notices: usize,
-    conversion: Option<v1::Conversion>,
-    progress: Option<v1::WeightSwitch>,
-}
-
-impl ApplyWatcher {
-    /// What the caller has not heard.
-    fn news(&mut self, state: ApplyState) -> FollowUpdate<v1::ApplyResponse> {
-        let ApplyState {
-            planned,
-            notices,
-            conversion,
-            progress,
-            end,
-        } = state;
-        let mut answers = Vec::new();
-        if let Some(planned) = planned.filter(|_| !self.planned) {
-            self.planned = true;
-            answers.push(Ok(Kind::Planned(v1::PlannedChange::clone(&planned))));
-        }
-        let told = std::mem::replace(&mut self.notices, notices.len());
-        let notices = notices.into_iter().skip(told);
-        answers.extend(notices.map(|text| Ok(Kind::Notice(text))));
-        if conversion != self.conversion {
-            self.conversion = conversion;
-            answers.extend(conversion.map(|conversion| Ok(Kind::Conversion(conversion))));
-        }
-        if progress != self.progress {
-            self.progress = progress;
-            answers.extend(progress.map(|progress| Ok(Kind::Progress(progress))));
-        }
+    let pictures = operation::follow_until(operation, &daemon.closing, async move {
         // A change that is refused is so at once, whatever else is to be written down.
-        let last = (end.as_ref()).map(|end| match is_settled(&self.daemon, &self.change, end) {
-            true => self.recorded.clone(),
-            false => PendingWrite::nothing(),
-        });
-        answers.extend(end.map(|end| end.map(|applied| self.applied(applied))));
-        let answers = answers.into_iter();
-        FollowUpdate {
-            answers: answers
-                .map(|kind| kind.map(|kind| v1::ApplyResponse { kind: Some(kind) }))
-                .collect(),
-            end: last,
+        if is_settled(&asked, &change, &ended) {
+            recorded.finished().await;
         }
-    }
-
-    fn applied(&self, applied: AppliedPlan) -> Kind {
-        Kind::Applied(v1::ApplyResult {
-            plan: Some(v1::Plan::clone(&applied.plan)),
-            device_bytes: self.daemon.engine.memory().used_bytes,
-            elapsed_ms: applied.elapsed_ms,
-        })
-    }
+    });
+    Ok(pictures)
 }

@@ -44,11 +44,6 @@ impl WriteQueue {
 }
 
 impl PendingWrite {
-    /// Of what nothing is written down.
-    pub(super) fn nothing() -> Self {
-        Self::default()
-    }
-
     /// Returns once it is written down, or nothing will be.
     pub(super) async fn finished(self) {
         if let Some(mut done) = self.0 {
@@ -93,6 +88,6 @@ mod tests {
 
         let panics = recording.then(async { panic!("as a disk might") });
         panics.finished().await;
-        PendingWrite::nothing().finished().await;
+        PendingWrite::default().finished().await;
     }
 }

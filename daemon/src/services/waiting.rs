@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use super::{Daemon, ModelInUse};
 use crate::{
     failure::Failure,
-    models::{ComingModel, LoadStage},
+    models::ComingModel,
     requests::{RecordEvent, RequestDescription, RequestEnd, RequestRecord},
 };
 
@@ -249,22 +249,19 @@ async fn has_room(daemon: &Daemon) {
 /// Waits until a load is over, however it ends; the record tells of what, and how far it is. Why a model did not come, whoever asks for it
 /// hears.
 async fn come(coming: ComingModel, record: &RequestRecord) {
-    let ComingModel { model, mut states } = coming;
+    let ComingModel { model, operation } = coming;
     tracing::info!(request = record.id(), model, "waits for a model");
     record.notice(&format!("waiting for the model {model} to load"));
-    loop {
-        let stage = states.borrow_and_update().stage.clone();
-        let progress = match stage {
-            LoadStage::Ready(_) | LoadStage::Failed(_) => return,
-            LoadStage::Reading(progress) => progress,
-            LoadStage::Converting(_) => v1::LoadProgress::default(),
-        };
+    let mut statuses = operation.subscribe();
+    while !statuses.borrow_and_update().has_ended() {
+        let (loaded_bytes, total_bytes) = operation.loaded_bytes();
         record.waits_for(v1::GenerationLoading {
             model: model.clone(),
-            loaded_bytes: progress.loaded_bytes,
-            total_bytes: progress.total_bytes,
+            loaded_bytes,
+            total_bytes,
         });
-        if states.changed().await.is_err() {
+        // The sender lives in the operation, so `changed` can't fail.
+        if statuses.changed().await.is_err() {
             return;
         }
     }

@@ -27,8 +27,9 @@ async fn load(daemon: &Daemon, path: &Path) -> Result<v1::Model, CallError> {
         .into_inner();
     loop {
         let message = within("the load", stream.message()).await?.unwrap();
-        if let Some(v1::load_model_response::Kind::Model(model)) = message.kind {
-            return Ok(model);
+        let outcome = message.operation.and_then(|load| load.outcome);
+        if let Some(v1::operation::Outcome::Load(result)) = outcome {
+            return Ok(result.model.expect("a load ends with a model"));
         }
     }
 }

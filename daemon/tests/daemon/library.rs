@@ -18,7 +18,7 @@ use testkit::hub::{COMMIT, Fault, Hub};
 use tonic::{Code, Streaming};
 
 use crate::support::{
-    Daemon, checkpoints, command, done, generate, rest_of, tokens, until, within,
+    Daemon, checkpoints, command, done, generate, pictures, rest_of, tokens, until, within,
 };
 
 const NAME: &str = "o/llada-tiny";
@@ -59,14 +59,12 @@ impl Setting {
             ..Default::default()
         };
         let answer = self.daemon.models().await.load_model(request).await;
-        let mut stream = answer?.into_inner();
-        let mut model = None;
-        while let Some(answer) = within("a load", stream.message()).await? {
-            if let Some(v1::load_model_response::Kind::Model(loaded)) = answer.kind {
-                model = Some(loaded);
-            }
+        let mut pictures = pictures(answer).await?;
+        let last = pictures.pop().expect("there is one at once");
+        match last.outcome {
+            Some(Outcome::Load(result)) => Ok(result.model.expect("a load ends with a model")),
+            other => panic!("{other:?}"),
         }
-        Ok(model.expect("a load ends with a model"))
     }
 
     async fn list(&self) -> Vec<v1::Model> {
@@ -103,12 +101,14 @@ impl Setting {
             ..Default::default()
         };
         let answer = self.daemon.optimizer().await.apply(request).await;
-        let mut stream = answer.unwrap().into_inner();
-        let mut converted = false;
-        while let Some(answer) = within("a switch", stream.message()).await.unwrap() {
-            converted |= matches!(answer.kind, Some(v1::apply_response::Kind::Conversion(_)));
-        }
-        converted
+        let pictures = pictures(answer).await.unwrap();
+        // Weights of such a small model may be converted between two pictures.
+        let Some(Detail::PlannedChange(planned)) = &pictures.last().unwrap().detail else {
+            panic!("{pictures:?}")
+        };
+        let plan = planned.plan.as_ref().unwrap();
+        let estimate = plan.switch_estimate.expect("rates are known");
+        estimate.converted_weights > 0
     }
 
     async fn kept(&self) -> Vec<v1::ConvertedWeights> {

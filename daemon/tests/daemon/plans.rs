@@ -2,11 +2,16 @@
 
 use sluice_proto::{
     client::CallError,
-    v1::{self, apply_response::Kind, generation_event, load_model_response},
+    v1::{
+        self, generation_event,
+        operation::{Detail, Outcome},
+    },
 };
-use tonic::{Code, Streaming};
+use tonic::Code;
 
-use crate::support::{Daemon, checkpoints, done, generate, long, rest, tokens, until, within};
+use crate::support::{
+    Daemon, checkpoints, done, generate, long, pictures, rest, rest_of, tokens, until, within,
+};
 
 async fn slow(arguments: &[&str]) -> Daemon {
     let arguments = [&["--threads", "1"], arguments].concat();
@@ -32,42 +37,47 @@ fn budget(bytes: u64) -> v1::ApplyRequest {
     }
 }
 
-/// All of a change to its end.
-async fn all(mut stream: Streaming<v1::ApplyResponse>) -> Result<Vec<Kind>, CallError> {
-    let mut kinds = Vec::new();
-    while let Some(answer) = within("the change", stream.message()).await? {
-        kinds.push(answer.kind.unwrap());
-    }
-    Ok(kinds)
+/// The pictures of a change to its end.
+async fn apply(
+    daemon: &Daemon,
+    request: v1::ApplyRequest,
+) -> Result<Vec<v1::Operation>, CallError> {
+    pictures(daemon.optimizer().await.apply(request).await).await
 }
 
-async fn apply(daemon: &Daemon, request: v1::ApplyRequest) -> Result<Vec<Kind>, CallError> {
-    all(daemon.optimizer().await.apply(request).await?.into_inner()).await
-}
-
-async fn restore(daemon: &Daemon) -> Result<Vec<Kind>, CallError> {
+async fn restore(daemon: &Daemon) -> Result<Vec<v1::Operation>, CallError> {
     restore_to(daemon, v1::RestoreTarget::Start).await
 }
 
-async fn restore_to(daemon: &Daemon, target: v1::RestoreTarget) -> Result<Vec<Kind>, CallError> {
+async fn restore_to(
+    daemon: &Daemon,
+    target: v1::RestoreTarget,
+) -> Result<Vec<v1::Operation>, CallError> {
     let request = v1::RestoreRequest {
         target: target.into(),
     };
-    let answer = daemon.optimizer().await.restore(request).await?;
-    all(answer.into_inner()).await
+    pictures(daemon.optimizer().await.restore(request).await).await
 }
 
-fn planned(kinds: &[Kind]) -> &v1::PlannedChange {
-    match kinds.first() {
-        Some(Kind::Planned(planned)) => planned,
-        other => panic!("the first answer is {other:?}"),
+fn planned(pictures: &[v1::Operation]) -> &v1::PlannedChange {
+    match pictures.last().and_then(|last| last.detail.as_ref()) {
+        Some(Detail::PlannedChange(planned)) => planned,
+        other => panic!("the last picture has {other:?}"),
     }
 }
 
-fn applied(kinds: &[Kind]) -> &v1::ApplyResult {
-    match kinds.last() {
-        Some(Kind::Applied(applied)) => applied,
-        other => panic!("the last answer is {other:?}"),
+fn applied(pictures: &[v1::Operation]) -> &v1::ApplyResult {
+    match pictures.last().and_then(|last| last.outcome.as_ref()) {
+        Some(Outcome::Apply(applied)) => applied,
+        other => panic!("the last picture has {other:?}"),
+    }
+}
+
+/// The result of a load.
+fn loaded(pictures: &[v1::Operation]) -> &v1::LoadResult {
+    match pictures.last().and_then(|last| last.outcome.as_ref()) {
+        Some(Outcome::Load(result)) => result,
+        other => panic!("the last picture has {other:?}"),
     }
 }
 
@@ -266,12 +276,8 @@ async fn every_level_is_switched_to_from_a_plain_folder_and_what_can_not_be_had_
         ..slow_checkpoint()
     };
     let kinds = load(&daemon, off).await.unwrap();
-    let notices = kinds.iter().filter_map(|kind| match kind {
-        load_model_response::Kind::Notice(notice) => Some(notice.as_str()),
-        _ => None,
-    });
     // Beside it may stand that other programs were busy while rates were measured.
-    let notices: Vec<_> = notices.collect();
+    let notices = &kinds.last().unwrap().notices;
     let substitutions = notices
         .iter()
         .filter(|notice| notice.contains("replaces off"));
@@ -319,7 +325,7 @@ async fn a_budget_changes_while_a_text_is_made_and_the_text_is_the_same() {
     assert!(planned.total_steps > 0);
     let applied = applied(&kinds);
     assert_eq!(applied.plan.as_ref().unwrap().peak_bytes, after.peak_bytes);
-    assert!(applied.device_bytes <= less && applied.elapsed_ms > 0.0);
+    assert!(applied.device_bytes <= less && kinds.last().unwrap().elapsed_ms > 0.0);
 
     let events = rest(&mut stream).await.unwrap();
     let last = done(&events);
@@ -480,12 +486,10 @@ async fn what_is_streamed_at_a_lossy_level_is_converted_into_the_cache() {
     };
     let (_, mut stream) = daemon.running(long()).await;
     let kinds = apply(&daemon, streaming).await.unwrap();
-    let mut converted = kinds.iter().filter_map(|kind| match kind {
-        Kind::Conversion(conversion) => Some(conversion),
-        _ => None,
-    });
-    let last = converted.next_back().expect("a conversion");
-    assert_eq!(last.done_bytes, last.total_bytes);
+    let stages = kinds.iter().filter_map(|picture| picture.progress.as_ref());
+    let converting = v1::OperationStage::Converting;
+    let mut converted = stages.filter(|step| step.stage() == converting);
+    assert!(converted.any(|step| step.total > Some(0)));
     let plan = applied(&kinds).plan.as_ref().unwrap();
     assert!(plan.streamed_bytes_per_pass > 0 && !plan.is_lossless);
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
@@ -578,14 +582,8 @@ async fn a_request_too_large_for_the_budget_is_refused_with_the_figures() {
 async fn load(
     daemon: &Daemon,
     request: v1::LoadModelRequest,
-) -> Result<Vec<load_model_response::Kind>, CallError> {
-    let answer = daemon.models().await.load_model(request).await?;
-    let mut stream = answer.into_inner();
-    let mut kinds = Vec::new();
-    while let Some(answer) = within("the load", stream.message()).await? {
-        kinds.push(answer.kind.unwrap());
-    }
-    Ok(kinds)
+) -> Result<Vec<v1::Operation>, CallError> {
+    pictures(daemon.models().await.load_model(request).await).await
 }
 
 fn slow_checkpoint() -> v1::LoadModelRequest {
@@ -603,19 +601,15 @@ async fn a_load_has_a_level_and_tells_its_plan_first() {
         ..slow_checkpoint()
     };
     let kinds = load(&daemon, moderate).await.unwrap();
-    let plans = kinds.iter().filter_map(|kind| match kind {
-        load_model_response::Kind::Plan(plan) => Some(plan),
-        _ => None,
-    });
-    let plans: Vec<_> = plans.collect();
-    assert_eq!(plans.len(), 1);
+    let plan = planned(&kinds).plan.as_ref().unwrap();
     assert_eq!(
-        (plans[0].level(), plans[0].is_lossless),
+        (plan.level(), plan.is_lossless),
         (v1::Level::Moderate, false)
     );
-    let Some(load_model_response::Kind::Model(model)) = kinds.last() else {
-        panic!("{kinds:?}");
-    };
+    // The layers come with the result.
+    let result = loaded(&kinds);
+    assert!(plan.layers.is_empty() && !result.plan.as_ref().unwrap().layers.is_empty());
+    let model = result.model.as_ref().unwrap();
     assert!(
         model
             .shape
@@ -642,16 +636,21 @@ async fn a_load_has_a_level_and_tells_its_plan_first() {
 #[tokio::test]
 async fn a_load_is_cancelled_and_the_model_before_serves() {
     let daemon = slow(&[]).await;
-    let idle = v1::CancelLoadRequest {};
-    let answer = daemon.models().await.cancel_load(idle).await.unwrap();
-    assert!(!answer.into_inner().was_loading);
+    // The one that the daemon began with has ended.
+    let mut operations = daemon.operations().await;
+    let ended = v1::CancelOperationRequest { operation_id: 1 };
+    let answer = operations.cancel_operation(ended).await.unwrap();
+    assert!(!answer.into_inner().was_active);
 
     // The load waits behind the request, so that it can't be over before it is cancelled.
     let (id, _stream) = daemon.running(long()).await;
     let answer = daemon.models().await.load_model(slow_checkpoint()).await;
     let mut loading = answer.unwrap().into_inner();
-    let answer = daemon.models().await.cancel_load(idle).await.unwrap();
-    assert!(answer.into_inner().was_loading);
+    let first = within("a picture", loading.message()).await.unwrap();
+    let operation_id = first.unwrap().operation.unwrap().operation_id;
+    let present = v1::CancelOperationRequest { operation_id };
+    let answer = operations.cancel_operation(present).await.unwrap();
+    assert!(answer.into_inner().was_active);
     let cancel = v1::CancelRequestRequest { request_id: id };
     daemon
         .generation()
@@ -659,15 +658,9 @@ async fn a_load_is_cancelled_and_the_model_before_serves() {
         .cancel_request(cancel)
         .await
         .unwrap();
-    let error = loop {
-        match within("the load's end", loading.message()).await {
-            Ok(Some(_)) => {}
-            Ok(None) => panic!("the load ended well"),
-            Err(status) => break CallError::from(status),
-        }
-    };
+    let error = rest_of(loading).await.unwrap_err();
     assert_eq!(error.code, Code::Cancelled);
-    assert_eq!(error.reason.as_deref(), Some("LOAD_CANCELLED"));
+    assert_eq!(error.reason.as_deref(), Some("CANCELLED"));
     let list = v1::ListModelsRequest {};
     let models = daemon.models().await.list_models(list).await.unwrap();
     let models = models.into_inner().models;

@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use tonic::Status;
 
 pub use load::{EventCounts, StressLoad};
-pub use pictures::{generation_events, job, operation, plan, switch_events};
+pub use pictures::{generation_events, job, operation, plan, switch_pictures};
 use service::Service;
 
 /// One step of what the fake does when asked to generate.
@@ -37,12 +37,12 @@ pub enum ScriptStep {
 /// What the fake does when asked to load or download a model, for a job, or to change its level or budget.
 #[derive(Debug, Clone, Default)]
 pub struct ChangeScript {
-    /// The events of a load, before its model.
-    pub load: Vec<load_model_response::Kind>,
+    /// The pictures of a load, between its first and its last.
+    pub load: Vec<Operation>,
     /// The pictures of a download, before its last.
     pub pull: Vec<Operation>,
-    /// The events of a change of level or budget.
-    pub apply: Vec<apply_response::Kind>,
+    /// The pictures of a change of level or budget.
+    pub apply: Vec<Operation>,
     /// The pictures of a job, after its first.
     pub job: Vec<Operation>,
     /// Nothing of a job comes, not even its beginning.
@@ -60,8 +60,6 @@ pub struct ReceivedCalls {
     pub cancelled: Vec<u64>,
     /// Loads.
     pub loaded: Vec<LoadModelRequest>,
-    /// How many loads were cancelled.
-    pub loads_cancelled: u32,
     /// Downloads.
     pub pulled: Vec<PullModelRequest>,
     /// Models to remove.

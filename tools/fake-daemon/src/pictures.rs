@@ -132,37 +132,58 @@ pub fn plan(level: Level) -> Plan {
     }
 }
 
-/// The events of a change from `standard` to `level` that succeeds.
-pub fn switch_events(level: Level) -> Vec<apply_response::Kind> {
-    use apply_response::Kind;
-
+/// The pictures of a change from `standard` to `level` that succeeds.
+pub fn switch_pictures(level: Level) -> Vec<Operation> {
     let before = Plan {
         peak_bytes: 4 << 30,
         pass_ms: Some(1800.0),
         streamed_bytes_per_pass: 2 << 30,
         ..plan(Level::Standard)
     };
-    vec![
-        Kind::Planned(PlannedChange {
+    let at = |stage: OperationStage, unit: ProgressUnit, done, total| {
+        Some(OperationProgress {
+            stage: stage.into(),
+            unit: unit.into(),
+            done,
+            total: Some(total),
+            ..Default::default()
+        })
+    };
+    let planned = Operation {
+        detail: Some(operation::Detail::PlannedChange(PlannedChange {
             plan: Some(plan(level)),
             plan_before: Some(before),
             total_steps: 2,
-        }),
-        Kind::Conversion(Conversion {
-            done_bytes: 1 << 20,
-            total_bytes: 4 << 20,
-        }),
-        Kind::Notice("a copy is written\x1b[2J".into()),
-        Kind::Progress(WeightSwitch {
-            done_steps: 1,
-            total_steps: 2,
-        }),
-        Kind::Applied(ApplyResult {
+        })),
+        ..operation(OperationKind::Apply)
+    };
+    let converting = Operation {
+        progress: at(
+            OperationStage::Converting,
+            ProgressUnit::Bytes,
+            1 << 20,
+            4 << 20,
+        ),
+        ..planned.clone()
+    };
+    let noticed = Operation {
+        notices: vec!["a copy is written\x1b[2J".into()],
+        ..converting.clone()
+    };
+    let switching = Operation {
+        progress: at(OperationStage::Switching, ProgressUnit::Steps, 1, 2),
+        ..noticed.clone()
+    };
+    let applied = Operation {
+        state: OperationState::Done.into(),
+        elapsed_ms: 2_300.0,
+        outcome: Some(operation::Outcome::Apply(ApplyResult {
             plan: Some(plan(level)),
             device_bytes: 2 << 30,
-            elapsed_ms: 2_300.0,
-        }),
-    ]
+        })),
+        ..switching.clone()
+    };
+    vec![planned, converting, noticed, switching, applied]
 }
 
 pub(crate) fn model() -> Model {

@@ -173,12 +173,13 @@ impl ModelService for Service {
         let mut models = vec![model(), on_disk()];
         let is_loading = {
             let seen = self.seen();
-            self.change.hangs && seen.loaded.len() as u32 > seen.loads_cancelled
+            self.change.hangs && seen.loaded.len() > seen.operations_cancelled.len()
         };
         if is_loading {
             models.push(Model {
                 name: "on-its-way".to_owned(),
                 state: ModelState::Loading.into(),
+                operation_id: Some(operation(OperationKind::Load).operation_id),
                 ..Default::default()
             });
         }
@@ -200,32 +201,17 @@ impl ModelService for Service {
 
     async fn load_model(&self, request: Request<LoadModelRequest>) -> Answers<LoadModelResponse> {
         self.seen().loaded.push(request.into_inner());
-        let (sender, receiver) = tokio::sync::mpsc::channel(4);
-        let (change, cancelled) = (self.change.clone(), self.cancelled.clone());
-        tokio::spawn(async move {
-            for kind in &change.load {
-                let kind = Some(kind.clone());
-                let _ = sender.send(Ok(LoadModelResponse { kind })).await;
-            }
-            let last = if change.hangs {
-                cancelled.notified().await;
-                Err(Status::cancelled("the load was cancelled"))
-            } else {
-                let kind = Some(load_model_response::Kind::Model(model()));
-                Ok(LoadModelResponse { kind })
-            };
-            let _ = sender.send(last).await;
-        });
-        Ok(Response::new(ReceiverStream::new(receiver)))
-    }
-
-    async fn cancel_load(
-        &self,
-        _: Request<CancelLoadRequest>,
-    ) -> Result<Response<CancelLoadResponse>, Status> {
-        self.seen().loads_cancelled += 1;
-        self.cancelled.notify_one();
-        Ok(Response::new(CancelLoadResponse { was_loading: true }))
+        let begun = operation(OperationKind::Load);
+        let done = Operation {
+            state: OperationState::Done.into(),
+            outcome: Some(operation::Outcome::Load(LoadResult {
+                model: Some(model()),
+                plan: None,
+            })),
+            ..begun.clone()
+        };
+        let script = [&[begun], &self.change.load[..]].concat();
+        self.play_operation(&script, done, "the load was cancelled")
     }
 
     async fn unload_model(
@@ -398,26 +384,16 @@ impl OperationService for Service {
 }
 
 impl Service {
-    fn change(&self) -> Answers<ApplyResponse> {
-        let (sender, receiver) = tokio::sync::mpsc::channel(4);
-        let change = self.change.clone();
-        tokio::spawn(async move {
-            for kind in &change.apply {
-                let kind = Some(kind.clone());
-                let _ = sender.send(Ok(ApplyResponse { kind })).await;
-            }
-            if change.hangs {
-                sender.closed().await;
-            }
-        });
-        Ok(Response::new(ReceiverStream::new(receiver)))
+    fn change<R: OperationResponse>(&self) -> Answers<R> {
+        // Nobody cancels it: one that hangs says no more.
+        self.operation(&self.change.apply, "")
     }
 }
 
 #[tonic::async_trait]
 impl OptimizerService for Service {
     type ApplyStream = ReceiverStream<Result<ApplyResponse, Status>>;
-    type RestoreStream = ReceiverStream<Result<ApplyResponse, Status>>;
+    type RestoreStream = ReceiverStream<Result<RestoreResponse, Status>>;
     type MeasureFidelityStream = ReceiverStream<Result<MeasureFidelityResponse, Status>>;
     type CompressStream = ReceiverStream<Result<CompressResponse, Status>>;
     type DecompressStream = ReceiverStream<Result<DecompressResponse, Status>>;
@@ -455,7 +431,7 @@ impl OptimizerService for Service {
         self.change()
     }
 
-    async fn restore(&self, request: Request<RestoreRequest>) -> Answers<ApplyResponse> {
+    async fn restore(&self, request: Request<RestoreRequest>) -> Answers<RestoreResponse> {
         self.seen().restored.push(request.into_inner().target());
         self.change()
     }

@@ -1,16 +1,23 @@
 //! `sluice level`, `sluice budget` and `sluice restore`: another plan for the loaded model, while requests run.
 
-use futures_util::StreamExt;
-use sluice_proto::v1::{
-    ApplyRequest, ApplyResponse, ApplyResult, Plan, PlannedChange, RestoreRequest, RestoreTarget,
-    apply_response::Kind,
+use std::future::Future;
+
+use sluice_proto::{
+    operations::OperationResponse,
+    v1::{
+        ApplyRequest, Operation, OperationProgress, Plan, PlannedChange, ProgressUnit,
+        RestoreRequest, RestoreTarget,
+        operation::{Detail, Outcome},
+    },
 };
 use sluice_report::{plan::switch_estimate, progress::bar};
 use sluice_shared::units;
-use tokio::signal::unix::Signal;
 use tonic::{Response, Status, Streaming};
 
-use super::follow::interrupts;
+use super::{
+    follow::interrupts,
+    operations::{self, NewNotices, OnInterrupt, Step},
+};
 use crate::{
     cli::{PlanArgs, Restore, RestoreTo, SetBudget, SetLevel},
     connection::DaemonConnection,
@@ -21,7 +28,7 @@ use crate::{
 /// How a change is told.
 #[derive(Clone, Copy)]
 enum ChangeOutput {
-    /// Each event as an object, for scripts.
+    /// Each picture as an object, for scripts.
     Json,
     /// In words, as what was asked for.
     Words,
@@ -92,20 +99,9 @@ pub(super) async fn restore(
             RestoreTo::Source => RestoreTarget::Source.into(),
         },
     };
-    let mut interrupts = interrupts()?;
     let mut client = daemon.optimizer();
-    let answer = tokio::select! {
-        answer = client.restore(request) => answer,
-        _ = interrupts.recv() => return Err(interrupted()),
-    };
-    follow(
-        daemon,
-        answer,
-        ChangeOutput::of(arguments.json),
-        out,
-        &mut interrupts,
-    )
-    .await
+    let call = client.restore(request);
+    follow(daemon, call, ChangeOutput::of(arguments.json), out).await
 }
 
 async fn apply(
@@ -114,85 +110,86 @@ async fn apply(
     manner: ChangeOutput,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let mut interrupts = interrupts()?;
     let mut client = daemon.optimizer();
-    let answer = tokio::select! {
-        answer = client.apply(request) => answer,
-        _ = interrupts.recv() => return Err(interrupted()),
-    };
-    follow(daemon, answer, manner, out, &mut interrupts).await
+    let call = client.apply(request);
+    follow(daemon, call, manner, out).await
 }
 
 /// Shows a change until it is in force. An interrupt ends the watching, not the change.
-async fn follow(
+async fn follow<R: OperationResponse>(
     daemon: &DaemonConnection,
-    answer: Result<Response<Streaming<ApplyResponse>>, Status>,
+    call: impl Future<Output = Result<Response<Streaming<R>>, Status>>,
     manner: ChangeOutput,
     out: &mut StandardOutput,
-    interrupts: &mut Signal,
 ) -> Result<(), Failure> {
-    let mut stream = answer
-        .map_err(|status| daemon.failure(status))?
-        .into_inner();
-    let mut progress = ProgressLine::new();
-    loop {
-        let next = tokio::select! {
-            next = stream.next() => next,
-            _ = interrupts.recv() => return Err(interrupted()),
-        };
-        let Some(answer) = next else {
-            return Err(Failure::new("the daemon ended the stream without a result"));
-        };
-        let Some(kind) = answer.map_err(|status| daemon.failure(status))?.kind else {
-            continue;
-        };
+    let mut interrupts = interrupts()?;
+    let mut shown = ShownChange::default();
+    let leaves = OnInterrupt::Leaves(interrupted);
+    let change = |operation: &Operation, progress: &mut ProgressLine| {
         match manner {
-            ChangeOutput::Json => out.json(&kind)?,
-            ChangeOutput::Words => show(&kind, &mut progress, |line| out.line(line))?,
-            ChangeOutput::Aside => show(&kind, &mut progress, |line| {
+            ChangeOutput::Json => out.json(operation)?,
+            ChangeOutput::Words => shown.show(operation, progress, |line| out.line(line))?,
+            ChangeOutput::Aside => shown.show(operation, progress, |line| {
                 dim(line);
                 Ok(())
             })?,
         }
-        if matches!(kind, Kind::Applied(_)) {
-            return Ok(());
-        }
-    }
+        Ok(Step::Next)
+    };
+    operations::follow(daemon, call, &mut interrupts, leaves, change).await?;
+    Ok(())
 }
 
-fn show(
-    kind: &Kind,
-    progress: &mut ProgressLine,
-    mut tell: impl FnMut(&str) -> Result<(), Failure>,
-) -> Result<(), Failure> {
-    match kind {
-        Kind::Planned(planned) => {
+/// What was said of a change so far.
+#[derive(Default)]
+struct ShownChange {
+    is_planned: bool,
+    notices: NewNotices,
+}
+
+impl ShownChange {
+    fn show(
+        &mut self,
+        operation: &Operation,
+        progress: &mut ProgressLine,
+        mut tell: impl FnMut(&str) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        if let (false, Some(Detail::PlannedChange(planned))) = (self.is_planned, &operation.detail)
+        {
+            self.is_planned = true;
             for line in prediction(planned) {
                 tell(&line)?;
             }
         }
-        Kind::Conversion(conversion) => progress.show(&format!(
-            "converting {} {} of {}",
-            bar(conversion.done_bytes, conversion.total_bytes),
-            units::bytes(conversion.done_bytes),
-            units::bytes(conversion.total_bytes)
-        )),
-        Kind::Progress(switch) => progress.show(&format!(
-            "switching {} {} of {} steps",
-            bar(switch.done_steps.into(), switch.total_steps.into()),
-            switch.done_steps,
-            switch.total_steps
-        )),
-        Kind::Notice(text) => {
+        for notice in self.notices.of(operation) {
             progress.clear();
-            dim(&format!("note: {text}"));
+            dim(&format!("note: {notice}"));
         }
-        Kind::Applied(applied) => {
-            progress.clear();
-            tell(&measurement(applied))?;
+        match (&operation.outcome, &operation.progress) {
+            (Some(Outcome::Apply(applied)), _) => {
+                tell(&measurement(operation.elapsed_ms, applied.device_bytes))
+            }
+            (None, Some(step)) if operation.is_active() => {
+                progress.show(&step_line(step));
+                Ok(())
+            }
+            _ => Ok(()),
         }
     }
-    Ok(())
+}
+
+/// How far a change is, in a line.
+fn step_line(step: &OperationProgress) -> String {
+    let total = step.total.unwrap_or(0);
+    let bar = bar(step.done, total);
+    match step.unit() {
+        ProgressUnit::Steps => format!("switching {bar} {} of {total} steps", step.done),
+        _ => format!(
+            "converting {bar} {} of {}",
+            units::bytes(step.done),
+            units::bytes(total)
+        ),
+    }
 }
 
 fn interrupted() -> Failure {
@@ -224,12 +221,12 @@ fn prediction(planned: &PlannedChange) -> Vec<String> {
     lines
 }
 
-fn measurement(applied: &ApplyResult) -> String {
+fn measurement(elapsed_ms: f64, device_bytes: u64) -> String {
     format!(
         "{:<9} after {}, with {} held on the device",
         "in force",
-        units::duration_ms(applied.elapsed_ms),
-        units::bytes(applied.device_bytes)
+        units::duration_ms(elapsed_ms),
+        units::bytes(device_bytes)
     )
 }
 

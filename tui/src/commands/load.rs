@@ -5,31 +5,30 @@ use std::{
     time::Duration,
 };
 
-use futures_util::StreamExt;
 use serde_json::json;
 use sluice_proto::v1::{
-    self, CancelLoadRequest, LoadModelRequest, LoadModelResponse, Model, Plan,
-    load_model_response::Kind,
+    self, CancelOperationRequest, LoadModelRequest, Model, OperationStage, Plan,
+    operation::{Detail, Outcome},
 };
 use sluice_report::progress::advance;
 use sluice_shared::units;
 use tokio::signal::unix::Signal;
-use tonic::{Code, Streaming};
 
 use super::{
     follow::interrupts,
     library::{ModelArgument, subject},
     models::describe,
+    operations::{NewNotices, OnInterrupt, Step, follow, no_result},
 };
 use crate::{
     cli::{Budget, Load, PlanArgs},
     connection::DaemonConnection,
-    output::{Failure, ProgressLine, StandardOutput, dim},
+    output::{Failure, StandardOutput, dim},
     plans,
     text::sanitise_line,
 };
 
-/// How long an interrupted client waits for the daemon to take the cancellation.
+/// How long `sluice stop` waits for the daemon to take the cancellation.
 const CANCEL_WAIT: Duration = Duration::from_secs(5);
 
 /// Loads a checkpoint, or the embedded model where no folder is named.
@@ -73,7 +72,7 @@ pub(super) fn request(
     }
 }
 
-/// Loads a model, and shows how far that is.
+/// Loads a model, and shows how far that is. An interrupt cancels the load.
 pub(super) async fn model(
     daemon: &DaemonConnection,
     request: LoadModelRequest,
@@ -81,92 +80,58 @@ pub(super) async fn model(
     interrupts: &mut Signal,
     out: &mut StandardOutput,
 ) -> Result<Model, Failure> {
-    let mut client = daemon.models();
-    let answer = tokio::select! {
-        answer = client.load_model(request) => answer,
-        _ = interrupts.recv() => {
-            cancel(daemon).await?;
-            return Err(cancelled());
-        }
+    let cancels = OnInterrupt::Cancels {
+        announce: || {},
+        cancelled: |_| Failure::interrupted("the load was cancelled"),
+        unconfirmed,
     };
-    let stream = answer
-        .map_err(|status| daemon.failure(status))?
-        .into_inner();
-    follow(daemon, stream, json, interrupts, out).await
-}
-
-/// Shows a load until the model is there. An interrupt cancels it; what became of that, the stream tells.
-async fn follow(
-    daemon: &DaemonConnection,
-    mut stream: Streaming<LoadModelResponse>,
-    json: bool,
-    interrupts: &mut Signal,
-    out: &mut StandardOutput,
-) -> Result<Model, Failure> {
-    let mut progress = ProgressLine::new();
-    let mut model = None;
-    let mut was_interrupted = false;
-    loop {
-        let next = tokio::select! {
-            next = stream.next() => next,
-            _ = interrupts.recv() => {
-                progress.clear();
-                if was_interrupted {
-                    return Err(unconfirmed());
-                }
-                was_interrupted = true;
-                cancel(daemon).await?;
-                continue;
-            }
-        };
-        let kind = match next {
-            Some(Ok(answer)) => answer.kind,
-            Some(Err(status)) if was_interrupted && status.code() == Code::Cancelled => {
-                return Err(cancelled());
-            }
-            Some(Err(status)) => return Err(daemon.failure(status)),
-            None => break,
-        };
-        if let (true, Some(kind)) = (json, &kind) {
-            out.json(kind)?;
+    let (mut is_planned, mut notices) = (false, NewNotices::default());
+    let mut client = daemon.models();
+    let call = client.load_model(request);
+    let loaded = follow(daemon, call, interrupts, cancels, |operation, progress| {
+        if json {
+            out.json(operation)?;
+            return Ok(Step::Next);
         }
-        match kind {
-            Some(Kind::Model(loaded)) => model = Some(loaded),
-            _ if json => {}
-            Some(Kind::Plan(plan)) => {
-                progress.clear();
-                dim(&prediction(&plan));
-            }
-            Some(Kind::Conversion(step)) => progress.show(&advance(
-                "converting",
-                step.done_bytes,
-                step.total_bytes,
-                None,
-            )),
-            Some(Kind::Progress(step)) => progress.show(&advance(
-                "loading",
-                step.loaded_bytes,
-                step.total_bytes,
-                None,
-            )),
-            Some(Kind::Notice(text)) => {
-                progress.clear();
-                dim(&format!("note: {text}"));
-            }
-            None => {}
+        if let (false, Some(Detail::PlannedChange(planned))) = (is_planned, &operation.detail) {
+            is_planned = true;
+            progress.clear();
+            dim(&prediction(
+                planned.plan.as_ref().unwrap_or(&Plan::default()),
+            ));
         }
+        for notice in notices.of(operation) {
+            progress.clear();
+            dim(&format!("note: {notice}"));
+        }
+        let step = operation.progress.as_ref();
+        if let Some(step) = step.filter(|_| operation.is_active()) {
+            let verb = match step.stage() {
+                OperationStage::Converting => "converting",
+                _ => "loading",
+            };
+            progress.show(&advance(verb, step.done, step.total.unwrap_or(0), None));
+        }
+        Ok(Step::Next)
+    });
+    match loaded.await?.outcome {
+        Some(Outcome::Load(result)) => result.model.ok_or_else(no_result),
+        _ => Err(no_result()),
     }
-    model.ok_or_else(|| Failure::new("the daemon ended the stream without a model"))
 }
 
 /// Cancels the load of this model.
 pub(super) async fn stop(
     daemon: &DaemonConnection,
-    name: &str,
+    model: &Model,
     json: bool,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let was_loading = cancel(daemon).await?;
+    let was_loading = match model.operation_id {
+        Some(operation_id) => cancel(daemon, operation_id).await?,
+        None => false,
+    };
+    let name = &model.name;
     if json {
         return out.json(&json!({"name": name, "was_loading": was_loading}));
     }
@@ -177,19 +142,15 @@ pub(super) async fn stop(
     })
 }
 
-/// Whether something was loading.
-async fn cancel(daemon: &DaemonConnection) -> Result<bool, Failure> {
-    let mut client = daemon.models();
-    let call = client.cancel_load(CancelLoadRequest {});
+/// Whether it was still loading.
+async fn cancel(daemon: &DaemonConnection, operation_id: u64) -> Result<bool, Failure> {
+    let mut client = daemon.operations();
+    let call = client.cancel_operation(CancelOperationRequest { operation_id });
     match tokio::time::timeout(CANCEL_WAIT, call).await {
-        Ok(Ok(answer)) => Ok(answer.into_inner().was_loading),
+        Ok(Ok(answer)) => Ok(answer.into_inner().was_active),
         Ok(Err(status)) => Err(daemon.failure(status)),
         Err(_) => Err(unconfirmed()),
     }
-}
-
-fn cancelled() -> Failure {
-    Failure::interrupted("the load was cancelled")
 }
 
 fn unconfirmed() -> Failure {

@@ -34,6 +34,20 @@ pub(super) enum OnInterrupt {
 }
 
 impl OnInterrupt {
+    /// Begins with a cancellation.
+    ///
+    /// # Errors
+    /// The operation goes on.
+    fn announce(self) -> Result<(), Failure> {
+        match self {
+            Self::Leaves(failure) => Err(failure()),
+            Self::Cancels { announce, .. } => {
+                announce();
+                Ok(())
+            }
+        }
+    }
+
     fn unconfirmed(self) -> Failure {
         match self {
             Self::Leaves(failure) => failure(),
@@ -62,30 +76,45 @@ pub(super) async fn follow<R: OperationResponse>(
     on_interrupt: OnInterrupt,
     mut show: impl FnMut(&Operation, &mut ProgressLine) -> Result<Step, Failure>,
 ) -> Result<Operation, Failure> {
+    let mut was_interrupted = false;
+    tokio::pin!(call);
     let answer = tokio::select! {
-        answer = call => answer,
-        _ = interrupts.recv() => return Err(on_interrupt.unconfirmed()),
+        answer = &mut call => answer,
+        _ = interrupts.recv() => {
+            on_interrupt.announce()?;
+            was_interrupted = true;
+            // Its number is in the first picture.
+            tokio::select! {
+                answer = tokio::time::timeout(CANCEL_WAIT, &mut call) => {
+                    answer.map_err(|_| on_interrupt.unconfirmed())?
+                }
+                _ = interrupts.recv() => return Err(on_interrupt.unconfirmed()),
+            }
+        }
     };
     let mut stream = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner();
     let mut progress = ProgressLine::new();
     let mut last: Option<Operation> = None;
-    let mut was_interrupted = false;
     loop {
+        let is_unknown = was_interrupted && last.is_none();
         let next = tokio::select! {
             next = stream.message() => next,
             _ = interrupts.recv() => {
                 progress.clear();
-                let (OnInterrupt::Cancels { announce, .. }, Some(operation), false) =
-                    (on_interrupt, &last, was_interrupted)
-                else {
+                if was_interrupted {
                     return Err(on_interrupt.unconfirmed());
-                };
+                }
+                on_interrupt.announce()?;
                 was_interrupted = true;
-                announce();
-                cancel(daemon, operation.operation_id, on_interrupt).await?;
+                if let Some(operation) = &last {
+                    cancel(daemon, operation.operation_id, on_interrupt).await?;
+                }
                 continue;
+            }
+            () = tokio::time::sleep(CANCEL_WAIT), if is_unknown => {
+                return Err(on_interrupt.unconfirmed());
             }
         };
         match next {
@@ -95,6 +124,8 @@ pub(super) async fn follow<R: OperationResponse>(
                 };
                 if !operation.is_active() {
                     progress.clear();
+                } else if is_unknown {
+                    cancel(daemon, operation.operation_id, on_interrupt).await?;
                 }
                 let step = show(&operation, &mut progress)?;
                 if step == Step::Enough {

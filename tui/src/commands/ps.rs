@@ -102,7 +102,7 @@ pub(super) async fn stop(
         check_named(&models, name)?;
     }
     match present::loading(&models) {
-        Some(model) => load::stop(&daemon, &model.name, arguments.json, out).await,
+        Some(model) => load::stop(&daemon, model, arguments.json, out).await,
         None => library::unload(&daemon, arguments.json, out).await,
     }
 }

@@ -105,6 +105,8 @@ pub enum Event {
         serial: u64,
         /// What came of it.
         applied: Box<ApplyResult>,
+        /// How long it took.
+        elapsed_ms: f64,
     },
     /// A change that was asked for was refused, or failed.
     ApplyFailed {
@@ -180,7 +182,7 @@ pub enum Effect {
     /// Put a model in the present one's place, by its name or path.
     Load(String),
     /// Stop the load that is under way.
-    CancelLoad,
+    CancelLoad(u64),
     /// Let the model go.
     Unload,
     /// Download a model, by the hub's name of it.

@@ -7,10 +7,13 @@ mod models;
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use futures_util::{Stream, StreamExt};
-use sluice_proto::v1::{
-    ApplyResponse, CancelLoadRequest, CancelOperationRequest, CancelRequestRequest,
-    GenerateRequest, GenerationEvent, ListRequestsRequest, RestoreRequest, UnloadModelRequest,
-    WatchGenerationRequest, WatchSnapshotsRequest, generation_event,
+use sluice_proto::{
+    operations::OperationResponse,
+    v1::{
+        CancelOperationRequest, CancelRequestRequest, GenerateRequest, GenerationEvent,
+        ListRequestsRequest, RestoreRequest, UnloadModelRequest, WatchGenerationRequest,
+        WatchSnapshotsRequest, generation_event,
+    },
 };
 use sluice_shared::units;
 use tokio::{sync::mpsc::Sender, task::JoinHandle, time::Instant};
@@ -177,10 +180,11 @@ impl Tasks {
                     false => format!("request {request_id} has already finished"),
                 })
             }),
-            Effect::CancelLoad => self.tell(|daemon| async move {
-                let answer = daemon.models().cancel_load(CancelLoadRequest {}).await;
+            Effect::CancelLoad(operation_id) => self.tell(move |daemon| async move {
+                let call = CancelOperationRequest { operation_id };
+                let answer = daemon.operations().cancel_operation(call).await;
                 let answer = answer.map_err(|status| daemon.failure(status))?;
-                Ok(match answer.into_inner().was_loading {
+                Ok(match answer.into_inner().was_active {
                     true => "the load was cancelled".to_owned(),
                     false => "nothing was being loaded".to_owned(),
                 })
@@ -258,10 +262,12 @@ impl Tasks {
 
     /// Follows a change to its end. One that is on its way is followed on: the daemon ends it where another takes over, and a
     /// later one may yet be refused.
-    fn change<F: Future<Output = Result<Response<Streaming<ApplyResponse>>, Failure>> + Send>(
+    fn change<R: OperationResponse, F>(
         &mut self,
         call: impl FnOnce(DaemonConnection) -> F + Send + 'static,
-    ) {
+    ) where
+        F: Future<Output = Result<Response<Streaming<R>>, Failure>> + Send,
+    {
         self.changes += 1;
         let serial = self.changes;
         let failed = move |message| Event::ApplyFailed { serial, message };

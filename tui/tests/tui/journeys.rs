@@ -1,6 +1,6 @@
 //! Journeys through the dashboard on a real terminal: what stands on the screen after keys, clicks, and troubles.
 
-use fake_daemon::{ChangeScript, FakeDaemon, ScriptStep, generation_events, switch_events};
+use fake_daemon::{ChangeScript, FakeDaemon, ScriptStep, generation_events, switch_pictures};
 use sluice_proto::v1::Level;
 use testkit::{eventually, terminal::Journey};
 
@@ -92,7 +92,7 @@ fn a_second_escape_cancels_the_own_request() {
 #[test]
 fn the_level_changes_while_a_text_is_written() {
     let change = ChangeScript {
-        apply: switch_events(Level::Moderate),
+        apply: switch_pictures(Level::Moderate),
         ..Default::default()
     };
     let fake = endless("once upon a time", change);

@@ -2,18 +2,31 @@
 
 use std::{os::unix::fs::symlink, path::Path, process::Command};
 
-use fake_daemon::{ChangeScript, FakeDaemon, plan, switch_events};
+use fake_daemon::{ChangeScript, FakeDaemon, operation, plan, switch_pictures};
 use sluice_proto::v1::{
-    Level, LoadProgress, Plan, PlanRequest, RestoreTarget, load_model_response, plan_request,
+    Level, Operation, OperationKind, OperationProgress, OperationStage, PlanRequest, PlannedChange,
+    RestoreTarget, operation::Detail, plan_request,
 };
 use testkit::eventually;
 
 use crate::support::{Client, code, interrupt, stderr, stdout};
 
+/// A load of which the plan is known.
+fn planned() -> Operation {
+    let change = PlannedChange {
+        plan: Some(plan(Level::Moderate)),
+        ..Default::default()
+    };
+    Operation {
+        detail: Some(Detail::PlannedChange(change)),
+        ..operation(OperationKind::Load)
+    }
+}
+
 #[test]
 fn a_load_takes_a_level_and_a_budget_and_tells_its_plan() {
     let change = ChangeScript {
-        load: vec![load_model_response::Kind::Plan(plan(Level::Moderate))],
+        load: vec![planned()],
         ..Default::default()
     };
     let fake = FakeDaemon::with_changes(vec![], change);
@@ -43,17 +56,21 @@ fn an_interrupt_cancels_a_load() {
         stderr(&output),
         "error: interrupted; the load was cancelled\n"
     );
-    assert_eq!(fake.seen.lock().unwrap().loads_cancelled, 1);
+    assert_eq!(fake.seen.lock().unwrap().operations_cancelled, [5]);
 }
 
 #[test]
-fn a_load_for_scripts_is_a_line_an_event() {
+fn a_load_for_scripts_is_a_line_a_picture() {
+    let reading = Operation {
+        notices: vec!["slow disk".into()],
+        progress: Some(OperationProgress {
+            stage: OperationStage::Loading.into(),
+            ..Default::default()
+        }),
+        ..planned()
+    };
     let change = ChangeScript {
-        load: vec![
-            load_model_response::Kind::Plan(Plan::default()),
-            load_model_response::Kind::Notice("slow disk".into()),
-            load_model_response::Kind::Progress(LoadProgress::default()),
-        ],
+        load: vec![planned(), reading],
         ..Default::default()
     };
     let fake = FakeDaemon::with_changes(vec![], change);
@@ -63,16 +80,19 @@ fn a_load_for_scripts_is_a_line_an_event() {
         .lines()
         .map(|line| serde_json::from_str(line).expect("an object"))
         .collect();
-    let events: Vec<_> = lines.iter().map(|line| line["event"].as_str()).collect();
-    let expected = ["plan", "notice", "progress", "model"].map(Some);
-    assert_eq!(events, expected);
-    assert_eq!(lines[3]["name"], "fake");
+    let states: Vec<_> = lines.iter().map(|line| line["state"].as_str()).collect();
+    let expected = ["running", "running", "running", "done"].map(Some);
+    assert_eq!(states, expected);
+    assert_eq!(lines[1]["planned_change"]["plan"]["level"], "moderate");
+    assert_eq!(lines[2]["notices"][0], "slow disk");
+    assert_eq!(lines[2]["progress"]["stage"], "loading");
+    assert_eq!(lines[3]["load"]["model"]["name"], "fake");
 }
 
 #[test]
 fn an_interrupt_leaves_a_switch_alone_and_says_so() {
     let change = ChangeScript {
-        apply: switch_events(Level::Moderate)[..4].to_vec(),
+        apply: switch_pictures(Level::Moderate)[..4].to_vec(),
         hangs: true,
         ..Default::default()
     };
@@ -93,7 +113,7 @@ fn an_interrupt_leaves_a_switch_alone_and_says_so() {
 #[test]
 fn a_level_is_predicted_then_measured() {
     let change = ChangeScript {
-        apply: switch_events(Level::Moderate),
+        apply: switch_pictures(Level::Moderate),
         ..Default::default()
     };
     let fake = FakeDaemon::with_changes(vec![], change);
@@ -116,16 +136,15 @@ in force  after 2.3 s, with 2.00 GiB held on the device
         .lines()
         .map(|line| serde_json::from_str(line).expect("an object"))
         .collect();
-    let names: Vec<_> = events
+    let stages: Vec<_> = events
         .iter()
-        .map(|event| event["event"].as_str().unwrap())
+        .map(|event| event["progress"]["stage"].as_str())
         .collect();
-    assert_eq!(
-        names,
-        ["planned", "conversion", "notice", "progress", "applied"]
-    );
-    assert_eq!(events[0]["plan"]["pass_ms"], 620.0);
+    let (converting, switching) = (Some("converting"), Some("switching"));
+    assert_eq!(stages, [None, converting, converting, switching, switching]);
+    assert_eq!(events[0]["planned_change"]["plan"]["pass_ms"], 620.0);
     assert_eq!(events[4]["elapsed_ms"], 2300.0);
+    assert_eq!(events[4]["apply"]["device_bytes"], 2_u64 << 30);
     let applied = &fake.seen.lock().unwrap().applied;
     assert_eq!(applied[0].level(), Level::Moderate);
     assert_eq!(applied[0].budget_bytes, Some(4 << 30));
@@ -135,7 +154,7 @@ in force  after 2.3 s, with 2.00 GiB held on the device
 #[test]
 fn a_budget_and_its_default_and_a_restore_reach_the_daemon() {
     let change = ChangeScript {
-        apply: switch_events(Level::Off),
+        apply: switch_pictures(Level::Off),
         ..Default::default()
     };
     let fake = FakeDaemon::with_changes(vec![], change);
@@ -175,7 +194,7 @@ fn a_budget_and_its_default_and_a_restore_reach_the_daemon() {
 #[test]
 fn a_switch_without_an_end_is_a_failure() {
     let change = ChangeScript {
-        apply: switch_events(Level::Off)[..1].to_vec(),
+        apply: switch_pictures(Level::Off)[..1].to_vec(),
         ..Default::default()
     };
     let output = FakeDaemon::with_changes(vec![], change).output(&["restore"]);

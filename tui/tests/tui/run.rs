@@ -322,7 +322,7 @@ fn stop_cancels_a_load() {
         (code(&output), &stdout(&output)[..]),
         (0, "cancelled the load of on-its-way\n")
     );
-    assert_eq!(fake.seen.lock().unwrap().loads_cancelled, 1);
+    assert_eq!(fake.seen.lock().unwrap().operations_cancelled, [5]);
     let output = loading.wait_with_output().unwrap();
     assert_eq!(code(&output), 1, "{}", stderr(&output));
 }

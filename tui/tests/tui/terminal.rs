@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use fake_daemon::{ChangeScript, FakeDaemon, ScriptStep, generation_events, switch_events};
+use fake_daemon::{ChangeScript, FakeDaemon, ScriptStep, generation_events, switch_pictures};
 use rustix::process::Signal;
 use sluice_proto::v1::{Level, Operation, VerifyResult, operation::Outcome};
 use testkit::{eventually, terminal::Journey};
@@ -298,7 +298,7 @@ fn a_replay_looks_as_flags_ask_and_needs_settings_only_for_a_screen() {
 #[test]
 fn the_dashboard_switches_the_level() {
     let change = ChangeScript {
-        apply: switch_events(Level::Moderate),
+        apply: switch_pictures(Level::Moderate),
         ..Default::default()
     };
     let fake = FakeDaemon::with_changes(vec![], change);
@@ -358,7 +358,7 @@ fn the_dashboard_downloads_verifies_and_measures() {
 #[test]
 fn a_switch_shows_its_progress_and_takes_it_away() {
     let change = ChangeScript {
-        apply: switch_events(Level::Moderate),
+        apply: switch_pictures(Level::Moderate),
         ..Default::default()
     };
     let fake = FakeDaemon::with_changes(vec![], change);

@@ -12,7 +12,7 @@ use super::*;
 use crate::{
     library::Library,
     model_name::ModelName,
-    models::LoadState,
+    operations::{RunningOperation, progress},
     services::{
         deadline::Deadline,
         requests::{self, ResponseStream},
@@ -38,7 +38,7 @@ fn daemon() -> Arc<Daemon> {
 }
 
 /// A load that ends when the test says so.
-fn load(daemon: &Daemon) -> watch::Sender<LoadState> {
+fn load(daemon: &Daemon) -> RunningOperation {
     let name = ModelName::at(Path::new("/m/late"));
     daemon.models.load_by_hand(name)
 }
@@ -164,11 +164,8 @@ async fn requests_wait_for_the_load_and_are_made_in_order() {
     let refused = taker.ask(&daemon, None).await.err().unwrap();
     assert_eq!(refused.code(), Code::ResourceExhausted);
 
-    let progress = v1::LoadProgress {
-        loaded_bytes: 3,
-        total_bytes: 4,
-    };
-    load.send_modify(|state| state.stage = LoadStage::Reading(progress));
+    let (loading, bytes) = (v1::OperationStage::Loading, v1::ProgressUnit::Bytes);
+    load.progress(progress(loading, bytes, 3, 4));
     let Event::Loading(loading) = next(&mut first).await else {
         panic!("it hears how far the model is")
     };

@@ -89,12 +89,12 @@ impl PlanChange {
     }
 
     /// Takes what came of it.
-    pub(in super::super) fn applied(&mut self, applied: &ApplyResult) {
+    pub(in super::super) fn applied(&mut self, applied: &ApplyResult, elapsed_ms: f64) {
         if let Some(plan) = &applied.plan {
             self.after = Figures::of(plan);
         }
         self.stage = Stage::Applied {
-            elapsed_ms: applied.elapsed_ms,
+            elapsed_ms,
             held_bytes: applied.device_bytes,
             pass_ms: None,
             was_seen: false,
@@ -236,11 +236,11 @@ mod tests {
         let mut change = PlanChange::asked(1);
         let (before, after) = (plan(Level::Standard), plan(Level::Moderate));
         change.planned(&after, &before, Some(&snapshot(Level::Standard, 3)));
-        change.applied(&ApplyResult {
+        let applied = ApplyResult {
             plan: Some(after),
             device_bytes: 1 << 30,
-            elapsed_ms: 2_300.0,
-        });
+        };
+        change.applied(&applied, 2_300.0);
         change
     }
 

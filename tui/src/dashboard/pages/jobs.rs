@@ -193,7 +193,18 @@ pub(in super::super) fn cancel(state: &mut DashboardState) {
         Some(WorkTask::Switch) => {
             return state.warn("a switch has no cancel; another level takes over from it");
         }
-        Some(WorkTask::Load) => ("Cancel the load?".to_owned(), Effect::CancelLoad),
+        Some(WorkTask::Load) => {
+            let model = state
+                .snapshot()
+                .and_then(|snapshot| snapshot.model.as_ref());
+            let Some(operation_id) = model.and_then(|model| model.operation_id) else {
+                return state.warn("that has ended already");
+            };
+            (
+                "Cancel the load?".to_owned(),
+                Effect::CancelLoad(operation_id),
+            )
+        }
         Some(WorkTask::Job(id)) => (format!("Cancel job {id}?"), Effect::CancelJob(id)),
         Some(WorkTask::Request(id)) => (format!("Cancel request {id}?"), Effect::Cancel(id)),
         Some(WorkTask::Pull(name)) => {

@@ -124,15 +124,19 @@ pub(in super::super) fn take(state: &mut DashboardState, event: Event, effects: 
                 plan.level()
             ));
         }
-        Event::Applied { serial, applied } => {
+        Event::Applied {
+            serial,
+            applied,
+            elapsed_ms,
+        } => {
             state.levels.converting = None;
             state.levels.tried = None;
             let change = state.levels.change.take();
             let change = change.filter(|change| change.serial() == serial);
             let mut change = change.unwrap_or_else(|| PlanChange::asked(serial));
-            change.applied(&applied);
+            change.applied(&applied, elapsed_ms);
             state.levels.change = Some(change);
-            let elapsed = units::duration_ms(applied.elapsed_ms);
+            let elapsed = units::duration_ms(elapsed_ms);
             let held = units::bytes(applied.device_bytes);
             let level = applied.plan.unwrap_or_default().level();
             state.tell(format!(

@@ -1,9 +1,15 @@
 //! Calls that concern levels: what they would lead to, putting them in force, and measuring them.
 
 use futures_util::{Stream, StreamExt};
-use sluice_proto::v1::{
-    self, ApplyResponse, ListFidelityRequest, MeasureFidelityRequest, Plan, PlanRequest,
-    SampleTexts, apply_response, measure_fidelity_request::Samples, measure_fidelity_response,
+use sluice_proto::{
+    operations::OperationResponse,
+    v1::{
+        self, ListFidelityRequest, MeasureFidelityRequest, OperationStage, Plan, PlanRequest,
+        SampleTexts,
+        measure_fidelity_request::Samples,
+        measure_fidelity_response,
+        operation::{Detail, Outcome},
+    },
 };
 use sluice_shared::level::Level;
 use tokio::sync::mpsc::Sender;
@@ -43,35 +49,51 @@ pub(super) async fn ask_plan(
 }
 
 /// Follows a change until it is in force.
-pub(super) async fn change(
+pub(super) async fn change<R: OperationResponse>(
     daemon: &DaemonConnection,
     serial: u64,
-    mut stream: impl Stream<Item = Result<ApplyResponse, Status>> + Unpin,
+    mut stream: impl Stream<Item = Result<R, Status>> + Unpin,
     events: &Sender<Event>,
 ) -> Result<(), Failure> {
-    use apply_response::Kind;
-
+    let (mut is_planned, mut notices) = (false, 0);
     while let Some(answer) = stream.next().await {
-        let event = match answer.map_err(|status| daemon.failure(status))?.kind {
-            Some(Kind::Planned(planned)) => Event::Changing {
-                serial,
-                plan: Box::new(planned.plan.unwrap_or_default()),
-                before: Box::new(planned.plan_before.unwrap_or_default()),
-            },
-            Some(Kind::Conversion(conversion)) => {
-                Event::Converting(Some((conversion.done_bytes, conversion.total_bytes)))
-            }
-            // The snapshots tell the same, for changes that others ask for too.
-            Some(Kind::Progress(_)) => Event::Converting(None),
-            Some(Kind::Notice(text)) => Event::Succeeded(text),
-            Some(Kind::Applied(applied)) => {
-                let applied = Box::new(applied);
-                let _ = events.send(Event::Applied { serial, applied }).await;
-                return Ok(());
-            }
-            None => continue,
+        let answer = answer.map_err(|status| daemon.failure(status))?;
+        let Some(operation) = answer.into_operation() else {
+            continue;
         };
-        let _ = events.send(event).await;
+        let mut told = Vec::new();
+        if let (false, Some(Detail::PlannedChange(planned))) = (is_planned, &operation.detail) {
+            is_planned = true;
+            told.push(Event::Changing {
+                serial,
+                plan: Box::new(planned.plan.clone().unwrap_or_default()),
+                before: Box::new(planned.plan_before.clone().unwrap_or_default()),
+            });
+        }
+        let news = operation.notices.iter().skip(notices);
+        told.extend(news.cloned().map(Event::Succeeded));
+        notices = operation.notices.len();
+        told.extend(operation.progress.as_ref().map(|step| {
+            let converting = step.stage() == OperationStage::Converting;
+            // How far the switch is, the snapshots tell, for changes that others ask for too.
+            Event::Converting(converting.then(|| (step.done, step.total.unwrap_or(0))))
+        }));
+        let elapsed_ms = operation.elapsed_ms;
+        let outcome = operation.outcome.map(|outcome| match outcome {
+            Outcome::Apply(applied) => Event::Applied {
+                serial,
+                applied: Box::new(applied),
+                elapsed_ms,
+            },
+            _ => Event::Converting(None),
+        });
+        let is_over = outcome.is_some();
+        for event in told.into_iter().chain(outcome) {
+            let _ = events.send(event).await;
+        }
+        if is_over {
+            return Ok(());
+        }
     }
     Err(Failure::new("the daemon ended the stream without a result"))
 }

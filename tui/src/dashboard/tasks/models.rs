@@ -2,7 +2,7 @@
 
 use futures_util::StreamExt;
 use sluice_proto::v1::{
-    ListModelsRequest, LoadModelRequest, PullModelRequest, load_model_response,
+    ListModelsRequest, LoadModelRequest, PullModelRequest,
     operation::{Detail, Outcome},
 };
 use sluice_shared::units;
@@ -17,8 +17,6 @@ pub(super) async fn load(
     model: String,
     events: Sender<Event>,
 ) -> Result<(), Failure> {
-    use load_model_response::Kind;
-
     let mut call = LoadModelRequest::default();
     match model.starts_with('/') {
         true => call.path = model,
@@ -28,17 +26,24 @@ pub(super) async fn load(
     let mut stream = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner();
+    let mut notices = 0;
     while let Some(answer) = stream.next().await {
+        let answer = answer.map_err(|status| daemon.failure(status))?;
         // How far it is, the snapshots tell.
-        match answer.map_err(|status| daemon.failure(status))?.kind {
-            Some(Kind::Notice(text)) => {
-                let _ = events.send(Event::Succeeded(text)).await;
-            }
-            Some(Kind::Model(model)) => {
-                let told = format!("{} is loaded", model.name);
-                let _ = events.send(Event::Succeeded(told)).await;
-            }
-            _ => {}
+        let Some(operation) = answer.operation else {
+            continue;
+        };
+        let mut told: Vec<_> = operation.notices.iter().skip(notices).cloned().collect();
+        notices = operation.notices.len();
+        if let Some(Outcome::Load(result)) = operation.outcome {
+            told.extend(
+                result
+                    .model
+                    .map(|model| format!("{} is loaded", model.name)),
+            );
+        }
+        for words in told {
+            let _ = events.send(Event::Succeeded(words)).await;
         }
     }
     list(daemon, events).await

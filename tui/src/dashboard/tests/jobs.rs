@@ -117,6 +117,7 @@ fn full() -> DashboardState {
             let model = snapshot.model.as_mut().expect("set");
             model.name = "GSAI-ML/LLaDA-8B-Instruct".into();
             model.state = ModelState::Loading.into();
+            model.operation_id = Some(11);
             model.progress = Some(LoadProgress {
                 loaded_bytes: second * GIB,
                 total_bytes: 15 * GIB,
@@ -203,7 +204,7 @@ fn rates_and_what_is_left_follow_from_what_was_seen() {
 #[test]
 fn each_kind_of_work_is_cancelled_in_its_way_after_a_question() {
     let ways = [
-        ("Cancel the load?", vec![Effect::CancelLoad]),
+        ("Cancel the load?", vec![Effect::CancelLoad(11)]),
         ("", vec![]),
         ("Cancel request 9?", vec![Effect::Cancel(9)]),
         ("Cancel request 10?", vec![Effect::Cancel(10)]),

@@ -112,8 +112,8 @@ fn applied(level: Level) -> Event {
         applied: Box::new(ApplyResult {
             plan: Some(full_plan(level, 4 << 30)),
             device_bytes: 290 << 20,
-            elapsed_ms: 2_300.0,
         }),
+        elapsed_ms: 2_300.0,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Changes of level and budget, as those who asked for them see them.
+//! Changes of level and budget.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -6,26 +6,13 @@ use std::{
 };
 
 use sluice_engine::{ApplyEvent, Engine, EngineError, PlanOptions};
-use sluice_proto::v1;
+use sluice_proto::v1::{self, OperationStage, ProgressUnit};
 use sluice_shared::units;
-use tokio::sync::watch;
 
-use crate::{allocator, failure::Failure, operations::ChangeNotifier, translate};
-
-/// How far a change is: a full picture, so that the latest is enough.
-#[derive(Debug, Clone, Default)]
-pub struct ApplyState {
-    /// The predicted effect, once it is known.
-    pub planned: Option<Arc<v1::PlannedChange>>,
-    /// What the user should hear of, in order.
-    pub notices: Vec<String>,
-    /// Bytes of a converted copy that are done.
-    pub conversion: Option<v1::Conversion>,
-    /// Steps done.
-    pub progress: Option<v1::WeightSwitch>,
-    /// How it ended.
-    pub end: Option<Result<AppliedPlan, tonic::Status>>,
-}
+use super::{
+    Detail, Operation, OperationDescription, Operations, Outcome, RunningOperation, progress,
+};
+use crate::{allocator, failure::Failure, translate};
 
 /// Where the change under way leads, and how many there were.
 #[derive(Debug, Clone, Default)]
@@ -67,58 +54,59 @@ impl SwitchTarget {
     }
 }
 
-/// The plan that is in force, and how long it took to get there.
-#[derive(Debug, Clone)]
-pub struct AppliedPlan {
-    /// The plan.
-    pub plan: Arc<v1::Plan>,
-    /// From the command to the plan in force.
-    pub elapsed_ms: f64,
+impl Operations {
+    /// Begins a change of the loaded model, by the name of it. Nobody cancels it; another takes over from it.
+    ///
+    /// # Errors
+    /// When the daemon is about to end.
+    pub fn change(
+        self: &Arc<Self>,
+        engine: &Arc<Engine>,
+        kind: v1::OperationKind,
+        change: PlanOptions,
+        model: String,
+        target: SwitchTarget,
+    ) -> Result<Arc<Operation>, Failure> {
+        let before = engine.in_force();
+        let before = before.map(|in_force| translate::plan::plan(&in_force.plan, &model));
+        let description = OperationDescription {
+            kind,
+            model,
+            ..Default::default()
+        };
+        let running = self.begin(description, None)?;
+        let operation = running.operation();
+        let mut report = ChangeReporter {
+            engine: Arc::downgrade(engine),
+            change,
+            before: before.map(without_layers),
+            target,
+            is_under_way: false,
+            running,
+            begun: Instant::now(),
+        };
+        engine.apply(change, Box::new(move |event| report.take(event)));
+        Ok(operation)
+    }
 }
 
-/// Begins a change; what happens is told through the receiver, whether it is read or not.
-pub fn apply(
-    engine: &Arc<Engine>,
-    change: PlanOptions,
-    model: String,
-    changes: ChangeNotifier,
-    target: SwitchTarget,
-) -> watch::Receiver<ApplyState> {
-    let before = engine.in_force();
-    let (state, receiver) = watch::channel(ApplyState::default());
-    let mut report = ChangeReporter {
-        engine: Arc::downgrade(engine),
-        change,
-        before: before.map(|in_force| translate::plan::plan(&in_force.plan, &model)),
-        model,
-        changes,
-        target,
-        is_under_way: false,
-        state,
-        begun: Instant::now(),
-    };
-    engine.apply(change, Box::new(move |event| report.take(event)));
-    receiver
-}
-
-/// Carries the engine's word on one change to who asked.
+/// Carries the engine's word on one change to those who follow it.
 struct ChangeReporter {
     /// Asked what became of the settings when there was no model.
     engine: Weak<Engine>,
     change: PlanOptions,
     /// What was in force when it was asked for.
     before: Option<v1::Plan>,
-    model: String,
-    changes: ChangeNotifier,
     target: SwitchTarget,
     /// The target is this change's. One that is refused leaves that of another alone.
     is_under_way: bool,
-    state: watch::Sender<ApplyState>,
+    running: RunningOperation,
     begun: Instant,
 }
 
 impl ChangeReporter {
     fn take(&mut self, event: ApplyEvent) {
+        let model = &self.running.description().model;
         match event {
             ApplyEvent::Planned {
                 plan,
@@ -130,44 +118,39 @@ impl ChangeReporter {
                     level: v1::Level::from(plan.level).into(),
                     budget_bytes: plan.budget_bytes,
                 });
-                let predicted = time.map(translate::plan::switch_estimate);
+                let plan = v1::Plan {
+                    switch_estimate: time.map(translate::plan::switch_estimate),
+                    ..translate::plan::plan(&plan, model)
+                };
                 let planned = v1::PlannedChange {
-                    plan: Some(v1::Plan {
-                        switch_estimate: predicted,
-                        ..translate::plan::plan(&plan, &self.model)
-                    }),
+                    plan: Some(without_layers(plan)),
                     plan_before: self.before.take(),
                     total_steps: steps as u32,
                 };
-                self.state
-                    .send_modify(|state| state.planned = Some(Arc::new(planned)));
+                self.running.detail(Detail::PlannedChange(planned));
             }
             ApplyEvent::Notice(text) => {
                 tracing::warn!(notice = text, "while another plan is put in force");
-                self.state.send_modify(|state| state.notices.push(text));
+                self.running.notice(text);
             }
             ApplyEvent::Converting {
                 done_bytes,
                 total_bytes,
-            } => {
-                let conversion = v1::Conversion {
-                    done_bytes,
-                    total_bytes,
-                };
-                self.state
-                    .send_modify(|state| state.conversion = Some(conversion));
-            }
+            } => self.running.progress(progress(
+                OperationStage::Converting,
+                ProgressUnit::Bytes,
+                done_bytes,
+                total_bytes,
+            )),
             ApplyEvent::Progress {
-                done_steps: done,
-                total_steps: steps,
-            } => {
-                let progress = v1::WeightSwitch {
-                    done_steps: done as u32,
-                    total_steps: steps as u32,
-                };
-                self.state
-                    .send_modify(|state| state.progress = Some(progress));
-            }
+                done_steps,
+                total_steps,
+            } => self.running.progress(progress(
+                OperationStage::Switching,
+                ProgressUnit::Steps,
+                done_steps as u64,
+                total_steps as u64,
+            )),
             ApplyEvent::Finished(Ok(plan)) => {
                 let elapsed_ms = self.begun.elapsed().as_secs_f64() * 1000.0;
                 tracing::info!(
@@ -178,15 +161,18 @@ impl ChangeReporter {
                     took = units::duration_ms(elapsed_ms),
                     "another plan is in force"
                 );
-                let plan = Arc::new(translate::plan::plan(&plan, &self.model));
-                self.end(Ok(AppliedPlan { plan, elapsed_ms }));
+                let engine = self.engine.upgrade();
+                let applied = v1::ApplyResult {
+                    plan: Some(translate::plan::plan(&plan, model)),
+                    device_bytes: engine.map_or(0, |engine| engine.memory().used_bytes),
+                };
+                self.end(Ok(Outcome::Apply(applied)));
             }
             ApplyEvent::Finished(Err(EngineError::NoModel)) if self.is_held() => {
-                self.fail(&Failure::AppliesToNextLoad);
+                self.fail(Failure::AppliesToNextLoad);
             }
-            ApplyEvent::Finished(Err(error)) => self.fail(&error.into()),
+            ApplyEvent::Finished(Err(error)) => self.fail(error.into()),
         }
-        self.changes.tell();
     }
 
     /// Whether the settings are as the change wants them.
@@ -195,24 +181,32 @@ impl ChangeReporter {
         settings.is_some_and(|settings| settings.with(&self.change) == settings)
     }
 
-    fn fail(&self, failure: &Failure) {
+    fn fail(&self, failure: Failure) {
         tracing::info!(reason = %failure, "the plan stays as it is");
-        self.end(Err(failure.into()));
+        self.end(Err(failure));
     }
 
-    fn end(&self, end: Result<AppliedPlan, tonic::Status>) {
+    fn end(&self, result: Result<Outcome, Failure>) {
         self.target.end(self.is_under_way);
         allocator::give_back();
-        self.state.send_modify(|state| state.end = Some(end));
+        self.running.finish(result);
     }
 }
 
 impl Drop for ChangeReporter {
     /// The engine drops a report it can't finish only when its thread ends.
     fn drop(&mut self) {
-        if self.state.borrow().end.is_none() {
-            self.fail(&Failure::EngineLost);
+        if self.running.is_active() {
+            self.fail(Failure::EngineLost);
         }
+    }
+}
+
+/// As pictures have plans: with all layers they would be large, and are told often.
+pub(crate) fn without_layers(plan: v1::Plan) -> v1::Plan {
+    v1::Plan {
+        layers: Vec::new(),
+        ..plan
     }
 }
 
@@ -224,6 +218,7 @@ mod tests {
     use sluice_shared::level::Level;
 
     use super::*;
+    use crate::operations::ChangeNotifier;
 
     fn engine() -> Arc<Engine> {
         let options = EngineOptions {
@@ -240,14 +235,24 @@ mod tests {
         }
     }
 
+    fn operations() -> Arc<Operations> {
+        Arc::new(Operations::new(ChangeNotifier::default()))
+    }
+
     #[tokio::test]
     async fn without_a_model_the_next_load_has_the_level_and_the_caller_hears_so() {
         let engine = engine();
-        let (changes, target) = (ChangeNotifier::default(), SwitchTarget::default());
         let change = to(Level::Moderate);
-        let mut states = apply(&engine, change, "m".to_owned(), changes, target);
-        let ended = states.wait_for(|state| state.end.is_some()).await.unwrap();
-        let error = ended.end.clone().unwrap().unwrap_err();
+        let operation = operations().change(
+            &engine,
+            v1::OperationKind::Apply,
+            change,
+            "m".to_owned(),
+            SwitchTarget::default(),
+        );
+        let mut statuses = operation.unwrap().subscribe();
+        let ended = statuses.wait_for(|status| status.has_ended()).await;
+        let error = ended.unwrap().error().cloned().unwrap();
         assert!(
             error.message().contains(
                 "no model is loaded; the requested level and budget apply to the next load"
@@ -264,11 +269,11 @@ mod tests {
             engine: Arc::downgrade(&engine),
             change,
             before: None,
-            model: "m".to_owned(),
-            changes: ChangeNotifier::default(),
             target: target.clone(),
             is_under_way: false,
-            state: watch::channel(ApplyState::default()).0,
+            running: operations()
+                .begin(OperationDescription::default(), None)
+                .unwrap(),
             begun: Instant::now(),
         };
         let machine = engine.machine().unwrap();
