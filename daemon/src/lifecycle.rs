@@ -432,7 +432,7 @@ async fn drain(daemon: &Daemon, seconds: u64) {
     let late = daemon.requests.active();
     tracing::warn!(requests = late.len(), seconds, "time ran out, cancelling");
     for record in late {
-        record.cancel(&daemon.engine);
+        record.cancel();
     }
     if timeout(CANCEL_GRACE, daemon.requests.idle()).await.is_err() {
         tracing::warn!("a request does not end; leaving it");

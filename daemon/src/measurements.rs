@@ -6,13 +6,10 @@ use std::{
 };
 
 use sluice_engine::{MeasureFidelity, Outcome};
-use sluice_proto::v1;
+use sluice_proto::v1::{self, ProgressUnit, operation};
 use twox_hash::XxHash3_64;
 
-use crate::{
-    events::figures::Figures, models::ServingModel, operations::ChangeNotifier,
-    requests::RecordEvent,
-};
+use crate::{events::figures::Figures, models::ServingModel, operations::ChangeNotifier};
 
 /// Measurements that are kept; beyond that the earliest goes.
 pub const MEASUREMENTS_MAX: usize = 64;
@@ -97,24 +94,24 @@ impl PendingMeasurement {
 }
 
 impl Figures for PendingMeasurement {
-    fn progress(request_id: u64, done: u32, total: u32) -> RecordEvent {
-        v1::FidelityResult::progress(request_id, done, total)
-    }
+    const UNIT: ProgressUnit = v1::FidelityResult::UNIT;
 
-    fn result(&self, request_id: u64, outcome: Outcome) -> Result<RecordEvent, Outcome> {
-        let item = self.result.result(request_id, outcome)?;
-        if let RecordEvent::Fidelity(v1::MeasureFidelityResponse {
-            kind: Some(v1::measure_fidelity_response::Kind::Result(result)),
-        }) = &item
-        {
+    fn result(&self, outcome: Outcome) -> Result<operation::Outcome, Outcome> {
+        let elapsed = match &outcome {
+            Outcome::Fidelity(result) => result.elapsed,
+            _ => return Err(outcome),
+        };
+        let result = self.result.result(outcome)?;
+        if let operation::Outcome::Fidelity(result) = result {
             let since = SystemTime::now().duration_since(UNIX_EPOCH);
             self.measurements.insert(v1::FidelityMeasurement {
-                measured_at_s: since.map_or(0, |since| since.as_secs()),
-                result: Some(*result),
+                measured_unix_ms: since.map_or(0, |since| since.as_millis() as u64),
+                elapsed_ms: elapsed.as_secs_f64() * 1000.0,
+                result: Some(result),
                 ..self.measurement.clone()
             });
         }
-        Ok(item)
+        Ok(result)
     }
 }
 
@@ -137,7 +134,8 @@ mod tests {
             model: model.into(),
             parameters: 1,
             samples_hash,
-            measured_at_s: 0,
+            measured_unix_ms: 0,
+            elapsed_ms: 0.0,
             result: Some(v1::FidelityResult {
                 level: level.into(),
                 ..Default::default()

@@ -1,6 +1,6 @@
 """Stops a request from another call: `python cancel.py`. To cancel a call of one's own, `running.cancel()` is enough."""
 
-from client import ask, generation, generation_pb2
+from client import ask, generation, generation_pb2, operation_service_pb2, operations
 
 # Long, and an end token is no end: the answer is still being written when the cancel arrives.
 running = generation.Generate(ask("Tell me a story.", length=384, eos=generation_pb2.EOS_POLICY_SUPPRESS), timeout=600)
@@ -11,8 +11,8 @@ for response in running:
         # Any pass, since a slow reader gets the latest alone and may never see the first.
         case "pass_done" if not asked:
             asked = True
-            request = generation_pb2.CancelRequestRequest(request_id=event.pass_done.request_id)
-            print("was active:", generation.CancelRequest(request).was_active)
+            request = operation_service_pb2.CancelOperationRequest(operation_id=event.pass_done.request_id)
+            print("was active:", operations.CancelOperation(request).was_active)
         case "done":
             reason = generation_pb2.FinishReason.Name(event.done.finish_reason)
             print(reason, "after", event.done.passes, "passes")

@@ -10,7 +10,8 @@ import grpc
 sys.path.insert(0, os.environ.get("SLUICE_STUBS", str(Path(__file__).parent / "generated")))
 
 from sluice.v1 import generation_pb2, generation_pb2_grpc  # noqa: E402
-from sluice.v1 import optimizer_pb2, optimizer_pb2_grpc  # noqa: E402
+from sluice.v1 import operation_service_pb2, operation_service_pb2_grpc  # noqa: E402
+from sluice.v1 import optimizer_service_pb2, optimizer_service_pb2_grpc  # noqa: E402
 
 
 def target():
@@ -36,7 +37,8 @@ def tell(kind, error, trace):
 sys.excepthook = tell
 channel = grpc.insecure_channel(target())
 generation = generation_pb2_grpc.GenerationServiceStub(channel)
-optimizer = optimizer_pb2_grpc.OptimizerServiceStub(channel)
+operations = operation_service_pb2_grpc.OperationServiceStub(channel)
+optimizer = optimizer_service_pb2_grpc.OptimizerServiceStub(channel)
 
 
 def ask(prompt, **options):

@@ -4,8 +4,8 @@ The daemon remembers the level for this model, as it does after `sluice level`; 
 
 import sys
 
-from client import ask, generation, optimizer, optimizer_pb2
-from sluice.v1 import common_pb2
+from client import ask, generation, optimizer, optimizer_service_pb2
+from sluice.v1 import common_pb2, operation_pb2
 
 level = sys.argv[1] if len(sys.argv) > 1 else "moderate"
 level = common_pb2.Level.Value("LEVEL_" + level.upper())
@@ -27,17 +27,21 @@ def read(until):
 
 
 read("pass_done")
-for response in optimizer.Apply(optimizer_pb2.ApplyRequest(level=level)):
-    match response.WhichOneof("kind"):
-        case "planned":
-            plan = response.planned.plan
-            name = common_pb2.Level.Name(plan.level).removeprefix("LEVEL_").lower()
-            print(f"level {name}, {plan.peak_bytes >> 20} MiB", file=sys.stderr)
-        case "progress":
-            print(f"{response.progress.done_steps} of {response.progress.total_steps} steps", file=sys.stderr)
-        case "notice":
-            print(response.notice, file=sys.stderr)
-        case "applied":
-            print("in force, and remembered for this model (`sluice restore` forgets it)", file=sys.stderr)
+planned, notices = False, 0
+for response in optimizer.Apply(optimizer_service_pb2.ApplyRequest(level=level)):
+    # Each is a full picture of the change; a slow reader gets the latest alone.
+    change = response.operation
+    if change.HasField("planned_change") and not planned:
+        planned = True
+        plan = change.planned_change.plan
+        name = common_pb2.Level.Name(plan.level).removeprefix("LEVEL_").lower()
+        print(f"level {name}, {plan.peak_bytes >> 20} MiB", file=sys.stderr)
+    for notice in change.notices[notices:]:
+        print(notice, file=sys.stderr)
+    notices = len(change.notices)
+    if change.progress.unit == operation_pb2.PROGRESS_UNIT_STEPS:
+        print(f"{change.progress.done} of {change.progress.total} steps", file=sys.stderr)
+    if change.HasField("apply"):
+        print("in force, and remembered for this model (`sluice restore` forgets it)", file=sys.stderr)
 read("done")
 print(f"(passes with {len(states)} states of the weights were seen)", file=sys.stderr)

@@ -2,13 +2,15 @@
 
 import sys
 
-from client import generation, generation_pb2
+from client import generation, generation_pb2, operation_service_pb2, operations
+from sluice.v1 import operation_pb2
 
-requests = generation.ListRequests(generation_pb2.ListRequestsRequest()).requests
+kinds = [operation_pb2.OPERATION_KIND_GENERATE]
+requests = operations.ListOperations(operation_service_pb2.ListOperationsRequest(kinds=kinds)).operations
 if len(sys.argv) > 1:
     request_id = int(sys.argv[1])
 elif requests:
-    request_id = max(request.request_id for request in requests)
+    request_id = max(request.operation_id for request in requests)
 else:
     sys.exit("the daemon had no request yet")
 

@@ -19,6 +19,40 @@ impl OperationKind {
     pub fn is_request(self) -> bool {
         Self::REQUESTS.contains(&self)
     }
+
+    /// A word for a request, in which people read of it.
+    #[must_use]
+    pub fn request_word(self) -> &'static str {
+        match self {
+            Self::Generate => "generate",
+            Self::Score => "score",
+            Self::MeasureFidelity => "fidelity",
+            _ => "request",
+        }
+    }
+}
+
+impl v1::Snapshot {
+    /// Requests that wait or run.
+    pub fn requests(&self) -> impl Iterator<Item = &Operation> {
+        let all = self.operations.iter();
+        all.filter(|operation| operation.kind().is_request())
+    }
+
+    /// Work on files that runs.
+    pub fn jobs(&self) -> impl Iterator<Item = &Operation> {
+        let all = self.operations.iter();
+        all.filter(|operation| operation.kind().is_on_files())
+    }
+}
+
+impl From<String> for v1::OperationError {
+    fn from(message: String) -> Self {
+        Self {
+            message,
+            ..Default::default()
+        }
+    }
 }
 
 impl Operation {
@@ -29,6 +63,15 @@ impl Operation {
             self.state(),
             v1::OperationState::Queued | v1::OperationState::Running
         )
+    }
+
+    /// What is known of a request; nothing of another operation.
+    #[must_use]
+    pub fn request_detail(&self) -> v1::RequestDetail {
+        match self.detail {
+            Some(v1::operation::Detail::Request(request)) => request,
+            _ => v1::RequestDetail::default(),
+        }
     }
 
     /// Why it ended without a result; empty where it did not.
@@ -65,6 +108,8 @@ macro_rules! operation_responses {
 
 operation_responses!(
     WatchOperationResponse,
+    ScoreResponse,
+    MeasureFidelityResponse,
     LoadModelResponse,
     PullModelResponse,
     ApplyResponse,

@@ -27,7 +27,7 @@ use crate::{
     failure::Failure,
     models::ServingModel,
     prepare::PreparedGeneration,
-    requests::{RecordEvent, RequestEnd, RequestRecord, Requests},
+    requests::{RequestEnd, RequestRecord, Requests},
     translate::plan,
 };
 
@@ -96,34 +96,24 @@ impl RecordWriter {
         self.record.id()
     }
 
-    fn end_with(&mut self, state: v1::RequestState, result: RecordEvent) {
-        self.end(state, Some(result), None);
-    }
-
-    fn end(
-        &mut self,
-        state: v1::RequestState,
-        result: Option<RecordEvent>,
-        failure: Option<&Failure>,
-    ) {
+    /// Ends it, with the last of a generation's events where that is one.
+    fn end(&mut self, last: Option<generation_event::Event>, ending: RequestEnd) {
         self.ended = true;
-        match (state, failure) {
-            (v1::RequestState::Failed, Some(failure)) => {
-                tracing::warn!(request = self.id(), reason = %failure, "request failed");
+        let state = match &ending {
+            RequestEnd::Done(_) => "done",
+            RequestEnd::Cancelled => "cancelled",
+            RequestEnd::Failed(status) => {
+                let reason = status.message();
+                tracing::warn!(request = self.id(), reason, "request failed");
+                return self.requests.end(&self.record, last, ending);
             }
-            _ => tracing::info!(
-                request = self.id(),
-                state = state_name(state),
-                "request ended"
-            ),
-        }
-        let status = failure.map(Into::into);
-        self.requests
-            .end(&self.record, result, RequestEnd { state, status });
+        };
+        tracing::info!(request = self.id(), state, "request ended");
+        self.requests.end(&self.record, last, ending);
     }
 
     fn fail(&mut self, failure: &Failure) {
-        self.end(v1::RequestState::Failed, None, Some(failure));
+        self.end(None, RequestEnd::Failed(failure.into()));
     }
 
     /// The engine did not come to an end of it. One whose model went before its turn is not over: another model may take it.
@@ -136,13 +126,6 @@ impl RecordWriter {
         }
         self.fail(&of_request(error));
     }
-}
-
-/// As people read it: "done", "cancelled".
-fn state_name(state: v1::RequestState) -> String {
-    let name = state.as_str_name();
-    let name = name.strip_prefix("REQUEST_STATE_").unwrap_or(name);
-    name.to_lowercase()
 }
 
 impl Drop for RecordWriter {
@@ -243,7 +226,7 @@ impl Generation {
         }
         self.writer
             .record
-            .start(Some(generation_event::Event::Started(started).into()));
+            .start(Some(generation_event::Event::Started(started)));
         self.writer.requests.touched();
     }
 
@@ -282,10 +265,10 @@ impl Generation {
                 })
             }),
         };
-        let item = generation_event::Event::PassDone(pass).into();
+        let picture = generation_event::Event::PassDone(pass);
         self.writer
             .record
-            .picture(item, report.passes, report.committed);
+            .picture(picture, report.passes, report.committed);
     }
 
     fn level_in_force(&self) -> v1::Level {
@@ -302,18 +285,16 @@ impl Generation {
             passes: passes as u32,
             tokens: canvas_tokens(positions, &self.serving),
         };
-        self.writer
-            .record
-            .block_done(generation_event::Event::BlockDone(done).into());
+        self.writer.record.block_done(done);
         self.writer.requests.touched();
     }
 
     fn done(&mut self, generated: GenerationResult) {
-        let (finish, state) = match generated.finish_reason {
-            FinishReason::Length => (self.full.0, v1::RequestState::Done),
-            FinishReason::Eos => (v1::FinishReason::Eos, v1::RequestState::Done),
-            FinishReason::Stop => (v1::FinishReason::Stop, v1::RequestState::Done),
-            FinishReason::Cancelled => (v1::FinishReason::Cancelled, v1::RequestState::Cancelled),
+        let (finish, ending) = match generated.finish_reason {
+            FinishReason::Length => (self.full.0, RequestEnd::Done(None)),
+            FinishReason::Eos => (v1::FinishReason::Eos, RequestEnd::Done(None)),
+            FinishReason::Stop => (v1::FinishReason::Stop, RequestEnd::Done(None)),
+            FinishReason::Cancelled => (v1::FinishReason::Cancelled, RequestEnd::Cancelled),
         };
         self.stable_text.take_all(&generated.tokens, &self.serving);
         let done = v1::GenerationDone {
@@ -327,7 +308,7 @@ impl Generation {
             ..self.done_so_far(generated.finish_reason)
         };
         self.writer
-            .end_with(state, generation_event::Event::Done(done).into());
+            .end(Some(generation_event::Event::Done(done)), ending);
     }
 
     fn cancelled_waiting(&mut self) {
@@ -340,10 +321,8 @@ impl Generation {
             token_ids: tokens.unwrap_or_default(),
             ..self.done_so_far(FinishReason::Cancelled)
         };
-        self.writer.end_with(
-            v1::RequestState::Cancelled,
-            generation_event::Event::Done(done).into(),
-        );
+        let done = generation_event::Event::Done(done);
+        self.writer.end(Some(done), RequestEnd::Cancelled);
     }
 
     /// Tokens of the text that were fixed from the start.

@@ -263,12 +263,6 @@ pub enum Failure {
         /// As it was given.
         deadline: Duration,
     },
-    /// No request of that id, or no longer.
-    #[error("there is no request {id}")]
-    UnknownRequest {
-        /// What was asked for.
-        id: u64,
-    },
     /// Only a generation has a canvas to watch.
     #[error("request {id} is not a generation and can't be watched")]
     NotAGeneration {

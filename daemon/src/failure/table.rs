@@ -176,7 +176,9 @@ fn row(failure: &Failure) -> ErrorRow {
         | Failure::OperationInProgress { .. }
         | Failure::JobCancelled { .. } => job::of(failure),
         Failure::UnknownOperation { id } => ErrorRow::new(Code::NotFound, "UNKNOWN_OPERATION")
-            .hint("`sluice jobs` lists jobs; finished ones are listed for a while only")
+            .hint(
+                "`sluice requests` lists requests, `sluice jobs` work on files; finished ones are listed for a while only",
+            )
             .figure("operation_id", id),
         Failure::NotCancellable { id, .. } => {
             ErrorRow::new(Code::FailedPrecondition, "NOT_CANCELLABLE")
@@ -192,13 +194,10 @@ fn row(failure: &Failure) -> ErrorRow {
                 .hint("allow more time, or ask for a smaller length or fewer steps")
                 .figure("deadline_ms", deadline.as_millis())
         }
-        Failure::UnknownRequest { id } => ErrorRow::new(Code::NotFound, "UNKNOWN_REQUEST")
-            .hint("sluice requests lists the requests; finished ones are listed for a while only")
-            .figure("request_id", id),
         Failure::NotAGeneration { id } => {
             ErrorRow::new(Code::FailedPrecondition, "NOT_A_GENERATION")
                 .hint("sluice requests shows its progress")
-                .figure("request_id", id)
+                .figure("operation_id", id)
         }
         Failure::Cancelled => ErrorRow::new(Code::Cancelled, "CANCELLED"),
         Failure::NoSeed(_) => {

@@ -13,6 +13,7 @@ use std::{
 
 use sluice_proto::v1;
 use tokio::sync::watch;
+use tonic::Status;
 
 pub use self::operation::{
     CancelFn, Detail, NOTICES_MAX, Operation, OperationDescription, OperationStatus, Outcome,
@@ -20,8 +21,8 @@ pub use self::operation::{
 };
 use crate::failure::Failure;
 
-/// Operations that are remembered after their end; requests are counted by themselves, so that many of them don't push out a
-/// load.
+/// Operations that are remembered after their end. Requests are counted by themselves (`requests`), so that many of them don't
+/// push out a load.
 pub const ENDED_MAX: usize = 64;
 
 /// Tells whoever watches the whole daemon that something changed; not what.
@@ -98,10 +99,33 @@ impl Operations {
         })
     }
 
+    /// An operation with an id that waits, not listed before [`Operations::list`].
+    pub(crate) fn create(
+        &self,
+        description: OperationDescription,
+        cancel: CancelFn,
+    ) -> Arc<Operation> {
+        let changes = self.changes.clone();
+        self.lock().create(description, Some(cancel), changes)
+    }
+
+    /// Lists one that was created.
+    pub(crate) fn list(&self, operation: &Arc<Operation>) {
+        self.lock().all.insert(operation.id(), operation.clone());
+    }
+
+    /// Lists one no longer that ended. Who follows it still follows it to its end.
+    pub(crate) fn forget(&self, id: u64) {
+        self.lock().all.remove(&id);
+    }
+
     /// It ended. The first end counts.
-    fn end(&self, operation: &Operation, result: Result<Option<Outcome>, Failure>) {
+    pub(crate) fn end(&self, operation: &Operation, result: Result<Option<Outcome>, Status>) {
         if operation.end(result) {
-            self.lock().settle(operation);
+            // How many requests are remembered, whoever keeps their events says.
+            if !operation.kind().is_request() {
+                self.lock().settle(operation);
+            }
             self.changes.tell();
         }
     }
@@ -230,7 +254,8 @@ impl RunningOperation {
 
     /// It ended: with what came of it, or why nothing did.
     pub fn finish(&self, result: Result<Outcome, Failure>) {
-        self.operations.end(&self.operation, result.map(Some));
+        let result = result.map(Some).map_err(Status::from);
+        self.operations.end(&self.operation, result);
     }
 }
 
@@ -244,8 +269,9 @@ impl Deref for RunningOperation {
 
 impl Drop for RunningOperation {
     fn drop(&mut self) {
-        self.operations
-            .end(&self.operation, Err(Failure::EngineLost));
+        if self.is_active() {
+            self.finish(Err(Failure::EngineLost));
+        }
     }
 }
 

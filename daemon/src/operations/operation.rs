@@ -61,6 +61,10 @@ impl fmt::Debug for Operation {
 /// All of an operation that changes.
 #[derive(Debug, Clone, Default)]
 pub struct OperationStatus {
+    /// Of a request, which may be made for another model than it came for.
+    model: Option<String>,
+    /// Of a request that waits.
+    ahead: Option<usize>,
     started: Option<Moment>,
     ended: Option<Ended>,
     progress: Option<v1::OperationProgress>,
@@ -106,6 +110,16 @@ impl OperationStatus {
     #[must_use]
     pub fn detail(&self) -> Option<&Detail> {
         self.detail.as_deref()
+    }
+
+    /// Whether those who follow hear of progress now.
+    fn is_due(&mut self, is_new_stage: bool) -> bool {
+        let told = self.progress_told;
+        let is_due = is_new_stage || told.is_none_or(|at| at.elapsed() >= PROGRESS_INTERVAL);
+        if is_due {
+            self.progress_told = Some(Instant::now());
+        }
+        is_due
     }
 
     fn state(&self) -> v1::OperationState {
@@ -224,13 +238,38 @@ impl Operation {
             let before = status.progress.as_ref();
             let is_new_stage = before.is_none_or(|before| before.stage != progress.stage);
             status.progress = Some(progress);
-            let told = status.progress_told;
-            let is_due = is_new_stage || told.is_none_or(|at| at.elapsed() >= PROGRESS_INTERVAL);
-            if is_due {
-                status.progress_told = Some(Instant::now());
-            }
-            is_due
+            status.is_due(is_new_stage)
         });
+    }
+
+    /// How far a request is, which those who follow hear of now and then, too.
+    pub fn request(&self, change: impl FnOnce(&mut v1::RequestDetail)) {
+        self.status.send_if_modified(|status| {
+            let detail = status
+                .detail
+                .get_or_insert_with(|| Arc::new(Detail::Request(v1::RequestDetail::default())));
+            if let Detail::Request(request) = Arc::make_mut(detail) {
+                change(request);
+            }
+            status.is_due(false)
+        });
+    }
+
+    /// It waits, and so many are ahead of it.
+    pub fn queued(&self, ahead: usize) {
+        self.status.send_modify(|status| status.ahead = Some(ahead));
+    }
+
+    /// Which model it is made for.
+    pub fn made_for(&self, model: &str) {
+        self.status
+            .send_modify(|status| status.model = Some(model.to_owned()));
+    }
+
+    /// Whether it has run.
+    #[must_use]
+    pub fn has_started(&self) -> bool {
+        self.status.borrow().started.is_some()
     }
 
     /// What is known of it by now.
@@ -248,7 +287,7 @@ impl Operation {
     }
 
     /// Ends it; false where it had ended before.
-    pub(super) fn end(&self, result: Result<Option<Outcome>, Failure>) -> bool {
+    pub(super) fn end(&self, result: Result<Option<Outcome>, Status>) -> bool {
         self.status.send_if_modified(|status| {
             if status.has_ended() {
                 return false;
@@ -259,10 +298,7 @@ impl Operation {
             }
             status.ended = Some(Ended {
                 at: Moment::now(),
-                result: match result {
-                    Ok(outcome) => Ok(outcome.map(Arc::new)),
-                    Err(failure) => Err(failure.into()),
-                },
+                result: result.map(|outcome| outcome.map(Arc::new)),
             });
             true
         })
@@ -286,12 +322,14 @@ impl Operation {
             operation_id: self.id,
             kind: self.kind().into(),
             state: status.state().into(),
-            model: model.clone(),
+            model: status.model.as_ref().unwrap_or(model).clone(),
             input_path: input_path.clone(),
             output_path: output_path.clone(),
             is_cancellable: self.cancel.is_some(),
             threads: threads.map(|threads| threads as u32),
-            ahead: None,
+            ahead: (status.state() == v1::OperationState::Queued)
+                .then(|| status.ahead.map(|ahead| ahead as u32))
+                .flatten(),
             progress: status.progress.clone(),
             notices: status.notices.clone(),
             error: status.error().map(operation_error),

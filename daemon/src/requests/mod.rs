@@ -6,18 +6,17 @@ mod record;
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use sluice_engine::runtime::RequestTicket;
-use sluice_proto::v1;
+use sluice_engine::{Engine, runtime::RequestTicket};
+use sluice_proto::v1::{self, generation_event::Event};
 
-pub use self::record::{
-    NOTICES_MAX, RecordEvent, RecordReader, RequestDescription, RequestEnd, RequestRecord,
-};
-use crate::operations::ChangeNotifier;
+use self::record::RequestHandle;
+pub use self::record::{NOTICES_MAX, RecordReader, RequestDescription, RequestEnd, RequestRecord};
+use crate::operations::{ChangeNotifier, OperationDescription, Operations};
 
 /// Requests that are remembered after their end.
 pub const ENDED_MAX: usize = 64;
@@ -47,11 +46,11 @@ impl RequestTotals {
         add(&self.tokens_committed, committed);
     }
 
-    fn ended(&self, state: v1::RequestState) {
-        match state {
-            v1::RequestState::Cancelled => add(&self.cancelled, 1),
-            v1::RequestState::Failed => add(&self.failed, 1),
-            _ => add(&self.done, 1),
+    fn ended(&self, ending: &RequestEnd) {
+        match ending {
+            RequestEnd::Done(_) => add(&self.done, 1),
+            RequestEnd::Cancelled => add(&self.cancelled, 1),
+            RequestEnd::Failed(_) => add(&self.failed, 1),
         }
     }
 
@@ -78,7 +77,9 @@ fn add(counter: &AtomicU64, count: u64) {
 /// All requests that are known.
 pub struct Requests {
     known: Mutex<KnownRequests>,
-    last_id: AtomicU64,
+    operations: Arc<Operations>,
+    /// Asked to stop them.
+    engine: Weak<Engine>,
     changes: ChangeNotifier,
     totals: RequestTotals,
 }
@@ -94,10 +95,11 @@ struct KnownRequests {
 impl Requests {
     /// None yet.
     #[must_use]
-    pub fn new(changes: ChangeNotifier) -> Self {
+    pub fn new(operations: Arc<Operations>, engine: Weak<Engine>, changes: ChangeNotifier) -> Self {
         Self {
             known: Mutex::default(),
-            last_id: AtomicU64::new(0),
+            operations,
+            engine,
             changes,
             totals: RequestTotals::default(),
         }
@@ -105,14 +107,24 @@ impl Requests {
 
     /// A request with an id, not listed before [`Requests::admit`].
     #[must_use]
-    pub fn create(&self, facts: RequestDescription) -> Arc<RequestRecord> {
-        let id = self.last_id.fetch_add(1, Ordering::Relaxed) + 1;
-        Arc::new(RequestRecord::new(id, facts))
+    pub fn create(&self, facts: RequestDescription, model: &str) -> Arc<RequestRecord> {
+        let handle = Arc::new(RequestHandle::new(self.engine.clone()));
+        let stops = handle.clone();
+        let description = OperationDescription {
+            kind: facts.kind,
+            ..Default::default()
+        };
+        let cancel = Box::new(move || stops.stop());
+        let operation = self.operations.create(description, cancel);
+        let record = RequestRecord::new(operation, handle);
+        record.describe(facts, model);
+        Arc::new(record)
     }
 
     /// It waits for a model, behind so many: listed, though the engine has not heard of it.
     pub fn expect(&self, record: &Arc<RequestRecord>, ahead: usize) {
         record.queued(ahead);
+        self.operations.list(record.operation());
         self.lock().records.insert(record.id(), record.clone());
         self.changes.tell();
     }
@@ -120,10 +132,9 @@ impl Requests {
     /// The engine took it; it may have ended already.
     pub fn admit(&self, record: &Arc<RequestRecord>, ticket: RequestTicket) {
         record.admitted(ticket);
-        let mut known = self.lock();
-        known.records.insert(record.id(), record.clone());
-        known.settle(record);
-        drop(known);
+        self.operations.list(record.operation());
+        self.lock().records.insert(record.id(), record.clone());
+        self.settle(record);
         self.changes.tell();
     }
 
@@ -132,21 +143,25 @@ impl Requests {
         self.changes.tell();
     }
 
-    /// It ended, with its result if it has one; nothing follows. The first end counts.
-    pub fn end(
-        &self,
-        record: &Arc<RequestRecord>,
-        result: Option<RecordEvent>,
-        ending: RequestEnd,
-    ) {
+    /// It ended, with its last event if it has one; nothing follows. The first end counts.
+    pub fn end(&self, record: &Arc<RequestRecord>, last: Option<Event>, ending: RequestEnd) {
         if record.has_ended() {
             return;
         }
         // Counted first: who reads the result finds it in the totals.
-        self.totals.ended(ending.state);
-        record.end(result, ending);
-        self.lock().settle(record);
+        self.totals.ended(&ending);
+        self.operations
+            .end(record.operation(), ending.clone().result());
+        record.end(last, &ending);
+        self.settle(record);
         self.changes.tell();
+    }
+
+    fn settle(&self, record: &Arc<RequestRecord>) {
+        let forgotten = self.lock().settle(record);
+        for id in forgotten {
+            self.operations.forget(id);
+        }
     }
 
     /// The request of this id.
@@ -189,12 +204,13 @@ impl Requests {
 
 impl KnownRequests {
     /// Counts a listed request among the ended ones once it is, and forgets the earliest of
-    /// those beyond the bounds. Who reads a forgotten one still reads it to its end.
-    fn settle(&mut self, record: &Arc<RequestRecord>) {
+    /// those beyond the bounds, which are returned. Who reads a forgotten one still reads it to its end.
+    fn settle(&mut self, record: &Arc<RequestRecord>) -> Vec<u64> {
         let id = record.id();
+        let mut forgotten = Vec::new();
         let is_settled = self.ended.iter().any(|(ended, _)| *ended == id);
         if !record.has_ended() || !self.records.contains_key(&id) || is_settled {
-            return;
+            return forgotten;
         }
         // A quick engine ends it before it is told how many are ahead: what it holds may still change.
         let bytes = record.bytes();
@@ -206,7 +222,9 @@ impl KnownRequests {
             };
             self.records.remove(&earliest);
             self.ended_bytes -= bytes;
+            forgotten.push(earliest);
         }
+        forgotten
     }
 }
 

@@ -1,134 +1,138 @@
-//! One request: its small events, its latest picture, and readers that each go at their own
-//! pace. Writing never waits for them.
+//! One request: its operation, its small events, its latest picture, and readers that each go at their own pace. Writing never
+//! waits for them.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard},
-    time::{Duration, Instant},
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use prost::Message;
 use sluice_engine::{Engine, runtime::RequestTicket};
-use sluice_proto::v1::{self, generation_event::Event};
+use sluice_proto::v1::{
+    self, OperationKind, OperationStage, ProgressUnit, generation_event::Event,
+};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+use crate::{
+    failure::Failure,
+    operations::{Operation, Outcome, progress},
+};
+
 /// Notices that a request keeps; later ones are dropped.
 pub const NOTICES_MAX: usize = 16;
-
-/// Something that readers get.
-#[derive(Debug, Clone, PartialEq)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly all items are of generations"
-)]
-pub enum RecordEvent {
-    /// Of a generation.
-    Generation(v1::GenerationEvent),
-    /// Of an estimate.
-    Score(v1::ScoreResponse),
-    /// Of a measurement of a level.
-    Fidelity(v1::MeasureFidelityResponse),
-}
-
-impl RecordEvent {
-    fn bytes(&self) -> usize {
-        match self {
-            Self::Generation(event) => event.encoded_len(),
-            Self::Score(response) => response.encoded_len(),
-            Self::Fidelity(response) => response.encoded_len(),
-        }
-    }
-}
-
-impl From<Event> for RecordEvent {
-    fn from(kind: Event) -> Self {
-        Self::Generation(v1::GenerationEvent { event: Some(kind) })
-    }
-}
-
-impl From<v1::score_response::Kind> for RecordEvent {
-    fn from(kind: v1::score_response::Kind) -> Self {
-        Self::Score(v1::ScoreResponse { kind: Some(kind) })
-    }
-}
-
-impl From<v1::measure_fidelity_response::Kind> for RecordEvent {
-    fn from(kind: v1::measure_fidelity_response::Kind) -> Self {
-        Self::Fidelity(v1::MeasureFidelityResponse { kind: Some(kind) })
-    }
-}
 
 /// What a request asks for; it never changes once it was made for a model.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestDescription {
     /// What it is.
-    pub kind: v1::RequestKind,
+    pub kind: OperationKind,
     /// Tokens of its prompt.
     pub prompt_tokens: usize,
     /// Positions to fill, or tokens of the answer or of all samples.
     pub length: usize,
     /// Blocks of the canvas; 0 for all but generations.
     pub blocks: usize,
+    /// Of a measurement, the level that was asked for.
+    pub level: v1::Level,
 }
 
 impl RequestDescription {
     /// Of a request that waits for its model, whose tokenizer alone tells more.
     #[must_use]
-    pub fn unknown(kind: v1::RequestKind) -> Self {
+    pub fn unknown(kind: OperationKind) -> Self {
         Self {
             kind,
             prompt_tokens: 0,
             length: 0,
             blocks: 0,
+            level: v1::Level::Unspecified,
         }
     }
 }
 
 /// How a request ended.
 #[derive(Debug, Clone)]
-pub struct RequestEnd {
-    /// Done, cancelled or failed.
-    pub state: v1::RequestState,
-    /// What its streams end with, when that is not well.
-    pub status: Option<Status>,
+pub enum RequestEnd {
+    /// Well; a generation's result is among its events.
+    Done(Option<Box<Outcome>>),
+    /// Somebody stopped it.
+    Cancelled,
+    /// It failed.
+    Failed(Status),
 }
 
-/// How far a request is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct RequestProgress {
-    pub(super) blocks_done: usize,
-    pub(super) passes: usize,
-    pub(super) committed: usize,
+impl RequestEnd {
+    /// What the operation ends with.
+    pub(super) fn result(self) -> Result<Option<Outcome>, Status> {
+        match self {
+            Self::Done(outcome) => Ok(outcome.map(|outcome| *outcome)),
+            Self::Cancelled => Err(Failure::Cancelled.into()),
+            Self::Failed(status) => Err(status),
+        }
+    }
+
+    /// What the stream of events ends with, when that is not well. The last event tells of a cancellation.
+    fn status(&self) -> Option<Status> {
+        match self {
+            Self::Failed(status) => Some(status.clone()),
+            Self::Done(_) | Self::Cancelled => None,
+        }
+    }
+}
+
+/// What stops a request.
+#[derive(Debug)]
+pub(super) struct RequestHandle {
+    engine: Weak<Engine>,
+    /// Set when nobody wants it any more and the engine has not heard of it.
+    unwanted: CancellationToken,
+    /// Its place with the engine, once it has one.
+    ticket: Mutex<Option<RequestTicket>>,
+}
+
+impl RequestHandle {
+    pub(super) fn new(engine: Weak<Engine>) -> Self {
+        Self {
+            engine,
+            unwanted: CancellationToken::new(),
+            ticket: Mutex::default(),
+        }
+    }
+
+    pub(super) fn stop(&self) {
+        self.unwanted.cancel();
+        // Not under the lock: one that waits with the engine ends on this thread.
+        let ticket = *self.ticket();
+        if let (Some(ticket), Some(engine)) = (ticket, self.engine.upgrade()) {
+            engine.cancel(ticket);
+        }
+    }
+
+    fn ticket(&self) -> MutexGuard<'_, Option<RequestTicket>> {
+        // One step: nothing is left half-done.
+        self.ticket.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A request.
 #[derive(Debug)]
 pub struct RequestRecord {
-    id: u64,
-    kind: v1::RequestKind,
-    created: Instant,
-    /// Set when nobody wants it any more and the engine has not heard of it.
-    unwanted: CancellationToken,
+    operation: Arc<Operation>,
+    handle: Arc<RequestHandle>,
     state: Mutex<RecordState>,
     version: watch::Sender<()>,
 }
 
 #[derive(Debug)]
 struct RecordState {
-    description: RequestDescription,
-    /// Its place with the engine, once it has one.
-    ticket: Option<RequestTicket>,
     /// The engine gave it back, since its model went before its turn.
     is_given_back: bool,
     /// Blocks + notices + 3 at most.
-    small: Vec<Arc<RecordEvent>>,
+    small: Vec<Arc<v1::GenerationEvent>>,
     notices: usize,
     picture: Option<LatestEvent>,
     pictures: u64,
-    progress: RequestProgress,
-    started: Option<Instant>,
-    ended: Option<(Instant, RequestEnd)>,
+    /// With what its events end, once they have.
+    ended: Option<Option<Status>>,
 }
 
 /// What the latest wins of.
@@ -138,34 +142,28 @@ struct LatestEvent {
     number: u64,
     /// Small events that came before it.
     after: usize,
-    item: Arc<RecordEvent>,
+    item: Arc<v1::GenerationEvent>,
 }
 
 impl RequestRecord {
-    pub(super) fn new(id: u64, facts: RequestDescription) -> Self {
+    pub(super) fn new(operation: Arc<Operation>, handle: Arc<RequestHandle>) -> Self {
         let queued = v1::GenerationQueued {
-            request_id: id,
+            request_id: operation.id(),
             ahead: 0,
         };
         let state = RecordState {
             // Holds the first place until the engine has said how many are ahead; a quick
             // engine starts before that.
-            small: vec![Arc::new(Event::Queued(queued).into())],
-            description: facts,
-            ticket: None,
+            small: vec![event(Event::Queued(queued))],
             is_given_back: false,
             notices: 0,
             picture: None,
             pictures: 0,
-            progress: RequestProgress::default(),
-            started: None,
             ended: None,
         };
         Self {
-            id,
-            kind: facts.kind,
-            created: Instant::now(),
-            unwanted: CancellationToken::new(),
+            operation,
+            handle,
             state: Mutex::new(state),
             version: watch::Sender::new(()),
         }
@@ -173,37 +171,52 @@ impl RequestRecord {
 
     pub(super) fn admitted(&self, ticket: RequestTicket) {
         self.queued(ticket.ahead);
-        self.lock().ticket = Some(ticket);
+        *self.handle.ticket() = Some(ticket);
         self.version.send_replace(());
     }
 
     /// It waits behind so many.
     pub(super) fn queued(&self, ahead: usize) {
         let queued = v1::GenerationQueued {
-            request_id: self.id,
+            request_id: self.id(),
             ahead: ahead as u32,
         };
-        self.lock().small[0] = Arc::new(Event::Queued(queued).into());
+        self.lock().small[0] = event(Event::Queued(queued));
+        self.operation.queued(ahead);
     }
 
-    /// What it asks for, once it was made for a model.
-    pub fn describe(&self, facts: RequestDescription) {
-        let mut state = self.lock();
-        state.description = facts;
+    /// What it asks for, once it was made for this model.
+    pub fn describe(&self, facts: RequestDescription, model: &str) {
+        self.operation.made_for(model);
+        self.operation.request(|request| {
+            *request = v1::RequestDetail {
+                prompt_tokens: facts.prompt_tokens as u32,
+                length: facts.length as u32,
+                blocks: facts.blocks as u32,
+                level: facts.level.into(),
+                ..*request
+            };
+        });
         // Its model is there: who joins late needs not hear how that came.
-        state.picture = None;
+        self.lock().picture = None;
+    }
+
+    /// The record that is listed, followed and cancelled.
+    #[must_use]
+    pub fn operation(&self) -> &Arc<Operation> {
+        &self.operation
     }
 
     /// The engine took it.
     #[must_use]
     pub fn is_admitted(&self) -> bool {
-        self.lock().ticket.is_some()
+        self.handle.ticket().is_some()
     }
 
     /// The engine has begun with it.
     #[must_use]
     pub fn has_started(&self) -> bool {
-        self.lock().started.is_some()
+        self.operation.has_started()
     }
 
     /// The engine won't begin with it, since its model is gone. Whoever stays by it finds it another.
@@ -221,10 +234,10 @@ impl RequestRecord {
             {
                 let mut state = self.lock();
                 if std::mem::take(&mut state.is_given_back) {
-                    state.ticket = None;
+                    *self.handle.ticket() = None;
                     return true;
                 }
-                if state.started.is_some() || state.ended.is_some() {
+                if self.operation.has_started() || state.ended.is_some() {
                     return false;
                 }
             }
@@ -238,75 +251,81 @@ impl RequestRecord {
     /// Its number, from 1.
     #[must_use]
     pub fn id(&self) -> u64 {
-        self.id
+        self.operation.id()
     }
 
     /// What it is.
     #[must_use]
-    pub fn kind(&self) -> v1::RequestKind {
-        self.kind
+    pub fn kind(&self) -> OperationKind {
+        self.operation.kind()
     }
 
     /// The engine begins with it.
-    pub fn start(&self, item: Option<RecordEvent>) {
+    pub fn start(&self, first: Option<Event>) {
+        self.operation.start();
         let mut state = self.lock();
-        state.started = Some(Instant::now());
-        state.small.extend(item.map(Arc::new));
+        state.small.extend(first.map(event));
         self.tell(state);
     }
 
     /// Adds a picture that replaces the one before.
-    pub fn picture(&self, item: RecordEvent, passes: usize, committed: usize) {
-        let mut state = self.lock();
-        state.progress.passes = passes;
-        state.progress.committed = committed;
-        self.show(state, item);
+    pub fn picture(&self, picture: Event, passes: usize, committed: usize) {
+        let mut length = 0;
+        self.operation.request(|request| {
+            request.passes = passes as u32;
+            request.committed_positions = committed as u32;
+            length = request.length;
+        });
+        let (computing, positions) = (OperationStage::Computing, ProgressUnit::Positions);
+        let far = progress(computing, positions, committed as u64, length.into());
+        self.operation.progress(far);
+        self.show(self.lock(), picture);
     }
 
     /// How far the model is that it waits for.
     pub fn waits_for(&self, loading: v1::GenerationLoading) {
-        self.show(self.lock(), Event::Loading(loading).into());
+        self.show(self.lock(), Event::Loading(loading));
     }
 
-    fn show(&self, mut state: MutexGuard<'_, RecordState>, item: RecordEvent) {
+    fn show(&self, mut state: MutexGuard<'_, RecordState>, picture: Event) {
         state.pictures += 1;
         state.picture = Some(LatestEvent {
             number: state.pictures,
             after: state.small.len(),
-            item: Arc::new(item),
+            item: event(picture),
         });
         self.tell(state);
     }
 
     /// Adds the end of a block.
-    pub fn block_done(&self, item: RecordEvent) {
+    pub fn block_done(&self, block: v1::GenerationBlock) {
+        self.operation.request(|request| request.done_blocks += 1);
         let mut state = self.lock();
-        state.progress.blocks_done += 1;
-        state.small.push(Arc::new(item));
+        state.small.push(event(Event::BlockDone(block)));
         self.tell(state);
     }
 
     /// Tells its readers something; of a talkative daemon they hear the first notices only.
     pub fn notice(&self, text: &str) {
         let mut state = self.lock();
-        let generates = self.kind == v1::RequestKind::Generate;
-        if !generates || state.ended.is_some() || state.notices == NOTICES_MAX {
+        if state.ended.is_some() || state.notices == NOTICES_MAX {
             return;
         }
         state.notices += 1;
+        self.operation.notice(text);
         let notice = v1::GenerationNotice {
-            request_id: self.id,
+            request_id: self.id(),
             text: text.to_owned(),
         };
-        state.small.push(Arc::new(Event::Notice(notice).into()));
+        state.small.push(event(Event::Notice(notice)));
         self.tell(state);
     }
 
-    /// Ends it, with its result if it has one: who reads the result finds it ended.
-    pub(super) fn end(&self, result: Option<RecordEvent>, ending: RequestEnd) {
+    /// Ends its events, with the last one if it has one. Its operation has ended before, so that who reads the last finds that.
+    pub(super) fn end(&self, last: Option<Event>, ending: &RequestEnd) {
         let mut state = self.lock();
-        state.small.extend(result.map(Arc::new));
-        state.ended = Some((Instant::now(), ending));
+        state.small.extend(last.map(event));
+        state.ended = Some(ending.status());
         self.tell(state);
     }
 
@@ -317,28 +336,20 @@ impl RequestRecord {
     }
 
     /// Stops it within a pass, or at once while it waits for a model; false when it had ended.
-    pub fn cancel(&self, engine: &Engine) -> bool {
-        let active = !self.has_ended();
-        if active {
-            self.unwanted.cancel();
-            // Not under the lock: one that waits with the engine ends on this thread.
-            let ticket = self.lock().ticket;
-            if let Some(ticket) = ticket {
-                engine.cancel(ticket);
-            }
-        }
-        active
+    pub fn cancel(&self) -> bool {
+        // A request can always be stopped.
+        self.operation.cancel().unwrap_or(false)
     }
 
     /// Whether somebody has cancelled it.
     #[must_use]
     pub fn is_unwanted(&self) -> bool {
-        self.unwanted.is_cancelled()
+        self.handle.unwanted.is_cancelled()
     }
 
     /// Returns once somebody has cancelled it.
     pub async fn unwanted(&self) {
-        self.unwanted.cancelled().await;
+        self.handle.unwanted.cancelled().await;
     }
 
     /// Bytes that its events hold, as the wire counts.
@@ -347,43 +358,7 @@ impl RequestRecord {
         let state = self.lock();
         let picture = state.picture.as_ref().map(|picture| &picture.item);
         let items = state.small.iter().chain(picture);
-        items.map(|item| item.bytes()).sum()
-    }
-
-    /// One line of the list.
-    #[must_use]
-    pub fn summary(&self) -> v1::RequestSummary {
-        let state = self.lock();
-        let ended = state.ended.as_ref();
-        let end = ended.map_or_else(Instant::now, |(at, _)| *at);
-        let wire_state = match ended {
-            Some((_, ending)) => ending.state,
-            None if state.started.is_some() => v1::RequestState::Running,
-            None => v1::RequestState::Queued,
-        };
-        let ms = |from: Instant, to: Instant| {
-            to.saturating_duration_since(from)
-                .max(Duration::ZERO)
-                .as_secs_f64()
-                * 1000.0
-        };
-        let error = ended
-            .and_then(|(_, ending)| ending.status.as_ref())
-            .filter(|_| wire_state == v1::RequestState::Failed);
-        v1::RequestSummary {
-            request_id: self.id,
-            kind: self.kind.into(),
-            state: wire_state.into(),
-            prompt_tokens: state.description.prompt_tokens as u32,
-            length: state.description.length as u32,
-            blocks: state.description.blocks as u32,
-            blocks_done: state.progress.blocks_done as u32,
-            passes: state.progress.passes as u32,
-            committed: state.progress.committed as u32,
-            elapsed_ms: state.started.map_or(0.0, |started| ms(started, end)),
-            queued_ms: ms(self.created, state.started.unwrap_or(end)),
-            error: error.map_or_else(String::new, |status| status.message().to_owned()),
-        }
+        items.map(|item| item.encoded_len()).sum()
     }
 
     fn tell(&self, state: MutexGuard<'_, RecordState>) {
@@ -408,7 +383,7 @@ pub struct RecordReader {
 }
 
 enum Look {
-    Item(Arc<RecordEvent>),
+    Item(Arc<v1::GenerationEvent>),
     Ended(Option<Status>),
     Wait,
 }
@@ -428,13 +403,13 @@ impl RecordReader {
 
     /// What is read.
     #[must_use]
-    pub fn record(&self) -> &RequestRecord {
+    pub fn record(&self) -> &Arc<RequestRecord> {
         &self.record
     }
 
     /// The next event, or the failure that the request ended with, once; then `None`. May be
     /// dropped while it waits.
-    pub async fn next(&mut self) -> Option<Result<Arc<RecordEvent>, Status>> {
+    pub async fn next(&mut self) -> Option<Result<Arc<v1::GenerationEvent>, Status>> {
         loop {
             // Marked as seen before looking, so that nothing that comes later is missed.
             self.version.borrow_and_update();
@@ -465,8 +440,12 @@ impl RecordReader {
             return Look::Item(item.clone());
         }
         match &state.ended {
-            Some((_, ending)) => Look::Ended(ending.status.clone()),
+            Some(status) => Look::Ended(status.clone()),
             None => Look::Wait,
         }
     }
+}
+
+fn event(kind: Event) -> Arc<v1::GenerationEvent> {
+    Arc::new(v1::GenerationEvent { event: Some(kind) })
 }

@@ -7,40 +7,43 @@ use v1::generation_event::Event;
 
 fn facts() -> RequestDescription {
     RequestDescription {
-        kind: v1::RequestKind::Generate,
+        kind: v1::OperationKind::Generate,
         prompt_tokens: 4,
         length: 8,
         blocks: 2,
+        level: v1::Level::Unspecified,
     }
 }
 
+fn requests() -> Requests {
+    let changes = ChangeNotifier::default();
+    let operations = Arc::new(Operations::new(changes.clone()));
+    Requests::new(operations, Weak::new(), changes)
+}
+
 fn admitted(registry: &Requests) -> Arc<RequestRecord> {
-    let record = registry.create(facts());
+    let record = registry.create(facts(), "m");
     registry.admit(&record, RequestTicket { id: 9, ahead: 1 });
     record
 }
 
-fn pass(number: u32) -> RecordEvent {
+fn pass(number: u32) -> Event {
     let pass = v1::GenerationPass {
         passes: number,
         ..Default::default()
     };
-    Event::PassDone(pass).into()
+    Event::PassDone(pass)
 }
 
-fn block(block: u32) -> RecordEvent {
-    let done = v1::GenerationBlock {
+fn block(block: u32) -> v1::GenerationBlock {
+    v1::GenerationBlock {
         block,
         ..Default::default()
-    };
-    Event::BlockDone(done).into()
+    }
 }
 
 fn done() -> RequestEnd {
-    RequestEnd {
-        state: v1::RequestState::Done,
-        status: None,
-    }
+    RequestEnd::Done(None)
 }
 
 /// Everything that a reader gets without waiting, in short.
@@ -52,15 +55,12 @@ async fn read(reader: &mut RecordReader) -> String {
             Err(_) => break,
             Ok(None) => "end".to_owned(),
             Ok(Some(Err(status))) => status.message().to_owned(),
-            Ok(Some(Ok(item))) => match &*item {
-                RecordEvent::Generation(event) => match event.event.as_ref().unwrap() {
-                    Event::Queued(queued) => format!("queued-{}", queued.ahead),
-                    Event::PassDone(pass) => format!("pass-{}", pass.passes),
-                    Event::BlockDone(block) => format!("block-{}", block.block),
-                    Event::Notice(notice) => notice.text.clone(),
-                    other => format!("{other:?}"),
-                },
-                RecordEvent::Score(_) | RecordEvent::Fidelity(_) => "figures".to_owned(),
+            Ok(Some(Ok(event))) => match event.event.as_ref().unwrap() {
+                Event::Queued(queued) => format!("queued-{}", queued.ahead),
+                Event::PassDone(pass) => format!("pass-{}", pass.passes),
+                Event::BlockDone(block) => format!("block-{}", block.block),
+                Event::Notice(notice) => notice.text.clone(),
+                other => format!("{other:?}"),
             },
         };
         let last = word == "end";
@@ -74,7 +74,7 @@ async fn read(reader: &mut RecordReader) -> String {
 
 #[tokio::test]
 async fn a_slow_reader_misses_pictures_and_nothing_else() {
-    let registry = Requests::new(ChangeNotifier::default());
+    let registry = requests();
     let record = admitted(&registry);
     let mut quick = RecordReader::new(record.clone());
     let mut slow = RecordReader::new(record.clone());
@@ -97,22 +97,20 @@ async fn a_slow_reader_misses_pictures_and_nothing_else() {
 
 #[tokio::test]
 async fn a_failure_is_told_once_and_then_the_stream_ends() {
-    let registry = Requests::new(ChangeNotifier::default());
+    let registry = requests();
     let record = admitted(&registry);
-    let ending = RequestEnd {
-        state: v1::RequestState::Failed,
-        status: Some(Status::internal("broken")),
-    };
+    let ending = RequestEnd::Failed(Status::internal("broken"));
     registry.end(&record, None, ending);
     let mut reader = RecordReader::new(record.clone());
     assert_eq!(read(&mut reader).await, "queued-1 broken end");
-    assert_eq!(record.summary().error, "broken");
+    let operation = record.operation().to_wire();
+    assert_eq!(operation.error.unwrap().message, "broken");
     assert_eq!(registry.totals().to_wire().failed_requests, 1);
 }
 
 #[tokio::test]
 async fn notices_are_bounded() {
-    let registry = Requests::new(ChangeNotifier::default());
+    let registry = requests();
     let record = admitted(&registry);
     for _ in 0..100 {
         record.notice("n");
@@ -123,7 +121,7 @@ async fn notices_are_bounded() {
 
 #[test]
 fn the_earliest_ended_are_forgotten_and_the_active_are_not() {
-    let registry = Requests::new(ChangeNotifier::default());
+    let registry = requests();
     let active = admitted(&registry);
     for _ in 0..ENDED_MAX + 3 {
         let record = admitted(&registry);
@@ -132,28 +130,30 @@ fn the_earliest_ended_are_forgotten_and_the_active_are_not() {
     let ids: Vec<_> = registry.all().iter().map(|record| record.id()).collect();
     assert_eq!(ids.len(), ENDED_MAX + 1);
     assert_eq!(ids[..2], [active.id(), 5]);
+    // The list of operations forgets them, too.
+    assert_eq!(registry.operations.all().len(), ENDED_MAX + 1);
     assert_eq!(registry.active().len(), 1);
 }
 
 #[test]
 fn large_ended_requests_are_forgotten_sooner() {
-    let registry = Requests::new(ChangeNotifier::default());
+    let registry = requests();
     for _ in 0..5 {
         let record = admitted(&registry);
         let large = v1::GenerationNotice {
             text: "x".repeat(ENDED_BYTES_MAX / 4),
             ..Default::default()
         };
-        registry.end(&record, Some(Event::Notice(large).into()), done());
+        registry.end(&record, Some(Event::Notice(large)), done());
     }
     assert_eq!(registry.all().len(), 3);
 }
 
 #[test]
 fn a_request_that_ends_before_it_is_admitted_is_settled() {
-    let registry = Requests::new(ChangeNotifier::default());
+    let registry = requests();
     for _ in 0..ENDED_MAX + 1 {
-        let record = registry.create(facts());
+        let record = registry.create(facts(), "m");
         registry.end(&record, None, done());
         registry.admit(&record, RequestTicket { id: 1, ahead: 0 });
     }
@@ -162,9 +162,9 @@ fn a_request_that_ends_before_it_is_admitted_is_settled() {
 
 #[test]
 fn what_is_counted_of_a_request_is_what_it_is_counted_out_with() {
-    let registry = Requests::new(ChangeNotifier::default());
+    let registry = requests();
     for _ in 0..2 * ENDED_MAX {
-        let record = registry.create(facts());
+        let record = registry.create(facts(), "m");
         registry.expect(&record, 0);
         registry.end(&record, None, done());
         // Told late how many are ahead, which takes more bytes to say.
@@ -179,7 +179,7 @@ fn what_is_counted_of_a_request_is_what_it_is_counted_out_with() {
 
 #[tokio::test]
 async fn idle_waits_for_the_last_one() {
-    let registry = Arc::new(Requests::new(ChangeNotifier::default()));
+    let registry = Arc::new(requests());
     let record = admitted(&registry);
     let waiting = tokio::spawn({
         let registry = registry.clone();

@@ -1,4 +1,4 @@
-//! `GenerationService`: requests are made, listed, watched and cancelled.
+//! `GenerationService`: requests are made, and generations watched.
 
 use std::sync::Arc;
 
@@ -7,13 +7,14 @@ use sluice_engine::{Engine, PlanOptions, RequestError, Work};
 use sluice_plan::Plan;
 use sluice_proto::{
     model::{Generation, Scoring},
-    v1::{self, generation_service_server::GenerationService},
+    v1::{self, OperationKind, generation_service_server::GenerationService},
 };
 use tonic::{Request, Response, Status};
 
 use super::{
     Daemon,
     deadline::Deadline,
+    operation,
     requests::{self, ResponseStream},
 };
 use crate::{
@@ -21,7 +22,7 @@ use crate::{
     failure::Failure,
     models::ServingModel,
     prepare,
-    requests::{RecordEvent, RecordReader, RequestDescription, RequestRecord},
+    requests::{RecordReader, RequestDescription, RequestRecord},
 };
 
 /// The service; clones share the daemon.
@@ -45,12 +46,14 @@ impl GenerationService for Service {
             let message = message.clone();
             async move { daemon.admit_generation(message, waited).await }
         };
-        let kind = v1::RequestKind::Generate;
-        requests::run(&self.0, deadline, (kind, check), make, |item| {
-            let event = generation_event(item);
-            event.map(|event| v1::GenerateResponse { event: Some(event) })
-        })
-        .await
+        let kind = OperationKind::Generate;
+        let request = requests::admit(&self.0, deadline, (kind, check), make).await?;
+        let events = request.events().map(|event| {
+            event.map(|event| v1::GenerateResponse {
+                event: Some(v1::GenerationEvent::clone(&event)),
+            })
+        });
+        Ok(Response::new(events.boxed()))
     }
 
     async fn score(
@@ -65,23 +68,10 @@ impl GenerationService for Service {
             let message = message.clone();
             async move { daemon.admit_scoring(message, waited).await }
         };
-        let kind = v1::RequestKind::Score;
-        requests::run(&self.0, deadline, (kind, check), make, |item| match item {
-            RecordEvent::Score(response) => Some(*response),
-            // Queued, which estimates have no message for.
-            RecordEvent::Generation(_) | RecordEvent::Fidelity(_) => None,
-        })
-        .await
-    }
-
-    async fn list_requests(
-        &self,
-        _: Request<v1::ListRequestsRequest>,
-    ) -> Result<Response<v1::ListRequestsResponse>, Status> {
-        let all = self.0.requests.all();
-        Ok(Response::new(v1::ListRequestsResponse {
-            requests: all.iter().map(|record| record.summary()).collect(),
-        }))
+        let kind = OperationKind::Score;
+        let request = requests::admit(&self.0, deadline, (kind, check), make).await?;
+        let pictures = operation::follow_owned(request, &self.0.closing);
+        Ok(Response::new(pictures))
     }
 
     async fn watch_generation(
@@ -89,10 +79,11 @@ impl GenerationService for Service {
         request: Request<v1::WatchGenerationRequest>,
     ) -> Result<Response<Self::WatchGenerationStream>, Status> {
         let id = request.into_inner().operation_id;
-        let record = self.0.find(id)?;
-        if record.kind() != v1::RequestKind::Generate {
+        if self.0.operations.find(id)?.kind() != OperationKind::Generate {
             return Err(Failure::NotAGeneration { id }.into());
         }
+        let record = self.0.requests.find(id);
+        let record = record.ok_or(Failure::UnknownOperation { id })?;
         let begun = (RecordReader::new(record), self.0.closing.clone());
         let answers = stream::unfold(begun, |(mut reader, closing)| async {
             let item = tokio::select! {
@@ -105,28 +96,14 @@ impl GenerationService for Service {
         })
         .map(|item| {
             item.map(|item| v1::WatchGenerationResponse {
-                event: generation_event(&item),
+                event: Some(v1::GenerationEvent::clone(&item)),
             })
         });
         Ok(Response::new(answers.boxed()))
     }
-
-    async fn cancel_request(
-        &self,
-        request: Request<v1::CancelRequestRequest>,
-    ) -> Result<Response<v1::CancelRequestResponse>, Status> {
-        let id = request.into_inner().request_id;
-        let was_active = self.0.find(id)?.cancel(&self.0.engine);
-        tracing::info!(request = id, was_active, "cancelled by a client");
-        Ok(Response::new(v1::CancelRequestResponse { was_active }))
-    }
 }
 
 impl Daemon {
-    fn find(&self, id: u64) -> Result<Arc<RequestRecord>, Failure> {
-        self.requests.find(id).ok_or(Failure::UnknownRequest { id })
-    }
-
     async fn admit_generation(
         &self,
         message: v1::GenerateRequest,
@@ -159,13 +136,14 @@ impl Daemon {
             .await?;
         let work = &prepared.work;
         let facts = RequestDescription {
-            kind: v1::RequestKind::Generate,
+            kind: OperationKind::Generate,
             prompt_tokens: work.prompt.len(),
             length: work.canvas.len(),
             // A block length of 0 never gets past the checks.
             blocks: work.canvas.len().div_ceil(work.block_length),
+            level: v1::Level::Unspecified,
         };
-        let record = self.record(waited, facts);
+        let record = self.record(waited, facts, &serving.name.name);
         if let Some(problem) = problem {
             record.notice(&problem);
         }
@@ -190,16 +168,17 @@ impl Daemon {
         self.check_open()?;
         let checked = Scoring::try_from(message)?;
         let serving = self.models.serving()?;
-        let (work, _) = self
+        let (work, serving) = self
             .prepare(serving, move |serving| prepare::scoring(checked, serving))
             .await?;
         let facts = RequestDescription {
-            kind: v1::RequestKind::Score,
+            kind: OperationKind::Score,
             prompt_tokens: work.prompt.len(),
             length: work.answer.len(),
             blocks: 0,
+            level: v1::Level::Unspecified,
         };
-        let record = self.record(waited, facts);
+        let record = self.record(waited, facts, &serving.name.name);
         let facts = v1::ScoreResult {
             answer_tokens: work.answer.len() as u32,
             draws: work.draws as u32,
@@ -227,11 +206,4 @@ fn expected(
     // What is planned is rehearsed, so no canvas beyond the model's context.
     work.check(&serving.loaded.info)?;
     Ok(engine.plan(&PlanOptions::default(), work.workload()).ok())
-}
-
-fn generation_event(item: &RecordEvent) -> Option<v1::GenerationEvent> {
-    match item {
-        RecordEvent::Generation(event) => Some(event.clone()),
-        RecordEvent::Score(_) | RecordEvent::Fidelity(_) => None,
-    }
 }

@@ -137,6 +137,7 @@ impl Daemon {
         let pulls = Pulls::new(library.clone(), operations.clone(), closing.clone());
         let settings = Arc::new(settings);
         let engine_of = Arc::downgrade(&engine);
+        let requests = Requests::new(operations.clone(), engine_of.clone(), changes.clone());
         let models = Models::new(
             engine_of,
             settings.clone(),
@@ -149,7 +150,7 @@ impl Daemon {
             library,
             pulls: Arc::new(pulls),
             operations,
-            requests: Arc::new(Requests::new(changes.clone())),
+            requests: Arc::new(requests),
             measurements: Measurements::new(changes.clone()),
             changes,
             switch_target: SwitchTarget::default(),

@@ -13,7 +13,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::{Daemon, requests::ResponseStream};
+use super::{
+    Daemon,
+    requests::{OwnedRequest, ResponseStream},
+};
 use crate::{
     failure::Failure,
     operations::{Operation, OperationStatus},
@@ -88,14 +91,33 @@ pub(super) fn follow_until<R: OperationResponse>(
     closing: &CancellationToken,
     recorded: impl Future<Output = ()> + Send + 'static,
 ) -> ResponseStream<R> {
+    pictures(operation, closing, recorded.boxed(), None)
+}
+
+/// The same of a request, which belongs to the call.
+pub(super) fn follow_owned<R: OperationResponse>(
+    owner: OwnedRequest,
+    closing: &CancellationToken,
+) -> ResponseStream<R> {
+    let operation = owner.record().operation().clone();
+    pictures(operation, closing, async {}.boxed(), Some(owner))
+}
+
+fn pictures<R: OperationResponse>(
+    operation: Arc<Operation>,
+    closing: &CancellationToken,
+    recorded: BoxFuture<'static, ()>,
+    owner: Option<OwnedRequest>,
+) -> ResponseStream<R> {
     let mut statuses = operation.subscribe();
     // Whoever comes is told at once how far it is.
     statuses.mark_changed();
     let follower = Follower {
         operation,
         statuses,
-        recorded: recorded.boxed(),
+        recorded,
         closing: closing.clone(),
+        owner,
         has_ended: false,
     };
     let pictures = stream::unfold(follower, |mut follower| async {
@@ -111,6 +133,8 @@ struct Follower {
     statuses: watch::Receiver<OperationStatus>,
     recorded: BoxFuture<'static, ()>,
     closing: CancellationToken,
+    /// Whose call it belongs to.
+    owner: Option<OwnedRequest>,
     /// The last picture was told.
     has_ended: bool,
 }
@@ -122,9 +146,20 @@ impl Follower {
             let error = self.statuses.borrow().error().cloned()?;
             return Some(Err(error));
         }
+        if self.owner.as_ref().is_some_and(OwnedRequest::has_expired) {
+            return None;
+        }
+        let expired = async {
+            match &mut self.owner {
+                Some(owner) => owner.expire().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
-            // First, so that an end that was just told is heard.
             biased;
+            // A caller whose time is over gets nothing more.
+            status = expired => return Some(Err(status)),
+            // Before the daemon's end, so that an end that was just told is heard.
             // The sender lives in the operation that this follower holds.
             changed = self.statuses.changed() => changed.ok()?,
             () = self.closing.cancelled() => return None,

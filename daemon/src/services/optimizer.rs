@@ -32,7 +32,7 @@ use crate::{
     models::ServingModel,
     operations::Operation,
     prepare,
-    requests::{RecordEvent, RequestDescription, RequestRecord},
+    requests::{RequestDescription, RequestRecord},
     translate,
 };
 
@@ -115,13 +115,10 @@ impl OptimizerService for Service {
             let message = message.clone();
             async move { daemon.admit_measurement(message, waited).await }
         };
-        let kind = v1::RequestKind::Fidelity;
-        requests::run(&self.0, deadline, (kind, check), make, |item| match item {
-            RecordEvent::Fidelity(response) => Some(*response),
-            // Queued, which measurements have no message for.
-            RecordEvent::Generation(_) | RecordEvent::Score(_) => None,
-        })
-        .await
+        let kind = OperationKind::MeasureFidelity;
+        let request = requests::admit(&self.0, deadline, (kind, check), make).await?;
+        let pictures = operation::follow_owned(request, &self.0.closing);
+        Ok(Response::new(pictures))
     }
 
     async fn list_fidelity(
@@ -188,18 +185,20 @@ impl Daemon {
         waited: Option<Arc<RequestRecord>>,
     ) -> Result<Arc<RequestRecord>, Failure> {
         self.check_open()?;
+        let level = message.level();
         let checked = Measuring::try_from(message)?;
         let serving = self.models.serving()?;
         let (work, serving) = self
             .prepare(serving, move |serving| prepare::measuring(checked, serving))
             .await?;
         let facts = RequestDescription {
-            kind: v1::RequestKind::Fidelity,
+            kind: OperationKind::MeasureFidelity,
             prompt_tokens: 0,
             length: work.samples.iter().map(Vec::len).sum(),
             blocks: 0,
+            level,
         };
-        let record = self.record(waited, facts);
+        let record = self.record(waited, facts, &serving.name.name);
         let measurement = PendingMeasurement::new(self.measurements.clone(), &serving, &work);
         let sink = events::figures::figures(self.requests.clone(), record.clone(), measurement);
         self.submit(record, Work::MeasureFidelity(work), sink)

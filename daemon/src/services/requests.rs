@@ -1,18 +1,14 @@
 //! The way of every request that computes: prepared aside, admitted, owned by the stream that answers it.
 
-use std::{
-    future::{Future, ready},
-    pin::Pin,
-    sync::Arc,
-};
+use std::{future::Future, pin::Pin, sync::Arc};
 
-use futures_util::{
-    StreamExt,
-    stream::{self, Stream},
-};
+use futures_util::stream::{self, Stream};
 use sluice_engine::{Work, event::EventSink};
-use sluice_proto::{model::InvalidField, v1};
-use tonic::{Response, Status};
+use sluice_proto::{
+    model::InvalidField,
+    v1::{self, OperationKind},
+};
+use tonic::Status;
 
 use super::{
     Daemon,
@@ -22,23 +18,21 @@ use super::{
 use crate::{
     failure::Failure,
     models::ServingModel,
-    requests::{RecordEvent, RecordReader, RequestDescription, RequestRecord},
+    requests::{RecordReader, RequestDescription, RequestRecord},
 };
 
 /// What a request's caller gets.
 pub(super) type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Admits a request, or lets it wait for a model that loads, and answers with its items, as far as `answer` has a message for
-/// them. What breaks a rule for any model is known before there is one, and refused at once.
-pub(super) async fn run<T, F>(
+/// Admits a request, or lets it wait for a model that loads; what is returned belongs to the call. What breaks a rule for any
+/// model is known before there is one, and refused at once.
+pub(super) async fn admit<F>(
     daemon: &Arc<Daemon>,
     deadline: Option<Deadline>,
-    (kind, check): (v1::RequestKind, Result<(), InvalidField>),
+    (kind, check): (OperationKind, Result<(), InvalidField>),
     make: impl Fn(Arc<Daemon>, Option<Arc<RequestRecord>>) -> F + Send + Sync + 'static,
-    answer: fn(&RecordEvent) -> Option<T>,
-) -> Result<Response<ResponseStream<T>>, Status>
+) -> Result<OwnedRequest, Status>
 where
-    T: Send + 'static,
     F: Future<Output = Result<Arc<RequestRecord>, Failure>> + Send + 'static,
 {
     let maker = daemon.clone();
@@ -54,14 +48,11 @@ where
         tracing::debug!(reason = %failure, "request refused");
         Status::from(failure)
     })?;
-    let items = owned(daemon.clone(), record, deadline);
-    let answers = items.filter_map(move |item| {
-        ready(match item {
-            Ok(item) => answer(&item).map(Ok),
-            Err(status) => Some(Err(status)),
-        })
-    });
-    Ok(Response::new(answers.boxed()))
+    Ok(OwnedRequest {
+        record,
+        deadline,
+        expired: false,
+    })
 }
 
 impl Daemon {
@@ -87,13 +78,14 @@ impl Daemon {
         &self,
         waited: Option<Arc<RequestRecord>>,
         facts: RequestDescription,
+        model: &str,
     ) -> Arc<RequestRecord> {
         match waited {
             Some(record) => {
-                record.describe(facts);
+                record.describe(facts, model);
                 record
             }
-            None => self.requests.create(facts),
+            None => self.requests.create(facts, model),
         }
     }
 
@@ -113,51 +105,59 @@ impl Daemon {
     }
 }
 
-/// A stream that a request belongs to: when it is dropped before its end, or the deadline
-/// passes, the request is cancelled.
-struct OwnedStream {
-    daemon: Arc<Daemon>,
-    reader: RecordReader,
+/// A request that belongs to a call: when this is dropped before its end, or the deadline passes, the request is cancelled.
+pub(super) struct OwnedRequest {
+    record: Arc<RequestRecord>,
     deadline: Option<Deadline>,
     expired: bool,
 }
 
-impl Drop for OwnedStream {
-    fn drop(&mut self) {
-        let record = self.reader.record();
-        if record.cancel(&self.daemon.engine) && !self.expired {
-            tracing::info!(request = record.id(), "cancelled: its caller went away");
-        }
+impl OwnedRequest {
+    /// What is owned.
+    pub(super) fn record(&self) -> &Arc<RequestRecord> {
+        &self.record
+    }
+
+    /// Whether its deadline has passed.
+    pub(super) fn has_expired(&self) -> bool {
+        self.expired
+    }
+
+    /// Returns once the deadline has passed, which cancels the request.
+    pub(super) async fn expire(&mut self) -> Status {
+        let failure = Deadline::passed(self.deadline).await;
+        self.expired = true;
+        let request = self.record.id();
+        tracing::info!(request, "cancelled: its deadline has passed");
+        self.record.cancel();
+        failure.into()
+    }
+
+    /// The events of a generation.
+    pub(super) fn events(
+        self,
+    ) -> impl Stream<Item = Result<Arc<v1::GenerationEvent>, Status>> + Send {
+        let reader = RecordReader::new(self.record.clone());
+        stream::unfold((self, reader), |(mut owner, mut reader)| async {
+            if owner.expired {
+                return None;
+            }
+            let item = tokio::select! {
+                // A caller whose time is over gets nothing more, however much there is.
+                biased;
+                status = owner.expire() => Err(status),
+                item = reader.next() => item?,
+            };
+            Some((item, (owner, reader)))
+        })
     }
 }
 
-fn owned(
-    daemon: Arc<Daemon>,
-    record: Arc<RequestRecord>,
-    deadline: Option<Deadline>,
-) -> impl Stream<Item = Result<Arc<RecordEvent>, Status>> {
-    let owner = OwnedStream {
-        daemon,
-        reader: RecordReader::new(record),
-        deadline,
-        expired: false,
-    };
-    stream::unfold(owner, |mut owner| async {
-        if owner.expired {
-            return None;
+impl Drop for OwnedRequest {
+    fn drop(&mut self) {
+        if self.record.cancel() && !self.expired {
+            let request = self.record.id();
+            tracing::info!(request, "cancelled: its caller went away");
         }
-        let item = tokio::select! {
-            // A caller whose time is over gets nothing more, however much there is.
-            biased;
-            failure = Deadline::passed(owner.deadline) => {
-                owner.expired = true;
-                let record = owner.reader.record();
-                tracing::info!(request = record.id(), "cancelled: its deadline has passed");
-                record.cancel(&owner.daemon.engine);
-                Err(failure.into())
-            }
-            item = owner.reader.next() => item?,
-        };
-        Some((item, owner))
-    })
+    }
 }

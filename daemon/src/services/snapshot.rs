@@ -23,7 +23,6 @@ pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
         v1::DaemonState::NoModel
     };
     let queue = daemon.engine.queue();
-    let active = daemon.requests.active();
     // Read once: figures of one picture agree, whatever the engine does meanwhile.
     let memory = daemon.engine.memory();
     v1::Snapshot {
@@ -43,7 +42,6 @@ pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
             waiting: (queue.waiting + daemon.waiting_for_model()) as u32,
             running: queue.running as u32,
         }),
-        requests: active.iter().map(|record| record.summary()).collect(),
         totals: Some(daemon.requests.totals().to_wire()),
         settings: Some(settings(daemon)),
         operations: (daemon.operations.active().iter())

@@ -10,14 +10,14 @@ use std::{
 };
 
 use sluice_engine::EngineError;
-use sluice_proto::v1::{self, generation_event::Event};
+use sluice_proto::v1::{self, OperationKind, generation_event::Event};
 use tokio::sync::watch;
 
 use super::{Daemon, ModelInUse};
 use crate::{
     failure::Failure,
     models::ComingModel,
-    requests::{RecordEvent, RequestDescription, RequestEnd, RequestRecord},
+    requests::{RequestDescription, RequestEnd, RequestRecord},
 };
 
 /// Makes a request for the model that serves, of a record that stands in line where there is one.
@@ -100,7 +100,7 @@ impl Drop for WaitingPlace {
 /// Admits a request at once where a model serves; otherwise it gets a place in the line for the one that comes.
 pub(super) async fn admit(
     daemon: &Arc<Daemon>,
-    kind: v1::RequestKind,
+    kind: OperationKind,
     make: AdmitFn,
 ) -> Result<Arc<RequestRecord>, Failure> {
     let wanted = daemon.want();
@@ -164,12 +164,14 @@ fn next(daemon: &Daemon, failure: Failure) -> Result<Option<ComingModel>, Failur
 
 fn stand_in_line(
     daemon: &Arc<Daemon>,
-    kind: v1::RequestKind,
+    kind: OperationKind,
     make: AdmitFn,
     coming: Option<ComingModel>,
     wanted: ModelInUse,
 ) -> Result<Arc<RequestRecord>, Failure> {
-    let record = daemon.requests.create(RequestDescription::unknown(kind));
+    let model = coming.as_ref().map_or("", |coming| &coming.model);
+    let facts = RequestDescription::unknown(kind);
+    let record = daemon.requests.create(facts, model);
     let capacity = daemon.engine.queue().capacity;
     let ahead = daemon.line.join(record.id(), capacity)?;
     let place = WaitingPlace {
@@ -198,14 +200,11 @@ async fn wait(place: WaitingPlace, make: &AdmitFn, coming: Option<ComingModel>) 
     };
     match admitted {
         // Its cancel may have missed the engine by a hair.
-        Ok(()) if record.is_unwanted() => drop(record.cancel(&daemon.engine)),
+        Ok(()) if record.is_unwanted() => drop(record.cancel()),
         Ok(()) => {}
         Err(failure) => {
             tracing::info!(request = record.id(), reason = %failure, "request failed while it waited");
-            let ending = RequestEnd {
-                state: v1::RequestState::Failed,
-                status: Some(failure.into()),
-            };
+            let ending = RequestEnd::Failed(failure.into());
             daemon.requests.end(record, None, ending);
         }
     }
@@ -273,23 +272,14 @@ fn end_unwanted(daemon: &Daemon, record: &Arc<RequestRecord>) {
         request = record.id(),
         "cancelled while it waited for a model"
     );
-    let (result, failure) = match record.kind() {
-        v1::RequestKind::Generate => {
-            let done = v1::GenerationDone {
-                request_id: record.id(),
-                finish_reason: v1::FinishReason::Cancelled.into(),
-                ..Default::default()
-            };
-            (Some(RecordEvent::from(Event::Done(done))), None)
-        }
-        // Figures that nobody computed.
-        _ => (None, Some(Failure::Cancelled)),
-    };
-    let ending = RequestEnd {
-        state: v1::RequestState::Cancelled,
-        status: failure.map(Into::into),
-    };
-    daemon.requests.end(record, result, ending);
+    let done = (record.kind() == OperationKind::Generate).then(|| {
+        Event::Done(v1::GenerationDone {
+            request_id: record.id(),
+            finish_reason: v1::FinishReason::Cancelled.into(),
+            ..Default::default()
+        })
+    });
+    daemon.requests.end(record, done, RequestEnd::Cancelled);
 }
 
 #[cfg(test)]

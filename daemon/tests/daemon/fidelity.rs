@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use sluice_proto::{
     client::CallError,
-    v1::{self, measure_fidelity_request::Samples, measure_fidelity_response::Kind},
+    v1::{self, measure_fidelity_request::Samples, operation::Outcome},
 };
 use tonic::{Code, Request, Streaming};
 
-use crate::support::{Daemon, checkpoints, generate, tokens, until, within};
+use crate::support::{Daemon, checkpoints, generate, rest_of, tokens, until, within};
 
 const STORIES: &str = include_str!("../../model/sample.txt");
 
@@ -56,10 +56,31 @@ async fn start(
 
 /// Reads until the first sign of progress.
 async fn id_of(stream: &mut Streaming<v1::MeasureFidelityResponse>) -> u64 {
-    let answer = within("progress", stream.message()).await.unwrap();
-    match answer.unwrap().kind {
-        Some(Kind::Progress(progress)) => progress.request_id,
-        other => panic!("the first answer is {other:?}"),
+    loop {
+        let answer = within("progress", stream.message()).await.unwrap();
+        let operation = answer.unwrap().operation.unwrap();
+        assert!(operation.is_active(), "it ended too soon: {operation:?}");
+        if operation.progress.is_some_and(|step| step.done > 0) {
+            return operation.operation_id;
+        }
+    }
+}
+
+/// The last picture of a measurement, and its result.
+async fn measured(
+    daemon: &Daemon,
+    request: impl tonic::IntoRequest<v1::MeasureFidelityRequest>,
+) -> Result<(v1::Operation, v1::FidelityResult), CallError> {
+    let mut pictures = rest_of(start(daemon, request).await?).await?;
+    let steps = pictures.iter().filter_map(|one| one.progress.as_ref());
+    let steps: Vec<u64> = steps.map(|step| step.done).collect();
+    assert!(steps.is_sorted(), "{steps:?}");
+    let last = pictures.pop().expect("there is one at once");
+    let step = last.progress.as_ref().expect("progress was told");
+    assert!(step.done > 0 && Some(step.done) == step.total);
+    match last.outcome {
+        Some(Outcome::Fidelity(result)) => Ok((last, result)),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -67,23 +88,7 @@ async fn measure(
     daemon: &Daemon,
     request: impl tonic::IntoRequest<v1::MeasureFidelityRequest>,
 ) -> Result<v1::FidelityResult, CallError> {
-    let mut stream = start(daemon, request).await?;
-    let mut done = 0;
-    loop {
-        let answer = within("an answer", stream.message()).await?;
-        match answer.and_then(|answer| answer.kind) {
-            Some(Kind::Progress(progress)) => {
-                assert!(progress.done > done && progress.done <= progress.total);
-                done = progress.done;
-            }
-            Some(Kind::Result(result)) => {
-                assert!(done > 0, "no progress was told");
-                assert_eq!(within("the end", stream.message()).await?, None);
-                return Ok(result);
-            }
-            None => panic!("the stream ended without a result"),
-        }
-    }
+    Ok(measured(daemon, request).await?.1)
 }
 
 #[tokio::test]
@@ -107,7 +112,7 @@ async fn fewer_bits_are_further_from_the_checkpoints_own_weights() {
     let moderate = measure(&daemon, at(v1::Level::Moderate, request.clone()))
         .await
         .unwrap();
-    let aggressive = measure(&daemon, at(v1::Level::Aggressive, request))
+    let (operation, aggressive) = measured(&daemon, at(v1::Level::Aggressive, request))
         .await
         .unwrap();
     assert_eq!(aggressive.level(), v1::Level::Aggressive);
@@ -116,13 +121,14 @@ async fn fewer_bits_are_further_from_the_checkpoints_own_weights() {
     assert!(moderate.mean_kl_nats > 0.0);
     assert!(aggressive.mean_kl_nats > 2.0 * moderate.mean_kl_nats);
     assert!(aggressive.top_agreement > 0.5 && aggressive.top_agreement < 1.0);
-    assert!(aggressive.elapsed_ms > 0.0);
+    assert!(operation.elapsed_ms > 0.0);
 
-    let line = daemon.request(aggressive.request_id).await;
-    assert_eq!(line.kind(), v1::RequestKind::Fidelity);
-    assert_eq!(line.state(), v1::RequestState::Done);
+    let line = daemon.request(operation.operation_id).await;
+    assert_eq!(line.kind(), v1::OperationKind::MeasureFidelity);
+    assert_eq!(line.request_detail().level(), v1::Level::Aggressive);
+    assert_eq!(line.state(), v1::OperationState::Done);
     let watch = v1::WatchGenerationRequest {
-        operation_id: aggressive.request_id,
+        operation_id: operation.operation_id,
     };
     let refused = daemon.generation().await.watch_generation(watch).await;
     let refused = CallError::from(refused.unwrap_err());
@@ -146,7 +152,7 @@ async fn what_was_measured_is_listed_for_every_client() {
     assert_eq!(all.len(), 1);
     assert_eq!(all[0].result.as_ref(), Some(&first));
     assert_eq!(all[0].model, "llada-tiny");
-    assert!(all[0].parameters > 0 && all[0].measured_at_s > 0);
+    assert!(all[0].parameters > 0 && all[0].measured_unix_ms > 0);
     // The same again takes its place; other samples, or another level, stand beside it.
     let again = measure(&daemon, request()).await.unwrap();
     assert_eq!(listed().await[0].result.as_ref(), Some(&again));
@@ -262,26 +268,19 @@ async fn a_lost_caller_stops_its_measurement_and_the_level_is_as_before() {
     let id = id_of(&mut stream).await;
     drop(stream);
     until("the cancel", || async {
-        daemon.request(id).await.state() == v1::RequestState::Cancelled
+        daemon.request(id).await.state() == v1::OperationState::Cancelled
     })
     .await;
-    assert!(daemon.request(id).await.passes < 400);
+    assert!(daemon.request(id).await.request_detail().passes < 400);
     generate(&daemon, tokens(&[1, 2], 8)).await.unwrap();
     let after = daemon.snapshot().await;
     assert_eq!((after.plan, after.settings), (before.plan, before.settings));
 
     // Cancelled by its id, and by its deadline.
     let mut stream = start(&daemon, long()).await.unwrap();
-    let cancel = v1::CancelRequestRequest {
-        request_id: id_of(&mut stream).await,
-    };
-    let answer = daemon.generation().await.cancel_request(cancel).await;
-    assert!(answer.unwrap().into_inner().was_active);
-    let error = loop {
-        if let Err(status) = within("the cancel", stream.message()).await {
-            break CallError::from(status);
-        }
-    };
+    let id = id_of(&mut stream).await;
+    assert!(daemon.cancel(id).await.unwrap());
+    let error = rest_of(stream).await.unwrap_err();
     assert_eq!(error.reason.as_deref(), Some("CANCELLED"));
 
     let mut hasty = Request::new(long());

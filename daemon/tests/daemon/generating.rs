@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::Value;
 use sluice_proto::v1::{self, generation_event::Event};
 
-use crate::support::{Daemon, chat, checkpoints, done, generate, tokens, within};
+use crate::support::{Daemon, chat, checkpoints, done, generate, pictures, tokens};
 
 #[tokio::test]
 async fn the_reference_tokens_come_out() {
@@ -183,8 +183,6 @@ async fn an_edit_changes_its_span_alone() {
 
 #[tokio::test]
 async fn an_estimate_tells_progress_and_a_result() {
-    use sluice_proto::v1::score_response::Kind as Score;
-
     let daemon = Daemon::embedded().await;
     let score = async |answer: &str| {
         let request = v1::ScoreRequest {
@@ -194,29 +192,21 @@ async fn an_estimate_tells_progress_and_a_result() {
             seed: Some(3),
             ..Default::default()
         };
-        let mut stream = daemon
-            .generation()
-            .await
-            .score(request)
-            .await
-            .unwrap()
-            .into_inner();
-        let mut last = None;
-        while let Some(message) = within("an estimate", stream.message()).await.unwrap() {
-            last = message.kind;
-        }
-        match last {
-            Some(Score::Result(result)) => result,
-            other => panic!("the last message is {other:?}"),
+        let answer = daemon.generation().await.score(request).await;
+        let last = pictures(answer).await.unwrap().pop().unwrap();
+        assert!(last.progress.is_some_and(|step| step.done == 8));
+        match last.outcome {
+            Some(v1::operation::Outcome::Score(result)) => (last.operation_id, result),
+            other => panic!("the last picture has {other:?}"),
         }
     };
-    let likely = score(" a time there was a fox").await;
-    let unlikely = score(" xq zzv kkw jjq").await;
+    let (id, likely) = score(" a time there was a fox").await;
+    let (_, unlikely) = score(" xq zzv kkw jjq").await;
     assert_eq!((likely.draws, likely.seed), (8, 3));
     assert!(likely.log_likelihood < 0.0 && likely.standard_error.is_some());
     let each = |result: &v1::ScoreResult| result.log_likelihood / f64::from(result.answer_tokens);
     assert!(each(&likely) > each(&unlikely));
-    let line = daemon.request(likely.request_id).await;
-    assert_eq!(line.kind(), v1::RequestKind::Score);
-    assert_eq!(line.state(), v1::RequestState::Done);
+    let line = daemon.request(id).await;
+    assert_eq!(line.kind(), v1::OperationKind::Score);
+    assert_eq!(line.state(), v1::OperationState::Done);
 }

@@ -17,7 +17,7 @@ use tonic::{Code, Streaming};
 use crate::support::{
     Daemon,
     checkpoints::{self, contents, demo},
-    done, generate, jobs_of, pictures, rest_of, run, tokens, until, within,
+    done, generate, pictures, rest_of, run, tokens, until, within,
 };
 
 /// A daemon with the small fixture loaded, and a folder to work in.
@@ -106,10 +106,7 @@ impl Setting {
     }
 
     async fn cancel(&self, operation_id: u64) -> bool {
-        let request = v1::CancelOperationRequest { operation_id };
-        let mut client = self.daemon.operations().await;
-        let answer = client.cancel_operation(request).await;
-        answer.unwrap().into_inner().was_active
+        self.daemon.cancel(operation_id).await.unwrap()
     }
 
     async fn list(&self) -> Vec<v1::Operation> {
@@ -406,7 +403,7 @@ async fn a_cancelled_job_leaves_no_output_and_the_next_goes_on_with_it() {
 
     // Others see it, and have to wait.
     let snapshot = setting.daemon.snapshot().await;
-    let running = jobs_of(&snapshot);
+    let running: Vec<_> = snapshot.jobs().collect();
     assert_eq!(running.len(), 1);
     assert_eq!(
         (running[0].operation_id, &running[0].output_path),
@@ -435,7 +432,7 @@ async fn a_cancelled_job_leaves_no_output_and_the_next_goes_on_with_it() {
         setting.list().await[0].state(),
         v1::OperationState::Cancelled
     );
-    assert!(jobs_of(&setting.daemon.snapshot().await).is_empty());
+    assert!(setting.daemon.snapshot().await.jobs().count() == 0);
     assert!(!setting.cancel(id).await, "it has ended");
 
     let events = setting.compress(setting.slowly("a.sluice")).await.unwrap();
@@ -551,7 +548,7 @@ async fn a_cancelled_way_back_leaves_nothing() {
         false => assert!(setting.path("back").exists()),
     }
     until("the end of it", || async {
-        jobs_of(&setting.daemon.snapshot().await).is_empty()
+        setting.daemon.snapshot().await.jobs().count() == 0
     })
     .await;
     let names: Vec<_> = names(setting.folder.path());

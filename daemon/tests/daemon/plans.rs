@@ -637,10 +637,7 @@ async fn a_load_has_a_level_and_tells_its_plan_first() {
 async fn a_load_is_cancelled_and_the_model_before_serves() {
     let daemon = slow(&[]).await;
     // The one that the daemon began with has ended.
-    let mut operations = daemon.operations().await;
-    let ended = v1::CancelOperationRequest { operation_id: 1 };
-    let answer = operations.cancel_operation(ended).await.unwrap();
-    assert!(!answer.into_inner().was_active);
+    assert!(!daemon.cancel(1).await.unwrap());
 
     // The load waits behind the request, so that it can't be over before it is cancelled.
     let (id, _stream) = daemon.running(long()).await;
@@ -648,16 +645,8 @@ async fn a_load_is_cancelled_and_the_model_before_serves() {
     let mut loading = answer.unwrap().into_inner();
     let first = within("a picture", loading.message()).await.unwrap();
     let operation_id = first.unwrap().operation.unwrap().operation_id;
-    let present = v1::CancelOperationRequest { operation_id };
-    let answer = operations.cancel_operation(present).await.unwrap();
-    assert!(answer.into_inner().was_active);
-    let cancel = v1::CancelRequestRequest { request_id: id };
-    daemon
-        .generation()
-        .await
-        .cancel_request(cancel)
-        .await
-        .unwrap();
+    assert!(daemon.cancel(operation_id).await.unwrap());
+    daemon.cancel(id).await.unwrap();
     let error = rest_of(loading).await.unwrap_err();
     assert_eq!(error.code, Code::Cancelled);
     assert_eq!(error.reason.as_deref(), Some("CANCELLED"));

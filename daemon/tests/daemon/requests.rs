@@ -20,14 +20,7 @@ async fn slow(arguments: &[&str]) -> Daemon {
 async fn a_running_request_is_cancelled_by_its_id() {
     let daemon = slow(&[]).await;
     let (id, mut stream) = daemon.running(long()).await;
-    let cancel = v1::CancelRequestRequest { request_id: id };
-    let answer = daemon
-        .generation()
-        .await
-        .cancel_request(cancel)
-        .await
-        .unwrap();
-    assert!(answer.into_inner().was_active);
+    assert!(daemon.cancel(id).await.unwrap());
     let events = rest(&mut stream).await.unwrap();
     let done = done(&events);
     assert_eq!(done.finish_reason(), v1::FinishReason::Cancelled);
@@ -38,23 +31,11 @@ async fn a_running_request_is_cancelled_by_its_id() {
     assert!(done.passes < 200, "{} passes", done.passes);
     assert_eq!(
         daemon.request(id).await.state(),
-        v1::RequestState::Cancelled
+        v1::OperationState::Cancelled
     );
 
-    let again = daemon
-        .generation()
-        .await
-        .cancel_request(cancel)
-        .await
-        .unwrap();
-    assert!(!again.into_inner().was_active);
-    let unknown = v1::CancelRequestRequest { request_id: 99 };
-    let error = daemon
-        .generation()
-        .await
-        .cancel_request(unknown)
-        .await
-        .unwrap_err();
+    assert!(!daemon.cancel(id).await.unwrap());
+    let error = daemon.cancel(99).await.unwrap_err();
     assert_eq!(error.code(), Code::NotFound);
     let totals = daemon.snapshot().await.totals.unwrap();
     assert_eq!((totals.cancelled_requests, totals.done_requests), (1, 0));
@@ -66,10 +47,10 @@ async fn a_lost_client_stops_its_work() {
     let (id, stream) = daemon.running(long()).await;
     drop(stream);
     until("the cancel", || async {
-        daemon.request(id).await.state() == v1::RequestState::Cancelled
+        daemon.request(id).await.state() == v1::OperationState::Cancelled
     })
     .await;
-    let passes = daemon.request(id).await.passes;
+    let passes = daemon.request(id).await.request_detail().passes;
     assert!(passes < 100, "{passes} passes ran");
     // Not a word in the log that someone should look at.
     let log = daemon.log();
@@ -107,26 +88,14 @@ async fn a_full_queue_refuses_at_once() {
     let queue = snapshot.queue.unwrap();
     assert_eq!((queue.capacity, queue.waiting, queue.running), (1, 1, 1));
     assert_eq!(snapshot.totals.unwrap().refused_requests, 1);
-    let states: Vec<_> = snapshot
-        .requests
-        .iter()
-        .map(v1::RequestSummary::state)
-        .collect();
+    let states: Vec<_> = snapshot.requests().map(v1::Operation::state).collect();
     assert_eq!(
         states,
-        [v1::RequestState::Running, v1::RequestState::Queued]
+        [v1::OperationState::Running, v1::OperationState::Queued]
     );
 
     // A waiting request that is cancelled makes room at once.
-    let cancel = v1::CancelRequestRequest {
-        request_id: queued.request_id,
-    };
-    daemon
-        .generation()
-        .await
-        .cancel_request(cancel)
-        .await
-        .unwrap();
+    daemon.cancel(queued.request_id).await.unwrap();
     let events = rest(&mut waiting).await.unwrap();
     assert_eq!(done(&events).token_ids, [2040; 256]);
     assert!(daemon.generation().await.generate(long()).await.is_ok());
@@ -148,7 +117,7 @@ async fn a_deadline_holds_for_the_whole_stream() {
     assert_eq!(error.code, Code::DeadlineExceeded, "{error:?}");
     assert_eq!(error.reason.as_deref(), Some("DEADLINE_EXCEEDED"));
     until("the cancel", || async {
-        daemon.request(1).await.state() == v1::RequestState::Cancelled
+        daemon.request(2).await.state() == v1::OperationState::Cancelled
     })
     .await;
 }
@@ -174,14 +143,13 @@ async fn a_late_joiner_gets_what_it_missed() {
     );
     // A watcher that goes away takes nothing with it.
     drop(late);
-    let before = daemon.request(id).await.passes;
+    let before = daemon.request(id).await.request_detail().passes;
     until("more passes", || async {
-        daemon.request(id).await.passes > before + 1
+        daemon.request(id).await.request_detail().passes > before + 1
     })
     .await;
 
-    let cancel = v1::CancelRequestRequest { request_id: id };
-    client.cancel_request(cancel).await.unwrap();
+    daemon.cancel(id).await.unwrap();
     rest(&mut stream).await.unwrap();
     // After the end too, from the first event to the last.
     let mut after = client.watch_generation(watch).await.unwrap().into_inner();
@@ -207,7 +175,7 @@ async fn a_reader_that_stops_reading_delays_nobody() {
     let unread = daemon.generation().await.generate(request()).await.unwrap();
     let events = crate::support::generate(&daemon, request()).await.unwrap();
     assert_eq!(done(&events).token_ids.len(), 200);
-    assert_eq!(daemon.request(1).await.state(), v1::RequestState::Done);
+    assert_eq!(daemon.request(2).await.state(), v1::OperationState::Done);
     // The first reader still gets every small event.
     let events = rest(&mut unread.into_inner()).await.unwrap();
     let blocks = events

@@ -165,9 +165,8 @@ async fn a_watcher_is_told_of_changes_and_ends_itself_on_shutdown() {
         .await
         .unwrap()
         .unwrap()
-        .requests
-        .iter()
-        .any(|request| request.request_id == id)
+        .requests()
+        .any(|request| request.operation_id == id)
     {}
     assert!(
         begun.elapsed() < Duration::from_secs(10),

@@ -76,7 +76,8 @@ async fn requests_that_come_at_once_run_on_the_model_that_comes() {
 
     // The text was made into tokens by the model that came.
     let listed = daemon.request(done.request_id).await;
-    assert!(listed.prompt_tokens > 1 && listed.length == 4, "{listed:?}");
+    let detail = listed.request_detail();
+    assert!(detail.prompt_tokens > 1 && detail.length == 4, "{listed:?}");
     until("that nobody waits", || async {
         daemon.snapshot().await.queue.unwrap().waiting == 0
     })

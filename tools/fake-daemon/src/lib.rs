@@ -56,8 +56,6 @@ pub struct ChangeScript {
 pub struct ReceivedCalls {
     /// Requests to generate.
     pub generate: Vec<GenerateRequest>,
-    /// Requests that were cancelled, by id.
-    pub cancelled: Vec<u64>,
     /// Loads.
     pub loaded: Vec<LoadModelRequest>,
     /// Downloads.

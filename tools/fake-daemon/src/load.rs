@@ -211,19 +211,40 @@ impl Teller {
 
     pub(crate) fn snapshot(&self) -> Snapshot {
         let passes = self.passes();
-        let summary = |request_id: u64| RequestSummary {
-            request_id,
-            kind: RequestKind::Generate.into(),
-            state: match request_id {
-                REQUEST_ID => RequestState::Running.into(),
-                _ => RequestState::Queued.into(),
-            },
+        let detail = RequestDetail {
             length: self.load.length,
             blocks: self.load.length.div_ceil(BLOCK),
             passes,
-            committed: self.committed(passes),
+            committed_positions: self.committed(passes),
+            ..Default::default()
+        };
+        let request = |operation_id: u64| Operation {
+            operation_id,
+            kind: OperationKind::Generate.into(),
+            state: match operation_id {
+                REQUEST_ID => OperationState::Running.into(),
+                _ => OperationState::Queued.into(),
+            },
             elapsed_ms: f64::from(passes) * 2.0,
             queued_ms: f64::from(passes) * 2.0,
+            detail: Some(operation::Detail::Request(detail)),
+            ..Default::default()
+        };
+        let job = Operation {
+            operation_id: 9,
+            kind: OperationKind::Compress.into(),
+            state: OperationState::Running.into(),
+            input_path: "/models/m".into(),
+            output_path: "/models/m.sluice".into(),
+            progress: Some(OperationProgress {
+                stage: OperationStage::Compressing.into(),
+                item: "blocks.1.ff_out.weight".into(),
+                unit: ProgressUnit::Bytes.into(),
+                done: u64::from(passes) << 16,
+                total: Some(8 << 30),
+            }),
+            elapsed_ms: f64::from(passes) * 2.0,
+            threads: Some(2),
             ..Default::default()
         };
         let kinds = [
@@ -273,7 +294,7 @@ impl Teller {
                 waiting: 7,
                 running: 1,
             }),
-            requests: (REQUEST_ID..=8).map(summary).collect(),
+            operations: (REQUEST_ID..=8).map(request).chain([job]).collect(),
             totals: Some(RequestTotals {
                 done_requests: 12,
                 passes: passes.into(),
@@ -298,23 +319,6 @@ impl Teller {
                 budget_bytes: 4 << 30,
                 ..Default::default()
             }),
-            operations: vec![Operation {
-                operation_id: 3,
-                kind: OperationKind::Compress.into(),
-                state: OperationState::Running.into(),
-                input_path: "/models/m".into(),
-                output_path: "/models/m.sluice".into(),
-                progress: Some(OperationProgress {
-                    stage: OperationStage::Compressing.into(),
-                    item: "blocks.1.ff_out.weight".into(),
-                    unit: ProgressUnit::Bytes.into(),
-                    done: u64::from(passes) << 16,
-                    total: Some(8 << 30),
-                }),
-                elapsed_ms: f64::from(passes) * 2.0,
-                threads: Some(2),
-                ..Default::default()
-            }],
             ..Default::default()
         }
     }

@@ -95,7 +95,6 @@ pub fn job() -> Operation {
 /// What a level comes to: near the checkpoint's own weights.
 pub(crate) fn fidelity(request: &MeasureFidelityRequest) -> FidelityResult {
     FidelityResult {
-        request_id: 7,
         level: match request.level() {
             Level::Unspecified => Level::Standard.into(),
             level => level.into(),
@@ -107,7 +106,6 @@ pub(crate) fn fidelity(request: &MeasureFidelityRequest) -> FidelityResult {
         source_bound_nats: 1.5,
         level_bound_nats: 1.625,
         seed: request.seed.unwrap_or(99),
-        elapsed_ms: 1_500.0,
     }
 }
 

@@ -134,13 +134,6 @@ impl GenerationService for Service {
         Err(Status::unimplemented(""))
     }
 
-    async fn list_requests(
-        &self,
-        _: Request<ListRequestsRequest>,
-    ) -> Result<Response<ListRequestsResponse>, Status> {
-        Ok(Response::new(ListRequestsResponse::default()))
-    }
-
     async fn watch_generation(
         &self,
         _: Request<WatchGenerationRequest>,
@@ -150,14 +143,6 @@ impl GenerationService for Service {
             Some(teller) => teller.follow(wrap),
             None => self.play(wrap),
         }
-    }
-
-    async fn cancel_request(
-        &self,
-        request: Request<CancelRequestRequest>,
-    ) -> Result<Response<CancelRequestResponse>, Status> {
-        self.seen().cancelled.push(request.into_inner().request_id);
-        Ok(Response::new(CancelRequestResponse { was_active: true }))
     }
 }
 
@@ -440,23 +425,33 @@ impl OptimizerService for Service {
         &self,
         request: Request<MeasureFidelityRequest>,
     ) -> Answers<MeasureFidelityResponse> {
-        use measure_fidelity_response::Kind;
-
         let request = request.into_inner();
-        let kinds = [
-            Kind::Progress(FidelityProgress {
-                request_id: 7,
+        let begun = Operation {
+            operation_id: 7,
+            ..operation(OperationKind::MeasureFidelity)
+        };
+        let measuring = Operation {
+            progress: Some(OperationProgress {
+                stage: OperationStage::Computing.into(),
+                unit: ProgressUnit::Passes.into(),
                 done: 1,
-                total: 6,
+                total: Some(6),
+                ..Default::default()
             }),
-            Kind::Result(fidelity(&request)),
-        ];
+            ..begun.clone()
+        };
+        let done = Operation {
+            state: OperationState::Done.into(),
+            elapsed_ms: 1_500.0,
+            outcome: Some(operation::Outcome::Fidelity(fidelity(&request))),
+            ..begun
+        };
         self.seen().measured.push(request);
-        let (sender, receiver) = tokio::sync::mpsc::channel(kinds.len());
         // Without its end, the stream is as one of a daemon that broke.
-        let sent = if self.change.hangs { 1 } else { kinds.len() };
-        for kind in kinds.into_iter().take(sent) {
-            let answer = MeasureFidelityResponse { kind: Some(kind) };
+        let sent = if self.change.hangs { 1 } else { 2 };
+        let (sender, receiver) = tokio::sync::mpsc::channel(2);
+        for picture in [measuring, done].into_iter().take(sent) {
+            let answer = MeasureFidelityResponse::of(picture);
             sender.try_send(Ok(answer)).expect("room for all");
         }
         Ok(Response::new(ReceiverStream::new(receiver)))
@@ -469,7 +464,7 @@ impl OptimizerService for Service {
         let seen = self.seen();
         let measurement = |request| FidelityMeasurement {
             model: "fake".into(),
-            measured_at_s: 1_700_000_000,
+            measured_unix_ms: 1_700_000_000_000,
             result: Some(fidelity(request)),
             ..Default::default()
         };

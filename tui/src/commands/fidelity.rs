@@ -5,19 +5,22 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use futures_util::StreamExt;
 use serde::Serialize;
 use sluice_proto::v1::{
     self, FidelityMeasurement, FidelityResult, ListFidelityRequest, MeasureFidelityRequest, Plan,
-    PlanRequest, SampleTexts, measure_fidelity_request::Samples, measure_fidelity_response::Kind,
+    PlanRequest, SampleTexts, measure_fidelity_request::Samples, operation::Outcome,
 };
 use sluice_shared::{level::Level, units};
 
-use super::{input, until_interrupted};
+use super::{
+    input,
+    operations::{no_result, owned},
+    until_interrupted,
+};
 use crate::{
     cli::{Fidelity, LevelChoice},
     connection::DaemonConnection,
-    output::{Failure, ProgressLine, StandardOutput},
+    output::{Failure, StandardOutput},
     plans,
     text::sanitise_line,
 };
@@ -128,14 +131,14 @@ async fn show(socket: PathBuf, as_json: bool, out: &mut StandardOutput) -> Resul
 fn measurement_row(measurement: &FidelityMeasurement) -> String {
     let result = measurement.result.unwrap_or_default();
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now_s = now.map_or(0, |now| now.as_secs());
-    let ago_s = now_s.saturating_sub(measurement.measured_at_s);
+    let now_ms = now.map_or(0, |now| now.as_millis() as u64);
+    let ago_ms = now_ms.saturating_sub(measurement.measured_unix_ms);
     measurement_line([
         &result.level().to_string(),
         &format!("{:.6}", result.mean_kl_nats.max(0.0)),
         &format!("{:.2} %", result.top_agreement * 100.0),
         &units::count(result.rows.into()),
-        &units::duration_ms(ago_s as f64 * 1000.0),
+        &units::duration_ms(ago_ms as f64),
         &sanitise_line(&measurement.model),
     ])
 }
@@ -192,23 +195,19 @@ async fn measure(
     request: MeasureFidelityRequest,
     level: v1::Level,
 ) -> Result<FidelityResult, Failure> {
-    let answer = daemon.optimizer().measure_fidelity(request).await;
-    let mut stream = answer
-        .map_err(|status| daemon.failure(status))?
-        .into_inner();
-    let mut progress = ProgressLine::new();
-    let mut result = None;
-    while let Some(answer) = stream.next().await {
-        match answer.map_err(|status| daemon.failure(status))?.kind {
-            Some(Kind::Progress(step)) => {
-                progress.show(&format!("{level}: {} of {} passes", step.done, step.total));
-            }
-            Some(Kind::Result(measured)) => result = Some(measured),
-            None => {}
-        }
+    let mut client = daemon.optimizer();
+    let call = client.measure_fidelity(request);
+    let operation = owned(daemon, call, |step| {
+        format!(
+            "{level}: {} of {} passes",
+            step.done,
+            step.total.unwrap_or(0)
+        )
+    });
+    match operation.await?.outcome {
+        Some(Outcome::Fidelity(result)) => Ok(result),
+        _ => Err(no_result()),
     }
-    progress.clear();
-    result.ok_or_else(|| Failure::new("the daemon ended the stream without a result"))
 }
 
 /// A level as scripts read it.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
 use sluice_proto::v1::{
-    CancelRequestRequest, FinishReason, GenerateRequest, GenerationDone, GenerationEvent,
+    CancelOperationRequest, FinishReason, GenerateRequest, GenerationDone, GenerationEvent,
     GenerationLoading, GenerationStarted, ListModelsRequest, WatchGenerationRequest,
     generation_event::Event,
 };
@@ -67,7 +67,9 @@ pub(super) async fn run(
     let events = stream.map(|answer| answer.map(|answer| answer.event));
     let (ended, request_id) = show(daemon, events, json, out, interrupts).await?;
     if let (None, Some(request_id)) = (&ended, request_id) {
-        let cancel = client.cancel_request(CancelRequestRequest { request_id });
+        let mut operations = daemon.operations();
+        let operation_id = request_id;
+        let cancel = operations.cancel_operation(CancelOperationRequest { operation_id });
         // Whether it was confirmed or not, the dropped stream ends the request.
         tokio::select! {
             _ = tokio::time::timeout(CANCEL_WAIT, cancel) => {}

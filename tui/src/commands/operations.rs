@@ -4,7 +4,7 @@ use std::{future::Future, time::Duration};
 
 use sluice_proto::{
     operations::OperationResponse,
-    v1::{CancelOperationRequest, Operation},
+    v1::{CancelOperationRequest, Operation, OperationProgress},
 };
 use tokio::signal::unix::Signal;
 use tonic::{Code, Response, Status, Streaming};
@@ -162,6 +162,31 @@ async fn cancel(
         Ok(answer) => answer.map(|_| ()).map_err(|status| daemon.failure(status)),
         Err(_) => Err(on_interrupt.unconfirmed()),
     }
+}
+
+/// Follows a request that belongs to its call: when the user interrupts, it is cancelled as the stream is dropped.
+///
+/// # Errors
+/// What it ended with.
+pub(super) async fn owned<R: OperationResponse>(
+    daemon: &DaemonConnection,
+    call: impl Future<Output = Result<Response<Streaming<R>>, Status>>,
+    line: impl Fn(&OperationProgress) -> String,
+) -> Result<Operation, Failure> {
+    let failed = |status| daemon.failure(status);
+    let mut stream = call.await.map_err(failed)?.into_inner();
+    let mut progress = ProgressLine::new();
+    let mut last = None;
+    while let Some(answer) = stream.message().await.map_err(failed)? {
+        last = answer.into_operation();
+        let step = last.as_ref().and_then(|last| last.progress.as_ref());
+        if let Some(step) = step {
+            progress.show(&line(step));
+        }
+    }
+    progress.clear();
+    let done = last.filter(|operation| operation.outcome.is_some());
+    done.ok_or_else(no_result)
 }
 
 /// Notices that have come since the last picture.

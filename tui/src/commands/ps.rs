@@ -47,7 +47,7 @@ fn to_json(snapshot: &Snapshot) -> serde_json::Value {
             })
         })
         .collect();
-    json!({"models": models, "requests": snapshot.requests})
+    json!({"models": models, "requests": snapshot.requests().collect::<Vec<_>>()})
 }
 
 fn lines(snapshot: &Snapshot) -> Vec<String> {
@@ -83,9 +83,10 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
             work,
         ),
     ];
-    if !snapshot.requests.is_empty() {
+    let mut rows = snapshot.requests().map(requests::row).peekable();
+    if rows.peek().is_some() {
         lines.extend([String::new(), requests::header()]);
-        lines.extend(snapshot.requests.iter().map(requests::row));
+        lines.extend(rows);
     }
     lines
 }
@@ -129,7 +130,9 @@ fn check_named(models: &[Model], name: &Path) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::{DeviceKind, DeviceStatus, Level, Plan, QueueStatus, RequestSummary};
+    use sluice_proto::v1::{
+        DeviceKind, DeviceStatus, Level, Operation, OperationKind, Plan, QueueStatus,
+    };
 
     use super::*;
 
@@ -165,7 +168,10 @@ mod tests {
             ]
         );
         let busy = Snapshot {
-            requests: vec![RequestSummary::default()],
+            operations: vec![Operation {
+                kind: OperationKind::Generate.into(),
+                ..Default::default()
+            }],
             ..snapshot.clone()
         };
         let busy = lines(&busy);

@@ -1,7 +1,9 @@
 //! `sluice requests` and `sluice cancel`.
 
 use serde_json::json;
-use sluice_proto::v1::{CancelRequestRequest, ListRequestsRequest, RequestState, RequestSummary};
+use sluice_proto::v1::{
+    CancelOperationRequest, ListOperationsRequest, Operation, OperationKind, OperationState,
+};
 use sluice_shared::units;
 
 use crate::{
@@ -17,17 +19,18 @@ pub(super) async fn list(
     json: bool,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let answer = daemon
-        .generation()
-        .list_requests(ListRequestsRequest {})
-        .await;
+    let request = ListOperationsRequest {
+        kinds: OperationKind::REQUESTS.map(Into::into).into(),
+        ..Default::default()
+    };
+    let answer = daemon.operations().list_operations(request).await;
     let list = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner();
     if json {
         return out.json(&list);
     }
-    let requests = list.requests;
+    let requests = list.operations;
     if requests.is_empty() {
         return out.line("no requests");
     }
@@ -47,24 +50,28 @@ pub(super) fn header() -> String {
 }
 
 /// One request as a line of a table.
-pub(super) fn row(request: &RequestSummary) -> String {
-    let waits = request.state() == RequestState::Queued;
+pub(super) fn row(request: &Operation) -> String {
+    let waits = request.state() == OperationState::Queued;
     let ms = if waits {
         request.queued_ms
     } else {
         request.elapsed_ms
     };
+    let detail = request.request_detail();
     let mut row = format!(
         "{:>5}  {:<9} {:<10} {:>9} {:>7} {:>9}",
-        request.request_id,
-        request.kind(),
+        request.operation_id,
+        request.kind().request_word(),
         request.state(),
-        format!("{}/{}", request.blocks_done, request.blocks),
-        request.passes,
+        format!("{}/{}", detail.done_blocks, detail.blocks),
+        detail.passes,
         units::duration_ms(ms),
     );
-    if !request.error.is_empty() {
-        row += &format!("  {}", sanitise_line(&request.error));
+    // How one was cancelled is no news.
+    if let Some(error) = &request.error
+        && request.state() == OperationState::Failed
+    {
+        row += &format!("  {}", sanitise_line(&error.message));
     }
     row
 }
@@ -75,17 +82,17 @@ pub(super) async fn cancel(
     arguments: &Cancel,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let request_id = arguments.id;
-    let call = CancelRequestRequest { request_id };
-    let answer = daemon.generation().cancel_request(call).await;
+    let operation_id = arguments.id;
+    let call = CancelOperationRequest { operation_id };
+    let answer = daemon.operations().cancel_operation(call).await;
     let answer = answer.map_err(|status| daemon.failure(status))?;
     let was_active = answer.into_inner().was_active;
     if arguments.json {
-        return out.json(&json!({"request_id": request_id, "was_active": was_active}));
+        return out.json(&json!({"operation_id": operation_id, "was_active": was_active}));
     }
     if was_active {
-        out.line(&format!("cancelled request {request_id}"))
+        out.line(&format!("cancelled request {operation_id}"))
     } else {
-        out.line(&format!("request {request_id} has already finished"))
+        out.line(&format!("request {operation_id} has already finished"))
     }
 }

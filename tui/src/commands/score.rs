@@ -2,19 +2,22 @@
 
 use std::path::PathBuf;
 
-use futures_util::StreamExt;
 use sluice_proto::v1::{
-    Chat, ChatRole, ScoreRequest, ScoreResult, TokenIds,
+    Chat, ChatRole, Operation, ScoreRequest, ScoreResult, TokenIds,
+    operation::Outcome,
     score_request::{Answer, Prompt},
-    score_response::Kind,
 };
 use sluice_shared::units;
 
-use super::{input, message, until_interrupted, usage};
+use super::{
+    input, message,
+    operations::{no_result, owned},
+    until_interrupted, usage,
+};
 use crate::{
     cli::Score,
     connection::DaemonConnection,
-    output::{Failure, ProgressLine, StandardOutput},
+    output::{Failure, StandardOutput},
 };
 
 /// Scores an answer and prints the estimate.
@@ -35,31 +38,19 @@ async fn score(
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let daemon = DaemonConnection::connect(socket).await?;
-    let answer = daemon.generation().score(request).await;
-    let mut stream = answer
-        .map_err(|status| daemon.failure(status))?
-        .into_inner();
-    let mut progress = ProgressLine::new();
-    let mut result = None;
-    while let Some(answer) = stream.next().await {
-        match answer.map_err(|status| daemon.failure(status))?.kind {
-            Some(Kind::Progress(step)) => {
-                progress.show(&format!(
-                    "{} of {} draws",
-                    step.draws_done, step.draws_total
-                ));
-            }
-            Some(Kind::Result(score)) => result = Some(score),
-            None => {}
-        }
-    }
-    progress.clear();
-    let result =
-        result.ok_or_else(|| Failure::new("the daemon ended the stream without a result"))?;
+    let mut client = daemon.generation();
+    let call = client.score(request);
+    let operation = owned(&daemon, call, |step| {
+        format!("{} of {} draws", step.done, step.total.unwrap_or(0))
+    });
+    let operation = operation.await?;
     if json {
-        return out.json(&result);
+        return out.json(&operation);
     }
-    for line in lines(&result) {
+    let Some(Outcome::Score(result)) = &operation.outcome else {
+        return Err(no_result());
+    };
+    for line in lines(&operation, result) {
         out.line(&line)?;
     }
     Ok(())
@@ -103,7 +94,7 @@ fn request(arguments: Score) -> Result<ScoreRequest, Failure> {
     })
 }
 
-fn lines(result: &ScoreResult) -> Vec<String> {
+fn lines(operation: &Operation, result: &ScoreResult) -> Vec<String> {
     let error = match result.standard_error {
         Some(error) => format!(" ± {error:.4} (standard error)"),
         None => String::new(),
@@ -115,7 +106,7 @@ fn lines(result: &ScoreResult) -> Vec<String> {
             units::count(result.answer_tokens.into()),
             units::count(result.draws.into()),
             result.seed,
-            units::duration_ms(result.elapsed_ms)
+            units::duration_ms(operation.elapsed_ms)
         ),
     ];
     if let Some(is_greedy) = result.is_greedy {

@@ -85,11 +85,10 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
             ),
         );
     }
-    for request in &snapshot.requests {
+    for request in snapshot.requests() {
         fact("", super::requests::row(request));
     }
-    let jobs = snapshot.operations.iter();
-    for job in jobs.filter(|operation| operation.kind().is_on_files()) {
+    for job in snapshot.jobs() {
         fact("job", super::jobs::row(job));
     }
     if let Some(totals) = &snapshot.totals {

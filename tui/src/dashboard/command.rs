@@ -277,7 +277,7 @@ fn choices(state: &DashboardState, name: &str) -> Vec<String> {
             .all_rows()
             .iter()
             .filter(|row| super::requests::is_active(row))
-            .map(|row| row.request_id.to_string())
+            .map(|row| row.operation_id.to_string())
             .collect(),
         _ => Vec::new(),
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crossterm::event::KeyEvent;
 use sluice_proto::v1::{
     ApplyRequest, ApplyResult, FidelityMeasurement, FidelityResult, GenerateRequest, Model,
-    Operation, Plan, PlanRequest, RequestSummary, Snapshot, generation_event,
+    Operation, Plan, PlanRequest, Snapshot, generation_event,
 };
 use sluice_shared::level::Level;
 
@@ -133,7 +133,7 @@ pub enum Event {
     /// Jobs that run, and some that ended.
     Jobs(Vec<Operation>),
     /// Requests that wait or run, and some that ended.
-    Requests(Vec<RequestSummary>),
+    Requests(Vec<Operation>),
     /// Measurements of fidelity that the daemon keeps, the earliest first.
     Fidelity(Vec<FidelityMeasurement>),
     /// Somebody asked the process to end.

@@ -7,10 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluice_proto::v1::{
-    Model, ModelState, Operation, OperationKind, OperationState, RequestState, RequestSummary,
-    Snapshot,
-};
+use sluice_proto::v1::{Model, ModelState, Operation, OperationKind, OperationState, Snapshot};
 use sluice_shared::bandwidth::Bandwidth;
 
 pub use work::{ProgressUnit, Work, WorkProgress, WorkTask};
@@ -144,7 +141,7 @@ impl Jobs {
         &mut self,
         before: &Snapshot,
         after: &Snapshot,
-        is_own: impl Fn(&RequestSummary) -> bool,
+        is_own: impl Fn(&Operation) -> bool,
     ) -> bool {
         let is_new_daemon = is_started_anew(before, after);
         let mut asks = false;
@@ -173,9 +170,9 @@ impl Jobs {
                 self.end(Work::of_job(job), outcome);
             }
         }
-        for row in before.requests.iter().filter(|row| !is_own(row)) {
-            let now = after.requests.iter();
-            let mut now = now.filter(|now| !is_new_daemon && now.request_id == row.request_id);
+        for row in before.requests().filter(|row| !is_own(row)) {
+            let now = after.requests();
+            let mut now = now.filter(|now| !is_new_daemon && now.operation_id == row.operation_id);
             let outcome = match now.next() {
                 Some(now) => request_outcome(now),
                 None if is_new_daemon => Some(WorkOutcome::Unknown),
@@ -232,8 +229,8 @@ impl Jobs {
     /// measurements, of which we are told otherwise. Whether there was anything new is returned.
     pub(super) fn learn_requests(
         &mut self,
-        rows: &[RequestSummary],
-        is_own: impl Fn(&RequestSummary) -> bool,
+        rows: &[Operation],
+        is_own: impl Fn(&Operation) -> bool,
     ) -> bool {
         let mut is_new = false;
         for ended in &mut self.ended {
@@ -243,7 +240,7 @@ impl Jobs {
             if ended.outcome != WorkOutcome::Pending {
                 continue;
             }
-            let row = rows.iter().find(|row| row.request_id == id);
+            let row = rows.iter().find(|row| row.operation_id == id);
             ended.elapsed_ms = row.map(|row| row.elapsed_ms).or(ended.elapsed_ms);
             ended.outcome = row
                 .and_then(request_outcome)
@@ -308,13 +305,13 @@ impl Jobs {
 }
 
 /// How a request came out; `None` while it goes on.
-fn request_outcome(row: &RequestSummary) -> Option<WorkOutcome> {
+fn request_outcome(row: &Operation) -> Option<WorkOutcome> {
     match row.state() {
-        RequestState::Queued | RequestState::Running => None,
-        RequestState::Done => Some(WorkOutcome::Done("done".to_owned())),
-        RequestState::Cancelled => Some(WorkOutcome::Cancelled),
-        RequestState::Failed => Some(WorkOutcome::Failed(row.error.clone())),
-        RequestState::Unspecified => Some(WorkOutcome::Unknown),
+        OperationState::Queued | OperationState::Running => None,
+        OperationState::Done => Some(WorkOutcome::Done("done".to_owned())),
+        OperationState::Cancelled => Some(WorkOutcome::Cancelled),
+        OperationState::Failed => Some(WorkOutcome::Failed(row.error_message().to_owned())),
+        OperationState::Unspecified => Some(WorkOutcome::Unknown),
     }
 }
 

@@ -6,7 +6,7 @@ mod presets;
 use std::collections::BTreeMap;
 
 use sluice_proto::v1::{
-    ApplyRequest, FidelityResult, PassStatistics, Plan, RequestKind, RequestSummary, Snapshot,
+    ApplyRequest, FidelityResult, Operation, OperationKind, PassStatistics, Plan, Snapshot,
 };
 use sluice_shared::{level::Level, units};
 
@@ -136,10 +136,10 @@ impl Levels {
     }
 
     /// Whether a request is a measurement of our own, as far as its number is known: the one that runs, or the last.
-    pub(super) fn is_own(&self, row: &RequestSummary) -> bool {
-        let number = Some(row.request_id);
+    pub(super) fn is_own(&self, row: &Operation) -> bool {
+        let number = Some(row.operation_id);
         let is_running = |own: &RunningMeasurement| match own.request_id {
-            None => row.kind() == RequestKind::Fidelity,
+            None => row.kind() == OperationKind::MeasureFidelity,
             known => known == number,
         };
         self.measured == number || self.measuring.as_ref().is_some_and(is_running)

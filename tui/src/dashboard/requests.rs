@@ -6,7 +6,8 @@ use std::{
 };
 
 use sluice_proto::v1::{
-    FinishReason, RequestKind, RequestState, RequestSummary, Snapshot, generation_event::Event,
+    FinishReason, Operation, OperationKind, OperationState, RequestDetail, Snapshot,
+    generation_event::Event, operation,
 };
 
 use super::{event::Effect, keys::Page, pages, state::DashboardState};
@@ -27,7 +28,7 @@ pub struct Requests {
     /// What was seen of each.
     pub recordings: BTreeMap<u64, Recording>,
     /// What the daemon said of those that ended, the latest first.
-    pub ended: VecDeque<RequestSummary>,
+    pub ended: VecDeque<Operation>,
     /// Our own that wait or run, the earliest first; at most [`OWN_MAX`].
     pub own: Vec<OwnRequest>,
     /// The selected one.
@@ -106,20 +107,20 @@ impl Requests {
     /// Looks at which requests left the daemon's list. Whether it has to be asked how they ended is returned.
     pub(super) fn compare(&mut self, before: &Snapshot, after: &Snapshot) -> bool {
         let mut asks = false;
-        for row in &before.requests {
-            let goes_on = after.requests.iter();
-            let mut goes_on = goes_on.filter(|other| other.request_id == row.request_id);
+        for row in before.requests() {
+            let goes_on = after.requests();
+            let mut goes_on = goes_on.filter(|other| other.operation_id == row.operation_id);
             // How our own ended comes over its own stream.
-            if goes_on.next().is_some() || self.is_own(row.request_id) {
+            if goes_on.next().is_some() || self.is_own(row.operation_id) {
                 continue;
             }
-            if self.canvas(row.request_id).is_some_and(Canvas::has_ended) {
+            if self.canvas(row.operation_id).is_some_and(Canvas::has_ended) {
                 continue;
             }
             asks = true;
-            self.ended.push_front(RequestSummary {
-                state: RequestState::Unspecified.into(),
-                error: "how is not known".to_owned(),
+            self.ended.push_front(Operation {
+                state: OperationState::Unspecified.into(),
+                error: Some("how is not known".to_owned().into()),
                 ..row.clone()
             });
         }
@@ -128,14 +129,14 @@ impl Requests {
     }
 
     /// Takes the daemon's list of requests: those that ended, before our eyes or not, and how.
-    pub(super) fn learn(&mut self, rows: Vec<RequestSummary>) {
+    pub(super) fn learn(&mut self, rows: Vec<Operation>) {
         for row in rows.into_iter().filter(|row| !is_active(row)) {
             self.ended
-                .retain(|ended| ended.request_id != row.request_id);
+                .retain(|ended| ended.operation_id != row.operation_id);
             self.ended.push_front(row);
         }
         let ended = self.ended.make_contiguous();
-        ended.sort_by_key(|row| Reverse(row.request_id));
+        ended.sort_by_key(|row| Reverse(row.operation_id));
         self.ended.truncate(ENDED_MAX);
     }
 
@@ -184,8 +185,11 @@ impl Requests {
 }
 
 /// Whether a request waits or runs.
-pub(super) fn is_active(row: &RequestSummary) -> bool {
-    matches!(row.state(), RequestState::Queued | RequestState::Running)
+pub(super) fn is_active(row: &Operation) -> bool {
+    matches!(
+        row.state(),
+        OperationState::Queued | OperationState::Running
+    )
 }
 
 /// Takes in what happened to a request; `serial` is of our own.
@@ -316,7 +320,7 @@ pub(super) fn select(state: &mut DashboardState, effects: &mut Vec<Effect>) -> b
     let rows = state.all_rows();
     let before = state.requests.selected;
     let requests = &state.requests;
-    let listed = |id: &u64| rows.iter().any(|row| row.request_id == *id);
+    let listed = |id: &u64| rows.iter().any(|row| row.operation_id == *id);
     let present = requests
         .selected
         .filter(|id| listed(id) || requests.recordings.contains_key(id));
@@ -325,9 +329,9 @@ pub(super) fn select(state: &mut DashboardState, effects: &mut Vec<Effect>) -> b
     let own = own.filter(|_| !requests.chosen);
     let running = rows
         .iter()
-        .find(|row| row.state() == RequestState::Running)
-        .map(|row| row.request_id);
-    let first = rows.first().map(|row| row.request_id);
+        .find(|row| row.state() == OperationState::Running)
+        .map(|row| row.operation_id);
+    let first = rows.first().map(|row| row.operation_id);
     // Whoever looks at an earlier pass goes on looking at it.
     let held = present.filter(|_| state.reel.at.is_some());
     let selected = held.or(own).or(lasting).or(running).or(present).or(first);
@@ -362,10 +366,10 @@ pub(super) fn step_request(state: &mut DashboardState, by: isize) {
     let rows = state.rows();
     let at = rows
         .iter()
-        .position(|row| Some(row.request_id) == state.requests.selected)
+        .position(|row| Some(row.operation_id) == state.requests.selected)
         .map_or(0, |at| at.saturating_add_signed(by));
     if let Some(row) = rows.get(at.min(rows.len().saturating_sub(1))) {
-        choose(state, Some(row.request_id));
+        choose(state, Some(row.operation_id));
     }
 }
 
@@ -373,14 +377,14 @@ impl DashboardState {
     /// Requests to list: those that wait or run, then those that ended, newest first; only those that the filter lets
     /// through.
     #[must_use]
-    pub fn rows(&self) -> Vec<RequestSummary> {
+    pub fn rows(&self) -> Vec<Operation> {
         let mut rows = self.rows_of(self.snapshot());
         if self.page == Page::Overview && !self.filter.value().is_empty() {
             let wanted = self.filter.value().to_lowercase();
             rows.retain(|row| {
                 let state = row.state().to_string();
-                let name = self.requests.name(row.request_id);
-                let words = format!("{name} {state} {}", row.error);
+                let name = self.requests.name(row.operation_id);
+                let words = format!("{name} {state} {}", row.error_message());
                 words.to_lowercase().contains(&wanted)
             });
         }
@@ -388,27 +392,28 @@ impl DashboardState {
     }
 
     /// The same as they are at present, whatever is frozen or filtered.
-    pub(super) fn all_rows(&self) -> Vec<RequestSummary> {
+    pub(super) fn all_rows(&self) -> Vec<Operation> {
         self.rows_of(self.present())
     }
 
-    fn rows_of(&self, snapshot: Option<&Snapshot>) -> Vec<RequestSummary> {
-        let mut rows = snapshot.map_or_else(Vec::new, |snapshot| snapshot.requests.clone());
-        let has = |rows: &[RequestSummary], id| rows.iter().any(|row| row.request_id == id);
+    fn rows_of(&self, snapshot: Option<&Snapshot>) -> Vec<Operation> {
+        let mut rows =
+            snapshot.map_or_else(Vec::new, |snapshot| snapshot.requests().cloned().collect());
+        let has = |rows: &[Operation], id| rows.iter().any(|row| row.operation_id == id);
         let recordings = &self.requests.recordings;
         let of_recording = |(id, recording): (&u64, &Recording)| {
             let canvas = recording.canvas();
             canvas.has_ended().then(|| ended(*id, canvas))
         };
         let seen = recordings.range(..EARLIER).filter_map(of_recording);
-        let mut past: Vec<RequestSummary> = seen.collect();
+        let mut past: Vec<Operation> = seen.collect();
         for row in &self.requests.ended {
-            if !has(&past, row.request_id) {
+            if !has(&past, row.operation_id) {
                 past.push(row.clone());
             }
         }
-        past.retain(|row| !has(&rows, row.request_id));
-        past.sort_by_key(|row| Reverse(row.request_id));
+        past.retain(|row| !has(&rows, row.operation_id));
+        past.sort_by_key(|row| Reverse(row.operation_id));
         rows.extend(past);
         rows.extend(recordings.range(EARLIER..).rev().filter_map(of_recording));
         rows
@@ -417,9 +422,9 @@ impl DashboardState {
     /// Whether a request is known to be no generation.
     #[must_use]
     pub fn fills_no_canvas(&self, request_id: u64) -> bool {
-        let listed = self.present().into_iter().flat_map(|now| &now.requests);
+        let listed = self.present().into_iter().flat_map(Snapshot::requests);
         let mut requests = listed.chain(&self.requests.ended);
-        requests.any(|row| row.request_id == request_id && row.kind() != RequestKind::Generate)
+        requests.any(|row| row.operation_id == request_id && row.kind() != OperationKind::Generate)
     }
 
     /// Whether a request of ours waits or runs.
@@ -434,24 +439,28 @@ impl DashboardState {
 }
 
 /// A request that only our canvas remembers.
-fn ended(request_id: u64, canvas: &Canvas) -> RequestSummary {
+fn ended(request_id: u64, canvas: &Canvas) -> Operation {
     let started = canvas.started.as_ref();
     let done = canvas.done.as_ref();
     let state = match done {
-        Some(done) if done.finish_reason() == FinishReason::Cancelled => RequestState::Cancelled,
-        Some(_) => RequestState::Done,
-        None => RequestState::Failed,
+        Some(done) if done.finish_reason() == FinishReason::Cancelled => OperationState::Cancelled,
+        Some(_) => OperationState::Done,
+        None => OperationState::Failed,
     };
-    RequestSummary {
-        request_id,
-        kind: RequestKind::Generate.into(),
-        state: state.into(),
+    let detail = RequestDetail {
         length: started.map_or(0, |started| started.length),
         blocks: started.map_or(0, |started| started.blocks),
-        blocks_done: u32::try_from(canvas.blocks.len()).unwrap_or(u32::MAX),
+        done_blocks: u32::try_from(canvas.blocks.len()).unwrap_or(u32::MAX),
         passes: done.map_or(0, |done| done.passes),
+        ..Default::default()
+    };
+    Operation {
+        operation_id: request_id,
+        kind: OperationKind::Generate.into(),
+        state: state.into(),
         elapsed_ms: done.map_or(0.0, |done| done.elapsed_ms),
-        error: canvas.failure.clone().unwrap_or_default(),
+        error: canvas.failure.clone().map(Into::into),
+        detail: Some(operation::Detail::Request(detail)),
         ..Default::default()
     }
 }

@@ -10,8 +10,8 @@ use futures_util::{Stream, StreamExt};
 use sluice_proto::{
     operations::OperationResponse,
     v1::{
-        CancelOperationRequest, CancelRequestRequest, GenerateRequest, GenerationEvent,
-        ListRequestsRequest, RestoreRequest, UnloadModelRequest, WatchGenerationRequest,
+        CancelOperationRequest, GenerateRequest, GenerationEvent, ListOperationsRequest,
+        OperationKind, RestoreRequest, UnloadModelRequest, WatchGenerationRequest,
         WatchSnapshotsRequest, generation_event,
     },
 };
@@ -172,8 +172,10 @@ impl Tasks {
                 });
             }
             Effect::Cancel(request_id) => self.tell(move |daemon| async move {
-                let call = CancelRequestRequest { request_id };
-                let answer = daemon.generation().cancel_request(call).await;
+                let call = CancelOperationRequest {
+                    operation_id: request_id,
+                };
+                let answer = daemon.operations().cancel_operation(call).await;
                 let answer = answer.map_err(|status| daemon.failure(status))?;
                 Ok(match answer.into_inner().was_active {
                     true => format!("cancelled request {request_id}"),
@@ -388,12 +390,13 @@ async fn snapshots(
 }
 
 async fn list_requests(daemon: DaemonConnection, events: Sender<Event>) -> Result<(), Failure> {
-    let answer = daemon
-        .generation()
-        .list_requests(ListRequestsRequest {})
-        .await;
+    let request = ListOperationsRequest {
+        kinds: OperationKind::REQUESTS.map(Into::into).into(),
+        ..Default::default()
+    };
+    let answer = daemon.operations().list_operations(request).await;
     let answer = answer.map_err(|status| daemon.failure(status))?;
-    let rows = answer.into_inner().requests;
+    let rows = answer.into_inner().operations;
     let _ = events.send(Event::Requests(rows)).await;
     Ok(())
 }

@@ -15,9 +15,9 @@ use sluice_proto::v1::{
     self, CanvasToken, CommitPolicy, Compression, DaemonState, DaemonStatus, DeviceKind,
     DeviceStatus, Dtype, FinishReason, GenerationBlock, GenerationDone, GenerationPass,
     GenerationQueued, GenerationStarted, GpuStatus, HostStatus, LayerStatus, MemoryKind, MemoryUse,
-    Model, ModelKind, ModelShape, ModelState, PassPhases, PassStatistics, Plan, PlannedMemory,
-    QueueStatus, RequestKind, RequestState, RequestSummary, RequestTotals, SettingsStatus,
-    Snapshot, Tier, TokenState, WeightFormat, WeightGroupKind, WeightGroupStatus,
+    Model, ModelKind, ModelShape, ModelState, Operation, OperationKind, OperationState, PassPhases,
+    PassStatistics, Plan, PlannedMemory, QueueStatus, RequestTotals, SettingsStatus, Snapshot,
+    Tier, TokenState, WeightFormat, WeightGroupKind, WeightGroupStatus,
     generation_event::Event as WireEvent,
 };
 use sluice_shared::level::Level;
@@ -68,10 +68,10 @@ fn write(state: &mut DashboardState, text: &str) {
     }
 }
 
-fn snapshot(requests: Vec<RequestSummary>) -> Event {
+fn snapshot(requests: Vec<Operation>) -> Event {
     let running = requests
         .iter()
-        .filter(|row| row.state() == RequestState::Running)
+        .filter(|row| row.state() == OperationState::Running)
         .count() as u32;
     let gib = 1 << 30;
     let kind = |kind: MemoryKind, bytes| MemoryUse {
@@ -124,7 +124,7 @@ fn snapshot(requests: Vec<RequestSummary>) -> Event {
             waiting: requests.len() as u32 - running,
             running,
         }),
-        requests,
+        operations: requests,
         plan: Some(plan(Level::Standard)),
         settings: Some(SettingsStatus {
             level: v1::Level::Standard.into(),
@@ -235,7 +235,7 @@ fn plan(level: Level) -> Plan {
 /// A request on a card; `change` says what is known of it.
 fn on_card(change: impl FnOnce(&mut DeviceStatus)) -> DashboardState {
     let mut state = busy();
-    let rows = vec![summary(3, RequestState::Running)];
+    let rows = vec![summary(3, OperationState::Running)];
     let Event::Snapshot(mut snapshot) = snapshot(rows) else {
         unreachable!("that is what it is");
     };
@@ -305,15 +305,19 @@ fn choosing() -> DashboardState {
     state
 }
 
-fn summary(request_id: u64, state: RequestState) -> RequestSummary {
-    RequestSummary {
-        request_id,
-        kind: RequestKind::Generate.into(),
-        state: state.into(),
+fn summary(request_id: u64, state: OperationState) -> Operation {
+    let detail = v1::RequestDetail {
         length: 24,
         blocks: 3,
-        blocks_done: u32::from(state == RequestState::Running),
+        done_blocks: u32::from(state == OperationState::Running),
         passes: 10,
+        ..Default::default()
+    };
+    Operation {
+        operation_id: request_id,
+        kind: OperationKind::Generate.into(),
+        state: state.into(),
+        detail: Some(v1::operation::Detail::Request(detail)),
         elapsed_ms: 1_100.0,
         queued_ms: 400.0,
         ..Default::default()
@@ -468,8 +472,8 @@ fn busy() -> DashboardState {
         feed(&mut state, own(3, kind));
     }
     let rows = vec![
-        summary(3, RequestState::Running),
-        summary(4, RequestState::Queued),
+        summary(3, OperationState::Running),
+        summary(4, OperationState::Queued),
     ];
     feed(&mut state, snapshot(rows));
     state

@@ -456,8 +456,8 @@ fn cancel(state: &mut DashboardState) {
     let rows = state.all_rows();
     let active = rows
         .iter()
-        .find(|row| Some(row.request_id) == selected && requests::is_active(row));
-    match active.map(|row| row.request_id) {
+        .find(|row| Some(row.operation_id) == selected && requests::is_active(row));
+    match active.map(|row| row.operation_id) {
         Some(id) => state.ask(
             format!("Cancel request {id}?"),
             vec![Effect::Cancel(id)],

@@ -141,7 +141,7 @@ fn control_c_stops_the_answer_and_not_the_conversation() {
     journey.press("\x03");
     journey.expect("/retry asks it again");
     expect_prompt(&journey);
-    assert_eq!(fake.seen.lock().unwrap().cancelled, [7]);
+    assert_eq!(fake.seen.lock().unwrap().operations_cancelled, [7]);
     journey.press("/retry\r");
     journey.wait_until("the same prompt", |screen| {
         screen.contents().matches("it begins").count() == 2
@@ -149,7 +149,7 @@ fn control_c_stops_the_answer_and_not_the_conversation() {
     assert_eq!(asked(&fake), ["user: hello"]);
     journey.press("\x03");
     eventually("the end of it", || {
-        fake.seen.lock().unwrap().cancelled.len() == 2
+        fake.seen.lock().unwrap().operations_cancelled.len() == 2
     });
     expect_prompt(&journey);
     // At the prompt it takes two.

@@ -317,7 +317,7 @@ fn an_interrupt_cancels_the_request() {
     let output = interrupt(child);
     assert_eq!(code(&output), 130);
     assert!(stderr(&output).contains("cancelled"), "{}", stderr(&output));
-    assert_eq!(fake.seen.lock().unwrap().cancelled, [7]);
+    assert_eq!(fake.seen.lock().unwrap().operations_cancelled, [7]);
 }
 
 #[test]

@@ -81,10 +81,10 @@ fn a_second_escape_cancels_the_own_request() {
     journey.expect("once");
     journey.press("\x1b");
     journey.expect("Esc again cancels");
-    assert!(fake.seen.lock().unwrap().cancelled.is_empty());
+    assert!(fake.seen.lock().unwrap().operations_cancelled.is_empty());
     journey.press("\x1b");
     eventually("the cancellation", || {
-        fake.seen.lock().unwrap().cancelled == [7]
+        fake.seen.lock().unwrap().operations_cancelled == [7]
     });
     quit(journey);
 }

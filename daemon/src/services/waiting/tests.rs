@@ -2,7 +2,7 @@
 
 use std::{future::ready, path::Path, time::Duration};
 
-use futures_util::StreamExt;
+use futures_util::{StreamExt, stream::BoxStream};
 use sluice_engine::{Engine, EngineOptions, runtime::RequestTicket};
 use sluice_hub::Access;
 use sluice_shared::preset::Preset;
@@ -13,10 +13,7 @@ use crate::{
     library::Library,
     model_name::ModelName,
     operations::{RunningOperation, progress},
-    services::{
-        deadline::Deadline,
-        requests::{self, ResponseStream},
-    },
+    services::{deadline::Deadline, requests},
     settings::ModelSettings,
 };
 
@@ -74,8 +71,8 @@ impl Taker {
         if let Some(failure) = taken.refusals.pop_front() {
             return Err(failure);
         }
-        let facts = RequestDescription::unknown(v1::RequestKind::Generate);
-        let record = waited.unwrap_or_else(|| daemon.requests.create(facts));
+        let facts = RequestDescription::unknown(OperationKind::Generate);
+        let record = waited.unwrap_or_else(|| daemon.requests.create(facts, "m"));
         daemon
             .requests
             .admit(&record, RequestTicket { id: 1, ahead: 0 });
@@ -88,14 +85,17 @@ impl Taker {
         &self,
         daemon: &Arc<Daemon>,
         deadline: Option<Deadline>,
-    ) -> Result<ResponseStream<RecordEvent>, Status> {
+    ) -> Result<Answers, Status> {
         let taker = self.clone();
         let make = move |daemon: Arc<Daemon>, waited| ready(taker.take(&daemon, waited));
-        let kind = (v1::RequestKind::Generate, Ok(()));
-        let answer = requests::run(daemon, deadline, kind, make, |item| Some(item.clone()));
-        Ok(answer.await?.into_inner())
+        let kind = (OperationKind::Generate, Ok(()));
+        let request = requests::admit(daemon, deadline, kind, make).await?;
+        Ok(request.events().boxed())
     }
 }
+
+/// What a request's caller gets.
+type Answers = BoxStream<'static, Result<Arc<v1::GenerationEvent>, Status>>;
 
 async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future)
@@ -114,15 +114,13 @@ async fn until(daemon: &Daemon, is_so: impl Fn() -> bool) {
     .await;
 }
 
-async fn next(answers: &mut ResponseStream<RecordEvent>) -> Event {
-    match within(answers.next()).await.unwrap().unwrap() {
-        RecordEvent::Generation(event) => event.event.unwrap(),
-        other => panic!("{other:?}"),
-    }
+async fn next(answers: &mut Answers) -> Event {
+    let event = within(answers.next()).await.unwrap().unwrap();
+    event.event.clone().unwrap()
 }
 
 /// The status that a request's stream ends with.
-async fn end(answers: &mut ResponseStream<RecordEvent>) -> Status {
+async fn end(answers: &mut Answers) -> Status {
     loop {
         match within(answers.next()).await {
             Some(Ok(_)) => {}
@@ -133,7 +131,7 @@ async fn end(answers: &mut ResponseStream<RecordEvent>) -> Status {
 }
 
 /// Its number and place, and that it is told why it waits.
-async fn told(answers: &mut ResponseStream<RecordEvent>) -> v1::GenerationQueued {
+async fn told(answers: &mut Answers) -> v1::GenerationQueued {
     let Event::Queued(queued) = next(answers).await else {
         panic!("it has a number first")
     };
@@ -157,8 +155,13 @@ async fn requests_wait_for_the_load_and_are_made_in_order() {
     let (one, two) = (told(&mut first).await, told(&mut second).await);
     assert_eq!((one.ahead, two.ahead), (0, 1));
     assert_eq!(daemon.waiting_for_model(), 2);
-    let listed = daemon.requests.find(one.request_id).unwrap().summary();
-    assert_eq!(listed.state(), v1::RequestState::Queued);
+    let listed = daemon
+        .requests
+        .find(one.request_id)
+        .unwrap()
+        .operation()
+        .to_wire();
+    assert_eq!(listed.state(), v1::OperationState::Queued);
 
     // Nobody waits beyond what the queue has room for.
     let refused = taker.ask(&daemon, None).await.err().unwrap();
@@ -188,7 +191,7 @@ async fn who_no_longer_wants_it_leaves_the_line_at_once() {
     let (one, two) = (told(&mut first).await, told(&mut second).await);
 
     let record = daemon.requests.find(one.request_id).unwrap();
-    assert!(record.cancel(&daemon.engine));
+    assert!(record.cancel());
     let Event::Done(done) = next(&mut first).await else {
         panic!("it ends")
     };
@@ -199,7 +202,10 @@ async fn who_no_longer_wants_it_leaves_the_line_at_once() {
     drop(second);
     until(&daemon, || daemon.waiting_for_model() == 0).await;
     let gone = daemon.requests.find(two.request_id).unwrap();
-    assert_eq!(gone.summary().state(), v1::RequestState::Cancelled);
+    assert_eq!(
+        gone.operation().to_wire().state(),
+        v1::OperationState::Cancelled
+    );
 
     // Its time is over.
     let mut metadata = MetadataMap::new();
@@ -269,7 +275,7 @@ async fn what_the_engine_gives_back_waits_for_the_next_model() {
 
     // They can be cancelled as all that wait can.
     let record = daemon.requests.find(two).unwrap();
-    assert!(record.cancel(&daemon.engine));
+    assert!(record.cancel());
     until(&daemon, || daemon.waiting_for_model() == 1).await;
     assert!(record.has_ended());
 

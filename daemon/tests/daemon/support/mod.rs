@@ -167,16 +167,23 @@ impl Daemon {
     }
 
     /// One line of the list.
-    pub(crate) async fn request(&self, id: u64) -> v1::RequestSummary {
-        let answer = self
-            .generation()
-            .await
-            .list_requests(v1::ListRequestsRequest {})
-            .await;
-        let list = answer.unwrap().into_inner().requests;
+    pub(crate) async fn request(&self, id: u64) -> v1::Operation {
+        let request = v1::ListOperationsRequest {
+            kinds: v1::OperationKind::REQUESTS.map(Into::into).into(),
+            ..Default::default()
+        };
+        let answer = self.operations().await.list_operations(request).await;
+        let list = answer.unwrap().into_inner().operations;
         list.into_iter()
-            .find(|request| request.request_id == id)
+            .find(|request| request.operation_id == id)
             .unwrap()
+    }
+
+    /// Cancels an operation; whether it waited or ran.
+    pub(crate) async fn cancel(&self, operation_id: u64) -> Result<bool, Status> {
+        let request = v1::CancelOperationRequest { operation_id };
+        let answer = self.operations().await.cancel_operation(request).await?;
+        Ok(answer.into_inner().was_active)
     }
 
     /// Starts a request and reads it until its first pass.
@@ -312,11 +319,4 @@ pub(crate) async fn rest_of<R: OperationResponse>(
         pictures.extend(answer.into_operation());
     }
     Ok(pictures)
-}
-
-/// Work on files that a snapshot has.
-pub(crate) fn jobs_of(snapshot: &v1::Snapshot) -> Vec<&v1::Operation> {
-    let all = snapshot.operations.iter();
-    all.filter(|operation| operation.kind().is_on_files())
-        .collect()
 }

@@ -1,8 +1,6 @@
 //! Long work that runs, gathered from all that the daemon tells.
 
-use sluice_proto::v1::{
-    Model, ModelState, Operation, RequestKind, RequestState, RequestSummary, Snapshot,
-};
+use sluice_proto::v1::{Model, ModelState, Operation, OperationKind, OperationState, Snapshot};
 use sluice_shared::units;
 
 use super::super::{levels::RunningMeasurement, state::DashboardState};
@@ -101,13 +99,11 @@ pub(super) fn running(state: &DashboardState) -> Vec<Work> {
     works.extend(Work::of_load(snapshot));
     works.extend(Work::of_switch(snapshot, state.levels.converting));
     let measuring = state.levels.measuring.as_ref();
-    for row in &snapshot.requests {
-        let own = measuring.filter(|own| own.request_id == Some(row.request_id));
+    for row in snapshot.requests() {
+        let own = measuring.filter(|own| own.request_id == Some(row.operation_id));
         works.extend(Work::of_request(row, own));
     }
-    let jobs = snapshot.operations.iter();
-    let jobs = jobs.filter(|operation| operation.kind().is_on_files());
-    works.extend(jobs.map(Work::of_job));
+    works.extend(snapshot.jobs().map(Work::of_job));
     works.extend(pulls);
     works
 }
@@ -136,32 +132,32 @@ impl Work {
     }
 
     /// A request that runs or waits and is no generation; of our own measurement more is known.
-    pub(super) fn of_request(
-        row: &RequestSummary,
-        own: Option<&RunningMeasurement>,
-    ) -> Option<Self> {
-        let is_active = matches!(row.state(), RequestState::Queued | RequestState::Running);
+    pub(super) fn of_request(row: &Operation, own: Option<&RunningMeasurement>) -> Option<Self> {
+        let is_active = matches!(
+            row.state(),
+            OperationState::Queued | OperationState::Running
+        );
         Self::of_any_request(row, own).filter(|_| is_active)
     }
 
     /// The same of one that may have ended.
     pub(super) fn of_any_request(
-        row: &RequestSummary,
+        row: &Operation,
         own: Option<&RunningMeasurement>,
     ) -> Option<Self> {
-        let waits = row.state() == RequestState::Queued;
+        let waits = row.state() == OperationState::Queued;
         let kind = match row.kind() {
-            RequestKind::Generate => return None,
-            RequestKind::Fidelity => "fidelity",
-            RequestKind::Score | RequestKind::Unspecified => "score",
+            OperationKind::Generate => return None,
+            OperationKind::MeasureFidelity => "fidelity",
+            _ => "score",
         };
         let words = if waits { ", waits" } else { "" };
         let what = match own {
-            Some(own) => format!("request {}, level {}{words}", row.request_id, own.level),
-            None => format!("request {}{words}", row.request_id),
+            Some(own) => format!("request {}, level {}{words}", row.operation_id, own.level),
+            None => format!("request {}{words}", row.operation_id),
         };
         Some(Self {
-            task: WorkTask::Request(row.request_id),
+            task: WorkTask::Request(row.operation_id),
             kind: kind.to_owned(),
             what,
             progress: own.filter(|own| own.total > 0).map(|own| WorkProgress {

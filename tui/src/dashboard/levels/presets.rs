@@ -82,7 +82,7 @@ impl PresetStatistics {
             self.taken.clear();
         } else {
             self.taken.extend(self.pending.keys());
-            let listed = snapshot.requests.iter().map(|row| row.request_id);
+            let listed = snapshot.requests().map(|row| row.operation_id);
             self.taken.extend(listed);
             self.limit();
         }

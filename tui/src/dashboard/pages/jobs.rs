@@ -45,11 +45,8 @@ pub(in super::super) fn note(
             let model = snapshot.model.as_ref();
             model.map(|model| (model.name.clone(), model.state))
         };
-        let jobs = |snapshot: &Snapshot| {
-            let all = snapshot.operations.iter();
-            all.filter(|one| one.kind().is_on_files()).count()
-        };
-        is_other = model(before) != model(snapshot) || jobs(before) != jobs(snapshot);
+        is_other =
+            model(before) != model(snapshot) || before.jobs().count() != snapshot.jobs().count();
     }
     let mut models = state.jobs.models.iter().flatten();
     let pulls = models.any(|model| model.state() == ModelState::Pulling);

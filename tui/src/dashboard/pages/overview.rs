@@ -4,7 +4,7 @@ use ratatui::{
     layout::{Constraint, Layout, Rect},
     text::Line,
 };
-use sluice_proto::v1::{RequestState, RequestSummary};
+use sluice_proto::v1::{Operation, OperationState};
 use sluice_shared::units;
 
 use super::{
@@ -128,7 +128,7 @@ fn draw_requests(screen: &mut Screen<'_, '_>, area: Rect) {
         screen.lines(inner, vec![Line::styled(words, screen.style(Role::Dim))]);
         return;
     }
-    let is_selected = |row: &RequestSummary| Some(row.request_id) == state.requests.selected;
+    let is_selected = |row: &Operation| Some(row.operation_id) == state.requests.selected;
     let selected = all.iter().position(is_selected);
     let first = selected.unwrap_or(0).saturating_sub(rows.saturating_sub(1));
     let shown = all.iter().skip(first).take(rows);
@@ -142,12 +142,12 @@ fn draw_requests(screen: &mut Screen<'_, '_>, area: Rect) {
         let role = match (is_selected(row), row.state()) {
             (true, _) if focused => Role::Selected,
             (true, _) => Role::Title,
-            (false, RequestState::Failed) => Role::Bad,
+            (false, OperationState::Failed) => Role::Bad,
             (false, _) => Role::Committed,
         };
         let line = Line::styled(words, screen.style(role));
         screen.frame.render_widget(line, place);
-        screen.hit_area(place, HitTarget::Request(row.request_id));
+        screen.hit_area(place, HitTarget::Request(row.operation_id));
     }
 }
 
@@ -165,25 +165,29 @@ fn queue_title(state: &DashboardState) -> String {
     }
 }
 
-fn request_words(row: &RequestSummary, requests: &Requests) -> String {
+fn request_words(row: &Operation, requests: &Requests) -> String {
     let ms = match row.state() {
-        RequestState::Queued => row.queued_ms,
+        OperationState::Queued => row.queued_ms,
         _ => row.elapsed_ms,
     };
     let state = match row.state() {
-        RequestState::Unspecified => "ended".to_owned(),
+        OperationState::Unspecified => "ended".to_owned(),
         state => state.to_string(),
     };
+    let detail = row.request_detail();
     let mut words = format!(
         "{:<4} {:<9} {}/{} blocks  {}",
-        requests.name(row.request_id),
+        requests.name(row.operation_id),
         state,
-        row.blocks_done,
-        row.blocks,
+        detail.done_blocks,
+        detail.blocks,
         units::duration_ms(ms),
     );
-    if !row.error.is_empty() {
-        words += &format!("  {}", row.error);
+    // That one was cancelled, its state says.
+    if let Some(error) = &row.error
+        && row.state() != OperationState::Cancelled
+    {
+        words += &format!("  {}", error.message);
     }
     words
 }

@@ -7,7 +7,6 @@ use sluice_proto::{
         self, ListFidelityRequest, MeasureFidelityRequest, OperationStage, Plan, PlanRequest,
         SampleTexts,
         measure_fidelity_request::Samples,
-        measure_fidelity_response,
         operation::{Detail, Outcome},
     },
 };
@@ -122,8 +121,6 @@ pub(super) async fn measure(
     level: Level,
     events: Sender<Event>,
 ) -> Result<(), Failure> {
-    use measure_fidelity_response::Kind;
-
     let call = MeasureFidelityRequest {
         samples: Some(Samples::Texts(SampleTexts {
             texts: vec![SAMPLE.to_owned()],
@@ -143,17 +140,18 @@ pub(super) async fn measure(
             }
             answer => answer.map_err(|status| daemon.failure(status))?,
         };
-        let event = match answer.kind {
-            Some(Kind::Progress(progress)) => Event::Measuring {
-                request_id: progress.request_id,
-                done: progress.done,
-                total: progress.total,
-            },
-            Some(Kind::Result(result)) => {
-                let _ = events.send(Event::Measured(Ok(Box::new(result)))).await;
-                return Ok(());
-            }
-            None => continue,
+        let Some(operation) = answer.operation else {
+            continue;
+        };
+        if let Some(Outcome::Fidelity(result)) = operation.outcome {
+            let _ = events.send(Event::Measured(Ok(Box::new(result)))).await;
+            return Ok(());
+        }
+        let step = operation.progress.unwrap_or_default();
+        let event = Event::Measuring {
+            request_id: operation.operation_id,
+            done: step.done as u32,
+            total: step.total.unwrap_or(0) as u32,
         };
         let _ = events.send(event).await;
     }

@@ -309,7 +309,7 @@ fn an_opened_run_stays_until_it_is_left() {
     }
     feed(
         &mut state,
-        snapshot(vec![summary(9, RequestState::Running)]),
+        snapshot(vec![summary(9, OperationState::Running)]),
     );
     assert_eq!((state.requests.selected, state.reel.at), (Some(3), Some(1)));
     letter(&mut state, ']');

@@ -450,7 +450,7 @@ fn only_our_own_request_is_cancelled_from_the_chat() {
     let mut state = answered();
     feed(
         &mut state,
-        snapshot(vec![summary(9, RequestState::Running)]),
+        snapshot(vec![summary(9, OperationState::Running)]),
     );
     assert_eq!(state.requests.selected, Some(9));
     press(&mut state, KeyCode::Char('x'));

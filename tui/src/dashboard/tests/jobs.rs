@@ -130,11 +130,11 @@ fn full() -> DashboardState {
                 level: v1::Level::Moderate.into(),
                 budget_bytes: 4 * GIB,
             });
-            let mut fidelity = summary(9, RequestState::Running);
-            fidelity.kind = RequestKind::Fidelity.into();
-            let mut score = summary(10, RequestState::Queued);
-            score.kind = RequestKind::Score.into();
-            snapshot.requests = vec![fidelity, score];
+            let mut fidelity = summary(9, OperationState::Running);
+            fidelity.kind = OperationKind::MeasureFidelity.into();
+            let mut score = summary(10, OperationState::Queued);
+            score.kind = OperationKind::Score.into();
+            snapshot.operations.extend([fidelity, score]);
         };
         let jobs = vec![job(3, OperationKind::Compress, second << 28)];
         update(&mut state, running(jobs, change), second * 1_000);
@@ -279,7 +279,7 @@ fn what_ended_tells_how() {
 
 #[test]
 fn what_others_had_measured_or_scored_is_listed_once_it_ended() {
-    let request = |id, kind: RequestKind, state| {
+    let request = |id, kind: OperationKind, state| {
         let mut row = summary(id, state);
         row.kind = kind.into();
         row
@@ -292,21 +292,21 @@ fn what_others_had_measured_or_scored_is_listed_once_it_ended() {
         total: 48,
     });
     let kinds = [
-        RequestKind::Fidelity,
-        RequestKind::Score,
-        RequestKind::Generate,
+        OperationKind::MeasureFidelity,
+        OperationKind::Score,
+        OperationKind::Generate,
     ];
     let rows = |state| {
         let ids = (9..).zip([kinds[0], kinds[0], kinds[1], kinds[2]]);
         ids.map(|(id, kind)| request(id, kind, state)).collect()
     };
-    feed(&mut state, snapshot(rows(RequestState::Running)));
-    let stopped = request(11, RequestKind::Score, RequestState::Cancelled);
+    feed(&mut state, snapshot(rows(OperationState::Running)));
+    let stopped = request(11, OperationKind::Score, OperationState::Cancelled);
     feed(&mut state, snapshot(vec![stopped]));
     feed(&mut state, Event::MeasuringStopped);
     feed(&mut state, snapshot(vec![]));
     // The daemon was asked how the other came out.
-    let done = request(10, RequestKind::Fidelity, RequestState::Done);
+    let done = request(10, OperationKind::MeasureFidelity, OperationState::Done);
     let effects = feed(&mut state, Event::Requests(vec![done]));
     assert_eq!(effects, [Effect::ListFidelity]);
     let ended = state.jobs.ended.iter();
@@ -412,8 +412,8 @@ fn a_model_is_loaded_at_once_where_nothing_runs_and_asked_about_else() {
         [Effect::Load(name.into())]
     );
     let requests = vec![
-        summary(3, RequestState::Running),
-        summary(4, RequestState::Queued),
+        summary(3, OperationState::Running),
+        summary(4, OperationState::Queued),
     ];
     feed(&mut state, snapshot(requests));
     assert_eq!(press(&mut state, KeyCode::Enter), []);

@@ -41,7 +41,7 @@ fn enter_sends_once_and_the_answer_is_followed() {
         (own_ids(&state), state.requests.selected),
         (vec![], Some(5))
     );
-    assert_eq!(state.rows()[0].state(), RequestState::Done);
+    assert_eq!(state.rows()[0].state(), OperationState::Done);
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn the_filter_keeps_the_requests_that_it_names() {
     press(&mut state, KeyCode::Esc);
     press(&mut state, KeyCode::Char('/'));
     write(&mut state, "queued");
-    let ids: Vec<u64> = state.rows().iter().map(|row| row.request_id).collect();
+    let ids: Vec<u64> = state.rows().iter().map(|row| row.operation_id).collect();
     assert_eq!(ids, [4]);
     press(&mut state, KeyCode::Esc);
     assert_eq!(state.rows().len(), 2);
@@ -244,12 +244,12 @@ fn somebody_elses_request_is_watched_and_watched_anew_after_a_loss() {
     let mut state = idle();
     let effects = feed(
         &mut state,
-        snapshot(vec![summary(9, RequestState::Running)]),
+        snapshot(vec![summary(9, OperationState::Running)]),
     );
     assert_eq!(effects, [Effect::Watch(Some(9))]);
     let again = feed(
         &mut state,
-        snapshot(vec![summary(9, RequestState::Running)]),
+        snapshot(vec![summary(9, OperationState::Running)]),
     );
     assert_eq!(again, []);
     let event = Event::Lost {
@@ -271,8 +271,8 @@ fn a_daemon_started_anew_has_new_requests() {
     feed(&mut state, Event::Snapshot(fresh));
     // What was seen of the one before can still be looked at, under a name of its own.
     let rows = state.rows();
-    assert_eq!((rows.len(), rows[0].state()), (1, RequestState::Failed));
-    assert_eq!(state.requests.selected, Some(rows[0].request_id));
+    assert_eq!((rows.len(), rows[0].state()), (1, OperationState::Failed));
+    assert_eq!(state.requests.selected, Some(rows[0].operation_id));
     assert_eq!(state.recording().expect("kept").len(), 1);
     assert_eq!(press(&mut state, KeyCode::Esc), []);
     let screen = shown(&state, SIZES[0]);
@@ -322,8 +322,8 @@ fn a_refused_prompt_comes_back_to_be_changed() {
 #[test]
 fn a_scoring_is_not_watched() {
     let mut state = idle();
-    let mut row = summary(9, RequestState::Running);
-    row.kind = RequestKind::Score.into();
+    let mut row = summary(9, OperationState::Running);
+    row.kind = OperationKind::Score.into();
     assert_eq!(feed(&mut state, snapshot(vec![row])), []);
     assert_eq!(state.requests.selected, Some(9));
 }
@@ -338,7 +338,7 @@ fn time_redraws_only_what_counts_it() {
 }
 
 /// The next snapshot, of a daemon that has been up for so long.
-fn snapshot_at(uptime_ms: u64, requests: Vec<RequestSummary>) -> Event {
+fn snapshot_at(uptime_ms: u64, requests: Vec<Operation>) -> Event {
     let Event::Snapshot(mut next) = snapshot(requests) else {
         unreachable!("it is a snapshot");
     };
@@ -372,7 +372,7 @@ fn a_request_of_somebody_else_never_becomes_ours() {
     let mut state = sent();
     feed(
         &mut state,
-        snapshot(vec![summary(9, RequestState::Running)]),
+        snapshot(vec![summary(9, OperationState::Running)]),
     );
     feed(&mut state, request(9, queued(9)));
     assert_eq!(own_ids(&state), [None]);
@@ -439,7 +439,7 @@ fn an_answer_that_broke_off_keeps_what_stood() {
 #[test]
 fn what_is_done_while_frozen_is_done_to_what_is_there_now() {
     let mut state = idle();
-    let rows = vec![summary(9, RequestState::Running)];
+    let rows = vec![summary(9, OperationState::Running)];
     feed(&mut state, snapshot(rows));
     press(&mut state, KeyCode::Esc);
     press(&mut state, KeyCode::Char('f'));
@@ -448,7 +448,7 @@ fn what_is_done_while_frozen_is_done_to_what_is_there_now() {
     feed(&mut state, snapshot(vec![]));
     press(&mut state, KeyCode::Char('x'));
     assert_eq!(state.mode(), Mode::Page);
-    let rows = vec![summary(10, RequestState::Running)];
+    let rows = vec![summary(10, OperationState::Running)];
     let effects = feed(&mut state, snapshot(rows));
     assert_eq!(effects, [Effect::Watch(Some(10))]);
     let event = Event::Lost {
@@ -465,7 +465,7 @@ fn what_is_done_while_frozen_is_done_to_what_is_there_now() {
 #[test]
 fn a_question_does_not_outlive_its_daemon() {
     let mut state = idle();
-    let rows = || vec![summary(7, RequestState::Running)];
+    let rows = || vec![summary(7, OperationState::Running)];
     feed(&mut state, snapshot(rows()));
     press(&mut state, KeyCode::Tab);
     press(&mut state, KeyCode::Char('x'));
@@ -481,27 +481,27 @@ fn requests_that_left_the_list_are_asked_about_and_kept() {
     let mut state = busy();
     let effects = feed(
         &mut state,
-        snapshot(vec![summary(3, RequestState::Running)]),
+        snapshot(vec![summary(3, OperationState::Running)]),
     );
     assert_eq!(effects, [Effect::ListRequests]);
     let states = |state: &DashboardState| -> Vec<_> {
         let rows = state.rows().into_iter();
-        rows.map(|row| (row.request_id, row.state())).collect()
+        rows.map(|row| (row.operation_id, row.state())).collect()
     };
-    let running = (3, RequestState::Running);
-    assert_eq!(states(&state), [running, (4, RequestState::Unspecified)]);
-    let failed = RequestSummary {
-        error: "out of memory".into(),
-        ..summary(4, RequestState::Failed)
+    let running = (3, OperationState::Running);
+    assert_eq!(states(&state), [running, (4, OperationState::Unspecified)]);
+    let failed = Operation {
+        error: Some("out of memory".to_owned().into()),
+        ..summary(4, OperationState::Failed)
     };
     feed(&mut state, Event::Requests(vec![failed]));
-    assert_eq!(states(&state), [running, (4, RequestState::Failed)]);
+    assert_eq!(states(&state), [running, (4, OperationState::Failed)]);
     let screen = shown(&state, SIZES[0]);
     assert!(screen.contains("out of memory"), "{screen}");
     for id in 10..100 {
         feed(
             &mut state,
-            snapshot(vec![summary(id, RequestState::Queued)]),
+            snapshot(vec![summary(id, OperationState::Queued)]),
         );
     }
     assert_eq!(state.requests.ended.len(), ENDED_MAX);

@@ -18,8 +18,8 @@ fn ended_job(operation_id: u64) -> Operation {
     }
 }
 
-fn ended_request(request_id: u64, kind: RequestKind) -> RequestSummary {
-    let mut row = summary(request_id, RequestState::Done);
+fn ended_request(request_id: u64, kind: OperationKind) -> Operation {
+    let mut row = summary(request_id, OperationState::Done);
     row.kind = kind.into();
     row
 }
@@ -52,14 +52,14 @@ fn a_dashboard_that_comes_later_asks_for_what_ended_and_lists_it() {
     assert_eq!(feed(&mut state, snapshot(vec![])), [], "once is enough");
 
     let rows = vec![
-        ended_request(1, RequestKind::Generate),
-        ended_request(2, RequestKind::Score),
-        ended_request(3, RequestKind::Generate),
+        ended_request(1, OperationKind::Generate),
+        ended_request(2, OperationKind::Score),
+        ended_request(3, OperationKind::Generate),
     ];
     let effects = feed(&mut state, Event::Requests(rows));
     // The latest is shown, and can be watched to its end.
     assert_eq!(effects, [Effect::ListFidelity, Effect::Watch(Some(3))]);
-    let ids: Vec<u64> = state.rows().iter().map(|row| row.request_id).collect();
+    let ids: Vec<u64> = state.rows().iter().map(|row| row.operation_id).collect();
     assert_eq!(ids, [3, 2, 1]);
     let screen = shown(&state, SIZES[0]);
     assert!(screen.contains("3    done"), "{screen}");

@@ -25,7 +25,7 @@ fn a_request_in_its_second_block() {
 fn watched() -> DashboardState {
     let mut state = busy();
     for at in 0..600_u64 {
-        let Event::Snapshot(mut snapshot) = snapshot(vec![summary(3, RequestState::Running)])
+        let Event::Snapshot(mut snapshot) = snapshot(vec![summary(3, OperationState::Running)])
         else {
             unreachable!("that is what it is");
         };
