@@ -32,6 +32,21 @@ impl OperationKind {
     }
 }
 
+impl v1::Model {
+    /// How far its load or download is, which one of these operations may be.
+    #[must_use]
+    pub fn progress_in<'a>(
+        &self,
+        operations: &'a [Operation],
+    ) -> Option<&'a v1::OperationProgress> {
+        let id = self.operation_id?;
+        let mut all = operations.iter();
+        all.find(|operation| operation.operation_id == id)?
+            .progress
+            .as_ref()
+    }
+}
+
 impl v1::Snapshot {
     /// Requests that wait or run.
     pub fn requests(&self) -> impl Iterator<Item = &Operation> {

@@ -147,17 +147,11 @@ impl Pulls {
                 Some(Detail::PullPlan(plan)) => (plan.name, plan.folder),
                 _ => (key.clone(), String::new()),
             };
-            let step = operation.progress.unwrap_or_default();
             v1::Model {
                 name,
                 path,
                 state: v1::ModelState::Pulling.into(),
                 origin: v1::ModelOrigin::Pulled.into(),
-                pull: Some(v1::PullProgress {
-                    file: step.item,
-                    done_bytes: step.done,
-                    total_bytes: step.total.unwrap_or(0),
-                }),
                 operation_id: Some(operation.operation_id),
                 ..Default::default()
             }

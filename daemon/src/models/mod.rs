@@ -375,12 +375,7 @@ fn asleep_to_wire(name: &ModelName) -> v1::Model {
 }
 
 fn loading_to_wire((name, operation): &(ModelName, Arc<Operation>)) -> v1::Model {
-    let (loaded_bytes, total_bytes) = operation.loaded_bytes();
     v1::Model {
-        progress: Some(v1::LoadProgress {
-            loaded_bytes,
-            total_bytes,
-        }),
         operation_id: Some(operation.id()),
         ..name.to_wire(v1::ModelState::Loading)
     }
@@ -398,7 +393,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::{model_name::EMBEDDED_NAME, operations::progress};
+    use crate::model_name::EMBEDDED_NAME;
 
     fn with(engine: Weak<Engine>) -> Models {
         let changes = ChangeNotifier::default();
@@ -420,23 +415,12 @@ mod tests {
     fn while_one_loads_callers_are_told_to_come_back() {
         let models = without_engine();
         let load = models.load_by_hand(ModelName::embedded());
-        load.progress(progress(
-            v1::OperationStage::Loading,
-            v1::ProgressUnit::Bytes,
-            1,
-            2,
-        ));
         assert!(matches!(
             models.serving(),
             Err(Failure::ModelLoading { .. })
         ));
         let present = models.present().unwrap();
         assert_eq!(present.state(), v1::ModelState::Loading);
-        let expected = v1::LoadProgress {
-            loaded_bytes: 1,
-            total_bytes: 2,
-        };
-        assert_eq!(present.progress, Some(expected));
         assert_eq!(present.operation_id, Some(load.id()));
         assert_eq!(models.list().len(), 1);
     }

@@ -136,6 +136,23 @@ fn the_earliest_ended_are_forgotten_and_the_active_are_not() {
 }
 
 #[test]
+fn many_requests_push_no_load_out_of_the_list() {
+    let registry = requests();
+    let description = OperationDescription {
+        kind: v1::OperationKind::Load,
+        ..Default::default()
+    };
+    let load = registry.operations.begin(description, None).unwrap();
+    drop(load);
+    for _ in 0..2 * ENDED_MAX {
+        let record = admitted(&registry);
+        registry.end(&record, None, done());
+    }
+    assert!(registry.operations.find(1).is_ok());
+    assert_eq!(registry.operations.all().len(), ENDED_MAX + 1);
+}
+
+#[test]
 fn large_ended_requests_are_forgotten_sooner() {
     let registry = requests();
     for _ in 0..5 {

@@ -174,3 +174,89 @@ impl Follower {
         Some(Ok(self.operation.to_wire()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+    use crate::operations::{
+        ChangeNotifier, OperationDescription, Operations, Outcome, RunningOperation, progress,
+    };
+
+    type Pictures = ResponseStream<v1::WatchOperationResponse>;
+
+    fn running() -> RunningOperation {
+        let operations = Arc::new(Operations::new(ChangeNotifier::default()));
+        let description = OperationDescription {
+            kind: v1::OperationKind::Load,
+            ..Default::default()
+        };
+        operations.begin(description, None).unwrap()
+    }
+
+    fn reading(running: &RunningOperation, done: u64) {
+        let (loading, bytes) = (v1::OperationStage::Loading, v1::ProgressUnit::Bytes);
+        running.progress(progress(loading, bytes, done, 9));
+    }
+
+    async fn next(pictures: &mut Pictures) -> v1::Operation {
+        pictures.next().await.unwrap().unwrap().operation.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_slow_follower_skips_pictures_and_gets_the_last() {
+        let running = running();
+        let closing = CancellationToken::new();
+        let mut pictures: Pictures = follow(running.operation(), &closing);
+        assert_eq!(next(&mut pictures).await.progress, None);
+        for done in 0..5 {
+            reading(&running, done);
+        }
+        assert_eq!(next(&mut pictures).await.progress.unwrap().done, 4);
+        reading(&running, 6);
+        running.finish(Ok(Outcome::Load(v1::LoadResult::default())));
+        let last = next(&mut pictures).await;
+        assert_eq!(last.state(), v1::OperationState::Done);
+        assert_eq!(last.progress.unwrap().done, 9);
+        assert!(pictures.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn who_comes_after_the_end_gets_one_picture_and_the_status() {
+        let running = running();
+        running.finish(Err(Failure::Cancelled));
+        let closing = CancellationToken::new();
+        let mut pictures: Pictures = follow(running.operation(), &closing);
+        let last = next(&mut pictures).await;
+        assert_eq!(last.state(), v1::OperationState::Cancelled);
+        assert_eq!(last.error.unwrap().reason, "CANCELLED");
+        let status = pictures.next().await.unwrap().unwrap_err();
+        assert_eq!(status.code(), Code::Cancelled);
+        assert!(pictures.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn the_last_picture_waits_for_what_is_written_down() {
+        let running = running();
+        running.finish(Ok(Outcome::Load(v1::LoadResult::default())));
+        let (written, is_written) = tokio::sync::oneshot::channel::<()>();
+        let closing = CancellationToken::new();
+        let mut pictures: Pictures = follow_until(running.operation(), &closing, async {
+            drop(is_written.await);
+        });
+        assert!(pictures.next().now_or_never().is_none());
+        written.send(()).unwrap();
+        assert_eq!(next(&mut pictures).await.state(), v1::OperationState::Done);
+    }
+
+    #[tokio::test]
+    async fn followers_are_let_go_when_the_daemon_closes() {
+        let running = running();
+        let closing = CancellationToken::new();
+        let mut pictures: Pictures = follow(running.operation(), &closing);
+        assert!(next(&mut pictures).await.is_active());
+        closing.cancel();
+        assert!(pictures.next().await.is_none());
+    }
+}

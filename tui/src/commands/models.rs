@@ -1,6 +1,8 @@
 //! `sluice list`, and how a model is put into words.
 
-use sluice_proto::v1::{ListModelsRequest, ListModelsResponse, Model, ModelOrigin, ModelState};
+use sluice_proto::v1::{
+    ListModelsRequest, ListModelsResponse, Model, ModelOrigin, ModelState, Operation,
+};
 use sluice_shared::units;
 
 use crate::{
@@ -27,7 +29,7 @@ pub(super) async fn run(
     if models.is_empty() {
         out.line("no models")?;
     } else {
-        show_models(models, out)?;
+        show_models(models, &list.operations, out)?;
     }
     for line in converted_weights(&list) {
         out.line(&sanitise_line(&line))?;
@@ -35,7 +37,11 @@ pub(super) async fn run(
     Ok(())
 }
 
-fn show_models(models: &[Model], out: &mut StandardOutput) -> Result<(), Failure> {
+fn show_models(
+    models: &[Model],
+    operations: &[Operation],
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
     let width = models.iter().map(|model| text::width(&model.name));
     let width = width.max().unwrap_or_default().clamp(4, NAME_COLUMNS_MAX);
     out.line(&format!(
@@ -43,7 +49,7 @@ fn show_models(models: &[Model], out: &mut StandardOutput) -> Result<(), Failure
         "NAME", "STATE", "FAMILY", "PARAMETERS", "SIZE", "FORMAT"
     ))?;
     for model in models {
-        out.line(&row(model, width))?;
+        out.line(&row(model, operations, width))?;
     }
     Ok(())
 }
@@ -88,12 +94,14 @@ fn converted_weights(list: &ListModelsResponse) -> Vec<String> {
 const NAME_COLUMNS_MAX: usize = 48;
 
 /// A model as a line of the table; the default one is marked.
-fn row(model: &Model, width: usize) -> String {
+fn row(model: &Model, operations: &[Operation], width: usize) -> String {
     let shape = model.shape.as_ref();
     let family = shape.map_or(model.family.as_str(), |shape| shape.family.as_str());
     let parameters = shape.map(|shape| shape.parameters).or(model.parameters);
-    let size = match (model.disk_bytes, shape, &model.pull) {
-        (_, _, Some(pull)) => units::bytes(pull.done_bytes),
+    let step = model.progress_in(operations);
+    let pull = step.filter(|_| model.state() == ModelState::Pulling);
+    let size = match (model.disk_bytes, shape, pull) {
+        (_, _, Some(pull)) => units::bytes(pull.done),
         (0, Some(shape), _) => units::bytes(shape.weight_bytes),
         (0, None, _) => "?".to_owned(),
         (bytes, ..) => units::bytes(bytes),
@@ -108,15 +116,15 @@ fn row(model: &Model, width: usize) -> String {
         parameters.map_or_else(|| "?".to_owned(), units::count),
         origin(model),
     );
-    if let Some(pull) = &model.pull {
-        line += &format!(", {} in all", units::bytes(pull.total_bytes));
-    }
-    if let (ModelState::Loading, Some(progress)) = (model.state(), &model.progress) {
-        line += &format!(
-            ", {} of {} read",
-            units::bytes(progress.loaded_bytes),
-            units::bytes(progress.total_bytes)
-        );
+    match (model.state(), step) {
+        (ModelState::Pulling, Some(step)) => {
+            line += &format!(", {} in all", units::bytes(step.total.unwrap_or(0)));
+        }
+        (ModelState::Loading, Some(step)) => {
+            let (done, total) = (step.done, step.total.unwrap_or(0));
+            line += &format!(", {} of {} read", units::bytes(done), units::bytes(total));
+        }
+        _ => {}
     }
     if !model.error.is_empty() {
         line += &format!(", error: {}", model.error);
@@ -162,15 +170,6 @@ pub(crate) fn describe(model: &Model) -> String {
     }
     if model.shape.is_none() && model.disk_bytes > 0 {
         line += &format!(": {}", formats::files(model));
-    }
-    if model.state() == ModelState::Loading
-        && let Some(progress) = &model.progress
-    {
-        line += &format!(
-            ", {} of {} read",
-            units::bytes(progress.loaded_bytes),
-            units::bytes(progress.total_bytes)
-        );
     }
     if model.is_demonstration {
         line += ", demonstration model";

@@ -2,7 +2,9 @@
 
 use std::{fs, path::PathBuf, time::Duration};
 
-use sluice_proto::v1::{ListModelsRequest, LoadModelRequest, Model, ModelOrigin, ModelState};
+use sluice_proto::v1::{
+    ListModelsRequest, ListModelsResponse, LoadModelRequest, Model, ModelOrigin, ModelState,
+};
 use sluice_shared::{names, units};
 use tokio::signal::unix::Signal;
 
@@ -31,8 +33,9 @@ pub(super) async fn ensure_loaded(
     let mut subject = subject.clone();
     let mut is_downloaded = false;
     loop {
-        let models = list(daemon).await?;
-        let found = find(&models, &subject);
+        let answer = list_all(daemon).await?;
+        let models = &answer.models;
+        let found = find(models, &subject);
         let state = found.map_or(ModelState::Unspecified, Model::state);
         match (state, found) {
             // A request brings back one that sleeps.
@@ -48,7 +51,7 @@ pub(super) async fn ensure_loaded(
                 if matches!(subject, ModelArgument::Name(_)) && !is_downloaded =>
             {
                 progress.clear();
-                let model = download(daemon, &subject, &models, interrupts, out).await?;
+                let model = download(daemon, &subject, models, interrupts, out).await?;
                 // It may have a label that nobody had to say.
                 subject = ModelArgument::Name(model.name);
                 is_downloaded = true;
@@ -63,7 +66,7 @@ pub(super) async fn ensure_loaded(
                 }
             }
         }
-        progress.show(&waiting(&models));
+        progress.show(&waiting(&answer));
         tokio::select! {
             () = tokio::time::sleep(PAUSE) => {}
             _ = interrupts.recv() => return Err(Failure::interrupted("the load continues")),
@@ -84,9 +87,13 @@ pub(super) fn loading(models: &[Model]) -> Option<&Model> {
 }
 
 pub(super) async fn list(daemon: &DaemonConnection) -> Result<Vec<Model>, Failure> {
+    Ok(list_all(daemon).await?.models)
+}
+
+async fn list_all(daemon: &DaemonConnection) -> Result<ListModelsResponse, Failure> {
     let answer = daemon.models().list_models(ListModelsRequest {}).await;
     let answer = answer.map_err(|status| daemon.failure(status))?;
-    Ok(answer.into_inner().models)
+    Ok(answer.into_inner())
 }
 
 /// The model of the list that is meant.
@@ -179,13 +186,14 @@ fn request(subject: &ModelArgument, found: Option<&Model>, wish: &PlanArgs) -> L
 }
 
 /// What is waited for, in one line.
-fn waiting(models: &[Model]) -> String {
-    match loading(models).and_then(|model| Some((model, model.progress.as_ref()?))) {
+fn waiting(list: &ListModelsResponse) -> String {
+    let model = loading(&list.models);
+    match model.and_then(|model| Some((model, model.progress_in(&list.operations)?))) {
         Some((model, step)) => format!(
             "waiting: {} is loading, {} of {}",
             model.name,
-            units::bytes(step.loaded_bytes),
-            units::bytes(step.total_bytes)
+            units::bytes(step.done),
+            units::bytes(step.total.unwrap_or(0))
         ),
         None => "waiting for another load".to_owned(),
     }

@@ -273,7 +273,7 @@ impl Jobs {
             let after = after.map(Model::state);
             if before.state() == ModelState::Pulling
                 && after != Some(ModelState::Pulling)
-                && let Some(work) = Work::of_pull(&before)
+                && let Some(work) = Work::of_pull(&before, &[])
             {
                 let outcome = match after {
                     Some(ModelState::Partial) => {

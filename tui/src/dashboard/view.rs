@@ -14,7 +14,7 @@ use ratatui::{
     text::{Line, Span},
     widgets::{Block, Clear, Paragraph, Wrap},
 };
-use sluice_proto::v1::{Model, ModelState, Snapshot};
+use sluice_proto::v1::{Model, ModelState, Operation, Snapshot};
 use sluice_shared::units;
 use tui_input::Input;
 
@@ -318,9 +318,12 @@ fn draw_header(screen: &mut Screen<'_, '_>, area: Rect) {
     let (mut words, mut role) = connection(state);
     let opened = state.opened.as_ref();
     let saved = opened.and_then(|opened| opened.recording.canvas().started.as_ref());
-    let present = state.snapshot().map(|snapshot| snapshot.model.as_ref());
+    let present = state.snapshot().map(|snapshot| {
+        let model = snapshot.model.as_ref();
+        model.map(|model| model_words(model, &snapshot.operations))
+    });
     let model = match (present, saved) {
-        (Some(Some(model)), _) => Some(model_words(model)),
+        (Some(Some(words)), _) => Some(words),
         (_, Some(started)) => Some((format!("model {}", started.model), Role::Committed)),
         (Some(None), None) => Some((
             "no model is loaded; 6 lists models".to_owned(),
@@ -398,8 +401,8 @@ fn server(snapshot: Option<&Snapshot>) -> String {
 }
 
 /// The model; its state before what it is, since narrow screens cut the end.
-fn model_words(model: &Model) -> (String, Role) {
-    let (state, role) = model_state(model);
+fn model_words(model: &Model, operations: &[Operation]) -> (String, Role) {
+    let (state, role) = model_state(model, operations);
     let mut words = format!("model {}{state}", model.name);
     if let Some(shape) = &model.shape {
         words += &format!(
@@ -414,16 +417,16 @@ fn model_words(model: &Model) -> (String, Role) {
     (words, role)
 }
 
-fn model_state(model: &Model) -> (String, Role) {
+fn model_state(model: &Model, operations: &[Operation]) -> (String, Role) {
     match model.state() {
         ModelState::Ready => (String::new(), Role::Committed),
         ModelState::Loading => {
             let mut words = " · loading".to_owned();
-            if let Some(progress) = &model.progress {
+            if let Some(step) = model.progress_in(operations) {
                 words += &format!(
                     " {} of {}",
-                    units::bytes(progress.loaded_bytes),
-                    units::bytes(progress.total_bytes)
+                    units::bytes(step.done),
+                    units::bytes(step.total.unwrap_or(0))
                 );
             }
             (words, Role::Warning)

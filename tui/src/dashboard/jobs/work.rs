@@ -1,6 +1,8 @@
 //! Long work that runs, gathered from all that the daemon tells.
 
-use sluice_proto::v1::{Model, ModelState, Operation, OperationKind, OperationState, Snapshot};
+use sluice_proto::v1::{
+    Model, ModelState, Operation, OperationKind, OperationProgress, OperationState, Snapshot,
+};
 use sluice_shared::units;
 
 use super::super::{levels::RunningMeasurement, state::DashboardState};
@@ -91,8 +93,9 @@ impl WorkProgress {
 /// All that runs, what concerns the whole daemon first.
 pub(super) fn running(state: &DashboardState) -> Vec<Work> {
     let mut works = Vec::new();
+    let operations = (state.snapshot()).map_or(&[][..], |snapshot| &snapshot.operations);
     let pulls = state.jobs.models.iter().flatten();
-    let pulls = pulls.filter_map(Work::of_pull);
+    let pulls = pulls.filter_map(|model| Work::of_pull(model, operations));
     let Some(snapshot) = state.snapshot() else {
         return pulls.collect();
     };
@@ -120,11 +123,7 @@ impl Work {
             task: WorkTask::Job(job.operation_id),
             kind: job.kind().to_string(),
             what: format!("job {}: {what}", job.operation_id),
-            progress: job.progress.as_ref().map(|progress| WorkProgress {
-                done: progress.done,
-                total: progress.total.unwrap_or(0),
-                unit: ProgressUnit::Bytes,
-            }),
+            progress: job.progress.as_ref().map(bytes),
             elapsed_ms: Some(job.elapsed_ms),
             threads: job.threads,
             at: progress.item,
@@ -191,11 +190,7 @@ impl Work {
             task: WorkTask::Load,
             kind: "load".to_owned(),
             what: model.name.clone(),
-            progress: model.progress.as_ref().map(|progress| WorkProgress {
-                done: progress.loaded_bytes,
-                total: progress.total_bytes,
-                unit: ProgressUnit::Bytes,
-            }),
+            progress: model.progress_in(&snapshot.operations).map(bytes),
             elapsed_ms: None,
             threads: None,
             at: String::new(),
@@ -238,22 +233,26 @@ impl Work {
     }
 
     /// The download of a model.
-    pub(super) fn of_pull(model: &Model) -> Option<Self> {
+    pub(super) fn of_pull(model: &Model, operations: &[Operation]) -> Option<Self> {
         (model.state() == ModelState::Pulling).then(|| {
-            let pull = model.pull.as_ref();
+            let step = model.progress_in(operations);
             Self {
                 task: WorkTask::Pull(model.name.clone()),
                 kind: "download".to_owned(),
                 what: model.name.clone(),
-                progress: pull.map(|pull| WorkProgress {
-                    done: pull.done_bytes,
-                    total: pull.total_bytes,
-                    unit: ProgressUnit::Bytes,
-                }),
+                progress: step.map(bytes),
                 elapsed_ms: None,
                 threads: None,
-                at: pull.map_or_else(String::new, |pull| pull.file.clone()),
+                at: step.map_or_else(String::new, |step| step.item.clone()),
             }
         })
+    }
+}
+
+fn bytes(step: &OperationProgress) -> WorkProgress {
+    WorkProgress {
+        done: step.done,
+        total: step.total.unwrap_or(0),
+        unit: ProgressUnit::Bytes,
     }
 }

@@ -1,8 +1,8 @@
 //! Jobs and models: what is listed, what is cancelled, how what ended came out.
 
 use sluice_proto::v1::{
-    FileFormat, LoadProgress, ModelOrigin, Operation, OperationError, OperationKind,
-    OperationProgress, OperationState, PullProgress, SwitchTarget, WeightSwitch,
+    FileFormat, ModelOrigin, Operation, OperationError, OperationKind, OperationProgress,
+    OperationState, SwitchTarget, WeightSwitch,
 };
 
 use super::{
@@ -70,15 +70,41 @@ fn models() -> Vec<Model> {
             state: ModelState::Pulling.into(),
             origin: ModelOrigin::Pulled.into(),
             file_format: FileFormat::Gguf.into(),
-            pull: Some(PullProgress {
-                file: "b-Q4_K_M.gguf".into(),
-                done_bytes: GIB,
-                total_bytes: 4 * GIB,
-            }),
             operation_id: Some(12),
             ..Default::default()
         },
     ]
+}
+
+/// The load that the snapshot's model comes by.
+fn load(done: u64) -> Operation {
+    Operation {
+        operation_id: 11,
+        kind: OperationKind::Load.into(),
+        state: OperationState::Running.into(),
+        progress: Some(OperationProgress {
+            done,
+            total: Some(15 * GIB),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+/// The download under way.
+fn pull() -> Operation {
+    Operation {
+        operation_id: 12,
+        kind: OperationKind::Pull.into(),
+        state: OperationState::Running.into(),
+        progress: Some(OperationProgress {
+            item: "b-Q4_K_M.gguf".into(),
+            done: GIB,
+            total: Some(4 * GIB),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
 }
 
 /// A snapshot with the given jobs, changed.
@@ -118,10 +144,7 @@ fn full() -> DashboardState {
             model.name = "GSAI-ML/LLaDA-8B-Instruct".into();
             model.state = ModelState::Loading.into();
             model.operation_id = Some(11);
-            model.progress = Some(LoadProgress {
-                loaded_bytes: second * GIB,
-                total_bytes: 15 * GIB,
-            });
+            snapshot.operations.extend([load(second * GIB), pull()]);
             snapshot.weight_switch = Some(WeightSwitch {
                 done_steps: 3,
                 total_steps: 9,
@@ -330,10 +353,8 @@ fn what_the_filter_hides_keeps_its_rate() {
         let model = snapshot.model.as_mut().expect("set");
         model.name = "GSAI-ML/LLaDA-8B-Instruct".into();
         model.state = ModelState::Loading.into();
-        model.progress = Some(LoadProgress {
-            loaded_bytes: 3 * GIB,
-            total_bytes: 15 * GIB,
-        });
+        model.operation_id = Some(11);
+        snapshot.operations.extend([load(3 * GIB), pull()]);
     });
     update(&mut state, event, 3_000);
     press(&mut state, KeyCode::Esc);
@@ -374,6 +395,8 @@ fn only_so_much_of_what_ended_is_kept() {
 fn models_are_listed() {
     let mut state = page();
     pictures("jobs_asking", &state);
+    let pulling = running(vec![], |snapshot| snapshot.operations.push(pull()));
+    feed(&mut state, pulling);
     feed(&mut state, Event::Models(models()));
     press(&mut state, KeyCode::Tab);
     press(&mut state, KeyCode::Char('j'));

@@ -4,7 +4,7 @@ use ratatui::{
     layout::{Constraint, Layout, Rect},
     text::Line,
 };
-use sluice_proto::v1::{Model, ModelOrigin, ModelState};
+use sluice_proto::v1::{Model, ModelOrigin, ModelState, Operation, OperationProgress};
 use sluice_shared::units;
 
 use super::super::{
@@ -204,27 +204,31 @@ pub(super) fn draw_models(screen: &mut Screen<'_, '_>, area: Rect) {
     let at = models
         .iter()
         .position(|model| Some(&model.name) == selected.map(|model| &model.name));
+    let operations = (screen.state.snapshot()).map_or(&[][..], |snapshot| &snapshot.operations);
     let table = Table {
         columns: MODELS,
         widest: MODEL_COLUMNS_MAX,
-        rows: models.iter().map(|model| model_row(model)).collect(),
+        rows: models
+            .iter()
+            .map(|model| model_row(model, operations))
+            .collect(),
         selected: at,
         is_focused,
         target: HitTarget::OtherRow,
     };
-    let about = selected.map(about_model);
+    let about = selected.map(|model| about_model(model, operations));
     match screen.shape {
         ScreenShape::Small => table.draw(screen, inner),
         ScreenShape::Wide | ScreenShape::Tall => draw_with_foot(screen, inner, &table, about),
     }
 }
 
-fn model_row(model: &Model) -> Vec<Cell> {
+fn model_row(model: &Model, operations: &[Operation]) -> Vec<Cell> {
     let shape = model.shape.as_ref();
     let family = shape.map_or(&model.family, |shape| &shape.family);
     let parameters = shape.map(|shape| shape.parameters).or(model.parameters);
-    let size = match (&model.pull, model.disk_bytes, shape) {
-        (Some(pull), ..) => Some(pull.done_bytes),
+    let size = match (pull(model, operations), model.disk_bytes, shape) {
+        (Some(step), ..) => Some(step.done),
         (None, 0, shape) => shape.map(|shape| shape.weight_bytes),
         (None, bytes, _) => Some(bytes),
     };
@@ -274,7 +278,7 @@ fn origin(origin: ModelOrigin) -> &'static str {
     }
 }
 
-fn about_model(model: &Model) -> (String, Role) {
+fn about_model(model: &Model, operations: &[Operation]) -> (String, Role) {
     if !model.error.is_empty() {
         return (format!("{}: {}", model.name, model.error), Role::Bad);
     }
@@ -283,12 +287,18 @@ fn about_model(model: &Model) -> (String, Role) {
         "" => model.name.clone(),
         path => path.to_owned(),
     };
-    if let Some(pull) = &model.pull {
+    if let Some(step) = pull(model, operations) {
         words += &format!(
             ", {} of {} came",
-            units::bytes(pull.done_bytes),
-            units::bytes(pull.total_bytes)
+            units::bytes(step.done),
+            units::bytes(step.total.unwrap_or(0))
         );
     }
     (words, Role::Dim)
+}
+
+/// How far the download of a model is.
+fn pull<'a>(model: &Model, operations: &'a [Operation]) -> Option<&'a OperationProgress> {
+    let step = model.progress_in(operations);
+    step.filter(|_| model.state() == ModelState::Pulling)
 }
