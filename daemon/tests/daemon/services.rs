@@ -68,7 +68,7 @@ async fn reflection_lists_the_services() {
         .iter()
         .map(|service| service.name.as_str())
         .collect();
-    for name in ["Generation", "Job", "Model", "Optimizer", "Telemetry"] {
+    for name in ["Generation", "Model", "Operation", "Optimizer", "Telemetry"] {
         let name = format!("sluice.v1.{name}Service");
         assert!(names.contains(&name.as_str()), "{names:?}");
     }

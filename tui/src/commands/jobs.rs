@@ -357,6 +357,10 @@ async fn show<R: OperationResponse>(
         &mut interrupts,
         on_interrupt,
         |job, progress| {
+            if !job.kind().is_on_files() {
+                let words = format!("operation {} is no job", job.operation_id);
+                return Err(Failure::new(words).with_hint("`sluice jobs` lists the jobs"));
+            }
             if json {
                 out.json(job)?;
             } else if is_first {

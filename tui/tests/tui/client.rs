@@ -577,5 +577,8 @@ fn scripts_get_an_error_as_one_object() {
 fn scripts_learn_whether_there_was_something_to_cancel() {
     let fake = FakeDaemon::start(Vec::new());
     let output = fake.output(&["cancel", "7", "--json"]);
-    assert_eq!(stdout(&output), "{\"request_id\":7,\"was_active\":true}\n");
+    assert_eq!(
+        stdout(&output),
+        "{\"operation_id\":7,\"was_active\":true}\n"
+    );
 }

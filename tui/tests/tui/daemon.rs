@@ -309,9 +309,10 @@ fn the_model_goes_into_a_file_and_back() {
     let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_owned();
     let (file, back) = (path("demo.sluice"), path("back"));
     let made = daemon.done(&["compress", "sluice-demo", "-o", &file, "--all", "--json"]);
-    assert_eq!(made["event"], "result");
+    assert_eq!(made["state"], "done");
+    let made = &made["compress"];
     assert!(
-        made["bytes"].as_u64() < made["original_bytes"].as_u64(),
+        made["file_bytes"].as_u64() < made["original_bytes"].as_u64(),
         "{made}"
     );
     let inspected = daemon.done(&["inspect", &file, "--json"]);
@@ -367,7 +368,7 @@ fn an_answer_is_scored() {
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     let score: Value = serde_json::from_slice(&output.stdout).expect("an object");
     assert!(
-        score["log_likelihood"].as_f64().expect("a number") < 0.0,
+        score["score"]["log_likelihood"].as_f64().expect("a number") < 0.0,
         "{score}"
     );
 }
@@ -417,8 +418,8 @@ fn a_level_is_planned_put_in_force_and_taken_back() {
     assert!(plan["layers"].as_array().is_some_and(|all| !all.is_empty()));
 
     let applied = daemon.done(&["level", "moderate", "--json"]);
-    assert_eq!(applied["event"], "applied");
-    assert_eq!(applied["plan"]["peak_bytes"], plan["peak_bytes"]);
+    assert_eq!(applied["kind"], "apply");
+    assert_eq!(applied["apply"]["plan"]["peak_bytes"], plan["peak_bytes"]);
     assert_eq!(
         daemon.done(&["status", "--json"])["plan"]["level"],
         "moderate"
