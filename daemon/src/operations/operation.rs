@@ -307,7 +307,12 @@ impl Operation {
     /// As the wire has it now.
     #[must_use]
     pub fn to_wire(&self) -> v1::Operation {
-        let status = self.status.borrow();
+        self.picture(&self.status.borrow())
+    }
+
+    /// As the wire had it when its status was this.
+    #[must_use]
+    pub fn picture(&self, status: &OperationStatus) -> v1::Operation {
         let now = Instant::now();
         let ended = status.ended.as_ref().map(|ended| ended.at);
         let until = ended.map_or(now, |ended| ended.at);

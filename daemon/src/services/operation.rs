@@ -164,14 +164,18 @@ impl Follower {
             changed = self.statuses.changed() => changed.ok()?,
             () = self.closing.cancelled() => return None,
         }
-        self.has_ended = self.statuses.borrow_and_update().has_ended();
+        let picture = {
+            let status = self.statuses.borrow_and_update();
+            self.has_ended = status.has_ended();
+            self.operation.picture(&status)
+        };
         if self.has_ended {
             tokio::select! {
                 () = &mut self.recorded => {}
                 () = self.closing.cancelled() => {}
             }
         }
-        Some(Ok(self.operation.to_wire()))
+        Some(Ok(picture))
     }
 }
 
