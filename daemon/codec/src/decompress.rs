@@ -14,7 +14,7 @@ use crate::{
         CODE_LENGTHS_BYTES, DICTIONARY_BYTES, MatrixLayout, PAD_BYTES, STRIP_TILES, Scheme, WHOLE,
     },
     simd::SimdPath,
-    symbols::{merge, upcast, upcast_plain},
+    symbols::{merge, raw_bytes, upcast, upcast_plain},
     trellis,
 };
 
@@ -366,7 +366,7 @@ impl<'a> CompressedMatrix<'a> {
             Scheme::Dictionary => within(layout.escapes(), self.tile_positions(tile).next()?.at),
             _ => 0..0,
         };
-        let size = layout.dtype().raw_bytes();
+        let size = raw_bytes(layout.dtype());
         let raw = match layout.scheme() {
             Scheme::Trellis => 0..0,
             _ => within(layout.raw(), numbers.start * size..numbers.end * size),
@@ -515,7 +515,7 @@ impl<'a> CompressedMatrix<'a> {
 
     /// What symbols leave of some numbers.
     fn raw(&self, elements: Range<usize>) -> &'a [u8] {
-        let size = self.layout.dtype().raw_bytes();
+        let size = raw_bytes(self.layout.dtype());
         &self.bytes[self.layout.raw()][elements.start * size..elements.end * size]
     }
 

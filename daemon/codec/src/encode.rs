@@ -3,12 +3,13 @@
 use rayon::prelude::*;
 use thiserror::Error;
 
+use sluice_formats::DType;
+
 use crate::{
     dictionary::{self, ESCAPE, ESCAPES_MAX},
-    dtype::DType,
     huffman::{self, Codes},
     layout::{LayoutError, MatrixLayout, STRIP_TILES, Scheme, WHOLE},
-    symbols::{split, symbols},
+    symbols::{raw_bytes, split, symbols},
 };
 
 /// Strips that one thread codes at a time.
@@ -104,7 +105,7 @@ pub fn encode(
     };
     let raw = encoded.layout.raw();
     encoded.bytes[raw]
-        .par_chunks_mut(shape.piece_elements() * dtype.raw_bytes())
+        .par_chunks_mut(shape.piece_elements() * raw_bytes(dtype))
         .zip(bytes.par_chunks(piece_bytes))
         .for_each(|(raw, bytes)| {
             let mut symbols = vec![0; bytes.len() / dtype.bytes()];

@@ -2,9 +2,11 @@
 
 use std::{env, ops::Range};
 
+use sluice_formats::DType;
+
 use crate::{
-    CompressedMatrix, DType, Encoded, LayoutError, Lossless, MatrixLayout, Scheme, TrellisTarget,
-    encode, quantize, simd::SimdPath,
+    CompressedMatrix, Encoded, LayoutError, Lossless, MatrixLayout, Scheme, TrellisTarget, encode,
+    quantize, simd::SimdPath,
 };
 
 /// Bytes of a made-up matrix at most.

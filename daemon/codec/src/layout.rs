@@ -20,7 +20,9 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::dtype::DType;
+use sluice_formats::DType;
+
+use crate::symbols::raw_bytes;
 
 /// Parts begin at multiples of this.
 pub const ALIGN_BYTES: usize = 64;
@@ -198,7 +200,7 @@ impl MatrixLayout {
                 _ => 0,
             },
             if lossless {
-                numbers * dtype.raw_bytes()
+                numbers * raw_bytes(dtype)
             } else {
                 0
             },

@@ -6,7 +6,6 @@
 
 pub mod container;
 pub mod decompress;
-pub mod dtype;
 pub mod encode;
 pub mod layout;
 pub mod trellis;
@@ -19,7 +18,6 @@ mod simd;
 mod symbols;
 
 pub use decompress::{CompressedMatrix, DecompressError};
-pub use dtype::DType;
 pub use encode::{EncodeError, Encoded, Lossless, encode};
 pub use layout::{LayoutError, MatrixLayout, Scheme};
 pub use trellis::{QuantizedMatrix, Quantizer, TrellisTarget, quantize};

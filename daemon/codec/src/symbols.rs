@@ -1,12 +1,20 @@
 //! Numbers from symbols and what is kept beside them, and back.
 
-use crate::{dtype::DType, simd::SimdPath};
+use sluice_formats::DType;
 
-/// Takes numbers apart: a symbol each, and [`Number::raw_bytes`] each.
+use crate::simd::SimdPath;
+
+/// Bytes of one element beside its symbol. They are kept as they are, since they look like noise.
+pub(crate) const fn raw_bytes(dtype: DType) -> usize {
+    dtype.bytes() - 1
+}
+
+/// Takes elements apart: a symbol each, and [`raw_bytes`] each. The symbol is the exponent; of `f16` it is the high byte: sign,
+/// exponent and two bits of the mantissa.
 pub(crate) fn split(dtype: DType, bytes: &[u8], symbols: &mut [u8], raw: &mut [u8]) {
     let count = symbols.len();
     assert_eq!(bytes.len(), count * dtype.bytes());
-    assert_eq!(raw.len(), count * dtype.raw_bytes());
+    assert_eq!(raw.len(), count * raw_bytes(dtype));
     match dtype {
         DType::Bf16 => {
             let (numbers, _) = bytes.as_chunks::<2>();
@@ -62,7 +70,7 @@ pub(crate) fn symbols(dtype: DType, bytes: &[u8], symbols: &mut [u8]) {
 
 /// Numbers as the bytes they were.
 pub(crate) fn merge(path: SimdPath, dtype: DType, symbols: &[u8], raw: &[u8], out: &mut [u8]) {
-    assert_eq!(raw.len(), symbols.len() * dtype.raw_bytes());
+    assert_eq!(raw.len(), symbols.len() * raw_bytes(dtype));
     assert_eq!(out.len(), symbols.len() * dtype.bytes());
     let done = match path {
         SimdPath::Portable => 0,
@@ -73,14 +81,14 @@ pub(crate) fn merge(path: SimdPath, dtype: DType, symbols: &[u8], raw: &[u8], ou
     merge_portable(
         dtype,
         &symbols[done..],
-        &raw[done * dtype.raw_bytes()..],
+        &raw[done * raw_bytes(dtype)..],
         &mut out[done * dtype.bytes()..],
     );
 }
 
 /// Numbers widened to `f32`.
 pub(crate) fn upcast(path: SimdPath, dtype: DType, symbols: &[u8], raw: &[u8], out: &mut [f32]) {
-    assert_eq!(raw.len(), symbols.len() * dtype.raw_bytes());
+    assert_eq!(raw.len(), symbols.len() * raw_bytes(dtype));
     assert_eq!(out.len(), symbols.len());
     let done = match path {
         SimdPath::Portable => 0,
@@ -91,7 +99,7 @@ pub(crate) fn upcast(path: SimdPath, dtype: DType, symbols: &[u8], raw: &[u8], o
     upcast_portable(
         dtype,
         &symbols[done..],
-        &raw[done * dtype.raw_bytes()..],
+        &raw[done * raw_bytes(dtype)..],
         &mut out[done..],
     );
 }
@@ -198,7 +206,7 @@ mod avx2 {
 
     use std::arch::x86_64::*;
 
-    use crate::dtype::DType;
+    use sluice_formats::DType;
 
     /// Numbers that are done at once.
     const STEP: usize = 32;
@@ -377,7 +385,7 @@ mod tests {
             for short in 0..40 {
                 let bytes = &every(number)[short * number.bytes()..];
                 let count = bytes.len() / number.bytes();
-                let (mut symbols, mut raw) = (vec![0; count], vec![0; count * number.raw_bytes()]);
+                let (mut symbols, mut raw) = (vec![0; count], vec![0; count * raw_bytes(number)]);
                 split(number, bytes, &mut symbols, &mut raw);
                 let mut alone = vec![0; count];
                 super::symbols(number, bytes, &mut alone);

@@ -3,7 +3,8 @@
 
 use half::{bf16, f16};
 use proptest::prelude::*;
-use sluice_codec::{CompressedMatrix, DType, DecompressError, Encoded, Lossless, encode};
+use sluice_codec::{CompressedMatrix, DecompressError, Encoded, Lossless, encode};
+use sluice_formats::DType;
 
 const SCHEMES: [Lossless; 3] = [Lossless::Plain, Lossless::Huffman, Lossless::Dictionary];
 const TILES: [usize; 3] = [128, 256, 512];

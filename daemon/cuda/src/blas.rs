@@ -6,10 +6,11 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use sluice_formats::DType;
+
 use crate::{
     context::{Context, Stream},
     driver::Handle,
-    dtype::DType,
     error::CudaError,
     library::{self, ErrorCode, functions},
     memory::DeviceAllocation,
@@ -237,7 +238,7 @@ impl Blas {
         if rows == 0 || outputs == 0 {
             return Ok(());
         }
-        let size = |size: usize| i32::try_from(size).expect("a matrix that fits a card");
+        let size = |size: usize| i32::try_from(size).expect("a matrix that fits a GPU");
         let alpha = 1.0_f32;
         let beta = if accumulate { 1.0_f32 } else { 0.0 };
         let compute = match dtype {

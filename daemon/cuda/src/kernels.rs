@@ -21,14 +21,9 @@ pub use self::{
     rows::RopeRows,
     salience::{SalienceArgs, SalienceScratch},
 };
-use crate::{
-    blas::Matmul,
-    dtype::{DType, Format},
-    error::CudaError,
-    gpu::Gpu,
-    launch::KernelArgument,
-    span::GpuSpan,
-};
+use sluice_formats::{DType, Format};
+
+use crate::{blas::Matmul, error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
 
 /// Rows up to which the card waits for the weights and for nothing else, as `multiply_few.cuh` says.
 const FEW_ROWS: usize = 8;
@@ -219,7 +214,7 @@ impl Gpu {
     ///
     /// # Panics
     /// When a span is too short, the width is not whole blocks, results are added to other numbers than `f32`, or the format
-    /// [isn't multiplied](Format::has_matmul).
+    /// [isn't multiplied](Format::has_gpu_matmul).
     pub fn matmul(&self, dtype: DType, format: Format, matmul: Matmul) -> Result<(), CudaError> {
         if matmul.rows >= BLAS_ROWS
             && format.name() == dtype.name()
@@ -283,7 +278,7 @@ impl Gpu {
             accumulate,
         } = matmul;
         assert!(
-            format.has_matmul(),
+            format.has_gpu_matmul(),
             "weights in {} are decoded first",
             format.name()
         );

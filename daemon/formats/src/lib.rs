@@ -1,12 +1,16 @@
 //! Storage formats: how a tensor's numbers lie in memory, how a tile of them is widened, and how numbers are stored so.
 
 mod blocks;
+mod dtype;
 pub mod noise;
 mod quantize;
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 
-pub use self::blocks::{LANES, add_dot_products};
+pub use self::{
+    blocks::{LANES, add_dot_products},
+    dtype::DType,
+};
 
 /// How a tensor's numbers are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,10 +58,8 @@ pub struct QuantGroups {
 /// When rows and input are not whole blocks of the same width.
 pub type DotKernel = fn(&[u8], &[f32], &mut [f32]);
 
-/// How a card's numbers are stored.
-impl From<sluice_cuda::DType> for Format {
-    fn from(dtype: sluice_cuda::DType) -> Self {
-        use sluice_cuda::DType;
+impl From<DType> for Format {
+    fn from(dtype: DType) -> Self {
         match dtype {
             DType::F32 => Self::F32,
             DType::F16 => Self::F16,
@@ -84,35 +86,35 @@ impl Format {
         Self::Q2K,
     ];
 
-    /// Whether a card multiplies with weights as they are stored; others are decoded there first.
+    /// The dtype of elements that stand alone; `None` for block formats.
     #[must_use]
-    pub fn has_gpu_matmul(self) -> bool {
-        self.to_cuda().has_matmul()
+    pub const fn dtype(self) -> Option<DType> {
+        match self {
+            Self::F32 => Some(DType::F32),
+            Self::F16 => Some(DType::F16),
+            Self::Bf16 => Some(DType::Bf16),
+            _ => None,
+        }
     }
 
-    /// What a card's kernels call it.
-    pub fn to_cuda(self) -> sluice_cuda::Format {
-        use sluice_cuda::Format as Card;
+    /// Whether GPU kernels multiply with weights that are stored so. Others are dequantized there first.
+    #[must_use]
+    pub const fn has_gpu_matmul(self) -> bool {
         match self {
-            Self::F32 => Card::F32,
-            Self::F16 => Card::F16,
-            Self::Bf16 => Card::Bf16,
-            Self::Q8_0 => Card::Q8_0,
-            Self::Q6K => Card::Q6K,
-            Self::Q5K => Card::Q5K,
-            Self::Q5_1 => Card::Q5_1,
-            Self::Q5_0 => Card::Q5_0,
-            Self::Q4K => Card::Q4K,
-            Self::Q4_1 => Card::Q4_1,
-            Self::Q4_0 => Card::Q4_0,
-            Self::Q3K => Card::Q3K,
-            Self::Q2K => Card::Q2K,
+            Self::F32 | Self::F16 | Self::Bf16 | Self::Q8_0 | Self::Q6K | Self::Q4K => true,
+            Self::Q5K
+            | Self::Q5_1
+            | Self::Q5_0
+            | Self::Q4_1
+            | Self::Q4_0
+            | Self::Q3K
+            | Self::Q2K => false,
         }
     }
 
     /// The name that plans, logs and screens use.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
             Self::F16 => "f16",

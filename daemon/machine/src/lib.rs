@@ -6,7 +6,7 @@ pub mod page;
 mod rates;
 mod workers;
 
-use sluice_cuda::DType;
+use sluice_formats::DType;
 
 pub use self::{
     memory::{MemoryStats, default_budget, default_pinned_memory_limit},

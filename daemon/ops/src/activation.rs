@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rayon::prelude::*;
-use sluice_cuda::{DType, GpuSpan};
+use sluice_cuda::GpuSpan;
+use sluice_formats::DType;
 
 use super::arena::{Arena, ArenaPart};
 use crate::{OpsError, device::Device, ledger::Ledger};
@@ -114,7 +115,7 @@ impl Indices {
 
     pub(super) fn span(&self) -> GpuSpan {
         let part = self.on_gpu.as_ref();
-        part.expect("made for a card's operations").span()
+        part.expect("made for operations of a GPU").span()
     }
 }
 

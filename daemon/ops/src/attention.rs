@@ -247,7 +247,7 @@ impl Ops {
             Backend::Cpu(cpu) => cpu.attend(&mut out, q, keys, shape, &tasks.ranges),
             Backend::Gpu(card) => {
                 let on_card = tasks.on_gpu.as_ref();
-                let on_card = on_card.expect("made for a card's operations");
+                let on_card = on_card.expect("made for operations of a GPU");
                 for (source, these) in &on_card.launches {
                     let spans = match *source {
                         KeySource::Pass => keys.pass.map(|rows| rows.map(Activation::span)),
@@ -265,8 +265,8 @@ impl Ops {
 
 #[cfg(test)]
 mod tests {
-    use sluice_cuda::DType;
-    use sluice_formats::noise::Noise;
+
+    use sluice_formats::{DType, noise::Noise};
     use sluice_machine::{GpuProfile, Profile};
 
     use super::*;

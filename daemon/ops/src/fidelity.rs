@@ -116,7 +116,7 @@ impl Ops {
                 Backend::Cpu(cpu) => comparison.take_on_cpu(cpu, x, &pieces, first + from),
                 Backend::Gpu(card) => {
                     let ComparisonState::Gpu(state) = &comparison.state else {
-                        unreachable!("began on the card")
+                        unreachable!("began on the GPU")
                     };
                     let logits = comparison.logits.each_ref().map(DeviceBuffer::span);
                     card.compare_lm_heads(state, logits, x, &pieces, first + from)?;
@@ -237,8 +237,8 @@ impl Comparison {
 
 #[cfg(test)]
 mod tests {
-    use sluice_cuda::DType;
-    use sluice_formats::{Format, noise::Noise};
+
+    use sluice_formats::{DType, Format, noise::Noise};
     use sluice_weights::WeightData;
 
     use super::*;

@@ -8,7 +8,8 @@ use std::ops::Range;
 use bytemuck::Pod;
 use half::{bf16, f16};
 use sluice_cuda as cuda;
-use sluice_cuda::{DType, Gpu, GpuSpan};
+use sluice_cuda::{Gpu, GpuSpan};
+use sluice_formats::DType;
 use sluice_machine::{GpuProfile, MemoryKind};
 use sluice_weights::Weight;
 
@@ -46,7 +47,7 @@ impl GpuBackend {
     pub(super) fn new(gpu: Gpu, device: &Device, ledger: &Ledger) -> Result<Self, OpsError> {
         let profile = device.profile().gpu;
         Ok(Self {
-            profile: profile.expect("a card's device has its profile"),
+            profile: profile.expect("the device of a GPU has its profile"),
             clock: GpuClock::new(&gpu),
             gpu,
             _reserved: ReservedMemory::new(device, ledger)?,
@@ -95,7 +96,7 @@ impl GpuBackend {
         ids: &Indices,
         table: &Weight<'_>,
     ) -> Result<(), OpsError> {
-        let format = table.format.to_cuda();
+        let format = table.format;
         let (rows, width) = (out.len(), out.width());
         Ok(self
             .gpu
@@ -158,7 +159,7 @@ impl GpuBackend {
             out.span(),
             x.rows_span(start, rows),
             weight.span(),
-            weight.format.to_cuda(),
+            weight.format,
             rows,
             out.width(),
             epsilon,
@@ -192,7 +193,7 @@ impl GpuBackend {
             out.span(),
             x.span(),
             bias.span(),
-            bias.format.to_cuda(),
+            bias.format,
             x.len(),
             x.width(),
         )?)

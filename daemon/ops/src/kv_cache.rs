@@ -3,7 +3,8 @@
 
 use std::ops::Range;
 
-use sluice_cuda::{DType, GpuSpan, SalienceArgs as Salient, SalienceScratch};
+use sluice_cuda::{GpuSpan, SalienceArgs as Salient, SalienceScratch};
+use sluice_formats::DType;
 use sluice_machine::{
     MemoryKind,
     page::{PAGE_BYTES, Page},

@@ -19,8 +19,7 @@ mod shapes;
 
 use std::{ops::Range, time::Instant};
 
-use sluice_cuda::DType;
-use sluice_formats::Format;
+use sluice_formats::{DType, Format};
 use sluice_machine::MemoryKind;
 use sluice_weights::{Rope, Weight};
 

@@ -276,7 +276,7 @@ impl Ops {
                                 .run(|| reduce(logits, piece.rows, first, groups, running));
                         }
                         ReductionState::Cpu { .. } | ReductionState::DryRun { .. } => {
-                            unreachable!("began on the card")
+                            unreachable!("began on the GPU")
                         }
                     }
                 }

@@ -142,8 +142,8 @@ impl LogitsRows {
 
 #[cfg(test)]
 mod tests {
-    use sluice_cuda::DType;
-    use sluice_formats::{Format, noise::Noise};
+
+    use sluice_formats::{DType, Format, noise::Noise};
     use sluice_weights::WeightData;
 
     use super::*;

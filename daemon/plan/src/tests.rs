@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use proptest::prelude::*;
 use sluice_checkpoint::family::PublishedShape;
 use sluice_codec::Scheme;
-use sluice_cuda::DType;
-use sluice_formats::Format;
+
+use sluice_formats::{DType, Format};
 use sluice_machine::{DiskBandwidth, GpuProfile, LinearRate, MemoryStats, Profile, Rates};
 use sluice_shared::settings::PlanSettings;
 use sluice_weights::{

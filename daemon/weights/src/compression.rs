@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use sluice_codec::{DType, EncodeError, Encoded, Lossless, Scheme, encode};
+use sluice_codec::{EncodeError, Encoded, Lossless, Scheme, encode};
+use sluice_formats::DType;
 
-use super::{CompressedTensor, CompressionShares, SourceTensor, TensorPart, compressed::dtype_of};
+use super::{CompressedTensor, CompressionShares, SourceTensor, TensorPart};
 
 /// Numbers of a tile.
 pub const TILE: usize = 512;
@@ -51,7 +52,7 @@ pub fn with_assumed_compression(mut sources: Vec<SourceTensor>) -> Vec<SourceTen
 pub fn compressible_dtype(source: &SourceTensor) -> Option<DType> {
     let (rows, _) = source.spec.size();
     let is_coded = rows > 1 && source.spec.part != TensorPart::Embedding;
-    dtype_of(source.format).filter(|_| is_coded)
+    source.format.dtype().filter(|_| is_coded)
 }
 
 /// How it would be coded, where that saves enough.

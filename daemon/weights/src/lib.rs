@@ -14,8 +14,8 @@ mod view;
 
 pub use self::{
     compressed::{
-        CompressedTensor, CompressionShares, DamagedTensor, OpenRows, chunk_at, dtype_of,
-        gpu_compression, open_rows,
+        CompressedTensor, CompressionShares, DamagedTensor, OpenRows, chunk_at, gpu_compression,
+        open_rows,
     },
     group::{TensorPart, TensorSpec, WeightGroup},
     limits::{CONTEXT_LENGTH_MAX, END_TOKENS_MAX, HEAD_DIM_MAX, HIDDEN_SIZE_MAX},

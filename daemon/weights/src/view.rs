@@ -143,7 +143,7 @@ impl<'a> Weight<'a> {
         match self.data {
             WeightData::Gpu(card) => card,
             WeightData::Host(_) | WeightData::Compressed(_) | WeightData::None => {
-                unreachable!("a card's operations are given its own memory")
+                unreachable!("operations of a GPU are given its own memory")
             }
         }
     }

@@ -43,7 +43,7 @@ impl Timing {
         report.set("link", json!(rates));
         if let Some(link) = &link {
             eprintln!(
-                "to the card {:.1} GB/s from pinned memory, {:.1} GB/s from any other, {:.1} GB/s read and written on it",
+                "to the GPU {:.1} GB/s from pinned memory, {:.1} GB/s from any other, {:.1} GB/s read and written on it",
                 link.pinned_to_device / 1e9,
                 link.pageable_to_device / 1e9,
                 2.0 * link.device_copy / 1e9

@@ -9,11 +9,8 @@ use sluice_engine::{
     EngineError, EngineOptions,
     check::{CheckResult, fixture_logits, fixture_tokens, resident, streamed},
 };
-use sluice_ops::{
-    Ops,
-    device::{self, DType},
-    ledger::Ledger,
-};
+use sluice_formats::DType;
+use sluice_ops::{Ops, device, ledger::Ledger};
 use sluice_plan::{Plan, PlanError};
 use sluice_shared::level::Level;
 use sluice_weights::{Shape, SourceTensor};

@@ -9,10 +9,8 @@ use serde_json::{Value, json};
 use sluice_checkpoint::synth::SynthError;
 use sluice_daemon::{config::Device, offline::SystemError};
 use sluice_engine::EngineError;
-use sluice_ops::{
-    OpsError,
-    device::{self, DType},
-};
+use sluice_formats::DType;
+use sluice_ops::{OpsError, device};
 use sluice_shared::exit;
 
 mod bench;

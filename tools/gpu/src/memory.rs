@@ -126,7 +126,7 @@ impl CardMemory {
 
     pub(super) fn tell(&self) {
         eprintln!(
-            "{} taken of the card, {} counted, {} not given back: {}",
+            "{} taken of the GPU, {} counted, {} not given back: {}",
             units::bytes(self.taken_bytes()),
             units::bytes(self.counted_bytes),
             units::bytes(self.kept_bytes()),

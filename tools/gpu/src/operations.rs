@@ -6,8 +6,8 @@ mod compressed;
 mod lm_heads;
 
 use half::{bf16, f16};
-use sluice_cuda::{self as cuda, DType, GpuSpan};
-use sluice_formats::{Format, noise::Noise};
+use sluice_cuda::{self as cuda, GpuSpan};
+use sluice_formats::{DType, Format, noise::Noise};
 use sluice_machine::{
     MemoryKind,
     page::{PAGE_BYTES, Page},
@@ -416,7 +416,7 @@ impl DevicePair<'_> {
                 width,
                 accumulate: false,
             };
-            gpu.matmul_by_kernels(number, format.to_cuda(), product)?;
+            gpu.matmul_by_kernels(number, format, product)?;
             self.check_within(
                 tolerance,
                 format!("{name}, by kernels"),

@@ -16,7 +16,8 @@ use sluice_engine::{
     Engine, EngineError, EngineOptions, Generate, ModelId, Outcome, PlanOptions, Work,
     check::CheckResult,
 };
-use sluice_ops::device::{self, DType, DeviceChoice};
+use sluice_formats::DType;
+use sluice_ops::device::{self, DeviceChoice};
 use sluice_shared::{
     decoding::{Decoding, KvCacheReuse},
     sampling::{EosPolicy, KvCacheMode},
@@ -259,7 +260,7 @@ impl Moments {
                 bytes(after)
             ));
         }
-        figures.push("memory of other programs on the card counts, too".to_owned());
+        figures.push("memory of other programs on the GPU counts, too".to_owned());
         figures.join("; ")
     }
 

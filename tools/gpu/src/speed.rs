@@ -166,7 +166,7 @@ impl SpeedTest<'_> {
                 let speed = self.matmul_speed(*rows, bytes, &name, seconds);
                 (self.report)(&speed);
             }
-            let by_kernels = |run| gpu.matmul_by_kernels(number, format.to_cuda(), product(run));
+            let by_kernels = |run| gpu.matmul_by_kernels(number, format, product(run));
             let seconds = self.median(|_, run| Ok(by_kernels(run)?))?;
             let name = format!("{}, by kernels", format.name());
             let speed = self.matmul_speed(*rows, bytes, &name, seconds);
@@ -183,7 +183,7 @@ impl SpeedTest<'_> {
         let out = self.decompressed_buffer(rows)?;
         let decode = |run| {
             let (to, from) = (out.span(), memory.part(run));
-            Ok(gpu.dequantize(number, format.to_cuda(), to, from, rows, width)?)
+            Ok(gpu.dequantize(number, format, to, from, rows, width)?)
         };
         let seconds = self.median(|_, run| decode(run))?;
         let speed =

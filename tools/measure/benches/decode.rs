@@ -8,7 +8,8 @@
 use std::{env, error::Error, fs, hint::black_box, time::Instant};
 
 use half::bf16;
-use sluice_codec::{CompressedMatrix, DType, Encoded, Lossless, TrellisTarget, encode, quantize};
+use sluice_codec::{CompressedMatrix, Encoded, Lossless, TrellisTarget, encode, quantize};
+use sluice_formats::DType;
 use zstd::{bulk, zstd_safe::CParameter};
 
 /// A square projection of a model of eight billion weights.

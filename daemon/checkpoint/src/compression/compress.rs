@@ -10,7 +10,7 @@ use std::{
 
 use rayon::prelude::*;
 use sluice_codec::{
-    CompressedMatrix, DType, EncodeError, Encoded, Lossless, Quantizer, Scheme, TrellisTarget,
+    CompressedMatrix, EncodeError, Encoded, Lossless, Quantizer, Scheme, TrellisTarget,
     container::{
         CHUNK_ROWS, CompressionRules, ContainerError, ContainerPlan, ContainerWriter, Glob, Hash,
         Hasher, PlannedTensor, TensorTreatment, extent_name, partial_of,
@@ -18,7 +18,7 @@ use sluice_codec::{
     encode,
     layout::TILES,
 };
-use sluice_formats::Format;
+use sluice_formats::DType;
 
 use super::{
     BATCH_BYTES, CompressError, Progress, ProgressBytes, check_free_space, files::ModelFiles, pool,
@@ -568,13 +568,9 @@ fn dtype_name(entry: &TensorEntry) -> String {
     }
 }
 
+/// The dtype of a tensor's elements, where they stand alone.
 fn dtype(entry: &TensorEntry) -> Option<DType> {
-    match entry.format {
-        Ok(Format::Bf16) => Some(DType::Bf16),
-        Ok(Format::F16) => Some(DType::F16),
-        Ok(Format::F32) => Some(DType::F32),
-        _ => None,
-    }
+    entry.format.as_ref().ok()?.dtype()
 }
 
 /// The beginning of each file of weights, up to the first tensor.

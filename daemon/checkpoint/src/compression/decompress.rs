@@ -13,9 +13,10 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use safetensors::tensor::Metadata;
 use sluice_codec::{
-    CompressedMatrix, DType, DecompressError, Scheme,
+    CompressedMatrix, DecompressError, Scheme,
     container::{Chunk, Container, ContainerError, Damage, FileRecord, Hasher, TensorRecord},
 };
+use sluice_formats::DType;
 
 use super::{BATCH_BYTES, CompressError, Progress, ProgressBytes, check_free_space, pool, stop_if};
 use crate::folder::{PartialFolder, free_target};

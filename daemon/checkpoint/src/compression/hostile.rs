@@ -231,7 +231,7 @@ fn what_was_checked_can_be_read_and_nothing_panics() {
         }
         println!("{how:?}: {opened} were opened, {tensors} tensors read");
         assert!(opened > TURNS / 3 && tensors > opened);
-        assert!(tensors < 3 * opened, "some can't be read");
+        assert!(tensors < 3 * opened, "some cannot be read");
     }
 }
 

@@ -165,7 +165,7 @@ impl Gguf {
                     "has the tensor {}, which is not part of this architecture",
                     tensor.name
                 ),
-                "this version of sluiced can't run such a model",
+                "this version of sluiced cannot run such a model",
             )),
             None => Ok(()),
         }

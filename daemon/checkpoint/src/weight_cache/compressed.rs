@@ -14,20 +14,19 @@ use std::{
 
 use rayon::prelude::*;
 use sluice_codec::{
-    DType, Scheme,
+    Scheme,
     container::{
         CHUNK_ROWS, ContainerError, ContainerPlan, ContainerWriter, Hasher, PlannedTensor,
         journal_of, partial_of,
     },
     encode,
 };
-use sluice_formats::Format;
+use sluice_formats::{DType, Format};
 use sluice_machine::Workers;
 use sluice_shared::level::Level;
 use sluice_weights::{
     CompressionShares, SourceTensor,
     compression::{TILE, coder, compress, compressible_dtype, estimate_compressed},
-    dtype_of,
 };
 
 use super::{
@@ -158,7 +157,7 @@ impl CompressedWeights {
                     name: tensor.spec.name.clone(),
                     size: tensor.spec.size(),
                     format: tensor.format,
-                    dtype: dtype_of(tensor.format)?,
+                    dtype: tensor.format.dtype()?,
                     bytes: coded.file_bytes(),
                 };
                 known.insert(tensor.spec.name.clone()).then_some(matrix)

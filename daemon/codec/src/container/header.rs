@@ -9,10 +9,9 @@ use super::{
     FILE_BYTES_MAX, FILES_BYTES_MAX,
     hash::{Hash, Hasher},
 };
-use crate::{
-    dtype::DType,
-    layout::{LayoutError, MatrixLayout, Scheme, TILES},
-};
+use sluice_formats::DType;
+
+use crate::layout::{LayoutError, MatrixLayout, Scheme, TILES};
 
 /// Longest name of a tensor or an extent.
 const NAME_BYTES_MAX: usize = 1024;
@@ -161,7 +160,7 @@ impl TensorRecord {
                 let first = index.saturating_mul(self.chunk_rows).min(rows);
                 let rows = first..first.saturating_add(self.chunk_rows).min(rows);
                 let layout = layout(scheme, number, rows.len(), width, tile, varying)
-                    .map_err(|error| format!("can't have its chunk {index}: {error}"))?;
+                    .map_err(|error| format!("cannot have its chunk {index}: {error}"))?;
                 let chunk = Chunk {
                     rows,
                     offset,

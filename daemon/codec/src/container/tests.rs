@@ -12,8 +12,9 @@ use std::{
 use tempfile::TempDir;
 
 use super::*;
+use sluice_formats::DType;
+
 use crate::{
-    dtype::DType,
     encode::{Encoded, Lossless, encode},
     layout::{MatrixLayout, Scheme},
 };

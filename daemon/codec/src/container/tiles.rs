@@ -3,7 +3,10 @@
 use std::ops::Range;
 
 use super::hash::{Hash, fold};
-use crate::layout::{MatrixLayout, STRIP_TILES, Scheme, WHOLE};
+use crate::{
+    layout::{MatrixLayout, STRIP_TILES, Scheme, WHOLE},
+    symbols::raw_bytes,
+};
 
 /// Spreads one of two hashes before they are put together, so that two tiles' swapped parts aren't the same tile.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -69,7 +72,7 @@ impl<'a> TilePositions<'a> {
             ),
             _ => (within(&layout.codes(), varying), 0..0),
         };
-        let raw_bytes = layout.dtype().raw_bytes();
+        let raw_bytes = raw_bytes(layout.dtype());
         let raw = numbers.start * raw_bytes..numbers.end * raw_bytes;
         [codes, escapes, within(&layout.raw(), raw)]
     }

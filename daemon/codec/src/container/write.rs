@@ -19,10 +19,9 @@ use super::{
     read::stop_if,
     tiles,
 };
-use crate::{
-    dtype::DType,
-    layout::{MatrixLayout, Scheme},
-};
+use sluice_formats::DType;
+
+use crate::layout::{MatrixLayout, Scheme};
 
 /// What is written goes to the disk this often, so that neither the end nor a failure waits long for the rest.
 const SYNC_BYTES: u64 = 256 << 20;

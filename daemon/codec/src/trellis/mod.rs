@@ -22,8 +22,9 @@ mod viterbi;
 
 use rayon::prelude::*;
 
+use sluice_formats::DType;
+
 use crate::{
-    dtype::DType,
     encode::{EncodeError, Encoded, EncodedPiece, MatrixShape},
     huffman::{self, Codes},
     layout::{CODE_LENGTHS_BYTES, MatrixLayout, Scheme, TRELLIS_LENGTHS_BYTES},

@@ -1,9 +1,10 @@
 //! Whether a cuBLAS that opened can compute on the card: it may be too old or too new for it, and says so only when asked.
 
 use super::{Blas, Matmul};
+use sluice_formats::DType;
+
 use crate::{
     context::{Context, Stream},
-    dtype::DType,
     error::CudaError,
     memory::DeviceAllocation,
 };

@@ -3,7 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{address, holds, size};
-use crate::{dtype::DType, error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
+use sluice_formats::DType;
+
+use crate::{error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
 
 /// Most queries that a [`AttentionTask`] may have.
 pub const ATTEND_QUERIES: usize = 64;

@@ -5,7 +5,9 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 
 use super::{address, holds, size};
-use crate::{dtype::DType, error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
+use sluice_formats::DType;
+
+use crate::{error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
 
 /// Parts of a coded matrix begin at multiples of this, and so do chunks.
 const ALIGN_BYTES: u64 = 64;

@@ -1,12 +1,9 @@
 //! Stored weights become numbers that are computed in, for formats that aren't multiplied as they are, and for cuBLAS.
 
 use super::{address, holds, holds_weights, size_64};
-use crate::{
-    dtype::{DType, Format},
-    error::CudaError,
-    gpu::Gpu,
-    span::GpuSpan,
-};
+use sluice_formats::{DType, Format};
+
+use crate::{error::CudaError, gpu::Gpu, span::GpuSpan};
 
 /// Weights that a thread decodes.
 const RUN: usize = 16;

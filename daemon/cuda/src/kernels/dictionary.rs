@@ -9,7 +9,9 @@ use super::{
     decompress::{CHUNKS_MAX, CompressedChunk, CompressedGpuMatrix, Compression, STRIP_TILES},
     holds, shape_of, size,
 };
-use crate::{dtype::DType, error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
+use sluice_formats::DType;
+
+use crate::{error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
 
 /// Rows of every chunk but the last, as `palette_weights.cuh` says.
 const CHUNK_ROWS: u32 = 256;

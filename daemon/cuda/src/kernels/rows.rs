@@ -1,13 +1,9 @@
 //! What is done to rows of queries, keys and values between the multiplications.
 
 use super::{ELEMENT_THREADS, address, holds, holds_weights, size, threads, vector_format};
-use crate::{
-    dtype::{DType, Format},
-    error::CudaError,
-    gpu::Gpu,
-    launch::KernelArgument,
-    span::GpuSpan,
-};
+use sluice_formats::{DType, Format};
+
+use crate::{error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
 
 /// Rows of heads that [`Gpu::rope`] turns.
 #[derive(Debug, Clone, Copy)]

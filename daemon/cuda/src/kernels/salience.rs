@@ -1,7 +1,9 @@
 //! Which keys queries pay attention to, and how those that stay are moved together.
 
 use super::{ELEMENT_THREADS, address, attend::check_heads, holds, size, threads};
-use crate::{dtype::DType, error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
+use sluice_formats::DType;
+
+use crate::{error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
 
 /// Queries of a block, and its threads, each of which stands for a key, as `salience.cuh` says.
 const QUERIES: usize = 8;

@@ -2,9 +2,8 @@
 
 use std::thread;
 
-use sluice_cuda::{
-    CudaError, DType, Gpu, GpuSpan, GpuUnavailable, HostMemory, LAPS_MAX, Matmul, devices,
-};
+use sluice_cuda::{CudaError, Gpu, GpuSpan, GpuUnavailable, HostMemory, LAPS_MAX, Matmul, devices};
+use sluice_formats::DType;
 use testkit::apart;
 
 const MIB: usize = 1 << 20;
@@ -180,7 +179,7 @@ fn an_old_card_is_refused() {
         assert!(
             refusal
                 .to_string()
-                .ends_with("is too old: its compute capability is 7.0, and 7.5 is needed")
+                .ends_with("is too old: its compute capability is 7.0, and 7.5 is required")
         );
     });
 }
@@ -273,7 +272,7 @@ fn a_card_that_may_not_be_opened_is_named() {
         let refusal = refusal();
         assert_eq!(
             refusal.to_string(),
-            "can't open Stand-in (CPU): operation not permitted (CUDA_ERROR_NOT_PERMITTED)"
+            "cannot open Stand-in (CPU): operation not permitted (CUDA_ERROR_NOT_PERMITTED)"
         );
         assert!(refusal.hint().contains("/dev/nvidia*"));
     });
@@ -289,7 +288,7 @@ fn a_code_that_nobody_knows_is_an_error_like_others() {
         || {
             assert_eq!(
                 refusal().to_string(),
-                "can't initialize NVIDIA's driver: unknown error (code 31337)"
+                "cannot initialize NVIDIA's driver: unknown error (code 31337)"
             );
         },
     );
@@ -725,7 +724,7 @@ fn cublas_works_in_memory_that_stays() {
             width: 64,
             accumulate: false,
         };
-        gpu.matmul(DType::F32, sluice_cuda::Format::F32, product)
+        gpu.matmul(DType::F32, sluice_formats::Format::F32, product)
             .unwrap();
         let mut found = vec![1; 64 * 64 * 4];
         gpu.download(part(0), &mut found).unwrap();

@@ -10,7 +10,8 @@ use std::{
 use safetensors::SafeTensors;
 use serde_json::Value;
 use sluice_checkpoint::{Checkpoint, CheckpointError, Source};
-use sluice_ops::{KvCacheShape, Ops, device::DType};
+use sluice_formats::DType;
+use sluice_ops::{KvCacheShape, Ops};
 use sluice_plan::{Plan, PlanError, resolve_kv_cache_format};
 use sluice_shared::{
     decoding::{Decoding, KvCacheReuse},

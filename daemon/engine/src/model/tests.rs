@@ -6,8 +6,8 @@ use std::{
 };
 
 use sluice_checkpoint::{Checkpoint, Source, family::ModelConfig};
-use sluice_cuda::DType;
-use sluice_formats::{Format, noise::Noise};
+
+use sluice_formats::{DType, Format, noise::Noise};
 use sluice_machine::{GpuProfile, MemoryKind, Profile};
 use sluice_ops::{
     Activation, KvCache, KvCacheShape, LmHeadGroup, LmHeadRow, Ops, RankingScore, SamplingParams,

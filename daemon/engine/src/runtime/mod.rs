@@ -26,10 +26,11 @@ use std::{
 };
 
 use sluice_checkpoint::Source;
+use sluice_formats::DType;
 use sluice_machine::default_budget;
 use sluice_ops::{
     self as ops, Ops, OpsError,
-    device::{self, DType, Device, GpuUnavailable, OpenedDevice},
+    device::{self, Device, GpuUnavailable, OpenedDevice},
     ledger::{self, Ledger},
 };
 use sluice_plan::{Plan, SwitchEstimate, TimeCorrections, Workload};

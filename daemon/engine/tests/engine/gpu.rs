@@ -8,9 +8,10 @@ use sluice_engine::{
     Engine, EngineOptions, Event, Generate, Outcome, PlanSettings, Work,
     check::{CheckResult, fixture_logits, fixture_tokens, resident, streamed},
 };
+use sluice_formats::DType;
 use sluice_ops::{
     Ops,
-    device::{DType, Device, DeviceChoice},
+    device::{Device, DeviceChoice},
     ledger::Ledger,
 };
 use sluice_shared::{decoding::Decoding, level::Level, sampling::EosPolicy};

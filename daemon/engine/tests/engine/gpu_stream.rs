@@ -12,8 +12,9 @@ use std::{
 use sluice_checkpoint::{Checkpoint, Source};
 use sluice_cuda::{Gpu, GpuMemory, StreamMark};
 use sluice_engine::residency::{LoadOutcome, Residency, StreamStats, WeightReader};
+use sluice_formats::DType;
 use sluice_ops::{
-    device::{DType, Device, DeviceChoice},
+    device::{Device, DeviceChoice},
     ledger::Ledger,
 };
 use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, PlanInput, WorkingMemory, Workload};

@@ -383,8 +383,8 @@ mod tests {
             compress,
         },
     };
-    use sluice_cuda::DType;
-    use sluice_formats::{Format, noise::Noise};
+
+    use sluice_formats::{DType, Format, noise::Noise};
     use sluice_weights::{CompressedRows, CompressedTensor};
 
     use super::*;

@@ -135,7 +135,7 @@ impl<T> DeviceBuffer<T> {
     #[must_use]
     pub fn span(&self) -> GpuSpan {
         match self {
-            Self::Host(_) => unreachable!("kernels of a card are given its own memory"),
+            Self::Host(_) => unreachable!("kernels of a GPU are given its own memory"),
             Self::Gpu(buffer) => buffer.memory.span(),
         }
     }

@@ -6,7 +6,8 @@ mod buffer;
 use std::fmt;
 
 use sluice_cuda::{self as cuda, Blas};
-pub use sluice_cuda::{CudaError, DType, Gpu, GpuUnavailable, LiveStats};
+pub use sluice_cuda::{CudaError, Gpu, GpuUnavailable, LiveStats};
+use sluice_formats::DType;
 use sluice_machine::{ComputingGuard, GpuProfile, MemoryStats, Profile, WaitingGuard, Workers};
 
 pub use self::buffer::DeviceBuffer;

@@ -1,7 +1,8 @@
 //! The comparison of two heads on a GPU.
 
 use sluice_cuda as cuda;
-use sluice_cuda::{DType, Gpu, GpuSpan};
+use sluice_cuda::{Gpu, GpuSpan};
+use sluice_formats::DType;
 use sluice_machine::MemoryKind;
 use sluice_weights::Weight;
 

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use sluice_cuda::{self as cuda, DType, Gpu, GpuSpan};
-use sluice_formats::Format;
+use sluice_cuda::{self as cuda, Gpu, GpuSpan};
+use sluice_formats::{DType, Format};
 use sluice_machine::GpuProfile;
 use sluice_weights::{
     Weight,
@@ -64,7 +64,7 @@ pub(super) fn matmul(
         }
         _ => {
             let product = product(lies.span, 0..weight.rows);
-            gpu.matmul(number, weight.format.to_cuda(), product)
+            gpu.matmul(number, weight.format, product)
         }
     };
     if !is_decompressed_first(card, kept, x.len()) {
@@ -89,7 +89,7 @@ pub(super) fn matmul(
         let to = decoded.part(0, these.len() * row_bytes);
         let piece = weight.rows(these.start, these.end);
         clock.within(Phase::Decompress, || decompress(gpu, number, &piece, to))?;
-        gpu.matmul(number, Format::from(number).to_cuda(), product(to, these))?;
+        gpu.matmul(number, Format::from(number), product(to, these))?;
     }
     Ok(())
 }
@@ -99,7 +99,7 @@ fn decompress(gpu: &Gpu, dtype: DType, weight: &Weight<'_>, out: GpuSpan) -> Res
     let lies = weight.on_gpu();
     let Some(coded) = lies.compressed else {
         let (rows, width) = (weight.rows, weight.width);
-        return Ok(gpu.dequantize(dtype, weight.format.to_cuda(), out, lies.span, rows, width)?);
+        return Ok(gpu.dequantize(dtype, weight.format, out, lies.span, rows, width)?);
     };
     let rows = coded.first_row..coded.first_row + weight.rows;
     let matrix = coded.tensor.on_gpu(&rows, coded.base_row);

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use sluice_cuda as cuda;
-use sluice_cuda::{DType, Gpu, GpuSpan};
+use sluice_cuda::{Gpu, GpuSpan};
+use sluice_formats::DType;
 use sluice_weights::Weight;
 
 use super::{LmHeadGroup, RunningRow, SamplingParams};

@@ -2,8 +2,7 @@
 
 mod evidence;
 
-use sluice_cuda::DType;
-use sluice_formats::Format;
+use sluice_formats::{DType, Format};
 use sluice_weights::WeightData;
 
 use super::*;

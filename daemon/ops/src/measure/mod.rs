@@ -12,9 +12,9 @@ use std::{
 };
 
 use rustix::fs::MemfdFlags;
-use sluice_codec::{CompressedMatrix, DType, Encoded, Scheme};
+use sluice_codec::{CompressedMatrix, Encoded, Scheme};
 use sluice_cuda::{CudaError, Gpu};
-use sluice_formats::Format;
+use sluice_formats::{DType, Format};
 use sluice_machine::{LinearRate, MemoryKind, POINTS, Rates, mapped::MappedBuffer};
 use sluice_weights::{Weight, WeightData, compression::compress};
 

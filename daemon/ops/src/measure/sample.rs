@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use half::bf16;
-use sluice_codec::{DType, Encoded, Lossless, Scheme, TrellisTarget, encode, quantize};
+use sluice_codec::{Encoded, Lossless, Scheme, TrellisTarget, encode, quantize};
 use sluice_cuda::{self as cuda, CompressedChunk, CompressedGpuMatrix, dictionary_index};
-use sluice_formats::noise::Noise;
+use sluice_formats::{DType, noise::Noise};
 use sluice_machine::MemoryKind;
 use sluice_weights::{chunk_at, gpu_compression};
 
@@ -112,7 +112,7 @@ impl GpuSample {
     pub fn part(&self, copies: Range<usize>) -> CompressedGpuMatrix<'_> {
         CompressedGpuMatrix {
             compression: self.compression,
-            dtype: cuda::DType::Bf16,
+            dtype: DType::Bf16,
             width: self.width,
             tile: self.tile,
             bytes: self.memory.span(),

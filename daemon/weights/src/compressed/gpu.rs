@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use sluice_codec::{DecompressError, MatrixLayout, Scheme};
 use sluice_cuda::{
-    CompressedChunk, CompressedGpuMatrix, Compression, DType, GpuSpan, dictionary_index,
+    CompressedChunk, CompressedGpuMatrix, Compression, GpuSpan, dictionary_index,
     dictionary_index_bytes,
 };
-use sluice_formats::Format;
+use sluice_formats::DType;
 
 use super::{CompressedTensor, DamagedTensor};
 
@@ -74,11 +74,10 @@ impl CompressedTensor {
             .map(|chunk| chunk_at(chunk.offset - base, &chunk.layout));
         GpuMatrixLayout {
             compression: gpu_compression(self.scheme),
-            dtype: match self.format {
-                Format::F32 => DType::F32,
-                Format::F16 => DType::F16,
-                _ => DType::Bf16,
-            },
+            dtype: self
+                .format
+                .dtype()
+                .expect("block formats are not compressed"),
             width: self.width,
             tile: chunks.first().map_or(0, |chunk| chunk.layout.tile()),
             chunks: described.collect(),

@@ -5,7 +5,7 @@ mod gpu;
 use std::ops::Range;
 
 use sluice_codec::{
-    CompressedMatrix, DType, DecompressError, MatrixLayout, Scheme,
+    CompressedMatrix, DecompressError, MatrixLayout, Scheme,
     container::{ALIGN_BYTES, CHUNK_ROWS, Chunk},
 };
 use sluice_formats::Format;
@@ -109,7 +109,7 @@ impl CompressedTensor {
         tile: usize,
         shares: CompressionShares,
     ) -> Option<Self> {
-        let number = dtype_of(format)?;
+        let number = format.dtype()?;
         let mut chunks = Vec::new();
         let mut end = 0_u64;
         for start in (0..rows).step_by(CHUNK_ROWS) {
@@ -258,15 +258,5 @@ impl CompressedTensor {
                 self.name
             ),
         })
-    }
-}
-
-/// What the codec calls numbers of this format; `None` for blocks, which are coded already.
-pub fn dtype_of(format: Format) -> Option<DType> {
-    match format {
-        Format::F32 => Some(DType::F32),
-        Format::F16 => Some(DType::F16),
-        Format::Bf16 => Some(DType::Bf16),
-        _ => None,
     }
 }

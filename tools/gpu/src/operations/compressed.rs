@@ -1,8 +1,8 @@
 //! A card's kernels for coded weights, beside the codec.
 
 use sluice_codec::{CompressedMatrix, Encoded};
-use sluice_cuda::{CompressedGpuMatrix, DType, DictionaryMatmul, Gpu};
-use sluice_formats::Format;
+use sluice_cuda::{CompressedGpuMatrix, DictionaryMatmul, Gpu};
+use sluice_formats::{DType, Format};
 use sluice_ops::{
     Activation,
     device::DeviceBuffer,

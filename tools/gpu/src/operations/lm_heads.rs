@@ -1,7 +1,6 @@
 //! The choice of tokens on a device beside the CPU's.
 
-use sluice_cuda::DType;
-use sluice_formats::Format;
+use sluice_formats::{DType, Format};
 use sluice_machine::MemoryKind;
 use sluice_ops::{
     Activation, LmHeadGroup, LmHeadRow, RankingScore, SamplingParams, device::DeviceBuffer,

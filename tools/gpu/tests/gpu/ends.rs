@@ -81,7 +81,7 @@ async fn a_benchmark_that_is_stopped_tells_what_it_found() {
     let libraries = stand_in::build();
     // So slow there that it never comes to its end.
     let mut running = Running::start(libraries, &[], &["bench"]);
-    running.says("copy to the GPU").await;
+    running.says("to the GPU").await;
     running.signal(Signal::TERM);
     running.says("asked to end").await;
     running.signal(Signal::INT);

@@ -232,7 +232,11 @@ fn what_is_wrong_is_named() {
             json!([]),
             "has 0 chunks of 256 rows for 40",
         ),
-        ("/tensors/1/chunks/0", max.clone(), "can't have its chunk 0"),
+        (
+            "/tensors/1/chunks/0",
+            max.clone(),
+            "cannot have its chunk 0",
+        ),
         ("/tensors/1/chunk_rows", json!(0), "chunks of 0 rows"),
         (
             "/tensors/1/chunk_rows",

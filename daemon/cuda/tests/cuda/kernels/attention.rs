@@ -1,6 +1,7 @@
 //! Attention, against sums in `f64`.
 
-use sluice_cuda::{ATTEND_QUERIES, AttentionArgs, AttentionSegment, AttentionTask, DType, Gpu};
+use sluice_cuda::{ATTEND_QUERIES, AttentionArgs, AttentionSegment, AttentionTask, Gpu};
+use sluice_formats::DType;
 
 use super::{
     formats::Random,

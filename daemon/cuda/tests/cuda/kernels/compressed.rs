@@ -3,7 +3,8 @@
 use half::{bf16, f16};
 use sluice_codec as codec;
 use sluice_codec::{Encoded, Lossless, MatrixLayout, TrellisTarget};
-use sluice_cuda::{CompressedChunk, CompressedGpuMatrix, Compression, DType, Gpu, GpuMemory};
+use sluice_cuda::{CompressedChunk, CompressedGpuMatrix, Compression, Gpu, GpuMemory};
+use sluice_formats::DType;
 
 use super::formats::Random;
 
@@ -54,11 +55,6 @@ impl Sample {
         tile: usize,
         numbers: &[u8],
     ) -> Self {
-        let kind = match source {
-            DType::F32 => codec::DType::F32,
-            DType::F16 => codec::DType::F16,
-            DType::Bf16 => codec::DType::Bf16,
-        };
         let mut sample = Self {
             compression: coding,
             source,
@@ -72,14 +68,14 @@ impl Sample {
         for &rows in rows {
             let (of_chunk, after) = rest.split_at(rows * width * source.bytes());
             rest = after;
-            let lossless = |scheme| codec::encode(kind, rows, width, of_chunk, scheme, tile);
+            let lossless = |scheme| codec::encode(source, rows, width, of_chunk, scheme, tile);
             let Encoded { layout, bytes } = match coding {
                 Compression::Huffman => lossless(Lossless::Huffman).unwrap(),
                 Compression::Dictionary => lossless(Lossless::Dictionary).unwrap(),
                 Compression::Trellis => {
                     let values = wide(source, of_chunk);
                     let target = TrellisTarget::Bits(4.0);
-                    codec::quantize(kind, rows, width, &values, target, tile)
+                    codec::quantize(source, rows, width, &values, target, tile)
                         .unwrap()
                         .encoded
                 }

@@ -2,7 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use sluice_cuda::{CompressedChunk, Compression, DType, Gpu};
+use sluice_cuda::{CompressedChunk, Compression, Gpu};
+use sluice_formats::DType;
 
 use super::{
     compressed::{Sample, bytes_of, weights},

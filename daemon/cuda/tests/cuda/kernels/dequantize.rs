@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use sluice_cuda::{DType, Format};
+use sluice_formats::{DType, Format};
 
 use super::{
     formats::{Random, dequantize, stored},

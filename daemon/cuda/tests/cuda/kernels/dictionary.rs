@@ -3,9 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sluice_cuda::{
-    CompressedGpuMatrix, Compression, DType, DictionaryMatmul, Format, Gpu, GpuSpan, Matmul,
-    dictionary_index, dictionary_index_bytes,
+    CompressedGpuMatrix, Compression, DictionaryMatmul, Gpu, GpuSpan, Matmul, dictionary_index,
+    dictionary_index_bytes,
 };
+use sluice_formats::{DType, Format};
 
 use super::{
     compressed::{Sample, bytes_of, weights},

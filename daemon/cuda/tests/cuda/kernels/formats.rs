@@ -1,7 +1,7 @@
 //! Stored weights to test with, and what they stand for: written one weight at a time, as GGUF describes the formats.
 
 use half::{bf16, f16};
-use sluice_cuda::Format;
+use sluice_formats::Format;
 
 /// Numbers that are the same in every run.
 pub(crate) struct Random(u64);

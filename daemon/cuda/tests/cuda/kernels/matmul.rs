@@ -3,7 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use half::f16;
-use sluice_cuda::{DType, Format, Gpu, Matmul};
+use sluice_cuda::{Gpu, Matmul};
+use sluice_formats::{DType, Format};
 
 use super::{
     formats::{Random, dequantize, stored},
@@ -178,7 +179,10 @@ fn multiply_few_rows() {
     on_gpu(|gpu| {
         let mut random = Random::new(6);
         for number in DType::ALL {
-            for format in Format::ALL.into_iter().filter(|format| format.has_matmul()) {
+            for format in Format::ALL
+                .into_iter()
+                .filter(|format| format.has_gpu_matmul())
+            {
                 for rows in 1..=8 {
                     let width = match format.block_len() {
                         1 => [8, 40, 264, 520][rows % 4],
@@ -198,7 +202,10 @@ fn multiply_in_small_tiles() {
     on_gpu(|gpu| {
         let mut random = Random::new(7);
         for number in DType::ALL {
-            for format in Format::ALL.into_iter().filter(|format| format.has_matmul()) {
+            for format in Format::ALL
+                .into_iter()
+                .filter(|format| format.has_gpu_matmul())
+            {
                 // The first two are few rows that loads of 16 bytes can't read.
                 for (rows, outputs, width) in [
                     (1, 1, 1),
@@ -226,7 +233,10 @@ fn multiply_in_large_tiles() {
     on_gpu(|gpu| {
         let mut random = Random::new(8);
         for number in DType::ALL {
-            for format in Format::ALL.into_iter().filter(|format| format.has_matmul()) {
+            for format in Format::ALL
+                .into_iter()
+                .filter(|format| format.has_gpu_matmul())
+            {
                 let width = match format.block_len() {
                     1 => 37,
                     32 => 96,
@@ -292,7 +302,7 @@ fn formats_that_are_decoded_first_are_not_multiplied() {
             let multiplied = catch_unwind(AssertUnwindSafe(|| {
                 gpu.matmul(DType::F32, format, product).unwrap();
             }));
-            assert_eq!(multiplied.is_ok(), format.has_matmul());
+            assert_eq!(multiplied.is_ok(), format.has_gpu_matmul());
         }
         gpu.synchronize().unwrap();
     });

@@ -1,6 +1,7 @@
 //! What queries pay attention to, against sums in `f64`, and rows that are moved together.
 
-use sluice_cuda::{AttentionSegment, DType, Gpu, SalienceArgs, SalienceScratch};
+use sluice_cuda::{AttentionSegment, Gpu, SalienceArgs, SalienceScratch};
+use sluice_formats::DType;
 
 use super::{
     formats::Random,

@@ -2,7 +2,8 @@
 
 use bytemuck::Pod;
 use half::{bf16, f16};
-use sluice_cuda::{DType, Gpu, GpuMemory, GpuSpan};
+use sluice_cuda::{Gpu, GpuMemory, GpuSpan};
+use sluice_formats::DType;
 use testkit::here;
 
 use super::formats::Random;
