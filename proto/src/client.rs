@@ -90,7 +90,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
 
 /// Nothing answers where the daemon was looked for.
 #[derive(Debug, thiserror::Error)]
-#[error("can't reach sluiced at {socket}: {cause}")]
+#[error("cannot reach sluiced at {socket}: {cause}")]
 pub struct ConnectError {
     /// The socket that was tried.
     pub socket: String,

@@ -120,7 +120,7 @@ impl Environment {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file can't be read.
-    #[error("can't read the configuration {path}: {cause}", path = path.display())]
+    #[error("cannot read the configuration {path}: {cause}", path = path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,

@@ -177,7 +177,7 @@ impl ModelsFile {
                 }
                 Err(error) => {
                     let problem = format!("{error}; its previous contents stay in force");
-                    tracing::warn!(problem, "can't read the settings of single models");
+                    tracing::warn!(problem, "cannot read the settings of single models");
                     state.problem = Some(problem);
                 }
             }

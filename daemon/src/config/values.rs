@@ -3,7 +3,8 @@
 use std::{ffi::OsStr, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
-use sluice_ops::device::{self, DType};
+use sluice_formats::DType;
+use sluice_ops::device;
 use sluice_shared::{level::parse_max_slowdown, units};
 use tracing_subscriber::EnvFilter;
 

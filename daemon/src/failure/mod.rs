@@ -30,13 +30,13 @@ pub enum Failure {
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
     /// A conversation for a model that nobody says how to write one for.
-    #[error("the model {model} has no chat template and can't hold a conversation")]
+    #[error("the model {model} has no chat template and cannot hold a conversation")]
     NoChatTemplate {
         /// Its name.
         model: String,
     },
     /// Text for a model that has no tokenizer.
-    #[error("the model {model} has no tokenizer and can't read text")]
+    #[error("the model {model} has no tokenizer and cannot read text")]
     NoTokenizer {
         /// Its name.
         model: String,
@@ -110,7 +110,7 @@ pub enum Failure {
     #[error(transparent)]
     TooLargeForBudget(PlanError),
     /// No plan of the model within the budget, on a card. Without one it might have room.
-    #[error("{gpu} can't run the model: {error}")]
+    #[error("{gpu} cannot run the model: {error}")]
     TooLargeForGpu {
         /// The card's name.
         gpu: String,
@@ -149,7 +149,7 @@ pub enum Failure {
     #[error("there is no folder for models")]
     NoModelsFolder,
     /// The model inside the program has no files to delete.
-    #[error("{EMBEDDED_NAME} is built into sluiced and can't be removed")]
+    #[error("{EMBEDDED_NAME} is built into sluiced and cannot be removed")]
     Embedded,
     /// What we did not download we don't delete.
     #[error("{model} was not downloaded by sluiced; it is in {}", .folder.display())]
@@ -160,7 +160,7 @@ pub enum Failure {
         folder: PathBuf,
     },
     /// A model's files can't be deleted.
-    #[error("can't remove {}: {cause}", .path.display())]
+    #[error("cannot remove {}: {cause}", .path.display())]
     RemoveModel {
         /// Its folder.
         path: PathBuf,
@@ -168,7 +168,7 @@ pub enum Failure {
         cause: io::Error,
     },
     /// The default can't be written down.
-    #[error("can't write {}: {cause}", .path.display())]
+    #[error("cannot write {}: {cause}", .path.display())]
     SaveDefault {
         /// The file.
         path: PathBuf,
@@ -262,7 +262,7 @@ pub enum Failure {
         id: u64,
     },
     /// Only a generation has a canvas to watch.
-    #[error("request {id} is not a generation and can't be watched")]
+    #[error("request {id} is not a generation and cannot be watched")]
     NotAGeneration {
         /// What was asked for.
         id: u64,
@@ -271,7 +271,7 @@ pub enum Failure {
     #[error("the request was cancelled")]
     Cancelled,
     /// The system has no random numbers.
-    #[error("can't draw a seed: {0}")]
+    #[error("cannot draw a seed: {0}")]
     NoSeed(io::Error),
     /// A bug: the engine went away with the request.
     #[error("the engine stopped before the request finished")]

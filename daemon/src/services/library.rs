@@ -142,7 +142,7 @@ impl Daemon {
         let named = names::full(&asked.name).unwrap_or(&asked.name);
         let name: HubName = named.parse()?;
         if name.label().is_some() && !asked.file_name.is_empty() {
-            let problem = "can't be combined with a label".to_owned();
+            let problem = "cannot be combined with a label".to_owned();
             return Err(InvalidField {
                 field: "file",
                 problem,
@@ -346,7 +346,7 @@ fn write_path(daemon: &Daemon, name: &ModelName) {
         && let Err(failure) = daemon.library.remember(path)
     {
         // Only the list is poorer for it.
-        tracing::info!(reason = %failure, "can't save the model's path");
+        tracing::info!(reason = %failure, "cannot save the model's path");
     }
 }
 
@@ -384,7 +384,7 @@ impl LoadRecord {
         if self.make_default
             && let Err(failure) = self.daemon.library.set_default(&self.name)
         {
-            tracing::error!(reason = %failure, "can't save the default model");
+            tracing::error!(reason = %failure, "cannot save the default model");
         }
     }
 }

@@ -52,7 +52,7 @@ impl RememberedSettings {
         let file = folder.map(|folder| folder.join(FILE_NAME));
         let read = file.as_deref().map(read).transpose();
         let written = read.unwrap_or_else(|error| {
-            tracing::warn!(%error, "can't read the remembered model settings");
+            tracing::warn!(%error, "cannot read the remembered model settings");
             None
         });
         let lines = written.unwrap_or_default().models;
@@ -127,7 +127,7 @@ impl RememberedSettings {
         };
         let text = serde_json::to_string_pretty(&written).expect("texts alone");
         if let Err(error) = atomic_file::replace(file, &(text + "\n")) {
-            tracing::warn!(%error, file = %file.display(), "can't save the requested model settings");
+            tracing::warn!(%error, file = %file.display(), "cannot save the requested model settings");
         }
     }
 }

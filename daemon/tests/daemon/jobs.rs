@@ -355,7 +355,7 @@ async fn what_makes_no_sense_is_refused_with_its_reason() {
         ),
         (
             with(|r| r.name = "sluice-demo".to_owned()),
-            "name: can't be combined with a path",
+            "name: cannot be combined with a path",
         ),
     ] {
         let error = setting.compress(request).await.unwrap_err();

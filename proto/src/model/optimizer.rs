@@ -255,7 +255,7 @@ impl ModelSubject {
             (true, true) => Ok(Self::Embedded),
             (true, false) => Ok(Self::Path(path)),
             (false, true) => Ok(Self::Name(name)),
-            (false, false) => Err(invalid("name", "can't be combined with a path")),
+            (false, false) => Err(invalid("name", "cannot be combined with a path")),
         }
     }
 }
@@ -291,7 +291,7 @@ fn checked<W: TryFrom<i32> + Default + PartialEq + Display, T>(
     if value == W::default() {
         return Ok(None);
     }
-    let problem = format!("{value} is reported, and can't be asked for");
+    let problem = format!("{value} is reported, and cannot be asked for");
     checked(value)
         .map(Some)
         .ok_or_else(|| invalid(field, problem))
@@ -375,7 +375,7 @@ mod tests {
         });
         assert_eq!(
             reported.unwrap_err().to_string(),
-            "kv: f16 is reported, and can't be asked for"
+            "kv: f16 is reported, and cannot be asked for"
         );
     }
 

@@ -160,7 +160,7 @@ pub(super) async fn inspect(
     match facts.not_loadable_reason.is_empty() {
         true => Ok(()),
         false => Err(Failure::new(format!(
-            "it can't be loaded: {}",
+            "it cannot be loaded: {}",
             sanitise_line(&facts.not_loadable_reason)
         ))),
     }

@@ -479,7 +479,7 @@ fn lost() -> DashboardState {
     let mut state = busy();
     write(&mut state, "a draft");
     let event = Event::Lost {
-        cause: "can't reach sluiced at /run/sluice/sluice.sock: no such socket".into(),
+        cause: "cannot reach sluiced at /run/sluice/sluice.sock: no such socket".into(),
         retry_ms: 4_000,
     };
     feed(&mut state, event);

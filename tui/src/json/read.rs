@@ -155,7 +155,7 @@ impl<R: BufRead> Iterator for Events<R> {
 }
 
 fn unreadable(error: &io::Error) -> String {
-    format!("can't be read: {error}")
+    format!("cannot be read: {error}")
 }
 
 /// What is wrong with a line.

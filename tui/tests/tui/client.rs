@@ -507,7 +507,7 @@ fn exit_codes_tell_wrong_usage_from_an_absent_daemon() {
         let error = stderr(&output);
         assert!(
             error.starts_with(
-                "error: can't reach sluiced at /nonexistent/sluice.sock: no such socket\nhint: "
+                "error: cannot reach sluiced at /nonexistent/sluice.sock: no such socket\nhint: "
             ),
             "{error}"
         );

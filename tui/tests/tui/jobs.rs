@@ -328,7 +328,7 @@ fn a_coded_file_is_inspected_to_its_tensors() {
         );
     }
     assert!(
-        output.contains("1024 × 1024  bf16  huffman   1.38 MiB  11.00 of 16"),
+        output.contains("1024 × 1024  bf16  huffman     1.38 MiB  11.00 of 16"),
         "{output}"
     );
     assert!(!output.contains('\x1b'), "{output:?}");

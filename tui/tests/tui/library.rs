@@ -167,7 +167,7 @@ fn models_are_removed_inspected_and_unloaded_by_name() {
         assert!(stdout(&output).contains("mild"), "what is known is told");
         let told = stderr(&output);
         assert!(
-            told.contains("it can't be loaded: its model_type 'odd'"),
+            told.contains("it cannot be loaded: its model_type 'odd'"),
             "{told}"
         );
         assert!(!told.contains('\x1b'), "{told:?}");

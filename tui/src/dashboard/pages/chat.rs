@@ -87,7 +87,7 @@ fn choose_words(state: &mut DashboardState) {
     let model = state.present().and_then(|now| now.model.as_ref());
     let shape = model.and_then(|model| model.shape.as_ref());
     if shape.is_some_and(|shape| shape.kind() == ModelKind::Autoregressive) {
-        state.warn("the loaded model is autoregressive: it can't fill in words");
+        state.warn("the loaded model is autoregressive: it cannot fill in words");
         return;
     }
     let answer = state.chat.answer();

@@ -184,7 +184,7 @@ fn warnings(state: &DashboardState, plan: &Plan) -> Vec<String> {
             pass / before
         )),
         (Some(_), _) => {}
-        (None, _) => doubts.push("The time of a pass can't be predicted.".to_owned()),
+        (None, _) => doubts.push("The time of a pass cannot be predicted.".to_owned()),
     }
     doubts
 }

@@ -103,7 +103,7 @@ fn a_level_whose_pass_cannot_be_predicted_is_asked_about() {
         ..full_plan(Level::Off, 4 << 30)
     };
     feed(&mut state, foreseen(1, plan));
-    assert!(asked(&state).contains("can't be predicted"));
+    assert!(asked(&state).contains("cannot be predicted"));
 }
 
 #[test]
