@@ -120,7 +120,7 @@ fn row(failure: &Failure) -> ErrorRow {
             .figure("position", position)
             .figure("length", length),
         Failure::ModelLoading { model } => ErrorRow::new(Code::Unavailable, "MODEL_LOADING")
-            .hint("try again in a moment; sluice models shows the progress")
+            .hint("try again in a moment; sluice list shows the progress")
             .figure("model", model)
             .retry(),
         Failure::ModelFailed { model, .. } => {
@@ -131,7 +131,7 @@ fn row(failure: &Failure) -> ErrorRow {
                 .figure("model", model)
         }
         Failure::LoadInProgress { model } => ErrorRow::new(Code::Unavailable, "LOAD_IN_PROGRESS")
-            .hint("try again once it is loaded; sluice models shows the progress")
+            .hint("try again once it is loaded; sluice list shows the progress")
             .figure("model", model)
             .retry(),
         Failure::PathNotAbsolute { .. } => ErrorRow::invalid("PATH_NOT_ABSOLUTE", "path")
@@ -141,11 +141,11 @@ fn row(failure: &Failure) -> ErrorRow {
             code: Code::ResourceExhausted,
             ..plan(error)
         },
-        Failure::TooLargeForGpu { gpu: card, error } => {
+        Failure::TooLargeForGpu { gpu, error } => {
             let row = plan(error);
             let hint = row.hint.as_deref().unwrap_or_default();
             let hint = format!("{hint}; or run the model on the CPU: sluiced --device cpu");
-            row.hint(hint).figure("card", card)
+            row.hint(hint).figure("gpu", gpu)
         }
         Failure::NothingToChange(cause) => {
             let row = row(cause);
