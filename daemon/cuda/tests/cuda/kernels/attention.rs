@@ -129,7 +129,7 @@ fn check_attend(
     }
 }
 
-/// Attention of these tasks in every number, for heads of every kernel.
+/// Attention of these tasks in every dtype, for heads of every kernel.
 fn check_tasks(seed: u64, tasks: &[Queries<'_>]) {
     on_gpu(|gpu| {
         let mut random = Random::new(seed);

@@ -1,4 +1,4 @@
-//! Stored weights as numbers that are computed in.
+//! Stored weights as elements of the compute dtype.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -1,4 +1,4 @@
-//! Multiplications by palette-coded weights, against those by the same weights decoded.
+//! Matmuls by dictionary-coded weights, against those by the same weights decompressed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -41,7 +41,7 @@ fn sample(random: &mut Random, rows: usize, width: usize, tile: usize) -> (Sampl
     (sample, bytes)
 }
 
-/// Multiplies by coded weights and by decoded ones.
+/// Multiplies by compressed weights and by decompressed ones.
 fn check(
     gpu: &Gpu,
     random: &mut Random,

@@ -1,4 +1,4 @@
-//! Kernels that take rows or numbers one by one.
+//! Kernels that process rows or elements one by one.
 
 use sluice_cuda::{Matmul, RopeRows};
 use sluice_formats::{DType, Format};

@@ -1,4 +1,4 @@
-//! Multiplications, against sums in `f64`.
+//! Matmuls, against sums in `f64`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -96,7 +96,7 @@ fn products_too_large_for_half_precision_stay_the_largest_by_cublas_too() {
     });
 }
 
-/// One multiplication, against sums in `f64`.
+/// One matmul, against sums in `f64`.
 fn check_matmul(
     gpu: &Gpu,
     random: &mut Random,
@@ -106,7 +106,7 @@ fn check_matmul(
 ) {
     let x = elements(random, number, rows * width);
     let bytes = stored(random, format, outputs * width);
-    // Few rows are multiplied with weights as decoded; tiles hold them in the numbers of `x`.
+    // The kernel for few rows multiplies by dequantized weights; tiles hold them in the dtype of `x`.
     let mut weights = dequantize(format, &bytes);
     if rows > 8 || !(width * 2).is_multiple_of(16) {
         for weight in &mut weights {
@@ -206,7 +206,7 @@ fn multiply_in_small_tiles() {
                 .into_iter()
                 .filter(|format| format.has_gpu_matmul())
             {
-                // The first two are few rows that loads of 16 bytes can't read.
+                // The first two are few rows that loads of 16 bytes cannot read.
                 for (rows, outputs, width) in [
                     (1, 1, 1),
                     (8, 70, 37),
