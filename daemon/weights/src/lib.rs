@@ -1,5 +1,5 @@
-//! The vocabulary of everything that has to do with weights: which tensors a model has, in which groups they live, stream and
-//! change, and the numbers that they are described by.
+//! The vocabulary of everything that deals with weights: which tensors a model has, in which weight groups they live,
+//! stream and change, and how they are stored.
 
 mod compressed;
 pub mod compression;
