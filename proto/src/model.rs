@@ -7,6 +7,7 @@
 mod decoding;
 mod job;
 mod optimizer;
+mod reference;
 
 pub use sluice_shared::sampling::{EosPolicy, KvCacheMode, Remasking, Sampling, SamplingOptions};
 use sluice_shared::sampling::{STOP_BYTES_MAX, STOPS_MAX};
@@ -14,7 +15,8 @@ use sluice_shared::sampling::{STOP_BYTES_MAX, STOPS_MAX};
 pub use self::{
     decoding::{CanvasGrowth, DecodingChoice, KvCacheReuse, Preset, Speculation},
     job::{CompressJob, CompressionMethod, DecompressJob, VerifyJob},
-    optimizer::{Loading, Measuring, ModelSubject, PlannedModel, Planning, RestoreTarget, Samples},
+    optimizer::{Loading, Measuring, Planning, RestoreTarget, Samples},
+    reference::ModelRef,
 };
 use crate::v1;
 

@@ -14,6 +14,8 @@ pub struct ShortName {
 
 /// The model inside the daemon.
 pub const DEMONSTRATION: &str = "demo";
+/// The same model's name in the daemon's list.
+pub const DEMONSTRATION_MODEL: &str = "sluice-demo";
 
 const fn row(short: &'static str, full: &'static str) -> ShortName {
     ShortName { short, full }

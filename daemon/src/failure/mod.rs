@@ -91,12 +91,6 @@ pub enum Failure {
         /// The one that loads.
         model: String,
     },
-    /// The daemon's folder is not the client's.
-    #[error("path: must be absolute, not '{path}'")]
-    PathNotAbsolute {
-        /// What was given.
-        path: String,
-    },
     /// No published shape of that name.
     #[error(
         "unknown shape '{name}'; known are {}",

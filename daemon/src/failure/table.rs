@@ -134,9 +134,7 @@ fn row(failure: &Failure) -> ErrorRow {
             .hint("try again once it is loaded; sluice list shows the progress")
             .figure("model", model)
             .retry(),
-        Failure::PathNotAbsolute { .. } => ErrorRow::invalid("PATH_NOT_ABSOLUTE", "path")
-            .hint("give the absolute path; the daemon has its own working folder"),
-        Failure::UnknownShape { .. } => ErrorRow::invalid("UNKNOWN_SHAPE", "preset"),
+        Failure::UnknownShape { .. } => ErrorRow::invalid("UNKNOWN_SHAPE", "model"),
         Failure::TooLargeForBudget(error) => ErrorRow {
             code: Code::ResourceExhausted,
             ..plan(error)

@@ -35,7 +35,7 @@ impl JobService for Service {
     ) -> Result<Response<Self::CompressStream>, Status> {
         self.0.check_open()?;
         let asked = CompressJob::try_from(request.into_inner()).map_err(Failure::from)?;
-        let model = self.0.subject(asked.source.clone()).await?;
+        let model = self.0.resolve(asked.source.clone()).await?;
         Ok(self.answer(&self.0.jobs.compress(&model, asked)?))
     }
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use sluice_checkpoint::family::PublishedShape;
-use sluice_engine::{EngineError, PlanOptions, PlanSettings, Work, runtime::ModelOutline};
+use sluice_engine::{EngineError, PlanOptions, Work, runtime::ModelOutline};
 use sluice_plan::PlanError;
 use sluice_proto::{
-    model::{Measuring, PlannedModel, Planning, RestoreTarget},
+    model::{Measuring, ModelRef, Planning, RestoreTarget},
     v1::{self, apply_response::Kind, optimizer_service_server::OptimizerService},
 };
 use sluice_shared::{
@@ -166,18 +166,22 @@ impl Daemon {
 
     fn plan(&self, asked: Planning) -> Result<v1::Plan, Failure> {
         let mut settings = self.engine.settings();
-        let (name, outline) = match &asked.model {
-            PlannedModel::Loaded => return self.plan_loaded(&asked),
-            PlannedModel::Shape(name) => {
-                let preset = published_shape(name)?;
+        let (name, outline) = match asked.model.clone() {
+            ModelRef::Loaded => return self.plan_loaded(&asked),
+            ModelRef::Shape(name) => {
+                let shape = published_shape(&name)?;
                 let machine = self.engine.machine()?;
-                (
-                    name.clone(),
-                    ModelOutline::of_published_shape(preset, machine),
-                )
+                (name, ModelOutline::of_published_shape(shape, machine))
             }
-            PlannedModel::Path(path) => self.outline(self.at(path.clone())?, &mut settings)?,
-            PlannedModel::Name(name) => self.outline(self.library.model(name)?, &mut settings)?,
+            model => {
+                let model = self.resolve_now(model)?;
+                let machine = self.engine.machine()?;
+                // Those that it would be loaded with.
+                let holds = self.settings.for_load(&model, &PlanOptions::default());
+                settings = settings.with(&holds.change());
+                let outline = ModelOutline::of_checkpoint(&model.source(), machine)?;
+                (model.name, outline)
+            }
         };
         let settings = settings.with(&asked.change);
         let budget_bytes = settings.budget_bytes;
@@ -190,19 +194,6 @@ impl Daemon {
             not_loadable_reason: not_loadable.unwrap_or_default(),
             ..translate::plan::plan(&plan, &name)
         })
-    }
-
-    /// A model on disk as plans see it, and the settings that it would be loaded with.
-    fn outline(
-        &self,
-        model: ModelName,
-        settings: &mut PlanSettings,
-    ) -> Result<(String, ModelOutline), Failure> {
-        let machine = self.engine.machine()?;
-        let holds = self.settings.for_load(&model, &PlanOptions::default());
-        *settings = settings.with(&holds.change());
-        let outline = ModelOutline::of_checkpoint(&model.source(), machine)?;
-        Ok((model.name, outline))
     }
 
     fn plan_loaded(&self, asked: &Planning) -> Result<v1::Plan, Failure> {

@@ -3,7 +3,7 @@
 use std::fs;
 
 use serde_json::Value;
-use sluice_proto::v1::{self, generation_event::Event};
+use sluice_proto::v1::{self, generation_event::Event, model_ref::By};
 use sluice_shared::exit;
 use tempfile::TempDir;
 
@@ -318,8 +318,7 @@ async fn a_checkpoints_own_advice_is_taken_as_far_as_it_makes_sense() {
         "{log}"
     );
     let request = v1::InspectModelRequest {
-        path: model.to_str().unwrap().to_owned(),
-        ..Default::default()
+        model: By::Path(model.to_str().unwrap().to_owned()).into(),
     };
     let answer = daemon.models().await.inspect_model(request).await;
     let answer = answer.unwrap().into_inner();

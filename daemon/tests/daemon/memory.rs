@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use sluice_proto::v1;
+use sluice_proto::v1::{self, model_ref::By};
 use tempfile::TempDir;
 
 use crate::support::{Daemon, generate, run, tokens, within};
@@ -74,7 +74,7 @@ async fn switch(daemon: &Daemon, level: v1::Level) {
 /// At an empty path is the demonstration model.
 async fn load(daemon: &Daemon, path: &str) {
     let request = v1::LoadModelRequest {
-        path: path.to_owned(),
+        model: By::Path(path.to_owned()).into(),
         ..Default::default()
     };
     let mut models = daemon.models().await;

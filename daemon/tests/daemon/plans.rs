@@ -2,7 +2,7 @@
 
 use sluice_proto::{
     client::CallError,
-    v1::{self, apply_response::Kind, generation_event, load_model_response},
+    v1::{self, apply_response::Kind, generation_event, load_model_response, model_ref::By},
 };
 use tonic::{Code, Streaming};
 
@@ -97,7 +97,7 @@ async fn a_plan_is_made_for_the_loaded_model_a_preset_or_a_path_and_changes_noth
     assert!(small.staging_buffers.unwrap().count >= 3);
 
     let preset = v1::PlanRequest {
-        model: Some(v1::plan_request::Model::Preset("llada-8b".to_owned())),
+        model: By::Shape("llada-8b".to_owned()).into(),
         level: v1::Level::Aggressive.into(),
         budget_bytes: Some(8 << 30),
         ..Default::default()
@@ -114,7 +114,7 @@ async fn a_plan_is_made_for_the_loaded_model_a_preset_or_a_path_and_changes_noth
         .unwrap()
         .to_owned();
     let path = v1::PlanRequest {
-        model: Some(v1::plan_request::Model::Path(path)),
+        model: By::Path(path).into(),
         ..Default::default()
     };
     assert_eq!(plan(&daemon, path).await.unwrap().model, "llada-tiny");
@@ -137,7 +137,7 @@ async fn plans_that_can_not_be_are_explained() {
     for (request, code, reason) in [
         (
             v1::PlanRequest {
-                model: Some(v1::plan_request::Model::Preset("gpt-9".to_owned())),
+                model: By::Shape("gpt-9".to_owned()).into(),
                 ..asked.clone()
             },
             Code::InvalidArgument,
@@ -145,11 +145,11 @@ async fn plans_that_can_not_be_are_explained() {
         ),
         (
             v1::PlanRequest {
-                model: Some(v1::plan_request::Model::Path("here".to_owned())),
+                model: By::Path("here".to_owned()).into(),
                 ..asked.clone()
             },
             Code::InvalidArgument,
-            "PATH_NOT_ABSOLUTE",
+            "INVALID_FIELD",
         ),
         (
             v1::PlanRequest {
@@ -181,7 +181,7 @@ async fn plans_that_can_not_be_are_explained() {
     }
     // What it takes to be coded is estimated.
     let mild = v1::PlanRequest {
-        model: Some(v1::plan_request::Model::Preset("llada-8b".to_owned())),
+        model: By::Shape("llada-8b".to_owned()).into(),
         level: v1::Level::Mild.into(),
         budget_bytes: Some(12 << 30),
         ..asked
@@ -590,7 +590,7 @@ async fn load(
 
 fn slow_checkpoint() -> v1::LoadModelRequest {
     v1::LoadModelRequest {
-        path: checkpoints::slow().to_str().unwrap().to_owned(),
+        model: By::Path(checkpoints::slow().to_str().unwrap().to_owned()).into(),
         ..Default::default()
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path};
 
-use sluice_proto::v1::{self, generation_event::Event};
+use sluice_proto::v1::{self, generation_event::Event, model_ref::By};
 use tempfile::TempDir;
 
 use crate::support::{
@@ -102,7 +102,10 @@ async fn requests_whose_model_goes_before_their_turn_run_on_the_next() {
     let first = client.generate(short.clone()).await.unwrap();
     let second = client.generate(short).await.unwrap();
 
-    let load = v1::LoadModelRequest::default();
+    let load = v1::LoadModelRequest {
+        model: By::Name("sluice-demo".to_owned()).into(),
+        ..Default::default()
+    };
     let mut models = daemon.models().await;
     let mut loaded = models.load_model(load).await.unwrap().into_inner();
     while within("the load", loaded.message())

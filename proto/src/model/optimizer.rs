@@ -7,7 +7,7 @@ use sluice_shared::{
     settings::PlanOptions,
 };
 
-use super::{InvalidField, at_least_one, invalid, known};
+use super::{InvalidField, ModelRef, at_least_one, invalid, known};
 use crate::v1;
 
 /// More than any machine has.
@@ -15,24 +15,11 @@ const BUDGET_BYTES_MAX: u64 = 1 << 50;
 /// Most positions of all canvases that share a planned pass: a pass is rehearsed position by position.
 const POSITIONS_MAX: u64 = 1 << 20;
 
-/// Which model a plan is for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PlannedModel {
-    /// The loaded one.
-    Loaded,
-    /// A published shape, by its name.
-    Shape(String),
-    /// The checkpoint at this path.
-    Path(String),
-    /// The one that the list of models calls so.
-    Name(String),
-}
-
 /// A checked [`v1::PlanRequest`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Planning {
     /// For which model.
-    pub model: PlannedModel,
+    pub model: ModelRef,
     /// With which change of the settings.
     pub change: PlanOptions,
     /// Positions of a canvas, at least 1.
@@ -68,8 +55,8 @@ pub struct Measuring {
 /// A checked [`v1::LoadModelRequest`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Loading {
-    /// Which model.
-    pub subject: ModelSubject,
+    /// Which model; one with weights, and not merely the loaded one.
+    pub model: ModelRef,
     /// Whether it is to be loaded at every start.
     pub make_default: bool,
     /// The level and the budget from here on.
@@ -96,23 +83,10 @@ impl TryFrom<v1::RestoreRequest> for RestoreTarget {
     }
 }
 
-/// Which model is meant.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ModelSubject {
-    /// The one inside the daemon.
-    Embedded,
-    /// The one that the daemon's list calls so; never empty.
-    Name(String),
-    /// The one that lies here; never empty.
-    Path(String),
-}
-
 impl TryFrom<v1::PlanRequest> for Planning {
     type Error = InvalidField;
 
     fn try_from(wire: v1::PlanRequest) -> Result<Self, InvalidField> {
-        use v1::plan_request::Model;
-
         let canvas = at_least_one("canvas", wire.canvas)?;
         let requests = at_least_one("requests", wire.requests)?;
         let positions = u64::from(canvas.unwrap_or(1)) * u64::from(requests.unwrap_or(1));
@@ -121,12 +95,7 @@ impl TryFrom<v1::PlanRequest> for Planning {
             return Err(invalid("requests", problem));
         }
         Ok(Self {
-            model: match wire.model {
-                None => PlannedModel::Loaded,
-                Some(Model::Preset(name)) => PlannedModel::Shape(name),
-                Some(Model::Path(path)) => PlannedModel::Path(path),
-                Some(Model::Name(name)) => PlannedModel::Name(name),
-            },
+            model: wire.model.try_into()?,
             change: change(v1::ApplyRequest {
                 level: wire.level,
                 budget_bytes: wire.budget_bytes,
@@ -233,7 +202,7 @@ impl TryFrom<v1::LoadModelRequest> for Loading {
 
     fn try_from(wire: v1::LoadModelRequest) -> Result<Self, InvalidField> {
         Ok(Self {
-            subject: ModelSubject::new(wire.name, wire.path)?,
+            model: ModelRef::try_from(wire.model)?.named()?,
             make_default: wire.make_default,
             change: change(v1::ApplyRequest {
                 level: wire.level,
@@ -242,21 +211,6 @@ impl TryFrom<v1::LoadModelRequest> for Loading {
                 ..Default::default()
             })?,
         })
-    }
-}
-
-impl ModelSubject {
-    /// From a name and a path, of which one at most may be given.
-    ///
-    /// # Errors
-    /// When both are.
-    pub fn new(name: String, path: String) -> Result<Self, InvalidField> {
-        match (name.is_empty(), path.is_empty()) {
-            (true, true) => Ok(Self::Embedded),
-            (true, false) => Ok(Self::Path(path)),
-            (false, true) => Ok(Self::Name(name)),
-            (false, false) => Err(invalid("name", "cannot be combined with a path")),
-        }
     }
 }
 
@@ -379,10 +333,22 @@ mod tests {
         );
     }
 
+    fn demonstration() -> Option<v1::ModelRef> {
+        let name = "sluice-demo".to_owned();
+        v1::model_ref::By::Name(name).into()
+    }
+
+    #[test]
+    fn a_load_says_which_model() {
+        let nothing = Loading::try_from(v1::LoadModelRequest::default());
+        assert_eq!(nothing.unwrap_err().to_string(), "model: is missing");
+    }
+
     #[test]
     fn levels_and_budgets_that_make_no_sense_are_named() {
         let load = |level: i32, budget_bytes| {
             Loading::try_from(v1::LoadModelRequest {
+                model: demonstration(),
                 level,
                 budget_bytes,
                 ..Default::default()
@@ -397,6 +363,7 @@ mod tests {
         }
         let default = |budget_bytes| {
             Loading::try_from(v1::LoadModelRequest {
+                model: demonstration(),
                 budget_bytes,
                 default_budget: true,
                 ..Default::default()
@@ -461,7 +428,7 @@ mod tests {
                 ..Default::default()
             })
         };
-        assert_eq!(plan(64, 4).unwrap().model, PlannedModel::Loaded);
+        assert_eq!(plan(64, 4).unwrap().model, ModelRef::Loaded);
         assert_eq!(plan(0, 1).unwrap_err().field, "canvas");
         assert_eq!(plan(1, 0).unwrap_err().field, "requests");
         assert_eq!(plan(u32::MAX, u32::MAX).unwrap_err().field, "requests");

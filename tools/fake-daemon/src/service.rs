@@ -9,6 +9,7 @@ use std::{
 use sluice_proto::v1::{
     generation_service_server::{GenerationService, GenerationServiceServer},
     job_service_server::{JobService, JobServiceServer},
+    model_ref::By,
     model_service_server::{ModelService, ModelServiceServer},
     optimizer_service_server::{OptimizerService, OptimizerServiceServer},
     telemetry_service_server::{TelemetryService, TelemetryServiceServer},
@@ -285,9 +286,12 @@ impl ModelService for Service {
     ) -> Result<Response<InspectModelResponse>, Status> {
         let mut seen = self.seen();
         let request = request.into_inner();
-        let coded = request.path.ends_with(".sluice");
-        let not_loadable = match request.name.as_str() {
-            "o/odd" => "its model_type 'odd' is not known\x1b[2J".to_owned(),
+        let by = request.model.clone().and_then(|model| model.by);
+        let coded = matches!(&by, Some(By::Path(path)) if path.ends_with(".sluice"));
+        let not_loadable = match by {
+            Some(By::Name(name)) if name == "o/odd" => {
+                "its model_type 'odd' is not known\x1b[2J".to_owned()
+            }
             _ => String::new(),
         };
         seen.inspected.push(request);

@@ -11,7 +11,7 @@ use serde_json::json;
 use sluice_proto::v1::{
     CancelJobRequest, Coder as WireCoder, CompressRequest, DecompressRequest, Job, JobEvent,
     JobProgress, JobResult, JobState, ListJobsRequest, VerifyRequest, WatchJobRequest,
-    compress_request::How, job_event::Kind, job_result,
+    compress_request::How, job_event::Kind, job_result, model_ref::By,
 };
 use sluice_report::{container, progress::advance};
 use sluice_shared::{
@@ -23,7 +23,7 @@ use tonic::{Code, Response, Status, Streaming};
 
 use super::{
     follow::interrupts,
-    library::{ModelArgument, subject},
+    library::subject,
     load::absolute,
     offline::{self, flag},
     until_interrupted, usage,
@@ -48,13 +48,9 @@ pub(super) async fn compress(
 ) -> Result<(), Failure> {
     check_pattern_count(arguments.keep.len())
         .map_err(|problem| usage(&format!("--keep {problem}")))?;
-    let (name, path) = match subject(&arguments.model)? {
-        ModelArgument::Name(name) => (name, String::new()),
-        ModelArgument::Path(path) => (String::new(), path),
-    };
+    let model = subject(&arguments.model)?;
     let request = CompressRequest {
-        name,
-        path,
+        model: model.clone().into(),
         output_path: absolute(&arguments.output)?,
         how: match (arguments.bits, arguments.coder) {
             (Some(bits), _) => Some(How::BitsPerWeight(bits)),
@@ -71,11 +67,11 @@ pub(super) async fn compress(
         threads: arguments.threads,
     };
     let command = "compress DIR --output FILE.sluice";
-    let alone = match request.path.is_empty() {
-        true => Err(offline_hint(command)),
-        false => alone(&arguments.following, command, || {
-            compress_words(&request, arguments)
+    let alone = match &model {
+        By::Path(path) => alone(&arguments.following, command, || {
+            compress_words(path, &request, arguments)
         }),
+        By::Name(_) | By::Shape(_) => Err(offline_hint(command)),
     };
     let daemon = offline::daemon(socket, alone).await?;
     let mut client = daemon.jobs();
@@ -84,8 +80,8 @@ pub(super) async fn compress(
 }
 
 /// The arguments of `sluiced compress`.
-fn compress_words(request: &CompressRequest, arguments: &Compress) -> Vec<String> {
-    let mut words = vec!["compress".to_owned(), request.path.clone()];
+fn compress_words(path: &str, request: &CompressRequest, arguments: &Compress) -> Vec<String> {
+    let mut words = vec!["compress".to_owned(), path.to_owned()];
     words.extend(flag("--output", Some(&request.output_path)));
     words.extend(arguments.lossless.then(|| "--lossless".to_owned()));
     words.extend(flag("--bits", arguments.bits));

@@ -9,18 +9,14 @@ use futures_util::StreamExt;
 use serde_json::json;
 use sluice_proto::v1::{
     self, CancelLoadRequest, LoadModelRequest, LoadModelResponse, Model, Plan,
-    load_model_response::Kind,
+    load_model_response::Kind, model_ref::By,
 };
 use sluice_report::progress::advance;
-use sluice_shared::units;
+use sluice_shared::{names, units};
 use tokio::signal::unix::Signal;
 use tonic::{Code, Streaming};
 
-use super::{
-    follow::interrupts,
-    library::{ModelArgument, subject},
-    models::describe,
-};
+use super::{follow::interrupts, library::subject, models::describe};
 use crate::{
     cli::{Budget, Load, PlanArgs},
     connection::DaemonConnection,
@@ -38,12 +34,11 @@ pub(super) async fn run(
     arguments: &Load,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let (name, path) = match arguments.model.as_deref().map(subject).transpose()? {
-        None => (String::new(), String::new()),
-        Some(ModelArgument::Name(name)) => (name, String::new()),
-        Some(ModelArgument::Path(path)) => (String::new(), path),
+    let asked = match &arguments.model {
+        Some(argument) => subject(argument)?,
+        None => By::Name(names::DEMONSTRATION_MODEL.to_owned()),
     };
-    let request = request(name, path, arguments.default, &arguments.options);
+    let request = request(asked, arguments.default, &arguments.options);
     let daemon = DaemonConnection::connect(socket).await?;
     let mut interrupts = interrupts()?;
     let model = model(&daemon, request, arguments.json, &mut interrupts, out).await?;
@@ -54,15 +49,9 @@ pub(super) async fn run(
 }
 
 /// What a load asks the daemon for.
-pub(super) fn request(
-    name: String,
-    path: String,
-    make_default: bool,
-    wish: &PlanArgs,
-) -> LoadModelRequest {
+pub(super) fn request(model: By, make_default: bool, wish: &PlanArgs) -> LoadModelRequest {
     LoadModelRequest {
-        name,
-        path,
+        model: model.into(),
         make_default,
         level: wish
             .level

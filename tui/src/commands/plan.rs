@@ -2,13 +2,10 @@
 
 use std::path::PathBuf;
 
-use sluice_proto::v1::{PlanRequest, plan_request::Model};
+use sluice_proto::v1::{PlanRequest, model_ref::By};
 use sluice_report as report;
 
-use super::{
-    library::{ModelArgument, subject},
-    offline,
-};
+use super::{library::subject, offline};
 use crate::{
     cli::Plan,
     output::{Failure, StandardOutput},
@@ -24,14 +21,11 @@ pub(super) async fn run(
         arguments.model.as_ref().or(arguments.model_flag.as_ref()),
         &arguments.shape,
     ) {
-        (Some(model), _) => Some(match subject(model)? {
-            ModelArgument::Path(path) => Model::Path(path),
-            ModelArgument::Name(name) => Model::Name(name),
-        }),
-        (None, preset) => preset.clone().map(Model::Preset),
+        (Some(model), _) => Some(subject(model)?),
+        (None, shape) => shape.clone().map(By::Shape),
     };
     let alone = match &model {
-        Some(Model::Name(_)) => Err(
+        Some(By::Name(_)) => Err(
             "start it with `sluiced`: it knows where models of that name lie; a path needs no daemon".to_owned(),
         ),
         Some(model) => Ok(words(model, arguments)),
@@ -41,7 +35,7 @@ pub(super) async fn run(
     };
     let daemon = offline::daemon(socket, alone).await?;
     let request = PlanRequest {
-        model,
+        model: model.and_then(By::into),
         canvas: arguments.canvas,
         requests: arguments.requests,
         ..(arguments.options.change())
@@ -64,12 +58,12 @@ pub(super) async fn run(
 }
 
 /// The arguments of `sluiced plan`.
-fn words(model: &Model, arguments: &Plan) -> Vec<String> {
+fn words(model: &By, arguments: &Plan) -> Vec<String> {
     let mut words = vec!["plan".to_owned()];
     let mut flag = |name, value| words.extend(offline::flag(name, value));
     match model {
-        Model::Preset(name) => flag("--shape", Some(name.clone())),
-        Model::Path(path) | Model::Name(path) => flag("--model", Some(path.clone())),
+        By::Shape(name) => flag("--shape", Some(name.clone())),
+        By::Path(path) | By::Name(path) => flag("--model", Some(path.clone())),
     }
     flag(
         "--level",
@@ -140,7 +134,7 @@ mod tests {
             panic!("plan");
         };
         assert_eq!(
-            words(&Model::Preset("llada-8b".into()), &arguments),
+            words(&By::Shape("llada-8b".into()), &arguments),
             [
                 "plan",
                 "--shape=llada-8b",

@@ -2,11 +2,13 @@
 
 use std::{fs, path::PathBuf, time::Duration};
 
-use sluice_proto::v1::{ListModelsRequest, LoadModelRequest, Model, ModelOrigin, ModelState};
+use sluice_proto::v1::{
+    ListModelsRequest, LoadModelRequest, Model, ModelOrigin, ModelState, model_ref::By,
+};
 use sluice_shared::{names, units};
 use tokio::signal::unix::Signal;
 
-use super::{apply, library::ModelArgument, load, pull};
+use super::{apply, load, pull};
 use crate::{
     cli::{PlanArgs, Pull},
     connection::DaemonConnection,
@@ -22,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The model, once requests can be made for it, at the level and within the budget that are wished for.
 pub(super) async fn ensure_loaded(
     daemon: &DaemonConnection,
-    subject: &ModelArgument,
+    subject: &By,
     wish: &PlanArgs,
     interrupts: &mut Signal,
     out: &mut StandardOutput,
@@ -45,12 +47,12 @@ pub(super) async fn ensure_loaded(
             }
             (ModelState::Loading, _) => {}
             (ModelState::Unspecified | ModelState::Partial | ModelState::Pulling, _)
-                if matches!(subject, ModelArgument::Name(_)) && !is_downloaded =>
+                if matches!(subject, By::Name(_)) && !is_downloaded =>
             {
                 progress.clear();
                 let model = download(daemon, &subject, &models, interrupts, out).await?;
                 // It may have a label that nobody had to say.
-                subject = ModelArgument::Name(model.name);
+                subject = By::Name(model.name);
                 is_downloaded = true;
                 continue;
             }
@@ -90,14 +92,14 @@ pub(super) async fn list(daemon: &DaemonConnection) -> Result<Vec<Model>, Failur
 }
 
 /// The model of the list that is meant.
-pub(super) fn find<'a>(models: &'a [Model], subject: &ModelArgument) -> Option<&'a Model> {
+pub(super) fn find<'a>(models: &'a [Model], subject: &By) -> Option<&'a Model> {
     let name = match subject {
-        ModelArgument::Path(path) => {
+        By::Path(path) => {
             let place = real_path(path);
             let mut placed = models.iter().filter(|model| !model.path.is_empty());
             return placed.find(|model| real_path(&model.path) == place);
         }
-        ModelArgument::Name(name) => name,
+        By::Name(name) | By::Shape(name) => name,
     };
     let named = |name: &str| {
         let exact = models.iter().find(|model| model.name == name);
@@ -123,12 +125,12 @@ fn real_path(path: &str) -> PathBuf {
 /// Brings a model from the hub, if its name can be one there.
 async fn download(
     daemon: &DaemonConnection,
-    subject: &ModelArgument,
+    subject: &By,
     models: &[Model],
     interrupts: &mut Signal,
     out: &mut StandardOutput,
 ) -> Result<Model, Failure> {
-    let ModelArgument::Name(name) = subject else {
+    let By::Name(name) = subject else {
         return Err(Failure::new("what has a path is not downloaded"));
     };
     let Some(full) = names::full(name).or(name.contains('/').then_some(name.as_str())) else {
@@ -164,18 +166,14 @@ fn unknown(name: &str, models: &[Model]) -> Failure {
     })
 }
 
-fn request(subject: &ModelArgument, found: Option<&Model>, wish: &PlanArgs) -> LoadModelRequest {
-    let (name, path) = match (found, subject) {
-        (Some(model), _) if model.is_demonstration => (String::new(), String::new()),
+fn request(subject: &By, found: Option<&Model>, wish: &PlanArgs) -> LoadModelRequest {
+    let model = match (found, subject) {
         // Its path leads to it even where its name is not remembered.
-        (Some(model), _) if model.origin() == ModelOrigin::Path => {
-            (String::new(), model.path.clone())
-        }
-        (Some(model), ModelArgument::Name(_)) => (model.name.clone(), String::new()),
-        (_, ModelArgument::Path(path)) => (String::new(), path.clone()),
-        (None, ModelArgument::Name(name)) => (name.clone(), String::new()),
+        (Some(model), _) if model.origin() == ModelOrigin::Path => By::Path(model.path.clone()),
+        (Some(model), By::Name(_)) => By::Name(model.name.clone()),
+        (_, subject) => subject.clone(),
     };
-    load::request(name, path, false, wish)
+    load::request(model, false, wish)
 }
 
 /// What is waited for, in one line.
@@ -215,7 +213,7 @@ mod tests {
             model("mine", "/home/a/mine"),
         ];
         let name = |name: &str| {
-            let found = find(&models, &ModelArgument::Name(name.to_owned()));
+            let found = find(&models, &By::Name(name.to_owned()));
             found.map(|model| model.name.clone())
         };
         assert_eq!(name("mine").as_deref(), Some("mine"));
@@ -223,9 +221,9 @@ mod tests {
         assert_eq!(name("llada").as_deref(), Some("GSAI-ML/LLaDA-8B-Instruct"));
         assert_eq!(name("demo").as_deref(), Some("sluice-demo"));
         assert_eq!(name("dream"), None);
-        let at = find(&models, &ModelArgument::Path("/home/a/mine".to_owned()));
+        let at = find(&models, &By::Path("/home/a/mine".to_owned()));
         assert_eq!(at.map(|model| model.name.as_str()), Some("mine"));
-        assert_eq!(find(&models, &ModelArgument::Path("/x".to_owned())), None);
+        assert_eq!(find(&models, &By::Path("/x".to_owned())), None);
     }
 
     #[test]
@@ -240,7 +238,7 @@ mod tests {
             model("gone", "/nowhere/gone"),
         ];
         let found = |path: &str| {
-            let found = find(&models, &ModelArgument::Path(path.to_owned()));
+            let found = find(&models, &By::Path(path.to_owned()));
             found.map(|model| model.name.clone())
         };
         let real = real.display();

@@ -8,7 +8,7 @@ use std::{
 use futures_util::StreamExt;
 use sluice_proto::v1::{
     CancelPullRequest, Model, PullModelRequest, PullModelResponse, PullPlan, PullProgress,
-    pull_model_response::Kind,
+    model_ref::By, pull_model_response::Kind,
 };
 use sluice_report::progress::advance;
 use sluice_shared::{bandwidth::Bandwidth, names, units};
@@ -51,7 +51,7 @@ pub(super) async fn model(
     // The daemon knows short names, too; but a cancellation has to name what is on its way.
     let asked = names::full(&arguments.name).unwrap_or(&arguments.name);
     let request = PullModelRequest {
-        name: asked.to_owned(),
+        model: By::Name(asked.to_owned()).into(),
         file_name: arguments.file.clone().unwrap_or_default(),
         revision: arguments.revision.clone().unwrap_or_default(),
         // The daemon has its own environment; this one is the user's.

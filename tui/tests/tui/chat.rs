@@ -6,6 +6,7 @@ use fake_daemon::{FakeDaemon, ScriptStep, generation_events};
 use rustix::process::Signal;
 use sluice_proto::v1::{
     GenerationNotice, GenerationQueued, generate_request::Input, generation_event::Event,
+    model_ref::By,
 };
 use testkit::{eventually, terminal::Journey};
 use tonic::{Code, Status};
@@ -211,7 +212,10 @@ fn commands_change_what_the_next_answer_is_asked_for() {
     journey.press("/model o/m\r");
     journey.expect("the model is fake");
     expect_prompt(&journey);
-    assert_eq!(fake.seen.lock().unwrap().loaded[0].name, "o/m");
+    assert_eq!(
+        fake.seen.lock().unwrap().loaded[0].model,
+        By::Name("o/m".into()).into()
+    );
     journey.press("/model o/mm\x15/model story-modle\r");
     journey.expect("there is no model story-modle");
     expect_prompt(&journey);

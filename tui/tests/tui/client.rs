@@ -6,7 +6,7 @@ use fake_daemon::{FakeDaemon, ScriptStep, generation_events};
 use sluice_proto::v1::{
     CanvasToken, ChatRole, DecodingPreset, GenerationDone, GenerationNotice, GenerationPass,
     GenerationQueued, GenerationStarted, Level, PassPhases, TokenState, generate_request::Input,
-    generation_event::Event,
+    generation_event::Event, model_ref::By,
 };
 use testkit::eventually;
 use tonic::{Code, Status};
@@ -402,16 +402,16 @@ fn a_folder_to_load_is_made_absolute_and_a_name_is_left_to_the_daemon() {
     assert_eq!(code(&fake.output(&["load"])), 0);
     assert_eq!(code(&fake.output(&["load", "some/model"])), 0);
     let loaded = &fake.seen.lock().unwrap().loaded;
-    assert!(loaded[0].path.starts_with('/') && loaded[0].path.ends_with("some/model"));
-    assert_eq!(loaded[1].path, "");
+    let Some(By::Path(path)) = loaded[0].model.clone().and_then(|model| model.by) else {
+        panic!("{loaded:?}");
+    };
+    assert!(path.starts_with('/') && path.ends_with("some/model"));
+    assert_eq!(loaded[1].model, By::Name("sluice-demo".into()).into());
     assert_eq!(
         (loaded[1].level(), loaded[1].budget_bytes),
         (Level::Unspecified, None)
     );
-    assert_eq!(
-        (loaded[2].path.as_str(), loaded[2].name.as_str()),
-        ("", "some/model")
-    );
+    assert_eq!(loaded[2].model, By::Name("some/model".into()).into());
 }
 
 #[test]

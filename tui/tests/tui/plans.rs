@@ -4,7 +4,7 @@ use std::{os::unix::fs::symlink, path::Path, process::Command};
 
 use fake_daemon::{ChangeScript, FakeDaemon, plan, switch_events};
 use sluice_proto::v1::{
-    Level, LoadProgress, Plan, PlanRequest, RestoreTarget, load_model_response, plan_request,
+    Level, LoadProgress, Plan, PlanRequest, RestoreTarget, load_model_response, model_ref::By,
 };
 use testkit::eventually;
 
@@ -199,19 +199,13 @@ fn a_plan_is_asked_for_as_it_was_written() {
     assert_eq!(code(&fake.output(&["plan", "--model", "some/model"])), 0);
     assert_eq!(code(&fake.output(&["plan", "./some/model"])), 0);
     let planned = &fake.seen.lock().unwrap().planned;
-    let Some(plan_request::Model::Path(path)) = &planned[0].model else {
+    let Some(By::Path(path)) = planned[0].model.clone().and_then(|model| model.by) else {
         panic!("{planned:?}");
     };
     assert!(path.starts_with('/') && path.ends_with("some/model"));
     assert_eq!(planned[0].budget_bytes, Some(6 << 30));
-    assert_eq!(
-        planned[1].model,
-        Some(plan_request::Model::Preset("llada-8b".into()))
-    );
-    assert_eq!(
-        planned[3].model,
-        Some(plan_request::Model::Name("some/model".into()))
-    );
+    assert_eq!(planned[1].model, By::Shape("llada-8b".into()).into());
+    assert_eq!(planned[3].model, By::Name("some/model".into()).into());
     assert_eq!(planned[1].level(), Level::Mild);
     let default = PlanRequest {
         default_budget: true,

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use fake_daemon::{ChangeScript, FakeDaemon, ScriptStep, generation_events, switch_events};
 use rustix::process::Signal;
-use sluice_proto::v1::{JobResult, Level, VerifyResult, job_event, job_result};
+use sluice_proto::v1::{JobResult, Level, VerifyResult, job_event, job_result, model_ref::By};
 use testkit::{eventually, terminal::Journey};
 
 use crate::support::Client;
@@ -341,7 +341,8 @@ fn the_dashboard_downloads_verifies_and_measures() {
     journey.press("pa/b\r");
     eventually("a download", || {
         let seen = fake.seen.lock().unwrap();
-        seen.pulled.first().is_some_and(|pull| pull.name == "a/b")
+        let model = By::Name("a/b".into()).into();
+        seen.pulled.first().is_some_and(|pull| pull.model == model)
     });
     journey.press(":verify /a.sluice\r");
     journey.expect("damaged");

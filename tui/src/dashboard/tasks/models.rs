@@ -2,7 +2,8 @@
 
 use futures_util::StreamExt;
 use sluice_proto::v1::{
-    ListModelsRequest, LoadModelRequest, PullModelRequest, load_model_response, pull_model_response,
+    ListModelsRequest, LoadModelRequest, ModelRef, PullModelRequest, load_model_response,
+    model_ref::By, pull_model_response,
 };
 use sluice_shared::units;
 use tokio::sync::mpsc::Sender;
@@ -18,11 +19,10 @@ pub(super) async fn load(
 ) -> Result<(), Failure> {
     use load_model_response::Kind;
 
-    let mut call = LoadModelRequest::default();
-    match model.starts_with('/') {
-        true => call.path = model,
-        false => call.name = model,
-    }
+    let call = LoadModelRequest {
+        model: model_ref(model),
+        ..Default::default()
+    };
     let answer = daemon.models().load_model(call).await;
     let mut stream = answer
         .map_err(|status| daemon.failure(status))?
@@ -52,7 +52,7 @@ pub(super) async fn pull(
     use pull_model_response::Kind;
 
     let call = PullModelRequest {
-        name,
+        model: By::Name(name).into(),
         // The daemon has its own environment; this one is the user's.
         hub_token: std::env::var("HF_TOKEN").unwrap_or_default(),
         ..Default::default()
@@ -74,6 +74,14 @@ pub(super) async fn pull(
         let _ = events.send(Event::Succeeded(told)).await;
     }
     list(daemon, events).await
+}
+
+/// The model of this name, or at this path.
+pub(super) fn model_ref(model: String) -> Option<ModelRef> {
+    match model.starts_with('/') {
+        true => By::Path(model).into(),
+        false => By::Name(model).into(),
+    }
 }
 
 /// Asks for the models.
