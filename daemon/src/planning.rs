@@ -133,11 +133,10 @@ pub fn run(options: &Planning) -> u8 {
 impl Planning {
     fn plan(&self) -> Result<v1::Plan, Failure> {
         // Checked as if it had come over the wire: the rules stand in one place.
-        let asked = model::Planning::try_from(v1::PlanRequest {
-            canvas: self.canvas,
-            block: self.block,
-            requests: self.requests,
-            ..Default::default()
+        let workload = model::Workload::try_from(v1::Workload {
+            canvas_length: self.canvas,
+            block_length: self.block,
+            batch_requests: self.requests,
         })?;
         let threads = self.threads.map_or(0, Threads::get);
         let opened =
@@ -170,7 +169,7 @@ impl Planning {
         };
         let budget_bytes = settings.budget_bytes;
         let budget_bytes = budget_bytes.or_else(|| memory.free_bytes.map(default_budget));
-        let workload = translate::plan::workload(&asked, outline.context_length())?;
+        let workload = translate::plan::workload(workload, outline.context_length())?;
         let plan = outline.plan(settings, budget_bytes.unwrap_or(u64::MAX), workload)?;
         let mut plan = translate::plan::plan(&plan, &name);
         plan.notes

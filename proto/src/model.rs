@@ -15,7 +15,7 @@ use sluice_shared::sampling::{STOP_BYTES_MAX, STOPS_MAX};
 pub use self::{
     decoding::{CanvasGrowth, DecodingChoice, KvCacheReuse, Preset, Speculation},
     job::{CompressJob, CompressionMethod, DecompressJob, VerifyJob},
-    optimizer::{Loading, Measuring, Planning, RestoreTarget, Samples},
+    optimizer::{Loading, Measuring, Planning, RestoreTarget, Samples, Workload},
     reference::ModelRef,
 };
 use crate::v1;

@@ -318,7 +318,7 @@ fn plan(error: &PlanError) -> ErrorRow {
             .hint(format!(
                 "choose {number} or auto: sluice level LEVEL --kv-cache-format auto"
             )),
-        PlanError::CanvasTooLong { canvas, context } => ErrorRow::invalid("CANVAS_TOO_LONG", "canvas")
+        PlanError::CanvasTooLong { canvas, context } => ErrorRow::invalid("CANVAS_TOO_LONG", "workload.canvas_length")
             .hint("request a smaller canvas, or leave it out for the default")
             .figure("canvas", canvas)
             .figure("context_length", context),

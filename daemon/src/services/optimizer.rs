@@ -186,7 +186,7 @@ impl Daemon {
         let settings = settings.with(&asked.change);
         let budget_bytes = settings.budget_bytes;
         let budget_bytes = budget_bytes.unwrap_or_else(|| self.engine.budget_default());
-        let workload = translate::plan::workload(&asked, outline.context_length())?;
+        let workload = translate::plan::workload(asked.workload, outline.context_length())?;
         let plan = outline.plan(settings, budget_bytes, workload)?;
         let not_loadable = translate::plan::not_loadable(&plan, &self.engine);
         Ok(v1::Plan {
@@ -199,7 +199,7 @@ impl Daemon {
     fn plan_loaded(&self, asked: &Planning) -> Result<v1::Plan, Failure> {
         let serving = self.models.serving()?;
         let context_length = serving.loaded.info.context_length;
-        let workload = translate::plan::workload(asked, context_length)?;
+        let workload = translate::plan::workload(asked.workload, context_length)?;
         let plan = self.engine.plan(&asked.change, workload)?;
         let time = self.engine.estimate_switch(&plan);
         Ok(v1::Plan {

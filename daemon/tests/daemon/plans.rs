@@ -83,7 +83,8 @@ async fn a_plan_is_made_for_the_loaded_model_a_preset_or_a_path_and_changes_noth
     let before = daemon.snapshot().await;
     let loaded = plan(&daemon, v1::PlanRequest::default()).await.unwrap();
     assert_eq!(loaded.model, "slow-checkpoint");
-    assert_eq!((loaded.level(), loaded.canvas), (v1::Level::Standard, 256));
+    let canvas_length = loaded.workload.unwrap().canvas_length();
+    assert_eq!((loaded.level(), canvas_length), (v1::Level::Standard, 256));
     assert_eq!(loaded.streamed_bytes_per_pass, 0);
     assert!(loaded.is_lossless && loaded.is_loadable);
     assert!(loaded.pass_ms.unwrap() > 0.0);
@@ -161,7 +162,10 @@ async fn plans_that_can_not_be_are_explained() {
         ),
         (
             v1::PlanRequest {
-                canvas: Some(257),
+                workload: Some(v1::Workload {
+                    canvas_length: Some(257),
+                    ..Default::default()
+                }),
                 ..asked.clone()
             },
             Code::InvalidArgument,
@@ -443,7 +447,10 @@ async fn a_lossy_level_says_so_and_restore_is_as_if_it_had_never_been() {
 async fn how_long_it_takes_is_told_for_the_canvas_that_was_asked_for() {
     let daemon = slow(&[]).await;
     let expected = v1::PlanRequest {
-        canvas: Some(3 + 96),
+        workload: Some(v1::Workload {
+            canvas_length: Some(3 + 96),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     let expected = plan(&daemon, expected).await.unwrap().pass_ms.unwrap();

@@ -22,11 +22,18 @@ pub struct Planning {
     pub model: ModelRef,
     /// With which change of the settings.
     pub change: PlanOptions,
+    /// What it has to have room for.
+    pub workload: Workload,
+}
+
+/// A checked [`v1::Workload`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Workload {
     /// Positions of a canvas, at least 1.
     pub canvas_length: Option<u32>,
     /// Positions decoded together, at least 1.
     pub block_length: Option<u32>,
-    /// Requests that share a pass, at least 1; times `canvas`, few enough to be rehearsed.
+    /// Requests that share a pass, at least 1; times `canvas_length`, few enough to be rehearsed.
     pub batch_requests: Option<u32>,
 }
 
@@ -87,13 +94,6 @@ impl TryFrom<v1::PlanRequest> for Planning {
     type Error = InvalidField;
 
     fn try_from(wire: v1::PlanRequest) -> Result<Self, InvalidField> {
-        let canvas = at_least_one("canvas", wire.canvas)?;
-        let requests = at_least_one("requests", wire.requests)?;
-        let positions = u64::from(canvas.unwrap_or(1)) * u64::from(requests.unwrap_or(1));
-        if positions > POSITIONS_MAX {
-            let problem = format!("{positions} positions in a pass exceed {POSITIONS_MAX}");
-            return Err(invalid("requests", problem));
-        }
         Ok(Self {
             model: wire.model.try_into()?,
             change: change(v1::ApplyRequest {
@@ -104,10 +104,27 @@ impl TryFrom<v1::PlanRequest> for Planning {
                 auto_factor: wire.auto_factor,
                 kv: wire.kv,
             })?,
-            canvas_length: canvas,
-            block_length: at_least_one("block", wire.block)?,
-            batch_requests: requests,
+            workload: wire.workload.unwrap_or_default().try_into()?,
         })
+    }
+}
+
+impl TryFrom<v1::Workload> for Workload {
+    type Error = InvalidField;
+
+    fn try_from(wire: v1::Workload) -> Result<Self, InvalidField> {
+        let checked = Self {
+            canvas_length: at_least_one("workload.canvas_length", wire.canvas_length)?,
+            block_length: at_least_one("workload.block_length", wire.block_length)?,
+            batch_requests: at_least_one("workload.batch_requests", wire.batch_requests)?,
+        };
+        let (canvas, requests) = (checked.canvas_length, checked.batch_requests);
+        let positions = u64::from(canvas.unwrap_or(1)) * u64::from(requests.unwrap_or(1));
+        if positions > POSITIONS_MAX {
+            let problem = format!("{positions} positions in a pass exceed {POSITIONS_MAX}");
+            return Err(invalid("workload.batch_requests", problem));
+        }
+        Ok(checked)
     }
 }
 
@@ -422,15 +439,20 @@ mod tests {
     #[test]
     fn a_workload_has_something_to_compute_and_not_too_much() {
         let plan = |canvas, requests| {
+            let workload = v1::Workload {
+                canvas_length: Some(canvas),
+                batch_requests: Some(requests),
+                block_length: None,
+            };
             Planning::try_from(v1::PlanRequest {
-                canvas: Some(canvas),
-                requests: Some(requests),
+                workload: Some(workload),
                 ..Default::default()
             })
         };
         assert_eq!(plan(64, 4).unwrap().model, ModelRef::Loaded);
-        assert_eq!(plan(0, 1).unwrap_err().field, "canvas");
-        assert_eq!(plan(1, 0).unwrap_err().field, "requests");
-        assert_eq!(plan(u32::MAX, u32::MAX).unwrap_err().field, "requests");
+        let field = |canvas, requests| plan(canvas, requests).unwrap_err().field;
+        assert_eq!(field(0, 1), "workload.canvas_length");
+        assert_eq!(field(1, 0), "workload.batch_requests");
+        assert_eq!(field(u32::MAX, u32::MAX), "workload.batch_requests");
     }
 }

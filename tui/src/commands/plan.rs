@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use sluice_proto::v1::{PlanRequest, model_ref::By};
+use sluice_proto::v1::{PlanRequest, Workload, model_ref::By};
 use sluice_report as report;
 
 use super::{library::subject, offline};
@@ -36,8 +36,11 @@ pub(super) async fn run(
     let daemon = offline::daemon(socket, alone).await?;
     let request = PlanRequest {
         model: model.and_then(By::into),
-        canvas: arguments.canvas,
-        requests: arguments.requests,
+        workload: Some(Workload {
+            canvas_length: arguments.canvas,
+            batch_requests: arguments.requests,
+            ..Default::default()
+        }),
         ..(arguments.options.change())
             .or(arguments.details.change())
             .into()

@@ -226,7 +226,7 @@ fn pass(plan: &Plan, measured: &PassStatistics) -> String {
     let predicted = format!(
         "{} predicted for a canvas of {}",
         plans::pass_time(plan),
-        units::count(plan.canvas.into())
+        units::count(plan.workload.unwrap_or_default().canvas_length().into())
     );
     let (Some(mean_ms), Some(last_ms)) = (measured.mean_ms, measured.last_ms) else {
         return format!("{predicted}, {NOT_MEASURED}");
@@ -278,7 +278,9 @@ fn host_line(host: Option<&HostStatus>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::{DeviceKind, Dtype, Level, StagingBuffers, SwitchTarget, WeightSwitch};
+    use sluice_proto::v1::{
+        DeviceKind, Dtype, Level, StagingBuffers, SwitchTarget, WeightSwitch, Workload,
+    };
 
     use super::*;
 
@@ -300,7 +302,10 @@ mod tests {
                 level: Level::Moderate.into(),
                 peak_bytes: 4 << 30,
                 pass_ms: Some(1800.0),
-                canvas: 256,
+                workload: Some(Workload {
+                    canvas_length: Some(256),
+                    ..Default::default()
+                }),
                 streamed_bytes_per_pass: 2 << 30,
                 staging_buffers: Some(StagingBuffers {
                     count: 3,

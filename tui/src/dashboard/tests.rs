@@ -17,7 +17,7 @@ use sluice_proto::v1::{
     GenerationQueued, GenerationStarted, GpuStatus, HostStatus, LayerStatus, MemoryKind, MemoryUse,
     Model, ModelKind, ModelShape, ModelState, PassPhases, PassStatistics, Plan, PlannedMemory,
     QueueStatus, RequestKind, RequestState, RequestSummary, RequestTotals, SettingsStatus,
-    Snapshot, Tier, TokenState, WeightFormat, WeightGroupKind, WeightGroupStatus,
+    Snapshot, Tier, TokenState, WeightFormat, WeightGroupKind, WeightGroupStatus, Workload,
     generation_event::Event as WireEvent,
 };
 use sluice_shared::level::Level;
@@ -207,9 +207,11 @@ fn plan(level: Level) -> Plan {
         budget_bytes: 4 << 30,
         peak_bytes,
         pass_ms: Some(1_800.0 / (smaller + 1) as f64),
-        canvas: 256,
-        block: 32,
-        requests: 1,
+        workload: Some(Workload {
+            canvas_length: Some(256),
+            block_length: Some(32),
+            batch_requests: Some(1),
+        }),
         resident_bytes: peak_bytes / 2,
         streamed_bytes_per_pass: u64::from(level == Level::Standard) << 30,
         is_lossless: level.is_lossless() == Some(true),

@@ -300,7 +300,7 @@ fn figures_that_no_daemon_would_send_are_survived() {
     plan.memory
         .iter_mut()
         .for_each(|kind| kind.bytes = u64::MAX);
-    (plan.canvas, plan.resident_bytes) = (0, 0);
+    (plan.workload, plan.resident_bytes) = (None, 0);
     let answer = Ok(Box::new(plan));
     let level = Level::Standard;
     feed(&mut state, Event::Planned { level, answer });
