@@ -188,7 +188,8 @@ fn with_message(
             .oneof_index
             .map(|index| &message.oneof_decl[index as usize]),
     };
-    let mut oneofs = BTreeSet::new();
+    // Whether the choices of each are keys of their own.
+    let mut oneofs = BTreeMap::new();
     for field in &message.field {
         match oneof_of(field) {
             None => {
@@ -198,10 +199,13 @@ fn with_message(
                 }
             }
             Some(oneof) => {
-                oneofs.insert(oneof.name());
-                let path = format!("{path}.{}.{}", oneof.name(), field.name());
+                let oneof = oneof.name();
+                let path = format!("{path}.{oneof}.{}", field.name());
+                let is_named = oneofs.entry(oneof).or_insert(is_saved);
                 match field.r#type() {
                     Type::Message => {}
+                    Type::Bool | Type::Uint64 => *is_named = true,
+                    Type::String if is_saved => {}
                     // A text by itself has no place for the key that says what it is.
                     Type::String => {
                         let attribute = "#[serde(with = \"crate::json::alone\")]";
@@ -213,17 +217,18 @@ fn with_message(
         }
     }
     let has_fields = message.field.iter().any(|field| oneof_of(field).is_none());
-    for oneof in oneofs {
+    for (oneof, is_named) in oneofs {
         let path = format!("{path}.{oneof}");
-        // A message that is one of several and nothing else is an event.
-        let tag = if has_fields { oneof } else { "event" };
+        let tag = match (is_named, has_fields) {
+            (true, _) => String::new(),
+            (false, true) => format!("tag = {oneof:?}, "),
+            // A message that is one of several and nothing else is an event.
+            (false, false) => "tag = \"event\", ".to_owned(),
+        };
         config = config
             .field_attribute(&path, "#[serde(flatten)]")
-            .enum_attribute(&path, derives(false))
-            .enum_attribute(
-                &path,
-                format!("#[serde(tag = \"{tag}\", rename_all = \"snake_case\")]"),
-            );
+            .enum_attribute(&path, derives(is_saved))
+            .enum_attribute(&path, format!("#[serde({tag}rename_all = \"snake_case\")]"));
     }
     config
 }

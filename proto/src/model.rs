@@ -2,7 +2,7 @@
 //!
 //! Checking sits on the receiving side alone: `TryFrom` turns a message into a type whose
 //! invariants hold, or names the field that breaks them. The daemon reads
-//! [`Generation`], [`Scoring`], [`Planning`], [`Change`](sluice_shared::settings::PlanOptions), [`Loading`] and [`CompressJob`] this way.
+//! [`Generation`], [`Scoring`], [`Planning`], [`PlanOptions`](sluice_shared::options::PlanOptions), [`Loading`] and [`CompressJob`] this way.
 
 mod decoding;
 mod job;

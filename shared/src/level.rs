@@ -16,7 +16,7 @@ pub enum Level {
     Moderate,
     /// Four bits a weight.
     Aggressive,
-    /// The most faithful one whose pass takes at most [`Settings::auto_factor`](crate::settings::PlanSettings::max_slowdown) times as long as the fastest one's.
+    /// The most faithful one whose pass takes at most [`max_slowdown`](crate::options::PlanSettings::max_slowdown) times as long as the fastest one's.
     Auto,
 }
 

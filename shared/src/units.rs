@@ -128,6 +128,16 @@ pub fn about_ms(ms: f64) -> String {
     }
 }
 
+/// An amount as people write it, if that is read back as the same, else its bytes: `4GiB`.
+#[must_use]
+pub fn bytes_exactly(bytes: u64) -> String {
+    let rounded = bytes_to_type(bytes);
+    match parse_bytes(&rounded) == Ok(bytes) {
+        true => rounded,
+        false => bytes.to_string(),
+    }
+}
+
 /// Milliseconds as a duration of two significant parts: `35 ms`, `2.4 s`, `3 min 05 s`, `2 h 10 min`.
 #[must_use]
 pub fn duration_ms(ms: f64) -> String {

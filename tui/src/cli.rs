@@ -15,6 +15,7 @@ use clap_complete::Shell;
 use sluice_proto::{model::DecodingChoice, v1};
 use sluice_shared::{
     decoding::{CanvasGrowth, KvCacheReuse, Speculation},
+    options::PlanOptions,
     policy::PolicyChoice,
     preset::Preset,
 };
@@ -22,9 +23,7 @@ use sluice_shared::{
 pub use bench::Bench;
 pub use jobs::{Compress, Decompress, FollowArgs, Jobs, JobsCommand, Verify};
 pub use library::{Inspect, Pull, Remove};
-pub use plans::{
-    Budget, Fidelity, LevelChoice, Plan, PlanArgs, Restore, RestoreTo, SetBudget, SetLevel,
-};
+pub use plans::{Fidelity, LevelChoice, Plan, Restore, RestoreTo, SetBudget, SetLevel};
 pub use run::{AnswerArgs, Chat, Run, Stop};
 pub use screen::{Colour, Screen};
 
@@ -297,7 +296,7 @@ pub struct Plain {
 
 /// `sluice load`.
 #[derive(Debug, Args)]
-#[command(after_help = help::LOAD)]
+#[command(after_help = help::LOAD, mut_args(plans::daemon_default))]
 pub struct Load {
     /// A name from `sluice list`, or a checkpoint's folder, .gguf or .sluice file, which the
     /// daemon's user must be able to read. Waiting requests are refused. If the budget can't hold both models, the
@@ -306,9 +305,9 @@ pub struct Load {
     /// Also load it at every start of the daemon, unless started with --model or by `sluice run`
     #[arg(long)]
     pub default: bool,
-    /// How faithful the weights are, and how much memory they may take, from here on.
+    /// What it is loaded with.
     #[command(flatten)]
-    pub options: PlanArgs,
+    pub options: PlanOptions,
     /// Print each event as a JSON object on its own line; the last is "model"
     #[arg(long)]
     pub json: bool,

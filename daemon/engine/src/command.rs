@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sluice_checkpoint::RecommendedSettings;
 use sluice_plan::{Plan, SwitchEstimate};
-pub use sluice_shared::settings::{PlanOptions, PlanSettings};
+pub use sluice_shared::options::{Budget, PlanOptions, PlanSettings};
 use sluice_tokenizer::Tokenizer;
 
 use crate::{error::EngineError, model::ModelInfo, request::ModelId};

@@ -15,7 +15,7 @@ use sluice_formats::Format;
 use sluice_machine::MemoryKind;
 use sluice_shared::{
     level::{KvCacheFormat, Level},
-    settings::ResolvedPlanSettings,
+    options::ResolvedPlanSettings,
     units,
 };
 use sluice_weights::{

@@ -8,7 +8,7 @@ use sluice_codec::Scheme;
 
 use sluice_formats::{DType, Format};
 use sluice_machine::{DiskBandwidth, GpuProfile, LinearRate, MemoryStats, Profile, Rates};
-use sluice_shared::settings::PlanSettings;
+use sluice_shared::options::PlanSettings;
 use sluice_weights::{
     CompressedRange, TensorNaming, TensorPart, WeightGroup, compression::with_assumed_compression,
 };

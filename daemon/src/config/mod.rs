@@ -27,7 +27,7 @@ pub use self::{
     models::{ModelTable, ModelTables, ModelsFile},
     table::Config,
     values::{
-        Budget, ComputeDtype, Device, DiskReadLimit, IdleUnload, Listen, LogFilter, MaxSlowdown,
+        ComputeDtype, Device, DiskReadLimit, IdleUnload, Listen, LogFilter, MaxSlowdown,
         OptionalPath, PinnedMemoryLimit, SocketFolder, SocketPath, Threads, WeightCacheLimit,
         Within,
     },
@@ -208,7 +208,7 @@ impl Config {
     pub fn engine_settings(&self) -> PlanSettings {
         PlanSettings {
             level: self.level.value,
-            budget_bytes: self.budget.value.bytes(),
+            budget: self.budget.value,
             embedding: self.embedding.value,
             max_slowdown: self.max_slowdown.value.0,
             kv_cache_format: self.kv_cache_format.value,

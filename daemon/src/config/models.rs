@@ -12,10 +12,11 @@ use std::{
 use serde::Deserialize;
 use sluice_shared::{
     level::Level,
+    options::Budget,
     sampling::{Sampling, SamplingOptions},
 };
 
-use super::{Budget, ConfigError, Environment, file, values::from_text};
+use super::{ConfigError, Environment, file, values::from_text};
 use crate::model_name::ModelName;
 
 /// The file's name.

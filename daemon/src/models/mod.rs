@@ -56,8 +56,7 @@ impl RestorePoint {
             requested: asked,
             unremembered: PlanOptions {
                 level: without.level.filter(|_| holds.level != without.level),
-                budget_bytes: (without.budget_bytes)
-                    .filter(|_| holds.budget_bytes != without.budget_bytes),
+                budget: without.budget.filter(|_| holds.budget != without.budget),
                 ..PlanOptions::default()
             },
         }
@@ -327,7 +326,7 @@ impl Models {
             ((report, source), receiver)
         };
         self.changes.tell();
-        let settings = engine.settings().with(&holds.change());
+        let settings = engine.settings().with(&holds.change().over(asked));
         engine.load(source, settings, Box::new(move |event| report.take(event)));
         Ok(receiver)
     }

@@ -154,7 +154,7 @@ impl Daemon {
             file: given(asked.file_name),
             revision: given(asked.revision),
         };
-        let budget = self.engine.settings().budget_bytes;
+        let budget = self.engine.settings().budget.bytes();
         let budget = budget.unwrap_or_else(|| self.engine.budget_default());
         let mut states = self.pulls.begin(pull, token, budget)?;
         // Who joins is told at once how far it is.
@@ -285,7 +285,8 @@ impl Daemon {
             let holds = daemon.settings.for_load(&model, &PlanOptions::default());
             let settings = daemon.engine.settings().with(&holds.change());
             let budget = settings
-                .budget_bytes
+                .budget
+                .bytes()
                 .unwrap_or_else(|| daemon.engine.budget_default());
             let machine = daemon.engine.machine();
             let not_loadable = |plan: &Plan| translate::plan::not_loadable(plan, &daemon.engine);

@@ -45,7 +45,7 @@ impl ModelService for Service {
         let asked = Loading::try_from(request.into_inner()).map_err(Failure::from)?;
         let request = models::LoadRequest {
             name: self.0.resolve(asked.model).await?,
-            requested: asked.change,
+            requested: asked.options,
         };
         tracing::info!(model = request.name.name, "loading a model for a client");
         if asked.make_default {

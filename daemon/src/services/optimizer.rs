@@ -9,10 +9,7 @@ use sluice_proto::{
     model::{Measuring, ModelRef, Planning, RestoreTarget},
     v1::{self, apply_response::Kind, optimizer_service_server::OptimizerService},
 };
-use sluice_shared::{
-    level::{EmbeddingPlacement, KvCacheFormat, Level},
-    units,
-};
+use sluice_shared::level::{EmbeddingPlacement, Level};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
@@ -183,8 +180,8 @@ impl Daemon {
                 (model.name, outline)
             }
         };
-        let settings = settings.with(&asked.change);
-        let budget_bytes = settings.budget_bytes;
+        let settings = settings.with(&asked.options);
+        let budget_bytes = settings.budget.bytes();
         let budget_bytes = budget_bytes.unwrap_or_else(|| self.engine.budget_default());
         let workload = translate::plan::workload(asked.workload, outline.context_length())?;
         let plan = outline.plan(settings, budget_bytes, workload)?;
@@ -200,7 +197,7 @@ impl Daemon {
         let serving = self.models.serving()?;
         let context_length = serving.loaded.info.context_length;
         let workload = translate::plan::workload(asked.workload, context_length)?;
-        let plan = self.engine.plan(&asked.change, workload)?;
+        let plan = self.engine.plan(&asked.options, workload)?;
         let time = self.engine.estimate_switch(&plan);
         Ok(v1::Plan {
             switch_estimate: time.map(translate::plan::switch_estimate),
@@ -305,13 +302,7 @@ fn begin(
     let serving = changeable(daemon)?;
     let model = serving.name.clone();
     tracing::info!(
-        level = change.level.map(Level::name),
-        budget = change
-            .budget_bytes
-            .map(|bytes| bytes.map_or_else(|| "default".to_owned(), units::bytes)),
-        embedding = change.embedding.map(EmbeddingPlacement::name),
-        auto_factor = change.max_slowdown,
-        kv = change.kv_cache_format.map(KvCacheFormat::name),
+        options = %change,
         "a client asks for another plan"
     );
     let states = plan_changes::apply(

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use sluice_proto::{
     client::CallError,
-    v1::{self, ModelState, model_ref::By},
+    v1::{self, ModelState, model_ref::By, plan_options::Budget::BudgetBytes},
 };
 use sluice_shared::exit;
 use tempfile::TempDir;
@@ -306,8 +306,11 @@ async fn a_model_that_a_card_has_no_room_for_is_computed_by_the_cpu_unless_the_c
         v1::DeviceKind::Cuda
     );
     let load = v1::LoadModelRequest {
+        options: Some(v1::PlanOptions {
+            budget: Some(BudgetBytes(64 << 20)),
+            ..Default::default()
+        }),
         model: By::Name("sluice-demo".to_owned()).into(),
-        budget_bytes: Some(64 << 20),
         ..Default::default()
     };
     let mut models = daemon.models().await;

@@ -14,7 +14,8 @@ async fn the_reference_tokens_come_out_one_by_one() {
     let folder = checkpoints::fixture("llama-tiny");
     let daemon = Daemon::with_model(&folder, &["--kv-cache-format", "f32"]).await;
     let snapshot = daemon.snapshot().await;
-    assert_eq!(snapshot.settings.unwrap().kv(), v1::KvCacheFormat::F32);
+    let options = snapshot.settings.unwrap().options.unwrap();
+    assert_eq!(options.kv_cache_format(), v1::KvCacheFormat::F32);
     let shape = snapshot.model.unwrap().shape.unwrap();
     assert_eq!(
         (shape.family.as_str(), shape.kind(), shape.mask_token_id),

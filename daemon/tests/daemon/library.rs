@@ -94,8 +94,10 @@ impl Setting {
     /// Puts a level in force; whether weights were converted for it.
     async fn switch(&self, level: v1::Level) -> bool {
         let request = v1::ApplyRequest {
-            level: level.into(),
-            ..Default::default()
+            options: Some(v1::PlanOptions {
+                level: level.into(),
+                ..Default::default()
+            }),
         };
         let answer = self.daemon.optimizer().await.apply(request).await;
         let mut stream = answer.unwrap().into_inner();

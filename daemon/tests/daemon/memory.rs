@@ -59,8 +59,10 @@ async fn unload(daemon: &Daemon) {
 
 async fn switch(daemon: &Daemon, level: v1::Level) {
     let change = v1::ApplyRequest {
-        level: level.into(),
-        ..Default::default()
+        options: Some(v1::PlanOptions {
+            level: level.into(),
+            ..Default::default()
+        }),
     };
     let mut optimizer = daemon.optimizer().await;
     let mut stream = optimizer.apply(change).await.unwrap().into_inner();

@@ -2,7 +2,13 @@
 
 use sluice_proto::{
     client::CallError,
-    v1::{self, apply_response::Kind, generation_event, load_model_response, model_ref::By},
+    v1::{
+        self,
+        apply_response::Kind,
+        generation_event, load_model_response,
+        model_ref::By,
+        plan_options::Budget::{BudgetBytes, DefaultBudget},
+    },
 };
 use tonic::{Code, Streaming};
 
@@ -20,15 +26,19 @@ async fn plan(daemon: &Daemon, request: v1::PlanRequest) -> Result<v1::Plan, Cal
 
 fn level(level: v1::Level) -> v1::ApplyRequest {
     v1::ApplyRequest {
-        level: level.into(),
-        ..Default::default()
+        options: Some(v1::PlanOptions {
+            level: level.into(),
+            ..Default::default()
+        }),
     }
 }
 
 fn budget(bytes: u64) -> v1::ApplyRequest {
     v1::ApplyRequest {
-        budget_bytes: Some(bytes),
-        ..Default::default()
+        options: Some(v1::PlanOptions {
+            budget: Some(BudgetBytes(bytes)),
+            ..Default::default()
+        }),
     }
 }
 
@@ -90,7 +100,10 @@ async fn a_plan_is_made_for_the_loaded_model_a_preset_or_a_path_and_changes_noth
     assert!(loaded.pass_ms.unwrap() > 0.0);
 
     let small = v1::PlanRequest {
-        budget_bytes: Some(streaming_budget(&daemon).await),
+        options: Some(v1::PlanOptions {
+            budget: Some(BudgetBytes(streaming_budget(&daemon).await)),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     let small = plan(&daemon, small).await.unwrap();
@@ -98,9 +111,12 @@ async fn a_plan_is_made_for_the_loaded_model_a_preset_or_a_path_and_changes_noth
     assert!(small.staging_buffers.unwrap().count >= 3);
 
     let preset = v1::PlanRequest {
+        options: Some(v1::PlanOptions {
+            level: v1::Level::Aggressive.into(),
+            budget: Some(BudgetBytes(8 << 30)),
+            ..Default::default()
+        }),
         model: By::Shape("llada-8b".to_owned()).into(),
-        level: v1::Level::Aggressive.into(),
-        budget_bytes: Some(8 << 30),
         ..Default::default()
     };
     let preset = plan(&daemon, preset).await.unwrap();
@@ -154,7 +170,10 @@ async fn plans_that_can_not_be_are_explained() {
         ),
         (
             v1::PlanRequest {
-                level: 99,
+                options: Some(v1::PlanOptions {
+                    level: 99,
+                    ..Default::default()
+                }),
                 ..asked.clone()
             },
             Code::InvalidArgument,
@@ -173,7 +192,10 @@ async fn plans_that_can_not_be_are_explained() {
         ),
         (
             v1::PlanRequest {
-                budget_bytes: Some(1000),
+                options: Some(v1::PlanOptions {
+                    budget: Some(BudgetBytes(1000)),
+                    ..Default::default()
+                }),
                 ..asked.clone()
             },
             Code::FailedPrecondition,
@@ -185,9 +207,12 @@ async fn plans_that_can_not_be_are_explained() {
     }
     // What it takes to be coded is estimated.
     let mild = v1::PlanRequest {
+        options: Some(v1::PlanOptions {
+            level: v1::Level::Mild.into(),
+            budget: Some(BudgetBytes(12 << 30)),
+            ..Default::default()
+        }),
         model: By::Shape("llada-8b".to_owned()).into(),
-        level: v1::Level::Mild.into(),
-        budget_bytes: Some(12 << 30),
         ..asked
     };
     let mild = plan(&daemon, mild).await.unwrap();
@@ -204,9 +229,12 @@ async fn restore_goes_back_to_what_the_model_was_loaded_with() {
         v1::Level::Moderate
     );
     let aggressive = v1::ApplyRequest {
-        budget_bytes: Some(1 << 30),
-        embedding: v1::EmbeddingPlacement::Device.into(),
-        ..level(v1::Level::Aggressive)
+        options: Some(v1::PlanOptions {
+            level: v1::Level::Aggressive.into(),
+            budget: Some(BudgetBytes(1 << 30)),
+            embedding_placement: v1::EmbeddingPlacement::Device.into(),
+            ..Default::default()
+        }),
     };
     apply(&daemon, aggressive).await.unwrap();
     let changed = daemon.snapshot().await.settings.unwrap();
@@ -265,8 +293,11 @@ async fn every_level_is_switched_to_from_a_plain_folder_and_what_can_not_be_had_
     // And one that `off` has no room for, by another name of the same fidelity.
     let less = streaming_budget(&daemon).await;
     let off = v1::LoadModelRequest {
-        level: v1::Level::Off.into(),
-        budget_bytes: Some(less),
+        options: Some(v1::PlanOptions {
+            level: v1::Level::Off.into(),
+            budget: Some(BudgetBytes(less)),
+            ..Default::default()
+        }),
         ..slow_checkpoint()
     };
     let kinds = load(&daemon, off).await.unwrap();
@@ -290,13 +321,16 @@ async fn every_level_is_switched_to_from_a_plain_folder_and_what_can_not_be_had_
 
     // The default budget is had back by its name.
     let all = v1::LoadModelRequest {
-        level: v1::Level::Standard.into(),
-        default_budget: true,
+        options: Some(v1::PlanOptions {
+            level: v1::Level::Standard.into(),
+            budget: Some(DefaultBudget(true)),
+            ..Default::default()
+        }),
         ..slow_checkpoint()
     };
     load(&daemon, all).await.unwrap();
     let settings = daemon.snapshot().await.settings.unwrap();
-    assert!(settings.is_default_budget && settings.substitution.is_none());
+    assert!(settings.is_default_budget() && settings.substitution.is_none());
 }
 
 #[tokio::test]
@@ -340,7 +374,7 @@ async fn a_budget_changes_while_a_text_is_made_and_the_text_is_the_same() {
     let snapshot = daemon.snapshot().await;
     let settings = snapshot.settings.unwrap();
     assert_eq!(
-        (settings.budget_bytes, settings.is_default_budget),
+        (settings.budget_bytes, settings.is_default_budget()),
         (less, false)
     );
     let measured = snapshot.passes.unwrap();
@@ -352,8 +386,10 @@ async fn a_budget_changes_while_a_text_is_made_and_the_text_is_the_same() {
     ));
 
     let default = v1::ApplyRequest {
-        default_budget: true,
-        ..Default::default()
+        options: Some(v1::PlanOptions {
+            budget: Some(DefaultBudget(true)),
+            ..Default::default()
+        }),
     };
     let kinds = apply(&daemon, default).await.unwrap();
     assert_eq!(
@@ -364,7 +400,14 @@ async fn a_budget_changes_while_a_text_is_made_and_the_text_is_the_same() {
             .streamed_bytes_per_pass,
         0
     );
-    assert!(daemon.snapshot().await.settings.unwrap().is_default_budget);
+    assert!(
+        daemon
+            .snapshot()
+            .await
+            .settings
+            .unwrap()
+            .is_default_budget()
+    );
 }
 
 /// What a pass took, or all of them.
@@ -477,13 +520,19 @@ async fn what_is_streamed_at_a_lossy_level_is_converted_into_the_cache() {
     let folder = cache.path().join("copies");
     let daemon = slow(&["--weight-cache", folder.to_str().unwrap()]).await;
     let moderate = v1::PlanRequest {
-        level: v1::Level::Moderate.into(),
+        options: Some(v1::PlanOptions {
+            level: v1::Level::Moderate.into(),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     let all = plan(&daemon, moderate).await.unwrap();
     let streaming = v1::ApplyRequest {
-        budget_bytes: Some(all.peak_bytes - all.resident_bytes / 3),
-        ..level(v1::Level::Moderate)
+        options: Some(v1::PlanOptions {
+            level: v1::Level::Moderate.into(),
+            budget: Some(BudgetBytes(all.peak_bytes - all.resident_bytes / 3)),
+            ..Default::default()
+        }),
     };
     let (_, mut stream) = daemon.running(long()).await;
     let kinds = apply(&daemon, streaming).await.unwrap();
@@ -523,8 +572,10 @@ async fn a_change_that_makes_no_sense_leaves_all_as_it_was() {
     for request in [
         v1::ApplyRequest::default(),
         v1::ApplyRequest {
-            level: 99,
-            ..Default::default()
+            options: Some(v1::PlanOptions {
+                level: 99,
+                ..Default::default()
+            }),
         },
         budget(0),
         budget(u64::MAX),
@@ -565,7 +616,10 @@ async fn without_a_model_a_change_is_refused_and_settings_stay() {
 async fn a_request_too_large_for_the_budget_is_refused_with_the_figures() {
     let daemon = slow(&[]).await;
     let tight = v1::PlanRequest {
-        budget_bytes: Some(1),
+        options: Some(v1::PlanOptions {
+            budget: Some(BudgetBytes(1)),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     let error = plan(&daemon, tight).await.unwrap_err();
@@ -606,7 +660,10 @@ fn slow_checkpoint() -> v1::LoadModelRequest {
 async fn a_load_has_a_level_and_tells_its_plan_first() {
     let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
     let moderate = v1::LoadModelRequest {
-        level: v1::Level::Moderate.into(),
+        options: Some(v1::PlanOptions {
+            level: v1::Level::Moderate.into(),
+            ..Default::default()
+        }),
         ..slow_checkpoint()
     };
     let kinds = load(&daemon, moderate).await.unwrap();
@@ -637,12 +694,22 @@ async fn a_load_has_a_level_and_tells_its_plan_first() {
     );
 
     let impossible = v1::LoadModelRequest {
-        budget_bytes: Some(1000),
+        options: Some(v1::PlanOptions {
+            budget: Some(BudgetBytes(1000)),
+            ..Default::default()
+        }),
         ..slow_checkpoint()
     };
     let error = load(&daemon, impossible).await.unwrap_err();
     assert_eq!(error.reason.as_deref(), Some("BUDGET_TOO_SMALL"));
-    assert!(daemon.snapshot().await.settings.unwrap().is_default_budget);
+    assert!(
+        daemon
+            .snapshot()
+            .await
+            .settings
+            .unwrap()
+            .is_default_budget()
+    );
     generate(&daemon, tokens(&[1, 2], 8)).await.unwrap();
 }
 

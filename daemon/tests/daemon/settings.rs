@@ -30,8 +30,10 @@ async fn level(daemon: &Daemon) -> v1::Level {
 
 async fn set_level(daemon: &Daemon, level: v1::Level) {
     let request = v1::ApplyRequest {
-        level: level.into(),
-        ..Default::default()
+        options: Some(v1::PlanOptions {
+            level: level.into(),
+            ..Default::default()
+        }),
     };
     let answers = daemon.optimizer().await.apply(request).await;
     let mut answers = answers.unwrap().into_inner();
@@ -140,8 +142,11 @@ async fn what_a_daemon_goes_back_to_is_what_the_next_one_has() {
 
     // A level that the load asked for is where it goes back to.
     let request = v1::LoadModelRequest {
+        options: Some(v1::PlanOptions {
+            level: v1::Level::Moderate.into(),
+            ..Default::default()
+        }),
         model: By::Name("sluice-demo".to_owned()).into(),
-        level: v1::Level::Moderate.into(),
         ..Default::default()
     };
     let loading = daemon.models().await.load_model(request).await;

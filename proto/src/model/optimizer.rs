@@ -4,11 +4,11 @@ use std::fmt::Display;
 
 use sluice_shared::{
     level::{Level, check_max_slowdown},
-    settings::PlanOptions,
+    options::{Budget, PlanOptions},
 };
 
 use super::{InvalidField, ModelRef, at_least_one, invalid, known};
-use crate::v1;
+use crate::v1::{self, plan_options::Budget as WireBudget};
 
 /// More than any machine has.
 const BUDGET_BYTES_MAX: u64 = 1 << 50;
@@ -20,8 +20,8 @@ const POSITIONS_MAX: u64 = 1 << 20;
 pub struct Planning {
     /// For which model.
     pub model: ModelRef,
-    /// With which change of the settings.
-    pub change: PlanOptions,
+    /// What is other than in the settings.
+    pub options: PlanOptions,
     /// What it has to have room for.
     pub workload: Workload,
 }
@@ -66,8 +66,8 @@ pub struct Loading {
     pub model: ModelRef,
     /// Whether it is to be loaded at every start.
     pub make_default: bool,
-    /// The level and the budget from here on.
-    pub change: PlanOptions,
+    /// What it is loaded with, as far as that is said.
+    pub options: PlanOptions,
 }
 
 /// A checked [`v1::RestoreRequest`].
@@ -96,14 +96,7 @@ impl TryFrom<v1::PlanRequest> for Planning {
     fn try_from(wire: v1::PlanRequest) -> Result<Self, InvalidField> {
         Ok(Self {
             model: wire.model.try_into()?,
-            change: change(v1::ApplyRequest {
-                level: wire.level,
-                budget_bytes: wire.budget_bytes,
-                default_budget: wire.default_budget,
-                embedding: wire.embedding,
-                auto_factor: wire.auto_factor,
-                kv: wire.kv,
-            })?,
+            options: wire.options.unwrap_or_default().try_into()?,
             workload: wire.workload.unwrap_or_default().try_into()?,
         })
     }
@@ -132,53 +125,86 @@ impl TryFrom<v1::ApplyRequest> for PlanOptions {
     type Error = InvalidField;
 
     fn try_from(wire: v1::ApplyRequest) -> Result<Self, InvalidField> {
-        match change(wire)? {
-            change if change.is_empty() => {
-                Err(invalid("level", "neither a level nor a budget is given"))
-            }
-            change => Ok(change),
+        match Self::try_from(wire.options.unwrap_or_default())? {
+            options if options.is_empty() => Err(invalid("options", "nothing is set")),
+            options => Ok(options),
         }
     }
 }
 
 impl From<PlanOptions> for v1::ApplyRequest {
-    fn from(change: PlanOptions) -> Self {
+    fn from(options: PlanOptions) -> Self {
         Self {
-            level: wire_value::<v1::Level, _>(change.level),
-            budget_bytes: change.budget_bytes.flatten(),
-            default_budget: change.budget_bytes == Some(None),
-            embedding: wire_value::<v1::EmbeddingPlacement, _>(change.embedding),
-            auto_factor: change.max_slowdown,
-            kv: wire_value::<v1::KvCacheFormat, _>(change.kv_cache_format),
+            options: Some(options.into()),
         }
     }
 }
 
 impl From<PlanOptions> for v1::PlanRequest {
-    fn from(change: PlanOptions) -> Self {
-        let wire = v1::ApplyRequest::from(change);
+    fn from(options: PlanOptions) -> Self {
         Self {
-            level: wire.level,
-            budget_bytes: wire.budget_bytes,
-            default_budget: wire.default_budget,
-            embedding: wire.embedding,
-            auto_factor: wire.auto_factor,
-            kv: wire.kv,
+            options: Some(options.into()),
             ..Self::default()
         }
     }
 }
 
-/// A change of the settings, checked field by field; other messages have the same fields.
-fn change(wire: v1::ApplyRequest) -> Result<PlanOptions, InvalidField> {
-    let auto_factor = wire.auto_factor.map(check_max_slowdown).transpose();
-    Ok(PlanOptions {
-        level: checked("level", wire.level, v1::Level::checked)?,
-        budget_bytes: budget_or_default(wire.budget_bytes, wire.default_budget)?,
-        embedding: checked("embedding", wire.embedding, v1::EmbeddingPlacement::checked)?,
-        max_slowdown: auto_factor.map_err(|problem| invalid("auto_factor", problem))?,
-        kv_cache_format: checked("kv", wire.kv, v1::KvCacheFormat::checked)?,
-    })
+impl TryFrom<v1::PlanOptions> for PlanOptions {
+    type Error = InvalidField;
+
+    fn try_from(wire: v1::PlanOptions) -> Result<Self, InvalidField> {
+        let budget = match wire.budget {
+            None | Some(WireBudget::DefaultBudget(false)) => None,
+            Some(WireBudget::DefaultBudget(true)) => Some(Budget::Default),
+            Some(WireBudget::BudgetBytes(bytes)) => Some(Budget::Bytes(budget_bytes(bytes)?)),
+        };
+        let slowdown = wire.max_slowdown.map(check_max_slowdown).transpose();
+        Ok(Self {
+            level: checked("options.level", wire.level, v1::Level::checked)?,
+            budget,
+            embedding: checked(
+                "options.embedding_placement",
+                wire.embedding_placement,
+                v1::EmbeddingPlacement::checked,
+            )?,
+            max_slowdown: slowdown.map_err(|problem| invalid("options.max_slowdown", problem))?,
+            kv_cache_format: checked(
+                "options.kv_cache_format",
+                wire.kv_cache_format,
+                v1::KvCacheFormat::checked,
+            )?,
+        })
+    }
+}
+
+impl From<PlanOptions> for v1::PlanOptions {
+    fn from(options: PlanOptions) -> Self {
+        Self {
+            level: wire_value::<v1::Level, _>(options.level),
+            budget: options.budget.map(|budget| match budget {
+                Budget::Default => WireBudget::DefaultBudget(true),
+                Budget::Bytes(bytes) => WireBudget::BudgetBytes(bytes),
+            }),
+            embedding_placement: wire_value::<v1::EmbeddingPlacement, _>(options.embedding),
+            max_slowdown: options.max_slowdown,
+            kv_cache_format: wire_value::<v1::KvCacheFormat, _>(options.kv_cache_format),
+        }
+    }
+}
+
+impl v1::SettingsStatus {
+    /// The level, as it was asked for.
+    #[must_use]
+    pub fn level(&self) -> v1::Level {
+        self.options.unwrap_or_default().level()
+    }
+
+    /// Whether nobody set the budget.
+    #[must_use]
+    pub fn is_default_budget(&self) -> bool {
+        let budget = self.options.unwrap_or_default().budget;
+        budget == Some(WireBudget::DefaultBudget(true))
+    }
 }
 
 impl TryFrom<v1::MeasureFidelityRequest> for Measuring {
@@ -221,29 +247,8 @@ impl TryFrom<v1::LoadModelRequest> for Loading {
         Ok(Self {
             model: ModelRef::try_from(wire.model)?.named()?,
             make_default: wire.make_default,
-            change: change(v1::ApplyRequest {
-                level: wire.level,
-                budget_bytes: wire.budget_bytes,
-                default_budget: wire.default_budget,
-                ..Default::default()
-            })?,
+            options: wire.options.unwrap_or_default().try_into()?,
         })
-    }
-}
-
-/// A budget to come; `Some(None)`: the default one.
-fn budget_or_default(
-    bytes: Option<u64>,
-    is_default: bool,
-) -> Result<Option<Option<u64>>, InvalidField> {
-    match (budget(bytes)?, is_default) {
-        (Some(_), true) => {
-            let problem = "a budget is given and the default one asked for";
-            Err(invalid("default_budget", problem))
-        }
-        (Some(bytes), false) => Ok(Some(Some(bytes))),
-        (None, true) => Ok(Some(None)),
-        (None, false) => Ok(None),
     }
 }
 
@@ -252,7 +257,7 @@ fn wire_value<W: From<T> + Into<i32>, T>(value: Option<T>) -> i32 {
     value.map_or(0, |value| W::from(value).into())
 }
 
-/// What an enum's field asks for. A value that is only reported can't be asked for.
+/// What an enum's field asks for. A value that is only reported cannot be asked for.
 fn checked<W: TryFrom<i32> + Default + PartialEq + Display, T>(
     field: &'static str,
     number: i32,
@@ -268,12 +273,12 @@ fn checked<W: TryFrom<i32> + Default + PartialEq + Display, T>(
         .ok_or_else(|| invalid(field, problem))
 }
 
-fn budget(bytes: Option<u64>) -> Result<Option<u64>, InvalidField> {
+fn budget_bytes(bytes: u64) -> Result<u64, InvalidField> {
     match bytes {
-        Some(0) => Err(invalid("budget_bytes", "must be at least 1, not 0")),
-        Some(bytes) if bytes > BUDGET_BYTES_MAX => {
+        0 => Err(invalid("options.budget", "must be at least 1 byte, not 0")),
+        bytes if bytes > BUDGET_BYTES_MAX => {
             let problem = format!("{bytes} bytes are more than any machine has");
-            Err(invalid("budget_bytes", problem))
+            Err(invalid("options.budget", problem))
         }
         bytes => Ok(bytes),
     }
@@ -287,107 +292,88 @@ mod tests {
 
     #[test]
     fn an_adjustment_changes_something_and_says_what_once() {
-        let adjust = |wire: v1::ApplyRequest| PlanOptions::try_from(wire);
-        let all = adjust(v1::ApplyRequest {
+        let adjust = |options| {
+            let options = Some(options);
+            PlanOptions::try_from(v1::ApplyRequest { options })
+        };
+        let all = v1::PlanOptions {
             level: v1::Level::Auto.into(),
-            budget_bytes: Some(7),
-            default_budget: false,
-            embedding: v1::EmbeddingPlacement::Host.into(),
-            auto_factor: Some(2.0),
-            kv: v1::KvCacheFormat::Q80.into(),
-        });
+            budget: Some(WireBudget::BudgetBytes(7)),
+            embedding_placement: v1::EmbeddingPlacement::Host.into(),
+            max_slowdown: Some(2.0),
+            kv_cache_format: v1::KvCacheFormat::Q80.into(),
+        };
         let expected = PlanOptions {
             level: Some(Level::Auto),
-            budget_bytes: Some(Some(7)),
+            budget: Some(Budget::Bytes(7)),
             embedding: Some(EmbeddingPlacement::Host),
             max_slowdown: Some(2.0),
             kv_cache_format: Some(KvCacheFormat::Q8_0),
         };
-        assert_eq!(all, Ok(expected));
-        assert_eq!(adjust(expected.into()), Ok(expected));
-        let default = adjust(v1::ApplyRequest {
-            default_budget: true,
-            ..Default::default()
-        });
-        let default = default.unwrap();
-        assert_eq!(default.budget_bytes, Some(None));
+        assert_eq!(adjust(all), Ok(expected));
+        assert_eq!(v1::PlanOptions::from(expected), all);
+        let default = PlanOptions {
+            budget: Some(Budget::Default),
+            ..PlanOptions::default()
+        };
         assert_eq!(adjust(default.into()), Ok(default));
-        let nothing = adjust(v1::ApplyRequest::default()).unwrap_err();
-        assert_eq!(
-            nothing.to_string(),
-            "level: neither a level nor a budget is given"
-        );
-        let both = v1::ApplyRequest {
-            budget_bytes: Some(7),
-            default_budget: true,
+        let not_default = v1::PlanOptions {
+            budget: Some(WireBudget::DefaultBudget(false)),
             ..Default::default()
         };
-        assert_eq!(adjust(both).unwrap_err().field, "default_budget");
-        for factor in [0.99, f64::NAN, f64::INFINITY] {
-            let wrong = adjust(v1::ApplyRequest {
-                auto_factor: Some(factor),
-                ..Default::default()
-            });
-            assert_eq!(wrong.unwrap_err().field, "auto_factor");
+        for nothing in [v1::PlanOptions::default(), not_default] {
+            let error = adjust(nothing).unwrap_err().to_string();
+            assert_eq!(error, "options: nothing is set");
         }
-        let wrong = adjust(v1::ApplyRequest {
-            embedding: 9,
-            ..Default::default()
-        });
-        assert_eq!(wrong.unwrap_err().to_string(), "embedding: has no value 9");
-        let wrong = adjust(v1::ApplyRequest {
-            kv: 9,
-            ..Default::default()
-        });
-        assert_eq!(wrong.unwrap_err().to_string(), "kv: has no value 9");
-        let reported = adjust(v1::ApplyRequest {
-            kv: v1::KvCacheFormat::F16.into(),
-            ..Default::default()
-        });
-        assert_eq!(
-            reported.unwrap_err().to_string(),
-            "kv: f16 is reported, and cannot be asked for"
-        );
     }
 
-    fn demonstration() -> Option<v1::ModelRef> {
-        let name = "sluice-demo".to_owned();
-        v1::model_ref::By::Name(name).into()
+    #[test]
+    fn options_that_make_no_sense_are_named() {
+        let problem = |change: fn(&mut v1::PlanOptions)| {
+            let mut wire = v1::PlanOptions::default();
+            change(&mut wire);
+            PlanOptions::try_from(wire).unwrap_err().to_string()
+        };
+        for (problem, expected) in [
+            (
+                problem(|wire| wire.level = 99),
+                "options.level: has no value 99",
+            ),
+            (
+                problem(|wire| wire.embedding_placement = 9),
+                "options.embedding_placement: has no value 9",
+            ),
+            (
+                problem(|wire| wire.kv_cache_format = 9),
+                "options.kv_cache_format: has no value 9",
+            ),
+            (
+                problem(|wire| wire.set_kv_cache_format(v1::KvCacheFormat::F16)),
+                "options.kv_cache_format: f16 is reported, and cannot be asked for",
+            ),
+            (
+                problem(|wire| wire.budget = Some(WireBudget::BudgetBytes(0))),
+                "options.budget: must be at least 1 byte, not 0",
+            ),
+        ] {
+            assert_eq!(problem, expected);
+        }
+        let much = problem(|wire| wire.budget = Some(WireBudget::BudgetBytes(u64::MAX)));
+        assert!(much.starts_with("options.budget: "), "{much}");
+        for factor in [0.99, f64::NAN, f64::INFINITY] {
+            let wire = v1::PlanOptions {
+                max_slowdown: Some(factor),
+                ..Default::default()
+            };
+            let wrong = PlanOptions::try_from(wire).unwrap_err();
+            assert_eq!(wrong.field, "options.max_slowdown");
+        }
     }
 
     #[test]
     fn a_load_says_which_model() {
         let nothing = Loading::try_from(v1::LoadModelRequest::default());
         assert_eq!(nothing.unwrap_err().to_string(), "model: is missing");
-    }
-
-    #[test]
-    fn levels_and_budgets_that_make_no_sense_are_named() {
-        let load = |level: i32, budget_bytes| {
-            Loading::try_from(v1::LoadModelRequest {
-                model: demonstration(),
-                level,
-                budget_bytes,
-                ..Default::default()
-            })
-        };
-        let mild = load(v1::Level::Mild.into(), Some(1)).unwrap();
-        assert_eq!(mild.change.level, Some(Level::Mild));
-        let error = load(99, None).unwrap_err();
-        assert_eq!(error.to_string(), "level: has no value 99");
-        for bytes in [0, u64::MAX] {
-            assert_eq!(load(0, Some(bytes)).unwrap_err().field, "budget_bytes");
-        }
-        let default = |budget_bytes| {
-            Loading::try_from(v1::LoadModelRequest {
-                model: demonstration(),
-                budget_bytes,
-                default_budget: true,
-                ..Default::default()
-            })
-        };
-        assert_eq!(default(None).unwrap().change.budget_bytes, Some(None));
-        assert_eq!(default(Some(1)).unwrap_err().field, "default_budget");
     }
 
     #[test]

@@ -294,7 +294,11 @@ impl Teller {
                 .map(|layer| weight_groups(layer, passes))
                 .collect(),
             settings: Some(SettingsStatus {
-                level: Level::Standard.into(),
+                options: Some(PlanOptions {
+                    level: Level::Standard.into(),
+                    budget: Some(plan_options::Budget::BudgetBytes(4 << 30)),
+                    ..Default::default()
+                }),
                 budget_bytes: 4 << 30,
                 ..Default::default()
             }),

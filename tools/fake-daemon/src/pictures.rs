@@ -50,9 +50,12 @@ pub(crate) fn snapshot() -> Snapshot {
         model: Some(model()),
         plan: Some(plan(Level::Standard)),
         settings: Some(SettingsStatus {
-            level: Level::Standard.into(),
+            options: Some(PlanOptions {
+                level: Level::Standard.into(),
+                budget: Some(plan_options::Budget::DefaultBudget(true)),
+                ..Default::default()
+            }),
             budget_bytes: 4 << 30,
-            is_default_budget: true,
             ..Default::default()
         }),
         jobs: vec![job()],

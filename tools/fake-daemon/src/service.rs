@@ -428,7 +428,7 @@ impl OptimizerService for Service {
     async fn plan(&self, request: Request<PlanRequest>) -> Result<Response<PlanResponse>, Status> {
         let mut seen = self.seen();
         let request = request.into_inner();
-        let level = match request.level() {
+        let level = match request.options.unwrap_or_default().level() {
             Level::Unspecified => Level::Standard,
             level => level,
         };

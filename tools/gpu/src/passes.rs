@@ -254,8 +254,9 @@ impl Loads<'_> {
         })?;
         let settings = PlanSettings {
             level: load.level,
-            budget_bytes: (load.budget_bytes)
-                .map(|budget| self.watch.engine_budget(budget, engine.device())),
+            budget: (load.budget_bytes)
+                .map(|budget| self.watch.engine_budget(budget, engine.device()))
+                .into(),
             ..PlanSettings::default()
         };
         let source = Source::Folder(load.model.to_owned());

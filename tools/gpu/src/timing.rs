@@ -3,8 +3,8 @@
 use std::{fmt, path::PathBuf, str::FromStr};
 
 use clap::Args;
-use sluice_daemon::config::{Budget, ComputeDtype, Device, PinnedMemoryLimit};
-use sluice_shared::{decoding::KvCacheReuse, level::Level};
+use sluice_daemon::config::{ComputeDtype, Device, PinnedMemoryLimit};
+use sluice_shared::{decoding::KvCacheReuse, level::Level, options::Budget};
 
 use super::Limit;
 

@@ -37,7 +37,7 @@ use sluice_formats::Format;
 use sluice_machine::Profile;
 use sluice_ops::{Activation, KvCacheShape, Ops, device::Device, ledger::Ledger};
 use sluice_plan::{Machine, Plan, PlanInput, WorkingMemory, Workload};
-use sluice_shared::{level::Level, settings::ResolvedPlanSettings};
+use sluice_shared::{level::Level, options::ResolvedPlanSettings};
 use sluice_tokenizer::Tokenizer;
 use sluice_weights::TensorPart;
 

@@ -24,8 +24,8 @@ use sluice_checkpoint::{
     family::PUBLISHED_SHAPES,
 };
 use sluice_engine::{
-    ApplyEvent, Engine, EngineOptions, Event, Generate, Outcome, PlanOptions, PlanSettings, Score,
-    Work, check,
+    ApplyEvent, Budget, Engine, EngineOptions, Event, Generate, Outcome, PlanOptions, PlanSettings,
+    Score, Work, check,
     event::{CanvasPosition, TokenState},
     runtime::ModelOutline,
 };
@@ -245,14 +245,14 @@ fn requests(name: &str, model: &Path) -> Result<()> {
         for streams in [false, true] {
             let mut change = PlanOptions {
                 level: Some(level),
-                budget_bytes: Some(None),
+                budget: Some(Budget::Default),
                 embedding: Some(EmbeddingPlacement::Host),
                 ..PlanOptions::default()
             };
             if streams {
-                change.budget_bytes = Some(Some(1));
+                change.budget = Some(Budget::Bytes(1));
                 if let Err(error) = engine.plan(&change, in_force(&engine).workload) {
-                    change.budget_bytes = Some(least(&error));
+                    change.budget = Some(least(&error).into());
                 }
             }
             let way = format!(

@@ -100,7 +100,7 @@ fn measure(
     shape: Shape,
 ) -> Result<Vec<Measured>, Box<dyn Error>> {
     let settings = PlanSettings {
-        budget_bytes,
+        budget: budget_bytes.into(),
         ..PlanSettings::default()
     };
     let model = engine

@@ -11,7 +11,7 @@ use sluice_proto::v1::{
     self, FidelityMeasurement, FidelityResult, ListFidelityRequest, MeasureFidelityRequest, Plan,
     PlanRequest, SampleTexts, measure_fidelity_request::Samples, measure_fidelity_response::Kind,
 };
-use sluice_shared::{level::Level, units};
+use sluice_shared::{level::Level, options::PlanOptions, units};
 
 use super::{input, until_interrupted};
 use crate::{
@@ -171,11 +171,11 @@ fn wire_level(level: Option<Level>) -> i32 {
 }
 
 async fn plan(daemon: &DaemonConnection, level: Option<Level>) -> Result<Plan, Failure> {
-    let request = PlanRequest {
-        level: wire_level(level),
-        ..Default::default()
+    let options = PlanOptions {
+        level,
+        ..PlanOptions::default()
     };
-    let answer = daemon.optimizer().plan(request).await;
+    let answer = daemon.optimizer().plan(PlanRequest::from(options)).await;
     let plan = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner()

@@ -8,8 +8,8 @@ use std::{
 use futures_util::StreamExt;
 use serde_json::json;
 use sluice_proto::v1::{
-    self, CancelLoadRequest, LoadModelRequest, LoadModelResponse, Model, Plan,
-    load_model_response::Kind, model_ref::By,
+    CancelLoadRequest, LoadModelRequest, LoadModelResponse, Model, Plan, load_model_response::Kind,
+    model_ref::By,
 };
 use sluice_report::progress::advance;
 use sluice_shared::{names, units};
@@ -18,7 +18,7 @@ use tonic::{Code, Streaming};
 
 use super::{follow::interrupts, library::subject, models::describe};
 use crate::{
-    cli::{Budget, Load, PlanArgs},
+    cli::Load,
     connection::DaemonConnection,
     output::{Failure, ProgressLine, StandardOutput, dim},
     plans,
@@ -38,27 +38,17 @@ pub(super) async fn run(
         Some(argument) => subject(argument)?,
         None => By::Name(names::DEMONSTRATION_MODEL.to_owned()),
     };
-    let request = request(asked, arguments.default, &arguments.options);
+    let request = LoadModelRequest {
+        model: asked.into(),
+        options: Some(arguments.options.into()),
+        make_default: arguments.default,
+    };
     let daemon = DaemonConnection::connect(socket).await?;
     let mut interrupts = interrupts()?;
     let model = model(&daemon, request, arguments.json, &mut interrupts, out).await?;
     match arguments.json {
         true => Ok(()),
         false => out.line(&format!("loaded {}", describe(&model))),
-    }
-}
-
-/// What a load asks the daemon for.
-pub(super) fn request(model: By, make_default: bool, wish: &PlanArgs) -> LoadModelRequest {
-    LoadModelRequest {
-        model: model.into(),
-        make_default,
-        level: wish
-            .level
-            .map_or(v1::Level::Unspecified, v1::Level::from)
-            .into(),
-        budget_bytes: wish.budget.and_then(Budget::bytes),
-        default_budget: wish.budget == Some(Budget::Default),
     }
 }
 
@@ -209,6 +199,8 @@ pub(super) fn absolute(dir: &Path) -> Result<String, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use sluice_proto::v1::Level;
+
     use super::*;
 
     #[test]
@@ -223,7 +215,7 @@ mod tests {
     #[test]
     fn the_plan_of_a_load_fits_a_line() {
         let plan = Plan {
-            level: v1::Level::Moderate.into(),
+            level: Level::Moderate.into(),
             budget_bytes: 4 << 30,
             peak_bytes: 3 << 30,
             pass_ms: Some(620.0),

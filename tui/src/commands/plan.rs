@@ -41,9 +41,7 @@ pub(super) async fn run(
             batch_requests: arguments.requests,
             ..Default::default()
         }),
-        ..(arguments.options.change())
-            .or(arguments.details.change())
-            .into()
+        ..arguments.options.into()
     };
     let answer = daemon.optimizer().plan(request).await;
     let plan = answer
@@ -62,43 +60,15 @@ pub(super) async fn run(
 
 /// The arguments of `sluiced plan`.
 fn words(model: &By, arguments: &Plan) -> Vec<String> {
-    let mut words = vec!["plan".to_owned()];
-    let mut flag = |name, value| words.extend(offline::flag(name, value));
-    match model {
-        By::Shape(name) => flag("--shape", Some(name.clone())),
-        By::Path(path) | By::Name(path) => flag("--model", Some(path.clone())),
-    }
-    flag(
-        "--level",
-        arguments.options.level.map(|level| level.to_string()),
-    );
-    flag(
-        "--budget",
-        arguments.options.budget.map(|budget| budget.to_string()),
-    );
-    flag(
-        "--embedding",
-        arguments.details.embedding.map(|place| place.to_string()),
-    );
-    flag(
-        "--max-slowdown",
-        arguments
-            .details
-            .max_slowdown
-            .map(|factor| factor.to_string()),
-    );
-    flag(
-        "--kv-cache-format",
-        arguments.details.kv_cache_format.map(|kv| kv.to_string()),
-    );
-    flag(
-        "--canvas",
-        arguments.canvas.map(|canvas| canvas.to_string()),
-    );
-    flag(
-        "--requests",
-        arguments.requests.map(|count| count.to_string()),
-    );
+    let (flag, value) = match model {
+        By::Shape(name) => ("--shape", name),
+        By::Path(path) | By::Name(path) => ("--model", path),
+    };
+    let mut words = vec!["plan".to_owned(), format!("{flag}={value}")];
+    let options = arguments.options.values();
+    words.extend(options.map(|(name, value)| format!("--{name}={value}")));
+    words.extend(offline::flag("--canvas", arguments.canvas));
+    words.extend(offline::flag("--requests", arguments.requests));
     if arguments.json {
         words.push("--json".into());
     }
@@ -142,7 +112,7 @@ mod tests {
                 "plan",
                 "--shape=llada-8b",
                 "--level=mild",
-                "--budget=4294967296",
+                "--budget=4GiB",
                 "--embedding=host",
                 "--max-slowdown=2.5",
                 "--canvas=64",

@@ -5,12 +5,12 @@ use std::{fs, path::PathBuf, time::Duration};
 use sluice_proto::v1::{
     ListModelsRequest, LoadModelRequest, Model, ModelOrigin, ModelState, model_ref::By,
 };
-use sluice_shared::{names, units};
+use sluice_shared::{names, options::PlanOptions, units};
 use tokio::signal::unix::Signal;
 
 use super::{apply, load, pull};
 use crate::{
-    cli::{PlanArgs, Pull},
+    cli::Pull,
     connection::DaemonConnection,
     output::{Failure, ProgressLine, StandardOutput, dim},
     text::sanitise_line,
@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(super) async fn ensure_loaded(
     daemon: &DaemonConnection,
     subject: &By,
-    wish: &PlanArgs,
+    options: PlanOptions,
     interrupts: &mut Signal,
     out: &mut StandardOutput,
 ) -> Result<Model, Failure> {
@@ -40,8 +40,8 @@ pub(super) async fn ensure_loaded(
             // A request brings back one that sleeps.
             (ModelState::Ready | ModelState::Asleep, Some(model)) => {
                 progress.clear();
-                if wish.level.is_some() || wish.budget.is_some() {
-                    apply::plan_options(daemon, wish, out).await?;
+                if !options.is_empty() {
+                    apply::plan_options(daemon, options, out).await?;
                 }
                 return Ok(model.clone());
             }
@@ -58,7 +58,7 @@ pub(super) async fn ensure_loaded(
             }
             _ => {
                 progress.clear();
-                let request = request(&subject, found, wish);
+                let request = request(&subject, found, options);
                 match load::model(daemon, request, false, interrupts, out).await {
                     Err(failure) if failure.reason() == Some(LOAD_IN_PROGRESS) => {}
                     result => return result,
@@ -166,14 +166,18 @@ fn unknown(name: &str, models: &[Model]) -> Failure {
     })
 }
 
-fn request(subject: &By, found: Option<&Model>, wish: &PlanArgs) -> LoadModelRequest {
+fn request(subject: &By, found: Option<&Model>, options: PlanOptions) -> LoadModelRequest {
     let model = match (found, subject) {
         // Its path leads to it even where its name is not remembered.
         (Some(model), _) if model.origin() == ModelOrigin::Path => By::Path(model.path.clone()),
         (Some(model), By::Name(_)) => By::Name(model.name.clone()),
         (_, subject) => subject.clone(),
     };
-    load::request(model, false, wish)
+    LoadModelRequest {
+        model: model.into(),
+        options: Some(options.into()),
+        make_default: false,
+    }
 }
 
 /// What is waited for, in one line.

@@ -175,7 +175,7 @@ fn plan_lines(snapshot: &Snapshot) -> Vec<(&'static str, String)> {
         let plan = snapshot.plan.as_ref();
         facts.push(("level", level(settings, plan)));
         let budget = units::bytes(settings.budget_bytes);
-        let whose = if settings.is_default_budget {
+        let whose = if settings.is_default_budget() {
             ", the default"
         } else {
             ""
@@ -209,7 +209,7 @@ fn level(settings: &SettingsStatus, plan: Option<&Plan>) -> String {
         return settings.level().to_string();
     };
     let mut words = plan.level().to_string();
-    if settings.level != plan.level {
+    if settings.level() != plan.level() {
         words += &format!(", by {}", settings.level());
     }
     if !plan.is_lossless {
@@ -279,7 +279,8 @@ fn host_line(host: Option<&HostStatus>) -> String {
 #[cfg(test)]
 mod tests {
     use sluice_proto::v1::{
-        DeviceKind, Dtype, Level, StagingBuffers, SwitchTarget, WeightSwitch, Workload,
+        DeviceKind, Dtype, Level, PlanOptions, StagingBuffers, SwitchTarget, WeightSwitch,
+        Workload, plan_options,
     };
 
     use super::*;
@@ -315,9 +316,12 @@ mod tests {
                 ..Default::default()
             }),
             settings: Some(SettingsStatus {
-                level: Level::Auto.into(),
+                options: Some(PlanOptions {
+                    level: Level::Auto.into(),
+                    budget: Some(plan_options::Budget::DefaultBudget(true)),
+                    ..Default::default()
+                }),
                 budget_bytes: 4 << 30,
-                is_default_budget: true,
                 ..Default::default()
             }),
             weight_switch: Some(WeightSwitch {

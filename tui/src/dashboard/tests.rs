@@ -20,7 +20,10 @@ use sluice_proto::v1::{
     Snapshot, Tier, TokenState, WeightFormat, WeightGroupKind, WeightGroupStatus, Workload,
     generation_event::Event as WireEvent,
 };
-use sluice_shared::level::Level;
+use sluice_shared::{
+    level::Level,
+    options::{Budget, PlanOptions},
+};
 
 use super::{
     event::{Effect, Event},
@@ -74,6 +77,11 @@ fn snapshot(requests: Vec<RequestSummary>) -> Event {
         .filter(|row| row.state() == RequestState::Running)
         .count() as u32;
     let gib = 1 << 30;
+    let options = PlanOptions {
+        level: Some(Level::Standard),
+        budget: Some(Budget::Default),
+        ..PlanOptions::default()
+    };
     let kind = |kind: MemoryKind, bytes| MemoryUse {
         kind: kind.into(),
         bytes,
@@ -127,14 +135,10 @@ fn snapshot(requests: Vec<RequestSummary>) -> Event {
         requests,
         plan: Some(plan(Level::Standard)),
         settings: Some(SettingsStatus {
-            level: v1::Level::Standard.into(),
+            options: Some(options.into()),
             budget_bytes: 4 * gib,
-            is_default_budget: true,
-            loaded_with: Some(Box::new(SettingsStatus {
-                level: v1::Level::Standard.into(),
-                budget_bytes: 4 * gib,
-                ..Default::default()
-            })),
+            loaded_with: Some(options.into()),
+            loaded_with_budget_bytes: Some(4 * gib),
             ..Default::default()
         }),
         layers: layers(),

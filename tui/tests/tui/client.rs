@@ -5,8 +5,8 @@ use std::io::Read;
 use fake_daemon::{FakeDaemon, ScriptStep, generation_events};
 use sluice_proto::v1::{
     CanvasToken, ChatRole, DecodingPreset, GenerationDone, GenerationNotice, GenerationPass,
-    GenerationQueued, GenerationStarted, Level, PassPhases, TokenState, generate_request::Input,
-    generation_event::Event, model_ref::By,
+    GenerationQueued, GenerationStarted, PassPhases, PlanOptions, TokenState,
+    generate_request::Input, generation_event::Event, model_ref::By,
 };
 use testkit::eventually;
 use tonic::{Code, Status};
@@ -407,10 +407,7 @@ fn a_folder_to_load_is_made_absolute_and_a_name_is_left_to_the_daemon() {
     };
     assert!(path.starts_with('/') && path.ends_with("some/model"));
     assert_eq!(loaded[1].model, By::Name("sluice-demo".into()).into());
-    assert_eq!(
-        (loaded[1].level(), loaded[1].budget_bytes),
-        (Level::Unspecified, None)
-    );
+    assert_eq!(loaded[1].options, Some(PlanOptions::default()));
     assert_eq!(loaded[2].model, By::Name("some/model".into()).into());
 }
 

@@ -315,7 +315,7 @@ fn the_dashboard_switches_the_level() {
     journey.press("y");
     journey.expect("held");
     let applied = fake.seen.lock().unwrap().applied.clone();
-    assert_eq!(applied[0].level(), Level::Moderate);
+    assert_eq!(applied[0].options.unwrap().level(), Level::Moderate);
     journey.press("\x03");
     assert!(journey.end().success());
 }

@@ -2,7 +2,7 @@
 
 use sluice_machine::Profile;
 use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, PlanInput, WorkingMemory, Workload};
-use sluice_shared::{level::Level, settings::ResolvedPlanSettings};
+use sluice_shared::{level::Level, options::ResolvedPlanSettings};
 use sluice_weights::{Shape, SourceTensor};
 
 /// Positions that a plan is for: a check computes what it has, whatever the plan was made for.

@@ -16,7 +16,7 @@ use sluice_ops::{
 use sluice_plan::{Machine, Plan, PlanInput, WorkingMemory, Workload, resolve_kv_cache_format};
 use sluice_shared::{
     level::{KvCacheFormat, Level},
-    settings::ResolvedPlanSettings,
+    options::ResolvedPlanSettings,
 };
 use sluice_weights::{SourceTensor, TensorPart, weight_groups};
 

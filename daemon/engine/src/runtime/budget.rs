@@ -7,7 +7,7 @@ use super::{
     PlanSettings, Shared, converted_weights::lacks_converted_weights, current_model::CurrentModel,
     memory_watch::MemoryFindings, worker::Worker,
 };
-use sluice_shared::settings::ResolvedPlanSettings;
+use sluice_shared::options::ResolvedPlanSettings;
 
 impl Worker {
     /// The choices and the budget that requests are to keep to: those a change under way leads to, once it has begun to take

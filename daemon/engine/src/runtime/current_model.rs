@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use sluice_checkpoint::{Checkpoint, disk_bandwidth, family::ModelConfig, weight_cache};
 use sluice_cuda::HEAD_DIM_MAX;
 use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, PlanInput, WorkingMemory, Workload};
-use sluice_shared::{level::KvCacheFormat, settings::ResolvedPlanSettings};
+use sluice_shared::{level::KvCacheFormat, options::ResolvedPlanSettings};
 use sluice_weights::{Shape, SourceTensor};
 
 use super::{autoregressive::KeptPrefix, outline::default_canvas, switch::WeightSwitch};

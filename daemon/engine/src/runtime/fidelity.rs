@@ -11,7 +11,7 @@ use sluice_ops::{Activation, KvCacheShape};
 use sluice_plan::{Plan, resolve_kv_cache_format};
 use sluice_shared::{
     level::{KvCacheFormat, Level},
-    settings::ResolvedPlanSettings,
+    options::ResolvedPlanSettings,
 };
 use sluice_weights::{TensorPart, WeightGroup, WeightGroupPlan};
 

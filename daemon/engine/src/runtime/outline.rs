@@ -7,7 +7,7 @@ use sluice_formats::Format;
 use sluice_machine::{DiskBandwidth, Profile, Rates};
 use sluice_ops::{Ops, device::Device, ledger::Ledger, measure::measure};
 use sluice_plan::{CANVAS_DEFAULT, Machine, Plan, PlanError, Workload};
-use sluice_shared::settings::ResolvedPlanSettings;
+use sluice_shared::options::ResolvedPlanSettings;
 use sluice_weights::{SourceTensor, compression::with_assumed_compression};
 
 use super::{Engine, Shared, current_model::Planner};

@@ -10,7 +10,7 @@ use std::{
 
 use sluice_ops::{Ops, OpsError, ledger::PeakMark};
 use sluice_plan::{Plan, PlanError, Workload, corrections::PassKind};
-use sluice_shared::{settings::ResolvedPlanSettings, units};
+use sluice_shared::{options::ResolvedPlanSettings, units};
 use sluice_weights::Storage;
 
 use self::memory_pressure::{as_refusal, mlp_rows_from};

@@ -95,7 +95,7 @@ impl EngineState {
 
     /// The bytes that these settings allow.
     pub(super) fn allowed_bytes(&self, settings: &PlanSettings) -> u64 {
-        settings.budget_bytes.unwrap_or(self.budget_default)
+        settings.budget.bytes().unwrap_or(self.budget_default)
     }
 
     /// The bytes that plans under these settings are made for: fewer than they allow while other programs have taken some.

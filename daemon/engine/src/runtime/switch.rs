@@ -15,7 +15,7 @@ use sluice_checkpoint::CheckpointError;
 use sluice_plan::{Plan, PlanError, transition};
 use sluice_shared::{
     level::{KvCacheFormat, Level},
-    settings::ResolvedPlanSettings,
+    options::ResolvedPlanSettings,
 };
 
 use self::steps::SwitchSteps;

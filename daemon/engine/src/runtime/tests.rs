@@ -11,7 +11,7 @@ use std::{
 
 use sluice_ops::OpsError;
 use sluice_plan::{Plan, PlanError};
-use sluice_shared::level::EmbeddingPlacement;
+use sluice_shared::{level::EmbeddingPlacement, options::Budget};
 
 use super::*;
 use crate::{
@@ -44,7 +44,7 @@ fn world(level: Level, budget_bytes: Option<u64>) -> World {
     let engine = start();
     let settings = PlanSettings {
         level,
-        budget_bytes,
+        budget: budget_bytes.into(),
         ..PlanSettings::default()
     };
     let model = load(&engine, settings).unwrap();
@@ -133,7 +133,7 @@ impl World {
 
 fn budget(bytes: u64) -> PlanOptions {
     PlanOptions {
-        budget_bytes: Some(Some(bytes)),
+        budget: Some(Budget::Bytes(bytes)),
         ..PlanOptions::default()
     }
 }
@@ -250,12 +250,12 @@ fn a_hundred_switches_leave_nothing_behind() {
             1 => level(Level::Moderate),
             2 => PlanOptions {
                 level: Some(Level::Standard),
-                budget_bytes: Some(Some(least * 5 / 4)),
+                budget: Some(Budget::Bytes(least * 5 / 4)),
                 ..PlanOptions::default()
             },
             _ => PlanOptions {
                 level: Some(Level::Off),
-                budget_bytes: Some(None),
+                budget: Some(Budget::Default),
                 ..PlanOptions::default()
             },
         };
@@ -588,12 +588,12 @@ fn every_reservation_of_a_change_may_fail() {
     let least = world.least_bytes_of(Level::Standard);
     let to_little = PlanOptions {
         level: Some(Level::Standard),
-        budget_bytes: Some(Some(least * 5 / 4)),
+        budget: Some(Budget::Bytes(least * 5 / 4)),
         ..PlanOptions::default()
     };
     let back = PlanOptions {
         level: Some(Level::Off),
-        budget_bytes: Some(None),
+        budget: Some(Budget::Default),
         ..PlanOptions::default()
     };
     let ledger = &world.engine.shared.ledger;
@@ -651,7 +651,7 @@ fn a_wide_request_and_a_change_both_get_what_they_asked_for() {
     let least = world.least_bytes_of(Level::Moderate);
     let change = PlanOptions {
         level: Some(Level::Moderate),
-        budget_bytes: Some(Some(least * 2)),
+        budget: Some(Budget::Bytes(least * 2)),
         ..PlanOptions::default()
     };
     let running = world.submit(world.request(400), |_| {});

@@ -10,8 +10,8 @@ use sluice_checkpoint::{
     },
 };
 use sluice_engine::{
-    Engine, EngineOptions, Generate, Outcome, PlanOptions, PlanSettings, Work, error::EngineError,
-    event::GenerationResult,
+    Budget, Engine, EngineOptions, Generate, Outcome, PlanOptions, PlanSettings, Work,
+    error::EngineError, event::GenerationResult,
 };
 use sluice_plan::Plan;
 use sluice_shared::level::{EmbeddingPlacement, Level};
@@ -69,7 +69,7 @@ fn least_bytes(source: &Path, level: Level) -> u64 {
     let workload = engine.in_force().unwrap().plan.workload;
     let change = PlanOptions {
         level: Some(level),
-        budget_bytes: Some(Some(1)),
+        budget: Some(Budget::Bytes(1)),
         embedding: Some(EmbeddingPlacement::Host),
         ..PlanOptions::default()
     };

@@ -75,9 +75,9 @@ fn levels_change_while_a_card_writes_and_lose_nothing() {
         apart::run(name, &[("STAND_IN_STREAMS", streams)], || {
             let (_model, engine, least, id) = loaded();
             let expected = generate(&engine, id, 12).unwrap();
-            let to = |level, budget| PlanOptions {
+            let to = |level, budget: Option<u64>| PlanOptions {
                 level: Some(level),
-                budget_bytes: Some(budget),
+                budget: Some(budget.into()),
                 ..PlanOptions::default()
             };
             thread::scope(|scope| {
@@ -93,7 +93,7 @@ fn levels_change_while_a_card_writes_and_lose_nothing() {
                     to(Level::Mild, Some(least)),
                     to(Level::Standard, None),
                 ] {
-                    let budget = change.budget_bytes.unwrap();
+                    let budget = change.budget.unwrap().bytes();
                     let plan = apply(&engine, change).unwrap();
                     assert!(plan.peak_bytes() <= budget.unwrap_or(u64::MAX));
                     assert_eq!(plan.streamed_bytes() > 0, budget.is_some());
@@ -157,9 +157,9 @@ fn every_allocation_of_a_change_may_fail_and_no_request_does() {
     apart::run(name, &[], || {
         let (_model, engine, least, id) = loaded();
         let expected = generate(&engine, id, 8).unwrap().tokens;
-        let to = |level, budget| PlanOptions {
+        let to = |level, budget: Option<u64>| PlanOptions {
             level: Some(level),
-            budget_bytes: Some(budget),
+            budget: Some(budget.into()),
             ..PlanOptions::default()
         };
         let mut refused = 0;

@@ -5,7 +5,8 @@ use std::{fs, path::Path, sync::Arc};
 
 use sluice_checkpoint::{Source, synth::SynthDType};
 use sluice_engine::{
-    Engine, EngineError, EngineOptions, Generate, Outcome, PlanOptions, Work, runtime::ModelOutline,
+    Budget, Engine, EngineError, EngineOptions, Generate, Outcome, PlanOptions, Work,
+    runtime::ModelOutline,
 };
 use sluice_machine::Profile;
 use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Workload};
@@ -118,7 +119,7 @@ fn mild_of_a_plain_folder_is_coded_on_the_way_in_and_read_by_the_next_load() {
         let least = match apply(
             &engine,
             PlanOptions {
-                budget_bytes: Some(Some(1)),
+                budget: Some(Budget::Bytes(1)),
                 ..PlanOptions::default()
             },
         ) {
@@ -126,7 +127,7 @@ fn mild_of_a_plain_folder_is_coded_on_the_way_in_and_read_by_the_next_load() {
             other => panic!("{other:?}"),
         };
         let budget = PlanOptions {
-            budget_bytes: Some(Some(least)),
+            budget: Some(Budget::Bytes(least)),
             ..PlanOptions::default()
         };
         let plan = apply(&engine, budget).unwrap();
@@ -257,7 +258,7 @@ fn where_no_level_as_faithful_fits_the_refusal_says_what_would() {
     let least = |level| {
         let change = PlanOptions {
             level: Some(level),
-            budget_bytes: Some(Some(1)),
+            budget: Some(Budget::Bytes(1)),
             ..PlanOptions::default()
         };
         let workload = Workload::new(

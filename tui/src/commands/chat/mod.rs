@@ -11,6 +11,7 @@ mod turn;
 use std::{future::pending, io::IsTerminal, path::Path};
 
 use sluice_proto::v1::{self, FinishReason, GenerateRequest, generate_request::Input as Prompt};
+use sluice_shared::options::PlanOptions;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use self::{
@@ -24,7 +25,7 @@ use super::{
     library, present,
 };
 use crate::{
-    cli::{Chat, PlanArgs},
+    cli::Chat,
     connection::DaemonConnection,
     output::{Failure, StandardOutput, dim, say},
     text::sanitise_line,
@@ -239,8 +240,10 @@ impl Talk {
             None => present::loaded(&present::list(&self.daemon).await?).cloned(),
             Some(name) => {
                 let subject = library::subject(Path::new(name))?;
-                let wish = PlanArgs::default();
-                Some(present::ensure_loaded(&self.daemon, &subject, &wish, interrupts, out).await?)
+                let options = PlanOptions::default();
+                let model =
+                    present::ensure_loaded(&self.daemon, &subject, options, interrupts, out);
+                Some(model.await?)
             }
         };
         say(&match model {

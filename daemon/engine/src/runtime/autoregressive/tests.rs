@@ -17,7 +17,7 @@ use sluice_shared::{
 
 use super::*;
 use crate::{
-    Engine, EngineOptions, LoadEvent, LoadedModel, PlanOptions, PlanSettings, Work,
+    Budget, Engine, EngineOptions, LoadEvent, LoadedModel, PlanOptions, PlanSettings, Work,
     command::ApplyEvent,
     event::{Event, GenerationResult, Outcome},
     request::{CanvasSlot, MeasureFidelity},
@@ -104,7 +104,7 @@ fn text(from: u32, len: u32) -> Vec<u32> {
 
 fn budget(bytes: u64) -> PlanOptions {
     PlanOptions {
-        budget_bytes: Some(Some(bytes)),
+        budget: Some(Budget::Bytes(bytes)),
         ..PlanOptions::default()
     }
 }

@@ -6,7 +6,7 @@ use sluice_cuda::CudaError;
 use sluice_machine::MemoryKind;
 use sluice_ops::{OpsError, ledger::Ledger};
 use sluice_plan::{MLP_ROWS, Plan, PlanError, allocation_slack_bytes};
-use sluice_shared::{level::Level, settings::ResolvedPlanSettings, units};
+use sluice_shared::{level::Level, options::ResolvedPlanSettings, units};
 
 use super::{MLP_ROWS_MIN, PassRunner};
 use crate::{

@@ -6,7 +6,7 @@ use std::{
 };
 
 use sluice_engine::{
-    CanvasSlot, Event, Generate, Outcome, PlanSettings, Work,
+    Budget, CanvasSlot, Event, Generate, Outcome, PlanSettings, Work,
     event::{FinishReason, GenerationResult, PassReport},
 };
 use sluice_plan::Workload;
@@ -268,7 +268,7 @@ fn those_that_there_is_no_room_for_wait() {
             &folder,
             8,
             PlanSettings {
-                budget_bytes: Some(budget_bytes),
+                budget: Budget::Bytes(budget_bytes),
                 ..level
             },
         );

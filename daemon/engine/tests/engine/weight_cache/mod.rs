@@ -15,7 +15,7 @@ use std::{
 use rustix::process::{Resource, Rlimit, setrlimit};
 use sluice_checkpoint::{CheckpointError, Source, synth::SynthDType};
 use sluice_engine::{
-    ApplyEvent, Engine, EngineError, EngineOptions, Event, Generate, LoadedModel, Outcome,
+    ApplyEvent, Budget, Engine, EngineError, EngineOptions, Event, Generate, LoadedModel, Outcome,
     PlanOptions, PlanSettings, Work,
 };
 use sluice_plan::{BLOCK_DEFAULT, CANVAS_DEFAULT, Plan, Workload};
@@ -70,7 +70,7 @@ fn load(engine: &Engine, folder: &TempDir, settings: PlanSettings) -> Loading {
 fn resident(level: Level) -> PlanSettings {
     PlanSettings {
         level,
-        budget_bytes: Some(1 << 30),
+        budget: Budget::Bytes(1 << 30),
         ..PlanSettings::default()
     }
 }
@@ -83,7 +83,7 @@ fn streaming(engine: &Engine, level: Level) -> PlanSettings {
     let plan = |budget_bytes| {
         let change = PlanOptions {
             level: Some(level),
-            budget_bytes: Some(Some(budget_bytes)),
+            budget: Some(Budget::Bytes(budget_bytes)),
             ..PlanOptions::default()
         };
         engine.plan(&change, workload).unwrap()
@@ -93,7 +93,7 @@ fn streaming(engine: &Engine, level: Level) -> PlanSettings {
     assert!(plan(budget_bytes).streamed_bytes() > 0);
     PlanSettings {
         level,
-        budget_bytes: Some(budget_bytes),
+        budget: Budget::Bytes(budget_bytes),
         ..PlanSettings::default()
     }
 }
@@ -132,7 +132,7 @@ fn apply(engine: &Engine, settings: PlanSettings) -> mpsc::Receiver<ApplyEvent> 
     let (send, events) = mpsc::channel();
     let change = PlanOptions {
         level: Some(settings.level),
-        budget_bytes: Some(settings.budget_bytes),
+        budget: Some(settings.budget),
         ..PlanOptions::default()
     };
     engine.apply(change, Box::new(move |event| drop(send.send(event))));
@@ -396,7 +396,7 @@ fn change_and_held_request(
     let (submitted, is_submitted) = mpsc::channel();
     let change = PlanOptions {
         level: Some(settings.level),
-        budget_bytes: Some(settings.budget_bytes),
+        budget: Some(settings.budget),
         ..PlanOptions::default()
     };
     let report = send.clone();
