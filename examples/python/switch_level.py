@@ -27,7 +27,7 @@ def read(until):
 
 
 read("pass_done")
-for response in optimizer.Apply(optimizer_pb2.ApplyRequest(level=level)):
+for response in optimizer.Apply(optimizer_pb2.ApplyRequest(options=common_pb2.PlanOptions(level=level))):
     match response.WhichOneof("kind"):
         case "planned":
             plan = response.planned.plan

@@ -102,6 +102,19 @@ impl SamplingOptions {
     }
 }
 
+/// A setting's path in a request, by its name.
+#[must_use]
+pub fn field_path(name: &'static str) -> &'static str {
+    match name {
+        "temperature" => "sampling.temperature",
+        "top_k" => "sampling.top_k",
+        "top_p" => "sampling.top_p",
+        "min_p" => "sampling.min_p",
+        "repetition_penalty" => "sampling.repetition_penalty",
+        other => other,
+    }
+}
+
 /// Greatest temperature: far beyond all use.
 pub const TEMPERATURE_MAX: f64 = 1000.0;
 /// Greatest repetition penalty: far beyond all use.

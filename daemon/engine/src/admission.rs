@@ -4,7 +4,7 @@ use sluice_plan::Workload;
 use sluice_shared::{
     decoding::{BRANCHES_MAX, CanvasGrowth, Decoding, Speculation},
     policy::PolicyChoice,
-    sampling::{KvCacheMode, Remasking, STOP_BYTES_MAX, STOPS_MAX, Sampling},
+    sampling::{KvCacheMode, Remasking, STOP_BYTES_MAX, STOPS_MAX, Sampling, field_path},
 };
 
 use crate::{
@@ -99,10 +99,12 @@ impl Generate {
             });
         }
         if self.steps == 0 {
-            return Err(RequestError::Zero { what: "steps" });
+            return Err(RequestError::Zero {
+                what: "diffusion.steps",
+            });
         }
-        check_scale("temperature", self.temperature)?;
-        check_scale("guidance", self.guidance)?;
+        check_scale("sampling.temperature", self.temperature)?;
+        check_scale("diffusion.guidance", self.guidance)?;
         match model.mask {
             Some(mask) => {
                 self.check_diffusion()?;
@@ -126,11 +128,11 @@ impl Generate {
             repetition_penalty,
         } = self.sampling;
         let asked = [
-            ("top_k", top_k.is_some()),
-            ("top_p", top_p.is_some()),
-            ("min_p", min_p.is_some()),
-            ("repetition_penalty", repetition_penalty.is_some()),
-            ("stop", !self.stops.is_empty()),
+            ("sampling.top_k", top_k.is_some()),
+            ("sampling.top_p", top_p.is_some()),
+            ("sampling.min_p", min_p.is_some()),
+            ("sampling.repetition_penalty", repetition_penalty.is_some()),
+            ("autoregressive.stop", !self.stops.is_empty()),
         ];
         if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
             return Err(RequestError::OnlyAutoregressive { what });
@@ -139,7 +141,7 @@ impl Generate {
         {
             let name = self.policy.name();
             return Err(RequestError::Sampling {
-                what: "remasking",
+                what: "diffusion.remasking",
                 problem: format!("policy '{name}' ranks positions by itself"),
             });
         }
@@ -156,38 +158,38 @@ impl Generate {
         } = self.decoding;
         let refused = |what, problem: String| Err(RequestError::Sampling { what, problem });
         if let Some((what, problem)) = caching.problem() {
-            return refused(what, problem);
+            return refused("diffusion.kv_cache", format!("{what} {problem}"));
         }
         let keeps = caching.mode != KvCacheMode::None;
         if caching.keep_share < 1.0
             && (caching.mode != KvCacheMode::Dual || caching.recompute_before.is_some())
         {
             let problem = "keeping a share of the keys requires the dual KV cache with a full recompute at each new block";
-            return refused("keep", problem.to_owned());
+            return refused("diffusion.kv_cache", problem.to_owned());
         }
         if caching.keep_share < 1.0 && self.prompt.len() + self.canvas.len() > KEEP_CANVAS_MAX {
             let problem = format!(
                 "keeping a share of the keys is limited to canvases of {KEEP_CANVAS_MAX} positions"
             );
-            return refused("keep", problem);
+            return refused("diffusion.kv_cache", problem);
         }
         let policy = policy(&self.policy);
         let speculates = speculation != Speculation::None;
         let branches = speculation.canvases() - 1;
         if speculates && !(1..=BRANCHES_MAX).contains(&branches) {
             let problem = format!("branches must be between 1 and {BRANCHES_MAX}");
-            return refused("speculation", problem);
+            return refused("diffusion.speculation", problem);
         }
         if speculates && (keeps || growth == CanvasGrowth::Insert) {
             let problem = "speculation cannot be combined with a KV cache or with inserted masks";
-            return refused("speculation", problem.to_owned());
+            return refused("diffusion.speculation", problem.to_owned());
         }
         if speculates && !policy.is_stateless() {
             let problem = format!(
                 "policy '{}' depends on earlier passes and cannot be combined with speculation",
                 self.policy.name()
             );
-            return refused("speculation", problem);
+            return refused("diffusion.speculation", problem);
         }
         if policy.needs().checks && (keeps || speculates || is_shifted) {
             let problem = format!(
@@ -195,32 +197,32 @@ impl Generate {
                  shifted logits",
                 self.policy.name()
             );
-            return refused("policy", problem);
+            return refused("diffusion.policy", problem);
         }
         if policy.needs().divergence && self.block_length > FIDELITY_ROWS_MAX {
             let problem = format!(
                 "policy '{}' keeps each position's distribution and is limited to blocks of {FIDELITY_ROWS_MAX} positions",
                 self.policy.name()
             );
-            return refused("policy", problem);
+            return refused("diffusion.policy", problem);
         }
         if growth == CanvasGrowth::Append && window.is_some() {
             let problem =
                 "a suffix window has no effect on a canvas that grows by appending; leave it out";
-            return refused("window", problem.to_owned());
+            return refused("diffusion.suffix_window", problem.to_owned());
         }
         if growth == CanvasGrowth::Insert && !policy.is_stateless() {
             let problem = format!(
                 "policy '{}' remembers positions, which inserted masks would move",
                 self.policy.name()
             );
-            return refused("growth", problem);
+            return refused("diffusion.canvas_growth", problem);
         }
         let is_pinned = self.canvas.iter().any(|slot| *slot != CanvasSlot::Masked);
         if growth == CanvasGrowth::Insert && (is_pinned || model.eos_token_ids.is_empty()) {
             let problem =
                 "canvas growth requires a model with an end token and no pinned positions";
-            return refused("growth", problem.to_owned());
+            return refused("diffusion.canvas_growth", problem.to_owned());
         }
         Ok(())
     }
@@ -229,17 +231,29 @@ impl Generate {
     fn check_autoregressive(&self) -> Result<(), RequestError> {
         let asked = [
             (
-                "pins",
+                "diffusion.pins",
                 self.canvas.iter().any(|slot| *slot != CanvasSlot::Masked),
             ),
-            ("guidance", self.guidance > 0.0),
-            ("remasking", self.remasking != Remasking::default()),
-            ("policy", self.policy != PolicyChoice::default()),
-            ("cache", self.decoding.kv_cache.mode != KvCacheMode::None),
-            ("window", self.decoding.suffix_window.is_some()),
-            ("growth", self.decoding.canvas_growth != CanvasGrowth::Fixed),
+            ("diffusion.guidance", self.guidance > 0.0),
             (
-                "speculation",
+                "diffusion.remasking",
+                self.remasking != Remasking::default(),
+            ),
+            ("diffusion.policy", self.policy != PolicyChoice::default()),
+            (
+                "diffusion.kv_cache",
+                self.decoding.kv_cache.mode != KvCacheMode::None,
+            ),
+            (
+                "diffusion.suffix_window",
+                self.decoding.suffix_window.is_some(),
+            ),
+            (
+                "diffusion.canvas_growth",
+                self.decoding.canvas_growth != CanvasGrowth::Fixed,
+            ),
+            (
+                "diffusion.speculation",
                 self.decoding.speculation != Speculation::None,
             ),
         ];
@@ -250,6 +264,7 @@ impl Generate {
             return Err(RequestError::Zero { what: "prompt" });
         }
         if let Some((what, problem)) = self.sampling.problem() {
+            let what = field_path(what);
             return Err(RequestError::Sampling { what, problem });
         }
         let longest = self.stops.iter().map(Vec::len).max().unwrap_or(0);
@@ -258,7 +273,7 @@ impl Generate {
                 "at most {STOPS_MAX} stop strings of at most {STOP_BYTES_MAX} bytes each are allowed"
             );
             return Err(RequestError::Sampling {
-                what: "stop",
+                what: "autoregressive.stop",
                 problem,
             });
         }

@@ -110,12 +110,12 @@ fn row(failure: &Failure) -> ErrorRow {
             position,
             tokens,
             length,
-        } => ErrorRow::invalid("PIN_OUTSIDE", "pins")
+        } => ErrorRow::invalid("PIN_OUTSIDE", "diffusion.pins")
             .hint("pin closer to the start, or request a greater length")
             .figure("position", position)
             .figure("tokens", tokens)
             .figure("length", length),
-        Failure::PinTwice { position, length } => ErrorRow::invalid("PIN_TWICE", "pins")
+        Failure::PinTwice { position, length } => ErrorRow::invalid("PIN_TWICE", "diffusion.pins")
             .hint("move or shorten one of the pins")
             .figure("position", position)
             .figure("length", length),

@@ -466,7 +466,7 @@ fn wrong_requests() -> Vec<RequestError> {
             canvas: 2,
         },
         R::NotAScale {
-            what: "temperature",
+            what: "sampling.temperature",
             max: 1000.0,
             value: f64::NAN,
         },
@@ -475,10 +475,14 @@ fn wrong_requests() -> Vec<RequestError> {
             vocab_size: 8,
         },
         R::MaskGiven { id: 7 },
-        R::OnlyAutoregressive { what: "top_k" },
-        R::OnlyMaskedDiffusion { what: "guidance" },
+        R::OnlyAutoregressive {
+            what: "sampling.top_k",
+        },
+        R::OnlyMaskedDiffusion {
+            what: "diffusion.guidance",
+        },
         R::Sampling {
-            what: "top_p",
+            what: "sampling.top_p",
             problem: "must be above 0".to_owned(),
         },
         R::TooManyDraws { draws: 2, max: 1 },

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use testkit::stand_in;
 use tokio::process::Command;
 
-use crate::support::{self, Daemon, chat, done, generate, within};
+use crate::support::{self, Daemon, RequestOptions, chat, done, generate, within};
 
 /// `sluiced` where `libraries` is the first place to look for NVIDIA's.
 pub(crate) fn command(folder: &Path, libraries: &Path, environment: &[(&str, &str)]) -> Command {
@@ -36,10 +36,12 @@ async fn start(libraries: &Path, environment: &[(&str, &str)], arguments: &[&str
 #[ignore = "on the stand-in: cargo ci"]
 async fn a_card_writes_what_the_cpu_writes() {
     let libraries = stand_in::build();
-    let request = || v1::GenerateRequest {
-        length: Some(16),
-        temperature: Some(0.7),
-        ..chat("Tell me a story.")
+    let request = || {
+        v1::GenerateRequest {
+            length: Some(16),
+            ..chat("Tell me a story.")
+        }
+        .sampled(|sampling| sampling.temperature = Some(0.7))
     };
     let cpu = start(libraries, &[], &["--device", "cpu"]).await;
     let expected = generate(&cpu, request()).await.unwrap();

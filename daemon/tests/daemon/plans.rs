@@ -472,7 +472,7 @@ async fn a_lossy_level_says_so_and_restore_is_as_if_it_had_never_been() {
     );
     assert!(started.estimated_ms.is_some());
     assert_eq!(
-        (started.length, started.steps),
+        (started.length, started.steps()),
         (96, 96),
         "asked for, and so done"
     );

@@ -7,7 +7,8 @@ use sluice_proto::v1::{self, generation_event::Event, model_ref::By};
 use tempfile::TempDir;
 
 use crate::support::{
-    Daemon, chat, checkpoints, done, generate, long, rest, run, tokens, until, within,
+    Daemon, RequestOptions, chat, checkpoints, done, generate, long, rest, run, tokens, until,
+    within,
 };
 
 /// A model that understands text, and that takes a while to load.
@@ -41,9 +42,9 @@ async fn loading() -> (Daemon, TempDir) {
 fn question() -> v1::GenerateRequest {
     v1::GenerateRequest {
         length: Some(4),
-        steps: Some(1),
         ..chat("Who is there?")
     }
+    .diffused(|diffusion| diffusion.steps = Some(1))
 }
 
 #[tokio::test]

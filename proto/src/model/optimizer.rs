@@ -223,10 +223,10 @@ impl TryFrom<v1::MeasureFidelityRequest> for Measuring {
             }
             Some(Wire::Tokens(v1::SampleTokens { samples })) => {
                 if samples.is_empty() {
-                    return Err(invalid("ids", "has no samples"));
+                    return Err(invalid("tokens", "has no samples"));
                 }
                 if let Some(at) = samples.iter().position(|sample| sample.ids.is_empty()) {
-                    return Err(invalid("ids", format!("sample {at} is empty")));
+                    return Err(invalid("tokens", format!("sample {at} is empty")));
                 }
                 Samples::Tokens(samples.into_iter().map(|sample| sample.ids).collect())
             }
@@ -415,8 +415,8 @@ mod tests {
         for (samples, problem) in [
             (None, "samples: are missing"),
             (texts(&["", " \n"]), "texts: have no line that is not blank"),
-            (ids(&[]), "ids: has no samples"),
-            (ids(&[&[1], &[]]), "ids: sample 1 is empty"),
+            (ids(&[]), "tokens: has no samples"),
+            (ids(&[&[1], &[]]), "tokens: sample 1 is empty"),
         ] {
             assert_eq!(measure(samples).unwrap_err(), problem);
         }

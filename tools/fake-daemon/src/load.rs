@@ -172,7 +172,6 @@ impl Teller {
             length,
             block_length: BLOCK,
             blocks: length.div_ceil(BLOCK),
-            steps: length,
             model: "load".into(),
             prompt_text: b"Tell me a story.".to_vec(),
             is_exact: true,

@@ -212,7 +212,6 @@ pub fn generation_events(text: &str) -> Vec<ScriptStep> {
             length,
             block_length: length,
             blocks: 1,
-            steps: length,
             model: "fake".into(),
             prompt_text: b"prompt".to_vec(),
             is_exact: true,

@@ -13,12 +13,12 @@ use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::{Terminal, backend::TestBackend};
 use sluice_proto::v1::{
     self, CanvasToken, CommitPolicy, Compression, DaemonState, DaemonStatus, DeviceKind,
-    DeviceStatus, Dtype, FinishReason, GenerationBlock, GenerationDone, GenerationPass,
-    GenerationQueued, GenerationStarted, GpuStatus, HostStatus, LayerStatus, MemoryKind, MemoryUse,
-    Model, ModelKind, ModelShape, ModelState, PassPhases, PassStatistics, Plan, PlannedMemory,
-    QueueStatus, RequestKind, RequestState, RequestSummary, RequestTotals, SettingsStatus,
-    Snapshot, Tier, TokenState, WeightFormat, WeightGroupKind, WeightGroupStatus, Workload,
-    generation_event::Event as WireEvent,
+    DeviceStatus, DiffusionOptions, Dtype, FinishReason, GenerationBlock, GenerationDone,
+    GenerationPass, GenerationQueued, GenerationStarted, GpuStatus, HostStatus, LayerStatus,
+    MemoryKind, MemoryUse, Model, ModelKind, ModelShape, ModelState, PassPhases, PassStatistics,
+    Plan, PlannedMemory, QueueStatus, RequestKind, RequestState, RequestSummary, RequestTotals,
+    SettingsStatus, Snapshot, Tier, TokenState, WeightFormat, WeightGroupKind, WeightGroupStatus,
+    Workload, generation_event::Event as WireEvent,
 };
 use sluice_shared::{
     level::Level,
@@ -375,14 +375,16 @@ fn generating(request_id: u64) -> Vec<WireEvent> {
             length: 24,
             block_length: 8,
             blocks: 3,
-            steps: 24,
             prompt_text: b"a prompt".to_vec(),
             is_exact: true,
             seed: 42,
             level: v1::Level::Standard.into(),
-            dial: "exact".into(),
-            policy: Some(CommitPolicy {
-                name: "reference".into(),
+            diffusion: Some(DiffusionOptions {
+                preset: v1::DecodingPreset::Exact.into(),
+                policy: Some(CommitPolicy {
+                    name: "reference".into(),
+                    ..Default::default()
+                }),
                 ..Default::default()
             }),
             ..Default::default()

@@ -189,7 +189,11 @@ fn commands_change_what_the_next_answer_is_asked_for() {
     wait_for_last(&fake, "user: hi");
     assert_eq!(asked(&fake)[0], "system: be brief");
     let request = fake.seen.lock().unwrap().generate[0].clone();
-    assert_eq!((request.length, request.temperature), (Some(64), Some(0.5)));
+    let sampling = request.sampling.unwrap();
+    assert_eq!(
+        (request.length, sampling.temperature),
+        (Some(64), Some(0.5))
+    );
     expect_prompt(&journey);
     journey.press("/set seed 5\r");
     journey.expect("seed 5");
@@ -198,6 +202,7 @@ fn commands_change_what_the_next_answer_is_asked_for() {
     eventually("a retry", || fake.seen.lock().unwrap().generate.len() == 2);
     assert_eq!(asked(&fake), ["system: be brief", "user: hi"]);
     let again = fake.seen.lock().unwrap().generate[1].clone();
+    let again = again.sampling.unwrap();
     assert_eq!((again.temperature, again.seed), (Some(0.5), None));
     expect_prompt(&journey);
     let file = home.path().join("talk.md");

@@ -4,8 +4,8 @@ use std::io::Read;
 
 use fake_daemon::{FakeDaemon, ScriptStep, generation_events};
 use sluice_proto::v1::{
-    CanvasToken, ChatRole, DecodingPreset, GenerationDone, GenerationNotice, GenerationPass,
-    GenerationQueued, GenerationStarted, PassPhases, PlanOptions, TokenState,
+    CanvasToken, ChatRole, DecodingPreset, DiffusionOptions, GenerationDone, GenerationNotice,
+    GenerationPass, GenerationQueued, GenerationStarted, PassPhases, PlanOptions, TokenState,
     generate_request::Input, generation_event::Event, model_ref::By,
 };
 use testkit::eventually;
@@ -78,7 +78,7 @@ fn the_prompt_and_its_system_message_arrive_as_a_conversation() {
         turns,
         [(ChatRole::System, "be brief"), (ChatRole::User, "héllo")]
     );
-    assert_eq!(seen.generate[0].seed, Some(3));
+    assert_eq!(seen.generate[0].sampling.unwrap().seed, Some(3));
 }
 
 #[test]
@@ -171,7 +171,10 @@ fn measured() -> Vec<ScriptStep> {
     };
     vec![
         ScriptStep::Send(Event::Started(GenerationStarted {
-            dial: "fast".into(),
+            diffusion: Some(DiffusionOptions {
+                preset: DecodingPreset::Fast.into(),
+                ..Default::default()
+            }),
             ..Default::default()
         })),
         pass(TokenState::Masked),
@@ -223,7 +226,9 @@ fn a_bench_has_a_row_for_each_position_of_the_dial() {
     }
     // One that doesn't count, and four prompts twice.
     let seen = fake.seen.lock().unwrap();
-    let dials: Vec<DecodingPreset> = seen.generate.iter().map(|request| request.dial()).collect();
+    let presets = seen.generate.iter();
+    let presets = presets.map(|request| request.diffusion().unwrap().preset());
+    let dials: Vec<DecodingPreset> = presets.collect();
     assert_eq!(dials[..9], [DecodingPreset::Exact; 9]);
     assert_eq!(dials[9..], [DecodingPreset::Fast; 9]);
 }

@@ -127,7 +127,9 @@ impl Talk {
                 Some(asked) => {
                     let mut request = self.request(&asked);
                     // The same seed would give the same answer.
-                    request.seed = None;
+                    if let Some(sampling) = &mut request.sampling {
+                        sampling.seed = None;
+                    }
                     self.answer(asked, request, interrupts, out).await?;
                 }
                 None => say("nothing was asked yet"),

@@ -418,7 +418,10 @@ fn the_dial_asks_before_answers_differ_and_is_sent_from_then_on() {
     let [Effect::Generate { request: sent, .. }, ..] = &effects[..] else {
         panic!("{effects:?}");
     };
-    assert_eq!(sent.dial(), v1::DecodingPreset::Fast);
+    assert_eq!(
+        sent.diffusion().expect("set").preset(),
+        v1::DecodingPreset::Fast
+    );
 }
 
 #[test]
@@ -427,7 +430,10 @@ fn the_dial_shows_what_requests_came_to() {
     for id in [7, 8] {
         let started = WireEvent::Started(GenerationStarted {
             request_id: id,
-            dial: "balanced".into(),
+            diffusion: Some(DiffusionOptions {
+                preset: v1::DecodingPreset::Balanced.into(),
+                ..Default::default()
+            }),
             ..Default::default()
         });
         feed(&mut state, request(id, started));
