@@ -251,7 +251,7 @@ fn without_a_daemon_the_sibling_makes_the_plan() {
     let output = run(&["--shape", "llada-8b", "--budget", "1KiB", "--json"]);
     assert_eq!(
         stdout(&output),
-        "plan --shape=llada-8b --budget=1024 --json\n"
+        "plan --shape=llada-8b --budget=1KiB --json\n"
     );
     std::fs::remove_file(&sibling).unwrap();
     symlink("/bin/false", &sibling).unwrap();
