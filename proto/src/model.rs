@@ -9,6 +9,8 @@ mod job;
 mod optimizer;
 mod reference;
 
+use std::fmt::Display;
+
 pub use sluice_shared::sampling::{EosPolicy, KvCacheMode, Remasking, Sampling, SamplingOptions};
 use sluice_shared::sampling::{STOP_BYTES_MAX, STOPS_MAX, field_path};
 
@@ -288,15 +290,13 @@ impl TryFrom<v1::SamplingOptions> for SamplingChoice {
             (true, None) => options.or(SamplingOptions::greedy()),
             (false, _) => options,
         };
-        let eos = match known("sampling.eos_policy", wire.eos_policy)? {
-            v1::EosPolicy::Unspecified => None,
-            v1::EosPolicy::Stop => Some(EosPolicy::Stop),
-            v1::EosPolicy::Suppress => Some(EosPolicy::Suppress),
-            v1::EosPolicy::Keep => Some(EosPolicy::Keep),
-        };
         Ok(Self {
             options,
-            eos,
+            eos: checked(
+                "sampling.eos_policy",
+                wire.eos_policy,
+                v1::EosPolicy::checked,
+            )?,
             seed: wire.seed,
         })
     }
@@ -421,6 +421,27 @@ fn pin(wire: v1::CanvasPin) -> Result<Pin, InvalidField> {
 /// A value that this side knows; a newer client's must not be taken for the default.
 fn known<T: TryFrom<i32>>(field: &'static str, value: i32) -> Result<T, InvalidField> {
     T::try_from(value).map_err(|_| invalid(field, format!("has no value {value}")))
+}
+
+/// A value of an enum, as the wire has it: 0 where nothing is said.
+fn wire_value<W: From<T> + Into<i32>, T>(value: Option<T>) -> i32 {
+    value.map_or(0, |value| W::from(value).into())
+}
+
+/// What an enum's field asks for. A value that is only reported can't be asked for.
+fn checked<W: TryFrom<i32> + Default + PartialEq + Display, T>(
+    field: &'static str,
+    number: i32,
+    checked: impl Fn(W) -> Option<T>,
+) -> Result<Option<T>, InvalidField> {
+    let value: W = known(field, number)?;
+    if value == W::default() {
+        return Ok(None);
+    }
+    let problem = format!("{value} is reported, and cannot be asked for");
+    checked(value)
+        .map(Some)
+        .ok_or_else(|| invalid(field, problem))
 }
 
 fn at_least_one(field: &'static str, value: Option<u32>) -> Result<Option<u32>, InvalidField> {

@@ -20,7 +20,7 @@ use sluice_engine::{
 };
 use sluice_plan::{Plan, PlanError};
 use sluice_proto::{
-    model::{DecodingChoice, Preset, Remasking},
+    model::{DecodingChoice, Preset},
     v1::{self, generation_event},
 };
 use sluice_shared::{decoding::Decoding, sampling::EosPolicy};
@@ -521,14 +521,9 @@ fn diffusion(work: &Generate, preset: Preset) -> v1::DiffusionOptions {
     let mut options = v1::DiffusionOptions {
         steps: Some(work.steps as u32),
         guidance: Some(work.guidance),
+        remasking: v1::Remasking::from(work.remasking).into(),
         ..Default::default()
     };
-    options.set_remasking(match work.remasking {
-        Remasking::LowConfidence => v1::Remasking::LowConfidence,
-        Remasking::Random => v1::Remasking::Random,
-        Remasking::Margin => v1::Remasking::Margin,
-        Remasking::Entropy => v1::Remasking::Entropy,
-    });
     let choice = DecodingChoice {
         preset: Some(preset),
         policy: Some(work.policy),

@@ -3,14 +3,16 @@
 use sluice_shared::{
     decoding::{BRANCHES_DEFAULT, BRANCHES_MAX},
     policy::PolicyChoice,
-    sampling::{KvCacheMode, Remasking},
+    sampling::Remasking,
 };
 pub use sluice_shared::{
     decoding::{CanvasGrowth, KvCacheReuse, Speculation},
     preset::Preset,
 };
 
-use super::{InvalidField, Pin, at_least_one, invalid, known, not_negative, pin};
+use super::{
+    InvalidField, Pin, at_least_one, checked, invalid, known, not_negative, pin, wire_value,
+};
 use crate::v1::{self, generate_request::Decoding};
 
 /// Checked [`v1::DiffusionOptions`].
@@ -49,17 +51,14 @@ impl TryFrom<v1::DiffusionOptions> for DiffusionChoice {
     type Error = InvalidField;
 
     fn try_from(wire: v1::DiffusionOptions) -> Result<Self, InvalidField> {
-        let remasking = match known("diffusion.remasking", wire.remasking)? {
-            v1::Remasking::Unspecified => None,
-            v1::Remasking::LowConfidence => Some(Remasking::LowConfidence),
-            v1::Remasking::Random => Some(Remasking::Random),
-            v1::Remasking::Margin => Some(Remasking::Margin),
-            v1::Remasking::Entropy => Some(Remasking::Entropy),
-        };
         Ok(Self {
             steps: at_least_one("diffusion.steps", wire.steps)?,
             guidance: not_negative("diffusion.guidance", wire.guidance)?,
-            remasking,
+            remasking: checked(
+                "diffusion.remasking",
+                wire.remasking,
+                v1::Remasking::checked,
+            )?,
             decoding: DecodingChoice::read(&wire)?,
             pins: wire.pins.into_iter().map(pin).collect::<Result<_, _>>()?,
         })
@@ -102,49 +101,27 @@ impl DecodingChoice {
     /// # Errors
     /// When one of them makes no sense.
     pub fn read(wire: &v1::DiffusionOptions) -> Result<Self, InvalidField> {
-        let preset = match known("diffusion.preset", wire.preset)? {
-            v1::DecodingPreset::Unspecified => None,
-            v1::DecodingPreset::Exact => Some(Preset::Exact),
-            v1::DecodingPreset::Quality => Some(Preset::Quality),
-            v1::DecodingPreset::Balanced => Some(Preset::Balanced),
-            v1::DecodingPreset::Fast => Some(Preset::Fast),
-            v1::DecodingPreset::Auto => Some(Preset::Auto),
-        };
-        let canvas_growth = match known("diffusion.canvas_growth", wire.canvas_growth)? {
-            v1::CanvasGrowth::Unspecified => None,
-            v1::CanvasGrowth::Fixed => Some(CanvasGrowth::Fixed),
-            v1::CanvasGrowth::Append => Some(CanvasGrowth::Append),
-            v1::CanvasGrowth::Insert => Some(CanvasGrowth::Insert),
-        };
         Ok(Self {
-            preset,
+            preset: checked("diffusion.preset", wire.preset, v1::DecodingPreset::checked)?,
             policy: wire.policy.as_ref().map(policy).transpose()?,
             kv_cache: wire.kv_cache.as_ref().map(kv_cache_reuse).transpose()?,
             suffix_window: wire.suffix_window,
-            canvas_growth,
+            canvas_growth: checked(
+                "diffusion.canvas_growth",
+                wire.canvas_growth,
+                v1::CanvasGrowth::checked,
+            )?,
             speculation: wire.speculation.as_ref().map(speculation).transpose()?,
         })
     }
 
     /// Writes its part of the options.
     pub fn write(&self, wire: &mut v1::DiffusionOptions) {
-        wire.set_preset(match self.preset {
-            None => v1::DecodingPreset::Unspecified,
-            Some(Preset::Exact) => v1::DecodingPreset::Exact,
-            Some(Preset::Quality) => v1::DecodingPreset::Quality,
-            Some(Preset::Balanced) => v1::DecodingPreset::Balanced,
-            Some(Preset::Fast) => v1::DecodingPreset::Fast,
-            Some(Preset::Auto) => v1::DecodingPreset::Auto,
-        });
+        wire.preset = wire_value::<v1::DecodingPreset, _>(self.preset);
         wire.policy = self.policy.as_ref().map(v1::CommitPolicy::from);
         wire.kv_cache = self.kv_cache.map(v1::KvCacheReuse::from);
         wire.suffix_window = self.suffix_window;
-        wire.set_canvas_growth(match self.canvas_growth {
-            None => v1::CanvasGrowth::Unspecified,
-            Some(CanvasGrowth::Fixed) => v1::CanvasGrowth::Fixed,
-            Some(CanvasGrowth::Append) => v1::CanvasGrowth::Append,
-            Some(CanvasGrowth::Insert) => v1::CanvasGrowth::Insert,
-        });
+        wire.canvas_growth = wire_value::<v1::CanvasGrowth, _>(self.canvas_growth);
         wire.speculation = self.speculation.map(|speculation| {
             let (kind, branches) = match speculation {
                 Speculation::None => (v1::SpeculationKind::None, None),
@@ -226,15 +203,10 @@ impl From<&PolicyChoice> for v1::CommitPolicy {
 
 fn kv_cache_reuse(wire: &v1::KvCacheReuse) -> Result<KvCacheReuse, InvalidField> {
     const FIELD: &str = "diffusion.kv_cache";
+    let mode = checked(FIELD, wire.mode, v1::KvCacheMode::checked)?;
     let usual = KvCacheReuse::default();
     let reuse = KvCacheReuse {
-        mode: match known(FIELD, wire.mode)? {
-            v1::KvCacheMode::Unspecified => return Err(invalid(FIELD, "has no mode")),
-            v1::KvCacheMode::None => KvCacheMode::None,
-            v1::KvCacheMode::Prefix => KvCacheMode::Prefix,
-            v1::KvCacheMode::Dual => KvCacheMode::Dual,
-            v1::KvCacheMode::Vicinity => KvCacheMode::Vicinity,
-        },
+        mode: mode.ok_or_else(|| invalid(FIELD, "has no mode"))?,
         refresh_passes: wire.refresh_passes,
         recompute_before: wire.recompute_before,
         recompute_around: wire.recompute_around.unwrap_or(usual.recompute_around),
@@ -248,18 +220,14 @@ fn kv_cache_reuse(wire: &v1::KvCacheReuse) -> Result<KvCacheReuse, InvalidField>
 
 impl From<KvCacheReuse> for v1::KvCacheReuse {
     fn from(reuse: KvCacheReuse) -> Self {
-        let mode = match reuse.mode {
+        let mode = v1::KvCacheMode::from(reuse.mode);
+        if mode == v1::KvCacheMode::None {
             // The rest has no effect.
-            KvCacheMode::None => {
-                return Self {
-                    mode: v1::KvCacheMode::None.into(),
-                    ..Self::default()
-                };
-            }
-            KvCacheMode::Prefix => v1::KvCacheMode::Prefix,
-            KvCacheMode::Dual => v1::KvCacheMode::Dual,
-            KvCacheMode::Vicinity => v1::KvCacheMode::Vicinity,
-        };
+            return Self {
+                mode: mode.into(),
+                ..Self::default()
+            };
+        }
         Self {
             mode: mode.into(),
             refresh_passes: reuse.refresh_passes,

@@ -1,13 +1,11 @@
 //! Levels, budgets, workloads and measurements as they are asked for.
 
-use std::fmt::Display;
-
 use sluice_shared::{
     level::{Level, check_max_slowdown},
     options::{Budget, PlanOptions},
 };
 
-use super::{InvalidField, ModelRef, at_least_one, invalid, known};
+use super::{InvalidField, ModelRef, at_least_one, checked, invalid, known, wire_value};
 use crate::v1::{self, plan_options::Budget as WireBudget};
 
 /// More than any machine has.
@@ -250,27 +248,6 @@ impl TryFrom<v1::LoadModelRequest> for Loading {
             options: wire.options.unwrap_or_default().try_into()?,
         })
     }
-}
-
-/// A value of an enum, as the wire has it: 0 where nothing is said.
-fn wire_value<W: From<T> + Into<i32>, T>(value: Option<T>) -> i32 {
-    value.map_or(0, |value| W::from(value).into())
-}
-
-/// What an enum's field asks for. A value that is only reported cannot be asked for.
-fn checked<W: TryFrom<i32> + Default + PartialEq + Display, T>(
-    field: &'static str,
-    number: i32,
-    checked: impl Fn(W) -> Option<T>,
-) -> Result<Option<T>, InvalidField> {
-    let value: W = known(field, number)?;
-    if value == W::default() {
-        return Ok(None);
-    }
-    let problem = format!("{value} is reported, and cannot be asked for");
-    checked(value)
-        .map(Some)
-        .ok_or_else(|| invalid(field, problem))
 }
 
 fn budget_bytes(bytes: u64) -> Result<u64, InvalidField> {

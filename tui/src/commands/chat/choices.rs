@@ -100,7 +100,7 @@ fn resolve(base: &Flags, set: &[(String, String)]) -> Result<Flags, String> {
     // The parser takes a switch that isn't there for one that is off.
     line.flags.decoding.details.greedy |= base.decoding.details.greedy;
     match line.flags.decoding.has_both_kinds() {
-        true => Err("stop can't be combined with options of masked diffusion models".to_owned()),
+        true => Err("stop cannot be combined with options of masked diffusion models".to_owned()),
         false => Ok(line.flags),
     }
 }
