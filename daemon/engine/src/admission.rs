@@ -407,7 +407,7 @@ mod tests {
             assert_eq!(
                 refused(policy, Remasking::Random),
                 Some(format!(
-                    "remasking: policy '{policy}' ranks positions by itself"
+                    "diffusion.remasking: policy '{policy}' ranks positions by itself"
                 ))
             );
         }

@@ -51,13 +51,13 @@ fn name(failure: &Failure) -> &'static str {
         F::ModelLoading { .. } => "model loading",
         F::ModelFailed { .. } => "model failed",
         F::LoadInProgress { .. } => "load in progress",
-        F::UnknownShape { .. } => "model",
+        F::UnknownShape { .. } => "preset",
         F::TooLargeForBudget(_) => "too large for the budget",
         F::TooLargeForGpu { .. } => "too large for the card",
         F::NothingToChange(_) => "nothing to change",
         F::AppliesToNextLoad => "held for the next load",
         F::Hub(error) => library::hub_name(error),
-        F::ModelName(_) => "model",
+        F::ModelName(_) => "name",
         F::UnknownModel { .. } => "unknown model",
         F::NoModelsFolder => "no models folder",
         F::Embedded => "embedded",
@@ -138,7 +138,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 136;
+const VARIANTS: usize = 135;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {

@@ -91,7 +91,7 @@ async fn what_can_not_be_planned_is_explained() {
         (
             &["--shape", "llada-8b", "--canvas", "0"],
             exit::USAGE,
-            &["canvas: must be at least 1"],
+            &["workload.canvas_length: must be at least 1"],
         ),
         (
             &["--shape", "llada-8b", "--canvas", "4097"],

@@ -415,20 +415,32 @@ fn what_only_other_models_have_is_refused_by_name() {
     };
     assert!(
         refusal(|request| request.guidance = 1.0)
-            .starts_with("guidance: only masked diffusion models")
+            .starts_with("diffusion.guidance: only masked diffusion models")
     );
-    assert!(refusal(|request| request.canvas[2] = CanvasSlot::Pinned(4)).starts_with("pins: "));
-    assert!(refusal(|request| request.remasking = Remasking::Random).starts_with("remasking: "));
-    assert!(refusal(|request| request.policy = "factor".parse().unwrap()).starts_with("policy: "));
+    assert!(
+        refusal(|request| request.canvas[2] = CanvasSlot::Pinned(4))
+            .starts_with("diffusion.pins: ")
+    );
+    assert!(
+        refusal(|request| request.remasking = Remasking::Random)
+            .starts_with("diffusion.remasking: ")
+    );
+    assert!(
+        refusal(|request| request.policy = "factor".parse().unwrap())
+            .starts_with("diffusion.policy: ")
+    );
     assert_eq!(
         refusal(|request| request.prompt.clear()),
         "prompt must be at least 1, not 0"
     );
     assert_eq!(
         refusal(|request| request.sampling.top_p = Some(2.0)),
-        "top_p: must be above 0 and at most 1, not 2"
+        "sampling.top_p: must be above 0 and at most 1, not 2"
     );
-    assert!(refusal(|request| request.stops = vec![vec![b'x'; 300]]).starts_with("stop: at most"));
+    assert!(
+        refusal(|request| request.stops = vec![vec![b'x'; 300]])
+            .starts_with("autoregressive.stop: at most")
+    );
     assert!(refusal(|request| request.prompt = text(3, 1020)).contains("context length of 1024"));
 }
 
