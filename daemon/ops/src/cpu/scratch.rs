@@ -9,8 +9,8 @@ use crate::{
     ledger::{HostBuffer, Ledger},
 };
 
-/// Numbers that a thread's scratch holds, 4 MiB: what `linear` packs, and some rows of the widest projection
-/// ([`WIDTH_MAX`](sluice_weights::WIDTH_MAX)) where coded weights are decoded; what attention packs.
+/// Elements of a thread's scratch, 4 MiB: what `linear` packs, and some rows of the widest projection
+/// ([`WIDTH_MAX`](sluice_weights::WIDTH_MAX)) where compressed weights are decompressed; what attention packs.
 pub(super) const SCRATCH_LEN: usize = 1 << 20;
 
 /// The scratch memory of all threads.
