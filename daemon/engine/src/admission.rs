@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl Work {
-    /// What its passes are like.
+    /// The sums by which a plan counts the request's passes.
     #[must_use]
     pub fn workload(&self) -> Workload {
         // Guidance runs every canvas twice.
@@ -50,7 +50,7 @@ impl Work {
 }
 
 impl Generate {
-    /// What its passes are like, of so many canvases that differ in what is masked of the prompt.
+    /// The workload of so many canvases that differ in what is masked of the prompt.
     fn workload(&self, canvases: usize) -> Workload {
         let Decoding {
             kv_cache: caching,
@@ -76,7 +76,7 @@ impl Generate {
         }
     }
 
-    /// Positions whose distributions its policy wants to compare with those of the pass before: those of a block.
+    /// Positions whose distributions its policy compares with those of the pass before: those of a block, or none.
     #[must_use]
     pub fn compared_rows(&self) -> usize {
         match policy(&self.policy).needs().divergence {
@@ -112,6 +112,7 @@ impl Generate {
             }
             None => self.check_autoregressive()?,
         }
+        // Only pinned ids come from the user; masked positions have none to check.
         let pinned = self.canvas.iter().filter_map(|slot| match slot {
             CanvasSlot::Pinned(id) => Some(id),
             CanvasSlot::Masked => None,
@@ -119,7 +120,7 @@ impl Generate {
         check_ids(self.prompt.iter().chain(pinned), model)
     }
 
-    /// A model that fills masks knows nothing of what only causal ones are asked.
+    /// Refuses what only autoregressive models support.
     fn check_diffusion(&self) -> Result<(), RequestError> {
         let Sampling {
             top_k,
@@ -137,6 +138,8 @@ impl Generate {
         if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
             return Err(RequestError::OnlyAutoregressive { what });
         }
+        // Ranking is either the policy's or the user's: silently preferring one would answer another request than was
+        // asked.
         if self.remasking != Remasking::default() && policy(&self.policy).needs().ranking.is_some()
         {
             let name = self.policy.name();
@@ -148,7 +151,7 @@ impl Generate {
         Ok(())
     }
 
-    /// What passes leave out or try must go together.
+    /// Checks that the options of what passes leave out or try go together.
     fn check_decoding(&self, model: &ModelInfo, is_shifted: bool) -> Result<(), RequestError> {
         let Decoding {
             kv_cache: caching,
@@ -161,6 +164,8 @@ impl Generate {
             return refused("diffusion.kv_cache", format!("{what} {problem}"));
         }
         let keeps = caching.mode != KvCacheMode::None;
+        // With the dual cache each block's first pass sees all keys, from which the share is chosen; recomputing less
+        // has fewer.
         if caching.keep_share < 1.0
             && (caching.mode != KvCacheMode::Dual || caching.recompute_before.is_some())
         {
@@ -180,10 +185,13 @@ impl Generate {
             let problem = format!("branches must be between 1 and {BRANCHES_MAX}");
             return refused("diffusion.speculation", problem);
         }
+        // A guessed canvas would have to write the same cache positions as the first one.
         if speculates && (keeps || growth == CanvasGrowth::Insert) {
             let problem = "speculation cannot be combined with a KV cache or with inserted masks";
             return refused("diffusion.speculation", problem.to_owned());
         }
+        // A guess asks the policy about steps ahead, on a copy; what it remembers of real passes would be wrong for
+        // those.
         if speculates && !policy.is_stateless() {
             let problem = format!(
                 "policy '{}' depends on earlier passes and cannot be combined with speculation",
@@ -191,6 +199,8 @@ impl Generate {
             );
             return refused("diffusion.speculation", problem);
         }
+        // A check row sees all but one position, computed in the same pass: neither cached nor shifted rows can be
+        // masked so.
         if policy.needs().checks && (keeps || speculates || is_shifted) {
             let problem = format!(
                 "policy '{}' verifies committed tokens; it cannot be combined with a KV cache, speculation or a model with \
@@ -211,6 +221,7 @@ impl Generate {
                 "a suffix window has no effect on a canvas that grows by appending; leave it out";
             return refused("diffusion.suffix_window", problem.to_owned());
         }
+        // Remembered positions would point at other tokens once masks were inserted before them.
         if growth == CanvasGrowth::Insert && !policy.is_stateless() {
             let problem = format!(
                 "policy '{}' remembers positions, which inserted masks would move",
@@ -227,7 +238,7 @@ impl Generate {
         Ok(())
     }
 
-    /// And the other way round.
+    /// Refuses what only masked diffusion models support.
     fn check_autoregressive(&self) -> Result<(), RequestError> {
         let asked = [
             (
@@ -301,7 +312,7 @@ impl Score {
 
 impl MeasureFidelity {
     fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
-        // Nothing follows a single token.
+        // An autoregressive model predicts nothing from a text of a single token.
         let least = if model.mask.is_some() { 1 } else { 2 };
         if self.samples.iter().all(|sample| sample.len() < least) {
             return Err(RequestError::Zero { what: "samples" });
@@ -319,7 +330,7 @@ impl MeasureFidelity {
     }
 }
 
-/// Longest canvas of which a share of the keys can be kept: a thread's scratch has room for as many scores.
+/// Longest canvas of which a share of the keys can be kept: as many scores fit in a thread's scratch.
 const KEEP_CANVAS_MAX: usize = 1 << 17;
 
 /// Longest block of a policy that compares distributions, each of which is as long as the vocabulary.
@@ -331,7 +342,7 @@ pub const FIDELITY_SAMPLES_MAX: usize = 256;
 /// Most draws of one estimate: beyond this the standard error no longer pays for the time.
 pub const SCORE_DRAWS_MAX: usize = 65_536;
 
-/// Estimates are made by masking.
+/// Likelihood estimates mask tokens, so the model must have a mask.
 fn check_mask(model: &ModelInfo) -> Result<(), RequestError> {
     match model.mask {
         Some(_) => Ok(()),
@@ -364,8 +375,7 @@ fn check_scale(what: &'static str, value: f64) -> Result<(), RequestError> {
     Ok(())
 }
 
-/// Ids must lie in the vocabulary. The mask id is not one to be given: what is masked is
-/// said by the canvas.
+/// Ids must lie in the vocabulary, and none may be the mask's: masked positions are said by the canvas.
 fn check_ids<'a>(
     ids: impl Iterator<Item = &'a u32>,
     model: &ModelInfo,

@@ -210,7 +210,7 @@ fn what_a_host_has_no_pinned_memory_for_is_read_in_every_pass() {
         );
         (plan.pinned_bytes, bytes(Tier::Host), bytes(Tier::Disk))
     };
-    // The system's cache holds the rest, or it doesn't.
+    // The system's cache holds the rest, or it does not.
     let (pinned, host, disk) = tiers(6 * GIB, 20 * GIB);
     assert!(pinned > 5 * GIB && host > 10 * GIB && disk == 0);
     let (pinned, host, disk) = tiers(6 * GIB, 8 * GIB);

@@ -539,7 +539,7 @@ fn every_reservation_may_fail() {
     }
 }
 
-/// The same for what streams and what changes: slots, units that come and go.
+/// The same for what streams and what changes: staging buffers, weight groups that come and go.
 #[test]
 fn every_reservation_of_requests_that_share_passes_may_fail() {
     let world = world(Level::Standard, None);

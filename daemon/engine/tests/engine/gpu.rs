@@ -1,5 +1,5 @@
-//! Whole models on a card, through the stand-in for NVIDIA's libraries that runs the card's own
-//! kernels on the CPU (`daemon/cuda/stand-in`).
+//! Whole models on a GPU, through the stand-in for NVIDIA's libraries that runs the GPU's own kernels on the CPU
+//! (`daemon/cuda/stand-in`).
 
 use std::{sync::mpsc, time::Duration};
 
@@ -33,7 +33,7 @@ fn all_pass(checks: &[CheckResult]) {
 
 fn check_fixture(name: &str, cases: usize) {
     here::open_stand_in();
-    // With the embedding on the card, and without.
+    // With the embedding on the GPU, and without.
     for level in [Level::Off, Level::Standard] {
         let ops = Ops::new(gpu(DType::F32), Ledger::default()).unwrap();
         let profile = ops.device().profile();

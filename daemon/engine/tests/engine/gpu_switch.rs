@@ -1,5 +1,5 @@
-//! Levels and budgets that change while a card writes, and memory of a card that can't be had: against the stand-in, whose
-//! streams run in any order and whose every allocation may fail. Each test runs in a process of its own.
+//! Levels and budgets that change while a GPU writes, and memory of a GPU that cannot be had: against the stand-in,
+//! whose streams run in any order and whose every allocation may fail. Each test runs in a process of its own.
 
 use std::{path::PathBuf, thread};
 
@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// A model of random weights, coded without loss.
+/// A model of random weights, compressed without loss.
 struct Model {
     container: PathBuf,
     _folder: tempfile::TempDir,
@@ -85,7 +85,8 @@ fn levels_change_while_a_card_writes_and_lose_nothing() {
                     let written = (0..3).map(|_| generate(&engine, id, 12).unwrap());
                     written.collect::<Vec<_>>()
                 });
-                // All these have the checkpoint's own numbers: decoded, streamed as they are coded, coded where they lie.
+                // All these have the checkpoint's own weights: decompressed, streamed compressed, or compressed where
+                // they lie.
                 for change in [
                     to(Level::Standard, Some(least)),
                     to(Level::Mild, None),
@@ -121,7 +122,7 @@ fn driver() -> Library {
     driver.expect("the stand-in's driver")
 }
 
-/// How often this process asked the driver for memory of a card.
+/// How often this process asked the driver for memory of a GPU.
 fn allocations() -> u64 {
     // SAFETY: the stand-in has it with this type.
     unsafe {

@@ -1,5 +1,5 @@
-//! All levels from a plain checkpoint, in any order: `mild` codes the weights on the way in and computes what the checkpoint
-//! computes; a level that can't be had gives way to one that is no less faithful.
+//! All levels from a plain checkpoint, in any order: `mild` codes the weights on the way in and computes what the
+//! checkpoint computes; a level that cannot be had gives way to one that is no less faithful.
 
 use std::{fs, path::Path, sync::Arc};
 
@@ -73,7 +73,7 @@ fn copies(folder: &Path) -> Vec<String> {
     names.filter(|name| name.contains("mild")).collect()
 }
 
-/// What is foreseen of a checkpoint at `mild` before anything is coded.
+/// What is foreseen of a checkpoint at `mild` before anything is compressed.
 fn foreseen(source: &Path, engine: &Engine) -> Plan {
     let outline = ModelOutline::of_checkpoint(
         &Source::Folder(source.to_owned()),
@@ -193,7 +193,7 @@ fn numbers_of_other_kinds_are_coded_as_far_as_that_saves_something() {
 
 #[test]
 fn a_level_that_can_not_be_had_gives_way_to_one_that_is_no_less_faithful() {
-    // No place for a coded copy.
+    // No place for a compressed copy.
     let without = engine(None);
     let (loading, loaded) = load(&without, &demonstration(), settings(Level::Mild, None));
     loaded.unwrap();

@@ -100,7 +100,7 @@ fn generate(engine: &Engine, model: ModelId, shape: &Shape) {
         eos: EosPolicy::Suppress,
         ..Generate::greedy(model, vec![1, 2, 3], 16)
     };
-    // Logits that are no numbers would be an error here.
+    // Logits that are NaN would be an error here.
     let Outcome::Generated(generated) = engine.run(Work::Generate(request)).unwrap() else {
         unreachable!("nobody cancels")
     };

@@ -1,4 +1,4 @@
-//! A causal model behind the engine: whatever is kept, streamed or refused, a text is what it would have been.
+//! An autoregressive model behind the engine: whatever is kept, streamed or refused, a text is what it would have been.
 
 use std::{
     path::{Path, PathBuf},
@@ -299,7 +299,7 @@ fn keys_and_values_take_what_was_chosen_from_the_next_request_on() {
         world.answer(&text(3, 20), 12);
         world.cached_bytes()
     };
-    // 4 layers of keys and values, 31 positions counted up to 32, 2 heads of 16, in whole pages.
+    // A KV cache of 4 layers, 31 positions counted up to 32, 2 heads of 16, in whole pages.
     assert_eq!(bytes(KvCacheFormat::F32), 4 * 2 * 32 * 2 * 16 * 4);
     assert_eq!(bytes(KvCacheFormat::Bf16), 4 * 2 * 32 * 2 * 16 * 2);
     // Heads of 16 take a whole block of 32.

@@ -16,7 +16,7 @@ fn sound() -> File {
     tokenizer::byte_level()
         .into_iter()
         .for_each(|(key, value)| file.set(&key, value));
-    // Its numbers would be most of the file.
+    // Its elements would be most of the file.
     file.tensors
         .retain(|tensor| tensor.name.contains("token_embd") || tensor.name.contains(".1."));
     file

@@ -1,5 +1,5 @@
 //! Streaming converted weights from a copy on disk: the same tokens as with all of them in memory, a copy that is used
-//! again, and an engine that lives on when one can't be written.
+//! again, and an engine that lives on when one cannot be written.
 
 mod cached;
 
@@ -29,7 +29,7 @@ use crate::{
     small,
 };
 
-/// Enough layers that streaming some saves more than its slots take.
+/// Enough layers that streaming some saves more than its staging buffers take.
 const LAYERS: usize = 12;
 
 fn write_source(folder: &Path, seed: u64) {
@@ -336,9 +336,9 @@ fn a_change_converts_beside_a_running_request() {
     assert_eq!(tokens(&engine), expected);
     load(&engine, &folder, resident(Level::Aggressive));
     assert_eq!(tokens(&engine), switched);
-    // And from what is streamed to what all stays, unit by unit.
+    // And from what is streamed to what all stays, weight group by weight group.
     load(&engine, &folder, settings);
-    // The request's passes meet units of both levels.
+    // The request's passes meet weight groups of both levels.
     let happenings = change_and_request(&engine, resident(Level::Moderate), request(&engine, 32));
     place(&happenings, |happening| {
         matches!(happening, Happening::Request(Event::Finished(Ok(_))))
