@@ -215,9 +215,11 @@ impl Ops {
     /// `softmax(q · kᵀ / √head_dim) · v` for each head; rows of the result are those of `q`. Cached keys that queries
     /// see must have been written before, those of this pass too.
     ///
-    /// When memory cannot be allocated. When memory cannot be allocated.
+    /// # Errors
+    /// When memory cannot be allocated.
     ///
-    /// # Panics When widths differ, or a range lies outside.
+    /// # Panics
+    /// When widths differ, or a range lies outside.
     pub fn attend(
         &self,
         q: &Activation,

@@ -181,8 +181,8 @@ impl Ops {
     /// # Errors
     /// When the device fails.
     ///
+    /// # Panics
     /// When they exceed the cache's capacity.
-    /// When there is no room for them.
     pub fn put_kv(
         &self,
         cache: &mut KvCache,

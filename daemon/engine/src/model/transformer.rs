@@ -105,7 +105,6 @@ impl Transformer {
     /// Runs all layers over the rows of all sequences and returns the wanted rows, those of the first sequence first,
     /// after the last layer and before the final norm. When it fails, autoregressive caches hold what they held before;
     /// positions of other caches may have been overwritten.
-    /// were to be put to may have changed.
     ///
     /// # Errors
     /// When memory cannot be allocated, or `cancel` is set: it is checked before each layer.

@@ -75,7 +75,8 @@ pub struct GpuSample {
 impl GpuSample {
     /// Uploads `copies` copies of the sample.
     ///
-    /// # Errors When memory cannot be allocated.
+    /// # Errors
+    /// When memory cannot be allocated.
     pub fn new(
         device: &Device,
         ledger: &Ledger,
