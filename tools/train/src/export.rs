@@ -91,7 +91,7 @@ pub fn read(
     Model::from_weights(config.clone(), weights, device)
 }
 
-/// So many rows, of which the first are each the mean of those that a list names, and the others zero.
+/// `count` rows: each of the first is the mean of those that its list names, the others are zero.
 fn carried(rows: &[f32], same: &[Vec<u32>], width: usize, count: usize) -> Vec<f32> {
     let mut carried = vec![0.0; count * width];
     for (row, from) in carried.chunks_exact_mut(width).zip(same) {

@@ -1,4 +1,4 @@
-//! The choice of tokens on a device beside the CPU's.
+//! The choice of tokens on a device compared with the CPU's.
 
 use sluice_formats::{DType, Format};
 use sluice_machine::MemoryKind;
@@ -10,7 +10,7 @@ use sluice_engine::{EngineError, check::worse};
 
 use super::{DevicePair, StoredWeight};
 
-/// How tokens are chosen from rows.
+/// A way to choose tokens from rows.
 #[derive(Clone, Copy)]
 struct LmHeadCase {
     name: &'static str,
@@ -20,7 +20,8 @@ struct LmHeadCase {
 }
 
 impl DevicePair<'_> {
-    /// A head and rows of which each is most like one of the head's, so that the choice is clear whatever is rounded.
+    /// An LM head, and rows each of which resembles one of its rows most, so that the choice is clear whatever is
+    /// rounded.
     fn lm_head_and_rows(
         &mut self,
         count: usize,
@@ -96,7 +97,7 @@ impl DevicePair<'_> {
         self.lm_heads_of("together", &kinds)
     }
 
-    /// Some rows of each kind, all in one pass.
+    /// Checks some rows of each kind, all in one pass.
     fn lm_heads_of(&mut self, name: &str, kinds: &[LmHeadCase]) -> Result<(), EngineError> {
         const ROWS: usize = 40;
         self.poison()?;
@@ -158,7 +159,7 @@ impl DevicePair<'_> {
         {
             let pairs = results[0][index].iter().zip(&results[1][index]);
             for ((row, &target), (expected, found)) in rows.iter().zip(*targets).zip(pairs) {
-                // Rows whose best token may not be chosen have no clear second.
+                // Rows whose best token must not be chosen have no clear second.
                 let is_clear = target != choice.mask_token_id
                     && (row.may_end || !choice.end_tokens.contains(&target))
                     && !choice.suppressed.contains(&target)
@@ -181,7 +182,7 @@ impl DevicePair<'_> {
             f64::from(differing as u32),
             0.0,
         );
-        // Logits are products of 64 terms of about 1/12.
+        // Logits are sums of 64 products of about 1/12 each.
         let tolerance = 10.0 * self.tolerance();
         self.record(
             format!("head, {name}: log-probabilities, in nats"),

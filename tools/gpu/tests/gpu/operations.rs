@@ -1,4 +1,4 @@
-//! The operations of a card beside the CPU's.
+//! The operations of a GPU compared with the CPU's.
 
 use sluice_engine::check::CheckResult;
 use sluice_formats::DType;
