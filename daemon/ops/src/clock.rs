@@ -28,7 +28,7 @@ pub enum Phase {
     Decompress,
     /// Waiting for streamed weights.
     Wait,
-    /// Everything else.
+    /// Embedding, norms, activation functions and copies of rows.
     Other,
 }
 

@@ -6,7 +6,7 @@ use sluice_weights::Shape;
 /// How rows are made up of heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionShape {
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
     /// Key and value heads; each serves `heads / kv_heads` query heads.
     pub kv_heads: usize,

@@ -29,7 +29,7 @@ pub enum DeviceChoice {
     /// The first GPU that can be used, else the CPU.
     #[default]
     Auto,
-    /// The CPU.
+    /// The CPU, whether there is a GPU or not.
     Cpu,
     /// The GPU with this index among those that the process may see, and nothing else.
     Cuda(usize),
