@@ -300,7 +300,7 @@ pub enum PlanError {
         })
     )]
     BudgetTooSmall {
-        /// The budget.
+        /// The budget that was given.
         budget_bytes: u64,
         /// Bytes of the smallest plan that works.
         least_bytes: u64,
