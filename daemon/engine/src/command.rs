@@ -76,7 +76,7 @@ pub enum ApplyEvent {
     },
     /// How many steps have been made so far.
     Progress {
-        /// Steps done.
+        /// Steps that have been made.
         done_steps: usize,
         /// Steps in all.
         total_steps: usize,

@@ -13,7 +13,7 @@ pub enum RequestError {
     /// An amount that must be at least 1 is 0.
     #[error("{what} must be at least 1, not 0")]
     Zero {
-        /// Which amount.
+        /// The name of the amount.
         what: &'static str,
     },
     /// The prompt and the part to fill do not fit the model's context.
@@ -39,7 +39,7 @@ pub enum RequestError {
     /// A scale that is negative, too large or NaN.
     #[error("{what} must be between 0 and {max}, not {value}")]
     NotAScale {
-        /// Which scale.
+        /// The name of the scale.
         what: &'static str,
         /// Greatest allowed value.
         max: f64,
@@ -79,7 +79,7 @@ pub enum RequestError {
     /// A setting of the sampler that makes no sense.
     #[error("{what}: {problem}")]
     Sampling {
-        /// Which setting.
+        /// The name of the setting.
         what: &'static str,
         /// What is wrong with it.
         problem: String,
@@ -89,7 +89,7 @@ pub enum RequestError {
     TooManyDraws {
         /// Draws that were asked for.
         draws: usize,
-        /// The limit.
+        /// The most draws that are allowed.
         max: usize,
     },
     /// More texts than a comparison takes.
@@ -97,7 +97,7 @@ pub enum RequestError {
     TooManySamples {
         /// Texts that were given.
         samples: usize,
-        /// The limit.
+        /// The most texts that are allowed.
         max: usize,
     },
 }

@@ -166,6 +166,7 @@ impl PassPhases {
             lm_head: head,
             waited: _,
         } = times;
+        // What no phase has counted is `other`, so that the phases always add up to the pass.
         let known = attention + multiply + decode + head + waited;
         Self {
             attention,
@@ -238,7 +239,7 @@ pub struct GenerationResult {
     pub tokens: Vec<u32>,
     /// Why decoding ended.
     pub finish_reason: FinishReason,
-    /// Passes run.
+    /// Number of passes that were run.
     pub passes: usize,
     /// Time from the first pass on.
     pub elapsed: Duration,

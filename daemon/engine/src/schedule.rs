@@ -198,6 +198,7 @@ impl<S> QueueInner<S> {
     fn start(&mut self) -> Option<Job> {
         let job = self.waiting.pop_front()?;
         self.running.push((job.id, Arc::clone(&job.cancel)));
+        // The flag may still be set from requests that were cancelled before; the new one is wanted.
         self.stop.store(false, Ordering::Relaxed);
         Some(job)
     }

@@ -149,6 +149,7 @@ impl Continuation {
         self.passes += 1;
         self.passes_in_block += 1;
         let written = self.sequence.len() - self.request.prompt.len();
+        // The block of the last token: a block that is just full is still shown.
         let block = written.saturating_sub(1) / self.request.block_length;
         emit(Event::Pass(Box::new(PassReport {
             passes: self.passes,

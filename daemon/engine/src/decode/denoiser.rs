@@ -102,7 +102,7 @@ pub struct RequestMemory {
 
 /// A pass, and what its request keeps.
 pub struct PassRequest<'a> {
-    /// The pass.
+    /// The pass over one canvas.
     pub pass: Pass<'a>,
     /// What the request keeps; only the first of its passes may use it.
     pub memory: Option<&'a mut RequestMemory>,
@@ -137,11 +137,11 @@ pub trait DiffusionRequest: Send {
 pub struct Denoiser<'a> {
     /// The operations of the device.
     pub ops: &'a Ops,
-    /// The model.
+    /// The model's layers, without weights.
     pub model: &'a Transformer,
-    /// Its weights.
+    /// The model's weights, resident or streamed.
     pub weights: &'a Residency,
-    /// The vocabulary.
+    /// The vocabulary's size, and the ids with a meaning of their own.
     pub vocabulary: &'a Vocabulary,
 }
 
@@ -159,6 +159,7 @@ impl Denoiser<'_> {
         requests: &mut [PassRequest<'_>],
         cancel: &AtomicBool,
     ) -> Result<Vec<Vec<Candidate>>, Interrupt> {
+        // Separate, so that what the caches keep is settled on every way out of the pass, errors included.
         let candidates = self.try_candidates(requests, cancel);
         let memories = requests
             .iter_mut()
@@ -252,6 +253,8 @@ impl Denoiser<'_> {
             computed.chain(checks.iter().map(|_| mask)).collect()
         });
         let tokens = tokens.collect();
+        // Masked rows are read at the row that predicts them (shifted logits: the one before); checks at their own
+        // rows, which follow the computed ones.
         let masked = &pass.rows[..pass.rows.len() - checks.len()];
         // The row before the first computed one does not exist; as in Fast-dLLM's Dream, the first stands for it.
         let wanted = masked.iter().map(|row| {

@@ -96,6 +96,7 @@ impl Diffusion {
     pub fn new(request: Generate, vocabulary: Arc<Vocabulary>) -> Self {
         let mask = vocabulary.mask_id();
         let is_sizing = request.decoding.canvas_growth == CanvasGrowth::Insert;
+        // A growing canvas starts with a part of the request's masks; the rest is inserted later.
         let length = match is_sizing {
             true => canvas_growth::first_length(request.canvas.len()),
             false => request.canvas.len(),
@@ -428,6 +429,7 @@ impl Diffusion {
         };
         let eos = self.vocabulary.ends[0];
         let prompt = self.request.prompt.len();
+        // Words behind the end were guesses for a longer text; they are replaced, committed or not.
         for position in &mut self.positions[end + 1..] {
             *position = CanvasPosition {
                 token: Some(eos),
@@ -523,6 +525,7 @@ impl DiffusionRequest for Diffusion {
             if self.rule.uses_kv_cache() {
                 // The state before this pass decides what it has written to the cache, so it is read before it changes.
                 let (renews, held) = self.at(|at| (self.rule.renews(at), self.rule.holds(at)));
+                // Counted from 1: the pass that recomputes the cache has just filled it.
                 self.passes_since_refresh = if renews {
                     1
                 } else {

@@ -198,6 +198,7 @@ impl ReachRule {
             .filter(|range| !range.is_empty())
             .collect();
         let all: usize = outside.iter().map(Range::len).sum();
+        // The same in the choosing pass and in later ones, since it depends on the canvas alone.
         let count = (all as f64 * self.kv_cache.keep_share).ceil() as usize;
         let computed = vec![block.clone()];
         // The cache has been compacted: the kept keys are the first `count` positions, whatever positions their tokens

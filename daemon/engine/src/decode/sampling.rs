@@ -145,6 +145,7 @@ fn nucleus(
     by_logit: impl Fn(&u32, &u32) -> std::cmp::Ordering,
     weight: impl Fn(u32) -> f64,
 ) -> usize {
+    // A share of what top-k has left, as in the reference, where the processors follow each other.
     let wanted = top_p * kept.iter().map(|&id| weight(id)).sum::<f64>();
     let (mut sorted, mut sum) = (0, 0.0);
     // Sorts a prefix of growing length, doubling each time: the nucleus rarely reaches beyond the first few dozen.

@@ -185,6 +185,7 @@ impl MaskedDraw {
             canvas[row.position] = mask;
         }
         let unconditional = (request.guidance > 0.0).then(|| {
+            // Guidance masks the prompt, not the answer: the same rows are read in both.
             let mut canvas = canvas.clone();
             canvas[..prompt].fill(mask);
             canvas

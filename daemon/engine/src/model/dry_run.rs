@@ -61,6 +61,8 @@ impl DryRun {
         // An empty arena: everything beyond it is counted in the ledger, with an arena's own rule.
         ops.reserve(0)?;
         let mut model = Transformer::new(self.config.clone(), &ops)?;
+        // The intermediate matrices of an MLP are a large part of a pass's activations, so the plan depends on this
+        // number.
         model.set_mlp_rows(mlp_rows);
         let cache = match self.config.shape.causal {
             true => Some(resolve_kv_cache_format(kv_cache_format, &self.profile)?),

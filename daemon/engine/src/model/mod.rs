@@ -19,11 +19,11 @@ pub struct ModelInfo {
     pub weight_bytes: u64,
     /// Formats they are stored in.
     pub formats: Vec<WeightFormat>,
-    /// Transformer layers.
+    /// Number of transformer layers.
     pub layers: usize,
     /// Elements in a row between layers.
     pub hidden_size: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub attention_heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,

@@ -29,7 +29,7 @@ use crate::{
 pub enum Interrupt {
     /// It was cancelled.
     Cancelled,
-    /// It failed.
+    /// It failed, for this reason.
     Failed(EngineError),
 }
 
@@ -184,6 +184,7 @@ impl Transformer {
                 true => ops.linear_biased(x, &group.weight(part), &group.weight(bias)),
                 false => ops.linear(x, &group.weight(part)),
             };
+        // Keys and values first: the last layer needs those of all rows, and its `x` shrinks below.
         let mut k = project(&x, TensorPart::Key, TensorPart::KeyBias)?;
         let v = project(&x, TensorPart::Value, TensorPart::ValueBias)?;
         let mut query_positions = &rows.positions;

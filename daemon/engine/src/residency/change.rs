@@ -183,6 +183,7 @@ impl Residency {
         cancel: &AtomicBool,
     ) -> Result<bool, EngineError> {
         let units = &target.groups;
+        // Frees the staging buffers: the steps before have found that groups do not fit beside them.
         drop(self.end_stream());
         self.decompressed = None;
         for &index in evicted {

@@ -87,6 +87,7 @@ fn in_pieces<E: Send>(
 ) -> Result<bool, E> {
     let rows = (PIECE_ELEMENTS / width).max(1);
     let threads = workers.threads().max(1);
+    // A batch is what all threads do between two rests, so the pass beside waits for at most one.
     let batch_rows = rows * BATCH_PIECES * threads;
     let mut result = Ok(());
     for (batch, out) in out.chunks_mut(batch_rows * stride).enumerate() {

@@ -255,6 +255,7 @@ impl GpuLink {
     }
 
     fn new_staging(&mut self, bytes: u64) -> Result<StagingBuffer, EngineError> {
+        // Reserved before it is pinned: another model may pin at the same time.
         let entry = match self.pins_staging && !self.is_refused {
             true => self.ledger.pin(bytes, self.limit_bytes),
             false => None,

@@ -272,6 +272,7 @@ impl Residency {
             .take()
             .map(WeightStream::end)
             .unwrap_or_default();
+        // Kept across streams: what is pinned took a read from disk.
         self.link = link.or(self.link.take());
         slots
     }

@@ -20,6 +20,7 @@ impl ReadPace {
 
     /// When so many bytes are due, if their read began at `begun`.
     pub(super) fn due(&mut self, begun: Instant, bytes: u64) -> Instant {
+        // Not earlier than the read began: a pause must not be made up for by a burst.
         let free = self.last_due.map_or(begun, |last| last.max(begun));
         let due = free + Duration::from_secs_f64(bytes as f64 / self.bytes_per_s as f64);
         self.last_due = Some(due);

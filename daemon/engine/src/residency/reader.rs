@@ -186,6 +186,8 @@ impl WeightReader {
     ) -> Self {
         let entries: Vec<_> = entries(&converted, sources).collect();
         let format = |entry: &Option<TensorEntry>| entry.as_ref().map(|entry| entry.format.clone());
+        // An older copy with the same formats is superfluous; one with other formats is still read from during a
+        // switch.
         let has_all_of = |old: &[Option<TensorEntry>]| {
             let mut pairs = old.iter().zip(&entries);
             pairs.all(|(old, new)| old.is_none() || format(old) == format(new))

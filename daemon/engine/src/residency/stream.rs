@@ -242,6 +242,8 @@ impl WeightStream {
     pub(super) fn take(&self, place: usize) -> Result<StagedGroup, EngineError> {
         let begun = Instant::now();
         let gpu = self.shared.gpu.as_ref();
+        // Marked before the lock: the GPU's wait is measured from the last work that was sent until the copy has
+        // arrived.
         let asked = gpu.map(Gpu::mark).transpose()?;
         let mut state = self.shared.state();
         if let Some((failed, _)) = state.failed.take() {
@@ -405,6 +407,7 @@ impl StreamShared {
                 continue;
             };
             state.filling = Some(next);
+            // Set before the read, so that a `take` of another place can redirect it while the read runs.
             state.next = (next + 1) % self.cycle.len();
             // Reset under the lock, before the read begins: a cancel was for the read before.
             self.abandon.store(false, Ordering::Relaxed);

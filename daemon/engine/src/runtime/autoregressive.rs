@@ -175,6 +175,7 @@ pub(super) fn pass(
 ) -> Result<(Vec<ReadRows>, usize), Interrupt> {
     let (model, weights) = (&current.model, &current.weights);
     let unread: Vec<usize> = requests.iter().map(|request| request.unread()).collect();
+    // No more rows than go through an MLP at once: the plan counted activations for so many.
     let shares = share_rows(&unread, current.mlp_rows);
     let wanted: Vec<Vec<usize>> = shares
         .iter()
@@ -202,6 +203,8 @@ pub(super) fn pass(
                 cache.len()
             ));
         }
+        // The cache's length says how far the sequence was read, so a pass that failed simply reads the same tokens
+        // again.
         let tokens = &continuation.sequence()[cache.len()..][..rows];
         if rows > 0 {
             next.push(Sequence {

@@ -87,6 +87,7 @@ struct Batch<'a> {
 impl Worker {
     /// Serves a request, and those that join it. `stop` is set when none of them is wanted any more.
     pub(super) fn serve(&mut self, mut job: Job, stop: &Arc<AtomicBool>) {
+        // A long step of a switch on the way looks at the same flag as the passes.
         self.cancel = Arc::clone(stop);
         self.shared.ledger.mark(PeakMark::Pass);
         let workload = job.work.workload();
@@ -318,6 +319,7 @@ impl Batch<'_> {
                 failed,
                 ..
             } = self.members.remove(index);
+            // Read before the memory below is rearranged: what is taken from here on is not this request's.
             let held_bytes = self.runner.worker.shared.ledger.peak_since(PeakMark::Pass);
             // Sized for the members that were: a smaller batch allocates anew.
             self.logits = None;

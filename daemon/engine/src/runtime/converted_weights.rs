@@ -361,6 +361,7 @@ impl Worker {
         };
         let reader = WeightReader::clone(&current.reader);
         let conversion;
+        // A plan needs compressed or converted weights, never both: levels use the one or the other.
         let reader = if lacks_compressed(&reader, plan) {
             let (checkpoint, planner) = (reader.checkpoint(), &current.planner);
             let missing = self

@@ -149,6 +149,7 @@ impl Planner {
         let mut working =
             self.dry_run
                 .working(&workload, mlp_rows, choices.settings.kv_cache_format)?;
+        // Running requests keep their caches during a switch, whatever the new plan's workload would need.
         working.kv_cache_bytes = working.kv_cache_bytes.max(held_bytes);
         let plan = Plan::new(&PlanInput {
             shape: &self.config.shape,

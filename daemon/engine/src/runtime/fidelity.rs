@@ -87,6 +87,7 @@ impl Worker {
             ..self.shared.state.settings().resolved()
         };
         let current = self.current_mut()?;
+        // Without a limit: only whether the level needs compressed weights is asked here.
         let plan = current.planner.plan(choices, u64::MAX, before.workload)?;
         // Lossless compression computes the same as the source: nothing is compressed for a measurement.
         let level = match plan.is_estimate() {

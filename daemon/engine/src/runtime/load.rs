@@ -176,6 +176,7 @@ impl Worker {
         let Some(current) = &mut self.current else {
             return;
         };
+        // The cheapest memory to give up, and of no use once another model answers.
         current.prefix_cache.clear();
         let new = plan.resident_bytes() + plan.staging.total_bytes() + plan.working.tables_bytes;
         let serving = current.plan.working;

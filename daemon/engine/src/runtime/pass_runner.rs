@@ -290,6 +290,7 @@ impl<'a> PassRunner<'a> {
                     let weights = self.weights();
                     let stream = weights.stream.since(&before);
                     let time = started.elapsed();
+                    // On a GPU this reads events, so the pass has completed by now.
                     let times = self.worker.ops.take_phase_times();
                     let waited = times.and_then(|times| times.waited);
                     let waited = waited.unwrap_or(stream.waited);

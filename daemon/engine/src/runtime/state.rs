@@ -48,7 +48,7 @@ pub struct PlanInForce {
 /// The progress of a switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SwitchProgress {
-    /// Steps done.
+    /// Steps that have been made.
     pub done_steps: usize,
     /// Steps in all.
     pub total_steps: usize,

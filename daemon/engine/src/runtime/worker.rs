@@ -182,6 +182,7 @@ impl Worker {
             current.id == unload.model && (!unload.only_idle || is_idle())
         });
         if goes {
+            // Whoever asked for the change is told before the model that it was for is gone.
             self.abandon_switch(EngineError::Superseded);
             self.current = None;
             self.ops.rest();

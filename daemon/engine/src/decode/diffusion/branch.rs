@@ -26,6 +26,7 @@ impl Diffusion {
         match self.request.decoding.speculation {
             Speculation::None => {}
             Speculation::Draft { branches } => {
+                // Each guess takes its commits out, so the next one is made from what would still be masked.
                 let mut left = candidates.to_vec();
                 for ahead in 0..branches as usize {
                     let last = &all[all.len() - 1];
@@ -138,6 +139,7 @@ impl Diffusion {
                     true => next,
                     false => best,
                 });
+                // The branch's own guess first: its candidates were computed with that token in place.
                 self.commit(&best.0.guess);
                 self.step(&best.0.rows, best.1);
                 best

@@ -54,6 +54,7 @@ impl Diffusion {
     pub(super) fn size(&mut self, candidates: &[Candidate]) {
         let sure = candidates.iter().filter_map(end_probability).sum::<f64>();
         let length = self.positions.len();
+        // Never beyond what the request's plan has counted.
         let more = MORE.min(self.request.canvas.len() - length);
         if sure / candidates.len() as f64 >= SEES_END || more == 0 {
             self.is_sizing = false;

@@ -44,6 +44,7 @@ impl Policy for Klass {
             let still = self.still.entry(row.position).or_default();
             // The first pass of a position has nothing to compare with, and starts its count at 0.
             let divergence = row.candidate.evidence.divergence;
+            // One pass above `eps` starts the count again: the condition is on consecutive passes.
             *still = match divergence.is_some_and(|divergence| divergence < self.eps) {
                 true => *still + 1,
                 false => 0,

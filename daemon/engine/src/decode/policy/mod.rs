@@ -140,7 +140,7 @@ pub struct Commit {
     pub row: usize,
     /// The token's id.
     pub token: u32,
-    /// Its probability.
+    /// The token's probability, without noise.
     pub confidence: f64,
 }
 

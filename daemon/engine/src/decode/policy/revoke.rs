@@ -32,6 +32,7 @@ impl Policy for Revoke {
         // NaN is no reason to keep a token.
         let keeps = |index: usize| checked[index].probability >= self.keep;
         doubted.retain(|&index| !keeps(index));
+        // `best` commits at least one, so this is never negative; keeping one ahead guarantees progress.
         doubted.truncate(decision.commit.len() - 1);
         decision.take_back = doubted;
         decision

@@ -105,6 +105,8 @@ pub(super) fn batched<'a>(
     for sequence in sequences {
         let (start, wanted_start) = (tokens.len(), wanted.len());
         tokens.extend_from_slice(sequence.tokens);
+        // Positions count within a sequence, rows over all of them: rotary embedding uses the former, attention the
+        // latter.
         positions.extend_from_slice(sequence.positions);
         wanted.extend(sequence.wanted.iter().map(|row| start + row));
         wanted_positions.extend(sequence.wanted.iter().map(|&row| sequence.positions[row]));

@@ -52,6 +52,7 @@ impl PassRunner<'_> {
         let workload = current.plan.workload.widest(&self.workload);
         let mut refused = None;
         for rows in mlp_rows_from(current.mlp_rows) {
+            // `off` does not stream; `standard` computes the same bits and does.
             for level in [choices.level, Level::Standard] {
                 let is_same = level == Level::Standard;
                 let choices = ResolvedPlanSettings { level, ..choices };
