@@ -59,7 +59,7 @@ impl Default for KvCacheReuse {
     }
 }
 
-/// dInfer's default.
+/// Positions that dInfer computes on each side of the block.
 pub const RECOMPUTE_AROUND_DEFAULT: u32 = 16;
 
 /// How long the canvas is.
@@ -84,7 +84,7 @@ pub enum Speculation {
     /// Besides what the policy commits, each of so many further canvases has one more position filled; the canvas whose
     /// remaining masks are the most certain goes on (LoPA). An approximation.
     Explore {
-        /// Further canvases.
+        /// Canvases besides the first, at most [`BRANCHES_MAX`].
         branches: u32,
     },
     /// Passes ahead are guessed from the last candidates, and checked in one pass: as many of them count as the policy

@@ -10,7 +10,7 @@ pub enum Level {
     Off,
     /// The checkpoint's weights; the embedding's rows come from the host, and what does not fit the budget is streamed.
     Standard,
-    /// Losslessly compressed.
+    /// The checkpoint's weights, losslessly compressed.
     Mild,
     /// Eight bits a weight.
     Moderate,
@@ -57,7 +57,7 @@ pub enum EmbeddingPlacement {
 }
 
 impl EmbeddingPlacement {
-    /// All placements.
+    /// Every placement, the default first.
     pub const ALL: [Self; 3] = [Self::Auto, Self::Host, Self::Device];
 
     /// The name that people type.
@@ -103,7 +103,7 @@ pub enum KvCacheFormat {
 }
 
 impl KvCacheFormat {
-    /// All formats.
+    /// Every format, the default first.
     pub const ALL: [Self; 4] = [Self::Auto, Self::F32, Self::Bf16, Self::Q8_0];
 
     /// The name that people type.
