@@ -141,7 +141,7 @@ impl Batch {
 }
 
 impl Part {
-    /// Concatenates rows.
+    /// Concatenates rows into a part, and moves their positions accordingly.
     pub fn pack(rows: impl IntoIterator<Item = Row>) -> Self {
         let mut lengths = Vec::new();
         let mut all = Row::default();

@@ -23,7 +23,7 @@ pub struct ModelConfig {
     pub d_model: usize,
     /// Attention heads; each has its own keys and values.
     pub n_heads: usize,
-    /// Transformer blocks.
+    /// Number of transformer blocks.
     pub n_layers: usize,
     /// Width inside the gated layer.
     pub mlp_hidden_size: usize,

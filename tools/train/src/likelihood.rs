@@ -21,7 +21,7 @@ const CANVAS_MULTIPLE: usize = 32;
 /// How much to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LikelihoodOptions {
-    /// Held-out samples.
+    /// Number of held-out samples.
     pub samples: u64,
     /// Masks drawn for each sample.
     pub draws: usize,
