@@ -133,6 +133,7 @@ impl Loads<'_> {
             ..
         } = load;
         let known = self.resident.get(&level);
+        // A budget that the load without one never reached changes nothing, so its passes are not measured twice.
         if let (Some(budget), Some(resident)) = (budget_bytes, known)
             && resident.peak_bytes > 0
             && resident.peak_bytes <= budget
@@ -163,6 +164,7 @@ impl Loads<'_> {
         };
         let load_s = begun.elapsed().as_secs_f64();
         let load_peak_bytes = self.watch.most_held_bytes();
+        // Not the budget itself: a load measures rates with buffers of its own before anything is planned.
         let load_budget = budget_bytes.map(|budget| self.watch.load_budget(budget));
         self.held("while it was loaded", load_budget, &loaded, load_peak_bytes);
         let mut passes = Vec::new();

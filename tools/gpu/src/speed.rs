@@ -216,6 +216,8 @@ impl SpeedTest<'_> {
         let bytes = bytes + index.span().bytes() / matrices;
         for rows in &self.sizes.rows {
             let [x, out] = self.rows(*rows)?;
+            // Each run takes the next matrix, so that none finds its weights in the GPU's cache: a model's pass does
+            // not either.
             let multiply = |run| {
                 let first = run % matrices * chunks;
                 gpu.matmul_dictionary(

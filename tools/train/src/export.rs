@@ -58,6 +58,7 @@ pub fn read(
 ) -> Result<Model> {
     let found = read_config(folder)?;
     let mut fitting = config.clone();
+    // The vocabulary may differ, since its rows are carried over by token below; everything else must be the same.
     fitting.vocab_size = found.vocab_size;
     ensure!(
         found == fitting,

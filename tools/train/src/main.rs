@@ -177,6 +177,7 @@ fn main() -> Result<()> {
             let (model, optimizer, _) = load(&checkpoint)?;
             export::export(
                 &output,
+                // The averaged weights are what is used; the last step's are only where training continues.
                 &optimizer.averaged(&model)?,
                 &Vocabulary::load(&tokenizer_path(&checkpoint))?,
             )

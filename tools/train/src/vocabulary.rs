@@ -76,6 +76,7 @@ impl Vocabulary {
             .flat_map(|number| {
                 let sample = corpus::sample(Split::Train, seed, number);
                 let messages = sample.messages.into_iter().map(|message| message.content);
+                // The chat template adds these to every message, so they are counted with every sample.
                 ["user", "assistant", "\n\n"]
                     .map(str::to_owned)
                     .into_iter()

@@ -311,6 +311,7 @@ impl WeightCache {
         let written = write_converted(&missing, &reader, device.workers(), cancel, progress);
         match written {
             Ok(Some(copy)) => {
+                // A later failure is news again.
                 self.has_told.store(false, Ordering::Relaxed);
                 Ok(Arc::new(reader.with_converted(Arc::new(copy), &sources)))
             }

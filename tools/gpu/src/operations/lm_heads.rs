@@ -127,6 +127,7 @@ impl DevicePair<'_> {
             noise: self.noise,
             pass: 5,
             guidance: kind.guidance,
+            // Below the rows of the matrix, as padded vocabularies are: the rows beyond it must never be chosen.
             vocab_size: head.rows - 500,
             mask_token_id: targets[4],
             end_tokens: &targets[6..8],
@@ -140,6 +141,7 @@ impl DevicePair<'_> {
             (&self.cpu, &x[0], head.on_cpu()),
             (&self.tried, &x[1], head.on_tried()),
         ] {
+            // In two unequal parts, and not at a multiple of any tile, as an LM head that is streamed arrives in parts.
             let half = head.rows / 2 + 3;
             let groups = rows.iter().zip(&choices);
             let groups = groups.map(|(rows, choice)| LmHeadGroup {

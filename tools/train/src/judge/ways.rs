@@ -83,6 +83,8 @@ pub fn ways(
     for asked in &asked {
         let answer = &asked.sample.answer;
         right_answers.add(&Verdict::of(&asked.sample, answer), true);
+        // The corpus's own answers set the scale: what a perfect model would score, with the repeats that text of this
+        // kind has.
         let tokens = session.text()?.encode(answer)?;
         right_answers.repeats += repeats(&tokens);
         right_answers.effort.tokens += tokens.len() + 1;
