@@ -325,7 +325,7 @@ mod tests {
         assert_eq!(runs(&[3, 4, 6, 5, 6, 6]), [0..2, 2..3, 3..5, 5..6]);
     }
 
-    /// A rehearsal knows how many queries and ranges there are, not how places lie.
+    /// A dry run knows how many queries and ranges there are, not how places lie.
     #[test]
     fn tasks_take_the_same_memory_wherever_queries_stand() {
         let profile = Profile {

@@ -47,7 +47,7 @@ pub struct Means {
 /// The optimizer with its state, one entry for each variable.
 #[derive(Debug, Clone, Default)]
 pub struct Optimizer {
-    /// Its settings.
+    /// Decays and limits of a step; the learning rate is given with each.
     pub options: OptimizerOptions,
     /// Running means in the order of the variables.
     pub means: Vec<Means>,

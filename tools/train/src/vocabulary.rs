@@ -33,7 +33,6 @@ const CHAT_TEMPLATE: &str = "{% set loop_messages = messages %}{% for message in
 {% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}\
 {{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}";
 
-/// Byte tokens.
 const ALPHABET: usize = 256;
 /// Merges, for text outside of the language.
 const MERGES: usize = 96;

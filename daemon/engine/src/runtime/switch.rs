@@ -51,7 +51,7 @@ enum Stage {
 }
 
 impl WeightSwitch {
-    /// Its progress.
+    /// Steps done and in all, as a client shows them.
     pub(super) fn state(&self) -> SwitchProgress {
         match &self.stage {
             Stage::Converting(_) => SwitchProgress {

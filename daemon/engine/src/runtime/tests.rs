@@ -384,7 +384,7 @@ fn the_present_model_serves_until_the_next_one_is_whole() {
     let report = Box::new(move |event| match event {
         LoadEvent::Progress { loaded_bytes, .. } if loaded_bytes > 0 => {
             let _ = reading.send(());
-            // Until the test lets go.
+            // Blocks until the test continues.
             let _ = may_go_on.recv();
         }
         LoadEvent::Finished(result) => send.send(result).unwrap(),

@@ -66,7 +66,7 @@ fn check_fixture(name: &str, cases: usize) {
     all_pass(&checks);
 }
 
-/// What the references computed in is `f32`; in shorter numbers logits are near.
+/// What the references computed in is `f32`; in shorter dtypes logits are near.
 fn check_logits(number: DType) {
     here::open_stand_in();
     for name in ["llada-tiny", "llada-tiny-bf16"] {

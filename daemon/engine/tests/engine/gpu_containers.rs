@@ -56,7 +56,7 @@ fn check(engine: &Engine, path: &Path, scheme: Scheme, expected: &GenerationResu
     assert!(streamed.1.streamed_bytes() > 0 && streamed.1.pinned_bytes > 0);
     for (generated, plan) in [resident, streamed] {
         assert!(is_compressed(&plan, scheme));
-        // Dictionary-coded weights are multiplied as they are, by so few rows.
+        // Dictionary-compressed weights are multiplied as they are, by so few rows.
         assert_eq!(
             plan.staging.decompress_bytes > 0,
             scheme != Scheme::Dictionary

@@ -102,7 +102,7 @@ impl Streamed {
         }
     }
 
-    /// Work that reads every weight, up to so many units of it.
+    /// Reads every weight of the first `count` groups.
     fn pass(&self, count: usize) {
         let mut at = 0;
         for unit in groups(&self.plan).take(count) {

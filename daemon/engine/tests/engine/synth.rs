@@ -11,7 +11,7 @@ use sluice_engine::{Engine, EngineOptions, Generate, ModelId, Outcome, PlanSetti
 use sluice_shared::{level::Level, sampling::EosPolicy};
 use sluice_weights::{Shape, TensorNaming};
 
-/// With heads that share keys, a MLP whose width is odd, and more than one block of numbers.
+/// With heads that share keys, a MLP whose width is odd, and more than one block of elements.
 fn shape() -> Shape {
     Shape {
         naming: TensorNaming::Llada,

@@ -41,7 +41,7 @@ impl Scratch {
     }
 
     /// Lends this thread's scratch to `work`. Never contended: a thread asks for its own,
-    /// and `work` doesn't hand parts of itself to other threads.
+    /// and `work` does not hand parts of itself to other threads.
     pub(super) fn with<R>(&self, work: impl FnOnce(&mut [f32]) -> R) -> R {
         let index = rayon::current_thread_index().expect("scratch is used on the device's threads");
         let mut scratch = self.threads[index]

@@ -41,7 +41,7 @@ pub(super) fn matmul(
     let lies = weight.on_gpu();
     let kept = match lies.compressed {
         None => GpuStorage::Plain(weight.format),
-        // Dictionary-coded weights with an index may be multiplied as they are; others must be decompressed first.
+        // Dictionary-compressed weights with an index may be multiplied as they are; others must be decompressed first.
         Some(coded) if coded.index.bytes() > 0 => GpuStorage::DictionaryIndexed,
         Some(_) => GpuStorage::Compressed,
     };

@@ -122,7 +122,7 @@ impl GpuSample {
         }
     }
 
-    /// The index by which dictionary-coded weights are [multiplied as they are](cuda::Gpu::matmul_dictionary).
+    /// The index by which dictionary-compressed weights are [multiplied as they are](cuda::Gpu::matmul_dictionary).
     ///
     /// # Errors
     /// When memory cannot be allocated.

@@ -17,7 +17,7 @@ pub(super) struct Credit {
     decay: f64,
     power: f64,
     weight: f64,
-    /// By position.
+    /// Keyed by canvas position.
     favourites: BTreeMap<usize, Favourites>,
 }
 

@@ -49,7 +49,7 @@ mod tests {
         };
         // 0 + 0.125 + 0.125 fits, and with it one more, however large.
         assert_eq!(committed(&[0.125, 2.0, 0.0, 0.125, 3.0]), [0, 1, 2, 3]);
-        // 0.125 + 0.25 doesn't, and of equals the lower position goes first.
+        // 0.125 + 0.25 does not, and of equals the lower position goes first.
         assert_eq!(committed(&[0.5, 0.25, 0.125, 0.5]), [1, 2]);
         assert_eq!(committed(&[5.0, 4.0]), [1]);
         assert_eq!(committed(&[0.0, f64::NAN]), [0]);

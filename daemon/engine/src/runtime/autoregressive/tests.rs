@@ -263,8 +263,8 @@ fn the_peak_is_what_the_plan_says() {
 #[test]
 fn streamed_weights_give_the_resident_ones_text() {
     let world = World::new(PlanSettings::default());
-    // More than what is planned for before anybody asks, and than what goes through the layers at once: the head is
-    // not needed in the first pass.
+    // More than what is planned for before anybody asks, and than what goes through the layers at once: the LM head
+    // is not needed in the first pass.
     let request = world.request(&text(5, 600), 20);
     let expected = world.run(request.clone()).unwrap().0.tokens;
     let error = world.plan(&budget(1), &request).unwrap_err();

@@ -35,7 +35,6 @@ impl SwitchSteps {
         }
     }
 
-    /// Their progress.
     pub(super) fn state(&self) -> SwitchProgress {
         SwitchProgress {
             done_steps: self.done,

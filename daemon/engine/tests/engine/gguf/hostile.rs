@@ -45,7 +45,7 @@ fn no_file_cut_short_is_read() {
     }
 }
 
-/// Where the header ends: the numbers behind it may be anything.
+/// Where the header ends: the elements after it may be anything.
 fn header_len(bytes: &[u8]) -> usize {
     bytes.len()
         - sound()

@@ -41,7 +41,7 @@ pub(crate) fn write_shape(folder: &Path, shape: Shape) -> PathBuf {
     model
 }
 
-/// Writes one of other numbers, right there.
+/// Writes one with other weights, in place.
 pub(crate) fn write_as(model: &Path, shape: Shape, element: SynthDType, seed: u64) {
     let synthesis = SynthOptions {
         shape,
