@@ -421,6 +421,7 @@ impl FromStr for PolicyChoice {
     fn from_str(text: &str) -> Result<Self, PolicyError> {
         let (name, rest) = text.split_once(':').unwrap_or((text, ""));
         let mut parameters = Vec::new();
+        // An empty part is skipped, so `name:` and a comma at the end are accepted.
         for part in rest.split(',').filter(|part| !part.is_empty()) {
             let malformed = || PolicyError::Malformed(part.to_owned());
             let (key, value) = part.split_once('=').ok_or_else(malformed)?;
@@ -449,6 +450,7 @@ impl fmt::Debug for PolicyChoice {
 
 impl PartialEq for PolicyChoice {
     fn eq(&self, other: &Self) -> bool {
+        // Values beyond the policy's parameters are zero in both, so comparing whole arrays is right.
         self.info.name == other.info.name && self.values == other.values
     }
 }

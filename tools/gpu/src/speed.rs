@@ -66,8 +66,8 @@ const DECOMPRESSED_WIDTHS: usize = 3;
 const CHUNK_ROWS: usize = 256;
 
 /// Times matmuls with weights in every format, and attention of one canvas; on a GPU also matmuls by its library beside
-/// those by kernels, decompression of every scheme, and matmuls with dictionary-compressed weights as they are. `report` is
-/// called with each as it is done.
+/// those by kernels, decompression of every scheme, and matmuls with dictionary-compressed weights as they are. `report`
+/// is called with each as it is done.
 ///
 /// # Errors
 /// When memory cannot be allocated, or an operation fails.

@@ -68,7 +68,7 @@ impl Residency {
         ops: &Arc<Ops>,
     ) -> Result<GroupPreparation, EngineError> {
         let pages = layout::resident(group.sizes()).bytes as usize / PAGE_BYTES;
-        // Allocated here and not on the thread, so that a refusal is this step's error and no thread starts for nothing.
+        // Allocated here and not on the thread, so that a refusal fails this step before any thread starts.
         let memory = DeviceBuffer::new(ops.device(), &self.ledger, MemoryKind::Weights, pages)?;
         let (sender, result) = mpsc::channel();
         let cancel = Arc::new(AtomicBool::new(false));

@@ -170,6 +170,7 @@ impl Engine {
         let ops = Ops::new(device.clone(), ledger.clone())?;
         // Measured after the device was opened: the driver's context is in the ledger, and no longer free.
         let free_bytes = device.memory().free_bytes;
+        // A budget counts everything in the ledger, so the context is added back to what is left.
         let budget_default = free_bytes.map_or(u64::MAX, |free| {
             default_budget(free).saturating_add(ledger.used_bytes())
         });
@@ -338,6 +339,7 @@ impl Engine {
     /// At once, when it breaks a rule, was made for another model, or the queue is full.
     pub fn submit(&self, work: Work, sink: EventSink) -> Result<RequestTicket, EngineError> {
         let model = self.model().ok_or(EngineError::NoModel)?;
+        // Its token ids belong to one model's vocabulary and mean nothing to another.
         if model.id != work.model() {
             return Err(EngineError::ModelReplaced);
         }
