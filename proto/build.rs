@@ -188,7 +188,8 @@ fn with_message(
             .oneof_index
             .map(|index| &message.oneof_decl[index as usize]),
     };
-    let mut oneofs = BTreeSet::new();
+    // Whether the choices of each are keys of their own.
+    let mut oneofs = BTreeMap::new();
     for field in &message.field {
         match oneof_of(field) {
             None => {
@@ -198,30 +199,36 @@ fn with_message(
                 }
             }
             Some(oneof) => {
-                oneofs.insert(oneof.name());
-                // A choice that is no message has no place for the key that says what it is.
-                assert_eq!(
-                    field.r#type(),
-                    Type::Message,
-                    "{path}.{}: JSON of this choice is not provided for",
-                    field.name()
-                );
+                let oneof = oneof.name();
+                let path = format!("{path}.{oneof}.{}", field.name());
+                let is_named = oneofs.entry(oneof).or_insert(is_saved);
+                match field.r#type() {
+                    Type::Message => {}
+                    Type::Bool | Type::Uint64 => *is_named = true,
+                    Type::String if is_saved => {}
+                    // A text by itself has no place for the key that says what it is.
+                    Type::String => {
+                        let attribute = "#[serde(with = \"crate::json::alone\")]";
+                        config = config.field_attribute(path, attribute);
+                    }
+                    other => panic!("{path}: JSON of {other:?} in a oneof is not provided for"),
+                }
             }
         }
     }
     let has_fields = message.field.iter().any(|field| oneof_of(field).is_none());
-    for oneof in oneofs {
+    for (oneof, is_named) in oneofs {
         let path = format!("{path}.{oneof}");
-        let attribute = match has_fields {
-            // A choice beside fields is under its own name, as any field is.
-            true => "#[serde(rename_all = \"snake_case\")]",
+        let tag = match (is_named, has_fields) {
+            (true, _) => String::new(),
+            (false, true) => format!("tag = {oneof:?}, "),
             // A message that is one of several and nothing else is an event.
-            false => "#[serde(tag = \"event\", rename_all = \"snake_case\")]",
+            (false, false) => "tag = \"event\", ".to_owned(),
         };
         config = config
             .field_attribute(&path, "#[serde(flatten)]")
-            .enum_attribute(&path, derives(false))
-            .enum_attribute(&path, attribute);
+            .enum_attribute(&path, derives(is_saved))
+            .enum_attribute(&path, format!("#[serde({tag}rename_all = \"snake_case\")]"));
     }
     config
 }

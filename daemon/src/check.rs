@@ -15,11 +15,8 @@ use sluice_engine::{
         Answer, F32_TOLERANCE, FixtureLogits, Sampled, fixture_forwards, fixture_samples, resident,
     },
 };
-use sluice_ops::{
-    Ops, OpsError,
-    device::{self, DType},
-    ledger::Ledger,
-};
+use sluice_formats::DType;
+use sluice_ops::{Ops, OpsError, device, ledger::Ledger};
 use sluice_shared::{exit, level::Level};
 
 use crate::{
@@ -56,7 +53,7 @@ fn device(text: &str) -> Result<Device, String> {
 /// Why nothing can be checked.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    #[error("can't read {path}: {cause}", path = path.display())]
+    #[error("cannot read {path}: {cause}", path = path.display())]
     Folder { path: PathBuf, cause: io::Error },
     #[error("{path} is no fixture and holds none: a folder with a checkpoint and {EXPECTED} is", path = path.display())]
     NoFixtures { path: PathBuf },

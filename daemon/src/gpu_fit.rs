@@ -29,7 +29,7 @@ pub(crate) fn reason(
         Err(error @ EngineError::HeadDim { .. }) => return Some(unfit(&error)),
         Err(_) => return None,
     };
-    let budget_bytes = settings.budget_bytes;
+    let budget_bytes = settings.budget.bytes();
     let budget_bytes = budget_bytes.unwrap_or_else(|| engine.budget_default());
     let canvas = default_canvas(outline.context_length());
     let workload = Workload::new(canvas, BLOCK_DEFAULT, 1);

@@ -51,10 +51,10 @@ enum StartError {
     #[error(transparent)]
     Listen(#[from] ListenError),
     /// No engine.
-    #[error("can't start the engine: {0}")]
+    #[error("cannot start the engine: {0}")]
     Engine(#[from] EngineError),
     /// No runtime or signals.
-    #[error("can't {operation}: {cause}")]
+    #[error("cannot {operation}: {cause}")]
     System {
         /// What was tried, as a verb.
         operation: &'static str,
@@ -248,9 +248,9 @@ fn tell_device(engine: &Engine) {
         let version = |(major, minor): (u32, u32)| format!("{major}.{minor}");
         let free = live.free_bytes.or(device.memory().free_bytes);
         tracing::info!(
-            card = facts.name,
-            capability = version(facts.capability),
-            compute = device.dtype().name(),
+            gpu = facts.name,
+            compute_capability = version(facts.capability),
+            compute_dtype = device.dtype().name(),
             memory = units::bytes(facts.total_bytes),
             free = free.map(units::bytes),
             driver = facts.driver_version,
@@ -275,7 +275,7 @@ fn make_kernel_folder(config: &Config, engine: &Engine) {
         && let Err(error) = fs::create_dir_all(&folder)
     {
         // Only time is lost: the driver compiles again the next time.
-        tracing::debug!(%error, folder = %folder.display(), "can't make the folder for compiled kernels");
+        tracing::debug!(%error, folder = %folder.display(), "cannot make the folder for compiled kernels");
     }
 }
 

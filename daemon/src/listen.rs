@@ -76,7 +76,7 @@ pub enum ListenError {
     InTheWay(PathBuf),
     /// The folder belongs to somebody else.
     #[error(
-        "the folder {path} can't be trusted: {problem}\nhint: choose another path with --socket",
+        "the folder {path} cannot be trusted: {problem}\nhint: choose another path with --socket",
         path = path.display()
     )]
     Folder {
@@ -86,7 +86,7 @@ pub enum ListenError {
         problem: String,
     },
     /// The system refused.
-    #[error("can't {operation} {path}: {cause}", path = path.display())]
+    #[error("cannot {operation} {path}: {cause}", path = path.display())]
     Io {
         /// What was tried, as a verb.
         operation: &'static str,
@@ -97,7 +97,7 @@ pub enum ListenError {
     },
     /// The port can't be had.
     #[error(
-        "can't listen on {address}: {cause}\nhint: choose another port with --listen, or 0 for any that is free"
+        "cannot listen on {address}: {cause}\nhint: choose another port with --listen, or 0 for any that is free"
     )]
     Port {
         /// The address with the port.

@@ -63,7 +63,7 @@ fn main() -> ExitCode {
     }
     if let Some(log) = &arguments.background {
         if let Err(error) = background::begin(log) {
-            eprintln!("sluiced: can't continue in the background: {error}");
+            eprintln!("sluiced: cannot continue in the background: {error}");
             return ExitCode::from(exit::FAILURE);
         }
         logging::start_in(log, &config.log.value);

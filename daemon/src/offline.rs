@@ -18,7 +18,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The system refused what the work needs around it.
 #[derive(Debug, thiserror::Error)]
-#[error("can't {operation}: {cause}")]
+#[error("cannot {operation}: {cause}")]
 pub struct SystemError {
     /// What could not be done, as a verb: `start the runtime`.
     pub operation: &'static str,

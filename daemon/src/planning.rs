@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Arg, Args};
 use sluice_checkpoint::{CheckpointError, family::PublishedShape};
 use sluice_engine::runtime::{ModelOutline, machine};
 use sluice_machine::default_budget;
@@ -11,13 +11,12 @@ use sluice_proto::{model, v1};
 use sluice_report as report;
 use sluice_shared::{
     exit,
-    level::{EmbeddingPlacement, KvCacheFormat, Level, MAX_SLOWDOWN, parse_max_slowdown},
-    settings::PlanSettings,
+    options::{PlanOptions, PlanSettings},
 };
 use tonic_types::StatusExt;
 
 use crate::{
-    config::{Budget, ComputeDtype, Device, Threads},
+    config::{ComputeDtype, Device, Threads},
     failure::Failure,
     model_name::ModelName,
     offline::print,
@@ -27,35 +26,14 @@ use crate::{
 
 /// What `sluiced plan` was asked for.
 #[derive(Debug, Args)]
+#[command(mut_args(with_default))]
 pub struct Planning {
     #[command(flatten)]
     subject: ModelChoice,
 
-    /// Fidelity of the weights: off, standard, mild (or lossless), moderate (or q8), aggressive (or q4) or auto
-    #[arg(long, value_name = "LEVEL", default_value_t = Level::Standard)]
-    level: Level,
-
-    /// Memory budget, such as 4GiB [default: free memory less a margin]
-    #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
-    budget: Option<Budget>,
-
-    /// Where the embedding is kept: host, device, or auto (on the host at every level but off)
-    #[arg(long, value_name = "PLACE", default_value_t = EmbeddingPlacement::Auto)]
-    embedding: EmbeddingPlacement,
-
-    /// Slowdown that level auto accepts for fidelity: a pass may take this many times as long as at the fastest level
-    #[arg(
-        long,
-        value_name = "FACTOR",
-        value_parser = parse_max_slowdown,
-        default_value_t = MAX_SLOWDOWN,
-        allow_negative_numbers = true
-    )]
-    max_slowdown: f64,
-
-    /// Format of an autoregressive model's KV cache: f32, bf16, q8_0, or auto for bf16, on a GPU for the dtype it computes in
-    #[arg(long, value_name = "FORMAT", default_value_t = KvCacheFormat::Auto)]
-    kv_cache_format: KvCacheFormat,
+    /// What the plan is made from.
+    #[command(flatten)]
+    options: PlanOptions,
 
     /// Canvas length in tokens, prompt included [default: 256, or the model's context if it is shorter]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
@@ -84,6 +62,21 @@ pub struct Planning {
     /// Print a JSON object
     #[arg(long)]
     json: bool,
+}
+
+/// An option of the plan with what holds where it is left out.
+fn with_default(arg: Arg) -> Arg {
+    let built_in = PlanOptions {
+        budget: None,
+        ..PlanSettings::default().into()
+    };
+    PlanOptions::with_default(arg, |name| {
+        let value = built_in.values().find(|(known, _)| *known == name);
+        value.map_or_else(
+            || "free memory less a margin".to_owned(),
+            |(_, value)| value,
+        )
+    })
 }
 
 /// Which model; one of the two.
@@ -133,11 +126,10 @@ pub fn run(options: &Planning) -> u8 {
 impl Planning {
     fn plan(&self) -> Result<v1::Plan, Failure> {
         // Checked as if it had come over the wire: the rules stand in one place.
-        let asked = model::Planning::try_from(v1::PlanRequest {
-            canvas: self.canvas,
-            block: self.block,
-            requests: self.requests,
-            ..Default::default()
+        let workload = model::Workload::try_from(v1::Workload {
+            canvas_length: self.canvas,
+            block_length: self.block,
+            batch_requests: self.requests,
         })?;
         let threads = self.threads.map_or(0, Threads::get);
         let opened =
@@ -161,16 +153,10 @@ impl Planning {
             }
             (None, None) => unreachable!("the command line requires one of the two"),
         };
-        let settings = PlanSettings {
-            level: self.level,
-            budget_bytes: self.budget.and_then(Budget::bytes),
-            embedding: self.embedding,
-            max_slowdown: self.max_slowdown,
-            kv_cache_format: self.kv_cache_format,
-        };
-        let budget_bytes = settings.budget_bytes;
+        let settings = PlanSettings::from(self.options);
+        let budget_bytes = settings.budget.bytes();
         let budget_bytes = budget_bytes.or_else(|| memory.free_bytes.map(default_budget));
-        let workload = translate::plan::workload(&asked, outline.context_length())?;
+        let workload = translate::plan::workload(workload, outline.context_length())?;
         let plan = outline.plan(settings, budget_bytes.unwrap_or(u64::MAX), workload)?;
         let mut plan = translate::plan::plan(&plan, &name);
         plan.notes

@@ -40,6 +40,6 @@ fn first_line(text: &str) -> &str {
 
 fn tell(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::debug!(%error, "can't notify systemd");
+        tracing::debug!(%error, "cannot notify systemd");
     }
 }

@@ -3,7 +3,8 @@
 from client import ask, generation, generation_pb2, operation_service_pb2, operations
 
 # Long, and an end token is no end: the answer is still being written when the cancel arrives.
-running = generation.Generate(ask("Tell me a story.", length=384, eos=generation_pb2.EOS_POLICY_SUPPRESS), timeout=600)
+endless = generation_pb2.SamplingOptions(eos_policy=generation_pb2.EOS_POLICY_SUPPRESS)
+running = generation.Generate(ask("Tell me a story.", length=384, sampling=endless), timeout=600)
 asked = False
 for response in running:
     event = response.event

@@ -28,7 +28,7 @@ def read(until):
 
 read("pass_done")
 planned, notices = False, 0
-for response in optimizer.Apply(optimizer_service_pb2.ApplyRequest(level=level)):
+for response in optimizer.Apply(optimizer_service_pb2.ApplyRequest(options=common_pb2.PlanOptions(level=level))):
     # Each is a full picture of the change; a slow reader gets the latest alone.
     change = response.operation
     if change.HasField("planned_change") and not planned:

@@ -40,7 +40,14 @@ pub async fn connect(socket: &Path) -> Result<Channel, ConnectError> {
 pub async fn connect_at_rest(socket: &Path, rest: Duration) -> Result<Channel, ConnectError> {
     let failed = |error: tonic::transport::Error| ConnectError {
         socket: socket.display().to_string(),
-        cause: io_cause(&error),
+        cause: io_error(&error).map_or_else(
+            || error.to_string(),
+            |io| match io.kind() {
+                io::ErrorKind::NotFound => "no such socket".to_owned(),
+                _ => io.to_string(),
+            },
+        ),
+        is_denied: io_error(&error).is_some_and(|io| io.kind() == io::ErrorKind::PermissionDenied),
     };
     let address = socket.to_str().filter(|name| name.starts_with("http://"));
     // For a path the name is never resolved: the connector below opens the socket.
@@ -90,27 +97,26 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
 
 /// Nothing answers where the daemon was looked for.
 #[derive(Debug, thiserror::Error)]
-#[error("can't reach sluiced at {socket}: {cause}")]
+#[error("cannot reach sluiced at {socket}: {cause}")]
 pub struct ConnectError {
     /// The socket that was tried.
     pub socket: String,
     /// What the system said.
     pub cause: String,
+    /// Whether a daemon may listen there, but not for this user.
+    pub is_denied: bool,
 }
 
-/// The system's own words, which lie beneath the transport's.
-fn io_cause(error: &(dyn std::error::Error + 'static)) -> String {
+/// The system's error, which lies beneath the transport's.
+fn io_error<'e>(error: &'e (dyn std::error::Error + 'static)) -> Option<&'e io::Error> {
     let mut source = Some(error);
     while let Some(error) = source {
-        if let Some(io) = error.downcast_ref::<io::Error>() {
-            return match io.kind() {
-                io::ErrorKind::NotFound => "no such socket".to_owned(),
-                _ => io.to_string(),
-            };
+        if let Some(io) = error.downcast_ref() {
+            return Some(io);
         }
         source = error.source();
     }
-    error.to_string()
+    None
 }
 
 /// A failed call, read back from a [`Status`].
@@ -138,6 +144,16 @@ impl CallError {
     #[must_use]
     pub fn is_older_daemon(&self) -> bool {
         self.code == Code::Unimplemented && self.reason.is_none()
+    }
+
+    /// The daemon answered with bytes that this client's schema does not have, which `prost` says in these words.
+    #[must_use]
+    pub fn is_of_another_schema(&self) -> bool {
+        self.code == Code::Internal
+            && self.reason.is_none()
+            && self
+                .message
+                .starts_with("failed to decode Protobuf message")
     }
 }
 

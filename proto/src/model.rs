@@ -2,19 +2,23 @@
 //!
 //! Checking sits on the receiving side alone: `TryFrom` turns a message into a type whose
 //! invariants hold, or names the field that breaks them. The daemon reads
-//! [`Generation`], [`Scoring`], [`Planning`], [`Change`](sluice_shared::settings::PlanOptions), [`Loading`] and [`CompressJob`] this way.
+//! [`Generation`], [`Scoring`], [`Planning`], [`PlanOptions`](sluice_shared::options::PlanOptions), [`Loading`] and [`CompressJob`] this way.
 
 mod decoding;
 mod job;
 mod optimizer;
+mod reference;
+
+use std::fmt::Display;
 
 pub use sluice_shared::sampling::{EosPolicy, KvCacheMode, Remasking, Sampling, SamplingOptions};
-use sluice_shared::sampling::{STOP_BYTES_MAX, STOPS_MAX};
+use sluice_shared::sampling::{STOP_BYTES_MAX, STOPS_MAX, field_path};
 
 pub use self::{
-    decoding::{CanvasGrowth, DecodingChoice, KvCacheReuse, Preset, Speculation},
+    decoding::{CanvasGrowth, DecodingChoice, DiffusionChoice, KvCacheReuse, Preset, Speculation},
     job::{CompressJob, CompressionMethod, DecompressJob, VerifyJob},
-    optimizer::{Loading, Measuring, ModelSubject, PlannedModel, Planning, RestoreTarget, Samples},
+    optimizer::{Loading, Measuring, Planning, RestoreTarget, Samples, Workload},
+    reference::ModelRef,
 };
 use crate::v1;
 
@@ -22,7 +26,7 @@ use crate::v1;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct InvalidField {
-    /// The field's name on the wire.
+    /// The field's path in the request, such as `sampling.temperature`.
     pub field: &'static str,
     /// What is wrong with it.
     pub problem: String,
@@ -126,25 +130,49 @@ pub struct Generation {
     pub input: Input,
     /// Positions decoded together, at least 1.
     pub block_length: Option<u32>,
-    /// Passes of the reference schedule, at least 1.
-    pub steps: Option<u32>,
-    /// How tokens are chosen; every setting makes sense, and all is said where the reference's way was asked for.
-    pub sampling: SamplingOptions,
-    /// Finite, at least 0.
-    pub guidance: f64,
-    /// How positions are ranked; `None`: the model's to say.
-    pub remasking: Option<Remasking>,
+    /// How tokens are chosen.
+    pub sampling: SamplingChoice,
+    /// What only one kind of model takes.
+    pub kind_options: KindOptions,
+}
+
+/// Checked [`v1::SamplingOptions`].
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct SamplingChoice {
+    /// Every setting makes sense, and all is said where the reference's way was asked for.
+    pub options: SamplingOptions,
     /// What EOS does; `None`: ends the text, but in an edit it is never chosen, since the words
     /// after the span would go with it.
     pub eos: Option<EosPolicy>,
-    /// Fixed tokens.
-    pub pins: Vec<Pin>,
-    /// How to decode.
-    pub decoding: DecodingChoice,
-    /// Strings that end a causal model's text, none of them empty; few and short.
-    pub stops: Vec<String>,
     /// Seed of all randomness.
     pub seed: Option<u64>,
+}
+
+/// What only one kind of model takes.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub enum KindOptions {
+    /// Nothing of it is said.
+    #[default]
+    Unsaid,
+    /// Of masked diffusion models.
+    Diffusion(DiffusionChoice),
+    /// Of autoregressive models.
+    Autoregressive {
+        /// Strings that end the text, none of them empty; few and short.
+        stops: Vec<String>,
+    },
+}
+
+impl KindOptions {
+    /// What is said for each kind; of one at least, nothing.
+    #[must_use]
+    pub fn into_parts(self) -> (DiffusionChoice, Vec<String>) {
+        match self {
+            Self::Unsaid => Default::default(),
+            Self::Diffusion(choice) => (choice, Vec::new()),
+            Self::Autoregressive { stops } => (DiffusionChoice::default(), stops),
+        }
+    }
 }
 
 /// A checked [`v1::ScoreRequest`].
@@ -168,24 +196,17 @@ impl TryFrom<v1::GenerateRequest> for Generation {
     type Error = InvalidField;
 
     fn try_from(wire: v1::GenerateRequest) -> Result<Self, InvalidField> {
-        use v1::generate_request::Input as WireInput;
+        use v1::generate_request::{Decoding, Input as WireInput};
 
-        let remasking = match known("remasking", wire.remasking)? {
-            v1::Remasking::Unspecified => None,
-            v1::Remasking::LowConfidence => Some(Remasking::LowConfidence),
-            v1::Remasking::Random => Some(Remasking::Random),
-            v1::Remasking::Margin => Some(Remasking::Margin),
-            v1::Remasking::Entropy => Some(Remasking::Entropy),
+        let sampling = wire.sampling.unwrap_or_default().try_into()?;
+        let kind_options = match wire.decoding {
+            None => KindOptions::Unsaid,
+            Some(Decoding::Diffusion(options)) => KindOptions::Diffusion(options.try_into()?),
+            Some(Decoding::Autoregressive(options)) => KindOptions::Autoregressive {
+                stops: stops(options.stop)?,
+            },
         };
-        let eos = match known("eos", wire.eos)? {
-            v1::EosPolicy::Unspecified => None,
-            v1::EosPolicy::Stop => Some(EosPolicy::Stop),
-            v1::EosPolicy::Suppress => Some(EosPolicy::Suppress),
-            v1::EosPolicy::Keep => Some(EosPolicy::Keep),
-        };
-        let decoding = DecodingChoice::read(&wire)?;
         let length = at_least_one("length", wire.length)?;
-        let drawing = sampling_options(&wire)?;
         let prompt = |prompt| Input::Prompt { prompt, length };
         let input = match wire.input.ok_or_else(|| invalid("input", "is missing"))? {
             WireInput::Chat(chat) => prompt(Prompt::Chat(conversation(chat)?)),
@@ -195,8 +216,11 @@ impl TryFrom<v1::GenerateRequest> for Generation {
                 if length.is_some() {
                     return Err(invalid("length", "an edit takes its length from its text"));
                 }
-                if !wire.pins.is_empty() {
-                    return Err(invalid("pins", "an edit pins all but its span by itself"));
+                if let KindOptions::Diffusion(choice) = &kind_options
+                    && !choice.pins.is_empty()
+                {
+                    let problem = "an edit pins all but its span by itself";
+                    return Err(invalid("diffusion.pins", problem));
                 }
                 edit_input(edit)?
             }
@@ -204,15 +228,8 @@ impl TryFrom<v1::GenerateRequest> for Generation {
         Ok(Self {
             input,
             block_length: at_least_one("block_length", wire.block_length)?,
-            steps: at_least_one("steps", wire.steps)?,
-            sampling: drawing,
-            guidance: not_negative("guidance", wire.guidance)?,
-            remasking,
-            eos,
-            pins: wire.pins.into_iter().map(pin).collect::<Result<_, _>>()?,
-            decoding,
-            stops: stops(wire.stop)?,
-            seed: wire.seed,
+            sampling,
+            kind_options,
         })
     }
 }
@@ -246,47 +263,58 @@ impl TryFrom<v1::ScoreRequest> for Scoring {
     }
 }
 
-fn sampling_options(wire: &v1::GenerateRequest) -> Result<SamplingOptions, InvalidField> {
-    // Checked here, as guidance is, in words that fit both.
-    let temperature = wire.temperature;
-    not_negative("temperature", temperature)?;
-    let drawing = SamplingOptions {
-        temperature,
-        sampling: Sampling {
-            top_k: wire.top_k,
-            top_p: wire.top_p,
-            min_p: wire.min_p,
-            repetition_penalty: wire.repetition_penalty,
-        },
-    };
-    if let Some((field, problem)) = drawing.sampling.problem() {
-        return Err(invalid(field, problem));
-    }
-    match (wire.greedy, temperature.filter(|hot| *hot > 0.0)) {
-        (true, Some(hot)) => {
-            let problem = format!("is {hot}, but greedy draws nothing");
-            Err(invalid("temperature", problem))
+impl TryFrom<v1::SamplingOptions> for SamplingChoice {
+    type Error = InvalidField;
+
+    fn try_from(wire: v1::SamplingOptions) -> Result<Self, InvalidField> {
+        // Checked here, as guidance is, in words that fit both.
+        let temperature = wire.temperature;
+        not_negative("sampling.temperature", temperature)?;
+        let options = SamplingOptions {
+            temperature,
+            sampling: Sampling {
+                top_k: wire.top_k,
+                top_p: wire.top_p,
+                min_p: wire.min_p,
+                repetition_penalty: wire.repetition_penalty,
+            },
+        };
+        if let Some((name, problem)) = options.sampling.problem() {
+            return Err(invalid(field_path(name), problem));
         }
-        (true, None) => Ok(drawing.or(SamplingOptions::greedy())),
-        (false, _) => Ok(drawing),
+        let options = match (wire.greedy, temperature.filter(|hot| *hot > 0.0)) {
+            (true, Some(hot)) => {
+                let problem = format!("is {hot}, but greedy draws nothing");
+                return Err(invalid("sampling.temperature", problem));
+            }
+            (true, None) => options.or(SamplingOptions::greedy()),
+            (false, _) => options,
+        };
+        Ok(Self {
+            options,
+            eos: checked(
+                "sampling.eos_policy",
+                wire.eos_policy,
+                v1::EosPolicy::checked,
+            )?,
+            seed: wire.seed,
+        })
     }
 }
 
 fn stops(stops: Vec<String>) -> Result<Vec<String>, InvalidField> {
     if stops.len() > STOPS_MAX {
         let problem = format!("has {} strings, more than {STOPS_MAX}", stops.len());
-        return Err(invalid("stop", problem));
+        return Err(invalid("autoregressive.stop", problem));
     }
     for stop in &stops {
         if stop.is_empty() {
-            return Err(invalid(
-                "stop",
-                "is empty and would end every text immediately",
-            ));
+            let problem = "is empty and would end every text immediately";
+            return Err(invalid("autoregressive.stop", problem));
         }
         if stop.len() > STOP_BYTES_MAX {
             let problem = format!("has {} bytes, more than {STOP_BYTES_MAX}", stop.len());
-            return Err(invalid("stop", problem));
+            return Err(invalid("autoregressive.stop", problem));
         }
     }
     Ok(stops)
@@ -350,23 +378,23 @@ fn edit_input(edit: v1::TextEdit) -> Result<Input, InvalidField> {
             span.end,
             edit.text.len()
         );
-        return Err(invalid("span_end_bytes", problem));
+        return Err(invalid("edit.span_end_bytes", problem));
     }
     for (field, at) in [
-        ("span_start_bytes", span.start),
-        ("span_end_bytes", span.end),
+        ("edit.span_start_bytes", span.start),
+        ("edit.span_end_bytes", span.end),
     ] {
         if !edit.text.is_char_boundary(at) {
             return Err(invalid(field, "cuts a character in two"));
         }
     }
-    let span_length = at_least_one("span_length", edit.span_tokens)?;
+    let span_length = at_least_one("edit.span_tokens", edit.span_tokens)?;
     if span.is_empty() && span_length.is_none() {
-        let problem = "is empty; give span_length to insert words";
-        return Err(invalid("span_end_bytes", problem));
+        let problem = "is empty; give span_tokens to insert words";
+        return Err(invalid("edit.span_end_bytes", problem));
     }
     Ok(Input::Edit {
-        turns: turns("messages", edit.messages)?,
+        turns: turns("edit.messages", edit.messages)?,
         text: edit.text,
         span,
         span_length,
@@ -378,10 +406,10 @@ fn pin(wire: v1::CanvasPin) -> Result<Pin, InvalidField> {
 
     let content = match wire.content {
         Some(Content::Text(text)) if !text.is_empty() => PinContent::Text(text),
-        Some(Content::Tokens(tokens)) => PinContent::Tokens(ids("pins", tokens)?),
+        Some(Content::Tokens(tokens)) => PinContent::Tokens(ids("diffusion.pins", tokens)?),
         Some(Content::Text(_)) | None => {
             let problem = format!("nothing is pinned at position {}", wire.position);
-            return Err(invalid("pins", problem));
+            return Err(invalid("diffusion.pins", problem));
         }
     };
     Ok(Pin {
@@ -397,6 +425,27 @@ fn pin(wire: v1::CanvasPin) -> Result<Pin, InvalidField> {
 /// When the schema of this program has no such value.
 pub fn known<T: TryFrom<i32>>(field: &'static str, value: i32) -> Result<T, InvalidField> {
     T::try_from(value).map_err(|_| invalid(field, format!("has no value {value}")))
+}
+
+/// A value of an enum, as the wire has it: 0 where nothing is said.
+fn wire_value<W: From<T> + Into<i32>, T>(value: Option<T>) -> i32 {
+    value.map_or(0, |value| W::from(value).into())
+}
+
+/// What an enum's field asks for. A value that is only reported can't be asked for.
+fn checked<W: TryFrom<i32> + Default + PartialEq + Display, T>(
+    field: &'static str,
+    number: i32,
+    checked: impl Fn(W) -> Option<T>,
+) -> Result<Option<T>, InvalidField> {
+    let value: W = known(field, number)?;
+    if value == W::default() {
+        return Ok(None);
+    }
+    let problem = format!("{value} is reported, and cannot be asked for");
+    checked(value)
+        .map(Some)
+        .ok_or_else(|| invalid(field, problem))
 }
 
 fn at_least_one(field: &'static str, value: Option<u32>) -> Result<Option<u32>, InvalidField> {
@@ -439,19 +488,18 @@ mod tests {
     #[test]
     fn defaults_are_the_documented_ones() {
         let checked = Generation::try_from(chat("hello")).unwrap();
-        assert_eq!(checked.sampling, SamplingOptions::default());
-        assert_eq!(checked.eos, None);
-        assert_eq!(checked.decoding, DecodingChoice::default());
+        assert_eq!(checked.sampling, SamplingChoice::default());
+        assert_eq!(checked.kind_options, KindOptions::Unsaid);
     }
 
     #[test]
     fn greedy_says_all_that_is_not_said_beside_it() {
-        let request = v1::GenerateRequest {
+        let wire = v1::SamplingOptions {
             greedy: true,
             repetition_penalty: Some(1.2),
-            ..chat("hello")
+            ..Default::default()
         };
-        let drawing = Generation::try_from(request).unwrap().sampling;
+        let drawing = SamplingChoice::try_from(wire).unwrap().options;
         assert_eq!(drawing.sampling.repetition_penalty, Some(1.2));
         let rest = Sampling {
             repetition_penalty: Some(1.0),
@@ -475,7 +523,10 @@ mod tests {
         };
         assert_eq!(problem(v1::GenerateRequest::default()), "input: is missing");
         assert_eq!(problem(chat(" \n")), "chat: the prompt is empty");
-        assert_eq!(with(|r| r.cache = 9), "cache: has no value 9");
+        assert_eq!(
+            with(|r| r.sampling_mut().eos_policy = 9),
+            "sampling.eos_policy: has no value 9"
+        );
         let role = |role| {
             let mut request = chat("hello");
             if let Some(v1::generate_request::Input::Chat(chat)) = &mut request.input {
@@ -498,41 +549,50 @@ mod tests {
             "length: must be at least 1, not 0"
         );
         assert_eq!(
-            with(|r| r.temperature = Some(f64::NAN)),
-            "temperature: must be a finite number of at least 0, not NaN"
+            with(|r| r.sampling_mut().temperature = Some(f64::NAN)),
+            "sampling.temperature: must be a finite number of at least 0, not NaN"
         );
         assert_eq!(
-            with(|r| r.guidance = Some(-1.0)),
-            "guidance: must be a finite number of at least 0, not -1"
+            with(|r| r.diffusion_mut().guidance = Some(-1.0)),
+            "diffusion.guidance: must be a finite number of at least 0, not -1"
         );
         assert_eq!(
-            with(|r| r.top_p = Some(0.0)),
-            "top_p: must be above 0 and at most 1, not 0"
-        );
-        assert_eq!(
-            with(|r| (r.greedy, r.temperature) = (true, Some(0.5))),
-            "temperature: is 0.5, but greedy draws nothing"
-        );
-        assert_eq!(
-            with(|r| r.stop = vec!["END".into(), String::new()]),
-            "stop: is empty and would end every text immediately"
-        );
-        assert_eq!(
-            with(|r| r.stop = vec!["x".repeat(257)]),
-            "stop: has 257 bytes, more than 256"
-        );
-        assert_eq!(
-            with(|r| r.stop = vec!["x".into(); 17]),
-            "stop: has 17 strings, more than 16"
+            with(|r| r.sampling_mut().top_p = Some(0.0)),
+            "sampling.top_p: must be above 0 and at most 1, not 0"
         );
         assert_eq!(
             with(|r| {
-                r.policy = Some(v1::CommitPolicy {
+                let sampling = r.sampling_mut();
+                (sampling.greedy, sampling.temperature) = (true, Some(0.5));
+            }),
+            "sampling.temperature: is 0.5, but greedy draws nothing"
+        );
+        let stop = |stop: Vec<String>| {
+            let mut request = chat("hello");
+            let options = v1::AutoregressiveOptions { stop };
+            request.decoding = Some(v1::generate_request::Decoding::Autoregressive(options));
+            problem(request)
+        };
+        assert_eq!(
+            stop(vec!["END".into(), String::new()]),
+            "autoregressive.stop: is empty and would end every text immediately"
+        );
+        assert_eq!(
+            stop(vec!["x".repeat(257)]),
+            "autoregressive.stop: has 257 bytes, more than 256"
+        );
+        assert_eq!(
+            stop(vec!["x".into(); 17]),
+            "autoregressive.stop: has 17 strings, more than 16"
+        );
+        assert_eq!(
+            with(|r| {
+                r.diffusion_mut().policy = Some(v1::CommitPolicy {
                     name: "hasty".into(),
                     ..Default::default()
                 });
             }),
-            "policy: unknown policy 'hasty'; known are reference, threshold, factor, dream, margin, \
+            "diffusion.policy: unknown policy 'hasty'; known are reference, threshold, factor, dream, margin, \
              decay, hierarchical, local, entropy, klass, credit, revoke"
         );
     }

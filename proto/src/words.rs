@@ -1,18 +1,23 @@
-//! Levels and formats as the wire has them, beside those that people type.
+//! Levels, formats and words of decoding as the wire has them, beside those that people type.
 
 use std::fmt;
 
-use sluice_shared::level::{EmbeddingPlacement, KvCacheFormat, Level};
+use sluice_shared::{
+    decoding::CanvasGrowth,
+    level::{EmbeddingPlacement, KvCacheFormat, Level},
+    preset::Preset,
+    sampling::{EosPolicy, KvCacheMode, Remasking},
+};
 
 use crate::v1;
 
 /// Conversions between an enum of the schema and the checked one, which has no unspecified value.
 macro_rules! same_values {
-    ($name:ident: $($wire:ident = $checked:ident),+) => {
-        impl From<$name> for v1::$name {
-            fn from(value: $name) -> Self {
+    ($name:ident as $other:ident: $($wire:ident = $checked:ident),+) => {
+        impl From<$other> for v1::$name {
+            fn from(value: $other) -> Self {
                 match value {
-                    $($name::$checked => Self::$wire,)+
+                    $($other::$checked => Self::$wire,)+
                 }
             }
         }
@@ -20,9 +25,9 @@ macro_rules! same_values {
         impl v1::$name {
             /// The same value as people type it; `None`: it is unspecified, or only reported.
             #[must_use]
-            pub fn checked(self) -> Option<$name> {
+            pub fn checked(self) -> Option<$other> {
                 match self {
-                    $(Self::$wire => Some($name::$checked),)+
+                    $(Self::$wire => Some($other::$checked),)+
                     _ => None,
                 }
             }
@@ -30,9 +35,14 @@ macro_rules! same_values {
     };
 }
 
-same_values!(Level: Off = Off, Standard = Standard, Mild = Mild, Moderate = Moderate, Aggressive = Aggressive, Auto = Auto);
-same_values!(EmbeddingPlacement: Auto = Auto, Host = Host, Device = Device);
-same_values!(KvCacheFormat: Auto = Auto, F32 = F32, Bf16 = Bf16, Q80 = Q8_0);
+same_values!(Level as Level: Off = Off, Standard = Standard, Mild = Mild, Moderate = Moderate, Aggressive = Aggressive, Auto = Auto);
+same_values!(EmbeddingPlacement as EmbeddingPlacement: Auto = Auto, Host = Host, Device = Device);
+same_values!(KvCacheFormat as KvCacheFormat: Auto = Auto, F32 = F32, Bf16 = Bf16, Q80 = Q8_0);
+same_values!(DecodingPreset as Preset: Exact = Exact, Quality = Quality, Balanced = Balanced, Fast = Fast, Auto = Auto);
+same_values!(Remasking as Remasking: LowConfidence = LowConfidence, Random = Random, Margin = Margin, Entropy = Entropy);
+same_values!(EosPolicy as EosPolicy: Stop = Stop, Suppress = Suppress, Keep = Keep);
+same_values!(KvCacheMode as KvCacheMode: None = None, Prefix = Prefix, Dual = Dual, Vicinity = Vicinity);
+same_values!(CanvasGrowth as CanvasGrowth: Fixed = Fixed, Append = Append, Insert = Insert);
 
 /// Uncompressed weights.
 impl From<v1::Dtype> for v1::WeightFormat {

@@ -8,14 +8,15 @@ use sluice_shared::units;
 /// The plan in lines: what it is for, what it comes to, memory by kind, layers grouped where they are alike, notes.
 #[must_use]
 pub fn lines(plan: &Plan) -> Vec<String> {
+    let workload = plan.workload.unwrap_or_default();
     let mut lines = vec![format!(
         "{} at level {} within {}; canvas {}, block {}, {}",
         plan.model,
         plan.level(),
         units::bytes(plan.budget_bytes),
-        plan.canvas,
-        plan.block,
-        counted(plan.requests, "request"),
+        workload.canvas_length(),
+        workload.block_length(),
+        counted(workload.batch_requests(), "request"),
     )];
     let mut fact = |name: &str, value: String| lines.push(format!("{name:<12} {value}"));
     let about = if plan.is_estimate { "about " } else { "" };
@@ -206,7 +207,7 @@ fn ranges(names: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use sluice_proto::v1::{Dtype, Level, PlannedMemory, WeightGroupKind};
+    use sluice_proto::v1::{Dtype, Level, PlannedMemory, WeightGroupKind, Workload};
 
     use super::*;
 
@@ -236,9 +237,11 @@ mod tests {
             model: "m".to_owned(),
             level: Level::Standard.into(),
             budget_bytes: 1 << 20,
-            canvas: 64,
-            block: 32,
-            requests: 1,
+            workload: Some(Workload {
+                canvas_length: Some(64),
+                block_length: Some(32),
+                batch_requests: Some(1),
+            }),
             peak_bytes: 1 << 19,
             pass_ms: Some(12.0),
             compute_ms: Some(10.0),

@@ -8,15 +8,15 @@ use std::{
 /// The socket that the systemd unit makes.
 pub const SYSTEM_SOCKET: &str = "/run/sluice/sluice.sock";
 
-/// What the rule looks at, so that it can be tested without a machine.
+/// What the rule depends on, so that it can be tested without a machine.
 pub struct Surroundings<'a> {
-    /// Value of an environment variable.
+    /// Reads an environment variable; `None` where it is not set.
     pub variable: &'a dyn Fn(&str) -> Option<OsString>,
     /// Whether a path exists.
     pub exists: &'a dyn Fn(&Path) -> bool,
-    /// Folder for temporary files.
+    /// The folder for temporary files.
     pub temporary: PathBuf,
-    /// Number of the user.
+    /// The user's numeric id.
     pub user_id: u32,
 }
 
@@ -25,6 +25,7 @@ pub struct Surroundings<'a> {
 /// temporary directory, named by user id.
 #[must_use]
 pub fn socket_path(flag: Option<&Path>, around: &Surroundings<'_>) -> PathBuf {
+    // An empty variable counts as not set, as shells leave them.
     let variable = |name: &str| (around.variable)(name).filter(|value| !value.is_empty());
     if let Some(path) = flag {
         return path.to_owned();
@@ -32,12 +33,14 @@ pub fn socket_path(flag: Option<&Path>, around: &Surroundings<'_>) -> PathBuf {
     if let Some(path) = variable("SLUICE_SOCKET") {
         return path.into();
     }
+    // Before the user's own runtime folder: a system-wide daemon serves all users of the machine.
     if (around.exists)(Path::new(SYSTEM_SOCKET)) {
         return SYSTEM_SOCKET.into();
     }
     if let Some(runtime) = variable("XDG_RUNTIME_DIR") {
         return Path::new(&runtime).join("sluice").join("sluice.sock");
     }
+    // The user id keeps the folders of several users apart; whoever makes the folder checks its owner.
     around
         .temporary
         .join(format!("sluice-{}", around.user_id))

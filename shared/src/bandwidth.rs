@@ -1,20 +1,20 @@
-//! How fast something goes that goes byte by byte.
+//! The rate of a transfer that is counted in bytes.
 
 use std::time::{Duration, Instant};
 
-/// Over how long a rate is taken.
+/// The span over which a rate is averaged.
 const AVERAGING_TIME: Duration = Duration::from_secs(5);
 
-/// How fast bytes come, over the last seconds.
+/// The bandwidth of a transfer over the last seconds.
 #[derive(Debug, Default)]
 pub struct Bandwidth {
     samples: Vec<(Instant, u64)>,
 }
 
 impl Bandwidth {
-    /// Takes what is done by now.
+    /// Records how many bytes are done by now.
     pub fn record(&mut self, now: Instant, bytes: u64) {
-        // A file that had to be begun anew has fewer than before.
+        // A file that was begun anew has fewer bytes than before.
         if self.samples.last().is_some_and(|(_, last)| *last > bytes) {
             self.samples.clear();
         }
@@ -26,11 +26,12 @@ impl Bandwidth {
         self.samples.drain(..first.unwrap_or(0));
     }
 
-    /// `None` until there is something to tell from.
+    /// Bytes a second over the last seconds; `None` for less than half a second of samples.
     #[must_use]
     pub fn bytes_per_second(&self) -> Option<f64> {
         let ((begun, first), (now, last)) = (self.samples.first()?, self.samples.last()?);
         let seconds = now.duration_since(*begun).as_secs_f64();
+        // Shorter spans say little: bytes come in large pieces.
         (seconds >= 0.5).then(|| (last - first) as f64 / seconds)
     }
 }

@@ -1,4 +1,4 @@
-//! How a checkpoint's weights are coded, as people ask for it: names and limits.
+//! How a checkpoint's weights are compressed, as people ask for it: names and limits.
 
 use std::{
     ffi::OsStr,
@@ -8,21 +8,21 @@ use std::{
     str::FromStr,
 };
 
-/// A coder that keeps every bit.
+/// A lossless entropy coder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Coder {
-    /// The least space.
+    /// Huffman codes: the smallest files.
     #[default]
     Huffman,
-    /// Decoded the fastest.
+    /// Dictionary codes: the fastest to decompress.
     Dictionary,
 }
 
 impl Coder {
-    /// All of them.
+    /// All coders, the default first.
     pub const ALL: [Self; 2] = [Self::Huffman, Self::Dictionary];
 
-    /// As it is written.
+    /// The name that people type.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -50,33 +50,33 @@ impl FromStr for Coder {
     }
 }
 
-/// Numbers of a tile.
+/// Elements of a tile, as containers may have them.
 pub const TILE_ELEMENTS: [u32; 3] = [128, 256, 512];
-/// The same where nobody says.
+/// Elements of a tile by default.
 pub const TILE_ELEMENTS_DEFAULT: u32 = 512;
-/// Bits of a number that is coded to a rate.
+/// Bits per weight of a trellis-quantized tensor.
 pub const BITS_PER_WEIGHT: RangeInclusive<f64> = 1.5..=6.0;
-/// Most patterns of tensors that stay as they are.
+/// Most patterns of tensors that are kept as they are.
 pub const KEEP_PATTERNS_MAX: usize = 64;
-/// Longest of them.
+/// Most bytes of such a pattern.
 pub const KEEP_PATTERN_BYTES_MAX: usize = 256;
-/// How the name of a coded file ends.
+/// The extension of a compressed file.
 const EXTENSION: &str = "sluice";
 
-/// What to do about a coded file that is damaged.
+/// The hint for a compressed file that is damaged.
 pub const DAMAGED_HINT: &str =
     "compress the checkpoint again, or copy the file again from an intact one";
 
-/// Whether a path is that of a coded file, by its name.
+/// Whether a path is that of a compressed file, by its extension.
 #[must_use]
 pub fn is_container_path(path: &Path) -> bool {
     path.extension() == Some(OsStr::new(EXTENSION))
 }
 
-/// A coded file to write, by its name.
+/// The path of a compressed file to write, checked.
 ///
 /// # Errors
-/// When that ends otherwise.
+/// When it has another extension.
 pub fn check_container_path(path: PathBuf) -> Result<PathBuf, String> {
     match is_container_path(&path) {
         true => Ok(path),
@@ -87,10 +87,10 @@ pub fn check_container_path(path: PathBuf) -> Result<PathBuf, String> {
     }
 }
 
-/// A tile's size, checked.
+/// The elements of a tile, checked.
 ///
 /// # Errors
-/// The sizes that there are.
+/// The sizes that are allowed.
 pub fn check_tile_elements(tile: u32) -> Result<u32, String> {
     match TILE_ELEMENTS.contains(&tile) {
         true => Ok(tile),
@@ -101,10 +101,10 @@ pub fn check_tile_elements(tile: u32) -> Result<u32, String> {
     }
 }
 
-/// The same, as people type it.
+/// The elements of a tile, parsed and checked.
 ///
 /// # Errors
-/// What is wrong with it.
+/// What is wrong with the text.
 pub fn parse_tile_elements(text: &str) -> Result<u32, String> {
     let tile = text.parse();
     check_tile_elements(
@@ -112,11 +112,12 @@ pub fn parse_tile_elements(text: &str) -> Result<u32, String> {
     )
 }
 
-/// A rate, checked.
+/// The bits per weight, checked.
 ///
 /// # Errors
-/// When it is outside of [`BITS_PER_WEIGHT`], or no number.
+/// When they are outside of [`BITS_PER_WEIGHT`], or NaN.
 pub fn check_bits_per_weight(bits: f64) -> Result<f64, String> {
+    // NaN lies in no range.
     match BITS_PER_WEIGHT.contains(&bits) {
         true => Ok(bits),
         false => {
@@ -126,16 +127,16 @@ pub fn check_bits_per_weight(bits: f64) -> Result<f64, String> {
     }
 }
 
-/// The same, as people type it.
+/// The bits per weight, parsed and checked.
 ///
 /// # Errors
-/// What is wrong with it.
+/// What is wrong with the text.
 pub fn parse_bits_per_weight(text: &str) -> Result<f64, String> {
     let bits = text.parse();
     check_bits_per_weight(bits.map_err(|_| format!("{text:?} is not a number, such as 4.5"))?)
 }
 
-/// A pattern of tensors that stay as they are, checked.
+/// A pattern of tensors that are kept as they are, checked.
 ///
 /// # Errors
 /// When it is empty or too long.
@@ -149,7 +150,7 @@ pub fn check_tensor_pattern(pattern: &str) -> Result<String, String> {
     }
 }
 
-/// So many patterns, checked.
+/// The number of patterns, checked.
 ///
 /// # Errors
 /// When there are too many.

@@ -1,14 +1,15 @@
-//! What passes compute, beside which positions they commit: keys and values that are kept, masks that are left out, how long
-//! the canvas is, and orders that are tried beside each other. Command line, configuration, wire and engine name them alike.
+//! What passes compute, apart from which positions they commit: the KV cache, masks that are left out, the length of
+//! the canvas, and orders that are tried beside each other. Command line, configuration, wire and engine name them
+//! alike.
 
 use std::{fmt, str::FromStr};
 
 use crate::sampling::KvCacheMode;
 
-/// All of it. By default every pass computes the whole canvas, as the reference does.
+/// These settings together. By default every pass computes the whole canvas, as the reference does.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Decoding {
-    /// Keys and values that are kept between passes.
+    /// What the KV cache keeps between passes.
     pub kv_cache: KvCacheReuse,
     /// Masks behind the open block that a pass computes, besides the last position of the canvas; unset: all.
     pub suffix_window: Option<u32>,
@@ -19,9 +20,10 @@ pub struct Decoding {
 }
 
 impl Decoding {
-    /// Whether it comes to what whole passes come to, one after another: each of the others is an approximation.
+    /// Whether the result is that of whole passes, one after another; each of the other settings is an approximation.
     #[must_use]
     pub fn is_exact(&self) -> bool {
+        // `Draft` is exact: only steps that the policy would have taken anyway count.
         self.kv_cache.mode == KvCacheMode::None
             && self.suffix_window.is_none()
             && self.canvas_growth == CanvasGrowth::Fixed
@@ -29,19 +31,19 @@ impl Decoding {
     }
 }
 
-/// Keys and values that are kept, and when they are computed anew.
+/// What the KV cache keeps, and when it is recomputed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct KvCacheReuse {
-    /// Which.
+    /// Which positions are cached.
     pub mode: KvCacheMode,
-    /// Passes in a block after which all are computed anew; unset: when the next block opens.
+    /// Passes in a block after which the whole cache is recomputed; unset: when the next block opens.
     pub refresh_passes: Option<u32>,
-    /// Positions before a block that are computed anew when it opens; unset: all, as published.
+    /// Positions before a block that are recomputed when it opens; unset: all, as published.
     pub recompute_before: Option<u32>,
     /// Positions on each side of the block that [`KvCacheMode::Vicinity`] computes.
     pub recompute_around: u32,
-    /// Share of the keys outside of the block that its later passes see: those which the block's queries look at most
-    /// (Sparse-dLLM). 1: all.
+    /// Share of the keys outside of the block that its later passes see: those that get most of the attention of the
+    /// block's queries (Sparse-dLLM). 1: all.
     pub keep_share: f64,
 }
 
@@ -57,36 +59,36 @@ impl Default for KvCacheReuse {
     }
 }
 
-/// dInfer's.
+/// Positions that dInfer computes on each side of the block.
 pub const RECOMPUTE_AROUND_DEFAULT: u32 = 16;
 
 /// How long the canvas is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CanvasGrowth {
-    /// As long as was asked for, from the first pass on.
+    /// As long as was requested, from the first pass on.
     #[default]
     Fixed,
-    /// Up to the open block: the next one is added when it is done, until an end token or the length that was asked for.
+    /// Up to the open block: the next one is appended when it is done, until an end token or the requested length.
     Append,
-    /// Short at first; longer until the model itself sees an end, and where it is unsure (DAEDAL). At most the length that was
-    /// asked for.
+    /// Short at first; longer until the model itself sees an end, and where it is unsure (DAEDAL). At most the
+    /// requested length.
     Insert,
 }
 
-/// Orders of filling that are tried beside each other in one pass, which then has as many times the rows.
+/// Orders of filling that are tried beside each other in one pass, which then has as many times more rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Speculation {
-    /// One alone.
+    /// One order alone.
     #[default]
     None,
-    /// Besides what the policy commits, each of so many further canvases has one more position filled; the one goes on whose
-    /// remaining masks are the most certain (LoPA). An approximation.
+    /// Besides what the policy commits, each of so many further canvases has one more position filled; the canvas whose
+    /// remaining masks are the most certain goes on (LoPA). An approximation.
     Explore {
-        /// Further canvases.
+        /// Canvases besides the first, at most [`BRANCHES_MAX`].
         branches: u32,
     },
-    /// The passes ahead are guessed from the last candidates, and checked in one pass: as many of them count as the policy would
-    /// have come to (SSD). The same tokens as without.
+    /// Passes ahead are guessed from the last candidates, and checked in one pass: as many of them count as the policy
+    /// would have reached (SSD). The tokens are the same as without.
     Draft {
         /// Passes ahead that are guessed.
         branches: u32,
@@ -94,7 +96,7 @@ pub enum Speculation {
 }
 
 impl Speculation {
-    /// Canvases of a pass.
+    /// Canvases of a pass, the first included.
     #[must_use]
     pub fn canvases(&self) -> u32 {
         match self {
@@ -104,13 +106,13 @@ impl Speculation {
     }
 }
 
-/// Canvases besides the first, at most.
+/// Most canvases besides the first.
 pub const BRANCHES_MAX: u32 = 15;
-/// As LoPA's and SSD's authors begin with.
+/// The default of LoPA's and SSD's authors.
 pub const BRANCHES_DEFAULT: u32 = 3;
 
 impl KvCacheReuse {
-    /// The first value that makes no sense, by its name, and what it must be.
+    /// The name of the first value that makes no sense, and what it must be; `None` where all do.
     #[must_use]
     pub fn problem(&self) -> Option<(&'static str, String)> {
         // Written so that NaN fails.
@@ -125,20 +127,20 @@ impl KvCacheReuse {
     }
 }
 
-/// Why a setting was not understood.
+/// Why a setting cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodingError {
-    /// No such word.
+    /// The word is not known.
     #[error("unknown {setting} '{found}'; known are {known}")]
     Unknown {
-        /// What it stands for.
+        /// The setting that it was given for.
         setting: &'static str,
-        /// What was given.
+        /// The word that was given.
         found: String,
-        /// What could be.
+        /// The known words.
         known: &'static str,
     },
-    /// A key that isn't one, or a value that can't be.
+    /// The key is not known, or its value is not allowed.
     #[error("{key} {problem}")]
     InvalidValue {
         /// The key, or what was given in its place.
@@ -202,6 +204,7 @@ impl FromStr for KvCacheReuse {
         for (key, value) in pairs {
             match key {
                 "refresh" => caching.refresh_passes = Some(parse_number(key, value)?),
+                // `behind` and `around` are the names of before November 2026, which scripts may still use.
                 "recompute-before" | "behind" => {
                     caching.recompute_before = Some(parse_number(key, value)?);
                 }

@@ -1,32 +1,33 @@
-//! Levels: named sets of choices that a plan is made from. A level says how faithful the weights are; how much memory
-//! they may take is the budget's to say.
+//! Levels: named sets of choices that a plan is made from. A level sets the fidelity of the weights; how much memory
+//! they may take is set by the budget.
 
 use std::{fmt, str::FromStr};
 
-/// How faithful the weights are.
+/// The fidelity of the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Level {
-    /// As in the checkpoint, all of it on the device.
+    /// The checkpoint's weights, all of them on the device.
     Off,
-    /// As in the checkpoint; the embedding's rows come from the host, what the budget has no room for is streamed.
+    /// The checkpoint's weights; the embedding's rows come from the host, and what does not fit the budget is streamed.
     Standard,
-    /// Coded without loss.
+    /// The checkpoint's weights, losslessly compressed.
     Mild,
     /// Eight bits a weight.
     Moderate,
     /// Four bits a weight.
     Aggressive,
-    /// The most faithful one whose pass takes at most [`Settings::auto_factor`](crate::settings::PlanSettings::max_slowdown) times as long as the fastest one's.
+    /// The most faithful level whose pass takes at most [`max_slowdown`](crate::options::PlanSettings::max_slowdown)
+    /// times as long as the fastest level's.
     Auto,
 }
 
-/// How much longer a pass may take for fidelity's sake under [`Level::Auto`], where nobody says.
+/// Default of how many times as long a pass may take for fidelity under [`Level::Auto`].
 pub const MAX_SLOWDOWN: f64 = 1.5;
 
 /// A factor for [`Level::Auto`], checked.
 ///
 /// # Errors
-/// When it is below 1, or no number.
+/// When it is below 1, infinite or NaN.
 pub fn check_max_slowdown(factor: f64) -> Result<f64, String> {
     match factor.is_finite() && factor >= 1.0 {
         true => Ok(factor),
@@ -34,10 +35,10 @@ pub fn check_max_slowdown(factor: f64) -> Result<f64, String> {
     }
 }
 
-/// The same, as people type it.
+/// A factor for [`Level::Auto`], parsed and checked.
 ///
 /// # Errors
-/// What is wrong with it.
+/// What is wrong with the text.
 pub fn parse_max_slowdown(text: &str) -> Result<f64, String> {
     let factor = text.parse();
     check_max_slowdown(factor.map_err(|_| format!("{text:?} is not a number, such as 1.5"))?)
@@ -56,7 +57,7 @@ pub enum EmbeddingPlacement {
 }
 
 impl EmbeddingPlacement {
-    /// All of them.
+    /// Every placement, the default first.
     pub const ALL: [Self; 3] = [Self::Auto, Self::Host, Self::Device];
 
     /// The name that people type.
@@ -87,22 +88,22 @@ impl FromStr for EmbeddingPlacement {
     }
 }
 
-/// How a causal model's keys and values are kept between passes.
+/// The format of an autoregressive model's KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum KvCacheFormat {
-    /// As a card computes; on the CPU in bf16.
+    /// The dtype that a GPU computes in; on the CPU bf16.
     #[default]
     Auto,
-    /// As they were computed: 32 bits a number.
+    /// As it was computed: 32 bits an element.
     F32,
     /// Rounded to 16 bits, as models are trained.
     Bf16,
-    /// In 8 bits, with a scale for each 32 numbers of a head.
+    /// In 8 bits, with a scale for each 32 elements of a head.
     Q8_0,
 }
 
 impl KvCacheFormat {
-    /// All of them.
+    /// Every format, the default first.
     pub const ALL: [Self; 4] = [Self::Auto, Self::F32, Self::Bf16, Self::Q8_0];
 
     /// The name that people type.
@@ -158,7 +159,7 @@ impl Level {
         }
     }
 
-    /// What the field calls it; people may type that, too, but it is never written.
+    /// The field's name for the level, which people may type too, but which is never written.
     #[must_use]
     pub fn alias(self) -> Option<&'static str> {
         match self {
@@ -169,7 +170,7 @@ impl Level {
         }
     }
 
-    /// What it does, in a line.
+    /// What the level does, in a line.
     #[must_use]
     pub fn summary(self) -> &'static str {
         match self {
@@ -182,7 +183,7 @@ impl Level {
         }
     }
 
-    /// What requests had better stay within for the text to hold up; `None` where a request may be as long as it likes.
+    /// Limits that requests should stay within for the text to hold up; `None`: no limits.
     #[must_use]
     pub fn advised_limits(self) -> Option<AdvisedLimits> {
         match self {
@@ -195,8 +196,8 @@ impl Level {
         }
     }
 
-    /// The levels that may take its place where it can't be had: none is less faithful, and the nearest comes first. `off`,
-    /// `standard` and `mild` are equally faithful; `off` is no way out, since it takes the most memory.
+    /// The levels that may replace it where it is not possible: none is less faithful, and the nearest comes first.
+    /// `off`, `standard` and `mild` are equally faithful; `off` replaces none, since it takes the most memory.
     #[must_use]
     pub fn substitutes(self) -> &'static [Self] {
         match self {
@@ -208,7 +209,7 @@ impl Level {
         }
     }
 
-    /// Whether outputs are those of the checkpoint's own weights, bit for bit; unknown for `auto`.
+    /// Whether outputs are those of the checkpoint's own weights, bit for bit; `None` for `auto`, which decides later.
     #[must_use]
     pub fn is_lossless(self) -> Option<bool> {
         match self {

@@ -8,11 +8,12 @@ pub mod compression;
 pub mod decoding;
 pub mod level;
 pub mod names;
+pub mod options;
 pub mod policy;
 pub mod preset;
 pub mod renames;
 pub mod sampling;
-pub mod settings;
+
 pub mod units;
 
 /// Exit codes of both programs; scripts rely on them.

@@ -1,7 +1,7 @@
-//! Short names for models that people ask for, and what a misspelt name may have meant.
+//! Short names for models, and suggestions for misspelt names.
 //!
-//! The table is the one place for short names: `sluice run llada`, `sluice pull smollm2:135m`. Each names a repository of a
-//! family that is supported, and of GGUF files the label of one that is a good compromise.
+//! The table is the one place for short names: `sluice run llada`, `sluice pull smollm2:135m`. Each names a repository
+//! of a supported family, and for GGUF the label of one file that is a good compromise.
 
 /// A short name and the model's name at the hub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,8 +12,10 @@ pub struct ShortName {
     pub full: &'static str,
 }
 
-/// The model inside the daemon.
+/// The name of the model that is built into the daemon.
 pub const DEMONSTRATION: &str = "demo";
+/// The same model's name in the daemon's list.
+pub const DEMONSTRATION_MODEL: &str = "sluice-demo";
 
 const fn row(short: &'static str, full: &'static str) -> ShortName {
     ShortName { short, full }
@@ -66,14 +68,14 @@ pub const SHORT_NAMES: &[ShortName] = &[
     ),
 ];
 
-/// Names that are suggested at once.
+/// Most names that are suggested at once.
 const SUGGESTIONS_MAX: usize = 3;
-/// Longest name that others are compared with, which takes time by its length.
+/// Longest name that others are compared with: the comparison takes time quadratic in the length.
 const NAME_BYTES_MAX: usize = 200;
-/// How alike two names are, from 0 to 1, for one to be suggested in the place of the other.
+/// Similarity from 0 to 1 from which on a name is suggested for another.
 const ALIKE_MIN: f64 = 0.8;
 
-/// What a short name stands for; upper and lower case are as good.
+/// The full name of a short name, in upper or lower case; `None` where it is not one.
 #[must_use]
 pub fn full(name: &str) -> Option<&'static str> {
     let row = SHORT_NAMES
@@ -82,8 +84,7 @@ pub fn full(name: &str) -> Option<&'static str> {
     row.map(|row| row.full)
 }
 
-/// Those of the known names and of the short ones that may have been meant, the likeliest first. No name is as long as some
-/// texts that are given for one.
+/// Known names and short names that may have been meant, the likeliest first; none for a text too long to be a name.
 #[must_use]
 pub fn near<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     if name.len() > NAME_BYTES_MAX {
@@ -104,7 +105,7 @@ pub fn near<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<Str
     alike.map(|(_, known)| known.to_owned()).collect()
 }
 
-/// The known word that may have been meant, if one is alike.
+/// The known word that may have been meant; `None` where none is similar enough.
 #[must_use]
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if word.len() > NAME_BYTES_MAX {
@@ -116,7 +117,7 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
     (nearest.0 >= ALIKE_MIN).then_some(nearest.1)
 }
 
-/// Of the whole name, of what follows the owner, and of what stands before the label.
+/// The similarity of the whole name, of what follows the owner, and of what stands before the label.
 fn likeness(name: &str, known: &str) -> f64 {
     let own = known.rsplit('/').next().unwrap_or(known);
     let family = |name: &str| name.split(':').next().unwrap_or_default().to_owned();

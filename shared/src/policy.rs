@@ -5,29 +5,29 @@
 
 use std::{fmt, str::FromStr};
 
-/// A policy's name, parameters and what it costs.
+/// A policy's name, parameters and properties.
 #[derive(Debug)]
 pub struct PolicyInfo {
     /// As written on the command line and on the wire.
     pub name: &'static str,
     /// One line for help texts.
     pub summary: &'static str,
-    /// Parameters, in the order in which they are shown.
+    /// Its parameters, in the order in which they are shown.
     pub parameters: &'static [ParameterInfo],
-    /// The committed tokens are those of the reference sampler.
+    /// Whether the committed tokens are those of the reference sampler.
     pub exact: bool,
-    /// Committed tokens of the open block may become masks again.
+    /// Whether committed tokens of the open block may become masks again.
     pub takes_back: bool,
 }
 
-/// One number that a policy takes.
+/// A numeric parameter of a policy.
 #[derive(Debug)]
 pub struct ParameterInfo {
     /// The key in `name:key=value`.
     pub name: &'static str,
     /// One line for help texts.
     pub summary: &'static str,
-    /// Value when not given.
+    /// The value if it is not given.
     pub default: f64,
     /// Least allowed value.
     pub min: f64,
@@ -38,9 +38,9 @@ pub struct ParameterInfo {
 /// The name of an option that nearly all policies share; see [`PolicyChoice::apart`].
 pub const APART_NAME: &str = "apart";
 
-/// Where several positions are filled in one pass, none of them knows of the others. Where a word's place is uncertain by one
-/// or two, both places predict it, each for itself rightly, and it stands there twice. The published policies have no such
-/// rule, so it is off where nobody asks for it.
+/// Positions that are filled in one pass do not know of each other. Where a word's position is uncertain by one or two,
+/// both positions predict it, each rightly for itself, and it stands there twice. The published policies have no such
+/// rule, so it is off by default.
 const APART: ParameterInfo = ParameterInfo {
     name: APART_NAME,
     summary: "positions within which a pass commits no token twice, the end apart; 0: any",
@@ -323,14 +323,14 @@ pub struct PolicyChoice {
     values: [f64; MAX_PARAMETERS],
 }
 
-/// No policy of the registry has more parameters.
+/// The most parameters that a policy of the registry has.
 const MAX_PARAMETERS: usize = 5;
 
 impl PolicyChoice {
     /// Looks `name` up and checks `parameters`; those not given take their defaults.
     ///
     /// # Errors
-    /// Names the unknown policy or parameter, or the value out of range.
+    /// The unknown policy or parameter, or the value out of range.
     pub fn new<'a>(
         name: &str,
         parameters: impl IntoIterator<Item = (&'a str, f64)>,
@@ -368,7 +368,7 @@ impl PolicyChoice {
         Ok(Self { info, values })
     }
 
-    /// The registry's row.
+    /// The policy's row in the registry.
     #[must_use]
     pub fn info(&self) -> &'static PolicyInfo {
         self.info
@@ -380,7 +380,7 @@ impl PolicyChoice {
         self.info.name
     }
 
-    /// Names and values of the parameters, in the registry's order; an option that is off is none.
+    /// Names and values of the parameters, in the registry's order, without an option that is off.
     pub fn parameters(&self) -> impl Iterator<Item = (&'static str, f64)> + '_ {
         self.info
             .parameters
@@ -390,7 +390,7 @@ impl PolicyChoice {
             .filter(|&(name, value)| name != APART_NAME || value > 0.0)
     }
 
-    /// How many positions apart equal tokens have to stand that one pass commits; 0: they may stand side by side.
+    /// Within how many positions a pass commits no token twice; 0: equal tokens may be adjacent.
     #[must_use]
     pub fn apart(&self) -> usize {
         let mut parameters = self.parameters();
@@ -421,6 +421,7 @@ impl FromStr for PolicyChoice {
     fn from_str(text: &str) -> Result<Self, PolicyError> {
         let (name, rest) = text.split_once(':').unwrap_or((text, ""));
         let mut parameters = Vec::new();
+        // An empty part is skipped, so `name:` and a comma at the end are accepted.
         for part in rest.split(',').filter(|part| !part.is_empty()) {
             let malformed = || PolicyError::Malformed(part.to_owned());
             let (key, value) = part.split_once('=').ok_or_else(malformed)?;
@@ -449,14 +450,15 @@ impl fmt::Debug for PolicyChoice {
 
 impl PartialEq for PolicyChoice {
     fn eq(&self, other: &Self) -> bool {
+        // Values beyond the policy's parameters are zero in both, so comparing whole arrays is right.
         self.info.name == other.info.name && self.values == other.values
     }
 }
 
-/// Why a policy was not understood.
+/// Why a policy cannot be parsed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PolicyError {
-    /// No such row in the registry.
+    /// No policy of the registry has this name.
     #[error("unknown policy '{0}'; known are {known}", known = known_policies())]
     UnknownPolicy(String),
     /// The policy has no parameter of that name.
@@ -464,10 +466,10 @@ pub enum PolicyError {
     UnknownParameter {
         /// Name of the policy.
         policy: &'static str,
-        /// What was given.
+        /// The parameter that was given.
         key: String,
     },
-    /// The value lies outside the parameter's range, or is not a number.
+    /// The value lies outside the parameter's range, or is NaN.
     #[error("{parameter} of policy '{policy}' must be between {min} and {max}, not {value}")]
     OutOfRange {
         /// Name of the policy.
@@ -478,10 +480,10 @@ pub enum PolicyError {
         min: f64,
         /// Greatest allowed value.
         max: f64,
-        /// What was given.
+        /// The value that was given.
         value: f64,
     },
-    /// Not of the form `key=number`.
+    /// A part is not of the form `key=number`.
     #[error("'{0}' is not of the form key=number")]
     Malformed(String),
 }

@@ -1,5 +1,5 @@
-//! The dial: one word for how much of the reference is given up for speed, in place of a policy, a cache, a window and a
-//! growth that must be known and suit each other. What a word stands for is said here alone.
+//! Presets: one word for how much of the reference is given up for speed, instead of a policy, a cache, a window and a
+//! canvas growth that one must know and that must suit each other. The table is the only place that defines them.
 
 use std::{fmt, str::FromStr};
 
@@ -8,43 +8,44 @@ use crate::{
     policy::PolicyChoice,
 };
 
-/// How much is given up for speed.
+/// How much of the reference is given up for speed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Preset {
-    /// Nothing: what the reference does.
+    /// Nothing: the reference's results.
     #[default]
     Exact,
-    /// What costs little.
+    /// Only what costs little quality.
     Quality,
-    /// In between.
+    /// Between quality and fast.
     Balanced,
-    /// What most answers bear.
+    /// As much as most answers tolerate.
     Fast,
-    /// [`Preset::Balanced`] where computing takes the time; where passes wait for streamed weights, several orders in whole ones.
+    /// [`Preset::Balanced`] where arithmetic takes the time; where passes wait for streamed weights, several orders in
+    /// whole passes.
     Auto,
 }
 
-/// A row of the table: what a position of the dial stands for, as people would write it.
+/// A row of the table: the settings of a preset, as people would write them.
 #[derive(Debug)]
 pub struct PresetInfo {
-    /// Which.
+    /// The preset that the row defines.
     pub preset: Preset,
-    /// As people type it.
+    /// The name that people type.
     pub name: &'static str,
     /// One line for help texts.
     pub summary: &'static str,
-    /// As after `--policy`.
+    /// The value of `--policy`.
     pub policy: &'static str,
-    /// As after `--kv-cache`.
+    /// The value of `--kv-cache`.
     pub kv_cache: &'static str,
-    /// As after `--suffix-window`; unset: none.
+    /// The value of `--suffix-window`; `None`: no window.
     pub suffix_window: Option<u32>,
-    /// As after `--canvas-growth`.
+    /// The value of `--canvas-growth`.
     pub canvas_growth: &'static str,
 }
 
-/// All positions, the default first. Where rows cost nothing, `exact` guesses passes ahead besides; the row of [`Preset::Auto`] is
-/// what it stands for where they do ([`Preset::resolve`]).
+/// All presets, the default first. Where rows cost nothing, `exact` guesses passes ahead besides; the row of
+/// [`Preset::Auto`] is for where they do cost ([`Preset::resolve`]).
 pub const PRESETS: &[PresetInfo] = &[
     PresetInfo {
         preset: Preset::Exact,
@@ -93,7 +94,7 @@ pub const PRESETS: &[PresetInfo] = &[
     },
 ];
 
-/// What a position of the dial comes to.
+/// The settings of a preset.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ResolvedPreset {
     /// Which positions a pass commits.
@@ -103,7 +104,7 @@ pub struct ResolvedPreset {
 }
 
 impl Preset {
-    /// Its row of the table.
+    /// The preset's row of the table.
     #[must_use]
     pub fn info(self) -> &'static PresetInfo {
         let row = PRESETS.iter().find(|row| row.preset == self);
@@ -116,10 +117,10 @@ impl Preset {
         self.info().name
     }
 
-    /// What it comes to. `is_bus_bound` tells whether passes with such a bundle wait for streamed weights longer than they
-    /// compute; only `exact` and `auto` ask. Then rows cost nothing: leaving them out saves nothing, and further canvases may be
-    /// tried beside the first: with `exact` guesses of the passes ahead, which give the same tokens in fewer passes, with `auto`
-    /// other orders, which give more.
+    /// The preset's settings. `is_bus_bound` tells whether passes with given settings wait for streamed weights longer
+    /// than they compute; only `exact` and `auto` ask. Then rows cost nothing, so leaving them out saves nothing, and
+    /// further canvases may be tried beside the first: with `exact` guesses of the passes ahead, which give the same
+    /// tokens in fewer passes, with `auto` other orders, which give more tokens a pass.
     #[must_use]
     pub fn resolve(self, is_bus_bound: impl Fn(&ResolvedPreset) -> bool) -> ResolvedPreset {
         let bundle = self.info().resolved();
@@ -136,6 +137,7 @@ impl Preset {
         };
         let drafted = speculating(bundle, DRAFT);
         let explored = speculating(Self::Quality.info().resolved(), EXPLORE);
+        // Asked with the canvases that would be added: a pass that waits with one canvas may not wait with several.
         match self {
             Self::Exact if is_bus_bound(&drafted) => drafted,
             Self::Auto if is_bus_bound(&explored) => explored,
@@ -145,11 +147,11 @@ impl Preset {
     }
 }
 
-/// Where rows cost nothing. More canvases bring little more.
+/// For `exact` where rows cost nothing. More canvases bring little more.
 const DRAFT: Speculation = Speculation::Draft {
     branches: BRANCHES_DEFAULT,
 };
-/// The same for who gives something up: 3.6 tokens a pass of the demonstration model, where guessing ahead comes to 2.6.
+/// For `auto` where rows cost nothing: 3.6 tokens a pass of the demonstration model, where guessing ahead comes to 2.6.
 const EXPLORE: Speculation = Speculation::Explore { branches: 3 };
 
 impl PresetInfo {
@@ -166,7 +168,7 @@ impl PresetInfo {
     }
 }
 
-/// No such position of the dial.
+/// No preset has this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown preset '{0}'; known are {known}", known = known_presets())]
 pub struct UnknownPreset(String);

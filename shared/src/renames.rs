@@ -1,5 +1,5 @@
-//! Names that flags, configuration keys and variables had until November 2026, beside those that they have. Whoever uses an old
-//! name is told the new one; docs/renames.md lists both for people.
+//! Names that flags, configuration keys and variables had until November 2026, and their present names. Whoever uses an
+//! old name is told the new one; docs/renames.md lists both for people.
 
 /// Settings of the daemon, as flags without dashes; [`key`] and [`variables`] give their other spellings.
 const SETTINGS: &[(&str, &str)] = &[

@@ -3,18 +3,18 @@
 /// How the masked positions of a pass are ranked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Remasking {
-    /// By the probability of their token.
+    /// By the probability of their candidate.
     #[default]
     LowConfidence,
     /// By a seeded random number.
     Random,
     /// By how much the most probable token is more probable than the next one.
     Margin,
-    /// By how certain the position is altogether: the least entropy first.
+    /// By the entropy of their distribution, the lowest first.
     Entropy,
 }
 
-/// What an end-of-sequence token does.
+/// How an end-of-sequence token is treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EosPolicy {
     /// Ends the text once nothing before it is masked; words after it are dropped.
@@ -26,7 +26,7 @@ pub enum EosPolicy {
     Keep,
 }
 
-/// Keys and values kept between passes.
+/// Which keys and values the cache keeps between passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KvCacheMode {
     /// None: every pass computes the whole canvas.
@@ -36,35 +36,35 @@ pub enum KvCacheMode {
     Prefix,
     /// Those before and after the block.
     Dual,
-    /// Those away from the block.
+    /// Those outside the block and the positions around it.
     Vicinity,
 }
 
-/// What of a causal model's tokens may be drawn. Unset: all of them, as they are.
+/// Which tokens of an autoregressive model may be drawn. Unset: all of them, by their probabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Sampling {
-    /// The most probable so many; 0: all.
+    /// Only the `k` most probable; 0: all.
     pub top_k: Option<u32>,
-    /// The most probable ones that have this much of the probability together; above 0, at most 1.
+    /// Only the most probable ones that together have this much probability; above 0, at most 1.
     pub top_p: Option<f64>,
-    /// Those with at least this share of the most probable one's probability; from 0 to 1.
+    /// Only those with at least this share of the most probable one's probability; from 0 to 1.
     pub min_p: Option<f64>,
-    /// What logits of tokens that stand before are divided by, those below 0 multiplied; above 0, at most
+    /// The divisor of logits of tokens that occurred before; negative logits are multiplied by it. Above 0, at most
     /// [`PENALTY_MAX`].
     pub repetition_penalty: Option<f64>,
 }
 
-/// How tokens are chosen: what somebody says of it. Unset: somebody else's to say.
+/// Sampling options of one source; what is unset, the next source decides.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct SamplingOptions {
     /// Scale of the noise; 0: the most probable token.
     pub temperature: Option<f64>,
-    /// What may be drawn.
+    /// Which tokens may be drawn.
     pub sampling: Sampling,
 }
 
 impl SamplingOptions {
-    /// The most probable token each time, and nothing made less likely: all is said.
+    /// Greedy decoding: the most probable token each time, no penalty. Every option is set.
     #[must_use]
     pub fn greedy() -> Self {
         Self {
@@ -78,7 +78,7 @@ impl SamplingOptions {
         }
     }
 
-    /// What this says, and for the rest what the other does.
+    /// These options, completed by the other ones.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         let (this, that) = (self.sampling, other.sampling);
@@ -93,7 +93,7 @@ impl SamplingOptions {
         }
     }
 
-    /// The first setting that makes no sense, by its name, and what it must be.
+    /// The name of the first setting that makes no sense, and what it must be; `None` where all do.
     #[must_use]
     pub fn problem(&self) -> Option<(&'static str, String)> {
         let temperature = self.temperature.and_then(temperature_problem);
@@ -102,16 +102,29 @@ impl SamplingOptions {
     }
 }
 
-/// Greatest temperature: far beyond all use.
+/// A setting's path in a request, by its name.
+#[must_use]
+pub fn field_path(name: &'static str) -> &'static str {
+    match name {
+        "temperature" => "sampling.temperature",
+        "top_k" => "sampling.top_k",
+        "top_p" => "sampling.top_p",
+        "min_p" => "sampling.min_p",
+        "repetition_penalty" => "sampling.repetition_penalty",
+        other => other,
+    }
+}
+
+/// Highest temperature: far beyond any use.
 pub const TEMPERATURE_MAX: f64 = 1000.0;
-/// Greatest repetition penalty: far beyond all use.
+/// Highest repetition penalty: far beyond any use.
 pub const PENALTY_MAX: f64 = 100.0;
-/// Strings that end a text, at most.
+/// Most stop strings of a request.
 pub const STOPS_MAX: usize = 16;
-/// Bytes of such a string, at most.
+/// Most bytes of a stop string.
 pub const STOP_BYTES_MAX: usize = 256;
 
-/// What is wrong with a temperature, if anything.
+/// What is wrong with a temperature; `None` if nothing is.
 #[must_use]
 pub fn temperature_problem(temperature: f64) -> Option<String> {
     let is_right = (0.0..=TEMPERATURE_MAX).contains(&temperature);
@@ -119,7 +132,7 @@ pub fn temperature_problem(temperature: f64) -> Option<String> {
 }
 
 impl Sampling {
-    /// The same without settings that have no effect.
+    /// The settings without those that have no effect.
     #[must_use]
     pub fn effective(self) -> Self {
         Self {
@@ -130,7 +143,7 @@ impl Sampling {
         }
     }
 
-    /// The first setting that makes no sense, by its name, and what it must be.
+    /// The name of the first setting that makes no sense, and what it must be; `None` where all do.
     #[must_use]
     pub fn problem(&self) -> Option<(&'static str, String)> {
         // Written so that NaN fails.

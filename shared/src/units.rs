@@ -1,4 +1,4 @@
-//! Figures as people read them.
+//! Quantities in a form for people.
 
 use std::time::Duration;
 
@@ -27,11 +27,11 @@ pub fn bytes(count: u64) -> String {
     format!("{value:.decimals$} {unit}")
 }
 
-/// Reads a number of bytes as people write it: `4GiB`, `512 MiB`, `6.5GB`, `4G` (binary, as cgroups and systemd have it),
-/// or plain bytes.
+/// Parses an amount of bytes as people write it: `4GiB`, `512 MiB`, `6.5GB`, `4G` (binary, as cgroups and systemd have
+/// it), or plain bytes.
 ///
 /// # Errors
-/// What is wrong with it, and an example.
+/// What is wrong with the text, and an example.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     const EXAMPLES: &str = "write it like 4GiB, 512MiB or 6.5GB";
     let wrong = || format!("{text:?} is not an amount of memory; {EXAMPLES}");
@@ -54,17 +54,17 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         _ => return Err(wrong()),
     };
     let bytes = number * unit;
-    // More than any machine has: a slip of the keyboard, and beyond what an `f64` counts exactly.
+    // More than any machine has, so a typing error, and more than an `f64` counts exactly with a fraction.
     if bytes > 2f64.powi(50) {
         return Err(format!("{text:?} is more than any machine has; {EXAMPLES}"));
     }
     Ok(bytes as u64)
 }
 
-/// Reads how many bytes a second as people write it: `500MB/s`, `1.5 GiB/s`, or without the `/s`.
+/// Parses a bandwidth as people write it: `500MB/s`, `1.5 GiB/s`, or without the `/s`.
 ///
 /// # Errors
-/// What is wrong with it, and an example.
+/// What is wrong with the text, and an example.
 pub fn parse_bandwidth(text: &str) -> Result<u64, String> {
     let trimmed = text.trim();
     let amount = trimmed.strip_suffix("/s").unwrap_or(trimmed);
@@ -72,10 +72,10 @@ pub fn parse_bandwidth(text: &str) -> Result<u64, String> {
     parse_bytes(amount).map_err(wrong)
 }
 
-/// Reads a time as people write it: `90s`, `15m`, `1.5h`, `2d`.
+/// Parses a duration as people write it: `90s`, `15m`, `1.5h`, `2d`.
 ///
 /// # Errors
-/// What is wrong with it, and an example.
+/// What is wrong with the text, and an example.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is not a duration; write it like 90s, 15m or 2h");
     let trimmed = text.trim();
@@ -93,14 +93,15 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         _ => return Err(wrong()),
     };
     let seconds = number * unit;
+    // Also refuses what `Duration::from_secs_f64` would panic on.
     if seconds > 366.0 * 86_400.0 {
         return Err(format!("{text:?} is more than a year"));
     }
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// The least amount of at least `count` bytes that is easily typed, in the form that [`parse_bytes`] reads: whole MiB from
-/// 1 MiB on, else whole KiB.
+/// The smallest amount of at least `count` bytes that is easy to type, in the form that [`parse_bytes`] reads: whole
+/// MiB from 1 MiB on, else whole KiB.
 #[must_use]
 pub fn bytes_to_type(count: u64) -> String {
     const KIB: u64 = 1 << 10;
@@ -115,7 +116,7 @@ pub fn bytes_to_type(count: u64) -> String {
     }
 }
 
-/// Milliseconds as people estimate them, one unit and no more digits than can be meant: `40 s`, `3 min`, `2 h`.
+/// Milliseconds as an estimate for people, in one unit and without false precision: `40 s`, `3 min`, `2 h`.
 #[must_use]
 pub fn about_ms(ms: f64) -> String {
     let seconds = ms / 1000.0;
@@ -125,6 +126,16 @@ pub fn about_ms(ms: f64) -> String {
         format!("{:.0} min", seconds / 60.0)
     } else {
         format!("{:.0} h", seconds / 3600.0)
+    }
+}
+
+/// An amount as people write it, if that is read back as the same, else its bytes: `4GiB`.
+#[must_use]
+pub fn bytes_exactly(bytes: u64) -> String {
+    let rounded = bytes_to_type(bytes);
+    match parse_bytes(&rounded) == Ok(bytes) {
+        true => rounded,
+        false => bytes.to_string(),
     }
 }
 
@@ -145,7 +156,7 @@ pub fn duration_ms(ms: f64) -> String {
     }
 }
 
-/// A count with thin groups: `126,464`.
+/// A count with its digits in groups: `126,464`.
 #[must_use]
 pub fn count(value: u64) -> String {
     let digits = value.to_string();

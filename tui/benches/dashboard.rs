@@ -178,7 +178,7 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Options, String> {
     let mut arguments = arguments.filter(|argument| argument != "--bench");
     while let Some(option) = arguments.next() {
         let value = arguments.next().unwrap_or_default();
-        let wrong = || format!("can't take {option} {value}");
+        let wrong = || format!("cannot take {option} {value}");
         let number = || value.parse::<u32>().map_err(|_| wrong());
         match option.as_str() {
             "--size" => {

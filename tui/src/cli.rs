@@ -12,9 +12,13 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use sluice_proto::{model::DecodingChoice, v1};
+use sluice_proto::{
+    model::DecodingChoice,
+    v1::{self, generate_request::Decoding},
+};
 use sluice_shared::{
     decoding::{CanvasGrowth, KvCacheReuse, Speculation},
+    options::PlanOptions,
     policy::PolicyChoice,
     preset::Preset,
 };
@@ -22,9 +26,7 @@ use sluice_shared::{
 pub use bench::Bench;
 pub use jobs::{Compress, Decompress, FollowArgs, Jobs, JobsCommand, Verify};
 pub use library::{Inspect, Pull, Remove};
-pub use plans::{
-    Budget, Fidelity, LevelChoice, Plan, PlanArgs, Restore, RestoreTo, SetBudget, SetLevel,
-};
+pub use plans::{Fidelity, LevelChoice, Plan, Restore, RestoreTo, SetBudget, SetLevel};
 pub use run::{AnswerArgs, Chat, Run, Stop};
 pub use screen::{Colour, Screen};
 
@@ -145,7 +147,7 @@ pub struct Generate {
     #[arg(long, value_name = "N")]
     pub length: Option<u32>,
     /// Pin TEXT at position POS of the canvas, counted from 0 after the prompt; may be repeated
-    #[arg(long = "pin", value_name = "POS:TEXT", value_parser = parse_pin)]
+    #[arg(long = "pin", value_name = "POS:TEXT", value_parser = parse_pin, conflicts_with = "stop")]
     pub pins: Vec<(u32, String)>,
     /// Print each event as a JSON object on its own line; the last is "done"
     #[arg(long)]
@@ -160,7 +162,12 @@ pub struct Generate {
 pub struct DecodingArgs {
     /// Quality preset: exact, quality, balanced, fast or auto
     /// [default: the daemon's, which is exact unless configured otherwise]
-    #[arg(long, value_name = "PRESET", help_heading = "Decoding")]
+    #[arg(
+        long,
+        value_name = "PRESET",
+        help_heading = "Decoding",
+        conflicts_with = "stop"
+    )]
     pub preset: Option<Preset>,
     /// All else.
     #[command(flatten)]
@@ -223,7 +230,13 @@ pub struct DecodingDetails {
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
     pub repetition_penalty: Option<f64>,
     /// Autoregressive models: stop before this text, or at the special token of this name; may be repeated
-    #[arg(long, value_name = "TEXT")]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        conflicts_with_all = [
+            "steps", "guidance", "remasking", "policy", "kv_cache", "suffix_window", "canvas_growth", "speculate",
+        ]
+    )]
     pub stop: Vec<String>,
 }
 
@@ -297,7 +310,7 @@ pub struct Plain {
 
 /// `sluice load`.
 #[derive(Debug, Args)]
-#[command(after_help = help::LOAD)]
+#[command(after_help = help::LOAD, mut_args(plans::daemon_default))]
 pub struct Load {
     /// A name from `sluice list`, or a checkpoint's folder, .gguf or .sluice file, which the
     /// daemon's user must be able to read. Waiting requests are refused. If the budget can't hold both models, the
@@ -306,9 +319,9 @@ pub struct Load {
     /// Also load it at every start of the daemon, unless started with --model or by `sluice run`
     #[arg(long)]
     pub default: bool,
-    /// How faithful the weights are, and how much memory they may take, from here on.
+    /// What it is loaded with.
     #[command(flatten)]
-    pub options: PlanArgs,
+    pub options: PlanOptions,
     /// Print each event as a JSON object on its own line; the last is "model"
     #[arg(long)]
     pub json: bool,
@@ -380,46 +393,73 @@ impl DecodingArgs {
     pub fn apply(&self, request: &mut v1::GenerateRequest) {
         self.details.apply(self.preset, request);
     }
+
+    /// Whether there are options of both kinds of models, of which a request takes one.
+    pub fn has_both_kinds(&self) -> bool {
+        let diffusion = self.details.diffusion(self.preset);
+        !self.details.stop.is_empty() && diffusion != v1::DiffusionOptions::default()
+    }
 }
 
 impl DecodingDetails {
-    /// Writes the choices into a request, with the dial's position.
-    pub fn apply(&self, dial: Option<Preset>, request: &mut v1::GenerateRequest) {
+    /// Writes the choices into a request, with the preset.
+    pub fn apply(&self, preset: Option<Preset>, request: &mut v1::GenerateRequest) {
+        request.block_length = self.block;
+        let sampling = self.sampling();
+        if sampling != v1::SamplingOptions::default() {
+            request.sampling = Some(sampling);
+        }
+        let diffusion = self.diffusion(preset);
+        if !self.stop.is_empty() {
+            let stop = self.stop.clone();
+            let options = v1::AutoregressiveOptions { stop };
+            request.decoding = Some(Decoding::Autoregressive(options));
+        } else if diffusion != v1::DiffusionOptions::default() {
+            request.decoding = Some(Decoding::Diffusion(diffusion));
+        }
+    }
+
+    fn sampling(&self) -> v1::SamplingOptions {
+        let eos = self.eos.map(|eos| match eos {
+            Eos::Stop => v1::EosPolicy::Stop,
+            Eos::Suppress => v1::EosPolicy::Suppress,
+            Eos::Keep => v1::EosPolicy::Keep,
+        });
+        v1::SamplingOptions {
+            temperature: self.temperature,
+            greedy: self.greedy,
+            seed: self.seed,
+            eos_policy: eos.unwrap_or_default().into(),
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+        }
+    }
+
+    fn diffusion(&self, preset: Option<Preset>) -> v1::DiffusionOptions {
+        let remasking = self.remasking.map(|remasking| match remasking {
+            Remasking::LowConfidence => v1::Remasking::LowConfidence,
+            Remasking::Random => v1::Remasking::Random,
+            Remasking::Margin => v1::Remasking::Margin,
+            Remasking::Entropy => v1::Remasking::Entropy,
+        });
+        let mut options = v1::DiffusionOptions {
+            steps: self.steps,
+            guidance: self.guidance,
+            remasking: remasking.unwrap_or_default().into(),
+            ..Default::default()
+        };
         let choice = DecodingChoice {
-            preset: dial,
+            preset,
             policy: self.policy,
             kv_cache: self.kv_cache,
             suffix_window: self.suffix_window,
             canvas_growth: self.canvas_growth,
             speculation: self.speculate,
         };
-        choice.write(request);
-        request.block_length = self.block;
-        request.steps = self.steps;
-        request.greedy = self.greedy;
-        request.temperature = self.temperature;
-        request.guidance = self.guidance;
-        request.seed = self.seed;
-        request.top_k = self.top_k;
-        request.top_p = self.top_p;
-        request.min_p = self.min_p;
-        request.repetition_penalty = self.repetition_penalty;
-        request.stop.clone_from(&self.stop);
-        if let Some(remasking) = self.remasking {
-            request.set_remasking(match remasking {
-                Remasking::LowConfidence => v1::Remasking::LowConfidence,
-                Remasking::Random => v1::Remasking::Random,
-                Remasking::Margin => v1::Remasking::Margin,
-                Remasking::Entropy => v1::Remasking::Entropy,
-            });
-        }
-        if let Some(eos) = self.eos {
-            request.set_eos(match eos {
-                Eos::Stop => v1::EosPolicy::Stop,
-                Eos::Suppress => v1::EosPolicy::Suppress,
-                Eos::Keep => v1::EosPolicy::Keep,
-            });
-        }
+        choice.write(&mut options);
+        options
     }
 }
 

@@ -82,7 +82,14 @@ impl Failure {
         Self::Reported {
             code: exit::UNREACHABLE,
             message: error.to_string(),
-            hint: Some(START_HINT.to_owned()),
+            hint: Some(
+                if error.is_denied {
+                    DENIED_HINT
+                } else {
+                    START_HINT
+                }
+                .to_owned(),
+            ),
             reason: None,
         }
     }
@@ -105,6 +112,13 @@ impl Failure {
         if call.is_older_daemon() {
             return Self::new("this daemon is older than the client and does not know the call")
                 .with_hint("restart sluiced to bring both to one version");
+        }
+        if call.is_of_another_schema() {
+            return Self::new(format!(
+                "daemon and client are of different versions: {}",
+                call.message
+            ))
+            .with_hint("restart sluiced to bring both to one version");
         }
         let message = match (call.message.is_empty(), call.code) {
             (false, _) => call.message,
@@ -187,6 +201,9 @@ fn usage_words(error: &clap::Error) -> (String, Option<String>) {
     let rest = parts.next().map(|rest| rest.trim().to_owned());
     (message.to_owned(), rest)
 }
+
+/// What to do where the socket is another user's.
+const DENIED_HINT: &str = "the socket of the service is open to the group sluice: run `sudo usermod -aG sluice $USER` and log in again; or name your own daemon's socket with --socket";
 
 /// How a daemon comes to life.
 pub const START_HINT: &str = "start it with `sluiced` (or `systemctl start sluice`), or with a model by `sluice run NAME`; or name its socket with --socket or $SLUICE_SOCKET";
@@ -352,6 +369,30 @@ mod tests {
         };
         assert_eq!(message, "length: bad");
         assert_eq!(hint, None);
+    }
+
+    #[test]
+    fn a_socket_of_others_is_not_called_absent() {
+        let error = ConnectError {
+            socket: "/run/sluice/sluice.sock".into(),
+            cause: "Permission denied (os error 13)".into(),
+            is_denied: true,
+        };
+        let Failure::Reported { hint, .. } = Failure::unreachable(&error) else {
+            panic!("told");
+        };
+        assert!(hint.unwrap().contains("usermod -aG sluice"));
+    }
+
+    #[test]
+    fn an_answer_of_another_schema_is_told_apart() {
+        let status = Status::internal("failed to decode Protobuf message: invalid wire type");
+        let Failure::Reported { message, hint, .. } = Failure::from_status(status, Path::new("/s"))
+        else {
+            panic!("told");
+        };
+        assert!(message.starts_with("daemon and client are of different versions: "));
+        assert!(hint.unwrap().contains("restart sluiced"));
     }
 
     #[test]

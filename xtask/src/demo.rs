@@ -121,7 +121,7 @@ impl Programs {
             .process_group(0)
             .spawn()
             .map_err(|error| {
-                io::Error::other(format!("can't start {}: {error}", self.daemon.display()))
+                io::Error::other(format!("cannot start {}: {error}", self.daemon.display()))
             })?;
         Ok(Stopping(child))
     }
@@ -150,7 +150,7 @@ impl Programs {
                 return Ok(());
             }
             if models.contains("\"state\":\"failed\"") {
-                return Err(fail("sluiced can't load its model"));
+                return Err(fail("sluiced cannot load its model"));
             }
             std::thread::sleep(Duration::from_millis(50));
         }

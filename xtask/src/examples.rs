@@ -346,7 +346,7 @@ fn fetch(
         false => {
             println!("{words}");
             Trouble::Unreachable(format!(
-                "`{name}` can't reach its package index, so {folder} didn't run"
+                "`{name}` cannot reach its package index, so {folder} didn't run"
             ))
         }
     })

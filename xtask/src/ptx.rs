@@ -212,7 +212,7 @@ fn tools() -> Result<PathBuf, NoTools> {
 /// What pip's words mean, whose exit code is always the same.
 fn unfetched(words: &str) -> NoTools {
     let all = format!(
-        "pip can't fetch the compiler, which exists for Linux on x86-64\n{}",
+        "pip cannot fetch the compiler, which exists for Linux on x86-64\n{}",
         words.trim()
     );
     let is_wrong = words.contains("DO NOT MATCH THE HASHES");

@@ -45,7 +45,7 @@ fn fetch() -> io::Result<()> {
         .arg(root().join(REQUIREMENTS))
         .status()?;
     if !status.success() || !file.is_file() {
-        return Err(io::Error::other("pip can't fetch the model"));
+        return Err(io::Error::other("pip cannot fetch the model"));
     }
     println!("{}", file.display());
     Ok(())

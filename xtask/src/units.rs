@@ -21,7 +21,7 @@ pub(crate) fn check() -> io::Result<Outcome> {
         .status()?;
     if !build.success() {
         return Ok(Outcome::Failed(
-            "sluiced, which the unit starts, can't be built".to_owned(),
+            "sluiced, which the unit starts, cannot be built".to_owned(),
         ));
     }
     let mut checks = Checks::default();

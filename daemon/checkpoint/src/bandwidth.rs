@@ -1,4 +1,4 @@
-//! How fast a checkpoint's disk is, by a short probe.
+//! Measures the disk bandwidth of a checkpoint by a short probe.
 
 use std::{
     io,
@@ -17,19 +17,19 @@ use super::{
     file::{CheckpointFile, PIECE_BYTES},
 };
 
-/// Pieces that are read past the page cache, at most: 64 MiB. Each has memory of its own, as the slots that streamed
-/// weights go to: how fast a piece comes depends by a factor of two on where in the machine's memory it lands, so that one
-/// piece of memory, used again and again, tells how fast that one is.
+/// Most pieces that are read past the page cache: 64 MiB. Each goes to memory of its own, as streamed weights go to
+/// staging buffers: bandwidth differs by a factor of two with the place in memory, so one buffer used again and again
+/// would measure only that place.
 const DIRECT_READS_MAX: u64 = 8;
-/// Pieces that are read through the page cache.
+/// Most pieces that are read through the page cache.
 const COLD_READS_MAX: u64 = 4;
 /// No read of either kind starts later than this.
 const TIME_MAX: Duration = Duration::from_millis(150);
-/// In a smaller file the time of a read's way would hide the disk's rate.
+/// Least size of a file: in a smaller one, latency would hide the disk's bandwidth.
 const FILE_BYTES_MIN: u64 = 1 << 20;
 
-/// Measured on the middle half of the largest file. Nothing is known of files inside the program, too small to tell, or
-/// on a file system without reads past the page cache.
+/// Measures the middle half of the largest file. Values are `None` for embedded files, files that are too small, and
+/// file systems without direct reads.
 #[must_use]
 pub fn disk_bandwidth(checkpoint: &Checkpoint) -> DiskBandwidth {
     let Some(largest) = checkpoint.files.iter().max_by_key(|file| file.len) else {
@@ -40,7 +40,7 @@ pub fn disk_bandwidth(checkpoint: &Checkpoint) -> DiskBandwidth {
         return DiskBandwidth::default();
     };
     let memory: &mut [u8] = bytemuck::cast_slice_mut(&mut pages);
-    // Memory that was never written to comes page by page as it is read into.
+    // Touched once, so that page faults don't count.
     memory.fill(1);
     measure(largest, memory)
 }
@@ -50,10 +50,11 @@ fn measure(file: &CheckpointFile, memory: &mut [u8]) -> DiskBandwidth {
         return DiskBandwidth::default();
     };
     let page = PAGE_BYTES as u64;
+    // The beginning has just been read for its header, and may be cached.
     let half = file.len / 2 / page * page;
     let first = half / 2 / page * page;
     let piece = half.min(PIECE_BYTES as u64);
-    // Spread, since a drive or the cache behind it may be faster where it was read last.
+    // Spread out, since a drive or the cache behind it may be faster where it was read last.
     let spread = |reads_max: u64| {
         let reads = (half / piece).min(reads_max);
         (reads, half / reads / page * page)
@@ -64,6 +65,7 @@ fn measure(file: &CheckpointFile, memory: &mut [u8]) -> DiskBandwidth {
     });
     let (reads, stride) = spread(COLD_READS_MAX);
     let start = |read| first + read * stride;
+    // Dropped from the page cache first, or the probe would measure memory.
     for read in 0..reads {
         file.drop_cached(start(read), piece);
     }
@@ -77,7 +79,7 @@ fn measure(file: &CheckpointFile, memory: &mut [u8]) -> DiskBandwidth {
     }
 }
 
-/// Bytes a second of so many reads, each of a piece into its own part of `memory`.
+/// Bytes per second of `reads` reads, each of a piece into its own part of `memory`.
 fn timed(
     reads: u64,
     memory: &mut [u8],
@@ -89,6 +91,7 @@ fn timed(
     for (number, target) in (0..reads).zip(memory.chunks_exact_mut(piece as usize)) {
         read(number, target).ok()?;
         read_bytes += piece;
+        // Looked at after each read, so that even the slowest disk gives one measurement.
         if start.elapsed() >= TIME_MAX {
             break;
         }

@@ -1,5 +1,5 @@
-//! Containers of coded weights as checkpoints. What was coded without loss reads as if it lay there uncoded; its coded
-//! bytes can be read as they are, too, to be multiplied from.
+//! Containers as checkpoints. Losslessly compressed tensors read as if they were stored uncompressed; their compressed
+//! bytes can be read as well, for operations that multiply by them directly.
 
 use std::{
     io,
@@ -17,15 +17,15 @@ use sluice_weights::{CompressedTensor, OpenRows, open_rows};
 
 use super::{CheckpointError, TensorEntry, file::CheckpointFile};
 
-/// Takes rows of a chunk.
+/// Callback that takes rows of a chunk.
 pub type TakeRows<'a> = &'a mut dyn FnMut(OpenRows<'_>) -> Result<(), DecompressError>;
 
 /// How a file is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadMode {
-    /// Through the system's cache.
+    /// Through the page cache.
     PageCache,
-    /// Past it.
+    /// Past the page cache, by direct I/O.
     Disk,
 }
 
@@ -46,7 +46,7 @@ impl ReadAt for &CheckpointFile {
 }
 
 impl ContainerFiles {
-    /// The container's tensors, and the files inside.
+    /// Reads a container's header: its tensors, and the files inside.
     pub(super) fn read(
         file: &CheckpointFile,
         index: usize,
@@ -59,7 +59,7 @@ impl ContainerFiles {
             path: path.clone(),
             cause,
         };
-        // Chunks are read whole: larger ones would take memory that nobody reckons with.
+        // Chunks are read whole, so plans reckon with memory for a chunk of this many rows.
         let is_odd = |record: &&TensorRecord| {
             record.scheme() != Some(Scheme::Plain) && record.chunk_rows != CHUNK_ROWS
         };
@@ -85,7 +85,7 @@ impl ContainerFiles {
                 (scheme != Scheme::Plain, &entry.format, record.matrix())
             {
                 let format = match scheme {
-                    // Exactly what was chosen; what it was chosen for is lost.
+                    // Trellis-quantized values are exact in `f32` only; the dtype that they had before doesn't matter.
                     Scheme::Trellis => Format::F32,
                     Scheme::Plain | Scheme::Huffman | Scheme::Dictionary => *number,
                 };
@@ -104,7 +104,7 @@ impl ContainerFiles {
         Ok((Self { files }, tensors))
     }
 
-    /// A small file, or `None` when there is none of this name.
+    /// The contents of a small file inside; `None` if there is none of this name.
     pub(super) fn small_file(
         &self,
         file: &CheckpointFile,
@@ -124,6 +124,7 @@ impl ContainerFiles {
         }
         let mut bytes = vec![0; record.length as usize];
         file.read_at(record.offset, &mut bytes)?;
+        // Configuration and tokenizer are compared with their checksums, since damage there shows in no error later.
         match sluice_codec::container::Hash::of(&bytes) == record.hash {
             true => Ok(Some(bytes)),
             false => Err(CheckpointError::MalformedFile {
@@ -134,7 +135,7 @@ impl ContainerFiles {
     }
 }
 
-/// Fills `out` with the bytes `part` of the tensor as it is decoded.
+/// Fills `out` with bytes `part` of the decompressed tensor.
 pub(super) fn decompress(
     compressed: &CompressedTensor,
     file: &CheckpointFile,
@@ -156,7 +157,7 @@ pub(super) fn decompress(
             if (first, last) == (start, end) {
                 return open.decompress(open.local.clone(), out);
             }
-            // Rows that begin or end elsewhere.
+            // Only some of the rows' bytes are asked for: they are decompressed beside `out`.
             let mut all = vec![0; (end - start) as usize];
             open.decompress(open.local.clone(), &mut all)?;
             out.copy_from_slice(&all[(first - start) as usize..(last - start) as usize]);
@@ -166,8 +167,8 @@ pub(super) fn decompress(
     Ok(())
 }
 
-/// Reads the chunks that hold these rows, one after the other into the same memory, and has `take` decode them; false when
-/// `cancel` was set before all were there.
+/// Reads the chunks that hold these rows, one after another into the same memory, and has `take` decompress them.
+/// Returns false if `cancel` was set before all were read.
 pub(super) fn each_chunk(
     tensor: &CompressedTensor,
     file: &CheckpointFile,
@@ -178,6 +179,7 @@ pub(super) fn each_chunk(
 ) -> Result<bool, CheckpointError> {
     let mut pages: Vec<Page> = Vec::new();
     let chunks = tensor.chunks_of(rows);
+    // Announces several chunks at once, which the system reads ahead in large pieces.
     if let (ReadMode::PageCache, [first, .., last]) = (via, chunks) {
         file.will_need(first.offset, last.end() - first.offset);
     }
@@ -186,6 +188,7 @@ pub(super) fn each_chunk(
             return Ok(false);
         }
         let len = chunk.layout.bytes();
+        // Used again for every chunk: memory stays at one chunk, and pages aren't mapped anew.
         pages.resize(pages_of(chunk.offset, len), bytemuck::Zeroable::zeroed());
         let start = match via {
             ReadMode::PageCache => {
@@ -215,7 +218,7 @@ fn format_of(number: &str) -> Result<Format, String> {
     }
 }
 
-/// A container's error as a checkpoint's.
+/// Translates a container's error.
 fn refused(file: &CheckpointFile, error: ContainerError) -> CheckpointError {
     let path = file.path.clone();
     match error {
@@ -232,6 +235,7 @@ fn refused(file: &CheckpointFile, error: ContainerError) -> CheckpointError {
             cause: problem,
         },
         other => {
+            // Both errors begin with the path; it must not appear twice.
             let cause = other.to_string();
             let cause = cause.strip_prefix(&path).unwrap_or(&cause);
             CheckpointError::MalformedFile {

@@ -1,5 +1,4 @@
-//! What can be wrong with a checkpoint: each error names the file or tensor, what was
-//! found and what was expected.
+//! Errors of checkpoints. Each names the file or tensor, what was found and what was expected.
 
 use std::{
     io,
@@ -8,173 +7,173 @@ use std::{
 
 use sluice_weights::DamagedTensor;
 
-/// Why a checkpoint can't be read.
+/// Why a checkpoint cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// The system refused.
+    /// A file operation failed.
     #[error("cannot read {path}: {cause}", path = path.display())]
     Io {
-        /// The file or folder.
+        /// The file or folder that it failed on.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         cause: io::Error,
     },
-    /// A converted copy of the checkpoint can't be written.
+    /// A converted copy of the checkpoint cannot be written.
     #[error("cannot write converted weights to the weight cache at {path}: {cause}", path = path.display())]
     WeightCache {
-        /// Where.
+        /// Path of the copy.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         cause: io::Error,
     },
-    /// Neither a folder nor a file of a kind that can be read.
+    /// The path is neither a folder nor a file of a supported kind.
     #[error("{path} is not a checkpoint: expected a Hugging Face folder, a .safetensors file in one, or a .gguf file", path = path.display())]
     NotACheckpoint {
-        /// What was given.
+        /// The given path.
         path: PathBuf,
     },
-    /// A file that every checkpoint has.
+    /// A file is missing that every checkpoint has.
     #[error("{path} is missing")]
     MissingFile {
-        /// The file.
+        /// Path of the missing file.
         path: String,
     },
-    /// The folder holds no weights.
+    /// The folder has no weights.
     #[error(
         "{path} has no weights: expected model.safetensors, model.safetensors.index.json or a .gguf file"
     )]
     NoWeights {
-        /// The folder.
+        /// Path of the folder.
         path: String,
     },
-    /// The folder holds several models.
+    /// The folder has several models.
     #[error("{path} holds {count} .gguf files, such as {first}; name one of them")]
     SeveralModels {
-        /// The folder.
+        /// Path of the folder.
         path: String,
-        /// How many files.
+        /// Number of GGUF files.
         count: usize,
-        /// The name of one.
+        /// File name of the first one.
         first: String,
     },
-    /// A shard that would lie outside the checkpoint's folder.
+    /// The index names a shard outside of the checkpoint's folder.
     #[error("{file} names a shard outside its folder: {shard:?}")]
     ShardOutside {
-        /// The index.
+        /// Path of the index.
         file: String,
-        /// The shard's name.
+        /// The shard's name, shortened.
         shard: String,
     },
-    /// A file larger than any real one of its kind.
+    /// A file is larger than any real one of its kind.
     #[error("{path} has {bytes} bytes; the limit for such a file is {max}")]
     TooLarge {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Its size.
+        /// Its size in bytes.
         bytes: u64,
-        /// The limit.
+        /// The limit in bytes.
         max: u64,
     },
-    /// A file that isn't what its name says.
+    /// A file doesn't have the format that its name says.
     #[error("{path} is malformed: {cause}")]
     MalformedFile {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// What its reader said.
+        /// What its reader found wrong.
         cause: String,
     },
-    /// Fewer or more bytes than the header promises.
+    /// A file has fewer or more bytes than its header says.
     #[error(
         "{path} is truncated or damaged: its header declares {expected} bytes, the file has {found}"
     )]
     WrongLength {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// By the header.
+        /// Length in bytes that the header says.
         expected: u64,
-        /// In truth.
+        /// The file's length in bytes.
         found: u64,
     },
-    /// A file that isn't what it was when it was opened.
+    /// A file changed since it was opened.
     #[error("{path} changed while it was in use; load the model again")]
     Changed {
-        /// The file.
+        /// Path of the file.
         path: String,
     },
-    /// The same name in two shards.
+    /// Two shards have a tensor of the same name.
     #[error("duplicate tensor {tensor}, found again in {file}")]
     DuplicateTensor {
-        /// Its name.
+        /// Name of the tensor.
         tensor: String,
-        /// Where it stands again.
+        /// Name of the second file that has it.
         file: String,
     },
-    /// A tensor that the model needs.
+    /// A tensor is missing that the model needs.
     #[error("tensor {tensor} is missing")]
     MissingTensor {
-        /// Its name.
+        /// Name of the tensor.
         tensor: String,
     },
-    /// A tensor of another shape than the configuration says.
+    /// A tensor has another shape than the configuration requires.
     #[error("tensor {tensor} has shape {found:?}; the configuration requires {expected:?}")]
     WrongShape {
-        /// Its name.
+        /// Name of the tensor.
         tensor: String,
-        /// By the file.
+        /// Its shape in the file.
         found: Vec<usize>,
-        /// By the configuration.
+        /// The shape that the configuration requires.
         expected: Vec<usize>,
     },
-    /// Elements that are no weights.
+    /// A tensor has an element type that isn't supported for weights.
     #[error(
         "tensor {tensor} has the unsupported format {found}; supported are f32, f16, bf16 and the block formats from q8_0 to q2_k"
     )]
     WrongFormat {
-        /// Its name.
+        /// Name of the tensor.
         tensor: String,
-        /// By the file.
+        /// The file's name for the type.
         found: String,
     },
-    /// A model of a kind that isn't known here.
+    /// The model's architecture isn't supported.
     #[error("unsupported architecture {found}; supported are {known}")]
     UnknownArchitecture {
-        /// What `config.json` says.
+        /// The architecture that `config.json` names.
         found: String,
-        /// What can be read.
+        /// The supported architectures.
         known: String,
     },
-    /// A key of `config.json` that is missing or makes no sense.
+    /// A key of `config.json` is missing or invalid.
     #[error("config.json: {key} {problem}")]
     Config {
-        /// The key.
+        /// Name of the key.
         key: &'static str,
-        /// What is wrong with it.
+        /// What is wrong with its value.
         problem: String,
     },
-    /// A key of a GGUF file that is missing or makes no sense.
+    /// A key of a GGUF file is missing or invalid.
     #[error("{path}: {key} {problem}")]
     Metadata {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// The key.
+        /// Name of the key.
         key: String,
-        /// What is wrong with it.
+        /// What is wrong with its value.
         problem: String,
     },
-    /// A file in a way that isn't supported here.
+    /// A file uses a feature that isn't supported.
     #[error("{path} {what}")]
     Unsupported {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// What it is or has.
+        /// The feature, in words.
         what: String,
-        /// What to do about it.
+        /// What the user can do about it.
         hint: String,
     },
 }
 
 impl CheckpointError {
-    /// Damaged bytes of this file.
+    /// An error for damaged compressed bytes of a file.
     pub fn damaged(path: &str, damaged: DamagedTensor) -> Self {
         Self::MalformedFile {
             path: path.to_owned(),

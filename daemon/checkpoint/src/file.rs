@@ -1,5 +1,5 @@
-//! Files of a checkpoint, on disk or inside the program, behind positioned reads: through
-//! the page cache, or past it.
+//! Files of a checkpoint, on disk or embedded in the program, behind positioned reads: through the page cache or past
+//! it.
 
 use std::{
     fs::{self, File, Metadata, OpenOptions},
@@ -15,14 +15,14 @@ use sluice_machine::page::{PAGE_BYTES, Page, pages_of, start_in_page};
 
 use super::{CheckpointError, Source};
 
-/// A read past the page cache looks at its cancel flag this often: a few milliseconds on a
-/// fast drive, a tenth of a second on a slow one.
+/// Bytes after which a direct read looks at its cancel flag: a few milliseconds on a fast drive, a tenth of a second on
+/// a slow one.
 pub(super) const PIECE_BYTES: usize = 8 << 20;
 
-/// An opened file of a checkpoint.
+/// An open file of a checkpoint.
 #[derive(Debug)]
 pub(super) struct CheckpointFile {
-    /// For messages.
+    /// Path for messages.
     pub(super) path: String,
     pub(super) len: u64,
     content: Content,
@@ -32,20 +32,20 @@ pub(super) struct CheckpointFile {
 enum Content {
     Disk {
         file: File,
-        /// The same file, read past the page cache; not every file system can.
+        /// The same file opened for direct I/O; `None` where the file system has none.
         direct: Option<File>,
         identity: Identity,
     },
     Memory(&'static [u8]),
 }
 
-/// What a file is known again by.
+/// What tells whether a file is still the same.
 #[derive(Debug, PartialEq, Eq)]
 struct Identity {
     device: u64,
     inode: u64,
     len: u64,
-    /// Seconds and nanoseconds.
+    /// Seconds and nanoseconds of the last modification.
     modified: (i64, i64),
 }
 
@@ -74,6 +74,7 @@ impl CheckpointFile {
                     path,
                     len: metadata.len(),
                     content: Content::Disk {
+                        // `O_DIRECT` belongs to an open file: cached reads need a descriptor without it.
                         direct: open_direct(&disk, &identity),
                         file,
                         identity,
@@ -94,7 +95,7 @@ impl CheckpointFile {
         result.map_err(|error| self.failed(offset + out.len() as u64, error))
     }
 
-    /// The same, with the system's own error.
+    /// Fills `out` from `offset` on; returns the system's own error.
     pub(super) fn fill_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         match &self.content {
             Content::Disk { file, .. } => file.read_exact_at(out, offset),
@@ -106,10 +107,9 @@ impl CheckpointFile {
         }
     }
 
-    /// Reads the whole pages that hold the bytes `offset..offset + len` into `target`, past
-    /// the page cache where that can be done, and says where in `target` the bytes start;
-    /// `None` when `cancel` was set before all were there. Of `target`, nothing else is
-    /// certain afterwards.
+    /// Reads the whole pages that hold bytes `offset..offset + len` into `target`, past the page cache where possible.
+    /// Returns the offset of the bytes in `target`, or `None` if `cancel` was set before all was read. Other bytes of
+    /// `target` are arbitrary afterwards.
     ///
     /// # Panics
     /// When `target` has fewer pages than [`pages_of`] says.
@@ -121,6 +121,7 @@ impl CheckpointFile {
         cancel: &AtomicBool,
     ) -> Result<Option<usize>, CheckpointError> {
         let start = start_in_page(offset);
+        // Direct reads need offset, length and memory to be aligned, hence whole pages around the part.
         let target: &mut [u8] = bytemuck::cast_slice_mut(&mut target[..pages_of(offset, len)]);
         let (file, direct) = match &self.content {
             Content::Disk { file, direct, .. } => (file, direct.as_ref()),
@@ -134,8 +135,8 @@ impl CheckpointFile {
         };
         let first = offset - start as u64;
         let mut result = read_pages(direct.unwrap_or(file), first, start + len, target, cancel);
-        // Some file systems and devices open for direct reads and then refuse them, and some systems to read so to memory that
-        // is pinned for a card.
+        // Some file systems and devices open for direct reads and then refuse them; some systems refuse direct reads
+        // into memory that is pinned for a GPU.
         if direct.is_some() && matches!(&result, Err(error) if is_refused(error)) {
             result = read_pages(file, first, start + len, target, cancel);
         }
@@ -145,7 +146,7 @@ impl CheckpointFile {
         }
     }
 
-    /// The bytes of a file inside the program; none of one on disk.
+    /// The bytes of an embedded file; empty for one on disk.
     pub(super) fn embedded(&self) -> &'static [u8] {
         match self.content {
             Content::Disk { .. } => &[],
@@ -153,7 +154,7 @@ impl CheckpointFile {
         }
     }
 
-    /// The descriptor that reads past the page cache.
+    /// The descriptor for direct I/O, if there is one.
     pub(super) fn direct(&self) -> Option<&File> {
         match &self.content {
             Content::Disk { direct, .. } => direct.as_ref(),
@@ -161,12 +162,13 @@ impl CheckpointFile {
         }
     }
 
-    /// Whether the file still is what it was when it was opened. One that was deleted, or
-    /// replaced by another of its name, still is: it lives on behind the descriptor.
+    /// Checks that the file is still what it was when it was opened. One that was deleted, or replaced by another of
+    /// its name, still is: it lives on behind the descriptor.
     pub(super) fn check_unchanged(&self) -> Result<(), CheckpointError> {
         let Content::Disk { file, identity, .. } = &self.content else {
             return Ok(());
         };
+        // By the open descriptor: another file under the same name doesn't matter.
         let now = file
             .metadata()
             .map_err(|error| CheckpointError::io(self.path.as_ref(), error))?;
@@ -181,18 +183,19 @@ impl CheckpointFile {
 
     /// Tells the system that these bytes will be read soon, through the page cache.
     pub(super) fn will_need(&self, offset: u64, len: u64) {
-        // To the system, no length means "to the end".
+        // A length of zero would mean "to the end".
         if let (Content::Disk { file, .. }, Some(len)) = (&self.content, NonZeroU64::new(len)) {
-            // Advice: a file system that takes none loses time, nothing else.
+            // Only advice: where it is refused, reads are slower.
             let _ = rustix::fs::fadvise(file, offset, Some(len), Advice::WillNeed);
         }
     }
 
-    /// Shows others that the file is in use from now on, as long as it is open, and when it was last.
+    /// Takes a shared lock and sets the access time, so that the file is neither removed nor considered unused.
     pub(super) fn hold(&self) {
         let Content::Disk { file, .. } = &self.content else {
             return;
         };
+        // The modification time is left alone: fingerprints of checkpoints depend on it.
         let keep = Timespec {
             tv_sec: 0,
             tv_nsec: UTIME_OMIT,
@@ -205,31 +208,31 @@ impl CheckpointFile {
             last_access: now,
             last_modification: keep,
         };
-        // Where neither can be had, the file may be deleted while it is read from, which harms no reader. Others lock it only for as
-        // long as they look at it.
+        // Without lock or time stamp, the file may be deleted while it is read from, which harms no reader. Others lock
+        // it only while they look at it.
         let _ = rustix::fs::flock(file, FlockOperation::LockShared);
         let _ = rustix::fs::futimens(file, &times);
     }
 
-    /// The file is no longer in use, though it stays open.
+    /// Releases the lock; the file stays open.
     pub(super) fn release(&self) {
         if let Content::Disk { file, .. } = &self.content {
             let _ = rustix::fs::flock(file, FlockOperation::Unlock);
         }
     }
 
-    /// Lets the system's cache forget these bytes, so that a read of them goes to the disk.
+    /// Drops these bytes from the page cache, so that the next read measures the disk.
     pub(super) fn drop_cached(&self, offset: u64, len: u64) {
         if let (Content::Disk { file, .. }, Some(len)) = (&self.content, NonZeroU64::new(len)) {
-            // Advice, as above.
+            // Only advice, as above.
             let _ = rustix::fs::fadvise(file, offset, Some(len), Advice::DontNeed);
         }
     }
 
-    /// What to say of a read up to `end` that failed.
+    /// The error for a failed read up to `end`.
     fn failed(&self, end: u64, error: io::Error) -> CheckpointError {
         match error.kind() {
-            // The file shrank after its header was checked.
+            // The file was truncated after its header was checked.
             io::ErrorKind::UnexpectedEof => CheckpointError::WrongLength {
                 path: self.path.clone(),
                 expected: end,
@@ -243,8 +246,8 @@ impl CheckpointFile {
     }
 }
 
-/// The file at `path` for reads past the page cache, if it is the one of `identity` (another
-/// may have taken its name since) and its file system has such reads.
+/// Opens the file at `path` for direct I/O. `None` if another file has taken its name meanwhile, or if the file system
+/// has no direct I/O.
 fn open_direct(path: &Path, identity: &Identity) -> Option<File> {
     let file = OpenOptions::new()
         .read(true)
@@ -254,8 +257,9 @@ fn open_direct(path: &Path, identity: &Identity) -> Option<File> {
     (Identity::of(&file.metadata().ok()?) == *identity).then_some(file)
 }
 
-/// Whether a direct read is what was wrong, and another one may do.
+/// Whether only the direct read was refused, and an ordinary one may succeed.
 fn is_refused(error: &io::Error) -> bool {
+    // EINVAL comes from file systems, EFAULT from memory that direct I/O cannot reach.
     let code = rustix::io::Errno::from_io_error(error);
     matches!(
         code,
@@ -263,8 +267,8 @@ fn is_refused(error: &io::Error) -> bool {
     )
 }
 
-/// Fills the first `needed` bytes of `target` from `first` on, both whole pages but for
-/// `needed`; false when `cancel` was set.
+/// Fills the first `needed` bytes of `target` from `first` on; both begin with a page. Returns false if `cancel` was
+/// set.
 fn read_pages(
     file: &File,
     first: u64,
@@ -274,18 +278,18 @@ fn read_pages(
 ) -> io::Result<bool> {
     let mut filled = 0;
     while filled < needed {
-        // Relaxed: the flag alone matters, nothing is read on its account.
+        // Relaxed ordering suffices: no other data depends on the flag.
         if cancel.load(Ordering::Relaxed) {
             return Ok(false);
         }
-        // A read that ended inside a page goes on with that page from its beginning.
+        // Direct reads begin with a page: after a short read, the incomplete page is read again.
         let from = filled - filled % PAGE_BYTES;
         let to = target.len().min(from + PIECE_BYTES);
         let read = match file.read_at(&mut target[from..to], first + from as u64) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             result => result?,
         };
-        // The file's last page gives what it has; getting no further is the end.
+        // The last page of a file is short. A read without progress means the end.
         if from + read <= filled {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -294,7 +298,7 @@ fn read_pages(
     Ok(true)
 }
 
-/// The whole of a small file, or `None` when there is none.
+/// The contents of a small file; `None` if it doesn't exist.
 pub(super) fn read_small(
     source: &Source,
     name: &str,
@@ -309,7 +313,7 @@ pub(super) fn read_small(
     };
     let io = |error| CheckpointError::io(&disk, error);
     let mut bytes = Vec::new();
-    // One byte more than allowed shows a file that is too large, even one that grows.
+    // Reads one byte more than allowed, which detects a file that is too large even if it grows meanwhile.
     let file = File::open(&disk).map_err(io)?;
     let read = file.take(max + 1).read_to_end(&mut bytes).map_err(io)?;
     if read as u64 > max {
@@ -326,7 +330,7 @@ pub(super) fn exists(source: &Source, name: &str) -> bool {
     matches!(find(source, name), Ok(Some(_)))
 }
 
-/// How messages name a file.
+/// A file's name for messages.
 pub(super) fn describe(source: &Source, name: &str) -> String {
     match source {
         Source::Folder(folder) if name.is_empty() => folder.display().to_string(),
@@ -349,7 +353,7 @@ fn find(source: &Source, name: &str) -> Result<Option<FileLocation>, CheckpointE
         Source::Folder(folder) => {
             let path = folder.join(name);
             match fs::metadata(&path) {
-                // Opening a pipe or a terminal would wait for somebody to write.
+                // Opening a pipe or a terminal would block.
                 Ok(metadata) if metadata.is_file() => Ok(Some(FileLocation::Disk(path))),
                 Ok(_) => Err(CheckpointError::NotACheckpoint { path }),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -1,4 +1,4 @@
-//! Which files hold a checkpoint's weights.
+//! Finds the files that hold a checkpoint's weights.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::{CheckpointError, Source, file, parse_json};
 
-/// Largest shard index; one of a thousand layers stays below it.
+/// Largest shard index in bytes; one of a thousand layers stays below it.
 const INDEX_BYTES_MAX: u64 = 64 << 20;
 
 #[derive(Deserialize)]
@@ -18,7 +18,7 @@ struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
-/// The folder and the names of the files that hold the weights.
+/// The folder and the names of its weight files.
 pub(super) fn weight_files(source: &Source) -> Result<(Source, Vec<String>), CheckpointError> {
     const SINGLE: &str = "model.safetensors";
     const INDEX: &str = "model.safetensors.index.json";
@@ -33,9 +33,10 @@ pub(super) fn weight_files(source: &Source) -> Result<(Source, Vec<String>), Che
         if !metadata.is_dir() {
             return Err(CheckpointError::NotACheckpoint { path: path.clone() });
         }
-        // A relative path would mean another folder after a change of the working one.
+        // A relative path would lead elsewhere after a change of the working directory.
         source = Source::Folder(fs::canonicalize(path).map_err(|e| CheckpointError::io(path, e))?);
     }
+    // As transformers does: a single file takes precedence over an index.
     if file::exists(&source, SINGLE) {
         return Ok((source, vec![SINGLE.to_owned()]));
     }
@@ -46,9 +47,10 @@ pub(super) fn weight_files(source: &Source) -> Result<(Source, Vec<String>), Che
     let index: ShardIndex = parse_json(&source, INDEX, &index)?;
     let mut names: Vec<String> = index.weight_map.into_values().collect();
     names.sort_unstable();
+    // Many tensors name the same shard.
     names.dedup();
     for name in &names {
-        // A shard lies beside its index, whatever the index says.
+        // A shard must lie beside its index, whatever the index says.
         if Path::new(name)
             .file_name()
             .is_none_or(|file| file != name.as_str())
@@ -62,17 +64,17 @@ pub(super) fn weight_files(source: &Source) -> Result<(Source, Vec<String>), Che
     Ok((source, names))
 }
 
-/// Whether a file of this name holds a whole model.
+/// Whether a file of this name is a GGUF file, which holds a whole model.
 pub(super) fn is_gguf(name: &str) -> bool {
     name.ends_with(".gguf")
 }
 
-/// Whether a file of this name is a container of coded weights, which holds a whole model.
+/// Whether a file of this name is a container, which holds a whole model.
 pub(super) fn is_container(name: &str) -> bool {
     name.ends_with(".sluice")
 }
 
-/// The one file of a folder that holds a whole model.
+/// The only GGUF file or container of a folder.
 fn only_file(source: &Source) -> Result<String, CheckpointError> {
     let path = file::describe(source, "");
     let Source::Folder(folder) = source else {
@@ -81,6 +83,7 @@ fn only_file(source: &Source) -> Result<String, CheckpointError> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).map_err(|error| CheckpointError::io(folder, error))? {
         let entry = entry.map_err(|error| CheckpointError::io(folder, error))?;
+        // A folder with several models is refused rather than guessed at.
         names.extend(
             entry
                 .file_name()
@@ -101,7 +104,8 @@ fn only_file(source: &Source) -> Result<String, CheckpointError> {
     }
 }
 
-/// The name is the one given: behind it may lie a file of another, as in the caches of programs that download models.
+/// Folder and name of a single file. The name stays as given: it may be a link to a file of another name, as in the
+/// caches of downloaders.
 fn weight_file_in_folder(path: &Path) -> Result<(PathBuf, String), CheckpointError> {
     match path.file_name().and_then(|name| name.to_str()) {
         Some(name) if name.ends_with(".safetensors") || is_gguf(name) || is_container(name) => {

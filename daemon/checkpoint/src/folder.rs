@@ -1,4 +1,4 @@
-//! A new folder for a checkpoint, under another name until it is whole.
+//! Creates a folder for a checkpoint under a temporary name until it is complete.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -8,14 +8,14 @@ use std::{
     process,
 };
 
-/// Why there is no such folder.
+/// Why the folder could not be created.
 #[derive(Debug)]
 pub(super) enum FolderError {
-    /// Something lies there already.
+    /// The target exists and isn't an empty folder.
     Exists { path: PathBuf },
-    /// Nothing can be moved there.
+    /// The target is a mount point, which no folder can be renamed to.
     MountPoint { path: PathBuf },
-    /// The system refused.
+    /// A file operation failed.
     Io {
         operation: &'static str,
         path: PathBuf,
@@ -33,7 +33,7 @@ impl FolderError {
     }
 }
 
-/// The absolute path to write to.
+/// The absolute path of a target that is free to be written.
 pub(super) fn free_target(target: &Path) -> Result<PathBuf, FolderError> {
     let refused = |cause| FolderError::io("look at", target, cause);
     let metadata = match fs::metadata(target) {
@@ -43,11 +43,12 @@ pub(super) fn free_target(target: &Path) -> Result<PathBuf, FolderError> {
         }
         Err(error) => return Err(refused(error)),
     };
+    // A link to an empty folder is followed: the rename must replace the folder, not the link.
     let path = fs::canonicalize(target).map_err(refused)?;
     if !metadata.is_dir() || fs::read_dir(&path).map_err(refused)?.next().is_some() {
         return Err(FolderError::Exists { path });
     }
-    // Found out before hours of writing: a folder can't be renamed across file systems.
+    // Found out before hours of writing: a folder cannot be renamed across file systems.
     let around = path
         .parent()
         .map(fs::metadata)
@@ -59,7 +60,8 @@ pub(super) fn free_target(target: &Path) -> Result<PathBuf, FolderError> {
     Ok(path)
 }
 
-/// A folder that goes away unless it was kept. It is locked as long as it is open, so that whoever clears up leaves it.
+/// A folder that is deleted when dropped, unless it was kept. It is locked while it is open, so that clean-ups leave it
+/// alone.
 #[derive(Debug)]
 pub(super) struct PartialFolder {
     folder: PathBuf,
@@ -68,8 +70,8 @@ pub(super) struct PartialFolder {
 }
 
 impl PartialFolder {
-    /// In the target's folder, since only there a rename is no copy; hidden, and named after the work. What was left there by
-    /// runs of the same that were killed goes away: it may take the room that this one needs.
+    /// Creates a hidden folder, named after the work, next to the target, since a rename works only within a file
+    /// system. Removes what killed runs of the same work left there: it may take the space that this one needs.
     pub(super) fn create(target: &Path, work: &str) -> Result<Self, FolderError> {
         let prefix = format!(".sluice-{work}-");
         clear_up(target, &prefix);
@@ -79,7 +81,7 @@ impl PartialFolder {
             attempt += 1;
             let refused = |cause| FolderError::io("create", &folder, cause);
             match fs::create_dir(&folder) {
-                // Processes in containers all have the same number.
+                // In containers, different processes may have the same id.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 created => created.map_err(refused)?,
             }
@@ -87,7 +89,7 @@ impl PartialFolder {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 file => file.map_err(refused)?,
             };
-            // Somebody who clears up may have met it before it was locked. Not every file system has locks.
+            // A clean-up may have removed it before it was locked. Not every file system has locks.
             let is_held = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
             if !is_held && is_at(&file, &folder) {
                 return Ok(Self {
@@ -105,7 +107,7 @@ impl PartialFolder {
 
     pub(super) fn keep_as(mut self, target: &Path) -> Result<(), FolderError> {
         let refused = |cause| FolderError::io("move the checkpoint to", target, cause);
-        // Names are to last as the bytes do: those in the folder, and its own.
+        // The rename must not last longer than the names inside: sync the folder first, then the one around it.
         self.file.sync_all().map_err(refused)?;
         fs::rename(&self.folder, target).map_err(refused)?;
         self.kept = true;
@@ -121,13 +123,13 @@ impl PartialFolder {
 impl Drop for PartialFolder {
     fn drop(&mut self) {
         if !self.kept {
-            // The failure that led here is what matters.
+            // The error that led here matters more.
             drop(fs::remove_dir_all(&self.folder));
         }
     }
 }
 
-/// Removes folders beside `target` that nobody works in any more. One that can't be looked at or removed is left alone.
+/// Removes folders beside `target` that no process works in any more. Folders that cannot be examined or removed stay.
 fn clear_up(target: &Path, prefix: &str) {
     let around = target.parent().and_then(|around| fs::read_dir(around).ok());
     for entry in around.into_iter().flatten().flatten() {
@@ -135,7 +137,7 @@ fn clear_up(target: &Path, prefix: &str) {
         let ours = name.to_str().and_then(|name| name.strip_prefix(prefix));
         let parts = ours.and_then(|rest| rest.split_once('-'));
         let is_number = |part: &str| part.parse::<u32>().is_ok();
-        // Not followed: a link is nothing that was made here.
+        // Doesn't follow links: none are made here.
         let is_partial = parts
             .is_some_and(|(process, attempt)| is_number(process) && is_number(attempt))
             && entry.file_type().is_ok_and(|kind| kind.is_dir());
@@ -143,13 +145,14 @@ fn clear_up(target: &Path, prefix: &str) {
         let Some(file) = is_partial.then(|| File::open(&path).ok()).flatten() else {
             continue;
         };
+        // Both: a lock alone might be on a folder that has been renamed to its target meanwhile.
         if file.try_lock().is_ok() && is_at(&file, &path) {
             drop(fs::remove_dir_all(&path));
         }
     }
 }
 
-/// Whether this is what has the name now.
+/// Whether this open file is what the path leads to.
 fn is_at(file: &File, path: &Path) -> bool {
     let place = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
     let found = fs::symlink_metadata(path).map(place);

@@ -1,6 +1,6 @@
-//! Reading checkpoints as people have them: Hugging Face folders with safetensors, sharded
-//! or not, and GGUF files. Headers are checked first; then each tensor is read straight to where
-//! it will live. Files are not mapped: one cut short under a mapping would kill the process.
+//! Reads checkpoints as people have them: Hugging Face folders with safetensors, sharded or not, GGUF files, and
+//! Sluice's containers. Headers are checked first; then each tensor is read straight to where it will live. Files are
+//! not mapped: one that is truncated under a mapping would kill the process.
 
 mod bandwidth;
 pub mod compression;
@@ -42,69 +42,69 @@ use self::{
     weight_cache::FileStamp,
 };
 
-/// Where a checkpoint is.
+/// The place of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// A Hugging Face folder, a `.safetensors` file in one, a `.gguf` or `.sluice` file, or a folder with one.
     Folder(PathBuf),
-    /// Files inside the program: name and bytes.
+    /// Files embedded in the program: name and bytes.
     Embedded(&'static [(&'static str, &'static [u8])]),
 }
 
 /// Largest `config.json` and the like; published ones stay below 10 KiB.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
-/// Largest tokenizer; that of a vocabulary of 250,000 is about 35 MB.
+/// Largest tokenizer file; that of a vocabulary of 250,000 tokens has about 35 MB.
 const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
 
-/// An opened checkpoint whose headers hold together.
+/// An open checkpoint whose headers are consistent.
 #[derive(Debug)]
 pub struct Checkpoint {
     source: Source,
     files: Vec<CheckpointFile>,
-    /// Of each file, where it lies on disk.
+    /// Identity of each file on disk; `None` for embedded files.
     stamps: Vec<Option<FileStamp>>,
     tensors: BTreeMap<String, TensorEntry>,
-    /// What the file says besides, where it is a GGUF file.
+    /// The header of the GGUF file, if it is one.
     gguf: Option<Gguf>,
-    /// The files inside, where it is a container.
+    /// The files inside the container, if it is one.
     container_files: Option<ContainerFiles>,
 }
 
-/// A tensor as its file's header tells it.
+/// A tensor as its file's header describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorEntry {
-    /// `None` for element types that are no weights here, by the header's name.
+    /// The storage format, or the header's name of an element type that isn't supported.
     pub format: Result<Format, String>,
-    /// Sizes, outermost first.
+    /// Dimensions, outermost first.
     pub shape: Vec<usize>,
     file: usize,
     offset: u64,
     bytes: u64,
-    /// How its rows are stored, if not in order.
+    /// The stored order of its rows, if they aren't in order.
     interleaved: Option<Interleaved>,
-    /// How they are coded, if they are; its bytes are those that they are decoded to.
+    /// How it is compressed, if it is; `bytes` are then those of the decompressed tensor.
     compressed: Option<Arc<CompressedTensor>>,
 }
 
 impl TensorEntry {
-    /// Whether reading it decodes it.
+    /// Whether reading it decompresses it.
     pub fn is_compressed(&self) -> bool {
         self.compressed.is_some()
     }
 
-    /// How it is coded, if it is.
+    /// How it is compressed, if it is.
     pub fn compressed(&self) -> Option<Arc<CompressedTensor>> {
         self.compressed.clone()
     }
 }
 
 impl Checkpoint {
-    /// Shows others that its files are in use from now on, and when they were last.
+    /// Locks its files against removal and sets their access time, so that the weight cache evicts them last.
     pub fn hold(&self) {
         self.files.iter().for_each(CheckpointFile::hold);
     }
 
-    /// Its files are no longer in use, though they stay open.
+    /// Releases that lock; the files stay open.
     pub fn release(&self) {
         self.files.iter().for_each(CheckpointFile::release);
     }
@@ -123,7 +123,7 @@ impl Checkpoint {
             gguf: None,
             container_files: None,
         };
-        // A container holds a whole model, and lies beside nothing.
+        // A container holds a whole model by itself.
         if let (true, Some(shard)) = (
             names.len() > 1,
             names.iter().find(|name| is_container(name)),
@@ -136,7 +136,7 @@ impl Checkpoint {
         for name in names {
             let stamp = FileStamp::of(&checkpoint.source, &name);
             let file = CheckpointFile::open(&checkpoint.source, &name)?;
-            // Another file may have taken the name in between.
+            // Another file may have taken the name between the stamp and the opening.
             if FileStamp::of(&checkpoint.source, &name) != stamp {
                 return Err(CheckpointError::Changed { path: file.path });
             }
@@ -154,6 +154,7 @@ impl Checkpoint {
                 false => safetensors::read_header(&file, index)?,
             };
             for (tensor, entry) in entries {
+                // It is unclear which of two tensors of one name is meant, so neither is taken.
                 if checkpoint.tensors.insert(tensor.clone(), entry).is_some() {
                     return Err(CheckpointError::DuplicateTensor { tensor, file: name });
                 }
@@ -164,29 +165,29 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// The tensor of exactly this name.
+    /// The tensor of exactly this name, if there is one.
     #[must_use]
     pub fn tensor(&self, name: &str) -> Option<&TensorEntry> {
         self.tensors.get(name)
     }
 
-    /// The names of all tensors, in order.
+    /// The names of all tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// All tensors, in the order of their names, each with its bytes.
+    /// All tensors in the order of their names, each with its size in bytes.
     pub fn tensors(&self) -> impl Iterator<Item = (&TensorEntry, u64)> {
         self.tensors.values().map(|entry| (entry, entry.bytes))
     }
 
-    /// How the tensor of exactly this name is coded, if it is.
+    /// How the tensor of exactly this name is compressed, if it is.
     #[must_use]
     pub fn compressed(&self, name: &str) -> Option<Arc<CompressedTensor>> {
         self.tensor(name)?.compressed.clone()
     }
 
-    /// The same tensor's bytes as they are coded; itself where it isn't.
+    /// An entry that reads the tensor's compressed bytes; the same entry if it isn't compressed.
     pub fn as_compressed(entry: &TensorEntry) -> TensorEntry {
         match &entry.compressed {
             Some(coded) => TensorEntry {
@@ -198,18 +199,18 @@ impl Checkpoint {
         }
     }
 
-    /// How messages name the file of a tensor.
+    /// Path of a tensor's file, for messages.
     pub fn path_of(&self, entry: &TensorEntry) -> &str {
         &self.files[entry.file].path
     }
 
-    /// Whether it is a container of coded weights.
+    /// Whether it is a container of compressed weights.
     #[must_use]
     pub fn is_container(&self) -> bool {
         self.container_files.is_some()
     }
 
-    /// What the file calls the tensor of this name, for messages.
+    /// The file's name for the tensor of this name, for messages.
     pub fn name_in_file(&self, name: &str) -> String {
         match &self.gguf {
             Some(gguf) => gguf.file_name(name),
@@ -233,7 +234,7 @@ impl Checkpoint {
                 tensor: tensor(),
                 found,
             })?;
-        // Norms and the like, of which no blocks are made.
+        // Operations read vectors, such as norms, element by element: blocks aren't supported there.
         if shape.len() == 1 && format.block_len() > 1 {
             return Err(CheckpointError::WrongFormat {
                 tensor: tensor(),
@@ -266,7 +267,8 @@ impl Checkpoint {
         specs.into_iter().map(source).collect()
     }
 
-    /// Reads the bytes `part` of a tensor into `out`, which must have their number.
+    /// Reads bytes `part` of a tensor into `out`, which has the same length. Compressed tensors are decompressed,
+    /// interleaved rows put in order.
     ///
     /// # Errors
     /// When the file gives fewer bytes than its header promised.
@@ -292,9 +294,9 @@ impl Checkpoint {
         }
     }
 
-    /// Reads the bytes `part` of a tensor past the page cache, in the whole pages that hold
-    /// them, and says where in `target` they start; `None` when `cancel` was set before all
-    /// were there. Where the file system has no such reads, they go through the page cache.
+    /// Reads bytes `part` of a tensor past the page cache, in the whole pages that hold them. Returns the offset of the
+    /// part in `target`, or `None` if `cancel` was set before all was read. Where the file system has no direct reads,
+    /// they go through the page cache.
     ///
     /// # Errors
     /// When the file gives fewer bytes than its header promised.
@@ -310,6 +312,7 @@ impl Checkpoint {
     ) -> Result<Option<usize>, CheckpointError> {
         let len = (part.end - part.start) as usize;
         let is_in_pieces = |halves: Interleaved| !halves.is_whole(&part);
+        // Neither can be read straight into place: both need memory of their own in between.
         if entry.is_compressed() || entry.interleaved.is_some_and(is_in_pieces) {
             let out: &mut [u8] = bytemuck::cast_slice_mut(target);
             self.read_part(entry, part, &mut out[..len])?;
@@ -319,19 +322,20 @@ impl Checkpoint {
         let start = file.read_direct(offset, len, target, cancel)?;
         if let (Some(halves), Some(start)) = (entry.interleaved, start) {
             let bytes: &mut [u8] = bytemuck::cast_slice_mut(target);
+            // Heads are whole here, so they can be put in order in place.
             halves.sort(&mut bytes[start..start + len]);
         }
         Ok(start)
     }
 
-    /// Reads these rows of a tensor that is coded, a chunk at a time, and has `take` decode them; false when `cancel` was set
-    /// before all were there.
+    /// Reads rows of a compressed tensor, a chunk at a time, and has `take` decompress them. Returns false if `cancel`
+    /// was set before all were read.
     ///
     /// # Errors
     /// When the file gives fewer bytes than its header promised, or other ones than an encoder makes.
     ///
     /// # Panics
-    /// When the tensor isn't coded.
+    /// When the tensor isn't compressed.
     pub fn each_chunk(
         &self,
         entry: &TensorEntry,
@@ -344,22 +348,23 @@ impl Checkpoint {
         container::each_chunk(coded, &self.files[entry.file], rows, via, cancel, take)
     }
 
-    /// Whether the file that holds a tensor still is what it was when it was opened. To have
-    /// been deleted, or replaced by another of its name, is no change.
+    /// Checks that a tensor's file is still what it was when it was opened. Having been deleted, or replaced by another
+    /// file of its name, is no change.
     ///
     /// # Errors
-    /// [`CheckpointError::Changed`], or when the system can't say.
+    /// [`CheckpointError::Changed`], or when the system cannot say.
     pub fn check_unchanged(&self, entry: &TensorEntry) -> Result<(), CheckpointError> {
         self.files[entry.file].check_unchanged()
     }
 
-    /// Tells the system that the bytes `part` of a tensor will be read at once, through the page cache: it then fetches
-    /// them in large pieces, where its own guess of what comes next stays far below a disk's speed.
+    /// Tells the system that bytes `part` of a tensor will be read at once through the page cache. It then reads ahead
+    /// in large pieces, where its own guess stays far below the disk's speed.
     ///
     /// # Panics
     /// When `part` lies outside the tensor.
     pub fn will_need(&self, entry: &TensorEntry, part: Range<u64>) {
         if let Some(coded) = &entry.compressed {
+            // Parts of a compressed tensor lie elsewhere in the file than its decompressed bytes say.
             let place = coded.range_of(&part);
             return self.files[entry.file].will_need(place.start, place.end - place.start);
         }
@@ -367,7 +372,7 @@ impl Checkpoint {
         file.will_need(offset, part.end - part.start);
     }
 
-    /// Where the bytes `part` of a tensor lie.
+    /// The file of a tensor, and the offset of bytes `part` in it.
     fn place(&self, entry: &TensorEntry, part: &Range<u64>) -> (&CheckpointFile, u64) {
         assert!(
             part.start <= part.end && part.end <= entry.bytes,
@@ -400,6 +405,7 @@ impl Checkpoint {
     pub fn generation_config(
         &self,
     ) -> Result<Option<serde_json::Map<String, serde_json::Value>>, CheckpointError> {
+        // GGUF files keep these settings in keys of their own.
         if self.gguf.is_some() {
             return Ok(None);
         }
@@ -409,11 +415,11 @@ impl Checkpoint {
             .transpose()
     }
 
-    /// The bytes of `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`, if they are there, or what a GGUF
-    /// file has in their place. Beside one without a tokenizer they are looked for, too.
+    /// The bytes of `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`, if they exist, or what a GGUF
+    /// file has in their place. For a GGUF file without a tokenizer they are looked for beside it.
     ///
     /// # Errors
-    /// When one can't be read or is too large.
+    /// When one cannot be read or is too large.
     pub fn tokenizer(&self) -> Result<Option<TokenizerFiles>, CheckpointError> {
         if let Some(gguf) = &self.gguf
             && let Some(files) = gguf.tokenizer()?
@@ -440,14 +446,14 @@ impl Checkpoint {
     }
 }
 
-/// What a tokenizer is made from.
+/// The files that a tokenizer is built from.
 #[derive(Debug)]
 pub struct TokenizerFiles {
-    /// `tokenizer.json`.
+    /// The contents of `tokenizer.json`.
     pub tokenizer: Vec<u8>,
-    /// `tokenizer_config.json`.
+    /// The contents of `tokenizer_config.json`, if it exists.
     pub config: Option<Vec<u8>>,
-    /// `chat_template.jinja`, which newer checkpoints have instead of a key of the file before.
+    /// The contents of `chat_template.jinja`, which newer checkpoints have instead of a key in `tokenizer_config.json`.
     pub template: Option<Vec<u8>>,
 }
 

@@ -1,16 +1,16 @@
-//! How a checkpoint's authors would have text generated: `generation_config.json`, or the keys `general.sampling.*` of a GGUF
-//! file. What a file says is somebody's word and no more: what makes no sense is passed over, and told.
+//! Generation settings that a checkpoint's authors recommend: `generation_config.json`, or the keys
+//! `general.sampling.*` of a GGUF file. They are advice: invalid values are ignored, and reported.
 
 use serde_json::{Map, Value};
 use sluice_shared::sampling::{Sampling, SamplingOptions};
 
 use super::Checkpoint;
 
-/// A file's name for its keys, in messages.
+/// Names of the files, for messages.
 const GENERATION: &str = "generation_config.json";
 const GGUF: &str = "the GGUF file";
 
-/// Keys of both: ours, Hugging Face's and llama.cpp's.
+/// Names of each setting: ours, Hugging Face's and llama.cpp's.
 const NUMBERS: [(&str, &str, &str); 5] = [
     ("temperature", "temperature", "general.sampling.temp"),
     ("top_k", "top_k", "general.sampling.top_k"),
@@ -23,24 +23,25 @@ const NUMBERS: [(&str, &str, &str); 5] = [
     ),
 ];
 
-/// Positions decoded together, by the name that LLaDA's `generate` gives it; GGUF has no key for it.
+/// Positions that are decoded together, by the name in LLaDA's `generate`; GGUF has no key for it.
 const BLOCK_LENGTH: &str = "block_length";
 
-/// What a checkpoint says of it.
+/// The settings that a checkpoint recommends.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RecommendedSettings {
-    /// What it says, key by key.
+    /// The sampling options that it gives, key by key.
     pub drawing: SamplingOptions,
-    /// Positions that a mask-filling model decodes together, at least one.
+    /// Positions that a masked diffusion model decodes together, at least one.
     pub block_length: Option<u32>,
-    /// Where it says so.
+    /// Where the settings come from: the name of the file, for messages.
     pub place: &'static str,
-    /// What it says and makes no sense.
+    /// Values that were ignored, with reasons.
     pub problems: Vec<String>,
 }
 
 impl RecommendedSettings {
-    /// The same as one piece of advice: where it says anything, what it leaves out has no effect, and the temperature is 1.
+    /// The settings as one complete recommendation: if any is given, the others have no effect, and the temperature is
+    /// 1.
     #[must_use]
     pub fn whole(&self) -> SamplingOptions {
         let rest = SamplingOptions {
@@ -55,13 +56,15 @@ impl RecommendedSettings {
 }
 
 impl Checkpoint {
-    /// What it says of how its text is best generated.
+    /// The settings that the checkpoint recommends.
     #[must_use]
     pub fn recommended(&self) -> RecommendedSettings {
         match &self.gguf {
             Some(gguf) => read(GGUF, |names| gguf.number(names.2), true),
             None => match self.generation_config() {
                 Ok(Some(config)) => {
+                    // transformers doesn't sample by default; a file that gives a temperature without this key is taken
+                    // to mean it.
                     let draws = config.get("do_sample") != Some(&Value::Bool(false));
                     let mut read = read(GENERATION, |names| number(&config, names.1), draws);
                     match block_length(&config) {
@@ -74,6 +77,7 @@ impl Checkpoint {
                     read
                 }
                 Ok(None) => RecommendedSettings::default(),
+                // A broken file must not keep a model from loading.
                 Err(error) => RecommendedSettings {
                     problems: vec![error.to_string()],
                     ..RecommendedSettings::default()
@@ -83,7 +87,7 @@ impl Checkpoint {
     }
 }
 
-/// A key's number, if it has one.
+/// A key's number, if the key is present.
 fn number(config: &Map<String, Value>, key: &str) -> Result<Option<f64>, String> {
     match config.get(key) {
         None | Some(Value::Null) => Ok(None),
@@ -121,6 +125,7 @@ fn read(
     let mut said = SamplingOptions::default();
     let mut problems = Vec::new();
     for names in NUMBERS {
+        // Problems are reported by the key that the file has.
         let key = if place == GGUF { names.2 } else { names.1 };
         let taken = match number(names) {
             Ok(None) => continue,
@@ -132,7 +137,7 @@ fn read(
         }
     }
     if !draws {
-        // As transformers does: the most probable token, with the penalty if there is one.
+        // As transformers does without sampling: the most probable token, with the repetition penalty if there is one.
         said = SamplingOptions {
             temperature: Some(0.0),
             sampling: Sampling {
@@ -149,15 +154,16 @@ fn read(
     }
 }
 
-/// Takes one number over, if it makes sense.
+/// Takes over one value if the result is valid.
 fn take(said: &mut SamplingOptions, name: &str, number: f64) -> Result<(), String> {
+    // Tried on a copy: an invalid value must not spoil the valid ones.
     let mut next = *said;
     match name {
         "temperature" => next.temperature = Some(number),
         "top_p" => next.sampling.top_p = Some(number),
         "min_p" => next.sampling.min_p = Some(number),
         "repetition_penalty" => next.sampling.repetition_penalty = Some(number),
-        // 0, and in llama.cpp all below, mean all tokens.
+        // Zero, and in llama.cpp every negative value, means all tokens.
         _ if number <= 0.0 => next.sampling.top_k = Some(0),
         _ => next.sampling.top_k = Some(whole(number)?),
     }

@@ -1,14 +1,14 @@
-//! Headers of safetensors files: the crate parses and checks them; the bytes stay on disk.
+//! Headers of safetensors files. The crate parses and checks them; tensors stay on disk.
 
 use safetensors::{Dtype, tensor::Metadata};
 use sluice_formats::Format;
 
 use super::{CheckpointError, TensorEntry, file::CheckpointFile};
 
-/// The crate's own limit, checked before anything is allocated for a header.
+/// The crate's own limit, checked before a header is allocated.
 pub(super) const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// Every tensor of the file with its absolute place in it.
+/// Every tensor of a file with its absolute offset.
 pub(super) fn read_header(
     file: &CheckpointFile,
     index: usize,
@@ -23,6 +23,8 @@ pub(super) fn read_header(
     let mut length = [0; 8];
     file.read_at(0, &mut length)?;
     let header_bytes = u64::from_le_bytes(length);
+    // Any file's first eight bytes are some length: a wrong kind of file is recognized here, before memory is
+    // allocated.
     if header_bytes > HEADER_BYTES_MAX {
         return Err(malformed(format!(
             "its header would have {header_bytes} bytes; this is no safetensors file"
@@ -43,6 +45,7 @@ pub(super) fn read_header(
     let expected = start
         .checked_add(metadata.data_len() as u64)
         .ok_or_else(|| malformed("its tensors would exceed any file".to_owned()))?;
+    // The format allows neither gaps nor bytes after the last tensor, so any other length means damage.
     if expected != file.len {
         return Err(CheckpointError::WrongLength {
             path: file.path.clone(),

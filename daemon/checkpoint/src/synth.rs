@@ -1,8 +1,8 @@
-//! Writing checkpoints of random weights, so that a shape can be tried at its true size
-//! without its weights. What is written loads, and a pass gives finite logits.
+//! Writes checkpoints of random weights, so that a shape can be tried at its true size without its weights. They can be
+//! loaded, and a pass gives finite logits.
 //!
-//! Numbers are made and written block by block by all threads at once; memory stays at a
-//! block a thread. A block's numbers depend on the seed and its place alone.
+//! All threads generate and write blocks of weights; memory is one block per thread. A block depends on the seed and
+//! its place alone, so the number of threads makes no difference.
 
 mod config;
 mod elements;
@@ -29,22 +29,22 @@ use self::{
 };
 use super::folder::{PartialFolder, free_target};
 
-/// How the numbers are stored.
+/// The dtype of the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SynthDType {
     /// The upper half of an `f32`.
     Bf16,
     /// IEEE half precision.
     F16,
-    /// 32-bit floats.
+    /// 32-bit IEEE floats.
     F32,
 }
 
 impl SynthDType {
-    /// All of them, the usual one first.
+    /// Every dtype, the usual one first.
     pub const ALL: [Self; 3] = [Self::Bf16, Self::F16, Self::F32];
 
-    /// The name that people type.
+    /// The name that users type.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -54,7 +54,7 @@ impl SynthDType {
         }
     }
 
-    /// Bytes of a number.
+    /// Bytes of one element.
     #[must_use]
     pub fn bytes(self) -> u64 {
         match self {
@@ -67,17 +67,17 @@ impl SynthDType {
 /// What to write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SynthOptions {
-    /// The model's shape.
+    /// Sizes of the model.
     pub shape: Shape,
-    /// How its numbers are stored.
+    /// The dtype of its weights.
     pub dtype: SynthDType,
-    /// The same seed gives the same numbers, but for their rounding, whatever the threads.
+    /// The same seed gives the same weights up to rounding, whatever the number of threads.
     pub seed: u64,
-    /// Threads that make numbers; 0: one a core.
+    /// Number of threads that generate weights; 0 for one per core.
     pub threads: usize,
 }
 
-/// Is told the bytes written so far and those in all.
+/// Progress callback: bytes written so far, and bytes in all.
 pub type Progress<'a> = &'a mut (dyn FnMut(u64, u64) + Send);
 
 impl SynthOptions {
@@ -87,18 +87,19 @@ impl SynthOptions {
         self.shape.parameters() * self.dtype.bytes()
     }
 
-    /// Writes the checkpoint as a Hugging Face folder. It lies beside `target` under another
-    /// name until it is whole; after a failure, nothing is left of it.
+    /// Writes the checkpoint as a Hugging Face folder. It has a temporary name beside `target` until it is complete;
+    /// after a failure, nothing is left of it.
     ///
     /// # Errors
-    /// A shape that couldn't be loaded, a target that exists and is no empty folder, what the
-    /// system refused, or `cancel` set: it is looked at before each block.
+    /// A shape that could not be loaded, a target that isn't an empty folder, a file operation that failed, or `cancel`
+    /// set, which is looked at before each block.
     pub fn write(
         &self,
         target: &Path,
         cancel: &AtomicBool,
         progress: Progress<'_>,
     ) -> Result<(), SynthError> {
+        // Checked by the loader's own rules, before gigabytes are written that nobody could load.
         check(&self.shape)?;
         let target = free_target(target)?;
         let pool = rayon::ThreadPoolBuilder::new()
@@ -132,13 +133,13 @@ fn write_small(path: &Path, content: &serde_json::Value) -> Result<(), SynthErro
     fs::write(path, format!("{content:#}\n")).map_err(|cause| SynthError::io("write", path, cause))
 }
 
-/// What all threads share.
+/// State that all threads share.
 struct Writer<'a> {
     layout: &'a ShardLayout,
     elements: RandomElements,
     pool: rayon::ThreadPool,
     cancel: &'a AtomicBool,
-    /// Bytes written so far, and who is told.
+    /// Bytes written so far, and the progress callback.
     progress: Mutex<(u64, Progress<'a>)>,
 }
 
@@ -151,7 +152,7 @@ impl Writer<'_> {
         let jobs = Mutex::new(Some(self.layout.jobs(shard)));
         let results = self.pool.broadcast(|_| {
             self.work(&file, &jobs).inspect_err(|_| {
-                // The other threads find nothing more to do.
+                // The other threads find no more blocks.
                 *jobs.lock().unwrap_or_else(PoisonError::into_inner) = None;
             })
         });
@@ -161,7 +162,7 @@ impl Writer<'_> {
                 Failure::Io(cause) => refused(cause),
             })?;
         }
-        // A disk may turn out to be full only now.
+        // A full disk may show only now.
         file.sync_all().map_err(refused)
     }
 
@@ -170,17 +171,20 @@ impl Writer<'_> {
         file: &File,
         jobs: &Mutex<Option<impl Iterator<Item = ElementBlock>>>,
     ) -> Result<(), Failure> {
+        // One buffer a thread, used for all of its blocks.
         let mut buffer = self.elements.buffer(layout::BLOCK_ELEMENTS);
         loop {
             let mut jobs = jobs.lock().unwrap_or_else(PoisonError::into_inner);
             let Some(job) = jobs.as_mut().and_then(Iterator::next) else {
                 return Ok(());
             };
+            // Given back before the block is generated, or threads would work one after another.
             drop(jobs);
             if self.cancel.load(Ordering::Relaxed) {
                 return Err(Failure::Cancelled);
             }
             let bytes = self.elements.fill(&job, &mut buffer);
+            // Blocks are written wherever they belong, in any order, so threads don't wait for each other.
             file.write_all_at(bytes, job.offset).map_err(Failure::Io)?;
             let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
             let (done, report) = &mut *progress;

@@ -1,10 +1,10 @@
-//! Converted copies of checkpoints on disk: what a level converts, as it is computed with, so that it can be streamed
-//! and the next load needn't convert it.
+//! The converted-weight cache: a level's converted weights on disk, so that they can be streamed and the next load
+//! needn't convert them.
 //!
-//! A copy is a safetensors file that common tools open. Each tensor is `U8` of [rows, bytes a row] under its own name;
-//! the metadata says its format, and what the copy was made from. (One for level `mild` is a container: see `coded`.) Data begins on a page, and each tensor at a multiple
-//! of 64 bytes: where one ends elsewhere, a tensor of padding follows, since the format allows no holes. Tensors lie in
-//! the order of a pass.
+//! A copy is a safetensors file that common tools can open. Each tensor is `U8` of [rows, bytes per row] under its own
+//! name; the metadata says its format, and what the copy was made from. (One for level `mild` is a container: see
+//! `compressed`.) Data begins on a page, and each tensor at a multiple of 64 bytes: where one ends elsewhere, a tensor
+//! of padding follows, since the format allows no holes. Tensors lie in the order of a pass.
 
 mod cached;
 mod compressed;
@@ -33,37 +33,37 @@ use super::{
     safetensors::HEADER_BYTES_MAX,
 };
 
-/// Of the way copies are written; one of another version is written anew.
+/// Version of the way copies are written; a copy of another version is written anew.
 const VERSION: &str = "1";
-/// Tensors start on cache lines.
+/// Alignment of tensors: a cache line.
 const ALIGNMENT: u64 = 64;
-/// Longest part of a copy's name that comes from the model's: file names end at 255 bytes.
+/// Longest part of a copy's file name that comes from the model's: file names have at most 255 bytes.
 const NAME_BYTES_MAX: usize = 128;
 
 /// Keys of the metadata.
 const VERSION_KEY: &str = "sluice.version";
 const SOURCE_KEY: &str = "sluice.source";
 const LEVEL_KEY: &str = "sluice.level";
-/// Where the checkpoint lay when the copy was written; missing for files inside the program.
+/// Path of the checkpoint when the copy was written; absent for embedded files.
 const PATH_KEY: &str = "sluice.path";
-/// Before a tensor's name: the key of its format.
+/// Prefix of a tensor's name in the key of its format.
 const FORMAT_KEY: &str = "sluice.format.";
-/// Before a number: the name of a tensor of padding.
+/// Prefix of a number in the name of a padding tensor.
 const PADDING_NAME: &str = "sluice.padding.";
 
-/// What a checkpoint's copy for a level is to be.
+/// A checkpoint's converted weights for a level, whether they exist on disk yet or not.
 #[derive(Debug, Clone)]
 pub struct ConvertedWeights {
     source: Arc<Checkpoint>,
     folder: PathBuf,
-    /// Of the model, as file names begin.
+    /// The model's name, with which file names begin.
     name: String,
     fingerprint: String,
     level: Level,
     tensors: Vec<ConvertedTensor>,
 }
 
-/// A tensor that the level converts, whole.
+/// A whole tensor that the level converts.
 #[derive(Debug, Clone)]
 struct ConvertedTensor {
     name: String,
@@ -77,10 +77,11 @@ impl ConvertedTensor {
 }
 
 impl ConvertedWeights {
-    /// The copy with all that a plan of these units at this level converts, whatever is streamed; `None` where it converts nothing.
+    /// The copy with all tensors that these weight groups convert at this level, whether they are streamed or not;
+    /// `None` if they convert nothing.
     ///
     /// # Errors
-    /// When the source can't be read.
+    /// When the source cannot be read.
     pub fn new(
         folder: &Path,
         source: &Arc<Checkpoint>,
@@ -91,8 +92,9 @@ impl ConvertedWeights {
         let mut tensors: Vec<ConvertedTensor> = Vec::new();
         let mut known = vec![false; sources.len()];
         for tensor in groups.iter().flat_map(|unit| &unit.tensors) {
+            // Everything else is read from the checkpoint itself.
             let is_converted = tensor.storage.format() != tensor.source;
-            // The head's parts are one tensor.
+            // The parts of the LM head are one tensor.
             if is_converted && !std::mem::replace(&mut known[tensor.tensor], true) {
                 let spec = &sources[tensor.tensor].spec;
                 let (rows, _) = spec.size();
@@ -111,6 +113,7 @@ impl ConvertedWeights {
         }
         Ok(Some(Self {
             folder: folder.to_owned(),
+            // The name is for people; the fingerprint decides.
             name: name_of(source),
             fingerprint: source.fingerprint()?,
             level,
@@ -119,7 +122,7 @@ impl ConvertedWeights {
         }))
     }
 
-    /// Where it lies.
+    /// Path of its file.
     pub fn path(&self) -> PathBuf {
         self.folder.join(self.file_name())
     }
@@ -141,15 +144,15 @@ impl ConvertedWeights {
         self.layout().2
     }
 
-    /// Whether a file of its name is there.
+    /// Whether a file of this name exists.
     pub fn is_there(&self) -> bool {
         self.path().is_file()
     }
 
-    /// Opens it, if it is there: a checkpoint whose entries have the formats and shapes that they stand for.
+    /// Opens the copy if it exists, as a checkpoint whose entries have their true formats and shapes.
     ///
     /// # Errors
-    /// When a file of this name can't be read or isn't this copy.
+    /// When a file of this name cannot be read or isn't this copy.
     pub fn open(&self) -> Result<Option<Checkpoint>, CheckpointError> {
         let source = Source::Folder(self.folder.clone());
         let file = match CheckpointFile::open(&source, &self.file_name()) {
@@ -164,16 +167,20 @@ impl ConvertedWeights {
             path: file.path.clone(),
             cause,
         };
+        // The name says the same, but anybody may rename files.
         check_origin(&metadata, &self.fingerprint, self.level).map_err(malformed)?;
         let mut tensors = BTreeMap::new();
         for tensor in &self.tensors {
             let format = tensor.plan.storage.format();
             let key = format!("{FORMAT_KEY}{}", tensor.name);
             expect(&metadata, &key, format.name()).map_err(malformed)?;
+            // Compared by rows and bytes per row, as the file stores them.
             let shape = vec![tensor.plan.rows, tensor.row_bytes()];
+            // What remains afterwards is padding, which nobody reads.
             match entries.remove(&tensor.name) {
                 Some(entry) if entry.shape == shape && entry.bytes == tensor.plan.bytes() => {
                     let entry = TensorEntry {
+                        // The file says `U8`; the true format is in its metadata, which was compared above.
                         format: Ok(format),
                         shape: vec![tensor.plan.rows, tensor.plan.width],
                         ..entry
@@ -191,6 +198,7 @@ impl ConvertedWeights {
                 }
             }
         }
+        // Held from now on, so that the cache doesn't evict a copy that is in use.
         file.hold();
         Ok(Some(Checkpoint {
             source,
@@ -202,7 +210,7 @@ impl ConvertedWeights {
         }))
     }
 
-    /// The header, in whole pages, and where each tensor starts in the file; last, where the file ends.
+    /// The header in whole pages, the offset of each tensor, and the length of the file.
     fn layout(&self) -> (Vec<u8>, Vec<u64>, u64) {
         let origin = origin(&self.source, &self.fingerprint, self.level);
         let origin = origin.into_iter();
@@ -213,6 +221,7 @@ impl ConvertedWeights {
         let mut starts = Vec::with_capacity(self.tensors.len());
         let mut end = 0;
         for (number, tensor) in self.tensors.iter().enumerate() {
+            // safetensors allows no gaps between tensors, so padding is a tensor of its own.
             let start = u64::next_multiple_of(end, ALIGNMENT);
             if start > end {
                 let padding = entry(&[start - end], end, start);
@@ -227,13 +236,15 @@ impl ConvertedWeights {
         }
         header.insert("__metadata__".to_owned(), Value::Object(metadata));
         let text = Value::Object(header).to_string();
-        // Spaces after a header belong to it.
+        // Spaces after a safetensors header belong to it. Data begins on a page, so that direct reads of large tensors
+        // waste little.
         let data_start = (8 + text.len()).next_multiple_of(PAGE_BYTES);
         let mut bytes = Vec::with_capacity(data_start);
         bytes.extend_from_slice(&((data_start - 8) as u64).to_le_bytes());
         bytes.extend_from_slice(text.as_bytes());
         bytes.resize(data_start, b' ');
         let data_start = data_start as u64;
+        // Offsets in a header count from its end, which is known only now.
         for start in &mut starts {
             *start += data_start;
         }
@@ -241,16 +252,16 @@ impl ConvertedWeights {
     }
 }
 
-/// What a header says of a tensor of bytes.
+/// The header entry of a tensor of bytes.
 fn entry(shape: &[u64], start: u64, end: u64) -> Value {
     json!({ "dtype": "U8", "shape": shape, "data_offsets": [start, end] })
 }
 
-/// The metadata of a file whose header was read.
+/// The metadata of a file whose header was checked.
 fn read_metadata(file: &CheckpointFile) -> Result<HashMap<String, String>, CheckpointError> {
     let mut length = [0; 8];
     file.read_at(0, &mut length)?;
-    // It may be another header by now, of any length.
+    // The file may have changed since, so the length is bounded again.
     let length = u64::from_le_bytes(length)
         .min(file.len)
         .min(HEADER_BYTES_MAX);
@@ -264,7 +275,7 @@ fn read_metadata(file: &CheckpointFile) -> Result<HashMap<String, String>, Check
     Ok(parsed.metadata().clone().unwrap_or_default())
 }
 
-/// What a copy of a checkpoint says of itself.
+/// What a copy of a checkpoint says of its origin.
 fn origin(source: &Checkpoint, fingerprint: &str, level: Level) -> BTreeMap<&'static str, String> {
     let mut origin = BTreeMap::from([
         (VERSION_KEY, VERSION.to_owned()),
@@ -272,6 +283,7 @@ fn origin(source: &Checkpoint, fingerprint: &str, level: Level) -> BTreeMap<&'st
         (LEVEL_KEY, level.name().to_owned()),
     ]);
     if let Source::Folder(folder) = &source.source {
+        // For a GGUF file its own path: several models may lie in the same folder.
         let path = match (&source.gguf, &source.files[..]) {
             (Some(_), [file, ..]) => Path::new(&file.path),
             _ => folder,
@@ -282,7 +294,8 @@ fn origin(source: &Checkpoint, fingerprint: &str, level: Level) -> BTreeMap<&'st
     origin
 }
 
-/// Whether a file that says this is the copy of the checkpoint with this fingerprint, wherever that lies by now; otherwise why not.
+/// Checks that a file is the copy of the checkpoint with this fingerprint, wherever that lies by now; otherwise says
+/// why not.
 fn check_origin(
     said: &HashMap<String, String>,
     fingerprint: &str,
@@ -304,7 +317,7 @@ fn expect(said: &HashMap<String, String>, key: &str, expected: &str) -> Result<(
     }
 }
 
-/// How the names of a checkpoint's copies begin.
+/// The beginning of the names of a checkpoint's copies.
 fn name_of(source: &Checkpoint) -> String {
     match (&source.gguf, &source.files[..]) {
         (Some(_), [file, ..]) => {
@@ -314,7 +327,7 @@ fn name_of(source: &Checkpoint) -> String {
     }
 }
 
-/// The name of a model's folder or GGUF file, cut where file names would get too long.
+/// The name of a model's folder or GGUF file, cut to a length that file names allow.
 fn model_name(source: &Source) -> String {
     let name = match source {
         Source::Folder(folder) => folder.file_name().map(|name| name.to_string_lossy()),

@@ -1,7 +1,7 @@
-//! A coded matrix, read where it lies.
+//! Decompresses a matrix from bytes that are used in place.
 //!
-//! Bytes are checked as far as reading them safely needs: whatever they are, rows of them are numbers or an error.
-//! [`CompressedMatrix::check`] checks the rest, that they are what an encoder would have made of some numbers.
+//! Bytes are checked as far as memory safety needs: whatever they are, decompressing rows yields elements or an error.
+//! [`CompressedMatrix::check`] checks the rest, that an encoder would have produced these bytes from some input.
 
 use std::ops::Range;
 
@@ -14,57 +14,58 @@ use crate::{
         CODE_LENGTHS_BYTES, DICTIONARY_BYTES, MatrixLayout, PAD_BYTES, STRIP_TILES, Scheme, WHOLE,
     },
     simd::SimdPath,
-    symbols::{merge, upcast, upcast_plain},
+    symbols::{merge, raw_bytes, upcast, upcast_plain},
     trellis,
 };
 
-/// Numbers that are decoded at a time where tiles don't matter: what the nearest cache has room for.
+/// Elements that are decompressed at a time where tiles don't matter: 8 KiB as `f32`, which stays in the first-level
+/// cache.
 const RUN_MAX: usize = 2048;
 
-/// Why there are no numbers.
+/// Why a matrix or its rows cannot be decompressed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum DecompressError {
-    /// The matrix has more bytes, or fewer.
+    /// The number of bytes differs from what the layout requires.
     #[error("a compressed matrix has {found} bytes instead of {expected}")]
     Length {
-        /// Bytes that its layout has.
+        /// Bytes that the layout requires.
         expected: usize,
-        /// Bytes that there are.
+        /// Bytes that were given.
         found: usize,
     },
-    /// The lengths of its Huffman codes are not those of a complete code.
+    /// The code lengths don't form a complete Huffman code.
     #[error("the table of a compressed matrix is damaged")]
     Table,
-    /// Its padding is something.
+    /// The padding isn't zero.
     #[error("the padding of a compressed matrix is damaged")]
     Padding,
-    /// A tile isn't where it is said to be, or not what an encoder makes.
+    /// A tile lies outside of its part, or no encoder makes such a tile. The value is the tile's index.
     #[error("tile {0} of a compressed matrix is damaged")]
     Tile(usize),
-    /// It has no such rows.
+    /// The matrix doesn't have the requested rows.
     #[error("rows {from} to {to} are outside of a matrix of {rows} rows")]
     Rows {
-        /// The first one that was asked for.
+        /// The first requested row.
         from: usize,
-        /// The end of those that were asked for.
+        /// The end of the requested rows, exclusive.
         to: usize,
-        /// Rows that it has.
+        /// Rows of the matrix.
         rows: usize,
     },
-    /// Its rows need more space, or less.
+    /// The output isn't exactly as long as the rows.
     #[error("the output has space for {found} bytes; the rows have {expected}")]
     Space {
-        /// Bytes or numbers of the rows.
+        /// Bytes or elements that the rows have.
         expected: usize,
-        /// Bytes or numbers that there is space for.
+        /// Bytes or elements that the output has space for.
         found: usize,
     },
-    /// Rate-coded numbers aren't what they were.
+    /// Trellis-quantized weights don't have their original values any more.
     #[error("trellis-quantized weights cannot be restored to their original bytes")]
     Lossy,
 }
 
-/// A matrix and its coded bytes.
+/// A compressed matrix: its layout, its bytes, and decoding tables built from them.
 #[derive(Clone, Debug)]
 pub struct CompressedMatrix<'a> {
     layout: MatrixLayout,
@@ -73,7 +74,7 @@ pub struct CompressedMatrix<'a> {
     path: SimdPath,
 }
 
-/// What symbols are decoded by.
+/// The scheme's decoding tables.
 #[derive(Clone, Debug)]
 enum Table {
     Plain,
@@ -83,7 +84,7 @@ enum Table {
 }
 
 impl<'a> CompressedMatrix<'a> {
-    /// From bytes as long as the layout says, no matter where they come from.
+    /// Builds the decoding tables. The bytes may be untrusted; their length must be the layout's.
     pub fn new(layout: MatrixLayout, bytes: &'a [u8]) -> Result<Self, DecompressError> {
         if bytes.len() != layout.bytes() {
             return Err(DecompressError::Length {
@@ -91,12 +92,15 @@ impl<'a> CompressedMatrix<'a> {
                 found: bytes.len(),
             });
         }
+        // Only the table and the padding are checked here, which takes no longer than building the tables. Tiles are
+        // checked when they are decoded.
         let (padded, lengths) = match layout.scheme() {
             Scheme::Plain => (0..0, 0..0),
             Scheme::Dictionary => (layout.escapes(), layout.table()),
             Scheme::Huffman | Scheme::Trellis => (layout.codes(), layout.table()),
         };
-        // Decoders read on into the padding, and rely on where zeros begin.
+        // Decoders read whole words that may reach into the padding, and expect zeros there: they treat any read past
+        // the end as zeros.
         if let Some(padding) = bytes[padded].last_chunk::<PAD_BYTES>()
             && *padding != [0; PAD_BYTES]
         {
@@ -129,25 +133,26 @@ impl<'a> CompressedMatrix<'a> {
         })
     }
 
-    /// Where its parts are.
+    /// Byte ranges of its parts.
     #[must_use]
     pub fn layout(&self) -> &MatrixLayout {
         &self.layout
     }
 
-    /// Takes another way than the best one.
+    /// Replaces the code path that was chosen for this processor.
     #[cfg(test)]
     pub(crate) fn set_path(&mut self, path: SimdPath) {
         self.path = path;
     }
 
-    /// Its bytes.
+    /// The compressed bytes, all parts.
     #[must_use]
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// Rows as the bytes they were: of a matrix coded without loss. `out` has exactly their size.
+    /// Decompresses rows to their original bytes, of a losslessly compressed matrix. `out` must have exactly their
+    /// size.
     pub fn decompress_rows(
         &self,
         rows: Range<usize>,
@@ -163,6 +168,8 @@ impl<'a> CompressedMatrix<'a> {
             }
             Scheme::Huffman | Scheme::Dictionary => {
                 let first = numbers.start;
+                // A call without symbols announces a part: its raw bits and its output are fetched while symbols are
+                // decoded.
                 self.each_part(numbers, |symbols, part| {
                     let out = &mut out[(part.start - first) * size..(part.end - first) * size];
                     let Some(symbols) = symbols else {
@@ -177,7 +184,7 @@ impl<'a> CompressedMatrix<'a> {
         }
     }
 
-    /// Rows widened to `f32`, what a multiplication reads. `out` has exactly their size.
+    /// Decompresses rows to `f32` for a matmul. `out` must have exactly their size.
     pub fn decompress_rows_f32(
         &self,
         rows: Range<usize>,
@@ -187,6 +194,7 @@ impl<'a> CompressedMatrix<'a> {
         check_space(numbers.len(), out.len())?;
         let first = numbers.start;
         if self.layout.scheme() == Scheme::Plain {
+            // No symbols to decode: one pass over all elements.
             self.upcast_part(&[], numbers, out);
             return Ok(());
         }
@@ -202,8 +210,9 @@ impl<'a> CompressedMatrix<'a> {
         })
     }
 
-    /// The same in pieces, in order, none of them longer than 2048 numbers or a row: the row that it is of, its first column, and
-    /// its numbers. They never leave the nearest cache, which is what a single row of input wants.
+    /// Decompresses rows to `f32` in pieces, in order, none longer than 2048 elements or a row; `sink` is given the
+    /// row, its first column and the elements. For a single row of input the pieces are multiplied while they are in
+    /// the first-level cache, and never written to memory.
     pub fn decompress_pieces_f32(
         &self,
         rows: Range<usize>,
@@ -215,6 +224,7 @@ impl<'a> CompressedMatrix<'a> {
             let values = &mut values[..part.len()];
             self.upcast_part(symbols, part.clone(), values);
             for (row, columns) in self.split_by_row(part.clone()) {
+                // A part may begin and end within rows; `values` holds only the part.
                 let start = row * self.layout.width() + columns.start - part.start;
                 sink(row, columns.start, &values[start..start + columns.len()]);
             }
@@ -231,7 +241,7 @@ impl<'a> CompressedMatrix<'a> {
         })
     }
 
-    /// Some numbers, by their symbols where they have some.
+    /// Computes elements `part` as `f32` from their symbols; an uncompressed matrix has none.
     fn upcast_part(&self, symbols: &[u8], part: Range<usize>, out: &mut [f32]) {
         let number = self.layout.dtype();
         match &self.table {
@@ -244,6 +254,7 @@ impl<'a> CompressedMatrix<'a> {
             }
             Table::Trellis(_, levels) => {
                 let steps = &self.bytes[self.layout.steps()];
+                // A tile may span rows, and each row has a step of its own.
                 let (mut symbols, mut out) = (symbols, out);
                 for (row, columns) in self.split_by_row(part) {
                     let now = symbols
@@ -258,9 +269,9 @@ impl<'a> CompressedMatrix<'a> {
         }
     }
 
-    /// Some numbers as rows and columns.
+    /// Splits a range of elements into rows and their columns.
     fn split_by_row(&self, part: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
-        // Without columns there are no numbers, and so no rows with any.
+        // A matrix of width 0 has no elements and yields no rows; `max(1)` only avoids the division by zero.
         let width = self.layout.width().max(1);
         let rows = part.start / width..part.end.div_ceil(width);
         rows.map(move |row| {
@@ -270,7 +281,7 @@ impl<'a> CompressedMatrix<'a> {
         })
     }
 
-    /// Asks memory for what some numbers have beside their symbols.
+    /// Prefetches the dictionary indices and raw bits of elements.
     fn fetch(&self, part: Range<usize>) {
         if self.layout.scheme() == Scheme::Dictionary {
             self.path.fetch(self.indices(&part));
@@ -280,7 +291,8 @@ impl<'a> CompressedMatrix<'a> {
         }
     }
 
-    /// Whether all of it is what an encoder makes: no bits that mean nothing, no tile longer than said. Slower than decoding.
+    /// Checks that an encoder would have made these bytes: no stray bits, no tile longer than its codes. Slower than
+    /// decompression.
     pub fn check(&self) -> Result<(), DecompressError> {
         if self.layout.scheme() == Scheme::Plain {
             return Ok(());
@@ -290,6 +302,7 @@ impl<'a> CompressedMatrix<'a> {
         let mut end = 0;
         for tile in 0..self.layout.tiles() {
             let place = places.next()?;
+            // Tiles have to follow each other without gaps or overlaps, across strips too.
             if place.at.start != end {
                 return Err(DecompressError::Tile(tile));
             }
@@ -298,11 +311,13 @@ impl<'a> CompressedMatrix<'a> {
             let good = match &self.table {
                 Table::Trellis(..) if place.whole => {
                     let symbols = &self.bytes[self.layout.codes()][place.at.clone()];
+                    // Which quantizer a symbol belongs to follows from the trellis; an encoder never stores the mark.
                     symbols.iter().all(|symbol| symbol & trellis::SECOND == 0)
                 }
                 _ if place.whole => true,
                 Table::Huffman(table) | Table::Trellis(table, _) => {
                     let codes = &self.bytes[self.layout.codes()];
+                    // The fast decoder doesn't tell how many bits a tile consumed.
                     let bits = table.decode_slowly(codes, place.at.start, &mut out[..count]);
                     let bytes = bits.div_ceil(8);
                     let codes = &codes[place.at.clone()];
@@ -323,6 +338,7 @@ impl<'a> CompressedMatrix<'a> {
                 return Err(DecompressError::Tile(tile));
             }
         }
+        // The last offset must be the end of all tiles, which must be the end of the part: no byte is unaccounted for.
         let strips = self.layout.tiles().div_ceil(STRIP_TILES);
         let last = self.layout.tiles().saturating_sub(1);
         if self.offset(strips) != end || end != places.limit {
@@ -331,7 +347,7 @@ impl<'a> CompressedMatrix<'a> {
         Ok(())
     }
 
-    /// Whether every tile is where it is said to be: then its rows can be decoded, to whatever numbers.
+    /// Checks that every tile lies inside its part. Then all rows decompress without an error, to whatever values.
     pub fn check_tile_bounds(&self) -> Result<(), DecompressError> {
         if self.layout.scheme() == Scheme::Plain {
             return Ok(());
@@ -340,7 +356,7 @@ impl<'a> CompressedMatrix<'a> {
         (0..self.layout.tiles()).try_for_each(|_| places.next().map(drop))
     }
 
-    /// Where a tile's bytes are: codes, escapes, and raw ones, each of which it may lack.
+    /// Byte ranges of a tile: its codes, escapes and raw bits, each of which may be empty.
     pub fn tile_bytes(&self, tile: usize) -> Result<[Range<usize>; 3], DecompressError> {
         let layout = &self.layout;
         let numbers = layout.tile_elements(tile);
@@ -366,7 +382,8 @@ impl<'a> CompressedMatrix<'a> {
             Scheme::Dictionary => within(layout.escapes(), self.tile_positions(tile).next()?.at),
             _ => 0..0,
         };
-        let size = layout.dtype().raw_bytes();
+        // Raw bits of a tile follow from its place alone; codes and escapes are found by lengths.
+        let size = raw_bytes(layout.dtype());
         let raw = match layout.scheme() {
             Scheme::Trellis => 0..0,
             _ => within(layout.raw(), numbers.start * size..numbers.end * size),
@@ -374,7 +391,7 @@ impl<'a> CompressedMatrix<'a> {
         Ok([codes, escapes, raw])
     }
 
-    /// The numbers of rows, if there are such rows.
+    /// The index range of the elements of `rows`, if the matrix has these rows.
     fn elements(&self, rows: Range<usize>) -> Result<Range<usize>, DecompressError> {
         if rows.start > rows.end || rows.end > self.layout.rows() {
             return Err(DecompressError::Rows {
@@ -387,8 +404,9 @@ impl<'a> CompressedMatrix<'a> {
         Ok(rows.start * width..rows.end * width)
     }
 
-    /// Symbols of some numbers, in order, and which numbers they are of. Some time before there is a call for the same
-    /// numbers, or more of them, without symbols, so that memory can be asked for what they will need.
+    /// Decodes the symbols of `elements` in order, and passes them to `sink` with the elements that they belong to.
+    /// Before that, `sink` is called without symbols for the same elements or more, so that it can prefetch what they
+    /// will need.
     #[inline]
     fn each_part(
         &self,
@@ -397,6 +415,7 @@ impl<'a> CompressedMatrix<'a> {
     ) -> Result<(), DecompressError> {
         match &self.table {
             _ if elements.is_empty() => Ok(()),
+            // Callers handle uncompressed matrices themselves: these have no symbols.
             Table::Plain => Ok(()),
             Table::Huffman(table) | Table::Trellis(table, _) => {
                 self.each_tile(table, &elements, sink)
@@ -405,7 +424,7 @@ impl<'a> CompressedMatrix<'a> {
         }
     }
 
-    /// Tile by tile, of which some are decoded in turn.
+    /// Decodes Huffman-coded symbols, [`STREAMS`] tiles in turn.
     #[inline]
     fn each_tile(
         &self,
@@ -416,6 +435,7 @@ impl<'a> CompressedMatrix<'a> {
         let codes = &self.bytes[self.layout.codes()];
         let tiles = self.tiles_of(elements);
         let mut places = self.tile_positions(tiles.start);
+        // On the stack, 12 KiB: decoding a row allocates nothing.
         let mut stages = [[0; STAGE_BYTES]; STREAMS];
         for first in tiles.clone().step_by(STREAMS) {
             let group = first..tiles.end.min(first + STREAMS);
@@ -429,7 +449,8 @@ impl<'a> CompressedMatrix<'a> {
                 *place = places.next()?;
             }
             if found[..group.len()].iter().any(|place| !place.whole) {
-                // Of all but the last tile the same; what it lacks is what follows, and isn't looked at.
+                // All tiles but the last have as many elements as the first of the group. A shorter last tile decodes
+                // into what follows it; these symbols are dropped below.
                 let count = self.layout.tile_elements(first).len();
                 let starts = std::array::from_fn(|n| found[n].at.start);
                 table.decode(self.path, codes, starts, count, &mut stages);
@@ -451,7 +472,7 @@ impl<'a> CompressedMatrix<'a> {
         Ok(())
     }
 
-    /// As many tiles at a time as there is room for.
+    /// Looks up dictionary symbols, as many tiles at a time as the buffer holds.
     #[inline]
     fn each_run(
         &self,
@@ -462,12 +483,14 @@ impl<'a> CompressedMatrix<'a> {
         let escapes = &self.bytes[self.layout.escapes()];
         let tiles = self.tiles_of(elements);
         let mut places = self.tile_positions(tiles.start);
+        // On the stack: decoding a row allocates nothing.
         let mut symbols = [0; RUN_MAX];
+        // Whole tiles, since escapes are found by tile.
         let count = RUN_MAX / self.layout.tile();
         for first in tiles.clone().step_by(count) {
             let group = first..tiles.end.min(first + count);
             let all = self.elements_of(&group);
-            // These take less time than memory does.
+            // Lookups take less time than a memory access, so the prefetch runs one whole run ahead.
             sink(
                 None,
                 all.end.min(elements.end)..elements.end.min(all.end + RUN_MAX),
@@ -497,35 +520,35 @@ impl<'a> CompressedMatrix<'a> {
         Ok(())
     }
 
-    /// Tiles that have some numbers, of which there is one at least.
+    /// Tiles that `elements` lie in; there is at least one element.
     fn tiles_of(&self, elements: &Range<usize>) -> Range<usize> {
         elements.start / self.layout.tile()..elements.end.div_ceil(self.layout.tile())
     }
 
-    /// Numbers of some tiles, of which there is one at least.
+    /// Elements of `tiles`, of which there is at least one.
     fn elements_of(&self, tiles: &Range<usize>) -> Range<usize> {
         self.layout.tile_elements(tiles.start).start..self.layout.tile_elements(tiles.end - 1).end
     }
 
-    /// Indices into the palette, of numbers from the first of a tile on.
+    /// The dictionary indices of elements; the range begins at a tile, so on a whole byte.
     fn indices(&self, elements: &Range<usize>) -> &'a [u8] {
         let codes = &self.bytes[self.layout.codes()];
         &codes[elements.start / 2..elements.end.div_ceil(2)]
     }
 
-    /// What symbols leave of some numbers.
+    /// The raw bits of elements.
     fn raw(&self, elements: Range<usize>) -> &'a [u8] {
-        let size = self.layout.dtype().raw_bytes();
+        let size = raw_bytes(self.layout.dtype());
         &self.bytes[self.layout.raw()][elements.start * size..elements.end * size]
     }
 
-    /// Where a strip begins.
+    /// A strip's offset into codes or escapes.
     fn offset(&self, strip: usize) -> usize {
         let (offsets, _) = self.bytes[self.layout.offsets()].as_chunks::<4>();
         u32::from_le_bytes(offsets[strip]) as usize
     }
 
-    /// Places of tiles in codes or escapes, from one on.
+    /// Iterates the byte ranges of tiles in codes or escapes, beginning with `tile`.
     fn tile_positions(&self, tile: usize) -> TilePositions<'_, 'a> {
         let mut places = TilePositions {
             matrix: self,
@@ -541,6 +564,8 @@ impl<'a> CompressedMatrix<'a> {
             tile,
             start: 0,
         };
+        // Only strips have offsets: the lengths of the strip's tiles before this one are added up, at most 31.
+        // Saturating, since hostile lengths may overflow.
         let first = tile / STRIP_TILES * STRIP_TILES;
         if first < tile {
             places.start = self.offset(first / STRIP_TILES);
@@ -560,15 +585,15 @@ fn check_space(expected: usize, found: usize) -> Result<(), DecompressError> {
     }
 }
 
-/// Bytes of a tile.
+/// A tile's bytes in codes or escapes.
 #[derive(Clone, Default)]
 struct TileBytes {
     at: Range<usize>,
-    /// They are its symbols as they are.
+    /// The bytes are the symbols themselves, uncompressed.
     whole: bool,
 }
 
-/// Places of tiles, one after the other.
+/// Iterator over the byte ranges of consecutive tiles.
 struct TilePositions<'c, 'a> {
     matrix: &'c CompressedMatrix<'a>,
     lengths: &'a [u8],
@@ -579,9 +604,10 @@ struct TilePositions<'c, 'a> {
 }
 
 impl TilePositions<'_, '_> {
-    /// The next one, which is within codes or escapes. There must be such a tile.
+    /// The next tile's bytes, which lie inside of codes or escapes. The caller knows that there is such a tile.
     fn next(&mut self) -> Result<TileBytes, DecompressError> {
         let tile = self.tile;
+        // Offsets come from the file, so each strip begins anew and the end is compared with the part's length below.
         if tile.is_multiple_of(STRIP_TILES) {
             self.start = self.matrix.offset(tile / STRIP_TILES);
         }

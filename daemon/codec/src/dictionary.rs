@@ -1,26 +1,29 @@
-//! Symbols at a fixed rate: an index of four bits into fifteen of them, and the others beside, in the order they come.
+//! Dictionary coding at a fixed rate: four-bit indices into fifteen symbols; rarer symbols are escapes, stored
+//! separately in order.
 //!
-//! Fifteen exponents are all but a few in ten thousand of a language model's. One shuffle of bytes looks up sixteen symbols
-//! at once, so that decoding is about as fast as copying.
+//! Fifteen exponents cover all but a few in ten thousand of a language model's weights. One byte shuffle looks up
+//! sixteen symbols at once, so that decoding is about as fast as copying.
 
 use crate::{layout::DICTIONARY_BYTES, simd::SimdPath};
 
-/// Index of symbols that the palette lacks.
+/// Index that stands for a symbol outside of the dictionary.
 pub(crate) const ESCAPE: u8 = 15;
-/// The most escapes that a tile may have without having all of its symbols there.
+/// Most escapes of a tile; one with more stores all of its symbols as escapes.
 pub(crate) const ESCAPES_MAX: usize = 254;
 
-/// The fifteen most frequent symbols, and what escapes are before they are known.
+/// The fifteen most frequent symbols, sorted; the sixteenth entry, 0, is the placeholder of escapes.
 pub(crate) fn dictionary(counts: &[u64; 256]) -> [u8; DICTIONARY_BYTES] {
     let mut symbols: Vec<u8> = (0..=255).collect();
+    // Stable: of equally frequent symbols the smaller ones are taken, on every machine.
     symbols.sort_by_key(|symbol| std::cmp::Reverse(counts[usize::from(*symbol)]));
     let mut palette = [0; DICTIONARY_BYTES];
     palette[..usize::from(ESCAPE)].copy_from_slice(&symbols[..usize::from(ESCAPE)]);
+    // Sorted, so that equal sets of symbols give equal tables.
     palette[..usize::from(ESCAPE)].sort_unstable();
     palette
 }
 
-/// The index of each symbol.
+/// The index of each symbol; [`ESCAPE`] for those that the dictionary lacks.
 pub(crate) fn indices(dictionary: &[u8; DICTIONARY_BYTES]) -> [u8; 256] {
     let mut indices = [ESCAPE; 256];
     for (index, symbol) in (0..ESCAPE).zip(dictionary) {
@@ -29,7 +32,8 @@ pub(crate) fn indices(dictionary: &[u8; DICTIONARY_BYTES]) -> [u8; 256] {
     indices
 }
 
-/// Symbols from their indices, two a byte, the first one in the low half. Escapes become the palette's last symbol.
+/// Looks up symbols by their indices, two a byte, the first one in the low half. Escapes yield the dictionary's last
+/// entry until [`patch`] replaces them.
 pub(crate) fn decompress(
     path: SimdPath,
     dictionary: &[u8; DICTIONARY_BYTES],
@@ -55,15 +59,15 @@ fn decompress_portable(dictionary: &[u8; DICTIONARY_BYTES], codes: &[u8], out: &
     }
 }
 
-/// Puts a tile's escapes where the index says so, eight bytes of indices at a time, most of which have none. Of more escapes
-/// than the tile has the first ones are taken; where there are too few, symbols stay what they are.
+/// Writes a tile's escapes where its index is [`ESCAPE`], testing sixteen indices at a time, most of which have none.
+/// Surplus escapes are ignored; where there are too few, the placeholder stays.
 pub(crate) fn patch(codes: &[u8], escapes: &[u8], out: &mut [u8]) {
     let mut escapes = escapes.iter();
     for (codes, out) in codes.chunks(8).zip(out.chunks_mut(16)) {
         let mut word = [0; 8];
         word[..codes.len()].copy_from_slice(codes);
         let word = u64::from_le_bytes(word);
-        // A bit of each four, where all four are ones.
+        // One bit for each nibble that is 15: the AND of its four bits.
         let pairs = word & word >> 1;
         let mut found = pairs & pairs >> 2 & 0x1111_1111_1111_1111;
         while found != 0 {
@@ -80,7 +84,7 @@ pub(crate) fn patch(codes: &[u8], escapes: &[u8], out: &mut [u8]) {
     }
 }
 
-/// As many whole vectors as there are; says how many symbols that was.
+/// Processes whole vectors only; returns how many symbols that was.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn decompress_avx2(dictionary: &[u8; DICTIONARY_BYTES], codes: &[u8], out: &mut [u8]) -> usize {
@@ -95,8 +99,11 @@ fn decompress_avx2(dictionary: &[u8; DICTIONARY_BYTES], codes: &[u8], out: &mut 
         // SAFETY: as many bytes as it reads, at any address.
         let codes = unsafe { _mm_loadu_si128(codes.as_ptr().cast()) };
         let wide = _mm256_cvtepu8_epi16(codes);
+        // Each code byte is widened to 16 bits and its high nibble moved to the high byte, so that indices come out in
+        // order.
         let both = _mm256_or_si256(wide, _mm256_slli_epi16::<4>(wide));
         let indices = _mm256_and_si256(both, _mm256_set1_epi8(15));
+        // The shuffle looks up within 128-bit lanes, hence the dictionary in both of them.
         let symbols = _mm256_shuffle_epi8(palette, indices);
         // SAFETY: as many bytes as it writes, at any address.
         unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), symbols) };

@@ -1,59 +1,60 @@
-//! Coding a matrix without loss.
+//! Lossless compression of a matrix.
 
 use rayon::prelude::*;
 use thiserror::Error;
 
+use sluice_formats::DType;
+
 use crate::{
     dictionary::{self, ESCAPE, ESCAPES_MAX},
-    dtype::DType,
     huffman::{self, Codes},
     layout::{LayoutError, MatrixLayout, STRIP_TILES, Scheme, WHOLE},
-    symbols::{split, symbols},
+    symbols::{raw_bytes, split, symbols},
 };
 
-/// Strips that one thread codes at a time.
+/// Strips that one thread compresses at a time.
 const PIECE_STRIPS: usize = 16;
 
-/// Ways to code without loss.
+/// Lossless compression schemes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lossless {
-    /// As it is.
+    /// Store the elements uncompressed.
     Plain,
-    /// The shortest.
+    /// Huffman codes, the smallest result.
     Huffman,
-    /// The fastest to decode.
+    /// Four-bit dictionary indices, the fastest to decompress.
     Dictionary,
 }
 
-/// A coded matrix.
+/// A compressed matrix that owns its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Encoded {
-    /// Where its parts are.
+    /// Byte ranges of its parts.
     pub layout: MatrixLayout,
-    /// All of them.
+    /// The bytes of all parts, as `layout` has them.
     pub bytes: Vec<u8>,
 }
 
-/// Why a matrix can't be coded.
+/// Why a matrix cannot be compressed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum EncodeError {
-    /// There is no layout for such a matrix.
+    /// Shape, tile size or size in bytes is not supported.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// Its shape has more numbers, or fewer.
+    /// The input has not as many elements as the shape.
     #[error("{found} bytes or elements were given; the shape requires {expected}")]
     Length {
-        /// Bytes or numbers of its shape.
+        /// Bytes or elements that the shape requires.
         expected: usize,
-        /// Bytes or numbers that there are.
+        /// Bytes or elements that were given.
         found: usize,
     },
-    /// What is no number has no nearest multiple of a step.
+    /// Quantization needs finite elements: infinity and NaN have no nearest level.
     #[error("element {0} is infinite or NaN")]
     NotFinite(usize),
 }
 
-/// Codes a matrix of little-endian numbers, row by row, without loss.
+/// Compresses a matrix of little-endian elements, row by row, losslessly.
 pub fn encode(
     dtype: DType,
     rows: usize,
@@ -63,6 +64,7 @@ pub fn encode(
     tile: usize,
 ) -> Result<Encoded, EncodeError> {
     let shape = MatrixShape::new(dtype, rows, width, tile)?;
+    // Checked before anything is sliced; the product cannot overflow, as `MatrixShape::new` has bounded it.
     if bytes.len() != shape.elements * dtype.bytes() {
         return Err(EncodeError::Length {
             expected: shape.elements * dtype.bytes(),
@@ -77,6 +79,8 @@ pub fn encode(
         });
     }
     let piece_bytes = shape.piece_elements() * dtype.bytes();
+    // Two passes over the input, since one table serves the whole matrix: first count symbols, then write codes. Pieces
+    // are whole strips, so the result doesn't depend on the number of threads.
     let counts = bytes
         .par_chunks(piece_bytes)
         .map(|bytes| {
@@ -102,9 +106,10 @@ pub fn encode(
             .collect();
         shape.assemble(Scheme::Dictionary, &palette, &pieces)?
     };
+    // Raw bits have a fixed place per element, so threads write them straight into the result.
     let raw = encoded.layout.raw();
     encoded.bytes[raw]
-        .par_chunks_mut(shape.piece_elements() * dtype.raw_bytes())
+        .par_chunks_mut(shape.piece_elements() * raw_bytes(dtype))
         .zip(bytes.par_chunks(piece_bytes))
         .for_each(|(raw, bytes)| {
             let mut symbols = vec![0; bytes.len() / dtype.bytes()];
@@ -119,14 +124,14 @@ fn symbols_of(dtype: DType, bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Counts symbols.
+/// Adds the frequencies of `symbols` to `counts`.
 pub(crate) fn count(symbols: &[u8], counts: &mut [u64; 256]) {
     for symbol in symbols {
         counts[usize::from(*symbol)] += 1;
     }
 }
 
-/// Counts of two parts together.
+/// Sums the frequencies of two parts.
 pub(crate) fn add(mut one: [u64; 256], other: [u64; 256]) -> [u64; 256] {
     for (one, other) in one.iter_mut().zip(other) {
         *one += other;
@@ -134,7 +139,7 @@ pub(crate) fn add(mut one: [u64; 256], other: [u64; 256]) -> [u64; 256] {
     one
 }
 
-/// A matrix that is being coded.
+/// Shape of a matrix that is being compressed, checked by [`MatrixShape::new`].
 #[derive(Clone, Copy)]
 pub(crate) struct MatrixShape {
     dtype: DType,
@@ -144,7 +149,7 @@ pub(crate) struct MatrixShape {
     pub(crate) elements: usize,
 }
 
-/// Whole strips of it, coded.
+/// Some whole strips of a matrix, compressed.
 #[derive(Default)]
 pub(crate) struct EncodedPiece {
     codes: Vec<u8>,
@@ -172,6 +177,7 @@ impl MatrixShape {
             tile,
             elements: numbers,
         };
+        // Refuses unsupported tile sizes now; the layout itself isn't needed yet.
         shape.layout(Scheme::Plain, numbers * dtype.bytes(), 0)?;
         Ok(shape)
     }
@@ -187,12 +193,12 @@ impl MatrixShape {
         )
     }
 
-    /// Numbers that are coded together.
+    /// Elements that one thread compresses at a time: whole strips.
     pub(crate) fn piece_elements(&self) -> usize {
         self.tile * STRIP_TILES * PIECE_STRIPS
     }
 
-    /// Symbols by their codes, or as they are where that is no longer.
+    /// Huffman-codes symbols; tiles that would not get shorter are stored uncompressed.
     pub(crate) fn huffman(&self, codes: &Codes, symbols: &[u8]) -> EncodedPiece {
         let unit = (self.tile / 256).max(1);
         let mut piece = EncodedPiece::default();
@@ -200,6 +206,7 @@ impl MatrixShape {
             let start = piece.codes.len();
             for tile in strip.chunks(self.tile) {
                 let bytes = codes.bytes(tile).next_multiple_of(unit);
+                // 255 marks uncompressed tiles, so a coded tile is at most 254 units long.
                 let length = u8::try_from(bytes / unit).unwrap_or(WHOLE);
                 if bytes >= tile.len() || length == WHOLE {
                     piece.codes.extend_from_slice(tile);
@@ -216,7 +223,7 @@ impl MatrixShape {
         piece
     }
 
-    /// Symbols by their indices, with those beside that have none.
+    /// Replaces symbols by dictionary indices, and collects those that have none as escapes.
     fn dictionary(&self, indices: &[u8; 256], symbols: &[u8]) -> EncodedPiece {
         let mut piece = EncodedPiece::default();
         for strip in symbols.chunks(self.tile * STRIP_TILES) {
@@ -230,6 +237,7 @@ impl MatrixShape {
                 piece.codes.extend(pairs);
                 let escapes = || tile.iter().filter(|symbol| index(symbol) == ESCAPE);
                 let count = escapes().count();
+                // The length byte counts up to 254 escapes; 255 marks a tile that stores all of its symbols.
                 if count > ESCAPES_MAX {
                     piece.escapes.extend_from_slice(tile);
                     piece.lengths.push(WHOLE);
@@ -243,7 +251,7 @@ impl MatrixShape {
         piece
     }
 
-    /// All pieces in their places; what isn't coded is zero still.
+    /// Puts all pieces in their places. Raw bits and steps are left zero for the caller to fill.
     pub(crate) fn assemble(
         &self,
         scheme: Scheme,
@@ -256,6 +264,7 @@ impl MatrixShape {
         let mut bytes = vec![0; layout.bytes()];
         bytes[layout.table()].copy_from_slice(table);
 
+        // Offsets of strips are known only now, when the lengths of all pieces before them are.
         let (mut offset, mut codes, mut escapes) =
             (0, layout.codes().start, layout.escapes().start);
         let (mut lengths, mut offsets) = (layout.lengths().start, layout.offsets().start);

@@ -1,16 +1,19 @@
-//! Damaged and made-up bytes through every decoder: they may be refused or mean other numbers, the same ones in both ways.
+//! Damaged and made-up bytes through every decoder: they may be refused or decoded to other elements, the same ones on
+//! both code paths.
 
 use std::{env, ops::Range};
 
+use sluice_formats::DType;
+
 use crate::{
-    CompressedMatrix, DType, Encoded, LayoutError, Lossless, MatrixLayout, Scheme, TrellisTarget,
-    encode, quantize, simd::SimdPath,
+    CompressedMatrix, Encoded, LayoutError, Lossless, MatrixLayout, Scheme, TrellisTarget, encode,
+    quantize, simd::SimdPath,
 };
 
 /// Bytes of a made-up matrix at most.
 const BYTES_MAX: usize = 1 << 14;
 
-/// xorshift64*
+/// A xorshift64* generator (Vigna 2016).
 struct Random(u64);
 
 impl Random {
@@ -30,7 +33,7 @@ impl Random {
     }
 }
 
-/// Numbers that are mostly alike, with some noise that makes escapes and whole tiles.
+/// Elements that are mostly alike, with some noise that makes escapes and whole tiles.
 fn weights(random: &mut Random, elements: usize) -> Vec<f32> {
     (0..elements)
         .map(|at| {
@@ -116,7 +119,7 @@ fn decompress_all(layout: &MatrixLayout, bytes: &[u8], some: Range<usize>) -> us
     good
 }
 
-/// A matrix that was coded, damaged in one way or another.
+/// A matrix that was compressed, damaged in one way or another.
 fn damaged(random: &mut Random, from: &Encoded) -> Result<Encoded, LayoutError> {
     let Encoded { layout, bytes } = from;
     let mut bytes = bytes.clone();
@@ -197,7 +200,7 @@ fn damage(scheme: Scheme, count: u64) {
             refused += 1;
             continue;
         };
-        // Nothing takes memory for numbers that the bytes don't account for.
+        // No allocation exceeds what the bytes account for.
         let rows = layout.rows();
         let start = random.below(rows + 1);
         let end = start + random.below(rows - start + 1);
@@ -256,7 +259,7 @@ fn no_truncation_is_taken_and_no_flipped_byte_does_harm() {
 
 #[test]
 fn a_flipped_bit_of_what_is_coded_is_noticed_or_meant() {
-    // Wherever a bit of codes or lengths is flipped, either `check` says so or the numbers are other ones.
+    // Wherever a bit of codes or lengths is flipped, either `check` reports it or the elements differ.
     let mut random = Random(5);
     for scheme in [Scheme::Huffman, Scheme::Dictionary] {
         let values = weights(&mut random, 1200);

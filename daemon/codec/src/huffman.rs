@@ -1,10 +1,11 @@
-//! Canonical Huffman codes of at most eleven bits, and a decoder that looks up several symbols at once.
+//! Canonical Huffman codes of at most eleven bits, and a decoder that yields several symbols per table lookup.
 //!
-//! Codes are written least significant bit first, so that what follows is the low bits of a word; shorter codes come first,
-//! and among codes of one length those of smaller symbols. A code is always complete: a matrix of one symbol has a second
-//! one that never occurs. Eleven bits are what a table in the first cache can take: at most 2048 entries of up to four
-//! symbols, 3.6 on average with the exponents of a language model. Several tiles are decoded in turn, since one alone would
-//! leave the processor waiting for its table (Giesen, "Reading bits in far too many ways", has the arithmetic).
+//! Codes are written least significant bit first, so that the next code is in the low bits of a word. Shorter codes
+//! come first, and among codes of one length those of smaller symbols. A code is always complete: a matrix with a
+//! single symbol gets a second one that never occurs. With eleven bits the table fits the first-level cache: at most
+//! 2048 entries of up to four symbols, 3.6 on average for the exponents of a language model. Several tiles are decoded
+//! in turn, because a single one would leave the processor waiting for table loads (Giesen, "Reading bits in far too
+//! many ways", explains the latencies).
 
 use crate::{layout::CODE_LENGTHS_BYTES, simd::SimdPath};
 
@@ -12,29 +13,31 @@ use crate::{layout::CODE_LENGTHS_BYTES, simd::SimdPath};
 pub(crate) const BITS_MAX: usize = 11;
 const ENTRIES: usize = 1 << BITS_MAX;
 
-/// Tiles that are decoded in turn: with fewer the processor waits for its table, with more it runs out of registers (by a tenth
-/// with four, by a quarter with eight).
+/// Tiles that are decoded in turn. With fewer, the processor waits for table loads; with more, it runs out of registers
+/// (four are slower by a tenth, eight by a quarter).
 pub(crate) const STREAMS: usize = 6;
-/// Lookups for each word that is read: five codes, after what is left of a byte, are 62 bits.
+/// Lookups per 64-bit word: five codes, after up to seven bits of a started byte, are 62 bits.
 const LOOKUPS: usize = 5;
-/// Symbols of one lookup at most.
+/// Most symbols that one lookup yields.
 const SYMBOLS: usize = 4;
-/// Symbols of the longest tile.
+/// Symbols of the longest tile, as in [`TILES`](crate::layout::TILES).
 const TILE_MAX: usize = 512;
-/// Words that the slowest tile takes, with one symbol a lookup.
+/// Words that the slowest tile reads: one symbol per lookup.
 const STEPS_MAX: usize = TILE_MAX.div_ceil(LOOKUPS);
-/// What a stream may read meanwhile: the longest codes, and a word.
+/// Most bytes that a stream reads: the longest codes and one word.
 const READ_BYTES: usize = STEPS_MAX * LOOKUPS * BITS_MAX / 8 + 8;
-/// Symbols of a tile while it is decoded, with what is written beyond it until the others of its turn are done.
+/// Symbols of a tile while it is decoded, including what is written past its end until the slowest stream has finished.
 pub(crate) const STAGE_BYTES: usize = STEPS_MAX * LOOKUPS * SYMBOLS + 4;
 
-// Bits and symbols of the most steps stay within their fields, and bits of one step within a word.
+// `progress` packs both counts into one `u32`: bits and symbols must fit 16 bits each. The bits of one step must fit a
+// word.
 const _: () = assert!(STEPS_MAX * LOOKUPS * BITS_MAX < 1 << 16 && STAGE_BYTES < 1 << 16);
 const _: () = assert!(7 + BITS_MAX * LOOKUPS <= 64);
 
-/// Lengths of codes, 0 for symbols that don't occur. Codes of at most ten bits, half the table, decode a tenth faster; they
-/// are taken where they are hardly longer than those of eleven.
+/// Code lengths by symbol; 0 for symbols that don't occur. Codes of at most ten bits halve the table and decode a tenth
+/// faster; they are taken where they are at most 1/64 longer than codes of eleven bits.
 pub(crate) fn code_lengths(counts: &[u64; 256]) -> [u8; 256] {
+    // Both codes are built and compared by their exact size; building costs little beside coding a chunk.
     let lengths = [BITS_MAX - 1, BITS_MAX].map(|bits| shortest(counts, bits));
     let [fast, short] = lengths.each_ref().map(|lengths| {
         let bits = counts.iter().zip(lengths);
@@ -44,27 +47,31 @@ pub(crate) fn code_lengths(counts: &[u64; 256]) -> [u8; 256] {
     lengths[usize::from(fast > short + short / 64)]
 }
 
-/// Of all prefix codes with at most so many bits the shortest, by package-merge (Larmore and Hirschberg).
+/// Builds an optimal length-limited prefix code (package-merge, Larmore and Hirschberg 1990).
 fn shortest(counts: &[u64; 256], bits_max: usize) -> [u8; 256] {
     let mut weights: Vec<(u64, u8)> = (0..=255)
         .map(|symbol| (counts[usize::from(symbol)], symbol))
         .filter(|(count, _)| *count > 0)
         .collect();
-    // Two codes at least, or there would be nothing to tell apart.
+    // A complete code needs two symbols; the decoder could not advance on a code of zero bits.
     for symbol in 0..2 {
         if weights.len() < 2 && counts[usize::from(symbol)] == 0 {
             weights.push((0, symbol));
         }
     }
+    // By count, then by symbol: equal counts must give the same code on every machine.
     weights.sort_unstable();
 
-    // A package is its weight, and how often each symbol is in it.
+    // A package is its weight and the symbols in it, with repetitions. A symbol's code length is the number of selected
+    // packages that it is in.
     type Package = (u64, Vec<u8>);
     let single: Vec<Package> = weights
         .iter()
         .map(|(weight, symbol)| (*weight, vec![*symbol]))
         .collect();
     let mut level = single.clone();
+    // Each round pairs up the cheapest packages and merges them with the single symbols again: one round for each bit a
+    // code may have. 256 symbols and 11 rounds make this cheap enough to run twice a chunk.
     for _ in 1..bits_max {
         let pairs = level.chunks_exact(2).map(|pair| {
             let symbols = [&pair[0].1[..], &pair[1].1[..]].concat();
@@ -75,6 +82,7 @@ fn shortest(counts: &[u64; 256], bits_max: usize) -> [u8; 256] {
         level = merged;
     }
     let mut lengths = [0; 256];
+    // The 2(n - 1) cheapest packages of the last round give the optimal lengths.
     for (_, symbols) in &level[..2 * (weights.len() - 1)] {
         for symbol in symbols {
             lengths[usize::from(*symbol)] += 1;
@@ -83,18 +91,20 @@ fn shortest(counts: &[u64; 256], bits_max: usize) -> [u8; 256] {
     lengths
 }
 
-/// Lengths as they are kept: four bits each.
+/// Packs lengths as files store them: four bits each.
 pub(crate) fn pack_lengths(lengths: &[u8; 256]) -> [u8; CODE_LENGTHS_BYTES] {
     let (pairs, _) = lengths.as_chunks::<2>();
     std::array::from_fn(|i| pairs[i][0] | pairs[i][1] << 4)
 }
 
-/// The codes of all symbols, for what writes them: bits, and how many.
+/// The codes of all symbols, for the encoder: bits and their count.
 pub(crate) struct Codes([(u16, u8); 256]);
 
 impl Codes {
     /// `None` if the lengths aren't those of a complete code of at most eleven bits.
     pub(crate) fn new(lengths: &[u8; 256]) -> Option<Self> {
+        // Kraft sum, scaled by 2^11: it is exactly one for a complete code. The decoder relies on that, because then
+        // every entry of its table is filled.
         let mut used = 0;
         for length in lengths.iter().map(|length| usize::from(*length)) {
             if length > BITS_MAX {
@@ -111,8 +121,10 @@ impl Codes {
         let mut next = 0_u16;
         for length in 1..=BITS_MAX as u8 {
             for (code, _) in codes.iter_mut().zip(lengths).filter(|(_, l)| **l == length) {
+                // Canonical codes are counted from the most significant bit; the stream is read from the least
+                // significant one.
                 *code = (next.reverse_bits() >> (16 - length), length);
-                // Complete codes end at 2048, which only the last one passes.
+                // The last code of a complete code steps to 2048; nothing is read from `next` after that.
                 next += 1;
             }
             next <<= 1;
@@ -131,13 +143,14 @@ impl Codes {
         bits.sum::<usize>().div_ceil(8)
     }
 
-    /// Writes codes, and zeros up to a whole byte.
+    /// Writes codes, padded with zero bits to a whole byte.
     pub(crate) fn write(&self, symbols: &[u8], out: &mut Vec<u8>) {
         let (mut word, mut filled) = (0_u64, 0);
         for symbol in symbols {
             let (code, bits) = self.0[usize::from(*symbol)];
             word |= u64::from(code) << filled;
             filled += u32::from(bits);
+            // At most 31 bits stay, so the next code of up to 11 bits always fits.
             if filled >= 32 {
                 out.extend_from_slice(&(word as u32).to_le_bytes());
                 word >>= 32;
@@ -148,24 +161,24 @@ impl Codes {
     }
 }
 
-/// By as many bits as the longest code may have: the bits of up to four codes, in 16 bits; how many they are, in 16 more;
-/// their symbols.
+/// Indexed by the next ten or eleven bits: low 16 bits the number of bits of up to four codes, next 16 how many codes
+/// these are, then their symbols. The decoder adds the low half to its progress in one addition.
 #[derive(Clone, Debug)]
 enum Entries {
     Few(Boxed<{ ENTRIES / 2 }>),
     Many(Boxed<ENTRIES>),
 }
 
-/// Decoders take entries by this: of a plain reference the compiler would know that nothing written changes them, load
-/// early, and run out of registers, which costs a tenth.
+/// The decoder takes entries by this type. Of a plain reference the compiler would know that no store changes them,
+/// hoist loads, and spill registers, which costs a tenth.
 #[derive(Clone, Debug)]
 struct Boxed<const LENGTH: usize>(Box<[u64; LENGTH]>);
 
-/// What decoding needs, from the lengths of the codes.
+/// The decoder's tables, built from code lengths.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
     entries: Entries,
-    /// By the next eleven bits: the first symbol, and the bits of its code.
+    /// Indexed by the next eleven bits: the first symbol and the bits of its code.
     singles: Box<[(u8, u8); ENTRIES]>,
 }
 
@@ -178,11 +191,14 @@ impl Table {
         let mut singles: Box<[(u8, u8); ENTRIES]> = boxed((0, 0));
         for (symbol, (code, bits)) in (0..=255).zip(codes.0) {
             if bits > 0 {
+                // All words that begin with this code: its bits are the low ones, so the others are multiples of 2^bits
+                // above it.
                 for entry in singles[usize::from(code)..].iter_mut().step_by(1 << bits) {
                     *entry = (symbol, bits);
                 }
             }
         }
+        // The size follows from the code lengths themselves, so the format needs no flag for it.
         let longest = lengths.into_iter().max()?;
         let mut entries = if usize::from(longest) < BITS_MAX {
             Entries::Few(Boxed(boxed(0)))
@@ -195,6 +211,8 @@ impl Table {
         };
         let bits_max = all.len().trailing_zeros() as usize;
         for (window, entry) in all.iter_mut().enumerate() {
+            // Packs as many whole codes as the index has bits for. At least one always fits, since the index is as long
+            // as the longest code.
             let (mut bits, mut count) = (0, 0);
             while count < SYMBOLS {
                 let (symbol, more) = singles[window >> bits];
@@ -210,8 +228,9 @@ impl Table {
         Some(Self { entries, singles })
     }
 
-    /// Decodes `STREAMS` tiles, one into each stage, `count` symbols each; what a stage has beyond them is arbitrary.
-    /// `codes` end with their padding; after it come zeros for ever, so that any start has as many codes as one likes.
+    /// Decodes `STREAMS` tiles, one into each stage, `count` symbols each. Bytes of a stage beyond `count` are
+    /// arbitrary. `codes` must end with its padding; past it the decoder sees zeros, so any start, even a hostile one,
+    /// is safe.
     pub(crate) fn decode(
         &self,
         path: SimdPath,
@@ -220,7 +239,8 @@ impl Table {
         count: usize,
         stages: &mut [[u8; STAGE_BYTES]; STREAMS],
     ) {
-        // Near the end they are decoded from copies, which zeros follow as far as can be read.
+        // The unchecked loads of `decode_any` may reach `READ_BYTES` past a start. Near the end of the codes they read
+        // from zero-extended copies instead.
         let near_end = |start| {
             codes
                 .get(start..)
@@ -257,10 +277,12 @@ impl Table {
         }
     }
 
-    /// The same for one tile, a symbol at a time: what the other is held to. Returns the bits that it took.
+    /// Decodes one tile, a symbol at a time: the reference that tests hold the fast decoder to. Returns the bits that
+    /// it consumed.
     pub(crate) fn decode_slowly(&self, codes: &[u8], start: usize, out: &mut [u8]) -> usize {
         let mut bits = 0;
         for out in out {
+            // Three bytes hold any code of eleven bits at any bit offset. Bytes past the end read as zeros.
             let place = start.saturating_add(bits / 8);
             let word = codes.get(place..).unwrap_or_default().iter().take(3);
             let word = word
@@ -293,7 +315,7 @@ fn decode_any<const ENTRIES: usize>(
     stages: &mut [[u8; STAGE_BYTES]; STREAMS],
 ) {
     assert!(count <= TILE_MAX);
-    // Bits that were read in the low half, symbols that were written in the high one.
+    // Low half: bits read; high half: symbols written. One addition of an entry advances both.
     let mut progress = [0_u32; STREAMS];
     let written = |progress: u32| (progress >> 16) as usize;
     while let least = progress
@@ -302,15 +324,16 @@ fn decode_any<const ENTRIES: usize>(
         .fold(usize::MAX, usize::min)
         && least < count
     {
-        // No stream is done before so many steps, which spares looking. In all there are `STEPS_MAX` at most: in each the
-        // stream that is last gets `LOOKUPS` symbols or more.
+        // No stream can finish in fewer steps, which saves checks in the inner loop. The total is at most `STEPS_MAX`,
+        // because each step advances the slowest stream by `LOOKUPS` symbols or more.
         let most = progress.into_iter().map(written).fold(0, usize::max);
         let steps = count.saturating_sub(most) / (LOOKUPS * SYMBOLS);
         for _ in 0..steps.max(1) {
+            // Streams are independent: their loads and shifts overlap, which hides the latency of table lookups.
             let mut words = [0_u64; STREAMS];
             for n in 0..STREAMS {
                 let bits = progress[n] as usize & 0xffff;
-                // SAFETY: after as many steps as there can be, that is within `READ_BYTES`, of which there are that many.
+                // SAFETY: within `READ_BYTES` for at most `STEPS_MAX` steps, and `from[n]` has that many bytes.
                 let word = unsafe {
                     from[n]
                         .as_ptr()
@@ -325,9 +348,11 @@ fn decode_any<const ENTRIES: usize>(
                     let entry = entries.0[words[n] as usize % ENTRIES];
                     let symbols = ((entry >> 32) as u32).to_le_bytes();
                     let at = (progress[n] >> 16) as usize;
-                    // SAFETY: after as many steps as there can be, that is within a stage.
+                    // SAFETY: within `STAGE_BYTES` for at most `STEPS_MAX` steps.
                     unsafe {
                         let out = stages[n].as_mut_ptr().add(at);
+                        // Always four bytes, even where the entry has fewer symbols: a fixed-size store is faster, and
+                        // the next lookup overwrites the rest.
                         out.cast::<[u8; SYMBOLS]>().write(symbols);
                     }
                     words[n] >>= entry % 64;
@@ -361,7 +386,7 @@ mod tests {
         codes
     }
 
-    /// Codes some symbols, and decodes them in both ways.
+    /// Encodes symbols, and decodes them by both decoders.
     fn there_and_back(counts: &[u64; 256], symbols: &[u8]) {
         for bits_max in [BITS_MAX - 1, BITS_MAX] {
             there_and_back_by(&shortest(counts, bits_max), symbols);
@@ -404,7 +429,7 @@ mod tests {
 
     #[test]
     fn no_code_is_too_long() {
-        // Fibonacci numbers make the longest codes that there are.
+        // Fibonacci numbers make the longest codes.
         let mut counts = [0; 256];
         let (mut a, mut b) = (1_u64, 1);
         for count in &mut counts[..60] {

@@ -1,68 +1,70 @@
-//! Where in a coded matrix its parts are.
+//! Where the parts of a compressed matrix are.
 //!
 //! The parts, in order, each beginning at a multiple of [`ALIGN_BYTES`]; integers and floats are little-endian:
 //!
-//! | part | huffman | palette | rate | plain |
+//! | part | huffman | dictionary | rate | plain |
 //! | --- | --- | --- | --- | --- |
 //! | table | 256 code lengths, 4 bits each | 16 symbols, the last one unused | 128 code lengths, 64 means, an `f32` step | |
 //! | steps | | | a byte a row | |
 //! | offsets | a `u32` a strip of 32 tiles and one more, into codes | the same, into escapes | as huffman | |
 //! | lengths | a byte a tile, in units of [`MatrixLayout::unit_bytes`] | a byte a tile, escapes | as huffman | |
-//! | codes | bit streams, padded | 4 bits a number | as huffman | the numbers as they are |
-//! | escapes | | symbols that the palette lacks, padded | | |
-//! | raw | what the symbols leave of the numbers | the same | | |
+//! | codes | bit streams, padded | 4 bits per weight | as huffman | the elements as they are |
+//! | escapes | | symbols that the dictionary lacks, padded | | |
+//! | raw | what the symbols leave of the elements | the same | | |
 //!
-//! In lengths, [`WHOLE`] marks a tile whose symbols are in codes (or escapes) as they are, a byte each. What is padded ends
-//! with [`PAD_BYTES`] zeros, so that a decoder may read words that begin anywhere in it.
+//! In lengths, [`WHOLE`] marks a tile whose symbols are stored uncompressed in codes (or escapes), a byte each. Padded
+//! parts end with [`PAD_BYTES`] zeros, so that a decoder may read words that begin anywhere in them.
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::dtype::DType;
+use sluice_formats::DType;
+
+use crate::symbols::raw_bytes;
 
 /// Parts begin at multiples of this.
 pub const ALIGN_BYTES: usize = 64;
-/// Tiles that share an offset.
+/// Tiles that share an offset: an offset a tile would take 1 % more, and a tile is at most 31 lengths away.
 pub const STRIP_TILES: usize = 32;
 /// Zeros after bit streams and escapes.
 pub const PAD_BYTES: usize = 16;
-/// Length of a tile whose symbols are kept as they are.
+/// Length that marks a tile whose symbols are stored uncompressed.
 pub const WHOLE: u8 = 255;
-/// Numbers a tile may have.
+/// Elements a tile may have.
 pub const TILES: [usize; 3] = [128, 256, 512];
 
 /// Bytes of the lengths of Huffman codes.
 pub(crate) const CODE_LENGTHS_BYTES: usize = 128;
-/// Bytes of a palette.
+/// Bytes of a dictionary.
 pub(crate) const DICTIONARY_BYTES: usize = 16;
-/// Bytes of the code lengths of [`Scheme::Rate`], which has half as many symbols.
+/// Bytes of the code lengths of [`Scheme::Trellis`], which has half as many symbols.
 pub(crate) const TRELLIS_LENGTHS_BYTES: usize = CODE_LENGTHS_BYTES / 2;
-/// Means in the table of [`Scheme::Rate`], a byte each.
+/// Means in the table of [`Scheme::Trellis`], a byte each.
 pub(crate) const TRELLIS_MEANS: usize = 64;
-/// Bytes of the table of [`Scheme::Rate`].
+/// Bytes of the table of [`Scheme::Trellis`].
 const TRELLIS_TABLE_BYTES: usize = TRELLIS_LENGTHS_BYTES + TRELLIS_MEANS + size_of::<f32>();
 
-/// How a matrix is coded. The ids are in files, and stay.
+/// How a matrix is compressed. Files contain the ids, so they never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum Scheme {
-    /// Not at all.
+    /// The elements are stored uncompressed.
     Plain = 0,
-    /// Without loss: symbols by Huffman codes of at most eleven bits.
+    /// Lossless: Huffman codes of at most eleven bits.
     Huffman = 1,
-    /// Without loss, at a fixed rate: symbols by four bits each, rare ones beside.
+    /// Lossless, at a fixed rate: four-bit indices into a dictionary, and rare symbols as escapes.
     #[serde(rename = "palette")]
     Dictionary = 2,
-    /// To a chosen rate: levels of a step, by Huffman codes.
+    /// Lossy, to a chosen bit rate: trellis-coded quantization (TCQ), with Huffman codes for the levels.
     #[serde(rename = "rate")]
     Trellis = 3,
 }
 
 impl Scheme {
-    /// Every scheme.
+    /// Every scheme, in the order of ids.
     pub const ALL: [Self; 4] = [Self::Plain, Self::Huffman, Self::Dictionary, Self::Trellis];
 
     /// The scheme that has this id in files.
@@ -71,40 +73,40 @@ impl Scheme {
         Self::ALL.into_iter().find(|scheme| scheme.id() == id)
     }
 
-    /// What stands for it in files.
+    /// The id that files store.
     #[must_use]
     pub const fn id(self) -> u8 {
         self as u8
     }
 }
 
-/// Why there is no such matrix.
+/// Why a matrix cannot have the layout that a header describes.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LayoutError {
-    /// Tiles have one of a few sizes.
+    /// The tile size is not one of [`TILES`].
     #[error("a tile of {0} elements is not supported; use 128, 256 or 512")]
     Tile(usize),
-    /// Too much for memory, or for offsets of 32 bits.
+    /// The matrix exceeds the address space, or offsets of 32 bits.
     #[error("a matrix of {rows} x {width} elements is too large to compress")]
     TooLarge {
-        /// Its rows.
+        /// Rows of the matrix.
         rows: usize,
-        /// Numbers of a row.
+        /// Elements of a row.
         width: usize,
     },
-    /// A length that the scheme and the shape leave no choice about is another one, or above what it can be.
+    /// A part's length is not the one that scheme and shape require, or is above the maximum.
     #[error("{part} has {found} bytes; at most {expected} are possible")]
     Part {
-        /// Which part.
+        /// The part: `codes` or `escapes`.
         part: &'static str,
-        /// Bytes that it has, or has at most.
+        /// The required length in bytes, or the maximum.
         expected: usize,
-        /// Bytes that it was said to have.
+        /// The declared length in bytes.
         found: usize,
     },
 }
 
-/// A matrix's shape and coding, and from them the places of its parts.
+/// A matrix's shape and scheme, and the byte ranges of its parts that follow from them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MatrixLayout {
     scheme: Scheme,
@@ -120,8 +122,8 @@ pub struct MatrixLayout {
 }
 
 impl MatrixLayout {
-    /// From what a header says of a matrix. `codes_len` and `escapes_len` are without padding; those that follow from the
-    /// shape (codes of a palette or of plain numbers, escapes of anything but a palette) are checked.
+    /// From what a header says of a matrix. `codes_len` and `escapes_len` are without padding; those that follow from
+    /// the shape (codes of a dictionary or of plain elements, escapes of anything but a dictionary) are checked.
     pub fn new(
         scheme: Scheme,
         dtype: DType,
@@ -134,6 +136,7 @@ impl MatrixLayout {
         if !TILES.contains(&tile) {
             return Err(LayoutError::Tile(tile));
         }
+        // All sizes come from untrusted headers, so every product and sum below is checked.
         let too_large = LayoutError::TooLarge { rows, width };
         let numbers = rows
             .checked_mul(width)
@@ -152,6 +155,8 @@ impl MatrixLayout {
                 })
             }
         };
+        // Codes and escapes are never longer than the symbols themselves, a byte each, because a tile that would grow
+        // is stored uncompressed. Strip offsets are `u32`.
         let within = |part, found| {
             let expected = numbers.min(u32::MAX as usize);
             if found <= expected {
@@ -167,7 +172,7 @@ impl MatrixLayout {
         match scheme {
             Scheme::Plain => exact("codes", numbers * dtype.bytes(), codes_len)?,
             Scheme::Dictionary => exact("codes", numbers.div_ceil(2), codes_len)?,
-            // A tile that its codes wouldn't shorten is kept as it is.
+            // A tile that its codes wouldn't shorten is stored uncompressed.
             Scheme::Huffman | Scheme::Trellis => within("codes", codes_len)?,
         }
         match scheme {
@@ -175,6 +180,7 @@ impl MatrixLayout {
             _ => exact("escapes", 0, escapes_len)?,
         }
 
+        // One offset more than strips: a strip's end is then always the next offset.
         let tiled = scheme != Scheme::Plain;
         let lossless = matches!(scheme, Scheme::Huffman | Scheme::Dictionary);
         let lengths = [
@@ -184,7 +190,7 @@ impl MatrixLayout {
                 Scheme::Dictionary => DICTIONARY_BYTES,
                 Scheme::Trellis => TRELLIS_TABLE_BYTES,
             },
-            // Rows without numbers are as many as a header likes.
+            // A matrix of width 0 may declare any number of rows; their step bytes still count.
             if scheme == Scheme::Trellis { rows } else { 0 },
             if tiled {
                 (tiles.div_ceil(STRIP_TILES) + 1) * 4
@@ -198,15 +204,17 @@ impl MatrixLayout {
                 _ => 0,
             },
             if lossless {
-                numbers * dtype.raw_bytes()
+                numbers * raw_bytes(dtype)
             } else {
                 0
             },
         ];
+        // Places of parts are not stored: reader and writer compute them by this one loop, so that no file can make
+        // parts overlap.
         let mut parts: [Range<usize>; 7] = Default::default();
         let mut end = 0_usize;
         for (part, length) in parts.iter_mut().zip(lengths) {
-            // A part that isn't there has no bytes, and so no place of its own.
+            // An absent part isn't aligned: otherwise it would leave a gap before the next part.
             let start = if length == 0 {
                 end
             } else {
@@ -233,31 +241,31 @@ impl MatrixLayout {
         })
     }
 
-    /// How it is coded.
+    /// The compression scheme.
     #[must_use]
     pub fn scheme(&self) -> Scheme {
         self.scheme
     }
 
-    /// What its numbers are when they aren't coded; of rate-coded ones, what they were.
+    /// The dtype that the matrix decompresses to; for [`Scheme::Trellis`] the dtype that it had before.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Rows.
+    /// Rows of the matrix, 0 or more.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Numbers of a row.
+    /// Elements of a row.
     #[must_use]
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Numbers of a tile; the last one may have fewer.
+    /// Elements of a tile; the last one may have fewer.
     #[must_use]
     pub fn tile(&self) -> usize {
         self.tile
@@ -275,80 +283,82 @@ impl MatrixLayout {
         self.escapes_len
     }
 
-    /// Numbers in all.
+    /// Elements of the matrix: rows × width.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.elements
     }
 
-    /// Tiles in all; plain numbers are counted in tiles too.
+    /// Tiles of the matrix. An uncompressed matrix is counted in tiles, too.
     #[must_use]
     pub fn tiles(&self) -> usize {
         self.tiles
     }
 
-    /// Numbers of one tile, as places in the matrix; none beyond the last one.
+    /// Index range of one tile's elements in the matrix; empty beyond the last tile.
     #[must_use]
     pub fn tile_elements(&self, tile: usize) -> Range<usize> {
         let place = |tile: usize| tile.saturating_mul(self.tile).min(self.elements);
         place(tile)..place(tile.saturating_add(1))
     }
 
-    /// What lengths of coded tiles are counted in.
+    /// Bytes that one step of a compressed tile's length byte stands for.
     #[must_use]
     pub fn unit_bytes(&self) -> usize {
+        // A tile's length is one byte, so tiles of 512 count in pairs of bytes.
         (self.tile / 256).max(1)
     }
 
-    /// Bytes that a tile of plain numbers would take as they were.
+    /// Bytes of all elements when they are decompressed.
     #[must_use]
     pub fn plain_bytes(&self) -> usize {
         self.elements * self.dtype.bytes()
     }
 
-    /// Bytes of all parts.
+    /// Bytes of the compressed matrix, all parts together.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.parts[6].end
     }
 
-    /// Lengths of Huffman codes, or the palette; of rate-coded numbers what levels follow from, too.
+    /// Byte range of the table: Huffman code lengths, or the dictionary; for [`Scheme::Trellis`] also the means and the
+    /// step.
     #[must_use]
     pub fn table(&self) -> Range<usize> {
         self.parts[0].clone()
     }
 
-    /// The step of each row.
+    /// Byte range of the rows' steps, one byte each.
     #[must_use]
     pub fn steps(&self) -> Range<usize> {
         self.parts[1].clone()
     }
 
-    /// Where each strip begins.
+    /// Byte range of the strips' offsets, a `u32` each.
     #[must_use]
     pub fn offsets(&self) -> Range<usize> {
         self.parts[2].clone()
     }
 
-    /// The length of each tile.
+    /// Byte range of the tiles' lengths, one byte each.
     #[must_use]
     pub fn lengths(&self) -> Range<usize> {
         self.parts[3].clone()
     }
 
-    /// The codes, and what they are padded with.
+    /// Byte range of the codes with their padding.
     #[must_use]
     pub fn codes(&self) -> Range<usize> {
         self.parts[4].clone()
     }
 
-    /// Symbols that the palette lacks, and what they are padded with.
+    /// Byte range of the escapes with their padding.
     #[must_use]
     pub fn escapes(&self) -> Range<usize> {
         self.parts[5].clone()
     }
 
-    /// What the symbols leave of the numbers.
+    /// Byte range of the raw bits.
     #[must_use]
     pub fn raw(&self) -> Range<usize> {
         self.parts[6].clone()

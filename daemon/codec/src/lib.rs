@@ -1,12 +1,11 @@
-//! Weights coded without loss or to a chosen rate, and the container they are kept in.
+//! Compresses weights losslessly or to a chosen bit rate, and reads and writes the container that they are kept in.
 //!
-//! A matrix is coded in tiles of a few hundred numbers, each decodable alone. Whatever reads coded bytes takes them as
-//! anybody's: they may be refused, or mean other numbers; nothing panics, reads elsewhere, or takes memory that the bytes
-//! themselves don't account for.
+//! A matrix is compressed in tiles of a few hundred elements, each of which can be decompressed alone. Compressed bytes
+//! are untrusted: a decoder may refuse them or return other values, but it never panics, never reads outside of them,
+//! and never allocates more than their length accounts for.
 
 pub mod container;
 pub mod decompress;
-pub mod dtype;
 pub mod encode;
 pub mod layout;
 pub mod trellis;
@@ -19,7 +18,6 @@ mod simd;
 mod symbols;
 
 pub use decompress::{CompressedMatrix, DecompressError};
-pub use dtype::DType;
 pub use encode::{EncodeError, Encoded, Lossless, encode};
 pub use layout::{LayoutError, MatrixLayout, Scheme};
 pub use trellis::{QuantizedMatrix, Quantizer, TrellisTarget, quantize};

@@ -1,25 +1,25 @@
-//! Which of two ways the same is computed: one that any processor takes, and one for those that have AVX2.
+//! Run-time choice between portable code and AVX2.
 
-/// Bytes that memory gives at a time.
+/// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
 
-/// A way. The tests hold both to the same bits.
+/// A code path. Tests hold both to the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SimdPath {
-    /// What every processor has.
+    /// Plain Rust, which runs on every processor.
     Portable,
-    /// AVX2, BMI2 and F16C; made by [`Path::best`] alone, and so proof of them.
+    /// AVX2, BMI2 and F16C. Only [`SimdPath::best`] makes one, so a value proves that the processor has them.
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
 }
 
-/// Proof that the processor has what it takes.
+/// Proof that the processor has AVX2, BMI2 and F16C.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Avx2(());
 
 impl SimdPath {
-    /// The faster one of those that there are.
+    /// The fastest path that this processor supports.
     pub(crate) fn best() -> Self {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2")
@@ -31,7 +31,7 @@ impl SimdPath {
         Self::Portable
     }
 
-    /// Asks memory for what will be read soon. While symbols are decoded memory would have little to do.
+    /// Prefetches bytes that will be read soon: memory would be idle while symbols are decoded.
     #[inline(always)]
     pub(crate) fn fetch(self, bytes: &[u8]) {
         #[cfg(target_arch = "x86_64")]
@@ -43,10 +43,11 @@ impl SimdPath {
         _ = bytes;
     }
 
-    /// The same for what will be written.
+    /// Prefetches a buffer that will be written soon.
     #[inline(always)]
     pub(crate) fn fetch_to_write<T>(self, out: &mut [T]) {
         #[cfg(target_arch = "x86_64")]
+        // `ET0` fetches the line in exclusive state, which a later store would otherwise have to ask other cores for.
         for at in (0..out.len()).step_by(LINE_BYTES / size_of::<T>()) {
             use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
             // SAFETY: as above.
@@ -55,7 +56,7 @@ impl SimdPath {
         _ = out;
     }
 
-    /// All that there are, for tests.
+    /// All paths that this processor supports, for tests.
     #[cfg(test)]
     pub(crate) fn all() -> Vec<Self> {
         let mut paths = vec![Self::Portable];

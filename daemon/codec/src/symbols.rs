@@ -1,16 +1,26 @@
-//! Numbers from symbols and what is kept beside them, and back.
+//! Splits elements into symbols and raw bits, and merges them again.
 
-use crate::{dtype::DType, simd::SimdPath};
+use sluice_formats::DType;
 
-/// Takes numbers apart: a symbol each, and [`Number::raw_bytes`] each.
+use crate::simd::SimdPath;
+
+/// Bytes of one element beside its symbol. They are kept as they are, since they look like noise.
+pub(crate) const fn raw_bytes(dtype: DType) -> usize {
+    dtype.bytes() - 1
+}
+
+/// Splits elements: one symbol and [`raw_bytes`] bytes each. The symbol is the exponent; of `f16` it is the high byte: sign,
+/// exponent and two bits of the mantissa.
 pub(crate) fn split(dtype: DType, bytes: &[u8], symbols: &mut [u8], raw: &mut [u8]) {
     let count = symbols.len();
     assert_eq!(bytes.len(), count * dtype.bytes());
-    assert_eq!(raw.len(), count * dtype.raw_bytes());
+    assert_eq!(raw.len(), count * raw_bytes(dtype));
     match dtype {
         DType::Bf16 => {
             let (numbers, _) = bytes.as_chunks::<2>();
             for ((symbol, raw), number) in symbols.iter_mut().zip(raw).zip(numbers) {
+                // The eight exponent bits straddle the byte boundary. Sign and mantissa, eight bits as well, close up
+                // to a byte.
                 let bits = u16::from_le_bytes(*number);
                 *symbol = (bits >> 7) as u8;
                 *raw = ((bits >> 8) & 0x80 | bits & 0x7f) as u8;
@@ -19,6 +29,8 @@ pub(crate) fn split(dtype: DType, bytes: &[u8], symbols: &mut [u8], raw: &mut [u
         DType::F16 => {
             let (numbers, _) = bytes.as_chunks::<2>();
             for ((symbol, raw), number) in symbols.iter_mut().zip(raw).zip(numbers) {
+                // The high byte has sign, exponent and two bits of mantissa: seven bits of low entropy and one that
+                // fills the byte, so that neither half needs bit packing.
                 [*raw, *symbol] = *number;
             }
         }
@@ -35,7 +47,7 @@ pub(crate) fn split(dtype: DType, bytes: &[u8], symbols: &mut [u8], raw: &mut [u
     }
 }
 
-/// The symbols alone.
+/// Computes the symbols alone: a first pass counts them before anything is written.
 pub(crate) fn symbols(dtype: DType, bytes: &[u8], symbols: &mut [u8]) {
     assert_eq!(bytes.len(), symbols.len() * dtype.bytes());
     match dtype {
@@ -60,9 +72,9 @@ pub(crate) fn symbols(dtype: DType, bytes: &[u8], symbols: &mut [u8]) {
     }
 }
 
-/// Numbers as the bytes they were.
+/// Merges symbols and raw bits into the original bytes.
 pub(crate) fn merge(path: SimdPath, dtype: DType, symbols: &[u8], raw: &[u8], out: &mut [u8]) {
-    assert_eq!(raw.len(), symbols.len() * dtype.raw_bytes());
+    assert_eq!(raw.len(), symbols.len() * raw_bytes(dtype));
     assert_eq!(out.len(), symbols.len() * dtype.bytes());
     let done = match path {
         SimdPath::Portable => 0,
@@ -70,17 +82,19 @@ pub(crate) fn merge(path: SimdPath, dtype: DType, symbols: &[u8], raw: &[u8], ou
         // SAFETY: there is no such path on a processor without these features.
         SimdPath::Avx2(_) => unsafe { avx2::merge(dtype, symbols, raw, out) },
     };
+    // The vector path stops before the last incomplete vector; the portable path does the rest, so both see the same
+    // elements.
     merge_portable(
         dtype,
         &symbols[done..],
-        &raw[done * dtype.raw_bytes()..],
+        &raw[done * raw_bytes(dtype)..],
         &mut out[done * dtype.bytes()..],
     );
 }
 
-/// Numbers widened to `f32`.
+/// Merges symbols and raw bits, upcast to `f32`.
 pub(crate) fn upcast(path: SimdPath, dtype: DType, symbols: &[u8], raw: &[u8], out: &mut [f32]) {
-    assert_eq!(raw.len(), symbols.len() * dtype.raw_bytes());
+    assert_eq!(raw.len(), symbols.len() * raw_bytes(dtype));
     assert_eq!(out.len(), symbols.len());
     let done = match path {
         SimdPath::Portable => 0,
@@ -91,12 +105,12 @@ pub(crate) fn upcast(path: SimdPath, dtype: DType, symbols: &[u8], raw: &[u8], o
     upcast_portable(
         dtype,
         &symbols[done..],
-        &raw[done * dtype.raw_bytes()..],
+        &raw[done * raw_bytes(dtype)..],
         &mut out[done..],
     );
 }
 
-/// Plain numbers widened to `f32`.
+/// Upcasts uncompressed elements to `f32`.
 pub(crate) fn upcast_plain(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     assert_eq!(bytes.len(), out.len() * dtype.bytes());
     match dtype {
@@ -173,7 +187,7 @@ fn f32_bits(symbol: u8, raw: [u8; 3]) -> u32 {
     (rest & 0x80_0000) << 8 | u32::from(symbol) << 23 | rest & 0x7f_ffff
 }
 
-/// As processors do it, which make signalling numbers that are none quiet.
+/// Upcasts as `vcvtph2ps` does, which makes signalling NaN quiet; the AVX2 path has to give the same bits.
 fn f32_of_f16(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
     let exponent = u32::from(bits >> 10 & 0x1f);
@@ -181,12 +195,13 @@ fn f32_of_f16(bits: u16) -> f32 {
     let magnitude = match (exponent, mantissa) {
         (0, 0) => 0,
         (0, _) => {
-            // Its highest one becomes the hidden one.
+            // A subnormal: its highest set bit becomes the hidden one.
             let shift = mantissa.leading_zeros() - 21;
             (113 - shift) << 23 | (mantissa << (shift + 13)) & 0x7f_ffff
         }
         (0x1f, 0) => 0x7f80_0000,
         (0x1f, _) => 0x7fc0_0000 | mantissa << 13,
+        // Exponent bias: 127 - 15 = 112.
         _ => (exponent + 112) << 23 | mantissa << 13,
     };
     f32::from_bits(sign | magnitude)
@@ -194,13 +209,13 @@ fn f32_of_f16(bits: u16) -> f32 {
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
-    //! Each function does as many whole vectors as there are, and says how many numbers that was.
+    //! Each function processes whole vectors only, and returns how many elements that was.
 
     use std::arch::x86_64::*;
 
-    use crate::dtype::DType;
+    use sluice_formats::DType;
 
-    /// Numbers that are done at once.
+    /// Elements of one step: a vector of bytes.
     const STEP: usize = 32;
 
     #[target_feature(enable = "avx2,f16c")]
@@ -275,7 +290,7 @@ mod avx2 {
         }
     }
 
-    /// Thirty-two numbers of 16 bits, in order.
+    /// Thirty-two 16-bit elements, in order.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn halves(dtype: DType, symbols: __m256i, raw: __m256i) -> [__m256i; 2] {
@@ -292,6 +307,8 @@ mod avx2 {
             }
             _ => (raw, symbols),
         };
+        // `unpack` works within 128-bit lanes, so its two results hold elements 0..8, 16..24 and 8..16, 24..32; the
+        // permutes restore the order.
         let even = _mm256_unpacklo_epi8(low, high);
         let odd = _mm256_unpackhi_epi8(low, high);
         [
@@ -300,15 +317,18 @@ mod avx2 {
         ]
     }
 
-    /// Eight numbers of 32 bits, if there are so many and what is read beyond them is there too.
+    /// Eight 32-bit elements; `None` near the end, where the 28 raw bytes that are loaded aren't all there.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn f32_bits(symbols: &[u8], raw: &[u8], place: usize) -> Option<__m256i> {
         let symbols = symbols.get(place..)?.first_chunk::<8>()?;
         let raw = raw.get(place * 3..)?;
+        // Eight elements have 24 raw bytes. The second load begins at byte 12, so that each lane holds four elements of
+        // three bytes.
         let (low, high) = (raw.first_chunk::<16>()?, raw.get(12..)?.first_chunk()?);
         let rest = _mm256_set_m128i(load_half(high), load_half(low));
-        // Three bytes become four; the index of the fourth is above what there is, which makes it zero.
+        // Three bytes become four. A negative shuffle index makes the fourth byte zero. The pattern is the same for
+        // both lanes.
         let spread = _mm256_setr_epi8(
             0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1, //
             0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1,
@@ -345,7 +365,7 @@ mod avx2 {
     #[inline]
     #[target_feature(enable = "avx2")]
     fn store_f32(out: &mut [f32; 8], vector: __m256) {
-        // SAFETY: as many numbers as it writes, at any address.
+        // SAFETY: as many elements as it writes, at any address.
         unsafe { _mm256_storeu_ps(out.as_mut_ptr(), vector) }
     }
 }
@@ -358,7 +378,7 @@ mod tests {
         bits.to_le_bytes()[..dtype.bytes()].to_vec()
     }
 
-    /// Every number of 16 bits, and of 32 bits those with every sign, exponent and end of the mantissa.
+    /// Every pattern of 16 bits, and of 32 bits those with every sign, exponent and end of the mantissa.
     fn every(dtype: DType) -> Vec<u8> {
         (0..1 << 16)
             .flat_map(|bits: u32| {
@@ -377,7 +397,7 @@ mod tests {
             for short in 0..40 {
                 let bytes = &every(number)[short * number.bytes()..];
                 let count = bytes.len() / number.bytes();
-                let (mut symbols, mut raw) = (vec![0; count], vec![0; count * number.raw_bytes()]);
+                let (mut symbols, mut raw) = (vec![0; count], vec![0; count * raw_bytes(number)]);
                 split(number, bytes, &mut symbols, &mut raw);
                 let mut alone = vec![0; count];
                 super::symbols(number, bytes, &mut alone);

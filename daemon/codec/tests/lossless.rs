@@ -1,19 +1,19 @@
-//! Whatever the numbers, the shape and the tile: what is coded without loss comes back bit by bit, and wide as it would
-//! have been.
+//! Any elements, shape and tile: what is compressed losslessly comes back bit by bit, and upcast as it would have been.
 
 use half::{bf16, f16};
 use proptest::prelude::*;
-use sluice_codec::{CompressedMatrix, DType, DecompressError, Encoded, Lossless, encode};
+use sluice_codec::{CompressedMatrix, DecompressError, Encoded, Lossless, encode};
+use sluice_formats::DType;
 
 const SCHEMES: [Lossless; 3] = [Lossless::Plain, Lossless::Huffman, Lossless::Dictionary];
 const TILES: [usize; 3] = [128, 256, 512];
 
-/// Each number as the bits of an `f32`, by somebody else's conversions.
+/// Each element as the bits of an `f32`, by an independent conversion.
 fn wide(number: DType, bytes: &[u8]) -> Vec<u32> {
     bytes
         .chunks(number.bytes())
         .map(|bytes| match number {
-            // `bf16` would make some of what is no number quiet.
+            // `bf16` would make some of NaN quiet.
             DType::Bf16 => u32::from(bf16::from_le_bytes([bytes[0], bytes[1]]).to_bits()) << 16,
             DType::F16 => f16::from_le_bytes([bytes[0], bytes[1]]).to_f32().to_bits(),
             DType::F32 => u32::from_le_bytes(bytes.try_into().unwrap()),
@@ -54,7 +54,7 @@ fn assert_comes_back(number: DType, rows: usize, width: usize, bytes: &[u8]) {
     }
 }
 
-/// Numbers as a model has them: around zero, small ones the most frequent.
+/// Elements as a model has them: around zero, small ones the most frequent.
 fn like_weights(number: DType, count: usize, seed: u64) -> Vec<u8> {
     let mut state = seed;
     let mut next = move || {
@@ -115,7 +115,7 @@ fn every_16_bits_come_back() {
     assert_comes_back(DType::F32, 128, 256, &bytes);
 }
 
-/// A tile of noise among tiles of few symbols is longer coded than as it is.
+/// A tile of noise among tiles of few symbols is longer compressed than as it is.
 #[test]
 fn tiles_that_codes_would_lengthen_come_back() {
     for number in DType::ALL {
@@ -182,7 +182,7 @@ proptest! {
         number in prop::sample::select(&DType::ALL[..]),
         (rows, width) in shapes(),
         seed in any::<u64>(),
-        // Of each byte, which bits may be set: fewer symbols are coded, more of them are not.
+        // Of each byte, which bits may be set: fewer symbols are compressed, more of them are not.
         mask in any::<[u8; 4]>(),
     ) {
         let mut state = seed | 1;

@@ -1,8 +1,8 @@
-//! Memory for what is large and comes and goes: one range of addresses of which only those pieces have memory that are
-//! in use, so that parts of any size lie side by side, and what the driver counts is what is in use, to a piece.
+//! Memory for large buffers that come and go. One range of addresses is reserved, and only pieces in use have memory
+//! mapped, so that parts of any size lie side by side and the driver's figure is the memory in use, up to a piece.
 //!
-//! Beside allocations of their own: the driver rounds each up to a piece, and those that were freed leave holes that a larger
-//! one doesn't fit. Here it takes pieces from wherever it has them.
+//! Separate allocations would each be rounded up to a piece by the driver, and freed ones would leave holes that a
+//! larger one doesn't fit. Here a part takes pieces from wherever memory is free.
 
 mod layout;
 
@@ -19,18 +19,18 @@ use crate::{
     span::GpuSpan,
 };
 
-/// What a [`Gpu`](crate::Gpu)'s arena has.
+/// Memory figures of a [`Gpu`](crate::Gpu)'s arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArenaUse {
-    /// What memory comes in.
+    /// The driver's allocation granularity.
     pub piece_bytes: u64,
-    /// Taken from the driver.
+    /// Bytes of pieces that the driver has mapped.
     pub mapped_bytes: u64,
-    /// Of it, in use.
+    /// Bytes of parts, at most `mapped_bytes`.
     pub used_bytes: u64,
 }
 
-/// A card's arena. Its parts are given back before it goes.
+/// A GPU's arena. All parts are given back before it is dropped.
 pub(crate) struct Arena {
     context: Context,
     device: DeviceHandle,
@@ -41,7 +41,7 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// The arena of a card; none where the card or its driver can't map memory. The context must be the current one.
+    /// Opens the arena of a GPU; `None` where the GPU or its driver cannot map memory. The context must be current.
     pub(crate) fn open(context: Context, device: DeviceHandle) -> Option<Self> {
         const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: i32 = 102;
         const MINIMUM: i32 = 0;
@@ -59,8 +59,8 @@ impl Arena {
         if code != 0 || piece_bytes == 0 {
             return None;
         }
-        // Addresses cost nothing. Parts are as much as the card has at most, and in twice the room there is a gap for the
-        // next one unless they lie very badly.
+        // Addresses cost nothing. Parts never exceed the GPU's memory, so half of the range is always free, and a new
+        // part finds a gap unless fragmentation is extreme.
         let total_bytes = usize::try_from(context.memory().ok()?.total_bytes).ok()?;
         let bytes = (2 * total_bytes).next_multiple_of(piece_bytes);
         let mut address = 0;
@@ -76,7 +76,8 @@ impl Arena {
             piece_bytes,
             layout: Mutex::new(Layout::new(bytes, piece_bytes)),
         };
-        // Some machines, virtual ones above all, have the functions and refuse them.
+        // Some machines, mostly virtual ones, have these functions and refuse them. Running out of memory proves
+        // nothing: another program may hold it all.
         match arena.map(0..1) {
             Ok(()) => arena.unmap(0..1),
             Err(CudaError::OutOfMemory { .. }) => {}
@@ -85,7 +86,7 @@ impl Arena {
         Some(arena)
     }
 
-    /// What it has now.
+    /// Memory figures at this moment.
     pub(crate) fn in_use(&self) -> ArenaUse {
         let layout = self.layout.lock().unwrap_or_else(PoisonError::into_inner);
         ArenaUse {
@@ -95,18 +96,20 @@ impl Arena {
         }
     }
 
-    /// A part, which begins as whatever lay there. The context must be the current one.
+    /// Allocates a part with arbitrary contents. The context must be current.
     pub(crate) fn take(&self, bytes: usize) -> Result<GpuSpan, CudaError> {
         let refused = |free_bytes| CudaError::OutOfMemory {
             needed_bytes: bytes as u64,
             free_bytes,
         };
+        // Held while mapping: another thread must not be given the same pieces in between.
         let mut layout = self.layout.lock().unwrap_or_else(PoisonError::into_inner);
         let free_bytes = self.context.memory()?.free_bytes;
         let (start, pieces) = layout
             .take(bytes)
             .ok_or_else(|| refused(Some(free_bytes)))?;
-        // Asked before, since trying would take all that is free for a moment, also from others.
+        // Checked first, because trying would take all free memory for a moment, and other programs' allocations could
+        // fail.
         let has_room = (pieces.len() * self.piece_bytes) as u64 <= free_bytes;
         let mapped = match has_room {
             true => self.map(pieces),
@@ -122,8 +125,9 @@ impl Arena {
         Ok(self.range.part(start, bytes))
     }
 
-    /// Gives a part back, at once, so that the driver's figures are never behind the account's. What was sent is waited for
-    /// first: neither unmapping nor another owner's copies would. Freeing an allocation of one's own waits as well.
+    /// Gives a part back, and its memory to the driver at once, so that the driver's figure never lags behind the
+    /// ledger. Waits for all work first, as freeing an allocation does: unmapping doesn't wait, nor would a new owner's
+    /// copies.
     pub(crate) fn give_back(&self, part: GpuSpan) {
         let waited = self
             .context
@@ -132,14 +136,16 @@ impl Arena {
         let mut layout = self.layout.lock().unwrap_or_else(PoisonError::into_inner);
         let start = (part.address() - self.range.address()) as usize;
         let pieces = layout.give_back(start);
-        // The context has failed otherwise, and takes the memory along.
+        // If the wait failed, the context has failed, and the driver frees its memory with it.
         if waited.is_ok() {
             self.unmap(pieces);
         }
     }
 
-    /// Gives memory to pieces that have none, or to none of them.
+    /// Maps memory to all of these pieces, or to none of them.
     fn map(&self, pieces: Range<usize>) -> Result<(), CudaError> {
+        // One handle per piece, so that each can be given back by itself. Mapping one takes some 0.1 ms, little beside
+        // filling it over the bus.
         for piece in pieces.clone() {
             if let Err(error) = self.map_piece(piece) {
                 self.unmap(pieces.start..piece);
@@ -149,6 +155,7 @@ impl Arena {
         if pieces.is_empty() {
             return Ok(());
         }
+        // Mapped memory cannot be accessed until access is set, which one call can do for a whole range.
         let access = Access::to(self.device);
         let mapped = self.range.part(
             pieces.start * self.piece_bytes,
@@ -171,12 +178,13 @@ impl Arena {
         let address = self.address(piece);
         // SAFETY: these addresses are ours, and nothing is mapped there: no part lies in this piece.
         let mapped = unsafe { (self.api.map)(address, self.piece_bytes, 0, handle, 0) };
-        // SAFETY: created above. What is mapped stays until it is unmapped.
+        // SAFETY: created above. What is mapped stays until it is unmapped. Releasing the handle now leaves the mapping
+        // as the only owner, so unmapping frees the memory.
         unsafe { (self.api.release)(handle) };
         self.check(mapped)
     }
 
-    /// Nothing uses these pieces any more, which are mapped.
+    /// Unmaps pieces that nothing uses any more.
     fn unmap(&self, pieces: Range<usize>) {
         for piece in pieces {
             // SAFETY: mapped by itself, and what used it has ended. It fails only when the context has, which is remembered.
@@ -203,7 +211,7 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         if self.context.make_current().is_ok() {
-            // SAFETY: reserved once, freed once, and nothing is mapped any more: parts go before the card they are on.
+            // SAFETY: reserved once, freed once, and nothing is mapped any more: parts go before the GPU they are on.
             unsafe { (self.api.free)(self.range.address(), self.range.bytes()) };
         }
     }

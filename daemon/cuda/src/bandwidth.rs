@@ -1,4 +1,4 @@
-//! How fast bytes move to the GPU and on it, by short probes.
+//! Measures how fast bytes move to the GPU and on it.
 
 use std::time::Duration;
 
@@ -9,26 +9,27 @@ use crate::{
     span::GpuSpan,
 };
 
-/// How fast bytes move, in bytes a second.
+/// Bandwidths in bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LinkBandwidth {
-    /// From pinned memory to the card; from any other where the system pins nothing.
+    /// From pinned memory to the GPU; from pageable memory where the system pins nothing.
     pub pinned_to_device: f64,
-    /// From any other memory to the card.
+    /// From pageable memory to the GPU.
     pub pageable_to_device: f64,
-    /// On the card, from one place to another: each byte is read and written, and counted once.
+    /// On the GPU, from one place to another. Each byte is read and written, and counted once.
     pub device_copy: f64,
 }
 
-/// What [`Gpu::measure_bandwidth`] takes on the card while it runs, at least, and a quarter of it on the host.
+/// Least memory that [`Gpu::measure_bandwidth`] takes on the GPU while it runs; it takes a quarter of it on the host.
 pub const PROBE_BYTES: usize = 128 << 20;
 
-/// The fastest of these counts: others met somebody else's work, or a card that was still waking up.
+/// Rounds of a probe, of which the fastest counts: others met other programs' work, or a GPU whose clocks were still
+/// rising.
 const PROBE_ROUNDS: usize = 6;
 
 impl Gpu {
-    /// So many bytes or, where that is more, so many that the card's cache holds little of them when their turn comes again:
-    /// what takes its time from memory is timed with these. No more than a part of what is free.
+    /// A buffer size for timing memory: `least`, or four times the GPU's cache if that is more, so that little of the
+    /// buffer is still cached when it is read again. At most an eighth of free memory.
     #[must_use]
     pub fn beyond_cache(&self, least: usize) -> usize {
         const CACHES: u64 = 4;
@@ -38,23 +39,23 @@ impl Gpu {
         least.max((CACHES * cache).min(free / OF_FREE) as usize)
     }
 
-    /// Measures how fast bytes move, in some tens of milliseconds, with [`PROBE_BYTES`] on the card or more than its cache holds.
+    /// Measures bandwidths, in some tens of milliseconds, with [`PROBE_BYTES`] on the GPU or more than its cache holds.
     ///
     /// # Errors
-    /// When there is no room for the probe, or the driver fails.
+    /// When the GPU has too little memory for the probe, or the driver fails.
     pub fn measure_bandwidth(&self) -> Result<LinkBandwidth, CudaError> {
         const HOST_BYTES: usize = PROBE_BYTES / 8;
         let part = self.beyond_cache(PROBE_BYTES / 2);
         let memory = self.allocate(2 * part)?;
         let (one, other) = (memory.span().part(0, part), memory.span().part(part, part));
         let to = memory.span().part(0, HOST_BYTES);
-        // Where the system pins nothing, weights are copied from memory as any other.
+        // Where the system pins nothing, weights are streamed from pageable memory, too.
         let pinned = match HostMemory::pinned(self, HOST_BYTES) {
             Err(CudaError::OutOfPinnedMemory { .. }) => HostMemory::pageable(self, HOST_BYTES)?,
             pinned => pinned?,
         };
         let copies = CopyStream::new(self)?;
-        // Written, so that the system has given it pages.
+        // Written once, so that page faults don't count.
         let pageable = vec![1_u8; HOST_BYTES];
         let rate = |bytes: usize, work: &dyn Fn() -> Result<(), CudaError>| {
             let mut fastest = Duration::MAX;
@@ -63,7 +64,7 @@ impl Gpu {
                 work()?;
                 fastest = fastest.min(timer.stop()?);
             }
-            // Less than this is noise.
+            // Shorter times are noise.
             let seconds = fastest.max(Duration::from_micros(1)).as_secs_f64();
             Ok::<_, CudaError>(bytes as f64 / seconds)
         };
@@ -75,7 +76,7 @@ impl Gpu {
     }
 }
 
-/// Seconds that the fastest copy of all that memory took, between marks: the host's waiting is no part of it.
+/// Seconds of the fastest copy of all of `from`, measured between marks, so that the host's waiting doesn't count.
 fn fastest_copy(copies: &CopyStream, from: &HostMemory, to: GpuSpan) -> Result<f64, CudaError> {
     let mut fastest = Duration::MAX;
     for _ in 0..PROBE_ROUNDS {
@@ -86,6 +87,6 @@ fn fastest_copy(copies: &CopyStream, from: &HostMemory, to: GpuSpan) -> Result<f
         let time = end.since(&begin)?;
         fastest = fastest.min(time.expect("it was waited for"));
     }
-    // Less than this is noise.
+    // Shorter times are noise.
     Ok(fastest.max(Duration::from_micros(1)).as_secs_f64())
 }

@@ -1,4 +1,5 @@
-//! cuBLAS, NVIDIA's matrix library, where the machine has it: faster than our own kernels for many rows, and not needed.
+//! cuBLAS, NVIDIA's matrix library, where the machine has it. It is faster than our kernels for many rows, but never
+//! required.
 
 use std::{
     ffi::c_void,
@@ -6,10 +7,11 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use sluice_formats::DType;
+
 use crate::{
     context::{Context, Stream},
     driver::Handle,
-    dtype::DType,
     error::CudaError,
     library::{self, ErrorCode, functions},
     memory::DeviceAllocation,
@@ -19,7 +21,7 @@ use crate::{
 
 mod trial;
 
-/// The versions that are looked for, the newest first: CUDA's major version and the library's name.
+/// Supported libraries, newest first: CUDA's major version and the library's name.
 const LIBRARIES: [(u32, &str); 3] = [
     (13, "libcublas.so.13"),
     (12, "libcublas.so.12"),
@@ -27,7 +29,7 @@ const LIBRARIES: [(u32, &str); 3] = [
 ];
 
 functions! {
-    /// cuBLAS's functions.
+    /// cuBLAS's functions, by the names of cublas_v2.h.
     struct Api {
         create: cublasCreate_v2(*mut Handle),
         destroy: cublasDestroy_v2(Handle),
@@ -42,52 +44,53 @@ functions! {
     }
 }
 
-/// What cuBLAS works in: NVIDIA's recommendation for cards since Hopper, and for those before.
+/// Workspace of cuBLAS: NVIDIA's recommendation for GPUs since Hopper, and for older ones.
 const WORKSPACE_BYTES: [usize; 2] = [32 << 20, 4 << 20];
 
-/// cuBLAS on one card, working in its stream.
+/// cuBLAS on one GPU, working in the GPU's stream.
 pub struct Blas {
     api: Api,
-    /// One thread at a time may use it.
+    /// cuBLAS handles may be used by one thread at a time.
     handle: Mutex<Library>,
     context: Context,
     name: String,
-    /// cuBLAS's for as long as its state lives: it writes there whenever it multiplies.
+    /// cuBLAS writes here in every call, so it lives as long as the handle.
     workspace: DeviceAllocation,
 }
 
-/// cuBLAS's own state.
+/// cuBLAS's library handle.
 struct Library(Handle);
 
 // SAFETY: the handle is of use in any thread, one at a time.
 unsafe impl Send for Library {}
 
-/// A product of matrices, row after row: `out[rows, outputs] = x[rows, width] · weights[outputs, width]ᵀ`. Rows of the result
+/// A matmul of row-major matrices: `out[rows, outputs] = x[rows, width] · weights[outputs, width]ᵀ`. Rows of the result
 /// may lie apart.
 #[derive(Debug, Clone, Copy)]
 pub struct Matmul {
-    /// The result, in the numbers of `x` or in `f32`.
+    /// The result, in the dtype of `x` or in `f32`.
     pub out: GpuSpan,
-    /// Whether the result is `f32`, whatever `x` is.
+    /// Whether the result is `f32`, whatever the dtype of `x`.
     pub out_is_f32: bool,
-    /// The one factor.
+    /// The left factor: `rows` × `width`.
     pub x: GpuSpan,
-    /// The other, of the same numbers.
+    /// The right factor, `outputs` × `width`, in the dtype of `x` where cuBLAS multiplies.
     pub weights: GpuSpan,
     /// Rows of `x`.
     pub rows: usize,
     /// Rows of the weights.
     pub outputs: usize,
-    /// Numbers from one row of the result to the next: `outputs` of them, or more where these are some columns of a wider one.
+    /// Elements from one row of the result to the next: `outputs`, or more where these are some columns of a wider
+    /// result.
     pub out_stride: usize,
-    /// Numbers in a row of either.
+    /// Elements in a row of `x` and of the weights.
     pub width: usize,
     /// Whether the product is added to what `out` holds.
     pub accumulate: bool,
 }
 
 impl Matmul {
-    /// Numbers from the result's first to its last.
+    /// Elements from the result's first to its last, gaps included.
     ///
     /// # Panics
     /// When its rows overlap.
@@ -104,13 +107,13 @@ impl Matmul {
 }
 
 impl Blas {
-    /// Opens the newest library that can compute on the card. The context must be the current one.
+    /// Opens the newest library that can compute on this GPU. The context must be current.
     pub(crate) fn open(
         context: Context,
         stream: &Stream,
         facts: &DeviceProperties,
     ) -> Result<Self, String> {
-        // One that is newer than the driver opens and then fails.
+        // A library that is newer than the driver opens, and fails later.
         let names = LIBRARIES
             .iter()
             .filter(|(major, _)| *major <= context.driver.cuda_version.0);
@@ -118,6 +121,7 @@ impl Blas {
         for (_, name) in names {
             match Self::open_one(name, context, stream, facts) {
                 Ok(blas) => return Ok(blas),
+                // All reasons are kept, since only the user knows which library should have worked.
                 Err(reason) => reasons.push(reason),
             }
         }
@@ -131,7 +135,7 @@ impl Blas {
         facts: &DeviceProperties,
     ) -> Result<Self, String> {
         let (library, _) = library::open_first(&[name])?;
-        // It has state of its own in the process: it stays.
+        // The library keeps state of its own in the process, so it is never unloaded.
         let library = Box::leak(Box::new(library));
         // SAFETY: the types are those of cublas_v2.h, and have been since CUDA 11.
         let api =
@@ -142,6 +146,7 @@ impl Blas {
             true => since_hopper,
             false => before,
         };
+        // A workspace of our own, so that the ledger can count it.
         let workspace = DeviceAllocation::allocate(context, workspace_bytes).map_err(named)?;
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` outlives the call.
@@ -154,27 +159,27 @@ impl Blas {
             workspace,
         };
         blas.prepare(handle, stream.handle).map_err(named)?;
-        // Libraries open and start on cards that they have no kernels for.
+        // A library opens and starts even on a GPU that it has no kernels for.
         trial::check_gemm(&blas, context, stream, facts.has_bf16).map_err(named)?;
         Ok(blas)
     }
 
     fn prepare(&mut self, handle: Handle, stream: Handle) -> Result<(), CudaError> {
-        /// No TensorFloat-32, and no sums in half precision.
+        /// Sums of half-precision products stay `f32`. TensorFloat-32 is off by default.
         const DISALLOW_REDUCED_PRECISION_REDUCTION: i32 = 16;
         let mut version = 0;
         // SAFETY: the handle lives, and `version` outlives the call.
         check("report its version", unsafe {
             (self.api.version)(handle, &raw mut version)
         })?;
-        // 120304 is 12.3.4; it was 11203 for 11.2.3 too.
+        // cuBLAS encodes 12.3.4 as 120304, and encoded 11.2.3 as 11203, so the number is shown as it is.
         self.name = format!("{} ({version})", self.name);
         // SAFETY: handle and stream live, in the same context.
         check("use a stream", unsafe {
             (self.api.set_stream)(handle, stream)
         })?;
-        // After the stream, which takes back what was set before.
-        // SAFETY: memory on the card that lives as long as the handle.
+        // Set after the stream: setting a stream resets the workspace.
+        // SAFETY: memory on the GPU that lives as long as the handle.
         check("take a workspace", unsafe {
             (self.api.set_workspace)(
                 handle,
@@ -188,19 +193,20 @@ impl Blas {
         })
     }
 
-    /// The library's file and version.
+    /// The library's file name and version.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Memory on the card that it works in, held as long as the card is open.
+    /// Bytes of GPU memory that it works in, held while the GPU is open.
     #[must_use]
     pub fn workspace_bytes(&self) -> usize {
         self.workspace.span.bytes()
     }
 
-    /// Multiplies, after all that was sent to the card before. Sums are `f32`; products of `f32` are strictly that.
+    /// Sends a matmul behind all work that was sent before. Sums are `f32`; products of `f32` elements are computed in
+    /// full precision.
     ///
     /// # Errors
     /// When cuBLAS refuses.
@@ -237,17 +243,20 @@ impl Blas {
         if rows == 0 || outputs == 0 {
             return Ok(());
         }
-        let size = |size: usize| i32::try_from(size).expect("a matrix that fits a card");
+        // cuBLAS counts in `int`: 2^31 elements in one dimension don't fit a GPU.
+        let size = |size: usize| i32::try_from(size).expect("a matrix that fits a GPU");
         let alpha = 1.0_f32;
         let beta = if accumulate { 1.0_f32 } else { 0.0 };
+        // Pedantic: no TensorFloat-32 or other shortcuts for `f32`, so that results agree with the CPU's to float
+        // order.
         let compute = match dtype {
             DType::F32 => COMPUTE_F32_PEDANTIC,
             DType::F16 | DType::Bf16 => COMPUTE_F32,
         };
         self.context.make_current()?;
         let library = self.lock();
-        // cuBLAS counts in columns: it sees each matrix transposed, and computes outᵀ = weights · xᵀ.
-        // SAFETY: addresses on the card, and spans as long as the sizes say; `alpha` and `beta` outlive the call, which
+        // cuBLAS is column-major: it sees each matrix transposed, and computes outᵀ = weights · xᵀ.
+        // SAFETY: addresses on the GPU, and spans as long as the sizes say; `alpha` and `beta` outlive the call, which
         // reads them as f32 for these ways to compute.
         check("multiply", unsafe {
             (self.api.gemm)(
@@ -293,7 +302,7 @@ fn address(span: GpuSpan) -> usize {
     usize::try_from(span.address()).expect("addresses have 64 bits")
 }
 
-/// cuBLAS's name for a kind of number.
+/// The `cudaDataType` of a dtype.
 fn kind(dtype: DType) -> i32 {
     match dtype {
         DType::F32 => 0,
@@ -303,6 +312,7 @@ fn kind(dtype: DType) -> i32 {
 }
 
 fn check(what: &'static str, code: ErrorCode) -> Result<(), CudaError> {
+    // Spelled out: the oldest cuBLAS that is looked for has no function that names codes.
     let name = match code {
         0 => return Ok(()),
         1 => "CUBLAS_STATUS_NOT_INITIALIZED",

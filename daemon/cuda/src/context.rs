@@ -1,4 +1,4 @@
-//! The driver's objects that work needs: a context, streams and events, each let go when dropped.
+//! Owners of the driver's contexts, streams and events; each is released when dropped.
 
 use std::{
     cell::Cell,
@@ -14,15 +14,15 @@ use crate::{
     span::{GpuSpan, MemoryInfo},
 };
 
-/// The driver's state for one card in this process. Copies don't keep it alive: what holds one is dropped before
+/// The driver's state for one GPU in this process. Copies don't keep it alive: their holders are dropped before
 /// [`OwnedContext`].
 #[derive(Clone, Copy)]
 pub(crate) struct Context {
     pub(crate) driver: &'static Driver,
     handle: Handle,
-    /// No two have the same, though the driver uses addresses again.
+    /// Unique, unlike the driver's addresses, which it uses again.
     id: u64,
-    /// Whether work in it has failed in a way that nothing more can be done with it.
+    /// Whether work has failed in a way that makes the context unusable.
     has_failed: &'static AtomicBool,
 }
 
@@ -32,12 +32,13 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 thread_local! {
-    /// The id of the context that this thread has set last. Nothing else in the process sets contexts.
+    /// The id of the context that this thread has set last. Nothing else in the process sets contexts, so unnecessary
+    /// driver calls can be skipped.
     static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
 impl Context {
-    /// Makes it this thread's context, which most of the driver's functions go by.
+    /// Makes this the thread's current context, which most driver functions use.
     pub(crate) fn make_current(self) -> Result<(), CudaError> {
         if CURRENT.get() != self.id {
             // SAFETY: the context lives.
@@ -49,7 +50,7 @@ impl Context {
         Ok(())
     }
 
-    /// What a code means, after the words that say what was tried; one that ends the context is remembered.
+    /// Turns a code into an error that begins with `what`. A code that ends the context is remembered.
     pub(crate) fn check(self, what: &str, code: ErrorCode) -> Result<(), CudaError> {
         self.note(code);
         self.driver.check(what, code)
@@ -62,12 +63,12 @@ impl Context {
         }
     }
 
-    /// Whether nothing more can be done with it.
+    /// Whether the context is unusable.
     pub(crate) fn has_failed(self) -> bool {
         self.has_failed.load(Ordering::Relaxed)
     }
 
-    /// Waits until all that was sent to any stream is done. It must be the current one.
+    /// Waits until all work in all streams is done. The context must be current.
     pub(crate) fn wait(self) -> Result<(), CudaError> {
         // SAFETY: the context lives.
         self.check("finish all GPU work", unsafe {
@@ -75,7 +76,7 @@ impl Context {
         })
     }
 
-    /// How much memory the card has, and how much of it is free now.
+    /// The GPU's total memory, and how much of it is free now.
     pub(crate) fn memory(self) -> Result<MemoryInfo, CudaError> {
         let (mut free, mut total) = (0, 0);
         self.make_current()?;
@@ -96,7 +97,7 @@ impl fmt::Debug for Context {
     }
 }
 
-/// The card's primary context, which others in the process may hold too, let go when dropped.
+/// The GPU's primary context, released when dropped. Other users in the process may hold it, too.
 pub(crate) struct OwnedContext(pub(crate) Context, DeviceHandle);
 
 impl OwnedContext {
@@ -106,13 +107,13 @@ impl OwnedContext {
         name: &str,
         free_bytes: Option<u64>,
     ) -> Result<Self, GpuUnavailable> {
-        /// Waiting sleeps, and doesn't keep a processor busy which reads, decodes or serves meanwhile.
+        /// Threads that wait sleep, rather than spin on a core that others read, decompress or serve with.
         const SCHEDULE_BLOCKING_SYNC: u32 = 4;
-        /// About what a context takes.
+        /// About what a context takes on the GPU.
         const CONTEXT_BYTES: u64 = 512 << 20;
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-        // SAFETY: the device exists. It matters little if this fails.
+        // SAFETY: the device exists. Failure only means that waiting spins.
         unsafe { (driver.api.context_flags)(device, SCHEDULE_BLOCKING_SYNC) };
         let mut handle = ptr::null_mut();
         // SAFETY: the device exists, and `handle` outlives the call.
@@ -133,7 +134,7 @@ impl OwnedContext {
                         driver,
                         handle,
                         id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-                        // A byte for each card that is opened, never freed: copies of a context are everywhere.
+                        // One byte per opened GPU, never freed, because copies of a context are everywhere.
                         has_failed: Box::leak(Box::new(AtomicBool::new(false))),
                     },
                     device,
@@ -147,6 +148,7 @@ impl Drop for OwnedContext {
     fn drop(&mut self) {
         let driver = self.0.driver;
         if CURRENT.get() == self.0.id {
+            // The thread-local entry must not match a later context.
             // SAFETY: no context is a valid one.
             unsafe { (driver.api.context_set_current)(ptr::null_mut()) };
             CURRENT.set(0);
@@ -156,7 +158,7 @@ impl Drop for OwnedContext {
     }
 }
 
-/// Where work is sent to, to run in that order.
+/// A queue of GPU work that runs in order.
 pub(crate) struct Stream {
     pub(crate) handle: Handle,
     context: Context,
@@ -169,7 +171,7 @@ unsafe impl Sync for Stream {}
 
 impl Stream {
     pub(crate) fn create(context: Context) -> Result<Self, CudaError> {
-        /// It doesn't wait for the default stream, which others in the process may use.
+        /// Don't wait for the default stream, which others in the process may use.
         const NON_BLOCKING: u32 = 1;
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` outlives the call.
@@ -179,7 +181,7 @@ impl Stream {
         Ok(Self { handle, context })
     }
 
-    /// Waits until all that was sent is done.
+    /// Waits until all work in the stream is done.
     pub(crate) fn wait(&self) -> Result<(), CudaError> {
         self.context.make_current()?;
         // SAFETY: the stream lives.
@@ -188,7 +190,7 @@ impl Stream {
         })
     }
 
-    /// Has what is sent from now on begin after the event, as it is recorded now. The context is the current one.
+    /// Work that is sent from now on begins after the event as it is recorded now. The context must be current.
     pub(crate) fn begin_after(&self, event: &Event) -> Result<(), CudaError> {
         // SAFETY: both live, in the same context.
         self.context.check("wait for an event", unsafe {
@@ -196,7 +198,8 @@ impl Stream {
         })
     }
 
-    /// Sends a copy to the card. `from` must not change until the stream has been waited for; the context is the current one.
+    /// Sends a copy to the GPU. `from` must stay unchanged until the stream has been waited for. The context must be
+    /// current.
     pub(crate) fn start_upload(
         &self,
         context: Context,
@@ -214,19 +217,19 @@ impl Stream {
         })
     }
 
-    /// Sets every byte.
+    /// Sets every byte of a span.
     pub(crate) fn fill(&self, to: GpuSpan, byte: u8) -> Result<(), CudaError> {
         if to.bytes() == 0 {
             return Ok(());
         }
         self.context.make_current()?;
-        // SAFETY: an address on the card only; it checks it.
+        // SAFETY: an address on the GPU only; it checks it.
         self.context.check("fill GPU memory", unsafe {
             (self.context.driver.api.fill)(to.address(), byte, to.bytes(), self.handle)
         })
     }
 
-    /// Copies from the card, after all that was sent before. The lengths are the same.
+    /// Copies from the GPU behind all work that was sent before, and waits. The lengths are equal.
     pub(crate) fn download(&self, from: GpuSpan, to: &mut [u8]) -> Result<(), CudaError> {
         if to.is_empty() {
             return Ok(());
@@ -256,6 +259,7 @@ impl Drop for Stream {
         if self.context.make_current().is_ok() {
             // SAFETY: created once, destroyed once, after its work has ended.
             unsafe {
+                // Memory that its copies read may be freed next, so none of them may still be running.
                 (self.context.driver.api.stream_wait)(self.handle);
                 (self.context.driver.api.stream_destroy)(self.handle);
             }
@@ -263,7 +267,7 @@ impl Drop for Stream {
     }
 }
 
-/// A moment in a stream.
+/// A point in a stream.
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) handle: Handle,
@@ -276,19 +280,20 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// The context must be the current one.
+    /// Creates an event. The context must be current.
     pub(crate) fn create(context: Context) -> Result<Self, CudaError> {
-        /// Waiting sleeps.
+        /// Threads that wait for it sleep.
         const BLOCKING_SYNC: u32 = 1;
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` outlives the call.
         context.check("create an event", unsafe {
+            // Timing stays enabled: marks also tell how long copies took and work waited.
             (context.driver.api.event_create)(&raw mut handle, BLOCKING_SYNC)
         })?;
         Ok(Self { handle, context })
     }
 
-    /// From now on it stands for what the stream was sent so far. The context must be the current one.
+    /// Records the event behind all work that was sent to the stream so far. The context must be current.
     pub(crate) fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: both live, in the same context, which is the current one.
         self.context.check("record an event", unsafe {
@@ -296,7 +301,7 @@ impl Event {
         })
     }
 
-    /// Has the host wait for it. The context must be the current one.
+    /// Waits on the host for the event. The context must be current.
     pub(crate) fn wait(&self) -> Result<(), CudaError> {
         // SAFETY: the event lives.
         self.context.check("finish the GPU work", unsafe {
@@ -304,8 +309,8 @@ impl Event {
         })
     }
 
-    /// The time from an earlier event to this one, in steps of half a microsecond; `None` before both have happened. The
-    /// context must be the current one.
+    /// GPU time from an earlier event to this one, with a resolution of half a microsecond; `None` before both have
+    /// passed. The context must be current.
     pub(crate) fn since(&self, earlier: &Self) -> Result<Option<Duration>, CudaError> {
         let mut milliseconds = 0.0;
         // SAFETY: both live, in the same context, and `milliseconds` outlives the call.
@@ -320,6 +325,7 @@ impl Event {
             return Ok(None);
         }
         self.context.check("measure GPU time", code)?;
+        // `Duration` refuses negative seconds, which the difference of two rounded times might be.
         let seconds = milliseconds.max(0.0) / 1000.0;
         Ok(Some(Duration::from_secs_f32(seconds)))
     }

@@ -1,7 +1,7 @@
-//! Copies to the card that run beside its work: a stream of their own, and marks by which the two wait for each other.
+//! Copies to the GPU that run beside its work: a stream of their own, and marks by which the two wait for each other.
 //!
-//! Nothing is ordered but by marks. A copy begins when the copies before it have ended and the marks that its stream was
-//! told to wait for have passed; the card's work begins likewise. The host waits for neither.
+//! Only marks order the two. A copy begins when the copies before it have ended and the marks that its stream waits for
+//! have passed; the same goes for the GPU's work. The host waits for neither.
 
 use std::{
     ops::{Deref, DerefMut, Range},
@@ -17,11 +17,11 @@ use crate::{
     span::GpuSpan,
 };
 
-/// A moment in the card's work, or in a stream of copies: it has passed when all that was sent there before has ended.
+/// A point in the GPU's work or in a stream of copies. It has passed when all that was sent there before has ended.
 #[derive(Debug)]
 pub struct StreamMark {
     event: Event,
-    // Last: events end before their context.
+    // Dropped last: events must be destroyed before their context.
     gpu: Gpu,
 }
 
@@ -35,7 +35,7 @@ impl StreamMark {
         })
     }
 
-    /// Has the host wait for it.
+    /// Waits on the host until the mark has passed.
     ///
     /// # Errors
     /// When what was sent before has failed.
@@ -44,7 +44,7 @@ impl StreamMark {
         self.event.wait()
     }
 
-    /// The time from an earlier mark to this one, by the card's clock; `None` before both have passed.
+    /// GPU time from an earlier mark to this one; `None` before both have passed.
     ///
     /// # Errors
     /// When what was sent before has failed.
@@ -55,25 +55,25 @@ impl StreamMark {
 }
 
 impl Gpu {
-    /// Marks what has been sent to the card so far.
+    /// Marks the end of the work that has been sent to the GPU so far.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// When a driver call fails.
     pub fn mark(&self) -> Result<StreamMark, CudaError> {
         StreamMark::in_stream(self, self.stream())
     }
 
-    /// Has work that is sent from now on begin after the mark, wherever that is.
+    /// Work that is sent from now on begins after the mark, in whichever stream that is.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// When a driver call fails.
     pub fn begin_after(&self, mark: &StreamMark) -> Result<(), CudaError> {
         self.current()?;
         self.stream().begin_after(&mark.event)
     }
 }
 
-/// Copies to the card in the order in which they are sent.
+/// A stream of copies to the GPU, which run in order.
 #[derive(Debug)]
 pub struct CopyStream {
     stream: Stream,
@@ -81,10 +81,10 @@ pub struct CopyStream {
 }
 
 impl CopyStream {
-    /// One more stream of a card.
+    /// Creates one more stream on a GPU.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// When a driver call fails.
     pub fn new(gpu: &Gpu) -> Result<Self, CudaError> {
         Ok(Self {
             stream: Stream::create(gpu.current()?)?,
@@ -92,28 +92,28 @@ impl CopyStream {
         })
     }
 
-    /// Has copies that are sent from now on begin after the mark, wherever that is.
+    /// Copies that are sent from now on begin after the mark, in whichever stream that is.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// When a driver call fails.
     pub fn begin_after(&self, mark: &StreamMark) -> Result<(), CudaError> {
         self.gpu.current()?;
         self.stream.begin_after(&mark.event)
     }
 
-    /// Marks what has been sent so far.
+    /// Marks the end of the copies that have been sent so far.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// When a driver call fails.
     pub fn mark(&self) -> Result<StreamMark, CudaError> {
         StreamMark::in_stream(&self.gpu, &self.stream)
     }
 
-    /// Sends copies from `from`, each of some of its bytes to somewhere on the card. Whoever owns `from` is kept from writing
-    /// to it until they have ended.
+    /// Sends copies of ranges of `from` to spans on the GPU. `from` cannot be written to or freed until they have
+    /// ended.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// When a driver call fails.
     ///
     /// # Panics
     /// When bytes lie outside, or lengths differ.
@@ -128,16 +128,19 @@ impl CopyStream {
             assert_eq!(to.bytes(), bytes.len(), "copy: lengths differ");
             self.stream.start_upload(context, to, bytes)
         });
+        // One event for all of these copies: they run in order.
         let sent = sent.and_then(|()| from.copies_end.record(&self.stream));
         if sent.is_err() {
-            // Those before the one that failed are on their way, and no mark stands behind them.
+            // The copies before the failed one are on their way, and no event stands behind them, so they are waited
+            // for here.
             drop(self.stream.wait());
         }
+        // Set even after an error: the event may stand behind copies that were sent.
         from.is_read.store(true, Ordering::Release);
         sent
     }
 
-    /// Has the host wait until all copies have ended.
+    /// Waits on the host until all copies have ended.
     ///
     /// # Errors
     /// When one of them failed.
@@ -146,33 +149,33 @@ impl CopyStream {
     }
 }
 
-/// Memory of the host that copies to the card are made from: it isn't written, and not given back, before they have ended.
-/// Zeros at first.
+/// Host memory that copies to the GPU are made from. It isn't written or freed before the copies have ended. Zeroed at
+/// first.
 #[derive(Debug)]
 pub struct HostMemory {
     memory: Memory,
-    /// After the last copy from it.
+    /// Recorded behind the last copy from this memory.
     copies_end: Event,
-    /// Whether there was a copy since the host waited for one.
+    /// Whether copies were sent since the host last waited for them.
     is_read: AtomicBool,
-    // Last: all of it ends before the context.
+    // Dropped last: all of it must end before the context.
     gpu: Gpu,
 }
 
 #[derive(Debug)]
 enum Memory {
     Pinned(PinnedMemory),
-    /// The driver copies such memory aside, piece by piece, before the card reads it.
+    /// Pageable memory: the driver copies it to a buffer of its own, piece by piece, before the GPU reads it.
     Pageable(Box<[Page]>),
 }
 
-/// As both kinds are aligned.
+/// Both kinds are page-aligned, as direct I/O into them needs.
 #[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(4096))]
 struct Page([u8; PAGE_BYTES]);
 
 impl HostMemory {
-    /// Memory that the card reads at the full rate of the bus, and that the system can't page out: exactly so many bytes.
+    /// Allocates pinned (page-locked) memory, which the GPU reads at the full rate of the bus: exactly `bytes` bytes.
     ///
     /// # Errors
     /// [`CudaError::OutOfPinnedMemory`] when the system gives none.
@@ -181,11 +184,12 @@ impl HostMemory {
         Self::new(gpu, Memory::Pinned(pinned))
     }
 
-    /// Memory as any other, for where the system pins none.
+    /// Allocates pageable memory, for systems that pin none.
     ///
     /// # Errors
     /// [`CudaError::OutOfPinnedMemory`] when the system gives none of that either.
     pub fn pageable(gpu: &Gpu, bytes: usize) -> Result<Self, CudaError> {
+        // Fallible: a buffer of gigabytes must not abort the process.
         let pages = bytemuck::allocation::try_zeroed_slice_box(bytes.div_ceil(PAGE_BYTES));
         let pages = pages.map_err(|()| CudaError::OutOfPinnedMemory {
             needed_bytes: bytes as u64,
@@ -202,13 +206,13 @@ impl HostMemory {
         })
     }
 
-    /// Whether the system keeps it where it is.
+    /// Whether it is pinned.
     #[must_use]
     pub fn is_pinned(&self) -> bool {
         matches!(self.memory, Memory::Pinned(_))
     }
 
-    /// The bytes, which begin with a page, to be written once no copy reads them any more.
+    /// The bytes, page-aligned, once no copy reads them any more.
     ///
     /// # Errors
     /// When a copy failed.
@@ -243,7 +247,7 @@ impl Deref for HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        // If that fails the context has failed, and nothing is copied in it any more.
+        // If waiting fails the context has failed, and none of its copies run any more.
         drop(self.wait_for_copies());
     }
 }

@@ -1,8 +1,8 @@
-//! NVIDIA's driver: opened when the program runs, since most machines that Sluice starts on may have none.
+//! NVIDIA's driver, opened at run time, since most machines that Sluice starts on may have none.
 //!
-//! Only what every driver since CUDA 12.0 has is used, all of it looked up at once. Bindings of our own, and no crate's,
-//! because those at hand open other names first (`libcuda.so` may be the toolkit's empty stand-in), lose the system's
-//! words, panic when a function is missing, and take codes for Rust enums, which a newer driver's code breaks.
+//! Only functions that every driver since CUDA 12.0 has are used, and all of them are looked up at once. The bindings
+//! are our own: existing crates open other names first (`libcuda.so` may be the toolkit's stub), drop the system's
+//! error messages, panic when a function is missing, and take codes for Rust enums, which a newer driver's code breaks.
 
 use std::{
     env,
@@ -21,17 +21,16 @@ use crate::{
 
 const LIBRARY: &str = "libcuda.so.1";
 
-/// The CUDA version whose compiler made the PTX; an older driver can't read it. Linux drivers are of this version from
-/// 525.60 on.
+/// The CUDA version whose compiler made the PTX; an older driver cannot read it. Linux drivers support it since 525.60.
 pub const CUDA_NEEDED: (u32, u32) = (12, 0);
 
-/// The driver's number of a card.
+/// The driver's handle of a GPU.
 pub(crate) type DeviceHandle = i32;
-/// What the driver hands out pointers to.
+/// The driver's opaque pointers.
 pub(crate) type Handle = *mut c_void;
 
 functions! {
-    /// The driver's functions.
+    /// The driver's required functions, by the names of cuda.h.
     struct Api {
         init: cuInit(c_uint),
         error_name: cuGetErrorName(ErrorCode, *mut *const c_char),
@@ -42,6 +41,7 @@ functions! {
         device_name: cuDeviceGetName(*mut c_char, i32, DeviceHandle),
         device_uuid: cuDeviceGetUuid(*mut [u8; 16], DeviceHandle),
         device_pci_bus_id: cuDeviceGetPCIBusId(*mut c_char, i32, DeviceHandle),
+        // Names are the library's: cuda.h maps plain names to `_v2` where a signature has changed.
         device_total_memory: cuDeviceTotalMem_v2(*mut usize, DeviceHandle),
         device_attribute: cuDeviceGetAttribute(*mut i32, i32, DeviceHandle),
 
@@ -81,7 +81,7 @@ functions! {
 }
 
 functions! {
-    /// Those by which memory is mapped to addresses of the program's choice, without which Sluice can do.
+    /// Functions that map memory to reserved addresses. Sluice works without them.
     struct RangeApi {
         granularity: cuMemGetAllocationGranularity(*mut usize, *const Properties, i32),
         reserve: cuMemAddressReserve(*mut u64, usize, usize, u64, u64),
@@ -123,7 +123,7 @@ pub(crate) struct Properties {
 }
 
 impl Properties {
-    /// Plain memory of a card.
+    /// Plain memory on a GPU.
     pub(crate) fn on(device: DeviceHandle) -> Self {
         const PINNED: i32 = 1;
         Self {
@@ -144,7 +144,7 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// All that a card can do with memory.
+    /// Read and write access for a GPU.
     pub(crate) fn to(device: DeviceHandle) -> Self {
         const READ_WRITE: i32 = 3;
         Self {
@@ -154,16 +154,16 @@ impl Access {
     }
 }
 
-/// The driver, initialized.
+/// The initialized driver.
 pub(crate) struct Driver {
     pub(crate) api: Api,
     pub(crate) ranges: Option<RangeApi>,
-    /// What it knows of CUDA.
+    /// The CUDA version that it supports.
     pub(crate) cuda_version: (u32, u32),
 }
 
 impl Driver {
-    /// The driver, opened once. A failure is not kept: a driver may be installed while the daemon runs.
+    /// The driver, opened once. A failure isn't kept: a driver may be installed while the daemon runs.
     pub(crate) fn get() -> Result<&'static Self, GpuUnavailable> {
         static DRIVER: Mutex<Option<&'static Driver>> = Mutex::new(None);
         let mut driver = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
@@ -178,9 +178,9 @@ impl Driver {
     fn open() -> Result<Self, GpuUnavailable> {
         let (library, _) = library::open_first(&[LIBRARY])
             .map_err(|reason| GpuUnavailable::NoDriver { reason })?;
-        // The driver starts threads of its own: it stays for as long as the process does.
+        // The driver starts threads of its own, so it is never unloaded.
         let library = Box::leak(Box::new(library));
-        // Before the other functions are looked up: an old driver lacks some, and its age is the better reason.
+        // Checked before the other functions are looked up: an old driver lacks some, and its age is the better error.
         let cuda_version = cuda_version(library)?;
         if cuda_version < CUDA_NEEDED {
             return Err(GpuUnavailable::DriverTooOld {
@@ -207,7 +207,7 @@ impl Driver {
         }
     }
 
-    /// How many cards this process may see: at least one.
+    /// The number of GPUs that this process may see, at least one.
     pub(crate) fn device_count(&self) -> Result<usize, GpuUnavailable> {
         let mut count = 0;
         // SAFETY: `count` outlives the call.
@@ -220,7 +220,7 @@ impl Driver {
         }
     }
 
-    /// The driver's number of a card.
+    /// The driver's handle of a GPU, by its index among those that this process may see.
     pub(crate) fn device(&self, ordinal: usize) -> Result<DeviceHandle, GpuUnavailable> {
         let count = self.device_count()?;
         let mut device = 0;
@@ -236,7 +236,7 @@ impl Driver {
         }
     }
 
-    /// What a code means, after the words that say what was tried.
+    /// Turns a code into an error that begins with `what`.
     pub(crate) fn check(&self, what: &str, code: ErrorCode) -> Result<(), CudaError> {
         if code == 0 {
             return Ok(());
@@ -250,7 +250,7 @@ impl Driver {
         })
     }
 
-    /// One of a card's whole numbers.
+    /// An integer attribute of a GPU.
     pub(crate) fn attribute(&self, device: DeviceHandle, attribute: i32) -> Result<u32, CudaError> {
         let mut value = 0;
         // SAFETY: `value` outlives the call.
@@ -260,14 +260,14 @@ impl Driver {
         Ok(u32::try_from(value).unwrap_or(0))
     }
 
-    /// Whether the card is set to run nobody's work.
+    /// Whether the GPU's compute mode prohibits all work.
     pub(crate) fn is_prohibited(&self, device: DeviceHandle) -> bool {
         const COMPUTE_MODE: i32 = 20;
         const PROHIBITED: u32 = 2;
         self.attribute(device, COMPUTE_MODE) == Ok(PROHIBITED)
     }
 
-    /// The driver's name for a code, and what it means.
+    /// The driver's name for a code, and its description.
     pub(crate) fn words(&self, code: ErrorCode) -> (String, String) {
         let ask = |function: unsafe extern "C" fn(ErrorCode, *mut *const c_char) -> ErrorCode| {
             let mut words = ptr::null();
@@ -286,7 +286,7 @@ impl Driver {
     }
 }
 
-/// CUDA's version that the driver knows, which it tells before it is initialized.
+/// The CUDA version that the driver supports, which it tells before it is initialized.
 fn cuda_version(library: &Library) -> Result<(u32, u32), GpuUnavailable> {
     functions! {
         struct Version {
@@ -299,7 +299,7 @@ fn cuda_version(library: &Library) -> Result<(u32, u32), GpuUnavailable> {
     // SAFETY: `number` outlives the call.
     match unsafe { (version.get)(&raw mut number) } {
         0 => {}
-        // The toolkit's library for linking answers everything so, the question what a code means too.
+        // The toolkit's stub answers every call with this code, even when asked what the code means.
         code::STUB_LIBRARY => {
             return Err(GpuUnavailable::Failed(CudaError::Driver {
                 what: "use NVIDIA's driver".to_owned(),
@@ -327,12 +327,12 @@ fn incomplete(symbol: &str) -> GpuUnavailable {
     }
 }
 
-/// Why the driver shows no card. `CUDA_VISIBLE_DEVICES` is the driver's own variable; it is read here only to name it.
+/// Why the driver shows no GPU. `CUDA_VISIBLE_DEVICES` is the driver's own variable; it is read here only to name it.
 fn no_device() -> GpuUnavailable {
     let counted = nvml().and_then(|nvml| nvml.device_count().ok());
     match env::var("CUDA_VISIBLE_DEVICES") {
-        // Where nobody counts the cards, only a value that names none is known to hide them all: the system may keep this
-        // process from those that it names.
+        // Where nobody counts the GPUs, only a value that names none is known to hide them all: the system may keep
+        // this process from those that it names.
         Ok(visible) if counted.map_or(names_none(&visible), |count| count > 0) => {
             GpuUnavailable::Hidden { visible }
         }

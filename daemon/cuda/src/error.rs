@@ -1,104 +1,104 @@
-//! What can go wrong: why there is no card to work with, and what fails on one.
+//! Why there is no GPU to work with, and what fails on one.
 
 use crate::library::ErrorCode;
 
-/// Why no card can be used. [`GpuUnavailable::hint`] says what to do about it.
+/// Why no GPU can be used. [`GpuUnavailable::hint`] says what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GpuUnavailable {
-    /// The driver's library is missing or can't be used.
+    /// The driver's library is missing or cannot be used.
     #[error("cannot use NVIDIA's driver: {reason}")]
     NoDriver {
-        /// The system's words, with the name that was looked for.
+        /// The system's message, with the name that was looked for.
         reason: String,
     },
-    /// The driver is older than what the kernels are made for.
+    /// The driver is too old for the kernels' PTX.
     #[error(
         "NVIDIA's driver is too old: it supports CUDA {}.{}, and {}.{} is required",
         found.0, found.1, needed.0, needed.1
     )]
     DriverTooOld {
-        /// CUDA's version that the driver knows.
+        /// The CUDA version that the driver supports.
         found: (u32, u32),
-        /// The least that will do.
+        /// The lowest supported version.
         needed: (u32, u32),
     },
-    /// The driver works and sees no card.
+    /// The driver works and sees no GPU.
     #[error("NVIDIA's driver finds no GPU")]
     NoDevice,
-    /// There may be cards, but the process may see none of them.
+    /// The environment hides every GPU from this process.
     #[error("CUDA_VISIBLE_DEVICES={visible:?} hides every NVIDIA GPU")]
     Hidden {
-        /// The variable's value.
+        /// The value of `CUDA_VISIBLE_DEVICES`.
         visible: String,
     },
-    /// There are fewer cards than that.
+    /// The requested index is out of range.
     #[error("there is no NVIDIA GPU {ordinal}: the driver lists {count}, numbered from 0")]
     NoSuchDevice {
-        /// The number asked for.
+        /// The requested index.
         ordinal: usize,
-        /// How many there are.
+        /// The number of GPUs that this process may see.
         count: usize,
     },
-    /// The card's generation is older than what the kernels are made for.
+    /// The GPU's generation is too old for the kernels.
     #[error(
         "{name} is too old: its compute capability is {}.{}, and {}.{} is required",
         capability.0, capability.1, needed.0, needed.1
     )]
     TooOld {
-        /// The card's.
+        /// The GPU's name.
         name: String,
-        /// The card's.
+        /// The GPU's compute capability.
         capability: (u32, u32),
-        /// The least that will do.
+        /// The lowest supported capability.
         needed: (u32, u32),
     },
-    /// There is no room on the card to begin with.
+    /// The GPU has too little free memory for a context.
     #[error(
         "{name} has too little free memory: {needed_bytes} bytes are required{}",
         free_bytes.map_or_else(String::new, |free| format!(", {free} are free"))
     )]
     TooLittleMemory {
-        /// The card's.
+        /// The GPU's name.
         name: String,
-        /// Free on the card, where that is known.
+        /// Free bytes on the GPU, if known.
         free_bytes: Option<u64>,
-        /// Needed at least.
+        /// The least that is needed, in bytes.
         needed_bytes: u64,
     },
-    /// The card is another process's alone, or nobody's.
+    /// Another process uses the GPU exclusively, or its compute mode prohibits work.
     #[error(
         "{name} {}",
         if *prohibited { "is set to accept no work" } else { "is held by another process alone" }
     )]
     Busy {
-        /// The card's.
+        /// The GPU's name.
         name: String,
-        /// Whether the card's mode forbids any use, rather than a second one.
+        /// Whether the compute mode prohibits all work, rather than a second process.
         prohibited: bool,
     },
-    /// The card works, and the model that it is for can't be had on it.
+    /// The GPU works, but cannot run the model that it was opened for.
     #[error("{name} cannot run {model}: {reason}")]
     Unfit {
-        /// The card's.
+        /// The GPU's name.
         name: String,
-        /// The model's.
+        /// Name of the model.
         model: String,
-        /// Why not.
+        /// Why the model cannot run there.
         reason: String,
     },
-    /// The driver is there and doesn't work.
+    /// The driver is installed, but a call failed.
     #[error(transparent)]
     Failed(#[from] CudaError),
 }
 
 impl GpuUnavailable {
-    /// Whether there may be something to mend: not where there is no driver, or the user hides what there is.
+    /// Whether somebody should look into it: not where there is no driver, or where the user hides all GPUs.
     #[must_use]
     pub fn is_fault(&self) -> bool {
         !matches!(self, Self::NoDriver { .. } | Self::Hidden { .. })
     }
 
-    /// What to do about it.
+    /// What the user can do about it.
     #[must_use]
     pub fn hint(&self) -> &'static str {
         match self {
@@ -157,57 +157,57 @@ impl GpuUnavailable {
     }
 }
 
-/// What failed on a card.
+/// What failed on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CudaError {
-    /// The card has no room.
+    /// The GPU has too little free memory.
     #[error(
         "cannot allocate {needed_bytes} bytes of GPU memory{}",
         free_bytes.map_or_else(String::new, |free| format!("; {free} are free"))
     )]
     OutOfMemory {
-        /// Asked for.
+        /// Bytes that were requested.
         needed_bytes: u64,
-        /// Free on the card, not always in one piece; unknown when the driver doesn't say.
+        /// Free bytes on the GPU, not always in one piece; `None` if the driver doesn't say.
         free_bytes: Option<u64>,
     },
-    /// The host has no room that the card could reach.
+    /// The system provides no more pinned memory.
     #[error("cannot allocate {needed_bytes} bytes of pinned host memory")]
     OutOfPinnedMemory {
-        /// Asked for.
+        /// Bytes that were requested.
         needed_bytes: u64,
     },
-    /// A module's kernels can't be made for this card.
+    /// The driver cannot compile a kernel module for this GPU.
     #[error("cannot compile the kernels of {module} for this GPU: {text} ({name}){}{log}", if log.is_empty() { "" } else { "\n" })]
     Kernels {
-        /// The module.
+        /// Name of the kernel module.
         module: &'static str,
         /// The driver's code.
         code: i32,
         /// The driver's name for the code.
         name: String,
-        /// The driver's words.
+        /// The driver's description of the code.
         text: String,
-        /// What the driver's compiler said.
+        /// The log of the driver's compiler; may be empty.
         log: String,
     },
-    /// The driver refused something, or work that was sent before has failed: kernels run later than they are launched,
-    /// so their errors come at the next call that waits. After those the card can't be used by this process any more.
+    /// The driver refused a call, or work that was sent before has failed: kernels run later than they are launched, so
+    /// their errors appear at the next call that waits. After some of them this process cannot use the GPU any more.
     #[error("cannot {what}: {text} ({name})")]
     Driver {
-        /// What was tried.
+        /// The operation, in words.
         what: String,
         /// The driver's code.
         code: i32,
         /// The driver's name for the code.
         name: String,
-        /// The driver's words.
+        /// The driver's description of the code.
         text: String,
     },
-    /// cuBLAS refused something.
+    /// A cuBLAS call failed.
     #[error("cuBLAS cannot {what}: {name}")]
     Blas {
-        /// What was tried.
+        /// The operation, in words.
         what: &'static str,
         /// cuBLAS's name for its code.
         name: String,
@@ -215,15 +215,14 @@ pub enum CudaError {
 }
 
 impl CudaError {
-    /// Whether this process can't use the card any more: after some failures the driver answers every call with the same
-    /// code, and only another process gets a new start.
+    /// Whether this process cannot use the GPU any more. After some failures the driver answers every call with the
+    /// same code, and only a new process can use the GPU again.
     #[must_use]
     pub fn ends_context(&self) -> bool {
         code::ends_context(self.code())
     }
 
-    /// The driver's code, if it gave one.
-    /// Whether the card or its driver had too little memory for it, whatever that was for.
+    /// Whether the GPU or its driver had too little memory, whatever for.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::OutOfMemory { .. }) || self.code() == code::OUT_OF_MEMORY
@@ -237,7 +236,7 @@ impl CudaError {
     }
 }
 
-/// The driver's codes that mean something here.
+/// The driver's codes that are handled specially.
 pub(crate) mod code {
     use crate::library::ErrorCode;
 
@@ -254,7 +253,7 @@ pub(crate) mod code {
     pub(crate) const COMPAT_NOT_SUPPORTED_ON_DEVICE: ErrorCode = 804;
     pub(crate) const UNKNOWN: ErrorCode = 999;
 
-    /// Whether the driver gives this code to every later call, as cuda.h says of each of these.
+    /// Whether the driver returns this code from every later call, as cuda.h says of each of these.
     pub(crate) fn ends_context(code: ErrorCode) -> bool {
         const DEINITIALIZED: ErrorCode = 4;
         const ECC_UNCORRECTABLE: ErrorCode = 214;

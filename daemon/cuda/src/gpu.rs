@@ -1,4 +1,4 @@
-//! One card: its context, its stream of work, and the kernels on it.
+//! One GPU: its context, its stream of work, and its kernels.
 
 use std::{
     ffi::c_void,
@@ -20,23 +20,23 @@ use crate::{
     span::{GpuSpan, MemoryInfo},
 };
 
-/// The least compute capability that the kernels are made for.
+/// The lowest compute capability that the kernels support: Turing.
 pub const CAPABILITY_NEEDED: (u32, u32) = (7, 5);
 
-/// Uploads up to this size are put aside, so that nobody waits for them. Larger ones are waited for, which is short beside
-/// the copy itself.
+/// Uploads up to this size are copied to a staging buffer, so that the caller needn't wait. For larger ones waiting is
+/// short compared with the copy itself.
 const STAGING_BYTES: usize = 1 << 20;
 
-/// One card. Cheap to clone and of use in any thread. What it is told runs later, in the order in which it was told; what goes
-/// wrong then is the error of the next call that waits.
+/// One GPU. Cheap to clone, and usable from any thread. Work runs later, in the order in which it was sent; its errors
+/// appear at the next call that waits.
 #[derive(Clone)]
 pub struct Gpu(Arc<Inner>);
 
-/// The fields are dropped in this order: first the work ends, last the context.
+/// Fields are dropped in this order: first streams, whose work ends, and last the context.
 struct Inner {
     blas: Result<Blas, String>,
     stream: Stream,
-    /// For copies to memory that nothing in the other one uses.
+    /// For copies to memory that no work in `stream` uses.
     copies: Stream,
     kernels: Mutex<KernelCache>,
     staging: Mutex<Staging>,
@@ -48,10 +48,10 @@ struct Inner {
 }
 
 impl Gpu {
-    /// Opens a card, by its number among those that this process may see.
+    /// Opens a GPU by its index among those that this process may see.
     ///
     /// # Errors
-    /// Why it can't be used.
+    /// Why it cannot be used.
     pub fn open(ordinal: usize) -> Result<Self, GpuUnavailable> {
         let driver = Driver::get()?;
         let device = driver.device(ordinal)?;
@@ -63,6 +63,7 @@ impl Gpu {
                 needed: CAPABILITY_NEEDED,
             });
         }
+        // Looked at before the context exists: only NVML can tell free memory then.
         let nvml = NvmlDevice::find(&facts.pci_bus_id);
         let free_bytes = || nvml.as_ref().and_then(NvmlDevice::free_bytes);
         let free_before = free_bytes();
@@ -74,16 +75,19 @@ impl Gpu {
             memory: PinnedMemory::allocate(context.0, STAGING_BYTES)?,
             used: 0,
         };
-        // Its handle takes memory on the card, which belongs to what the context took.
+        // cuBLAS's handle allocates GPU memory, which counts as part of the context.
         let blas = Blas::open(context.0, &stream, &facts);
-        // What it tried has ended by now. If that failed, so will all that comes.
+        // The trials of cuBLAS have ended by then. If they broke the context, all that follows fails.
         stream.wait()?;
         let workspace_bytes = blas
             .as_ref()
             .map_or(0, |blas| blas.workspace_bytes() as u64);
+        // Opened after cuBLAS and before the second reading of free memory: the arena only reserves addresses, so the
+        // difference is the context's memory alone.
         let arena = Arena::open(context.0, device);
         let context_bytes = free_before
             .zip(free_bytes())
+            // Saturating, since other processes may have freed memory in between.
             .map(|(before, after)| before.saturating_sub(after + workspace_bytes));
         Ok(Self(Arc::new(Inner {
             blas,
@@ -99,60 +103,60 @@ impl Gpu {
         })))
     }
 
-    /// The card's name, as its maker calls it.
+    /// The GPU's product name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.properties.name
     }
 
-    /// The card's compute capability: the generation of its instructions.
+    /// The GPU's compute capability: major and minor version.
     #[must_use]
     pub fn capability(&self) -> (u32, u32) {
         self.0.properties.capability
     }
 
-    /// What is known of the card and stays so.
+    /// The GPU's constant properties.
     #[must_use]
     pub fn properties(&self) -> &DeviceProperties {
         &self.0.properties
     }
 
-    /// What the context took on the card when it was opened, with cuBLAS in it but without the memory that
-    /// [cuBLAS works in](Blas::workspace_bytes); unknown without NVML, since the driver tells nothing before there is a
-    /// context. A neighbour's allocation in that moment counts with it.
+    /// Bytes that the context took when the GPU was opened, including cuBLAS but not [its
+    /// workspace](Blas::workspace_bytes). `None` without NVML, because the driver reports nothing before there is a
+    /// context. An allocation of another process at that moment is counted, too.
     #[must_use]
     pub fn context_bytes(&self) -> Option<u64> {
         self.0.context_bytes
     }
 
-    /// How much memory the card has, and how much of it is free now.
+    /// The GPU's total memory, and how much of it is free now.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// When a driver call fails.
     pub fn memory(&self) -> Result<MemoryInfo, CudaError> {
         self.0.context.0.memory()
     }
 
-    /// What changes from moment to moment.
+    /// The GPU's current state: memory, clocks, temperature, load.
     #[must_use]
     pub fn live_stats(&self) -> LiveStats {
         let free_bytes = self.memory().ok().map(|memory| memory.free_bytes);
         LiveStats::read(self.0.nvml.as_ref(), free_bytes)
     }
 
-    /// What this process holds of the card's memory, its context among it, by NVML's count; unknown where that doesn't tell.
+    /// Bytes of GPU memory that this process holds by NVML's count, including its context; `None` if NVML doesn't tell.
     #[must_use]
     pub fn held_bytes(&self) -> Option<u64> {
         self.0.nvml.as_ref()?.held_bytes()
     }
 
-    /// What the arena has; none where the card can't have one.
+    /// The arena's memory figures; `None` where the GPU has no arena.
     #[must_use]
     pub fn arena(&self) -> Option<ArenaUse> {
         self.0.arena.as_ref().map(Arena::in_use)
     }
 
-    /// A part of the arena; none where there is no arena, or nothing is asked for.
+    /// Allocates from the arena; `None` if there is no arena, or `bytes` is 0.
     pub(crate) fn take_part(&self, bytes: usize) -> Result<Option<GpuSpan>, CudaError> {
         match &self.0.arena {
             Some(arena) if bytes > 0 => {
@@ -163,17 +167,17 @@ impl Gpu {
         }
     }
 
-    /// Gives back what [`Self::take_part`] gave.
+    /// Gives back a span from [`Self::take_part`].
     pub(crate) fn give_back_part(&self, part: GpuSpan) {
         if let Some(arena) = &self.0.arena {
             arena.give_back(part);
         }
     }
 
-    /// Copies to the card. When this returns, `from` may change.
+    /// Copies to the GPU. When this returns, `from` may change.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// When a driver call fails.
     ///
     /// # Panics
     /// When the lengths differ.
@@ -182,11 +186,14 @@ impl Gpu {
         if from.is_empty() {
             return Ok(());
         }
+        // The caller may change its memory afterwards, so a copy that reads it directly has to be waited for.
         if from.len() > STAGING_BYTES {
             self.0.stream.start_upload(self.current()?, to, from)?;
             return self.synchronize();
         }
         let mut staging = lock(&self.0.staging);
+        // The buffer is used once through, then everything is waited for: no copy can still be reading the part that is
+        // overwritten.
         if staging.used + from.len() > STAGING_BYTES {
             self.synchronize()?;
             staging.used = 0;
@@ -199,10 +206,10 @@ impl Gpu {
         Ok(())
     }
 
-    /// Copies to memory on the card that nothing that was sent reads or writes, beside that work, and waits for it.
+    /// Copies in a stream beside the GPU's work, and waits. No work that was sent may use `to`.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// When a driver call fails.
     ///
     /// # Panics
     /// When the lengths differ.
@@ -211,11 +218,12 @@ impl Gpu {
         if from.is_empty() {
             return Ok(());
         }
+        // A stream of its own, so that a load doesn't wait for the passes that run meanwhile.
         self.0.copies.start_upload(self.current()?, to, from)?;
         self.0.copies.wait()
     }
 
-    /// Copies from the card, after all that was sent before.
+    /// Copies from the GPU behind all work that was sent before, and waits.
     ///
     /// # Errors
     /// When the driver fails, or what was sent before did.
@@ -227,10 +235,10 @@ impl Gpu {
         self.0.stream.download(from, to)
     }
 
-    /// Copies on the card. The two must not overlap.
+    /// Copies between two spans on the GPU, which must not overlap.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// When a driver call fails.
     ///
     /// # Panics
     /// When the lengths differ.
@@ -240,7 +248,7 @@ impl Gpu {
             return Ok(());
         }
         let context = self.current()?;
-        // SAFETY: addresses on the card only; it checks them.
+        // SAFETY: addresses on the GPU only; it checks them.
         context.check("copy within GPU memory", unsafe {
             (context.driver.api.copy_on_device)(
                 to.address(),
@@ -251,15 +259,15 @@ impl Gpu {
         })
     }
 
-    /// Sets every byte.
+    /// Sets every byte of a span.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// When a driver call fails.
     pub fn fill(&self, to: GpuSpan, byte: u8) -> Result<(), CudaError> {
         self.0.stream.fill(to, byte)
     }
 
-    /// Waits until all that was sent is done.
+    /// Waits until all work in the stream is done.
     ///
     /// # Errors
     /// When some of it failed.
@@ -267,14 +275,14 @@ impl Gpu {
         self.0.stream.wait()
     }
 
-    /// Whether this process can't use the card any more: some of its work has failed so that the driver refuses all that
-    /// comes after.
+    /// Whether this process cannot use the GPU any more: some work has failed such that the driver refuses everything
+    /// after it.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.0.context.0.has_failed()
     }
 
-    /// cuBLAS, where it is found and can compute.
+    /// cuBLAS, if it was found and can compute on this GPU.
     #[must_use]
     pub fn blas(&self) -> Option<&Blas> {
         self.0.blas.as_ref().ok()
@@ -286,12 +294,13 @@ impl Gpu {
         self.0.blas.as_ref().err().map(String::as_str)
     }
 
-    /// Begins to measure the time that the card takes for what is sent from now on.
+    /// Begins to measure the GPU time of work that is sent from now on.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// When a driver call fails.
     pub fn start_timer(&self) -> Result<GpuTimer, CudaError> {
         let context = self.current()?;
+        // Both events are created before the first is recorded, so that creating one isn't measured.
         let timer = GpuTimer {
             start: Event::create(context)?,
             end: Event::create(context)?,
@@ -301,7 +310,7 @@ impl Gpu {
         Ok(timer)
     }
 
-    /// Moments in this card's work, none so far.
+    /// An empty list of time stamps in this GPU's work.
     #[must_use]
     pub fn laps(&self) -> GpuLaps {
         GpuLaps {
@@ -311,10 +320,10 @@ impl Gpu {
         }
     }
 
-    /// Runs a kernel after all that was sent before.
+    /// Runs a kernel behind all work that was sent before.
     ///
     /// # Errors
-    /// When the kernel can't be made or started. What goes wrong in it comes later.
+    /// When the kernel cannot be made or started. What goes wrong in it comes later.
     ///
     /// # Panics
     /// When there is no such kernel, or it takes other arguments.
@@ -340,7 +349,7 @@ impl Gpu {
                 block,
                 1,
                 1,
-                // All that kernels share lies in arrays of their own.
+                // Dynamic shared memory: kernels declare static arrays instead.
                 0,
                 self.0.stream.handle,
                 addresses.as_mut_ptr(),
@@ -353,14 +362,14 @@ impl Gpu {
         }
     }
 
-    /// Makes the context this thread's.
+    /// Makes the context the thread's current one, and returns it.
     pub(crate) fn current(&self) -> Result<Context, CudaError> {
         let context = self.0.context.0;
         context.make_current()?;
         Ok(context)
     }
 
-    /// Where its work is sent.
+    /// The stream that work is sent to.
     pub(crate) fn stream(&self) -> &Stream {
         &self.0.stream
     }
@@ -372,17 +381,17 @@ impl fmt::Debug for Gpu {
     }
 }
 
-/// The time that the card takes for what is sent while it runs.
+/// Measures the GPU time of work that is sent while it runs.
 #[derive(Debug)]
 pub struct GpuTimer {
     start: Event,
     end: Event,
-    // Last: events end before their context.
+    // Dropped last: events must be destroyed before their context.
     gpu: Gpu,
 }
 
 impl GpuTimer {
-    /// Waits until all that was sent is done, and tells how long the card took. It counts in steps of half a microsecond.
+    /// Waits until all work is done, and returns its GPU time, with a resolution of half a microsecond.
     ///
     /// # Errors
     /// When some of it failed.
@@ -395,29 +404,30 @@ impl GpuTimer {
     }
 }
 
-/// Most moments that [`GpuLaps`] has at once.
+/// Most time stamps that a [`GpuLaps`] holds.
 pub const LAPS_MAX: usize = 8192;
 
-/// Moments in a card's work, and the time between them. The driver's events for them are made once and used again.
+/// Time stamps in a GPU's work, and the intervals between them. The driver's events are created once and used again.
 #[derive(Debug)]
 pub struct GpuLaps {
     events: Vec<Event>,
     used: usize,
-    // Last: events end before their context.
+    // Dropped last: events must be destroyed before their context.
     gpu: Gpu,
 }
 
 impl GpuLaps {
-    /// Notes the moment at which all that was sent so far is done; false where there are [`LAPS_MAX`] already. Nothing is
-    /// waited for.
+    /// Records a time stamp behind all work that was sent so far; false if there are [`LAPS_MAX`] already. Doesn't
+    /// wait.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// When a driver call fails.
     pub fn mark(&mut self) -> Result<bool, CudaError> {
         if self.used == LAPS_MAX {
             return Ok(false);
         }
         let context = self.gpu.current()?;
+        // Created on demand, and kept for the next passes.
         if self.used == self.events.len() {
             self.events.push(Event::create(context)?);
         }
@@ -426,12 +436,12 @@ impl GpuLaps {
         Ok(true)
     }
 
-    /// Forgets all moments.
+    /// Removes all time stamps.
     pub fn clear(&mut self) {
         self.used = 0;
     }
 
-    /// The times from each moment to the next, once the last one has come, which is waited for; then forgets them.
+    /// Waits for the last time stamp, returns the intervals between all of them, and removes them.
     ///
     /// # Errors
     /// When some of the work failed.
@@ -441,6 +451,7 @@ impl GpuLaps {
             return Ok(Vec::new());
         };
         self.gpu.current()?;
+        // A stream runs in order, so all time stamps before the last one have passed as well.
         last.wait()?;
         let interval = |pair: &[Event]| {
             let time = pair[1].since(&pair[0])?;
@@ -450,7 +461,7 @@ impl GpuLaps {
     }
 }
 
-/// Small uploads on their way.
+/// A pinned buffer for small uploads, filled from its start.
 struct Staging {
     memory: PinnedMemory,
     used: usize,

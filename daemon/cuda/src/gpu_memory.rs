@@ -1,38 +1,38 @@
-//! Memory on the GPU that keeps its GPU open.
+//! GPU memory that keeps its GPU open.
 
 use crate::{error::CudaError, gpu::Gpu, memory::DeviceAllocation, span::GpuSpan};
 
-/// Memory on the card, freed when dropped. Its contents are whatever lay there.
+/// GPU memory, freed when dropped. Its initial contents are arbitrary.
 #[derive(Debug)]
 pub struct GpuMemory {
-    // Before the card, which it needs when it is freed.
+    // Dropped before the GPU, which is needed to free it.
     placement: MemoryPlacement,
     gpu: Gpu,
 }
 
 #[derive(Debug)]
 enum MemoryPlacement {
-    /// An allocation of its own.
+    /// An allocation by the driver.
     Allocation(DeviceAllocation),
-    /// A part of the card's arena.
+    /// A part of the GPU's arena.
     ArenaPart(GpuSpan),
 }
 
 impl Gpu {
-    /// Memory on the card, with whatever lay there. None at all is fine.
+    /// Allocates GPU memory with arbitrary contents. 0 bytes are allowed.
     ///
     /// # Errors
-    /// When there is no room, with what is free.
+    /// When the GPU has too little free memory.
     pub fn allocate(&self, bytes: usize) -> Result<GpuMemory, CudaError> {
         let memory = DeviceAllocation::allocate(self.current()?, bytes)?;
         Ok(GpuMemory::new(self, MemoryPlacement::Allocation(memory)))
     }
 
-    /// Memory on the card for what is large and comes and goes: where the card can, a part of an arena, which has no more
-    /// of the driver's memory than is in use, to a [piece](crate::ArenaUse::piece_bytes).
+    /// Allocates memory for large buffers that come and go: a part of the arena where the GPU has one, which holds no
+    /// more of the driver's memory than is in use, up to a [piece](crate::ArenaUse::piece_bytes).
     ///
     /// # Errors
-    /// When there is no room, with what is free.
+    /// When the GPU has too little free memory.
     pub fn allocate_part(&self, bytes: usize) -> Result<GpuMemory, CudaError> {
         match self.take_part(bytes)? {
             Some(part) => Ok(GpuMemory::new(self, MemoryPlacement::ArenaPart(part))),
@@ -49,7 +49,7 @@ impl GpuMemory {
         }
     }
 
-    /// Where it lies.
+    /// The memory's span.
     #[must_use]
     pub fn span(&self) -> GpuSpan {
         match &self.placement {

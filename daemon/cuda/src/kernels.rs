@@ -1,7 +1,7 @@
-//! The kernels, each behind a function that checks what it is given and chooses how many threads run.
+//! The kernels, each behind a function that checks its arguments and chooses the number of threads.
 //!
-//! Matrices lie row after row without gaps. A span may be longer than what is read or written there. What is on the card
-//! (ids, positions, rows, tasks) can't be checked here: a number out of range reads or writes where it should not.
+//! Matrices are row-major without gaps. A span may be longer than what is read or written. Values on the GPU (ids,
+//! positions, rows, tasks) cannot be checked here: one out of range makes the kernel read or write out of bounds.
 
 mod attend;
 mod decompress;
@@ -21,30 +21,25 @@ pub use self::{
     rows::RopeRows,
     salience::{SalienceArgs, SalienceScratch},
 };
-use crate::{
-    blas::Matmul,
-    dtype::{DType, Format},
-    error::CudaError,
-    gpu::Gpu,
-    launch::KernelArgument,
-    span::GpuSpan,
-};
+use sluice_formats::{DType, Format};
 
-/// Rows up to which the card waits for the weights and for nothing else, as `multiply_few.cuh` says.
+use crate::{blas::Matmul, error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
+
+/// Rows up to which reading the weights takes most of the time, as `multiply_few.cuh` explains.
 const FEW_ROWS: usize = 8;
 
 /// Rows from which cuBLAS, where it is found, is faster than the tile kernels.
 const BLAS_ROWS: usize = 32;
 
-/// Tiles of 128 × 128 from which on a card is busy with them; fewer are split.
+/// Number of 128 × 128 tiles from which they keep a GPU busy; with fewer, smaller tiles are used.
 const TILES_TO_BE_BUSY: usize = 64;
 
-/// Sending a kernel is refused: by the driver, or because something sent before has failed. Sizes of zero send nothing.
+/// A launch fails if the driver refuses it, or if work that was sent before has failed. Sizes of zero launch nothing.
 impl Gpu {
-    /// Rows `ids` (`u32`) of a stored table, decoded into `f32`.
+    /// Dequantizes rows `ids` (`u32`) of a stored table to `f32`.
     ///
     /// # Errors
-    /// When the card refuses it, or has failed before.
+    /// When the launch fails, or work that was sent before has failed.
     ///
     /// # Panics
     /// When a span is too short.
@@ -77,10 +72,10 @@ impl Gpu {
         )
     }
 
-    /// `out = x / sqrt(mean(x²) + epsilon) · weight` for each row of `x` (`f32`); `weight` is stored in a dense format.
+    /// `out = x / sqrt(mean(x²) + epsilon) · weight` for each row of `x` (`f32`); `weight` has a plain format.
     ///
     /// # Errors
-    /// When the card refuses it, or has failed before.
+    /// When the launch fails, or work that was sent before has failed.
     ///
     /// # Panics
     /// When a span is too short, or the weights' format has blocks.
@@ -119,10 +114,10 @@ impl Gpu {
         )
     }
 
-    /// `silu(gate) · up`, in the gate's place.
+    /// `gate = silu(gate) · up`.
     ///
     /// # Errors
-    /// When the card refuses it, or has failed before.
+    /// When the launch fails, or work that was sent before has failed.
     ///
     /// # Panics
     /// When a span is too short.
@@ -141,7 +136,7 @@ impl Gpu {
     /// Adds `y` to `x` (`f32`).
     ///
     /// # Errors
-    /// When the card refuses it, or has failed before.
+    /// When the launch fails, or work that was sent before has failed.
     ///
     /// # Panics
     /// When a span is too short.
@@ -151,10 +146,10 @@ impl Gpu {
         self.elements("add", dtype, [x, y], count)
     }
 
-    /// `x` (`f32`) as numbers that are computed in. In half precision, what is too large stays the largest number.
+    /// Converts `x` (`f32`) to the compute dtype. In half precision, values out of range saturate.
     ///
     /// # Errors
-    /// When the card refuses it, or has failed before.
+    /// When the launch fails, or work that was sent before has failed.
     ///
     /// # Panics
     /// When a span is too short.
@@ -170,10 +165,10 @@ impl Gpu {
         self.elements("convert", dtype, [out, x], count)
     }
 
-    /// Rows of `x` at `rows` (`u32`), in that order; elements of 2 or 4 bytes.
+    /// Gathers rows of `x` by their indices `rows` (`u32`); elements have 2 or 4 bytes.
     ///
     /// # Errors
-    /// When the card refuses it, or has failed before.
+    /// When the launch fails, or work that was sent before has failed.
     ///
     /// # Panics
     /// When a span is too short, or elements have another size.
@@ -195,6 +190,7 @@ impl Gpu {
         if count == 0 || width == 0 {
             return Ok(());
         }
+        // At least one row; the indices are on the GPU, so their range cannot be checked.
         holds("x", x, width, element_bytes);
         self.send(
             &format!("take_rows_{element_bytes}"),
@@ -210,17 +206,18 @@ impl Gpu {
         )
     }
 
-    /// `out = x · weightsᵀ`, by what is fastest for the shape: cuBLAS where it is found and the weights are numbers as they
-    /// are computed in, else [our own kernels](Self::matmul_by_kernels). Products are added up in `f32`; in half precision,
-    /// what is too large stays the largest number.
+    /// `out = x · weightsᵀ`, by the fastest way for the shape: cuBLAS, where it is found and the weights are in the
+    /// compute dtype, or [our own kernels](Self::matmul_by_kernels). Products are summed in `f32`; in half precision,
+    /// results out of range saturate.
     ///
     /// # Errors
-    /// When the card refuses it, or has failed before.
+    /// When the launch fails, or work that was sent before has failed.
     ///
     /// # Panics
-    /// When a span is too short, the width is not whole blocks, results are added to other numbers than `f32`, or the format
-    /// [isn't multiplied](Format::has_matmul).
+    /// When a span is too short, the width is not whole blocks, results are added to a dtype other than `f32`, or the
+    /// format [has no kernel](Format::has_gpu_matmul).
     pub fn matmul(&self, dtype: DType, format: Format, matmul: Matmul) -> Result<(), CudaError> {
+        // cuBLAS needs both factors in one dtype, and isn't faster for few rows.
         if matmul.rows >= BLAS_ROWS
             && format.name() == dtype.name()
             && self.matmul_by_blas(dtype, matmul)?
@@ -230,25 +227,27 @@ impl Gpu {
         self.matmul_by_kernels(dtype, format, matmul)
     }
 
-    /// The same by cuBLAS for weights that are numbers as they are computed in, and whether there is one.
+    /// Multiplies by cuBLAS, for weights in the compute dtype. Returns false if there is no cuBLAS.
     ///
     /// # Errors
-    /// As [`multiply`](Self::matmul).
+    /// As [`matmul`](Self::matmul).
     ///
     /// # Panics
-    /// As [`multiply`](Self::matmul).
+    /// As [`matmul`](Self::matmul).
     pub fn matmul_by_blas(&self, dtype: DType, matmul: Matmul) -> Result<bool, CudaError> {
         let Some(blas) = self.blas() else {
             return Ok(false);
         };
         blas.gemm(dtype, matmul).map_err(|refused| {
-            // cuBLAS has words of its own for work that failed before; the driver's say more, and whether all is over.
+            // cuBLAS has a code of its own for work that failed before; the driver's error says more, and whether the
+            // context has ended.
             self.synchronize().err().unwrap_or(refused)
         })?;
         let (rows, outputs) = (matmul.rows, matmul.outputs);
         if dtype != DType::F16 || matmul.out_is_f32 || rows == 0 || outputs == 0 {
             return Ok(true);
         }
+        // cuBLAS overflows to infinity where our kernels saturate.
         self.send(
             "saturate_f16",
             [rows, outputs.div_ceil(ELEMENT_THREADS as usize)],
@@ -258,13 +257,12 @@ impl Gpu {
         Ok(true)
     }
 
-    /// The same without cuBLAS: a kernel for few rows, or one of two for tiles.
+    /// Multiplies without cuBLAS: one kernel for few rows, two for tiles.
     ///
     /// # Errors
     /// As [`multiply`](Self::matmul).
     ///
-    /// # Panics
-    /// As [`multiply`](Self::matmul).
+    /// As [`matmul`](Self::matmul). As [`multiply`](Self::matmul).
     pub fn matmul_by_kernels(
         &self,
         dtype: DType,
@@ -283,11 +281,12 @@ impl Gpu {
             accumulate,
         } = matmul;
         assert!(
-            format.has_matmul(),
+            format.has_gpu_matmul(),
             "weights in {} are decoded first",
             format.name()
         );
         let out_is_f32 = out_is_f32 || dtype == DType::F32;
+        // Adding to rounded sums would lose bits with every addition.
         assert!(out_is_f32 || !accumulate, "sums are f32");
         let out_bytes = if out_is_f32 { 4 } else { dtype.bytes() };
         holds("out", out, matmul.out_len(), out_bytes);
@@ -320,7 +319,7 @@ impl Gpu {
         )
     }
 
-    /// A kernel with a thread for each of `count` numbers.
+    /// Launches a kernel with one thread for each of `count` elements.
     fn elements(
         &self,
         kind: &str,
@@ -346,7 +345,7 @@ impl Gpu {
         block: u32,
         arguments: &[KernelArgument<'_>],
     ) -> Result<(), CudaError> {
-        /// Blocks that a grid may have: in its first direction, and in its second.
+        /// CUDA's limits for the blocks of a grid, in its first and second dimension.
         const GRID_MAX: [usize; 2] = [(1 << 31) - 1, (1 << 16) - 1];
         assert!(
             grid[0] <= GRID_MAX[0] && grid[1] <= GRID_MAX[1],
@@ -361,8 +360,8 @@ impl Gpu {
     }
 }
 
-/// Which of the kernels multiplies, its grid, and the threads of a block: that for few rows, or one for tiles. Of all outputs
-/// a launch may have some.
+/// The matmul kernel for a shape, its grid, and the threads of a block: the one for few rows, or one for tiles.
+/// `outputs` are this launch's, `all_outputs` the whole matrix's.
 fn shape_of(
     few: bool,
     rows: usize,
@@ -371,6 +370,7 @@ fn shape_of(
 ) -> (&'static str, [usize; 2], u32) {
     if few {
         ("multiply_few", [outputs.div_ceil(8), 1], 128)
+    // Chosen by all outputs, so that a matrix that takes several launches is multiplied by one kernel throughout.
     } else if rows.div_ceil(128) * all_outputs.div_ceil(128) >= TILES_TO_BE_BUSY && rows > 64 {
         ("multiply", [rows.div_ceil(128), outputs.div_ceil(128)], 256)
     } else {
@@ -382,18 +382,18 @@ fn shape_of(
     }
 }
 
-/// Threads of a block that reduces a row, as `reduce.cuh` says.
+/// Threads of a block that reduces a row, as in `reduce.cuh`.
 const REDUCE_THREADS: u32 = 256;
 
-/// Threads of a block where each takes a number.
+/// Threads of a block in which each processes one element.
 const ELEMENT_THREADS: u32 = 256;
 
-/// The grid with a thread for each of `count` numbers.
+/// The grid with a thread for each of `count` elements.
 fn threads(count: usize) -> [usize; 2] {
     [count.div_ceil(ELEMENT_THREADS as usize), 1]
 }
 
-/// How a vector is stored, as kernels are told.
+/// The number that kernels know a vector's format by.
 fn vector_format(format: Format) -> KernelArgument<'static> {
     KernelArgument::U32(match format {
         Format::F32 => 0,
@@ -415,8 +415,9 @@ fn size(size: usize) -> KernelArgument<'static> {
     KernelArgument::U32(u32::try_from(size).expect("sizes of a matrix have 32 bits"))
 }
 
-/// Whether the kernel for few rows can read these: in loads of 16 bytes only.
+/// Whether the kernel for few rows can read these: it loads 16 bytes at a time.
 fn suits_few(dtype: DType, format: Format, matmul: &Matmul) -> bool {
+    // Plain weights and rows are both loaded by 16 bytes, so the narrower of the two decides.
     let element = match format.block_len() {
         1 => format.block_bytes().min(dtype.bytes()),
         _ => dtype.bytes(),
@@ -427,7 +428,7 @@ fn suits_few(dtype: DType, format: Format, matmul: &Matmul) -> bool {
 }
 
 fn holds(name: &str, span: GpuSpan, count: usize, element_bytes: usize) {
-    // Structures need the alignment of their largest field.
+    // Structures need the alignment of their largest field, at most 8 bytes.
     let alignment = 1 << element_bytes.trailing_zeros().min(3);
     assert!(
         span.bytes() >= count * element_bytes && span.address().is_multiple_of(alignment),

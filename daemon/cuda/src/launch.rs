@@ -1,4 +1,5 @@
-//! Kernels: found in their modules, made for the card by the driver when first used, and checked against what they take.
+//! Kernels: looked up in their modules, compiled by the driver on first use, and checked against the arguments that
+//! they take.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -13,7 +14,7 @@ use crate::{
     modules::{KernelModule, module_of},
 };
 
-/// What a kernel is given.
+/// An argument of a kernel.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum KernelArgument<'a> {
     Address(u64),
@@ -43,23 +44,23 @@ impl KernelArgument<'_> {
     }
 }
 
-/// The kernels that have been used, in the modules that hold them.
+/// The kernels that have been used, and their modules.
 pub(crate) struct KernelCache {
     modules: HashMap<&'static str, Loaded>,
     functions: HashMap<String, Function>,
     context: Context,
 }
 
-/// A module that the driver has compiled for its card.
+/// A module that the driver has compiled for this GPU.
 struct Loaded {
     handle: Handle,
-    /// Parameter sizes of each of its kernels.
+    /// Parameter sizes of each of its kernels, in bytes.
     parameters: HashMap<String, Vec<usize>>,
 }
 
 struct Function {
     handle: Handle,
-    /// Sizes of what it takes.
+    /// Sizes of its parameters, in bytes.
     parameters: Vec<usize>,
 }
 
@@ -75,12 +76,13 @@ impl KernelCache {
         }
     }
 
-    /// A kernel, ready to be launched with these arguments.
+    /// A kernel that is ready to be launched with these arguments.
     pub(crate) fn function(
         &mut self,
         kernel: &str,
         arguments: &[KernelArgument<'_>],
     ) -> Result<Handle, CudaError> {
+        // Not `entry`: it would allocate the name for every launch.
         if !self.functions.contains_key(kernel) {
             let function = self.find(kernel)?;
             self.functions.insert(kernel.to_owned(), function);
@@ -89,7 +91,7 @@ impl KernelCache {
             .functions
             .get(kernel)
             .expect("it was inserted if it was not there");
-        // The driver can't know how many addresses it is given.
+        // The driver is given addresses only, and would read past them.
         assert!(
             arguments
                 .iter()
@@ -136,13 +138,15 @@ impl Drop for KernelCache {
 }
 
 impl Loaded {
-    /// Has the driver compile a module for its card, or find it among what it compiled before.
+    /// Has the driver compile a module for this GPU, or find it in its cache of compiled modules.
     fn new(module: &'static KernelModule, context: Context) -> Result<Self, CudaError> {
         const ERROR_LOG_BUFFER: i32 = 5;
         const ERROR_LOG_BUFFER_BYTES: i32 = 6;
+        // PTX, not machine code: the driver compiles it for GPUs newer than this program, and keeps the result on disk.
         let ptx = module.ptx();
         let parameters = parameters(&ptx);
         let text = CString::new(ptx).expect("PTX has no NUL");
+        // Without a log, a PTX error is only a code; 8 KiB hold the first messages.
         let mut log = vec![0_u8; 8 << 10];
         let mut options = [ERROR_LOG_BUFFER, ERROR_LOG_BUFFER_BYTES];
         let mut values = [
@@ -182,7 +186,8 @@ fn failed(module: &KernelModule, context: Context, code: i32, log: &str) -> Cuda
     }
 }
 
-/// The parameter sizes of every kernel, from `.visible .entry name(.param .u64 a, .param .align 8 .b8 b[32])`.
+/// Parses the parameter sizes of every kernel from `.visible .entry name(.param .u64 a, .param .align 8 .b8 b[32])`.
+/// They come from the PTX itself, so a kernel whose signature changed cannot be launched with old arguments.
 fn parameters(ptx: &str) -> HashMap<String, Vec<usize>> {
     let kernel = |rest: &str| {
         let (name, rest) = rest.split_once('(')?;
@@ -192,7 +197,7 @@ fn parameters(ptx: &str) -> HashMap<String, Vec<usize>> {
     ptx.split(".entry").skip(1).filter_map(kernel).collect()
 }
 
-/// The sizes in a list of parameters.
+/// The sizes in a list of parameters, in bytes.
 fn sizes(list: &str) -> Option<Vec<usize>> {
     list.split(',')
         .filter(|parameter| !parameter.trim().is_empty())

@@ -1,15 +1,15 @@
-//! NVIDIA cards for Sluice: what computes on them, and nothing of what is computed.
+//! NVIDIA GPUs for Sluice: drivers, memory, streams and kernels, but nothing about models.
 //!
-//! One program serves machines with a card and without. Nothing of CUDA is needed to build it or to start it: the driver
-//! (`libcuda.so.1`), and where they are found cuBLAS and NVML, are opened when the program runs, and a missing one is a value
-//! that says what is missing and what to do. The kernels are Sluice's own (`kernels/`), compiled to PTX, which the driver
-//! compiles for its card.
+//! One program serves machines with and without a GPU. Building and starting it needs nothing of CUDA: the driver
+//! (`libcuda.so.1`), and cuBLAS and NVML where they are found, are opened at run time. A missing library is a value
+//! that says what is missing and what to do. The kernels are Sluice's own (`kernels/`), compiled to PTX, which the
+//! driver compiles for its GPU.
 //!
-//! - [`Gpu`] is one card: memory on it, copies, kernels, in one stream of work;
-//! - [`CopyStream`] brings bytes to it beside that work, in an order that [`StreamMark`]s make;
+//! - [`Gpu`] is one GPU: its memory, copies and kernels, all in one stream of work;
+//! - [`CopyStream`] copies to it beside that work, ordered by [`StreamMark`]s;
 //! - [`DeviceProperties`], [`LiveStats`] and [`LinkBandwidth`] say what is known of it;
 //! - [`Blas`] is cuBLAS, where found;
-//! - [`GpuUnavailable`] says why there is no card to use, [`CudaError`] what failed on one.
+//! - [`GpuUnavailable`] says why there is no GPU to use, [`CudaError`] what failed on one.
 
 mod arena;
 mod bandwidth;
@@ -17,7 +17,6 @@ mod blas;
 mod context;
 mod copies;
 mod driver;
-mod dtype;
 mod error;
 mod gpu;
 mod gpu_memory;
@@ -35,7 +34,6 @@ pub use bandwidth::{LinkBandwidth, PROBE_BYTES};
 pub use blas::{Blas, Matmul};
 pub use copies::{CopyStream, HostMemory, StreamMark};
 pub use driver::CUDA_NEEDED;
-pub use dtype::{DType, Format};
 pub use error::{CudaError, GpuUnavailable};
 pub use gpu::{CAPABILITY_NEEDED, Gpu, GpuLaps, GpuTimer, LAPS_MAX};
 pub use gpu_memory::GpuMemory;

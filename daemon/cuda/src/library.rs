@@ -1,8 +1,8 @@
-//! Shared libraries that are looked for when the program runs: absent ones are errors, never panics.
+//! Shared libraries that are opened at run time. An absent one is an error, never a panic.
 
 use libloading::Library;
 
-/// Declares a table of a library's functions, all of which answer with a code, and how it is filled. Every symbol is
+/// Declares a table of a library's functions, which all return a code, and a function that fills it. Every symbol is
 /// looked up at once, so that a library that lacks one is refused before any of it is used.
 macro_rules! functions {
     ($(#[$meta:meta])* struct $table:ident {
@@ -35,13 +35,13 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-/// What a function of CUDA's libraries answers. No Rust enum, since newer libraries have newer codes; 0 is success.
+/// A return code of CUDA's libraries; 0 is success. Not a Rust enum, since newer libraries have newer codes.
 pub(crate) type ErrorCode = i32;
 
-/// Opens the first of `names` that can be opened, and tells which.
+/// Opens the first of `names` that can be opened, and returns its name.
 ///
 /// # Errors
-/// The system's words on each.
+/// The system's message for each.
 pub(crate) fn open_first<'a>(names: &[&'a str]) -> Result<(Library, &'a str), String> {
     let mut reasons = Vec::new();
     for name in names {

@@ -1,4 +1,4 @@
-//! Memory on the GPU and memory of the host that the GPU reaches, as the driver gives them: neither keeps its context alive.
+//! GPU memory and pinned host memory, as the driver allocates them. Neither keeps its context alive.
 
 use std::{
     ffi::c_void,
@@ -13,7 +13,7 @@ use crate::{
     span::GpuSpan,
 };
 
-/// Memory on the GPU, freed when dropped.
+/// An allocation on the GPU, freed when dropped.
 #[derive(Debug)]
 pub(crate) struct DeviceAllocation {
     pub(crate) span: GpuSpan,
@@ -21,7 +21,7 @@ pub(crate) struct DeviceAllocation {
 }
 
 impl DeviceAllocation {
-    /// The context must be the current one.
+    /// Allocates GPU memory. The context must be current.
     pub(crate) fn allocate(context: Context, bytes: usize) -> Result<Self, CudaError> {
         let mut address = 0;
         // The driver refuses 0 bytes.
@@ -55,16 +55,16 @@ impl Drop for DeviceAllocation {
     }
 }
 
-/// Pinned memory begins at a multiple of this.
+/// Alignment of pinned memory.
 pub(crate) const PAGE_BYTES: usize = 4096;
 
-/// Memory of the host that the card copies from and to at the full rate of the bus; the system can't page it out. It
-/// begins with a page, as reads past the system's cache want, and is freed when dropped; it doesn't keep its context alive.
+/// Pinned host memory, which the GPU copies from and to at the full rate of the bus. It is page-aligned, as direct I/O
+/// needs, and freed when dropped; it doesn't keep its context alive.
 #[derive(Debug)]
 pub(crate) struct PinnedMemory {
     start: NonNull<u8>,
     bytes: usize,
-    /// What the driver gave.
+    /// The address that the driver returned, which it must be freed by.
     given: *mut c_void,
     context: Context,
 }
@@ -75,18 +75,18 @@ unsafe impl Send for PinnedMemory {}
 unsafe impl Sync for PinnedMemory {}
 
 impl PinnedMemory {
-    /// The context must be the current one.
+    /// Allocates pinned memory, zeroed. The context must be current.
     pub(crate) fn allocate(context: Context, bytes: usize) -> Result<Self, CudaError> {
         let mut given: *mut c_void = ptr::null_mut();
         let mut start = given;
         if bytes > 0 {
-            // A page more, since the driver says nothing of where it begins.
+            // One page more, because the driver doesn't promise page alignment.
             let with_page = bytes.saturating_add(PAGE_BYTES);
-            // Plain, not write-combined, which the processor would read very slowly.
+            // Not write-combined, which the CPU would read very slowly.
             // SAFETY: `given` outlives the call.
             let code = unsafe { (context.driver.api.host_allocate)(&raw mut given, with_page, 0) };
-            // Systems limit it in ways of their own, which drivers tell by several codes: whatever the reason, whoever wants
-            // pinned memory can do without, unless nothing works any more.
+            // Systems limit pinned memory in various ways, which drivers report by several codes. Whatever the reason,
+            // the caller can do without, unless the context has ended.
             if code != 0 && !code::ends_context(code) {
                 return Err(CudaError::OutOfPinnedMemory {
                     needed_bytes: bytes as u64,

@@ -1,18 +1,18 @@
-//! The PTX that is in the program, compressed, and which kernel is in which piece of it.
+//! The PTX that is embedded in the program, compressed, and the module of each kernel.
 
 use miniz_oxide::inflate::decompress_to_vec_zlib_with_limit;
 
-/// Limit for the PTX of a module, three times the largest one.
+/// Limit for a module's decompressed PTX, three times the largest one.
 const PTX_BYTES_MAX: usize = 2 << 20;
 
-/// Kernels that are compiled together, for the oldest GPU that has what they need; newer ones take the same.
+/// Kernels that are compiled together, for the oldest GPU that has the needed features. Newer GPUs use the same PTX.
 pub(crate) struct KernelModule {
     pub(crate) name: &'static str,
     compressed: &'static [u8],
 }
 
 impl KernelModule {
-    /// Decompresses the module's PTX, which takes milliseconds; the driver then takes longer to compile it.
+    /// Decompresses the module's PTX. That takes milliseconds, and the driver's compiler takes longer.
     ///
     /// # Panics
     /// When the program's own bytes are damaged: their checksum is verified.
@@ -23,13 +23,15 @@ impl KernelModule {
     }
 }
 
-/// The module that a kernel is in.
+/// The module that contains a kernel.
 pub(crate) fn module_of(kernel: &str) -> Option<&'static KernelModule> {
     let argument = |line: &'static str, call: &str| {
         line.strip_prefix(call)?
             .strip_prefix('(')?
             .strip_suffix(')')
     };
+    // The list is a C header, which compiles the kernels as well, so it cannot disagree with them. Kernels are looked
+    // up once each.
     let mut module = None;
     for line in include_str!("../kernels/list.h").lines() {
         if let Some(name) = argument(line, "MODULE") {

@@ -1,5 +1,5 @@
-//! NVML, NVIDIA's management library, where it is found, and what it knows of a GPU from moment to moment. What is unknown
-//! is `None`, never 0.
+//! NVML, NVIDIA's management library, where it is found, and what it reports of a GPU's current state. Unknown values
+//! are `None`, never 0.
 
 use std::{collections::HashMap, process, sync::OnceLock};
 
@@ -10,60 +10,60 @@ use nvml_wrapper::{
     error::NvmlError,
 };
 
-/// What changes from moment to moment.
+/// A GPU's current state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LiveStats {
-    /// Free for this process and others, if the driver tells.
+    /// Bytes that are free for this process and others.
     pub free_bytes: Option<u64>,
-    /// Held by other processes, where NVML tells each one's share.
+    /// Bytes that other processes hold, if NVML reports each one's share.
     pub held_by_others_bytes: Option<u64>,
-    /// The way between host and card. Idle cards lower the generation.
+    /// The PCI Express link. Idle GPUs lower its generation.
     pub pcie_link: Option<PcieLink>,
-    /// Clocks now.
+    /// Current clock rates, in MHz.
     pub clocks_mhz: Option<GpuClocks>,
-    /// Temperature of the chip.
+    /// Temperature of the chip, in °C.
     pub temperature_c: Option<u32>,
-    /// Power drawn.
+    /// Current power draw, in W.
     pub power_w: Option<f64>,
-    /// Power that it may draw.
+    /// Power limit that is enforced, in W.
     pub power_limit_w: Option<f64>,
-    /// Share of the time that it worked, over the last second or so.
+    /// Load over the last second or so, in percent of the time.
     pub utilization_percent: Option<GpuUtilization>,
 }
 
-/// A PCI Express link.
+/// State of a PCI Express link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PcieLink {
-    /// Of PCI Express, now.
+    /// Current generation of PCI Express.
     pub generation: u32,
-    /// What card and slot both can do.
+    /// Highest generation that both GPU and slot support.
     pub generation_max: u32,
-    /// Lanes now.
+    /// Number of lanes in use.
     pub width: u32,
-    /// What card and slot both have.
+    /// Number of lanes that both GPU and slot have.
     pub width_max: u32,
 }
 
-/// How fast a card is clocked.
+/// Clock rates of a GPU, in MHz.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuClocks {
-    /// The processors'.
+    /// Clock rate of the multiprocessors.
     pub sm: u32,
-    /// The memory's.
+    /// Clock rate of the memory.
     pub memory: u32,
 }
 
-/// How busy a card is.
+/// Load of a GPU, in percent of the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuUtilization {
-    /// Some kernel ran.
+    /// Share of the time in which a kernel ran.
     pub gpu: u32,
-    /// The memory was read or written.
+    /// Share of the time in which memory was read or written.
     pub memory: u32,
 }
 
 impl LiveStats {
-    /// By NVML's handle of the card, where there is one.
+    /// Reads a GPU's state by its NVML handle, if there is one.
     pub(crate) fn read(nvml: Option<&NvmlDevice>, free_bytes: Option<u64>) -> Self {
         let watts = |milliwatts: u32| f64::from(milliwatts) / 1000.0;
         Self {
@@ -86,17 +86,18 @@ impl LiveStats {
     }
 }
 
-/// NVML, opened once, where it is found.
+/// NVML, opened once, if it is found.
 pub(crate) fn nvml() -> Option<&'static Nvml> {
+    // A failure is kept, unlike the driver's: NVML only adds figures.
     static NVML: OnceLock<Option<Nvml>> = OnceLock::new();
     NVML.get_or_init(|| Nvml::init().ok()).as_ref()
 }
 
-/// A card as NVML knows it.
+/// NVML's handle of a GPU.
 pub(crate) struct NvmlDevice(RawNvmlDevice<'static>);
 
 impl NvmlDevice {
-    /// By its place, since NVML numbers cards otherwise than the driver does, and knows nothing of `CUDA_VISIBLE_DEVICES`.
+    /// Finds a GPU by its PCI address: NVML's indices differ from the driver's, and ignore `CUDA_VISIBLE_DEVICES`.
     pub(crate) fn find(pci_bus_id: &str) -> Option<Self> {
         nvml()?.device_by_pci_bus_id(pci_bus_id).ok().map(Self)
     }
@@ -105,26 +106,26 @@ impl NvmlDevice {
         self.0.memory_info().ok().map(|memory| memory.free)
     }
 
-    /// What other processes hold; unknown when the share of any is, or when this process isn't listed.
+    /// Bytes that other processes hold; `None` if any process's share is unknown, or if this process isn't listed.
     fn held_by_others_bytes(&self) -> Option<u64> {
         let mut bytes_by_process = self.bytes_by_process()?;
         bytes_by_process.remove(&process::id())?;
         Some(bytes_by_process.values().sum())
     }
 
-    /// What this process holds; unknown when it isn't listed, which happens in containers, where process ids mean something
-    /// else.
+    /// Bytes that this process holds; `None` if it isn't listed, which happens in containers, where process ids differ.
     pub(crate) fn held_bytes(&self) -> Option<u64> {
         self.bytes_by_process()?.remove(&process::id())
     }
 
-    /// Unknown when the share of any is.
+    /// Bytes by process id; `None` if any process's share is unknown.
     fn bytes_by_process(&self) -> Option<HashMap<u32, u64>> {
         let mut processes = self.0.running_compute_processes().ok()?;
         processes.extend(self.0.running_graphics_processes().ok()?);
-        // One that computes and draws is in both lists with the same figure.
+        // A process that computes and draws is in both lists with the same figure.
         let mut bytes_by_process = HashMap::new();
         for process in processes {
+            // A partial sum would make others' share look smaller than it is.
             let UsedGpuMemory::Used(bytes) = process.used_gpu_memory else {
                 return None;
             };

@@ -1,4 +1,4 @@
-//! What stays known of a GPU, from the driver and from NVML. What is unknown is `None`, never 0.
+//! Constant properties of a GPU, from the driver and NVML. Unknown values are `None`, never 0.
 
 use std::ffi::{CStr, c_char};
 
@@ -8,28 +8,28 @@ use crate::{
     nvml::nvml,
 };
 
-/// What stays as it is.
+/// Constant properties of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceProperties {
-    /// As its maker calls it.
+    /// The product's name, e.g. `NVIDIA H200`.
     pub name: String,
     /// `GPU-` and 32 hexadecimal digits in groups.
     pub uuid: String,
-    /// Where it is plugged in: domain, bus, device and function.
+    /// PCI address: domain, bus, device and function.
     pub pci_bus_id: String,
-    /// The generation of its instructions.
+    /// Compute capability: major and minor version.
     pub capability: (u32, u32),
-    /// The driver's own version, from NVML.
+    /// Version of the driver package, from NVML.
     pub driver_version: Option<String>,
-    /// CUDA's version that the driver knows.
+    /// CUDA version that the driver supports.
     pub cuda_version: (u32, u32),
-    /// All memory that programs can have.
+    /// Total memory that programs can use, in bytes.
     pub total_bytes: u64,
-    /// Processors, each of which runs blocks of a kernel.
+    /// Number of streaming multiprocessors.
     pub multiprocessors: u32,
-    /// The cache between the processors and the memory.
+    /// Size of the level-2 cache, in bytes.
     pub l2_bytes: Option<u64>,
-    /// Width of the way to the card's memory.
+    /// Width of the memory interface, in bits.
     pub memory_bus_bits: Option<u32>,
     /// Whether it computes in bf16.
     pub has_bf16: bool,
@@ -37,20 +37,20 @@ pub struct DeviceProperties {
     pub integrated: bool,
 }
 
-/// A card that this process may see.
+/// A GPU that this process may see.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceName {
-    /// What [`Gpu::open`](crate::Gpu::open) takes.
+    /// Its index, for [`Gpu::open`](crate::Gpu::open).
     pub ordinal: usize,
-    /// As its maker calls it.
+    /// The product's name, e.g. `NVIDIA H200`.
     pub name: String,
-    /// The generation of its instructions.
+    /// Compute capability: major and minor version.
     pub capability: (u32, u32),
-    /// All memory that programs can have.
+    /// Total memory that programs can use, in bytes.
     pub total_bytes: u64,
 }
 
-/// The cards that this process may see, at least one; none is opened.
+/// Lists the GPUs that this process may see, at least one, without opening any.
 ///
 /// # Errors
 /// Why there is none.
@@ -69,7 +69,7 @@ pub fn devices() -> Result<Vec<DeviceName>, GpuUnavailable> {
         .collect()
 }
 
-// The driver's names for what can be asked of a card.
+// `CUdevice_attribute` values of cuda.h.
 const INTEGRATED: i32 = 18;
 const MULTIPROCESSOR_COUNT: i32 = 16;
 const MEMORY_BUS_WIDTH: i32 = 37;
@@ -79,6 +79,7 @@ const CAPABILITY_MINOR: i32 = 76;
 
 impl DeviceProperties {
     pub(crate) fn read(driver: &Driver, device: DeviceHandle) -> Result<Self, CudaError> {
+        // The driver reports 0 for an attribute that it doesn't know of this GPU.
         let known = |attribute| {
             driver
                 .attribute(device, attribute)
@@ -97,6 +98,7 @@ impl DeviceProperties {
             multiprocessors: driver.attribute(device, MULTIPROCESSOR_COUNT)?,
             l2_bytes: known(L2_CACHE_SIZE).map(u64::from),
             memory_bus_bits: known(MEMORY_BUS_WIDTH),
+            // Ampere and newer multiply bf16 in tensor cores; Turing has no bf16 instructions.
             has_bf16: capability >= (8, 0),
             integrated: known(INTEGRATED).is_some(),
         })
@@ -119,7 +121,7 @@ fn pci_bus_id(driver: &Driver, device: DeviceHandle) -> Result<String, CudaError
     )
 }
 
-/// A text that the driver writes into a buffer, with a NUL at its end.
+/// A NUL-terminated text that the driver writes into a buffer.
 fn text(
     what: &str,
     driver: &Driver,
@@ -127,6 +129,7 @@ fn text(
 ) -> Result<String, CudaError> {
     const BYTES: i32 = 256;
     let mut buffer = [0_u8; BYTES as usize];
+    // One byte less than the buffer has, so that its last byte stays 0 whatever the driver writes.
     driver.check(what, write(buffer.as_mut_ptr().cast(), BYTES - 1))?;
     let text = CStr::from_bytes_until_nul(&buffer).expect("the last byte stays 0");
     Ok(text.to_string_lossy().into_owned())

@@ -1,8 +1,8 @@
-//! Where bytes lie on the GPU, and how many it has.
+//! Ranges of GPU memory, and how much memory a GPU has.
 
-/// Bytes on the card: an address and a length. It says nothing about who owns them: one that outlives its
-/// [`GpuMemory`](crate::GpuMemory) gives wrong numbers or the driver's error, and never touches the host's memory. The
-/// default one is empty.
+/// A range of GPU memory: an address and a length. It doesn't own the memory. Use of a span that outlives its
+/// [`GpuMemory`](crate::GpuMemory) gives wrong values or a driver error, but never touches host memory. The default
+/// span is empty.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GpuSpan {
     address: u64,
@@ -14,7 +14,7 @@ impl GpuSpan {
         Self { address, bytes }
     }
 
-    /// `bytes` of it, from `offset` on.
+    /// `bytes` bytes of it, from `offset` on.
     ///
     /// # Panics
     /// When they don't all lie inside.
@@ -31,24 +31,24 @@ impl GpuSpan {
         }
     }
 
-    /// Where it begins.
+    /// Address of its first byte on the GPU.
     #[must_use]
     pub fn address(self) -> u64 {
         self.address
     }
 
-    /// How long it is.
+    /// Length in bytes.
     #[must_use]
     pub fn bytes(self) -> usize {
         self.bytes
     }
 }
 
-/// How much memory the card has.
+/// A GPU's memory at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// Free, for this process and others.
+    /// Bytes that are free, for this process and others.
     pub free_bytes: u64,
-    /// All that programs can have.
+    /// Total bytes that programs can use.
     pub total_bytes: u64,
 }

@@ -4,7 +4,7 @@ use sluice_plan::Workload;
 use sluice_shared::{
     decoding::{BRANCHES_MAX, CanvasGrowth, Decoding, Speculation},
     policy::PolicyChoice,
-    sampling::{KvCacheMode, Remasking, STOP_BYTES_MAX, STOPS_MAX, Sampling},
+    sampling::{KvCacheMode, Remasking, STOP_BYTES_MAX, STOPS_MAX, Sampling, field_path},
 };
 
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl Work {
-    /// What its passes are like.
+    /// The sums by which a plan counts the request's passes.
     #[must_use]
     pub fn workload(&self) -> Workload {
         // Guidance runs every canvas twice.
@@ -50,7 +50,7 @@ impl Work {
 }
 
 impl Generate {
-    /// What its passes are like, of so many canvases that differ in what is masked of the prompt.
+    /// The workload of so many canvases that differ in what is masked of the prompt.
     fn workload(&self, canvases: usize) -> Workload {
         let Decoding {
             kv_cache: caching,
@@ -76,7 +76,7 @@ impl Generate {
         }
     }
 
-    /// Positions whose distributions its policy wants to compare with those of the pass before: those of a block.
+    /// Positions whose distributions its policy compares with those of the pass before: those of a block, or none.
     #[must_use]
     pub fn compared_rows(&self) -> usize {
         match policy(&self.policy).needs().divergence {
@@ -99,10 +99,12 @@ impl Generate {
             });
         }
         if self.steps == 0 {
-            return Err(RequestError::Zero { what: "steps" });
+            return Err(RequestError::Zero {
+                what: "diffusion.steps",
+            });
         }
-        check_scale("temperature", self.temperature)?;
-        check_scale("guidance", self.guidance)?;
+        check_scale("sampling.temperature", self.temperature)?;
+        check_scale("diffusion.guidance", self.guidance)?;
         match model.mask {
             Some(mask) => {
                 self.check_diffusion()?;
@@ -110,6 +112,7 @@ impl Generate {
             }
             None => self.check_autoregressive()?,
         }
+        // Only pinned ids come from the user; masked positions have none to check.
         let pinned = self.canvas.iter().filter_map(|slot| match slot {
             CanvasSlot::Pinned(id) => Some(id),
             CanvasSlot::Masked => None,
@@ -117,7 +120,7 @@ impl Generate {
         check_ids(self.prompt.iter().chain(pinned), model)
     }
 
-    /// A model that fills masks knows nothing of what only causal ones are asked.
+    /// Refuses what only autoregressive models support.
     fn check_diffusion(&self) -> Result<(), RequestError> {
         let Sampling {
             top_k,
@@ -126,27 +129,29 @@ impl Generate {
             repetition_penalty,
         } = self.sampling;
         let asked = [
-            ("top_k", top_k.is_some()),
-            ("top_p", top_p.is_some()),
-            ("min_p", min_p.is_some()),
-            ("repetition_penalty", repetition_penalty.is_some()),
-            ("stop", !self.stops.is_empty()),
+            ("sampling.top_k", top_k.is_some()),
+            ("sampling.top_p", top_p.is_some()),
+            ("sampling.min_p", min_p.is_some()),
+            ("sampling.repetition_penalty", repetition_penalty.is_some()),
+            ("autoregressive.stop", !self.stops.is_empty()),
         ];
         if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
             return Err(RequestError::OnlyAutoregressive { what });
         }
+        // Ranking is either the policy's or the user's: silently preferring one would answer another request than was
+        // asked.
         if self.remasking != Remasking::default() && policy(&self.policy).needs().ranking.is_some()
         {
             let name = self.policy.name();
             return Err(RequestError::Sampling {
-                what: "remasking",
+                what: "diffusion.remasking",
                 problem: format!("policy '{name}' ranks positions by itself"),
             });
         }
         Ok(())
     }
 
-    /// What passes leave out or try must go together.
+    /// Checks that the options of what passes leave out or try go together.
     fn check_decoding(&self, model: &ModelInfo, is_shifted: bool) -> Result<(), RequestError> {
         let Decoding {
             kv_cache: caching,
@@ -156,90 +161,110 @@ impl Generate {
         } = self.decoding;
         let refused = |what, problem: String| Err(RequestError::Sampling { what, problem });
         if let Some((what, problem)) = caching.problem() {
-            return refused(what, problem);
+            return refused("diffusion.kv_cache", format!("{what} {problem}"));
         }
         let keeps = caching.mode != KvCacheMode::None;
+        // With the dual cache each block's first pass sees all keys, from which the share is chosen; recomputing less
+        // has fewer.
         if caching.keep_share < 1.0
             && (caching.mode != KvCacheMode::Dual || caching.recompute_before.is_some())
         {
             let problem = "keeping a share of the keys requires the dual KV cache with a full recompute at each new block";
-            return refused("keep", problem.to_owned());
+            return refused("diffusion.kv_cache", problem.to_owned());
         }
         if caching.keep_share < 1.0 && self.prompt.len() + self.canvas.len() > KEEP_CANVAS_MAX {
             let problem = format!(
                 "keeping a share of the keys is limited to canvases of {KEEP_CANVAS_MAX} positions"
             );
-            return refused("keep", problem);
+            return refused("diffusion.kv_cache", problem);
         }
         let policy = policy(&self.policy);
         let speculates = speculation != Speculation::None;
         let branches = speculation.canvases() - 1;
         if speculates && !(1..=BRANCHES_MAX).contains(&branches) {
             let problem = format!("branches must be between 1 and {BRANCHES_MAX}");
-            return refused("speculation", problem);
+            return refused("diffusion.speculation", problem);
         }
+        // A guessed canvas would have to write the same cache positions as the first one.
         if speculates && (keeps || growth == CanvasGrowth::Insert) {
             let problem = "speculation cannot be combined with a KV cache or with inserted masks";
-            return refused("speculation", problem.to_owned());
+            return refused("diffusion.speculation", problem.to_owned());
         }
+        // A guess asks the policy about steps ahead, on a copy; what it remembers of real passes would be wrong for
+        // those.
         if speculates && !policy.is_stateless() {
             let problem = format!(
                 "policy '{}' depends on earlier passes and cannot be combined with speculation",
                 self.policy.name()
             );
-            return refused("speculation", problem);
+            return refused("diffusion.speculation", problem);
         }
+        // A check row sees all but one position, computed in the same pass: neither cached nor shifted rows can be
+        // masked so.
         if policy.needs().checks && (keeps || speculates || is_shifted) {
             let problem = format!(
                 "policy '{}' verifies committed tokens; it cannot be combined with a KV cache, speculation or a model with \
                  shifted logits",
                 self.policy.name()
             );
-            return refused("policy", problem);
+            return refused("diffusion.policy", problem);
         }
         if policy.needs().divergence && self.block_length > FIDELITY_ROWS_MAX {
             let problem = format!(
                 "policy '{}' keeps each position's distribution and is limited to blocks of {FIDELITY_ROWS_MAX} positions",
                 self.policy.name()
             );
-            return refused("policy", problem);
+            return refused("diffusion.policy", problem);
         }
         if growth == CanvasGrowth::Append && window.is_some() {
             let problem =
                 "a suffix window has no effect on a canvas that grows by appending; leave it out";
-            return refused("window", problem.to_owned());
+            return refused("diffusion.suffix_window", problem.to_owned());
         }
+        // Remembered positions would point at other tokens once masks were inserted before them.
         if growth == CanvasGrowth::Insert && !policy.is_stateless() {
             let problem = format!(
                 "policy '{}' remembers positions, which inserted masks would move",
                 self.policy.name()
             );
-            return refused("growth", problem);
+            return refused("diffusion.canvas_growth", problem);
         }
         let is_pinned = self.canvas.iter().any(|slot| *slot != CanvasSlot::Masked);
         if growth == CanvasGrowth::Insert && (is_pinned || model.eos_token_ids.is_empty()) {
             let problem =
                 "canvas growth requires a model with an end token and no pinned positions";
-            return refused("growth", problem.to_owned());
+            return refused("diffusion.canvas_growth", problem.to_owned());
         }
         Ok(())
     }
 
-    /// And the other way round.
+    /// Refuses what only masked diffusion models support.
     fn check_autoregressive(&self) -> Result<(), RequestError> {
         let asked = [
             (
-                "pins",
+                "diffusion.pins",
                 self.canvas.iter().any(|slot| *slot != CanvasSlot::Masked),
             ),
-            ("guidance", self.guidance > 0.0),
-            ("remasking", self.remasking != Remasking::default()),
-            ("policy", self.policy != PolicyChoice::default()),
-            ("cache", self.decoding.kv_cache.mode != KvCacheMode::None),
-            ("window", self.decoding.suffix_window.is_some()),
-            ("growth", self.decoding.canvas_growth != CanvasGrowth::Fixed),
+            ("diffusion.guidance", self.guidance > 0.0),
             (
-                "speculation",
+                "diffusion.remasking",
+                self.remasking != Remasking::default(),
+            ),
+            ("diffusion.policy", self.policy != PolicyChoice::default()),
+            (
+                "diffusion.kv_cache",
+                self.decoding.kv_cache.mode != KvCacheMode::None,
+            ),
+            (
+                "diffusion.suffix_window",
+                self.decoding.suffix_window.is_some(),
+            ),
+            (
+                "diffusion.canvas_growth",
+                self.decoding.canvas_growth != CanvasGrowth::Fixed,
+            ),
+            (
+                "diffusion.speculation",
                 self.decoding.speculation != Speculation::None,
             ),
         ];
@@ -250,6 +275,7 @@ impl Generate {
             return Err(RequestError::Zero { what: "prompt" });
         }
         if let Some((what, problem)) = self.sampling.problem() {
+            let what = field_path(what);
             return Err(RequestError::Sampling { what, problem });
         }
         let longest = self.stops.iter().map(Vec::len).max().unwrap_or(0);
@@ -258,7 +284,7 @@ impl Generate {
                 "at most {STOPS_MAX} stop strings of at most {STOP_BYTES_MAX} bytes each are allowed"
             );
             return Err(RequestError::Sampling {
-                what: "stop",
+                what: "autoregressive.stop",
                 problem,
             });
         }
@@ -286,7 +312,7 @@ impl Score {
 
 impl MeasureFidelity {
     fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
-        // Nothing follows a single token.
+        // An autoregressive model predicts nothing from a text of a single token.
         let least = if model.mask.is_some() { 1 } else { 2 };
         if self.samples.iter().all(|sample| sample.len() < least) {
             return Err(RequestError::Zero { what: "samples" });
@@ -304,7 +330,7 @@ impl MeasureFidelity {
     }
 }
 
-/// Longest canvas of which a share of the keys can be kept: a thread's scratch has room for as many scores.
+/// Longest canvas of which a share of the keys can be kept: as many scores fit in a thread's scratch.
 const KEEP_CANVAS_MAX: usize = 1 << 17;
 
 /// Longest block of a policy that compares distributions, each of which is as long as the vocabulary.
@@ -316,7 +342,7 @@ pub const FIDELITY_SAMPLES_MAX: usize = 256;
 /// Most draws of one estimate: beyond this the standard error no longer pays for the time.
 pub const SCORE_DRAWS_MAX: usize = 65_536;
 
-/// Estimates are made by masking.
+/// Likelihood estimates mask tokens, so the model must have a mask.
 fn check_mask(model: &ModelInfo) -> Result<(), RequestError> {
     match model.mask {
         Some(_) => Ok(()),
@@ -349,8 +375,7 @@ fn check_scale(what: &'static str, value: f64) -> Result<(), RequestError> {
     Ok(())
 }
 
-/// Ids must lie in the vocabulary. The mask id is not one to be given: what is masked is
-/// said by the canvas.
+/// Ids must lie in the vocabulary, and none may be the mask's: masked positions are said by the canvas.
 fn check_ids<'a>(
     ids: impl Iterator<Item = &'a u32>,
     model: &ModelInfo,
@@ -392,7 +417,7 @@ mod tests {
             assert_eq!(
                 refused(policy, Remasking::Random),
                 Some(format!(
-                    "remasking: policy '{policy}' ranks positions by itself"
+                    "diffusion.remasking: policy '{policy}' ranks positions by itself"
                 ))
             );
         }

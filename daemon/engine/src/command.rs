@@ -1,28 +1,28 @@
-//! What the engine is told besides requests, and what it answers: models to load and to unload, and changes of the settings.
+//! The engine's commands besides requests, and their events: loads, unloads and changes of the settings.
 
 use std::sync::Arc;
 
 use sluice_checkpoint::RecommendedSettings;
 use sluice_plan::{Plan, SwitchEstimate};
-pub use sluice_shared::settings::{PlanOptions, PlanSettings};
+pub use sluice_shared::options::{Budget, PlanOptions, PlanSettings};
 use sluice_tokenizer::Tokenizer;
 
 use crate::{error::EngineError, model::ModelInfo, request::ModelId};
 
-/// A model in memory, as everybody may see it.
+/// A loaded model, as the rest of the program sees it.
 #[derive(Debug)]
 pub struct LoadedModel {
-    /// Which loading this is.
+    /// The id of this load of the model.
     pub id: ModelId,
-    /// What is known of it.
+    /// Its shape, vocabulary and limits.
     pub info: ModelInfo,
     /// Its tokenizer and template, if the checkpoint has them.
     pub tokenizer: Option<Arc<Tokenizer>>,
-    /// What the checkpoint says of how its tokens are chosen.
+    /// Settings that the checkpoint recommends for choosing tokens.
     pub recommended: RecommendedSettings,
 }
 
-/// How a load goes.
+/// An event of a load.
 #[derive(Debug)]
 pub enum LoadEvent {
     /// The plan it follows.
@@ -36,9 +36,9 @@ pub enum LoadEvent {
         /// Bytes of it in all.
         total_bytes: u64,
     },
-    /// So far.
+    /// How much has been loaded so far.
     Progress {
-        /// Bytes that are where they belong.
+        /// Bytes that are in place.
         loaded_bytes: u64,
         /// Bytes in all.
         total_bytes: u64,
@@ -50,19 +50,19 @@ pub enum LoadEvent {
 /// Takes a load's events, on the load's thread and the last one on the engine's; must not block.
 pub type LoadReport = Box<dyn FnMut(LoadEvent) + Send>;
 
-/// Told on the engine's thread whether a model went; must not block.
+/// Called on the engine's thread with whether a model was unloaded; must not block.
 pub type UnloadReport = Box<dyn FnOnce(bool) + Send>;
 
-/// How a change of the settings goes.
+/// An event of a change of the settings.
 #[derive(Debug)]
 pub enum ApplyEvent {
-    /// What it leads to, and in how many steps.
+    /// The plan it leads to, and in how many steps.
     Planned {
         /// The plan that will be in force.
         plan: Arc<Plan>,
         /// Changes between passes.
         steps: usize,
-        /// How long that will take, where rates are known.
+        /// How long the steps will take; `None` where rates are not known.
         estimate: Option<SwitchEstimate>,
     },
     /// Something the user should hear of.
@@ -74,9 +74,9 @@ pub enum ApplyEvent {
         /// Bytes of it in all.
         total_bytes: u64,
     },
-    /// So far.
+    /// How many steps have been made so far.
     Progress {
-        /// Steps done.
+        /// Steps that have been made.
         done_steps: usize,
         /// Steps in all.
         total_steps: usize,

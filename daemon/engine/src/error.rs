@@ -1,4 +1,4 @@
-//! What can go wrong, with the figures a reader needs.
+//! What can go wrong, with the figures that a reader needs.
 
 use sluice_checkpoint::CheckpointError;
 use sluice_cuda::CudaError;
@@ -10,13 +10,13 @@ use sluice_tokenizer::TokenizerError;
 /// A request breaks a rule; nothing was computed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum RequestError {
-    /// A number that must be at least 1 is 0.
+    /// An amount that must be at least 1 is 0.
     #[error("{what} must be at least 1, not 0")]
     Zero {
-        /// Which number.
+        /// The name of the amount.
         what: &'static str,
     },
-    /// Prompt and part to fill don't fit the model's context.
+    /// The prompt and the part to fill do not fit the model's context.
     #[error(
         "a prompt of {prompt} tokens and a length of {length} exceed the model's context length of {context}"
     )]
@@ -25,31 +25,31 @@ pub enum RequestError {
         prompt: usize,
         /// Positions to fill.
         length: usize,
-        /// Positions the model was made for.
+        /// Positions of the model's context.
         context: usize,
     },
-    /// A block must fit the part to fill.
+    /// A block is longer than the part to fill.
     #[error("block length {block} exceeds the {canvas} positions to fill")]
     BlockTooLong {
-        /// Asked for.
+        /// Positions of a block that were asked for.
         block: usize,
         /// Positions to fill.
         canvas: usize,
     },
-    /// A scale that is negative, too large or no number.
+    /// A scale that is negative, too large or NaN.
     #[error("{what} must be between 0 and {max}, not {value}")]
     NotAScale {
-        /// Which scale.
+        /// The name of the scale.
         what: &'static str,
         /// Greatest allowed value.
         max: f64,
-        /// What was given.
+        /// The value that was given.
         value: f64,
     },
     /// An id beyond the vocabulary.
     #[error("token id {id} is outside of the vocabulary of {vocab_size} tokens")]
     UnknownToken {
-        /// What was given.
+        /// The id that was given.
         id: u32,
         /// Ids are below this.
         vocab_size: usize,
@@ -60,7 +60,7 @@ pub enum RequestError {
         /// The mask's id.
         id: u32,
     },
-    /// Asked of a model that fills masks.
+    /// A setting that only autoregressive models support.
     #[error(
         "{what}: only autoregressive models support this; the loaded model is a masked diffusion model"
     )]
@@ -68,7 +68,7 @@ pub enum RequestError {
         /// What was asked for.
         what: &'static str,
     },
-    /// Asked of a causal model.
+    /// A setting that only masked diffusion models support.
     #[error(
         "{what}: only masked diffusion models support this; the loaded model is autoregressive"
     )]
@@ -79,7 +79,7 @@ pub enum RequestError {
     /// A setting of the sampler that makes no sense.
     #[error("{what}: {problem}")]
     Sampling {
-        /// Which.
+        /// The name of the setting.
         what: &'static str,
         /// What is wrong with it.
         problem: String,
@@ -87,17 +87,17 @@ pub enum RequestError {
     /// More draws than an estimate can use.
     #[error("{draws} draws exceed the limit of {max}")]
     TooManyDraws {
-        /// Asked for.
+        /// Draws that were asked for.
         draws: usize,
-        /// The limit.
+        /// The most draws that are allowed.
         max: usize,
     },
     /// More texts than a comparison takes.
     #[error("{samples} texts exceed the limit of {max} for one fidelity measurement")]
     TooManySamples {
-        /// Given.
+        /// Texts that were given.
         samples: usize,
-        /// The limit.
+        /// The most texts that are allowed.
         max: usize,
     },
 }
@@ -105,56 +105,56 @@ pub enum RequestError {
 /// Why the engine refused or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// The checkpoint can't be read.
+    /// The checkpoint cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The checkpoint's tokenizer can't be used.
+    /// The checkpoint's tokenizer cannot be used.
     #[error("tokenizer: {0}")]
     Tokenizer(#[from] TokenizerError),
     /// The request breaks a rule.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// As many requests wait as may.
+    /// The queue holds as many requests as it may.
     #[error("the queue is full: {capacity} requests are waiting")]
     QueueFull {
-        /// Requests that may wait.
+        /// Capacity of the queue.
         capacity: usize,
     },
-    /// There is nothing to compute with.
+    /// No model is loaded.
     #[error("no model is loaded")]
     NoModel,
     /// Another model was loaded since the request was made.
     #[error("the model was replaced before the request ran")]
     ModelReplaced,
-    /// A card's attention has no kernel for such heads.
+    /// The GPU's attention kernels do not support the model's heads.
     #[error(
         "the GPU kernels support even head dimensions up to {max}; this model has {head_dim}",
         max = sluice_cuda::HEAD_DIM_MAX
     )]
     HeadDim {
-        /// Numbers in one of the model's heads.
+        /// Elements in one of the model's heads.
         head_dim: usize,
     },
     /// The device refused something, or failed.
     #[error(transparent)]
     Ops(#[from] OpsError),
-    /// There is no such plan.
+    /// No plan is possible.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// A load was stopped before its end.
+    /// A load was cancelled.
     #[error("the load was cancelled")]
     LoadCancelled,
-    /// Another change of the settings came before this one was through.
+    /// Another change of the settings came before this one was complete.
     #[error("superseded by another change of level or budget")]
     Superseded,
-    /// Units would be streamed in a format that the checkpoint doesn't have them in.
+    /// Weight groups would be streamed in a format that no file holds.
     #[error(
         "level {level} within this budget streams {streamed_bytes} bytes of converted weights, and no weight cache folder is configured"
     )]
     NoWeightCache {
-        /// Of the plan.
+        /// The level of the plan.
         level: Level,
-        /// In every pass.
+        /// Converted bytes that each pass would stream.
         streamed_bytes: u64,
     },
     /// The engine is shutting down.

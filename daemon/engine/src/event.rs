@@ -1,4 +1,4 @@
-//! What the engine says while it works. Emitting never waits for a reader.
+//! The events that the engine emits while it works. Emitting never waits for a reader.
 
 use std::{
     ops::AddAssign,
@@ -29,7 +29,7 @@ impl RequestListener {
         }
     }
 
-    /// The last thing it hears.
+    /// Sends the last event.
     pub(crate) fn finish(mut self, result: Result<Outcome, EngineError>) {
         if let Some(mut sink) = self.0.take() {
             sink(Event::Finished(result));
@@ -41,7 +41,7 @@ impl Drop for RequestListener {
     fn drop(&mut self) {
         if thread::panicking() {
             let tell = || self.tell(Event::Finished(Err(EngineError::Panicked)));
-            // It may be the one that panicked; the others are to be told all the same.
+            // The sink may be what panicked; the other requests' sinks must be called all the same.
             drop(catch_unwind(AssertUnwindSafe(tell)));
         }
     }
@@ -54,8 +54,8 @@ pub enum Event {
     Started {
         /// Blocks of the canvas.
         blocks: usize,
-        /// Nothing is approximated besides what the policy does and the weights are: what passes leave out changes no token,
-        /// and what is kept of earlier positions has all the precision that it was computed with.
+        /// Whether only policy and weights approximate: what passes leave out changes no token, and the KV cache has
+        /// the precision that it was computed with.
         is_exact: bool,
     },
     /// A pass is done; a full picture of the open block.
@@ -69,13 +69,13 @@ pub enum Event {
         /// All its positions.
         positions: Vec<CanvasPosition>,
     },
-    /// Something the user should hear of.
+    /// A message for the user.
     Notice(String),
     /// Some draws of an estimate, or some passes of a comparison, are done.
     ScoreProgress {
-        /// So far.
+        /// How many are done.
         done: usize,
-        /// In all.
+        /// How many there are.
         total: usize,
     },
     /// The last event of every request.
@@ -97,67 +97,67 @@ pub struct PassReport {
     pub committed: usize,
     /// Rows the layers computed for this request.
     pub rows: usize,
-    /// Rows the head read for it.
+    /// Rows the LM head read for this request.
     pub lm_head_rows: usize,
     /// Time since the request started.
     pub elapsed: Duration,
-    /// What the pass took.
+    /// Time, memory and streaming of the pass.
     pub cost: PassCost,
 }
 
-/// How weights stand after a pass.
+/// The state of the weights after a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WeightsState {
-    /// Number of their state.
+    /// The weights version.
     pub weights_version: u64,
-    /// Whether they are the checkpoint's own, bit for bit, and rows are multiplied with them as they are.
+    /// Whether the weights are the checkpoint's own, bit for bit, and rows are not rounded for the matmul.
     pub is_lossless: bool,
-    /// Steps done and in all, while a plan gives way to another.
+    /// Steps done and in all, during a switch to another plan; `None` otherwise.
     pub switch: Option<(usize, usize)>,
-    /// What streaming cost so far.
+    /// Time and bytes of streaming so far.
     pub stream: StreamStats,
 }
 
-/// What a pass took, for all the requests that shared it.
+/// The cost of a pass, for all the requests that shared it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PassCost {
     /// Requests that shared it.
     pub batch_requests: usize,
-    /// Its time.
+    /// How long the pass took.
     pub time: Duration,
     /// Time that it waited for streamed weights.
     pub waited: Duration,
-    /// Where the rest of its time went; `None` for a pass of too many moments for a card's clock.
+    /// How the rest of its time divides into phases; `None` where a GPU's clock could not time the pass.
     pub phases: Option<PassPhases>,
     /// Bytes of weights that were streamed for it.
     pub streamed_bytes: u64,
     /// Device memory held after it, in bytes.
     pub device_bytes: u64,
-    /// How the weights stand.
+    /// The state of the weights.
     pub weights: WeightsState,
 }
 
-/// Where the time of passes went. With what they waited, all but `copy` come to their time.
+/// The time of passes by phase. With the time that they waited, all but `copy` add up to their time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PassPhases {
-    /// Turning and keeping keys and values, and looking at them.
+    /// Rotary embedding, KV cache writes and attention.
     pub attention: Duration,
-    /// Products with the layers' matrices.
+    /// Matmuls with the layers' matrices.
     pub matmul: Duration,
-    /// Decoding coded matrices to multiply with them, head included: the sum over all threads, divided by their number.
-    /// Products of a single row are computed in the same loop and count here, too.
+    /// Decompression of matrices for the matmul, the LM head's included: the sum over all threads, divided by their
+    /// number. A matmul of a single row is computed in the same loop and counts here, too.
     pub decompress: Duration,
-    /// Products with the head, and the choice of tokens.
+    /// Matmuls with the LM head, and the choice of tokens.
     pub lm_head: Duration,
     /// Embedding, norms, activation functions, changes of the weights, and what lies between operations.
     pub other: Duration,
-    /// Beside all that: time in which the streamed weights that they used were brought, decoded on the way where they are
-    /// kept so, and slowed down where there is a limit.
+    /// Besides that sum: time in which the pass's streamed weights were read, decompressed where they are stored
+    /// compressed, and held back by a read limit.
     pub copy: Duration,
 }
 
 impl PassPhases {
-    /// Of one pass that took so long in all, and waited and copied so long.
+    /// The phases of one pass that took `time` in all, with `waited` and `copy` measured apart.
     pub(crate) fn of(times: PhaseTimes, time: Duration, waited: Duration, copy: Duration) -> Self {
         let PhaseTimes {
             attention,
@@ -166,6 +166,7 @@ impl PassPhases {
             lm_head: head,
             waited: _,
         } = times;
+        // What no phase has counted is `other`, so that the phases always add up to the pass.
         let known = attention + multiply + decode + head + waited;
         Self {
             attention,
@@ -192,15 +193,15 @@ impl AddAssign for PassPhases {
 /// A position of the part to fill.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CanvasPosition {
-    /// Counted from the first to fill.
+    /// The index, counted from the first position to fill.
     pub position: usize,
-    /// What stands or would stand there.
+    /// The token that stands or would stand there; `None` before the first prediction.
     pub token: Option<u32>,
     /// Probability of the token; `None` for what was pinned or never predicted.
     pub confidence: Option<f32>,
     /// How final it is.
     pub state: TokenState,
-    /// Committed by this very pass.
+    /// Whether this pass committed it.
     pub is_fresh: bool,
 }
 
@@ -217,28 +218,28 @@ pub enum TokenState {
     Pinned,
 }
 
-/// What a request came to.
+/// The result of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     /// A filled canvas.
     Generated(GenerationResult),
-    /// An estimate.
+    /// A likelihood estimate.
     Scored(ScoreResult),
-    /// A level, measured.
+    /// A measurement of a level.
     Fidelity(FidelityResult),
-    /// Stopped before it had a result of its kind: an estimate, or a request still waiting.
+    /// Cancelled before it had a result of its kind: an estimate, or a request that was still waiting.
     Cancelled,
 }
 
 /// A filled canvas.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerationResult {
-    /// Ids of the whole part to fill. After a stop at EOS the tail is EOS; after a cancel,
-    /// open positions hold the mask id. Of a causal model only what it wrote, the end token included.
+    /// Ids of the whole part to fill. After a stop at EOS the tail is EOS; after a cancel, open positions hold the mask
+    /// id. Of an autoregressive model only what it wrote, the end token included.
     pub tokens: Vec<u32>,
-    /// Why it ended.
+    /// Why decoding ended.
     pub finish_reason: FinishReason,
-    /// Passes run.
+    /// Number of passes that were run.
     pub passes: usize,
     /// Time from the first pass on.
     pub elapsed: Duration,
@@ -255,9 +256,9 @@ pub enum FinishReason {
     Length,
     /// EOS was committed with nothing masked before it.
     Eos,
-    /// A string that was to end the text was met.
+    /// A stop string was met.
     Stop,
-    /// Somebody stopped it.
+    /// The request was cancelled.
     Cancelled,
 }
 
@@ -266,19 +267,19 @@ pub enum FinishReason {
 pub struct FidelityResult {
     /// The level, never `auto`.
     pub level: Level,
-    /// Canvases.
+    /// Canvases that were compared.
     pub samples: usize,
-    /// Masked positions that were read of them.
+    /// Masked positions of them that were read.
     pub rows: usize,
     /// Mean of KL(checkpoint ‖ level) over the rows, in nats.
     pub mean_kl: f64,
     /// Share of rows whose most probable token is the same.
     pub top_agreement: f64,
-    /// Upper bound of the negative log-likelihood of a token under the checkpoint's weights, estimated, in nats.
+    /// Estimated upper bound of the negative log-likelihood of a token under the checkpoint's weights, in nats.
     pub source_bound: f64,
-    /// The same under the level's.
+    /// The bound under the level's weights.
     pub level_bound: f64,
-    /// Time it took.
+    /// Time that the measurement took.
     pub elapsed: Duration,
 }
 
@@ -291,6 +292,6 @@ pub struct ScoreResult {
     pub standard_error: Option<f64>,
     /// Whether greedy decoding gives this answer, if asked.
     pub is_greedy: Option<bool>,
-    /// Time it took.
+    /// Time that the estimate took.
     pub elapsed: Duration,
 }

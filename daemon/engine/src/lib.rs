@@ -1,4 +1,4 @@
-//! The engine of Sluice, a library: what `sluiced` runs and nothing of how it is reached.
+//! The engine of Sluice, a library: what `sluiced` runs, without the ways to reach it.
 //!
 //! Modules stand in the order in which data meets them. The engine emits events and
 //! returns errors; it does not print, read the environment or know about gRPC.
@@ -19,7 +19,7 @@ pub mod event;
 pub mod request;
 pub mod runtime;
 
-pub use command::{ApplyEvent, LoadEvent, LoadedModel, PlanOptions, PlanSettings};
+pub use command::{ApplyEvent, Budget, LoadEvent, LoadedModel, PlanOptions, PlanSettings};
 pub use error::{EngineError, RequestError};
 pub use event::{Event, Outcome};
 pub use request::{CanvasSlot, Generate, MeasureFidelity, ModelId, Score, Work};

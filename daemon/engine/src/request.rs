@@ -1,4 +1,4 @@
-//! What the engine is asked to do, in token ids. Which of it is admitted: `admission`.
+//! Requests to the engine, in token ids. Which are admitted: `admission`.
 
 use sluice_shared::{
     decoding::Decoding,
@@ -7,7 +7,7 @@ use sluice_shared::{
     sampling::{EosPolicy, Remasking, Sampling},
 };
 
-/// Which loading of a model a request was made for. Ids mean nothing to another model.
+/// The load of a model that a request was made for: ids mean nothing to another model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ModelId(pub u64);
 
@@ -20,8 +20,8 @@ pub enum CanvasSlot {
     Pinned(u32),
 }
 
-/// Fill a canvas, or with a causal model, go on behind a prompt. Such a model fills one position a pass, from left to
-/// right: pins, guidance, remasking and policies are not for it, steps mean nothing to it, and a block is only how many
+/// Fill a canvas or, with an autoregressive model, continue a prompt. Such a model fills one position a pass, from left
+/// to right: pins, guidance, remasking and policies do not apply, steps mean nothing, and a block is only how many
 /// positions a picture shows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Generate {
@@ -42,23 +42,23 @@ pub struct Generate {
     pub guidance: f64,
     /// How masked positions are ranked.
     pub remasking: Remasking,
-    /// What EOS does.
+    /// How end tokens are treated.
     pub eos: EosPolicy,
     /// Which positions a pass commits.
     pub policy: PolicyChoice,
-    /// What passes compute.
+    /// What passes compute and cache.
     pub decoding: Decoding,
-    /// What may be drawn; for causal models alone.
+    /// Which tokens may be drawn; for autoregressive models only.
     pub sampling: Sampling,
-    /// Strings that end the text where they begin; for causal models alone.
+    /// Strings that end the text where they begin; for autoregressive models only.
     pub stops: Vec<Vec<u8>>,
     /// Seed of all randomness.
     pub seed: u64,
 }
 
 impl Generate {
-    /// `length` positions behind a prompt in one block, the likeliest one of a pass, and an end token like any other: what
-    /// requests that ask for something else differ from.
+    /// Fills `length` positions behind a prompt in one block, one most likely token a pass, with end tokens like any
+    /// other: the base that other requests are built from.
     #[must_use]
     pub fn greedy(model: ModelId, prompt: Vec<u32>, length: usize) -> Self {
         Self {
@@ -112,7 +112,7 @@ pub struct MeasureFidelity {
     pub seed: u64,
 }
 
-/// One of the things a request can be.
+/// The work of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Work {
     /// Fill a canvas.
@@ -124,7 +124,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// The model it was made for.
+    /// The model that the request was made for.
     #[must_use]
     pub fn model(&self) -> ModelId {
         match self {
@@ -134,7 +134,7 @@ impl Work {
         }
     }
 
-    /// Whether it may share passes with others. A comparison changes the weights on its way.
+    /// Whether it may share passes with others. A fidelity measurement changes the weights on its way.
     #[must_use]
     pub fn is_batchable(&self) -> bool {
         !matches!(self, Self::MeasureFidelity(_))

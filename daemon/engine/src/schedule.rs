@@ -1,6 +1,6 @@
-//! What the engine thread does next: loads of models first, one at a time, then unloading and changes of the settings,
-//! which wait for a load, then requests in the order in which they were admitted; the next ones may join those that run. The
-//! queue is bounded and refuses at once.
+//! What the engine's thread does next: loads first, one at a time, then unloading and changes of the settings, which
+//! wait for a load, then requests in the order of their admission, which may join those that run. The queue is bounded
+//! and refuses at once.
 
 use std::{
     collections::VecDeque,
@@ -25,7 +25,7 @@ use crate::{
     request::{ModelId, Work},
 };
 
-/// A request's place with the engine.
+/// An admitted request's id, and its place in the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestTicket {
     /// Unique for the engine's life.
@@ -34,7 +34,7 @@ pub struct RequestTicket {
     pub ahead: usize,
 }
 
-/// How full the queue is.
+/// The state of the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueState {
     /// Requests that may wait.
@@ -50,63 +50,63 @@ pub(crate) struct Job {
     pub(crate) id: u64,
     pub(crate) work: Work,
     pub(crate) listener: RequestListener,
-    /// Set when nobody wants it any more.
+    /// Set when the request is no longer wanted.
     pub(crate) cancel: Arc<AtomicBool>,
 }
 
-/// The request whose turn it is next.
+/// The request at the front of the queue.
 pub(crate) struct WaitingRequest {
     pub(crate) id: u64,
     pub(crate) workload: Workload,
 }
 
-/// A model to load, and who wants to know how it goes.
+/// A model to load, and whom to report to.
 pub(crate) struct LoadCommand {
     pub(crate) source: Source,
     pub(crate) settings: PlanSettings,
     pub(crate) report: LoadReport,
-    /// Set to stop it.
+    /// Set to cancel the load.
     pub(crate) cancel: Arc<AtomicBool>,
 }
 
-/// A change of the settings, and who wants to know how it goes.
+/// A change of the settings, and whom to report to.
 pub(crate) struct ApplyCommand {
     pub(crate) change: PlanOptions,
     pub(crate) report: ApplyReport,
 }
 
-/// A model is to go.
+/// A request to unload a model.
 pub(crate) struct UnloadCommand {
-    /// Which; another that came in its place stays.
+    /// The model to unload; another that came in its place stays.
     pub(crate) model: ModelId,
-    /// Not if a request waits for it, or a change of it is under way.
+    /// Only if no request waits for it, and no change of it is in progress.
     pub(crate) only_idle: bool,
-    /// Told whether it went.
+    /// Called with whether it was unloaded.
     pub(crate) report: UnloadReport,
 }
 
-/// Takes the device's rates; nobody waits for them any more when it is gone.
+/// Receives the device's rates; once dropped, nobody waits for them.
 pub(crate) type MeasureReply = mpsc::Sender<Result<Option<Rates>, EngineError>>;
 
-/// What a load under way wants of the engine thread.
+/// What the load in progress needs from the engine's thread.
 pub(crate) trait LoadStep: Send {
-    /// The engine is stopping: nobody takes it any more.
+    /// Called when the engine stops, so that nobody will take the step.
     fn refuse(self);
 }
 
-/// What the engine thread is to do.
+/// The next thing for the engine's thread to do.
 pub(crate) enum Command<S> {
     Measure(MeasureReply),
     Load(LoadCommand),
     Unload(UnloadCommand),
     LoadStep(S),
     Apply(ApplyCommand),
-    /// With what is set to stop its passes, and those of all that join it.
+    /// A request, and the flag that stops its passes and those of all that join it.
     Run(Box<Job>, Arc<AtomicBool>),
     Stop,
 }
 
-/// The queue between everybody and the engine thread.
+/// The queue between the rest of the program and the engine's thread.
 pub(crate) struct Queue<S> {
     capacity: usize,
     state: Mutex<QueueInner<S>>,
@@ -118,14 +118,14 @@ struct QueueInner<S> {
     loads: VecDeque<LoadCommand>,
     /// The flag that stops the load under way.
     loading: Option<Arc<AtomicBool>>,
-    /// What that load wants.
+    /// What that load needs.
     step: Option<S>,
     unloads: VecDeque<UnloadCommand>,
     applies: VecDeque<ApplyCommand>,
     waiting: VecDeque<Job>,
-    /// Requests that run, and what is set when nobody wants them any more.
+    /// Running requests, and the flag of each that it is no longer wanted.
     running: Vec<(u64, Arc<AtomicBool>)>,
-    /// Set when nobody wants any of them, to stop them within a pass.
+    /// Set when none of them is wanted, to stop them within a pass.
     stop: Arc<AtomicBool>,
     last_id: u64,
     stopped: bool,
@@ -150,7 +150,7 @@ impl<S> Default for QueueInner<S> {
 }
 
 impl<S> QueueInner<S> {
-    /// A load is begun when none is under way.
+    /// The next load, if none is in progress.
     fn next_load(&mut self) -> Option<LoadCommand> {
         let load = match self.loading {
             Some(_) => None,
@@ -160,7 +160,7 @@ impl<S> QueueInner<S> {
         Some(load)
     }
 
-    /// A change is for what a load under way leads to.
+    /// The next change; it waits for a load, whose model it is for.
     fn next_apply(&mut self) -> Option<ApplyCommand> {
         match self.loading {
             Some(_) => None,
@@ -168,7 +168,7 @@ impl<S> QueueInner<S> {
         }
     }
 
-    /// What a load under way leads to stays until it is there.
+    /// The next unload; it waits for a load, whose model must first be whole.
     fn next_unload(&mut self) -> Option<UnloadCommand> {
         match self.loading {
             Some(_) => None,
@@ -180,7 +180,7 @@ impl<S> QueueInner<S> {
         self.has_commands() || !self.waiting.is_empty()
     }
 
-    /// Whether there is something to do that comes before requests.
+    /// Whether there is something that comes before requests.
     fn has_commands(&self) -> bool {
         let has_settings =
             !self.loads.is_empty() || !self.unloads.is_empty() || !self.applies.is_empty();
@@ -198,11 +198,12 @@ impl<S> QueueInner<S> {
     fn start(&mut self) -> Option<Job> {
         let job = self.waiting.pop_front()?;
         self.running.push((job.id, Arc::clone(&job.cancel)));
+        // The flag may still be set from requests that were cancelled before; the new one is wanted.
         self.stop.store(false, Ordering::Relaxed);
         Some(job)
     }
 
-    /// Passes are stopped when none of those that run is wanted any more.
+    /// A pass is stopped only when none of the requests that share it is wanted any more.
     fn update_stop(&self) {
         let is_unwanted = |(_, cancel): &(u64, Arc<AtomicBool>)| cancel.load(Ordering::Relaxed);
         let stops = !self.running.is_empty() && self.running.iter().all(is_unwanted);
@@ -224,7 +225,7 @@ impl<S: LoadStep> Queue<S> {
         if state.stopped {
             return Err(EngineError::Stopped);
         }
-        // An idle engine takes a request at once, so that one is not waiting.
+        // An idle engine takes a request at once, so it does not count as waiting.
         let starts_at_once = state.running.is_empty() && state.waiting.is_empty();
         if state.waiting.len() >= self.capacity && !starts_at_once {
             return Err(EngineError::QueueFull {
@@ -244,7 +245,7 @@ impl<S: LoadStep> Queue<S> {
         Ok(RequestTicket { id, ahead })
     }
 
-    /// Refused, with the report given back, when the engine is stopping.
+    /// Queues a load; returns it when the engine is stopping.
     pub(crate) fn load(&self, load: LoadCommand) -> Result<(), LoadCommand> {
         let mut state = self.state();
         if state.stopped {
@@ -255,7 +256,7 @@ impl<S: LoadStep> Queue<S> {
         Ok(())
     }
 
-    /// Refused, with the report given back, when the engine is stopping.
+    /// Queues an unload; returns it when the engine is stopping.
     pub(crate) fn unload(&self, unload: UnloadCommand) -> Result<(), UnloadCommand> {
         let mut state = self.state();
         if state.stopped {
@@ -282,7 +283,7 @@ impl<S: LoadStep> Queue<S> {
         !state.stopped
     }
 
-    /// Stops the load under way and those that wait.
+    /// Cancels the load in progress and those that wait.
     pub(crate) fn cancel_loads(&self) {
         let state = self.state();
         let waiting = state.loads.iter().map(|load| &load.cancel);
@@ -291,23 +292,24 @@ impl<S: LoadStep> Queue<S> {
         }
     }
 
-    /// What the load under way wants; given back when the engine is stopping.
+    /// Posts a step of the load in progress; returns it when the engine is stopping.
     pub(crate) fn post(&self, step: S) -> Result<(), S> {
         let mut state = self.state();
         if state.stopped {
             return Err(step);
         }
+        // One slot: the end of a cancelled load replaces its request for memory, which nobody waits for any more.
         state.step = Some(step);
         self.changed.notify_all();
         Ok(())
     }
 
-    /// The load under way is over.
+    /// Ends the load in progress.
     pub(crate) fn end_load(&self) {
         self.state().loading = None;
     }
 
-    /// Refused, with the report given back, when the engine is stopping.
+    /// Queues a change of the settings; returns it when the engine is stopping.
     pub(crate) fn apply(&self, apply: ApplyCommand) -> Result<(), ApplyCommand> {
         let mut state = self.state();
         if state.stopped {
@@ -318,7 +320,7 @@ impl<S: LoadStep> Queue<S> {
         Ok(())
     }
 
-    /// A change of the settings that came while a request runs.
+    /// A change of the settings that came while requests run.
     pub(crate) fn take_apply(&self) -> Option<ApplyCommand> {
         self.state().next_apply()
     }
@@ -332,6 +334,7 @@ impl<S: LoadStep> Queue<S> {
         }
         if let Some(index) = state.waiting.iter().position(|job| job.id == id) {
             let job = state.waiting.remove(index);
+            // The sink must not run under the lock: it may call the engine.
             drop(state);
             if let Some(job) = job {
                 job.listener.finish(Ok(Outcome::Cancelled));
@@ -339,7 +342,7 @@ impl<S: LoadStep> Queue<S> {
         }
     }
 
-    /// The request that may join those that run, unless something else comes before it.
+    /// The request that may join those that run, unless a command comes before it.
     pub(crate) fn front(&self) -> Option<WaitingRequest> {
         let state = self.state();
         let job = state.waiting.front().filter(|_| !state.has_commands())?;
@@ -349,17 +352,18 @@ impl<S: LoadStep> Queue<S> {
         })
     }
 
-    /// Lets that request run, if it is still there.
+    /// Starts that request, if it is still at the front.
     pub(crate) fn join(&self, waiting: &WaitingRequest) -> Option<Job> {
         let mut state = self.state();
         let is_there = state.waiting.front().map(|job| job.id) == Some(waiting.id);
         is_there.then(|| state.start()).flatten()
     }
 
-    /// Lets a request wait after all, as the first one.
+    /// Puts a started request back to the front of the queue.
     pub(crate) fn put_back(&self, job: Job) {
         let mut state = self.state();
         state.end(job.id);
+        // A cancel or stop that came while it was starting found it among the running ones, and is honoured here.
         if !state.stopped && !job.cancel.load(Ordering::Relaxed) {
             return state.waiting.push_front(job);
         }
@@ -371,12 +375,12 @@ impl<S: LoadStep> Queue<S> {
         job.listener.finish(end);
     }
 
-    /// A request that ran is over.
+    /// Ends a running request.
     pub(crate) fn end(&self, id: u64) {
         self.state().end(id);
     }
 
-    /// Waits for something to do. What ran is over by then.
+    /// Waits for the next command. No request runs by then.
     pub(crate) fn next(&self) -> Command<S> {
         loop {
             if let Some(command) = self.try_next() {
@@ -391,7 +395,7 @@ impl<S: LoadStep> Queue<S> {
         }
     }
 
-    /// The same, for so long.
+    /// Waits at most so long for the next command.
     pub(crate) fn next_within(&self, patience: Duration) -> Option<Command<S>> {
         if let Some(command) = self.try_next() {
             return Some(command);
@@ -404,12 +408,14 @@ impl<S: LoadStep> Queue<S> {
         self.try_next()
     }
 
-    /// Something to do, if there is. What ran is over by then.
+    /// The next command, if there is one. No request runs by then.
     pub(crate) fn try_next(&self) -> Option<Command<S>> {
         let mut state = self.state();
         if state.stopped {
             return Some(Command::Stop);
         }
+        // The order is the queue's promise: steps of a load unblock it, then rates, loads, unloads and changes, then
+        // requests.
         if let Some(step) = state.step.take() {
             return Some(Command::LoadStep(step));
         }
@@ -429,7 +435,7 @@ impl<S: LoadStep> Queue<S> {
         Some(Command::Run(Box::new(job), Arc::clone(&state.stop)))
     }
 
-    /// Ends everything: what runs is cancelled, what waits is told, nothing more is taken.
+    /// Stops everything: running requests are cancelled, waiting ones are told, nothing more is accepted.
     pub(crate) fn stop(&self) {
         let mut state = self.state();
         state.stopped = true;
@@ -441,7 +447,7 @@ impl<S: LoadStep> Queue<S> {
         let loads = std::mem::take(&mut state.loads);
         let unloads = std::mem::take(&mut state.unloads);
         let applies = std::mem::take(&mut state.applies);
-        // Who waits for rates is told by its being gone.
+        // Dropping the senders tells those who wait for rates.
         state.measures.clear();
         let step = state.step.take();
         if let Some(cancel) = &state.loading {
@@ -449,6 +455,7 @@ impl<S: LoadStep> Queue<S> {
         }
         self.changed.notify_all();
         drop(state);
+        // Outside the lock: sinks and reports may call the engine.
         for job in waiting {
             job.listener.finish(Err(EngineError::Stopped));
         }

@@ -1,63 +1,65 @@
-//! Storage formats: how a tensor's numbers lie in memory, how a tile of them is widened, and how numbers are stored so.
+//! Storage formats: the layout of a tensor's elements in memory, and how tiles are dequantized and quantized.
 
 mod blocks;
+mod dtype;
 pub mod noise;
 mod quantize;
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 
-pub use self::blocks::{LANES, add_dot_products};
+pub use self::{
+    blocks::{LANES, add_dot_products},
+    dtype::DType,
+};
 
-/// How a tensor's numbers are stored.
+/// The storage format of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Format {
-    /// 32-bit floats.
+    /// 32-bit IEEE floats.
     F32,
     /// IEEE half precision.
     F16,
     /// The upper half of an `f32`.
     Bf16,
-    /// GGUF's blocks of 32 signed bytes and a scale: 8.5 bits a weight.
+    /// GGUF's blocks of 32 signed bytes and a scale: 8.5 bits per weight.
     Q8_0,
-    /// GGUF's blocks of 256 six-bit weights in 16 groups: 6.5625 bits a weight.
+    /// GGUF's blocks of 256 six-bit weights in 16 groups: 6.5625 bits per weight.
     Q6K,
-    /// GGUF's blocks of 256 five-bit weights in 8 groups with minima: 5.5 bits a weight.
+    /// GGUF's blocks of 256 five-bit weights in 8 groups with minima: 5.5 bits per weight.
     Q5K,
-    /// GGUF's blocks of 32 five-bit weights, a scale and a minimum: 6 bits a weight.
+    /// GGUF's blocks of 32 five-bit weights, a scale and a minimum: 6 bits per weight.
     Q5_1,
-    /// GGUF's blocks of 32 five-bit weights and a scale: 5.5 bits a weight.
+    /// GGUF's blocks of 32 five-bit weights and a scale: 5.5 bits per weight.
     Q5_0,
-    /// GGUF's blocks of 256 four-bit weights in 8 groups with minima: 4.5 bits a weight.
+    /// GGUF's blocks of 256 four-bit weights in 8 groups with minima: 4.5 bits per weight.
     Q4K,
-    /// GGUF's blocks of 32 four-bit weights, a scale and a minimum: 5 bits a weight.
+    /// GGUF's blocks of 32 four-bit weights, a scale and a minimum: 5 bits per weight.
     Q4_1,
-    /// GGUF's blocks of 32 four-bit weights and a scale: 4.5 bits a weight.
+    /// GGUF's blocks of 32 four-bit weights and a scale: 4.5 bits per weight.
     Q4_0,
-    /// GGUF's blocks of 256 three-bit weights in 16 groups: 3.4375 bits a weight.
+    /// GGUF's blocks of 256 three-bit weights in 16 groups: 3.4375 bits per weight.
     Q3K,
-    /// GGUF's blocks of 256 two-bit weights in 16 groups with minima: 2.625 bits a weight.
+    /// GGUF's blocks of 256 two-bit weights in 16 groups with minima: 2.625 bits per weight.
     Q2K,
 }
 
-/// Weights that have a scale and a minimum of their own.
+/// Groups of weights that share a scale and a minimum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuantGroups {
-    /// Weights in each.
+    /// Weights of a group.
     pub len: usize,
     /// Bits of a weight.
     pub bits: u32,
 }
 
-/// Rows of weights, the row of input, and a product for each row of weights.
+/// A dot-product kernel: takes rows of weights, one row of input, and the output, one element for each row of weights.
 ///
 /// # Panics
 /// When rows and input are not whole blocks of the same width.
 pub type DotKernel = fn(&[u8], &[f32], &mut [f32]);
 
-/// How a card's numbers are stored.
-impl From<sluice_cuda::DType> for Format {
-    fn from(dtype: sluice_cuda::DType) -> Self {
-        use sluice_cuda::DType;
+impl From<DType> for Format {
+    fn from(dtype: DType) -> Self {
         match dtype {
             DType::F32 => Self::F32,
             DType::F16 => Self::F16,
@@ -84,35 +86,35 @@ impl Format {
         Self::Q2K,
     ];
 
-    /// Whether a card multiplies with weights as they are stored; others are decoded there first.
+    /// The dtype of elements that stand alone; `None` for block formats.
     #[must_use]
-    pub fn has_gpu_matmul(self) -> bool {
-        self.to_cuda().has_matmul()
+    pub const fn dtype(self) -> Option<DType> {
+        match self {
+            Self::F32 => Some(DType::F32),
+            Self::F16 => Some(DType::F16),
+            Self::Bf16 => Some(DType::Bf16),
+            _ => None,
+        }
     }
 
-    /// What a card's kernels call it.
-    pub fn to_cuda(self) -> sluice_cuda::Format {
-        use sluice_cuda::Format as Card;
+    /// Whether a GPU has a matmul kernel for this format; weights in others are dequantized there first.
+    #[must_use]
+    pub const fn has_gpu_matmul(self) -> bool {
         match self {
-            Self::F32 => Card::F32,
-            Self::F16 => Card::F16,
-            Self::Bf16 => Card::Bf16,
-            Self::Q8_0 => Card::Q8_0,
-            Self::Q6K => Card::Q6K,
-            Self::Q5K => Card::Q5K,
-            Self::Q5_1 => Card::Q5_1,
-            Self::Q5_0 => Card::Q5_0,
-            Self::Q4K => Card::Q4K,
-            Self::Q4_1 => Card::Q4_1,
-            Self::Q4_0 => Card::Q4_0,
-            Self::Q3K => Card::Q3K,
-            Self::Q2K => Card::Q2K,
+            Self::F32 | Self::F16 | Self::Bf16 | Self::Q8_0 | Self::Q6K | Self::Q4K => true,
+            Self::Q5K
+            | Self::Q5_1
+            | Self::Q5_0
+            | Self::Q4_1
+            | Self::Q4_0
+            | Self::Q3K
+            | Self::Q2K => false,
         }
     }
 
     /// The name that plans, logs and screens use.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
             Self::F16 => "f16",
@@ -130,7 +132,7 @@ impl Format {
         }
     }
 
-    /// Numbers in a block: what is stored together and can only be read together.
+    /// Elements of a block, the smallest piece that can be read; 1 for plain formats.
     #[must_use]
     pub const fn block_len(self) -> usize {
         match self {
@@ -159,7 +161,7 @@ impl Format {
         }
     }
 
-    /// Bytes of `count` numbers.
+    /// Bytes of `count` elements.
     ///
     /// # Panics
     /// When they are not whole blocks.
@@ -169,7 +171,7 @@ impl Format {
         count / self.block_len() * self.block_bytes()
     }
 
-    /// Bits a number takes.
+    /// Bits per weight, scales and minima included.
     #[must_use]
     pub fn bits(self) -> f64 {
         (8 * self.block_bytes()) as f64 / self.block_len() as f64
@@ -181,12 +183,13 @@ impl Format {
         width.is_multiple_of(self.block_len())
     }
 
-    /// This format, or the next one up that rows of this width can be stored in: `q4_k` and `q6_k` become `q8_0`, that
-    /// becomes `bf16`. Levels ask for these alone.
+    /// This format, or the next one up that rows of this width can be stored in: `q4_k` and `q6_k` become `q8_0`, which
+    /// becomes `bf16`. Levels use only these formats.
     #[must_use]
     pub fn for_width(self, width: usize) -> Self {
         if self.fits(width) {
             self
+        // Blocks of 32 fit nearly every model's widths; a plain format fits all.
         } else if Self::Q8_0.fits(width) {
             Self::Q8_0
         } else {
@@ -194,10 +197,10 @@ impl Format {
         }
     }
 
-    /// Widens all numbers of `bytes` into `out`: exactly what they stand for, up to the rounding of one product.
+    /// Dequantizes `bytes` into `out`, exactly up to the rounding of one product.
     ///
     /// # Panics
-    /// When `bytes` doesn't hold `out.len()` aligned numbers.
+    /// When `bytes` isn't as long as `out.len()` elements are, or isn't aligned for the plain formats.
     pub fn dequantize(self, bytes: &[u8], out: &mut [f32]) {
         assert_eq!(bytes.len(), self.bytes(out.len()), "tile and source differ");
         match self {
@@ -217,9 +220,10 @@ impl Format {
         }
     }
 
-    /// What [`Format::quants`] tells, where it tells something.
+    /// The groups that [`Format::quants`] returns; `None` if the format has none.
     #[must_use]
     pub const fn groups(self) -> Option<QuantGroups> {
+        // Formats of two and three bits are left out: integer kernels exist for four to eight bits.
         let (len, bits) = match self {
             Self::Q8_0 => (32, 8),
             Self::Q6K => (16, 6),
@@ -230,7 +234,7 @@ impl Format {
         Some(QuantGroups { len, bits })
     }
 
-    /// The numbers as they are stored: bytes, each group's of which are to be multiplied by a scale and then added to a minimum.
+    /// Unpacks quants to bytes, with a scale and a minimum for each group: an element is quant · scale + minimum.
     ///
     /// # Panics
     /// When the format has no groups, or lengths differ.
@@ -248,8 +252,8 @@ impl Format {
         }
     }
 
-    /// Products of one row of input and rows of weights that are never written down as `f32`, which would take longer than
-    /// the products; for plain numbers, where rows are whole vectors.
+    /// A kernel for dot products of one row of input with rows of weights; `None` unless rows are whole vectors.
+    /// Weights are dequantized in registers: writing them to memory would take longer than the products.
     #[must_use]
     pub fn dot_kernel(self, width: usize) -> Option<DotKernel> {
         if !width.is_multiple_of(LANES) {
@@ -273,7 +277,7 @@ impl Format {
     }
 }
 
-/// Bytes of the half-sized numbers, kept equal to what [`Format::block_bytes`] says.
+/// The table above must agree with the types that plain elements are cast to.
 const _: () = assert!(size_of::<bf16>() == 2 && size_of::<f16>() == 2);
 
 #[cfg(test)]

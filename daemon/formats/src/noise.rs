@@ -1,28 +1,29 @@
-//! Random numbers by place instead of by order: the same seed gives the same number for a
-//! position and token whatever the threads, the vocabulary's pieces or the device do.
+//! Random numbers by position instead of by order: the same seed gives the same number for a position and token,
+//! whatever threads, pieces of the vocabulary and devices do.
 
-/// A source of numbers, fixed by its seed.
+/// A counter-based random generator, fixed by its seed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Noise {
     key: u64,
 }
 
 impl Noise {
-    /// The source of a seed.
+    /// The generator of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self { key: mix(seed) }
     }
 
-    /// What the noise is made from, for a kernel that makes the same.
+    /// The generator's key, from which a GPU kernel computes the same numbers.
     pub fn key(self) -> u64 {
         self.key
     }
 
-    /// A source of its own for `stream`, independent of the others.
+    /// A generator for `stream`, independent of the others of this seed.
     #[must_use]
     pub fn stream(self, stream: u64) -> Self {
         Self {
+            // Hashed twice, so that the keys of neighbouring streams are unrelated.
             key: mix(self.key ^ mix(stream.wrapping_add(0xA076_1D64_78BD_642F))),
         }
     }
@@ -30,21 +31,25 @@ impl Noise {
     /// A number strictly between 0 and 1, for a pass, a position and a token.
     #[must_use]
     pub fn uniform(self, pass: u64, position: u64, token: u64) -> f64 {
+        // Pass and position share a word, so that one hash covers both.
         let place = self.key ^ mix((pass << 32) | position);
         to_unit(mix(
             place.wrapping_add(token.wrapping_mul(0x9E37_79B9_7F4A_7C15))
         ))
     }
 
-    /// A Gumbel-distributed number: the largest of `logit + T · gumbel` is a draw from
-    /// `softmax(logit / T)`.
+    /// A Gumbel-distributed number: the token with the largest `logit + T · gumbel` is a sample of `softmax(logit / T)`
+    /// (the Gumbel-max trick).
     #[must_use]
     pub fn gumbel(self, pass: u64, position: u64, token: u64) -> f64 {
+        // `f64`, as in LLaDA's reference sampler: with `f32` the tail would end early, and tokens of low probability
+        // never win.
         -(-self.uniform(pass, position, token).ln()).ln()
     }
 }
 
-/// The 53 upper bits, in the middle of their step so that 0 isn't met, nor 1 but by the very last, which is rounded.
+/// The 53 upper bits as a fraction, centred in their interval so that 0 never occurs; 1 could only come of the largest
+/// value, by rounding.
 fn to_unit(bits: u64) -> f64 {
     ((bits >> 11) as f64 + 0.5) / (1u64 << 53) as f64
 }

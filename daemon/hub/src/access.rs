@@ -1,4 +1,4 @@
-//! How a hub is reached: where it is, who asks, and whether asking is allowed at all.
+//! Access to a hub: its address, a token, and whether the network may be used at all.
 
 use std::{
     ffi::OsString,
@@ -11,20 +11,21 @@ use http::Uri;
 
 use crate::HubError;
 
-/// The hub that is meant when nobody names one.
+/// The hub that is used unless another one is named.
 const ENDPOINT_DEFAULT: &str = "https://huggingface.co";
 /// Longest token; real ones have 37 characters.
 const TOKEN_BYTES_MAX: u64 = 4096;
 
-/// A secret that shows itself nowhere but in a request to the hub.
+/// A secret that appears nowhere but in requests to the hub.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
 impl Token {
-    /// A token, if the text can be one: printable, without blanks. An empty one is none.
+    /// A token, if the text can be one: printable ASCII without blanks. `None` for an empty text.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         let text = text.trim();
+        // Nothing else can be sent in a header.
         let is_fine = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
         is_fine.then(|| Self(text.to_owned()))
     }
@@ -40,23 +41,23 @@ impl fmt::Debug for Token {
     }
 }
 
-/// How a hub is reached.
+/// How a hub is accessed.
 #[derive(Debug, Clone)]
 pub struct Access {
-    /// The hub, without a slash at its end.
+    /// The hub's address, without a slash at its end.
     pub(crate) endpoint: String,
-    /// Who asks.
+    /// The user's token, which gated and private repositories need.
     pub token: Option<Token>,
-    /// Nothing is asked of any network.
+    /// Whether all network access is forbidden.
     pub is_offline: bool,
 }
 
 impl Access {
-    /// By the variables that the hub's own programs know: `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_TOKEN`, and the files
-    /// that tokens are kept in; beside them a credential that systemd hands over.
+    /// Reads the variables that the hub's own programs use: `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_TOKEN` and the files
+    /// that hold tokens; also a credential that systemd passes.
     ///
     /// # Errors
-    /// When the endpoint is no address of a hub.
+    /// When the endpoint is no valid address.
     pub fn from_variables(variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Self, HubError> {
         let text = |name: &str| {
             variable(name)
@@ -64,6 +65,7 @@ impl Access {
                 .filter(|value| !value.is_empty())
         };
         let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT_DEFAULT.to_owned());
+        // The values that huggingface_hub takes for true.
         let is_offline = text("HF_HUB_OFFLINE").is_some_and(|value| {
             ["1", "on", "yes", "true"].contains(&value.to_ascii_lowercase().as_str())
         });
@@ -77,10 +79,10 @@ impl Access {
         Self::new(&endpoint, token, is_offline)
     }
 
-    /// The hub at an endpoint such as `https://huggingface.co`.
+    /// Access to the hub at an endpoint such as `https://huggingface.co`.
     ///
     /// # Errors
-    /// When the endpoint is no address of a hub.
+    /// When the endpoint is no valid address.
     pub fn new(endpoint: &str, token: Option<Token>, is_offline: bool) -> Result<Self, HubError> {
         let endpoint = endpoint.trim_end_matches('/').to_owned();
         let wrong = || HubError::Endpoint {
@@ -88,6 +90,7 @@ impl Access {
         };
         let uri: Uri = endpoint.parse().map_err(|_| wrong())?;
         let is_web = matches!(uri.scheme_str(), Some("https" | "http"));
+        // A name and password in the address would appear in logs and messages.
         let has_user = uri
             .authority()
             .is_some_and(|authority| authority.as_str().contains('@'));
@@ -101,13 +104,13 @@ impl Access {
         })
     }
 
-    /// Where the hub is.
+    /// The hub's address.
     #[must_use]
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }
 
-    /// Where the hub's own programs keep what they downloaded.
+    /// The folder where the hub's own programs keep downloads.
     #[must_use]
     pub fn cache_folder(variable: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
         let set = |name: &str| variable(name).filter(|value| !value.is_empty());
@@ -117,7 +120,7 @@ impl Access {
     }
 }
 
-/// The hub's folder of the user.
+/// The user's folder of the hub's own programs.
 fn home(variable: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
     if let Some(home) = set("HF_HOME") {
@@ -128,9 +131,10 @@ fn home(variable: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     Some(cache.join("huggingface"))
 }
 
-/// Where a token may be kept, the first one counts.
+/// Files that may hold a token, in the order of precedence.
 fn token_files(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
+    // The user's explicit path first; then a service's credential, since a service may have no home folder.
     let named = set("HF_TOKEN_PATH").map(PathBuf::from);
     let credential = set("CREDENTIALS_DIRECTORY").map(|folder| Path::new(&folder).join("hf_token"));
     let kept = home(variable).map(|home| home.join("token"));
@@ -140,6 +144,7 @@ fn token_files(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
 fn read_token(path: &Path) -> Option<Token> {
     let mut text = String::new();
     let file = fs::File::open(path).ok()?;
+    // Bounded: the path comes from the environment, and may lead to any file.
     file.take(TOKEN_BYTES_MAX).read_to_string(&mut text).ok()?;
     Token::new(&text)
 }

@@ -1,4 +1,5 @@
-//! Which of a repository's files are a model: weights in safetensors with what belongs to them, or one model in GGUF.
+//! Selects the files of a repository that make up a model: safetensors weights with their companions, or one GGUF
+//! model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,14 +8,14 @@ use sluice_shared::units;
 
 use crate::{HubError, HubName, RemoteFile};
 
-/// The one file of weights.
+/// The file name of unsharded weights.
 const SINGLE: &str = "model.safetensors";
-/// The list of several.
+/// The file name of the shard index.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
-/// Largest list of shards.
+/// Largest shard index, in bytes.
 pub(crate) const INDEX_BYTES_MAX: usize = 64 << 20;
-/// What belongs to weights in safetensors, where it is there, and its greatest size: tokenizers of large vocabularies
-/// have 35 MB.
+/// Files that belong to safetensors weights where they are present, with their largest size: tokenizers of large
+/// vocabularies have 35 MB.
 const COMPANIONS: &[(&str, u64)] = &[
     ("config.json", 1 << 20),
     ("generation_config.json", 1 << 20),
@@ -28,23 +29,23 @@ const COMPANIONS: &[(&str, u64)] = &[
     ("chat_template.jinja", 1 << 20),
     ("chat_template.json", 1 << 20),
 ];
-/// What tells people about a model of either kind.
+/// Files for people, for models of either kind.
 const PAPERS: &[&str] = &["README.md", "LICENSE", "LICENSE.txt", "LICENSE.md"];
-/// Most bytes of one of those.
+/// Largest of those, in bytes.
 const PAPER_BYTES_MAX: u64 = 4 << 20;
 
-/// The files that are needed.
+/// The selected files.
 #[derive(Debug, Clone)]
 pub(crate) struct ChosenFiles {
-    /// The model, with a label where the repository has several.
+    /// The model's name, with a label where the repository has several models.
     pub(crate) name: HubName,
-    /// The files, small ones first.
+    /// The files, small ones first: a mistake shows before gigabytes are downloaded.
     pub(crate) files: Vec<RemoteFile>,
     /// Bytes of the weights among them.
     pub(crate) weight_bytes: u64,
 }
 
-/// Which of several models in a repository is meant.
+/// What the user wants of a repository with several models.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct WantedModel {
     /// A file by its name.
@@ -56,25 +57,26 @@ struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
-/// One model in GGUF: a file, or several that belong together.
+/// A GGUF model: one file, or several parts.
 struct Gguf<'a> {
     stem: String,
     label: String,
     files: Vec<&'a RemoteFile>,
 }
 
-/// Whether the list of shards decides what is needed.
+/// Whether the shard index is needed for the selection.
 pub(crate) fn needs_index(files: &[RemoteFile], name: &HubName, wanted: &WantedModel) -> bool {
+    // Labels and file names select among GGUF files only.
     let is_gguf = name.label().is_some() || wanted.file.is_some();
     !is_gguf
         && find(files, SINGLE).is_none()
         && find(files, INDEX).is_some_and(|file| file.bytes <= INDEX_BYTES_MAX as u64)
 }
 
-/// Chooses, with the list of shards where that decides.
+/// Selects files, with the shard index where it is needed.
 ///
 /// # Errors
-/// When there is no model, or several and none was named.
+/// When there is no model, or there are several and none was named.
 pub(crate) fn choose(
     files: &[RemoteFile],
     name: &HubName,
@@ -89,15 +91,18 @@ pub(crate) fn choose(
         (None, Some(index)) => shards(files, name, index)?,
         (None, None) => return choose_gguf(files, name, wanted),
     };
+    // Without a configuration no family can read the weights.
     if find(files, "config.json").is_none() {
         return Err(missing(name, "config.json next to its weights"));
     }
+    // Only known files are taken: repositories may contain anything, code and images included.
     let companions = COMPANIONS.iter().filter_map(|(file, bytes_max)| {
         let file = find(files, file)?;
         Some((file, *bytes_max))
     });
     let mut chosen = Vec::new();
     for (file, bytes_max) in companions {
+        // Readers hold these files in memory, so their size is bounded before they are downloaded.
         if file.bytes > bytes_max {
             let problem = format!("{} of {}", file.path, units::bytes(file.bytes));
             return Err(missing(
@@ -117,6 +122,7 @@ pub(crate) fn choose(
 fn finish(name: HubName, mut small: Vec<RemoteFile>, weights: Vec<RemoteFile>) -> ChosenFiles {
     let weight_bytes = weights
         .iter()
+        // Sizes are the hub's word, so sums saturate.
         .fold(0, |sum: u64, file| sum.saturating_add(file.bytes));
     small.extend(weights);
     ChosenFiles {
@@ -131,7 +137,7 @@ fn papers(files: &[RemoteFile]) -> impl Iterator<Item = RemoteFile> {
     found.filter(|file| file.bytes <= PAPER_BYTES_MAX).cloned()
 }
 
-/// The shards that the list names; each of them has to lie beside it.
+/// The shards that the index names; each of them must be in the repository.
 fn shards(files: &[RemoteFile], name: &HubName, index: &[u8]) -> Result<Vec<RemoteFile>, HubError> {
     let wrong = |problem: String| HubError::WrongResponse {
         host: name.repository(),
@@ -139,11 +145,13 @@ fn shards(files: &[RemoteFile], name: &HubName, index: &[u8]) -> Result<Vec<Remo
     };
     let index: ShardIndex =
         serde_json::from_slice(index).map_err(|error| wrong(error.to_string()))?;
+    // A set: many tensors name the same shard.
     let shards: BTreeSet<String> = index.weight_map.into_values().collect();
     if shards.is_empty() {
         return Err(wrong("names no shard".to_owned()));
     }
     let found = shards.iter().map(|shard| {
+        // An index might name pickles, or files in other folders.
         let file = find(files, shard).filter(|file| file.path.ends_with(".safetensors"));
         file.cloned().ok_or_else(|| {
             missing(
@@ -184,6 +192,7 @@ fn choose_gguf(
     let asked = wanted.file.as_deref().or(name.label());
     let repository = name.repository();
     match (&found[..], asked) {
+        // Known from file names, before gigabytes are downloaded.
         ([model], _) if model.parts() > 1 => Err(missing(
             name,
             &format!(
@@ -204,6 +213,7 @@ fn choose_gguf(
             label: label.to_owned(),
             labels: labels(),
         }),
+        // Repositories with pickles only get a hint that says so: loading one can run code, so Sluice never does.
         ([], None) => match files.iter().find(|file| is_pickle(&file.path)) {
             Some(pickle) => Err(HubError::PickleOnly {
                 repository,
@@ -218,7 +228,7 @@ fn choose_gguf(
     }
 }
 
-/// All models in GGUF, in the order of their names. Projectors of pictures are no models.
+/// All GGUF models, in the order of their names. Image projectors (`mmproj`) aren't models.
 fn ggufs(files: &[RemoteFile]) -> Vec<Gguf<'_>> {
     let mut by_stem: BTreeMap<String, Vec<&RemoteFile>> = BTreeMap::new();
     for file in files {
@@ -232,6 +242,7 @@ fn ggufs(files: &[RemoteFile]) -> Vec<Gguf<'_>> {
                 .push(file);
         }
     }
+    // Labels that two files share say nothing; both are then named in full.
     let short: Vec<_> = by_stem.keys().map(|stem| label_of(stem)).collect();
     let models = by_stem.into_iter().map(|(stem, mut files)| {
         files.sort_by(|a, b| a.path.cmp(&b.path));
@@ -244,7 +255,7 @@ fn ggufs(files: &[RemoteFile]) -> Vec<Gguf<'_>> {
 }
 
 impl Gguf<'_> {
-    /// Files that it is split into, as far as their names tell, be they there or not.
+    /// Number of parts, as far as file names tell, whether all of them are present or not.
     fn parts(&self) -> usize {
         let told = self.files.iter().filter_map(|file| {
             let stem = file.file_name().strip_suffix(".gguf")?;
@@ -264,7 +275,7 @@ impl Gguf<'_> {
     }
 }
 
-/// What people call a GGUF file: its format where the name ends in one, such as `Q4_K_M`, else all of the name.
+/// A GGUF file's label: the format at the end of its name, such as `Q4_K_M`, or else the whole name.
 #[must_use]
 pub fn label_of(stem: &str) -> String {
     let last = stem
@@ -272,6 +283,7 @@ pub fn label_of(stem: &str) -> String {
         .next()
         .unwrap_or(stem)
         .to_ascii_uppercase();
+    // A digit must follow, or a name that ends in `Qwen` would count as a format.
     let has_digit_after = |prefix: &str| {
         let rest = last.strip_prefix(prefix);
         rest.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
@@ -283,8 +295,9 @@ pub fn label_of(stem: &str) -> String {
     if is_format { last } else { plain(stem) }
 }
 
-/// The text as a part of a name.
+/// Replaces characters that a name may not have.
 fn plain(text: &str) -> String {
+    // The result must satisfy the rule for names, or the model could not be asked for.
     let kept = text.chars().map(|character| match character {
         'a'..='z' | 'A'..='Z' | '0'..='9' | '-' | '_' | '.' => character,
         _ => '_',
@@ -295,7 +308,7 @@ fn plain(text: &str) -> String {
         .to_owned()
 }
 
-/// The name without `-00001-of-00003`.
+/// The name without a suffix like `-00001-of-00003`.
 fn without_part(stem: &str) -> &str {
     let cut = || {
         let (rest, count) = stem.rsplit_once("-of-")?;

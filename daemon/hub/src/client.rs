@@ -1,4 +1,4 @@
-//! Asking a hub: connections, redirects, and how long an answer is waited for.
+//! Requests to a hub: connections, redirects, and timeouts.
 
 use std::{error::Error, time::Duration};
 
@@ -18,24 +18,24 @@ use tokio::time::timeout;
 
 use crate::{Access, HubError, Patience, patience::Attempts};
 
-/// The hub itself refers to one or two others.
+/// Most redirects of a request; the hub itself needs one or two.
 const REDIRECTS_MAX: usize = 6;
 
 type Connections<C> = Pool<C, Empty<Bytes>>;
 
-/// Asks one hub.
+/// A client of one hub.
 #[derive(Debug, Clone)]
 pub struct Client {
     plain: Connections<HttpConnector>,
-    /// `None` where the system has no certificates to know anybody by.
+    /// `None` where the system has no root certificates.
     secure: Option<Connections<HttpsConnector<HttpConnector>>>,
     access: Access,
     patience: Patience,
 }
 
-/// An answer whose body has not been read.
+/// An answer whose body has not been read yet.
 pub(crate) struct HubResponse {
-    /// Who gave it.
+    /// The host that answered.
     pub(crate) host: String,
     /// Whether that is the hub itself.
     pub(crate) is_hub: bool,
@@ -44,13 +44,14 @@ pub(crate) struct HubResponse {
 }
 
 impl Client {
-    /// A client of a hub. Nothing is asked yet.
+    /// A client of a hub. It doesn't connect yet.
     #[must_use]
     pub fn new(access: Access, patience: Patience) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(patience.connect));
-        // The outer connector has looked at the scheme.
+        // The outer connector checks the scheme; this one also serves as its transport for https.
         connector.enforce_http(false);
+        // The system's certificates, which an administrator can extend for a hub of their own.
         let roots = HttpsConnectorBuilder::new().with_native_roots();
         let secure = roots.map(|builder| {
             let connector = builder
@@ -67,19 +68,19 @@ impl Client {
         }
     }
 
-    /// How the hub is reached.
+    /// The hub's access settings.
     #[must_use]
     pub fn access(&self) -> &Access {
         &self.access
     }
 
-    /// A new row of attempts.
+    /// A new series of attempts.
     pub(crate) fn attempts(&self) -> Attempts {
         Attempts::new(self.patience)
     }
 
-    /// Asks for the rest of what lies at a path of the hub, from a byte on, following redirects. Answers that are no
-    /// success are given back too.
+    /// Requests the bytes at a path of the hub from `from` on, and follows redirects. Error statuses are returned as
+    /// answers.
     pub(crate) async fn get(&self, path: &str, from: u64) -> Result<HubResponse, HubError> {
         if self.access.is_offline {
             return Err(HubError::Offline {
@@ -89,6 +90,7 @@ impl Client {
         let hub = self.uri(&self.access.endpoint)?;
         let mut uri = self.uri(&format!("{}{path}", self.access.endpoint))?;
         let mut is_hub = true;
+        // Redirects are followed here, because only this code knows who may see the token.
         for _ in 0..=REDIRECTS_MAX {
             let host = host(&uri);
             let answer = self
@@ -104,7 +106,7 @@ impl Client {
             };
             uri =
                 follow(&uri, next).map_err(|problem| HubError::WrongResponse { host, problem })?;
-            // Who was referred to is trusted with nothing, even where it refers back.
+            // Once a request has left the hub's origin, nobody gets the token, even if a redirect leads back.
             is_hub = is_hub && origin(&uri) == origin(&hub);
         }
         Err(HubError::WrongResponse {
@@ -113,7 +115,7 @@ impl Client {
         })
     }
 
-    /// A small answer, asked for again where that may help.
+    /// Requests a small body, and tries again after failures that may pass.
     pub(crate) async fn get_small(
         &self,
         path: &str,
@@ -162,6 +164,7 @@ impl Client {
         if let Some(token) = self.access.token.as_ref().filter(|_| with_token) {
             let value = HeaderValue::from_str(&format!("Bearer {}", token.secret()));
             let mut value = value.expect("a token is printable");
+            // Keeps the value out of debug output.
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }
@@ -175,6 +178,8 @@ impl Client {
                 ));
             }
         };
+        // A timeout for the whole answer's head. The body has one for each piece, so that slow but steady downloads go
+        // on.
         let answer = timeout(self.patience.connect + self.patience.stall, answer).await;
         let answer = answer.map_err(|_| HubError::Stalled {
             host: host(uri),
@@ -199,17 +204,19 @@ impl HubResponse {
         self.response.headers()
     }
 
-    /// A header that is plain text.
+    /// The value of a header, if it is plain text.
     pub(crate) fn header(&self, name: impl http::header::AsHeaderName) -> Option<&str> {
         self.headers().get(name)?.to_str().ok()
     }
 
-    /// What an answer that is none of the hub's own refusals means.
+    /// The error for an answer that is none of the hub's own refusals.
     pub(crate) fn failure(&self) -> HubError {
         let host = self.host.clone();
+        // `Retry-After` may also be a date; that counts as absent.
         let seconds = self.header(RETRY_AFTER).and_then(|text| text.parse().ok());
         match self.status() {
             StatusCode::TOO_MANY_REQUESTS => HubError::TooMany { host, seconds },
+            // A 503 with a time is a rate limit; without one it is a failure, which is retried as well.
             StatusCode::SERVICE_UNAVAILABLE if seconds.is_some() => {
                 HubError::TooMany { host, seconds }
             }
@@ -236,17 +243,18 @@ impl HubResponse {
                 })?;
             match frame.map(hyper::body::Frame::into_data) {
                 Some(Ok(data)) => return Ok(Some(data)),
-                // Trailers.
+                // Trailers carry no data.
                 Some(Err(_)) => {}
                 None => return Ok(None),
             }
         }
     }
 
-    /// The whole body, if it has no more than `max` bytes.
+    /// The whole body, if it has at most `max` bytes.
     pub(crate) async fn bytes(mut self, max: usize) -> Result<Vec<u8>, HubError> {
         let mut bytes = Vec::new();
         while let Some(part) = self.next().await? {
+            // Compared before the bytes are kept: a hub may send without end.
             if bytes.len() + part.len() > max {
                 return Err(HubError::WrongResponse {
                     host: self.host,
@@ -259,17 +267,18 @@ impl HubResponse {
     }
 }
 
-/// Where an answer refers to.
+/// The target of a redirect, if the answer is one.
 fn redirect(answer: &Response<Incoming>) -> Option<&HeaderValue> {
     let is_redirect = [301, 302, 303, 307, 308].contains(&answer.status().as_u16());
     answer.headers().get(LOCATION).filter(|_| is_redirect)
 }
 
-/// The address that a redirect leads to.
+/// The absolute address of a redirect's target.
 fn follow(from: &Uri, location: &HeaderValue) -> Result<Uri, String> {
     let unreadable = || "a redirect with an invalid address".to_owned();
     let location = location.to_str().map_err(|_| unreadable())?;
     let to: Uri = match location.strip_prefix('/') {
+        // `//host/path` is not a path but names another host.
         Some(rest) if !rest.starts_with('/') => {
             let (scheme, authority) = origin(from);
             format!(
@@ -284,12 +293,13 @@ fn follow(from: &Uri, location: &HeaderValue) -> Result<Uri, String> {
     .map_err(|_| unreadable())?;
     match (from.scheme_str(), to.scheme_str()) {
         (_, Some("https")) | (Some("http"), Some("http")) if to.host().is_some() => Ok(to),
+        // Anybody on the way could read and change what comes over http.
         (Some("https"), Some("http")) => Err("a redirect from https to http".to_owned()),
         _ => Err(unreadable()),
     }
 }
 
-/// Scheme, host and port.
+/// Scheme, host and port of an address.
 fn origin(uri: &Uri) -> (Option<&str>, Option<&str>) {
     (
         uri.scheme_str(),
@@ -301,7 +311,7 @@ fn host(uri: &Uri) -> String {
     uri.authority().map(ToString::to_string).unwrap_or_default()
 }
 
-/// Not where everybody on the way could read it.
+/// Whether a token may be sent to this address: only encrypted, or on this machine.
 fn may_carry_token(uri: &Uri) -> bool {
     let is_here = uri.host().is_some_and(|host| {
         let address = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
@@ -310,7 +320,7 @@ fn may_carry_token(uri: &Uri) -> bool {
     uri.scheme_str() == Some("https") || is_here
 }
 
-/// The deepest cause has the system's own words.
+/// The deepest cause, which has the system's own message.
 fn innermost(error: &dyn Error) -> String {
     let mut error = error;
     while let Some(source) = error.source() {

@@ -1,4 +1,4 @@
-//! What is done with files and folders, its errors those of a pull.
+//! File operations whose errors are those of a pull.
 
 use std::{
     fs::{self, File},
@@ -8,7 +8,7 @@ use std::{
 
 use crate::HubError;
 
-/// The error of an operation, which is a verb, with the file that it was for.
+/// The error of an operation, a verb, on a path.
 pub(crate) fn failed(operation: &'static str, path: &Path, cause: io::Error) -> HubError {
     HubError::Disk {
         operation,
@@ -17,7 +17,7 @@ pub(crate) fn failed(operation: &'static str, path: &Path, cause: io::Error) -> 
     }
 }
 
-/// Removes a file, if it is there.
+/// Removes a file if it exists.
 pub(crate) fn remove(path: &Path) -> Result<(), HubError> {
     match fs::remove_file(path) {
         Err(cause) if cause.kind() != io::ErrorKind::NotFound => Err(failed("remove", path, cause)),
@@ -36,7 +36,7 @@ pub(crate) fn make_folder(path: &Path) -> Result<(), HubError> {
     fs::create_dir_all(path).map_err(|cause| failed("create the folder", path, cause))
 }
 
-/// Puts a folder's names on the disk.
+/// Makes a folder's entries durable.
 pub(crate) fn sync(folder: &Path) -> Result<(), HubError> {
     let synced = File::open(folder).and_then(|folder| folder.sync_all());
     synced.map_err(|cause| failed("write", folder, cause))

@@ -1,171 +1,171 @@
-//! Why a model could not be had, with what the reader needs to know.
+//! Why a model could not be downloaded, with what the user needs to know.
 
 use std::{io, path::PathBuf};
 
 use sluice_shared::units;
 
-/// Why a pull failed. What was downloaded stays, unless it is the fault, and the next pull goes on from there.
+/// Why a pull failed. Downloaded bytes stay for the next pull, unless they are wrong.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// The endpoint is no address.
+    /// The endpoint is not a valid address.
     #[error("'{endpoint}' is not a valid hub address")]
     Endpoint {
-        /// What was given.
+        /// The given address, shortened.
         endpoint: String,
     },
-    /// The user forbids it.
+    /// The user has forbidden network access.
     #[error("offline mode: cannot ask a hub for {what}")]
     Offline {
-        /// What would have been asked for.
+        /// What would have been requested.
         what: String,
     },
-    /// No connection, or one that broke before it answered.
+    /// No connection could be made, or it broke.
     #[error("cannot reach {host}: {cause}")]
     Unreachable {
-        /// The hub, or whom it referred to.
+        /// The hub, or a host that it redirected to.
         host: String,
-        /// The deepest words.
+        /// The deepest cause.
         cause: String,
     },
-    /// A connection that says nothing.
+    /// The connection stayed open, but nothing came.
     #[error("{host} sent no data for {seconds} s")]
     Stalled {
-        /// Who.
+        /// The host that stalled.
         host: String,
-        /// How long was waited.
+        /// How long the client waited, in seconds.
         seconds: u64,
     },
-    /// No such repository, or none that is shown to us.
+    /// The repository doesn't exist, or isn't visible to this user.
     #[error("the hub has no repository {repository}{}", if *.has_token { " to this token" } else { "" })]
     NoRepository {
-        /// Its name.
+        /// The repository, as `OWNER/NAME`.
         repository: String,
-        /// Whether a token went along.
+        /// Whether a token was sent.
         has_token: bool,
     },
-    /// No such branch, tag or commit.
+    /// The repository has no such branch, tag or commit.
     #[error("{repository} has no revision '{revision}'")]
     NoRevision {
-        /// Its name.
+        /// The repository, as `OWNER/NAME`.
         repository: String,
-        /// What was asked for.
+        /// The revision that was asked for.
         revision: String,
     },
-    /// The repository's owner has to be asked first.
+    /// The repository's owner must grant access first.
     #[error("{repository} is gated: its files need access approval{}", if *.has_token { ", which this token's account does not have" } else { "" })]
     Gated {
-        /// Its name.
+        /// The repository, as `OWNER/NAME`.
         repository: String,
-        /// Where to ask.
+        /// Address of the page where access can be requested.
         page: String,
-        /// Whether a token went along.
+        /// Whether a token was sent.
         has_token: bool,
     },
-    /// The token is not known to the hub.
+    /// The hub doesn't accept the token.
     #[error("the hub rejected the token")]
     WrongToken,
-    /// Too many requests, even after some waiting.
+    /// The hub limits requests, even after waiting.
     #[error("{host} limits the request rate")]
     TooMany {
-        /// Who.
+        /// The host that limits requests.
         host: String,
-        /// How long, if it said so.
+        /// Seconds to wait, if the host said so.
         seconds: Option<u64>,
     },
-    /// Anything else than the file.
+    /// The answer has an unexpected status.
     #[error("{host} answered with status {status}")]
     Status {
-        /// Who.
+        /// The host that answered.
         host: String,
-        /// The status.
+        /// The HTTP status.
         status: u16,
     },
-    /// An answer that breaks the protocol or one of our bounds.
+    /// The answer breaks the protocol or one of our bounds.
     #[error("{host} sent an invalid answer: {problem}")]
     WrongResponse {
-        /// Who.
+        /// The host that answered.
         host: String,
-        /// What is wrong with it.
+        /// What is wrong with the answer.
         problem: String,
     },
-    /// The file's bytes are not those that the hub promised.
+    /// The downloaded bytes don't have the hash that the hub promised.
     #[error(
         "{file} does not match the hub's hash: it has {found}, expected {expected}; the file was deleted"
     )]
     WrongHash {
-        /// The file.
+        /// Path of the file in the repository.
         file: String,
-        /// Of what came.
+        /// Hash of the downloaded bytes.
         found: String,
-        /// Of what was promised.
+        /// Hash that the hub promised.
         expected: String,
     },
-    /// Only files that can run code when they are read.
+    /// The repository has weights only as pickles, which can run code when they are read.
     #[error(
         "{repository} has its weights only in {file}, a pickle, which can run code when it is read"
     )]
     PickleOnly {
-        /// Its name.
+        /// The repository, as `OWNER/NAME`.
         repository: String,
-        /// One of them.
+        /// Path of one of the pickles.
         file: String,
     },
-    /// Nothing that is a model.
+    /// The repository has no model that Sluice can load.
     #[error("{repository} has no {missing}")]
     NoModel {
-        /// Its name.
+        /// The repository, as `OWNER/NAME`.
         repository: String,
-        /// What is missing.
+        /// What is missing, in words.
         missing: String,
     },
-    /// Several models in one repository.
+    /// The repository has several models, and none was named.
     #[error("{repository} has several models: {}", .labels.join(", "))]
     Ambiguous {
-        /// Its name.
+        /// The repository, as `OWNER/NAME`.
         repository: String,
-        /// What they are called, with their sizes.
+        /// Labels of the models, with sizes.
         labels: Vec<String>,
     },
-    /// No file of that label or name.
+    /// The repository has no model of that label or file name.
     #[error("{repository} has no model '{label}'; it has {}", if .labels.is_empty() { "none in GGUF".to_owned() } else { .labels.join(", ") })]
     NoLabel {
-        /// Its name.
+        /// The repository, as `OWNER/NAME`.
         repository: String,
-        /// What was asked for.
+        /// The label or name that was asked for.
         label: String,
-        /// What there is.
+        /// Labels of the models that there are, with sizes.
         labels: Vec<String>,
     },
-    /// A disk that is too small.
+    /// The disk has too little free space.
     #[error("{} are still to be downloaded, and {} has {} free", units::bytes(*.needed_bytes), .folder.display(), units::bytes(*.free_bytes))]
     NoSpace {
-        /// Where.
+        /// The folder that files are written to.
         folder: PathBuf,
-        /// Bytes to come, and a margin.
+        /// Bytes that are still needed, including a margin.
         needed_bytes: u64,
-        /// Bytes there.
+        /// Bytes that are free on the disk.
         free_bytes: u64,
     },
-    /// The system refused.
+    /// A file operation failed.
     #[error("cannot {operation} {}: {cause}", .path.display())]
     Disk {
-        /// What was tried, as a verb.
+        /// The operation, as a verb.
         operation: &'static str,
-        /// With what.
+        /// The path that it failed on.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         cause: io::Error,
     },
-    /// Something that nobody pulled lies in the model's place.
+    /// The model's folder exists, but was not downloaded by Sluice.
     #[error("{} exists and was not downloaded by sluice", .folder.display())]
     FolderTaken {
-        /// Where.
+        /// Path of the folder.
         folder: PathBuf,
     },
-    /// Somebody else downloads the same.
+    /// Another process downloads the same model.
     #[error("another process is downloading {name} into the same folder")]
     Locked {
-        /// Its name.
+        /// The model's name.
         name: String,
     },
 }
@@ -175,7 +175,8 @@ impl HubError {
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::Stalled { .. } | Self::TooMany { .. } => true,
-            // A link to another host that ran out; the hub gives a new one. Its own 403 has a name.
+            // 403 of another host is a signed link that expired; the hub gives a new one. The hub's own 403 is another
+            // error.
             Self::Status { status, .. } => *status >= 500 || [403, 408].contains(status),
             _ => false,
         }

@@ -1,4 +1,4 @@
-//! One file: from where it stopped, again after a cut, never more than was promised.
+//! Downloads one file: resumes where it stopped, retries after interruptions, and never takes more than was promised.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -13,18 +13,18 @@ use crate::{
     part::PartialFile,
 };
 
-/// Gathered before it is written and hashed.
+/// Bytes that are gathered before they are written and hashed.
 const PIECE_BYTES: usize = 4 << 20;
 
-/// What a fetch tells while it goes on.
+/// Progress of a download.
 pub(crate) trait FetchProgress: Send {
-    /// Bytes of the file that are there.
+    /// Bytes of the file that are on disk.
     fn bytes(&mut self, bytes: u64);
-    /// An attempt failed; the next comes after a pause.
+    /// An attempt failed; the next follows after a pause.
     fn retry(&mut self, reason: &HubError, pause: Duration);
 }
 
-/// Where a file comes from, and where it goes.
+/// A file to download, and where to put it.
 pub(crate) struct Fetch<'a> {
     pub(crate) client: &'a Client,
     pub(crate) name: &'a HubName,
@@ -35,7 +35,7 @@ pub(crate) struct Fetch<'a> {
 }
 
 impl Fetch<'_> {
-    /// Downloads what is missing of the file, checks it and gives it its name.
+    /// Downloads the missing bytes of the file, verifies it and renames it to its final name.
     pub(crate) async fn run(&self, progress: &mut dyn FetchProgress) -> Result<(), HubError> {
         let mut attempts = self.client.attempts();
         let mut before = None;
@@ -44,7 +44,8 @@ impl Fetch<'_> {
             match self.attempt(&mut had, progress).await {
                 Ok(()) => return Ok(()),
                 Err(error) => {
-                    // A line that breaks again and again but brings something each time is no reason to give up.
+                    // A connection that breaks often, but delivers something each time, is no reason to give up: only
+                    // attempts without progress count.
                     if before.is_some_and(|before| had > before) {
                         attempts.begin_anew();
                     }
@@ -64,9 +65,12 @@ impl Fetch<'_> {
     ) -> Result<(), HubError> {
         let file_name = self.file.file_name();
         let part_path = self.folder.join(format!("{file_name}.part"));
+        // The lock goes along: a dropped future doesn't stop a write that has begun on another thread.
         let (remote, lock) = (self.file.clone(), Arc::clone(self.lock));
+        // Opening hashes what is on disk already, so the final hash covers bytes of earlier runs as well.
         let open = move || PartialFile::open(&part_path, remote, lock, &mut |_| {});
         let mut part = blocking(open).await?;
+        // What is on disk before the attempt is the mark for its progress.
         *had = part.bytes();
         progress.bytes(*had);
         if part.bytes() < self.file.bytes {
@@ -84,13 +88,14 @@ impl Fetch<'_> {
     ) -> Result<PartialFile, HubError> {
         let path = listing::file_path(self.name, self.commit, &self.file.path);
         let mut answer = self.client.get(&path, part.bytes()).await?;
+        // The partial file is longer than the hub's: it cannot be a beginning of it.
         if answer.status() == StatusCode::RANGE_NOT_SATISFIABLE {
             part.restart()?;
             answer = self.client.get(&path, 0).await?;
         }
         let begins_at = self.check(&answer, part.bytes())?;
         if begins_at < part.bytes() {
-            // It does not know ranges.
+            // The server ignored the range and sends the file from its start.
             part.restart()?;
         }
         let mut piece = Vec::with_capacity(PIECE_BYTES);
@@ -99,13 +104,14 @@ impl Fetch<'_> {
             let is_over = !matches!(next, Ok(Some(_)));
             if let Ok(Some(bytes)) = &next {
                 let received = part.bytes() + piece.len() as u64 + bytes.len() as u64;
+                // Compared before writing: a hub cannot fill the disk beyond what it declared.
                 if received > self.file.bytes {
                     disk::remove(&self.folder.join(format!("{}.part", self.file.file_name())))?;
                     return Err(self.wrong(&answer, "has more bytes than declared"));
                 }
                 piece.extend_from_slice(bytes);
             }
-            // What came before a cut is kept.
+            // Bytes that came before an interruption are kept.
             if piece.len() >= PIECE_BYTES || (is_over && !piece.is_empty()) {
                 (part, piece) = blocking(move || {
                     part.write(&piece)?;
@@ -120,6 +126,7 @@ impl Fetch<'_> {
                 break;
             }
         }
+        // A body without a length can end early without an error. The next attempt resumes.
         match part.bytes() == self.file.bytes {
             true => Ok(part),
             false => Err(HubError::Unreachable {
@@ -132,8 +139,9 @@ impl Fetch<'_> {
         }
     }
 
-    /// Whether an answer is the file, and from which byte on.
+    /// Checks that an answer is this file, and returns the offset that it begins at.
     fn check(&self, answer: &HubResponse, from: u64) -> Result<u64, HubError> {
+        // Compressed bodies would make ranges and lengths mean something else.
         if answer
             .header(CONTENT_ENCODING)
             .is_some_and(|coding| coding != "identity")
@@ -169,6 +177,7 @@ impl Fetch<'_> {
                 ));
             }
         };
+        // Where the server tells a length, a mismatch is found before hours of download.
         let length = answer
             .header(CONTENT_LENGTH)
             .and_then(|text| text.parse::<u64>().ok());
@@ -186,7 +195,7 @@ impl Fetch<'_> {
     }
 }
 
-/// First byte and length of the whole, of `bytes 5-9/10`.
+/// First byte and total length from a header like `bytes 5-9/10`.
 fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
     let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
     let (start, _) = range.split_once('-')?;
@@ -197,7 +206,7 @@ fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
     Some((start.parse().ok()?, total))
 }
 
-/// Work with a disk, away from the threads that answer calls.
+/// Runs file operations on a thread that may block.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, HubError> + Send + 'static,
 ) -> Result<T, HubError> {

@@ -1,4 +1,4 @@
-//! Where a model comes to lie, and where it lies until then.
+//! The folder of a model, and the partial folder that it is downloaded to.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -13,27 +13,27 @@ use crate::{
     disk::{failed, make_folder, remove, remove_folder, sync},
 };
 
-/// Where files on their way lie, below the folder of models.
+/// Name of the folder for partial downloads, in the folder of models.
 pub const PARTIAL: &str = ".partial";
-/// What has to stay free on the disk.
+/// Bytes that must stay free on the disk.
 const MARGIN_BYTES: u64 = 64 << 20;
 
-/// Where a model comes to lie, and where it lies until then.
+/// The places of a model that is being downloaded.
 pub(crate) struct ModelFolder {
     pub(crate) target: PathBuf,
     pub(crate) partial: PathBuf,
     pub(crate) lock: Arc<FolderLock>,
 }
 
-/// Nobody else downloads or removes the same while this lives; the system gives it back when the process dies.
+/// Lock against other processes that download or remove the same model. The system releases it when the process dies.
 #[derive(Debug)]
 pub struct FolderLock(#[expect(dead_code, reason = "held, not read")] File);
 
 impl FolderLock {
-    /// That of a model in the folder of models.
+    /// Takes the lock of a model in the folder of models.
     ///
     /// # Errors
-    /// When somebody has it, or it can't be had.
+    /// When another process holds it, or it cannot be created.
     pub fn take(models: &Path, name: &HubName) -> Result<Self, HubError> {
         let partials = models.join(PARTIAL);
         make_folder(&partials)?;
@@ -42,6 +42,7 @@ impl FolderLock {
     }
 
     pub(crate) fn of(path: &Path, name: &str) -> Result<Self, HubError> {
+        // Never removed: another process might hold a lock on a file that a third one no longer finds.
         let lock = File::options().create(true).append(true).open(path);
         let lock = lock.map_err(|cause| failed("open", path, cause))?;
         match lock.try_lock() {
@@ -64,10 +65,10 @@ impl ModelFolder {
         })
     }
 
-    /// Whether the very same was pulled before.
+    /// Whether exactly this was downloaded before.
     ///
     /// # Errors
-    /// When something lies there that nobody pulled.
+    /// When the folder exists, but wasn't downloaded.
     pub(crate) fn is_complete(&self, wanted: &Manifest) -> Result<bool, HubError> {
         if !self.target.exists() {
             return Ok(false);
@@ -80,12 +81,14 @@ impl ModelFolder {
         let is_whole = |file: &PulledFile| {
             let facts = fs::metadata(self.target.join(&file.name));
             there.has(&file.name, &file.remote)
+                // By size only: hashing gigabytes on every pull of a model that is there would take minutes.
                 && facts.is_ok_and(|facts| facts.len() == file.remote.bytes)
         };
         Ok(there.files.len() == wanted.files.len() && wanted.files.iter().all(is_whole))
     }
 
-    /// Makes the folder for what is on its way, keeps what still counts in it, and returns the bytes of that.
+    /// Creates the partial folder, removes files that don't belong to this download, and returns the bytes that can be
+    /// kept.
     pub(crate) fn prepare(&self, wanted: &Manifest) -> Result<u64, HubError> {
         make_folder(&self.partial)?;
         let before = Manifest::read(&self.partial);
@@ -94,7 +97,9 @@ impl ModelFolder {
                 .files
                 .iter()
                 .find(|file| file.name == name.strip_suffix(".part").unwrap_or(name));
+            // A partial file is a beginning only of the very bytes that it was downloaded for.
             let known = file.zip(before.as_ref());
+            // Files of another commit are kept only if their hashes are equal.
             known.is_some_and(|(file, before)| before.has(&file.name, &file.remote))
         };
         let entries =
@@ -105,6 +110,7 @@ impl ModelFolder {
                 remove(&entry.path())?;
             }
         }
+        // Written before any download, so that a pull after a crash knows what the partial files are.
         wanted.write(&self.partial)?;
         self.take_over(wanted);
         let present = wanted.files.iter().filter_map(|file| {
@@ -114,12 +120,13 @@ impl ModelFolder {
         Ok(present.sum())
     }
 
-    /// Files that a newer commit has left as they were are not downloaded again.
+    /// Takes over files that a newer commit has left unchanged, so that they aren't downloaded again.
     fn take_over(&self, wanted: &Manifest) {
         let Some(there) = Manifest::read(&self.target) else {
             return;
         };
         for file in wanted
+            // Only files with a SHA-256, the large ones: the others are quickly downloaded.
             .files
             .iter()
             .filter(|file| file.remote.sha256.is_some())
@@ -127,13 +134,13 @@ impl ModelFolder {
             let old = self.target.join(&file.name);
             let is_whole = fs::metadata(&old).is_ok_and(|facts| facts.len() == file.remote.bytes);
             if is_whole && there.has(&file.name, &file.remote) {
-                // Where there are no such links, or it is there already, it is downloaded or kept.
+                // Where hard links fail, the file is downloaded; one that is there already is kept.
                 let _ = fs::hard_link(&old, self.partial.join(&file.name));
             }
         }
     }
 
-    /// Bytes of a file on its way.
+    /// Bytes of a file in the partial folder.
     pub(crate) fn size(&self, name: &str) -> Option<u64> {
         let facts = fs::symlink_metadata(self.partial.join(name)).ok()?;
         facts.is_file().then_some(facts.len())
@@ -141,11 +148,12 @@ impl ModelFolder {
 
     pub(crate) fn check_free_space(&self, missing_bytes: u64) -> Result<(), HubError> {
         let needed_bytes = missing_bytes.saturating_add(MARGIN_BYTES);
-        // A file system that does not tell is tried.
+        // A file system that doesn't tell its free space is tried.
         let Ok(facts) = statvfs(&self.partial) else {
             return Ok(());
         };
         let free_bytes = facts.f_bavail.saturating_mul(facts.f_frsize);
+        // If nothing is missing, a full disk is no reason to fail.
         match missing_bytes > 0 && needed_bytes > free_bytes {
             true => Err(HubError::NoSpace {
                 folder: self.partial.clone(),
@@ -156,9 +164,10 @@ impl ModelFolder {
         }
     }
 
-    /// Gives the folder its name, in the place of an older one.
+    /// Moves the complete folder to its final name, in place of an older one.
     pub(crate) fn install(&self) -> Result<(), HubError> {
         let renamed = |cause| failed("rename", &self.partial, cause);
+        // Durable before the name is: after a crash, a complete name must not hold an incomplete model.
         sync(&self.partial)?;
         let parent = self
             .target
@@ -169,35 +178,35 @@ impl ModelFolder {
             let exchanged =
                 renameat_with(CWD, &self.partial, CWD, &self.target, RenameFlags::EXCHANGE);
             if exchanged.is_err() {
-                // Not every file system can.
+                // Not every file system can exchange two names.
                 self.exchange_by_turns()?;
             }
             sync(parent)?;
-            // What it replaced was pulled too; who has it open keeps it.
+            // The older folder was downloaded as well. Programs that have its files open keep them.
             return remove_folder(&self.partial);
         }
         fs::rename(&self.partial, &self.target).map_err(renamed)?;
         sync(parent)?;
-        // Of an exchange that was cut short.
+        // Remains of an exchange that was interrupted.
         remove_folder(&self.aside())
     }
 
-    /// Lets the new folder and the old one change places, in three steps: for a moment there is neither, and the next pull
-    /// would mend it.
+    /// Exchanges the new folder and the old one in three renames. In between there is neither for a moment; after a
+    /// crash there, the next pull repairs it.
     fn exchange_by_turns(&self) -> Result<(), HubError> {
         let renamed = |cause| failed("rename", &self.partial, cause);
         let aside = self.aside();
         remove_folder(&aside)?;
         fs::rename(&self.target, &aside).map_err(renamed)?;
         if let Err(cause) = fs::rename(&self.partial, &self.target) {
-            // What was there is better than nothing.
+            // The old folder is better than nothing.
             fs::rename(&aside, &self.target).map_err(renamed)?;
             return Err(renamed(cause));
         }
         fs::rename(&aside, &self.partial).map_err(renamed)
     }
 
-    /// Where an old folder lies while the new one takes its place. No model is called so: `~` is in no name.
+    /// Where the old folder lies during the exchange. `~` is in no model's name, so no model uses this path.
     fn aside(&self) -> PathBuf {
         let mut path = self.partial.clone().into_os_string();
         path.push("~old");
@@ -205,7 +214,7 @@ impl ModelFolder {
     }
 }
 
-/// A model's name as one of a file.
+/// A model's name as a file name.
 fn key(name: &HubName) -> String {
     name.to_string().replacen('/', "--", 1)
 }

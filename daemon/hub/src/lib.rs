@@ -1,11 +1,11 @@
-//! Getting models from a Hugging Face hub: what a repository has, which of its files are needed, and their bytes, in a
-//! folder that appears only when all of them are there and verified.
+//! Downloads models from a Hugging Face hub: what a repository has, which of its files are needed, and their bytes,
+//! into a folder that appears only when all of them are complete and verified.
 //!
-//! A hub is not trusted. Names are checked before they become paths, every answer has a bound, what was promised and
-//! what came are compared, and a token goes to the hub alone. The crate knows nothing of models or gRPC, reads no
+//! A hub is not trusted. Names are checked before they become paths, every answer has a bound, what was promised is
+//! compared with what came, and a token is sent to the hub alone. The crate knows nothing of models or gRPC, reads no
 //! environment and prints nothing.
 //!
-//! Modules stand in the order in which a pull meets them.
+//! Modules are listed in the order in which a pull uses them.
 
 mod name;
 

@@ -1,4 +1,4 @@
-//! What a repository has: its files with their sizes and hashes, at one commit.
+//! What a repository contains: files with sizes and hashes, at one commit.
 
 use std::time::Duration;
 
@@ -8,46 +8,46 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Client, HubError, HubName, client::HubResponse};
 
-/// Largest list; that of a repository of a thousand shards has a tenth of it.
+/// Largest list in bytes; a repository of a thousand shards has a tenth of it.
 const LIST_BYTES_MAX: usize = 16 << 20;
 /// Most files of a repository.
 const FILES_MAX: usize = 20_000;
-/// Longest path of a file.
+/// Longest path of a file, in bytes.
 const PATH_BYTES_MAX: usize = 512;
-/// What stays as it is in a path.
+/// Characters that are escaped in a path.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'_')
     .remove(b'.')
     .remove(b'~');
 
-/// A file as the hub tells it.
+/// A file as the hub describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoteFile {
-    /// Its path in the repository; checked.
+    /// Its path in the repository, which was checked.
     pub path: String,
-    /// Its bytes.
+    /// Its size in bytes.
     pub bytes: u64,
-    /// SHA-256 in hexadecimal digits, which the hub knows of large files.
+    /// SHA-256 in hexadecimal digits, which the hub gives for large files.
     pub sha256: Option<String>,
-    /// Git's hash of it, or of the pointer to it where there is a SHA-256.
+    /// Git's hash of the file, or of its LFS pointer if there is a SHA-256.
     pub blob: Option<String>,
 }
 
 impl RemoteFile {
-    /// The last part of its path.
+    /// The last component of its path.
     #[must_use]
     pub fn file_name(&self) -> &str {
         self.path.rsplit('/').next().unwrap_or(&self.path)
     }
 
-    /// The hash that git has for its bytes, where that is all there is.
+    /// Git's hash of its bytes, if there is no SHA-256.
     pub(crate) fn git_hash(&self) -> Option<&str> {
         let blob = self.blob.as_deref().filter(|_| self.sha256.is_none())?;
         (blob.len() == 40 && is_hex(blob)).then_some(blob)
     }
 
-    /// Whether it lies in no folder.
+    /// Whether it lies in the repository's root.
     #[must_use]
     pub fn is_at_root(&self) -> bool {
         !self.path.contains('/')
@@ -83,13 +83,14 @@ struct Lfs {
     size: Option<u64>,
 }
 
-/// Asks the hub what a repository has.
+/// Requests the list of a repository's files.
 pub(crate) async fn list(
     client: &Client,
     name: &HubName,
     revision: &str,
     tell: &mut (dyn FnMut(&HubError, Duration) + Send),
 ) -> Result<Listing, HubError> {
+    // `blobs=true` adds sizes and hashes, which the plain answer lacks.
     let path = format!(
         "/api/models/{}/revision/{}?blobs=true",
         name.repository(),
@@ -105,7 +106,7 @@ pub(crate) async fn list(
     })
 }
 
-/// Where a file's bytes are.
+/// The hub's path of a file's bytes.
 pub(crate) fn file_path(name: &HubName, commit: &str, file: &str) -> String {
     let parts: Vec<_> = file
         .split('/')
@@ -118,7 +119,7 @@ pub(crate) fn file_path(name: &HubName, commit: &str, file: &str) -> String {
     )
 }
 
-/// What the hub means by refusing.
+/// The error that a refusal of the hub means.
 pub(crate) fn refusal(
     client: &Client,
     answer: &HubResponse,
@@ -132,11 +133,13 @@ pub(crate) fn refusal(
         page: format!("{}/{repository}", client.access().endpoint()),
         has_token,
     };
+    // Only the hub's own words say anything about a repository.
     if !answer.is_hub {
         return answer.failure();
     }
     match (
         answer.status(),
+        // The hub's own code tells apart what statuses don't.
         answer.header("x-error-code").unwrap_or_default(),
     ) {
         (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, "GatedRepo")
@@ -151,7 +154,7 @@ pub(crate) fn refusal(
                 has_token,
             }
         }
-        // It also says so of what doesn't exist, unless somebody is known to it.
+        // Without a token, the hub answers 401 for repositories that don't exist, too.
         (StatusCode::UNAUTHORIZED, _) if !has_token => HubError::NoRepository {
             repository,
             has_token,
@@ -164,6 +167,8 @@ pub(crate) fn refusal(
 fn read(bytes: &[u8]) -> Result<Listing, String> {
     let answer: Answered =
         serde_json::from_slice(bytes).map_err(|error| format!("the list of files: {error}"))?;
+    // All files are then requested at this commit, so that a push during the download cannot mix two versions. The
+    // commit becomes part of request paths.
     if answer.sha.len() < 7 || answer.sha.len() > 64 || !is_hex(&answer.sha) {
         return Err("the list of files has no commit".to_owned());
     }
@@ -198,6 +203,7 @@ fn checked(file: Sibling) -> Result<RemoteFile, String> {
     {
         return Err(format!("{path} has an invalid SHA-256"));
     }
+    // LFS's size is that of the contents, which the hash belongs to.
     let Some(bytes) = lfs_bytes.or(size) else {
         return Err(format!("{path} has no size"));
     };
@@ -210,7 +216,8 @@ fn checked(file: Sibling) -> Result<RemoteFile, String> {
     })
 }
 
-/// Whether a path is one that stays where it is put. Others can't be any that are needed.
+/// Whether a path stays inside the folder that it is joined to. Other paths are none that a model needs, and are
+/// skipped.
 fn is_safe(path: &str) -> bool {
     let is_plain = |part: &str| !part.is_empty() && !part.starts_with('.') && part.len() <= 200;
     path.len() <= PATH_BYTES_MAX

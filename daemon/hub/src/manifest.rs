@@ -1,4 +1,4 @@
-//! What was pulled: kept beside the files, so that it is known which are ours and whether the hub has newer ones.
+//! The manifest of a download, kept beside the files: it says which files are ours, and whether the hub has newer ones.
 
 use std::{fs::File, io::Read as _, path::Path};
 
@@ -6,40 +6,40 @@ use serde::{Deserialize, Serialize};
 
 use crate::{HubError, HubName, HubNameError, RemoteFile, disk::failed};
 
-/// Name of the file that holds it.
+/// File name of the manifest.
 pub const MANIFEST: &str = ".sluice.json";
-/// Largest one; a thousand shards take a quarter of it.
+/// Largest manifest in bytes; one of a thousand shards has a quarter of it.
 const MANIFEST_BYTES_MAX: u64 = 1 << 20;
 
-/// What was pulled, from where.
+/// What was downloaded, and from where.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// The hub.
+    /// Address of the hub.
     pub endpoint: String,
-    /// `OWNER/NAME`.
+    /// The repository, as `OWNER/NAME`.
     pub repository: String,
-    /// Which of several models in it.
+    /// The label, if the repository has several models.
     pub label: Option<String>,
     /// The branch, tag or commit that was asked for.
     pub revision: String,
-    /// The commit that it meant.
+    /// The commit that the revision named at that time.
     pub commit: String,
-    /// All files.
+    /// All files of the model.
     pub files: Vec<PulledFile>,
 }
 
-/// A file that was pulled.
+/// A downloaded file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PulledFile {
-    /// Its name here.
+    /// Its file name in the model's folder.
     pub name: String,
-    /// What the hub said of it.
+    /// The hub's description of it.
     #[serde(flatten)]
     pub remote: RemoteFile,
 }
 
 impl Manifest {
-    /// That of a folder, if it has one that can be believed.
+    /// Reads a folder's manifest; `None` if there is none, or it is invalid.
     #[must_use]
     pub fn read(folder: &Path) -> Option<Self> {
         let file = File::open(folder.join(MANIFEST)).ok()?;
@@ -48,7 +48,7 @@ impl Manifest {
             .read_to_string(&mut text)
             .ok()?;
         let manifest: Self = serde_json::from_str(&text).ok()?;
-        // What it names may be deleted one day.
+        // Files that it names may be deleted, so paths that lead elsewhere are refused.
         let is_plain = |file: &PulledFile| {
             !file.name.is_empty() && !file.name.starts_with('.') && !file.name.contains('/')
         };
@@ -58,6 +58,7 @@ impl Manifest {
     pub(crate) fn write(&self, folder: &Path) -> Result<(), HubError> {
         let path = folder.join(MANIFEST);
         let text = serde_json::to_vec_pretty(self).expect("names and numbers serialize as JSON");
+        // Written and renamed, so that a crash never leaves half a manifest.
         let temporary = folder.join(".sluice.json.new");
         std::fs::write(&temporary, text)
             .and_then(|()| std::fs::rename(&temporary, &path))
@@ -67,7 +68,7 @@ impl Manifest {
     /// The model's name, with its label.
     ///
     /// # Errors
-    /// When it is none.
+    /// When it isn't a valid name.
     pub fn name(&self) -> Result<HubName, HubNameError> {
         match &self.label {
             Some(label) => format!("{}:{label}", self.repository).parse(),
@@ -83,11 +84,12 @@ impl Manifest {
             .fold(0, |sum, file| sum.saturating_add(file.remote.bytes))
     }
 
-    /// Whether a file of this name was, or is to be, these very bytes.
+    /// Whether it lists a file of this name with the same bytes as `remote`.
     pub(crate) fn has(&self, name: &str, remote: &RemoteFile) -> bool {
         let file = self.files.iter().find(|file| file.name == name);
         file.is_some_and(|file| {
             let known = &file.remote;
+            // Small files have git's hash only. A file with neither hash is never taken for the same.
             let is_same = match (&known.sha256, &remote.sha256) {
                 (Some(known), Some(now)) => known == now,
                 (None, None) => known.blob.is_some() && known.blob == remote.blob,

@@ -1,11 +1,11 @@
-//! What a model of a hub is called: `OWNER/NAME`, and `OWNER/NAME:LABEL` for one of several files.
+//! Names of models: `OWNER/NAME`, and `OWNER/NAME:LABEL` for one of several models in a repository.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
-/// Longest owner, name or label; a file system's limit is 255.
+/// Longest owner, name or label, in bytes; file systems allow 255 for a name.
 const PART_BYTES_MAX: usize = 96;
 
-/// The name of a model, whose parts are safe as names of folders.
+/// The name of a model, whose parts are safe as folder names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HubName {
     owner: String,
@@ -13,24 +13,24 @@ pub struct HubName {
     label: Option<String>,
 }
 
-/// Why a text names no model.
+/// Why a text is no valid model name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("'{text}' is not a valid model name: {problem}")]
 pub struct HubNameError {
-    /// What was given, cut where it is long.
+    /// The given text, shortened.
     pub text: String,
-    /// What is wrong with it.
+    /// The rule that it breaks.
     pub problem: &'static str,
 }
 
 impl HubName {
-    /// `OWNER/NAME`, as the hub knows it.
+    /// `OWNER/NAME`, as the hub names it.
     #[must_use]
     pub fn repository(&self) -> String {
         format!("{}/{}", self.owner, self.name)
     }
 
-    /// Which of several files, such as `Q4_K_M`.
+    /// The label, such as `Q4_K_M`, if there is one.
     #[must_use]
     pub fn label(&self) -> Option<&str> {
         self.label.as_deref()
@@ -39,7 +39,7 @@ impl HubName {
     /// The same repository with another label.
     ///
     /// # Errors
-    /// When the label can't be a folder's name.
+    /// When the label cannot be a folder's name.
     pub fn with_label(&self, label: &str) -> Result<Self, HubNameError> {
         check(label, label)?;
         Ok(Self {
@@ -48,7 +48,7 @@ impl HubName {
         })
     }
 
-    /// The repository, without a label.
+    /// The repository without a label.
     #[must_use]
     pub fn without_label(&self) -> Self {
         Self {
@@ -57,10 +57,11 @@ impl HubName {
         }
     }
 
-    /// Where it lies below the folder of models.
+    /// Its path in the folder of models.
     #[must_use]
     pub fn folder(&self) -> PathBuf {
         let last = match &self.label {
+            // No repository's name has a colon, so no two models share a folder.
             Some(label) => format!("{}:{label}", self.name),
             None => self.name.clone(),
         };
@@ -86,6 +87,7 @@ impl FromStr for HubName {
             Some((repository, label)) => (repository, Some(label)),
             None => (text, None),
         };
+        // Further slashes end up in the name, which `check` refuses.
         let Some((owner, name)) = repository.split_once('/') else {
             return Err(wrong(text, "it has the form OWNER/NAME"));
         };
@@ -100,7 +102,7 @@ impl FromStr for HubName {
     }
 }
 
-/// The hub's own rule for names, which also keeps them from being paths, options or hidden files.
+/// Checks the hub's own rule for names, which also keeps them from being paths, options or hidden files.
 fn check(text: &str, part: &str) -> Result<(), HubNameError> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if part.is_empty() {

@@ -1,4 +1,4 @@
-//! A file on its way: written under a name of its own, hashed as it grows, renamed when it is whole and right.
+//! A partial file: written under a temporary name, hashed as it grows, and renamed when it is complete and verified.
 
 use std::{
     fs::{File, OpenOptions},
@@ -18,25 +18,25 @@ use crate::{
     folder::FolderLock,
 };
 
-/// Read at once when what is there already is hashed.
+/// Bytes that are read at a time when an existing partial file is hashed.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// A file that is not whole.
+/// A file that isn't complete yet.
 pub(crate) struct PartialFile {
     path: PathBuf,
     remote: RemoteFile,
     file: File,
     hash: Hash,
     bytes: u64,
-    /// Held to the end of the last write, even if nobody waits for that any more.
+    /// Held until the last write ends, even if the future that started it was dropped.
     _lock: Arc<FolderLock>,
 }
 
-/// What the hub tells of a file's bytes.
+/// The hash that the hub gives for a file.
 enum Hash {
-    /// Of large files, and where it tells nothing.
+    /// For large files, and where the hub gives none.
     Sha256(Sha256),
-    /// Of those that lie in git itself: its name for them.
+    /// For files that lie in git itself: the name of the git object.
     Git(Sha1),
 }
 
@@ -44,6 +44,7 @@ impl Hash {
     fn of(remote: &RemoteFile) -> Self {
         match remote.git_hash() {
             Some(_) => {
+                // Git hashes a header with the length before the contents, so the size must be known first.
                 let head = format!("blob {}\0", remote.bytes);
                 Self::Git(Sha1::new_with_prefix(head))
             }
@@ -67,7 +68,7 @@ impl Hash {
 }
 
 impl PartialFile {
-    /// Opens what there is, and hashes it; of more than was promised nothing can be right, so it starts anew.
+    /// Opens and hashes what is on disk. A file longer than promised cannot be right, so it starts anew.
     pub(crate) fn open(
         path: &Path,
         remote: RemoteFile,
@@ -77,9 +78,10 @@ impl PartialFile {
         let bytes_max = remote.bytes;
         let file = OpenOptions::new()
             .read(true)
+            // After a failed write, the next one still goes to the end of what is there.
             .append(true)
             .create(true)
-            // A link would lead out of the folder.
+            // A symbolic link would lead out of the folder.
             .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
             .open(path)
             .map_err(|cause| failed("open", path, cause))?;
@@ -91,6 +93,7 @@ impl PartialFile {
             bytes: 0,
             _lock: lock,
         };
+        // A pipe or a device would hash for ever; a file that is too long cannot be right.
         let is_likely = part
             .file
             .metadata()
@@ -124,7 +127,7 @@ impl PartialFile {
         self.bytes
     }
 
-    /// Forgets what there is.
+    /// Discards what is on disk.
     pub(crate) fn restart(&mut self) -> Result<(), HubError> {
         self.file
             .set_len(0)
@@ -135,7 +138,7 @@ impl PartialFile {
     }
 
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), HubError> {
-        // What was written of a failed write is read again by the next attempt, so that hash and file agree.
+        // After a failed write, the next attempt reads the file again, so that hash and file agree.
         self.file
             .write_all(bytes)
             .map_err(|cause| failed("write", &self.path, cause))?;
@@ -144,12 +147,13 @@ impl PartialFile {
         Ok(())
     }
 
-    /// Checks the hash, if one was promised, and gives the file its name.
+    /// Verifies the hash, if one was promised, and renames the file to its final name.
     pub(crate) fn finish(self, target: &Path) -> Result<(), HubError> {
         let found = self.hash.end();
         let promised = self.remote.sha256.as_deref();
         let promised = promised.or_else(|| self.remote.git_hash());
         if let Some(expected) = promised.filter(|expected| !expected.eq_ignore_ascii_case(&found)) {
+            // Removed at once: resuming wrong bytes would fail again.
             remove(&self.path)?;
             return Err(HubError::WrongHash {
                 file: self.remote.path.clone(),
@@ -157,6 +161,7 @@ impl PartialFile {
                 expected: expected.to_owned(),
             });
         }
+        // Durable before it gets its final name.
         self.file
             .sync_all()
             .map_err(|cause| failed("write", &self.path, cause))?;

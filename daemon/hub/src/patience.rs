@@ -1,4 +1,4 @@
-//! How long a hub is waited for, and how often it is asked again.
+//! Timeouts and retries.
 
 use std::time::Duration;
 
@@ -6,19 +6,19 @@ use tokio::time::sleep;
 
 use crate::HubError;
 
-/// Longest that a hub's word on when to come back is followed.
+/// Longest wait that a hub's `Retry-After` is followed for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 
-/// How long a hub is waited for, and how often it is asked again.
+/// Timeouts and the number of attempts.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
-    /// For a connection.
+    /// Timeout for a connection.
     pub connect: Duration,
-    /// For an answer, and for each next part of it.
+    /// Timeout for an answer, and for each further piece of it.
     pub stall: Duration,
-    /// Before the second attempt; doubled before each further one.
+    /// Pause before the second attempt; it doubles with each further one.
     pub pause: Duration,
-    /// Attempts in a row that bring nothing.
+    /// Attempts in a row that may fail without progress.
     pub attempts: u32,
 }
 
@@ -33,7 +33,7 @@ impl Default for Patience {
     }
 }
 
-/// Attempts that have brought nothing so far.
+/// Counts attempts that failed without progress.
 pub(crate) struct Attempts {
     patience: Patience,
     failed: u32,
@@ -47,15 +47,15 @@ impl Attempts {
         }
     }
 
-    /// The last one brought something.
+    /// Starts counting anew: the last attempt made progress.
     pub(crate) fn begin_anew(&mut self) {
         self.failed = 0;
     }
 
-    /// Waits before the next one.
+    /// Waits before the next attempt.
     ///
     /// # Errors
-    /// The error, when it won't go away or there were enough attempts.
+    /// The error itself, if it is permanent or there were enough attempts.
     pub(crate) async fn after(
         &mut self,
         error: HubError,
@@ -65,6 +65,7 @@ impl Attempts {
         if !error.is_transient() || self.failed >= self.patience.attempts {
             return Err(error);
         }
+        // Exponential backoff, bounded by the number of attempts.
         let mut pause = self.patience.pause * 2_u32.saturating_pow(self.failed - 1);
         if let HubError::TooMany {
             seconds: Some(seconds),

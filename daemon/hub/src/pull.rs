@@ -1,5 +1,5 @@
-//! A pull: from a name to a folder that holds the model. What is on its way lies in a folder of its own, and is
-//! renamed when it is whole, so that a kill at any moment leaves either nothing or everything, and the next pull goes on.
+//! A pull: from a name to a folder with the model. Partial downloads lie in a folder of their own, which is renamed
+//! when it is complete. So a crash at any moment leaves either nothing or a complete model, and the next pull resumes.
 
 use std::{
     collections::BTreeSet,
@@ -15,71 +15,71 @@ use crate::{
     listing::{self, Listing},
 };
 
-/// The branch that is meant when nobody names one.
+/// The branch that is used unless another one is named.
 pub const REVISION_DEFAULT: &str = "main";
 
 /// What to pull.
 #[derive(Debug, Clone)]
 pub struct Pull {
-    /// The model.
+    /// The model to pull.
     pub name: HubName,
-    /// One of its files by name, where it has several.
+    /// One of its files by name, if it has several models.
     pub file: Option<String>,
-    /// A branch, a tag or a commit; `None`: the main branch.
+    /// A branch, tag or commit; `None` for the main branch.
     pub revision: Option<String>,
 }
 
-/// How a pull goes.
+/// Progress of a pull.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PullEvent {
-    /// The hub was asked, and there is room.
+    /// The files are known, and there is enough free space.
     Resolved {
-        /// With the label, where the repository has several models.
+        /// The model's name, with a label if the repository has several models.
         name: HubName,
-        /// Files in all.
+        /// Number of files.
         files: usize,
-        /// Bytes in all.
+        /// Bytes of all files.
         total_bytes: u64,
-        /// Bytes that were there from before.
+        /// Bytes that are on disk from earlier pulls.
         present_bytes: u64,
         /// Bytes of the weights among them.
         weight_bytes: u64,
     },
-    /// Another file.
+    /// The next file begins.
     File {
-        /// Its name.
+        /// Name of the file.
         name: String,
     },
-    /// Bytes of all files that are there.
+    /// Bytes of all files that are on disk by now.
     Progress {
-        /// So many.
+        /// Bytes on disk.
         done_bytes: u64,
     },
-    /// An attempt failed; the next comes after a pause.
+    /// An attempt failed; the next follows after a pause.
     Retry {
-        /// Why.
+        /// The error, in words.
         reason: String,
-        /// How long.
+        /// Time until the next attempt.
         pause: Duration,
     },
 }
 
-/// Where the model is.
+/// A downloaded model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PulledModel {
-    /// Its name, with a label where the repository has several.
+    /// Its name, with a label if the repository has several models.
     pub name: HubName,
-    /// Its folder.
+    /// The folder that holds its files.
     pub folder: PathBuf,
-    /// Whether it was there before.
+    /// Whether it was complete before.
     pub was_present: bool,
 }
 
 impl Pull {
-    /// Downloads the model into the folder of models.
+    /// Downloads the model to the folder of models.
     ///
     /// # Errors
-    /// What [`HubError`] lists. What was downloaded stays, unless it is the fault.
+    /// Any [`HubError`]. Downloaded bytes stay, unless they are wrong.
     pub async fn run(
         &self,
         client: &Client,
@@ -87,6 +87,7 @@ impl Pull {
         report: &mut (dyn FnMut(PullEvent) + Send),
     ) -> Result<PulledModel, HubError> {
         let revision = self.revision.as_deref().unwrap_or(REVISION_DEFAULT);
+        // Refused here already, so that the message names the model rather than a path of the hub.
         if client.access().is_offline {
             return Err(HubError::Offline {
                 what: self.name.to_string(),
@@ -101,7 +102,9 @@ impl Pull {
         let listing = listing::list(client, &self.name, revision, &mut retry).await?;
         let chosen = self.choose(client, &listing, &mut retry).await?;
         let manifest = manifest(client, &chosen, revision, &listing.commit)?;
+        // Locked from here on. The name has its label only since the files were chosen.
         let place = ModelFolder::open(models, &chosen.name)?;
+        // Nothing is downloaded and no space is needed if the folder is complete.
         if place.is_complete(&manifest)? {
             return Ok(PulledModel {
                 name: chosen.name,
@@ -124,6 +127,7 @@ impl Pull {
             (telling.report)(PullEvent::File {
                 name: file.name.clone(),
             });
+            // A file gets its final name only after it was verified, so one of this name and size is complete.
             if place.size(&file.name) != Some(file.remote.bytes) {
                 let fetch = Fetch {
                     client,
@@ -140,6 +144,7 @@ impl Pull {
                 done_bytes: telling.before,
             });
         }
+        // Every file is verified by now.
         place.install()?;
         Ok(PulledModel {
             name: chosen.name,
@@ -174,7 +179,7 @@ impl Pull {
     }
 }
 
-/// What will have been pulled.
+/// The manifest of the selected files.
 fn manifest(
     client: &Client,
     chosen: &ChosenFiles,
@@ -189,6 +194,7 @@ fn manifest(
             remote: file.clone(),
         })
         .collect();
+    // Files of subfolders are stored flat, so two could have the same name.
     let names: BTreeSet<_> = files.iter().map(|file| &file.name).collect();
     if names.len() != files.len() {
         return Err(HubError::WrongResponse {
@@ -206,7 +212,7 @@ fn manifest(
     })
 }
 
-/// Adds up what the files have.
+/// Adds up the progress of all files.
 struct ProgressReport<'a> {
     report: &'a mut (dyn FnMut(PullEvent) + Send),
     before: u64,

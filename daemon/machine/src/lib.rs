@@ -1,4 +1,5 @@
-//! What plans and devices know of the machine, as data: how much memory it has and for what, how fast it is, and its threads.
+//! What plans and devices know of the machine, as data: how much memory it has and for what, how fast it is, and its
+//! threads.
 
 pub mod mapped;
 mod memory;
@@ -6,7 +7,7 @@ pub mod page;
 mod rates;
 mod workers;
 
-use sluice_cuda::DType;
+use sluice_formats::DType;
 
 pub use self::{
     memory::{MemoryStats, default_budget, default_pinned_memory_limit},
@@ -14,25 +15,25 @@ pub use self::{
     workers::{BusyTime, ComputingGuard, SHARE, WaitingGuard, Workers},
 };
 
-/// What of a device decides how much memory a pass takes.
+/// Device properties that determine a pass's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile {
     /// Threads of the machine.
     pub threads: usize,
-    /// The card, if one computes.
+    /// The GPU that computes; `None` on the CPU.
     pub gpu: Option<GpuProfile>,
 }
 
-/// What of a card decides how much memory a pass takes.
+/// GPU properties that determine a pass's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuProfile {
-    /// All of its memory.
+    /// Bytes of the GPU's memory, free or not.
     pub total_bytes: u64,
-    /// What is computed in; sums are `f32` whatever it is.
+    /// The dtype of activations; sums are `f32` whatever it is.
     pub dtype: DType,
-    /// What the driver takes for itself.
+    /// Bytes that the driver takes for its context.
     pub context_bytes: u64,
-    /// What cuBLAS works in; 0 where there is none.
+    /// Bytes of the cuBLAS workspace; 0 without cuBLAS.
     pub workspace_bytes: usize,
 }
 
@@ -44,22 +45,22 @@ impl Profile {
     }
 }
 
-/// What a reservation is for.
+/// The purpose of a reservation of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// What the driver of a card takes before anything is computed.
+    /// Memory that a GPU's driver takes before anything is computed.
     Context,
     /// The model's tensors that stay on the device.
     Weights,
     /// Buffers that streamed weights pass through.
     StagingBuffers,
-    /// Rows on their way through the layers.
+    /// Activations on their way through the layers.
     Activations,
     /// Keys and values that outlive a pass.
     KvCache,
     /// Logits of one piece of the vocabulary.
     Logits,
-    /// Tiles that threads widen weights into, and scores of one tile of queries.
+    /// Tiles that threads dequantize weights into, and scores of one tile of queries.
     Scratch,
 }
 

@@ -8,14 +8,14 @@ use std::{
 
 use rustix::process::{Resource, getrlimit};
 
-/// Memory of the device. Figures that can't be had are `None`.
+/// Memory of the device. Figures that are not known are `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryStats {
-    /// Most that this process could have if it were alone.
+    /// Most bytes that this process could have if it were alone.
     pub total_bytes: Option<u64>,
-    /// What it may still take.
+    /// Bytes that it may still take.
     pub free_bytes: Option<u64>,
-    /// What the system may keep of files for it.
+    /// Bytes of files that the system's cache may hold for it.
     pub page_cache_bytes: Option<u64>,
 }
 
@@ -24,15 +24,14 @@ pub struct MemoryStats {
 const MARGIN_PERCENT: u64 = 6;
 const MARGIN_BYTES_MIN: u64 = 256 << 20;
 
-/// What to use of `free_bytes` when nobody says: all but a margin.
+/// The default memory budget: all of `free_bytes` but a margin.
 #[must_use]
 pub fn default_budget(free_bytes: u64) -> u64 {
     let margin = (free_bytes / 100 * MARGIN_PERCENT).max(MARGIN_BYTES_MIN);
     free_bytes.saturating_sub(margin)
 }
 
-/// How much of the main memory may be pinned for a card to copy from, when nobody says: no more than half of it, and than
-/// three quarters of what is free.
+/// The default limit of pinned memory: at most half of the main memory, and three quarters of what is free.
 #[must_use]
 pub fn default_pinned_memory_limit(memory: &MemoryStats) -> u64 {
     let half = memory.total_bytes.map_or(0, |total| total / 2);
@@ -54,6 +53,7 @@ impl MemoryStats {
                 Self::of_limit(getrlimit(Resource::Data).current, &status, "VmData"),
                 Self::of_limit(getrlimit(Resource::As).current, &status, "VmSize"),
             ])
+            // The tightest of all limits counts, whoever set it; a figure that is missing limits nothing.
             .fold(Self::default(), Self::least)
     }
 
@@ -66,31 +66,33 @@ impl MemoryStats {
         }
     }
 
-    /// By the text of `/proc/meminfo`.
+    /// Parses `/proc/meminfo`.
     fn of_machine(meminfo: &str) -> Self {
         Self {
+            // Available and not free: pages of files count as free, since the system drops them for whoever allocates.
             total_bytes: kib_line(meminfo, "MemTotal"),
             free_bytes: kib_line(meminfo, "MemAvailable"),
             page_cache_bytes: kib_line(meminfo, "MemAvailable"),
         }
     }
 
-    /// By a limit of the process and the line `used` of `/proc/self/status`.
+    /// A limit of the process, with the line `used` of `/proc/self/status`.
     fn of_limit(limit: Option<u64>, status: &str, used: &str) -> Self {
         let used = kib_line(status, used);
         Self {
             total_bytes: limit,
             free_bytes: limit.zip(used).map(|(all, used)| all.saturating_sub(used)),
-            // The system's cache is not the process's.
+            // The system's cache does not count towards a process's limit.
             page_cache_bytes: None,
         }
     }
 
-    /// By the files of one control group, of either version.
+    /// Reads the files of one control group, of version 1 or 2.
     fn of_group(folder: &Path) -> Self {
         let file = |name: &str| fs::read_to_string(folder.join(name)).unwrap_or_default();
         let stat = file("memory.stat");
         // Version 2 slows a process down above `high` and kills it above `max`.
+        // Whichever is lower is the one that hurts first.
         let limits = ["memory.max", "memory.high", "memory.limit_in_bytes"];
         let used = ["memory.current", "memory.usage_in_bytes"];
         let number = |name: &&str| file(name).trim().parse().ok();
@@ -101,10 +103,10 @@ impl MemoryStats {
         )
     }
 
-    /// By a control group's limit, its use and the text of its `memory.stat`.
+    /// A control group's limit, its use and the text of its `memory.stat`.
     fn of_counts(limit: Option<u64>, used: Option<u64>, stat: &str) -> Self {
-        // Pages of files count as used, but are given back when somebody needs memory.
-        // Version 1 has the figures with and without the groups below.
+        // Pages of files count as used, but are dropped when somebody needs memory. Version 1 has the figures with and
+        // without the groups below.
         let files = |state: &str| {
             word_line(stat, &format!("total_{state}_file"))
                 .or_else(|| word_line(stat, &format!("{state}_file")))
@@ -123,7 +125,7 @@ impl MemoryStats {
     }
 }
 
-/// A file of the system; empty, so without any figure, when it can't be read.
+/// A file of the system; empty, so without any figure, when it cannot be read.
 fn text(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
@@ -172,11 +174,11 @@ fn group_folders(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
     folders
 }
 
-/// What a line of `mountinfo` says.
+/// A line of `mountinfo`.
 struct Mount<'a> {
     /// The part of the file system that is mounted.
     root: &'a Path,
-    /// Where.
+    /// The folder where it is mounted.
     point: &'a Path,
     kind: &'a str,
     options: &'a str,

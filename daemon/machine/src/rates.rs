@@ -1,56 +1,56 @@
-//! How fast the machine is: what a plan's times are made of.
+//! How fast the machine is: plans predict times from these rates.
 
 use sluice_codec::Scheme;
 use sluice_formats::Format;
 
-/// How fast the machine is.
+/// The measured rates of a machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rates {
     /// Bytes a second from the page cache into the engine's memory, by one thread.
     pub copy_bytes_per_s: f64,
-    /// Bytes a second from pinned memory to the card, where one computes.
+    /// Bytes a second from pinned memory to the GPU; `None` on the CPU.
     pub link_bytes_per_s: Option<f64>,
     /// The time of `Ops::linear`, by format.
     pub linear: Vec<LinearRate>,
-    /// Seconds that one thread takes to decode a number, by how it is coded; of a card, all of it.
+    /// Seconds to decompress an element, by scheme: of one thread, or of a whole GPU.
     pub decompress: Vec<(Scheme, f64)>,
-    /// Share of the processors that other programs had meanwhile, from 0 to 1.
+    /// Share of the processors that other programs had during the measurement, from 0 to 1.
     pub others_share: f64,
     /// Seconds that one thread of the machine takes to convert a weight to a format that levels ask for.
     pub convert: Vec<(Format, f64)>,
-    /// Seconds that one thread of the machine takes to code a weight of bf16 without loss.
+    /// Seconds that one thread of the machine takes to compress a bf16 weight losslessly.
     pub compress_s: f64,
 }
 
-/// From this share on, a machine is called busy.
+/// From this share on, a machine counts as busy.
 pub const BUSY_SHARE: f64 = 0.15;
 
 /// The time of `Ops::linear` in one format.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LinearRate {
-    /// How the weights are stored.
+    /// The format of the weights.
     pub format: Format,
-    /// Numbers of rows, rising, and the seconds that a weight costs with each of them,
-    /// never falling. One line through all of them would be far off: single rows have a
-    /// kernel of their own, which reading the weights bounds.
+    /// Row counts, rising, and the seconds that a weight costs with each of them, never falling. One line through all
+    /// of them would be far off: single rows have a kernel of their own, which is bound by reading the weights.
     pub points: [(usize, f64); POINTS],
 }
 
-/// Points of the line that [`LinearRate`] has.
+/// Points of a [`LinearRate`].
 pub const POINTS: usize = 3;
 
-/// How fast a disk is, read by one thread.
+/// How fast one thread reads from a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct DiskBandwidth {
-    /// Bytes a second past the page cache.
+    /// Bytes a second past the page cache; `None` where it was not measured.
     pub direct_bytes_per_s: Option<f64>,
-    /// Bytes a second through the page cache, of what it doesn't have: making room in it costs, too.
+    /// Bytes a second through the page cache, of what it does not hold: making room in it costs, too. `None` where it
+    /// was not measured.
     pub cold_bytes_per_s: Option<f64>,
 }
 
 impl LinearRate {
-    /// Seconds that `weights` weights take with so many rows: on the line between the
-    /// points beside, and on the last one's beyond them.
+    /// Seconds that `weights` weights take with so many rows: interpolated between the two nearest points, and
+    /// extrapolated from the last two beyond them.
     #[must_use]
     pub fn seconds(&self, weights: u64, rows: usize) -> f64 {
         if rows == 0 {
@@ -64,7 +64,7 @@ impl LinearRate {
         weights as f64 * (low + slope * (rows as f64 - from as f64))
     }
 
-    /// Seconds that each further row costs a weight, once there are many.
+    /// Seconds that each further row costs a weight, where there are many rows.
     #[must_use]
     pub fn per_row_s(&self) -> f64 {
         let [.., (from, low), (to, high)] = self.points;
@@ -73,20 +73,20 @@ impl LinearRate {
 }
 
 impl Rates {
-    /// The rate of a format.
+    /// The rate of a format; `None` where it was not measured.
     #[must_use]
     pub fn linear(&self, format: Format) -> Option<&LinearRate> {
         self.linear.iter().find(|rate| rate.format == format)
     }
 
-    /// Seconds that one thread takes to decode a number, or all of a card.
+    /// Seconds to decompress an element, by one thread or a whole GPU; `None` where it was not measured.
     #[must_use]
     pub fn decompress_s(&self, scheme: Scheme) -> Option<f64> {
         let mut known = self.decompress.iter();
         known.find_map(|(known, seconds)| (*known == scheme).then_some(*seconds))
     }
 
-    /// Seconds that one thread takes to convert a weight, where that was measured.
+    /// Seconds that one thread takes to convert a weight to a format; `None` where it was not measured.
     #[must_use]
     pub fn convert_s(&self, format: Format) -> Option<f64> {
         let mut known = self.convert.iter();

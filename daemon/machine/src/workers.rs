@@ -1,5 +1,5 @@
-//! The machine's threads. Passes compute on them, and work beside passes (conversion and reading for another plan) has all
-//! of them while no pass computes and a fixed share of the time while one does, however many threads ask for it.
+//! The machine's threads. Passes compute on them. Work beside passes (conversion and reading for another plan) has all
+//! of them while no pass computes, and a fixed share of the time while one does, however many threads ask for it.
 
 use std::{
     sync::{
@@ -10,13 +10,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What work beside a pass that computes takes of all cores: one part in so many. A pass is then 6/5 times as long, which
-/// leaves room for what both lose in caches and memory that they share.
+/// The divisor of the share that work beside a computing pass gets of all cores. A pass then takes 6/5 as long, plus
+/// what both lose in shared caches and memory bandwidth.
 pub const SHARE: u32 = 6;
-/// Who rests looks this often whether passes have ended.
+/// How often resting work checks whether passes have ended.
 const REST_PIECE: Duration = Duration::from_millis(1);
 
-/// One pool of threads for everything that computes or converts; clones share it. A device that only counts memory has none.
+/// One pool of threads for everything that computes or converts; clones share it. A device that only counts memory has
+/// none.
 #[derive(Clone)]
 pub struct Workers {
     pool: Option<Arc<rayon::ThreadPool>>,
@@ -25,10 +26,10 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// So many threads; 0: one a core.
+    /// Starts so many threads; 0: one a core.
     ///
     /// # Errors
-    /// Says why the threads can't be started.
+    /// Why the threads cannot be started.
     pub fn new(threads: usize) -> Result<Self, String> {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
@@ -42,7 +43,7 @@ impl Workers {
         })
     }
 
-    /// No threads, where so many would work.
+    /// A stand-in for so many threads that does no work.
     pub fn none(threads: usize) -> Self {
         Self {
             pool: None,
@@ -51,12 +52,12 @@ impl Workers {
         }
     }
 
-    /// How many they are.
+    /// The number of threads.
     pub fn threads(&self) -> usize {
         self.threads
     }
 
-    /// Does `work` on one of the threads, or here where there are none.
+    /// Does `work` on one of the threads, or on the caller's where there are none.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         match &self.pool {
             Some(pool) => pool.install(work),
@@ -71,23 +72,24 @@ impl Workers {
         }
     }
 
-    /// A pass computes on these threads until the guard is dropped.
+    /// Marks that a pass computes on these threads, until the guard is dropped.
     pub fn computing(&self) -> ComputingGuard {
         ComputingGuard::new(&self.background)
     }
 
-    /// The pass that computes waits until the guard is dropped.
+    /// Marks that the computing pass waits, until the guard is dropped.
     pub fn waiting(&self) -> WaitingGuard {
         WaitingGuard::new(&self.background)
     }
 
-    /// Does a piece of work beside passes, some milliseconds at most, which tells what it took of all cores. While a pass
-    /// computes, all such work together has one part in [`SHARE`] of the time, and this returns after a rest.
+    /// Does a piece of work beside passes, some milliseconds at most, which returns how much of all cores' time it
+    /// took. While a pass computes, all such work together gets one part in [`SHARE`] of the time, and this returns
+    /// after a rest.
     pub fn beside(&self, work: impl FnOnce() -> Duration) {
         self.background.work(work);
     }
 
-    /// The same on the threads, each of which does what it does through [`BusyTime::during`].
+    /// As [`Workers::beside`], on the threads, each of which does its part through [`BusyTime::during`].
     pub fn run_beside(&self, work: impl FnOnce(&BusyTime) + Send) {
         self.beside(|| {
             let busy = BusyTime::default();
@@ -97,12 +99,12 @@ impl Workers {
     }
 }
 
-/// What threads that work beside passes spend of their time.
+/// Time that threads spend on work beside passes.
 #[derive(Debug, Default)]
 pub struct BusyTime(AtomicU64);
 
 impl BusyTime {
-    /// Does a part of the work.
+    /// Does a part of the work, and counts its time.
     pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
         let begun = Instant::now();
         let done = work();
@@ -111,7 +113,7 @@ impl BusyTime {
         done
     }
 
-    /// What it was of so many threads' time.
+    /// The time as a share of so many threads.
     fn of_all(self, threads: usize) -> Duration {
         Duration::from_nanos(self.0.into_inner() / threads.max(1) as u64)
     }
@@ -121,8 +123,9 @@ impl BusyTime {
 #[derive(Debug, Default)]
 struct Background {
     /// Passes that compute at this moment.
+    // Signed: waiting guards subtract, and guards of several passes come and go in any order.
     computing: AtomicIsize,
-    /// Taken for a piece of work and the rest after it: the share is that of all together.
+    /// Held for a piece of work and the rest after it, so that the share is that of all workers together.
     turn: Mutex<()>,
 }
 
@@ -175,7 +178,9 @@ impl Background {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let begun = Instant::now();
         let spent = work();
+        // The rest is proportional to the work, so pieces of any length come to the same share.
         let until = begun + period(spent);
+        // In short sleeps: once the pass ends or waits, all cores are free and the rest is over.
         while self.is_computing() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -187,7 +192,7 @@ impl Background {
     }
 }
 
-/// From the beginning of a piece of work that took so much of all cores to that of the next.
+/// From the beginning of a piece of work that took `spent` of all cores to the beginning of the next.
 fn period(spent: Duration) -> Duration {
     spent * SHARE
 }

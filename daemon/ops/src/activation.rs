@@ -1,9 +1,10 @@
-//! Rows of numbers on their way through a model, and the pool their memory comes from.
+//! Rows of elements on their way through a model, and the pool their memory comes from.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rayon::prelude::*;
-use sluice_cuda::{DType, GpuSpan};
+use sluice_cuda::GpuSpan;
+use sluice_formats::DType;
 
 use super::arena::{Arena, ArenaPart};
 use crate::{OpsError, device::Device, ledger::Ledger};
@@ -13,12 +14,12 @@ pub struct Activation {
     memory: ArenaPart,
     rows: usize,
     width: usize,
-    /// What the numbers are; on the CPU always `f32`.
+    /// The elements' type; on the CPU always `f32`.
     dtype: DType,
 }
 
 impl Activation {
-    /// Rows.
+    /// How many rows the matrix has.
     #[must_use]
     pub fn len(&self) -> usize {
         self.rows
@@ -30,7 +31,7 @@ impl Activation {
         self.rows == 0
     }
 
-    /// Numbers in a row.
+    /// Elements in a row.
     #[must_use]
     pub fn width(&self) -> usize {
         self.width
@@ -40,7 +41,7 @@ impl Activation {
         self.dtype
     }
 
-    /// All numbers, on the CPU.
+    /// All elements, on the CPU.
     pub(super) fn values(&self) -> &[f32] {
         self.memory.values()
     }
@@ -69,22 +70,22 @@ impl Activation {
         self.values_mut().par_chunks_exact_mut(width)
     }
 
-    /// Where all of it lies on a card.
+    /// Where the whole matrix lies on a GPU.
     pub fn span(&self) -> GpuSpan {
         self.memory.span()
     }
 
-    /// Where `count` rows from `start` on lie on a card.
+    /// Where `count` rows from `start` on lie on a GPU.
     pub(super) fn rows_span(&self, start: usize, count: usize) -> GpuSpan {
         let row = self.width * self.dtype.bytes();
         self.span().part(start * row, count * row)
     }
 }
 
-/// Places in a matrix or a sequence, where operations need them.
+/// Positions in a matrix or a sequence, in the form that operations take.
 pub struct Indices {
     values: Vec<u32>,
-    /// Their copy on a card.
+    /// Their copy on a GPU.
     on_gpu: Option<ArenaPart>,
 }
 
@@ -96,13 +97,13 @@ impl Indices {
         }
     }
 
-    /// How many.
+    /// How many positions there are.
     #[must_use]
     pub fn len(&self) -> usize {
         self.values.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no positions.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
@@ -114,11 +115,11 @@ impl Indices {
 
     pub(super) fn span(&self) -> GpuSpan {
         let part = self.on_gpu.as_ref();
-        part.expect("made for a card's operations").span()
+        part.expect("made for operations of a GPU").span()
     }
 }
 
-/// Where activations get their memory: an arena reserved for a request, of the size that a rehearsal of its passes found.
+/// The memory of activations: an arena reserved for a request, of the size that a dry run of its passes found.
 pub(super) struct ActivationPool {
     arena: Mutex<Option<Arc<Arena>>>,
     device: Device,
@@ -143,9 +144,10 @@ impl ActivationPool {
         Ok(())
     }
 
-    /// A matrix whose numbers are whatever they are.
+    /// A matrix with uninitialized contents: elements are whatever the arena held before.
     pub(super) fn take(
         &self,
+        // Not zeroed: every operation writes all of its output, and clearing would cost a pass over memory for each.
         rows: usize,
         width: usize,
         dtype: DType,
@@ -158,7 +160,7 @@ impl ActivationPool {
         })
     }
 
-    /// Bytes that are whatever they are.
+    /// Bytes with uninitialized contents.
     pub(super) fn take_bytes(&self, bytes: usize) -> Result<ArenaPart, OpsError> {
         let part = self.arena().as_ref().and_then(|arena| arena.take(bytes));
         match part {
@@ -171,6 +173,7 @@ impl ActivationPool {
     /// A matrix outside of the arena, which may outlive it.
     pub(super) fn persistent(
         &self,
+        // Its own small arena, so that it is counted in the ledger and survives the next `reserve` or `clear`.
         rows: usize,
         width: usize,
         dtype: DType,
@@ -193,6 +196,7 @@ impl ActivationPool {
     }
 
     /// Gives the arena back, once the last activation in it is dropped.
+    // Parts hold an `Arc` of their arena: a live activation keeps the memory valid and in the ledger.
     pub(super) fn clear(&self) {
         *self.arena() = None;
     }

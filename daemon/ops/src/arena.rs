@@ -1,5 +1,5 @@
-//! One piece of memory that activations are cut from. Which parts are free is kept apart from the memory, so that a
-//! rehearsal finds by the very same rule how much a run will need.
+//! One piece of memory that activations are cut from. The free list is kept apart from the memory, so that a dry run
+//! finds by the very same rule how much a run will need.
 
 use std::{
     cell::UnsafeCell,
@@ -16,7 +16,7 @@ use crate::{
     ledger::Ledger,
 };
 
-/// What is taken and given back: a cache line, whose start suits every kernel's loads.
+/// The unit of allocation: a cache line, whose start suits every kernel's loads.
 #[repr(C, align(64))]
 pub(super) struct CacheLine(UnsafeCell<[f32; LINE_ELEMENTS]>);
 
@@ -30,13 +30,13 @@ unsafe impl Sync for CacheLine {}
 
 /// The memory and what of it is taken.
 pub(super) struct Arena {
-    /// Empty in a rehearsal.
+    /// Empty in a dry run.
     memory: DeviceBuffer<CacheLine>,
     layout: Mutex<Layout>,
 }
 
 impl Arena {
-    /// Memory of `bytes`, in whole lines. In a rehearsal there is none, and no end to it.
+    /// Memory of `bytes`, rounded up to whole lines. In a dry run it has no memory and never runs out.
     pub(super) fn new(device: &Device, ledger: &Ledger, bytes: usize) -> Result<Self, OpsError> {
         let lines = bytes.div_ceil(LINE_BYTES);
         Ok(Self {
@@ -68,7 +68,7 @@ impl Arena {
     }
 }
 
-/// Bytes of an arena that are one owner's until it is dropped. In a rehearsal they can't be reached.
+/// Bytes of an arena that are one owner's until it is dropped. In a dry run they cannot be reached.
 pub(super) struct ArenaPart {
     arena: Arc<Arena>,
     lines: Range<usize>,
@@ -76,11 +76,11 @@ pub(super) struct ArenaPart {
 }
 
 impl ArenaPart {
-    /// The numbers, of an arena in the process's memory.
+    /// The elements, of an arena in the process's memory.
     pub(super) fn values(&self) -> &[f32] {
         let lines = &self.arena.memory.host()[self.lines.clone()];
         let len = self.bytes / size_of::<f32>();
-        // SAFETY: a `Line` is `f32`s in an `UnsafeCell`; this part alone reaches these, and is borrowed.
+        // SAFETY: a `CacheLine` is `f32`s in an `UnsafeCell`; this part alone reaches these, and is borrowed.
         unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), len) }
     }
 
@@ -92,7 +92,7 @@ impl ArenaPart {
         unsafe { std::slice::from_raw_parts_mut(lines.as_ptr().cast_mut().cast(), len) }
     }
 
-    /// Where it lies on a card.
+    /// Where it lies on a GPU.
     pub(super) fn span(&self) -> GpuSpan {
         let memory = self.arena.memory.span();
         memory.part(self.lines.start * LINE_BYTES, self.bytes)
@@ -105,7 +105,7 @@ impl Drop for ArenaPart {
     }
 }
 
-/// Which lines are free: each take goes to the lowest place it fits.
+/// Which lines are free. First fit: each take goes to the lowest place that is large enough.
 struct Layout {
     /// Rising, with something taken between any two.
     free: Vec<Range<usize>>,
@@ -122,6 +122,9 @@ impl Layout {
     }
 
     fn take(&mut self, len: usize) -> Option<Range<usize>> {
+        // First fit, without regard to the size that is asked for: the dry run and the real run take and drop in the
+        // same order, so the same rule gives the same high-water mark in both. Only a few activations live at once, so
+        // the list is short.
         let index = self.free.iter().position(|range| range.len() >= len)?;
         let range = &mut self.free[index];
         let taken = range.start..range.start + len;
@@ -136,6 +139,8 @@ impl Layout {
         if range.start == range.end {
             return;
         }
+        // Merge with the neighbour behind first, then with the one in front: the first removal must not shift the
+        // second index.
         let after = self.free.partition_point(|free| free.start < range.start);
         self.free.insert(after, range);
         for index in [after + 1, after] {

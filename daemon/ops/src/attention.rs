@@ -1,5 +1,5 @@
-//! Attention of query rows to keys and values of the same pass, or to those that a cache keeps: in tiles with a running
-//! soft-max, so that scores exist for a few queries and keys at a time, never for a whole canvas.
+//! Attention of query rows to keys and values of the same pass, or to a KV cache: in tiles with a running softmax, so
+//! that scores exist for a few queries and keys at a time, never for a whole canvas.
 
 use std::ops::Range;
 
@@ -11,19 +11,18 @@ use crate::OpsError;
 /// Consecutive key and value rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeySegment {
-    /// First row.
+    /// The first row of the segment.
     pub start: usize,
-    /// Rows.
+    /// How many rows it has.
     pub len: usize,
 }
 
-/// Query rows and what they attend to. Packed canvases and guidance branches are each a
-/// range of their own.
+/// Query rows and what they attend to. Each canvas of a batch and each guidance branch is a range of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttentionRange {
-    /// Rows of the queries.
+    /// Rows of the queries in the pass.
     pub queries: Range<usize>,
-    /// What they see.
+    /// Keys and values that these queries see.
     pub keys: AttentionKeys,
 }
 
@@ -36,19 +35,19 @@ pub enum AttentionKeys {
     Cached {
         /// Which of the pass's caches.
         cache: usize,
-        /// Its places.
+        /// Positions in that cache, as segments of rows.
         segments: Vec<KeySegment>,
     },
-    /// The places of a cache up to each query's own.
+    /// Autoregressive: the positions of a cache up to and including each query's own.
     Causal {
         /// Which of the pass's caches.
         cache: usize,
-        /// The queries' own places.
+        /// The queries' own positions, one for each query.
         positions: Vec<usize>,
     },
 }
 
-/// Where keys and values lie.
+/// Where keys and values come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum KeySource {
     Pass,
@@ -63,7 +62,7 @@ impl AttentionKeys {
         }
     }
 
-    /// Rows of keys that there must be at least.
+    /// The least number of key rows that the source must have.
     fn end(&self) -> usize {
         match self {
             Self::Pass(segments) | Self::Cached { segments, .. } => {
@@ -80,11 +79,11 @@ impl AttentionKeys {
 /// Keys and values of a layer: of the rows of this pass, where queries see those, and what caches hold.
 #[derive(Clone, Copy)]
 pub struct KeyRows<'a> {
-    /// Keys and values of this pass.
+    /// Keys and values of this pass; `None` where no query sees them.
     pub pass: Option<[&'a Activation; 2]>,
-    /// Those that outlive it.
+    /// The pass's KV caches, by the index that [`AttentionKeys`] names.
     pub caches: &'a [&'a KvCache],
-    /// The layer.
+    /// The layer whose rows of the caches are read.
     pub layer: usize,
 }
 
@@ -94,13 +93,13 @@ pub struct AttentionTasks {
     on_gpu: Option<GpuTasks>,
 }
 
-/// Numbers of a task on a card.
+/// Words of a task on a GPU: the size of `AttentionTask`, which is asserted below.
 const TASK_WORDS: usize = 6;
 
-/// Segments that there is room for, for each range: what stands before a gap and behind it, and one row more.
+/// Segments to allow for in each range: those before and after a gap, and one row more.
 const SEGMENTS_USUAL: usize = 3;
 
-/// The same on a card: six numbers a task, two a segment.
+/// The tasks on a GPU: six words a task, two a segment.
 pub(super) struct GpuTasks {
     pub(super) tasks: Indices,
     pub(super) segments: Indices,
@@ -108,11 +107,13 @@ pub(super) struct GpuTasks {
     launches: Vec<(KeySource, Range<usize>)>,
 }
 
-/// Queries whose places follow one another, as many together as a task may have.
+/// Runs of queries at consecutive positions, each as long as a task may be.
 fn runs(places: &[usize]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (query, &place) in places.iter().enumerate() {
         match runs.last_mut() {
+            // Only consecutive positions share a task: its causal mask is computed from the first position and the
+            // index alone.
             Some(run) if run.len() < ATTEND_QUERIES && places[query - 1] + 1 == place => {
                 run.end = query + 1;
             }
@@ -126,7 +127,7 @@ impl Ops {
     /// Makes ranges ready for [`Ops::attend`].
     ///
     /// # Errors
-    /// When memory can't be had.
+    /// When memory cannot be allocated.
     ///
     /// # Panics
     /// When a range sees no keys, or not each of its queries has a place.
@@ -159,6 +160,7 @@ impl Ops {
             let own_segments = segments.len() / 2;
             match keys {
                 AttentionKeys::Pass(shared)
+                // Ranges of one source share a launch; a task points at its range's segments, which are stored once.
                 | AttentionKeys::Cached {
                     segments: shared, ..
                 } => {
@@ -175,17 +177,20 @@ impl Ops {
                 AttentionKeys::Causal {
                     positions: places, ..
                 } => {
-                    // The last ones see the most keys: they begin first, so that none is waited for in the end.
+                    // The last ones see the most keys: they begin first, so that no block is left to run alone at the
+                    // end of the launch.
                     for run in runs(places).into_iter().rev() {
                         let (query, place) = (queries.start + run.start, places[run.start]);
                         tasks.extend([query, run.len(), own_segments, 1, 1, place]);
                     }
                     segments.extend([0, keys.end()]);
-                    // Each may stand apart.
+                    // Positions may all be isolated, so each query may become a task of its own.
                     room += queries.len();
                 }
             }
             let these = first..tasks.len() / TASK_WORDS;
+            // Tasks are in the order of ranges, and only neighbours are merged: the launch's tasks must lie next to
+            // each other.
             match launches.last_mut() {
                 Some((source, all)) if *source == keys.source() => all.end = these.end,
                 _ => launches.push((keys.source(), these)),
@@ -196,8 +201,8 @@ impl Ops {
                 size_of::<AttentionTask>() == 4 * TASK_WORDS && size_of::<AttentionSegment>() == 8
             );
         };
-        // As many tasks as these queries may be, however they are shared out among so many ranges, and whatever those see: a
-        // rehearsal knows sums.
+        // Sized for the most tasks that so many queries in so many ranges can become, whatever they see: a dry run
+        // knows only these sums, and must come to the same size.
         let queries: usize = ranges.iter().map(|range| range.queries.len()).sum();
         let task_numbers = (room + queries / ATTEND_QUERIES) * TASK_WORDS;
         Ok(GpuTasks {
@@ -207,11 +212,11 @@ impl Ops {
         })
     }
 
-    /// `softmax(q · kᵀ / √head_dim) · v` for each head; rows of the result are those of `q`. What queries see of a cache must
-    /// have been put there, that of this pass too.
+    /// `softmax(q · kᵀ / √head_dim) · v` for each head; rows of the result are those of `q`. Cached keys that queries
+    /// see must have been written before, those of this pass too.
     ///
     /// # Errors
-    /// When memory can't be had.
+    /// When memory cannot be allocated.
     ///
     /// # Panics
     /// When widths differ, or a range lies outside.
@@ -247,7 +252,7 @@ impl Ops {
             Backend::Cpu(cpu) => cpu.attend(&mut out, q, keys, shape, &tasks.ranges),
             Backend::Gpu(card) => {
                 let on_card = tasks.on_gpu.as_ref();
-                let on_card = on_card.expect("made for a card's operations");
+                let on_card = on_card.expect("made for operations of a GPU");
                 for (source, these) in &on_card.launches {
                     let spans = match *source {
                         KeySource::Pass => keys.pass.map(|rows| rows.map(Activation::span)),
@@ -265,8 +270,8 @@ impl Ops {
 
 #[cfg(test)]
 mod tests {
-    use sluice_cuda::DType;
-    use sluice_formats::noise::Noise;
+
+    use sluice_formats::{DType, noise::Noise};
     use sluice_machine::{GpuProfile, Profile};
 
     use super::*;
@@ -320,7 +325,7 @@ mod tests {
         assert_eq!(runs(&[3, 4, 6, 5, 6, 6]), [0..2, 2..3, 3..5, 5..6]);
     }
 
-    /// A rehearsal knows how many queries and ranges there are, not how places lie.
+    /// A dry run knows how many queries and ranges there are, not how places lie.
     #[test]
     fn tasks_take_the_same_memory_wherever_queries_stand() {
         let profile = Profile {

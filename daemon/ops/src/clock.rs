@@ -1,5 +1,5 @@
-//! Where the time of a pass goes. On the CPU operations are timed one by one, on the thread that runs them; a card notes the
-//! moments in its own work at which another kind of operation begins.
+//! Where the time of a pass goes. On the CPU operations are timed one by one, on the thread that runs them; on a GPU,
+//! events in its stream mark where another kind of operation begins.
 
 use std::{
     sync::{
@@ -13,22 +13,22 @@ use sluice_cuda::{Gpu, GpuLaps};
 
 use super::{Backend, Ops};
 
-/// What an operation belongs to.
+/// The kind of work that an operation's time is counted as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Turning and keeping keys and values, and looking at them.
+    /// Rotary embedding, KV cache writes and attention.
     Attention,
-    /// Products with the layers' matrices.
+    /// Matmuls with the layers' matrices.
     Matmul,
-    /// Products with the head, and what is made of them.
+    /// Matmuls with the LM head, and the reduction of their logits.
     LmHead,
-    /// The choice of tokens, by this thread: on the CPU a part of the head. What is sent to a card is read back for it.
+    /// The choice of tokens, by this thread: on the CPU a part of the LM head. A GPU's results are read back for it.
     Sampling,
-    /// Decoding weights on a card, before they are multiplied with; on the CPU that is a part of multiplying.
+    /// Decompressing or dequantizing weights on a GPU before a matmul; on the CPU that is timed within the matmul.
     Decompress,
-    /// Until streamed weights are there.
+    /// Waiting for streamed weights.
     Wait,
-    /// Everything else.
+    /// Embedding, norms, activation functions and copies of rows.
     Other,
 }
 
@@ -43,19 +43,19 @@ pub struct PhaseTimes {
     pub decompress: Duration,
     /// The LM head and what is chosen from its logits.
     pub lm_head: Duration,
-    /// What a card stood still for until streamed weights were there. On the CPU their reader counts that.
+    /// How long a GPU stood still until streamed weights were there. On the CPU their reader counts that.
     pub waited: Option<Duration>,
 }
 
-/// Nanoseconds since they were last taken. Operations follow one another: only decoding adds from several threads.
+/// Nanoseconds since they were last taken. Operations follow one another: only decompression adds from several threads.
 #[derive(Debug)]
 pub(super) struct PhaseClock {
     attention: AtomicU64,
     matmul: AtomicU64,
     lm_head: AtomicU64,
-    /// Of the operations that have ended.
+    /// Decompression of the operations that have ended.
     decompress: AtomicU64,
-    /// Of the one that runs, the sum over all threads.
+    /// Decompression of the operation that runs, the sum over all threads.
     decompressing: AtomicU64,
     threads: u64,
 }
@@ -72,12 +72,12 @@ impl PhaseClock {
         }
     }
 
-    /// Counts time in which one of the threads decoded weights.
+    /// Counts time in which one of the threads decompressed weights.
     pub(super) fn add_decompressed(&self, time: Duration) {
         self.decompressing.fetch_add(nanos(time), Ordering::Relaxed);
     }
 
-    /// Where what belongs to a phase is counted, if it is.
+    /// The counter of a phase, if it has one.
     fn of(&self, phase: Phase) -> Option<&AtomicU64> {
         match phase {
             Phase::Attention => Some(&self.attention),
@@ -98,7 +98,8 @@ pub struct PhaseTimer<'a> {
 impl Drop for PhaseTimer<'_> {
     fn drop(&mut self) {
         let all = nanos(self.begun.elapsed());
-        // As if all threads had shared in it.
+        // Threads add their own times, so the sum is divided by their number: wall time as if all had shared in it
+        // evenly. Capped, since threads that other programs keep waiting can report more than the operation took.
         let decoded = self.clock.decompressing.swap(0, Ordering::Relaxed) / self.clock.threads;
         let decoded = decoded.min(all);
         self.clock.decompress.fetch_add(decoded, Ordering::Relaxed);
@@ -106,14 +107,14 @@ impl Drop for PhaseTimer<'_> {
     }
 }
 
-/// The moments of a pass at which a card turns from one phase to another.
+/// The moments of a pass at which a GPU switches from one phase to another.
 pub(super) struct GpuClock(Mutex<Moments>);
 
 struct Moments {
     laps: GpuLaps,
-    /// What begins at each.
+    /// The phase that begins at each lap.
     phases: Vec<Phase>,
-    /// Whether there is a pass to time, and each of its moments was noted.
+    /// Whether a pass is being timed and none of its marks was lost.
     runs: bool,
 }
 
@@ -136,10 +137,12 @@ impl GpuClock {
     /// Notes that what is sent from now on belongs to a phase, if that is another than before.
     fn switch_to(&self, phase: Phase) {
         let mut moments = self.lock();
+        // An event costs a launch, so consecutive operations of one phase share one.
         if !moments.runs || moments.phases.last() == Some(&phase) {
             return;
         }
-        // A pass too long for them is not timed. One on a card that fails ends for a reason of its own.
+        // The pool of events is bounded: a pass too long for it is not timed. A GPU that fails is reported by the pass
+        // itself.
         match moments.laps.mark() {
             Ok(true) => moments.phases.push(phase),
             Ok(false) | Err(_) => moments.runs = false,
@@ -157,13 +160,13 @@ impl GpuClock {
         done
     }
 
-    /// What lay between the moments since the start, where all were noted.
+    /// The time between the marks since the start, unless a mark was lost.
     fn take(&self) -> Option<PhaseTimes> {
         if !matches!(
             self.lock().phases.last(),
             Some(Phase::Sampling | Phase::Other)
         ) {
-            // Nothing was read back: this moment is yet to come.
+            // Nothing was read back, so no mark closes the last interval yet.
             self.switch_to(Phase::Other);
         }
         let mut moments = self.lock();
@@ -192,7 +195,7 @@ impl GpuClock {
 }
 
 impl Ops {
-    /// Counts what is done until this is dropped as a phase's; on a card, what is sent until another phase begins.
+    /// Counts what is done until this is dropped as a phase's; on a GPU, what is launched until another phase begins.
     pub fn timed(&self, phase: Phase) -> Option<PhaseTimer<'_>> {
         match &self.backend {
             Backend::Cpu(cpu) => cpu.clock().of(phase).map(|of_phase| PhaseTimer {
@@ -200,7 +203,7 @@ impl Ops {
                 of_phase,
                 begun: Instant::now(),
             }),
-            // What is sent to a card is done later: this thread's clock would tell what sending takes.
+            // Launches return before their work is done: this thread's clock would tell what launching takes.
             Backend::Gpu(card) => {
                 card.clock().switch_to(phase);
                 None

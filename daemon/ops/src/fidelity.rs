@@ -1,5 +1,5 @@
-//! Two heads' distributions beside each other, in pieces of the vocabulary: how far one is from the other, without a
-//! matrix of rows × vocabulary.
+//! The distributions of two LM heads beside each other, in pieces of the vocabulary: how far one is from the other,
+//! without a matrix of rows × vocabulary.
 
 mod gpu;
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{OpsError, device::DeviceBuffer};
 
-/// Logits of both heads that exist at once: 4 MiB, or the least number of columns where that is more.
+/// Logits of both LM heads that exist at once: 4 MiB, or the least number of columns where that is more.
 const PIECE_LOGITS: usize = 1 << 19;
 
 /// How far a row's second distribution is from its first.
@@ -25,11 +25,11 @@ pub struct Divergence {
     pub kl: f64,
     /// Whether both have the same most probable token.
     pub same_top: bool,
-    /// Log-probabilities of the row's target by both.
+    /// Log-probabilities of the row's target by both, in nats.
     pub target: [f64; 2],
 }
 
-/// One head's side of a row between pieces.
+/// One LM head's side of a row between pieces.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ComparisonSide {
     /// Largest logit so far, its place, and the sum of `exp(logit - max)`.
@@ -48,7 +48,7 @@ pub(super) struct ComparisonRow {
     pub(super) difference: f64,
 }
 
-/// Rows on their way through both heads.
+/// The state of a comparison of rows by both LM heads.
 pub struct Comparison {
     rows: usize,
     logits: [DeviceBuffer<f32>; 2],
@@ -63,11 +63,11 @@ enum ComparisonState {
 }
 
 impl Ops {
-    /// Begins to compare the distributions of as many rows as there are targets, by heads whose largest part has
+    /// Begins to compare the distributions of as many rows as there are targets, by LM heads whose largest part has
     /// `part_rows` of the vocabulary.
     ///
     /// # Errors
-    /// When memory can't be had.
+    /// When memory cannot be allocated.
     pub fn start_comparison(
         &self,
         targets: &[u32],
@@ -93,7 +93,7 @@ impl Ops {
         })
     }
 
-    /// Takes the next part of both heads, whose first row is `first` of the vocabulary, for the rows of both.
+    /// Takes the next part of both LM heads, whose first row is `first` of the vocabulary, for the rows of both.
     ///
     /// # Errors
     /// When the device fails.
@@ -116,7 +116,7 @@ impl Ops {
                 Backend::Cpu(cpu) => comparison.take_on_cpu(cpu, x, &pieces, first + from),
                 Backend::Gpu(card) => {
                     let ComparisonState::Gpu(state) = &comparison.state else {
-                        unreachable!("began on the card")
+                        unreachable!("began on the GPU")
                     };
                     let logits = comparison.logits.each_ref().map(DeviceBuffer::span);
                     card.compare_lm_heads(state, logits, x, &pieces, first + from)?;
@@ -149,8 +149,11 @@ impl ComparisonRow {
             side.take(logits, from, self.target);
         }
         let max = self.sides[0].max;
+        // As in a running softmax: the sum so far was taken relative to a smaller maximum.
         self.difference *= f64::from(before - max).exp();
         let terms = one.iter().zip(other).map(|(one, other)| {
+            // Differences in `f64`: near-equal distributions differ by less than `f32` keeps beside logits of this
+            // size.
             let difference = f64::from(*one) - f64::from(*other);
             f64::from(one - max).exp() * difference
         });
@@ -198,6 +201,7 @@ impl Comparison {
         let one = &mut one.host_mut()[..rows.len() * width];
         let other = &mut other.host_mut()[..rows.len() * width];
         cpu.run(|| {
+            // Both logits must exist at once: KL needs their difference token by token.
             cpu.gemm_on_this_pool(x[0], &pieces[0], one, false);
             cpu.gemm_on_this_pool(x[1], &pieces[1], other, false);
             rows.par_iter_mut()
@@ -207,19 +211,20 @@ impl Comparison {
         });
     }
 
-    /// The divergence of each row, once both heads were taken.
+    /// The divergence of each row, once both LM heads were taken.
     ///
     /// # Errors
-    /// When a row's logits are not numbers, whose index then stands for the position, or the device fails.
+    /// When a row's logits are NaN (its index then stands for the position), or the device fails.
     pub fn divergences(self) -> Result<Vec<Divergence>, OpsError> {
         let divergence = |(position, row): (usize, &ComparisonRow)| {
             let [one, other] = row.sides;
+            // KL(p ‖ q) = Σ p (a − b) − log Σ e^a + log Σ e^b, for logits a and b of p and q.
             let kl = row.difference / one.sum - one.log_sum() + other.log_sum();
             if !kl.is_finite() {
                 return Err(OpsError::NotANumber { position });
             }
             Ok(Divergence {
-                // Rounding leaves equal distributions a hair on either side of 0.
+                // Rounding leaves equal distributions slightly above or below 0.
                 kl: kl.max(0.0),
                 same_top: one.top == other.top,
                 target: row
@@ -237,8 +242,8 @@ impl Comparison {
 
 #[cfg(test)]
 mod tests {
-    use sluice_cuda::DType;
-    use sluice_formats::{Format, noise::Noise};
+
+    use sluice_formats::{DType, Format, noise::Noise};
     use sluice_weights::WeightData;
 
     use super::*;

@@ -1,5 +1,5 @@
-//! The operations on a card: each is a launch of its kernels, in the order in which they are called. Nothing waits but
-//! what reads results back.
+//! The operations on a GPU: each is a launch of its kernels, in the order in which they are called. Only reading
+//! results back waits.
 
 mod weights;
 
@@ -8,7 +8,8 @@ use std::ops::Range;
 use bytemuck::Pod;
 use half::{bf16, f16};
 use sluice_cuda as cuda;
-use sluice_cuda::{DType, Gpu, GpuSpan};
+use sluice_cuda::{Gpu, GpuSpan};
+use sluice_formats::DType;
 use sluice_machine::{GpuProfile, MemoryKind};
 use sluice_weights::Weight;
 
@@ -19,7 +20,7 @@ use crate::{
     ledger::{Ledger, LedgerEntry},
 };
 
-/// A card, and what its operations need all the time.
+/// A GPU, and what its operations always need.
 pub(super) struct GpuBackend {
     pub(super) gpu: Gpu,
     profile: GpuProfile,
@@ -27,7 +28,7 @@ pub(super) struct GpuBackend {
     _reserved: ReservedMemory,
 }
 
-/// What was taken when the card was opened: the driver's context, and cuBLAS's workspace.
+/// Memory that was taken when the GPU was opened: the driver's context, and cuBLAS's workspace.
 struct ReservedMemory {
     _context: LedgerEntry,
     _workspace: LedgerEntry,
@@ -46,19 +47,19 @@ impl GpuBackend {
     pub(super) fn new(gpu: Gpu, device: &Device, ledger: &Ledger) -> Result<Self, OpsError> {
         let profile = device.profile().gpu;
         Ok(Self {
-            profile: profile.expect("a card's device has its profile"),
+            profile: profile.expect("the device of a GPU has its profile"),
             clock: GpuClock::new(&gpu),
             gpu,
             _reserved: ReservedMemory::new(device, ledger)?,
         })
     }
 
-    /// Counts in a rehearsal what [`Card::new`] takes.
+    /// Counts in a dry run what [`GpuBackend::new`] takes.
     pub(super) fn reserve(device: &Device, ledger: &Ledger) -> Result<(), OpsError> {
         ReservedMemory::new(device, ledger).map(drop)
     }
 
-    /// The moments of its passes.
+    /// The clock of its passes.
     pub(super) fn clock(&self) -> &GpuClock {
         &self.clock
     }
@@ -84,7 +85,7 @@ impl GpuBackend {
         Ok(self.gpu.copy(to, from)?)
     }
 
-    /// All bits set, which is no number in any of a card's.
+    /// Sets all bits, which is NaN in every floating-point format of a GPU.
     pub(super) fn poison(&self, memory: GpuSpan) -> Result<(), OpsError> {
         Ok(self.gpu.fill(memory, 0xFF)?)
     }
@@ -95,21 +96,21 @@ impl GpuBackend {
         ids: &Indices,
         table: &Weight<'_>,
     ) -> Result<(), OpsError> {
-        let format = table.format.to_cuda();
+        let format = table.format;
         let (rows, width) = (out.len(), out.width());
         Ok(self
             .gpu
             .embed(out.span(), ids.span(), table.span(), format, width, rows)?)
     }
 
-    /// `x`, which is `f32`, in the numbers of `out`.
+    /// Converts `x`, which is `f32`, to the dtype of `out`.
     pub(super) fn convert(&self, out: &Activation, x: &Activation) -> Result<(), OpsError> {
         let count = x.len() * x.width();
         Ok(self.gpu.convert(out.dtype(), out.span(), x.span(), count)?)
     }
 
-    /// Rows that come from the host: those that begin a run of an id are filled there and copied, the others repeated
-    /// on the card.
+    /// Embedding rows that come from the host: those that begin a run of an id are filled there and copied, the others
+    /// repeated on the GPU.
     pub(super) fn embed_rows<E: From<OpsError>>(
         &self,
         out: &Activation,
@@ -117,7 +118,7 @@ impl GpuBackend {
         firsts: &Indices,
         mut fill: impl FnMut(u32, &mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
-        /// Copied at once; more rows of LLaDA-8B are a quarter of a MiB each sixteen.
+        /// Rows copied at once: a MiB for LLaDA-8B, whose rows take 16 KiB as `f32`.
         const ROWS_AT_ONCE: usize = 64;
         let width = out.width();
         let is_first: Vec<bool> = firsts
@@ -127,6 +128,7 @@ impl GpuBackend {
             .collect();
         let mut staging = vec![0.0f32; ROWS_AT_ONCE.min(ids.len()) * width];
         let mut row = 0;
+        // `upload` returns once the staging memory may be written again, so one buffer serves all copies.
         while row < ids.len() {
             let run = is_first[row..].iter().take_while(|first| **first);
             let count = run.count().min(ROWS_AT_ONCE);
@@ -139,7 +141,8 @@ impl GpuBackend {
         }
         match is_first.iter().all(|first| *first) {
             true => Ok(()),
-            // Rows that begin a run are written with themselves, so the order of blocks doesn't matter.
+            // In place: rows that begin a run are written with themselves, so the order of thread blocks does not
+            // matter.
             false => Ok(self.take_rows(out, out, firsts)?),
         }
     }
@@ -158,7 +161,7 @@ impl GpuBackend {
             out.span(),
             x.rows_span(start, rows),
             weight.span(),
-            weight.format.to_cuda(),
+            weight.format,
             rows,
             out.width(),
             epsilon,
@@ -180,7 +183,7 @@ impl GpuBackend {
         Ok((self.gpu).rope(self.profile.dtype, turned, table_span, table.half)?)
     }
 
-    /// `x`, which is `f32`, and the bias in the numbers of `out`, or where it lies.
+    /// Adds the bias to `x`, which is `f32`, into the dtype of `out`, which may be where `x` lies.
     pub(super) fn add_bias(
         &self,
         out: &Activation,
@@ -192,7 +195,7 @@ impl GpuBackend {
             out.span(),
             x.span(),
             bias.span(),
-            bias.format.to_cuda(),
+            bias.format,
             x.len(),
             x.width(),
         )?)
@@ -206,7 +209,7 @@ impl GpuBackend {
         Ok(self.gpu.put_rows(places, rows)?)
     }
 
-    /// `x · weightᵀ` into `out`, whose numbers are `number`, or added to it where those are `f32`.
+    /// `x · weightᵀ` into `out`, whose elements are `dtype`, or added to it where those are `f32`.
     pub(super) fn matmul(
         &self,
         x: &Activation,
@@ -255,7 +258,7 @@ impl GpuBackend {
         )?)
     }
 
-    /// Attention of some of the tasks, to keys and values in the numbers of the queries, wherever they lie.
+    /// Attention of some of the tasks, to keys and values in the queries' dtype, of this pass or of a cache.
     pub(super) fn attend(
         &self,
         out: &Activation,
@@ -285,7 +288,7 @@ impl GpuBackend {
         Ok(self.gpu.salience(self.profile.dtype, salience)?)
     }
 
-    /// Of the matrices of a cache, moves the rows that `kept` has for each layer to the beginning.
+    /// Moves the rows that `kept` names for each layer to the beginning of a cache's matrices.
     pub(super) fn keep_rows(
         &self,
         memory: GpuSpan,
@@ -313,7 +316,7 @@ impl GpuBackend {
         })
     }
 
-    /// Logits of rows by a part of the head.
+    /// Logits of rows by a part of the LM head.
     pub(super) fn logits(
         &self,
         x: &Activation,

@@ -1,9 +1,10 @@
-//! Keys and values that are kept from pass to pass: a causal model's of all earlier positions, and those of a canvas that a
-//! pass doesn't compute anew.
+//! KV caches: an autoregressive model's keys and values of all earlier positions, and those of canvas positions that a
+//! pass does not compute anew.
 
 use std::ops::Range;
 
-use sluice_cuda::{DType, GpuSpan, SalienceArgs as Salient, SalienceScratch};
+use sluice_cuda::{GpuSpan, SalienceArgs as Salient, SalienceScratch};
+use sluice_formats::DType;
 use sluice_machine::{
     MemoryKind,
     page::{PAGE_BYTES, Page},
@@ -14,59 +15,59 @@ use crate::{OpsError, device::DeviceBuffer};
 
 /// Keys and values of a sequence's first positions, in all layers.
 pub struct KvCache {
-    /// For each layer the keys of all positions, then their values.
+    /// For each layer the keys of all positions, then their values: a layer's attention reads two contiguous matrices.
     memory: DeviceBuffer<Page>,
     shape: KvCacheShape,
     capacity: usize,
     len: usize,
-    /// By what the places that are to stay are chosen once the pass has come to its end.
+    /// By what [`Ops::keep_salient`] chooses the positions that stay, once the pass has ended.
     salience: Option<KeySalience>,
 }
 
-/// What the queries of a pass look at.
+/// How much attention the queries of a pass pay to each key.
 struct KeySalience {
-    /// How much of each place, a row for each layer: four bytes of each, where keys and values are hundreds.
+    /// Attention summed by position, a row for each layer: four bytes of each, where keys and values take hundreds.
     sums: Activation,
     positions: Vec<Range<usize>>,
-    /// How many are to stay.
+    /// How many positions are to stay.
     count: usize,
 }
 
 impl KvCache {
-    /// Positions it holds.
+    /// How many positions are filled.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it holds none.
+    /// Whether no position is filled.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// What its rows are like.
+    /// Layers, heads and format of its rows.
     #[must_use]
     pub fn shape(&self) -> KvCacheShape {
         self.shape
     }
 
-    /// Bytes it takes.
+    /// Bytes it holds on the device.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.memory.bytes()
     }
 
-    /// Counts in `rows` more positions, whose keys and values have been put into all layers.
+    /// Counts in `rows` more positions, whose keys and values have been written to all layers.
     ///
     /// # Panics
-    /// When it has no room for them.
+    /// When they exceed its capacity.
     pub fn advance(&mut self, rows: usize) {
         self.len += rows;
         assert!(self.len <= self.capacity);
     }
 
-    /// Forgets the last positions.
+    /// Drops the last `rows` positions.
     ///
     /// # Panics
     /// When it holds fewer.
@@ -75,7 +76,7 @@ impl KvCache {
         self.len -= rows;
     }
 
-    /// Places that it has room for.
+    /// Positions for which memory was allocated.
     pub(super) fn capacity(&self) -> usize {
         self.capacity
     }
@@ -92,7 +93,7 @@ impl KvCache {
         &bytes[start..start + self.capacity * self.shape.row_bytes()]
     }
 
-    /// The keys (0) or values (1) of a layer at these places, to be written, on the CPU.
+    /// The keys (0) or values (1) of a layer at these positions, to be written, on the CPU.
     pub(super) fn rows_mut(
         &mut self,
         layer: usize,
@@ -105,27 +106,27 @@ impl KvCache {
         &mut bytes[start..start + places.len() * row]
     }
 
-    /// Where the keys (0) or values (1) of a layer at these places are on a card.
+    /// Where the keys (0) or values (1) of a layer at these positions are on a GPU.
     fn span(&self, layer: usize, which: usize, places: Range<usize>) -> GpuSpan {
         let row = self.shape.row_bytes();
         let start = self.start(layer, which) + places.start * row;
         self.memory.span().part(start, places.len() * row)
     }
 
-    /// Where all keys and all values of a layer are on a card.
+    /// Where all keys and all values of a layer are on a GPU.
     pub(super) fn spans(&self, layer: usize) -> [GpuSpan; 2] {
         [0, 1].map(|which| self.span(layer, which, 0..self.capacity))
     }
 }
 
 impl Ops {
-    /// Room for the keys and values of `capacity` positions.
+    /// Allocates a KV cache for `capacity` positions.
     ///
     /// # Errors
-    /// When it can't be had.
+    /// When memory cannot be allocated.
     ///
     /// # Panics
-    /// On a card, when the format is not what it computes in.
+    /// On a GPU, when the format is not the dtype it computes in.
     pub fn kv_cache(&self, shape: KvCacheShape, capacity: usize) -> Result<KvCache, OpsError> {
         if self.device.is_gpu() {
             assert_eq!(shape.format, self.device.dtype().into());
@@ -174,14 +175,14 @@ impl Ops {
         Ok(())
     }
 
-    /// Puts these rows of keys and values into the places of a layer from `start` on. Those of a causal sequence go behind
-    /// the positions held, and [`KvCache::advance`] counts them in.
+    /// Writes these rows of keys and values to the positions of a layer from `start` on. Those of an autoregressive
+    /// sequence go behind the filled positions, and [`KvCache::advance`] counts them in.
     ///
     /// # Errors
     /// When the device fails.
     ///
     /// # Panics
-    /// When there is no room for them.
+    /// When they exceed the cache's capacity.
     pub fn put_kv(
         &self,
         cache: &mut KvCache,
@@ -213,16 +214,17 @@ impl Ops {
 }
 
 impl Ops {
-    /// Finds how much the queries look at each of these places of a layer: once all layers have told,
-    /// [`Ops::keep_salient`] keeps so many of each as are looked at most, with their neighbours.
+    /// Sums how much attention the queries pay to each of these positions of a layer. Once all layers have done so,
+    /// [`Ops::keep_salient`] keeps the `count` positions of each layer that get the most, with their neighbours taken
+    /// into account.
     ///
-    /// Reference: Sparse-dLLM (arXiv 2508.02558): what the queries pay attention to, the most of three neighbours.
+    /// Reference: Sparse-dLLM (arXiv 2508.02558): attention of the block's queries, max-pooled over three neighbours.
     ///
     /// # Errors
-    /// When memory can't be had.
+    /// When memory cannot be allocated.
     ///
     /// # Panics
-    /// When places don't rise, or are others than those of the first layer.
+    /// When positions do not rise, or differ from those of the first layer.
     #[expect(
         clippy::too_many_arguments,
         reason = "they say what to choose from, by what, and how much"
@@ -241,7 +243,7 @@ impl Ops {
         let _timed = self.timed(Phase::Attention);
         let all: usize = places.iter().map(Range::len).sum();
         if layer == 0 {
-            // A pass that failed may have left some.
+            // A pass that failed may have left one: dropped first, so that the arena never holds both.
             cache.salience = None;
             cache.salience = Some(KeySalience {
                 sums: self.pool.take(cache.shape.layers, all, DType::F32)?,
@@ -249,10 +251,11 @@ impl Ops {
                 count: count.min(all),
             });
         }
+        // Taken out, since the kernels below borrow the cache.
         let mut salience = cache.salience.take();
         let found = salience.as_mut().expect("the first layer made room for it");
         assert_eq!(found.positions, places);
-        // Both are taken in a rehearsal, too.
+        // Allocated in a dry run, too, so that the plan counts them.
         let sizes = SalienceScratch {
             heads: shape.heads,
             queries: queries.len(),
@@ -276,7 +279,7 @@ impl Ops {
         match (&self.backend, &mut sums, &on_card) {
             (Backend::Cpu(cpu), Some(sums), _) => {
                 cpu.salience(sums, cache, layer, q, queries, shape, places);
-                // Over the heads in their order, so that threads change nothing.
+                // Summed over the heads in their order, so that the number of threads changes nothing.
                 let own = found.sums.row_mut(layer);
                 own.fill(0.0);
                 for of_head in sums.values().chunks_exact(all.max(1)) {
@@ -304,8 +307,8 @@ impl Ops {
         Ok(())
     }
 
-    /// Puts keys and values of the places that are looked at most into the first ones, in their order, once the pass has come
-    /// to its end: one that fails is run again with all of them. Does nothing where no pass has chosen.
+    /// Moves keys and values of the chosen positions to the first ones, in their order, once the pass has ended: a pass
+    /// that fails is run again with all of them. Does nothing where no pass has chosen.
     ///
     /// # Errors
     /// When the device fails.
@@ -329,7 +332,8 @@ impl Ops {
             }
             Backend::Gpu(card) => {
                 let kept: Vec<u32> = (0..layers).flat_map(of_layer).collect();
-                // In the place of the sums, which are no fewer: so late nothing may be missing.
+                // Uploaded over the sums, which have been read and are at least as large: at this point an allocation
+                // must not fail.
                 let there = sums.span().part(0, size_of_val(&kept[..]));
                 card.upload(there, &kept)?;
                 let row = cache.shape.row_bytes();
@@ -346,16 +350,17 @@ impl Ops {
 }
 
 impl KvCache {
-    /// Forgets what a pass that has failed has found to choose by.
+    /// Drops what a pass that has failed has summed.
     pub fn forget_salience(&mut self) {
         self.salience = None;
     }
 
-    /// Puts keys and values of these places, which rise, into the first ones of a layer, on the CPU.
+    /// Moves keys and values of these positions, which rise, to the first ones of a layer, on the CPU.
     fn keep_positions(&mut self, layer: usize, places: &[u32]) {
         let row = self.shape.row_bytes();
         for which in 0..2 {
             let all = self.rows_mut(layer, which, 0..self.capacity);
+            // Positions rise, so a row never overwrites one that is still to be moved.
             for (to, from) in places.iter().map(|&from| from as usize).enumerate() {
                 all.copy_within(from * row..(from + 1) * row, to * row);
             }
@@ -363,7 +368,7 @@ impl KvCache {
     }
 }
 
-/// So many of the places as are looked at most, in their order.
+/// The `count` positions with the most attention, in their order.
 fn most_salient(sums: &[f32], places: &[Range<usize>], count: usize) -> Vec<u32> {
     let pooled = |at: usize| {
         let near = &sums[at.saturating_sub(1)..sums.len().min(at + 2)];
@@ -371,7 +376,7 @@ fn most_salient(sums: &[f32], places: &[Range<usize>], count: usize) -> Vec<u32>
     };
     let pooled: Vec<f32> = (0..sums.len()).map(pooled).collect();
     let mut ranked: Vec<usize> = (0..sums.len()).collect();
-    // A stable sort: of equals the first stays.
+    // A stable sort: of equals the first stays, on every device.
     ranked.sort_by(|&a, &b| pooled[b].total_cmp(&pooled[a]));
     ranked.truncate(count);
     ranked.sort_unstable();

@@ -1,5 +1,5 @@
-//! The account of device memory: nothing that grows with model, canvas or vocabulary is
-//! allocated without an entry of its kind here.
+//! The ledger of device memory: nothing that grows with model, canvas or vocabulary is allocated without an entry of
+//! its kind here.
 
 mod faults;
 mod pinned;
@@ -19,16 +19,16 @@ use self::faults::Faults;
 pub use self::pinned::PinnedEntry;
 use crate::OpsError;
 
-/// Since when a peak is measured.
+/// Where the measurement of a peak begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeakMark {
-    /// The last pass ended, or the first request began that shares the present one.
+    /// The last pass ended, or the first request of the present batch began.
     Pass,
     /// The present plan was put in force.
     Plan,
 }
 
-/// The account itself; clones share it.
+/// The ledger itself; clones share it.
 #[derive(Clone, Default)]
 pub struct Ledger {
     counters: Arc<Counters>,
@@ -39,9 +39,9 @@ struct Counters {
     kinds: [Counter; MemoryKind::ALL.len()],
     /// Largest totals since [`Ledger::mark`].
     marked_peaks: [AtomicU64; 2],
-    /// Most that may be held at once.
+    /// The most bytes that may be held at once.
     limit: AtomicU64,
-    /// Of the host's memory, beside all that.
+    /// Pinned bytes of the host's memory, which no other figure contains.
     pinned: AtomicU64,
     /// Buffers are counted, and hold nothing.
     is_dry_run: bool,
@@ -76,7 +76,7 @@ struct Counter {
 
 impl Counter {
     fn add(&self, bytes: u64) {
-        // Relaxed: figures for people; no other memory is ordered by them.
+        // Relaxed: counters for reports; they order no other memory.
         let now = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak.fetch_max(now, Ordering::Relaxed);
     }
@@ -87,7 +87,7 @@ impl Counter {
 }
 
 impl Ledger {
-    /// A ledger whose buffers are counted but hold nothing: what a run would need is found by rehearsing it.
+    /// A ledger whose buffers are counted but hold nothing: a dry run finds with it what a run would need.
     #[must_use]
     pub fn dry_run() -> Self {
         Self {
@@ -98,7 +98,7 @@ impl Ledger {
         }
     }
 
-    /// Whether buffers hold nothing.
+    /// Whether buffers are counted only.
     #[must_use]
     pub fn is_dry_run(&self) -> bool {
         self.counters.is_dry_run
@@ -113,8 +113,10 @@ impl Ledger {
         kind: MemoryKind,
         len: usize,
     ) -> Result<HostBuffer<T>, OpsError> {
+        // Saturating: a length from a hostile file is refused as too large instead of wrapping to a small one.
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
         let entry = self.reserve(kind, bytes)?;
+        // A dry run counts the full length, and allocates nothing.
         let held = if self.is_dry_run() { 0 } else { len };
         match MappedBuffer::zeroed(held) {
             Some(data) => Ok(HostBuffer { data, entry }),
@@ -135,7 +137,8 @@ impl Ledger {
         }
         let limit = self.limit();
         let total = &self.counters.total;
-        // Checked and added in one: loads and passes reserve from different threads.
+        // Checked and added in one step: loads and passes reserve from different threads, and must not pass the limit
+        // together.
         let before = total
             .bytes
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
@@ -154,7 +157,7 @@ impl Ledger {
         })
     }
 
-    /// What is said when `bytes` can't be had.
+    /// The error for `bytes` that cannot be allocated.
     pub fn refusal(&self, kind: MemoryKind, bytes: u64) -> OpsError {
         OpsError::OutOfMemory {
             purpose: kind.name(),
@@ -165,18 +168,18 @@ impl Ledger {
         }
     }
 
-    /// Most bytes that may be held at once; `u64::MAX` where nobody set a limit.
+    /// Limit of the bytes held at once; `u64::MAX` without a limit.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.counters.limit.load(Ordering::Relaxed)
     }
 
-    /// Sets the most bytes that may be held at once. What is held beyond it stays.
+    /// Sets the limit of the bytes held at once. What is already held beyond it stays.
     pub fn set_limit(&self, bytes: u64) {
         self.counters.limit.store(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes held now.
+    /// Bytes that are held at present.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.counters.total.bytes.load(Ordering::Relaxed)
@@ -184,17 +187,18 @@ impl Ledger {
 
     /// Starts a new measurement of a peak.
     pub fn mark(&self, mark: PeakMark) {
+        // Down to what is held now: a peak since the mark is at least that.
         let now = self.used_bytes();
         self.counters.marked_peaks[mark as usize].store(now, Ordering::Relaxed);
     }
 
-    /// Most bytes held since [`Ledger::mark`].
+    /// Most bytes held since [`Ledger::mark`] was called with this mark.
     #[must_use]
     pub fn peak_since(&self, mark: PeakMark) -> u64 {
         self.counters.marked_peaks[mark as usize].load(Ordering::Relaxed)
     }
 
-    /// All figures.
+    /// The figures of all kinds, and their totals.
     #[must_use]
     pub fn report(&self) -> LedgerReport {
         let kinds = MemoryKind::ALL.map(|kind| {
@@ -216,26 +220,26 @@ impl Ledger {
 /// Device memory by kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LedgerReport {
-    /// Held now.
+    /// Bytes of all kinds that are held at present.
     pub used_bytes: u64,
     /// Most held at once since the start.
     pub peak_bytes: u64,
-    /// The same by kind.
+    /// The figures of each kind of memory.
     pub kinds: Vec<LedgerKindReport>,
 }
 
-/// One kind's figures.
+/// The figures of one kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LedgerKindReport {
-    /// Which kind.
+    /// The kind of memory.
     pub kind: MemoryKind,
-    /// Held now.
+    /// Bytes of this kind that are held at present.
     pub bytes: u64,
-    /// Most held at once since the start.
+    /// Most bytes of this kind held at once since the start.
     pub peak_bytes: u64,
 }
 
-/// What a buffer has in the ledger.
+/// A reservation in the ledger; dropping it gives the bytes back.
 pub struct LedgerEntry {
     kind: MemoryKind,
     bytes: u64,
@@ -243,7 +247,7 @@ pub struct LedgerEntry {
 }
 
 impl LedgerEntry {
-    /// Bytes it stands for.
+    /// Bytes that are reserved.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -262,9 +266,9 @@ impl Drop for LedgerEntry {
     }
 }
 
-/// Memory that stands in the ledger for as long as it lives. One of a rehearsal is counted, and empty.
+/// Memory that stands in the ledger for as long as it lives. In a dry run it is counted, and empty.
 pub struct HostBuffer<T> {
-    // The system has it back before its entry goes.
+    // Dropped in this order: the system has the memory back before its ledger entry goes.
     data: MappedBuffer<T>,
     entry: LedgerEntry,
 }
@@ -278,7 +282,7 @@ impl<T> HostBuffer<T> {
 }
 
 impl<T: bytemuck::Zeroable> HostBuffer<T> {
-    /// Gives its pages back until it is written to again: all is zero, and it stands in the ledger as before.
+    /// Returns its pages to the system until it is written to again: all is zero then. Its ledger entry stays.
     pub fn forget(&mut self) {
         self.data.forget();
     }

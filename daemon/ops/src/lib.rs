@@ -1,5 +1,5 @@
 //! The operations that models and decoding are written in, on an opaque activation type. What lies beneath (on the CPU
-//! kernels of our own or the `gemm` crate's, on a card cuBLAS and our own) is named nowhere else.
+//! kernels of our own or the `gemm` crate's, on a GPU cuBLAS and our own) is named nowhere else.
 
 mod activation;
 mod arena;
@@ -19,8 +19,7 @@ mod shapes;
 
 use std::{ops::Range, time::Instant};
 
-use sluice_cuda::DType;
-use sluice_formats::Format;
+use sluice_formats::{DType, Format};
 use sluice_machine::MemoryKind;
 use sluice_weights::{Rope, Weight};
 
@@ -44,8 +43,8 @@ use self::{
     ledger::Ledger,
 };
 
-/// What products differ by, relative to all of them, where rows are rounded to 8 bits ([`Ops::rounds_rows`]): at most this
-/// much, as a root mean square; 0.0038 was measured.
+/// Bound on the relative error of a matmul where rows are rounded to 8 bits ([`Ops::rounds_rows`]), as a root mean
+/// square; 0.0038 was measured.
 pub const ROUNDED_ROWS_ERROR: f64 = 5e-3;
 
 /// The operations of one device.
@@ -56,11 +55,11 @@ pub struct Ops {
     backend: Backend,
 }
 
-/// What computes.
+/// The device that the operations run on.
 enum Backend {
     Cpu(CpuBackend),
     Gpu(GpuBackend),
-    /// Nothing does: memory is counted.
+    /// Nothing is computed: memory is counted.
     DryRun,
 }
 
@@ -73,10 +72,11 @@ impl Ops {
     /// Prepares the operations and their scratch memory.
     ///
     /// # Errors
-    /// When the memory can't be had.
+    /// When memory cannot be allocated.
     pub fn new(device: Device, ledger: Ledger) -> Result<Self, OpsError> {
         let body = match (device.gpu(), device.is_gpu()) {
             (Some(gpu), _) => Backend::Gpu(GpuBackend::new(gpu.clone(), &device, &ledger)?),
+            // A GPU's profile without a GPU: the dry run of a plan for a GPU, on any machine.
             (None, true) => {
                 GpuBackend::reserve(&device, &ledger)?;
                 Backend::DryRun
@@ -103,22 +103,22 @@ impl Ops {
         rounds_rows(&self.device, format)
     }
 
-    /// The device beneath.
+    /// The device that the operations run on.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The account of its memory.
+    /// The ledger of the device's memory.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// Reserves memory for the activations of a run, of the size that [`Ops::activation_bytes`] told after a rehearsal.
+    /// Reserves memory for the activations of a run, of the size that [`Ops::activation_bytes`] told after a dry run.
     ///
     /// # Errors
-    /// When it can't be had.
+    /// When memory cannot be allocated.
     pub fn reserve(&self, bytes: u64) -> Result<(), OpsError> {
         self.pool.reserve(bytes as usize)
     }
@@ -126,12 +126,12 @@ impl Ops {
     /// A matrix like those of [`Ops::rms_norm`] that outlives the passes of a request, with memory of its own.
     ///
     /// # Errors
-    /// When it can't be had.
+    /// When memory cannot be allocated.
     pub fn persistent(&self, rows: usize, width: usize) -> Result<Activation, OpsError> {
         self.pool.persistent(rows, width, self.device.dtype())
     }
 
-    /// Most memory that activations took at once of what was reserved, in bytes.
+    /// Most bytes of the reserved memory that activations took at once.
     #[must_use]
     pub fn activation_bytes(&self) -> u64 {
         self.pool.high_water() as u64
@@ -142,7 +142,7 @@ impl Ops {
         self.pool.clear();
     }
 
-    /// The same, and what operations work in, as long as nothing is computed: that stands in the ledger as before.
+    /// As [`Ops::release`], and the scratch memory's pages, while nothing is computed: their ledger entries stay.
     pub fn rest(&self) {
         self.release();
         if let Backend::Cpu(cpu) = &self.backend {
@@ -150,7 +150,7 @@ impl Ops {
         }
     }
 
-    /// A matrix of these numbers, rounded to `number` where the device has it.
+    /// A matrix of these elements, rounded to `dtype` where the device has it.
     pub fn matrix(
         &self,
         rows: usize,
@@ -171,7 +171,8 @@ impl Ops {
         Ok(out)
     }
 
-    /// Reserves memory for activations as [`Ops::reserve`] does, filled with what is no number in any format.
+    /// Reserves memory for activations as [`Ops::reserve`] does, filled with bits that are NaN in any format: a read of
+    /// uninitialized elements then shows in the results.
     pub fn poison(&self, bytes: u64) -> Result<(), OpsError> {
         self.reserve(bytes)?;
         let mut all = self.pool.take(bytes as usize / 4, 1, DType::F32)?;
@@ -183,7 +184,7 @@ impl Ops {
         Ok(())
     }
 
-    /// Rows that a multiply by `weight` can be timed with: the weight's own first one.
+    /// Rows that a matmul with `weight` can be timed with: the weight's own first one, repeated.
     pub fn probe_rows(&self, rows: usize, weight: &Weight<'_>) -> Result<Activation, OpsError> {
         let x = self.embed(&vec![0; rows], &weight.rows(0, 1))?;
         match &self.backend {
@@ -196,10 +197,10 @@ impl Ops {
         }
     }
 
-    /// Waits until all that was launched is done.
+    /// Waits until all that was launched has finished.
     ///
     /// # Errors
-    /// When some of it failed.
+    /// When some of the work failed.
     pub fn wait(&self) -> Result<(), OpsError> {
         match &self.backend {
             Backend::Gpu(card) => card.wait(),
@@ -207,10 +208,10 @@ impl Ops {
         }
     }
 
-    /// Seconds that `work` takes, of which so many runs are sent one after another: on a card by its own clock.
+    /// Seconds for one of `runs` runs of `work`, which are sent one after another: on a GPU by its own clock.
     ///
     /// # Errors
-    /// When some of it failed.
+    /// When some of the work failed.
     pub fn time(
         &self,
         runs: usize,
@@ -230,15 +231,15 @@ impl Ops {
         Ok(seconds.max(1e-9) / runs as f64)
     }
 
-    /// Places for the operations that take some.
+    /// Indices in the form that operations take.
     ///
     /// # Errors
-    /// When memory can't be had.
+    /// When memory cannot be allocated.
     pub fn indices(&self, places: impl IntoIterator<Item = usize>) -> Result<Indices, OpsError> {
         self.indices_in(0, places)
     }
 
-    /// The same in memory for `room` places at least, so that what is taken doesn't depend on how many there are.
+    /// The same in memory for at least `room` indices, so that the size does not depend on how many there are.
     fn indices_in(
         &self,
         room: usize,
@@ -259,7 +260,7 @@ impl Ops {
     /// Row `ids[i]` of the table at row i, as `f32`.
     ///
     /// # Errors
-    /// When memory can't be had.
+    /// When memory cannot be allocated.
     ///
     /// # Panics
     /// When an id lies outside the table.
@@ -279,10 +280,10 @@ impl Ops {
         Ok(out)
     }
 
-    /// A row of `width` numbers for each id, filled by `fill` once for each run of an id.
+    /// A row of `width` elements for each id, filled by `fill` once for each run of an id.
     ///
     /// # Errors
-    /// When memory can't be had, or a row.
+    /// When memory cannot be allocated, or `fill` fails.
     pub fn embed_rows<E: From<OpsError>>(
         &self,
         ids: &[u32],
@@ -291,7 +292,7 @@ impl Ops {
     ) -> Result<Activation, E> {
         let _timed = self.timed(Phase::Other);
         let mut out = self.pool.take(ids.len(), width, DType::F32)?;
-        // Of each row, the one that its run begins with.
+        // Of each row, the row that its run of equal ids begins with.
         let mut first = 0;
         let firsts = self.indices((0..ids.len()).map(|row| {
             if ids[row] != ids[first] {
@@ -307,10 +308,10 @@ impl Ops {
         Ok(out)
     }
 
-    /// Root-mean-square norm of the rows `from..to`, times the weight.
+    /// Root-mean-square norm of the given rows, times the weight.
     ///
     /// # Errors
-    /// When memory can't be had.
+    /// When memory cannot be allocated.
     pub fn rms_norm(
         &self,
         x: &Activation,
@@ -369,7 +370,7 @@ impl Ops {
     /// `x · weightᵀ`: a row of `weight.rows` outputs for each row of `x`.
     ///
     /// # Errors
-    /// When memory can't be had.
+    /// When memory cannot be allocated.
     ///
     /// # Panics
     /// When the widths differ.
@@ -387,7 +388,7 @@ impl Ops {
     /// `x · weightᵀ + bias`; the bias is one row.
     ///
     /// # Errors
-    /// When memory can't be had.
+    /// When memory cannot be allocated.
     ///
     /// # Panics
     /// When the widths differ.
@@ -399,12 +400,13 @@ impl Ops {
     ) -> Result<Activation, OpsError> {
         assert_eq!(bias.width, weight.rows);
         if !self.device.is_gpu() {
-            // The sum begins with the bias instead of zero.
+            // The output starts as the bias, and the matmul adds to it: no pass over the output for the bias.
             let mut sum = self.embed(&vec![0; x.len()], bias)?;
             self.linear_add(&mut sum, 0, x, weight)?;
             return Ok(sum);
         }
         let _timed = self.timed(Phase::Matmul);
+        // Summed in `f32` and rounded once, with the bias: rounding before the bias is added, too, would cost accuracy.
         let sum = self.pool.take(x.len(), weight.rows, DType::F32)?;
         let number = self.device.dtype();
         let own = match number {
@@ -448,7 +450,7 @@ impl Ops {
         Ok(())
     }
 
-    /// `silu(gate) · up`, in the gate's place.
+    /// `silu(gate) · up`, written to `gate`.
     ///
     /// # Errors
     /// When the device fails.
@@ -465,7 +467,7 @@ impl Ops {
     /// The rows of `x` at `rows`, in that order.
     ///
     /// # Errors
-    /// When memory can't be had.
+    /// When memory cannot be allocated.
     pub fn take_rows(&self, x: &Activation, rows: &Indices) -> Result<Activation, OpsError> {
         let _timed = self.timed(Phase::Other);
         let mut out = self.pool.take(rows.len(), x.width(), x.dtype())?;
@@ -481,13 +483,13 @@ impl Ops {
         Ok(out)
     }
 
-    /// Puts `rows` in the place of those of `x` from `start` on.
+    /// Overwrites the rows of `x` from `start` on with `rows`.
     ///
     /// # Errors
     /// When the device fails.
     ///
     /// # Panics
-    /// When they don't fit.
+    /// When `rows` do not fit.
     pub fn set_rows(
         &self,
         x: &mut Activation,
@@ -507,7 +509,7 @@ impl Ops {
         Ok(())
     }
 
-    /// All numbers of a matrix, for tests and people.
+    /// All elements of a matrix, for tests and people.
     ///
     /// # Errors
     /// When the device fails.
@@ -520,8 +522,8 @@ impl Ops {
     }
 }
 
-/// Cosines and sines of every position's angles, as `f32` arithmetic gives them: the
-/// reference keeps the rotation in `f32` whatever the model's precision.
+/// Cosines and sines of every position's angles, in `f32` arithmetic: the reference keeps the rotation in `f32`
+/// whatever the model's dtype.
 #[derive(Debug)]
 pub struct RopeTable {
     /// For each position: cosines, then sines.
@@ -533,7 +535,7 @@ impl RopeTable {
     /// The angles of `positions` positions.
     ///
     /// # Errors
-    /// When memory can't be had.
+    /// When memory cannot be allocated.
     pub fn new(rope: &Rope, positions: usize, ops: &Ops) -> Result<Self, OpsError> {
         let head_dim = rope.head_dim();
         let half = head_dim / 2;

@@ -1,5 +1,5 @@
-//! The head's reduction: from rows to one candidate each, in pieces of the vocabulary, so
-//! that no matrix of canvas × vocabulary ever exists.
+//! The LM head's reduction: from rows to one candidate each, in pieces of the vocabulary, so that no matrix of canvas ×
+//! vocabulary ever exists.
 
 mod distributions;
 mod gpu;
@@ -23,10 +23,11 @@ use crate::{OpsError, device::DeviceBuffer};
 
 /// Logits that exist at once: 4 MiB, or a piece of the least size where that is more.
 const PIECE_LOGITS: usize = 1 << 20;
-/// Columns of a piece, at least: enough to keep every thread's kernel busy.
+/// Least columns of a piece: enough to keep every thread's kernel busy.
 pub(super) const PIECE_COLUMNS_MIN: usize = 256;
 
-/// As many columns at once as there is room for, or fewer: coded rows are decoded in chunks of the least.
+/// How many columns to take at once: at most `columns`, in multiples of the least, since compressed rows are
+/// decompressed in chunks of that size.
 pub(super) fn whole_columns(columns: usize, part_rows: usize) -> usize {
     match columns < part_rows {
         true => columns / PIECE_COLUMNS_MIN * PIECE_COLUMNS_MIN,
@@ -34,22 +35,22 @@ pub(super) fn whole_columns(columns: usize, part_rows: usize) -> usize {
     }
 }
 
-/// What a row is read for.
+/// A row that the LM head reads, and what is asked of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LmHeadRow {
-    /// Its place in the canvas, which fixes its noise.
+    /// Its position in the canvas, which determines its noise.
     pub position: usize,
     /// Whether an end token may be chosen.
     pub may_end: bool,
-    /// A token whose log-probability is asked for.
+    /// A token whose log-probability is asked for, if any.
     pub target: Option<u32>,
-    /// Tokens whose log-probabilities are asked for besides; a card's kernel knows none of them.
+    /// Tokens whose log-probabilities are asked for besides; a GPU's reduction kernel supports none.
     pub watched: Vec<u32>,
     /// Read as if the position were masked, though its token, the target, stands in the canvas.
     pub is_check: bool,
 }
 
-/// What rows are ranked by.
+/// What candidates are ranked by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RankingScore {
     /// The chosen token's probability.
@@ -57,27 +58,27 @@ pub enum RankingScore {
     Confidence,
     /// By how much the most probable token is more probable than the next one.
     Margin,
-    /// How certain the row is altogether: Σ p ln p over all tokens, at most 0.
+    /// The negated entropy of the row's distribution: Σ p ln p over all tokens, at most 0.
     Entropy,
 }
 
 /// How a token is chosen from a row's logits.
 #[derive(Debug, Clone)]
 pub struct SamplingParams<'a> {
-    /// Scale of the Gumbel noise; 0: the largest logit.
+    /// Scale of the Gumbel noise; 0 chooses the largest logit.
     pub temperature: f64,
-    /// Where noise comes from.
+    /// The generator of the noise.
     pub noise: Noise,
-    /// Number of the pass, which fixes the noise with the position.
+    /// Index of the pass, which determines the noise together with the position.
     pub pass: usize,
     /// Guidance weight w: rows come in two halves, conditional and unconditional, and the
     /// logits are u + (w + 1)(c − u).
     pub guidance: Option<f64>,
-    /// Ids from here on are unused rows of the head, never chosen.
+    /// Ids from here on are unused rows of the LM head, never chosen.
     pub vocab_size: usize,
-    /// Never chosen: the mask.
+    /// The mask's id, never chosen.
     pub mask_token_id: u32,
-    /// Chosen only in rows that may end.
+    /// End tokens, chosen only in rows that may end.
     pub end_tokens: &'a [u32],
     /// Tokens whose logit counts as −∞, for choice and probability alike, as in the
     /// reference's `logits_eos_inf`, which knows a single end token.
@@ -95,43 +96,44 @@ pub struct LmHeadGroup<'a> {
     pub rows: &'a [LmHeadRow],
     /// The same for all of them.
     pub sampling: SamplingParams<'a>,
-    /// What the rows are compared with and leave theirs in, but for those that are checks. A place for each of them: they
-    /// lie no further apart than there are places.
+    /// The distributions of the pass before, which rows are compared with and then replace; checks do neither. The
+    /// rows' positions span no more than it has places.
     pub distributions: Option<&'a mut Distributions>,
 }
 
-/// What a row would become.
+/// What the model would put at a row's position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Candidate {
     /// The chosen token.
     pub token: u32,
     /// Its probability by the un-noised, un-tempered logits.
     pub confidence: f64,
-    /// What it is ranked by, by the same logits; the highest first.
+    /// The score it is ranked by, from the same logits; the highest comes first.
     pub rank: f64,
-    /// Log-probability of the row's target.
+    /// Log-probability of the row's target, in nats; `None` where none was asked for.
     pub target_log_probability: Option<f64>,
-    /// What else was asked for.
+    /// Further evidence that was asked for.
     pub evidence: CandidateEvidence,
 }
 
-/// What else can be known of a row, by the un-noised, un-tempered logits.
+/// Further evidence about a row, from the un-noised, un-tempered logits.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct CandidateEvidence {
     /// Log-probabilities of the watched tokens, in their order.
     pub watched: Vec<f64>,
-    /// The most probable token that may be chosen.
+    /// The most probable token that may be chosen; `None` where it was not asked for.
     pub top: Option<TopToken>,
-    /// KL(now ‖ before): how far its distribution has moved since the pass before, in which the position was read too.
+    /// KL(now ‖ before), in nats: how far its distribution has moved since the pass before. `None` where that pass did
+    /// not read the position.
     pub divergence: Option<f64>,
 }
 
-/// A token, whatever chance has chosen.
+/// The most probable token, whatever noise has chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TopToken {
-    /// Which.
+    /// The token's id.
     pub token: u32,
-    /// Its log-probability.
+    /// Its log-probability, in nats.
     pub log_probability: f64,
 }
 
@@ -154,11 +156,11 @@ pub(super) struct RunningRow {
     pub(super) top: Option<(u32, f32)>,
     /// Logits of the watched tokens.
     pub(super) watched: Vec<f32>,
-    /// How far it has moved, where that is asked for.
+    /// How far its distribution has moved, where that is asked for.
     pub(super) moved: Option<DistributionShift>,
 }
 
-/// Rows on their way through the head, a piece of the vocabulary at a time.
+/// The state of a reduction: rows, and how far each has come through the vocabulary.
 pub struct LmHeadReduction<'a> {
     groups: Vec<LmHeadGroup<'a>>,
     /// Columns of the vocabulary whose logits exist at once.
@@ -166,33 +168,33 @@ pub struct LmHeadReduction<'a> {
     state: ReductionState,
 }
 
-/// Where the rows' states and logits are, those of all groups.
+/// Where the states and logits of the rows of all groups are.
 enum ReductionState {
     Cpu {
         running: Vec<RunningRow>,
         logits: DeviceBuffer<f32>,
     },
     Gpu(Box<GpuLmHead>),
-    /// A card multiplies, and its kernel knows nothing of what is asked for: logits are copied from there and reduced here.
+    /// A GPU does the matmul, and its reduction kernel lacks what is asked for: logits are downloaded and reduced here.
     Copied {
         memory: LmHeadMemory,
         running: Vec<RunningRow>,
         logits: Vec<f32>,
     },
-    /// Counted, where a card would compute.
+    /// Counted only, where a GPU would compute.
     DryRun {
         _memory: LmHeadMemory,
     },
 }
 
 impl Ops {
-    /// Begins to reduce the rows of all groups to a candidate each, by a head whose largest part has `part_rows` of the
-    /// vocabulary.
+    /// Begins to reduce the rows of all groups to a candidate each, by an LM head whose largest part has `part_rows` of
+    /// the vocabulary.
     ///
-    /// The probability's denominator is the whole head's, as the reference computes it; ties go to the lower id.
+    /// The probability's denominator is the whole LM head's, as in the reference; ties go to the lower id.
     ///
     /// # Errors
-    /// When memory can't be had.
+    /// When memory cannot be allocated.
     pub fn start_lm_head<'a>(
         &self,
         mut groups: Vec<LmHeadGroup<'a>>,
@@ -200,7 +202,7 @@ impl Ops {
     ) -> Result<LmHeadReduction<'a>, OpsError> {
         let rows = groups.iter().map(|group| group.rows.len()).sum();
         let inputs = groups.iter().map(LmHeadGroup::inputs).sum::<usize>();
-        // Fewer rows never take more than more of them.
+        // Monotonic in the rows: a pass of fewer rows must not take more memory than the dry run's.
         let count = PIECE_LOGITS
             .max(PIECE_COLUMNS_MIN * inputs)
             .min(part_rows * inputs);
@@ -233,7 +235,7 @@ impl Ops {
         })
     }
 
-    /// Takes the next part of the head, whose first row is `first` of the vocabulary, for each row of `x` (after the
+    /// Takes the next part of the LM head, whose first row is `first` of the vocabulary, for each row of `x` (after the
     /// final norm): group after group its conditional rows and then, with guidance, as many unconditional ones.
     ///
     /// # Errors
@@ -271,12 +273,13 @@ impl Ops {
                             let logits = &mut logits[..x.len() * piece.rows];
                             let there = memory.logits().part(0, size_of_val(logits));
                             card.logits(x, &piece, there)?;
+                            // Waits for the GPU: the next piece overwrites these logits.
                             card.download(there, logits)?;
                             self.device
                                 .run(|| reduce(logits, piece.rows, first, groups, running));
                         }
                         ReductionState::Cpu { .. } | ReductionState::DryRun { .. } => {
-                            unreachable!("began on the card")
+                            unreachable!("began on the GPU")
                         }
                     }
                 }
@@ -300,10 +303,10 @@ impl LmHeadReduction<'_> {
         });
     }
 
-    /// For each group a candidate for each of its rows, once the whole head was taken.
+    /// For each group a candidate for each of its rows, once the whole LM head was taken.
     ///
     /// # Errors
-    /// When a row's logits are not numbers, or the device fails.
+    /// When a row's logits are NaN, or the device fails.
     pub fn candidates(mut self) -> Result<Vec<Vec<Candidate>>, OpsError> {
         let rows = self.groups.iter().map(|group| group.rows.len());
         let running = match self.state {
@@ -315,6 +318,8 @@ impl LmHeadReduction<'_> {
         let groups = self.groups.iter_mut().map(|group| {
             let pairs = group.rows.iter().zip(running.by_ref());
             let candidates = pairs.map(|(row, running)| {
+                // Only now is the whole distribution there: a pass that failed before leaves no entry for the next one
+                // to compare with.
                 if let (Some(distributions), Some(moved)) =
                     (&mut group.distributions, &running.moved)
                 {
@@ -350,19 +355,19 @@ fn start(groups: &mut [LmHeadGroup<'_>]) -> Vec<RunningRow> {
     running
 }
 
-/// A row's logits in a piece, and what is made of them.
+/// A row's logits in a piece, and what they are reduced with.
 struct Taking<'a> {
     logits: &'a mut [f32],
-    /// Those of the unconditional branch, and how much they weigh.
+    /// Logits of the unconditional branch, and the guidance weight.
     guidance: Option<(&'a [f32], f32)>,
     row: &'a LmHeadRow,
     choice: &'a SamplingParams<'a>,
-    /// Where the logits go until the next pass, and those of the one before are.
+    /// The row's logits of the pass before, which are replaced by this one's.
     before: Option<&'a mut [bf16]>,
     running: &'a mut RunningRow,
 }
 
-/// Takes logits of `width` of the vocabulary from `first` on into the rows' states, on the device's threads.
+/// Reduces logits of `width` tokens from `first` on into the rows' states, on the device's threads.
 fn reduce(
     mut logits: &mut [f32],
     width: usize,
@@ -370,6 +375,7 @@ fn reduce(
     groups: &mut [LmHeadGroup<'_>],
     mut running: &mut [RunningRow],
 ) {
+    // All groups' rows are collected first, so that one parallel loop covers them: a group alone may have a single row.
     let mut all = Vec::with_capacity(running.len());
     for group in groups {
         let (rows, choice) = (group.rows, &group.sampling);
@@ -419,7 +425,7 @@ fn reduce(
 }
 
 impl LmHeadGroup<'_> {
-    /// Rows of the input.
+    /// Rows of the matmul: twice the group's with guidance.
     pub(super) fn inputs(&self) -> usize {
         self.rows.len()
             * if self.sampling.guidance.is_some() {
@@ -429,7 +435,7 @@ impl LmHeadGroup<'_> {
             }
     }
 
-    /// Whether it takes no more than what a card's kernel keeps: what confidences need.
+    /// Whether a GPU's kernel computes all that is asked for: what confidences need.
     fn is_plain(&self) -> bool {
         let choice = &self.sampling;
         choice.ranking == RankingScore::Confidence
@@ -439,7 +445,7 @@ impl LmHeadGroup<'_> {
     }
 }
 
-/// `u + (w + 1)(c − u)`, in the place of `c`.
+/// `u + (w + 1)(c − u)`, written to `c`.
 fn guide(conditional: &mut [f32], unconditional: &[f32], w: f32) {
     for (c, u) in conditional.iter_mut().zip(unconditional) {
         *c = u + (w + 1.0) * (*c - u);
@@ -475,6 +481,8 @@ impl RunningRow {
     ) {
         let len = logits.len();
         let inside = |id: u32| (id as usize).checked_sub(from).filter(|&i| i < len);
+        // Suppressed tokens are removed before the sum, as the reference does: they have no share of the probability.
+        // Mask and end tokens below are removed after it, since they only must not be chosen.
         for &id in sampling.suppressed {
             if let Some(index) = inside(id) {
                 logits[index] = f32::NEG_INFINITY;
@@ -492,7 +500,7 @@ impl RunningRow {
         if let (Some(moved), Some(before)) = (&mut self.moved, before) {
             moved.take(logits, before, self.max);
         }
-        // What can't be chosen: few ids, so they are lifted out instead of asked for at each.
+        // Tokens that must not be chosen: few ids, so they are overwritten instead of compared with at each logit.
         for &id in std::iter::once(&sampling.mask_token_id)
             .chain(sampling.end_tokens.iter().filter(|_| !row.may_end))
         {
@@ -505,6 +513,7 @@ impl RunningRow {
     }
 
     fn add_to_sum(&mut self, logits: &[f32], ranking: RankingScore) {
+        // A running pair: the second largest is the largest of what the maximum has beaten.
         if ranking == RankingScore::Margin {
             let (mut first, mut second) = (self.max, self.second);
             for &logit in logits {
@@ -513,6 +522,8 @@ impl RunningRow {
             }
             self.second = second;
         }
+        // The running softmax: sums were relative to the old maximum, and are scaled before this piece's terms are
+        // added.
         let max = exp::max(logits);
         if max > self.max {
             let shrunk = f64::from((self.max - max).exp());
@@ -523,6 +534,7 @@ impl RunningRow {
             }
             self.max = max;
         }
+        // Nothing but −∞ so far: `logit - max` would be NaN.
         if self.max == f32::NEG_INFINITY {
             return;
         }
@@ -545,6 +557,8 @@ impl RunningRow {
         sampling: &SamplingParams<'_>,
     ) {
         if sampling.temperature == 0.0 {
+            // A vectorized maximum, then a search for its first place: ties go to the lower id, as in the reference's
+            // arg-max.
             let most = exp::max(logits);
             if f64::from(most) > self.best_score {
                 let index = logits.iter().position(|&logit| logit == most);
@@ -560,7 +574,10 @@ impl RunningRow {
             if sampling.top && self.top.is_none_or(|(_, top)| logit > top) {
                 self.top = Some((token as u32, logit));
             }
+            // −∞ gets no noise: it would still be −∞, but computing noise for it costs.
             if logit > f32::NEG_INFINITY {
+                // Noise is a function of pass, position and token, not a stream: the choice depends neither on pieces
+                // nor on the rows beside it.
                 score += sampling.temperature
                     * sampling.noise.gumbel(
                         sampling.pass as u64,
@@ -583,6 +600,7 @@ impl RunningRow {
     ) -> Result<Candidate, OpsError> {
         let log_sum = f64::from(self.max) + self.sum.ln();
         let log_probability = |logit: f32| f64::from(logit) - log_sum;
+        // NaN logits show as no best token or a sum that is not finite: the request fails instead of writing token 0.
         let Some(token) = self.best.filter(|_| log_sum.is_finite()) else {
             return Err(OpsError::NotANumber {
                 position: row.position,
@@ -597,6 +615,7 @@ impl RunningRow {
                 RankingScore::Margin => {
                     log_probability(self.max).exp() - log_probability(self.second).exp()
                 }
+                // Σ p ln p = Σ l·e^(l−m) / Σ e^(l−m) − log-sum-exp, from the two running sums.
                 RankingScore::Entropy => self.weighted / self.sum - log_sum,
             },
             target_log_probability: row.target.map(|_| log_probability(self.target_logit)),
@@ -606,7 +625,7 @@ impl RunningRow {
                     .iter()
                     .map(|&logit| log_probability(logit))
                     .collect(),
-                // Without noise it is the chosen one.
+                // Without noise the most probable token is the chosen one.
                 top: sampling.top.then(|| {
                     let (token, logit) = self.top.unwrap_or((token, self.best_logit));
                     TopToken {

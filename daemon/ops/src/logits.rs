@@ -1,4 +1,4 @@
-//! All logits of some rows, for choices that need more of them than a running maximum.
+//! All logits of some rows, for samplers that need more of them than a running maximum.
 
 use std::ops::Range;
 
@@ -9,21 +9,21 @@ use sluice_weights::Weight;
 use super::{Activation, Backend, Ops, Phase};
 use crate::{OpsError, device::DeviceBuffer, ledger::HostBuffer};
 
-/// Memory for some rows' logits over the whole head, and for as many ids as one row has: rows are chosen from one after
-/// another.
+/// Memory for some rows' logits over the whole LM head, and for the ids of one row: rows are sampled one after another.
 pub struct LogitsRows {
     count: usize,
     lm_head_rows: usize,
-    /// On the CPU row after row. On a card part after part of the head, as they are multiplied, and in each row after row.
+    /// On the CPU row after row. On a GPU part after part of the LM head, as the matmul writes them, and in each part
+    /// row after row.
     on_device: DeviceBuffer<f32>,
-    /// Where the choice is made from a card's logits.
+    /// One row's logits, downloaded from a GPU; empty on the CPU.
     host: Vec<f32>,
-    /// The parts of the head that lie on a card.
+    /// The parts of the LM head whose logits are on a GPU.
     parts: Vec<Range<usize>>,
     order: Order,
 }
 
-/// In the device's account where that is this process's memory.
+/// In the ledger where that counts this process's memory.
 enum Order {
     Device(HostBuffer<u32>),
     Host(Vec<u32>),
@@ -38,10 +38,10 @@ impl LogitsRows {
 }
 
 impl Ops {
-    /// Memory for the logits of `count` rows over a head of so many rows.
+    /// Allocates memory for the logits of `count` rows over an LM head of `lm_head_rows` rows.
     ///
     /// # Errors
-    /// When it can't be had.
+    /// When memory cannot be allocated.
     pub fn logits_rows(&self, count: usize, lm_head_rows: usize) -> Result<LogitsRows, OpsError> {
         let (device, ledger) = (&self.device, &self.ledger);
         let on_host = if device.gpu().is_some() {
@@ -62,8 +62,8 @@ impl Ops {
         })
     }
 
-    /// Puts the logits of the rows of `x`, after the final norm, by a part of the head, whose first row is `first` of the
-    /// vocabulary, in their place.
+    /// Computes the logits of the rows of `x`, after the final norm, by a part of the LM head whose first row is
+    /// `first` of the vocabulary.
     ///
     /// # Errors
     /// When the device fails.
@@ -98,7 +98,7 @@ impl Ops {
         Ok(())
     }
 
-    /// The logits of one of the rows, once all parts were taken, and room for as many ids.
+    /// The logits of one of the rows, once all parts were taken, and memory for as many ids.
     ///
     /// # Errors
     /// When the device fails.
@@ -112,6 +112,7 @@ impl Ops {
     ) -> Result<(&'a mut [f32], &'a mut [u32]), OpsError> {
         assert!(index < rows.count);
         if let Backend::Gpu(card) = &self.backend {
+            // A row is scattered over the parts; only the one that is sampled is downloaded.
             for columns in &rows.parts {
                 let bytes = columns.len() * size_of::<f32>();
                 let there = rows.device_span(columns).part(index * bytes, bytes);
@@ -132,7 +133,7 @@ impl Ops {
 }
 
 impl LogitsRows {
-    /// Where a card has these columns of all rows.
+    /// Where a GPU has these columns of all rows.
     fn device_span(&self, columns: &Range<usize>) -> GpuSpan {
         let column_bytes = self.count * size_of::<f32>();
         let span = self.on_device.span();
@@ -142,8 +143,8 @@ impl LogitsRows {
 
 #[cfg(test)]
 mod tests {
-    use sluice_cuda::DType;
-    use sluice_formats::{Format, noise::Noise};
+
+    use sluice_formats::{DType, Format, noise::Noise};
     use sluice_weights::WeightData;
 
     use super::*;

@@ -6,24 +6,24 @@ use sluice_weights::Shape;
 /// How rows are made up of heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionShape {
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
     /// Key and value heads; each serves `heads / kv_heads` query heads.
     pub kv_heads: usize,
-    /// Numbers in a head.
+    /// Elements in a head.
     pub head_dim: usize,
 }
 
-/// What rows of a cache are like.
+/// The shape and format of a KV cache's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvCacheShape {
-    /// Layers.
+    /// Layers of the model.
     pub layers: usize,
     /// Key and value heads.
     pub kv_heads: usize,
-    /// Numbers in a head.
+    /// Elements in a head.
     pub head_dim: usize,
-    /// How they are stored; on a card only as it computes.
+    /// How elements are stored; on a GPU only in the dtype that it computes in.
     pub format: Format,
 }
 
@@ -39,7 +39,7 @@ impl KvCacheShape {
         }
     }
 
-    /// Numbers that are stored for a head: whole blocks.
+    /// Elements that are stored for a head: padded to whole blocks of the format.
     pub(super) fn stored_dim(&self) -> usize {
         self.head_dim.next_multiple_of(self.format.block_len())
     }

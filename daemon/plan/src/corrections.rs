@@ -1,6 +1,6 @@
-//! What passes took beside what was predicted of them. Rates are measured once, in a quarter of a second; a machine that was
-//! busy then, or has become so, is slower or faster than they say. So predictions are corrected by what passes of the same
-//! kind have taken: of a model of the same shape, as many rows, at the same level.
+//! Corrections of predicted times by measured passes. Rates are measured once, in a quarter of a second; a machine that
+//! was busy then, or has become so, is slower or faster than they say. So predictions are corrected by what passes of
+//! the same kind have taken: of a model of the same shape, as many rows, at the same level.
 
 use std::{
     collections::VecDeque,
@@ -12,13 +12,14 @@ use sluice_weights::Shape;
 
 use super::pass_time::PassTime;
 
-/// Passes are alike that have up to so many rows, or more than all of these: rates are measured at the first three.
+/// Upper bounds of the row buckets that share a correction; the sixth bucket has no bound. Rates are measured at the
+/// first three.
 const ROWS: [usize; 5] = [1, 8, 64, 256, 1024];
-/// What a pass counts, at the least: after some twenty of them little is left of how it was before.
+/// Least weight of a pass: after some twenty of them little is left of the value before.
 const WEIGHT_MIN: f64 = 1.0 / 8.0;
-/// A pass that took so many times as long as was predicted, or as short, met something else.
+/// Bound on the ratio of measured to predicted time: beyond it, the pass met something else.
 const RATIO_MAX: f64 = 8.0;
-/// Kinds of passes that are remembered: those of some models.
+/// Most kinds of passes that are remembered: those of some models.
 const KINDS_MAX: usize = 128;
 
 /// Corrections of predicted times; clones share them.
@@ -27,13 +28,14 @@ pub struct TimeCorrections(Arc<Mutex<LearnedFactors>>);
 
 #[derive(Debug, Clone, Default, PartialEq)]
 struct LearnedFactors {
-    /// Of computing, by kind of pass; those seen first go first.
+    /// Factors of computing, by kind of pass; the oldest kind is dropped first.
     compute: VecDeque<(PassKey, Factor)>,
-    /// Of reading what is streamed.
+    /// The factor of reading streamed weights.
     reading: Factor,
 }
 
-/// How many times as long as predicted something takes: smoothed, as a logarithm, so that twice and half are equally far off.
+/// How many times as long as predicted something takes: smoothed as a logarithm, so that twice and half are equally far
+/// off.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Factor {
     log: f64,
@@ -46,6 +48,8 @@ impl Factor {
         if !log.is_finite() {
             return;
         }
+        // A plain average of the first eight passes, then exponential smoothing: early predictions are neither stuck at
+        // 1 nor left to the first pass alone.
         self.passes = self.passes.saturating_add(1);
         let weight = f64::from(self.passes).recip().max(WEIGHT_MIN);
         let log = log.clamp(-RATIO_MAX.ln(), RATIO_MAX.ln());
@@ -57,15 +61,15 @@ impl Factor {
     }
 }
 
-/// A pass, as far as times are compared: the model's shape, a level, and the rows that its layers computed. What passes of a
-/// small model take says little of a large one's.
+/// What passes must have in common to be compared: the model's shape, the level, and the rows that the layers compute.
+/// Passes of a small model say little of a large one's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PassKind<'a> {
-    /// The model's.
+    /// The shape of the model that the pass is of.
     pub shape: &'a Shape,
-    /// Of the plan in force.
+    /// The level of the plan in force.
     pub level: Level,
-    /// Rows that went through the layers.
+    /// Rows that go through the layers.
     pub rows: usize,
 }
 
@@ -88,7 +92,7 @@ impl PassKind<'_> {
 }
 
 impl TimeCorrections {
-    /// A pass computed for so long, where so long was predicted by the rates alone.
+    /// Takes in a pass that computed for `measured_s` seconds, where the rates alone predict `predicted_s`.
     pub fn see_compute(&self, kind: PassKind<'_>, measured_s: f64, predicted_s: f64) {
         let mut known = self.lock();
         let key = kind.key();
@@ -103,12 +107,12 @@ impl TimeCorrections {
         known.compute[index].1.see(measured_s, predicted_s);
     }
 
-    /// What it streamed was read in so long.
+    /// Takes in the reading of a pass's streamed weights, as [`TimeCorrections::see_compute`] does computing.
     pub fn see_reading(&self, measured_s: f64, predicted_s: f64) {
         self.lock().reading.see(measured_s, predicted_s);
     }
 
-    /// A time by the rates alone, as passes have shown it to be.
+    /// Corrects a time that was predicted by the rates alone.
     pub fn correct(&self, time: PassTime, kind: PassKind<'_>) -> PassTime {
         let known = self.lock();
         let compute = known.compute(kind).unwrap_or(1.0);
@@ -116,7 +120,7 @@ impl TimeCorrections {
         drop(known);
         let corrected = PassTime {
             compute_s: time.compute_s * compute,
-            // A card's copies don't share its cores.
+            // A GPU's copies do not share its cores.
             copy_s: match time.copies_overlap {
                 true => time.copy_s,
                 false => time.copy_s * compute,
@@ -127,7 +131,7 @@ impl TimeCorrections {
         };
         let correction = corrected.total_s() / time.total_s();
         PassTime {
-            // A pass of nothing at all takes no time, however slow the machine.
+            // A pass of nothing at all has no ratio: 0 / 0.
             correction: if correction.is_finite() {
                 correction
             } else {
@@ -139,7 +143,8 @@ impl TimeCorrections {
 }
 
 impl LearnedFactors {
-    /// By passes of the same level, else by those of others with as many rows: of a machine that is busy all are slower.
+    /// The factor of passes of the same level, else the mean of those of other levels with as many rows: on a busy
+    /// machine all are slower. `None` where no such pass was seen.
     fn compute(&self, kind: PassKind<'_>) -> Option<f64> {
         let key = kind.key();
         let is_alike = |its: &PassKey| its.bucket == key.bucket && its.shape == key.shape;
@@ -148,6 +153,7 @@ impl LearnedFactors {
         if let Some((_, factor)) = exact {
             return Some(factor.times());
         }
+        // The geometric mean, as factors are kept in logarithms.
         let count = alike.clone().count();
         let logs: f64 = alike.map(|(_, factor)| factor.log).sum();
         (count > 0).then(|| (logs / count as f64).exp())
@@ -156,13 +162,14 @@ impl LearnedFactors {
 
 impl TimeCorrections {
     fn lock(&self) -> MutexGuard<'_, LearnedFactors> {
-        // Figures alone: whatever stands there can be used.
+        // The lock guards figures alone: whatever a panicking holder left can be used.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl PartialEq for TimeCorrections {
     fn eq(&self, other: &Self) -> bool {
+        // One lock at a time: both sides may be clones, with the same lock.
         let one = self.lock().clone();
         one == *other.lock()
     }

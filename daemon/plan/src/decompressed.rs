@@ -1,7 +1,8 @@
-//! Memory on a card that weights are decoded into, where they aren't multiplied as they are.
+//! Memory on a GPU into which weights are decompressed, where the matmul cannot take them as they are.
 //!
-//! Some rows of a matrix are decoded, then multiplied, then the next: that takes the same time on the card as decoding all
-//! of it would, and a part of the memory. A tensor is decoded in pieces of about the same size, none above a limit.
+//! Some rows of a matrix are decompressed, then multiplied, then the next: that takes the same time on the GPU as
+//! decompressing all of it would, and a part of the memory. A tensor is decompressed in pieces of about the same size,
+//! none above a limit.
 
 use sluice_machine::{Profile, page::PAGE_BYTES};
 use sluice_weights::{
@@ -11,23 +12,25 @@ use sluice_weights::{
 
 use super::Workload;
 
-/// Rows that go through an MLP together, where its weights aren't decoded for them: enough for the kernel, few enough that a
-/// long canvas needs no matrix of its length times the MLP's width.
+/// Rows that go through an MLP together, where its weights are not decompressed for them: enough for the kernel, few
+/// enough that a long canvas needs no matrix of its length times the intermediate size.
 pub const MLP_ROWS: usize = 512;
-/// Rows that go through an MLP together where a card decodes its weights first, once for each turn.
+/// Rows that go through an MLP together where a GPU decompresses its weights first, once for each chunk of rows.
 ///
-/// The MLPs of LLaDA-8B are 4.8 G numbers: multiplying them with 512 rows takes a card of 50 T operations a second 100 ms, and
-/// decoding them some 50 ms more at 100 G numbers a second. 2048 rows pay that once instead of four times. What lies between
-/// the products then takes 84 MiB more (1,536 rows of 2 × 12,288 + 4,096 numbers of 16 bits), only in a pass that has so many
-/// rows. As much more of the weights crosses the bus for it, 7 ms of a pass at 12 GB/s, against 150 ms of decoding. Both grow
-/// with the MLP's width, the gain with the model's layers and width besides: where it would be a loss a model is small, and
-/// not streamed. A step further has half as much to gain and takes twice the memory.
+/// The MLPs of LLaDA-8B are 4.8 G weights: the matmul with 512 rows takes a GPU of 50 T operations a second 100 ms, and
+/// decompressing them some 50 ms more at 100 G weights a second. 2048 rows pay that once instead of four times. The
+/// activations between the matmuls then take 84 MiB more (1,536 rows of 2 × 12,288 + 4,096 elements of 16 bits), only
+/// in a pass that has so many rows. As many more bytes of weights cross the bus for it, 7 ms of a pass at 12 GB/s,
+/// against 150 ms of decompression. Both grow with the intermediate size, the gain with the number of layers and the
+/// hidden size besides: where it would be a loss a model is small, and not streamed. Doubling it again has half as much
+/// to gain and takes twice the memory.
 const MLP_ROWS_DECOMPRESSED: usize = 2048;
 
-/// Rows that go through an MLP of this model together on this device, while memory isn't short.
+/// Rows that go through an MLP of this model together on this device, while memory is not short.
 ///
-/// It follows from how the checkpoint has its weights, which the plans of all levels share: blocks that a level makes of plain
-/// weights go through in shorter turns, and a plan under which nothing is decoded after all has some 84 MiB less for weights.
+/// It follows from how the checkpoint stores its weights, which the plans of all levels share: plain weights that a
+/// level converts to block formats go through in the shorter chunks, and a plan under which nothing is decompressed
+/// after all has some 84 MiB less for weights.
 pub fn mlp_rows(groups: &[WeightGroupPlan], profile: &Profile) -> usize {
     let Some(card) = &profile.gpu else {
         return MLP_ROWS;
@@ -45,7 +48,7 @@ pub fn mlp_rows(groups: &[WeightGroupPlan], profile: &Profile) -> usize {
     }
 }
 
-/// Bytes of it that units take on this device for this workload.
+/// Bytes of decompression memory that the weight groups take on this device for this workload.
 pub(super) fn bytes(groups: &[WeightGroupPlan], profile: &Profile, workload: &Workload) -> u64 {
     let Some(card) = &profile.gpu else { return 0 };
     let rows = workload.rows().max(workload.lm_head_rows());
@@ -54,6 +57,7 @@ pub(super) fn bytes(groups: &[WeightGroupPlan], profile: &Profile, workload: &Wo
             && tensor.part != TensorPart::Embedding
             && is_decompressed_first(card, tensor.storage.on_gpu(), rows)
     };
+    // A tensor larger than the limit goes in pieces; a piece has at least so many rows, or the kernel would starve.
     let piece = |tensor: &TensorPlan| {
         let row_bytes = tensor.width * card.dtype.bytes();
         let least = ROWS.min(tensor.rows) * row_bytes;

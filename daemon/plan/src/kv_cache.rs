@@ -6,11 +6,12 @@ use sluice_shared::level::KvCacheFormat;
 
 use super::PlanError;
 
-/// What keys and values are kept in on such a device: on the CPU what was asked for, and where nothing was, bf16, which
-/// models compute them in when they are trained; on a card what it computes in.
+/// The format in which an autoregressive model's KV cache is kept on such a device. On the CPU what was requested, by
+/// default bf16, in which models compute keys and values when they are trained; on a GPU the dtype in which it
+/// computes.
 ///
 /// # Errors
-/// A card is asked for anything else.
+/// When another format is requested of a GPU.
 pub fn resolve_kv_cache_format(
     kv_cache_format: KvCacheFormat,
     profile: &Profile,
@@ -34,11 +35,11 @@ pub fn resolve_kv_cache_format(
     }
 }
 
-/// What keys and values of a canvas are kept in: as [`resolve_kv_cache_format`] has it, but where nothing was asked for, as they are
-/// computed, so that what a pass leaves out is all that it approximates.
+/// The format in which a canvas's KV cache is kept: as [`resolve_kv_cache_format`] has it, but by default as keys and
+/// values are computed, so that the approximation is only in what a pass leaves out.
 ///
 /// # Errors
-/// As there.
+/// As [`resolve_kv_cache_format`].
 pub fn resolve_canvas_kv_cache_format(
     requested: KvCacheFormat,
     profile: &Profile,

@@ -1,5 +1,5 @@
-//! What lives where in which format, how much memory that takes and how long a pass is: decided before anything is
-//! loaded, by functions that need no device.
+//! Which weights live where in which format, how much memory that takes and how long a pass is: decided before anything
+//! is loaded, by functions that need no device.
 
 pub mod corrections;
 pub mod decompressed;
@@ -15,7 +15,7 @@ use sluice_formats::Format;
 use sluice_machine::MemoryKind;
 use sluice_shared::{
     level::{KvCacheFormat, Level},
-    settings::ResolvedPlanSettings,
+    options::ResolvedPlanSettings,
     units,
 };
 use sluice_weights::{
@@ -32,20 +32,20 @@ pub use self::{
     transition::{TransitionStep, transition},
 };
 
-/// What a plan is made for: requests that share a pass, of which the sums are known, and the longest.
+/// The requests that share a pass: their sums, and the longest of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Workload {
     /// Positions of the longest canvas, prompt included.
     pub canvas_length: usize,
     /// Positions decoded together, in the largest block.
     pub block_length: usize,
-    /// Canvases that share a pass: with guidance two of a request, and as many again for each order that is tried.
+    /// Canvases that share a pass: with guidance two for a request, and as many again for each order that is tried.
     pub batch_requests: usize,
     rows: usize,
     lm_head_rows: usize,
     /// Rows that verify what was committed, of all requests.
     checks: usize,
-    /// Places for keys and values, of all requests that keep them between passes over a canvas, and how many keep them.
+    /// Positions of the KV caches that requests keep between passes over a canvas, and the number of those caches.
     cached_rows: usize,
     kv_caches: usize,
     /// Rows whose distributions are kept from pass to pass, of all requests.
@@ -53,13 +53,14 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// So many requests with canvases and blocks of one size.
+    /// A workload of so many requests with canvases and blocks of one size.
     #[must_use]
     pub fn new(canvas: usize, block: usize, requests: usize) -> Self {
         Self {
             canvas_length: canvas,
             block_length: block,
             batch_requests: requests,
+            // By default a pass computes every position; `computing` lowers that for windows and caches.
             rows: canvas * requests,
             lm_head_rows: block.min(canvas) * requests,
             checks: 0,
@@ -69,7 +70,7 @@ impl Workload {
         }
     }
 
-    /// The same, with so many rows whose distributions are kept from pass to pass.
+    /// The workload, with so many rows whose distributions are kept from pass to pass.
     #[must_use]
     pub fn comparing(self, compared_rows: usize) -> Self {
         Self {
@@ -78,7 +79,7 @@ impl Workload {
         }
     }
 
-    /// The same, of whose canvases a pass computes at most so many positions.
+    /// The workload, of whose canvases a pass computes at most so many positions.
     #[must_use]
     pub fn computing(self, rows: usize) -> Self {
         Self {
@@ -87,7 +88,7 @@ impl Workload {
         }
     }
 
-    /// The same, keeping keys and values of all positions between passes.
+    /// The workload, with a KV cache of all positions kept between passes.
     #[must_use]
     pub fn with_kv_cache(self) -> Self {
         Self {
@@ -97,7 +98,7 @@ impl Workload {
         }
     }
 
-    /// The same, verifying as many rows as a block has in each request.
+    /// The workload, verifying as many rows as a block has in each request.
     #[must_use]
     pub fn checking(self) -> Self {
         Self {
@@ -112,19 +113,19 @@ impl Workload {
         self.checks
     }
 
-    /// Places for keys and values that are kept between passes over canvases, and in how many caches.
+    /// Positions of KV caches that are kept between passes over canvases, and the number of caches.
     #[must_use]
     pub fn cached_rows(&self) -> (usize, usize) {
         (self.cached_rows, self.kv_caches)
     }
 
-    /// Positions of all canvases that the layers compute together, at most.
+    /// Most positions of all canvases that the layers compute together.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Rows that the head reads of all requests, at most.
+    /// Most rows that the LM head reads, of all requests.
     #[must_use]
     pub fn lm_head_rows(&self) -> usize {
         self.lm_head_rows
@@ -136,18 +137,18 @@ impl Workload {
         self.compared_rows
     }
 
-    /// The same, of whose rows a pass computed so many.
+    /// The workload, with so many rows computed by a pass.
     pub fn with_rows(self, rows: usize) -> Self {
         Self { rows, ..self }
     }
 
-    /// Whether all canvases are of one length.
+    /// Whether all canvases have one length.
     #[must_use]
     pub fn is_uniform(&self) -> bool {
         self.rows == self.canvas_length * self.batch_requests
     }
 
-    /// One in which the requests of both share a pass.
+    /// The workload of a pass that the requests of both share.
     #[must_use]
     pub fn with(&self, other: &Self) -> Self {
         Self {
@@ -163,7 +164,7 @@ impl Workload {
         }
     }
 
-    /// One that has room for either.
+    /// The workload of a pass that has room for either of the two.
     #[must_use]
     pub fn widest(&self, other: &Self) -> Self {
         Self {
@@ -180,9 +181,9 @@ impl Workload {
     }
 }
 
-/// Canvas of a plan, where nobody says another.
+/// The canvas of a plan that is asked for without a request.
 pub const CANVAS_DEFAULT: usize = 256;
-/// Block of a plan: LLaDA's.
+/// The block of such a plan: LLaDA's.
 pub const BLOCK_DEFAULT: usize = 32;
 
 impl Default for Workload {
@@ -191,48 +192,48 @@ impl Default for Workload {
     }
 }
 
-/// Buffers that streamed units pass through.
+/// Buffers that streamed weight groups pass through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StagingBuffers {
-    /// How many.
+    /// The number of buffers.
     pub count: usize,
     /// Bytes of each.
     pub bytes_each: u64,
-    /// Bytes of memory on a card that weights are decoded into, some rows at a time, streamed or not.
+    /// Bytes of GPU memory into which weights are decompressed, some rows at a time, streamed or not.
     pub decompress_bytes: u64,
 }
 
 impl StagingBuffers {
-    /// Bytes of all.
+    /// Bytes of all buffers and of the decompression memory.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.count as u64 * self.bytes_each + self.decompress_bytes
     }
 }
 
-/// Memory besides weights and slots, found by rehearsing a pass.
+/// Memory besides weights and staging buffers, found by a dry run of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WorkingMemory {
-    /// What the driver of a card takes for itself.
+    /// Bytes that the GPU's driver takes for its context.
     pub context_bytes: u64,
     /// Tables of the model that no plan changes, such as rotary angles.
     pub tables_bytes: u64,
     /// Activations of the workload.
     pub activation_bytes: u64,
-    /// Keys and values that are kept from pass to pass; none where each computes the whole canvas.
+    /// KV caches that are kept from pass to pass; 0 where each pass computes the whole canvas.
     pub kv_cache_bytes: u64,
-    /// How those are kept.
+    /// The format of those KV caches; `None` where there are none.
     pub kv_cache_format: Option<Format>,
     /// Logits of one piece of the vocabulary.
     pub logits_bytes: u64,
-    /// Scratch of all threads.
+    /// Scratch memory of all threads.
     pub scratch_bytes: u64,
-    /// Rows that go through an MLP together for it; 0: all of a pass.
+    /// Rows that go through an MLP together; 0: all of a pass.
     pub mlp_rows: usize,
 }
 
 impl WorkingMemory {
-    /// All of it.
+    /// The sum of all these.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.context_bytes
@@ -244,52 +245,52 @@ impl WorkingMemory {
     }
 }
 
-/// What a plan is made from.
+/// The input of a plan.
 #[derive(Debug, Clone, Copy)]
 pub struct PlanInput<'a> {
     /// The model's shape.
     pub shape: &'a Shape,
-    /// Its tensors.
+    /// The checkpoint's tensors.
     pub sources: &'a [SourceTensor],
-    /// How faithful it is to be, and the like.
+    /// The level and the other settings, resolved.
     pub choices: ResolvedPlanSettings,
-    /// Most bytes of the device's memory.
+    /// Most bytes of the device's memory that the plan may take.
     pub budget_bytes: u64,
-    /// What is to be computed.
+    /// The requests to plan for.
     pub workload: Workload,
-    /// Memory besides weights and slots.
+    /// Memory besides weights and staging buffers.
     pub working: WorkingMemory,
-    /// What computes it.
+    /// The machine that computes.
     pub machine: &'a Machine,
 }
 
-/// What lives where in which format, and what follows from it.
+/// A plan: which weight group lives where in which format, and what follows from it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// Its level, never `auto`.
+    /// The plan's level, never `auto`.
     pub level: Level,
     /// Most bytes that it may take.
     pub budget_bytes: u64,
-    /// What it was made for.
+    /// The requests that it was made for.
     pub workload: Workload,
-    /// In the order of a pass.
+    /// The weight groups, in the order of a pass.
     pub groups: Vec<WeightGroupPlan>,
-    /// Buffers that streamed units pass through; none where nothing is streamed.
+    /// Buffers that streamed weight groups pass through; none where nothing is streamed.
     pub staging: StagingBuffers,
-    /// Bytes of the host's memory that streamed units are kept in, pinned, for a card to copy from.
+    /// Bytes of pinned host memory that streamed weight groups are kept in, for a GPU to copy from.
     pub pinned_bytes: u64,
-    /// Memory besides weights and slots.
+    /// Memory besides weights and staging buffers.
     pub working: WorkingMemory,
-    /// Predicted, where the machine's rates are known.
+    /// The predicted time of a pass; `None` where the machine's rates are not known.
     pub pass: Option<PassTime>,
-    /// Other levels that would keep the very same weights: not `off`, which keeps those of `standard`.
+    /// Other levels that would store exactly the same weights. Without `off`, which is the same as `standard` in this.
     pub equal_levels: Vec<Level>,
 }
 
 /// Why there is no plan.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// Not even the least that works fits.
+    /// Even the smallest plan exceeds the budget.
     #[error(
         "the budget of {budget} is too small: level {level} needs at least {least} for a canvas of {canvas} positions{fits}",
         budget = units::bytes(*budget_bytes),
@@ -299,60 +300,61 @@ pub enum PlanError {
         })
     )]
     BudgetTooSmall {
-        /// What was allowed.
+        /// The budget that was given.
         budget_bytes: u64,
-        /// What works.
+        /// Bytes of the smallest plan that works.
         least_bytes: u64,
-        /// At this level.
+        /// The level that was asked for.
         level: Level,
-        /// For this canvas.
+        /// Positions of the canvas that was asked for.
         canvas: usize,
-        /// The most faithful of the levels that would fit, and what it would take, where that was looked for.
+        /// The most faithful of the levels that would fit, and its bytes; `None` where nobody looked for one or none
+        /// fits.
         fitting: Option<(Level, u64)>,
     },
-    /// Keys and values can't be kept so.
+    /// The GPU cannot keep a KV cache in this format.
     #[error("this GPU computes in {dtype} and cannot hold a KV cache in {asked}")]
     KvCacheFormat {
-        /// Asked for.
+        /// The format that was asked for.
         asked: KvCacheFormat,
-        /// What the card computes in.
+        /// The dtype in which the GPU computes.
         dtype: &'static str,
     },
-    /// The checkpoint's weights are not coded, and a coded copy has no place.
+    /// The checkpoint's weights are not compressed, and a compressed copy has no place.
     #[error(
         "level {level} needs losslessly compressed weights: the checkpoint has none, and no weight cache folder is configured to \
          compress them into"
     )]
     NotCompressed {
-        /// Which.
+        /// The level that was asked for.
         level: Level,
     },
     /// The canvas is longer than the model's context.
     #[error("a canvas of {canvas} positions exceeds the model's context length of {context}")]
     CanvasTooLong {
-        /// Asked for.
+        /// Positions that were asked for.
         canvas: usize,
-        /// What the model has.
+        /// Positions of the model's context.
         context: usize,
     },
-    /// Nothing to compute.
+    /// A part of the workload is zero.
     #[error("{what} must be at least 1")]
     ZeroWorkload {
-        /// What was given as 0.
+        /// Which part was given as 0.
         what: &'static str,
     },
 }
 
-/// Slots for units that come from the host: two are held at once by an MLP, one is being filled.
+/// Staging buffers for weight groups that come from the host: an MLP holds two at once, one is being filled.
 const HOST_STAGING_BUFFERS: usize = 3;
-/// From disk, one more is kept ahead.
+/// From disk, one more buffer is kept filled ahead.
 const DISK_STAGING_BUFFERS: usize = 4;
 
 impl Plan {
     /// Makes the plan.
     ///
     /// # Errors
-    /// A budget below what works, or a workload that makes no sense for the model.
+    /// When the budget is below the smallest plan, or the workload makes no sense for the model.
     pub fn new(input: &PlanInput<'_>) -> Result<Self, PlanError> {
         check_workload(input)?;
         let level = input.choices.level;
@@ -387,13 +389,15 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Has units that are coded without loss decoded once and for all, as far as there is room for that and a pass gets
-    /// shorter by it: where memory isn't short, coding only costs.
+    /// Decompresses losslessly compressed weight groups once and for all, as far as the budget has room and a pass gets
+    /// shorter by it: where memory is not short, compression only costs time.
     fn decompress_where_it_pays(&mut self, input: &PlanInput<'_>) {
         let asked = self.timing_input(input.shape, &input.workload, input.machine);
         let time = |unit: &WeightGroupPlan| time::compute_s(unit, &asked);
         let held = self.peak_bytes() + allocation_slack_bytes(input.machine);
         let mut room = self.budget_bytes.saturating_sub(held);
+        // In the order of a pass, first come: all layers gain about the same for a byte, so there is little to choose
+        // between them.
         for unit in &mut self.groups {
             let decoded = recipe::decompressed(unit);
             let more = decoded
@@ -408,6 +412,8 @@ impl Plan {
                 *unit = decoded;
             }
         }
+        // Fewer tensors may need decompression now. With staging buffers the size stays as `place` set it, for any
+        // streamed set.
         if self.staging.count == 0 {
             let device = &input.machine.device;
             self.staging.decompress_bytes =
@@ -415,7 +421,7 @@ impl Plan {
         }
     }
 
-    /// How long a pass of any workload takes under it; unknown where a rate is.
+    /// How long a pass of any workload takes under this plan; `None` where a rate is not known.
     pub fn time(&self, shape: &Shape, workload: &Workload, machine: &Machine) -> Option<PassTime> {
         time::predict(&self.groups, &self.timing_input(shape, workload, machine))
     }
@@ -441,7 +447,7 @@ impl Plan {
         self.weight_bytes() + self.working.total_bytes()
     }
 
-    /// Bytes for weights: those that stay on the device, and the slots of the others.
+    /// Bytes for weights: resident ones, and the staging buffers of the others.
     #[must_use]
     pub fn weight_bytes(&self) -> u64 {
         self.resident_bytes() + self.staging.total_bytes()
@@ -456,18 +462,18 @@ impl Plan {
             .sum()
     }
 
-    /// Bytes of weights that pass through the slots in every pass.
+    /// Bytes of weights that pass through the staging buffers in every pass.
     #[must_use]
     pub fn streamed_bytes(&self) -> u64 {
         self.streamed().map(WeightGroupPlan::bytes).sum()
     }
 
-    /// The units that pass through the slots, in the order of a pass.
+    /// The weight groups that pass through the staging buffers, in the order of a pass.
     pub fn streamed(&self) -> impl Iterator<Item = &WeightGroupPlan> {
         self.groups.iter().filter(|unit| unit.is_streamed())
     }
 
-    /// Bytes by the ledger's kinds.
+    /// Bytes by the ledger's kinds of memory.
     #[must_use]
     pub fn bytes_by_kind(&self) -> [(MemoryKind, u64); 7] {
         let working = &self.working;
@@ -485,8 +491,8 @@ impl Plan {
         })
     }
 
-    /// Whether it is made from an estimate of what weights take once they are coded: before it can be put in force they have to
-    /// be, and then there is an exact one.
+    /// Whether it rests on an estimate of the weights' compressed size: before it can be put in force they have to be
+    /// compressed, and then there is an exact plan.
     #[must_use]
     pub fn is_estimate(&self) -> bool {
         let mut tensors = self.groups.iter().flat_map(|unit| &unit.tensors);
@@ -495,17 +501,19 @@ impl Plan {
         )
     }
 
-    /// Tensors that a row length kept from their level's format, and what they take instead, without repetition.
+    /// Tensors whose row length kept them from their level's format, and the format they would have had, without
+    /// repetition.
     #[must_use]
     pub fn exceptions(&self) -> Vec<(TensorPlan, Storage)> {
         let mut found: Vec<(TensorPlan, Storage)> = Vec::new();
         let from = recipe::RecipeInput::default();
         let all = self.groups.iter().flat_map(|unit| &unit.tensors);
-        // What is kept coded is so for other reasons.
+        // Compressed tensors are exceptions for other reasons.
         for tensor in all.filter(|tensor| !matches!(tensor.storage, Storage::Compressed(_))) {
             let usual = recipe::storage(
                 self.level,
                 from,
+                // A width that the blocks of every format divide: what the level would do without the row length.
                 &TensorPlan {
                     width: 1 << 16,
                     ..*tensor
@@ -542,14 +550,14 @@ fn check_workload(input: &PlanInput<'_>) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// What a card's driver gives in pieces, of which weights and slots fill some in part: after the changes that tests make, four
-/// at most.
+/// Allowance for the driver's 2 MiB allocation granularity; tests see at most four partly filled pieces.
 pub fn allocation_slack_bytes(machine: &Machine) -> u64 {
     const PIECE_BYTES: u64 = 2 << 20;
     machine.device.gpu.map_or(0, |_| 4 * PIECE_BYTES)
 }
 
-/// Puts on the device what there is room for, spreads the rest evenly over the pass, and sizes the slots it goes through.
+/// Keeps on the device what the budget has room for, spreads the rest evenly over the pass, and sizes the staging
+/// buffers it goes through.
 fn place(
     input: &PlanInput<'_>,
     groups: &mut [WeightGroupPlan],
@@ -575,21 +583,22 @@ fn place(
             ..StagingBuffers::default()
         });
     }
+    // `off` promises that everything stays on the device: it is refused rather than streamed.
     if input.choices.level == Level::Off {
         return Err(too_small(needed + resident_decoded));
     }
     let is_card = input.machine.device.gpu.is_some();
-    // What goes to a card goes there as it is coded.
+    // Streamed to a GPU, compressed weights cross the bus as they are compressed.
     let forms: Vec<WeightGroupPlan> = match is_card {
         true => groups.iter().map(recipe::compressed).collect(),
         false => groups.to_vec(),
     };
-    // Whatever is streamed of them, so that the memory doesn't depend on which are.
+    // The most that any streamed set may need, so that the memory does not depend on which groups are streamed.
     let decoded_bytes = decoded(&forms).max(resident_decoded);
     let all_resident = needed + resident_decoded;
     let needed = needed + decoded_bytes;
-    // What comes from the system's cache needs no fourth slot: its bytes are better spent on residency. Of a card, that one is
-    // in the host's memory.
+    // From the system's cache a fourth buffer gains nothing: its bytes are better spent on residency. On a GPU the
+    // fourth buffer is pinned host memory, which the plan counts apart.
     let tries: &[_] = match is_card {
         true => &[(HOST_STAGING_BUFFERS, None)],
         false => &[
@@ -609,7 +618,8 @@ fn place(
         };
         let freed: u64 = (streamed.iter().map(|&index| groups[index].resident_bytes())).sum();
         let file_bytes: u64 = (streamed.iter().map(|&index| forms[index].file_bytes())).sum();
-        // The cache gets what the plan leaves of the machine's memory; what is on a card takes none of it.
+        // The cache gets what the plan leaves of the machine's memory; GPU memory takes none of it.
+        // Decompression memory is part of both terms, and counted once.
         let peak_bytes = needed - decoded_bytes + slots.total_bytes() - freed;
         let taken_bytes = if is_card { 0 } else { peak_bytes };
         let cache_bytes = input.machine.page_cache_bytes.saturating_sub(taken_bytes);
@@ -626,7 +636,7 @@ fn place(
         for index in streamed {
             groups[index] = forms[index].clone();
             groups[index].tier = Tier::Host;
-            // What can't be kept where a card copies from is as on the CPU.
+            // Groups beyond the pinned memory are read in every pass, as on the CPU.
             if !pinned.takes(&groups[index]) {
                 groups[index].tier = tier;
             }
@@ -637,8 +647,9 @@ fn place(
     Err(too_small(streaming.min(all_resident)))
 }
 
-/// The most faithful level whose pass takes at most so many times as long as the fastest one's as is chosen; of those that lose
-/// nothing, the fastest. Nobody asked for hours of coding: `mild` is among them where the weights are coded already.
+/// The most faithful level whose pass takes at most `max_slowdown` times as long as the fastest level's; of the
+/// lossless levels, the fastest. `mild` is among them only where compressed weights exist: nobody asked for hours of
+/// compression.
 fn auto(input: &PlanInput<'_>) -> Result<Plan, PlanError> {
     let mut plans = Vec::new();
     let mut refused = None;
@@ -653,11 +664,13 @@ fn auto(input: &PlanInput<'_>) -> Result<Plan, PlanError> {
         match Plan::new(&PlanInput { choices, ..*input }) {
             Ok(plan) if !plan.is_estimate() => plans.push(plan),
             Ok(_) => {}
-            // The last is that of the level that needs least.
+            // Levels come in the order of falling size, so the last error is that of the level that needs least.
             Err(error) => refused = Some(error),
         }
     }
     let seconds = |plan: &Plan| plan.pass.map_or(f64::INFINITY, |pass| pass.total_s());
+    // `off`, `standard` and `mild` compute the same bits, so among them only time counts. The sort is stable: at equal
+    // times the simpler level stays in front.
     let lossless = plans.partition_point(|plan| plan.level <= Level::Mild);
     plans[..lossless].sort_by(|one, other| seconds(one).total_cmp(&seconds(other)));
     let fastest = plans

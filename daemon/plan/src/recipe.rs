@@ -1,4 +1,4 @@
-//! What a level does to each tensor.
+//! The format that a level gives each tensor.
 
 use sluice_formats::Format;
 use sluice_shared::level::{EmbeddingPlacement, Level};
@@ -9,13 +9,14 @@ use sluice_weights::{
 
 use super::time::Machine;
 
-/// Share of its bytes that a block must save to be rounded a second time: of `q8_0` and `q6_k` to `q4_k`, not of
-/// `q5_k` or `q4_1`, which loses much for little.
+/// Share of its bytes that a tensor in blocks must save to be rounded a second time: met by `q8_0` and `q6_k` to
+/// `q4_k`, not by `q5_k` or `q4_1`, which would lose much for little.
 const LEAST_SAVING: f64 = 0.2;
 
-/// How this tensor, of which there may be a coded copy, is kept at this level, which is not `auto`. Vectors stay as they are. A row length that blocks can't
-/// divide takes the next format up, and nothing gets larger than it was. What a GGUF file has in blocks already was rounded
-/// once; it is rounded again only where that saves a fifth of its bytes.
+/// How this tensor, of which there may be a compressed copy, is stored at this level, which is not `auto`. Vectors stay
+/// as they are. A row length that blocks cannot divide takes the next format up, and nothing gets larger than it was.
+/// What a GGUF file has in blocks already was rounded once; it is rounded again only where that saves a fifth of its
+/// bytes.
 pub(super) fn storage(
     level: Level,
     from: RecipeInput,
@@ -30,24 +31,25 @@ pub(super) fn storage(
     let coded = (tensor.compressed).filter(|_| from.can_decompress && !is_read_by_row);
     let coded = coded.map(kept);
     let source = match coded {
-        // Decoded it would take more, and be the same.
+        // A trellis-quantized tensor stays compressed at every level: decompressed it would be larger and no more
+        // exact.
         Some(coding) if !coding.is_lossless() => Storage::Compressed(coding),
         _ => Storage::Plain(tensor.source),
     };
     let wanted = match level {
         Level::Off | Level::Standard => return source,
         Level::Mild if let Some(coding) = coded => return Storage::Compressed(coding),
-        // What neither a container nor a copy has coded is small, in blocks already, or read row by row.
+        // What has neither a compressed original nor a copy is small, in blocks already, or read row by row.
         Level::Mild => return copy.map_or(source, |coding| Storage::Compressed(kept(coding))),
         Level::Moderate => Format::Q8_0,
-        // The head decides every token directly: two bits more there cost little.
+        // The LM head decides every token directly: two bits more there cost little.
         Level::Aggressive if tensor.part == TensorPart::LmHead => Format::Q6K,
         Level::Aggressive => Format::Q4K,
         Level::Auto => unreachable!("auto is resolved before a plan is made"),
     };
     let is_vector = tensor.rows == 1;
     let fitting = wanted.for_width(tensor.width);
-    // What was rounded once already is rounded again for a good reason alone.
+    // What was rounded before needs a better reason to be rounded again.
     let was_rounded = tensor.source.block_len() > 1 || source != Storage::Plain(tensor.source);
     let source_bits =
         8.0 * source.bytes(tensor.rows, tensor.width) as f64 / tensor.elements() as f64;
@@ -55,19 +57,19 @@ pub(super) fn storage(
         true => fitting.bits() <= (1.0 - LEAST_SAVING) * source_bits,
         false => fitting.bits() < source_bits,
     };
-    // The embedding is read row by row from where it lies.
+    // The embedding is read row by row from where it lies, so its format costs no bandwidth.
     if is_vector || tensor.part == TensorPart::Embedding || !saves_enough {
         return source;
     }
     Storage::Plain(fitting)
 }
 
-/// What can be done with a model's weights; by default all is decoded before it is multiplied.
+/// What can be done with a model's weights; by default all are decompressed before the matmul.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct RecipeInput {
-    /// Whether coded weights can be multiplied from.
+    /// Whether compressed weights can stay compressed on the device.
     can_decompress: bool,
-    /// A card's rows of the embedding are read as they are.
+    /// Whether a GPU computes, whose kernels read rows of the embedding as they are stored.
     is_gpu: bool,
 }
 
@@ -80,7 +82,7 @@ impl RecipeInput {
     }
 }
 
-/// Applies a level: formats, and where nothing else is chosen, the embedding's rows from the host at all levels but `off`.
+/// Applies a level: formats, and by default the embedding's rows on the host at all levels but `off`.
 pub(super) fn apply(
     level: Level,
     embedding: EmbeddingPlacement,
@@ -105,7 +107,7 @@ pub(super) fn apply(
     }
 }
 
-/// The other levels, `off` apart, that keep all of these tensors as this one does.
+/// The other levels, `off` excepted, that store all of these tensors as this one does.
 pub(super) fn equal_levels(
     level: Level,
     machine: &Machine,
@@ -134,14 +136,15 @@ pub(super) fn equal_levels(
     others.collect()
 }
 
-/// The coded copy of a tensor's rows. An embedding's are read one by one from the checkpoint, even where another part has the
-/// same tensor coded.
+/// The compressed copy of a tensor's rows. An embedding's rows are read one by one from the checkpoint, even where the
+/// tied LM head has the same tensor compressed.
 fn compressed_copy_of(tensor: &TensorPlan, sources: &[SourceTensor]) -> Option<CompressedRange> {
     let copy = sources[tensor.tensor].compressed_copy_range(tensor.first_row, tensor.rows);
     copy.filter(|_| tensor.part != TensorPart::Embedding)
 }
 
-/// A unit as a card streams it: what is coded in the checkpoint, and decoded at this level, is brought as it is coded.
+/// A weight group as a GPU streams it: tensors that are compressed in the checkpoint and plain at this level cross the
+/// bus compressed.
 pub(super) fn compressed(group: &WeightGroupPlan) -> WeightGroupPlan {
     let mut coded = group.clone();
     for tensor in &mut coded.tensors {
@@ -155,7 +158,7 @@ pub(super) fn compressed(group: &WeightGroupPlan) -> WeightGroupPlan {
     coded
 }
 
-/// A unit on the device with what is coded without loss decoded; others as they are.
+/// A weight group on the device with its losslessly compressed tensors decompressed; others as they are.
 pub(super) fn decompressed(group: &WeightGroupPlan) -> WeightGroupPlan {
     let mut decoded = group.clone();
     for tensor in &mut decoded.tensors {
@@ -222,7 +225,7 @@ mod tests {
             (Level::Aggressive, odd, Plain(Q8_0)),
             (Level::Aggressive, odder, Plain(Bf16)),
             (Level::Aggressive, half, Plain(F16)),
-            // As GGUF files have them: smaller already, larger, and of a width that the level's blocks can't divide.
+            // As GGUF files have them: smaller already, larger, and of a width that the level's blocks cannot divide.
             (Level::Mild, stored(Q5_1), Plain(Q5_1)),
             (Level::Moderate, stored(Q8_0), Plain(Q8_0)),
             (Level::Moderate, stored(Q6K), Plain(Q6K)),

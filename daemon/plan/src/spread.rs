@@ -1,10 +1,10 @@
-//! Which units are streamed: as few bytes as the budget forces, spread evenly through the pass, so that the reads behind
-//! it never wait for each other (a resident set of a prefix leaves the reader idle there).
+//! Which weight groups are streamed: as few bytes as the budget forces, spread evenly through the pass, so that reads
+//! have time to catch up between them (if a prefix were resident, the reader would idle while it computes).
 
 use sluice_weights::{WeightGroup, WeightGroupPlan};
 
-/// Indices of the units to stream, in these forms with `slots` slots, such that `needed` bytes shrink to the budget; `None` when that
-/// can't be done.
+/// Indices of the groups to stream, in these forms through `staging_buffers` buffers, such that `needed` bytes shrink
+/// to the budget; `None` where that is not possible.
 pub(super) fn streamed_set(
     groups: &[WeightGroupPlan],
     forms: &[WeightGroupPlan],
@@ -14,17 +14,19 @@ pub(super) fn streamed_set(
 ) -> Option<Vec<usize>> {
     let candidates = candidates(groups);
     let fits = |set: &[usize]| {
-        // No more slots than there is to stream: such a plan would keep all of it and gain nothing.
+        // With no more groups than buffers, the buffers would hold all of them and nothing would be saved.
         set.len() > staging_buffers
             && needed + staging_bytes(forms, set, staging_buffers) <= budget + freed(groups, set)
     };
     let mut set = (1..=candidates.len()).find_map(|count| {
+        // The middle of each of `count` equal stretches of the pass. Trying each count is quadratic in the number of
+        // groups, a few hundred at most.
         let set: Vec<usize> = (0..count)
             .map(|index| candidates[(2 * index + 1) * candidates.len() / (2 * count)])
             .collect();
         fits(&set).then_some(set)
     })?;
-    // Units differ in size, so the even set may leave room for some of its own.
+    // Groups differ in size, so the even set may free more than is needed: the largest that can stay does.
     let mut by_size = set.clone();
     by_size.sort_by_key(|&index| std::cmp::Reverse(groups[index].resident_bytes()));
     for unit in by_size {
@@ -46,7 +48,7 @@ pub(super) fn most_saved(
     freed(groups, &all).saturating_sub(staging_bytes(forms, &all, staging_buffers))
 }
 
-/// What may be streamed: weights that are worth a read.
+/// The groups that may be streamed: those worth a read in every pass.
 fn candidates(groups: &[WeightGroupPlan]) -> Vec<usize> {
     let may_stream = |unit: &WeightGroupPlan| {
         !matches!(unit.group, WeightGroup::Embedding | WeightGroup::FinalNorm)

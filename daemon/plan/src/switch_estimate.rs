@@ -1,4 +1,5 @@
-//! How long a switch from one plan to another takes, from rates measured on this machine: what is converted, and what is read.
+//! How long a switch from one plan to another takes, from rates measured on this machine: the weights that are
+//! converted, and the bytes that are read.
 
 use sluice_machine::SHARE;
 use sluice_weights::{Storage, TensorPlan, Tier, WeightGroupPlan};
@@ -10,20 +11,20 @@ use super::{Machine, Plan};
 pub enum ConversionSource {
     /// From a copy on disk.
     WeightCache,
-    /// From the checkpoint, and all of them are written to a copy first.
+    /// From the checkpoint, all of them written to the weight cache first.
     WrittenToCache,
-    /// From the checkpoint, as they are brought.
+    /// From the checkpoint, converted in memory as they are brought.
     Checkpoint,
-    /// From a copy that all of them are coded into first.
+    /// From a compressed copy, which is made first.
     CompressedToCache,
 }
 
-/// How long a switch takes.
+/// How long a switch takes, and what it does in that time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SwitchEstimate {
     /// Seconds while no pass computes.
     pub idle_s: f64,
-    /// Seconds while passes compute all the time, which then are a fifth longer.
+    /// Seconds while passes compute all the time; those are then a fifth longer.
     pub busy_s: f64,
     /// Weights that are converted.
     pub converted_weights: u64,
@@ -31,7 +32,8 @@ pub struct SwitchEstimate {
     pub read_bytes: u64,
 }
 
-/// From the units of one plan to another plan of the same model; unknown where a rate is.
+/// Estimates the switch from the groups of one plan to another plan of the same model; `None` where a rate is not
+/// known.
 #[must_use]
 pub fn estimate_switch(
     from: &[WeightGroupPlan],
@@ -52,7 +54,7 @@ pub fn estimate_switch(
     let needs_copy = brought.iter().any(|tensor| is_converted(&tensor))
         || changed()
             .any(|unit| unit.is_streamed() && unit.tensors.iter().any(|t| is_converted(&t)));
-    // A copy has all that the level converts.
+    // A copy holds all weights that the level converts, not only those of groups that change.
     let to_convert: Vec<TensorPlan> = match source {
         ConversionSource::WeightCache => Vec::new(),
         ConversionSource::WrittenToCache if needs_copy => {
@@ -73,6 +75,7 @@ pub fn estimate_switch(
     for tensor in to_convert.iter().filter(is_converted) {
         let numbers = tensor.elements();
         let read_bytes = match tensor.compressed {
+            // Rates are those of one thread; conversion runs on all of them.
             Some(coding) => {
                 time.idle_s += rates.decompress_s(coding.scheme)? * numbers as f64 / threads;
                 coding.bytes
@@ -81,7 +84,7 @@ pub fn estimate_switch(
         };
         time.converted_weights += numbers;
         time.read_bytes += read_bytes;
-        // Other formats are rounded as fast as they are copied.
+        // For other formats, conversion is as fast as copying.
         let convert_s = rates.convert_s(tensor.storage.format());
         time.idle_s += convert_s.unwrap_or(0.0) * numbers as f64 / threads;
         time.idle_s += read_bytes as f64 / rates.copy_bytes_per_s / threads;
@@ -111,11 +114,11 @@ pub fn estimate_switch(
         copied_bytes += tensor.file_bytes();
     }
     time.idle_s += (copied_bytes + written_bytes) as f64 / rates.copy_bytes_per_s;
-    // A copy is used once it is on disk, and hardly any disk writes faster than it reads.
+    // A copy is used once it is on disk, and disks hardly write faster than they read.
     if let Some(cold) = machine.disk.cold_bytes_per_s {
         time.idle_s += written_bytes as f64 / cold;
     }
-    // What the system's cache doesn't have comes from the disk, at least as slowly.
+    // More bytes than the system's cache can hold come from the disk, at least as slowly.
     if let Some(cold) = machine.disk.cold_bytes_per_s
         && time.read_bytes > machine.page_cache_bytes
     {
@@ -126,7 +129,7 @@ pub fn estimate_switch(
         time.idle_s += bytes as f64 / link;
     }
     time.busy_s = match machine.device.gpu {
-        // A card's passes leave the machine's threads to others.
+        // A GPU's passes leave the machine's threads to others.
         Some(_) => time.idle_s,
         None => time.idle_s * f64::from(SHARE),
     };
@@ -188,7 +191,7 @@ mod tests {
         let time = |converted| time(&machine, converted).unwrap();
         let anew = time(ConversionSource::Checkpoint);
         let (read, written) = (2 * anew.converted_weights, anew.converted_weights / 32 * 34);
-        // Matrices of layers and the head, on two threads.
+        // Matrices of layers and the LM head, on two threads.
         assert!(anew.converted_weights > 900_000_000);
         let expected = anew.converted_weights as f64 * 0.5e-9 + read as f64 / 8e9;
         assert!((anew.idle_s / expected - 1.0).abs() < 0.05, "{anew:?}");

@@ -5,10 +5,10 @@ use std::collections::HashSet;
 use proptest::prelude::*;
 use sluice_checkpoint::family::PublishedShape;
 use sluice_codec::Scheme;
-use sluice_cuda::DType;
-use sluice_formats::Format;
+
+use sluice_formats::{DType, Format};
 use sluice_machine::{DiskBandwidth, GpuProfile, LinearRate, MemoryStats, Profile, Rates};
-use sluice_shared::settings::PlanSettings;
+use sluice_shared::options::PlanSettings;
 use sluice_weights::{
     CompressedRange, TensorNaming, TensorPart, WeightGroup, compression::with_assumed_compression,
 };
@@ -84,7 +84,7 @@ fn levels_of_llada_8b_take_what_the_design_says() {
 fn what_the_budget_has_no_room_for_is_streamed_evenly() {
     let plan = plan(&llada_8b(), Level::Standard, 8 * GIB).unwrap();
     assert!(plan.peak_bytes() <= 8 * GIB);
-    // As much as the slots leave is resident.
+    // As much as the staging buffers leave is resident.
     let smallest = plan.streamed().map(WeightGroupPlan::bytes).min().unwrap();
     assert!(
         plan.peak_bytes() + smallest > 8 * GIB,
@@ -145,7 +145,7 @@ fn a_budget_below_the_working_set_names_the_least_that_works() {
     );
 }
 
-/// A machine with a card, whose host has so much memory that can be pinned, and for the system's cache.
+/// A machine with a GPU, with so much pinnable host memory, and so much for the system's cache.
 fn gpu_machine(pin_limit_bytes: u64, cache_bytes: u64) -> Machine {
     let card = GpuProfile {
         total_bytes: 12 * GIB,
@@ -181,7 +181,7 @@ fn a_card_streams_what_it_has_no_room_for() {
     for budget in [4 * GIB, 6 * GIB, 8 * GIB, 12 * GIB] {
         let plan = plan_on_gpu(Level::Standard, budget, &gpu_machine(u64::MAX, u64::MAX)).unwrap();
         assert!(plan.peak_bytes() <= budget);
-        // Within a unit of it.
+        // Within one weight group of it.
         assert!(plan.peak_bytes() + GIB / 4 > budget);
         assert_eq!(plan.staging.count, 3);
         assert!(plan.streamed().all(|unit| unit.tier == Tier::Host));
@@ -210,7 +210,7 @@ fn what_a_host_has_no_pinned_memory_for_is_read_in_every_pass() {
         );
         (plan.pinned_bytes, bytes(Tier::Host), bytes(Tier::Disk))
     };
-    // The system's cache holds the rest, or it doesn't.
+    // The system's cache holds the rest, or it does not.
     let (pinned, host, disk) = tiers(6 * GIB, 20 * GIB);
     assert!(pinned > 5 * GIB && host > 10 * GIB && disk == 0);
     let (pinned, host, disk) = tiers(6 * GIB, 8 * GIB);
@@ -256,7 +256,7 @@ fn copies_to_a_card_run_beside_its_work() {
     assert!((pass.copy_s - copies_s).abs() < 1e-6 * copies_s);
     assert_eq!(pass.total_s(), pass.copy_s.max(pass.compute_s));
     assert!(pass.waits());
-    // What has to be copied to where the card reads it takes longer than the bus.
+    // What has to be copied to pinned memory first takes longer than the bus.
     let staged = plan_on_gpu(Level::Standard, 4 * GIB, &machine(0)).unwrap();
     let staged = staged.pass.unwrap();
     assert_eq!(staged.copy_s, pass.copy_s);
@@ -403,8 +403,8 @@ proptest! {
         }
     }
 
-    /// Between any two plans, after every step: within what either may take, every streamed unit fits the slots, and in
-    /// the end the new plan is in force.
+    /// Between any two plans, after every step: within what either may take, every streamed group fits the staging
+    /// buffers, and in the end the new plan is in force.
     #[test]
     fn every_prefix_of_a_transition_fits(
         layers in 1usize..12, width in 1usize..9, mlp in 1usize..40, rows in 1usize..30,
@@ -568,7 +568,7 @@ fn what_is_streamed_takes_as_long_as_the_limit_wants() {
     }
 }
 
-/// The matrices of these units, coded.
+/// The matrices of these groups, compressed.
 fn compress(units: &mut [WeightGroupPlan], scheme: Scheme, index_bytes: u64) {
     for tensor in units.iter_mut().flat_map(|unit| &mut unit.tensors) {
         if tensor.rows > 1 && tensor.part != TensorPart::Embedding {
@@ -606,7 +606,7 @@ fn rows_go_through_an_mlp_in_longer_turns_where_a_card_decodes_it() {
     let coded = |scheme, index_bytes| {
         let mut units = stored_as(Format::Bf16);
         compress(&mut units, scheme, index_bytes);
-        // At level standard those with room are decoded once and for all, the others on their way.
+        // At level standard those with room are decompressed once and for all, the others on their way.
         for tensor in units.iter_mut().flat_map(|unit| &mut unit.tensors) {
             if let Storage::Compressed(coding) = tensor.storage {
                 tensor.compressed = Some(coding);
@@ -681,7 +681,7 @@ fn a_turn_of_2048_rows_decodes_an_mlp_once() {
             };
             time::predict(&units, &asked).unwrap().compute_s
         };
-        // Beside what all else takes, which is decoded once.
+        // Beside all else, which is decompressed once.
         let decoded = |mlp_rows| compute_s(1e-9, mlp_rows) - compute_s(0.0, mlp_rows);
         let more = (decoded(mlp_rows) - decoded(canvas)) / (1e-9 * numbers);
         assert!((more - (turns - 1.0)).abs() < 1e-6, "{canvas}: {more}");
@@ -729,7 +729,7 @@ fn what_there_is_room_for_is_decoded_where_that_pays() {
             assert!(plan.groups == coded.groups);
             continue;
         }
-        // No unit more has room, and each costs less now.
+        // No further group has room, and each costs less now.
         let largest = decoded
             .groups
             .iter()

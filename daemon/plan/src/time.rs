@@ -1,9 +1,9 @@
 //! How long a pass will take, from rates measured on this machine.
 //!
-//! For each resource, the demands on it are added and divided by its rate. On the CPU, copying from the system's cache,
-//! decoding and multiplying share the cores and add; reads past the cache run beside them. What is streamed is read by one
-//! thread, which does one thing after the other. On a card, decoding and multiplying share the card, and copies over the bus
-//! run beside them, as does the thread that reads what isn't kept in memory they can be made from.
+//! For each resource, the demands on it are added and divided by its rate. On the CPU, copies from the system's cache,
+//! decompression and matmuls share the cores and add; reads past the cache run beside them. Streamed weights are read
+//! by one thread, which does one thing after the other. On a GPU, decompression and matmuls share the GPU; copies over
+//! the bus run beside them, as does the thread that reads what is not kept in pinned memory.
 
 use sluice_formats::Format;
 use sluice_machine::{DiskBandwidth, MemoryStats, Profile, Rates, default_pinned_memory_limit};
@@ -19,28 +19,28 @@ use super::{
     pass_time::PassTime,
 };
 
-/// What this machine can do for a plan.
+/// The machine's properties that a plan depends on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Machine {
-    /// What computes.
+    /// The device that computes.
     pub device: Profile,
-    /// Measured rates, where they were.
+    /// Measured rates; `None` where they were not measured.
     pub rates: Option<Rates>,
-    /// How fast what the checkpoint lies on is.
+    /// The speed of the disk that holds the checkpoint.
     pub disk: DiskBandwidth,
-    /// Most bytes a second that are streamed, where somebody said so.
+    /// Limit of the bytes a second that are streamed; `None` without one.
     pub disk_read_limit_bytes_per_s: Option<u64>,
-    /// Most bytes of what a card streams that are kept in pinned memory of the host.
+    /// Limit of the streamed bytes that are kept in pinned host memory for a GPU.
     pub pinned_memory_limit_bytes: u64,
-    /// What the engine holds and, beside it, file pages that the system can keep for us, in bytes: a plan's own memory is
-    /// taken from it.
+    /// Bytes that the engine holds, and file pages that the system can keep besides: a plan's own memory is taken from
+    /// this sum.
     pub page_cache_bytes: u64,
-    /// What passes have taken beside what these rates say.
+    /// Corrections of these rates by measured passes.
     pub corrections: TimeCorrections,
 }
 
 impl Machine {
-    /// One of which no rates are known.
+    /// A machine without known rates.
     #[must_use]
     pub fn unmeasured(device: Profile, cache_bytes: u64) -> Self {
         Self {
@@ -54,7 +54,7 @@ impl Machine {
         }
     }
 
-    /// This one, as its rates alone have it.
+    /// This machine without corrections, as its rates alone have it.
     pub fn by_rates(&self) -> Self {
         Self {
             corrections: TimeCorrections::default(),
@@ -62,9 +62,9 @@ impl Machine {
         }
     }
 
-    /// This one, with what the system can keep of files at this moment, while the engine holds `held_bytes` of its memory,
-    /// which what is planned takes the place of; where the checkpoint lies is not known yet, and nothing is limited but pinned
-    /// memory, to what [`default_pinned_memory_limit`] says.
+    /// This machine, with what the system can keep of files at this moment, while the engine holds `held_bytes` of
+    /// memory that the new plan takes the place of. The checkpoint's disk is not known yet, and nothing is limited but
+    /// pinned memory, by [`default_pinned_memory_limit`].
     #[must_use]
     pub fn here(device: Profile, rates: Option<Rates>, held_bytes: u64) -> Self {
         let memory = MemoryStats::read();
@@ -84,7 +84,7 @@ impl Machine {
             } else {
                 0
             },
-            // Where nothing is known of the cache, there is none, whatever the engine may give up.
+            // Where the cache's size is unknown it counts as none, whatever the engine may give up.
             page_cache_bytes: (memory.page_cache_bytes)
                 .map_or(0, |cache| cache.saturating_add(held_bytes)),
             corrections: TimeCorrections::default(),
@@ -92,7 +92,7 @@ impl Machine {
     }
 }
 
-/// What a time is predicted of, beside the units.
+/// What a prediction needs besides the weight groups.
 pub(super) struct TimingInput<'a> {
     pub(super) level: Level,
     pub(super) shape: &'a Shape,
@@ -102,7 +102,7 @@ pub(super) struct TimingInput<'a> {
     pub(super) machine: &'a Machine,
 }
 
-/// The time of a pass over these units, corrected by what passes like it have taken; unknown where a rate is.
+/// The time of a pass over these groups, corrected by measured passes; `None` where a rate is not known.
 pub(super) fn predict(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Option<PassTime> {
     let kind = PassKind {
         shape: input.shape,
@@ -116,7 +116,7 @@ pub(super) fn predict(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Op
 impl TimingInput<'_> {
     /// Rows that the layers compute.
     fn rows(&self) -> usize {
-        // A causal model's usual pass is for one new token of each request.
+        // An autoregressive model's usual pass has one new token of each request.
         match self.shape.causal {
             true => self.workload.batch_requests,
             false => self.workload.rows(),
@@ -152,6 +152,7 @@ fn by_rates(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Option<PassT
         let bytes = unit.file_bytes() as f64;
         if is_card {
             time.copy_s += unit.bytes() as f64 / rates.link_bytes_per_s?;
+            // Kept in pinned memory: read from disk by the first pass alone, then only copied.
             if pinned.takes(unit) {
                 if let (Some(cold_s), Some(rate)) = (&mut cold_s, machine.disk.cold_bytes_per_s) {
                     *cold_s += bytes / rate;
@@ -172,7 +173,9 @@ fn by_rates(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Option<PassT
         } else {
             disk_s = bytes / machine.disk.direct_bytes_per_s?;
         }
+        // One thread does both, one after the other.
         let read_s = busy_s + disk_s;
+        // The limit holds a buffer back until its bytes are due, however fast they were read.
         let pause_s = limit.map_or(0.0, |limit| (bytes / limit as f64 - read_s).max(0.0));
         if let (Tier::Host, Some(cold_s), Some(rate)) =
             (unit.tier, &mut cold_s, machine.disk.cold_bytes_per_s)
@@ -181,11 +184,12 @@ fn by_rates(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Option<PassT
         }
         time.disk_s += disk_s;
         if !is_card {
-            // It takes that share of the cores from the others.
+            // The reader occupies one core, which the pool of compute threads loses.
             time.copy_s += busy_s / machine.device.threads as f64;
         }
         time.reader_s += read_s + pause_s;
     }
+    // Copies wait for the reader in any case: a pass is no shorter than either.
     if is_card {
         time.reader_s = time.reader_s.max(time.copy_s);
     }
@@ -197,11 +201,11 @@ fn streamed(groups: &[WeightGroupPlan]) -> impl Iterator<Item = &WeightGroupPlan
     groups.iter().filter(|unit| unit.is_streamed())
 }
 
-/// Staging buffers on the way to a card, for units that aren't kept: one is read into, one is copied from.
+/// Pinned staging buffers for groups that are not kept in pinned memory: one is read into, one is copied from.
 pub const PINNED_STAGING_BUFFERS: usize = 2;
 
-/// How much of the memory that may be pinned is for units that are kept: all of it where all of them are, else staging buffers
-/// come out of it, as long as there is room for these and more.
+/// How much of the pinned memory is for groups that are kept: all of it where they all fit, else what the staging
+/// buffers leave.
 pub fn pinned_weights_limit<'a>(
     limit_bytes: u64,
     streamed: impl IntoIterator<Item = &'a WeightGroupPlan>,
@@ -217,7 +221,7 @@ pub fn pinned_weights_limit<'a>(
     }
 }
 
-/// Bytes of pinned memory that streamed units are kept in.
+/// Bytes of pinned memory that streamed groups are kept in.
 pub(super) fn pinned_bytes(groups: &[WeightGroupPlan], machine: &Machine) -> u64 {
     let mut pinned = PinnedBudget::new(pinned_weights_limit(
         machine.pinned_memory_limit_bytes,
@@ -229,21 +233,21 @@ pub(super) fn pinned_bytes(groups: &[WeightGroupPlan], machine: &Machine) -> u64
     kept.map(WeightGroupPlan::staging_bytes).sum()
 }
 
-/// Which streamed units are kept in pinned memory: the first that there is room for.
+/// Decides which streamed groups are kept in pinned memory: the first ones that fit.
 #[derive(Debug)]
 pub struct PinnedBudget {
     left_bytes: u64,
 }
 
 impl PinnedBudget {
-    /// Of so many bytes.
+    /// A budget of so many bytes.
     pub fn new(limit_bytes: u64) -> Self {
         Self {
             left_bytes: limit_bytes,
         }
     }
 
-    /// Whether this one is, which comes next in the order of a pass.
+    /// Whether this group is kept, which comes next in the order of a pass.
     pub fn takes(&mut self, group: &WeightGroupPlan) -> bool {
         let bytes = group.staging_bytes();
         let takes = group.tier == Tier::Host && bytes <= self.left_bytes;
@@ -254,7 +258,7 @@ impl PinnedBudget {
     }
 }
 
-/// Multiplying with a unit's weights.
+/// Seconds of the matmuls with a group's weights; `None` where a rate is not known.
 pub(super) fn compute_s(group: &WeightGroupPlan, input: &TimingInput<'_>) -> Option<f64> {
     let tensors = group.tensors.iter();
     tensors
@@ -270,7 +274,7 @@ fn linear(group: WeightGroup, tensor: &TensorPlan, input: &TimingInput<'_>) -> O
         ..
     } = *input;
     let rates = machine.rates.as_ref()?;
-    // All of a card decodes at once.
+    // A GPU decompresses with all of its cores at once; its rate is that of the whole device.
     let threads = match machine.device.gpu {
         Some(_) => 1,
         None => machine.device.threads,
@@ -282,12 +286,12 @@ fn linear(group: WeightGroup, tensor: &TensorPlan, input: &TimingInput<'_>) -> O
     let rows = match tensor.part {
         _ if shape.causal => input.rows(),
         TensorPart::LmHead => workload.lm_head_rows(),
-        // The last layer's keys and values are computed for all rows, the rest for those that are read.
+        // The last layer computes keys and values of all rows, the rest only for rows that the LM head reads.
         TensorPart::Key | TensorPart::Value => workload.rows(),
         _ if is_last => workload.lm_head_rows(),
         _ => workload.rows(),
     };
-    // What is decoded first is so for each turn of an MLP.
+    // What is decompressed before the matmul is so once for each chunk of rows of an MLP.
     let turn_rows = match input.mlp_rows {
         most if most > 0 && tensor.part.is_of_mlp() => most.min(rows),
         _ => rows,
@@ -296,10 +300,10 @@ fn linear(group: WeightGroup, tensor: &TensorPlan, input: &TimingInput<'_>) -> O
         Some(card) => is_decompressed_first(card, tensor.storage.on_gpu(), turn_rows),
         None => true,
     };
-    // What is coded is decoded a few rows at a time and multiplied from there. That apart it takes about as long as numbers
-    // that are nearly as short.
+    // Compressed weights are decompressed a few rows at a time and multiplied from there; besides that the matmul takes
+    // about as long as bf16's, whose weights are nearly as short.
     let (format, decode_s) = match tensor.storage {
-        // A card multiplies with it as it is, beside waiting for memory.
+        // A GPU decompresses within the matmul, while it waits for memory.
         Storage::Compressed(_) if !is_decoded_first => (Format::Bf16, 0.0),
         Storage::Plain(format) => (format, 0.0),
         Storage::Compressed(CompressedRange { scheme, .. }) => {
@@ -310,15 +314,16 @@ fn linear(group: WeightGroup, tensor: &TensorPlan, input: &TimingInput<'_>) -> O
         Some(_) => rows.div_ceil(turn_rows.max(1)),
         None => 1,
     };
+    // Decompression is divided among the threads; the matmul's rate was measured with all of them.
     let decode_s = decode_s * (turns as u64 * tensor.elements()) as f64 / threads as f64;
     let rate = rates.linear(format)?;
     Some(rate.seconds(tensor.elements(), rows) + decode_s)
 }
 
-/// Queries with keys and scores with values: as many multiplications for each pair of positions as a row is wide, twice.
-/// Where canvases differ in length, all are taken for as long as the longest.
+/// Queries with keys and scores with values: two matmuls, each with as many multiplications for a pair of positions as
+/// the query heads have elements. Canvases that differ in length all count as the longest.
 fn attention(shape: &Shape, workload: &Workload, rates: &Rates) -> Option<f64> {
-    // Each request of a causal model asks for one position, of all of its own.
+    // An autoregressive request computes one position; how many keys it sees is not known to the plan.
     let keys = if shape.causal {
         1
     } else {

@@ -1,4 +1,4 @@
-//! From one plan to another, a step at a time between passes, so that what runs goes on: a pure function, and after
+//! The steps from one plan to another, taken between passes so that running requests go on: a pure function. After
 //! every step the model is whole and the memory within what either plan may take.
 
 use sluice_weights::WeightGroupPlan;
@@ -8,31 +8,31 @@ use super::{Plan, StagingBuffers};
 /// A change that is made between two passes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TransitionStep {
-    /// A unit comes to the device in its new form, or in its first.
+    /// A group comes to the device, or changes its form there.
     Bring {
-        /// Its index among the plan's units.
+        /// Its index among the plan's groups.
         group: usize,
-        /// Whether there is room for the new form beside the old one, so that it can be made ready while passes run.
-        /// Otherwise the old one goes first.
+        /// Whether the new form fits beside the old one, so that it can be prepared while passes run. Otherwise the old
+        /// one goes first.
         beside: bool,
     },
-    /// Some units leave the device and are streamed from now on, through these slots.
+    /// Some groups leave the device and are streamed from now on, through these staging buffers.
     Stream {
-        /// Their indices.
+        /// Indices of the groups that leave.
         evicted: Vec<usize>,
-        /// From now on.
+        /// The staging buffers from now on.
         staging: StagingBuffers,
     },
-    /// What is left, all at once: the present slots go, units leave or come, the new plan's slots come.
+    /// The rest, all at once: the present staging buffers go, groups leave or come, the new plan's buffers come.
     Settle {
-        /// Indices of units that leave the device.
+        /// Indices of groups that leave the device.
         evicted: Vec<usize>,
-        /// Indices of units that come to it.
+        /// Indices of groups that come to it.
         brought: Vec<usize>,
     },
 }
 
-/// The steps from `from` to `to`, two plans for the same model, with the most that may be held meanwhile.
+/// The steps from `from` to `to`, two plans for the same model, and no step that would exceed the bytes of either.
 #[must_use]
 pub fn transition(from: &Plan, to: &Plan) -> Vec<TransitionStep> {
     let mut state = TransitionState::new(from, to);
@@ -42,8 +42,9 @@ pub fn transition(from: &Plan, to: &Plan) -> Vec<TransitionStep> {
         .collect();
     let stays = |unit: &usize| to.groups[*unit].resident_bytes() > 0;
 
-    // What units are decoded into has to be there before the first of them is.
+    // Decompression memory has to exist before the first group that needs it.
     if state.staging.decompress_bytes < to.staging.decompress_bytes {
+        // Nothing fits beside what is held: all changes are made in one step, with the staging buffers gone.
         match state.stream(&[]) {
             Some(step) => steps.push(step),
             None => {
@@ -63,6 +64,7 @@ pub fn transition(from: &Plan, to: &Plan) -> Vec<TransitionStep> {
             steps.push(state.bring(unit));
         }
     }
+    // Evictions come before what grows, since they free memory; they need staging buffers for what they evict.
     let evicted: Vec<usize> = changed
         .iter()
         .copied()
@@ -78,6 +80,8 @@ pub fn transition(from: &Plan, to: &Plan) -> Vec<TransitionStep> {
         if state.groups[unit] == to.groups[unit] {
             continue;
         }
+        // A group that grows into memory that is still held by the old staging buffers has to wait for the settling
+        // step.
         match is_streaming_settled && state.fits(unit) {
             true => steps.push(state.bring(unit)),
             false => left.push(unit),
@@ -101,9 +105,9 @@ struct TransitionState<'a> {
     to: &'a Plan,
     groups: Vec<WeightGroupPlan>,
     staging: StagingBuffers,
-    /// Besides weights and slots.
+    /// Memory besides weights and staging buffers.
     working_bytes: u64,
-    /// What either plan may take.
+    /// Most bytes that may be held: what either plan may take.
     ceiling_bytes: u64,
 }
 
@@ -111,6 +115,7 @@ impl<'a> TransitionState<'a> {
     fn new(from: &Plan, to: &'a Plan) -> Self {
         Self {
             to,
+            // Requests of either plan may run during the switch.
             groups: from.groups.clone(),
             staging: from.staging,
             working_bytes: from.working.total_bytes().max(to.working.total_bytes()),
@@ -127,7 +132,7 @@ impl<'a> TransitionState<'a> {
         resident + self.staging.total_bytes() + self.working_bytes
     }
 
-    /// Whether the unit's new form fits in the place of its present one.
+    /// Whether the group's new form fits in the place of its present one.
     fn fits(&self, group: usize) -> bool {
         let now = self.groups[group].resident_bytes();
         self.device_bytes() - now + self.to.groups[group].resident_bytes() <= self.ceiling_bytes
@@ -140,7 +145,7 @@ impl<'a> TransitionState<'a> {
         TransitionStep::Bring { group, beside }
     }
 
-    /// Streams what leaves and what is streamed already, if slots for both have room.
+    /// Streams the evicted groups and those streamed already, if staging buffers for both fit; else changes nothing.
     fn stream(&mut self, evicted: &[usize]) -> Option<TransitionStep> {
         let mut units = self.groups.clone();
         for &unit in evicted {
@@ -148,6 +153,7 @@ impl<'a> TransitionState<'a> {
         }
         let streamed = || units.iter().filter(|unit| unit.is_streamed());
         let is_any = streamed().next().is_some();
+        // Buffers for either plan: the groups that are streamed during the switch are a mixture of both.
         let slots = StagingBuffers {
             count: match is_any {
                 true => self.staging.count.max(self.to.staging.count),
@@ -164,6 +170,7 @@ impl<'a> TransitionState<'a> {
         };
         let before = std::mem::replace(&mut self.groups, units);
         let slots_before = std::mem::replace(&mut self.staging, slots);
+        // Where neither plan has staging buffers, nothing can be streamed on the way.
         if self.device_bytes() > self.ceiling_bytes || (is_any && slots.count == 0) {
             self.groups = before;
             self.staging = slots_before;

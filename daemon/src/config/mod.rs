@@ -27,7 +27,7 @@ pub use self::{
     models::{ModelTable, ModelTables, ModelsFile},
     table::Config,
     values::{
-        Budget, ComputeDtype, Device, DiskReadLimit, IdleUnload, Listen, LogFilter, MaxSlowdown,
+        ComputeDtype, Device, DiskReadLimit, IdleUnload, Listen, LogFilter, MaxSlowdown,
         OptionalPath, PinnedMemoryLimit, SocketFolder, SocketPath, Threads, WeightCacheLimit,
         Within,
     },
@@ -120,7 +120,7 @@ impl Environment {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file can't be read.
-    #[error("can't read the configuration {path}: {cause}", path = path.display())]
+    #[error("cannot read the configuration {path}: {cause}", path = path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -208,7 +208,7 @@ impl Config {
     pub fn engine_settings(&self) -> PlanSettings {
         PlanSettings {
             level: self.level.value,
-            budget_bytes: self.budget.value.bytes(),
+            budget: self.budget.value,
             embedding: self.embedding.value,
             max_slowdown: self.max_slowdown.value.0,
             kv_cache_format: self.kv_cache_format.value,

@@ -12,10 +12,11 @@ use std::{
 use serde::Deserialize;
 use sluice_shared::{
     level::Level,
+    options::Budget,
     sampling::{Sampling, SamplingOptions},
 };
 
-use super::{Budget, ConfigError, Environment, file, values::from_text};
+use super::{ConfigError, Environment, file, values::from_text};
 use crate::model_name::ModelName;
 
 /// The file's name.
@@ -177,7 +178,7 @@ impl ModelsFile {
                 }
                 Err(error) => {
                     let problem = format!("{error}; its previous contents stay in force");
-                    tracing::warn!(problem, "can't read the settings of single models");
+                    tracing::warn!(problem, "cannot read the settings of single models");
                     state.problem = Some(problem);
                 }
             }

@@ -11,13 +11,14 @@ use std::{
 use sluice_hub::Access;
 use sluice_shared::{
     level::{EmbeddingPlacement, KvCacheFormat, Level},
+    options::Budget,
     preset::Preset,
 };
 
 use super::{
-    Budget, ComputeDtype, ConfigError, Device, DiskReadLimit, IdleUnload, Listen, LogFilter,
-    MaxSlowdown, ModelsFile, OptionalPath, PinnedMemoryLimit, Setting, SettingSource, SocketPath,
-    Threads, WeightCacheLimit, Within,
+    ComputeDtype, ConfigError, Device, DiskReadLimit, IdleUnload, Listen, LogFilter, MaxSlowdown,
+    ModelsFile, OptionalPath, PinnedMemoryLimit, Setting, SettingSource, SocketPath, Threads,
+    WeightCacheLimit, Within,
     layers::{self, Layers},
     values::Value,
 };

@@ -129,7 +129,7 @@ fn a_wrong_file_is_named_with_line_and_column() {
         .resolve(&["--config", "none.toml"])
         .unwrap_err();
     assert!(
-        absent.starts_with("can't read the configuration none.toml"),
+        absent.starts_with("cannot read the configuration none.toml"),
         "{absent}"
     );
 }

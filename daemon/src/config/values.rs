@@ -3,7 +3,8 @@
 use std::{ffi::OsStr, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
-use sluice_ops::device::{self, DType};
+use sluice_formats::DType;
+use sluice_ops::device;
 use sluice_shared::{level::parse_max_slowdown, units};
 use tracing_subscriber::EnvFilter;
 
@@ -260,14 +261,12 @@ macro_rules! optional {
 }
 
 optional! {
-    /// Limit for the device's memory; by default what is free when the daemon starts, less a margin.
-    Budget(u64), "default", bytes, read_budget, exactly;
     /// Limit for reading streamed weights.
-    DiskReadLimit(u64), "none", bytes_per_s, read_bandwidth, |rate| format!("{}/s", exactly(rate));
+    DiskReadLimit(u64), "none", bytes_per_s, read_bandwidth, |rate| format!("{}/s", units::bytes_exactly(rate));
     /// Limit for the pinned host memory that weights are streamed to a GPU from; `auto` leaves it to the engine.
-    PinnedMemoryLimit(u64), "auto", bytes, units::parse_bytes, exactly;
+    PinnedMemoryLimit(u64), "auto", bytes, units::parse_bytes, units::bytes_exactly;
     /// Limit for the size of converted weights.
-    WeightCacheLimit(u64), "none", bytes, units::parse_bytes, exactly;
+    WeightCacheLimit(u64), "none", bytes, units::parse_bytes, units::bytes_exactly;
     /// Loopback address to listen on beside the socket.
     Listen(SocketAddr), "none", address, read_address, |address| address.to_string();
     /// Time without requests after which the model is unloaded.
@@ -277,13 +276,6 @@ optional! {
 impl IdleUnload {
     /// Where a daemon was started on the way to an answer: nobody thinks of it any more when the answers are over.
     pub(super) const IN_BACKGROUND: Self = Self(Some(Duration::from_secs(15 * 60)));
-}
-
-fn read_budget(text: &str) -> Result<u64, String> {
-    match units::parse_bytes(text)? {
-        0 => Err(format!("{text:?} leaves no memory to use")),
-        bytes => Ok(bytes),
-    }
 }
 
 fn read_bandwidth(text: &str) -> Result<u64, String> {
@@ -329,15 +321,6 @@ fn show_duration(duration: Duration) -> String {
         (_, seconds) if seconds.is_multiple_of(3600) => format!("{}h", seconds / 3600),
         (_, seconds) if seconds.is_multiple_of(60) => format!("{}m", seconds / 60),
         (_, seconds) => format!("{seconds}s"),
-    }
-}
-
-/// An amount as people write it, if that is read back as the same, else its bytes.
-fn exactly(bytes: u64) -> String {
-    let rounded = units::bytes_to_type(bytes);
-    match units::parse_bytes(&rounded) == Ok(bytes) {
-        true => rounded,
-        false => bytes.to_string(),
     }
 }
 

@@ -19,8 +19,11 @@ use sluice_engine::{
     runtime::SwitchProgress,
 };
 use sluice_plan::{Plan, PlanError};
-use sluice_proto::v1::{self, generation_event};
-use sluice_shared::sampling::EosPolicy;
+use sluice_proto::{
+    model::{DecodingChoice, Preset},
+    v1::{self, generation_event},
+};
+use sluice_shared::{decoding::Decoding, sampling::EosPolicy};
 
 use self::advice::RequestSize;
 use crate::{
@@ -473,9 +476,7 @@ fn started(serving: &ServingModel, prepared: &PreparedGeneration) -> v1::Generat
         prompt_tokens: work.prompt.len() as u32,
         length: work.canvas.len() as u32,
         block_length: work.block_length as u32,
-        steps: work.steps as u32,
         seed: work.seed,
-        policy: Some((&work.policy).into()),
         model: serving.name.name.clone(),
         pinned: pinned.collect(),
         is_exact: work.policy.info().exact,
@@ -484,15 +485,34 @@ fn started(serving: &ServingModel, prepared: &PreparedGeneration) -> v1::Generat
         prompt_text: text.map_or_else(Vec::new, |text| text.decode_with_specials(&work.prompt)),
         ..Default::default()
     };
-    if let Some(dial) = prepared.preset {
-        let decoding = &work.decoding;
-        started.dial = dial.to_string();
-        started.cache = decoding.kv_cache.to_string();
-        started.window = decoding.suffix_window;
-        started.growth = decoding.canvas_growth.to_string();
-        started.speculation = decoding.speculation.to_string();
-    }
+    started.diffusion = prepared.preset.map(|preset| diffusion(work, preset));
     started
+}
+
+/// What a request comes to, whatever was said of it.
+fn diffusion(work: &Generate, preset: Preset) -> v1::DiffusionOptions {
+    let Decoding {
+        kv_cache,
+        suffix_window,
+        canvas_growth,
+        speculation,
+    } = work.decoding;
+    let mut options = v1::DiffusionOptions {
+        steps: Some(work.steps as u32),
+        guidance: Some(work.guidance),
+        remasking: v1::Remasking::from(work.remasking).into(),
+        ..Default::default()
+    };
+    let choice = DecodingChoice {
+        preset: Some(preset),
+        policy: Some(work.policy),
+        kv_cache: Some(kv_cache),
+        suffix_window,
+        canvas_growth: Some(canvas_growth),
+        speculation: Some(speculation),
+    };
+    choice.write(&mut options);
+    options
 }
 
 fn canvas_tokens(positions: &[CanvasPosition], serving: &ServingModel) -> Vec<v1::CanvasToken> {

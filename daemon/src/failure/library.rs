@@ -11,7 +11,7 @@ use super::{Failure, table::ErrorRow};
 /// Rows of the library; others have none here.
 pub(super) fn of(failure: &Failure) -> ErrorRow {
     match failure {
-        Failure::ModelName(_) => ErrorRow::invalid("INVALID_NAME", "name")
+        Failure::ModelName(_) => ErrorRow::invalid("INVALID_NAME", "model")
             .hint("write it as the hub does, such as GSAI-ML/LLaDA-8B-Instruct"),
         Failure::UnknownModel {
             model,

@@ -30,13 +30,13 @@ pub enum Failure {
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
     /// A conversation for a model that nobody says how to write one for.
-    #[error("the model {model} has no chat template and can't hold a conversation")]
+    #[error("the model {model} has no chat template and cannot hold a conversation")]
     NoChatTemplate {
         /// Its name.
         model: String,
     },
     /// Text for a model that has no tokenizer.
-    #[error("the model {model} has no tokenizer and can't read text")]
+    #[error("the model {model} has no tokenizer and cannot read text")]
     NoTokenizer {
         /// Its name.
         model: String,
@@ -91,12 +91,6 @@ pub enum Failure {
         /// The one that loads.
         model: String,
     },
-    /// The daemon's folder is not the client's.
-    #[error("path: must be absolute, not '{path}'")]
-    PathNotAbsolute {
-        /// What was given.
-        path: String,
-    },
     /// No published shape of that name.
     #[error(
         "unknown shape '{name}'; known are {}",
@@ -110,7 +104,7 @@ pub enum Failure {
     #[error(transparent)]
     TooLargeForBudget(PlanError),
     /// No plan of the model within the budget, on a card. Without one it might have room.
-    #[error("{gpu} can't run the model: {error}")]
+    #[error("{gpu} cannot run the model: {error}")]
     TooLargeForGpu {
         /// The card's name.
         gpu: String,
@@ -149,7 +143,7 @@ pub enum Failure {
     #[error("there is no folder for models")]
     NoModelsFolder,
     /// The model inside the program has no files to delete.
-    #[error("{EMBEDDED_NAME} is built into sluiced and can't be removed")]
+    #[error("{EMBEDDED_NAME} is built into sluiced and cannot be removed")]
     Embedded,
     /// What we did not download we don't delete.
     #[error("{model} was not downloaded by sluiced; it is in {}", .folder.display())]
@@ -160,7 +154,7 @@ pub enum Failure {
         folder: PathBuf,
     },
     /// A model's files can't be deleted.
-    #[error("can't remove {}: {cause}", .path.display())]
+    #[error("cannot remove {}: {cause}", .path.display())]
     RemoveModel {
         /// Its folder.
         path: PathBuf,
@@ -168,7 +162,7 @@ pub enum Failure {
         cause: io::Error,
     },
     /// The default can't be written down.
-    #[error("can't write {}: {cause}", .path.display())]
+    #[error("cannot write {}: {cause}", .path.display())]
     SaveDefault {
         /// The file.
         path: PathBuf,
@@ -264,7 +258,7 @@ pub enum Failure {
         deadline: Duration,
     },
     /// Only a generation has a canvas to watch.
-    #[error("request {id} is not a generation and can't be watched")]
+    #[error("request {id} is not a generation and cannot be watched")]
     NotAGeneration {
         /// What was asked for.
         id: u64,
@@ -273,7 +267,7 @@ pub enum Failure {
     #[error("the request was cancelled")]
     Cancelled,
     /// The system has no random numbers.
-    #[error("can't draw a seed: {0}")]
+    #[error("cannot draw a seed: {0}")]
     NoSeed(io::Error),
     /// A bug: the engine went away with the request.
     #[error("the engine stopped before the request finished")]

@@ -110,17 +110,17 @@ fn row(failure: &Failure) -> ErrorRow {
             position,
             tokens,
             length,
-        } => ErrorRow::invalid("PIN_OUTSIDE", "pins")
+        } => ErrorRow::invalid("PIN_OUTSIDE", "diffusion.pins")
             .hint("pin closer to the start, or request a greater length")
             .figure("position", position)
             .figure("tokens", tokens)
             .figure("length", length),
-        Failure::PinTwice { position, length } => ErrorRow::invalid("PIN_TWICE", "pins")
+        Failure::PinTwice { position, length } => ErrorRow::invalid("PIN_TWICE", "diffusion.pins")
             .hint("move or shorten one of the pins")
             .figure("position", position)
             .figure("length", length),
         Failure::ModelLoading { model } => ErrorRow::new(Code::Unavailable, "MODEL_LOADING")
-            .hint("try again in a moment; sluice models shows the progress")
+            .hint("try again in a moment; sluice list shows the progress")
             .figure("model", model)
             .retry(),
         Failure::ModelFailed { model, .. } => {
@@ -131,21 +131,19 @@ fn row(failure: &Failure) -> ErrorRow {
                 .figure("model", model)
         }
         Failure::LoadInProgress { model } => ErrorRow::new(Code::Unavailable, "LOAD_IN_PROGRESS")
-            .hint("try again once it is loaded; sluice models shows the progress")
+            .hint("try again once it is loaded; sluice list shows the progress")
             .figure("model", model)
             .retry(),
-        Failure::PathNotAbsolute { .. } => ErrorRow::invalid("PATH_NOT_ABSOLUTE", "path")
-            .hint("give the absolute path; the daemon has its own working folder"),
-        Failure::UnknownShape { .. } => ErrorRow::invalid("UNKNOWN_SHAPE", "preset"),
+        Failure::UnknownShape { .. } => ErrorRow::invalid("UNKNOWN_SHAPE", "model"),
         Failure::TooLargeForBudget(error) => ErrorRow {
             code: Code::ResourceExhausted,
             ..plan(error)
         },
-        Failure::TooLargeForGpu { gpu: card, error } => {
+        Failure::TooLargeForGpu { gpu, error } => {
             let row = plan(error);
             let hint = row.hint.as_deref().unwrap_or_default();
             let hint = format!("{hint}; or run the model on the CPU: sluiced --device cpu");
-            row.hint(hint).figure("card", card)
+            row.hint(hint).figure("gpu", gpu)
         }
         Failure::NothingToChange(cause) => {
             let row = row(cause);
@@ -326,7 +324,7 @@ fn plan(error: &PlanError) -> ErrorRow {
             .hint(format!(
                 "choose {number} or auto: sluice level LEVEL --kv-cache-format auto"
             )),
-        PlanError::CanvasTooLong { canvas, context } => ErrorRow::invalid("CANVAS_TOO_LONG", "canvas")
+        PlanError::CanvasTooLong { canvas, context } => ErrorRow::invalid("CANVAS_TOO_LONG", "workload.canvas_length")
             .hint("request a smaller canvas, or leave it out for the default")
             .figure("canvas", canvas)
             .figure("context_length", context),

@@ -51,7 +51,6 @@ fn name(failure: &Failure) -> &'static str {
         F::ModelLoading { .. } => "model loading",
         F::ModelFailed { .. } => "model failed",
         F::LoadInProgress { .. } => "load in progress",
-        F::PathNotAbsolute { .. } => "path",
         F::UnknownShape { .. } => "preset",
         F::TooLargeForBudget(_) => "too large for the budget",
         F::TooLargeForGpu { .. } => "too large for the card",
@@ -139,7 +138,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 136;
+const VARIANTS: usize = 135;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -328,7 +327,6 @@ async fn all() -> Vec<(Failure, Code)> {
             FailedPrecondition,
         ),
         (F::LoadInProgress { model: text() }, Unavailable),
-        (F::PathNotAbsolute { path: text() }, InvalidArgument),
         (
             F::NothingToChange(Box::new(engine(EngineError::NoModel))),
             FailedPrecondition,
@@ -467,7 +465,7 @@ fn wrong_requests() -> Vec<RequestError> {
             canvas: 2,
         },
         R::NotAScale {
-            what: "temperature",
+            what: "sampling.temperature",
             max: 1000.0,
             value: f64::NAN,
         },
@@ -476,10 +474,14 @@ fn wrong_requests() -> Vec<RequestError> {
             vocab_size: 8,
         },
         R::MaskGiven { id: 7 },
-        R::OnlyAutoregressive { what: "top_k" },
-        R::OnlyMaskedDiffusion { what: "guidance" },
+        R::OnlyAutoregressive {
+            what: "sampling.top_k",
+        },
+        R::OnlyMaskedDiffusion {
+            what: "diffusion.guidance",
+        },
         R::Sampling {
-            what: "top_p",
+            what: "sampling.top_p",
             problem: "must be above 0".to_owned(),
         },
         R::TooManyDraws { draws: 2, max: 1 },

@@ -258,7 +258,7 @@ fn facts_of_checkpoint(
             match &files {
                 Ok(Some(files)) => kind_of(&files.tokenizer),
                 Ok(None) => "none".to_owned(),
-                Err(error) => format!("can't be read: {error}"),
+                Err(error) => format!("cannot be read: {error}"),
             },
         );
         let files = files.ok().flatten();
@@ -338,7 +338,7 @@ fn tokenizer(folder: &Path) -> String {
 fn kind_of(tokenizer: &[u8]) -> String {
     match serde_json::from_slice::<TokenizerFile>(tokenizer) {
         Ok(tokenizer) => tokenizer.model.kind.unwrap_or_else(|| "there".to_owned()),
-        Err(error) => format!("can't be read: {error}"),
+        Err(error) => format!("cannot be read: {error}"),
     }
 }
 

@@ -8,7 +8,7 @@ use sluice_proto::v1;
 use crate::allocator;
 
 /// Its name.
-pub const EMBEDDED_NAME: &str = "sluice-demo";
+pub const EMBEDDED_NAME: &str = sluice_shared::names::DEMONSTRATION_MODEL;
 
 macro_rules! embedded {
     ($($name:literal),* $(,)?) => {

@@ -157,7 +157,7 @@ impl LoadReporter {
         match self.about.requester {
             _ if was_cancelled => tracing::info!(model, "load cancelled"),
             Requester::Configuration => {
-                tracing::error!(model, reason = %failure, "can't load the model");
+                tracing::error!(model, reason = %failure, "cannot load the model");
             }
             Requester::Client | Requester::Request => {
                 tracing::info!(model, reason = %failure, "load failed");

@@ -52,8 +52,7 @@ impl RestorePoint {
             requested: asked,
             unremembered: PlanOptions {
                 level: without.level.filter(|_| holds.level != without.level),
-                budget_bytes: (without.budget_bytes)
-                    .filter(|_| holds.budget_bytes != without.budget_bytes),
+                budget: without.budget.filter(|_| holds.budget != without.budget),
                 ..PlanOptions::default()
             },
         }
@@ -338,7 +337,7 @@ impl Models {
         if let Some(problem) = self.settings.problem() {
             operation.notice(problem);
         }
-        let settings = engine.settings().with(&holds.change());
+        let settings = engine.settings().with(&holds.change().over(asked));
         engine.load(source, settings, Box::new(move |event| report.take(event)));
         Ok(operation)
     }

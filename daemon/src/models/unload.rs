@@ -111,7 +111,7 @@ impl Models {
         let was = engine.settings();
         let asked = PlanOptions {
             level: Some(was.level),
-            budget_bytes: Some(was.budget_bytes),
+            budget: Some(was.budget),
             ..PlanOptions::default()
         };
         match self.load(

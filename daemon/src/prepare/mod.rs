@@ -11,8 +11,8 @@ use sluice_engine::{
 };
 use sluice_proto::{
     model::{
-        EosPolicy, Generation, Input, InvalidField, PinContent, Preset, Prompt, Remasking, Role,
-        Scoring, Turn,
+        EosPolicy, Generation, Input, InvalidField, KindOptions, PinContent, Preset, Prompt,
+        Remasking, Role, Scoring, Turn,
     },
     v1,
 };
@@ -73,6 +73,7 @@ pub fn generation(
         }
     };
     check_size(&request)?;
+    let (diffusion, stops) = request.kind_options.into_parts();
     let mut told = Vec::new();
     let is_edit = matches!(request.input, Input::Edit { .. });
     let (prompt, canvas) = match request.input {
@@ -86,10 +87,13 @@ pub fn generation(
             };
             // Checked before a canvas of that length is made.
             info.check_context(prompt.len(), length)?;
-            let mut pins = Vec::with_capacity(request.pins.len());
-            for pin in request.pins {
+            let mut pins = Vec::with_capacity(diffusion.pins.len());
+            for pin in diffusion.pins {
                 let content = with_space_before(pin.position, pin.content);
-                pins.push((pin.position, content_ids("pins", content, serving)?));
+                pins.push((
+                    pin.position,
+                    content_ids("diffusion.pins", content, serving)?,
+                ));
             }
             (prompt, canvas::with_pins(length, &pins)?)
         }
@@ -102,7 +106,7 @@ pub fn generation(
             let tokenizer = serving.tokenizer()?;
             let prompt = match &turns[..] {
                 [] if text.is_empty() => {
-                    return Err(empty("text", "the text to edit is empty").into());
+                    return Err(empty("edit.text", "the text to edit is empty").into());
                 }
                 [] => Vec::new(),
                 turns => chat_ids(
@@ -128,7 +132,7 @@ pub fn generation(
         can_chat: serving.can_chat(),
         recommended: &serving.loaded.recommended,
     };
-    let sampler = subject.sampler(&request.sampling, table);
+    let sampler = subject.sampler(&request.sampling.options, table);
     let (block_length, told_block) = subject.block_length(request.block_length);
     let mut work = Generate {
         model: serving.loaded.id,
@@ -138,12 +142,12 @@ pub fn generation(
             Some(length) => length as usize,
             None => (block_length as usize).min(canvas.len()),
         },
-        steps: request.steps.map_or(masked.max(1), |steps| steps as usize),
+        steps: (diffusion.steps).map_or(masked.max(1), |steps| steps as usize),
         canvas,
         temperature: sampler.temperature,
-        guidance: request.guidance,
-        remasking: request.remasking.unwrap_or_default(),
-        eos: request.eos.unwrap_or(if is_edit {
+        guidance: diffusion.guidance,
+        remasking: diffusion.remasking.unwrap_or_default(),
+        eos: request.sampling.eos.unwrap_or(if is_edit {
             EosPolicy::Suppress
         } else {
             EosPolicy::Stop
@@ -151,20 +155,20 @@ pub fn generation(
         policy: PolicyChoice::default(),
         decoding: Decoding::default(),
         sampling: sampler.sampling,
-        stops: request.stops.into_iter().map(String::into_bytes).collect(),
-        seed: request.seed.map_or_else(draw_seed, Ok)?,
+        stops: stops.into_iter().map(String::into_bytes).collect(),
+        seed: request.sampling.seed.map_or_else(draw_seed, Ok)?,
     };
     let dial = preset::apply_preset(
         &mut work,
-        &request.decoding,
-        request.steps.is_some(),
+        &diffusion.decoding,
+        diffusion.steps.is_some(),
         default_dial,
         is_bus_bound,
     );
     told.splice(0..0, sampler.settings.into_iter().chain(told_block));
     // A policy that ranks positions itself takes no other ranking.
     let is_open = policy(&work.policy).needs().ranking.is_none();
-    if let (None, Some(ranking), true) = (request.remasking, sampler.remasking, is_open) {
+    if let (None, Some(ranking), true) = (diffusion.remasking, sampler.remasking, is_open) {
         work.remasking = ranking;
         told.push(settings::resolved_setting(
             "remasking",
@@ -175,7 +179,7 @@ pub fn generation(
     let draws = work.temperature > 0.0 || work.remasking == Remasking::Random;
     Ok(PreparedGeneration {
         settings: told,
-        seed_drawn: draws && request.seed.is_none(),
+        seed_drawn: draws && request.sampling.seed.is_none(),
         work,
         preset: info.mask.map(|_| dial),
     })
@@ -308,24 +312,15 @@ fn empty(field: &'static str, problem: &str) -> InvalidField {
     }
 }
 
-/// A causal model has no use for what the engine could not tell from a default, and stop strings need a tokenizer.
+/// An autoregressive model has no use for what the engine could not tell from a default, and stop strings need a tokenizer.
 fn check_autoregressive(request: &Generation, serving: &ServingModel) -> Result<(), Failure> {
-    let asked = [
-        ("steps", request.steps.is_some()),
-        (
-            "dial",
-            request
-                .decoding
-                .preset
-                .is_some_and(|dial| dial != Preset::Exact),
-        ),
-    ];
-    if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
-        return Err(EngineError::from(RequestError::OnlyMaskedDiffusion { what }).into());
-    }
-    match request.stops.is_empty() {
-        true => Ok(()),
-        false => serving.tokenizer().map(drop),
+    match &request.kind_options {
+        KindOptions::Diffusion(choice) => match choice.beyond_exact() {
+            Some(what) => Err(EngineError::from(RequestError::OnlyMaskedDiffusion { what }).into()),
+            None => Ok(()),
+        },
+        KindOptions::Autoregressive { stops } if !stops.is_empty() => serving.tokenizer().map(drop),
+        KindOptions::Autoregressive { .. } | KindOptions::Unsaid => Ok(()),
     }
 }
 
@@ -370,7 +365,11 @@ fn check_size(request: &Generation) -> Result<(), Failure> {
             ids: 0,
         },
     };
-    let pins = request.pins.iter().map(|pin| turns_size(&pin.content));
+    let pins = match &request.kind_options {
+        KindOptions::Diffusion(choice) => &choice.pins[..],
+        KindOptions::Autoregressive { .. } | KindOptions::Unsaid => &[],
+    };
+    let pins = pins.iter().map(|pin| turns_size(&pin.content));
     pins.fold(input, RequestSize::plus).check("input")
 }
 

@@ -52,7 +52,7 @@ fn check_lengths(samples: &[Vec<u32>], context: usize) -> Result<(), InvalidFiel
         let count = sample.len();
         if count > context {
             return Err(InvalidField {
-                field: "ids",
+                field: "tokens",
                 problem: format!(
                     "sample {index} of {count} tokens exceeds the model's context length of {context}"
                 ),

@@ -119,7 +119,7 @@ fn a_prompt_without_room_is_refused_with_the_figures() {
 fn pinned_text_is_tokenized_and_counts_no_steps() {
     let mut request = tokens(3);
     request.length = Some(20);
-    request.pins = vec![v1::CanvasPin {
+    request.diffusion_mut().pins = vec![v1::CanvasPin {
         position: 4,
         content: Some(v1::canvas_pin::Content::Text("the end".to_owned())),
     }];
@@ -167,7 +167,7 @@ fn an_edit_of_nothing_is_refused() {
         edit.span_tokens = Some(4);
     }
     let message = prepared(request).unwrap_err().to_string();
-    assert_eq!(message, "text: the text to edit is empty");
+    assert_eq!(message, "edit.text: the text to edit is empty");
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn a_causal_model_knows_no_dial() {
     });
     let with = |dial: v1::DecodingPreset| {
         let mut request = tokens(2);
-        request.set_dial(dial);
+        request.diffusion_mut().set_preset(dial);
         generate(request, &causal)
     };
     // The daemon's own is for other models.
@@ -215,7 +215,7 @@ fn a_causal_model_knows_no_dial() {
     }
     for dial in [v1::DecodingPreset::Fast, v1::DecodingPreset::Auto] {
         let message = with(dial).unwrap_err().to_string();
-        assert!(message.contains("dial"), "{message}");
+        assert!(message.contains("diffusion.preset"), "{message}");
     }
 }
 

@@ -59,7 +59,7 @@ pub(super) fn connections(
             match accept(&listeners).await {
                 Ok(stream) => break stream,
                 Err(error) => {
-                    tracing::warn!(%error, "can't accept a connection");
+                    tracing::warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }

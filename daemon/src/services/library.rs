@@ -7,7 +7,7 @@ use sluice_engine::PlanOptions;
 use sluice_hub::{HubName, Pull, Token};
 use sluice_plan::Plan;
 use sluice_proto::{
-    model::{InvalidField, ModelSubject},
+    model::{InvalidField, ModelRef},
     v1,
 };
 use sluice_shared::{names, units};
@@ -89,25 +89,18 @@ impl Daemon {
     }
 
     /// The model that is meant. Reads folders, aside.
-    pub(super) async fn subject(
-        self: &Arc<Self>,
-        subject: ModelSubject,
-    ) -> Result<ModelName, Failure> {
+    pub(super) async fn resolve(self: &Arc<Self>, model: ModelRef) -> Result<ModelName, Failure> {
         let daemon = self.clone();
-        let found = spawn_blocking(move || match subject {
-            ModelSubject::Embedded => Ok(ModelName::embedded()),
-            ModelSubject::Name(name) => daemon.library.model(&name),
-            ModelSubject::Path(path) => daemon.at(path),
-        });
-        found.await?
+        spawn_blocking(move || daemon.resolve_now(model)).await?
     }
 
-    /// The model that lies at an absolute path; one of the library has its name there.
-    pub(super) fn at(&self, path: String) -> Result<ModelName, Failure> {
-        if !Path::new(&path).is_absolute() {
-            return Err(Failure::PathNotAbsolute { path });
+    /// The same. Reads folders: not for async code.
+    pub(super) fn resolve_now(&self, model: ModelRef) -> Result<ModelName, Failure> {
+        match model.with_weights()? {
+            ModelRef::Loaded => Ok(self.models.serving()?.name),
+            ModelRef::Name(name) | ModelRef::Shape(name) => self.library.model(&name),
+            ModelRef::Path(path) => Ok(self.library.at(&path)),
         }
-        Ok(self.library.at(Path::new(&path)))
     }
 
     pub(super) async fn unload(&self) -> Result<v1::UnloadModelResponse, Failure> {
@@ -140,12 +133,12 @@ impl Daemon {
         asked: v1::PullModelRequest,
     ) -> Result<ResponseStream<v1::PullModelResponse>, Failure> {
         let given = |text: String| Some(text).filter(|text| !text.is_empty());
-        let named = names::full(&asked.name).unwrap_or(&asked.name);
-        let name: HubName = named.parse()?;
+        let asked_name = ModelRef::try_from(asked.model)?.name()?;
+        let name: HubName = names::full(&asked_name).unwrap_or(&asked_name).parse()?;
         if name.label().is_some() && !asked.file_name.is_empty() {
-            let problem = "can't be combined with a label".to_owned();
+            let problem = "cannot be combined with a label".to_owned();
             return Err(InvalidField {
-                field: "file",
+                field: "file_name",
                 problem,
             }
             .into());
@@ -153,7 +146,7 @@ impl Daemon {
         let token = match asked.hub_token.is_empty() {
             true => None,
             false => Some(Token::new(&asked.hub_token).ok_or_else(|| InvalidField {
-                field: "token",
+                field: "hub_token",
                 problem: "has blanks or characters that no token has".to_owned(),
             })?),
         };
@@ -162,7 +155,7 @@ impl Daemon {
             file: given(asked.file_name),
             revision: given(asked.revision),
         };
-        let budget = self.engine.settings().budget_bytes;
+        let budget = self.engine.settings().budget.bytes();
         let budget = budget.unwrap_or_else(|| self.engine.budget_default());
         let operation = self.pulls.begin(pull, token, budget)?;
         Ok(operation::follow(operation, &self.closing))
@@ -265,9 +258,9 @@ impl Daemon {
 
     pub(super) async fn inspect(
         self: &Arc<Self>,
-        subject: ModelSubject,
+        model: ModelRef,
     ) -> Result<v1::InspectModelResponse, Failure> {
-        let model = self.subject(subject).await?;
+        let model = self.resolve(model).await?;
         let place = self.preparing.clone().acquire_owned().await;
         let place = place.expect("the semaphore is never closed");
         let daemon = self.clone();
@@ -290,7 +283,8 @@ impl Daemon {
             let holds = daemon.settings.for_load(&model, &PlanOptions::default());
             let settings = daemon.engine.settings().with(&holds.change());
             let budget = settings
-                .budget_bytes
+                .budget
+                .bytes()
                 .unwrap_or_else(|| daemon.engine.budget_default());
             let machine = daemon.engine.machine();
             let not_loadable = |plan: &Plan| translate::plan::not_loadable(plan, &daemon.engine);
@@ -340,7 +334,7 @@ fn write_path(daemon: &Daemon, name: &ModelName) {
         && let Err(failure) = daemon.library.remember(path)
     {
         // Only the list is poorer for it.
-        tracing::info!(reason = %failure, "can't save the model's path");
+        tracing::info!(reason = %failure, "cannot save the model's path");
     }
 }
 
@@ -375,7 +369,7 @@ impl LoadRecord {
         if self.make_default
             && let Err(failure) = self.daemon.library.set_default(&self.name)
         {
-            tracing::error!(reason = %failure, "can't save the default model");
+            tracing::error!(reason = %failure, "cannot save the default model");
         }
     }
 }

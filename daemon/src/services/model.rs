@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sluice_proto::{
-    model::{Loading, ModelSubject},
+    model::{Loading, ModelRef},
     v1::{self, model_service_server::ModelService},
 };
 use tonic::{Request, Response, Status};
@@ -38,8 +38,8 @@ impl ModelService for Service {
         self.0.check_open()?;
         let asked = Loading::try_from(request.into_inner()).map_err(Failure::from)?;
         let request = models::LoadRequest {
-            name: self.0.subject(asked.subject).await?,
-            requested: asked.change,
+            name: self.0.resolve(asked.model).await?,
+            requested: asked.options,
         };
         tracing::info!(model = request.name.name, "loading a model for a client");
         if asked.make_default {
@@ -87,10 +87,12 @@ impl ModelService for Service {
         request: Request<v1::RemoveModelRequest>,
     ) -> Result<Response<v1::RemoveModelResponse>, Status> {
         let v1::RemoveModelRequest {
-            name,
+            model,
             force,
             converted_weights_only,
         } = request.into_inner();
+        let name = ModelRef::try_from(model).and_then(ModelRef::name);
+        let name = name.map_err(Failure::from)?;
         let removed = match converted_weights_only {
             true => self.0.remove_converted_weights(name).await?,
             false => self.0.remove(name, force).await?,
@@ -102,8 +104,9 @@ impl ModelService for Service {
         &self,
         request: Request<v1::InspectModelRequest>,
     ) -> Result<Response<v1::InspectModelResponse>, Status> {
-        let v1::InspectModelRequest { name, path } = request.into_inner();
-        let subject = ModelSubject::new(name, path).map_err(Failure::from)?;
-        Ok(Response::new(self.0.inspect(subject).await?))
+        let model = ModelRef::try_from(request.into_inner().model);
+        let model = model.and_then(ModelRef::with_weights);
+        let model = model.map_err(Failure::from)?;
+        Ok(Response::new(self.0.inspect(model).await?))
     }
 }

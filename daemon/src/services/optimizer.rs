@@ -3,19 +3,14 @@
 use std::sync::Arc;
 
 use sluice_checkpoint::family::PublishedShape;
-use sluice_engine::{EngineError, PlanOptions, PlanSettings, Work, runtime::ModelOutline};
+use sluice_engine::{EngineError, PlanOptions, Work, runtime::ModelOutline};
 use sluice_plan::PlanError;
 use sluice_proto::{
-    model::{
-        CompressJob, DecompressJob, Measuring, PlannedModel, Planning, RestoreTarget, VerifyJob,
-    },
+    model::{CompressJob, DecompressJob, Measuring, ModelRef, Planning, RestoreTarget, VerifyJob},
     operations::OperationResponse,
     v1::{self, OperationKind, optimizer_service_server::OptimizerService},
 };
-use sluice_shared::{
-    level::{EmbeddingPlacement, KvCacheFormat, Level},
-    units,
-};
+use sluice_shared::level::{EmbeddingPlacement, Level};
 use tonic::{Request, Response, Status};
 
 use super::{
@@ -136,7 +131,7 @@ impl OptimizerService for Service {
     ) -> Result<Response<Self::CompressStream>, Status> {
         self.0.check_open()?;
         let asked = CompressJob::try_from(request.into_inner()).map_err(Failure::from)?;
-        let model = self.0.subject(asked.source.clone()).await?;
+        let model = self.0.resolve(asked.source.clone()).await?;
         let operation = self.0.operations.compress(&model, asked)?;
         Ok(Response::new(operation::follow(operation, &self.0.closing)))
     }
@@ -206,23 +201,27 @@ impl Daemon {
 
     fn plan(&self, asked: Planning) -> Result<v1::Plan, Failure> {
         let mut settings = self.engine.settings();
-        let (name, outline) = match &asked.model {
-            PlannedModel::Loaded => return self.plan_loaded(&asked),
-            PlannedModel::Shape(name) => {
-                let preset = published_shape(name)?;
+        let (name, outline) = match asked.model.clone() {
+            ModelRef::Loaded => return self.plan_loaded(&asked),
+            ModelRef::Shape(name) => {
+                let shape = published_shape(&name)?;
                 let machine = self.engine.machine()?;
-                (
-                    name.clone(),
-                    ModelOutline::of_published_shape(preset, machine),
-                )
+                (name, ModelOutline::of_published_shape(shape, machine))
             }
-            PlannedModel::Path(path) => self.outline(self.at(path.clone())?, &mut settings)?,
-            PlannedModel::Name(name) => self.outline(self.library.model(name)?, &mut settings)?,
+            model => {
+                let model = self.resolve_now(model)?;
+                let machine = self.engine.machine()?;
+                // Those that it would be loaded with.
+                let holds = self.settings.for_load(&model, &PlanOptions::default());
+                settings = settings.with(&holds.change());
+                let outline = ModelOutline::of_checkpoint(&model.source(), machine)?;
+                (model.name, outline)
+            }
         };
-        let settings = settings.with(&asked.change);
-        let budget_bytes = settings.budget_bytes;
+        let settings = settings.with(&asked.options);
+        let budget_bytes = settings.budget.bytes();
         let budget_bytes = budget_bytes.unwrap_or_else(|| self.engine.budget_default());
-        let workload = translate::plan::workload(&asked, outline.context_length())?;
+        let workload = translate::plan::workload(asked.workload, outline.context_length())?;
         let plan = outline.plan(settings, budget_bytes, workload)?;
         let not_loadable = translate::plan::not_loadable(&plan, &self.engine);
         Ok(v1::Plan {
@@ -232,24 +231,11 @@ impl Daemon {
         })
     }
 
-    /// A model on disk as plans see it, and the settings that it would be loaded with.
-    fn outline(
-        &self,
-        model: ModelName,
-        settings: &mut PlanSettings,
-    ) -> Result<(String, ModelOutline), Failure> {
-        let machine = self.engine.machine()?;
-        let holds = self.settings.for_load(&model, &PlanOptions::default());
-        *settings = settings.with(&holds.change());
-        let outline = ModelOutline::of_checkpoint(&model.source(), machine)?;
-        Ok((model.name, outline))
-    }
-
     fn plan_loaded(&self, asked: &Planning) -> Result<v1::Plan, Failure> {
         let serving = self.models.serving()?;
         let context_length = serving.loaded.info.context_length;
-        let workload = translate::plan::workload(asked, context_length)?;
-        let plan = self.engine.plan(&asked.change, workload)?;
+        let workload = translate::plan::workload(asked.workload, context_length)?;
+        let plan = self.engine.plan(&asked.options, workload)?;
         let time = self.engine.estimate_switch(&plan);
         Ok(v1::Plan {
             switch_estimate: time.map(translate::plan::switch_estimate),
@@ -355,13 +341,7 @@ fn begin<R: OperationResponse>(
     let serving = changeable(daemon)?;
     let model = serving.name.clone();
     tracing::info!(
-        level = change.level.map(Level::name),
-        budget = change
-            .budget_bytes
-            .map(|bytes| bytes.map_or_else(|| "default".to_owned(), units::bytes)),
-        embedding = change.embedding.map(EmbeddingPlacement::name),
-        auto_factor = change.max_slowdown,
-        kv = change.kv_cache_format.map(KvCacheFormat::name),
+        options = %change,
         "a client asks for another plan"
     );
     let operation = daemon.operations.change(

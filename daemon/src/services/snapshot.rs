@@ -2,7 +2,7 @@
 
 use std::process;
 
-use sluice_engine::{Engine, PlanSettings};
+use sluice_engine::{PlanOptions, PlanSettings};
 use sluice_ops::{device::LiveStats, ledger};
 use sluice_proto::{PROTOCOL, v1};
 
@@ -78,34 +78,28 @@ fn weights(daemon: &Daemon) -> v1::Snapshot {
 }
 
 fn settings(daemon: &Daemon) -> v1::SettingsStatus {
-    let wire = |settings| settings_to_wire(&daemon.engine, settings);
-    let substitution = daemon.engine.substitution();
-    let loaded = daemon.engine.loaded_with().map(|loaded| {
+    let engine = &daemon.engine;
+    let wire = |settings: PlanSettings| v1::PlanOptions::from(PlanOptions::from(settings));
+    let bytes = |settings: PlanSettings| {
+        let bytes = settings.budget.bytes();
+        bytes.unwrap_or_else(|| engine.budget_default())
+    };
+    let settings = engine.settings();
+    let loaded = engine.loaded_with().map(|loaded| {
         let serving = daemon.models.serving();
         // What was asked for doesn't count: nobody goes back to that.
         serving.map_or(loaded, |serving| serving.restore_point.restored(loaded))
     });
     v1::SettingsStatus {
-        loaded_with: loaded.map(|settings| Box::new(wire(settings))),
-        substitution: substitution.map(|substitution| v1::LevelSubstitution {
+        options: Some(wire(settings)),
+        budget_bytes: bytes(settings),
+        loaded_with: loaded.map(wire),
+        loaded_with_budget_bytes: loaded.map(bytes),
+        substitution: (engine.substitution()).map(|substitution| v1::LevelSubstitution {
             requested: v1::Level::from(substitution.requested).into(),
             used: v1::Level::from(substitution.taken).into(),
             reason: substitution.reason,
         }),
-        ..wire(daemon.engine.settings())
-    }
-}
-
-fn settings_to_wire(engine: &Engine, settings: PlanSettings) -> v1::SettingsStatus {
-    let default = || engine.budget_default();
-    v1::SettingsStatus {
-        level: v1::Level::from(settings.level).into(),
-        budget_bytes: settings.budget_bytes.unwrap_or_else(default),
-        is_default_budget: settings.budget_bytes.is_none(),
-        embedding: v1::EmbeddingPlacement::from(settings.embedding).into(),
-        auto_factor: settings.max_slowdown,
-        kv: v1::KvCacheFormat::from(settings.kv_cache_format).into(),
-        ..Default::default()
     }
 }
 

@@ -9,7 +9,7 @@ mod sampler;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use sluice_engine::PlanOptions;
+use sluice_engine::{Budget, PlanOptions};
 use sluice_proto::v1;
 use sluice_shared::level::Level;
 
@@ -18,7 +18,7 @@ pub use self::{
     sampler::{SampledModel, Sampler},
 };
 use crate::{
-    config::{self, Budget, ModelTable, ModelTables, ModelsFile},
+    config::{self, ModelTable, ModelTables, ModelsFile},
     model_name::ModelName,
 };
 
@@ -104,7 +104,7 @@ impl LoadSettings {
     pub fn change(&self) -> PlanOptions {
         PlanOptions {
             level: Some(self.level.value),
-            budget_bytes: Some(self.budget.value.bytes()),
+            budget: Some(self.budget.value),
             ..PlanOptions::default()
         }
     }
@@ -203,12 +203,9 @@ impl ModelSettings {
             ])
             .expect("the daemon was started with a level"),
             budget: resolve([
-                (SettingOrigin::Request, asked.budget_bytes.map(Budget::from)),
+                (SettingOrigin::Request, asked.budget),
                 (SettingOrigin::ModelFile, table.budget),
-                (
-                    SettingOrigin::Remembered,
-                    remembered.budget_bytes.map(Budget::from),
-                ),
+                (SettingOrigin::Remembered, remembered.budget),
                 ((&budget.source).into(), Some(budget.value)),
             ])
             .expect("the daemon was started with a budget"),

@@ -8,9 +8,9 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use sluice_shared::settings::PlanOptions;
+use sluice_shared::options::PlanOptions;
 
-use crate::{atomic_file, config::Budget, model_name::ModelName};
+use crate::{atomic_file, model_name::ModelName};
 
 /// The file's name.
 const FILE_NAME: &str = ".settings.json";
@@ -52,16 +52,15 @@ impl RememberedSettings {
         let file = folder.map(|folder| folder.join(FILE_NAME));
         let read = file.as_deref().map(read).transpose();
         let written = read.unwrap_or_else(|error| {
-            tracing::warn!(%error, "can't read the remembered model settings");
+            tracing::warn!(%error, "cannot read the remembered model settings");
             None
         });
         let lines = written.unwrap_or_default().models;
         let known = lines.into_iter().map(|line| {
             // A word that is not known here says nothing.
-            let budget: Option<Budget> = line.budget.and_then(|text| text.parse().ok());
             let change = PlanOptions {
                 level: line.level.and_then(|text| text.parse().ok()),
-                budget_bytes: budget.map(Budget::bytes),
+                budget: line.budget.and_then(|text| text.parse().ok()),
                 ..PlanOptions::default()
             };
             (line.model, change)
@@ -86,10 +85,10 @@ impl RememberedSettings {
     pub(super) fn remember(&mut self, model: &ModelName, change: &PlanOptions) {
         let kept = PlanOptions {
             level: change.level,
-            budget_bytes: change.budget_bytes,
+            budget: change.budget,
             ..PlanOptions::default()
         };
-        let change = kept.or(self.take(model));
+        let change = kept.over(self.take(model));
         if change.is_empty() {
             return;
         }
@@ -120,14 +119,14 @@ impl RememberedSettings {
         let line = |(model, change): &(String, PlanOptions)| RememberedModel {
             model: model.clone(),
             level: change.level.map(|level| level.name().to_owned()),
-            budget: (change.budget_bytes).map(|bytes| Budget::from(bytes).to_string()),
+            budget: change.budget.map(|budget| budget.to_string()),
         };
         let written = RememberedFile {
             models: self.models.iter().map(line).collect(),
         };
         let text = serde_json::to_string_pretty(&written).expect("texts alone");
         if let Err(error) = atomic_file::replace(file, &(text + "\n")) {
-            tracing::warn!(%error, file = %file.display(), "can't save the requested model settings");
+            tracing::warn!(%error, file = %file.display(), "cannot save the requested model settings");
         }
     }
 }

@@ -128,13 +128,13 @@ fn the_order_in_which_words_are_given_means_nothing() {
 #[test]
 fn what_was_asked_for_outlives_the_daemon_by_model() {
     let world = World::new();
-    let budget_bytes = Some(Some(2 << 30));
+    let budget = Budget::Bytes(2 << 30);
     let settings = world.settings(&[]);
     settings.remember(&model(), &level(Level::Moderate));
     settings.remember(
         &model(),
         &PlanOptions {
-            budget_bytes,
+            budget: Some(budget),
             ..PlanOptions::default()
         },
     );
@@ -144,7 +144,7 @@ fn what_was_asked_for_outlives_the_daemon_by_model() {
     let again = world.settings(&[]);
     let load = again.for_load(&model(), &PlanOptions::default());
     assert_eq!(load.level.value, Level::Moderate);
-    assert_eq!(Some(load.budget.value.bytes()), budget_bytes);
+    assert_eq!(load.budget.value, budget);
     let embedded = again.for_load(&ModelName::embedded(), &PlanOptions::default());
     assert_eq!(embedded.level.value, Level::Off);
     assert_eq!(embedded.budget.origin, SettingOrigin::BuiltIn);
@@ -167,7 +167,7 @@ fn a_memory_that_is_not_whole_says_as_much_as_it_can() {
         {"model": "/m/some.gguf", "level": "sublime", "budget": "1GiB", "colour": "red"}]}"#;
     let change = of(later);
     assert_eq!(change.level, None);
-    assert_eq!(change.budget_bytes, Some(Some(1 << 30)));
+    assert_eq!(change.budget, Some(Budget::Bytes(1 << 30)));
     for broken in ["", "[", "[1]", "{\"models\": 3}"] {
         assert_eq!(of(broken), PlanOptions::default(), "{broken}");
     }

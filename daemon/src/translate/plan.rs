@@ -9,7 +9,7 @@ use sluice_engine::{
 };
 use sluice_machine::BUSY_SHARE;
 use sluice_plan::{PassTime, Plan, PlanError, SwitchEstimate, Workload};
-use sluice_proto::{model::Planning, v1};
+use sluice_proto::{model, v1};
 use sluice_weights::{Storage, TensorPart, TensorPlan, Tier, WeightGroup, WeightGroupPlan};
 
 use super::format;
@@ -25,9 +25,11 @@ pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
         model: model.to_owned(),
         level: v1::Level::from(plan.level).into(),
         budget_bytes: plan.budget_bytes,
-        canvas: plan.workload.canvas_length as u32,
-        block: plan.workload.block_length as u32,
-        requests: plan.workload.batch_requests as u32,
+        workload: Some(v1::Workload {
+            canvas_length: Some(plan.workload.canvas_length as u32),
+            block_length: Some(plan.workload.block_length as u32),
+            batch_requests: Some(plan.workload.batch_requests as u32),
+        }),
         peak_bytes: plan.peak_bytes(),
         pass_ms: pass_ms(|pass| pass.total_s()),
         compute_ms: pass_ms(|pass| pass.compute_s),
@@ -164,7 +166,7 @@ pub fn weight_switch(state: SwitchProgress) -> v1::WeightSwitch {
 ///
 /// # Errors
 /// A canvas beyond the model's context.
-pub fn workload(asked: &Planning, context_length: usize) -> Result<Workload, Failure> {
+pub fn workload(asked: model::Workload, context_length: usize) -> Result<Workload, Failure> {
     let usual = Workload::default();
     let or = |asked: Option<u32>, usual: usize| asked.map_or(usual, |asked| asked as usize);
     let canvas = or(asked.canvas_length, default_canvas(context_length));

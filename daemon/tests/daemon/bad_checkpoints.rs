@@ -3,7 +3,10 @@
 use std::{fs, path::Path};
 
 use serde_json::json;
-use sluice_proto::{client::CallError, v1};
+use sluice_proto::{
+    client::CallError,
+    v1::{self, model_ref::By},
+};
 use tempfile::TempDir;
 use tonic::Code;
 
@@ -16,7 +19,7 @@ use crate::support::{
 /// Loads a checkpoint to the end.
 async fn load(daemon: &Daemon, path: &Path) -> Result<v1::Model, CallError> {
     let request = v1::LoadModelRequest {
-        path: path.to_str().unwrap().to_owned(),
+        model: By::Path(path.to_str().unwrap().to_owned()).into(),
         ..Default::default()
     };
     let mut stream = daemon
@@ -146,7 +149,7 @@ async fn each_broken_checkpoint_is_explained_and_the_model_before_stays() {
         .unwrap_err();
     assert_eq!(absent.code, Code::NotFound, "{absent}");
     let relative = load(&daemon, Path::new("nowhere")).await.unwrap_err();
-    assert_eq!(relative.reason.as_deref(), Some("PATH_NOT_ABSOLUTE"));
+    assert_eq!(relative.reason.as_deref(), Some("INVALID_FIELD"));
 }
 
 #[tokio::test]

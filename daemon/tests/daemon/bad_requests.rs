@@ -4,7 +4,7 @@
 use sluice_proto::v1;
 use tonic::Code;
 
-use crate::support::{Daemon, chat, checkpoints, done, generate, tokens, within};
+use crate::support::{Daemon, RequestOptions, chat, checkpoints, done, generate, tokens, within};
 
 /// The refusal, as code, reason and message.
 async fn refused(daemon: &Daemon, request: v1::GenerateRequest) -> (Code, String, String) {
@@ -63,34 +63,22 @@ async fn each_wrong_request_is_explained_and_the_daemon_lives_on() {
             "block length 33 exceeds the 32 positions to fill",
         ),
         (
-            v1::GenerateRequest {
-                temperature: Some(f64::NAN),
-                ..base()
-            },
+            base().sampled(|sampling| sampling.temperature = Some(f64::NAN)),
             "INVALID_FIELD",
-            "temperature: must be a finite number of at least 0, not NaN",
+            "sampling.temperature: must be a finite number of at least 0, not NaN",
         ),
         (
-            v1::GenerateRequest {
-                guidance: Some(f64::INFINITY),
-                ..base()
-            },
+            base().diffused(|diffusion| diffusion.guidance = Some(f64::INFINITY)),
             "INVALID_FIELD",
-            "guidance: must be a finite number of at least 0, not inf",
+            "diffusion.guidance: must be a finite number of at least 0, not inf",
         ),
         (
-            v1::GenerateRequest {
-                pins: vec![pin(31, &[1, 2])],
-                ..base()
-            },
+            base().diffused(|diffusion| diffusion.pins = vec![pin(31, &[1, 2])]),
             "PIN_OUTSIDE",
             "a pin of 2 tokens at position 31 exceeds the length of 32",
         ),
         (
-            v1::GenerateRequest {
-                pins: vec![pin(1, &[1, 2]), pin(2, &[3])],
-                ..base()
-            },
+            base().diffused(|diffusion| diffusion.pins = vec![pin(1, &[1, 2]), pin(2, &[3])]),
             "PIN_TWICE",
             "two pins overlap at position 2 of the length of 32",
         ),

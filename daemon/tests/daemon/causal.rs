@@ -3,18 +3,21 @@
 use std::fs;
 
 use serde_json::Value;
-use sluice_proto::v1::{self, generation_event::Event};
+use sluice_proto::v1::{self, generate_request::Decoding, generation_event::Event, model_ref::By};
 use sluice_shared::exit;
 use tempfile::TempDir;
 
-use crate::support::{Daemon, chat, checkpoints, done, generate, run, tokens, within};
+use crate::support::{
+    Daemon, RequestOptions, chat, checkpoints, done, generate, run, tokens, within,
+};
 
 #[tokio::test]
 async fn the_reference_tokens_come_out_one_by_one() {
     let folder = checkpoints::fixture("llama-tiny");
     let daemon = Daemon::with_model(&folder, &["--kv-cache-format", "f32"]).await;
     let snapshot = daemon.snapshot().await;
-    assert_eq!(snapshot.settings.unwrap().kv(), v1::KvCacheFormat::F32);
+    let options = snapshot.settings.unwrap().options.unwrap();
+    assert_eq!(options.kv_cache_format(), v1::KvCacheFormat::F32);
     let shape = snapshot.model.unwrap().shape.unwrap();
     assert_eq!(
         (shape.family.as_str(), shape.kind(), shape.mask_token_id),
@@ -25,10 +28,8 @@ async fn the_reference_tokens_come_out_one_by_one() {
     for case in expected["generate"].as_array().unwrap() {
         let ids = |key: &str| -> Vec<u32> { serde_json::from_value(case[key][0].clone()).unwrap() };
         let answer = ids("generated");
-        let request = v1::GenerateRequest {
-            eos: v1::EosPolicy::Keep.into(),
-            ..tokens(&ids("prompt_ids"), answer.len() as u32)
-        };
+        let request = tokens(&ids("prompt_ids"), answer.len() as u32)
+            .sampled(|sampling| sampling.eos_policy = v1::EosPolicy::Keep.into());
         let events = generate(&daemon, request).await.unwrap();
         let done = done(&events);
         assert_eq!(done.token_ids, answer, "{}", case["name"]);
@@ -45,13 +46,17 @@ async fn the_reference_tokens_come_out_one_by_one() {
 async fn text_grows_in_whole_characters_and_ends_before_a_stop() {
     let folder = checkpoints::writer();
     let daemon = Daemon::with_model(&folder.path().join("writer"), &[]).await;
-    let ask = || v1::GenerateRequest {
-        length: Some(60),
-        seed: Some(4),
-        temperature: Some(0.8),
-        top_k: Some(400),
-        eos: v1::EosPolicy::Suppress.into(),
-        ..chat("Tell me a story.")
+    let ask = || {
+        v1::GenerateRequest {
+            length: Some(60),
+            ..chat("Tell me a story.")
+        }
+        .sampled(|sampling| {
+            sampling.seed = Some(4);
+            sampling.temperature = Some(0.8);
+            sampling.top_k = Some(400);
+            sampling.eos_policy = v1::EosPolicy::Suppress.into();
+        })
     };
     let events = generate(&daemon, ask()).await.unwrap();
     let Event::Started(started) = &events[1] else {
@@ -75,7 +80,9 @@ async fn text_grows_in_whole_characters_and_ends_before_a_stop() {
     let stop = (whole.len() / 2..whole.len()).find_map(ascii);
     let stop = stop.unwrap().to_owned();
     let request = v1::GenerateRequest {
-        stop: vec!["nowhere to be found".to_owned(), stop.clone()],
+        decoding: Some(Decoding::Autoregressive(v1::AutoregressiveOptions {
+            stop: vec!["nowhere to be found".to_owned(), stop.clone()],
+        })),
         ..ask()
     };
     let events = generate(&daemon, request).await.unwrap();
@@ -126,32 +133,25 @@ async fn what_other_models_have_is_refused() {
     let base = || tokens(&[1, 2, 3], 8);
     for (request, field) in [
         (
-            v1::GenerateRequest {
-                guidance: Some(1.0),
-                ..base()
-            },
-            "guidance",
+            base().diffused(|diffusion| diffusion.guidance = Some(1.0)),
+            "diffusion.guidance",
         ),
         (
-            v1::GenerateRequest {
-                steps: Some(4),
-                ..base()
-            },
-            "steps",
+            base().diffused(|diffusion| diffusion.steps = Some(4)),
+            "diffusion.steps",
         ),
         (
-            v1::GenerateRequest {
-                cache: v1::KvCacheMode::Prefix.into(),
-                ..base()
-            },
-            "cache",
+            base().diffused(|diffusion| {
+                diffusion.kv_cache = Some(v1::KvCacheReuse {
+                    mode: v1::KvCacheMode::Prefix.into(),
+                    ..Default::default()
+                });
+            }),
+            "diffusion.kv_cache",
         ),
         (
-            v1::GenerateRequest {
-                remasking: v1::Remasking::Entropy.into(),
-                ..base()
-            },
-            "remasking",
+            base().diffused(|diffusion| diffusion.remasking = v1::Remasking::Entropy.into()),
+            "diffusion.remasking",
         ),
     ] {
         let error = generate(&daemon, request).await.unwrap_err();
@@ -178,10 +178,7 @@ async fn what_other_models_have_is_refused() {
     ));
 
     let masked = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
-    let request = v1::GenerateRequest {
-        top_k: Some(4),
-        ..base()
-    };
+    let request = base().sampled(|sampling| sampling.top_k = Some(4));
     let error = generate(&masked, request).await.unwrap_err();
     assert_eq!(error.reason.as_deref(), Some("ONLY_AUTOREGRESSIVE"));
 }
@@ -260,11 +257,15 @@ fn told(started: &v1::GenerationStarted) -> Vec<String> {
 async fn a_chat_model_is_drawn_from_and_its_seed_gives_the_answer_again() {
     let folder = checkpoints::writer();
     let daemon = Daemon::with_model(&folder.path().join("writer"), &[]).await;
-    let ask = |seed: Option<u64>, greedy: bool| v1::GenerateRequest {
-        length: Some(40),
-        seed,
-        greedy,
-        ..chat("Tell me a story.")
+    let ask = |seed: Option<u64>, greedy: bool| {
+        v1::GenerateRequest {
+            length: Some(40),
+            ..chat("Tell me a story.")
+        }
+        .sampled(|sampling| {
+            sampling.seed = seed;
+            sampling.greedy = greedy;
+        })
     };
     let first = generate(&daemon, ask(None, false)).await.unwrap();
     let start = started(&first);
@@ -318,8 +319,7 @@ async fn a_checkpoints_own_advice_is_taken_as_far_as_it_makes_sense() {
         "{log}"
     );
     let request = v1::InspectModelRequest {
-        path: model.to_str().unwrap().to_owned(),
-        ..Default::default()
+        model: By::Path(model.to_str().unwrap().to_owned()).into(),
     };
     let answer = daemon.models().await.inspect_model(request).await;
     let answer = answer.unwrap().into_inner();
@@ -348,9 +348,6 @@ async fn an_answer_that_was_cut_says_so_and_why() {
     };
     assert_eq!(ended(long).await, (v1::FinishReason::Context, true));
     // Who wants no end has what was asked for.
-    let endless = v1::GenerateRequest {
-        eos: v1::EosPolicy::Suppress.into(),
-        ..short
-    };
+    let endless = short.sampled(|sampling| sampling.eos_policy = v1::EosPolicy::Suppress.into());
     assert_eq!(ended(endless).await, (v1::FinishReason::Length, false));
 }

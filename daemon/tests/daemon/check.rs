@@ -171,7 +171,7 @@ async fn a_folder_without_fixtures_is_explained() {
     let absent = folder.path().join("absent");
     for (path, words) in [
         (folder.path(), "is no fixture and holds none"),
-        (&*absent, "can't read"),
+        (&*absent, "cannot read"),
     ] {
         let output = check(path, &[]).await;
         assert_eq!(code(&output), exit::FAILURE);

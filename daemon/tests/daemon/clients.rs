@@ -165,7 +165,7 @@ async fn listening(arguments: &[&str]) -> (Daemon, String) {
 async fn a_port_beside_the_socket_has_the_same_services() {
     for address in ["127.0.0.1:0", "[::1]:0"] {
         if let Err(error) = std::net::TcpListener::bind(address) {
-            not_run(&format!("{address} can't be had here: {error}"));
+            not_run(&format!("{address} cannot be had here: {error}"));
             continue;
         }
         let (daemon, port) = listening(&["--listen", address]).await;
@@ -234,7 +234,7 @@ async fn a_port_in_use_is_told_before_anything_is_served() {
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        told.contains(&format!("can't listen on {address}")),
+        told.contains(&format!("cannot listen on {address}")),
         "{told}"
     );
     assert!(told.contains("choose another port"), "{told}");

@@ -4,12 +4,12 @@ use std::fs;
 
 use serde_json::Value;
 use sluice_proto::{
-    model::DecodingChoice,
+    model::{CanvasGrowth, DecodingChoice},
     v1::{self, generation_event::Event},
 };
 use tonic::Code;
 
-use crate::support::{Daemon, checkpoints, done, generate, tokens};
+use crate::support::{Daemon, RequestOptions, checkpoints, done, generate, tokens};
 
 /// A request of a few blocks with these words on its decoding, each as people write it.
 fn asked(words: &[(&str, &str)]) -> v1::GenerateRequest {
@@ -27,10 +27,10 @@ fn asked(words: &[(&str, &str)]) -> v1::GenerateRequest {
     }
     let mut request = v1::GenerateRequest {
         block_length: Some(8),
-        eos: v1::EosPolicy::Keep.into(),
         ..tokens(&[1, 2, 3], 32)
-    };
-    choice.write(&mut request);
+    }
+    .sampled(|sampling| sampling.eos_policy = v1::EosPolicy::Keep.into());
+    choice.write(request.diffusion_mut());
     request
 }
 
@@ -44,14 +44,17 @@ fn started(events: &[Event]) -> &v1::GenerationStarted {
 
 /// Dial, cache, window, growth and speculation as they were resolved.
 fn resolved(started: &v1::GenerationStarted) -> [String; 5] {
-    let window = started.window.map(|masks| masks.to_string());
-    [
-        started.dial.clone(),
-        started.cache.clone(),
-        window.unwrap_or_default(),
-        started.growth.clone(),
-        started.speculation.clone(),
-    ]
+    let decoding = started.decoding();
+    let words = [
+        decoding.preset.map(|preset| preset.to_string()),
+        decoding.kv_cache.map(|reuse| reuse.to_string()),
+        decoding.suffix_window.map(|masks| masks.to_string()),
+        decoding.canvas_growth.map(|growth| growth.to_string()),
+        decoding
+            .speculation
+            .map(|speculation| speculation.to_string()),
+    ];
+    words.map(Option::unwrap_or_default)
 }
 
 async fn tiny(arguments: &[&str]) -> Daemon {
@@ -81,9 +84,9 @@ async fn the_caches_of_the_reference_give_its_tokens() {
         };
         let request = v1::GenerateRequest {
             block_length: Some(number("block_length")),
-            steps: Some(number("steps")),
             ..asked(&[("cache", cache), ("policy", &policy)])
-        };
+        }
+        .diffused(|diffusion| diffusion.steps = Some(number("steps")));
         let request = v1::GenerateRequest {
             input: tokens(&ids("prompt_ids"), 1).input,
             length: Some(number("gen_length")),
@@ -136,13 +139,14 @@ async fn each_way_of_decoding_fills_the_canvas_and_is_told() {
 async fn a_canvas_that_is_lengthened_ends_within_its_length() {
     let daemon = tiny(&[]).await;
     let request = v1::GenerateRequest {
-        eos: v1::EosPolicy::Stop.into(),
         length: Some(96),
         ..asked(&[("growth", "insert"), ("policy", "threshold:t=0.5")])
-    };
+    }
+    .sampled(|sampling| sampling.eos_policy = v1::EosPolicy::Stop.into());
     let events = generate(&daemon, request).await.unwrap();
     assert!(done(&events).token_ids.len() <= 96);
-    assert_eq!(started(&events).growth, "insert");
+    let growth = started(&events).decoding().canvas_growth;
+    assert_eq!(growth, Some(CanvasGrowth::Insert));
 }
 
 #[tokio::test]
@@ -175,19 +179,21 @@ async fn what_does_not_go_together_is_refused_and_the_daemon_lives_on() {
     };
     for (request, reason, message) in [
         (
-            with(|request| request.dial = 9),
+            with(|request| request.diffusion_mut().preset = 9),
             "INVALID_FIELD",
-            "dial: has no value 9",
+            "diffusion.preset: has no value 9",
         ),
         (
-            with(|request| request.growth = 9),
+            with(|request| request.diffusion_mut().canvas_growth = 9),
             "INVALID_FIELD",
-            "growth: has no value 9",
+            "diffusion.canvas_growth: has no value 9",
         ),
         (
-            with(|request| request.cache_options = Some(v1::KvCacheReuse::default())),
+            with(|request| {
+                request.diffusion_mut().kv_cache = Some(v1::KvCacheReuse::default());
+            }),
             "INVALID_FIELD",
-            "cache_options: has options but no mode; set the mode",
+            "diffusion.kv_cache: has no mode",
         ),
         (
             asked(&[("cache", "dual"), ("speculation", "draft")]),
@@ -197,7 +203,7 @@ async fn what_does_not_go_together_is_refused_and_the_daemon_lives_on() {
         (
             asked(&[("growth", "append"), ("window", "8")]),
             "SAMPLING",
-            "window: a suffix window has no effect on a canvas that grows by appending; leave it out",
+            "diffusion.suffix_window: a suffix window has no effect on a canvas that grows by appending; leave it out",
         ),
         (
             asked(&[("growth", "insert"), ("speculation", "explore")]),
@@ -205,10 +211,7 @@ async fn what_does_not_go_together_is_refused_and_the_daemon_lives_on() {
             "speculation cannot be combined with a KV cache or with inserted masks",
         ),
         (
-            v1::GenerateRequest {
-                pins: vec![pinned],
-                ..asked(&[("growth", "insert")])
-            },
+            asked(&[("growth", "insert")]).diffused(|diffusion| diffusion.pins = vec![pinned]),
             "SAMPLING",
             "canvas growth requires a model with an end token and no pinned positions",
         ),
@@ -228,7 +231,7 @@ async fn the_daemons_dial_is_for_requests_that_say_nothing() {
     let told = async |request| {
         let events = generate(&daemon, request).await.unwrap();
         let started = started(&events).clone();
-        let policy = started.policy.clone().unwrap().name;
+        let policy = started.diffusion.clone().unwrap().policy.unwrap().name;
         (resolved(&started), policy)
     };
     // A window as long as what is left leaves nothing out.
@@ -243,10 +246,7 @@ async fn the_daemons_dial_is_for_requests_that_say_nothing() {
         told(asked(&[("dial", "exact")])).await,
         (exact.clone(), reference.clone())
     );
-    let steps = v1::GenerateRequest {
-        steps: Some(16),
-        ..asked(&[])
-    };
+    let steps = asked(&[]).diffused(|diffusion| diffusion.steps = Some(16));
     assert_eq!(told(steps).await, (exact, reference.clone()));
     let policy = asked(&[("policy", "reference")]);
     assert_eq!(told(policy).await, (balanced, reference));
@@ -256,9 +256,8 @@ async fn the_daemons_dial_is_for_requests_that_say_nothing() {
 async fn a_causal_model_has_no_dial() {
     let folder = checkpoints::fixture("llama-tiny");
     let daemon = Daemon::with_model(&folder, &["--preset", "fast"]).await;
-    let with = |dial: v1::DecodingPreset| v1::GenerateRequest {
-        dial: dial.into(),
-        ..tokens(&[1, 2, 3], 4)
+    let with = |dial: v1::DecodingPreset| {
+        tokens(&[1, 2, 3], 4).diffused(|diffusion| diffusion.preset = dial.into())
     };
     let events = generate(&daemon, with(v1::DecodingPreset::Unspecified))
         .await
@@ -269,5 +268,9 @@ async fn a_causal_model_has_no_dial() {
         .unwrap_err();
     assert_eq!(error.code, Code::InvalidArgument);
     assert_eq!(error.reason.as_deref(), Some("ONLY_MASKED_DIFFUSION"));
-    assert!(error.message.contains("dial"), "{}", error.message);
+    assert!(
+        error.message.contains("diffusion.preset"),
+        "{}",
+        error.message
+    );
 }

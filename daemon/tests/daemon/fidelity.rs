@@ -189,7 +189,7 @@ async fn each_wrong_measurement_is_explained_and_the_daemon_lives_on() {
             texts(&["a fox"]),
             Code::FailedPrecondition,
             "NO_TOKENIZER",
-            "the model llada-tiny has no tokenizer and can't read text",
+            "the model llada-tiny has no tokenizer and cannot read text",
         ),
         (
             texts(&["x".repeat(2 << 20).as_str()]),

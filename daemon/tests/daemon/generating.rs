@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::Value;
 use sluice_proto::v1::{self, generation_event::Event};
 
-use crate::support::{Daemon, chat, checkpoints, done, generate, pictures, tokens};
+use crate::support::{Daemon, RequestOptions, chat, checkpoints, done, generate, pictures, tokens};
 
 #[tokio::test]
 async fn the_reference_tokens_come_out() {
@@ -27,11 +27,13 @@ async fn the_reference_tokens_come_out() {
             let number = |key: &str| parameters[key].as_u64().unwrap() as u32;
             let request = v1::GenerateRequest {
                 block_length: Some(number("block_length")),
-                steps: Some(number("steps")),
-                guidance: parameters["cfg_scale"].as_f64(),
-                eos: v1::EosPolicy::Keep.into(),
                 ..tokens(&ids("prompt_ids"), number("gen_length"))
-            };
+            }
+            .sampled(|sampling| sampling.eos_policy = v1::EosPolicy::Keep.into())
+            .diffused(|diffusion| {
+                diffusion.steps = Some(number("steps"));
+                diffusion.guidance = parameters["cfg_scale"].as_f64();
+            });
             let events = generate(&daemon, request).await.unwrap();
             let done = done(&events);
             assert_eq!(done.token_ids, ids("generated"), "{name} {}", case["name"]);
@@ -48,12 +50,11 @@ async fn the_reference_tokens_come_out() {
 async fn the_same_seed_gives_the_same_tokens() {
     let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
     let run = async |seed| {
-        let request = v1::GenerateRequest {
-            temperature: Some(1.0),
-            greedy: false,
-            seed,
-            ..tokens(&[1, 2, 3], 32)
-        };
+        let request = tokens(&[1, 2, 3], 32).sampled(|sampling| {
+            sampling.temperature = Some(1.0);
+            sampling.greedy = false;
+            sampling.seed = seed;
+        });
         let events = generate(&daemon, request).await.unwrap();
         let done = done(&events);
         (done.seed, done.token_ids.clone())
@@ -81,7 +82,10 @@ async fn the_embedded_model_answers_in_words() {
     let Event::Started(started) = &events[1] else {
         panic!("the second event is {:?}", events[1]);
     };
-    assert_eq!((started.length, started.blocks, started.steps), (32, 8, 32));
+    assert_eq!(
+        (started.length, started.blocks, started.steps()),
+        (32, 8, 32)
+    );
     assert_eq!(started.seed, 7);
     let prompt = String::from_utf8_lossy(&started.prompt_text);
     assert!(prompt.contains("Tell me a story."), "{prompt}");
@@ -106,14 +110,14 @@ async fn the_embedded_model_answers_in_words() {
 #[tokio::test]
 async fn pinned_words_stay() {
     let daemon = Daemon::embedded().await;
-    let request = v1::GenerateRequest {
-        eos: v1::EosPolicy::Suppress.into(),
-        pins: vec![v1::CanvasPin {
-            position: 4,
-            content: Some(v1::canvas_pin::Content::Text(" red kite".to_owned())),
-        }],
-        ..chat("Tell me a story.")
-    };
+    let request = chat("Tell me a story.")
+        .sampled(|sampling| sampling.eos_policy = v1::EosPolicy::Suppress.into())
+        .diffused(|diffusion| {
+            diffusion.pins = vec![v1::CanvasPin {
+                position: 4,
+                content: Some(v1::canvas_pin::Content::Text(" red kite".to_owned())),
+            }];
+        });
     let events = generate(&daemon, request).await.unwrap();
     let text = done(&events).text.clone().unwrap();
     assert!(text.contains(" red kite"), "{text}");
@@ -140,9 +144,9 @@ fn edit() -> v1::GenerateRequest {
             span_end_bytes: (start + 4) as u32,
             ..Default::default()
         })),
-        seed: Some(1),
         ..Default::default()
     }
+    .sampled(|sampling| sampling.seed = Some(1))
 }
 
 #[tokio::test]
@@ -158,9 +162,9 @@ async fn what_passes_wrote_is_counted_apart_from_what_was_given() {
 
     let request = v1::GenerateRequest {
         length: Some(64),
-        seed: Some(1),
         ..chat("Tell me a story about a fox.")
-    };
+    }
+    .sampled(|sampling| sampling.seed = Some(1));
     let events = generate(&daemon, request).await.unwrap();
     let answer = done(&events);
     assert_eq!(answer.generated_tokens, answer.text_tokens);

@@ -9,7 +9,7 @@ use std::{
 use rustix::process::Signal;
 use sluice_proto::{
     client::CallError,
-    v1::{self, compress_request::How, operation::Outcome},
+    v1::{self, compress_request::How, model_ref::By, operation::Outcome},
 };
 use tempfile::TempDir;
 use tonic::{Code, Streaming};
@@ -61,7 +61,7 @@ impl Setting {
     /// Makes `output` of a folder here, slowly: to a rate.
     fn slowly(&self, output: &str) -> v1::CompressRequest {
         v1::CompressRequest {
-            path: self.text("source"),
+            model: By::Path(self.text("source")).into(),
             output_path: self.text(output),
             how: Some(How::BitsPerWeight(4.5)),
             threads: Some(1),
@@ -131,7 +131,7 @@ fn result(pictures: &[v1::Operation]) -> &Outcome {
 async fn a_model_goes_into_a_file_and_back() {
     let setting = Setting::new().await;
     let request = v1::CompressRequest {
-        path: demo().to_str().unwrap().to_owned(),
+        model: By::Path(demo().to_str().unwrap().to_owned()).into(),
         output_path: setting.text("a.sluice"),
         all_tensors: true,
         ..Default::default()
@@ -184,7 +184,7 @@ async fn a_model_goes_into_a_file_and_back() {
 async fn a_model_is_compressed_by_its_name_and_inspected() {
     let setting = Setting::new().await;
     let request = v1::CompressRequest {
-        name: "sluice-demo".to_owned(),
+        model: By::Name("sluice-demo".to_owned()).into(),
         output_path: setting.text("demo.sluice"),
         how: Some(How::BitsPerWeight(5.0)),
         tile_elements: Some(128),
@@ -198,8 +198,7 @@ async fn a_model_is_compressed_by_its_name_and_inspected() {
     assert!(made.relative_error.is_some_and(|error| error < 0.2));
 
     let request = v1::InspectModelRequest {
-        path: setting.text("demo.sluice"),
-        ..Default::default()
+        model: By::Path(setting.text("demo.sluice")).into(),
     };
     let answer = setting.daemon.models().await.inspect_model(request).await;
     let answer = answer.unwrap().into_inner();
@@ -254,7 +253,7 @@ async fn a_model_is_compressed_by_its_name_and_inspected() {
 async fn damage_is_told_with_tensor_and_tile() {
     let setting = Setting::new().await;
     let request = v1::CompressRequest {
-        path: demo().to_str().unwrap().to_owned(),
+        model: By::Path(demo().to_str().unwrap().to_owned()).into(),
         output_path: setting.text("a.sluice"),
         ..Default::default()
     };
@@ -304,7 +303,7 @@ async fn damage_is_told_with_tensor_and_tile() {
 async fn what_makes_no_sense_is_refused_with_its_reason() {
     let setting = Setting::new().await;
     let request = || v1::CompressRequest {
-        path: demo().to_str().unwrap().to_owned(),
+        model: By::Path(demo().to_str().unwrap().to_owned()).into(),
         output_path: setting.text("a.sluice"),
         ..Default::default()
     };
@@ -315,38 +314,38 @@ async fn what_makes_no_sense_is_refused_with_its_reason() {
     };
     for (request, words) in [
         (
-            with(|r| r.path = "model".to_owned()),
-            "path: must be absolute",
+            with(|r| r.model = By::Path("model".to_owned()).into()),
+            "model: must be absolute",
         ),
         (
             with(|r| r.output_path = "a.sluice".to_owned()),
-            "output: must be absolute",
+            "output_path: must be absolute",
         ),
         (
             with(|r| r.output_path = "/tmp/a.gguf".to_owned()),
-            "output: must end in NAME.sluice",
+            "output_path: must end in NAME.sluice",
         ),
         (
             with(|r| r.output_path = String::new()),
-            "output: is missing",
+            "output_path: is missing",
         ),
         (
             with(|r| r.tile_elements = Some(100)),
-            "tile: must be one of 128, 256, 512",
+            "tile_elements: must be one of 128, 256, 512",
         ),
         (
             with(|r| r.how = Some(How::BitsPerWeight(9.0))),
-            "bits: must be between 1.5 and 6",
+            "bits_per_weight: must be between 1.5 and 6",
         ),
         (with(|r| r.how = Some(How::Coder(7))), "coder: 7 is unknown"),
         (with(|r| r.threads = Some(0)), "threads: must be at least 1"),
         (
             with(|r| r.keep_tensors = vec!["*".to_owned(); 65]),
-            "keep: has 65 patterns",
+            "keep_tensors: has 65 patterns",
         ),
         (
-            with(|r| r.name = "sluice-demo".to_owned()),
-            "name: can't be combined with a path",
+            with(|r| r.model = By::Shape("llada-8b".to_owned()).into()),
+            "model: the shape llada-8b has no weights",
         ),
     ] {
         let error = setting.compress(request).await.unwrap_err();
@@ -355,8 +354,7 @@ async fn what_makes_no_sense_is_refused_with_its_reason() {
         assert!(error.message.starts_with(words), "{}", error.message);
     }
     let nobody = v1::CompressRequest {
-        name: "nobody".to_owned(),
-        path: String::new(),
+        model: By::Name("nobody".to_owned()).into(),
         ..request()
     };
     let error = setting.compress(nobody).await.unwrap_err();
@@ -366,7 +364,7 @@ async fn what_makes_no_sense_is_refused_with_its_reason() {
     // What only a look at the disk can tell, the job does.
     for (request, code, reason) in [
         (
-            with(|r| r.path = "/nowhere".to_owned()),
+            with(|r| r.model = By::Path("/nowhere".to_owned()).into()),
             Code::NotFound,
             "CHECKPOINT_NOT_FOUND",
         ),
@@ -521,7 +519,7 @@ async fn a_cancelled_way_back_leaves_nothing() {
     let setting = Setting::new().await;
     setting.large().await;
     let request = v1::CompressRequest {
-        path: setting.text("source"),
+        model: By::Path(setting.text("source")).into(),
         output_path: setting.text("a.sluice"),
         ..Default::default()
     };

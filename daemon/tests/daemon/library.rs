@@ -10,6 +10,7 @@ use sluice_proto::{
     client::CallError,
     v1::{
         self,
+        model_ref::By,
         operation::{Detail, Outcome},
     },
 };
@@ -54,7 +55,7 @@ impl Setting {
 
     async fn load(&self, name: &str, make_default: bool) -> Result<v1::Model, CallError> {
         let request = v1::LoadModelRequest {
-            name: name.to_owned(),
+            model: By::Name(name.to_owned()).into(),
             make_default,
             ..Default::default()
         };
@@ -86,7 +87,7 @@ impl Setting {
 
     async fn remove(&self, name: &str, force: bool) -> Result<u64, CallError> {
         let request = v1::RemoveModelRequest {
-            name: name.to_owned(),
+            model: By::Name(name.to_owned()).into(),
             force,
             ..Default::default()
         };
@@ -97,8 +98,10 @@ impl Setting {
     /// Puts a level in force; whether weights were converted for it.
     async fn switch(&self, level: v1::Level) -> bool {
         let request = v1::ApplyRequest {
-            level: level.into(),
-            ..Default::default()
+            options: Some(v1::PlanOptions {
+                level: level.into(),
+                ..Default::default()
+            }),
         };
         let answer = self.daemon.optimizer().await.apply(request).await;
         let pictures = pictures(answer).await.unwrap();
@@ -119,7 +122,7 @@ impl Setting {
 
     async fn remove_kept(&self) -> v1::RemoveModelResponse {
         let request = v1::RemoveModelRequest {
-            name: NAME.to_owned(),
+            model: By::Name(NAME.to_owned()).into(),
             converted_weights_only: true,
             ..Default::default()
         };
@@ -164,7 +167,7 @@ async fn pull(daemon: &Daemon, name: &str) -> Result<Vec<v1::Operation>, CallErr
 /// A download that was begun, or joined.
 async fn pulling(daemon: &Daemon, name: &str) -> Result<Pulling, CallError> {
     let request = v1::PullModelRequest {
-        name: name.to_owned(),
+        model: By::Name(name.to_owned()).into(),
         ..Default::default()
     };
     let answer = daemon.models().await.pull_model(request).await?;
@@ -212,8 +215,7 @@ async fn a_model_is_pulled_listed_inspected_loaded_and_removed() {
     assert!(model.parameters.unwrap() > 10_000);
 
     let request = v1::InspectModelRequest {
-        name: NAME.to_owned(),
-        ..Default::default()
+        model: By::Name(NAME.to_owned()).into(),
     };
     let facts = setting
         .daemon
@@ -294,7 +296,7 @@ async fn a_download_outlives_its_client_and_a_daemon_that_is_killed() {
         .len();
     setting.hub.pace(Some(size as usize / 4));
     let request = v1::PullModelRequest {
-        name: NAME.to_owned(),
+        model: By::Name(NAME.to_owned()).into(),
         ..Default::default()
     };
     let stream = setting
@@ -346,7 +348,7 @@ async fn a_download_is_joined_and_cancelled() {
         .await;
         // Another revision is another model, for the same folder.
         let other = v1::PullModelRequest {
-            name: NAME.to_owned(),
+            model: By::Name(NAME.to_owned()).into(),
             revision: "other".to_owned(),
             ..Default::default()
         };
@@ -391,7 +393,7 @@ async fn failures_of_a_hub_come_with_a_hint() {
     assert!(error.hint.unwrap().contains("HF_TOKEN"));
     // The caller's own token goes along, for this call.
     let request = v1::PullModelRequest {
-        name: NAME.to_owned(),
+        model: By::Name(NAME.to_owned()).into(),
         hub_token: "hf_right".to_owned(),
         ..Default::default()
     };

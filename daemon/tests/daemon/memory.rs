@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use sluice_proto::v1;
+use sluice_proto::v1::{self, model_ref::By};
 use tempfile::TempDir;
 
 use crate::support::{Daemon, generate, run, tokens, within};
@@ -59,8 +59,10 @@ async fn unload(daemon: &Daemon) {
 
 async fn switch(daemon: &Daemon, level: v1::Level) {
     let change = v1::ApplyRequest {
-        level: level.into(),
-        ..Default::default()
+        options: Some(v1::PlanOptions {
+            level: level.into(),
+            ..Default::default()
+        }),
     };
     let mut optimizer = daemon.optimizer().await;
     let mut stream = optimizer.apply(change).await.unwrap().into_inner();
@@ -74,7 +76,7 @@ async fn switch(daemon: &Daemon, level: v1::Level) {
 /// At an empty path is the demonstration model.
 async fn load(daemon: &Daemon, path: &str) {
     let request = v1::LoadModelRequest {
-        path: path.to_owned(),
+        model: By::Path(path.to_owned()).into(),
         ..Default::default()
     };
     let mut models = daemon.models().await;

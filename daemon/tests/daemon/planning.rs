@@ -57,7 +57,7 @@ async fn a_checkpoint_is_planned_from_its_headers() {
     assert_eq!(code(&output), exit::OK, "{}", text(&output.stderr));
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json["model"], "llada-tiny");
-    assert_eq!(json["canvas"], 256);
+    assert_eq!(json["workload"]["canvas_length"], 256);
     assert_eq!(json["layers"][1]["groups"][0]["format"]["dtype"], "q8_0");
     assert_eq!(json["is_lossless"], false);
     assert!(json["pass_ms"].as_f64().unwrap() > 0.0);
@@ -91,7 +91,7 @@ async fn what_can_not_be_planned_is_explained() {
         (
             &["--shape", "llada-8b", "--canvas", "0"],
             exit::USAGE,
-            &["canvas: must be at least 1"],
+            &["workload.canvas_length: must be at least 1"],
         ),
         (
             &["--shape", "llada-8b", "--canvas", "4097"],

@@ -4,7 +4,9 @@ use sluice_proto::{
     client::CallError,
     v1::{
         self, generation_event,
+        model_ref::By,
         operation::{Detail, Outcome},
+        plan_options::Budget::{BudgetBytes, DefaultBudget},
     },
 };
 use tonic::Code;
@@ -25,15 +27,19 @@ async fn plan(daemon: &Daemon, request: v1::PlanRequest) -> Result<v1::Plan, Cal
 
 fn level(level: v1::Level) -> v1::ApplyRequest {
     v1::ApplyRequest {
-        level: level.into(),
-        ..Default::default()
+        options: Some(v1::PlanOptions {
+            level: level.into(),
+            ..Default::default()
+        }),
     }
 }
 
 fn budget(bytes: u64) -> v1::ApplyRequest {
     v1::ApplyRequest {
-        budget_bytes: Some(bytes),
-        ..Default::default()
+        options: Some(v1::PlanOptions {
+            budget: Some(BudgetBytes(bytes)),
+            ..Default::default()
+        }),
     }
 }
 
@@ -93,13 +99,17 @@ async fn a_plan_is_made_for_the_loaded_model_a_preset_or_a_path_and_changes_noth
     let before = daemon.snapshot().await;
     let loaded = plan(&daemon, v1::PlanRequest::default()).await.unwrap();
     assert_eq!(loaded.model, "slow-checkpoint");
-    assert_eq!((loaded.level(), loaded.canvas), (v1::Level::Standard, 256));
+    let canvas_length = loaded.workload.unwrap().canvas_length();
+    assert_eq!((loaded.level(), canvas_length), (v1::Level::Standard, 256));
     assert_eq!(loaded.streamed_bytes_per_pass, 0);
     assert!(loaded.is_lossless && loaded.is_loadable);
     assert!(loaded.pass_ms.unwrap() > 0.0);
 
     let small = v1::PlanRequest {
-        budget_bytes: Some(streaming_budget(&daemon).await),
+        options: Some(v1::PlanOptions {
+            budget: Some(BudgetBytes(streaming_budget(&daemon).await)),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     let small = plan(&daemon, small).await.unwrap();
@@ -107,9 +117,12 @@ async fn a_plan_is_made_for_the_loaded_model_a_preset_or_a_path_and_changes_noth
     assert!(small.staging_buffers.unwrap().count >= 3);
 
     let preset = v1::PlanRequest {
-        model: Some(v1::plan_request::Model::Preset("llada-8b".to_owned())),
-        level: v1::Level::Aggressive.into(),
-        budget_bytes: Some(8 << 30),
+        options: Some(v1::PlanOptions {
+            level: v1::Level::Aggressive.into(),
+            budget: Some(BudgetBytes(8 << 30)),
+            ..Default::default()
+        }),
+        model: By::Shape("llada-8b".to_owned()).into(),
         ..Default::default()
     };
     let preset = plan(&daemon, preset).await.unwrap();
@@ -124,7 +137,7 @@ async fn a_plan_is_made_for_the_loaded_model_a_preset_or_a_path_and_changes_noth
         .unwrap()
         .to_owned();
     let path = v1::PlanRequest {
-        model: Some(v1::plan_request::Model::Path(path)),
+        model: By::Path(path).into(),
         ..Default::default()
     };
     assert_eq!(plan(&daemon, path).await.unwrap().model, "llada-tiny");
@@ -147,7 +160,7 @@ async fn plans_that_can_not_be_are_explained() {
     for (request, code, reason) in [
         (
             v1::PlanRequest {
-                model: Some(v1::plan_request::Model::Preset("gpt-9".to_owned())),
+                model: By::Shape("gpt-9".to_owned()).into(),
                 ..asked.clone()
             },
             Code::InvalidArgument,
@@ -155,15 +168,7 @@ async fn plans_that_can_not_be_are_explained() {
         ),
         (
             v1::PlanRequest {
-                model: Some(v1::plan_request::Model::Path("here".to_owned())),
-                ..asked.clone()
-            },
-            Code::InvalidArgument,
-            "PATH_NOT_ABSOLUTE",
-        ),
-        (
-            v1::PlanRequest {
-                level: 99,
+                model: By::Path("here".to_owned()).into(),
                 ..asked.clone()
             },
             Code::InvalidArgument,
@@ -171,7 +176,21 @@ async fn plans_that_can_not_be_are_explained() {
         ),
         (
             v1::PlanRequest {
-                canvas: Some(257),
+                options: Some(v1::PlanOptions {
+                    level: 99,
+                    ..Default::default()
+                }),
+                ..asked.clone()
+            },
+            Code::InvalidArgument,
+            "INVALID_FIELD",
+        ),
+        (
+            v1::PlanRequest {
+                workload: Some(v1::Workload {
+                    canvas_length: Some(257),
+                    ..Default::default()
+                }),
                 ..asked.clone()
             },
             Code::InvalidArgument,
@@ -179,7 +198,10 @@ async fn plans_that_can_not_be_are_explained() {
         ),
         (
             v1::PlanRequest {
-                budget_bytes: Some(1000),
+                options: Some(v1::PlanOptions {
+                    budget: Some(BudgetBytes(1000)),
+                    ..Default::default()
+                }),
                 ..asked.clone()
             },
             Code::FailedPrecondition,
@@ -191,9 +213,12 @@ async fn plans_that_can_not_be_are_explained() {
     }
     // What it takes to be coded is estimated.
     let mild = v1::PlanRequest {
-        model: Some(v1::plan_request::Model::Preset("llada-8b".to_owned())),
-        level: v1::Level::Mild.into(),
-        budget_bytes: Some(12 << 30),
+        options: Some(v1::PlanOptions {
+            level: v1::Level::Mild.into(),
+            budget: Some(BudgetBytes(12 << 30)),
+            ..Default::default()
+        }),
+        model: By::Shape("llada-8b".to_owned()).into(),
         ..asked
     };
     let mild = plan(&daemon, mild).await.unwrap();
@@ -210,9 +235,12 @@ async fn restore_goes_back_to_what_the_model_was_loaded_with() {
         v1::Level::Moderate
     );
     let aggressive = v1::ApplyRequest {
-        budget_bytes: Some(1 << 30),
-        embedding: v1::EmbeddingPlacement::Device.into(),
-        ..level(v1::Level::Aggressive)
+        options: Some(v1::PlanOptions {
+            level: v1::Level::Aggressive.into(),
+            budget: Some(BudgetBytes(1 << 30)),
+            embedding_placement: v1::EmbeddingPlacement::Device.into(),
+            ..Default::default()
+        }),
     };
     apply(&daemon, aggressive).await.unwrap();
     let changed = daemon.snapshot().await.settings.unwrap();
@@ -271,8 +299,11 @@ async fn every_level_is_switched_to_from_a_plain_folder_and_what_can_not_be_had_
     // And one that `off` has no room for, by another name of the same fidelity.
     let less = streaming_budget(&daemon).await;
     let off = v1::LoadModelRequest {
-        level: v1::Level::Off.into(),
-        budget_bytes: Some(less),
+        options: Some(v1::PlanOptions {
+            level: v1::Level::Off.into(),
+            budget: Some(BudgetBytes(less)),
+            ..Default::default()
+        }),
         ..slow_checkpoint()
     };
     let kinds = load(&daemon, off).await.unwrap();
@@ -292,13 +323,16 @@ async fn every_level_is_switched_to_from_a_plain_folder_and_what_can_not_be_had_
 
     // The default budget is had back by its name.
     let all = v1::LoadModelRequest {
-        level: v1::Level::Standard.into(),
-        default_budget: true,
+        options: Some(v1::PlanOptions {
+            level: v1::Level::Standard.into(),
+            budget: Some(DefaultBudget(true)),
+            ..Default::default()
+        }),
         ..slow_checkpoint()
     };
     load(&daemon, all).await.unwrap();
     let settings = daemon.snapshot().await.settings.unwrap();
-    assert!(settings.is_default_budget && settings.substitution.is_none());
+    assert!(settings.is_default_budget() && settings.substitution.is_none());
 }
 
 #[tokio::test]
@@ -342,7 +376,7 @@ async fn a_budget_changes_while_a_text_is_made_and_the_text_is_the_same() {
     let snapshot = daemon.snapshot().await;
     let settings = snapshot.settings.unwrap();
     assert_eq!(
-        (settings.budget_bytes, settings.is_default_budget),
+        (settings.budget_bytes, settings.is_default_budget()),
         (less, false)
     );
     let measured = snapshot.passes.unwrap();
@@ -354,8 +388,10 @@ async fn a_budget_changes_while_a_text_is_made_and_the_text_is_the_same() {
     ));
 
     let default = v1::ApplyRequest {
-        default_budget: true,
-        ..Default::default()
+        options: Some(v1::PlanOptions {
+            budget: Some(DefaultBudget(true)),
+            ..Default::default()
+        }),
     };
     let kinds = apply(&daemon, default).await.unwrap();
     assert_eq!(
@@ -366,7 +402,14 @@ async fn a_budget_changes_while_a_text_is_made_and_the_text_is_the_same() {
             .streamed_bytes_per_pass,
         0
     );
-    assert!(daemon.snapshot().await.settings.unwrap().is_default_budget);
+    assert!(
+        daemon
+            .snapshot()
+            .await
+            .settings
+            .unwrap()
+            .is_default_budget()
+    );
 }
 
 /// What a pass took, or all of them.
@@ -431,7 +474,7 @@ async fn a_lossy_level_says_so_and_restore_is_as_if_it_had_never_been() {
     );
     assert!(started.estimated_ms.is_some());
     assert_eq!(
-        (started.length, started.steps),
+        (started.length, started.steps()),
         (96, 96),
         "asked for, and so done"
     );
@@ -449,7 +492,10 @@ async fn a_lossy_level_says_so_and_restore_is_as_if_it_had_never_been() {
 async fn how_long_it_takes_is_told_for_the_canvas_that_was_asked_for() {
     let daemon = slow(&[]).await;
     let expected = v1::PlanRequest {
-        canvas: Some(3 + 96),
+        workload: Some(v1::Workload {
+            canvas_length: Some(3 + 96),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     let expected = plan(&daemon, expected).await.unwrap().pass_ms.unwrap();
@@ -476,13 +522,19 @@ async fn what_is_streamed_at_a_lossy_level_is_converted_into_the_cache() {
     let folder = cache.path().join("copies");
     let daemon = slow(&["--weight-cache", folder.to_str().unwrap()]).await;
     let moderate = v1::PlanRequest {
-        level: v1::Level::Moderate.into(),
+        options: Some(v1::PlanOptions {
+            level: v1::Level::Moderate.into(),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     let all = plan(&daemon, moderate).await.unwrap();
     let streaming = v1::ApplyRequest {
-        budget_bytes: Some(all.peak_bytes - all.resident_bytes / 3),
-        ..level(v1::Level::Moderate)
+        options: Some(v1::PlanOptions {
+            level: v1::Level::Moderate.into(),
+            budget: Some(BudgetBytes(all.peak_bytes - all.resident_bytes / 3)),
+            ..Default::default()
+        }),
     };
     let (_, mut stream) = daemon.running(long()).await;
     let kinds = apply(&daemon, streaming).await.unwrap();
@@ -520,8 +572,10 @@ async fn a_change_that_makes_no_sense_leaves_all_as_it_was() {
     for request in [
         v1::ApplyRequest::default(),
         v1::ApplyRequest {
-            level: 99,
-            ..Default::default()
+            options: Some(v1::PlanOptions {
+                level: 99,
+                ..Default::default()
+            }),
         },
         budget(0),
         budget(u64::MAX),
@@ -562,7 +616,10 @@ async fn without_a_model_a_change_is_refused_and_settings_stay() {
 async fn a_request_too_large_for_the_budget_is_refused_with_the_figures() {
     let daemon = slow(&[]).await;
     let tight = v1::PlanRequest {
-        budget_bytes: Some(1),
+        options: Some(v1::PlanOptions {
+            budget: Some(BudgetBytes(1)),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     let error = plan(&daemon, tight).await.unwrap_err();
@@ -588,7 +645,7 @@ async fn load(
 
 fn slow_checkpoint() -> v1::LoadModelRequest {
     v1::LoadModelRequest {
-        path: checkpoints::slow().to_str().unwrap().to_owned(),
+        model: By::Path(checkpoints::slow().to_str().unwrap().to_owned()).into(),
         ..Default::default()
     }
 }
@@ -597,7 +654,10 @@ fn slow_checkpoint() -> v1::LoadModelRequest {
 async fn a_load_has_a_level_and_tells_its_plan_first() {
     let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
     let moderate = v1::LoadModelRequest {
-        level: v1::Level::Moderate.into(),
+        options: Some(v1::PlanOptions {
+            level: v1::Level::Moderate.into(),
+            ..Default::default()
+        }),
         ..slow_checkpoint()
     };
     let kinds = load(&daemon, moderate).await.unwrap();
@@ -624,12 +684,22 @@ async fn a_load_has_a_level_and_tells_its_plan_first() {
     );
 
     let impossible = v1::LoadModelRequest {
-        budget_bytes: Some(1000),
+        options: Some(v1::PlanOptions {
+            budget: Some(BudgetBytes(1000)),
+            ..Default::default()
+        }),
         ..slow_checkpoint()
     };
     let error = load(&daemon, impossible).await.unwrap_err();
     assert_eq!(error.reason.as_deref(), Some("BUDGET_TOO_SMALL"));
-    assert!(daemon.snapshot().await.settings.unwrap().is_default_budget);
+    assert!(
+        daemon
+            .snapshot()
+            .await
+            .settings
+            .unwrap()
+            .is_default_budget()
+    );
     generate(&daemon, tokens(&[1, 2], 8)).await.unwrap();
 }
 

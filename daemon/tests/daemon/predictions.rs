@@ -6,7 +6,10 @@ use crate::support::{Daemon, checkpoints, generate, tokens};
 
 async fn plan(daemon: &Daemon, canvas: u32) -> v1::Plan {
     let request = v1::PlanRequest {
-        canvas: Some(canvas),
+        workload: Some(v1::Workload {
+            canvas_length: Some(canvas),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     let answer = daemon.optimizer().await.plan(request).await.unwrap();

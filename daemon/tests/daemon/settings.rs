@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use sluice_proto::v1;
+use sluice_proto::v1::{self, model_ref::By};
 use tempfile::TempDir;
 
 use crate::support::{Daemon, command, until, within};
@@ -30,8 +30,10 @@ async fn level(daemon: &Daemon) -> v1::Level {
 
 async fn set_level(daemon: &Daemon, level: v1::Level) {
     let request = v1::ApplyRequest {
-        level: level.into(),
-        ..Default::default()
+        options: Some(v1::PlanOptions {
+            level: level.into(),
+            ..Default::default()
+        }),
     };
     let answers = daemon.optimizer().await.apply(request).await;
     let mut answers = answers.unwrap().into_inner();
@@ -61,8 +63,7 @@ async fn written(daemon: &Daemon, word: Option<&str>) {
 /// What InspectModel says of a setting of the embedded model.
 async fn told(daemon: &Daemon, name: &str) -> Option<(String, String)> {
     let request = v1::InspectModelRequest {
-        name: "sluice-demo".to_owned(),
-        ..Default::default()
+        model: By::Name("sluice-demo".to_owned()).into(),
     };
     let answer = daemon.models().await.inspect_model(request).await;
     let settings = answer.unwrap().into_inner().settings;
@@ -141,7 +142,11 @@ async fn what_a_daemon_goes_back_to_is_what_the_next_one_has() {
 
     // A level that the load asked for is where it goes back to.
     let request = v1::LoadModelRequest {
-        level: v1::Level::Moderate.into(),
+        options: Some(v1::PlanOptions {
+            level: v1::Level::Moderate.into(),
+            ..Default::default()
+        }),
+        model: By::Name("sluice-demo".to_owned()).into(),
         ..Default::default()
     };
     let loading = daemon.models().await.load_model(request).await;

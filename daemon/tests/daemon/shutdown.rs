@@ -9,13 +9,11 @@ use sluice_proto::{
 };
 use tonic::Code;
 
-use crate::support::{Daemon, checkpoints, done, long, rest, tokens, until};
+use crate::support::{Daemon, RequestOptions, checkpoints, done, long, rest, tokens, until};
 
 fn short(length: u32) -> v1::GenerateRequest {
-    v1::GenerateRequest {
-        eos: v1::EosPolicy::Suppress.into(),
-        ..tokens(&[1, 2, 3], length)
-    }
+    tokens(&[1, 2, 3], length)
+        .sampled(|sampling| sampling.eos_policy = v1::EosPolicy::Suppress.into())
 }
 
 async fn slow(drain_seconds: &str) -> Daemon {

@@ -3,11 +3,12 @@
 
 use std::{fs, path::Path};
 
-use sluice_proto::v1::{self, generation_event::Event};
+use sluice_proto::v1::{self, generation_event::Event, model_ref::By};
 use tempfile::TempDir;
 
 use crate::support::{
-    Daemon, chat, checkpoints, done, generate, long, rest, run, tokens, until, within,
+    Daemon, RequestOptions, chat, checkpoints, done, generate, long, rest, run, tokens, until,
+    within,
 };
 
 /// A model that understands text, and that takes a while to load.
@@ -41,9 +42,9 @@ async fn loading() -> (Daemon, TempDir) {
 fn question() -> v1::GenerateRequest {
     v1::GenerateRequest {
         length: Some(4),
-        steps: Some(1),
         ..chat("Who is there?")
     }
+    .diffused(|diffusion| diffusion.steps = Some(1))
 }
 
 #[tokio::test]
@@ -103,7 +104,10 @@ async fn requests_whose_model_goes_before_their_turn_run_on_the_next() {
     let first = client.generate(short.clone()).await.unwrap();
     let second = client.generate(short).await.unwrap();
 
-    let load = v1::LoadModelRequest::default();
+    let load = v1::LoadModelRequest {
+        model: By::Name("sluice-demo".to_owned()).into(),
+        ..Default::default()
+    };
     let mut models = daemon.models().await;
     let mut loaded = models.load_model(load).await.unwrap().into_inner();
     while within("the load", loaded.message())

@@ -19,9 +19,10 @@ use super::error::{TokenizerError, bounded};
 /// LLaDA's own, from GSAI-ML/LLaDA-8B-Instruct as published in February 2025 (MIT).
 const LLADA: &str = include_str!("llada_chat_template.jinja");
 
-/// Names it in messages.
+/// The file name that errors give for it.
 const BUILT_IN: &str = "sluice (built in)";
 
+// Bounds on untrusted templates. Instructions grow with the conversation, since a template loops over its turns.
 const SOURCE_BYTES_MAX: usize = 256 * 1024;
 const OUTPUT_BYTES_MAX: usize = 64 * 1024 * 1024;
 const INSTRUCTIONS_MAX: u64 = 200_000;
@@ -54,6 +55,8 @@ impl ChatTemplate {
         }
         let environment = environment(source.to_owned()).map_err(|error| fail(bounded(error)))?;
 
+        // A special token that the configuration does not name is LLaDA's if the vocabulary has it: the built-in
+        // template needs both.
         let mut tokens = config.tokens.clone();
         for (key, llada) in [
             ("bos_token", "<|startoftext|>"),
@@ -89,7 +92,7 @@ impl ChatTemplate {
         let mut variables = vec![
             ("messages", Value::from(messages)),
             ("add_generation_prompt", Value::from(true)),
-            // Hugging Face passes these two always, and templates ask whether they are none.
+            // Hugging Face always passes these two, and templates test them for `none`.
             ("tools", Value::from(())),
             ("documents", Value::from(())),
         ];
@@ -97,6 +100,7 @@ impl ChatTemplate {
             variables.push((key, Value::from(token.as_str())));
         }
 
+        // A clone for each rendering: fuel is set on the environment, which all renderings share.
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(fuel));
         let mut output = BoundedOutput(Vec::new());
@@ -144,6 +148,7 @@ fn environment(source: String) -> Result<Environment<'static>, Error> {
 /// `json.dumps` as Hugging Face calls it: nothing escaped for HTML, a space after `,` and `:`.
 fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
+    // The template chooses the indentation, so it is bounded.
     let mut json = Vec::new();
     let written = match indent {
         Some(width) => {
@@ -196,6 +201,7 @@ impl serde_json::ser::Formatter for PythonJson {
 struct BoundedOutput(Vec<u8>);
 
 impl io::Write for BoundedOutput {
+    // Checked before the copy: a template that writes one huge string is stopped before its memory is doubled.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.0.len() + bytes.len() > OUTPUT_BYTES_MAX {
             return Err(io::Error::other(format!(

@@ -3,6 +3,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+// 1970-01-01 was a Thursday.
 const DAYS: [&str; 7] = [
     "Thursday",
     "Friday",
@@ -70,6 +71,7 @@ pub(super) fn strftime(format: &str, seconds: u64) -> String {
 
 /// Days since 1970-01-01 as year, month and day (Howard Hinnant, `civil_from_days`).
 fn civil(days: u64) -> (u64, u64, u64) {
+    // Days since 0000-03-01: in years that begin with March the leap day comes last, and months follow one formula.
     let shifted = days + 719_468;
     let era = shifted / 146_097;
     let day_of_era = shifted % 146_097;

@@ -38,6 +38,7 @@ impl ControlTokens {
                 strings.insert(id, string.clone());
             }
         }
+        // An empty string would match everywhere.
         strings.retain(|_, string| !string.is_empty());
         let mut first_bytes = [false; 256];
         for string in strings.values() {
@@ -61,6 +62,7 @@ impl ControlTokens {
     /// overlapping ones included.
     pub(super) fn breaks(&self, text: &str) -> Vec<usize> {
         let mut breaks = Vec::new();
+        // A look-up by byte rules out almost every position, so the scan is linear in practice.
         for (start, &byte) in text.as_bytes().iter().enumerate() {
             if self.first_bytes[usize::from(byte)] && text.is_char_boundary(start) {
                 let rest = &text[start..];
@@ -90,7 +92,7 @@ impl ControlTokens {
     }
 }
 
-/// A character that none of `texts` has, of the 32 that Unicode keeps out of text.
+/// One of the 32 characters that Unicode reserves as noncharacters, and that none of `texts` contains.
 pub(super) fn free_mark<'a>(texts: impl Iterator<Item = &'a str> + Clone) -> Option<char> {
     ('\u{FDD0}'..='\u{FDEF}').find(|&mark| !texts.clone().any(|text| text.contains(mark)))
 }
@@ -115,6 +117,8 @@ pub(super) fn hide<'a>(text: &'a str, breaks: &[usize]) -> Cow<'a, str> {
     let mut bytes = text.as_bytes().to_vec();
     for &at in breaks {
         let before = text[..at].chars().next_back().map_or(0, char::len_utf8);
+        // The character before the break becomes bytes 0x01, so no string matches across it; as many bytes keep all
+        // offsets.
         bytes[at - before..at].fill(1);
     }
     Cow::Owned(String::from_utf8(bytes).expect("whole characters were replaced by ASCII"))

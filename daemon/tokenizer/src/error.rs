@@ -8,27 +8,27 @@ const QUOTED_CHARS_MAX: usize = 300;
 /// Why there is no tokenizer, or why it could not do its work.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenizerError {
-    /// `tokenizer.json` can't be read.
+    /// `tokenizer.json` cannot be read.
     #[error("tokenizer.json: {cause}")]
     Tokenizer {
         /// What is wrong with it.
         cause: String,
     },
-    /// `tokenizer_config.json` can't be read.
+    /// `tokenizer_config.json` cannot be read.
     #[error("tokenizer_config.json: {cause}")]
     Config {
         /// What is wrong with it.
         cause: String,
     },
-    /// The chat template can't be read, or failed on these messages.
+    /// The chat template cannot be read, or failed on these messages.
     #[error("chat template in {file}: {cause}")]
     Template {
-        /// Where it came from.
+        /// The file or built-in template that it is from.
         file: &'static str,
         /// What the template engine said.
         cause: String,
     },
-    /// A text could not be turned into ids.
+    /// A text cannot be tokenized.
     #[error("cannot tokenize the text: {cause}")]
     Encode {
         /// What the tokenizer said.

@@ -86,7 +86,7 @@ impl Tokenizer {
             .to_vec())
     }
 
-    /// The same with the bytes of `text` that each token covers.
+    /// As [`Tokenizer::encode`], with the bytes of `text` that each token covers.
     pub fn encode_with_spans(
         &self,
         text: &str,
@@ -105,6 +105,7 @@ impl Tokenizer {
                 })
                 .collect());
         }
+        // The tokenizer changed the text (it normalizes, or drops spaces), so only its own offsets are left.
         Ok(ids
             .iter()
             .zip(encoding.get_offsets())
@@ -116,7 +117,7 @@ impl Tokenizer {
     /// has none), ready for an answer. Roles and contents stay plain text.
     pub fn encode_chat(&self, turns: &[(&str, &str)]) -> Result<Vec<u32>, TokenizerError> {
         let texts = turns.iter().flat_map(|&(role, content)| [role, content]);
-        // With all 32 marks in use, U+FDD0 (which no text needs) gives way.
+        // With all 32 marks in use, U+FDD0, which no text needs, is removed from the texts.
         let mark = control::free_mark(texts);
         let mark_text = |text: &str| match mark {
             Some(mark) => self.control_tokens.mark(text, mark),
@@ -137,12 +138,13 @@ impl Tokenizer {
         Ok(self.tokenize(&text, &breaks)?.get_ids().to_vec())
     }
 
-    /// Whether the checkpoint says how a conversation is written.
+    /// Whether the checkpoint has a chat template of its own.
     pub fn has_chat_template(&self) -> bool {
         self.template.is_own()
     }
 
-    /// Ids that the tokenizer puts before every text, such as the mark of its beginning.
+    /// Ids that the tokenizer puts before every text, such as the token for its beginning.
+    // Found by encoding a text: post-processors differ, and which of them add tokens is not declared.
     pub fn bos_tokens(&self) -> Result<Vec<u32>, TokenizerError> {
         let encode = || self.tokenizer.encode("a", true);
         let encoding = guarded(encode).map_err(TokenizerError::encode)?;
@@ -185,8 +187,8 @@ impl Tokenizer {
         self.pieces.len()
     }
 
-    /// What the library's `encode` does (split at added tokens, normalize, split into words,
-    /// tokenize each), except that an added token across one of `breaks` is text.
+    /// As the library's `encode` (split at added tokens, normalize, split into words, tokenize each), except that an
+    /// added token across one of `breaks` is text.
     fn tokenize(&self, text: &str, breaks: &[usize]) -> Result<Encoding, TokenizerError> {
         let run = || -> tokenizers::Result<Encoding> {
             // Added tokens marked `normalized` are looked for in the text as it stands too;
@@ -223,8 +225,8 @@ impl Tokenizer {
         guarded(run).map_err(TokenizerError::encode)
     }
 
-    /// Some vocabularies hold their control strings as common words too; those are spelled
-    /// character by character.
+    /// Some vocabularies hold their control strings as ordinary words too; in a user's text those are spelled character
+    /// by character.
     fn tokenize_word(&self, word: &str) -> tokenizers::Result<Vec<Token>> {
         let model = self.tokenizer.get_model();
         let tokens = model.tokenize(word)?;
@@ -244,6 +246,7 @@ impl Tokenizer {
             }
             let (start, end) = token.offsets;
             for (at, character) in word[start..end].char_indices() {
+                // Offsets of the part are within the character.
                 let at = start + at;
                 for mut part in model.tokenize(character.encode_utf8(&mut [0; 4]))? {
                     part.offsets = (at + part.offsets.0, at + part.offsets.1);
@@ -272,8 +275,8 @@ fn parse_tokenizer(json: &[u8]) -> Result<HfTokenizer, TokenizerError> {
     let declared: Declared = serde_json::from_slice(json).map_err(TokenizerError::tokenizer)?;
     let mut tokenizer =
         guarded(|| HfTokenizer::from_bytes(json)).map_err(TokenizerError::tokenizer)?;
-    // The library numbers added tokens itself and would go on with other ids than the
-    // checkpoint was trained with.
+    // The library assigns ids to added tokens itself, and would silently go on with other ids than the checkpoint was
+    // trained with.
     for DeclaredToken { id, content } in declared.added_tokens {
         match tokenizer.token_to_id(&content) {
             Some(given) if given == id => {}
@@ -285,7 +288,7 @@ fn parse_tokenizer(json: &[u8]) -> Result<HfTokenizer, TokenizerError> {
             }
         }
     }
-    // A file may ask for every text to be cut or filled up to some length.
+    // A file may ask for every text to be cut or padded to some length.
     tokenizer
         .with_truncation(None)
         .map_err(TokenizerError::tokenizer)?;

@@ -6,8 +6,8 @@ use tokenizers::{DecoderWrapper, PreTokenizerWrapper, Tokenizer as HfTokenizer};
 
 use super::error::TokenizerError;
 
-/// Ids a tokenizer may reach. The largest vocabularies known hold about 260,000; the table
-/// is as long as the highest id, so an id of billions in a small file must not size it.
+/// Highest id that a tokenizer may use. The largest vocabularies known hold about 260,000; the table is as long as the
+/// highest id, so an id of billions in a small file must not size it.
 const ID_MAX: u32 = (1 << 22) - 1;
 
 pub(super) struct TokenPieces {
@@ -45,6 +45,7 @@ impl TokenPieces {
             if ends.len() > id_index {
                 continue; // a second string under the same id
             }
+            // Ids without a token get an empty piece: they end where the one before ends.
             ends.resize(id_index, bytes.len() as u32);
             if !is_special(id) {
                 spelling.write(&token, &mut bytes);
@@ -80,6 +81,7 @@ enum Spelling {
 }
 
 impl Spelling {
+    // A decoder says best how bytes are written; some files have none, and only split into bytes.
     fn of(tokenizer: &HfTokenizer) -> Self {
         let byte_level = tokenizer.get_decoder().is_some_and(decodes_bytes)
             || (tokenizer.get_decoder().is_none()

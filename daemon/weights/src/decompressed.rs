@@ -1,33 +1,35 @@
-//! Which weights a GPU decodes before it multiplies with them, and in which pieces.
+//! Which weights a GPU decompresses or dequantizes before it multiplies, and in which pieces.
 
 use sluice_formats::Format;
 use sluice_machine::GpuProfile;
 
 use super::Storage;
 
-/// Most bytes of it, but for rows so long that no piece has room. Less keeps a large card waiting between launches, more
-/// gains nothing.
+/// Bytes of the buffer for decompressed weights, unless a single piece of rows is longer. A smaller one keeps a large
+/// GPU waiting between launches, a larger one gains nothing.
 pub const BYTES_MAX: usize = 64 << 20;
-/// Rows of a piece are whole multiples of this, as a container's chunks and the tiles of a multiply are.
+/// Rows of a piece are multiples of this, as a container's chunks and matmul tiles are.
 pub const ROWS: usize = 256;
-/// Rows of input from which cuBLAS multiplies decoded blocks faster than our own kernels those that they decode: what
-/// decoding takes more of the card's memory is then little beside the multiply.
+/// Rows of input from which dequantizing first and cuBLAS beat kernels that dequantize on the way: the extra memory
+/// traffic is then small compared with the matmul.
 const BLAS_ROWS: usize = 256;
-/// What a weight on a card is, as far as it decides whether it is decoded first.
+/// How a weight is stored on a GPU, as far as it decides whether it is decompressed first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GpuStorage {
-    /// Numbers or blocks of this format.
+    /// In this plain or block format.
     Plain(Format),
-    /// Coded, with an index by which it can be multiplied.
+    /// Dictionary-coded, with an index that lets kernels multiply by it directly.
     DictionaryIndexed,
-    /// Coded.
+    /// Compressed in another way, which no kernel multiplies by.
     Compressed,
 }
 
-/// Whether a card decodes a weight before it multiplies so many rows with it.
+/// Whether a GPU decompresses or dequantizes a weight before it multiplies `rows` rows by it.
 pub fn is_decompressed_first(gpu: &GpuProfile, storage: GpuStorage, rows: usize) -> bool {
+    // Without cuBLAS there is no workspace, and our kernels dequantize on the way.
     let gains = gpu.workspace_bytes > 0 && rows >= BLAS_ROWS;
     match storage {
+        // cuBLAS and our kernels both read plain formats as they are.
         GpuStorage::Plain(format) if format.block_len() == 1 => false,
         GpuStorage::Plain(format) => gains || !format.has_gpu_matmul(),
         GpuStorage::DictionaryIndexed => gains,
@@ -36,7 +38,7 @@ pub fn is_decompressed_first(gpu: &GpuProfile, storage: GpuStorage, rows: usize)
 }
 
 impl Storage {
-    /// What it is on a card.
+    /// How it is stored on a GPU.
     pub fn on_gpu(self) -> GpuStorage {
         match self {
             Self::Plain(format) => GpuStorage::Plain(format),
@@ -46,14 +48,15 @@ impl Storage {
     }
 }
 
-/// Rows of a piece that are decoded at once of a matrix of so many, in so much memory; `None` when that is too little.
+/// Rows of a piece that is decompressed at once, for a matrix of `rows` rows and a buffer of `bytes`; `None` if the
+/// buffer is too small.
 pub fn piece_rows(rows: usize, row_bytes: usize, bytes: usize) -> Option<usize> {
     let most = bytes / row_bytes.max(1) / ROWS * ROWS;
     if rows * row_bytes <= bytes {
         return Some(rows.max(1));
     }
     let pieces = rows.div_ceil((most > 0).then_some(most)?);
-    // Of about the same size.
+    // Pieces of about the same size: a short last one would keep the GPU less busy.
     Some(rows.div_ceil(pieces).next_multiple_of(ROWS))
 }
 

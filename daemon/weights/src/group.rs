@@ -1,24 +1,24 @@
-//! The units of residency: weights that are used together, and live, stream and change together.
+//! Weight groups: weights that are used together, and that live, stream and change together.
 
-/// Weights that are used together. Their order is the order of a pass.
+/// Weights that are used together. Their order is that of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WeightGroup {
     /// The embedding, of which a pass reads single rows.
     Embedding,
-    /// A layer's attention with the norm before it.
+    /// A layer's attention and the norm before it.
     Attention(usize),
-    /// A layer's first MLP projections with the norm before them.
+    /// A layer's gate and up projections and the norm before them.
     GateUp(usize),
-    /// A layer's second MLP projection.
+    /// A layer's down projection.
     Down(usize),
-    /// The norm before the head.
+    /// The norm before the LM head.
     FinalNorm,
-    /// A part of the output projection: some rows of the vocabulary.
+    /// A part of the LM head: some rows of the vocabulary. The value counts the parts from 0.
     LmHead(usize),
 }
 
 impl WeightGroup {
-    /// Its layer, for what belongs to one.
+    /// The layer that the group belongs to, if it belongs to one.
     #[must_use]
     pub fn layer(self) -> Option<usize> {
         match self {
@@ -28,43 +28,43 @@ impl WeightGroup {
     }
 }
 
-/// A tensor's part in its unit.
+/// A tensor's role in its weight group; shapes are [outputs, inputs].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TensorPart {
-    /// [rows, width].
+    /// [padded vocab size, hidden size].
     Embedding,
-    /// [1, width].
+    /// [1, hidden size].
     AttentionNorm,
-    /// [heads · head size, width].
+    /// [attention heads · head dimension, hidden size].
     Query,
-    /// [1, heads · head size].
+    /// [1, attention heads · head dimension].
     QueryBias,
-    /// [key-value heads · head size, width].
+    /// [KV heads · head dimension, hidden size].
     Key,
-    /// [1, key-value heads · head size].
+    /// [1, KV heads · head dimension].
     KeyBias,
-    /// [key-value heads · head size, width].
+    /// [KV heads · head dimension, hidden size].
     Value,
-    /// [1, key-value heads · head size].
+    /// [1, KV heads · head dimension].
     ValueBias,
-    /// [width, heads · head size].
+    /// [hidden size, attention heads · head dimension].
     AttentionOutput,
-    /// [1, width].
+    /// [1, hidden size].
     MlpNorm,
-    /// [MLP width, width]; goes through the activation.
+    /// [intermediate size, hidden size]; its output goes through the activation.
     Gate,
-    /// [MLP width, width].
+    /// [intermediate size, hidden size].
     Up,
-    /// [width, MLP width].
+    /// [hidden size, intermediate size].
     Down,
-    /// [1, width].
+    /// [1, hidden size].
     FinalNorm,
-    /// [rows, width].
+    /// [padded vocab size, hidden size].
     LmHead,
 }
 
 impl TensorPart {
-    /// The unit it is used with, in a layer where it belongs to one. The head's is its first part.
+    /// The weight group that it belongs to, in `layer` where it belongs to one; for the LM head its first part.
     #[must_use]
     pub fn group(self, layer: usize) -> WeightGroup {
         match self {
@@ -84,7 +84,7 @@ impl TensorPart {
         }
     }
 
-    /// Whether it is a matrix of an MLP, which rows go through in turns.
+    /// Whether it is a matrix of an MLP, through which a long canvas goes in pieces.
     pub fn is_of_mlp(self) -> bool {
         matches!(self, Self::Gate | Self::Up | Self::Down)
     }
@@ -95,16 +95,16 @@ impl TensorPart {
 pub struct TensorSpec {
     /// Exact full name in the checkpoint.
     pub name: String,
-    /// Shape there: one size for norms and biases, two for matrices ([out, in]).
+    /// Shape in the checkpoint: one size for norms and biases, two for matrices ([outputs, inputs]).
     pub shape: Vec<usize>,
-    /// Layer, 0 for parts outside of layers.
+    /// Its layer; 0 for parts outside of layers.
     pub layer: usize,
-    /// Its part there.
+    /// Its role in the group.
     pub part: TensorPart,
 }
 
 impl TensorSpec {
-    /// Rows and numbers in a row; a vector is one row.
+    /// Rows and width of the tensor; a vector is one row.
     #[must_use]
     pub fn size(&self) -> (usize, usize) {
         match self.shape[..] {

@@ -1,38 +1,39 @@
-//! Where a unit's tensors lie in its memory.
+//! Places a weight group's tensors in its memory.
 
 use sluice_machine::page::PAGE_BYTES;
 
-/// Tensors start on cache lines.
+/// Alignment of tensors: a cache line.
 pub(super) const ALIGNMENT: u64 = 64;
-/// Smaller tensors are not worth a direct read with its two odd pages.
+/// Least bytes of a direct read: for smaller tensors, the partial pages at both ends cost more than the page cache
+/// does.
 const DIRECT_BYTES_MIN: u64 = 64 << 10;
 
-/// A place for each tensor of a unit.
+/// The places of a weight group's tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupLayout {
-    /// In the order of the unit's tensors.
+    /// One place for each of the group's tensors, in order.
     pub placements: Vec<TensorPlacement>,
-    /// All of it, in whole pages.
+    /// Bytes of the whole group, in whole pages.
     pub bytes: u64,
 }
 
-/// Memory for a tensor.
+/// The memory of one tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorPlacement {
-    /// From the unit's start.
+    /// Offset from the group's start.
     pub offset: u64,
-    /// What is set aside.
+    /// Bytes that are reserved, at least those of the tensor.
     pub bytes: u64,
-    /// Whether it is whole pages with room for a direct read's odd ends.
+    /// Whether it is page-aligned, with room for the partial pages of a direct read.
     pub is_direct: bool,
 }
 
-/// Tensors of these bytes, one after another.
+/// Lays out resident tensors of these sizes, one after another.
 pub fn resident(sizes: impl Iterator<Item = u64>) -> GroupLayout {
     layout(sizes, false)
 }
 
-/// Large tensors with room for the odd pages around them that a direct read brings along.
+/// Lays out tensors in a staging buffer, large ones with room for the partial pages that a direct read brings along.
 pub fn staging(sizes: impl Iterator<Item = u64>) -> GroupLayout {
     layout(sizes, true)
 }
@@ -44,6 +45,8 @@ fn layout(sizes: impl Iterator<Item = u64>, direct: bool) -> GroupLayout {
         .map(|bytes| {
             let is_direct = direct && bytes >= DIRECT_BYTES_MIN;
             let (alignment, room) = if is_direct {
+                // Direct I/O reads whole pages: the tensor's first byte may be anywhere in the first one, so one page
+                // more than its size is needed.
                 (page, bytes.next_multiple_of(page) + page)
             } else {
                 (ALIGNMENT, bytes)

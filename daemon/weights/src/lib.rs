@@ -1,5 +1,5 @@
-//! The vocabulary of everything that has to do with weights: which tensors a model has, in which groups they live, stream and
-//! change, and the numbers that they are described by.
+//! The vocabulary of everything that deals with weights: which tensors a model has, in which weight groups they live,
+//! stream and change, and how they are stored.
 
 mod compressed;
 pub mod compression;
@@ -14,8 +14,8 @@ mod view;
 
 pub use self::{
     compressed::{
-        CompressedTensor, CompressionShares, DamagedTensor, OpenRows, chunk_at, dtype_of,
-        gpu_compression, open_rows,
+        CompressedTensor, CompressionShares, DamagedTensor, OpenRows, chunk_at, gpu_compression,
+        open_rows,
     },
     group::{TensorPart, TensorSpec, WeightGroup},
     limits::{CONTEXT_LENGTH_MAX, END_TOKENS_MAX, HEAD_DIM_MAX, HIDDEN_SIZE_MAX},

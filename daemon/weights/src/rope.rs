@@ -1,36 +1,37 @@
-//! Rotary embedding: how fast each pair of a head turns from one position to the next.
+//! Rotary embedding (RoPE): the frequency of each pair of a head.
 
-/// The turning of each pair of numbers of a head. Pairs are half-split: element i with i + half.
+/// RoPE's frequencies. Pairs are half-split: element i with i + half.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
-    /// Radians a position, for each of a head's pairs.
+    /// Radians per position, for each of a head's pairs.
     pub frequencies: Vec<f32>,
 }
 
-/// Llama 3.1's way to a longer context (`rope_type` `llama3`): pairs that turn slowly are slowed down further.
+/// Llama 3.1's context extension (`rope_type` `llama3`): pairs of low frequency are slowed down.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Llama3Scaling {
-    /// By so much.
+    /// Factor by which low frequencies are divided.
     pub factor: f32,
     /// Pairs with fewer turns than this over the original context are slowed down in full.
     pub low_freq_factor: f32,
-    /// Pairs with more turns than this are left alone; in between, it is blended.
+    /// Pairs with more turns than this are left as they are; between both, frequencies are interpolated.
     pub high_freq_factor: f32,
     /// Positions of the original context.
     pub original_context: f32,
 }
 
 impl Rope {
-    /// `base^(-2i / head_dim)` for pair i, as `f32` arithmetic gives it.
+    /// `base^(-2i / head_dim)` for pair i, computed in `f32`.
     #[must_use]
     pub fn plain(base: f32, head_dim: usize) -> Self {
+        // In `f32`, as the reference computes it: another rounding is another angle at large positions.
         let frequency = |i: usize| base.powf((2 * i) as f32 / head_dim as f32).recip();
         Self {
             frequencies: (0..head_dim / 2).map(frequency).collect(),
         }
     }
 
-    /// The same, slowed down as Llama 3.1 does.
+    /// The plain frequencies, slowed down as in Llama 3.1.
     ///
     /// Reference: `_compute_llama3_parameters` of transformers' `modeling_rope_utils.py`.
     #[must_use]
@@ -47,6 +48,7 @@ impl Rope {
             if turns < low {
                 *frequency /= factor;
             } else if turns <= high {
+                // Interpolated, so that no neighbouring pairs differ by the whole factor.
                 let kept = (turns - low) / (high - low);
                 *frequency = (1.0 - kept) * *frequency / factor + kept * *frequency;
             }
@@ -54,7 +56,7 @@ impl Rope {
         rope
     }
 
-    /// Numbers in a head.
+    /// Elements of a head.
     #[must_use]
     pub fn head_dim(&self) -> usize {
         2 * self.frequencies.len()

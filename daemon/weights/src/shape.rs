@@ -1,5 +1,4 @@
-//! The shape of a model without its weights: what a plan is made from, and what a synthetic
-//! checkpoint is written from.
+//! The shape of a model without its weights: plans are made from it, and synthetic checkpoints.
 
 use super::{TensorPart, TensorSpec};
 
@@ -8,42 +7,42 @@ use super::{TensorPart, TensorSpec};
 pub enum TensorNaming {
     /// `model.transformer.blocks.N.q_proj` and so on, as GSAI-ML publishes LLaDA.
     Llada,
-    /// `model.layers.N.self_attn.q_proj` and so on, as Hugging Face's Llama and Qwen have it.
+    /// `model.layers.N.self_attn.q_proj` and so on, as in Hugging Face's Llama and Qwen.
     HuggingFace,
 }
 
-/// The numbers that decide how large a model is.
+/// The sizes of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape {
-    /// How its tensors are called.
+    /// How its tensors are named.
     pub naming: TensorNaming,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
-    /// Numbers in a row between layers.
+    /// Elements of a row between layers.
     pub hidden_size: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub attention_heads: usize,
-    /// Key and value heads.
+    /// Number of key and value heads; each serves `attention_heads / kv_heads` query heads.
     pub kv_heads: usize,
-    /// Numbers in a head.
+    /// Elements of a head.
     pub head_dim: usize,
-    /// Numbers in a row inside the MLP.
+    /// Elements of a row inside the MLP.
     pub intermediate_size: usize,
-    /// Rows of embedding and head.
+    /// Rows of embedding and LM head, at least the number of tokens.
     pub padded_vocab_size: usize,
     /// Most positions of prompt and answer together.
     pub context_length: usize,
-    /// Whether a position sees only those before it. Such a model keeps their keys and values, and computes one row for
-    /// each new token; others compute the whole canvas in every pass.
+    /// Whether the model is autoregressive: a position sees only those before it. Such a model keeps a KV cache and
+    /// computes one row for each new token; others compute the whole canvas in every pass.
     pub causal: bool,
-    /// Whether the head is the embedding.
+    /// Whether the LM head is the embedding.
     pub tied: bool,
     /// Whether queries, keys and values have biases.
     pub biases: bool,
 }
 
 impl Shape {
-    /// Every tensor of a checkpoint of this shape, by its exact name and in the order of their use. A tied head is the
+    /// Every tensor of a checkpoint of this shape, by its exact name and in the order of use. A tied LM head is the
     /// embedding's tensor again.
     #[must_use]
     pub fn tensors(&self) -> Vec<TensorSpec> {
@@ -67,6 +66,7 @@ impl Shape {
             ];
             for (&(shape, part), name) in parts.iter().zip(names.parts) {
                 let name = format!("{}.{layer}.{name}", names.layers);
+                // Of these families, only queries, keys and values ever have biases.
                 let bias = match part {
                     TensorPart::Query => Some(TensorPart::QueryBias),
                     TensorPart::Key => Some(TensorPart::KeyBias),
@@ -83,6 +83,7 @@ impl Shape {
             }
         }
         specs.push(weight(names.final_norm, &[width], 0, TensorPart::FinalNorm));
+        // A tied LM head reads the embedding's bytes a second time, as a tensor of its own.
         let head = match self.tied {
             true => names.embedding,
             false => names.lm_head,
@@ -91,7 +92,7 @@ impl Shape {
         specs
     }
 
-    /// Numbers in all tensors; those of a tied head once.
+    /// Elements of all tensors; a tied LM head isn't counted again.
     #[must_use]
     pub fn parameters(&self) -> u64 {
         let numbers =
@@ -99,7 +100,7 @@ impl Shape {
         self.stored().map(|spec| numbers(&spec)).sum()
     }
 
-    /// The tensors that a checkpoint stores: a tied head is none of its own.
+    /// The tensors that a checkpoint stores: without a tied LM head.
     pub fn stored(&self) -> impl Iterator<Item = TensorSpec> {
         let tied = self.tied;
         self.tensors()
@@ -108,11 +109,11 @@ impl Shape {
     }
 }
 
-/// What a family calls its tensors, without `.weight`.
+/// A family's tensor names, without `.weight`.
 struct Names {
     embedding: &'static str,
     layers: &'static str,
-    /// In the order of [`Shape::tensors`].
+    /// Names within a layer, in the order of [`Shape::tensors`].
     parts: [&'static str; 9],
     final_norm: &'static str,
     lm_head: &'static str,
@@ -121,7 +122,7 @@ struct Names {
 impl Names {
     fn of(naming: TensorNaming) -> Self {
         match naming {
-            // `ff_out` is both a layer's second MLP projection and the head.
+            // LLaDA uses `ff_out` both for a layer's down projection and for the LM head.
             TensorNaming::Llada => Self {
                 embedding: "model.transformer.wte",
                 layers: "model.transformer.blocks",

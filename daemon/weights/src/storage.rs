@@ -1,5 +1,5 @@
-//! How tensors are stored and where they live, as a plan decides it for each unit, and how a model's tensors are gathered
-//! into units.
+//! How tensors are stored and where they live, as a plan decides it for each weight group, and how a model's tensors
+//! are gathered into weight groups.
 
 use std::sync::Arc;
 
@@ -11,23 +11,24 @@ use super::{CompressedTensor, TensorPart, TensorSpec, WeightGroup, layout};
 /// A tensor of the checkpoint, and how it is stored there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceTensor {
-    /// Which tensor.
+    /// The tensor that the model needs.
     pub spec: TensorSpec,
-    /// Its format there; of a coded one, what it is decoded to.
+    /// Its format in the checkpoint; for a compressed tensor the format that it decompresses to.
     pub format: Format,
-    /// How it is coded there, if it is.
+    /// How it is compressed in the checkpoint, if it is.
     pub compressed: Option<Arc<CompressedTensor>>,
-    /// How a copy of it beside the checkpoint is coded without loss, or about how one would be; none where that saves nothing.
+    /// How its lossless copy in the converted-weight cache is compressed, or an estimate of it; `None` if a copy saves
+    /// nothing.
     pub compressed_copy: Option<Arc<CompressedTensor>>,
 }
 
 impl SourceTensor {
-    /// How these rows are coded.
+    /// The compression of these rows in the checkpoint.
     fn compressed_range(&self, first_row: usize, rows: usize) -> Option<CompressedRange> {
         self.range_of(self.compressed.as_ref()?, first_row, rows)
     }
 
-    /// How these rows of the copy are coded.
+    /// The compression of these rows in the copy.
     pub fn compressed_copy_range(&self, first_row: usize, rows: usize) -> Option<CompressedRange> {
         self.range_of(self.compressed_copy.as_ref()?, first_row, rows)
     }
@@ -39,6 +40,7 @@ impl SourceTensor {
         rows: usize,
     ) -> Option<CompressedRange> {
         let rows = first_row..first_row + rows;
+        // Only whole chunks can be taken out of a tensor.
         let bytes = compressed.compressed_bytes(&rows)?;
         Some(CompressedRange {
             scheme: compressed.scheme(),
@@ -51,48 +53,48 @@ impl SourceTensor {
     }
 }
 
-/// How a tensor is kept for computing.
+/// How a tensor is stored for computing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Storage {
-    /// In a format that is multiplied from.
+    /// In a plain or block format.
     Plain(Format),
-    /// As a container has it, coded: decoded where it is multiplied.
+    /// Compressed as in a container; decompressed where it is multiplied.
     Compressed(CompressedRange),
 }
 
-/// How weights are stored, whatever their size.
+/// Format and scheme of weights, whatever their size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WeightFormat {
-    /// Of compressed weights, what they decompress to.
+    /// The format; for compressed weights the one that they decompress to.
     pub format: Format,
-    /// How they are compressed.
+    /// The compression scheme; [`Scheme::Plain`] if there is none.
     pub scheme: Scheme,
 }
 
-/// Coded rows of a tensor.
+/// Compressed rows of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CompressedRange {
-    /// How they are coded.
+    /// The compression scheme.
     pub scheme: Scheme,
-    /// Where they begin, from the tensor's first byte on.
+    /// Offset of their first byte from the tensor's.
     pub start: u64,
-    /// Their bytes.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Bytes of what is kept beside them, so that a card multiplies with them as they are; none elsewhere.
+    /// Bytes of the index that lets a GPU multiply by them directly; 0 elsewhere.
     pub index_bytes: u64,
-    /// What they are decoded to.
+    /// The format that they decompress to.
     pub format: Format,
-    /// Whether the bytes are an estimate: nobody has coded these rows yet.
+    /// Whether `bytes` is an estimate, because nobody has compressed these rows yet.
     pub is_estimate: bool,
 }
 
 impl CompressedRange {
-    /// Where the index begins, from their first byte on.
+    /// Offset of the index from their first byte.
     pub fn index_start(self) -> u64 {
         self.bytes.next_multiple_of(layout::ALIGNMENT)
     }
 
-    /// Bytes of both.
+    /// Bytes of compressed rows and index together.
     fn stored_bytes(self) -> u64 {
         match self.index_bytes {
             0 => self.bytes,
@@ -100,7 +102,7 @@ impl CompressedRange {
         }
     }
 
-    /// Without an index, as the CPU has them.
+    /// The same without an index, as the CPU stores them.
     pub fn without_index(self) -> Self {
         Self {
             index_bytes: 0,
@@ -108,7 +110,7 @@ impl CompressedRange {
         }
     }
 
-    /// Whether they are what they were before they were coded.
+    /// Whether they decompress to their original values.
     #[must_use]
     pub fn is_lossless(&self) -> bool {
         self.scheme != Scheme::Trellis
@@ -130,7 +132,7 @@ impl Storage {
         }
     }
 
-    /// The format, and how it is compressed.
+    /// Format and scheme.
     #[must_use]
     pub fn weight_format(self) -> WeightFormat {
         let scheme = match self {
@@ -143,7 +145,7 @@ impl Storage {
         }
     }
 
-    /// Bytes of `rows` rows of `width` numbers.
+    /// Bytes of `rows` rows of `width` elements.
     #[must_use]
     pub fn bytes(self, rows: usize, width: usize) -> u64 {
         match self {
@@ -152,7 +154,7 @@ impl Storage {
         }
     }
 
-    /// The format that is multiplied from, or that it is decoded to for that.
+    /// The format that is multiplied from, or that it decompresses to.
     #[must_use]
     pub fn format(self) -> Format {
         match self {
@@ -161,14 +163,14 @@ impl Storage {
     }
 }
 
-/// Where a unit's bytes live between passes.
+/// Where a weight group's bytes live between passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tier {
     /// In the device's memory.
     Device,
-    /// In the host's memory; on the CPU, in files that the system's cache holds.
+    /// In host memory; on the CPU, in files that the page cache holds.
     Host,
-    /// In files, read past the system's cache.
+    /// In files, read past the page cache.
     Disk,
 }
 
@@ -184,42 +186,43 @@ impl Tier {
     }
 }
 
-/// A tensor, or some rows of it, in a unit.
+/// A tensor or some of its rows, as part of a weight group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorPlan {
-    /// Number of the tensor among the model's.
+    /// Index of the tensor among the model's.
     pub tensor: usize,
-    /// What it is used for.
+    /// Its role in the group.
     pub part: TensorPart,
-    /// First of its rows that belong to the unit.
+    /// First of its rows that belong to the group.
     pub first_row: usize,
-    /// How many do.
+    /// Number of rows that belong to the group.
     pub rows: usize,
-    /// Numbers in a row.
+    /// Elements of a row.
     pub width: usize,
-    /// How it is stored in the checkpoint; of a coded one, what it is decoded to.
+    /// Its format in the checkpoint; for a compressed tensor the format that it decompresses to.
     pub source: Format,
-    /// How these rows are coded there, if they are and can be taken out of the tensor.
+    /// How these rows are compressed in the checkpoint; `None` if they aren't, or don't begin and end with a chunk.
     pub compressed: Option<CompressedRange>,
-    /// How it is kept for computing.
+    /// How it is stored for computing.
     pub storage: Storage,
 }
 
 impl TensorPlan {
-    /// Bytes as kept for computing.
+    /// Bytes as stored for computing.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.storage.bytes(self.rows, self.width)
     }
 
-    /// How its rows are coded in the file, and how many numbers they are, where they are decoded as they are read.
+    /// If its rows are decompressed while they are read: how the file stores them, and how many elements they have.
     #[must_use]
     pub fn decompressed_from(&self) -> Option<(CompressedRange, u64)> {
         let coding = self.compressed?;
+        // Compressed in the file, plain in memory: at `off`, and for what the CPU streams.
         (self.storage == Storage::Plain(self.source)).then(|| (coding, self.elements()))
     }
 
-    /// How it is stored in the file that it is read from.
+    /// How the file that it is read from stores it.
     #[must_use]
     pub fn storage_of_file(&self) -> Storage {
         match self.decompressed_from() {
@@ -228,7 +231,7 @@ impl TensorPlan {
         }
     }
 
-    /// Bytes that are read from files for it, where it is streamed.
+    /// Bytes that are read from files for it when it is streamed.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
         match (self.storage, self.decompressed_from()) {
@@ -237,44 +240,45 @@ impl TensorPlan {
         }
     }
 
-    /// How many numbers it has.
+    /// Number of its elements.
     #[must_use]
     pub fn elements(&self) -> u64 {
         self.rows as u64 * self.width as u64
     }
 }
 
-/// What a plan says of a unit.
+/// A plan's decisions for a weight group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeightGroupPlan {
-    /// Which unit.
+    /// The weight group.
     pub group: WeightGroup,
-    /// Where its bytes live.
+    /// Where its bytes live between passes.
     pub tier: Tier,
-    /// Its tensors.
+    /// Its tensors, in the order of their use.
     pub tensors: Vec<TensorPlan>,
 }
 
 impl WeightGroupPlan {
-    /// Bytes as kept for computing.
+    /// Bytes as stored for computing.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.tensors.iter().map(TensorPlan::bytes).sum()
     }
 
-    /// Bytes that are read from files for it, where it is streamed.
+    /// Bytes that are read from files for it when it is streamed.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
         self.tensors.iter().map(TensorPlan::file_bytes).sum()
     }
 
-    /// Whether its bytes go through a slot in every pass.
+    /// Whether it goes through a staging buffer in every pass.
     #[must_use]
     pub fn is_streamed(&self) -> bool {
+        // A pass reads single rows of the embedding where it lies, on any tier.
         self.tier != Tier::Device && self.group != WeightGroup::Embedding
     }
 
-    /// The format of its largest tensor.
+    /// The storage of its largest tensor, which stands for the group on screens.
     #[must_use]
     pub fn storage(&self) -> Storage {
         self.tensors
@@ -284,12 +288,12 @@ impl WeightGroupPlan {
             .storage
     }
 
-    /// Bytes of each tensor, as kept for computing.
+    /// Bytes of each tensor, as stored for computing.
     pub fn sizes(&self) -> impl Iterator<Item = u64> {
         self.tensors.iter().map(TensorPlan::bytes)
     }
 
-    /// Bytes of the device's memory that it takes all the time.
+    /// Bytes of device memory that it occupies between passes.
     #[must_use]
     pub fn resident_bytes(&self) -> u64 {
         match self.tier {
@@ -298,20 +302,22 @@ impl WeightGroupPlan {
         }
     }
 
-    /// Bytes of a slot that it can go through.
+    /// Bytes of a staging buffer that fits it.
     #[must_use]
     pub fn staging_bytes(&self) -> u64 {
         layout::staging(self.sizes()).bytes
     }
 }
 
-/// Rows of a part of the head are whole multiples of this, but for the last part's.
+/// Rows of a part of the LM head are multiples of this, but for the last part's.
 const LM_HEAD_ROWS: usize = 256;
 
-/// Gathers a model's tensors into units, as the checkpoint stores them and all on the device. Where units begin and end
-/// depends on the model alone, never on a plan, so that results do not.
+/// Gathers a model's tensors into weight groups, stored as in the checkpoint and all on the device. The groups depend
+/// on the model alone, never on a plan, so that results don't depend on plans either.
 #[must_use]
 pub fn weight_groups(sources: &[SourceTensor]) -> Vec<WeightGroupPlan> {
+    // The LM head is cut into parts no larger than the largest group of a layer: staging buffers must fit every group,
+    // and one for a whole vocabulary would be much larger than all others.
     let largest_in_layers = weight_groups_of(sources, usize::MAX)
         .iter()
         .filter(|unit| unit.group.layer().is_some())
@@ -326,6 +332,7 @@ pub fn weight_groups(sources: &[SourceTensor]) -> Vec<WeightGroupPlan> {
 
 fn weight_groups_of(sources: &[SourceTensor], head_numbers_max: usize) -> Vec<WeightGroupPlan> {
     let mut units: Vec<WeightGroupPlan> = Vec::new();
+    // The last groups are searched first: consecutive tensors mostly share one.
     let mut add = |unit: WeightGroup, tensor: TensorPlan| match units
         .iter_mut()
         .rev()
@@ -362,6 +369,7 @@ fn weight_groups_of(sources: &[SourceTensor], head_numbers_max: usize) -> Vec<We
             );
             continue;
         }
+        // Whole chunks of a container, so that each part of a compressed LM head can be taken out.
         let step = (head_numbers_max / width / LM_HEAD_ROWS * LM_HEAD_ROWS).max(LM_HEAD_ROWS);
         for (number, first_row) in (0..rows).step_by(step).enumerate() {
             let rows = step.min(rows - first_row);
@@ -380,7 +388,7 @@ fn weight_groups_of(sources: &[SourceTensor], head_numbers_max: usize) -> Vec<We
     units
 }
 
-/// In the order of a pass.
+/// Sort key: the order of a pass.
 fn order(group: WeightGroup) -> (usize, usize, usize) {
     match group {
         WeightGroup::Embedding => (0, 0, 0),

@@ -1,4 +1,4 @@
-//! Weights as computing sees them.
+//! Weights as operations see them.
 
 use sluice_codec::DecompressError;
 use sluice_cuda::GpuSpan;
@@ -6,62 +6,62 @@ use sluice_formats::{Format, LANES, add_dot_products};
 
 use crate::{CompressedTensor, OpenRows};
 
-/// A matrix or vector of weights, where it lies.
+/// A matrix or vector of weights, wherever it lies.
 #[derive(Debug, Clone, Copy)]
 pub struct Weight<'a> {
-    /// How its numbers are stored; of coded ones, what they are decoded to.
+    /// The format of its elements; for compressed ones the format that they decompress to.
     pub format: Format,
-    /// Outputs; 1 for a vector.
+    /// Number of outputs; 1 for a vector.
     pub rows: usize,
-    /// Inputs.
+    /// Number of inputs: elements of a row.
     pub width: usize,
-    /// The numbers, row after row.
+    /// The weights, row after row.
     pub data: WeightData<'a>,
-    /// Number of the weights' state it belongs to.
+    /// Version of the weights that it belongs to.
     pub weights_version: u64,
 }
 
 /// Where a weight's bytes are.
 #[derive(Debug, Clone, Copy)]
 pub enum WeightData<'a> {
-    /// In this process.
+    /// In this process's memory.
     Host(&'a [u8]),
-    /// In this process, coded.
+    /// In this process's memory, compressed.
     Compressed(CompressedRows<'a>),
-    /// On a card.
+    /// On a GPU.
     Gpu(GpuWeight<'a>),
-    /// Nowhere: a rehearsal.
+    /// Nowhere: a dry run, which only counts memory.
     None,
 }
 
-/// Rows of a tensor on a card.
+/// Rows of a tensor on a GPU.
 #[derive(Debug, Clone, Copy)]
 pub struct GpuWeight<'a> {
-    /// Their bytes; of coded ones, those of the chunks from the tensor's row `base_row` on.
+    /// Their bytes; for compressed rows those of the chunks from the tensor's row `base_row` on.
     pub span: GpuSpan,
-    /// How they are coded, if they are.
+    /// How they are compressed, if they are.
     pub compressed: Option<GpuCompressedRows<'a>>,
-    /// Memory that weights are decoded into, some rows at a time, where they aren't multiplied as they are; every weight's.
+    /// Shared buffer that weights are decompressed into, some rows at a time, if no kernel multiplies by them directly.
     pub decompressed: GpuSpan,
 }
 
-/// How rows on a card are coded.
+/// How rows on a GPU are compressed.
 #[derive(Debug, Clone, Copy)]
 pub struct GpuCompressedRows<'a> {
-    /// The tensor.
+    /// The tensor that the rows belong to.
     pub tensor: &'a CompressedTensor,
-    /// The index by which they are multiplied as they are; empty, if they aren't.
+    /// The index for multiplying by them directly; empty if they are decompressed first.
     pub index: GpuSpan,
-    /// The first row of the chunks that are there, and of the index.
+    /// First row of the chunks on the GPU, and of the index.
     pub base_row: usize,
-    /// How many rows are there.
+    /// Number of rows of these chunks.
     pub base_rows: usize,
-    /// The first of the rows, in the tensor.
+    /// Index in the tensor of the first row of this weight.
     pub first_row: usize,
 }
 
 impl WeightData<'_> {
-    /// Numbers on a card as they are, and memory there that they may be decoded into.
+    /// Uncompressed weights on a GPU, with the buffer that they may be dequantized into.
     #[must_use]
     pub fn on_gpu(span: GpuSpan, decoded: GpuSpan) -> Self {
         Self::Gpu(GpuWeight {
@@ -72,21 +72,21 @@ impl WeightData<'_> {
     }
 }
 
-/// Rows of a tensor as they are coded.
+/// Compressed rows of a tensor.
 #[derive(Debug, Clone, Copy)]
 pub struct CompressedRows<'a> {
-    /// The tensor.
+    /// The tensor that the rows belong to.
     pub tensor: &'a CompressedTensor,
-    /// Coded bytes of some of it, with these rows among them.
+    /// Compressed bytes of some of its chunks, which include these rows.
     pub bytes: &'a [u8],
-    /// Where those begin, from the tensor's first byte on.
+    /// Offset of `bytes` from the tensor's first byte.
     pub base: u64,
-    /// The first of the rows, in the tensor.
+    /// Index in the tensor of the first row of this weight.
     pub first_row: usize,
 }
 
 impl<'a> Weight<'a> {
-    /// The rows `from..to` alone.
+    /// The rows `from..to` of this weight.
     ///
     /// # Panics
     /// When they lie outside.
@@ -102,6 +102,7 @@ impl<'a> Weight<'a> {
                 }),
                 WeightData::Host(bytes) => WeightData::Host(&bytes[from * stride..to * stride]),
                 WeightData::Gpu(card) => WeightData::Gpu(match card.compressed {
+                    // Chunks stay whole on the GPU: only the row index moves.
                     Some(coded) => GpuWeight {
                         compressed: Some(GpuCompressedRows {
                             first_row: coded.first_row + from,
@@ -129,29 +130,30 @@ impl<'a> Weight<'a> {
         match self.data {
             WeightData::Host(bytes) => bytes,
             WeightData::Compressed(_) | WeightData::Gpu(_) | WeightData::None => {
+                // A plan never mixes devices: only a mistake in an operation leads here.
                 unreachable!("the CPU's operations are given the process's own memory")
             }
         }
     }
 
-    /// Where its bytes are, for a card's operations.
+    /// Its place on a GPU, for the GPU's operations.
     ///
     /// # Panics
-    /// When they are not on a card.
+    /// When they are not on a GPU.
     #[must_use]
     pub fn on_gpu(&self) -> GpuWeight<'a> {
         match self.data {
             WeightData::Gpu(card) => card,
             WeightData::Host(_) | WeightData::Compressed(_) | WeightData::None => {
-                unreachable!("a card's operations are given its own memory")
+                unreachable!("operations of a GPU are given its own memory")
             }
         }
     }
 
-    /// Where its numbers lie on a card, as they are.
+    /// Its span on a GPU, if it isn't compressed.
     ///
     /// # Panics
-    /// When they are not on a card, or coded there.
+    /// When they are not on a GPU, or compressed there.
     #[must_use]
     pub fn span(&self) -> GpuSpan {
         let card = self.on_gpu();
@@ -159,10 +161,10 @@ impl<'a> Weight<'a> {
         card.span
     }
 
-    /// All its numbers as `f32`, on the CPU.
+    /// Dequantizes or decompresses all elements to `f32`, on the CPU.
     ///
     /// # Panics
-    /// When `out` has another length, or coded bytes were not checked when they were read.
+    /// When `out` has another length, or compressed bytes were not checked when they were read.
     pub fn dequantize(&self, out: &mut [f32]) {
         assert_eq!(out.len(), self.rows * self.width);
         match self.data {
@@ -174,11 +176,10 @@ impl<'a> Weight<'a> {
         }
     }
 
-    /// The same, at most so many rows at a time, of which `sink` is told the first one and the numbers. `scratch` has room for
-    /// them.
+    /// Dequantizes at most `count` rows at a time into `scratch`, and passes each piece to `sink` with its first row.
     ///
-    /// # Panics
-    /// When it has not, or coded bytes were not checked when they were read.
+    /// When `scratch` is too short for `count` rows, or compressed bytes were not checked when they were read. When it
+    /// has not, or compressed bytes were not checked when they were read.
     pub fn dequantize_by(
         &self,
         count: usize,
@@ -195,6 +196,7 @@ impl<'a> Weight<'a> {
             return;
         };
         coded.each(self.rows, |first, open| {
+            // A chunk may have more rows than the scratch holds.
             for local in open.local.clone().step_by(count) {
                 let rows = local..open.local.end.min(local + count);
                 let values = &mut scratch[..rows.len() * self.width];
@@ -205,17 +207,17 @@ impl<'a> Weight<'a> {
         });
     }
 
-    /// Whether [`Weight::dot`] can be used.
+    /// Whether [`Weight::dot`] supports this format and width.
     #[must_use]
     pub fn has_dot_kernel(&self) -> bool {
         self.format.dot_kernel(self.width).is_some()
     }
 
-    /// Products of one row of input and each of its rows, on the CPU. Coded numbers come to the same bits as those that they
-    /// are decoded to.
+    /// Dot products of one row of input with each of its rows, on the CPU. Compressed weights give the same bits as the
+    /// weights that they decompress to.
     ///
     /// # Panics
-    /// When it has none, lengths differ, or coded bytes were not checked when they were read.
+    /// When it has none, lengths differ, or compressed bytes were not checked when they were read.
     pub fn dot(&self, x: &[f32], out: &mut [f32]) {
         let dots = self
             .format
@@ -225,6 +227,8 @@ impl<'a> Weight<'a> {
             return dots(self.bytes(), x, out);
         };
         coded.each(self.rows, |first, open| {
+            // Pieces of a row come in order, and whole vectors at a time, so the sums are those of the uncompressed
+            // kernel.
             let mut sums = [0.0; LANES];
             let start = open.local.start;
             open.matrix
@@ -241,7 +245,7 @@ impl<'a> Weight<'a> {
 }
 
 impl<'a> CompressedRows<'a> {
-    /// Calls `decode` for the rows of each chunk: with the first of them, as these rows are counted.
+    /// Calls `decode` for the rows of each chunk, with the index of the first of them in this weight.
     fn each(
         self,
         rows: usize,

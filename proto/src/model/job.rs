@@ -7,17 +7,14 @@ use sluice_shared::compression::{
     check_tensor_pattern, check_tile_elements,
 };
 
-use super::{InvalidField, ModelSubject, at_least_one, invalid};
+use super::{InvalidField, ModelRef, at_least_one, invalid, reference::absolute};
 use crate::v1;
-
-/// Longest path, as the system has it.
-const PATH_BYTES_MAX: usize = 4096;
 
 /// A checked [`v1::CompressRequest`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompressJob {
-    /// What to code; a path is absolute.
-    pub source: ModelSubject,
+    /// What to code; it has weights.
+    pub source: ModelRef,
     /// File to write: absolute, with an ending of its own.
     pub output: PathBuf,
     /// How numbers are coded.
@@ -65,13 +62,10 @@ impl TryFrom<v1::CompressRequest> for CompressJob {
     fn try_from(wire: v1::CompressRequest) -> Result<Self, InvalidField> {
         use v1::compress_request::How as Wire;
 
-        bounded("name", &wire.name)?;
-        if !wire.path.is_empty() {
-            absolute("path", &wire.path)?;
-        }
         let how = match wire.how {
             Some(Wire::BitsPerWeight(bits)) => CompressionMethod::BitsPerWeight(
-                check_bits_per_weight(bits).map_err(|problem| invalid("bits", problem))?,
+                check_bits_per_weight(bits)
+                    .map_err(|problem| invalid("bits_per_weight", problem))?,
             ),
             Some(Wire::Coder(coder)) => {
                 CompressionMethod::Lossless(match v1::Coder::try_from(coder) {
@@ -85,10 +79,10 @@ impl TryFrom<v1::CompressRequest> for CompressJob {
         };
         let tile = check_tile_elements(wire.tile_elements.unwrap_or(TILE_ELEMENTS_DEFAULT));
         Ok(Self {
-            source: ModelSubject::new(wire.name, wire.path)?,
-            output: container_path("output", &wire.output_path)?,
+            source: ModelRef::try_from(wire.model)?.with_weights()?,
+            output: container_path("output_path", wire.output_path)?,
             method: how,
-            tile_elements: tile.map_err(|problem| invalid("tile", problem))?,
+            tile_elements: tile.map_err(|problem| invalid("tile_elements", problem))?,
             keep_tensors: keep_patterns(wire.keep_tensors)?,
             all_tensors: wire.all_tensors,
             threads: at_least_one("threads", wire.threads)?,
@@ -101,8 +95,8 @@ impl TryFrom<v1::DecompressRequest> for DecompressJob {
 
     fn try_from(wire: v1::DecompressRequest) -> Result<Self, InvalidField> {
         Ok(Self {
-            file: absolute("path", &wire.input_path)?,
-            output: absolute("output", &wire.output_path)?,
+            file: absolute("input_path", wire.input_path)?,
+            output: absolute("output_path", wire.output_path)?,
             threads: at_least_one("threads", wire.threads)?,
         })
     }
@@ -113,43 +107,18 @@ impl TryFrom<v1::VerifyRequest> for VerifyJob {
 
     fn try_from(wire: v1::VerifyRequest) -> Result<Self, InvalidField> {
         Ok(Self {
-            file: absolute("path", &wire.input_path)?,
+            file: absolute("input_path", wire.input_path)?,
         })
     }
 }
 
-fn bounded(field: &'static str, text: &str) -> Result<(), InvalidField> {
-    match text.len() > PATH_BYTES_MAX {
-        true => Err(invalid(
-            field,
-            format!("has {} bytes; the limit is {PATH_BYTES_MAX}", text.len()),
-        )),
-        false => Ok(()),
-    }
-}
-
-/// The daemon has a current folder of its own.
-fn absolute(field: &'static str, path: &str) -> Result<PathBuf, InvalidField> {
-    bounded(field, path)?;
-    if path.is_empty() {
-        return Err(invalid(field, "is missing"));
-    }
-    if !path.starts_with('/') {
-        return Err(invalid(field, format!("must be absolute, not '{path}'")));
-    }
-    if path.contains('\0') {
-        return Err(invalid(field, "has a zero byte, which no path has"));
-    }
-    Ok(path.into())
-}
-
-fn container_path(field: &'static str, path: &str) -> Result<PathBuf, InvalidField> {
+fn container_path(field: &'static str, path: String) -> Result<PathBuf, InvalidField> {
     compression::check_container_path(absolute(field, path)?)
         .map_err(|problem| invalid(field, problem))
 }
 
 fn keep_patterns(keep: Vec<String>) -> Result<Vec<String>, InvalidField> {
-    let refused = |problem| invalid("keep", problem);
+    let refused = |problem| invalid("keep_tensors", problem);
     check_pattern_count(keep.len()).map_err(refused)?;
     let each = keep.iter().map(|pattern| check_tensor_pattern(pattern));
     each.collect::<Result<_, _>>().map_err(refused)
@@ -157,13 +126,13 @@ fn keep_patterns(keep: Vec<String>) -> Result<Vec<String>, InvalidField> {
 
 #[cfg(test)]
 mod tests {
-    use v1::compress_request::How as Wire;
+    use v1::{compress_request::How as Wire, model_ref::By};
 
     use super::*;
 
     fn compress() -> v1::CompressRequest {
         v1::CompressRequest {
-            path: "/m".to_owned(),
+            model: By::Path("/m".to_owned()).into(),
             output_path: "/a.sluice".to_owned(),
             ..Default::default()
         }
@@ -172,7 +141,7 @@ mod tests {
     #[test]
     fn what_nobody_says_has_a_default() {
         let asked = CompressJob::try_from(compress()).unwrap();
-        assert_eq!(asked.source, ModelSubject::Path("/m".to_owned()));
+        assert_eq!(asked.source, ModelRef::Path("/m".into()));
         assert_eq!(asked.method, CompressionMethod::Lossless(Coder::Huffman));
         assert_eq!(
             (asked.tile_elements, asked.threads),
@@ -187,10 +156,10 @@ mod tests {
             change(&mut wire);
             CompressJob::try_from(wire).unwrap_err().field
         };
-        assert_eq!(field(|wire| wire.name = "a".to_owned()), "name");
-        assert_eq!(field(|wire| wire.name = "a".repeat(5000)), "name");
-        assert_eq!(field(|wire| wire.path = "m".to_owned()), "path");
-        assert_eq!(field(|wire| wire.path = "/m\0".to_owned()), "path");
+        let shape = |wire: &mut v1::CompressRequest| {
+            wire.model = By::Shape("llada-8b".to_owned()).into();
+        };
+        assert_eq!(field(shape), "model");
         for output in [
             "",
             "a.sluice",
@@ -204,34 +173,40 @@ mod tests {
                 output_path: output.to_owned(),
                 ..compress()
             };
-            assert_eq!(CompressJob::try_from(wire).unwrap_err().field, "output");
+            assert_eq!(
+                CompressJob::try_from(wire).unwrap_err().field,
+                "output_path"
+            );
         }
         assert_eq!(
             field(|wire| wire.output_path = format!("/{}.sluice", "a".repeat(5000))),
-            "output"
+            "output_path"
         );
         assert_eq!(
             field(|wire| wire.how = Some(Wire::BitsPerWeight(0.5))),
-            "bits"
+            "bits_per_weight"
         );
         assert_eq!(
             field(|wire| wire.how = Some(Wire::BitsPerWeight(f64::NAN))),
-            "bits"
+            "bits_per_weight"
         );
         assert_eq!(field(|wire| wire.how = Some(Wire::Coder(9))), "coder");
-        assert_eq!(field(|wire| wire.tile_elements = Some(100)), "tile");
+        assert_eq!(
+            field(|wire| wire.tile_elements = Some(100)),
+            "tile_elements"
+        );
         assert_eq!(field(|wire| wire.threads = Some(0)), "threads");
         assert_eq!(
             field(|wire| wire.keep_tensors = vec!["*".to_owned(); 65]),
-            "keep"
+            "keep_tensors"
         );
         assert_eq!(
             field(|wire| wire.keep_tensors = vec!["*".repeat(257)]),
-            "keep"
+            "keep_tensors"
         );
         assert_eq!(
             field(|wire| wire.keep_tensors = vec![String::new()]),
-            "keep"
+            "keep_tensors"
         );
     }
 
@@ -248,14 +223,14 @@ mod tests {
                 .unwrap_err()
                 .field
         };
-        assert_eq!(field("", "/m"), "path");
-        assert_eq!(field("/a.sluice", "m"), "output");
+        assert_eq!(field("", "/m"), "input_path");
+        assert_eq!(field("/a.sluice", "m"), "output_path");
         let path = "a".to_owned();
         assert_eq!(
             VerifyJob::try_from(v1::VerifyRequest { input_path: path })
                 .unwrap_err()
                 .field,
-            "path"
+            "input_path"
         );
     }
 }

@@ -1,45 +1,37 @@
 //! Levels, budgets, workloads and measurements as they are asked for.
 
-use std::fmt::Display;
-
 use sluice_shared::{
     level::{Level, check_max_slowdown},
-    settings::PlanOptions,
+    options::{Budget, PlanOptions},
 };
 
-use super::{InvalidField, at_least_one, invalid, known};
-use crate::v1;
+use super::{InvalidField, ModelRef, at_least_one, checked, invalid, known, wire_value};
+use crate::v1::{self, plan_options::Budget as WireBudget};
 
 /// More than any machine has.
 const BUDGET_BYTES_MAX: u64 = 1 << 50;
 /// Most positions of all canvases that share a planned pass: a pass is rehearsed position by position.
 const POSITIONS_MAX: u64 = 1 << 20;
 
-/// Which model a plan is for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PlannedModel {
-    /// The loaded one.
-    Loaded,
-    /// A published shape, by its name.
-    Shape(String),
-    /// The checkpoint at this path.
-    Path(String),
-    /// The one that the list of models calls so.
-    Name(String),
-}
-
 /// A checked [`v1::PlanRequest`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Planning {
     /// For which model.
-    pub model: PlannedModel,
-    /// With which change of the settings.
-    pub change: PlanOptions,
+    pub model: ModelRef,
+    /// What is other than in the settings.
+    pub options: PlanOptions,
+    /// What it has to have room for.
+    pub workload: Workload,
+}
+
+/// A checked [`v1::Workload`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Workload {
     /// Positions of a canvas, at least 1.
     pub canvas_length: Option<u32>,
     /// Positions decoded together, at least 1.
     pub block_length: Option<u32>,
-    /// Requests that share a pass, at least 1; times `canvas`, few enough to be rehearsed.
+    /// Requests that share a pass, at least 1; times `canvas_length`, few enough to be rehearsed.
     pub batch_requests: Option<u32>,
 }
 
@@ -68,12 +60,12 @@ pub struct Measuring {
 /// A checked [`v1::LoadModelRequest`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Loading {
-    /// Which model.
-    pub subject: ModelSubject,
+    /// Which model; one with weights, and not merely the loaded one.
+    pub model: ModelRef,
     /// Whether it is to be loaded at every start.
     pub make_default: bool,
-    /// The level and the budget from here on.
-    pub change: PlanOptions,
+    /// What it is loaded with, as far as that is said.
+    pub options: PlanOptions,
 }
 
 /// A checked [`v1::RestoreRequest`].
@@ -96,49 +88,34 @@ impl TryFrom<v1::RestoreRequest> for RestoreTarget {
     }
 }
 
-/// Which model is meant.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ModelSubject {
-    /// The one inside the daemon.
-    Embedded,
-    /// The one that the daemon's list calls so; never empty.
-    Name(String),
-    /// The one that lies here; never empty.
-    Path(String),
-}
-
 impl TryFrom<v1::PlanRequest> for Planning {
     type Error = InvalidField;
 
     fn try_from(wire: v1::PlanRequest) -> Result<Self, InvalidField> {
-        use v1::plan_request::Model;
+        Ok(Self {
+            model: wire.model.try_into()?,
+            options: wire.options.unwrap_or_default().try_into()?,
+            workload: wire.workload.unwrap_or_default().try_into()?,
+        })
+    }
+}
 
-        let canvas = at_least_one("canvas", wire.canvas)?;
-        let requests = at_least_one("requests", wire.requests)?;
+impl TryFrom<v1::Workload> for Workload {
+    type Error = InvalidField;
+
+    fn try_from(wire: v1::Workload) -> Result<Self, InvalidField> {
+        let checked = Self {
+            canvas_length: at_least_one("workload.canvas_length", wire.canvas_length)?,
+            block_length: at_least_one("workload.block_length", wire.block_length)?,
+            batch_requests: at_least_one("workload.batch_requests", wire.batch_requests)?,
+        };
+        let (canvas, requests) = (checked.canvas_length, checked.batch_requests);
         let positions = u64::from(canvas.unwrap_or(1)) * u64::from(requests.unwrap_or(1));
         if positions > POSITIONS_MAX {
             let problem = format!("{positions} positions in a pass exceed {POSITIONS_MAX}");
-            return Err(invalid("requests", problem));
+            return Err(invalid("workload.batch_requests", problem));
         }
-        Ok(Self {
-            model: match wire.model {
-                None => PlannedModel::Loaded,
-                Some(Model::Preset(name)) => PlannedModel::Shape(name),
-                Some(Model::Path(path)) => PlannedModel::Path(path),
-                Some(Model::Name(name)) => PlannedModel::Name(name),
-            },
-            change: change(v1::ApplyRequest {
-                level: wire.level,
-                budget_bytes: wire.budget_bytes,
-                default_budget: wire.default_budget,
-                embedding: wire.embedding,
-                auto_factor: wire.auto_factor,
-                kv: wire.kv,
-            })?,
-            canvas_length: canvas,
-            block_length: at_least_one("block", wire.block)?,
-            batch_requests: requests,
-        })
+        Ok(checked)
     }
 }
 
@@ -146,53 +123,86 @@ impl TryFrom<v1::ApplyRequest> for PlanOptions {
     type Error = InvalidField;
 
     fn try_from(wire: v1::ApplyRequest) -> Result<Self, InvalidField> {
-        match change(wire)? {
-            change if change.is_empty() => {
-                Err(invalid("level", "neither a level nor a budget is given"))
-            }
-            change => Ok(change),
+        match Self::try_from(wire.options.unwrap_or_default())? {
+            options if options.is_empty() => Err(invalid("options", "nothing is set")),
+            options => Ok(options),
         }
     }
 }
 
 impl From<PlanOptions> for v1::ApplyRequest {
-    fn from(change: PlanOptions) -> Self {
+    fn from(options: PlanOptions) -> Self {
         Self {
-            level: wire_value::<v1::Level, _>(change.level),
-            budget_bytes: change.budget_bytes.flatten(),
-            default_budget: change.budget_bytes == Some(None),
-            embedding: wire_value::<v1::EmbeddingPlacement, _>(change.embedding),
-            auto_factor: change.max_slowdown,
-            kv: wire_value::<v1::KvCacheFormat, _>(change.kv_cache_format),
+            options: Some(options.into()),
         }
     }
 }
 
 impl From<PlanOptions> for v1::PlanRequest {
-    fn from(change: PlanOptions) -> Self {
-        let wire = v1::ApplyRequest::from(change);
+    fn from(options: PlanOptions) -> Self {
         Self {
-            level: wire.level,
-            budget_bytes: wire.budget_bytes,
-            default_budget: wire.default_budget,
-            embedding: wire.embedding,
-            auto_factor: wire.auto_factor,
-            kv: wire.kv,
+            options: Some(options.into()),
             ..Self::default()
         }
     }
 }
 
-/// A change of the settings, checked field by field; other messages have the same fields.
-fn change(wire: v1::ApplyRequest) -> Result<PlanOptions, InvalidField> {
-    let auto_factor = wire.auto_factor.map(check_max_slowdown).transpose();
-    Ok(PlanOptions {
-        level: checked("level", wire.level, v1::Level::checked)?,
-        budget_bytes: budget_or_default(wire.budget_bytes, wire.default_budget)?,
-        embedding: checked("embedding", wire.embedding, v1::EmbeddingPlacement::checked)?,
-        max_slowdown: auto_factor.map_err(|problem| invalid("auto_factor", problem))?,
-        kv_cache_format: checked("kv", wire.kv, v1::KvCacheFormat::checked)?,
-    })
+impl TryFrom<v1::PlanOptions> for PlanOptions {
+    type Error = InvalidField;
+
+    fn try_from(wire: v1::PlanOptions) -> Result<Self, InvalidField> {
+        let budget = match wire.budget {
+            None | Some(WireBudget::DefaultBudget(false)) => None,
+            Some(WireBudget::DefaultBudget(true)) => Some(Budget::Default),
+            Some(WireBudget::BudgetBytes(bytes)) => Some(Budget::Bytes(budget_bytes(bytes)?)),
+        };
+        let slowdown = wire.max_slowdown.map(check_max_slowdown).transpose();
+        Ok(Self {
+            level: checked("options.level", wire.level, v1::Level::checked)?,
+            budget,
+            embedding: checked(
+                "options.embedding_placement",
+                wire.embedding_placement,
+                v1::EmbeddingPlacement::checked,
+            )?,
+            max_slowdown: slowdown.map_err(|problem| invalid("options.max_slowdown", problem))?,
+            kv_cache_format: checked(
+                "options.kv_cache_format",
+                wire.kv_cache_format,
+                v1::KvCacheFormat::checked,
+            )?,
+        })
+    }
+}
+
+impl From<PlanOptions> for v1::PlanOptions {
+    fn from(options: PlanOptions) -> Self {
+        Self {
+            level: wire_value::<v1::Level, _>(options.level),
+            budget: options.budget.map(|budget| match budget {
+                Budget::Default => WireBudget::DefaultBudget(true),
+                Budget::Bytes(bytes) => WireBudget::BudgetBytes(bytes),
+            }),
+            embedding_placement: wire_value::<v1::EmbeddingPlacement, _>(options.embedding),
+            max_slowdown: options.max_slowdown,
+            kv_cache_format: wire_value::<v1::KvCacheFormat, _>(options.kv_cache_format),
+        }
+    }
+}
+
+impl v1::SettingsStatus {
+    /// The level, as it was asked for.
+    #[must_use]
+    pub fn level(&self) -> v1::Level {
+        self.options.unwrap_or_default().level()
+    }
+
+    /// Whether nobody set the budget.
+    #[must_use]
+    pub fn is_default_budget(&self) -> bool {
+        let budget = self.options.unwrap_or_default().budget;
+        budget == Some(WireBudget::DefaultBudget(true))
+    }
 }
 
 impl TryFrom<v1::MeasureFidelityRequest> for Measuring {
@@ -211,10 +221,10 @@ impl TryFrom<v1::MeasureFidelityRequest> for Measuring {
             }
             Some(Wire::Tokens(v1::SampleTokens { samples })) => {
                 if samples.is_empty() {
-                    return Err(invalid("ids", "has no samples"));
+                    return Err(invalid("tokens", "has no samples"));
                 }
                 if let Some(at) = samples.iter().position(|sample| sample.ids.is_empty()) {
-                    return Err(invalid("ids", format!("sample {at} is empty")));
+                    return Err(invalid("tokens", format!("sample {at} is empty")));
                 }
                 Samples::Tokens(samples.into_iter().map(|sample| sample.ids).collect())
             }
@@ -233,76 +243,19 @@ impl TryFrom<v1::LoadModelRequest> for Loading {
 
     fn try_from(wire: v1::LoadModelRequest) -> Result<Self, InvalidField> {
         Ok(Self {
-            subject: ModelSubject::new(wire.name, wire.path)?,
+            model: ModelRef::try_from(wire.model)?.named()?,
             make_default: wire.make_default,
-            change: change(v1::ApplyRequest {
-                level: wire.level,
-                budget_bytes: wire.budget_bytes,
-                default_budget: wire.default_budget,
-                ..Default::default()
-            })?,
+            options: wire.options.unwrap_or_default().try_into()?,
         })
     }
 }
 
-impl ModelSubject {
-    /// From a name and a path, of which one at most may be given.
-    ///
-    /// # Errors
-    /// When both are.
-    pub fn new(name: String, path: String) -> Result<Self, InvalidField> {
-        match (name.is_empty(), path.is_empty()) {
-            (true, true) => Ok(Self::Embedded),
-            (true, false) => Ok(Self::Path(path)),
-            (false, true) => Ok(Self::Name(name)),
-            (false, false) => Err(invalid("name", "can't be combined with a path")),
-        }
-    }
-}
-
-/// A budget to come; `Some(None)`: the default one.
-fn budget_or_default(
-    bytes: Option<u64>,
-    is_default: bool,
-) -> Result<Option<Option<u64>>, InvalidField> {
-    match (budget(bytes)?, is_default) {
-        (Some(_), true) => {
-            let problem = "a budget is given and the default one asked for";
-            Err(invalid("default_budget", problem))
-        }
-        (Some(bytes), false) => Ok(Some(Some(bytes))),
-        (None, true) => Ok(Some(None)),
-        (None, false) => Ok(None),
-    }
-}
-
-/// A value of an enum, as the wire has it: 0 where nothing is said.
-fn wire_value<W: From<T> + Into<i32>, T>(value: Option<T>) -> i32 {
-    value.map_or(0, |value| W::from(value).into())
-}
-
-/// What an enum's field asks for. A value that is only reported can't be asked for.
-fn checked<W: TryFrom<i32> + Default + PartialEq + Display, T>(
-    field: &'static str,
-    number: i32,
-    checked: impl Fn(W) -> Option<T>,
-) -> Result<Option<T>, InvalidField> {
-    let value: W = known(field, number)?;
-    if value == W::default() {
-        return Ok(None);
-    }
-    let problem = format!("{value} is reported, and can't be asked for");
-    checked(value)
-        .map(Some)
-        .ok_or_else(|| invalid(field, problem))
-}
-
-fn budget(bytes: Option<u64>) -> Result<Option<u64>, InvalidField> {
+fn budget_bytes(bytes: u64) -> Result<u64, InvalidField> {
     match bytes {
-        Some(0) => Err(invalid("budget_bytes", "must be at least 1, not 0")),
-        Some(bytes) if bytes > BUDGET_BYTES_MAX => {
+        0 => Err(invalid("options.budget", "must be at least 1 byte, not 0")),
+        bytes if bytes > BUDGET_BYTES_MAX => {
             let problem = format!("{bytes} bytes are more than any machine has");
-            Err(invalid("budget_bytes", problem))
+            Err(invalid("options.budget", problem))
         }
         bytes => Ok(bytes),
     }
@@ -316,94 +269,88 @@ mod tests {
 
     #[test]
     fn an_adjustment_changes_something_and_says_what_once() {
-        let adjust = |wire: v1::ApplyRequest| PlanOptions::try_from(wire);
-        let all = adjust(v1::ApplyRequest {
+        let adjust = |options| {
+            let options = Some(options);
+            PlanOptions::try_from(v1::ApplyRequest { options })
+        };
+        let all = v1::PlanOptions {
             level: v1::Level::Auto.into(),
-            budget_bytes: Some(7),
-            default_budget: false,
-            embedding: v1::EmbeddingPlacement::Host.into(),
-            auto_factor: Some(2.0),
-            kv: v1::KvCacheFormat::Q80.into(),
-        });
+            budget: Some(WireBudget::BudgetBytes(7)),
+            embedding_placement: v1::EmbeddingPlacement::Host.into(),
+            max_slowdown: Some(2.0),
+            kv_cache_format: v1::KvCacheFormat::Q80.into(),
+        };
         let expected = PlanOptions {
             level: Some(Level::Auto),
-            budget_bytes: Some(Some(7)),
+            budget: Some(Budget::Bytes(7)),
             embedding: Some(EmbeddingPlacement::Host),
             max_slowdown: Some(2.0),
             kv_cache_format: Some(KvCacheFormat::Q8_0),
         };
-        assert_eq!(all, Ok(expected));
-        assert_eq!(adjust(expected.into()), Ok(expected));
-        let default = adjust(v1::ApplyRequest {
-            default_budget: true,
-            ..Default::default()
-        });
-        let default = default.unwrap();
-        assert_eq!(default.budget_bytes, Some(None));
+        assert_eq!(adjust(all), Ok(expected));
+        assert_eq!(v1::PlanOptions::from(expected), all);
+        let default = PlanOptions {
+            budget: Some(Budget::Default),
+            ..PlanOptions::default()
+        };
         assert_eq!(adjust(default.into()), Ok(default));
-        let nothing = adjust(v1::ApplyRequest::default()).unwrap_err();
-        assert_eq!(
-            nothing.to_string(),
-            "level: neither a level nor a budget is given"
-        );
-        let both = v1::ApplyRequest {
-            budget_bytes: Some(7),
-            default_budget: true,
+        let not_default = v1::PlanOptions {
+            budget: Some(WireBudget::DefaultBudget(false)),
             ..Default::default()
         };
-        assert_eq!(adjust(both).unwrap_err().field, "default_budget");
-        for factor in [0.99, f64::NAN, f64::INFINITY] {
-            let wrong = adjust(v1::ApplyRequest {
-                auto_factor: Some(factor),
-                ..Default::default()
-            });
-            assert_eq!(wrong.unwrap_err().field, "auto_factor");
+        for nothing in [v1::PlanOptions::default(), not_default] {
+            let error = adjust(nothing).unwrap_err().to_string();
+            assert_eq!(error, "options: nothing is set");
         }
-        let wrong = adjust(v1::ApplyRequest {
-            embedding: 9,
-            ..Default::default()
-        });
-        assert_eq!(wrong.unwrap_err().to_string(), "embedding: has no value 9");
-        let wrong = adjust(v1::ApplyRequest {
-            kv: 9,
-            ..Default::default()
-        });
-        assert_eq!(wrong.unwrap_err().to_string(), "kv: has no value 9");
-        let reported = adjust(v1::ApplyRequest {
-            kv: v1::KvCacheFormat::F16.into(),
-            ..Default::default()
-        });
-        assert_eq!(
-            reported.unwrap_err().to_string(),
-            "kv: f16 is reported, and can't be asked for"
-        );
     }
 
     #[test]
-    fn levels_and_budgets_that_make_no_sense_are_named() {
-        let load = |level: i32, budget_bytes| {
-            Loading::try_from(v1::LoadModelRequest {
-                level,
-                budget_bytes,
-                ..Default::default()
-            })
+    fn options_that_make_no_sense_are_named() {
+        let problem = |change: fn(&mut v1::PlanOptions)| {
+            let mut wire = v1::PlanOptions::default();
+            change(&mut wire);
+            PlanOptions::try_from(wire).unwrap_err().to_string()
         };
-        let mild = load(v1::Level::Mild.into(), Some(1)).unwrap();
-        assert_eq!(mild.change.level, Some(Level::Mild));
-        let error = load(99, None).unwrap_err();
-        assert_eq!(error.to_string(), "level: has no value 99");
-        for bytes in [0, u64::MAX] {
-            assert_eq!(load(0, Some(bytes)).unwrap_err().field, "budget_bytes");
+        for (problem, expected) in [
+            (
+                problem(|wire| wire.level = 99),
+                "options.level: has no value 99",
+            ),
+            (
+                problem(|wire| wire.embedding_placement = 9),
+                "options.embedding_placement: has no value 9",
+            ),
+            (
+                problem(|wire| wire.kv_cache_format = 9),
+                "options.kv_cache_format: has no value 9",
+            ),
+            (
+                problem(|wire| wire.set_kv_cache_format(v1::KvCacheFormat::F16)),
+                "options.kv_cache_format: f16 is reported, and cannot be asked for",
+            ),
+            (
+                problem(|wire| wire.budget = Some(WireBudget::BudgetBytes(0))),
+                "options.budget: must be at least 1 byte, not 0",
+            ),
+        ] {
+            assert_eq!(problem, expected);
         }
-        let default = |budget_bytes| {
-            Loading::try_from(v1::LoadModelRequest {
-                budget_bytes,
-                default_budget: true,
+        let much = problem(|wire| wire.budget = Some(WireBudget::BudgetBytes(u64::MAX)));
+        assert!(much.starts_with("options.budget: "), "{much}");
+        for factor in [0.99, f64::NAN, f64::INFINITY] {
+            let wire = v1::PlanOptions {
+                max_slowdown: Some(factor),
                 ..Default::default()
-            })
-        };
-        assert_eq!(default(None).unwrap().change.budget_bytes, Some(None));
-        assert_eq!(default(Some(1)).unwrap_err().field, "default_budget");
+            };
+            let wrong = PlanOptions::try_from(wire).unwrap_err();
+            assert_eq!(wrong.field, "options.max_slowdown");
+        }
+    }
+
+    #[test]
+    fn a_load_says_which_model() {
+        let nothing = Loading::try_from(v1::LoadModelRequest::default());
+        assert_eq!(nothing.unwrap_err().to_string(), "model: is missing");
     }
 
     #[test]
@@ -445,8 +392,8 @@ mod tests {
         for (samples, problem) in [
             (None, "samples: are missing"),
             (texts(&["", " \n"]), "texts: have no line that is not blank"),
-            (ids(&[]), "ids: has no samples"),
-            (ids(&[&[1], &[]]), "ids: sample 1 is empty"),
+            (ids(&[]), "tokens: has no samples"),
+            (ids(&[&[1], &[]]), "tokens: sample 1 is empty"),
         ] {
             assert_eq!(measure(samples).unwrap_err(), problem);
         }
@@ -455,15 +402,20 @@ mod tests {
     #[test]
     fn a_workload_has_something_to_compute_and_not_too_much() {
         let plan = |canvas, requests| {
+            let workload = v1::Workload {
+                canvas_length: Some(canvas),
+                batch_requests: Some(requests),
+                block_length: None,
+            };
             Planning::try_from(v1::PlanRequest {
-                canvas: Some(canvas),
-                requests: Some(requests),
+                workload: Some(workload),
                 ..Default::default()
             })
         };
-        assert_eq!(plan(64, 4).unwrap().model, PlannedModel::Loaded);
-        assert_eq!(plan(0, 1).unwrap_err().field, "canvas");
-        assert_eq!(plan(1, 0).unwrap_err().field, "requests");
-        assert_eq!(plan(u32::MAX, u32::MAX).unwrap_err().field, "requests");
+        assert_eq!(plan(64, 4).unwrap().model, ModelRef::Loaded);
+        let field = |canvas, requests| plan(canvas, requests).unwrap_err().field;
+        assert_eq!(field(0, 1), "workload.canvas_length");
+        assert_eq!(field(1, 0), "workload.batch_requests");
+        assert_eq!(field(u32::MAX, u32::MAX), "workload.batch_requests");
     }
 }

@@ -172,7 +172,6 @@ impl Teller {
             length,
             block_length: BLOCK,
             blocks: length.div_ceil(BLOCK),
-            steps: length,
             model: "load".into(),
             prompt_text: b"Tell me a story.".to_vec(),
             is_exact: true,
@@ -315,7 +314,11 @@ impl Teller {
                 .map(|layer| weight_groups(layer, passes))
                 .collect(),
             settings: Some(SettingsStatus {
-                level: Level::Standard.into(),
+                options: Some(PlanOptions {
+                    level: Level::Standard.into(),
+                    budget: Some(plan_options::Budget::BudgetBytes(4 << 30)),
+                    ..Default::default()
+                }),
                 budget_bytes: 4 << 30,
                 ..Default::default()
             }),

@@ -50,9 +50,12 @@ pub(crate) fn snapshot() -> Snapshot {
         model: Some(model()),
         plan: Some(plan(Level::Standard)),
         settings: Some(SettingsStatus {
-            level: Level::Standard.into(),
+            options: Some(PlanOptions {
+                level: Level::Standard.into(),
+                budget: Some(plan_options::Budget::DefaultBudget(true)),
+                ..Default::default()
+            }),
             budget_bytes: 4 << 30,
-            is_default_budget: true,
             ..Default::default()
         }),
         operations: vec![job()],
@@ -115,9 +118,11 @@ pub fn plan(level: Level) -> Plan {
         model: "fake".into(),
         level: level.into(),
         budget_bytes: 4 << 30,
-        canvas: 256,
-        block: 32,
-        requests: 1,
+        workload: Some(Workload {
+            canvas_length: Some(256),
+            block_length: Some(32),
+            batch_requests: Some(1),
+        }),
         peak_bytes: 3 << 30,
         pass_ms: Some(620.0),
         is_lossless: [Level::Off, Level::Standard, Level::Mild].contains(&level),
@@ -239,7 +244,6 @@ pub fn generation_events(text: &str) -> Vec<ScriptStep> {
             length,
             block_length: length,
             blocks: 1,
-            steps: length,
             model: "fake".into(),
             prompt_text: b"prompt".to_vec(),
             is_exact: true,

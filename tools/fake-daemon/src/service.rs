@@ -10,6 +10,7 @@ use sluice_proto::{
     operations::OperationResponse,
     v1::{
         generation_service_server::{GenerationService, GenerationServiceServer},
+        model_ref::By,
         model_service_server::{ModelService, ModelServiceServer},
         operation_service_server::{OperationService, OperationServiceServer},
         optimizer_service_server::{OptimizerService, OptimizerServiceServer},
@@ -242,9 +243,12 @@ impl ModelService for Service {
     ) -> Result<Response<InspectModelResponse>, Status> {
         let mut seen = self.seen();
         let request = request.into_inner();
-        let coded = request.path.ends_with(".sluice");
-        let not_loadable = match request.name.as_str() {
-            "o/odd" => "its model_type 'odd' is not known\x1b[2J".to_owned(),
+        let by = request.model.clone().and_then(|model| model.by);
+        let coded = matches!(&by, Some(By::Path(path)) if path.ends_with(".sluice"));
+        let not_loadable = match by {
+            Some(By::Name(name)) if name == "o/odd" => {
+                "its model_type 'odd' is not known\x1b[2J".to_owned()
+            }
             _ => String::new(),
         };
         seen.inspected.push(request);
@@ -402,7 +406,7 @@ impl OptimizerService for Service {
     async fn plan(&self, request: Request<PlanRequest>) -> Result<Response<PlanResponse>, Status> {
         let mut seen = self.seen();
         let request = request.into_inner();
-        let level = match request.level() {
+        let level = match request.options.unwrap_or_default().level() {
             Level::Unspecified => Level::Standard,
             level => level,
         };

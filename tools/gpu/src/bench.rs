@@ -1,4 +1,4 @@
-//! How fast a card is: copies, single operations, and passes of a checkpoint by level and budget.
+//! How fast a GPU is: copies, single operations, and passes of a checkpoint by level and budget.
 
 use std::{collections::HashMap, iter, path::Path};
 
@@ -20,7 +20,7 @@ impl Timing {
     pub(super) fn bench(&self, report: &Report) -> Found {
         let deadline = self.limit.deadline();
         let device = open(self.device, self.compute_dtype.dtype())?;
-        // Before anything is taken of what the card has left.
+        // Before anything else of the GPU's memory is taken.
         let watch = Watch::new(&device);
         report.set("device", about(&device));
         report.set("compute", json!(device.dtype().name()));
@@ -43,13 +43,13 @@ impl Timing {
         report.set("link", json!(rates));
         if let Some(link) = &link {
             eprintln!(
-                "to the card {:.1} GB/s from pinned memory, {:.1} GB/s from any other, {:.1} GB/s read and written on it",
+                "to the GPU {:.1} GB/s from pinned memory, {:.1} GB/s from any other, {:.1} GB/s read and written on it",
                 link.pinned_to_device / 1e9,
                 link.pageable_to_device / 1e9,
                 2.0 * link.device_copy / 1e9
             );
         }
-        // Each byte that is copied there is read and written.
+        // A copy on the device reads and writes each byte.
         let memory_bytes_per_s = link.as_ref().map(|link| 2.0 * link.device_copy);
         if !self.only_passes && !deadline.is_over() {
             let told = &mut |speed: &OperationSpeed| {
@@ -90,7 +90,7 @@ impl Timing {
         Ok(failed == 0)
     }
 
-    /// Each level without a budget, then under each one.
+    /// Loads each level without a budget, then under each one, the smallest first.
     fn load_all(
         &self,
         model: &Path,
@@ -113,7 +113,7 @@ impl Timing {
         for level in self.levels.of(is_coded) {
             let all = budgets.iter().copied().map(Some);
             for budget_bytes in iter::once(None).chain(all) {
-                // What made it fail was told.
+                // The failure was reported where it happened.
                 if loads.deadline.is_over() || device.has_failed() {
                     return Ok(());
                 }

@@ -1,4 +1,4 @@
-//! Whether a card computes right, and gives back what it took.
+//! Whether a GPU computes right, and frees what it took.
 
 use std::path::{Path, PathBuf};
 
@@ -9,19 +9,16 @@ use sluice_engine::{
     EngineError, EngineOptions,
     check::{CheckResult, fixture_logits, fixture_tokens, resident, streamed},
 };
-use sluice_ops::{
-    Ops,
-    device::{self, DType},
-    ledger::Ledger,
-};
+use sluice_formats::DType;
+use sluice_ops::{Ops, device, ledger::Ledger};
 use sluice_plan::{Plan, PlanError};
 use sluice_shared::level::Level;
 use sluice_weights::{Shape, SourceTensor};
 
 use super::{Deadline, Found, Limit, Report, about, open, operations, requests::Requests};
 
-/// The folders that every device is checked with: models with many heads, with grouped heads in bf16 and two files, with a
-/// causal mask, and with biases and shifted logits.
+/// The fixtures that every device is checked with: models with many heads, with grouped heads in bf16 and two files,
+/// with an autoregressive mask, and with biases and shifted logits.
 const FIXTURES: [&str; 4] = ["llada-tiny", "llada-tiny-bf16", "llama-tiny", "dream-tiny"];
 
 /// What is checked.
@@ -56,15 +53,15 @@ pub struct Checking {
     limit: Limit,
 }
 
-/// Of a small model, so many bytes are kept in pinned memory where some of its weights are to be there and some not.
+/// Pinned memory for some, but not all, of a small model's weights.
 const SOME_PINNED_BYTES: u64 = 100_000;
 
-/// Where a checked model's weights are.
+/// Where the weights of a checked model are.
 #[derive(Debug, Clone, Copy)]
 enum Place {
-    /// On the device, with the embedding there, too, or not.
+    /// On the device; the level says whether the embedding is there, too.
     Resident(Level),
-    /// As few on the device as can be, with so many bytes kept in pinned memory.
+    /// As few on the device as possible, with so many bytes kept in pinned memory.
     Streamed(u64),
 }
 
@@ -91,7 +88,7 @@ impl Place {
     }
 }
 
-/// The checks of one number, told as they are made.
+/// The checks of one dtype, reported as they are made.
 struct Run<'a> {
     number: DType,
     report: &'a Report,
@@ -108,7 +105,7 @@ impl Run<'_> {
         self.report.set("failed", json!(self.failed));
     }
 
-    /// Takes what was found; what can't be is a check that failed.
+    /// Adds what was found; what cannot be computed is a check that failed.
     fn add_all(&mut self, what: String, found: Result<Vec<CheckResult>, EngineError>) {
         match found {
             Ok(checks) => checks.iter().for_each(|check| self.add(check)),
@@ -129,7 +126,7 @@ impl Checking {
                 DType::ALL.into_iter().filter(is_there).collect()
             }
         };
-        // Known now, it is told whatever becomes of the card.
+        // Reported before the checks: it is known whatever becomes of the GPU.
         report.set("device", about(&device));
         report.set("checks", json!([]));
         let mut run = Run {
@@ -141,7 +138,7 @@ impl Checking {
             run.number = number;
             self.check_number(&mut run, deadline);
             if self.device == Device::Cpu {
-                // It computes in one number only.
+                // The CPU computes in `f32` only.
                 break;
             }
         }
@@ -166,7 +163,7 @@ impl Checking {
         Ok(failed == 0)
     }
 
-    /// All that is checked in a number.
+    /// All checks in one dtype.
     fn check_number(&self, run: &mut Run<'_>, deadline: Deadline) {
         let device = match open(self.device, Some(run.number)) {
             Ok(device) => device,
@@ -197,6 +194,7 @@ impl Checking {
                 return;
             }
             let plan = |shape: &Shape, sources: &[_]| place.plan(device, shape, sources).map(Some);
+            // A fresh ledger for each place: nothing is left over from the one before.
             let found = Ops::new(device.clone(), Ledger::default())
                 .map_err(EngineError::from)
                 .and_then(|ops| fixture_logits(folder, &ops, &plan));
@@ -207,7 +205,7 @@ impl Checking {
             );
         }
         if device.dtype() != DType::F32 {
-            // What the references computed in is `f32`; other numbers choose other tokens now and then.
+            // The references were computed in `f32`; rounding to 16 bits changes a token now and then.
             return;
         }
         if deadline.is_over() {
@@ -250,7 +248,7 @@ fn tell(number: DType, check: &CheckResult) {
 fn check_json(check: &CheckResult) -> Value {
     json!({
         "name": check.name,
-        // JSON has no word for what is not a number.
+        // JSON has no value for NaN.
         "error": check.error.is_finite().then_some(check.error),
         "tolerance": check.tolerance,
         "passes": check.passes(),

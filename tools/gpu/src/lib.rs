@@ -1,6 +1,6 @@
-//! `sluice-gpu check` and `sluice-gpu bench`: one command each for whoever has a card that nobody has tried before. What is
-//! found goes to standard error as it is found, all of it as one JSON object to standard output, also when a part fails or the
-//! time is up.
+//! `sluice-gpu check` and `sluice-gpu bench`: one command each for whoever has a GPU that nobody has tried before.
+//! Results go to standard error as they are found, and all of them as one JSON object to standard output, also when a
+//! part fails or the time is up.
 
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,8 @@ use serde_json::{Value, json};
 use sluice_checkpoint::synth::SynthError;
 use sluice_daemon::{config::Device, offline::SystemError};
 use sluice_engine::EngineError;
-use sluice_ops::{
-    OpsError,
-    device::{self, DType},
-};
+use sluice_formats::DType;
+use sluice_ops::{OpsError, device};
 use sluice_shared::exit;
 
 mod bench;
@@ -54,7 +52,7 @@ struct Limit {
     minutes: Option<f64>,
 }
 
-/// Why a part of it could not be done.
+/// Why a part of the work could not be done.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
@@ -65,10 +63,10 @@ enum Failure {
     Synth(#[from] SynthError),
 }
 
-/// Whether nothing is wrong with what was found.
+/// Whether everything that was found is right.
 type Found = Result<bool, Failure>;
 
-/// Does it, and returns the exit code: 1 where something is wrong.
+/// Runs the command, and returns the exit code: 1 where something is wrong.
 #[must_use]
 pub fn run(options: &Gpu) -> u8 {
     let done = report::reporting(|report| {
@@ -76,7 +74,7 @@ pub fn run(options: &Gpu) -> u8 {
             Gpu::Check(options) => options.check(report),
             Gpu::Bench(options) => options.bench(report),
         };
-        // Before anybody is told why there is no more of it.
+        // Before the reason is printed why there is no more of it.
         let is_told = report.tell();
         found.map(|is_right| is_right && is_told)
     });
@@ -97,7 +95,7 @@ fn open(device: Device, number: Option<DType>) -> Result<device::Device, EngineE
     Ok(device::Device::open(device.choice(), number, 0)?.device)
 }
 
-/// What is known of the device, for the report.
+/// The device's properties, for the report.
 fn about(device: &device::Device) -> Value {
     let Some(card) = device.gpu() else {
         return json!({ "kind": "cpu", "threads": device.threads() });
@@ -112,7 +110,7 @@ fn about(device: &device::Device) -> Value {
         "cuda": version(facts.cuda_version),
         "blas": card.blas().map(|blas| blas.name().to_owned()),
         "blas_absence": card.blas_absence(),
-        // Else each unit of weights is an allocation.
+        // Otherwise each weight group is an allocation of its own.
         "maps_memory": card.arena().is_some(),
         "total_bytes": facts.total_bytes,
         "context_bytes": card.context_bytes(),
@@ -129,15 +127,15 @@ fn minutes(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A week.
+/// Most minutes that a command may be given: a week.
 const MINUTES_MAX: f64 = 10_080.0;
 
-/// When to begin nothing new, unless a signal says so before.
+/// When nothing new is begun any more, unless a signal comes before.
 #[derive(Debug, Clone, Copy)]
 struct Deadline(Option<Instant>);
 
 impl Limit {
-    /// By the clock, from now on.
+    /// The deadline, counted from now on.
     fn deadline(&self) -> Deadline {
         let minutes = self.minutes;
         Deadline(minutes.map(|minutes| Instant::now() + Duration::from_secs_f64(60.0 * minutes)))

@@ -1,4 +1,4 @@
-//! The engine's account of a card's memory beside what the driver says.
+//! The engine's ledger of a GPU's memory, compared with the driver's figures.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -11,19 +11,19 @@ use sluice_machine::MemoryKind;
 use sluice_ops::{device, ledger::LedgerReport};
 use sluice_shared::units;
 
-/// What the driver rounds an allocation up to.
+/// The driver's allocation granularity.
 const GRANULE_BYTES: u64 = 2 << 20;
-/// Pieces that weights and slots fill in part, where they lie side by side, and allocations beside them: activations, what
-/// cuBLAS works in, indices, what is decoded.
+/// Allowance for partly filled pieces: of weights and staging buffers, where they lie side by side, and of allocations
+/// beside them: activations, the cuBLAS workspace, indices, decompressed weights.
 const PARTIAL_PIECES: u64 = 8;
-/// What plan and driver may differ by where that is more than what is rounded up.
+/// Relative difference allowed between plan and driver, where that is more than the rounding.
 const TOLERANCE: f64 = 0.02;
-/// What measuring rates takes beside what is copied or multiplied with, before any weights are there: rows, and what is decoded.
+/// Memory of the rate measurement besides what is copied and multiplied: rows, and decompressed weights.
 const MEASURING_BYTES: u64 = 144 << 20;
-/// What the first model leaves behind: kernels, cuBLAS's own state, and what the driver keeps for launches.
+/// Memory that the first model leaves behind: kernels, cuBLAS's own state, and what the driver keeps for launches.
 const KEPT_BYTES: u64 = 128 << 20;
 
-/// Memory of a card that is not as it was to be.
+/// A GPU's memory that is not as expected.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub(super) enum Fault {
     #[error("{held} were held by {whose}, {over} over the budget of {budget}",
@@ -50,7 +50,7 @@ pub(super) enum Fault {
     Kept { kept_bytes: u64 },
 }
 
-/// What the driver may have more or less than so many bytes; each of so many allocations that lie by themselves is rounded up.
+/// The difference allowed between the driver and so many expected bytes; each separate allocation is rounded up.
 pub(super) fn tolerance_bytes(expected_bytes: u64, allocations: usize) -> u64 {
     let rounded = (allocations as u64 + PARTIAL_PIECES) * GRANULE_BYTES;
     rounded.max((TOLERANCE * expected_bytes as f64) as u64)
@@ -71,7 +71,7 @@ fn apart(
     })
 }
 
-/// What was free on the card at three moments, and what the account held meanwhile.
+/// Free bytes of the GPU at three moments, and the ledger's bytes in between.
 pub(super) struct CardMemory {
     before_bytes: u64,
     with_model_bytes: u64,
@@ -82,8 +82,8 @@ pub(super) struct CardMemory {
 }
 
 impl CardMemory {
-    /// Nothing where the driver tells nothing, as on the CPU. Each of so many allocations that lie by themselves may be
-    /// rounded up.
+    /// `None` where no driver reports free memory, as on the CPU. Each of so many separate allocations may be rounded
+    /// up.
     pub(super) fn new(
         before: Option<u64>,
         with_model: Option<u64>,
@@ -105,17 +105,17 @@ impl CardMemory {
         })
     }
 
-    /// What the model took, as the driver sees it: what is free again without it.
+    /// Bytes that the model took, as the driver sees it: what is free again without it.
     fn taken_bytes(&self) -> u64 {
         self.after_bytes.saturating_sub(self.with_model_bytes)
     }
 
-    /// What was not given back.
+    /// Bytes that were not freed.
     fn kept_bytes(&self) -> u64 {
         self.before_bytes.saturating_sub(self.after_bytes)
     }
 
-    /// What is wrong unless the account says what the driver says, and all was given back but what the driver keeps for itself.
+    /// The faults: where ledger and driver differ, and where more was left than the driver keeps for itself.
     pub(super) fn faults(&self) -> Vec<Fault> {
         let kept_bytes = self.kept_bytes();
         let kept = (kept_bytes > KEPT_BYTES).then_some(Fault::Kept { kept_bytes });
@@ -126,7 +126,7 @@ impl CardMemory {
 
     pub(super) fn tell(&self) {
         eprintln!(
-            "{} taken of the card, {} counted, {} not given back: {}",
+            "{} taken of the GPU, {} counted, {} not given back: {}",
             units::bytes(self.taken_bytes()),
             units::bytes(self.counted_bytes),
             units::bytes(self.kept_bytes()),
@@ -152,23 +152,23 @@ impl CardMemory {
     }
 }
 
-/// What is free on a card from moment to moment, as the driver tells.
+/// The free bytes of a GPU over time, as the driver reports them.
 pub(super) struct Watch<'a> {
     device: &'a device::Device,
-    /// What the first opening of the card took, which those after it share.
+    /// Bytes that the first opening of the GPU took, which later ones share.
     context_bytes: u64,
-    /// Free after that, before any model.
+    /// Free bytes after that, before any model.
     begin_bytes: Option<AtomicU64>,
-    /// What the first model leaves behind was there already when that was looked at.
+    /// Whether the first model's remains are already in that figure.
     has_run: AtomicBool,
     lowest_bytes: AtomicU64,
 }
 
-/// How often it is looked at.
+/// How often the driver is asked.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 impl<'a> Watch<'a> {
-    /// From now on, with nothing but the card itself opened.
+    /// Begins to watch, with nothing but the GPU itself opened.
     pub(super) fn new(device: &'a device::Device) -> Self {
         let mut watch = Self {
             device,
@@ -181,8 +181,8 @@ impl<'a> Watch<'a> {
         watch
     }
 
-    /// From now on, after a model that has gone: what it left behind, which no plan has, is told by itself. What is more than
-    /// that may be somebody else's, or lost, and still counts.
+    /// Begins anew, after a model was unloaded: what the first one left behind is in no plan, and is now part of the
+    /// start. More than that may be somebody else's, or leaked, and still counts.
     pub(super) fn begin_anew(&self) {
         if let Some((begin, free)) = self.begin_bytes.as_ref().zip(self.free_bytes())
             && !self.has_run.swap(true, Ordering::Relaxed)
@@ -193,7 +193,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// What the driver may hold besides, that no plan has: what the first model will leave behind.
+    /// Bytes that the driver may hold beyond any plan: what the first model will leave behind.
     pub(super) fn unplanned_bytes(&self) -> u64 {
         match self.has_run.load(Ordering::Relaxed) {
             true => 0,
@@ -201,22 +201,22 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Free now; nothing where no driver tells, as on the CPU.
+    /// Bytes that are free now; `None` where no driver reports them, as on the CPU.
     pub(super) fn free_bytes(&self) -> Option<u64> {
         self.device.gpu().and(self.device.memory().free_bytes)
     }
 
-    /// What opening the card took.
+    /// Bytes that opening the GPU took.
     pub(super) fn context_bytes(&self) -> u64 {
         self.context_bytes
     }
 
-    /// What a budget leaves to an engine of this process: the context is there already, and counts.
+    /// What a budget leaves to an engine of this process: the context exists already, and counts.
     pub(super) fn engine_budget(&self, budget_bytes: u64, engine: &device::Device) -> u64 {
         budget_bytes.saturating_sub(self.elsewhere_bytes(engine))
     }
 
-    /// What a load under a budget may hold: it measures rates before anything is planned.
+    /// Bytes that a load under a budget may hold: it measures rates before anything is planned.
     pub(super) fn load_budget(&self, budget_bytes: u64) -> u64 {
         let copied = self
             .device
@@ -225,12 +225,12 @@ impl<'a> Watch<'a> {
         budget_bytes.max(self.context_bytes + MEASURING_BYTES + copied)
     }
 
-    /// What an engine counts, with the whole context.
+    /// Bytes that an engine counts, with the whole context.
     pub(super) fn counted(&self, bytes: u64, engine: &device::Device) -> u64 {
         bytes + self.elsewhere_bytes(engine)
     }
 
-    /// What the card's first opening took, where an engine's account has only what its own took besides.
+    /// Bytes of the first opening, where an engine's ledger has only what its own opening took in addition.
     fn elsewhere_bytes(&self, engine: &device::Device) -> u64 {
         match context_bytes(engine) >= self.context_bytes {
             true => 0,
@@ -238,12 +238,12 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Forgets what was the lowest.
+    /// Forgets the lowest value so far.
     pub(super) fn begin(&self) {
         self.lowest_bytes.store(u64::MAX, Ordering::Relaxed);
     }
 
-    /// Does some work, and looks at what is free meanwhile.
+    /// Does some work, and records the lowest free memory meanwhile.
     pub(super) fn during<T>(&self, work: impl FnOnce() -> T) -> T {
         let is_done = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -255,7 +255,7 @@ impl<'a> Watch<'a> {
                     }
                 });
             }
-            // Also where the work panics, or the scope would wait for ever.
+            // Dropped also where the work panics: otherwise the scope would wait for ever.
             let _done = Done(&is_done);
             let result = work();
             self.look();
@@ -269,7 +269,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Most that this process held of the card since [`Watch::begin`], context and all.
+    /// Most bytes that this process held on the GPU since [`Watch::begin`], the context included.
     pub(super) fn most_held_bytes(&self) -> Option<u64> {
         let lowest = self.lowest_bytes.load(Ordering::Relaxed);
         let begin = self.begin_bytes.as_ref()?.load(Ordering::Relaxed);
@@ -290,22 +290,22 @@ fn context_bytes(device: &device::Device) -> u64 {
     device.profile().gpu.map_or(0, |card| card.context_bytes)
 }
 
-/// The most that was held, by plan, account and driver.
+/// The peak, by plan, ledger and driver.
 #[derive(Debug)]
 pub(super) struct Peak {
-    /// Nothing where none was asked for.
+    /// `None` where none was set.
     pub(super) budget_bytes: Option<u64>,
     pub(super) plan_bytes: u64,
     pub(super) account_bytes: u64,
-    /// Nothing where no driver tells, as on the CPU.
+    /// `None` where no driver reports it, as on the CPU.
     pub(super) driver_bytes: Option<u64>,
-    /// What it may have more or less than the plan.
+    /// The difference allowed between driver and plan.
     pub(super) tolerance_bytes: u64,
-    /// What it may have besides, of which the first model tells how much that is.
+    /// Bytes that the driver may hold besides: what the first model leaves behind.
     pub(super) unplanned_bytes: u64,
 }
 
-/// What was held at most that is over a budget, by whoever's account; the driver may hold so much besides.
+/// What exceeded a budget at the peak, by the ledger or by the driver, which may hold so much besides.
 pub(super) fn over_budget(
     budget_bytes: Option<u64>,
     account_bytes: u64,
@@ -328,7 +328,7 @@ pub(super) fn over_budget(
 }
 
 impl Peak {
-    /// What is wrong unless neither the account nor the driver has more than the budget, and the driver has what was planned.
+    /// The faults: where ledger or driver exceed the budget, and where the driver differs from the plan.
     pub(super) fn faults(&self) -> Vec<Fault> {
         let plan = self.plan_bytes;
         let tolerance = self.tolerance_bytes + self.unplanned_bytes;
@@ -401,7 +401,7 @@ mod tests {
     fn the_account_and_the_driver_agree_but_for_what_is_rounded() {
         let is_right = |with_model, after| memory(with_model, after).faults().is_empty();
         assert!(is_right(2 * GIB, 10 * GIB));
-        // A hundred units that the driver rounds up, some pieces, and what it keeps.
+        // A hundred weight groups that the driver rounds up, some pieces, and what it keeps.
         assert!(is_right(2 * GIB - (216 << 20), 10 * GIB - (100 << 20)));
         assert!(!is_right(2 * GIB - (217 << 20), 10 * GIB));
         assert!(!is_right(3 * GIB, 10 * GIB), "more is counted than taken");

@@ -1,13 +1,13 @@
-//! Each operation of a device beside the CPU's, on the same random inputs, with results written over poison: what an
-//! operation forgets to write is no number.
+//! Each operation of a device compared with the CPU's, on the same random inputs, with results written over poison:
+//! what an operation forgets to write is NaN.
 
 mod attention;
 mod compressed;
 mod lm_heads;
 
 use half::{bf16, f16};
-use sluice_cuda::{self as cuda, DType, GpuSpan};
-use sluice_formats::{Format, noise::Noise};
+use sluice_cuda::{self as cuda, GpuSpan};
+use sluice_formats::{DType, Format, noise::Noise};
 use sluice_machine::{
     MemoryKind,
     page::{PAGE_BYTES, Page},
@@ -24,16 +24,16 @@ use sluice_engine::{
     check::{CheckResult, worse},
 };
 
-/// Memory that results are written to, poisoned before each check.
+/// Bytes of the arena that results are written to, poisoned before each check.
 const ARENA_BYTES: u64 = 64 << 20;
-/// Memory that a card decodes weights into: less than the largest are, so that they come in pieces.
+/// Memory into which a GPU decompresses weights: less than the largest matrices need, so that they go in pieces.
 const DECOMPRESSED_BYTES: usize = 512 << 10;
 
-/// Checks every operation of the device, in the numbers that it computes in. `told` hears of each check as it is done. An
-/// operation that fails is a check that does.
+/// Checks every operation of the device, in the dtype that it computes in. `report` is called with each check as it is
+/// done. An operation that fails is a failed check.
 ///
 /// # Errors
-/// When what they all need can't be had.
+/// When the memory that all of them need cannot be allocated.
 pub fn operations(
     device: &Device,
     seed: u64,
@@ -72,7 +72,7 @@ pub fn operations(
     ];
     for (name, group) in groups {
         if let Err(error) = group(&mut pair) {
-            // What was found before still counts, and what comes may tell more.
+            // What was found before still counts, and what comes after may tell more.
             pair.add(CheckResult::failed(format!("{name}, the rest"), &error));
         }
         if device.has_failed() {
@@ -82,11 +82,11 @@ pub fn operations(
     Ok(pair.checks)
 }
 
-/// The same computed twice.
+/// The two devices that are compared, and what both need.
 struct DevicePair<'a> {
     cpu: Ops,
     tried: Ops,
-    /// What a card decodes weights into.
+    /// Memory into which a GPU decompresses weights.
     decompressed: DeviceBuffer<Page>,
     noise: Noise,
     /// Matrices drawn so far.
@@ -100,10 +100,10 @@ struct StoredWeight {
     format: Format,
     rows: usize,
     width: usize,
-    /// The numbers that it stands for: what the CPU multiplies with, which rounds rows for some formats.
+    /// The elements that the blocks stand for: the CPU multiplies these, since it rounds rows for some formats itself.
     elements: Vec<f32>,
     tried: DeviceBuffer<u64>,
-    /// Where the device tried may decode it into.
+    /// Where the tested device may decompress the weight to.
     decompressed: GpuSpan,
 }
 
@@ -144,7 +144,7 @@ impl StoredWeight {
 }
 
 impl DevicePair<'_> {
-    /// Random numbers around 0 that the device's numbers hold exactly.
+    /// Random elements around 0 that the device's dtype represents exactly, so that inputs are equal on both sides.
     fn elements(&mut self, count: usize, size: f32) -> Vec<f32> {
         self.drawn += 1;
         let noise = self.noise.stream(self.drawn);
@@ -190,7 +190,7 @@ impl DevicePair<'_> {
         })
     }
 
-    /// The same rows in both memories, in the numbers that are computed in.
+    /// The same rows on both devices, in the dtype that each computes in.
     fn activations(
         &mut self,
         rows: usize,
@@ -205,7 +205,7 @@ impl DevicePair<'_> {
         ])
     }
 
-    /// The same rows in both memories, in `f32`, as the residual stream is.
+    /// The same rows on both devices, in `f32`, as the residual stream is.
     fn stream(
         &mut self,
         rows: usize,
@@ -219,7 +219,7 @@ impl DevicePair<'_> {
         ])
     }
 
-    /// Fills what the next results are written to with what is no number.
+    /// Fills the memory of the next results with NaN.
     fn poison(&mut self) -> Result<(), EngineError> {
         if let Some(gpu) = self.tried.device().gpu() {
             gpu.fill(self.decompressed.on_gpu(), 0xFF)?;
@@ -227,7 +227,7 @@ impl DevicePair<'_> {
         Ok(self.tried.poison(ARENA_BYTES)?)
     }
 
-    /// A unit in the last place of the numbers that results are rounded to, and some for sums in another order.
+    /// A unit in the last place of the results' dtype, and an allowance for sums in another order.
     fn tolerance(&self) -> f64 {
         match self.tried.device().dtype() {
             DType::F32 => 1e-5,
@@ -236,10 +236,10 @@ impl DevicePair<'_> {
         }
     }
 
-    /// The same of products with weights of this format.
+    /// The tolerance of matmuls with weights of this format.
     fn matmul_tolerance(&self, format: Format) -> f64 {
         match self.tried.rounds_rows(format) {
-            // Some hundred results scatter more than many do.
+            // An error over a few hundred results scatters more than one over many.
             true => 1.5 * ROUNDED_ROWS_ERROR,
             false => self.tolerance(),
         }
@@ -283,7 +283,7 @@ impl DevicePair<'_> {
             let found = self.tried.embed(&ids, &table.on_tried())?;
             self.check(format!("embed, {}", format.name()), [&expected, &found])?;
         }
-        // Runs of one id, and more single rows than are copied at once.
+        // Runs of equal ids, and more single rows than are copied at once.
         let ids: Vec<u32> = (0..300)
             .map(|row| if row % 100 < 20 { 7 } else { row })
             .collect();
@@ -324,7 +324,7 @@ impl DevicePair<'_> {
                 RopeTable::new(&rope, 4096, &self.tried)?,
             ];
             self.poison()?;
-            // Queries, and keys that are more and stand elsewhere.
+            // Queries, and more keys, at other positions.
             let mut q = self.activations(3, heads * head_dim, 4.0)?;
             let mut k = self.activations(5, 2 * head_dim, 4.0)?;
             let places = [0, 1, 77, 4095, 2];
@@ -372,10 +372,10 @@ impl DevicePair<'_> {
             }
         }
         for format in Format::ALL {
-            // So many tiles of a result that large ones are made, as of the matrices of large models.
+            // Enough output tiles that the large tiles of large models are used.
             self.matmul(200, [256, 4200], format)?;
         }
-        // Rows that are no multiple of what is loaded at once.
+        // A width that is no multiple of what is loaded at once.
         let weight = self.stored(19, 203, Format::F32, 1.0)?;
         self.poison()?;
         let [a, b] = self.activations(70, 203, 2.0)?;
@@ -384,8 +384,8 @@ impl DevicePair<'_> {
         self.check("linear, odd width".to_owned(), [&expected, &found])
     }
 
-    /// A product with weights of this width and so many outputs; of numbers that a card computes in, by kernels, too, where its
-    /// library would be taken.
+    /// Checks a matmul with weights of this width and so many outputs; for the device's own dtype also by kernels,
+    /// where its library would be chosen.
     fn matmul(
         &mut self,
         rows: usize,
@@ -416,7 +416,7 @@ impl DevicePair<'_> {
                 width,
                 accumulate: false,
             };
-            gpu.matmul_by_kernels(number, format.to_cuda(), product)?;
+            gpu.matmul_by_kernels(number, format, product)?;
             self.check_within(
                 tolerance,
                 format!("{name}, by kernels"),
@@ -458,7 +458,7 @@ impl DevicePair<'_> {
     }
 }
 
-/// The largest difference, relative to the largest number expected; not a number where one of `found` isn't.
+/// The largest difference, relative to the largest expected element; NaN where one of `found` is not finite.
 fn distance(expected: &[f32], found: &[f32]) -> f64 {
     if expected.len() != found.len() || found.iter().any(|value| !value.is_finite()) {
         return f64::NAN;

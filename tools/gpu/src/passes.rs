@@ -1,5 +1,5 @@
-//! Passes of a checkpoint that is loaded at a level, under a budget: their time beside the least that the bus and the card
-//! need for them, and the most memory held beside the plan's.
+//! Passes of a checkpoint that is loaded at a level, under a budget: their time beside the least that bus and GPU need
+//! for them, and the peak memory beside the plan's.
 
 use std::{collections::HashMap, path::Path, time::Instant};
 
@@ -25,9 +25,9 @@ use super::{
     timing::Timing,
 };
 
-/// Positions that are decoded together: LLaDA's.
+/// Positions decoded together: LLaDA's block.
 const BLOCK: usize = 32;
-/// Passes that aren't counted: kernels are compiled, what is streamed comes to the host's memory.
+/// Passes that are not counted: kernels are compiled, and streamed weights come to the host's memory.
 const WARM_UP: usize = 2;
 
 /// Passes of an answer that is compared.
@@ -39,11 +39,11 @@ const COMPARED_PASSES: usize = 4;
 )]
 struct OtherTokens;
 
-/// What passes are measured with, and what was found so far.
+/// What passes are measured with, and the results so far.
 pub(super) struct Loads<'a> {
     pub(super) options: &'a Timing,
     pub(super) watch: &'a Watch<'a>,
-    /// From pinned memory, measured in the same run.
+    /// The bus's rate from pinned memory, measured in the same run.
     pub(super) link_bytes_per_s: Option<f64>,
     pub(super) deadline: Deadline,
     pub(super) failures: Failures<'a>,
@@ -51,36 +51,36 @@ pub(super) struct Loads<'a> {
     pub(super) resident: HashMap<Level, Resident>,
 }
 
-/// What passes took at a level with all weights on the device, and what else was found there first.
+/// The results at a level with all weights on the device, and what else was found there first.
 #[derive(Debug, Default)]
 pub(super) struct Resident {
-    /// What the first load that answered wrote.
+    /// The tokens of the first load that answered.
     tokens: Option<Vec<u32>>,
     peak_bytes: u64,
-    /// By canvas.
+    /// Seconds of a pass, by canvas.
     pass_s: HashMap<usize, f64>,
-    /// Some budget had it streamed, and its requests were timed together.
+    /// Whether a budget had it streamed, and its shared requests were timed.
     is_shared: bool,
 }
 
-/// How a checkpoint is to be loaded.
+/// How to load a checkpoint.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Load<'a> {
     pub(super) model: &'a Path,
-    /// Where converted copies are kept.
+    /// Folder for converted weights.
     pub(super) converted: &'a Path,
     pub(super) level: Level,
     pub(super) budget_bytes: Option<u64>,
-    /// Whether the checkpoint is a container of coded weights.
+    /// Whether the checkpoint is a container of compressed weights.
     pub(super) is_coded: bool,
 }
 
-/// A checkpoint that is loaded.
+/// A loaded checkpoint.
 struct Loaded<'a> {
     load: Load<'a>,
     engine: Engine,
     model: ModelId,
-    /// The most that plans so far may have held.
+    /// The most bytes that plans so far allow.
     planned_bytes: u64,
 }
 
@@ -98,7 +98,7 @@ impl Load<'_> {
 }
 
 impl Loaded<'_> {
-    /// Allocations that lie by themselves, each of which the driver rounds up: none where weights lie side by side.
+    /// Separate allocations, each of which the driver rounds up: none where weights lie side by side in the arena.
     fn allocations(&self) -> usize {
         let is_mapped = (self.engine.device().gpu()).is_some_and(|card| card.arena().is_some());
         match self.engine.in_force() {
@@ -124,8 +124,8 @@ impl Loads<'_> {
         );
     }
 
-    /// Loads the checkpoint, runs passes of each canvas, and unloads it again. The card stays open all the while: what its
-    /// context takes is taken before and after.
+    /// Loads the checkpoint, runs passes of each canvas, and unloads it. The GPU stays open all the while, so its
+    /// context is taken before and after.
     pub(super) fn load(&mut self, load: Load<'_>) {
         let Load {
             level,
@@ -133,6 +133,7 @@ impl Loads<'_> {
             ..
         } = load;
         let known = self.resident.get(&level);
+        // A budget that the load without one never reached changes nothing, so its passes are not measured twice.
         if let (Some(budget), Some(resident)) = (budget_bytes, known)
             && resident.peak_bytes > 0
             && resident.peak_bytes <= budget
@@ -163,6 +164,7 @@ impl Loads<'_> {
         };
         let load_s = begun.elapsed().as_secs_f64();
         let load_peak_bytes = self.watch.most_held_bytes();
+        // Not the budget itself: a load measures rates with buffers of its own before anything is planned.
         let load_budget = budget_bytes.map(|budget| self.watch.load_budget(budget));
         self.held("while it was loaded", load_budget, &loaded, load_peak_bytes);
         let mut passes = Vec::new();
@@ -184,7 +186,7 @@ impl Loads<'_> {
             .in_force()
             .map(|now| now.plan.streamed_bytes());
         let resident = self.resident.entry(level).or_default();
-        // Of a canvas that failed it isn't known.
+        // The peak of a canvas that failed is not known.
         if streamed == Some(0) && passes.len() == self.options.canvas.len() {
             resident.peak_bytes = resident.peak_bytes.max(planned_bytes);
         }
@@ -220,7 +222,7 @@ impl Loads<'_> {
         self.report.add("loads", found);
     }
 
-    /// Says what was held at most over the budget; what is planned for it is another matter.
+    /// Reports what exceeded the budget at the peak; how it compares with the plan is reported elsewhere.
     fn held(
         &mut self,
         what: &str,
@@ -248,14 +250,15 @@ impl Loads<'_> {
             pinned_memory_limit_bytes: options
                 .pinned_memory_limit
                 .and_then(PinnedMemoryLimit::bytes),
-            // Budgets that come later stream from the copy.
+            // Later budgets stream from the converted weights.
             keep_converted: !options.budgets.is_empty(),
             ..EngineOptions::default()
         })?;
         let settings = PlanSettings {
             level: load.level,
-            budget_bytes: (load.budget_bytes)
-                .map(|budget| self.watch.engine_budget(budget, engine.device())),
+            budget: (load.budget_bytes)
+                .map(|budget| self.watch.engine_budget(budget, engine.device()))
+                .into(),
             ..PlanSettings::default()
         };
         let source = Source::Folder(load.model.to_owned());
@@ -292,7 +295,7 @@ impl Loads<'_> {
             ..
         } = engine.in_force().ok_or(EngineError::NoModel)?;
         let asked = engine.plan(&PlanOptions::default(), workload)?;
-        // The account and the driver may have seen the one before.
+        // The peaks of ledger and driver may be from the plan before.
         *planned_bytes = (*planned_bytes).max(plan.weight_bytes() + asked.working.total_bytes());
         let counted = |bytes| self.watch.counted(bytes, engine.device());
         let plan_bytes = counted(*planned_bytes);
@@ -365,12 +368,13 @@ impl Loads<'_> {
         }))
     }
 
-    /// Whether a short answer is that of the first load at this level: the same weights in the same products, wherever they
-    /// come from. Nothing where there is none to compare with. A copy that came too late or went to the wrong place would be
-    /// seen here, at the sizes and times that count.
+    /// Whether a short answer equals that of the first load at this level: the same weights in the same matmuls,
+    /// wherever they come from. `None` where there is nothing to compare with. A copy that came too late or went to the
+    /// wrong place would show here, at realistic sizes and times.
     fn writes_the_same(&mut self, loaded: &Loaded<'_>) -> Option<bool> {
         let canvas = *self.options.canvas.iter().min()?;
-        // What is decoded when it is loaded is multiplied otherwise than what is streamed as it was coded.
+        // What is decompressed at load takes another matmul kernel than what is streamed compressed, so tokens may
+        // differ.
         let level = loaded.load.level;
         if self.deadline.is_over() || (loaded.load.is_coded && level != Level::Mild) {
             return None;
@@ -406,7 +410,7 @@ impl Loads<'_> {
         }
     }
 
-    /// One that fills a block at the canvas's end; where keys and values are kept, one that fills its second half.
+    /// A request that fills one block at the canvas's end; with a KV cache, one that fills its second half.
     fn request(&self, model: ModelId, canvas: usize) -> Generate {
         let block = BLOCK.min(canvas);
         let length = match self.options.kv_cache.mode {
@@ -424,7 +428,7 @@ impl Loads<'_> {
         }
     }
 
-    /// Requests that share passes, at the least budget that has a level streamed.
+    /// Times requests that share passes, at the smallest budget that has a level streamed.
     fn shared(&mut self, loaded: &Loaded<'_>) -> Value {
         let is_streamed =
             (loaded.engine.in_force()).is_some_and(|now| now.plan.streamed_bytes() > 0);
@@ -446,18 +450,18 @@ impl Loads<'_> {
     }
 }
 
-/// The least that a pass can take.
+/// Lower bounds of a pass's time.
 struct Floors {
-    /// What is streamed, at the bus's rate.
+    /// Copying the streamed bytes, at the bus's rate.
     bus_s: Option<f64>,
-    /// The same pass with all weights on the card, measured, where they fit.
+    /// The same pass with all weights on the GPU, measured, where they fit.
     resident_s: Option<f64>,
-    /// What the card computes, by the plan.
+    /// The GPU's computing, by the plan.
     planned_s: Option<f64>,
 }
 
 impl Floors {
-    /// Whatever takes longest; measured rather than planned.
+    /// The longest of them, measured rather than planned.
     fn longest_s(&self) -> Option<f64> {
         let card_s = self.resident_s.or(self.planned_s);
         self.bus_s.into_iter().chain(card_s).max_by(f64::total_cmp)
@@ -477,8 +481,8 @@ fn seconds(reports: &[PassReport]) -> Vec<f64> {
     times.collect()
 }
 
-/// The median of passes by how many rows they computed: where keys and values are kept, those that compute a whole canvas
-/// take longer than the others.
+/// The median time of passes by how many rows they computed: with a KV cache, passes that compute the whole canvas take
+/// longer than the others.
 fn by_rows(reports: &[PassReport]) -> Vec<Value> {
     let mut rows: Vec<usize> = reports.iter().map(|report| report.rows).collect();
     rows.sort_unstable();

@@ -1,5 +1,5 @@
-//! What was found so far. It is told once, as one JSON object on standard output: when all is done, or when somebody ends the
-//! program in the middle of what takes long.
+//! The results so far. They are printed once, as one JSON object on standard output: when all is done, or when a signal
+//! ends the program in the middle of something long.
 
 use std::{
     error::Error,
@@ -19,13 +19,13 @@ use sluice_shared::exit;
 
 use super::scratch;
 
-/// After the first signal, what runs has so long to come to its end.
+/// How long running work may continue after the first signal.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A signal came: nothing new begins.
+/// Whether a signal came: nothing new begins.
 static IS_SIGNALLED: AtomicBool = AtomicBool::new(false);
 
-/// Figures by name, as they are found.
+/// Results by name, as they are found.
 #[derive(Debug, Default)]
 pub(super) struct Report(Mutex<Found>);
 
@@ -35,12 +35,13 @@ struct Found {
     is_told: bool,
 }
 
-/// Whether somebody asked this program to end.
+/// Whether a signal asked this program to end.
 pub(super) fn is_signalled() -> bool {
     IS_SIGNALLED.load(Ordering::Relaxed)
 }
 
-/// Does the work with a report that is told also where a signal ends it: soon after the first one, at once after the second.
+/// Does the work with a report that is also printed when a signal ends it: soon after the first one, at once after the
+/// second.
 pub(super) fn reporting<T>(work: impl FnOnce(&Report) -> T) -> Result<T, SystemError> {
     let report = Arc::new(Report::default());
     let found = Arc::clone(&report);
@@ -54,16 +55,16 @@ pub(super) fn reporting<T>(work: impl FnOnce(&Report) -> T) -> Result<T, SystemE
             thread::sleep(PATIENCE);
             end(&found);
         });
-        // Without a thread it ends by itself, or when asked again.
+        // If no thread can start, the program ends when the work does, or at the second signal.
         drop(ends);
         let words = "asked to end: what was found is told soon, or at once if asked again";
-        // Nobody may read it any more.
+        // Standard error may be closed.
         drop(writeln!(io::stderr(), "{words}"));
     };
     with_signals(signalled, || work(&report))
 }
 
-/// Tells what was found while the work still runs.
+/// Prints the results while the work still runs.
 fn end(report: &Report) -> ! {
     report.set("stopped", json!(true));
     report.tell();
@@ -72,12 +73,12 @@ fn end(report: &Report) -> ! {
 }
 
 impl Report {
-    /// Sets a figure.
+    /// Sets a value.
     pub(super) fn set(&self, name: &str, value: Value) {
         self.lock().figures.insert(name.to_owned(), value);
     }
 
-    /// Adds one to a list.
+    /// Adds a value to a list.
     pub(super) fn add(&self, name: &str, value: Value) {
         let mut found = self.lock();
         let list = found.figures.entry(name).or_insert(json!([]));
@@ -86,9 +87,10 @@ impl Report {
         }
     }
 
-    /// Writes it, once, and says whether that went well; without figures there is nothing to write.
+    /// Prints the report, once, and returns whether that succeeded; an empty report is not printed.
     pub(super) fn tell(&self) -> bool {
-        // Kept until it is written: whoever else tells it would end the program meanwhile.
+        // Held while writing: whoever else prints the report ends the program afterwards, perhaps in the middle of
+        // this.
         let mut found = self.lock();
         if found.is_told || found.figures.is_empty() {
             return true;
@@ -105,7 +107,7 @@ impl Report {
     }
 }
 
-/// What could not be measured or is wrong, told at once and at the end.
+/// Failures, printed at once and in the report.
 pub(super) struct Failures<'a> {
     report: &'a Report,
     count: usize,

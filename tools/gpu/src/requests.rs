@@ -1,5 +1,5 @@
-//! Whether requests leave anything behind: the memory that is free on a card before many of them and after, as the driver
-//! tells, and what the engine accounts for.
+//! Whether requests leave anything behind: a GPU's free memory before many of them and after, as the driver reports it,
+//! and the engine's ledger.
 
 use std::{
     sync::atomic::AtomicBool,
@@ -16,7 +16,8 @@ use sluice_engine::{
     Engine, EngineError, EngineOptions, Generate, ModelId, Outcome, PlanOptions, Work,
     check::CheckResult,
 };
-use sluice_ops::device::{self, DType, DeviceChoice};
+use sluice_formats::DType;
+use sluice_ops::device::{self, DeviceChoice};
 use sluice_shared::{
     decoding::{Decoding, KvCacheReuse},
     sampling::{EosPolicy, KvCacheMode},
@@ -29,19 +30,19 @@ use super::{
     scratch::Scratch,
 };
 
-/// Memory is looked at after so many requests, no two of which are alike.
+/// How many requests are answered between two looks at memory; no two of them are alike.
 const ROUND: usize = 10;
-/// Some of them are answered before anything is looked at: drivers keep what they need for the first launches.
+/// Requests that are answered before the first look: drivers keep what they need for the first launches.
 const WARM_UP: usize = ROUND;
-/// What a request held is free again so soon after its answer.
+/// How long after an answer a request's memory may take to be free again.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// And surely by then.
+/// How long after which it surely is, and below how often it is checked.
 const REST: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(1);
-/// What a driver may keep or give back of its own meanwhile: it hands memory out in pieces of 2 MiB. What each of a thousand
-/// requests leaves behind is soon more.
+/// What a driver may keep or free of its own meanwhile: it allocates in pieces of 2 MiB. Leaks of a thousand requests
+/// soon exceed this.
 const DRIVERS_OWN_BYTES: u64 = 16 << 20;
-/// The figures that are told where some differ.
+/// Most figures that are printed where some differ.
 const TOLD_MAX: usize = 8;
 
 /// Requests to a small model of random weights.
@@ -51,30 +52,30 @@ pub(super) struct Requests {
     number: Option<DType>,
 }
 
-/// Bytes at one moment.
+/// Memory at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Moment {
-    /// Requests answered by then.
+    /// Requests that were answered before.
     answered: usize,
-    /// As the driver tells; nothing on the CPU.
+    /// By the driver; `None` on the CPU.
     free_bytes: Option<u64>,
-    /// By the engine's account.
+    /// By the engine's ledger.
     held_bytes: u64,
 }
 
-/// What was free and held as requests went by.
+/// Free and held memory over the requests.
 #[derive(Debug, Default)]
 struct Moments {
     /// Before the model was loaded, and after it was unloaded.
     ends: Option<(Option<u64>, Option<u64>)>,
-    /// After the first requests, and after each round of them.
+    /// After the warm-up, and after each round of requests.
     during: Vec<Moment>,
-    /// The most that was held meanwhile.
+    /// The peak meanwhile.
     peak: Option<Peak>,
 }
 
 impl Requests {
-    /// So many, to this device.
+    /// So many requests to this device.
     pub(super) fn new(count: usize, device: DeviceChoice, number: Option<DType>) -> Self {
         Self {
             count,
@@ -83,8 +84,8 @@ impl Requests {
         }
     }
 
-    /// Answers them, and tells what was free when, whether that stayed as it was, and whether the most that was held was
-    /// planned. `device` stays open all the while.
+    /// Answers them; returns the figures, and the checks that memory stayed as it was and that the peak was planned.
+    /// `device` stays open all the while.
     pub(super) fn answer(
         &self,
         device: &device::Device,
@@ -119,6 +120,7 @@ impl Requests {
             ..EngineOptions::default()
         };
         let source = Source::Folder(model);
+        // Twice: what the first engine leaves behind is the driver's, what the second one leaves is a leak.
         for is_warm in [false, true] {
             let before = watch.free_bytes();
             let engine = Engine::start(options.clone())?;
@@ -134,7 +136,7 @@ impl Requests {
                     free_bytes: watch.free_bytes(),
                     held_bytes: engine.memory().used_bytes,
                 };
-                // What the last of them held is on its way back.
+                // The last request's memory is still being freed.
                 thread::sleep(REST);
                 let first = look(0);
                 moments.during.push(first);
@@ -160,7 +162,7 @@ impl Requests {
     }
 }
 
-/// The most that was held by now, beside the most that is planned for any of these requests.
+/// The peak so far, beside the largest plan of any of these requests.
 fn peak(engine: &Engine, model: ModelId, watch: &Watch<'_>) -> Result<Peak, EngineError> {
     let now = engine.in_force().ok_or(EngineError::NoModel)?;
     let working = (0..ROUND).map(|index| {
@@ -182,7 +184,7 @@ fn peak(engine: &Engine, model: ModelId, watch: &Watch<'_>) -> Result<Peak, Engi
     })
 }
 
-/// Whether the driver held what was planned; nothing where it doesn't tell.
+/// Whether the driver held what was planned; `None` where it does not report that.
 fn peak_check(peak: &Peak) -> Option<CheckResult> {
     let share = |bytes: u64| bytes as f64 / peak.plan_bytes as f64;
     Some(CheckResult {
@@ -193,7 +195,7 @@ fn peak_check(peak: &Peak) -> Option<CheckResult> {
     })
 }
 
-/// What is free and held once that is as it was at first, or after a while that it isn't; at once where it wasn't last time.
+/// Waits until memory is as it was at first, but not for ever, and not at all where it was already different last time.
 fn settled(first: Moment, last: Moment, look: impl Fn() -> Moment) -> Moment {
     let begun = Instant::now();
     loop {
@@ -205,13 +207,13 @@ fn settled(first: Moment, last: Moment, look: impl Fn() -> Moment) -> Moment {
     }
 }
 
-/// How far apart two of the driver's figures are.
+/// The difference of two of the driver's figures; 0 where one is missing.
 fn apart(one: Option<u64>, other: Option<u64>) -> u64 {
     one.zip(other).map_or(0, |(one, other)| one.abs_diff(other))
 }
 
 impl Moment {
-    /// Whether as much is held, and as much is free but for what is the driver's own.
+    /// Whether as much is held, and as much is free apart from the driver's own.
     fn is_like(&self, other: &Self) -> bool {
         self.held_bytes == other.held_bytes
             && apart(self.free_bytes, other.free_bytes) <= DRIVERS_OWN_BYTES
@@ -219,7 +221,7 @@ impl Moment {
 }
 
 impl Moments {
-    /// Bytes that were not given back, at the worst moment, by our account and by the driver's.
+    /// Bytes that were not freed, at the worst moment, by our ledger and by the driver.
     fn checks(&self) -> Vec<CheckResult> {
         let Some((first, during)) = self.during.split_first() else {
             return vec![CheckResult {
@@ -246,7 +248,7 @@ impl Moments {
         ]
     }
 
-    /// Those that differ from the first, and those at the ends where they do.
+    /// The moments that differ from the first, and the ends where they differ.
     fn figures(&self, first: Moment, at_ends: u64) -> String {
         let mut figures = vec![first.words()];
         let odd = self.during.iter().filter(|moment| !moment.is_like(&first));
@@ -259,7 +261,7 @@ impl Moments {
                 bytes(after)
             ));
         }
-        figures.push("memory of other programs on the card counts, too".to_owned());
+        figures.push("memory of other programs on the GPU counts, too".to_owned());
         figures.join("; ")
     }
 
@@ -293,12 +295,12 @@ impl Moment {
     }
 }
 
-/// To the byte, since that is what differs.
+/// To the byte, since bytes are what differs.
 fn bytes(count: Option<u64>) -> String {
     count.map_or_else(|| "unknown".to_owned(), |count| count.to_string())
 }
 
-/// As small as a model can be that takes every way through the layers.
+/// A model as small as possible that takes every path through the layers.
 fn synthesis() -> SynthOptions {
     SynthOptions {
         shape: Shape {
@@ -321,7 +323,7 @@ fn synthesis() -> SynthOptions {
     }
 }
 
-/// One of the requests of a round: canvases, blocks and what is kept differ.
+/// One of the requests of a round: canvases, blocks and KV caches differ.
 fn request(model: ModelId, index: usize) -> Generate {
     let turn = index % ROUND;
     let kinds = [KvCacheMode::None, KvCacheMode::Prefix, KvCacheMode::Dual];

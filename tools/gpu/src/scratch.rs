@@ -1,4 +1,4 @@
-//! A folder for as long as a command runs.
+//! A temporary folder that lives as long as a command.
 
 use std::{
     env, fs, io, mem,
@@ -12,21 +12,21 @@ use sluice_daemon::offline::SystemError;
 /// How many names are tried.
 const TRIES: usize = 100;
 
-/// Those that are there now.
+/// The folders that exist now.
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 fn folders() -> MutexGuard<'static, Vec<PathBuf>> {
     FOLDERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Removes all of them, where the program is about to end before they go by themselves.
+/// Removes all of them, where the program ends before they are dropped.
 pub(super) fn remove_all() {
     for folder in mem::take(&mut *folders()) {
         drop(fs::remove_dir_all(folder));
     }
 }
 
-/// A folder of our own among the system's temporary ones, which goes when this does.
+/// A folder of our own in the system's temporary one, removed when this is dropped.
 #[derive(Debug)]
 pub(super) struct Scratch {
     folder: PathBuf,
@@ -63,7 +63,7 @@ fn failed(cause: io::Error) -> SystemError {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What can't be removed now, the system's own tidying removes.
+        // What cannot be removed now, the system's own cleanup removes.
         drop(fs::remove_dir_all(&self.folder));
         folders().retain(|folder| *folder != self.folder);
     }

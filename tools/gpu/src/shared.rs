@@ -1,4 +1,4 @@
-//! What it gains that requests share passes whose time is that of streaming.
+//! What is gained when requests share passes whose time is that of streaming.
 
 use std::{sync::mpsc, time::Instant};
 
@@ -8,13 +8,13 @@ use sluice_shared::{sampling::EosPolicy, units};
 
 use super::Deadline;
 
-/// Positions of a prompt, and of an answer, unless the model has fewer.
+/// Positions of a prompt, and of an answer, unless the model's context is shorter.
 const PROMPT: usize = 32;
 const ANSWER: usize = 32;
-/// Few passes, so that measuring a slow bus doesn't take long.
+/// Few passes, so that measuring a slow bus does not take long.
 const TOKENS_A_PASS: usize = 2;
 
-/// The same request alone, and as many at once as was said.
+/// Times the same request alone, and several at once for each count.
 pub(super) fn together(
     engine: &Engine,
     model: ModelId,
@@ -33,7 +33,7 @@ pub(super) fn together(
             answer,
         )
     };
-    // What later passes find in the host's memory, the first ones read.
+    // The first pass reads what later ones find in the host's memory.
     engine.passes(request(0), 1)?;
     let mut found: Vec<Value> = Vec::new();
     let mut first_per_s = None;
@@ -64,7 +64,7 @@ pub(super) fn together(
     Ok(json!(found))
 }
 
-/// All of them at once; what passes took that each saw.
+/// Runs all of them at once; returns the cost of each pass that each saw.
 fn run(
     engine: &Engine,
     requests: impl Iterator<Item = Generate>,
@@ -73,7 +73,7 @@ fn run(
     for request in requests {
         let send = send.clone();
         let sink = Box::new(move |event| match event {
-            // Whoever receives waits for all of them.
+            // The receiver waits for all of them.
             Event::Pass(report) => drop(send.send(Ok(report.cost))),
             Event::Finished(Err(error)) => drop(send.send(Err(error))),
             _ => {}
@@ -84,7 +84,7 @@ fn run(
     events.into_iter().collect()
 }
 
-/// The middle one of some times.
+/// The median of some times; `None` of none.
 pub(super) fn median(times: &[f64]) -> Option<f64> {
     let mut times = times.to_vec();
     times.sort_unstable_by(f64::total_cmp);

@@ -13,33 +13,33 @@ use sluice_weights::{Weight, WeightData};
 
 use sluice_engine::EngineError;
 
-/// An operation, and how long it takes.
+/// An operation, and its time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OperationSpeed {
-    /// What was computed.
+    /// The operation and its sizes.
     pub name: String,
-    /// The median of several runs, by the card's own clock where one computes.
+    /// The median of several runs, in seconds, by the GPU's own clock where one computes.
     pub seconds: f64,
     /// Multiplications and additions.
     pub operations: f64,
     /// Bytes that must be read or written at least once.
     pub bytes: f64,
-    /// Bytes of them that were decoded, where that is what it did.
+    /// Bytes that were decompressed, for an operation that does that.
     pub decompressed_bytes: Option<f64>,
 }
 
-/// What operations are timed with.
+/// The sizes of the timed operations.
 #[derive(Debug, Clone)]
 pub struct SpeedSizes {
-    /// Of rows, and of square matrices of weights; a multiple of 256, of which formats have blocks.
+    /// Elements of a row, and of a side of square weight matrices; a multiple of 256, the longest block of any format.
     pub hidden_size: usize,
-    /// Numbers of rows that are multiplied.
+    /// Row counts of the matmuls.
     pub rows: Vec<usize>,
-    /// Positions that pay attention to each other.
+    /// Canvas lengths of the attention.
     pub canvases: Vec<usize>,
 }
 
-/// LLaDA-8B's, and rows from one to what sixteen requests may bring.
+/// LLaDA-8B's sizes, and rows from one to what sixteen requests may bring.
 impl Default for SpeedSizes {
     fn default() -> Self {
         Self {
@@ -50,33 +50,34 @@ impl Default for SpeedSizes {
     }
 }
 
-/// Of a head, unless rows are narrower.
+/// Elements of a head, unless rows are narrower.
 const HEAD_DIM: usize = 128;
-/// Runs of each, after one that only warms up; how long one should take, and how many launches may be in it.
+/// Timed runs of each, after one that only warms up; below how long one should take, and its most launches.
 const RUNS: usize = 7;
 const RUN_S: f64 = 2e-3;
 const LAUNCHES_MAX: usize = 32;
-/// What is so slow needs no more runs.
+/// An operation that takes this long needs no more runs.
 const SLOW_S: f64 = 1.0;
 /// Matrices of the most rows, in `f32`, that exist at once: queries, keys, values, results, and one on its way there.
 const MATRICES: usize = 6;
-/// Rows of weights that are decoded, in widths of theirs: a matrix of LLaDA-8B's MLP.
+/// Rows of the decompressed matrix, in multiples of its width: a matrix of LLaDA-8B's MLP.
 const DECOMPRESSED_WIDTHS: usize = 3;
-/// Rows of a coded chunk, as containers have them.
+/// Rows of a compressed chunk, as containers have them.
 const CHUNK_ROWS: usize = 256;
 
-/// Times products of weights in every format and attention of one canvas; on a card also products by its library beside those
-/// by kernels, decoding in every way, and products of palette-coded weights as they are. `told` hears of each as it is done.
+/// Times matmuls with weights in every format, and attention of one canvas; on a GPU also matmuls by its library beside
+/// those by kernels, decompression of every scheme, and matmuls with dictionary-compressed weights as they are. `report`
+/// is called with each as it is done.
 ///
 /// # Errors
-/// When memory can't be had, or an operation fails.
+/// When memory cannot be allocated, or an operation fails.
 pub fn speeds(
     device: &Device,
     sizes: &SpeedSizes,
     report: &mut dyn FnMut(&OperationSpeed),
 ) -> Result<(), EngineError> {
     let ops = Ops::new(device.clone(), Ledger::default())?;
-    // No run waits for the driver to find memory.
+    // Reserved up front, so that no run waits for the driver to allocate.
     let most_rows = sizes.rows.iter().chain(&sizes.canvases).max();
     let most_bytes = MATRICES * most_rows.unwrap_or(&0) * sizes.hidden_size * size_of::<f32>();
     ops.reserve(most_bytes as u64)?;
@@ -139,8 +140,8 @@ impl SpeedTest<'_> {
         Ok(())
     }
 
-    /// Products with numbers that the card computes in, by its library and by kernels of our own, whatever is chosen for
-    /// so many rows.
+    /// Times matmuls with weights in the GPU's dtype, by its library and by our own kernels, whichever would be chosen
+    /// for so many rows.
     fn both_ways(&mut self, gpu: &Gpu) -> Result<(), EngineError> {
         let (number, width) = (self.ops.device().dtype(), self.sizes.hidden_size);
         let format = Format::from(number);
@@ -166,7 +167,7 @@ impl SpeedTest<'_> {
                 let speed = self.matmul_speed(*rows, bytes, &name, seconds);
                 (self.report)(&speed);
             }
-            let by_kernels = |run| gpu.matmul_by_kernels(number, format.to_cuda(), product(run));
+            let by_kernels = |run| gpu.matmul_by_kernels(number, format, product(run));
             let seconds = self.median(|_, run| Ok(by_kernels(run)?))?;
             let name = format!("{}, by kernels", format.name());
             let speed = self.matmul_speed(*rows, bytes, &name, seconds);
@@ -175,7 +176,7 @@ impl SpeedTest<'_> {
         Ok(())
     }
 
-    /// What making numbers of blocks takes.
+    /// Times dequantizing blocks.
     fn blocks(&mut self, gpu: &Gpu, format: Format) -> Result<(), EngineError> {
         let (number, width) = (self.ops.device().dtype(), self.sizes.hidden_size);
         let rows = DECOMPRESSED_WIDTHS * width;
@@ -183,7 +184,7 @@ impl SpeedTest<'_> {
         let out = self.decompressed_buffer(rows)?;
         let decode = |run| {
             let (to, from) = (out.span(), memory.part(run));
-            Ok(gpu.dequantize(number, format.to_cuda(), to, from, rows, width)?)
+            Ok(gpu.dequantize(number, format, to, from, rows, width)?)
         };
         let seconds = self.median(|_, run| decode(run))?;
         let speed =
@@ -192,7 +193,7 @@ impl SpeedTest<'_> {
         Ok(())
     }
 
-    /// What decoding takes, and, of what is multiplied as it is, products.
+    /// Times decompression and, for a scheme that can be multiplied from, matmuls.
     fn compressed(&mut self, gpu: &Gpu, sample: &CompressedSample) -> Result<(), EngineError> {
         let (device, ledger) = (self.ops.device(), self.ops.ledger());
         let (number, width) = (device.dtype(), self.sizes.hidden_size);
@@ -215,6 +216,8 @@ impl SpeedTest<'_> {
         let bytes = bytes + index.span().bytes() / matrices;
         for rows in &self.sizes.rows {
             let [x, out] = self.rows(*rows)?;
+            // Each run takes the next matrix, so that none finds its weights in the GPU's cache: a model's pass does
+            // not either.
             let multiply = |run| {
                 let first = run % matrices * chunks;
                 gpu.matmul_dictionary(
@@ -240,8 +243,8 @@ impl SpeedTest<'_> {
         Ok(())
     }
 
-    /// So many rows of weights, in a card's memory again and again: numbers that are sound in every format, as element, scale
-    /// and code alike.
+    /// So many rows of weights, repeated in a GPU's memory, of a byte that makes a finite value in every format, as
+    /// element, scale and code alike.
     fn weights(&self, format: Format, rows: usize) -> Result<Weights, EngineError> {
         let (device, ledger) = (self.ops.device(), self.ops.ledger());
         let matrix_bytes = format.bytes(rows * self.sizes.hidden_size);
@@ -262,14 +265,14 @@ impl SpeedTest<'_> {
         Ok(weights)
     }
 
-    /// Room for so many decoded rows.
+    /// Memory for so many decompressed rows.
     fn decompressed_buffer(&self, rows: usize) -> Result<DeviceBuffer<u8>, OpsError> {
         let (device, ledger) = (self.ops.device(), self.ops.ledger());
         let bytes = rows * self.sizes.hidden_size * device.dtype().bytes();
         DeviceBuffer::new(device, ledger, MemoryKind::Scratch, bytes)
     }
 
-    /// Rows to multiply, and room for the product.
+    /// Rows to multiply, and memory for the output.
     fn rows(&self, rows: usize) -> Result<[Activation; 2], EngineError> {
         let width = self.sizes.hidden_size;
         let values = vec![0.5; rows * width];
@@ -280,7 +283,7 @@ impl SpeedTest<'_> {
         Ok([matrix()?, matrix()?])
     }
 
-    /// A product with a square matrix of so many bytes.
+    /// The speed of a matmul with a square matrix of so many bytes.
     fn matmul_speed(&self, rows: usize, bytes: usize, kind: &str, seconds: f64) -> OperationSpeed {
         let width = self.sizes.hidden_size;
         let number = self.ops.device().dtype();
@@ -293,7 +296,7 @@ impl SpeedTest<'_> {
         }
     }
 
-    /// Rows that were made of so many bytes.
+    /// The speed of making rows from so many bytes.
     fn decompression_speed(
         &self,
         rows: usize,
@@ -347,7 +350,7 @@ impl SpeedTest<'_> {
         Ok(())
     }
 
-    /// Seconds that such work takes, which is told its number.
+    /// Median seconds of the work, which is given the index of its run.
     fn median(
         &self,
         mut work: impl FnMut(&Ops, usize) -> Result<(), OpsError>,
@@ -355,7 +358,7 @@ impl SpeedTest<'_> {
         let ops = &self.ops;
         let mut runs = 0..;
         let mut work = || work(ops, runs.next().unwrap_or(0));
-        // What is needed once is made now.
+        // What the first run needs once, such as compiling a kernel, happens here.
         work()?;
         let once = ops.time(1, &mut work)?;
         if once > SLOW_S {
@@ -369,8 +372,8 @@ impl SpeedTest<'_> {
     }
 }
 
-/// Matrices of weights, one after another, so many that none of them is found in a card's cache when its turn comes again: in
-/// a pass each comes from the memory.
+/// Matrices of weights, one after another, so many that none is still in a GPU's cache when its turn comes again: in a
+/// pass each comes from memory.
 struct Weights {
     bytes: DeviceBuffer<u64>,
     matrices: usize,
@@ -378,7 +381,7 @@ struct Weights {
 }
 
 impl Weights {
-    /// The one that a run takes.
+    /// The matrix that a run takes.
     fn part(&self, run: usize) -> cuda::GpuSpan {
         let first = run % self.matrices * self.matrix_bytes;
         self.bytes.span().part(first, self.matrix_bytes)

@@ -3,8 +3,8 @@
 use std::{fmt, path::PathBuf, str::FromStr};
 
 use clap::Args;
-use sluice_daemon::config::{Budget, ComputeDtype, Device, PinnedMemoryLimit};
-use sluice_shared::{decoding::KvCacheReuse, level::Level};
+use sluice_daemon::config::{ComputeDtype, Device, PinnedMemoryLimit};
+use sluice_shared::{decoding::KvCacheReuse, level::Level, options::Budget};
 
 use super::Limit;
 
@@ -68,7 +68,7 @@ pub struct Timing {
     pub(super) limit: Limit,
 }
 
-/// Most numbers in a row that single operations are timed with.
+/// Most elements in a row of the matrices that single operations are timed with.
 const WIDTH_MAX: usize = 16384;
 /// Rows of every format are whole blocks of so many.
 const BLOCK: usize = 256;
@@ -116,7 +116,7 @@ impl fmt::Display for Levels {
 }
 
 impl Levels {
-    /// Those that a checkpoint can be loaded at: only one that is coded can be kept so.
+    /// The levels that a checkpoint can be loaded at: only a compressed one can stay compressed.
     pub(super) fn of(&self, is_coded: bool) -> impl Iterator<Item = Level> {
         let levels = self.0.iter().copied();
         levels.filter(move |level| is_coded || *level != Level::Mild)

@@ -1,4 +1,4 @@
-//! Multiplying from coded weights beside multiplying from plain `f32`, on one core and on two:
+//! Matmuls with compressed weights compared with plain `f32`, on one core and on two:
 //! `cargo bench -p sluice-measure --bench coded`.
 //!
 //! What is compared takes turns, and of many turns the best counts: other programs disturb each alike. That is why it has a
@@ -54,7 +54,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A coded matrix as a checkpoint has it.
+/// A compressed matrix as a checkpoint has it.
 struct Coded {
     tensor: std::sync::Arc<CompressedTensor>,
     bytes: Vec<u8>,
@@ -63,7 +63,7 @@ struct Coded {
 
 fn bench(outputs: usize, width: usize) -> Result<(), Box<dyn Error>> {
     let noise = Noise::new(1);
-    // Sums of a few uniform numbers are all but normal.
+    // Sums of four uniform values are nearly normal.
     let number = |place: u64| {
         let draws = (0..4).map(|draw| noise.uniform(0, 4 * place + draw, 0) as f32 - 0.5);
         bf16::from_f32(draws.sum())
@@ -125,6 +125,7 @@ fn bench(outputs: usize, width: usize) -> Result<(), Box<dyn Error>> {
         for (column, rows) in ROWS.into_iter().enumerate() {
             let ids: Vec<u32> = (0..rows as u32).collect();
             let x = ops.embed(&ids, &ways[0].2)?;
+            // All ways take turns and the fastest time of each counts: other programs disturb each alike.
             let mut best = vec![f64::INFINITY; ways.len()];
             for _ in 0..TURNS {
                 for (best, (_, _, weight)) in best.iter_mut().zip(&ways) {
@@ -164,7 +165,7 @@ fn bench(outputs: usize, width: usize) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What a model has in memory that is kept coded.
+/// Compresses a matrix and reads it back as a model keeps it in memory.
 fn code(folder: &Path, target: &Path, how: CompressionMethod) -> Result<Coded, Box<dyn Error>> {
     let options = CompressOptions {
         method: how,

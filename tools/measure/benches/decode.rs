@@ -8,13 +8,14 @@
 use std::{env, error::Error, fs, hint::black_box, time::Instant};
 
 use half::bf16;
-use sluice_codec::{CompressedMatrix, DType, Encoded, Lossless, TrellisTarget, encode, quantize};
+use sluice_codec::{CompressedMatrix, Encoded, Lossless, TrellisTarget, encode, quantize};
+use sluice_formats::DType;
 use zstd::{bulk, zstd_safe::CParameter};
 
 /// A square projection of a model of eight billion weights.
 const WIDTH: usize = 4096;
 const TURNS: usize = 25;
-/// Rows that are decoded at a time where a multiplication would read them next.
+/// Rows that are decompressed at a time where a matmul would read them next.
 const SOME_ROWS: usize = 32;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -65,7 +66,7 @@ impl Matrix {
         bytes as f64 * 8. / self.numbers() as f64
     }
 
-    /// The bytes of each number at one place in it: `places` of them, from `from` on.
+    /// The bytes of each element at one place in it: `places` of them, from `from` on.
     fn plane(&self, from: usize, places: usize) -> Vec<u8> {
         let numbers = self.bytes.chunks(self.number.bytes());
         numbers
@@ -74,7 +75,7 @@ impl Matrix {
             .collect()
     }
 
-    /// Symbols and the rest, as the codec splits numbers of 16 bits.
+    /// Symbols and the rest, as the codec splits elements of 16 bits.
     fn split(&self) -> (Vec<u8>, Vec<u8>) {
         if self.number != DType::Bf16 {
             return (self.plane(1, 1), self.plane(0, 1));
@@ -87,7 +88,7 @@ impl Matrix {
     }
 }
 
-/// Something that decodes a matrix, its bytes, and its best time.
+/// A way to decompress the matrix: its bits per weight, and its best time.
 struct Way<'a> {
     name: String,
     bits: f64,
@@ -108,6 +109,7 @@ fn bench(name: &str, matrix: &Matrix) -> Result<(), Box<dyn Error>> {
         });
     };
 
+    // Leaked: the closures below live as long as the list of ways.
     let plain: &'static [u8] = Vec::leak(matrix.bytes.clone());
     let mut out = vec![1; plain.len()];
     way(
@@ -175,7 +177,7 @@ fn bench(name: &str, matrix: &Matrix) -> Result<(), Box<dyn Error>> {
         way(&format!("{name}, some rows widened"), bits, Box::new(run));
     }
 
-    // Zstandard's own Huffman coder isn't to be had alone; without matches it is what is left.
+    // Zstandard's own Huffman coder is not available alone; without matches it is what remains.
     let packed = compressed(plain, None)?;
     let mut out = vec![1; plain.len()];
     let bits = matrix.bits(packed.len());
@@ -197,7 +199,7 @@ fn bench(name: &str, matrix: &Matrix) -> Result<(), Box<dyn Error>> {
             let bits = matrix.bits(packed.len() + packed_rest.len());
             let (mut symbols, rest) = (symbols.clone(), rest.clone());
             let mut out = vec![1_u8; plain.len()];
-            // The rest is all but incompressible, and taken as it is.
+            // The rest is nearly incompressible, and taken as it is.
             let run = move || {
                 decompress(&packed, &mut symbols);
                 let out = black_box(&mut out[..]).as_chunks_mut::<2>().0.iter_mut();

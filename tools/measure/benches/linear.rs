@@ -1,6 +1,6 @@
-//! `linear` for each storage format beside the bare `f32` kernel of the `gemm` crate on the same shape, and candle's own
-//! multiply beside them, in operations a second: `cargo bench -p sluice-measure --bench linear`. The shapes but the first are
-//! for `f32`, `bf16`, `q8_0` and `q4_k` alone.
+//! `linear` for each storage format compared with the bare `f32` kernel of the `gemm` crate on the same shape, and with
+//! candle's own matmul, in operations a second: `cargo bench -p sluice-measure --bench linear`. All shapes but the
+//! first are for `f32`, `bf16`, `q8_0` and `q4_k` alone.
 
 use candle_core::{
     Module, Tensor,
@@ -15,7 +15,7 @@ use sluice_weights::{Weight, WeightData};
 const SHAPES: [(usize, usize); 4] = [(4096, 4096), (1024, 1024), (1024, 3072), (2048, 5632)];
 const ROWS: [usize; 6] = [1, 8, 32, 128, 256, 512];
 
-/// How many rows, and which of the shapes.
+/// The number of rows, and the index of the shape.
 type Case = (usize, usize);
 
 fn first() -> impl Iterator<Item = Case> {

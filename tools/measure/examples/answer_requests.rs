@@ -1,8 +1,8 @@
-//! What an answer of the demonstration model takes by each policy, or at each position of the dial: eight requests of 32 tokens, 128 tokens behind each, in
-//! blocks of 32.
+//! The cost of an answer of the demonstration model with each policy or preset: eight requests of 32 tokens, 128 tokens
+//! behind each, in blocks of 32.
 //!
 //! ```sh
-//! cargo run -p sluice-measure --example answer_requests -- MODEL [POLICY|DIAL...]
+//! cargo run -p sluice-measure --example answer_requests -- MODEL [POLICY|PRESET...]
 //! ```
 
 use std::{error::Error, path::PathBuf, time::Duration};
@@ -15,7 +15,7 @@ use sluice_shared::{
     units,
 };
 
-/// In the words the model knows, and with its chat template all of the same length: a program that only takes canvases of
+/// In the words the model knows, and of the same length with its chat template: a program that only takes canvases of
 /// whole blocks can be given the same ones.
 const REQUESTS: [&str; 8] = [
     "Please write a little story about Nils the lion who finds a magic shiny cup.",

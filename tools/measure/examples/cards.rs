@@ -1,5 +1,5 @@
-//! What is known of the NVIDIA cards of this machine, or why there are none:
-//! `cargo run --release -p sluice-measure --example cards`
+//! The properties of this machine's NVIDIA GPUs, or why there are none: `cargo run --release -p sluice-measure
+//! --example cards`
 
 use std::process::ExitCode;
 

@@ -37,7 +37,7 @@ use sluice_formats::Format;
 use sluice_machine::Profile;
 use sluice_ops::{Activation, KvCacheShape, Ops, device::Device, ledger::Ledger};
 use sluice_plan::{Machine, Plan, PlanInput, WorkingMemory, Workload};
-use sluice_shared::{level::Level, settings::ResolvedPlanSettings};
+use sluice_shared::{level::Level, options::ResolvedPlanSettings};
 use sluice_tokenizer::Tokenizer;
 use sluice_weights::TensorPart;
 
@@ -45,9 +45,9 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const SAMPLES: usize = 64;
 const SAMPLE_TOKENS_MAX: usize = 256;
-/// Numbers of a tile.
+/// Elements of a tile.
 const TILE_ELEMENTS: usize = 512;
-/// Rows of a causal model that go through the layers together.
+/// Rows of an autoregressive model that go through the layers together.
 const ROWS: usize = 64;
 const BLOCK_FORMATS: [Format; 10] = [
     Format::Q8_0,
@@ -196,7 +196,7 @@ impl Loaded {
         })
     }
 
-    /// What it makes of the texts, before the head.
+    /// The hidden rows of the texts, before the LM head.
     fn rows(&self, texts: &MeasureFidelity, ops: &Ops) -> Result<Activation> {
         let samples = samples(texts, self.config.mask);
         let count = samples.iter().map(|sample| sample.rows.len()).sum();
@@ -281,7 +281,7 @@ fn upcast(checkpoint: &Checkpoint, entry: &TensorEntry) -> Result<Vec<f32>> {
     Ok(values)
 }
 
-/// What coded tensors lose, and what they take.
+/// The error of compressed tensors, and their size.
 struct Loss {
     lost: f64,
     all: f64,
@@ -347,7 +347,7 @@ fn trellis_quantized(model: &Path, bits: f64, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The same model with coded tensors as a format has them.
+/// The model with its compressed tensors in another format.
 fn block_quantized(model: &Path, format: Format, to: &Path) -> Result<()> {
     for file in fs::read_dir(model)? {
         let file = file?.path();

@@ -1,6 +1,6 @@
-//! Goes on behind ten texts with a causal model's likeliest tokens, and times it: for comparing a GGUF file with
-//! another program that runs the same one. Prints each text's ids and their continuation as a line of JSON, then how fast
-//! prompts were read and tokens written, on standard error.
+//! Continues ten texts with an autoregressive model's likeliest tokens, and times it: for comparing a GGUF file with
+//! another program that runs the same one. Prints each text's ids and their continuation as a line of JSON, then how
+//! fast prompts were read and tokens written, on standard error.
 //!
 //! ```sh
 //! cargo run -p sluice-measure --example continue_gguf -- FILE [TOKENS] [THREADS] [KV]

@@ -11,7 +11,7 @@ use sluice_checkpoint::Source;
 use sluice_engine::{Engine, EngineOptions, Event, Generate, Outcome, PlanSettings, Work};
 use sluice_shared::{decoding::Decoding, sampling::EosPolicy, units};
 
-/// LLaDA's.
+/// LLaDA's block length.
 const BLOCK: usize = 32;
 /// Tokens before the canvas.
 const PROMPT: u32 = 32;

@@ -180,7 +180,7 @@ fn bare(linears: &[Matmul]) -> Duration {
     time
 }
 
-/// In seconds.
+/// The median of the passes' times, in seconds.
 fn median(times: &mut [Duration]) -> f64 {
     times.sort_unstable();
     times[times.len() / 2].as_secs_f64()

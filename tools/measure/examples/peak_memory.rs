@@ -1,9 +1,9 @@
-//! What one generation allocates at LLaDA-8B's true widths and vocabulary of 126,464, with
-//! random weights and one layer: transient memory doesn't depend on the number of layers.
+//! What one generation allocates at LLaDA-8B's true widths and vocabulary of 126,464, with random weights and one
+//! layer: transient memory does not depend on the number of layers.
 //!
-//! `cargo run --release -p sluice-measure --example peak_memory [CANVAS] [PASSES]` writes a
-//! checkpoint of 2.5 GB to the temporary folder and prints the ledger beside the reference's
-//! figures (`float64` logits, noise and softmax of canvas × vocabulary, five at once).
+//! `cargo run --release -p sluice-measure --example peak_memory [CANVAS] [PASSES]` writes a checkpoint of 2.5 GB to the
+//! temporary folder and prints the ledger beside the reference's figures (`float64` logits, noise and softmax of canvas
+//! × vocabulary, five at once).
 
 use std::{
     error::Error,
@@ -110,7 +110,7 @@ fn write_checkpoint(folder: &Path) -> Result<usize, Box<dyn Error>> {
     let mut file = BufWriter::new(File::create(folder.join("model.safetensors"))?);
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(header.as_bytes())?;
-    // Memory doesn't depend on the values: one random stretch, again and again.
+    // Memory does not depend on the values: one random stretch, repeated.
     let noise = Noise::new(1);
     let stretch: Vec<u8> = (0..1 << 19)
         .flat_map(|i| bf16::from_f64((noise.uniform(0, i, 0) - 0.5) / 20.0).to_le_bytes())

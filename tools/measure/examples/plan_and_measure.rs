@@ -7,7 +7,7 @@
 use std::{error::Error, fs, path::PathBuf};
 
 use sluice_checkpoint::Source;
-use sluice_engine::{Engine, EngineOptions, Generate, PlanOptions, PlanSettings};
+use sluice_engine::{Budget, Engine, EngineOptions, Generate, PlanOptions, PlanSettings};
 use sluice_plan::{Plan, Workload};
 use sluice_shared::{sampling::EosPolicy, units};
 
@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = PathBuf::from(next("DIR")?);
     let settings = PlanSettings {
         level: next("LEVEL")?.parse()?,
-        budget_bytes: Some(units::parse_bytes(&next("BUDGET")?)?),
+        budget: Budget::Bytes(units::parse_bytes(&next("BUDGET")?)?),
         ..PlanSettings::default()
     };
     let canvas: usize = next("CANVAS").unwrap_or("64".to_owned()).parse()?;

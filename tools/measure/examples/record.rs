@@ -1,4 +1,4 @@
-//! Writes down, as numbers, what the engine computes: to compare before and after a change that should change nothing.
+//! Records what the engine computes, as figures: to compare before and after a change that should change nothing.
 //!
 //! ```sh
 //! cargo run --release -p sluice-measure --example record -- MODEL... > before.txt
@@ -24,8 +24,8 @@ use sluice_checkpoint::{
     family::PUBLISHED_SHAPES,
 };
 use sluice_engine::{
-    ApplyEvent, Engine, EngineOptions, Event, Generate, Outcome, PlanOptions, PlanSettings, Score,
-    Work, check,
+    ApplyEvent, Budget, Engine, EngineOptions, Event, Generate, Outcome, PlanOptions, PlanSettings,
+    Score, Work, check,
     event::{CanvasPosition, TokenState},
     runtime::ModelOutline,
 };
@@ -41,7 +41,7 @@ use sluice_shared::{
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Scratch memory, and so plans, depend on it.
+/// Fixed, since the scratch memory of all threads is part of a plan.
 const THREADS: usize = 2;
 const TOKENS: usize = 24;
 const PROMPT: std::ops::Range<u32> = 3..12;
@@ -87,7 +87,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A folder for what is made on the way.
+/// A folder for files that are made on the way.
 fn scratch() -> PathBuf {
     std::env::temp_dir().join(format!("sluice-record-{}", std::process::id()))
 }
@@ -131,7 +131,7 @@ fn plans(name: &str, outline: &ModelOutline) {
     }
 }
 
-/// All of a plan that its model, and not the machine, decides.
+/// Everything in a plan that follows from the model and not from the machine.
 fn described(plan: &Plan) -> String {
     let mut text = String::new();
     for unit in &plan.groups {
@@ -184,7 +184,7 @@ fn logits(name: &str, folder: &Path) -> Result<()> {
             Level::Off | Level::Standard => {
                 check::streamed(profile, shape, sources, level, 0).map(Some)
             }
-            // Those are streamed from converted copies, which only an engine makes.
+            // These are streamed from converted weights, which only an engine makes.
             _ => Ok(None),
         })?;
         for (way, cases) in [("resident", resident), ("streamed", streamed)] {
@@ -245,14 +245,14 @@ fn requests(name: &str, model: &Path) -> Result<()> {
         for streams in [false, true] {
             let mut change = PlanOptions {
                 level: Some(level),
-                budget_bytes: Some(None),
+                budget: Some(Budget::Default),
                 embedding: Some(EmbeddingPlacement::Host),
                 ..PlanOptions::default()
             };
             if streams {
-                change.budget_bytes = Some(Some(1));
+                change.budget = Some(Budget::Bytes(1));
                 if let Err(error) = engine.plan(&change, in_force(&engine).workload) {
-                    change.budget_bytes = Some(least(&error));
+                    change.budget = Some(least(&error).into());
                 }
             }
             let way = format!(
@@ -277,7 +277,7 @@ fn requests(name: &str, model: &Path) -> Result<()> {
     Ok(fs::remove_dir_all(scratch())?)
 }
 
-/// The least budget that would work.
+/// The smallest budget that would work; `None` for another error.
 fn least(error: &sluice_engine::EngineError) -> Option<u64> {
     match error {
         sluice_engine::EngineError::Plan(sluice_plan::PlanError::BudgetTooSmall {
@@ -471,7 +471,7 @@ fn event_line(event: &Event, text: &mut String) {
             write!(text, "block {block} {passes}").expect("a string grows");
             positions(all, text);
         }
-        // In words, which may change.
+        // Notices are prose, which may change.
         Event::Notice(_) => text.push_str("notice\n"),
         Event::ScoreProgress { .. } | Event::Finished(_) => {}
     }
@@ -491,7 +491,7 @@ fn apply(engine: &Engine, change: PlanOptions) -> std::result::Result<Arc<Plan>,
     result.map_err(|error| error.to_string())
 }
 
-/// What is made of a folder's weights, and of that again.
+/// Compresses a folder's weights, and decompresses the result.
 fn containers(name: &str, folder: &Path) -> Result<()> {
     let scratch = scratch();
     fs::create_dir_all(&scratch)?;
@@ -515,7 +515,7 @@ fn containers(name: &str, folder: &Path) -> Result<()> {
         let source = Source::Folder(folder.to_owned());
         match compress(&source, &file, &options, &never, &mut |_, _| {}) {
             Ok(_) => println!("compress {name} {way} {}", hash(fs::read(&file)?)),
-            // Why stands in words, which may change.
+            // The reason is prose, which may change.
             Err(_) => {
                 println!("compress {name} {way} refused");
                 continue;

@@ -23,23 +23,23 @@ use sluice_engine::{
 use sluice_shared::{sampling::EosPolicy, units};
 
 const AT_ONCE: [usize; 3] = [1, 4, 16];
-/// Few enough that measuring a slow link doesn't take long.
+/// Few passes, so that measuring a slow link does not take long.
 const TOKENS_A_PASS: usize = 2;
 
-/// What all requests are alike in.
+/// What all requests have in common.
 #[derive(Clone, Copy)]
 struct Shape {
     prompt: u32,
     tokens: usize,
 }
 
-/// Requests at once, as they went.
+/// The measurements of so many requests at once.
 struct Measured {
     tokens_per_s: f64,
-    /// Of passes that all shared, the medians.
+    /// Medians of the passes that all requests shared, in seconds.
     pass_s: f64,
     arithmetic_s: f64,
-    /// By the plan.
+    /// Seconds of reading, predicted by the plan.
     streaming_s: f64,
     streamed_bytes: u64,
 }
@@ -100,7 +100,7 @@ fn measure(
     shape: Shape,
 ) -> Result<Vec<Measured>, Box<dyn Error>> {
     let settings = PlanSettings {
-        budget_bytes,
+        budget: budget_bytes.into(),
         ..PlanSettings::default()
     };
     let model = engine
@@ -149,7 +149,7 @@ fn measure(
     all.into_iter().collect()
 }
 
-/// In seconds.
+/// The median in seconds; 0 of none.
 fn median(times: impl Iterator<Item = Duration>) -> f64 {
     let mut times: Vec<_> = times.collect();
     times.sort_unstable();

@@ -147,7 +147,7 @@ impl Daemon {
             .spawn();
         match started {
             Ok(child) => Ok(Self(child)),
-            Err(error) => Err(format!("can't start {}: {error}", program.display()).into()),
+            Err(error) => Err(format!("cannot start {}: {error}", program.display()).into()),
         }
     }
 }

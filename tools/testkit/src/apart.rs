@@ -1,10 +1,11 @@
-//! Tests in processes of their own: libraries are opened once in a process, and the environment says how the stand-in's card is.
+//! Tests in processes of their own: a process opens libraries only once, and the environment configures the stand-in's
+//! GPU.
 
 use std::{env, fs, os::unix::fs::symlink, panic::Location, path::Path, process::Command};
 
 use crate::stand_in;
 
-/// Set in the processes that tests start.
+/// Set in the processes that tests start, which then run the body.
 const APART: &str = "SLUICE_TEST_APART";
 
 /// Runs the body of the test `name`, which is in the calling file, in a process where the stand-in is found and `settings` are set.
@@ -13,13 +14,14 @@ pub fn run(name: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     run_without(&[], name, settings, body);
 }
 
-/// The same where some libraries can't be opened, whatever this machine has of them.
+/// As [`run`], where some libraries cannot be opened, whatever this machine has of them.
 #[track_caller]
 pub fn run_without(absent: &[&str], name: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     if env::var_os(APART).is_some() {
         return body();
     }
     let folder = tempfile::tempdir().expect("make a folder");
+    // A file that is no library shadows the machine's own, since the folder comes first in the search path.
     for library in absent {
         fs::write(folder.path().join(library), "no library").expect("write a file");
     }
@@ -40,6 +42,7 @@ pub fn run_without(absent: &[&str], name: &str, settings: &[(&str, &str)], body:
             "--nocapture",
             "--include-ignored",
         ])
+        // The machine's own choice of GPUs would hide the stand-in's.
         .env_remove("CUDA_VISIBLE_DEVICES")
         .envs(settings.iter().copied())
         .env("LD_LIBRARY_PATH", folder.path())
@@ -48,6 +51,7 @@ pub fn run_without(absent: &[&str], name: &str, settings: &[(&str, &str)], body:
         .expect("start this program again");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
+        // A filter that matches no test also succeeds, so the count is checked.
         output.status.success() && text.contains("1 passed"),
         "{}\n{text}\n{}",
         output.status,

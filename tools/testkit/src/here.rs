@@ -1,5 +1,5 @@
-//! Tests in this very process, with the stand-in in it: all of them see the same card. `SLUICE_TEST_CARD=1` has them see the
-//! machine's own.
+//! Tests in this very process, with the stand-in loaded: all of them see the same GPU. With `SLUICE_TEST_CARD=1` they
+//! see the machine's own.
 
 use std::{env, sync::OnceLock};
 
@@ -7,7 +7,7 @@ use libloading::os::unix::{Library, RTLD_NOW};
 
 use crate::stand_in;
 
-/// NVIDIA's names for what stands in, the first of which the others need.
+/// The libraries that are replaced; the others need the first one.
 const LIBRARIES: [&str; 3] = ["libcuda.so.1", "libcublas.so.12", "libnvidia-ml.so.1"];
 
 /// Has the stand-in found wherever this process opens NVIDIA's libraries from now on.
@@ -23,7 +23,7 @@ pub fn open_stand_in() {
         for name in LIBRARIES {
             // SAFETY: the libraries' initializers only set their own variables.
             let library = unsafe { Library::open(Some(folder.join(name)), RTLD_NOW) };
-            // It stays for as long as the process does.
+            // It stays loaded for as long as the process runs.
             std::mem::forget(library.unwrap_or_else(|cause| panic!("open the stand-in: {cause}")));
         }
     });

@@ -1,4 +1,4 @@
-//! A hub on this machine: it serves what a test puts into it, with the faults that a test asks for.
+//! A model hub on this machine: it serves what a test puts into it, with the faults that a test asks for.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -21,11 +21,11 @@ pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 /// Something that goes wrong with the next request for a path.
 #[derive(Debug, Clone)]
 pub enum Fault {
-    /// An answer of this status, with headers.
+    /// An answer with this status and these headers.
     Status(u16, Vec<(&'static str, String)>),
     /// The connection ends after so many bytes of the body.
     Cut(usize),
-    /// After so many bytes nothing comes any more, and the connection stays.
+    /// After so many bytes nothing more is sent, and the connection stays open.
     Stall(usize),
     /// The whole file, whatever range was asked for.
     NoRanges,
@@ -33,18 +33,18 @@ pub enum Fault {
     Endless,
     /// Another range than was asked for.
     WrongRange,
-    /// As it should be: for faults that come later.
+    /// No fault: for faults of later requests.
     None,
 }
 
-/// A request that came.
+/// A request that was received.
 #[derive(Debug, Clone)]
 pub struct SeenRequest {
-    /// With its query.
+    /// The path, with its query.
     pub path: String,
     /// The bearer token, where one was sent.
     pub token: Option<String>,
-    /// The header of that name.
+    /// The `Range` header.
     pub range: Option<String>,
 }
 
@@ -60,16 +60,16 @@ struct HubState {
     /// By repository, then by path.
     files: BTreeMap<String, BTreeMap<String, ServedFile>>,
     faults: BTreeMap<String, VecDeque<Fault>>,
-    /// Whom files are fetched from instead.
+    /// The endpoint that file requests are redirected to.
     store: Option<String>,
     token: Option<String>,
     commit: String,
-    /// Bytes a second of a file.
+    /// Limit of the bytes a second of a file.
     pace: Option<usize>,
     seen: Vec<SeenRequest>,
 }
 
-/// The hub; it ends with its test.
+/// The hub. It stops when it is dropped.
 pub struct Hub {
     address: SocketAddr,
     state: Arc<Mutex<HubState>>,
@@ -134,7 +134,7 @@ impl Hub {
             .insert(path.to_owned(), served);
     }
 
-    /// Lies about a file in the list.
+    /// Claims another size and hash for a file in the list.
     pub fn claim(&self, repository: &str, path: &str, bytes: u64, sha256: Option<String>) {
         let mut state = self.state();
         let served = state
@@ -155,12 +155,12 @@ impl Hub {
             .extend(faults);
     }
 
-    /// Refers to another hub for files, as the real one does.
+    /// Redirects file requests to another hub, as the real one does.
     pub fn refer_to(&self, store: &Hub) {
         self.state().store = Some(store.endpoint());
     }
 
-    /// Shows itself only to those with this token.
+    /// Serves only requests with this token.
     pub fn wants(&self, token: &str) {
         self.state().token = Some(token.to_owned());
     }
@@ -201,7 +201,7 @@ impl Drop for Hub {
     }
 }
 
-/// What git calls a file of these bytes.
+/// The git blob hash of these bytes.
 pub fn git_hash(bytes: &[u8]) -> String {
     let hash = Sha1::new_with_prefix(format!("blob {}\0", bytes.len())).chain_update(bytes);
     let hash = hash.finalize();
@@ -216,7 +216,7 @@ pub fn sha256(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// One request, one answer, and the connection ends.
+/// Answers one request, and closes the connection.
 fn answer(
     mut stream: TcpStream,
     state: &Mutex<HubState>,
@@ -299,6 +299,7 @@ fn answer(
         part.len()
     )?;
     match fault {
+        // The header has promised all bytes: the client must notice the missing ones.
         Fault::Cut(bytes) => stream.write_all(&part[..bytes.min(part.len())]),
         Fault::Stall(bytes) => {
             stream.write_all(&part[..bytes.min(part.len())])?;
@@ -318,7 +319,7 @@ fn answer(
     }
 }
 
-/// What lies at a path: a list of files, or a file.
+/// The body at a path: a list of files, or a file; `None` where there is none.
 fn find(state: &HubState, path: &str) -> Option<Vec<u8>> {
     if let Some(rest) = path.strip_prefix("/api/models/") {
         let files = state.files.get(rest.split_once("/revision/")?.0)?;

@@ -1,5 +1,5 @@
-//! What tests of several crates share. It depends on no other crate of this workspace, so that a change to one of them
-//! rebuilds the tests of those above it alone.
+//! What tests of several crates share. It depends on no other crate of the workspace, so that a change to a crate
+//! rebuilds only the tests above it.
 
 pub mod apart;
 pub mod here;
@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long something may take; only a failure takes as long, and machines may be busy.
+/// How long a test waits: only a failure takes as long, since machines may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Waits until something holds.

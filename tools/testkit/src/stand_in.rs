@@ -28,12 +28,13 @@ fn compile() -> PathBuf {
     let temporary = target.join("tmp");
     fs::create_dir_all(&temporary).expect("create the folder for temporary files");
     let folder = temporary.join(format!("stand-in-{:016x}", state(&sources)));
-    // Several test programs may want it at once.
+    // Several test programs may need it at the same time.
     let lock = File::create(temporary.join("stand-in.lock")).expect("create the lock");
     lock.lock().expect("wait for the lock");
     if folder.is_dir() {
         return folder;
     }
+    // Built under another name and renamed, so that a build that was killed is not taken for a whole one.
     let unfinished = folder.with_extension("unfinished");
     let output = Command::new("bash")
         .arg(sources.join("stand-in/build.sh"))
@@ -42,14 +43,14 @@ fn compile() -> PathBuf {
         .expect("run bash, which compiles the stand-in");
     assert!(
         output.status.success(),
-        "the stand-in for NVIDIA's libraries can't be compiled, and tests of the card need it\n{}",
+        "the stand-in for NVIDIA's libraries cannot be compiled, and tests of the card need it\n{}",
         String::from_utf8_lossy(&output.stderr)
     );
     fs::rename(&unfinished, &folder).expect("name the folder");
     folder
 }
 
-/// A number for what it is made from.
+/// A hash of its sources and compiler, which names its folder.
 fn state(sources: &Path) -> u64 {
     let mut files: Vec<PathBuf> = ["stand-in", "kernels"]
         .iter()

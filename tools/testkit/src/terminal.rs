@@ -1,4 +1,4 @@
-//! A program on a terminal of its own, by way of a pseudo-terminal, and the screen that it draws there.
+//! A program on a terminal of its own, through a pseudo-terminal, and the screen that it draws there.
 
 use std::{
     fs::File,
@@ -31,9 +31,9 @@ pub struct Journey {
     child: Child,
     keyboard: File,
     shown: Arc<Shown>,
-    /// How the terminal was before the program had it.
+    /// The terminal's modes before the program changed them.
     before: Termios,
-    /// Dropped, it makes the thread stop that reads for the screen.
+    /// Dropping the pipe stops the thread that reads for the screen.
     reading: Option<(PipeWriter, JoinHandle<()>)>,
 }
 
@@ -104,7 +104,7 @@ impl Journey {
         }
     }
 
-    /// The words that stand on the screen now.
+    /// The text that is on the screen now.
     pub fn screen(&self) -> String {
         self.look(Screen::contents)
     }
@@ -114,7 +114,7 @@ impl Journey {
         ask(self.shown.lock().terminal.screen())
     }
 
-    /// All that was written so far, control sequences and all.
+    /// Everything that was written so far, with control sequences.
     pub fn written(&self) -> String {
         String::from_utf8_lossy(&self.shown.lock().written).into_owned()
     }
@@ -195,7 +195,7 @@ impl Journey {
         self.wait_until(&what, |screen| !screen.contents().contains(words))
     }
 
-    /// Waits until something was written, control sequences and all.
+    /// Waits until something was written, control sequences included.
     pub fn expect_written(&self, sequence: &str) {
         let sequence = sequence.as_bytes();
         let what = format!("{:?} to be written", String::from_utf8_lossy(sequence));
@@ -216,9 +216,9 @@ impl Journey {
         self.press(&format!("\x1b[<0;{place}M\x1b[<0;{place}m"));
     }
 
-    /// Gives the terminal another size, of which the kernel tells the program.
+    /// Resizes the terminal, which the kernel reports to the program.
     pub fn resize(&mut self, columns: u16, rows: u16) {
-        // Nothing that is drawn for the new size may come before the screen has it.
+        // The screen is resized first: nothing drawn for the new size may come before.
         let mut output = self.shown.lock();
         output.terminal.screen_mut().set_size(rows, columns);
         tcsetwinsize(&self.keyboard, winsize(columns, rows)).expect("resize");
@@ -240,8 +240,8 @@ impl Journey {
         kill_process(leader, signal).expect("signal");
     }
 
-    /// Waits until the terminal is as the program found it: no alternate screen, no mouse, no pastes in brackets, the cursor
-    /// shown, and keys that are read in lines and shown.
+    /// Waits until the terminal is as the program found it: no alternate screen, no mouse, no bracketed paste, the
+    /// cursor visible, and keys read in lines and echoed.
     pub fn expect_given_back(&self) {
         self.wait_until("the terminal to be given back", |screen| {
             !screen.alternate_screen()
@@ -251,7 +251,7 @@ impl Journey {
         });
         let now = || format!("{:?}", tcgetattr(&self.keyboard).expect("its modes"));
         let before = format!("{:?}", self.before);
-        // The modes come last, and nothing on the screen tells of them.
+        // The modes are restored last, and nothing on the screen shows it.
         let deadline = Instant::now() + PATIENCE;
         while now() != before && Instant::now() < deadline {
             std::thread::sleep(QUIET);
@@ -259,7 +259,7 @@ impl Journey {
         assert_eq!(now(), before, "the terminal's modes");
     }
 
-    /// Waits until the program ends by itself, all that it wrote is on the screen, and the terminal is given back.
+    /// Waits until the program ends by itself, its output is on the screen, and the terminal is restored.
     pub fn end(&mut self) -> ExitStatus {
         self.wait("the program to end", |output| output.has_ended);
         let status = self.child.wait().expect("wait");
@@ -267,7 +267,7 @@ impl Journey {
         status
     }
 
-    /// Takes the terminal away, as who closes its window does, and waits until the program ends.
+    /// Takes the terminal away, as closing its window does, and waits until the program ends.
     pub fn hang_up(mut self) -> ExitStatus {
         if let Some((stop, reading)) = self.reading.take() {
             drop(stop);
@@ -294,7 +294,7 @@ impl Journey {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let screen = output.terminal.screen().contents();
-                // Whoever goes on reading must not fail, too.
+                // Released first: the panic must not poison the lock for the reading thread.
                 drop(output);
                 panic!("waited in vain for {what}; the screen is\n{screen}");
             }
@@ -316,7 +316,7 @@ impl Shown {
         self.output.lock().expect("no panic")
     }
 
-    /// Reads until the last program that has the terminal goes, or nobody wants to see it any more.
+    /// Reads until the last program on the terminal exits, or the screen is no longer needed.
     fn fill(&self, mut reader: File, stop: &PipeReader) {
         let mut bytes = [0; 16 << 10];
         loop {
@@ -328,6 +328,7 @@ impl Shown {
             if !ready[0].revents().is_empty() {
                 return;
             }
+            // Reading fails once no process has the terminal open: that is the end of the program.
             let Ok(count @ 1..) = reader.read(&mut bytes) else {
                 break;
             };

@@ -11,7 +11,7 @@ use crate::{
     vocabulary::Vocabulary,
 };
 
-/// Numbers of samples set aside for each part of each step; no part holds as many rows.
+/// Sample numbers set aside for each part of each step; no part draws as many samples.
 const SAMPLES_PER_PART: u64 = 4096;
 /// The longest canvas of the first steps.
 const LENGTH_MIN: usize = 96;
@@ -50,7 +50,7 @@ impl BatchOptions {
         }
     }
 
-    /// The longest canvas of a step.
+    /// The longest canvas of a step, which grows during the warm-up.
     fn length_at(&self, step: u64) -> usize {
         let Some(grown) = (self.length_max as u64 * step).checked_div(self.length_warm_up_steps)
         else {
@@ -60,34 +60,37 @@ impl BatchOptions {
     }
 }
 
-/// Rows packed end to end.
+/// Rows of a step, concatenated without padding.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {
-    /// Tokens of all rows, some of them masked.
+    /// Token ids of all rows, some of them masked.
     pub ids: Vec<u32>,
-    /// How they divide into rows.
+    /// How the tokens divide into rows.
     pub pack: Pack,
-    /// Where predictions are read, counted over all rows.
+    /// Positions whose predictions the loss reads, counted over all rows.
     pub positions: Vec<u32>,
-    /// What should be predicted there.
+    /// The token that each prediction should be.
     pub targets: Vec<u32>,
-    /// What each prediction counts.
+    /// The weight of each prediction in the loss.
     pub weights: Vec<f32>,
 }
 
 /// The data of one step; its loss is the sum over all parts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
-    /// What each thread gets.
+    /// The rows that each thread computes.
     pub parts: Vec<Part>,
 }
 
 impl Batch {
-    /// The data of a step, decided by options, tokenizer and number alone.
+    /// The data of a step, determined by options, tokenizer and step number alone.
     pub fn draw(options: &BatchOptions, vocabulary: &Vocabulary, step: u64) -> Result<Self> {
+        // A stream of its own for masks and padding: the samples have theirs, by number.
         let mut random = Random::new(options.seed ^ 0x6d61_736b, step);
         let parts = (0..options.parts as u64)
             .map(|part| {
+                // Every part of every step has its own range of sample numbers, so parts may be drawn in any order or
+                // again.
                 let first = (step * options.parts as u64 + part) * SAMPLES_PER_PART;
                 draw_canvases(options, vocabulary, first, step, &mut random)
             })
@@ -102,6 +105,7 @@ impl Batch {
             .sum();
         // Stratified over the step: every part of 0..1 is met by some row.
         let offset = random.unit();
+        // Levels are dealt out in random order, or a row's place in its part would decide how much of it is masked.
         let mut order: Vec<usize> = (0..rows).collect();
         random.shuffle(&mut order);
         let mut levels = order
@@ -137,7 +141,7 @@ impl Batch {
 }
 
 impl Part {
-    /// Lays rows end to end.
+    /// Concatenates rows into a part, and moves their positions accordingly.
     pub fn pack(rows: impl IntoIterator<Item = Row>) -> Self {
         let mut lengths = Vec::new();
         let mut all = Row::default();
@@ -171,7 +175,7 @@ pub struct OwnedCanvas {
 }
 
 impl OwnedCanvas {
-    /// A sample on a canvas, or nothing if it is too long for any. `padding` is told the length of the answer.
+    /// A sample on a canvas; `None` if it is longer than `length_max`. `padding` gets the length of the answer.
     pub fn new(
         vocabulary: &Vocabulary,
         sample: &Sample,
@@ -193,7 +197,7 @@ impl OwnedCanvas {
         }))
     }
 
-    /// The same, lent.
+    /// The canvas, borrowed.
     #[must_use]
     pub fn borrow(&self) -> Canvas<'_> {
         Canvas {
@@ -238,8 +242,8 @@ fn draw_canvases(
     Ok(canvases)
 }
 
-/// Mostly a little, sometimes up to three blocks, sometimes whatever fills the usual canvas: a canvas is chosen before
-/// the length of the answer is known.
+/// Padding: mostly a little, sometimes up to three blocks, sometimes up to the end of the usual canvas, since a canvas
+/// is chosen before the length of the answer is known.
 fn draw_padding(answer_length: usize, random: &mut Random) -> usize {
     match random.unit() {
         0.0..0.5 => random.below(16),

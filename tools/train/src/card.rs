@@ -16,23 +16,23 @@ pub const LOSS_PICTURE: &str = "loss.svg";
 /// The picture of quality against tokens a pass.
 pub const QUALITY_PICTURE: &str = "quality.svg";
 
-/// Everything that the card tells.
+/// The contents of the model card.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Facts {
-    /// The run.
+    /// The run that trained the model.
     pub run: Run,
     /// A run of the same network on the same text that reads from left to right.
     pub yardstick: Option<Run>,
-    /// How the answers were found to be.
+    /// The judgement of its answers.
     pub judgement: Judgement,
-    /// The same against tokens a pass.
+    /// Its quality against tokens a pass.
     pub curve: Curve,
 }
 
 /// A training run that has come to an end.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Run {
-    /// What it was told and how far it got.
+    /// Its settings, and how far it got.
     pub progress: Progress,
     /// Entries of the tokenizer, special tokens included.
     pub vocabulary: usize,
@@ -42,7 +42,7 @@ pub struct Run {
     pub samples: u64,
 }
 
-/// The card.
+/// The text of the model card, in Markdown.
 #[must_use]
 pub fn text(facts: &Facts) -> String {
     let sections = [
@@ -173,6 +173,7 @@ fn train_command(program: &str, output: &str, run: &Run) -> String {
         Some(seconds) => format!("--seconds {seconds}"),
         None => format!("--steps {}", progress.steps_planned),
     };
+    // With weights of another model, shape and tokenizer are that model's and cannot be chosen.
     // Of another model come shape and tokenizer, too.
     let shape = match &progress.began_with {
         Some(_) => " --from BEFORE".to_owned(),

@@ -21,29 +21,29 @@ use crate::{
 /// The name of the checkpoint in the output folder.
 pub const FILE_NAME: &str = "checkpoint.safetensors";
 
-/// What a run has to know to go on, and what the model card tells.
+/// The progress of a run: what it needs to continue, and what the model card says of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// The shape of the model.
     pub config: ModelConfig,
-    /// What decides the data.
+    /// Options that determine the data.
     pub batch: BatchOptions,
     /// The highest learning rate.
     pub learning_rate: f64,
     /// Steps until the learning rate is highest.
     pub warm_up_steps: u64,
-    /// Steps taken.
+    /// Steps that were taken.
     pub step: u64,
-    /// Steps planned.
+    /// Steps that were planned.
     pub steps_planned: u64,
     /// Tokens seen, prompts and padding included.
     pub tokens: u64,
     /// Time spent in steps, in seconds.
     pub train_seconds: f64,
-    /// Time planned, in seconds, if it and not the number of steps decides the learning rate.
+    /// Planned time in seconds, if that and not the number of steps determines the learning rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds_planned: Option<u64>,
-    /// The fingerprint of the weights with which the run began, if it began with those of another.
+    /// The fingerprint of the weights that the run began with; `None` for random ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub began_with: Option<String>,
 }
@@ -55,6 +55,7 @@ pub fn save(
     optimizer: &Optimizer,
     progress: &Progress,
 ) -> Result<()> {
+    // The optimizer's means too: without them a resumed run would take other steps than one that was never stopped.
     let mut parts: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
     for ((name, variable), means) in model.variables().iter().zip(&optimizer.means) {
         let shape = variable.dims().to_vec();

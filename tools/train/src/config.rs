@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// The embedding's name.
+/// The name of the embedding.
 pub const EMBEDDING: &str = "model.transformer.wte.weight";
-/// The head's name.
+/// The name of the LM head.
 pub const HEAD: &str = "model.transformer.ff_out.weight";
-/// How the names of the blocks' last projections end, and the head's.
+/// How the names of the blocks' last projections end, and that of the LM head.
 pub const MLP_OUTPUT: &str = "ff_out.weight";
 
 /// The name of a part of a block.
@@ -16,18 +16,18 @@ pub fn block_tensor(layer: usize, part: &str) -> String {
     format!("model.transformer.blocks.{layer}.{part}.weight")
 }
 
-/// Numbers that differ from model to model; everything else is LLaDA's.
+/// Sizes that differ from model to model; everything else is LLaDA's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
     /// Width of the residual stream.
     pub d_model: usize,
-    /// Attention heads; there is no grouping of keys and values.
+    /// Attention heads; each has its own keys and values.
     pub n_heads: usize,
-    /// Transformer blocks.
+    /// Number of transformer blocks.
     pub n_layers: usize,
     /// Width inside the gated layer.
     pub mlp_hidden_size: usize,
-    /// Rows of the embedding and of the head.
+    /// Rows of the embedding and of the LM head.
     pub vocab_size: usize,
     /// Base of the rotary embedding.
     pub rope_theta: f64,
@@ -35,7 +35,7 @@ pub struct ModelConfig {
     pub rms_norm_eps: f64,
     /// The longest canvas the model is meant for.
     pub max_sequence_length: usize,
-    /// Whether attention looks back only: not LLaDA, but the yardstick beside it.
+    /// Whether attention only looks back: not in LLaDA, but in the autoregressive yardstick beside it.
     #[serde(default)]
     pub causal: bool,
 }
@@ -81,7 +81,7 @@ impl ModelConfig {
         tensors
     }
 
-    /// How many numbers the model has.
+    /// Number of weights.
     #[must_use]
     pub fn parameters(&self) -> usize {
         self.tensors()

@@ -41,7 +41,7 @@ pub enum Split {
 pub enum Role {
     /// The person at the keyboard.
     User,
-    /// The model.
+    /// The model that is trained.
     Assistant,
 }
 
@@ -87,7 +87,7 @@ pub enum Task {
 }
 
 impl Task {
-    /// All tasks.
+    /// All tasks, in the order of reports.
     pub const ALL: [Self; 8] = [
         Self::Story,
         Self::With,

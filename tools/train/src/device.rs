@@ -19,7 +19,7 @@ impl DeviceKind {
         match self {
             Self::Cpu => Ok(Device::Cpu),
             Self::Cuda => Device::new_cuda(0).context(if cfg!(feature = "cuda") {
-                "the first GPU can't be used"
+                "the first GPU cannot be used"
             } else {
                 "this build has no CUDA; build with --features cuda"
             }),

@@ -58,6 +58,7 @@ pub fn read(
 ) -> Result<Model> {
     let found = read_config(folder)?;
     let mut fitting = config.clone();
+    // The vocabulary may differ, since its rows are carried over by token below; everything else must be the same.
     fitting.vocab_size = found.vocab_size;
     ensure!(
         found == fitting,
@@ -91,7 +92,7 @@ pub fn read(
     Model::from_weights(config.clone(), weights, device)
 }
 
-/// So many rows, of which the first are each the mean of those that a list names, and the others zero.
+/// `count` rows: each of the first is the mean of those that its list names, the others are zero.
 fn carried(rows: &[f32], same: &[Vec<u32>], width: usize, count: usize) -> Vec<f32> {
     let mut carried = vec![0.0; count * width];
     for (row, from) in carried.chunks_exact_mut(width).zip(same) {

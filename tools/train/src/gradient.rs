@@ -37,11 +37,13 @@ pub fn gradients(
         inputs.push(x.clone());
         x = model.layers(x, group.clone(), &part.pack)?.detach();
     }
+    // A variable, so that the loss has a gradient for it: the input of the backward pass through the blocks.
     let top = Var::from_tensor(&x)?;
     drop(x);
     let loss = head_loss(model, top.as_tensor(), part)?;
     let mut above = found.take_with_input(&mut loss.backward()?, &top)?;
     let loss = f64::from(loss.to_scalar::<f32>()?);
+    // From the last group to the first: each needs the gradient of its own output.
     for (group, input) in groups.into_iter().zip(inputs).rev() {
         let input = Var::from_tensor(&input)?;
         let x = model.layers(input.as_tensor().clone(), group, &part.pack)?;
@@ -57,8 +59,9 @@ fn head_loss(model: &Model, x: &Tensor, part: &Part) -> Result<Tensor> {
     Ok(ops::cross_entropy(&logits, targets, weights)?)
 }
 
-/// Gradients of whatever `x` was computed from, given the gradient of `x`.
+/// Gradients of what `x` was computed from, given the gradient of `x`.
 fn pull(x: &Tensor, above: &Tensor) -> Result<GradStore> {
+    // The sum of x · above has exactly these gradients, and candle starts only from scalars.
     Ok((x * above)?.sum_all()?.backward()?)
 }
 

@@ -38,7 +38,7 @@ pub const EXAMPLES: usize = 20;
 /// Which requests are judged and how they are answered.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Requests.
+    /// Number of requests.
     pub prompts: usize,
     /// The seed of the requests.
     pub seed: u64,
@@ -63,10 +63,10 @@ pub enum Schedule {
     Factor(f64),
 }
 
-/// What was found.
+/// The result of a judgement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Judgement {
-    /// What was asked.
+    /// The settings that it was made with.
     pub settings: Settings,
     /// The fingerprint of the weights.
     pub weights: String,
@@ -74,11 +74,11 @@ pub struct Judgement {
     pub threads: usize,
     /// Requests that were left out because prompt and canvas together did not fit the model.
     pub left_out: usize,
-    /// Over all requests.
+    /// The scores over all requests.
     pub overall: Scores,
-    /// The same of the right answers: where the program finds fault with them, no model can do better.
+    /// The scores of the right answers: where the program finds fault with them, no model can do better.
     pub right_answers: Scores,
-    /// For each task.
+    /// The scores of each task.
     pub tasks: Vec<TaskScores>,
     /// Filling in one word.
     pub word_gaps: GapScores,
@@ -88,16 +88,16 @@ pub struct Judgement {
     pub examples: Vec<Example>,
 }
 
-/// The scores of a task.
+/// The scores of one task.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TaskScores {
-    /// Its name.
+    /// The task's name.
     pub task: String,
-    /// Its scores.
+    /// The scores of its answers.
     pub scores: Scores,
 }
 
-/// How good some answers are and what they took.
+/// How good some answers are, and how much they cost.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Scores {
     /// How many there are.
@@ -123,18 +123,18 @@ pub struct Scores {
     /// Answers to questions, gap sentences and summaries that are the expected one. For questions there is hardly
     /// another; of summaries there are several, and of gap sentences often.
     pub right: Rate,
-    /// What it took.
+    /// Tokens, passes and time.
     pub effort: Effort,
 }
 
-/// What texts took.
+/// The cost of some texts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Effort {
-    /// How many texts.
+    /// Number of texts.
     pub texts: usize,
     /// Tokens of the texts, with the one that ends each; padding is not counted.
     pub tokens: usize,
-    /// Passes.
+    /// Number of passes.
     pub passes: usize,
     /// Time in seconds.
     pub seconds: f64,
@@ -149,16 +149,16 @@ pub struct GapScores {
     pub consistent: Rate,
     /// Gaps with the very words that were there before.
     pub right: Rate,
-    /// What it took.
+    /// Tokens, passes and time.
     pub effort: Effort,
 }
 
-/// An answer as it is.
+/// An answer, unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Example {
     /// What kind of request it is.
     pub task: String,
-    /// The conversation.
+    /// The conversation that it answers.
     pub messages: Vec<Turn>,
     /// What the model answers.
     pub answer: String,
@@ -181,7 +181,7 @@ struct Asked {
     canvas: usize,
 }
 
-/// Tells how many of how many texts are done.
+/// Called with how many texts are done, and how many there are.
 pub type OnProgress<'a> = &'a mut dyn FnMut(usize, usize);
 
 /// Judges the model of a session: answers to requests, and gaps in the right answers of those that ask for a story.
@@ -198,6 +198,7 @@ pub fn judge(
         .filter(|asked| asked.sample.task == Task::Story);
     let gaps: Vec<(Kind, Gap)> = stories
         .flat_map(|asked| {
+            // A stream for each request, so that its gaps do not depend on how many requests are judged.
             let mut random = Random::new(settings.seed ^ 0x67_6170, asked.number);
             [Kind::Word, Kind::Sentence]
                 .map(|kind| Some((kind, Gap::draw(&asked.sample, kind, &mut random)?)))
@@ -233,6 +234,7 @@ pub fn judge(
         }
         judgement
             .right_answers
+            // The program also judges the right answers: that tells how often it finds fault where there is none.
             .add(&Verdict::of(sample, &sample.answer), true);
         if judgement.examples.len() < EXAMPLES {
             judgement.examples.push(Example::new(sample, filled.text));
@@ -279,6 +281,7 @@ fn requests(session: &Session, settings: &Settings) -> Result<(Vec<Asked>, usize
             });
         }
         number += 1;
+        // Ends the loop for a model whose context no request fits.
         ensure!(
             number < 1000 || !asked.is_empty(),
             "no request leaves room for a canvas of {} tokens",
@@ -329,6 +332,7 @@ fn fill_gap(
 impl Settings {
     /// How to fill so many positions.
     fn way(&self, block_length: usize, positions: usize) -> Result<Way> {
+        // As many steps for a position on a long canvas as on one of the usual length.
         let steps = match self.schedule {
             Schedule::Steps(steps) => (positions * steps).div_ceil(self.length),
             Schedule::Threshold(_) | Schedule::Factor(_) => positions,
@@ -450,7 +454,7 @@ impl Example {
     }
 }
 
-/// The FNV-1a hash of the weights in a folder, so that a judgement can be told from that of another model.
+/// The FNV-1a hash of the weights in a folder, which shows whether a judgement is of the same model.
 pub fn fingerprint(folder: &Path) -> Result<String> {
     let path = folder.join(WEIGHTS_NAME);
     let bytes = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;

@@ -15,13 +15,13 @@ use crate::{
     vocabulary::Vocabulary,
 };
 
-/// Canvases are padded to a multiple of this.
+/// Canvases are padded to a multiple of this length.
 const CANVAS_MULTIPLE: usize = 32;
 
-/// How much is measured.
+/// How much to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LikelihoodOptions {
-    /// Held-out samples.
+    /// Number of held-out samples.
     pub samples: u64,
     /// Masks drawn for each sample.
     pub draws: usize,
@@ -49,6 +49,7 @@ pub fn negative_log_likelihood(
         };
         let length_max = model.config.max_sequence_length;
         let Some(canvas) = OwnedCanvas::new(vocabulary, &sample, padding, length_max)? else {
+            // Too long for the model: left out of both sums.
             return Ok((0.0, 0));
         };
         let mut random = Random::new(options.seed ^ 0x626f_756e, *number);
@@ -57,6 +58,7 @@ pub fn negative_log_likelihood(
             row.weights.fill(1.0);
             vec![row]
         } else {
+            // Stratified draws: every degree of masking is met, which lowers the variance of the estimate.
             let offset = random.unit();
             (0..options.draws)
                 .map(|draw| {

@@ -46,6 +46,7 @@ impl Loader {
         }
         let receivers = (0..threads as u64)
             .map(|index| {
+                // Bounded, so that a thread stops drawing when the trainer falls behind.
                 let (sender, receiver) = sync_channel(AHEAD);
                 let vocabulary = Arc::clone(&vocabulary);
                 let steps = (step + index..).step_by(threads);
@@ -66,7 +67,7 @@ impl Loader {
             })
             .collect::<Result<_>>()?;
         let source = Source::Threads(receivers);
-        // Counted from the first batch here, since the threads know their steps.
+        // Counted from the first batch here, since the threads know their own steps.
         Ok(Self { source, step: 0 })
     }
 

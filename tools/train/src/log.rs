@@ -17,7 +17,7 @@ pub const FILE_NAME: &str = "log.jsonl";
 /// The state of a run after a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
-    /// Steps taken.
+    /// Steps that were taken.
     pub step: u64,
     /// Tokens seen, prompts and padding included.
     pub tokens: u64,
@@ -54,6 +54,7 @@ impl Log {
             .filter(|entry| entry.step <= step)
             .map(|entry| Ok(serde_json::to_string(entry)? + "\n"))
             .collect::<Result<_>>()?;
+        // Rewritten before it is opened for appending: entries behind the checkpoint will be written again.
         file::replace(&path, kept)?;
         let file = OpenOptions::new()
             .append(true)

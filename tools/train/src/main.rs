@@ -177,6 +177,7 @@ fn main() -> Result<()> {
             let (model, optimizer, _) = load(&checkpoint)?;
             export::export(
                 &output,
+                // The averaged weights are what is used; the last step's are only where training continues.
                 &optimizer.averaged(&model)?,
                 &Vocabulary::load(&tokenizer_path(&checkpoint))?,
             )
@@ -228,8 +229,8 @@ fn main() -> Result<()> {
     }
 }
 
-/// Each part of a step is computed by one thread; candle's own pool would only spin beside it. A variable is the only
-/// way to tell candle.
+/// Each part of a step is computed by one thread; candle's own pool would only spin beside it. An environment variable
+/// is the only way to configure candle.
 #[expect(
     clippy::disallowed_methods,
     reason = "nothing else reads the environment yet"
@@ -243,7 +244,9 @@ fn leave_threads_to_parts() {
 /// it anew, which costs a tenth of the time in page faults.
 fn keep_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: these calls only set numbers in the allocator.
+    // SAFETY: these calls only set parameters of the allocator.
+    // Buffers come from the heap instead of mappings, and the heap is not trimmed between steps; two arenas, since few
+    // threads allocate.
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, i32::MAX);
         libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
@@ -275,6 +278,7 @@ fn train(arguments: TrainArguments, threads: usize) -> Result<()> {
         vocabulary.save(&tokenizer)?;
         vocabulary
     };
+    // Padded to a multiple of 256 rows, which block formats can divide.
     let demonstration = ModelConfig::demonstration(vocabulary.len().next_multiple_of(256));
     let shape = if let Some(folder) = &arguments.from {
         ModelConfig {

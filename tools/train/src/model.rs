@@ -2,8 +2,8 @@
 //!
 //! Paper: "Large Language Diffusion Models" (arXiv 2502.09992). Follows the reference implementation
 //! (`modeling_llada.py`, class `LLaDALlamaBlock`): pre-norm blocks, half-split rotary embedding, attention without any
-//! mask, no biases, no time-step input, untied head. It differs in computing in f32 throughout, in running the head
-//! only where the caller asks for logits, and in that attention can be made causal for the autoregressive yardstick.
+//! mask, no biases, no time-step input, untied LM head. It differs in computing in f32 throughout, in running the LM
+//! head only where the caller asks for logits, and in that attention can be made autoregressive for the yardstick.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -46,8 +46,8 @@ struct Layer {
 impl Model {
     /// A network with fresh random weights, in which attention begins by copying.
     ///
-    /// What a head reads of a token, it writes as what stands for the same token: its output projection is the
-    /// transpose of its values' one, and the head of the network has the directions of the embedding. So looking at the
+    /// What an attention head reads of a token, it writes as what stands for the same token: its output projection is
+    /// the transpose of its value projection, and the LM head has the directions of the embedding. So attending to the
     /// right word pays from the first step. The mask is left out: what is hidden must not predict itself.
     pub fn random(config: ModelConfig, seed: u64, mask_id: u32, device: &Device) -> Result<Self> {
         let mut random = Random::new(seed, u64::MAX);

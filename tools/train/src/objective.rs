@@ -30,24 +30,24 @@ pub enum Objective {
 /// Rows masked like a block being decoded, and rows masked like a gap being filled; the others are masked anywhere.
 const BLOCK_CHANCE: f64 = 0.6;
 const GAP_CHANCE: f64 = 0.15;
-/// Positions decoded together, as the exported model recommends: so many that a small model can tell how long what it has not
-/// written yet will be.
+/// Positions decoded together, as the exported model recommends: few enough that a small model can foresee how long the
+/// text it has not written yet will be.
 pub const BLOCK_LENGTH: usize = 4;
-/// Lengths of the windows of block rows; some are for who asks for longer blocks.
+/// Lengths of the windows of block rows; the longer ones are for requests with longer blocks.
 const BLOCK_LENGTHS: [usize; 4] = [BLOCK_LENGTH, BLOCK_LENGTH, 8, 32];
-/// What a padding token after the end of the turn counts.
+/// The weight of a padding token after the end of the turn.
 const PADDING_WEIGHT: f32 = 0.1;
 
-/// Tokens of a canvas and which of them the loss asks for.
+/// The tokens of a canvas, and which of them the loss asks for.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Row {
     /// The tokens, some of them masked.
     pub ids: Vec<u32>,
-    /// Where the tokens are that the loss reads a prediction from.
+    /// Positions whose predictions the loss reads.
     pub positions: Vec<u32>,
-    /// What should be predicted there.
+    /// The token that each prediction should be.
     pub targets: Vec<u32>,
-    /// What each prediction counts; on average they add up to one.
+    /// The weight of each prediction; on average they add up to one.
     pub weights: Vec<f32>,
 }
 
@@ -85,6 +85,7 @@ impl View {
         let kind = random.unit();
         if kind < BLOCK_CHANCE {
             let length = *random.pick(&BLOCK_LENGTHS);
+            // Windows begin where blocks would begin in decoding, at multiples of their length.
             let from = start + length * random.below(canvas.answer_length.div_ceil(length));
             let to = (from + length).min(end);
             Self {
@@ -133,6 +134,7 @@ fn mask_within(
     random: &mut Random,
 ) -> Row {
     let mut positions: Vec<u32> = window.clone().map(|position| position as u32).collect();
+    // At least one mask: a row without any has no loss.
     let count = ((level * window.len() as f64) as usize + 1).min(window.len());
     random.shuffle(&mut positions);
     positions.truncate(count);
@@ -141,6 +143,7 @@ fn mask_within(
         .clone()
         .map(|position| canvas.importance(position))
         .sum();
+    // Divided by the number of masks instead of their probability: the mean over the masked tokens (equation 14).
     let scale = window.len() as f32 / (count as f32 * total);
     let mut row = Row {
         ids: canvas.ids.to_vec(),

@@ -104,7 +104,7 @@ fn multiply(
     }
 }
 
-/// The numbers of a contiguous f32 storage.
+/// The elements of a contiguous f32 storage.
 fn values<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
     let (start, end) = layout
         .contiguous_offsets()
@@ -117,7 +117,7 @@ fn values<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
     }
 }
 
-/// Lends the numbers of a CPU tensor.
+/// Calls `read` with the elements of a CPU tensor.
 fn with_values<R>(tensor: &Tensor, read: impl FnOnce(&[f32]) -> R) -> Result<R> {
     let tensor = tensor.contiguous()?.to_dtype(DType::F32)?;
     let (storage, layout) = tensor.storage_and_layout();

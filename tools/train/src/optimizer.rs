@@ -6,7 +6,7 @@ use candle_core::{Tensor, Var};
 
 use crate::model::Model;
 
-/// What the optimizer is told once.
+/// The settings of the optimizer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OptimizerOptions {
     /// Decay of the mean of gradients.
@@ -47,7 +47,7 @@ pub struct Means {
 /// The optimizer with its state, one entry for each variable.
 #[derive(Debug, Clone, Default)]
 pub struct Optimizer {
-    /// What it was told.
+    /// Decays and limits of a step; the learning rate is given with each.
     pub options: OptimizerOptions,
     /// Running means in the order of the variables.
     pub means: Vec<Means>,
@@ -101,6 +101,7 @@ impl Optimizer {
             .sum();
         let norm = square_sum.sqrt();
         self.steps += 1;
+        // Adam's means start at zero; both corrections undo that bias.
         let options = &self.options;
         let steps = self.steps as i32;
         let update = Update {
@@ -109,6 +110,7 @@ impl Optimizer {
             second_decay: options.second_decay as f32,
             second_correction: (1.0 - options.second_decay.powi(steps)).sqrt().recip() as f32,
             rate: (learning_rate / (1.0 - options.first_decay.powi(steps))) as f32,
+            // Grows with the run, so that the random initial weights are soon forgotten by the average.
             average_decay: options
                 .average_decay
                 .min(self.steps as f64 / (self.steps as f64 + 10.0))
@@ -136,7 +138,7 @@ impl Optimizer {
     }
 }
 
-/// The numbers of one step that are the same for every weight.
+/// The factors of one step, which are the same for every weight.
 struct Update {
     clip: f32,
     first_decay: f32,

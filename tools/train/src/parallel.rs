@@ -20,6 +20,8 @@ pub fn map<T: Sync, R: Send>(
     let results: Mutex<Vec<Option<Result<R>>>> = Mutex::new(items.iter().map(|_| None).collect());
     let run = || {
         loop {
+            // One item at a time from a shared counter: items differ in length, and fixed shares would leave threads
+            // idle.
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(item) = items.get(index) else { break };
             let result = work(item);
@@ -30,6 +32,7 @@ pub fn map<T: Sync, R: Send>(
         for _ in 1..threads.min(items.len()) {
             scope.spawn(run);
         }
+        // The calling thread works, too.
         run();
     });
     results

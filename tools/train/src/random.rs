@@ -13,6 +13,7 @@ impl Random {
     pub fn new(seed: u64, stream: u64) -> Self {
         let mut base = Self { state: seed };
         let mixed = base.next_u64();
+        // One step of mixing separates the seed from the stream: neighbouring streams would otherwise begin alike.
         let mut random = Self {
             state: mixed ^ stream.wrapping_mul(0xd134_2543_de82_ef95),
         };
@@ -59,6 +60,7 @@ impl Random {
 
     /// A standard normal number (Box and Muller).
     pub fn normal(&mut self) -> f64 {
+        // 1 − u lies above 0, so the logarithm is finite.
         let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
         radius * (std::f64::consts::TAU * self.unit()).cos()
     }

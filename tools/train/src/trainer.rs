@@ -28,7 +28,7 @@ use crate::{
     vocabulary::Vocabulary,
 };
 
-/// What a run is told.
+/// The settings of a run.
 #[derive(Debug, Clone)]
 pub struct TrainOptions {
     /// Where tokenizer, checkpoint and log live.
@@ -59,7 +59,7 @@ pub struct TrainOptions {
     pub evaluate_steps: u64,
 }
 
-/// Measured on the way: few samples, since only the trend matters.
+/// Measured during training: few samples, since only the trend matters.
 const EVALUATION: LikelihoodOptions = LikelihoodOptions {
     samples: 64,
     draws: 4,
@@ -71,7 +71,7 @@ const EVALUATION: LikelihoodOptions = LikelihoodOptions {
 pub struct Trainer {
     /// The network being trained.
     pub model: Model,
-    /// Its optimizer.
+    /// The optimizer of that network, with its state.
     pub optimizer: Optimizer,
     /// How far the run got.
     pub progress: Progress,
@@ -81,7 +81,7 @@ pub struct Trainer {
     options: TrainOptions,
 }
 
-/// What a step found.
+/// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepReport {
     /// The loss before the step.
@@ -137,6 +137,8 @@ impl Trainer {
         };
         let (model, optimizer, progress) =
             if let Some((model, optimizer, found)) = checkpoint::load(&options.output, device)? {
+                // Everything but the progress itself must be equal: resuming with other data or another schedule would
+                // give a model that no command reproduces.
                 let same = Progress {
                     step: found.step,
                     tokens: found.tokens,
@@ -181,6 +183,7 @@ impl Trainer {
         let batch = self.loader.draw()?;
         let data_wait = started.elapsed();
         let (loss, gradients) = self.gradients(&batch)?;
+        // Checked before the step: a NaN would spread to all weights, and to the next checkpoint.
         ensure!(
             loss.is_finite(),
             "the loss is no longer a number at step {}",
@@ -264,6 +267,7 @@ impl Trainer {
         let progress = &self.progress;
         let interval = self.options.evaluate_steps;
         let held_out = (interval > 0 && progress.step.is_multiple_of(interval))
+            // With the averaged weights, which are the ones that get exported.
             .then(|| {
                 let options = LikelihoodOptions {
                     threads: self.options.threads,

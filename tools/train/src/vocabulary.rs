@@ -33,9 +33,8 @@ const CHAT_TEMPLATE: &str = "{% set loop_messages = messages %}{% for message in
 {% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}\
 {{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}";
 
-/// Bytes, each of which is a token.
 const ALPHABET: usize = 256;
-/// Merges, for what is no word of the language.
+/// Merges, for text outside of the language.
 const MERGES: usize = 96;
 
 /// How many generated samples the tokenizer of the demonstration model is trained on.
@@ -76,6 +75,7 @@ impl Vocabulary {
             .flat_map(|number| {
                 let sample = corpus::sample(Split::Train, seed, number);
                 let messages = sample.messages.into_iter().map(|message| message.content);
+                // The chat template adds these to every message, so they are counted with every sample.
                 ["user", "assistant", "\n\n"]
                     .map(str::to_owned)
                     .into_iter()
@@ -123,7 +123,7 @@ impl Vocabulary {
         })
     }
 
-    /// Writes `tokenizer.json`.
+    /// Writes the tokenizer as `tokenizer.json` has it.
     pub fn save(&self, path: &Path) -> Result<()> {
         let json = self
             .tokenizer

@@ -40,11 +40,12 @@ pub struct Bench {
         long = "preset",
         value_name = "PRESET",
         value_delimiter = ',',
-        help_heading = "Decoding"
+        help_heading = "Decoding",
+        conflicts_with = "stop"
     )]
     pub presets: Vec<Preset>,
     /// Compare all presets
-    #[arg(long, conflicts_with = "presets", help_heading = "Decoding")]
+    #[arg(long, conflicts_with_all = ["presets", "stop"], help_heading = "Decoding")]
     pub all_presets: bool,
     /// How to decode, in all rows.
     #[command(flatten)]

@@ -98,7 +98,7 @@ Examples:
   sluice inspect ~/models/LLaDA-8B-Instruct --json
   sluice inspect llada-8b.sluice
 
-The exit code is 1 if the checkpoint can't be loaded; the output says why.";
+The exit code is 1 if the checkpoint cannot be loaded; the output says why.";
 
 pub(super) const COMPRESS: &str = "\
 Examples:

@@ -1,19 +1,18 @@
 //! The commands that ask for plans, put them in force and measure them.
 
-use std::{fmt, path::PathBuf};
+use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Arg, Args, builder::Resettable};
 use sluice_shared::{
-    level::{EmbeddingPlacement, KvCacheFormat, Level, parse_max_slowdown},
-    settings::PlanOptions,
-    units,
+    level::Level,
+    options::{Budget, PlanOptions},
 };
 
 use super::help;
 
 /// `sluice plan`.
 #[derive(Debug, Args)]
-#[command(after_long_help = help::plan())]
+#[command(after_long_help = help::plan(), mut_args(daemon_default))]
 pub struct Plan {
     /// A name from `sluice list`, or a checkpoint's folder, .gguf or .sluice file; only its headers are read.
     /// Without it and without --shape: the loaded model
@@ -31,12 +30,9 @@ pub struct Plan {
     /// A published shape, such as llada-8b; needs no weights
     #[arg(long, value_name = "NAME")]
     pub shape: Option<String>,
-    /// How faithful the weights are, and how much memory they may take.
+    /// What the plan is made from.
     #[command(flatten)]
-    pub options: PlanArgs,
-    /// What may be chosen beside a level.
-    #[command(flatten)]
-    pub details: PlanDetailArgs,
+    pub options: PlanOptions,
     /// Canvas length in tokens, prompt included [default: 256, or the model's context if it is shorter]
     #[arg(long, value_name = "N")]
     pub canvas: Option<u32>,
@@ -48,70 +44,24 @@ pub struct Plan {
     pub json: bool,
 }
 
-/// A level and a budget, either of which may be left as it is.
-#[derive(Debug, Default, Args)]
-pub struct PlanArgs {
-    /// Fidelity of the weights: off, standard, mild (or lossless), moderate (or q8), aggressive (or q4) or auto [default:
-    /// the daemon's]
-    #[arg(long, value_name = "LEVEL")]
-    pub level: Option<Level>,
-    /// Device memory budget, such as 4GiB, or `default` for the memory that was free when the daemon started, less a margin
-    /// [default: the daemon's]
-    #[arg(long, value_name = "BYTES|default", value_parser = parse_budget)]
-    pub budget: Option<Budget>,
+/// An option of a plan that a daemon makes: its settings hold where it is left out.
+pub(super) fn daemon_default(arg: Arg) -> Arg {
+    PlanOptions::with_default(arg, |_| "the daemon's".to_owned())
 }
 
-/// What may be chosen beside a level.
-#[derive(Debug, Default, Args)]
-pub struct PlanDetailArgs {
-    /// Where the embedding is kept: host, device, or auto (on the host at every level but off)
-    /// [default: unchanged]
-    #[arg(long, value_name = "PLACE")]
-    pub embedding: Option<EmbeddingPlacement>,
-    /// Slowdown that level auto accepts: a pass may take this many times as long as at the fastest level [default: unchanged]
-    #[arg(long, value_name = "FACTOR", value_parser = parse_max_slowdown)]
-    pub max_slowdown: Option<f64>,
-    /// Format of an autoregressive model's KV cache: f32, bf16, q8_0, or auto for bf16, on a GPU for the dtype it computes
-    /// in [default: unchanged]
-    #[arg(long, value_name = "FORMAT")]
-    pub kv_cache_format: Option<KvCacheFormat>,
-}
-
-impl PlanArgs {
-    /// The change of the daemon's settings that is wished for.
-    pub fn change(&self) -> PlanOptions {
-        PlanOptions {
-            level: self.level,
-            budget_bytes: self.budget.map(Budget::bytes),
-            ..PlanOptions::default()
-        }
-    }
-}
-
-impl PlanDetailArgs {
-    /// The change of the daemon's settings that is wished for.
-    pub fn change(&self) -> PlanOptions {
-        PlanOptions {
-            embedding: self.embedding,
-            max_slowdown: self.max_slowdown,
-            kv_cache_format: self.kv_cache_format,
-            ..PlanOptions::default()
-        }
-    }
+/// The level without its flag.
+fn positional(level: Arg) -> Arg {
+    level.long(Resettable::Reset).required(true)
 }
 
 /// `sluice level`.
 #[derive(Debug, Args)]
 #[command(after_long_help = help::level())]
+#[command(mut_arg("level", positional), mut_args(daemon_default))]
 pub struct SetLevel {
-    /// off, standard, mild (or lossless), moderate (or q8), aggressive (or q4) or auto
-    pub level: Level,
-    /// New budget as well, such as 4GiB, or `default`
-    #[arg(long, value_name = "BYTES|default", value_parser = parse_budget)]
-    pub budget: Option<Budget>,
-    /// What may be chosen beside it.
+    /// The level, and what else is to change.
     #[command(flatten)]
-    pub details: PlanDetailArgs,
+    pub options: PlanOptions,
     /// Print each event as a JSON object on its own line; the last is "applied"
     #[arg(long)]
     pub json: bool,
@@ -123,7 +73,7 @@ pub struct SetLevel {
 pub struct SetBudget {
     /// Device memory budget, such as 4GiB; `default` is the memory that was free when the daemon started,
     /// less a margin
-    #[arg(value_name = "BYTES|default", value_parser = parse_budget)]
+    #[arg(value_name = "BYTES|default")]
     pub budget: Budget,
     /// Print each event as a JSON object on its own line; the last is "applied"
     #[arg(long)]
@@ -185,35 +135,6 @@ pub enum LevelChoice {
     One(Level),
 }
 
-/// A budget as it is asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Budget {
-    /// The one that holds where nobody sets one.
-    Default,
-    /// This many bytes.
-    Bytes(u64),
-}
-
-impl Budget {
-    /// The bytes, where they are given.
-    #[must_use]
-    pub fn bytes(self) -> Option<u64> {
-        match self {
-            Self::Default => None,
-            Self::Bytes(bytes) => Some(bytes),
-        }
-    }
-}
-
-impl fmt::Display for Budget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Default => f.write_str("default"),
-            Self::Bytes(bytes) => bytes.fmt(f),
-        }
-    }
-}
-
 fn parse_levels(text: &str) -> Result<LevelChoice, String> {
     if text == "all" {
         return Ok(LevelChoice::All);
@@ -221,15 +142,6 @@ fn parse_levels(text: &str) -> Result<LevelChoice, String> {
     text.parse()
         .map(LevelChoice::One)
         .map_err(|problem: String| format!("{problem}, or `all`"))
-}
-
-fn parse_budget(text: &str) -> Result<Budget, String> {
-    if text == "default" {
-        return Ok(Budget::Default);
-    }
-    units::parse_bytes(text)
-        .map(Budget::Bytes)
-        .map_err(|problem| format!("{problem}, or `default`"))
 }
 
 #[cfg(test)]
@@ -244,17 +156,6 @@ mod tests {
         let problem = parse_levels("every").unwrap_err();
         assert!(
             problem.contains("moderate") && problem.contains("`all`"),
-            "{problem}"
-        );
-    }
-
-    #[test]
-    fn a_budget_is_an_amount_or_the_default() {
-        assert_eq!(parse_budget("default"), Ok(Budget::Default));
-        assert_eq!(parse_budget("4GiB"), Ok(Budget::Bytes(4 << 30)));
-        let problem = parse_budget("much").unwrap_err();
-        assert!(
-            problem.contains("4GiB") && problem.contains("`default`"),
             "{problem}"
         );
     }

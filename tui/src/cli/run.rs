@@ -4,12 +4,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 use sluice_proto::v1;
+use sluice_shared::options::PlanOptions;
 
-use super::{DecodingArgs, PlanArgs, help};
+use super::{DecodingArgs, help, plans::daemon_default};
 
 /// `sluice run`.
 #[derive(Debug, Args)]
-#[command(after_long_help = help::run())]
+#[command(after_long_help = help::run(), mut_args(daemon_default))]
 pub struct Run {
     /// A short name such as smollm2, a name from `sluice list` or the hub, or a checkpoint's folder, .gguf or
     /// .sluice file; `demo` is the small demonstration model
@@ -28,9 +29,9 @@ pub struct Run {
     /// Don't save typed lines in the history
     #[arg(long)]
     pub private: bool,
-    /// How faithful the weights are, and how much memory they may take.
+    /// What the model is loaded with.
     #[command(flatten)]
-    pub options: PlanArgs,
+    pub options: PlanOptions,
     /// How to answer.
     #[command(flatten)]
     pub choices: AnswerArgs,

@@ -11,7 +11,7 @@ use sluice_proto::{
     },
 };
 use sluice_report::{plan::switch_estimate, progress::bar};
-use sluice_shared::units;
+use sluice_shared::{options::PlanOptions, units};
 use tonic::{Response, Status, Streaming};
 
 use super::{
@@ -19,7 +19,7 @@ use super::{
     operations::{self, NewNotices, OnInterrupt, Step},
 };
 use crate::{
-    cli::{PlanArgs, Restore, RestoreTo, SetBudget, SetLevel},
+    cli::{Restore, RestoreTo, SetBudget, SetLevel},
     connection::DaemonConnection,
     output::{Failure, ProgressLine, StandardOutput, dim},
     plans,
@@ -48,10 +48,10 @@ impl ChangeOutput {
 /// Puts what is wished for in force, on the way to something else.
 pub(super) async fn plan_options(
     daemon: &DaemonConnection,
-    wish: &PlanArgs,
+    options: PlanOptions,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    apply(daemon, wish.change().into(), ChangeOutput::Aside, out).await
+    apply(daemon, options, ChangeOutput::Aside, out).await
 }
 
 /// Puts another level in force.
@@ -60,12 +60,8 @@ pub(super) async fn level(
     arguments: &SetLevel,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let wish = PlanArgs {
-        level: Some(arguments.level),
-        budget: arguments.budget,
-    };
-    let change = wish.change().or(arguments.details.change());
-    apply(daemon, change.into(), ChangeOutput::of(arguments.json), out).await
+    let output = ChangeOutput::of(arguments.json);
+    apply(daemon, arguments.options, output, out).await
 }
 
 /// Puts another budget in force.
@@ -74,17 +70,11 @@ pub(super) async fn budget(
     arguments: &SetBudget,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let wish = PlanArgs {
+    let options = PlanOptions {
         budget: Some(arguments.budget),
-        ..PlanArgs::default()
+        ..PlanOptions::default()
     };
-    apply(
-        daemon,
-        wish.change().into(),
-        ChangeOutput::of(arguments.json),
-        out,
-    )
-    .await
+    apply(daemon, options, ChangeOutput::of(arguments.json), out).await
 }
 
 /// Goes back to what the model was loaded with, or to the checkpoint's own weights.
@@ -106,12 +96,12 @@ pub(super) async fn restore(
 
 async fn apply(
     daemon: &DaemonConnection,
-    request: ApplyRequest,
+    options: PlanOptions,
     manner: ChangeOutput,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let mut client = daemon.optimizer();
-    let call = client.apply(request);
+    let call = client.apply(ApplyRequest::from(options));
     follow(daemon, call, manner, out).await
 }
 

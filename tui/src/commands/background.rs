@@ -128,7 +128,7 @@ async fn start(socket: &Path, flag: Option<&Path>) -> Result<DaemonConnection, F
 fn spawn(log: &Path, flag: Option<&Path>) -> Result<(Child, u64), Failure> {
     let refused = |error: io::Error| {
         Failure::new(format!(
-            "no daemon runs, and {} can't be written: {error}",
+            "no daemon runs, and {} cannot be written: {error}",
             log.display()
         ))
     };
@@ -200,7 +200,7 @@ pub(super) async fn end(
     let daemon = DaemonConnection::connect(socket.clone()).await?;
     if is_address(&socket) {
         return Err(
-            Failure::new("a daemon can't be stopped through an address").with_hint(
+            Failure::new("a daemon cannot be stopped through an address").with_hint(
                 "name its socket with --socket or $SLUICE_SOCKET, or end it where it was started",
             ),
         );
@@ -233,7 +233,7 @@ pub(super) async fn end(
     };
     told.map_err(|error| {
         Failure::new(format!(
-            "can't end sluiced, process {}: {error}",
+            "cannot end sluiced, process {}: {error}",
             peer.as_raw_nonzero()
         ))
         .with_hint("it may be another user's; `systemctl stop sluice` ends the service")

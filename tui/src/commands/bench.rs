@@ -149,8 +149,9 @@ fn requests(arguments: &Bench, inputs: &[Input], dial: Option<Preset>) -> Vec<Ge
         };
         arguments.details.apply(dial, &mut request);
         // Rows are compared: chance has no part in them unless it is asked for.
-        request.greedy = request.temperature.is_none();
-        request.seed = Some(seed.wrapping_add(number));
+        let sampling = request.sampling_mut();
+        sampling.greedy = sampling.temperature.is_none();
+        sampling.seed = Some(seed.wrapping_add(number));
         request
     };
     (0..).zip(inputs).map(request).collect()
@@ -322,15 +323,17 @@ mod tests {
         let inputs = inputs(&arguments).unwrap();
         let of = |dial| requests(&arguments, &inputs, Some(dial));
         let seeds = |requests: &[GenerateRequest]| -> Vec<_> {
-            let seeds = requests.iter().map(|request| request.seed.unwrap());
+            let seeds = requests.iter();
+            let seeds = seeds.map(|request| request.sampling.unwrap().seed.unwrap());
             seeds.collect()
         };
         let (exact, fast) = (of(Preset::Exact), of(Preset::Fast));
         assert_eq!(seeds(&exact), (5..13).collect::<Vec<_>>());
         assert_eq!(seeds(&fast), seeds(&exact));
         assert_eq!(exact[0].input, exact[PROMPTS.len()].input);
-        assert_ne!(exact[0].dial, fast[0].dial);
-        assert_eq!(exact[0].cache, fast[0].cache);
+        let (exact, fast) = (exact[0].diffusion().unwrap(), fast[0].diffusion().unwrap());
+        assert_ne!(exact.preset, fast.preset);
+        assert_eq!(exact.kv_cache, fast.kv_cache);
     }
 
     #[test]

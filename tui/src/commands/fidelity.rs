@@ -10,7 +10,7 @@ use sluice_proto::v1::{
     self, FidelityMeasurement, FidelityResult, ListFidelityRequest, MeasureFidelityRequest, Plan,
     PlanRequest, SampleTexts, measure_fidelity_request::Samples, operation::Outcome,
 };
-use sluice_shared::{level::Level, units};
+use sluice_shared::{level::Level, options::PlanOptions, units};
 
 use super::{
     input,
@@ -174,11 +174,11 @@ fn wire_level(level: Option<Level>) -> i32 {
 }
 
 async fn plan(daemon: &DaemonConnection, level: Option<Level>) -> Result<Plan, Failure> {
-    let request = PlanRequest {
-        level: wire_level(level),
-        ..Default::default()
+    let options = PlanOptions {
+        level,
+        ..PlanOptions::default()
     };
-    let answer = daemon.optimizer().plan(request).await;
+    let answer = daemon.optimizer().plan(PlanRequest::from(options)).await;
     let plan = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner()

@@ -33,17 +33,22 @@ pub(super) fn request(arguments: &Generate) -> Result<GenerateRequest, Failure> 
     let mut request = GenerateRequest {
         input: Some(input),
         length: arguments.length,
-        pins: arguments.pins.iter().map(pin).collect(),
         ..Default::default()
     };
     arguments.decoding.apply(&mut request);
+    if !arguments.pins.is_empty() {
+        request.diffusion_mut().pins = arguments.pins.iter().map(pin).collect();
+    }
     Ok(request)
 }
 
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use sluice_proto::v1::{CanvasGrowth, DecodingPreset, EosPolicy, KvCacheMode, Remasking};
+    use sluice_proto::v1::{
+        AutoregressiveOptions, CanvasGrowth, DecodingPreset, EosPolicy, KvCacheMode, Remasking,
+        generate_request::Decoding,
+    };
 
     use super::*;
     use crate::cli::{Cli, Command};
@@ -122,35 +127,48 @@ mod tests {
             "0.05",
             "--repetition-penalty",
             "1.1",
-            "--stop",
-            "END",
-            "--stop",
-            "\n\n",
         ]);
         assert_eq!(request.length, Some(8));
         assert_eq!(request.block_length, Some(4));
-        assert_eq!(request.steps, Some(2));
-        assert_eq!(request.temperature, Some(0.5));
-        assert_eq!(request.guidance, Some(1.5));
-        assert_eq!(request.remasking(), Remasking::Random);
-        assert_eq!(request.eos(), EosPolicy::Suppress);
-        assert_eq!(request.dial(), DecodingPreset::Fast);
-        assert_eq!(request.cache(), KvCacheMode::Dual);
-        assert_eq!(request.cache_options.unwrap().recompute_before, Some(8));
-        assert_eq!(request.window, Some(16));
-        assert_eq!(request.growth(), CanvasGrowth::Append);
-        assert_eq!(request.speculation.unwrap().branches, Some(2));
-        assert_eq!(request.seed, Some(9));
-        assert_eq!((request.top_k, request.top_p), (Some(40), Some(0.9)));
-        assert!(!request.greedy && parsed(&["hi", "--greedy"]).greedy);
-        assert_eq!(request.min_p, Some(0.05));
-        assert_eq!(request.repetition_penalty, Some(1.1));
-        assert_eq!(request.stop, ["END", "\n\n"]);
-        assert_eq!(request.pins.len(), 1);
-        let policy = request.policy.expect("given");
+        let sampling = request.sampling.unwrap();
+        assert_eq!((sampling.temperature, sampling.seed), (Some(0.5), Some(9)));
+        assert_eq!(sampling.eos_policy(), EosPolicy::Suppress);
+        assert_eq!((sampling.top_k, sampling.top_p), (Some(40), Some(0.9)));
+        assert_eq!(sampling.min_p, Some(0.05));
+        assert_eq!(sampling.repetition_penalty, Some(1.1));
+        assert!(!sampling.greedy && parsed(&["hi", "--greedy"]).sampling.unwrap().greedy);
+        let diffusion = request.diffusion().unwrap();
+        assert_eq!((diffusion.steps, diffusion.guidance), (Some(2), Some(1.5)));
+        assert_eq!(diffusion.remasking(), Remasking::Random);
+        assert_eq!(diffusion.preset(), DecodingPreset::Fast);
+        let kv_cache = diffusion.kv_cache.unwrap();
+        assert_eq!(kv_cache.mode(), KvCacheMode::Dual);
+        assert_eq!(kv_cache.recompute_before, Some(8));
+        assert_eq!(diffusion.suffix_window, Some(16));
+        assert_eq!(diffusion.canvas_growth(), CanvasGrowth::Append);
+        assert_eq!(diffusion.speculation.unwrap().branches, Some(2));
+        assert_eq!(diffusion.pins.len(), 1);
+        let policy = diffusion.policy.as_ref().expect("given");
         assert_eq!(
             (policy.name.as_str(), policy.parameters["t"]),
             ("threshold", 0.8)
         );
+    }
+
+    #[test]
+    fn strings_that_end_a_text_go_with_no_option_of_masked_diffusion_models() {
+        let request = parsed(&["hi", "--stop", "END", "--stop", "\n\n", "--top-k", "40"]);
+        let stop = vec!["END".to_owned(), "\n\n".to_owned()];
+        let options = AutoregressiveOptions { stop };
+        assert_eq!(request.decoding, Some(Decoding::Autoregressive(options)));
+        for flag in ["--preset=fast", "--policy=dream", "--steps=2", "--pin=1:x"] {
+            let line = ["sluice", "generate", "hi", "--stop=END", flag];
+            let error = Cli::try_parse_from(line).unwrap_err();
+            assert_eq!(
+                error.kind(),
+                clap::error::ErrorKind::ArgumentConflict,
+                "{flag}"
+            );
+        }
     }
 }

@@ -12,7 +12,8 @@ use sluice_proto::{
     v1::{
         CancelOperationRequest, Coder as WireCoder, CompressRequest, DecompressRequest,
         ListOperationsRequest, Operation, OperationKind, OperationProgress, OperationState,
-        VerifyRequest, WatchOperationRequest, compress_request::How, operation::Outcome,
+        VerifyRequest, WatchOperationRequest, compress_request::How, model_ref::By,
+        operation::Outcome,
     },
 };
 use sluice_report::{container, progress::advance};
@@ -25,7 +26,7 @@ use tonic::{Code, Response, Status, Streaming};
 
 use super::{
     follow::interrupts,
-    library::{ModelArgument, subject},
+    library::subject,
     load::absolute,
     offline::{self, flag},
     operations::{OnInterrupt, Step, follow, no_result},
@@ -49,13 +50,9 @@ pub(super) async fn compress(
 ) -> Result<(), Failure> {
     check_pattern_count(arguments.keep.len())
         .map_err(|problem| usage(&format!("--keep {problem}")))?;
-    let (name, path) = match subject(&arguments.model)? {
-        ModelArgument::Name(name) => (name, String::new()),
-        ModelArgument::Path(path) => (String::new(), path),
-    };
+    let model = subject(&arguments.model)?;
     let request = CompressRequest {
-        name,
-        path,
+        model: model.clone().into(),
         output_path: absolute(&arguments.output)?,
         how: match (arguments.bits, arguments.coder) {
             (Some(bits), _) => Some(How::BitsPerWeight(bits)),
@@ -72,11 +69,11 @@ pub(super) async fn compress(
         threads: arguments.threads,
     };
     let command = "compress DIR --output FILE.sluice";
-    let alone = match request.path.is_empty() {
-        true => Err(offline_hint(command)),
-        false => alone(&arguments.following, command, || {
-            compress_words(&request, arguments)
+    let alone = match &model {
+        By::Path(path) => alone(&arguments.following, command, || {
+            compress_words(path, &request, arguments)
         }),
+        By::Name(_) | By::Shape(_) => Err(offline_hint(command)),
     };
     let daemon = offline::daemon(socket, alone).await?;
     let mut client = daemon.optimizer();
@@ -85,8 +82,8 @@ pub(super) async fn compress(
 }
 
 /// The arguments of `sluiced compress`.
-fn compress_words(request: &CompressRequest, arguments: &Compress) -> Vec<String> {
-    let mut words = vec!["compress".to_owned(), request.path.clone()];
+fn compress_words(path: &str, request: &CompressRequest, arguments: &Compress) -> Vec<String> {
+    let mut words = vec!["compress".to_owned(), path.to_owned()];
     words.extend(flag("--output", Some(&request.output_path)));
     words.extend(arguments.lossless.then(|| "--lossless".to_owned()));
     words.extend(flag("--bits", arguments.bits));

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use sluice_proto::v1::{
     InspectModelRequest, InspectModelResponse, RemoveModelRequest, RemoveModelResponse,
-    UnloadModelRequest, UnloadModelResponse,
+    UnloadModelRequest, UnloadModelResponse, model_ref::By,
 };
 use sluice_report as report;
 use sluice_shared::{compression::is_container_path, units};
@@ -20,24 +20,15 @@ use crate::{
     text::sanitise_line,
 };
 
-/// What an argument means.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum ModelArgument {
-    /// A folder or a file, absolute.
-    Path(String),
-    /// What the daemon's list calls so.
-    Name(String),
-}
-
 /// A path where there is one, or where it looks like one, as names of files do; else a name.
-pub(super) fn subject(argument: &Path) -> Result<ModelArgument, Failure> {
+pub(super) fn subject(argument: &Path) -> Result<By, Failure> {
     let text = argument.to_string_lossy();
     let is_file =
         argument.extension().is_some_and(|ending| ending == "gguf") || is_container_path(argument);
     let looks_like_path = is_file || text.starts_with(['/', '.', '~']) || text.ends_with('/');
     match argument.exists() || looks_like_path {
-        true => absolute(argument).map(ModelArgument::Path),
-        false => Ok(ModelArgument::Name(text.into_owned())),
+        true => absolute(argument).map(By::Path),
+        false => Ok(By::Name(text.into_owned())),
     }
 }
 
@@ -49,7 +40,7 @@ pub(super) async fn remove(
 ) -> Result<(), Failure> {
     let daemon = DaemonConnection::connect(socket).await?;
     let request = RemoveModelRequest {
-        name: arguments.name.clone(),
+        model: By::Name(arguments.name.clone()).into(),
         force: arguments.force,
         converted_weights_only: arguments.converted,
     };
@@ -132,20 +123,21 @@ pub(super) async fn inspect(
     arguments: &Inspect,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let (name, path) = match subject(&arguments.model)? {
-        ModelArgument::Name(name) => (name, String::new()),
-        ModelArgument::Path(path) => (String::new(), path),
-    };
-    let daemon = match is_container_path(&arguments.model) {
+    let model = subject(&arguments.model)?;
+    let daemon = match (is_container_path(&arguments.model), &model) {
         // What scripts read is the daemon's alone.
-        true if arguments.json => {
+        (true, _) if arguments.json => {
             let hint = jobs::offline_hint("inspect FILE.sluice --json");
             offline::daemon(socket, Err(hint)).await?
         }
-        true => offline::daemon(socket, Ok(vec!["inspect".to_owned(), path.clone()])).await?,
-        false => DaemonConnection::connect(socket).await?,
+        (true, By::Path(path)) => {
+            offline::daemon(socket, Ok(vec!["inspect".to_owned(), path.clone()])).await?
+        }
+        _ => DaemonConnection::connect(socket).await?,
     };
-    let request = InspectModelRequest { name, path };
+    let request = InspectModelRequest {
+        model: model.into(),
+    };
     let answer = daemon.models().inspect_model(request).await;
     let facts = answer
         .map_err(|status| daemon.failure(status))?
@@ -160,7 +152,7 @@ pub(super) async fn inspect(
     match facts.not_loadable_reason.is_empty() {
         true => Ok(()),
         false => Err(Failure::new(format!(
-            "it can't be loaded: {}",
+            "it cannot be loaded: {}",
             sanitise_line(&facts.not_loadable_reason)
         ))),
     }
@@ -234,19 +226,16 @@ mod tests {
 
     #[test]
     fn what_is_no_path_is_a_name() {
-        let name = |text: &str| Ok::<_, ()>(ModelArgument::Name(text.to_owned()));
+        let name = |text: &str| Ok::<_, ()>(By::Name(text.to_owned()));
         let meant = |text: &str| subject(Path::new(text)).map_err(drop);
         assert_eq!(
             meant("GSAI-ML/LLaDA-8B-Instruct"),
             name("GSAI-ML/LLaDA-8B-Instruct")
         );
         assert_eq!(meant("a/b:Q4_K_M"), name("a/b:Q4_K_M"));
-        assert_eq!(
-            meant("/nowhere"),
-            Ok(ModelArgument::Path("/nowhere".to_owned()))
-        );
+        assert_eq!(meant("/nowhere"), Ok(By::Path("/nowhere".to_owned())));
         for path in ["./nowhere", "src", "nowhere/", "llada.sluice", "m/q4.gguf"] {
-            assert!(matches!(meant(path), Ok(ModelArgument::Path(_))), "{path}");
+            assert!(matches!(meant(path), Ok(By::Path(_))), "{path}");
         }
     }
 

@@ -7,21 +7,22 @@ use std::{
 
 use serde_json::json;
 use sluice_proto::v1::{
-    self, CancelOperationRequest, LoadModelRequest, Model, OperationStage, Plan,
+    CancelOperationRequest, LoadModelRequest, Model, OperationStage, Plan,
+    model_ref::By,
     operation::{Detail, Outcome},
 };
 use sluice_report::progress::advance;
-use sluice_shared::units;
+use sluice_shared::{names, units};
 use tokio::signal::unix::Signal;
 
 use super::{
     follow::interrupts,
-    library::{ModelArgument, subject},
+    library::subject,
     models::describe,
     operations::{NewNotices, OnInterrupt, Step, follow, no_result},
 };
 use crate::{
-    cli::{Budget, Load, PlanArgs},
+    cli::Load,
     connection::DaemonConnection,
     output::{Failure, StandardOutput, dim},
     plans,
@@ -37,38 +38,21 @@ pub(super) async fn run(
     arguments: &Load,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let (name, path) = match arguments.model.as_deref().map(subject).transpose()? {
-        None => (String::new(), String::new()),
-        Some(ModelArgument::Name(name)) => (name, String::new()),
-        Some(ModelArgument::Path(path)) => (String::new(), path),
+    let asked = match &arguments.model {
+        Some(argument) => subject(argument)?,
+        None => By::Name(names::DEMONSTRATION_MODEL.to_owned()),
     };
-    let request = request(name, path, arguments.default, &arguments.options);
+    let request = LoadModelRequest {
+        model: asked.into(),
+        options: Some(arguments.options.into()),
+        make_default: arguments.default,
+    };
     let daemon = DaemonConnection::connect(socket).await?;
     let mut interrupts = interrupts()?;
     let model = model(&daemon, request, arguments.json, &mut interrupts, out).await?;
     match arguments.json {
         true => Ok(()),
         false => out.line(&format!("loaded {}", describe(&model))),
-    }
-}
-
-/// What a load asks the daemon for.
-pub(super) fn request(
-    name: String,
-    path: String,
-    make_default: bool,
-    wish: &PlanArgs,
-) -> LoadModelRequest {
-    LoadModelRequest {
-        name,
-        path,
-        make_default,
-        level: wish
-            .level
-            .map_or(v1::Level::Unspecified, v1::Level::from)
-            .into(),
-        budget_bytes: wish.budget.and_then(Budget::bytes),
-        default_budget: wish.budget == Some(Budget::Default),
     }
 }
 
@@ -181,6 +165,8 @@ pub(super) fn absolute(dir: &Path) -> Result<String, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use sluice_proto::v1::Level;
+
     use super::*;
 
     #[test]
@@ -195,7 +181,7 @@ mod tests {
     #[test]
     fn the_plan_of_a_load_fits_a_line() {
         let plan = Plan {
-            level: v1::Level::Moderate.into(),
+            level: Level::Moderate.into(),
             budget_bytes: 4 << 30,
             peak_bytes: 3 << 30,
             pass_ms: Some(620.0),

@@ -44,7 +44,7 @@ pub(super) fn missing(program: &Path, error: &io::Error) -> Failure {
     let failure = match error.kind() {
         io::ErrorKind::NotFound => Failure::new(format!("no daemon runs, and there is no {shown}")),
         _ => Failure::new(format!(
-            "no daemon runs, and {shown} can't be started: {error}"
+            "no daemon runs, and {shown} cannot be started: {error}"
         )),
     };
     failure.with_hint(

@@ -2,13 +2,10 @@
 
 use std::path::PathBuf;
 
-use sluice_proto::v1::{PlanRequest, plan_request::Model};
+use sluice_proto::v1::{PlanRequest, Workload, model_ref::By};
 use sluice_report as report;
 
-use super::{
-    library::{ModelArgument, subject},
-    offline,
-};
+use super::{library::subject, offline};
 use crate::{
     cli::Plan,
     output::{Failure, StandardOutput},
@@ -24,14 +21,11 @@ pub(super) async fn run(
         arguments.model.as_ref().or(arguments.model_flag.as_ref()),
         &arguments.shape,
     ) {
-        (Some(model), _) => Some(match subject(model)? {
-            ModelArgument::Path(path) => Model::Path(path),
-            ModelArgument::Name(name) => Model::Name(name),
-        }),
-        (None, preset) => preset.clone().map(Model::Preset),
+        (Some(model), _) => Some(subject(model)?),
+        (None, shape) => shape.clone().map(By::Shape),
     };
     let alone = match &model {
-        Some(Model::Name(_)) => Err(
+        Some(By::Name(_)) => Err(
             "start it with `sluiced`: it knows where models of that name lie; a path needs no daemon".to_owned(),
         ),
         Some(model) => Ok(words(model, arguments)),
@@ -41,12 +35,13 @@ pub(super) async fn run(
     };
     let daemon = offline::daemon(socket, alone).await?;
     let request = PlanRequest {
-        model,
-        canvas: arguments.canvas,
-        requests: arguments.requests,
-        ..(arguments.options.change())
-            .or(arguments.details.change())
-            .into()
+        model: model.and_then(By::into),
+        workload: Some(Workload {
+            canvas_length: arguments.canvas,
+            batch_requests: arguments.requests,
+            ..Default::default()
+        }),
+        ..arguments.options.into()
     };
     let answer = daemon.optimizer().plan(request).await;
     let plan = answer
@@ -64,44 +59,16 @@ pub(super) async fn run(
 }
 
 /// The arguments of `sluiced plan`.
-fn words(model: &Model, arguments: &Plan) -> Vec<String> {
-    let mut words = vec!["plan".to_owned()];
-    let mut flag = |name, value| words.extend(offline::flag(name, value));
-    match model {
-        Model::Preset(name) => flag("--shape", Some(name.clone())),
-        Model::Path(path) | Model::Name(path) => flag("--model", Some(path.clone())),
-    }
-    flag(
-        "--level",
-        arguments.options.level.map(|level| level.to_string()),
-    );
-    flag(
-        "--budget",
-        arguments.options.budget.map(|budget| budget.to_string()),
-    );
-    flag(
-        "--embedding",
-        arguments.details.embedding.map(|place| place.to_string()),
-    );
-    flag(
-        "--max-slowdown",
-        arguments
-            .details
-            .max_slowdown
-            .map(|factor| factor.to_string()),
-    );
-    flag(
-        "--kv-cache-format",
-        arguments.details.kv_cache_format.map(|kv| kv.to_string()),
-    );
-    flag(
-        "--canvas",
-        arguments.canvas.map(|canvas| canvas.to_string()),
-    );
-    flag(
-        "--requests",
-        arguments.requests.map(|count| count.to_string()),
-    );
+fn words(model: &By, arguments: &Plan) -> Vec<String> {
+    let (flag, value) = match model {
+        By::Shape(name) => ("--shape", name),
+        By::Path(path) | By::Name(path) => ("--model", path),
+    };
+    let mut words = vec!["plan".to_owned(), format!("{flag}={value}")];
+    let options = arguments.options.values();
+    words.extend(options.map(|(name, value)| format!("--{name}={value}")));
+    words.extend(offline::flag("--canvas", arguments.canvas));
+    words.extend(offline::flag("--requests", arguments.requests));
     if arguments.json {
         words.push("--json".into());
     }
@@ -140,12 +107,12 @@ mod tests {
             panic!("plan");
         };
         assert_eq!(
-            words(&Model::Preset("llada-8b".into()), &arguments),
+            words(&By::Shape("llada-8b".into()), &arguments),
             [
                 "plan",
                 "--shape=llada-8b",
                 "--level=mild",
-                "--budget=4294967296",
+                "--budget=4GiB",
                 "--embedding=host",
                 "--max-slowdown=2.5",
                 "--canvas=64",

@@ -4,13 +4,14 @@ use std::{fs, path::PathBuf, time::Duration};
 
 use sluice_proto::v1::{
     ListModelsRequest, ListModelsResponse, LoadModelRequest, Model, ModelOrigin, ModelState,
+    model_ref::By,
 };
-use sluice_shared::{names, units};
+use sluice_shared::{names, options::PlanOptions, units};
 use tokio::signal::unix::Signal;
 
-use super::{apply, library::ModelArgument, load, pull};
+use super::{apply, load, pull};
 use crate::{
-    cli::{PlanArgs, Pull},
+    cli::Pull,
     connection::DaemonConnection,
     output::{Failure, ProgressLine, StandardOutput, dim},
     text::sanitise_line,
@@ -24,8 +25,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The model, once requests can be made for it, at the level and within the budget that are wished for.
 pub(super) async fn ensure_loaded(
     daemon: &DaemonConnection,
-    subject: &ModelArgument,
-    wish: &PlanArgs,
+    subject: &By,
+    options: PlanOptions,
     interrupts: &mut Signal,
     out: &mut StandardOutput,
 ) -> Result<Model, Failure> {
@@ -41,25 +42,25 @@ pub(super) async fn ensure_loaded(
             // A request brings back one that sleeps.
             (ModelState::Ready | ModelState::Asleep, Some(model)) => {
                 progress.clear();
-                if wish.level.is_some() || wish.budget.is_some() {
-                    apply::plan_options(daemon, wish, out).await?;
+                if !options.is_empty() {
+                    apply::plan_options(daemon, options, out).await?;
                 }
                 return Ok(model.clone());
             }
             (ModelState::Loading, _) => {}
             (ModelState::Unspecified | ModelState::Partial | ModelState::Pulling, _)
-                if matches!(subject, ModelArgument::Name(_)) && !is_downloaded =>
+                if matches!(subject, By::Name(_)) && !is_downloaded =>
             {
                 progress.clear();
                 let model = download(daemon, &subject, models, interrupts, out).await?;
                 // It may have a label that nobody had to say.
-                subject = ModelArgument::Name(model.name);
+                subject = By::Name(model.name);
                 is_downloaded = true;
                 continue;
             }
             _ => {
                 progress.clear();
-                let request = request(&subject, found, wish);
+                let request = request(&subject, found, options);
                 match load::model(daemon, request, false, interrupts, out).await {
                     Err(failure) if failure.reason() == Some(LOAD_IN_PROGRESS) => {}
                     result => return result,
@@ -97,14 +98,14 @@ async fn list_all(daemon: &DaemonConnection) -> Result<ListModelsResponse, Failu
 }
 
 /// The model of the list that is meant.
-pub(super) fn find<'a>(models: &'a [Model], subject: &ModelArgument) -> Option<&'a Model> {
+pub(super) fn find<'a>(models: &'a [Model], subject: &By) -> Option<&'a Model> {
     let name = match subject {
-        ModelArgument::Path(path) => {
+        By::Path(path) => {
             let place = real_path(path);
             let mut placed = models.iter().filter(|model| !model.path.is_empty());
             return placed.find(|model| real_path(&model.path) == place);
         }
-        ModelArgument::Name(name) => name,
+        By::Name(name) | By::Shape(name) => name,
     };
     let named = |name: &str| {
         let exact = models.iter().find(|model| model.name == name);
@@ -130,12 +131,12 @@ fn real_path(path: &str) -> PathBuf {
 /// Brings a model from the hub, if its name can be one there.
 async fn download(
     daemon: &DaemonConnection,
-    subject: &ModelArgument,
+    subject: &By,
     models: &[Model],
     interrupts: &mut Signal,
     out: &mut StandardOutput,
 ) -> Result<Model, Failure> {
-    let ModelArgument::Name(name) = subject else {
+    let By::Name(name) = subject else {
         return Err(Failure::new("what has a path is not downloaded"));
     };
     let Some(full) = names::full(name).or(name.contains('/').then_some(name.as_str())) else {
@@ -171,18 +172,18 @@ fn unknown(name: &str, models: &[Model]) -> Failure {
     })
 }
 
-fn request(subject: &ModelArgument, found: Option<&Model>, wish: &PlanArgs) -> LoadModelRequest {
-    let (name, path) = match (found, subject) {
-        (Some(model), _) if model.is_demonstration => (String::new(), String::new()),
+fn request(subject: &By, found: Option<&Model>, options: PlanOptions) -> LoadModelRequest {
+    let model = match (found, subject) {
         // Its path leads to it even where its name is not remembered.
-        (Some(model), _) if model.origin() == ModelOrigin::Path => {
-            (String::new(), model.path.clone())
-        }
-        (Some(model), ModelArgument::Name(_)) => (model.name.clone(), String::new()),
-        (_, ModelArgument::Path(path)) => (String::new(), path.clone()),
-        (None, ModelArgument::Name(name)) => (name.clone(), String::new()),
+        (Some(model), _) if model.origin() == ModelOrigin::Path => By::Path(model.path.clone()),
+        (Some(model), By::Name(_)) => By::Name(model.name.clone()),
+        (_, subject) => subject.clone(),
     };
-    load::request(name, path, false, wish)
+    LoadModelRequest {
+        model: model.into(),
+        options: Some(options.into()),
+        make_default: false,
+    }
 }
 
 /// What is waited for, in one line.
@@ -223,7 +224,7 @@ mod tests {
             model("mine", "/home/a/mine"),
         ];
         let name = |name: &str| {
-            let found = find(&models, &ModelArgument::Name(name.to_owned()));
+            let found = find(&models, &By::Name(name.to_owned()));
             found.map(|model| model.name.clone())
         };
         assert_eq!(name("mine").as_deref(), Some("mine"));
@@ -231,9 +232,9 @@ mod tests {
         assert_eq!(name("llada").as_deref(), Some("GSAI-ML/LLaDA-8B-Instruct"));
         assert_eq!(name("demo").as_deref(), Some("sluice-demo"));
         assert_eq!(name("dream"), None);
-        let at = find(&models, &ModelArgument::Path("/home/a/mine".to_owned()));
+        let at = find(&models, &By::Path("/home/a/mine".to_owned()));
         assert_eq!(at.map(|model| model.name.as_str()), Some("mine"));
-        assert_eq!(find(&models, &ModelArgument::Path("/x".to_owned())), None);
+        assert_eq!(find(&models, &By::Path("/x".to_owned())), None);
     }
 
     #[test]
@@ -248,7 +249,7 @@ mod tests {
             model("gone", "/nowhere/gone"),
         ];
         let found = |path: &str| {
-            let found = find(&models, &ModelArgument::Path(path.to_owned()));
+            let found = find(&models, &By::Path(path.to_owned()));
             found.map(|model| model.name.clone())
         };
         let real = real.display();

@@ -4,6 +4,7 @@ use std::{path::PathBuf, time::Instant};
 
 use sluice_proto::v1::{
     Model, OperationProgress, PullModelRequest, PullPlan,
+    model_ref::By,
     operation::{Detail, Outcome},
 };
 use sluice_report::progress::advance;
@@ -45,9 +46,12 @@ pub(super) async fn model(
     out: &mut StandardOutput,
 ) -> Result<Model, Failure> {
     let request = PullModelRequest {
-        name: names::full(&arguments.name)
-            .unwrap_or(&arguments.name)
-            .to_owned(),
+        model: By::Name(
+            names::full(&arguments.name)
+                .unwrap_or(&arguments.name)
+                .to_owned(),
+        )
+        .into(),
         file_name: arguments.file.clone().unwrap_or_default(),
         revision: arguments.revision.clone().unwrap_or_default(),
         // The daemon has its own environment; this one is the user's.

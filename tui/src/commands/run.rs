@@ -34,7 +34,7 @@ pub(super) async fn run(
     let daemon = background::daemon(socket, flag).await?;
     let mut interrupts = follow::interrupts()?;
     let model =
-        present::ensure_loaded(&daemon, &subject, &arguments.options, &mut interrupts, out).await?;
+        present::ensure_loaded(&daemon, &subject, arguments.options, &mut interrupts, out).await?;
     let Run {
         system, choices, ..
     } = arguments;

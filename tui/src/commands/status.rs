@@ -175,7 +175,7 @@ fn plan_lines(snapshot: &Snapshot) -> Vec<(&'static str, String)> {
         let plan = snapshot.plan.as_ref();
         facts.push(("level", level(settings, plan)));
         let budget = units::bytes(settings.budget_bytes);
-        let whose = if settings.is_default_budget {
+        let whose = if settings.is_default_budget() {
             ", the default"
         } else {
             ""
@@ -209,7 +209,7 @@ fn level(settings: &SettingsStatus, plan: Option<&Plan>) -> String {
         return settings.level().to_string();
     };
     let mut words = plan.level().to_string();
-    if settings.level != plan.level {
+    if settings.level() != plan.level() {
         words += &format!(", by {}", settings.level());
     }
     if !plan.is_lossless {
@@ -226,7 +226,7 @@ fn pass(plan: &Plan, measured: &PassStatistics) -> String {
     let predicted = format!(
         "{} predicted for a canvas of {}",
         plans::pass_time(plan),
-        units::count(plan.canvas.into())
+        units::count(plan.workload.unwrap_or_default().canvas_length().into())
     );
     let (Some(mean_ms), Some(last_ms)) = (measured.mean_ms, measured.last_ms) else {
         return format!("{predicted}, {NOT_MEASURED}");
@@ -278,7 +278,10 @@ fn host_line(host: Option<&HostStatus>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::{DeviceKind, Dtype, Level, StagingBuffers, SwitchTarget, WeightSwitch};
+    use sluice_proto::v1::{
+        DeviceKind, Dtype, Level, PlanOptions, StagingBuffers, SwitchTarget, WeightSwitch,
+        Workload, plan_options,
+    };
 
     use super::*;
 
@@ -300,7 +303,10 @@ mod tests {
                 level: Level::Moderate.into(),
                 peak_bytes: 4 << 30,
                 pass_ms: Some(1800.0),
-                canvas: 256,
+                workload: Some(Workload {
+                    canvas_length: Some(256),
+                    ..Default::default()
+                }),
                 streamed_bytes_per_pass: 2 << 30,
                 staging_buffers: Some(StagingBuffers {
                     count: 3,
@@ -310,9 +316,12 @@ mod tests {
                 ..Default::default()
             }),
             settings: Some(SettingsStatus {
-                level: Level::Auto.into(),
+                options: Some(PlanOptions {
+                    level: Level::Auto.into(),
+                    budget: Some(plan_options::Budget::DefaultBudget(true)),
+                    ..Default::default()
+                }),
                 budget_bytes: 4 << 30,
-                is_default_budget: true,
                 ..Default::default()
             }),
             weight_switch: Some(WeightSwitch {

@@ -422,7 +422,7 @@ fn raw(state: &mut DashboardState, text: &str, effects: &mut Vec<Effect>) -> Res
             )),
             ..Default::default()
         };
-        state.options.apply(&mut request);
+        state.options.apply(state.model_kind(), &mut request);
         let serial = state.requests.send();
         super::sending::submit(state, serial, request, effects);
     }

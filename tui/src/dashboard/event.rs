@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use crossterm::event::KeyEvent;
 use sluice_proto::v1::{
-    ApplyRequest, ApplyResult, FidelityMeasurement, FidelityResult, GenerateRequest, Model,
-    Operation, Plan, PlanRequest, Snapshot, generation_event,
+    ApplyResult, FidelityMeasurement, FidelityResult, GenerateRequest, Model, Operation, Plan,
+    Snapshot, generation_event,
 };
-use sluice_shared::level::Level;
+use sluice_shared::{level::Level, options::PlanOptions};
 
 use super::{persist::PersistedState, state::OpenedRun, view::HitTarget};
 use crate::record::Recording;
@@ -160,17 +160,17 @@ pub enum Effect {
     Cancel(u64),
     /// Follow this request and no other.
     Watch(Option<u64>),
-    /// Ask what these levels would lead to, all else as in the request.
-    AskPlans(Vec<Level>, Box<PlanRequest>),
+    /// Ask what these levels would lead to, with these options.
+    AskPlans(Vec<Level>, PlanOptions),
     /// Ask what one choice would lead to, beside all other questions.
     AskPlan {
         /// Of the question, for its answer.
         serial: u64,
         /// The choice.
-        request: Box<PlanRequest>,
+        options: PlanOptions,
     },
     /// Put another level, budget or choice in force.
-    Apply(Box<ApplyRequest>),
+    Apply(PlanOptions),
     /// Go back to the checkpoint's own weights.
     Restore,
     /// Measure how faithful a level is.

@@ -5,10 +5,8 @@ mod presets;
 
 use std::collections::BTreeMap;
 
-use sluice_proto::v1::{
-    ApplyRequest, FidelityResult, Operation, OperationKind, PassStatistics, Plan, Snapshot,
-};
-use sluice_shared::{level::Level, units};
+use sluice_proto::v1::{FidelityResult, Operation, OperationKind, PassStatistics, Plan, Snapshot};
+use sluice_shared::{level::Level, options::PlanOptions, units};
 
 pub use change::{ChangeStanding, PlanChange};
 pub use presets::{PresetStatistics, PresetTotals};
@@ -64,7 +62,7 @@ pub struct PendingChoice {
     /// Tells the answer from those to earlier questions.
     pub(super) serial: u64,
     /// What is asked for then.
-    pub(super) request: ApplyRequest,
+    pub(super) options: PlanOptions,
 }
 
 /// A measurement of fidelity that runs, or waits.
@@ -259,7 +257,7 @@ fn in_force(snapshot: Option<&Snapshot>) -> String {
         return UNKNOWN.to_owned();
     };
     let level = match plan {
-        Some(plan) if plan.level != settings.level => {
+        Some(plan) if plan.level() != settings.level() => {
             format!("{} by {}", plan.level(), settings.level())
         }
         _ => settings.level().to_string(),

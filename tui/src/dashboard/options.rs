@@ -42,20 +42,32 @@ pub const NAMES: [&str; 20] = [
 
 /// What stands between two values of a flag that may be given more than once.
 const BETWEEN: &str = " | ";
-/// What autoregressive models refuse.
-const ONLY_MASKED_DIFFUSION: [&str; 9] = [
-    "preset",
-    "policy",
-    "kv-cache",
-    "suffix-window",
-    "canvas-growth",
-    "speculate",
-    "steps",
-    "guidance",
-    "remasking",
+/// Fields that only one kind of model takes.
+const KINDS: [(&str, ModelKind); 14] = [
+    ("preset", ModelKind::MaskedDiffusion),
+    ("policy", ModelKind::MaskedDiffusion),
+    ("kv-cache", ModelKind::MaskedDiffusion),
+    ("suffix-window", ModelKind::MaskedDiffusion),
+    ("canvas-growth", ModelKind::MaskedDiffusion),
+    ("speculate", ModelKind::MaskedDiffusion),
+    ("steps", ModelKind::MaskedDiffusion),
+    ("guidance", ModelKind::MaskedDiffusion),
+    ("remasking", ModelKind::MaskedDiffusion),
+    ("top-k", ModelKind::Autoregressive),
+    ("top-p", ModelKind::Autoregressive),
+    ("min-p", ModelKind::Autoregressive),
+    ("repetition-penalty", ModelKind::Autoregressive),
+    (STOP, ModelKind::Autoregressive),
 ];
-/// How the help of a flag begins that only autoregressive models take.
-const ONLY_AUTOREGRESSIVE: &str = "Autoregressive models:";
+/// The one field that a request can't have beside those of masked diffusion models.
+const STOP: &str = "stop";
+
+/// The kind of model that alone takes a field.
+fn kind_of(name: &str) -> Option<ModelKind> {
+    let mut kinds = KINDS.into_iter();
+    let (_, kind) = kinds.find(|(known, _)| *known == name)?;
+    Some(kind)
+}
 
 /// What requests ask for. What is not set is left to the daemon.
 #[derive(Debug, Default)]
@@ -207,15 +219,16 @@ impl RequestOptions {
             "" => values.remove(name),
             value => values.insert(name, value.to_owned()),
         };
-        parse(&values)?;
+        parse(&of_kind(&values, kind_of(name).unwrap_or_default()))?;
         self.values = values;
         Ok(())
     }
 
-    /// Writes what is set into a request.
-    pub fn apply(&self, request: &mut GenerateRequest) {
+    /// Writes what is set into a request to a model of this kind. Where options of both kinds are set, the other kind's are
+    /// left out.
+    pub fn apply(&self, kind: ModelKind, request: &mut GenerateRequest) {
         // Every value was judged as it was set.
-        if let Ok(arguments) = parse(&self.values) {
+        if let Ok(arguments) = parse(&of_kind(&self.values, kind)) {
             request.length = arguments.length;
             arguments.decoding.apply(request);
         }
@@ -238,6 +251,23 @@ impl RequestOptions {
         let words: Vec<_> = set.collect();
         (!words.is_empty()).then(|| words.join(" "))
     }
+}
+
+/// The values that a request to a model of this kind can have beside each other.
+fn of_kind(
+    values: &BTreeMap<&'static str, String>,
+    kind: ModelKind,
+) -> BTreeMap<&'static str, String> {
+    let mut values = values.clone();
+    if values.contains_key(STOP) {
+        let is_diffusion = |name: &str| kind_of(name) == Some(ModelKind::MaskedDiffusion);
+        match kind {
+            ModelKind::Autoregressive => values.retain(|name, _| !is_diffusion(name)),
+            _ if values.keys().any(|name| is_diffusion(name)) => drop(values.remove(STOP)),
+            _ => {}
+        }
+    }
+    values
 }
 
 /// What the command line makes of values.
@@ -269,11 +299,11 @@ fn in_a_line(error: &str) -> String {
 /// Why the loaded model takes no such setting.
 #[must_use]
 pub fn unfit(field: &OptionField, shape: Option<&ModelShape>) -> Option<&'static str> {
-    match shape?.kind() {
-        ModelKind::Autoregressive if ONLY_MASKED_DIFFUSION.contains(&field.name) => {
+    match (shape?.kind(), kind_of(field.name)?) {
+        (ModelKind::Autoregressive, ModelKind::MaskedDiffusion) => {
             Some("the loaded model is autoregressive: it decodes one token per pass")
         }
-        ModelKind::MaskedDiffusion if field.help.starts_with(ONLY_AUTOREGRESSIVE) => Some(
+        (ModelKind::MaskedDiffusion, ModelKind::Autoregressive) => Some(
             "only autoregressive models support it; the loaded model is a masked diffusion model",
         ),
         _ => None,
@@ -346,7 +376,9 @@ pub fn advice(field: &OptionField, value: &str, snapshot: Option<&Snapshot>) -> 
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::{DecodingPreset as WirePreset, Plan};
+    use sluice_proto::v1::{
+        AutoregressiveOptions, DecodingPreset as WirePreset, Plan, generate_request::Decoding,
+    };
 
     use super::*;
 
@@ -395,13 +427,22 @@ mod tests {
         ] {
             options.set(name, value).unwrap();
         }
-        let mut request = GenerateRequest::default();
-        options.apply(&mut request);
+        let request = |kind: ModelKind| {
+            let mut request = GenerateRequest::default();
+            options.apply(kind, &mut request);
+            assert_eq!(request.length, Some(64));
+            assert_eq!(request.sampling.unwrap().temperature, Some(0.5));
+            request
+        };
+        // Each kind of model gets its own.
+        let masked = request(ModelKind::MaskedDiffusion);
         assert_eq!(
-            (request.length, request.dial()),
-            (Some(64), WirePreset::Balanced)
+            masked.diffusion().expect("set").preset(),
+            WirePreset::Balanced
         );
-        assert_eq!(request.stop, ["a", "-b"]);
+        let stop = vec!["a".to_owned(), "-b".to_owned()];
+        let causal = Decoding::Autoregressive(AutoregressiveOptions { stop });
+        assert_eq!(request(ModelKind::Autoregressive).decoding, Some(causal));
         assert_eq!(options.system().as_deref(), Some("--be brief"));
         let flags = options.flags().expect("some are set");
         assert!(flags.starts_with("--length 64 --preset balanced --temperature 0.5"));
@@ -429,6 +470,16 @@ mod tests {
             );
         }
         assert_eq!(options.flags(), None);
+    }
+
+    #[test]
+    fn each_field_of_one_kind_is_in_the_form() {
+        for (name, kind) in KINDS {
+            let help = &field(name).help;
+            let is_autoregressive = kind == ModelKind::Autoregressive;
+            let begins = help.starts_with("Autoregressive models:");
+            assert_eq!(begins, is_autoregressive, "{name}");
+        }
     }
 
     #[test]

@@ -306,7 +306,7 @@ pub fn save(path: &Path, kept: &PersistedState) -> Result<(), String> {
     let written = write(path, kept);
     written.map_err(|error| {
         format!(
-            "can't save the dashboard's state in {}: {error}",
+            "cannot save the dashboard's state in {}: {error}",
             path.display()
         )
     })

@@ -35,7 +35,7 @@ pub(super) fn send_waiting(state: &mut DashboardState, effects: &mut Vec<Effect>
     {
         let serial = state.requests.send();
         let mut request = pages::chat::request(state, serial, &waiting);
-        state.options.apply(&mut request);
+        state.options.apply(state.model_kind(), &mut request);
         submit(state, serial, request, effects);
     }
 }

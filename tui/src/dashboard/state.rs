@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use sluice_proto::v1::{ModelShape, Snapshot};
+use sluice_proto::v1::{ModelKind, ModelShape, Snapshot};
 use sluice_shared::preset::Preset;
 use tui_input::Input;
 
@@ -316,6 +316,14 @@ impl DashboardState {
     /// The latest snapshot, whatever is shown: what is done is done to what is there now.
     pub(super) fn present(&self) -> Option<&Snapshot> {
         self.latest.as_ref().map(|(snapshot, _)| &**snapshot)
+    }
+
+    /// How the model writes; unspecified where that is not known.
+    #[must_use]
+    pub fn model_kind(&self) -> ModelKind {
+        let model = self.present().and_then(|now| now.model.as_ref());
+        let shape = model.and_then(|model| model.shape.as_ref());
+        shape.map_or(ModelKind::Unspecified, ModelShape::kind)
     }
 
     /// The shape of the model, where it is known.

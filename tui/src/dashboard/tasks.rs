@@ -10,9 +10,9 @@ use futures_util::{Stream, StreamExt};
 use sluice_proto::{
     operations::OperationResponse,
     v1::{
-        CancelOperationRequest, GenerateRequest, GenerationEvent, ListOperationsRequest,
-        OperationKind, RestoreRequest, UnloadModelRequest, WatchGenerationRequest,
-        WatchSnapshotsRequest, generation_event,
+        ApplyRequest, CancelOperationRequest, GenerateRequest, GenerationEvent,
+        ListOperationsRequest, OperationKind, RestoreRequest, UnloadModelRequest,
+        WatchGenerationRequest, WatchSnapshotsRequest, generation_event,
     },
 };
 use sluice_shared::units;
@@ -93,27 +93,28 @@ impl Tasks {
                 self.spawn(|_| Event::Requests(Vec::new()), list_requests);
             }
             Effect::Watch(request_id) => self.watch(request_id),
-            Effect::AskPlans(asked, request) => {
+            Effect::AskPlans(asked, options) => {
                 let plans = self.spawn(Event::Failed, move |daemon, events| async move {
-                    levels::ask_plans(daemon, &asked, *request, events).await
+                    levels::ask_plans(daemon, &asked, options, events).await
                 });
                 replace(&mut self.plans, plans);
             }
-            Effect::AskPlan { serial, request } => {
+            Effect::AskPlan { serial, options } => {
                 let failed = move |message| Event::Predicted {
                     serial,
                     answer: Err(message),
                 };
                 self.spawn(failed, move |daemon, events| async move {
-                    let answer = levels::ask_plan(&daemon, *request).await?;
+                    let answer = levels::ask_plan(&daemon, options).await?;
                     let answer = Ok(Box::new(answer));
                     let _ = events.send(Event::Predicted { serial, answer }).await;
                     Ok(())
                 });
             }
-            Effect::Apply(request) => {
+            Effect::Apply(options) => {
                 self.change(move |daemon| async move {
-                    let answer = daemon.optimizer().apply(*request).await;
+                    let request = ApplyRequest::from(options);
+                    let answer = daemon.optimizer().apply(request).await;
                     answer.map_err(|status| daemon.failure(status))
                 });
             }

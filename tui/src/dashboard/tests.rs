@@ -13,14 +13,17 @@ use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::{Terminal, backend::TestBackend};
 use sluice_proto::v1::{
     self, CanvasToken, CommitPolicy, Compression, DaemonState, DaemonStatus, DeviceKind,
-    DeviceStatus, Dtype, FinishReason, GenerationBlock, GenerationDone, GenerationPass,
-    GenerationQueued, GenerationStarted, GpuStatus, HostStatus, LayerStatus, MemoryKind, MemoryUse,
-    Model, ModelKind, ModelShape, ModelState, Operation, OperationKind, OperationState, PassPhases,
-    PassStatistics, Plan, PlannedMemory, QueueStatus, RequestTotals, SettingsStatus, Snapshot,
-    Tier, TokenState, WeightFormat, WeightGroupKind, WeightGroupStatus,
-    generation_event::Event as WireEvent,
+    DeviceStatus, DiffusionOptions, Dtype, FinishReason, GenerationBlock, GenerationDone,
+    GenerationPass, GenerationQueued, GenerationStarted, GpuStatus, HostStatus, LayerStatus,
+    MemoryKind, MemoryUse, Model, ModelKind, ModelShape, ModelState, Operation, OperationKind,
+    OperationState, PassPhases, PassStatistics, Plan, PlannedMemory, QueueStatus, RequestTotals,
+    SettingsStatus, Snapshot, Tier, TokenState, WeightFormat, WeightGroupKind, WeightGroupStatus,
+    Workload, generation_event::Event as WireEvent,
 };
-use sluice_shared::level::Level;
+use sluice_shared::{
+    level::Level,
+    options::{Budget, PlanOptions},
+};
 
 use super::{
     event::{Effect, Event},
@@ -74,6 +77,11 @@ fn snapshot(requests: Vec<Operation>) -> Event {
         .filter(|row| row.state() == OperationState::Running)
         .count() as u32;
     let gib = 1 << 30;
+    let options = PlanOptions {
+        level: Some(Level::Standard),
+        budget: Some(Budget::Default),
+        ..PlanOptions::default()
+    };
     let kind = |kind: MemoryKind, bytes| MemoryUse {
         kind: kind.into(),
         bytes,
@@ -127,14 +135,10 @@ fn snapshot(requests: Vec<Operation>) -> Event {
         operations: requests,
         plan: Some(plan(Level::Standard)),
         settings: Some(SettingsStatus {
-            level: v1::Level::Standard.into(),
+            options: Some(options.into()),
             budget_bytes: 4 * gib,
-            is_default_budget: true,
-            loaded_with: Some(Box::new(SettingsStatus {
-                level: v1::Level::Standard.into(),
-                budget_bytes: 4 * gib,
-                ..Default::default()
-            })),
+            loaded_with: Some(options.into()),
+            loaded_with_budget_bytes: Some(4 * gib),
             ..Default::default()
         }),
         layers: layers(),
@@ -207,9 +211,11 @@ fn plan(level: Level) -> Plan {
         budget_bytes: 4 << 30,
         peak_bytes,
         pass_ms: Some(1_800.0 / (smaller + 1) as f64),
-        canvas: 256,
-        block: 32,
-        requests: 1,
+        workload: Some(Workload {
+            canvas_length: Some(256),
+            block_length: Some(32),
+            batch_requests: Some(1),
+        }),
         resident_bytes: peak_bytes / 2,
         streamed_bytes_per_pass: u64::from(level == Level::Standard) << 30,
         is_lossless: level.is_lossless() == Some(true),
@@ -373,14 +379,16 @@ fn generating(request_id: u64) -> Vec<WireEvent> {
             length: 24,
             block_length: 8,
             blocks: 3,
-            steps: 24,
             prompt_text: b"a prompt".to_vec(),
             is_exact: true,
             seed: 42,
             level: v1::Level::Standard.into(),
-            dial: "exact".into(),
-            policy: Some(CommitPolicy {
-                name: "reference".into(),
+            diffusion: Some(DiffusionOptions {
+                preset: v1::DecodingPreset::Exact.into(),
+                policy: Some(CommitPolicy {
+                    name: "reference".into(),
+                    ..Default::default()
+                }),
                 ..Default::default()
             }),
             ..Default::default()
@@ -483,7 +491,7 @@ fn lost() -> DashboardState {
     let mut state = busy();
     write(&mut state, "a draft");
     let event = Event::Lost {
-        cause: "can't reach sluiced at /run/sluice/sluice.sock: no such socket".into(),
+        cause: "cannot reach sluiced at /run/sluice/sluice.sock: no such socket".into(),
         retry_ms: 4_000,
     };
     feed(&mut state, event);

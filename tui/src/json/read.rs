@@ -6,10 +6,17 @@
 use std::{
     fmt,
     io::{self, BufRead, Read},
+    str::FromStr,
 };
 
 use serde::{Deserialize, de::DeserializeOwned};
-use sluice_proto::v1::{CanvasToken, GenerationDone, generation_event::Event};
+use sluice_proto::{
+    model::DecodingChoice,
+    v1::{
+        CanvasToken, CommitPolicy, DiffusionOptions, GenerationDone, GenerationStarted,
+        generation_event::Event,
+    },
+};
 
 /// Most bytes that are read: a thousand passes over a thousand positions, and more.
 pub const BYTES_MAX: u64 = 256 << 20;
@@ -155,7 +162,7 @@ impl<R: BufRead> Iterator for Events<R> {
 }
 
 fn unreadable(error: &io::Error) -> String {
-    format!("can't be read: {error}")
+    format!("cannot be read: {error}")
 }
 
 /// What is wrong with a line.
@@ -177,7 +184,7 @@ fn parse(line: &[u8]) -> Result<Option<Event>, LineError> {
     let event = json::<EventLine>(line)?.event;
     Ok(Some(match event.as_str() {
         "queued" => Event::Queued(json(line)?),
-        "started" => Event::Started(json(line)?),
+        "started" => Event::Started(started(line)?),
         // "pass" is what earlier versions wrote.
         "pass_done" | "pass" => Event::PassDone(json(line)?),
         "block_done" => Event::BlockDone(json(line)?),
@@ -186,6 +193,45 @@ fn parse(line: &[u8]) -> Result<Option<Event>, LineError> {
         "loading" => Event::Loading(json(line)?),
         _ => return Ok(None),
     }))
+}
+
+/// What a request came to. Earlier versions wrote the options of masked diffusion models beside the other fields, as words.
+fn started(line: &[u8]) -> Result<GenerationStarted, LineError> {
+    #[derive(Deserialize)]
+    struct Former {
+        steps: Option<u32>,
+        policy: Option<CommitPolicy>,
+        dial: Option<String>,
+        cache: Option<String>,
+        window: Option<u32>,
+        growth: Option<String>,
+        speculation: Option<String>,
+    }
+    fn parsed<T: FromStr>(word: Option<String>) -> Option<T> {
+        word?.parse().ok()
+    }
+    let mut started: GenerationStarted = json(line)?;
+    let former: Former = json(line)?;
+    // An autoregressive model had no preset.
+    let is_former = former.policy.is_some() && former.dial.as_deref() != Some("");
+    if started.diffusion.is_none() && is_former {
+        let mut options = DiffusionOptions {
+            steps: former.steps,
+            ..Default::default()
+        };
+        let choice = DecodingChoice {
+            preset: parsed(former.dial),
+            policy: None,
+            kv_cache: parsed(former.cache),
+            suffix_window: former.window,
+            canvas_growth: parsed(former.growth),
+            speculation: parsed(former.speculation),
+        };
+        choice.write(&mut options);
+        options.policy = former.policy;
+        started.diffusion = Some(options);
+    }
+    Ok(started)
 }
 
 /// The last event. Versions that told no numbers of tokens but of those of the text had no others.
@@ -233,9 +279,10 @@ fn at_most(what: &str, count: usize) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use sluice_proto::v1::{
-        CanvasToken, CommitPolicy, FinishReason, GenerationBlock, GenerationDone,
-        GenerationLoading, GenerationNotice, GenerationPass, GenerationQueued, GenerationStarted,
-        Level, PassPhases, ResolvedSetting, TokenState, WeightSwitch,
+        CanvasGrowth, CanvasPin, DecodingPreset, FinishReason, GenerationBlock, GenerationLoading,
+        GenerationNotice, GenerationPass, GenerationQueued, KvCacheMode, KvCacheReuse, Level,
+        PassPhases, ResolvedSetting, Speculation, SpeculationKind, TokenIds, TokenState,
+        WeightSwitch, canvas_pin::Content,
     };
 
     use super::*;
@@ -305,12 +352,7 @@ mod tests {
                 length: 8,
                 block_length: 4,
                 blocks: 2,
-                steps: 8,
                 seed: u64::MAX,
-                policy: Some(CommitPolicy {
-                    name: "threshold".into(),
-                    parameters: [("t".to_owned(), 0.75)].into(),
-                }),
                 model: "tiny".into(),
                 pinned: vec![token.clone()],
                 is_exact: true,
@@ -318,11 +360,25 @@ mod tests {
                 level: Level::Off.into(),
                 warnings: vec!["slow".into()],
                 estimated_ms: Some(1.5),
-                dial: "exact".into(),
-                cache: "none".into(),
-                window: Some(4),
-                growth: "fixed".into(),
-                speculation: "none".into(),
+                diffusion: Some(DiffusionOptions {
+                    preset: DecodingPreset::Exact.into(),
+                    steps: Some(8),
+                    policy: Some(CommitPolicy {
+                        name: "threshold".into(),
+                        parameters: [("t".to_owned(), 0.75)].into(),
+                    }),
+                    kv_cache: Some(KvCacheReuse {
+                        mode: KvCacheMode::None.into(),
+                        ..Default::default()
+                    }),
+                    suffix_window: Some(4),
+                    canvas_growth: CanvasGrowth::Fixed.into(),
+                    speculation: Some(Speculation {
+                        kind: SpeculationKind::None.into(),
+                        branches: None,
+                    }),
+                    ..Default::default()
+                }),
                 settings: vec![ResolvedSetting {
                     name: "temperature".into(),
                     value: "0.7".into(),
@@ -429,6 +485,43 @@ mod tests {
             .map(|kind| format!("{}\n", json::event(kind)))
             .collect();
         assert_eq!(read(lines.as_bytes()).unwrap(), events);
+    }
+
+    #[test]
+    fn every_option_comes_back() {
+        let pin = |content| CanvasPin {
+            position: 3,
+            content: Some(content),
+        };
+        let ids = vec![1, 2];
+        let started = Event::Started(GenerationStarted {
+            diffusion: Some(DiffusionOptions {
+                preset: DecodingPreset::Fast.into(),
+                steps: Some(4),
+                guidance: Some(1.5),
+                pins: vec![
+                    pin(Content::Text("a".into())),
+                    pin(Content::Tokens(TokenIds { ids })),
+                    CanvasPin::default(),
+                ],
+                kv_cache: Some(KvCacheReuse {
+                    mode: KvCacheMode::Vicinity.into(),
+                    refresh_passes: Some(2),
+                    recompute_before: Some(3),
+                    recompute_around: Some(4),
+                    keep_share: Some(0.5),
+                }),
+                canvas_growth: CanvasGrowth::Append.into(),
+                speculation: Some(Speculation {
+                    kind: SpeculationKind::Draft.into(),
+                    branches: Some(2),
+                }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        });
+        let line = format!("{}\n", json::event(&started));
+        assert_eq!(read(line.as_bytes()).unwrap(), [started], "{line}");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use fake_daemon::{FakeDaemon, ScriptStep, generation_events};
 use rustix::process::Signal;
 use sluice_proto::v1::{
     GenerationNotice, GenerationQueued, generate_request::Input, generation_event::Event,
+    model_ref::By,
 };
 use testkit::{eventually, terminal::Journey};
 use tonic::{Code, Status};
@@ -188,7 +189,11 @@ fn commands_change_what_the_next_answer_is_asked_for() {
     wait_for_last(&fake, "user: hi");
     assert_eq!(asked(&fake)[0], "system: be brief");
     let request = fake.seen.lock().unwrap().generate[0].clone();
-    assert_eq!((request.length, request.temperature), (Some(64), Some(0.5)));
+    let sampling = request.sampling.unwrap();
+    assert_eq!(
+        (request.length, sampling.temperature),
+        (Some(64), Some(0.5))
+    );
     expect_prompt(&journey);
     journey.press("/set seed 5\r");
     journey.expect("seed 5");
@@ -197,6 +202,7 @@ fn commands_change_what_the_next_answer_is_asked_for() {
     eventually("a retry", || fake.seen.lock().unwrap().generate.len() == 2);
     assert_eq!(asked(&fake), ["system: be brief", "user: hi"]);
     let again = fake.seen.lock().unwrap().generate[1].clone();
+    let again = again.sampling.unwrap();
     assert_eq!((again.temperature, again.seed), (Some(0.5), None));
     expect_prompt(&journey);
     let file = home.path().join("talk.md");
@@ -211,7 +217,10 @@ fn commands_change_what_the_next_answer_is_asked_for() {
     journey.press("/model o/m\r");
     journey.expect("the model is fake");
     expect_prompt(&journey);
-    assert_eq!(fake.seen.lock().unwrap().loaded[0].name, "o/m");
+    assert_eq!(
+        fake.seen.lock().unwrap().loaded[0].model,
+        By::Name("o/m".into()).into()
+    );
     journey.press("/model o/mm\x15/model story-modle\r");
     journey.expect("there is no model story-modle");
     expect_prompt(&journey);

@@ -4,9 +4,9 @@ use std::io::Read;
 
 use fake_daemon::{FakeDaemon, ScriptStep, generation_events};
 use sluice_proto::v1::{
-    CanvasToken, ChatRole, DecodingPreset, GenerationDone, GenerationNotice, GenerationPass,
-    GenerationQueued, GenerationStarted, Level, PassPhases, TokenState, generate_request::Input,
-    generation_event::Event,
+    CanvasToken, ChatRole, DecodingPreset, DiffusionOptions, GenerationDone, GenerationNotice,
+    GenerationPass, GenerationQueued, GenerationStarted, PassPhases, PlanOptions, TokenState,
+    generate_request::Input, generation_event::Event, model_ref::By,
 };
 use testkit::eventually;
 use tonic::{Code, Status};
@@ -78,7 +78,7 @@ fn the_prompt_and_its_system_message_arrive_as_a_conversation() {
         turns,
         [(ChatRole::System, "be brief"), (ChatRole::User, "héllo")]
     );
-    assert_eq!(seen.generate[0].seed, Some(3));
+    assert_eq!(seen.generate[0].sampling.unwrap().seed, Some(3));
 }
 
 #[test]
@@ -171,7 +171,10 @@ fn measured() -> Vec<ScriptStep> {
     };
     vec![
         ScriptStep::Send(Event::Started(GenerationStarted {
-            dial: "fast".into(),
+            diffusion: Some(DiffusionOptions {
+                preset: DecodingPreset::Fast.into(),
+                ..Default::default()
+            }),
             ..Default::default()
         })),
         pass(TokenState::Masked),
@@ -223,7 +226,9 @@ fn a_bench_has_a_row_for_each_position_of_the_dial() {
     }
     // One that doesn't count, and four prompts twice.
     let seen = fake.seen.lock().unwrap();
-    let dials: Vec<DecodingPreset> = seen.generate.iter().map(|request| request.dial()).collect();
+    let presets = seen.generate.iter();
+    let presets = presets.map(|request| request.diffusion().unwrap().preset());
+    let dials: Vec<DecodingPreset> = presets.collect();
     assert_eq!(dials[..9], [DecodingPreset::Exact; 9]);
     assert_eq!(dials[9..], [DecodingPreset::Fast; 9]);
 }
@@ -402,16 +407,13 @@ fn a_folder_to_load_is_made_absolute_and_a_name_is_left_to_the_daemon() {
     assert_eq!(code(&fake.output(&["load"])), 0);
     assert_eq!(code(&fake.output(&["load", "some/model"])), 0);
     let loaded = &fake.seen.lock().unwrap().loaded;
-    assert!(loaded[0].path.starts_with('/') && loaded[0].path.ends_with("some/model"));
-    assert_eq!(loaded[1].path, "");
-    assert_eq!(
-        (loaded[1].level(), loaded[1].budget_bytes),
-        (Level::Unspecified, None)
-    );
-    assert_eq!(
-        (loaded[2].path.as_str(), loaded[2].name.as_str()),
-        ("", "some/model")
-    );
+    let Some(By::Path(path)) = loaded[0].model.clone().and_then(|model| model.by) else {
+        panic!("{loaded:?}");
+    };
+    assert!(path.starts_with('/') && path.ends_with("some/model"));
+    assert_eq!(loaded[1].model, By::Name("sluice-demo".into()).into());
+    assert_eq!(loaded[1].options, Some(PlanOptions::default()));
+    assert_eq!(loaded[2].model, By::Name("some/model".into()).into());
 }
 
 #[test]
@@ -507,7 +509,7 @@ fn exit_codes_tell_wrong_usage_from_an_absent_daemon() {
         let error = stderr(&output);
         assert!(
             error.starts_with(
-                "error: can't reach sluiced at /nonexistent/sluice.sock: no such socket\nhint: "
+                "error: cannot reach sluiced at /nonexistent/sluice.sock: no such socket\nhint: "
             ),
             "{error}"
         );

@@ -97,7 +97,7 @@ fn expect_open(journey: &Journey, page: &str) {
     });
 }
 
-/// README: "`?` tells every key, `q` quits", then what it says of the pages, the prompt and the levels.
+/// README: "`?` lists every key, `q` quits"; then what docs/dashboard.md says of the pages, the prompt and the levels.
 #[test]
 fn the_first_minute_of_the_dashboard_is_as_the_readme_says() {
     let daemon = Daemon::start();

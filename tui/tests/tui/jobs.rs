@@ -9,7 +9,7 @@ use std::{
 use fake_daemon::{ChangeScript, FakeDaemon, job};
 use sluice_proto::v1::{
     Coder, CompressResult, DecompressResult, Operation, OperationProgress, OperationState,
-    VerifyResult, compress_request::How, operation::Outcome,
+    VerifyResult, compress_request::How, model_ref::By, operation::Outcome,
 };
 use testkit::eventually;
 
@@ -93,7 +93,7 @@ fn a_file_is_asked_for_as_it_was_written_and_its_size_is_told() {
     fake.output(&["compress", "./src", "-o", "/m.sluice", "--bits", "4.5"]);
     let seen = fake.seen.lock().unwrap();
     let asked = &seen.compressed[0];
-    assert_eq!((asked.name.as_str(), asked.path.as_str()), ("o/m", ""));
+    assert_eq!(asked.model, By::Name("o/m".into()).into());
     assert!(asked.output_path.starts_with('/') && asked.output_path.ends_with("/m.sluice"));
     assert_eq!(asked.how, Some(How::Coder(Coder::Palette.into())));
     assert_eq!(
@@ -102,7 +102,8 @@ fn a_file_is_asked_for_as_it_was_written_and_its_size_is_told() {
     );
     assert_eq!(asked.keep_tensors, ["*.wte.*", "lm_head*"]);
     let asked = &seen.compressed[1];
-    assert!(asked.name.is_empty() && asked.path.ends_with("/src"));
+    let model = asked.model.clone().and_then(|model| model.by);
+    assert!(matches!(model, Some(By::Path(path)) if path.ends_with("/src")));
     assert_eq!(asked.how, Some(How::BitsPerWeight(4.5)));
     assert_eq!(
         (asked.tile_elements, asked.threads, asked.all_tensors),
@@ -330,7 +331,7 @@ fn a_coded_file_is_inspected_to_its_tensors() {
         );
     }
     assert!(
-        output.contains("1024 × 1024  bf16  huffman   1.38 MiB  11.00 of 16"),
+        output.contains("1024 × 1024  bf16  huffman     1.38 MiB  11.00 of 16"),
         "{output}"
     );
     assert!(!output.contains('\x1b'), "{output:?}");

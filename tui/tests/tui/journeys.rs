@@ -106,7 +106,8 @@ fn the_level_changes_while_a_text_is_written() {
     journey.press("y");
     eventually("the change", || {
         let seen = fake.seen.lock().unwrap();
-        let levels = seen.applied.iter().map(|applied| applied.level());
+        let levels = seen.applied.iter();
+        let levels = levels.map(|applied| applied.options.unwrap_or_default().level());
         levels.collect::<Vec<_>>() == [Level::Moderate]
     });
     journey.press("1");

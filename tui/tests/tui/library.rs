@@ -1,7 +1,10 @@
 //! The commands for models on disk, against a daemon that plays a script.
 
 use fake_daemon::{ChangeScript, FakeDaemon, operation};
-use sluice_proto::v1::{Operation, OperationKind, OperationProgress, PullPlan, operation::Detail};
+use sluice_proto::v1::{
+    ModelRef, Operation, OperationKind, OperationProgress, PullPlan, model_ref::By,
+    operation::Detail,
+};
 
 use crate::support::{Client, code, interrupt, said, stderr, stdout};
 
@@ -67,14 +70,14 @@ fn a_pull_tells_what_comes_and_what_came() {
     );
     let seen = fake.seen.lock().unwrap();
     let asked = &seen.pulled[0];
+    assert_eq!(asked.model, By::Name("o/m".into()).into());
     assert_eq!(
         (
-            asked.name.as_str(),
             asked.file_name.as_str(),
             asked.revision.as_str(),
             asked.hub_token.as_str()
         ),
-        ("o/m", "m.gguf", "v1", "hf_mine")
+        ("m.gguf", "v1", "hf_mine")
     );
 }
 
@@ -178,7 +181,7 @@ fn models_are_removed_inspected_and_unloaded_by_name() {
         assert!(stdout(&output).contains("mild"), "what is known is told");
         let told = stderr(&output);
         assert!(
-            told.contains("it can't be loaded: its model_type 'odd'"),
+            told.contains("it cannot be loaded: its model_type 'odd'"),
             "{told}"
         );
         assert!(!told.contains('\x1b'), "{told:?}");
@@ -186,15 +189,11 @@ fn models_are_removed_inspected_and_unloaded_by_name() {
     fake.output(&["load", "o/m", "--default"]);
     let seen = fake.seen.lock().unwrap();
     assert!(seen.removed[0].force);
-    assert_eq!(seen.inspected[0].name, "o/m");
-    assert!(seen.inspected[1].path.ends_with("/src"));
-    let loaded = &seen.loaded[0];
-    assert_eq!(
-        (
-            loaded.name.as_str(),
-            loaded.path.as_str(),
-            loaded.make_default
-        ),
-        ("o/m", "", true)
-    );
+    let model: Option<ModelRef> = By::Name("o/m".into()).into();
+    assert_eq!(seen.inspected[0].model, model);
+    let Some(By::Path(path)) = seen.inspected[1].model.clone().and_then(|model| model.by) else {
+        panic!("{:?}", seen.inspected);
+    };
+    assert!(path.ends_with("/src"));
+    assert!(seen.loaded[0].model == model && seen.loaded[0].make_default);
 }

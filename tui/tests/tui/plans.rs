@@ -4,8 +4,11 @@ use std::{os::unix::fs::symlink, path::Path, process::Command};
 
 use fake_daemon::{ChangeScript, FakeDaemon, operation, plan, switch_pictures};
 use sluice_proto::v1::{
-    Level, Operation, OperationKind, OperationProgress, OperationStage, PlanRequest, PlannedChange,
-    RestoreTarget, operation::Detail, plan_request,
+    Level, Operation, OperationKind, OperationProgress, OperationStage, PlanOptions, PlannedChange,
+    RestoreTarget,
+    model_ref::By,
+    operation::Detail,
+    plan_options::Budget::{self, BudgetBytes, DefaultBudget},
 };
 use testkit::eventually;
 
@@ -23,6 +26,12 @@ fn planned() -> Operation {
     }
 }
 
+/// The level and the budget of a request's options.
+fn said(options: Option<PlanOptions>) -> (Level, Option<Budget>) {
+    let options = options.unwrap_or_default();
+    (options.level(), options.budget)
+}
+
 #[test]
 fn a_load_takes_a_level_and_a_budget_and_tells_its_plan() {
     let change = ChangeScript {
@@ -37,8 +46,10 @@ fn a_load_takes_a_level_and_a_budget_and_tells_its_plan() {
         "plan: level moderate, peak 3.00 GiB of 4.00 GiB, a pass 620 ms, streamed nothing\n"
     );
     let loaded = &fake.seen.lock().unwrap().loaded[0];
-    assert_eq!(loaded.level(), Level::Moderate);
-    assert_eq!(loaded.budget_bytes, Some(4 << 30));
+    assert_eq!(
+        said(loaded.options),
+        (Level::Moderate, Some(BudgetBytes(4 << 30)))
+    );
 }
 
 #[test]
@@ -146,9 +157,11 @@ in force  after 2.3 s, with 2.00 GiB held on the device
     assert_eq!(events[4]["elapsed_ms"], 2300.0);
     assert_eq!(events[4]["apply"]["device_bytes"], 2_u64 << 30);
     let applied = &fake.seen.lock().unwrap().applied;
-    assert_eq!(applied[0].level(), Level::Moderate);
-    assert_eq!(applied[0].budget_bytes, Some(4 << 30));
-    assert_eq!(applied[1].budget_bytes, None);
+    assert_eq!(
+        said(applied[0].options),
+        (Level::Moderate, Some(BudgetBytes(4 << 30)))
+    );
+    assert_eq!(said(applied[1].options).1, None);
 }
 
 #[test]
@@ -172,20 +185,14 @@ fn a_budget_and_its_default_and_a_restore_reach_the_daemon() {
     let asked: Vec<_> = seen
         .applied
         .iter()
-        .map(|request| {
-            (
-                request.level(),
-                request.budget_bytes,
-                request.default_budget,
-            )
-        })
+        .map(|request| said(request.options))
         .collect();
     assert_eq!(
         asked,
         [
-            (Level::Unspecified, Some(3 << 30), false),
-            (Level::Unspecified, None, true),
-            (Level::Mild, None, true),
+            (Level::Unspecified, Some(BudgetBytes(3 << 30))),
+            (Level::Unspecified, Some(DefaultBudget(true))),
+            (Level::Mild, Some(DefaultBudget(true))),
         ]
     );
     assert_eq!(seen.restored, [RestoreTarget::Start, RestoreTarget::Source]);
@@ -218,25 +225,22 @@ fn a_plan_is_asked_for_as_it_was_written() {
     assert_eq!(code(&fake.output(&["plan", "--model", "some/model"])), 0);
     assert_eq!(code(&fake.output(&["plan", "./some/model"])), 0);
     let planned = &fake.seen.lock().unwrap().planned;
-    let Some(plan_request::Model::Path(path)) = &planned[0].model else {
+    let Some(By::Path(path)) = planned[0].model.clone().and_then(|model| model.by) else {
         panic!("{planned:?}");
     };
     assert!(path.starts_with('/') && path.ends_with("some/model"));
-    assert_eq!(planned[0].budget_bytes, Some(6 << 30));
-    assert_eq!(
-        planned[1].model,
-        Some(plan_request::Model::Preset("llada-8b".into()))
-    );
-    assert_eq!(
-        planned[3].model,
-        Some(plan_request::Model::Name("some/model".into()))
-    );
-    assert_eq!(planned[1].level(), Level::Mild);
-    let default = PlanRequest {
-        default_budget: true,
-        ..PlanRequest::default()
+    assert_eq!(said(planned[0].options).1, Some(BudgetBytes(6 << 30)));
+    assert_eq!(planned[1].model, By::Shape("llada-8b".into()).into());
+    assert_eq!(planned[3].model, By::Name("some/model".into()).into());
+    assert_eq!(said(planned[1].options).0, Level::Mild);
+    let default = PlanOptions {
+        budget: Some(DefaultBudget(true)),
+        ..PlanOptions::default()
     };
-    assert_eq!(planned[2], default);
+    assert_eq!(
+        (&planned[2].model, planned[2].options),
+        (&None, Some(default))
+    );
     assert_eq!(planned[4].model, planned[0].model);
 }
 
@@ -267,7 +271,7 @@ fn without_a_daemon_the_sibling_makes_the_plan() {
     let output = run(&["--shape", "llada-8b", "--budget", "1KiB", "--json"]);
     assert_eq!(
         stdout(&output),
-        "plan --shape=llada-8b --budget=1024 --json\n"
+        "plan --shape=llada-8b --budget=1KiB --json\n"
     );
     std::fs::remove_file(&sibling).unwrap();
     symlink("/bin/false", &sibling).unwrap();

@@ -12,7 +12,7 @@ use std::{
 
 use fake_daemon::{ChangeScript, FakeDaemon, generation_events};
 use serde_json::Value;
-use sluice_proto::v1::generate_request::Input;
+use sluice_proto::v1::{generate_request::Input, model_ref::By};
 use testkit::{eventually, terminal::Journey};
 
 use crate::support::{Client, code, run_with_input, sluice, stderr, stdout};
@@ -292,11 +292,12 @@ fn what_is_on_disk_is_loaded_and_what_is_not_is_downloaded_first() {
     assert_eq!(code(&fake.output(&["run", "fake", "hi"])), 0);
     let seen = fake.seen.lock().unwrap();
     assert_eq!(seen.pulled.len(), 1);
-    assert_eq!(seen.pulled[0].name, "GSAI-ML/LLaDA-8B-Instruct");
-    let loaded: Vec<_> = seen.loaded.iter().map(|load| load.name.as_str()).collect();
+    let name = |name: &str| By::Name(name.to_owned()).into();
+    assert_eq!(seen.pulled[0].model, name("GSAI-ML/LLaDA-8B-Instruct"));
+    let loaded: Vec<_> = seen.loaded.iter().map(|load| load.model.clone()).collect();
     assert_eq!(
         loaded,
-        ["o/m", "o/m"],
+        [name("o/m"), name("o/m")],
         "by the name that the download came to"
     );
     assert_eq!(seen.generate.len(), 3);

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use fake_daemon::{ChangeScript, FakeDaemon, ScriptStep, generation_events, switch_pictures};
 use rustix::process::Signal;
-use sluice_proto::v1::{Level, Operation, VerifyResult, operation::Outcome};
+use sluice_proto::v1::{Level, Operation, VerifyResult, model_ref::By, operation::Outcome};
 use testkit::{eventually, terminal::Journey};
 
 use crate::support::Client;
@@ -315,7 +315,7 @@ fn the_dashboard_switches_the_level() {
     journey.press("y");
     journey.expect("held");
     let applied = fake.seen.lock().unwrap().applied.clone();
-    assert_eq!(applied[0].level(), Level::Moderate);
+    assert_eq!(applied[0].options.unwrap().level(), Level::Moderate);
     journey.press("\x03");
     assert!(journey.end().success());
 }
@@ -342,7 +342,8 @@ fn the_dashboard_downloads_verifies_and_measures() {
     journey.press("pa/b\r");
     eventually("a download", || {
         let seen = fake.seen.lock().unwrap();
-        seen.pulled.first().is_some_and(|pull| pull.name == "a/b")
+        let model = By::Name("a/b".into()).into();
+        seen.pulled.first().is_some_and(|pull| pull.model == model)
     });
     journey.press(":verify /a.sluice\r");
     journey.expect("damaged");

@@ -1,4 +1,4 @@
-//! A folder into a container.
+//! Compresses a checkpoint folder to a container.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use std::{
 
 use rayon::prelude::*;
 use sluice_codec::{
-    CompressedMatrix, DType, EncodeError, Encoded, Lossless, Quantizer, Scheme, TrellisTarget,
+    CompressedMatrix, EncodeError, Encoded, Lossless, Quantizer, Scheme, TrellisTarget,
     container::{
         CHUNK_ROWS, CompressionRules, ContainerError, ContainerPlan, ContainerWriter, Glob, Hash,
         Hasher, PlannedTensor, TensorTreatment, extent_name, partial_of,
@@ -18,7 +18,7 @@ use sluice_codec::{
     encode,
     layout::TILES,
 };
-use sluice_formats::Format;
+use sluice_formats::DType;
 
 use super::{
     BATCH_BYTES, CompressError, Progress, ProgressBytes, check_free_space, files::ModelFiles, pool,
@@ -26,60 +26,62 @@ use super::{
 };
 use crate::{Checkpoint, Source, TensorEntry, find::weight_files};
 
-/// Changes when the same options come to lead to other bytes, so that nothing is made of two halves.
+/// Changed when the same options lead to other bytes, so that no container consists of two versions.
 const REVISION: u32 = 2;
-/// Numbers by which a tensor's rate is found, at most,
+/// Most elements of the sample that a tensor's step is fitted to.
 const SAMPLE_ELEMENTS: u64 = 1 << 20;
-/// in parts of this many: rows differ more than parts of one.
+/// Elements of a part of the sample. Rows differ more than parts of a row, so small parts of many rows are taken.
 const SAMPLE_PART: u64 = 1024;
 
-/// What to make.
+/// Options of a compression.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompressOptions {
-    /// How numbers are coded.
+    /// The compression method.
     pub method: CompressionMethod,
-    /// Numbers of a tile.
+    /// Elements of a tile: 128, 256 or 512.
     pub tile: usize,
     /// Names of tensors that stay plain.
     pub keep: Vec<Glob>,
-    /// Whether embeddings are coded, and the head to a rate where that is asked for.
+    /// Whether embeddings are compressed too, and the LM head is trellis-quantized where the layers are.
     pub all: bool,
-    /// Threads that code; 0: one a core.
+    /// Number of threads that compress; 0 for one per core.
     pub threads: usize,
-    /// Whether a file that has the target's name is replaced.
+    /// Whether an existing target is replaced.
     pub replace: bool,
 }
 
-/// How numbers are coded.
+/// How tensors are compressed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum CompressionMethod {
-    /// Without loss.
+    /// Losslessly, with this scheme.
     Lossless(Lossless),
-    /// To a rate, each tensor alike.
+    /// Trellis-quantized, each tensor to the same target.
     Trellis(TrellisTarget),
 }
 
-/// What was made.
+/// Result of a compression.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompressResult {
     /// Bytes of the container.
     pub bytes: u64,
-    /// Bytes of the weights before.
+    /// Bytes of the uncompressed weights.
     pub original_bytes: u64,
-    /// Tensors of which a run before this one was interrupted.
+    /// Number of tensors that were taken over from an interrupted run.
     pub resumed: usize,
-    /// Files beside the weights that aren't in it.
+    /// Names of files in the folder that the container doesn't include.
     pub skipped_files: Vec<String>,
-    /// Where numbers were coded to a rate, the root of their squared error, as a share of that of the numbers. Nobody knows that
-    /// of tensors that a run before this one coded, so there is none then.
+    /// Relative root mean square error of all trellis-quantized weights. `None` if there are none, or if an interrupted
+    /// run compressed some of them, whose error isn't known.
     pub error: Option<f64>,
 }
 
-/// Makes a container of a folder's safetensors and what belongs to them. It has another name until it is whole; a run that is
-/// interrupted leaves what is done, and the next one of the same goes on with it.
+/// Compresses a folder's safetensors, with the files that belong to them, to a container. The file has a temporary name
+/// until it is complete. An interrupted run leaves complete tensors behind, and the next run with the same options
+/// resumes.
 ///
 /// # Errors
-/// A source that can't be read or changes meanwhile, a target that exists, what the system refused, or `cancel` set.
+/// A source that cannot be read or changes meanwhile, a target that exists, a file operation that failed, or `cancel`
+/// set.
 pub fn compress(
     source: &Source,
     target: &Path,
@@ -107,6 +109,7 @@ pub fn compress(
     let pool = pool(options.threads)?;
     let files = ModelFiles::beside(&folder, &shards)?;
     let taken = files.taken.iter().map(|(name, _)| name);
+    // Not even `--force` may overwrite what the container is made from.
     check_target(target, &folder, shards.iter().chain(taken))?;
     let tensors = in_order(&checkpoint);
     let original_bytes = tensors.iter().map(|(_, entry)| entry.bytes).sum();
@@ -125,6 +128,7 @@ pub fn compress(
         is_trellis: matches!(options.method, CompressionMethod::Trellis(_)),
         all: options.all,
     };
+    // A lower bound, so a run that could fit is never refused.
     let least = tensors.iter().map(|(name, entry)| {
         least_bytes(
             rules.treatment(name, &entry.shape, &dtype_name(entry)),
@@ -132,7 +136,7 @@ pub fn compress(
             entry,
         )
     });
-    // What an unfinished file has is taken up, or written over.
+    // An unfinished file of this target is continued or overwritten.
     let unfinished = fs::metadata(partial_of(target)).map_or(0, |partial| partial.len());
     check_free_space(target, least.sum::<u64>().saturating_sub(unfinished))?;
     let done = |done_bytes| ProgressBytes {
@@ -141,12 +145,15 @@ pub fn compress(
     };
     let mut done_bytes = 0;
     let mut resumed = 0;
+    // Progress begins with what an interrupted run has finished.
     let mut writer = ContainerWriter::begin(target, plan, cancel, &mut |whole| {
         let (name, entry) = tensors[whole - 1];
         done_bytes += entry.bytes;
         resumed = whole;
         progress(name, done(done_bytes));
     })?;
+    // All remaining tensors are checked before the first is compressed: a NaN found after hours would mean a new run
+    // with another `--keep`.
     for (name, entry) in writer.next().map_or(&[][..], |next| &tensors[next..]) {
         if rules.treatment(name, &entry.shape, &dtype_name(entry)) == TensorTreatment::Trellis {
             progress(name, done(done_bytes));
@@ -171,6 +178,7 @@ pub fn compress(
         pool.install(|| work.write(treatment))?;
         done_bytes += entry.bytes;
     }
+    // Before the container gets its name: a source that changed meanwhile would give a mixture.
     checkpoint.check_all_unchanged()?;
     stop_if(cancel)?;
     let made = writer.finish(options.replace)?;
@@ -183,17 +191,18 @@ pub fn compress(
     })
 }
 
-/// Found out before hours of work: what may not be replaced, or can't be.
+/// Checks the target before hours of work: it must not be part of the source, and must be replaceable.
 fn check_target<'a>(
     target: &Path,
     source: &Source,
     mut names: impl Iterator<Item = &'a String>,
 ) -> Result<(), CompressError> {
-    // What can't be looked at is told when it is written to.
+    // If it cannot be examined, the error appears when it is written to.
     let Ok(there) = fs::metadata(target) else {
         return Ok(());
     };
     let is_there = |path: PathBuf| {
+        // Compared by inode, so that links and other spellings of a path don't matter.
         let found = fs::metadata(path).map(|found| (found.dev(), found.ino()));
         found.is_ok_and(|found| found == (there.dev(), there.ino()))
     };
@@ -208,8 +217,8 @@ fn check_target<'a>(
     Err(CompressError::io("replace", target)(cause))
 }
 
-/// What a tensor takes at least, before anything is known of its numbers: without loss, sign and mantissa stay, which is half
-/// of a bf16 and more of others.
+/// Lower bound for a tensor's size before its elements are known. Lossless compression keeps sign and mantissa, which
+/// is half of a bf16 and more of others.
 fn least_bytes(treatment: TensorTreatment, how: CompressionMethod, entry: &TensorEntry) -> u64 {
     match (treatment, how, dtype(entry)) {
         (
@@ -225,7 +234,7 @@ fn least_bytes(treatment: TensorTreatment, how: CompressionMethod, entry: &Tenso
     }
 }
 
-/// What numbers lose, and what there was of them: sums of squares.
+/// Sums of squares: the error of trellis quantization, and the weights.
 #[derive(Debug, Clone, Copy, Default)]
 struct QuantizationLoss {
     lost: f64,
@@ -243,7 +252,7 @@ impl QuantizationLoss {
     }
 }
 
-/// One tensor on its way.
+/// Compression of one tensor.
 struct Work<'a> {
     checkpoint: &'a Checkpoint,
     name: &'a str,
@@ -252,7 +261,7 @@ struct Work<'a> {
     writer: &'a mut ContainerWriter,
     loss: &'a mut QuantizationLoss,
     cancel: &'a AtomicBool,
-    /// Is told the bytes of the tensor that are done.
+    /// Called with the number of the tensor's bytes that are done.
     progress: &'a mut (dyn FnMut(u64) + Send),
 }
 
@@ -270,13 +279,14 @@ impl Work<'_> {
                 };
                 quantizer.as_ref().map(Coder::Trellis)
             }
+            // The LM head keeps its values, in the smallest lossless form: whoever gives a bit rate wants a small file.
             (TensorTreatment::Lossless, CompressionMethod::Trellis(_)) => {
                 Some(Coder::Lossless(Lossless::Huffman))
             }
         };
         if let (Some(coder), Some(number)) = (coder, number) {
             let original_hash = self.write_compressed(number, coder)?;
-            // Numbers without a pattern get longer by what belongs to a code.
+            // Weights without a pattern get longer by the overhead of a code. Then the tensor is written again, plain.
             if self.writer.tensor_bytes() < self.entry.bytes {
                 return Ok(self.writer.end_tensor(original_hash)?);
             }
@@ -285,7 +295,7 @@ impl Work<'_> {
         Ok(self.writer.end_tensor(original_hash)?)
     }
 
-    /// What brings the whole tensor to a target, by parts of rows at equal distances. Each row's part begins elsewhere.
+    /// Fits a quantizer to a sample of the tensor: parts of evenly spaced rows, each part at another place in its row.
     fn quantizer(&self, dtype: DType, target: TrellisTarget) -> Result<Quantizer, CompressError> {
         let (width, size) = (self.width(), dtype.bytes() as u64);
         let rows = self.entry.bytes / size / width as u64;
@@ -294,6 +304,7 @@ impl Work<'_> {
         let mut bytes = vec![0; (count * part * size) as usize];
         let each = bytes.chunks_exact_mut((part * size) as usize);
         for (index, bytes) in (0..count).zip(each) {
+            // Evenly spaced rows; within them the place moves on, so that the sample covers columns as well.
             let row = index * rows / count;
             let place = index * part % (width as u64 - part + 1);
             let start = (row * width as u64 + place) * size;
@@ -301,6 +312,7 @@ impl Work<'_> {
                 .read_part(self.entry, start..start + part * size, bytes)?;
         }
         let sample = upcast(dtype, part as usize, &bytes);
+        // Fitted for a chunk, since each chunk has its own table, whose size counts.
         let chunk = (rows.min(CHUNK_ROWS as u64) as usize, width);
         Quantizer::fit(chunk, (part as usize, &sample), target, self.options.tile).map_err(
             |cause| CompressError::Encode {
@@ -322,18 +334,20 @@ impl Work<'_> {
         self.writer.begin_tensor(coder.scheme())?;
         let row_bytes = width * dtype.bytes();
         let chunk_bytes = CHUNK_ROWS * row_bytes;
+        // Whole chunks, at least one: memory is bounded whatever the matrix's size.
         let batch_bytes = (BATCH_BYTES / chunk_bytes).max(1) * chunk_bytes;
         let (tile, cancel) = (self.options.tile, self.cancel);
         let mut hasher = Hasher::default();
         let mut loss = QuantizationLoss::default();
         self.each_piece(batch_bytes, |writer, bytes| {
-            // To a rate, a piece takes seconds.
+            // Trellis quantization of a batch takes seconds, so each chunk looks at the flag.
             let code = |chunk: &[u8]| match cancel.load(Ordering::Relaxed) {
                 true => Err(Refusal::Container(ContainerError::Cancelled)),
                 false => coder
                     .compress(dtype, chunk.len() / row_bytes, width, chunk, tile)
                     .map_err(Refusal::Encode),
             };
+            // Hashing the original bytes takes one core while the others compress.
             let (_, coded) = rayon::join(
                 || hasher.update(bytes),
                 || {
@@ -341,6 +355,7 @@ impl Work<'_> {
                     chunks.collect::<Result<Vec<_>, _>>()
                 },
             );
+            // Written by one thread, in order: a container's chunks lie one after another.
             for (chunk, lost) in coded? {
                 writer.chunk(&chunk.layout, &chunk.bytes)?;
                 loss.add(lost);
@@ -353,7 +368,7 @@ impl Work<'_> {
 
     fn write_plain(&mut self) -> Result<Hash, CompressError> {
         self.writer.begin_tensor(Scheme::Plain)?;
-        // A multiple of all tiles.
+        // The writer takes whole tiles; this is a multiple of every tile's size.
         const { assert!(BATCH_BYTES.is_multiple_of(4096)) };
         let mut hasher = Hasher::default();
         self.each_piece(BATCH_BYTES, |writer, bytes| {
@@ -363,7 +378,7 @@ impl Work<'_> {
         Ok(hasher.finish())
     }
 
-    /// Reads the tensor piece by piece.
+    /// Reads the tensor piece by piece, with progress.
     fn each_piece(
         &mut self,
         piece_bytes: usize,
@@ -414,7 +429,7 @@ fn read_pieces(
     Ok(())
 }
 
-/// Finds out before hours of work what can't be coded to a rate: a run that keeps it begins anew.
+/// Checks that a tensor has no infinities or NaN, which cannot be trellis-quantized.
 fn check_elements(
     checkpoint: &Checkpoint,
     name: &str,
@@ -426,6 +441,7 @@ fn check_elements(
     };
     let mut before = 0;
     read_pieces(checkpoint, entry, BATCH_BYTES, cancel, |bytes| {
+        // By bits, without upcasting: this pass should cost little more than reading.
         let numbers = bytes.par_chunks_exact(number.bytes());
         if let Some(at) = numbers.position_first(|bytes| !is_finite(number, bytes)) {
             return Err(CompressError::Encode {
@@ -438,7 +454,7 @@ fn check_elements(
     })
 }
 
-/// What is infinite or none has all bits of the exponent, which is in the last two bytes.
+/// Infinities and NaN have all exponent bits set, which are in the last two bytes of each dtype.
 fn is_finite(dtype: DType, bytes: &[u8]) -> bool {
     let exponent = match dtype {
         DType::Bf16 | DType::F32 => 0x7f80,
@@ -450,7 +466,7 @@ fn is_finite(dtype: DType, bytes: &[u8]) -> bool {
     last & exponent != exponent
 }
 
-/// How a tensor is coded.
+/// How a tensor's chunks are compressed.
 #[derive(Debug, Clone, Copy)]
 enum Coder<'a> {
     Lossless(Lossless),
@@ -467,7 +483,7 @@ impl Coder<'_> {
         }
     }
 
-    /// One chunk, and what it lost.
+    /// Compresses one chunk; returns its error, too.
     fn compress(
         self,
         dtype: DType,
@@ -489,12 +505,13 @@ impl Coder<'_> {
             .iter()
             .map(|&value| f64::from(value).powi(2))
             .sum::<f64>();
+        // The error is relative to the chunk's weights; sums of squares can be added up.
         let lost = made.error.powi(2) * all;
         Ok((made.encoded, QuantizationLoss { lost, all }))
     }
 }
 
-/// Rows of plain numbers, widened by the codec itself.
+/// Upcasts rows by the codec itself, so that both sides agree on every value.
 fn upcast(dtype: DType, width: usize, bytes: &[u8]) -> Vec<f32> {
     let rows = bytes.len() / dtype.bytes() / width;
     let mut values = vec![0.0; rows * width];
@@ -506,7 +523,7 @@ fn upcast(dtype: DType, width: usize, bytes: &[u8]) -> Vec<f32> {
     values
 }
 
-/// Why a piece wasn't written.
+/// Why a piece could not be written.
 enum Refusal {
     Container(ContainerError),
     Encode(EncodeError),
@@ -518,8 +535,8 @@ impl From<ContainerError> for Refusal {
     }
 }
 
-/// All tensors: those of a layer together, in the order in which a pass reads them where the model is one that is known,
-/// otherwise by their names.
+/// All tensors by extent: in the order of a pass if the model's family is known, otherwise by name. Each layer's
+/// tensors are adjacent, so that they form one extent.
 fn in_order(checkpoint: &Checkpoint) -> Vec<(&str, &TensorEntry)> {
     let model = checkpoint.model().ok();
     let specs = model.iter().flat_map(|model| model.shape.stored());
@@ -530,6 +547,7 @@ fn in_order(checkpoint: &Checkpoint) -> Vec<(&str, &TensorEntry)> {
     let rank = |name: &str| ranks.get(name).copied().unwrap_or(usize::MAX);
     let mut extents: HashMap<&str, usize> = HashMap::new();
     for name in checkpoint.tensors.keys() {
+        // An extent's place is that of its first tensor; tensors that no family knows come last.
         let first = extents.entry(extent_name(name)).or_insert(usize::MAX);
         *first = rank(name).min(*first);
     }
@@ -542,7 +560,7 @@ fn in_order(checkpoint: &Checkpoint) -> Vec<(&str, &TensorEntry)> {
     tensors.map(|(name, entry)| (&name[..], entry)).collect()
 }
 
-/// A name's parts, so that the tenth layer comes after the ninth.
+/// Sort key that puts the tenth layer after the ninth.
 fn natural(name: &str) -> Vec<(u64, String)> {
     let part = |part: &str| match part.parse() {
         Ok(number) => (number, String::new()),
@@ -560,7 +578,7 @@ fn planned(name: &str, entry: &TensorEntry) -> PlannedTensor {
     }
 }
 
-/// What safetensors calls its numbers, in small letters.
+/// The dtype's name in safetensors, in lower case.
 fn dtype_name(entry: &TensorEntry) -> String {
     match &entry.format {
         Ok(format) => format.name().to_owned(),
@@ -568,16 +586,12 @@ fn dtype_name(entry: &TensorEntry) -> String {
     }
 }
 
+/// The dtype of a tensor's elements, where they stand alone.
 fn dtype(entry: &TensorEntry) -> Option<DType> {
-    match entry.format {
-        Ok(Format::Bf16) => Some(DType::Bf16),
-        Ok(Format::F16) => Some(DType::F16),
-        Ok(Format::F32) => Some(DType::F32),
-        _ => None,
-    }
+    entry.format.as_ref().ok()?.dtype()
 }
 
-/// The beginning of each file of weights, up to the first tensor.
+/// The headers of all weight files, up to the first tensor.
 fn shard_headers(
     checkpoint: &Checkpoint,
     names: Vec<String>,
@@ -586,8 +600,9 @@ fn shard_headers(
     let headers = files.map(|(name, file)| {
         let mut length = [0; 8];
         file.read_at(0, &mut length)?;
-        // The header was read and checked before, and may be another by now.
+        // The header was checked when the checkpoint was opened, but the file may have changed since.
         let length = u64::from_le_bytes(length).min(file.len.saturating_sub(8));
+        // Kept byte for byte: `decompress` must reproduce the order of keys and the padding.
         let mut header = vec![0; 8 + length as usize];
         file.read_at(0, &mut header)?;
         Ok((name, header))
@@ -595,15 +610,17 @@ fn shard_headers(
     headers.collect()
 }
 
-/// What a run and one that goes on with its work have in common.
+/// Identity of a run: the source, the files and all options that change the result.
 fn identity(
     checkpoint: &Checkpoint,
     options: &CompressOptions,
     files: &ModelFiles,
 ) -> Result<String, CompressError> {
     let mut hasher = Hasher::default();
+    // The weights' fingerprint samples them; these files are small, and are hashed whole.
     for (name, bytes) in &files.taken {
         hasher.update(name.as_bytes());
+        // Lengths separate the files, so that no two folders hash alike by concatenation.
         hasher.update(&(bytes.len() as u64).to_le_bytes());
         hasher.update(bytes);
     }
@@ -622,8 +639,8 @@ fn identity(
     ))
 }
 
-/// The name of a way to compress in the journal of an unfinished file. An interrupted run goes on only where the journal says the
-/// same, so these words stay, whatever the types are called.
+/// The method's name in journals. An interrupted run is resumed only if the journal has the same words, so they never
+/// change, whatever the types are called.
 fn journal_name(how: CompressionMethod) -> String {
     match how {
         CompressionMethod::Lossless(Lossless::Plain) => "Lossless(Plain)".to_owned(),

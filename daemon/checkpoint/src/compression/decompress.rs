@@ -1,4 +1,4 @@
-//! A container into a folder: the very files that it was made of.
+//! Decompresses a container to a folder with the files that it was made from.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -13,30 +13,32 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use safetensors::tensor::Metadata;
 use sluice_codec::{
-    CompressedMatrix, DType, DecompressError, Scheme,
+    CompressedMatrix, DecompressError, Scheme,
     container::{Chunk, Container, ContainerError, Damage, FileRecord, Hasher, TensorRecord},
 };
+use sluice_formats::DType;
 
 use super::{BATCH_BYTES, CompressError, Progress, ProgressBytes, check_free_space, pool, stop_if};
 use crate::folder::{PartialFolder, free_target};
 
-/// What was made.
+/// Result of a decompression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecompressResult {
     /// Bytes of the container.
     pub bytes: u64,
-    /// Bytes of the weights.
+    /// Bytes of the uncompressed weights.
     pub original_bytes: u64,
-    /// Files that were written.
+    /// Number of files that were written.
     pub files: usize,
 }
 
-/// Makes a folder of a container, with the same files as the one that it was made of, but for those that were left out: byte
-/// by byte, unless numbers were coded to a rate. Every checksum is compared on the way. The folder has another name until
-/// it is whole; after a failure, nothing is left of it.
+/// Decompresses a container to a folder with the files that it was made from, byte by byte unless weights were
+/// trellis-quantized. Every checksum is compared on the way. The folder has a temporary name until it is complete;
+/// after a failure, nothing is left of it.
 ///
 /// # Errors
-/// A container that can't be read, is damaged or malformed, a target that exists, what the system refused, or `cancel` set.
+/// A container that cannot be read, is damaged or malformed, a target that exists, a file operation that failed, or
+/// `cancel` set.
 pub fn decompress(
     container: &Container,
     target: &Path,
@@ -52,12 +54,14 @@ pub fn decompress(
         .iter()
         .map(TensorRecord::original_bytes)
         .sum();
+    // Created before the check of free space, since it first removes what killed runs left.
     let partial = PartialFolder::create(&target, "decompress")?;
     check_free_space(&target, original_bytes)?;
     let pool = pool(threads)?;
     for file in &header.files {
         let path = partial.path(&file.name);
         let bytes = container.read_file(file)?;
+        // The folder is new, so a file that exists would be another entry of the same name.
         let written = File::create_new(&path).and_then(|file| {
             file.write_all_at(&bytes, 0)?;
             file.sync_all()
@@ -92,10 +96,11 @@ pub fn decompress(
             pool.install(|| work.restore())?;
             done_bytes += tensor.original_bytes();
         }
-        // A disk may turn out to be full only now.
+        // A full disk may show only now.
         file.sync_all().map_err(refused())?;
     }
     stop_if(cancel)?;
+    // Every file is verified and synced by now.
     partial.keep_as(&target)?;
     Ok(DecompressResult {
         bytes: header.bytes,
@@ -104,16 +109,16 @@ pub fn decompress(
     })
 }
 
-/// A file of weights to be written.
+/// A weight file to write.
 pub(super) struct WeightShard<'a> {
     record: &'a FileRecord,
-    /// Its first bytes.
+    /// Its safetensors header, as it was.
     header: Vec<u8>,
-    /// And where in it each tensor begins.
+    /// Its tensors with their offsets in the file, in file order.
     tensors: Vec<(&'a TensorRecord, u64)>,
 }
 
-/// The files of weights, whose own headers say what is where: each tensor of the container in one of them, and no others.
+/// The weight files, by their own headers: each tensor of the container must be in exactly one of them.
 pub(super) fn shards<'a>(
     container: &'a Container,
     cancel: &AtomicBool,
@@ -138,18 +143,22 @@ pub(super) fn shards<'a>(
                 .get(&name[..])
                 .ok_or_else(|| about("isn't in the container"))?;
             let (from, to) = info.data_offsets;
+            // The shard's header and the container's both describe each tensor; a hostile container could let them
+            // disagree.
             if format!("{:?}", info.dtype).to_lowercase() != tensor.dtype
                 || info.shape != tensor.shape
                 || (to - from) as u64 != tensor.original_bytes()
             {
                 return Err(about("does not match the one in the container").into());
             }
+            // Exactly once: a second copy would be written over something else, a missing one would leave a hole.
             if !seen.insert(name.clone()) {
                 return Err(about("stands twice").into());
             }
             let offset = (header.len() as u64).checked_add(from as u64);
             tensors.push((tensor, offset.ok_or_else(|| about("lies beyond any file"))?));
         }
+        // In file order, so that each file is written from its beginning to its end.
         tensors.sort_unstable_by_key(|&(_, offset)| offset);
         shards.push(WeightShard {
             record,
@@ -169,23 +178,24 @@ pub(super) fn shards<'a>(
     Ok(shards)
 }
 
-/// What the header of a safetensors file says.
+/// Parses the header of a safetensors file.
 fn metadata(header: &[u8]) -> Result<Metadata, String> {
     let (length, text) = header
         .split_first_chunk::<8>()
         .ok_or("too short for a safetensors header")?;
+    // The record is a weight file's exact beginning, so its length must be that of the record.
     if u64::from_le_bytes(*length) != text.len() as u64 {
         return Err("the length of its safetensors header does not match".to_owned());
     }
     serde_json::from_slice(text).map_err(|error| error.to_string())
 }
 
-/// One tensor on its way.
+/// Decompression of one tensor.
 struct Work<'a> {
     container: &'a Container,
     tensor: &'a TensorRecord,
     cancel: &'a AtomicBool,
-    /// What is written.
+    /// Path of the file, for messages.
     path: &'a Path,
     write: &'a mut (dyn FnMut(&[u8]) -> io::Result<()> + Send),
 }
@@ -197,8 +207,9 @@ impl Work<'_> {
             _ => self.restore_compressed()?,
         };
         let tensor = self.tensor.name.clone();
+        // Compared after writing: the folder is still temporary, and is deleted after an error.
         if hash.finish() != self.tensor.hash {
-            // Where in it, the checks of its tiles may tell.
+            // The checks of its tiles may tell where the damage is.
             let found = self
                 .container
                 .verify_tensor(self.tensor, self.cancel, &mut |_| {})?;
@@ -206,7 +217,7 @@ impl Work<'_> {
             let damage = damage.unwrap_or(Damage::Tensor { tensor });
             return Err(self.container.damaged(damage).into());
         }
-        // Of what was coded to a rate, nobody has the original any more.
+        // Trellis quantization is lossy: there is no original to compare with.
         let is_original = original_hash.finish() == self.tensor.original_hash;
         if self.tensor.scheme() != Some(Scheme::Trellis) && !is_original {
             let cause = "its decompressed bytes do not match their hash".to_owned();
@@ -244,7 +255,7 @@ impl Work<'_> {
             let start = end;
             let mut originals = first.layout.plain_bytes();
             let mut batch = vec![first];
-            // Coded bytes may be more than what they mean.
+            // Both limits: a container may claim more compressed bytes than decompressed ones.
             while let Some(next) = chunks.next_if(|chunk| {
                 originals + chunk.layout.plain_bytes() <= BATCH_BYTES
                     && chunk.end() - start <= BATCH_BYTES as u64
@@ -257,6 +268,7 @@ impl Work<'_> {
             let from = start - self.tensor.offset;
             self.container.read_part(self.tensor, from, &mut bytes)?;
             out.resize(originals, 0);
+            // Hashing the compressed bytes takes one core while the others decompress.
             let (decoded, ()) = rayon::join(
                 || decompress_batch(&batch, start, &bytes, &mut out),
                 || hash.update(&bytes),
@@ -270,7 +282,7 @@ impl Work<'_> {
         Ok((hash, original_hash))
     }
 
-    /// What to say of chunks that can't be decoded: where the damage is, if their checksums tell.
+    /// The error for chunks that cannot be decompressed: the damaged place, if checksums show it.
     fn decompress_failure(&self, cause: &DecompressError) -> Result<CompressError, CompressError> {
         let found = self
             .container
@@ -284,7 +296,7 @@ impl Work<'_> {
     }
 }
 
-/// Decodes chunks by all threads; `bytes` begin at the byte `start` of the container.
+/// Decompresses chunks on all threads; `bytes` begin at offset `start` of the container.
 fn decompress_batch(
     batch: &[Chunk],
     start: u64,
@@ -294,6 +306,7 @@ fn decompress_batch(
     let mut rest = out;
     let mut parts = Vec::with_capacity(batch.len());
     for chunk in batch {
+        // Disjoint parts of the output, so that threads write without locks.
         let (part, more) = rest.split_at_mut(chunk.layout.plain_bytes());
         parts.push((chunk, part));
         rest = more;
@@ -313,7 +326,7 @@ fn decompress_batch(
     })
 }
 
-/// Stores numbers that were coded to a rate as what they were before.
+/// Rounds trellis-quantized weights to their original dtype.
 fn round(values: &[f32], dtype: DType, out: &mut [u8]) {
     for (value, out) in values.iter().zip(out.chunks_exact_mut(dtype.bytes())) {
         match dtype {

@@ -1,4 +1,4 @@
-//! Why a checkpoint wasn't made into a container, or a container into a checkpoint.
+//! Errors of compression and decompression.
 
 use std::{
     io,
@@ -10,79 +10,79 @@ use sluice_shared::compression::DAMAGED_HINT;
 
 use crate::{CheckpointError, folder::FolderError};
 
-/// Why there is no container, or no folder made of one. Nothing that looks finished is left.
+/// Why compression or decompression failed. Nothing that looks finished is left.
 #[derive(Debug, thiserror::Error)]
 pub enum CompressError {
-    /// The source can't be read, or changed meanwhile.
+    /// The source cannot be read, or changed meanwhile.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The container can't be read or written.
+    /// The container cannot be read or written.
     #[error(transparent)]
     Container(ContainerError),
-    /// A source that isn't a folder of safetensors.
+    /// The source is a GGUF file.
     #[error("{path} is a GGUF file; only folders with safetensors can be compressed")]
     Gguf {
-        /// The source.
+        /// Path of the source.
         path: PathBuf,
     },
-    /// A source that is coded.
+    /// The source is compressed already.
     #[error("{path} is already a .sluice file", path = path.display())]
     AlreadyCompressed {
-        /// The source.
+        /// Path of the source.
         path: PathBuf,
     },
-    /// More beside the weights than belongs to a model.
+    /// The files beside the weights are too large for a model's.
     #[error("the files other than weights in {path} exceed the limit of {max_bytes} bytes", path = path.display())]
     FilesTooLarge {
-        /// The source.
+        /// Path of the source folder.
         path: PathBuf,
-        /// What they may take.
+        /// The limit for all files together.
         max_bytes: usize,
     },
-    /// Something lies where the folder is to be.
+    /// The target folder exists and isn't empty.
     #[error("{path} exists and is not an empty folder", path = path.display())]
     TargetExists {
-        /// The target.
+        /// Path of the target.
         path: PathBuf,
     },
-    /// A folder that nothing can be moved to.
+    /// The target is a mount point, which no folder can be renamed to.
     #[error("{path} is a mount point; name a folder inside it", path = path.display())]
     MountPoint {
-        /// The target.
+        /// Path of the target.
         path: PathBuf,
     },
-    /// Too little room, found out before any work.
+    /// The disk has too little free space; found before any work.
     #[error("{path} needs at least {needed_bytes} bytes, but only {free_bytes} are free there", path = path.display())]
     NoSpace {
-        /// The target.
+        /// Path of the target.
         path: PathBuf,
-        /// What it will take.
+        /// Bytes that are needed at least.
         needed_bytes: u64,
-        /// What there is.
+        /// Bytes that are free.
         free_bytes: u64,
     },
-    /// A tensor that can't be coded.
+    /// A tensor cannot be compressed.
     #[error("cannot compress tensor {tensor}: {cause}")]
     Encode {
-        /// Its name.
+        /// Name of the tensor.
         tensor: String,
-        /// Why not.
+        /// Why it cannot be compressed.
         cause: EncodeError,
     },
-    /// The system refused.
+    /// A file operation failed.
     #[error("cannot {operation} {path}: {cause}", path = path.display())]
     Io {
-        /// What was tried.
+        /// The operation, as a verb.
         operation: &'static str,
-        /// On what.
+        /// The path that it failed on.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         cause: io::Error,
     },
-    /// Threads can't be had.
+    /// Threads could not be started; the text is the system's.
     #[error("cannot start threads: {0}")]
     Threads(String),
-    /// It was cancelled.
+    /// The caller set the cancel flag.
     #[error("cancelled")]
     Cancelled,
 }
@@ -97,7 +97,7 @@ impl CompressError {
         }
     }
 
-    /// What to do about it, where there is something: for the program alone as for a job of the daemon.
+    /// What the user can do about it, if anything: for `sluiced compress` as for a job of the daemon.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
@@ -147,7 +147,7 @@ fn container_hint(error: &ContainerError) -> Option<&'static str> {
     })
 }
 
-/// What the system refused, of files that somebody named.
+/// Hint for a file operation that failed.
 fn io_hint(cause: &io::Error) -> &'static str {
     match cause.kind() {
         io::ErrorKind::NotFound => "check the path; the folder of the output must exist",

@@ -1,4 +1,4 @@
-//! The files beside the weights: which of them go along.
+//! Selects the files beside the weights that a container includes.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use crate::{
     file::{describe, read_small},
 };
 
-/// Endings of files with weights of other programs, or with what was made of ours.
+/// Endings of files with weights for other programs, or with results of our own.
 const WEIGHTS: [&str; 15] = [
     "safetensors",
     "gguf",
@@ -29,10 +29,10 @@ const WEIGHTS: [&str; 15] = [
     "partial.journal",
 ];
 
-/// What all files may take together, since they wait in memory.
+/// Most bytes of all files together, since they are held in memory.
 const FILES_BYTES_MAX: usize = 512 << 20;
 
-/// Name and bytes of each file, and names of what was left out.
+/// Included files with their bytes, and names of skipped ones.
 #[derive(Debug, Default)]
 pub(super) struct ModelFiles {
     pub(super) taken: Vec<(String, Vec<u8>)>,
@@ -40,10 +40,11 @@ pub(super) struct ModelFiles {
 }
 
 impl ModelFiles {
-    /// Of a folder, the files in it that are no weights, no larger than a tokenizer, and not hidden.
+    /// Reads a folder's files that are no weights, no larger than a tokenizer, and not hidden.
     pub(super) fn beside(source: &Source, shards: &[String]) -> Result<Self, CompressError> {
         let mut files = Self::default();
         let mut taken_bytes = 0;
+        // Sorted by name, since the order is part of the source's hash.
         for name in names(source)? {
             if shards.contains(&name) {
                 continue;
@@ -52,6 +53,7 @@ impl ModelFiles {
                 let stem = name.strip_suffix(ending);
                 stem.is_some_and(|stem| stem.ends_with('.'))
             };
+            // The same rule as a reader's, so that no container is written that would be refused.
             let is_small_file = is_file_name(&name) && !WEIGHTS.iter().any(ends_with);
             match is_small_file.then(|| read_small(source, &name, TOKENIZER_BYTES_MAX)) {
                 Some(Ok(Some(bytes))) => {
@@ -65,7 +67,7 @@ impl ModelFiles {
                     files.taken.push((name, bytes));
                 }
                 Some(Err(error @ CheckpointError::Io { .. })) => return Err(error.into()),
-                // A folder, a pipe, or too large.
+                // A folder, a pipe, or a file that is too large.
                 _ => files.skipped.push(name),
             }
         }
@@ -81,6 +83,7 @@ fn names(source: &Source) -> Result<Vec<String>, CompressError> {
             let read = || CompressError::io("read", folder);
             for entry in fs::read_dir(folder).map_err(read())? {
                 let name = entry.map_err(read())?.file_name();
+                // A name that isn't UTF-8 is changed here, so no file is found by it, and it counts as skipped.
                 names.push(name.to_string_lossy().into_owned());
             }
         }

@@ -1,5 +1,5 @@
-//! Containers with other headers and other bytes than were written, through all that reads them: they may be refused or mean
-//! other numbers; nothing may panic, and what was checked can be multiplied from.
+//! Containers with other headers and other bytes than were written, through everything that reads them: they may be
+//! refused or give other values, but nothing may panic, and what was checked can be multiplied from.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -20,12 +20,12 @@ use crate::{Checkpoint, Source, TensorEntry, container::ReadMode};
 
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
-/// Damaged containers of each way of coding.
+/// Number of damaged containers for each scheme.
 const TURNS: usize = 1000;
-/// Longest tensor that is read: a header may speak of more than anybody has.
+/// Longest tensor that is read: a header may declare more than there is memory for.
 const READ_BYTES_MAX: u64 = 4 << 20;
 
-/// xorshift64*
+/// A xorshift64* generator (Vigna 2016).
 struct Random(u64);
 
 impl Random {
@@ -48,7 +48,7 @@ fn source(folder: &Path, random: &mut Random) {
         "b":{"dtype":"F32","shape":[300],"data_offsets":[263164,264364]}}"#;
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend_from_slice(header);
-    // Finite numbers of each format, much alike.
+    // Finite elements of each format, much alike.
     let mut number = || 0x3c00 | random.next() as u16 & 0x80ff;
     file.extend((0..264_364 / 2).flat_map(|_| number().to_le_bytes()));
     fs::create_dir(folder).unwrap();
@@ -108,7 +108,7 @@ fn alter(random: &mut Random, value: &mut Value) {
     }
 }
 
-/// All that is done with a container; says whether it was opened, and how much of it could be read.
+/// Uses a container in all ways; returns whether it opened, and how much of it could be read.
 fn read_all(path: &Path) -> (bool, usize) {
     let container = Container::open(path);
     if let Ok(container) = &container {
@@ -127,7 +127,7 @@ fn read_all(path: &Path) -> (bool, usize) {
     )
 }
 
-/// Reads a tensor in all ways; whether that can be done.
+/// Reads a tensor in all ways; returns whether that succeeded.
 fn read(checkpoint: &Checkpoint, entry: &TensorEntry) -> bool {
     let len = entry.bytes;
     let mut whole = vec![0; len as usize];
@@ -231,11 +231,11 @@ fn what_was_checked_can_be_read_and_nothing_panics() {
         }
         println!("{how:?}: {opened} were opened, {tensors} tensors read");
         assert!(opened > TURNS / 3 && tensors > opened);
-        assert!(tensors < 3 * opened, "some can't be read");
+        assert!(tensors < 3 * opened, "some cannot be read");
     }
 }
 
-/// Other bytes in a coded tensor: at the beginning of a chunk, where its tables are, or anywhere.
+/// Other bytes in a compressed tensor: at the beginning of a chunk, where its tables are, or anywhere.
 fn damage(random: &mut Random, file: &File, container: &Container) {
     let tensors = &container.header().tensors;
     let coded: Vec<_> = tensors.iter().filter(|t| !t.chunks.is_empty()).collect();

@@ -1,7 +1,7 @@
-//! Checkpoints in one coded file: a Hugging Face folder made into a `.sluice` container, and back, bit for bit.
+//! Compresses a Hugging Face folder to a `.sluice` container, and decompresses it again, bit for bit.
 //!
-//! What a container is, and how numbers are coded, is `sluice-codec`'s; here are the folders, the order of tensors, and the
-//! threads. Memory stays at some chunks of a matrix, whatever its size.
+//! The container and its coders are `sluice-codec`'s; this module deals with folders, the order of tensors, and
+//! threads. Memory is bounded by a batch of chunks, whatever the tensor's size.
 
 mod compress;
 mod decompress;
@@ -31,41 +31,41 @@ use super::{
     find::{is_container, weight_files},
 };
 
-/// Is told the name of the tensor that is at work, and how much is done.
+/// Progress callback: the name of the current tensor, and how much is done.
 pub type Progress<'a> = &'a mut (dyn FnMut(&str, ProgressBytes) + Send);
 
-/// Bytes of weights, as they are or will be in a folder; of a container that is verified, its own.
+/// Progress in bytes of uncompressed weights; when a container is verified, in bytes of the container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProgressBytes {
-    /// Those that are done.
+    /// Bytes that are done.
     pub done_bytes: u64,
-    /// All of them.
+    /// Bytes in all.
     pub total_bytes: u64,
 }
 
-/// Bytes of rows that are read, coded by all threads, and written, in turn.
+/// Bytes of rows that are read, compressed by all threads, and written in turn.
 const BATCH_BYTES: usize = 32 << 20;
 
-/// Opens a container for as long as it takes to work on it.
+/// Opens a container.
 ///
 /// # Errors
-/// Says what is wrong with it.
+/// When it cannot be read, or is no valid container.
 pub fn open(path: &Path) -> Result<Container, CompressError> {
-    // Opening a pipe waits for a writer, and nothing could cancel that.
+    // Opening a pipe would block until somebody writes to it, and could not be cancelled.
     match fs::metadata(path) {
         Ok(metadata) if !metadata.is_file() => Err(ContainerError::NotAContainer {
             path: path.display().to_string(),
         }
         .into()),
-        // What can't be looked at is told when it is opened.
+        // If it cannot be examined, the error appears when it is opened.
         _ => Ok(Container::open(path)?),
     }
 }
 
-/// The container that a checkpoint is, where it is one.
+/// The container at a source, if the source is one.
 ///
 /// # Errors
-/// When there is no checkpoint, or what is there can't be read.
+/// When there is no checkpoint, or what is there cannot be read.
 pub fn container_of(source: &Source) -> Result<Option<Container>, CompressError> {
     let (folder, names) = weight_files(source)?;
     match (folder, &names[..]) {
@@ -76,7 +76,7 @@ pub fn container_of(source: &Source) -> Result<Option<Container>, CompressError>
     }
 }
 
-/// The threads that code or decode; 0: one a core.
+/// A pool of threads for compression; 0 for one per core. A pool of its own, because its size is the user's to choose.
 fn pool(threads: usize) -> Result<rayon::ThreadPool, CompressError> {
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
@@ -85,9 +85,9 @@ fn pool(threads: usize) -> Result<rayon::ThreadPool, CompressError> {
         .map_err(|error| CompressError::Threads(error.to_string()))
 }
 
-/// Found out before minutes of work.
+/// Checks free space before minutes of work.
 fn check_free_space(target: &Path, needed_bytes: u64) -> Result<(), CompressError> {
-    // What is wrong with the folder is told when it is written to.
+    // If the folder cannot be examined, the error appears when it is written to.
     let absolute = std::path::absolute(target).ok();
     let folder = absolute.as_deref().and_then(Path::parent);
     let Some(free) = folder.and_then(|folder| statvfs(folder).ok()) else {
@@ -104,7 +104,7 @@ fn check_free_space(target: &Path, needed_bytes: u64) -> Result<(), CompressErro
     }
 }
 
-/// Stops when somebody said so; relaxed, since nothing is read on its account.
+/// Returns an error if the flag is set. Relaxed ordering suffices: no other data depends on the flag.
 fn stop_if(cancel: &std::sync::atomic::AtomicBool) -> Result<(), CompressError> {
     match cancel.load(std::sync::atomic::Ordering::Relaxed) {
         true => Err(CompressError::Cancelled),

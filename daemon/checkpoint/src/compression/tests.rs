@@ -59,7 +59,7 @@ fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-/// A model whose matrices are just large enough to be coded.
+/// A model whose matrices are just large enough to be compressed.
 fn synthetic(folder: &Path, element: SynthDType) -> PathBuf {
     let shape = Shape {
         naming: TensorNaming::Llada,
@@ -123,7 +123,7 @@ fn every_model_here_comes_back_byte_by_byte() {
             assert_eq!(restored.original_bytes, made.original_bytes);
 
             let mut expected = contents(source);
-            // What a fixture's logits are compared with is no part of it.
+            // The reference outputs beside a fixture are no part of the model.
             let left_out = |name: &str| made.skipped_files.iter().any(|left| left == name);
             expected.retain(|(name, _)| !left_out(name));
             assert!(contents(&back) == expected, "{source:?} by {how:?}");

@@ -1,4 +1,4 @@
-//! A container beside its checksums.
+//! Verifies a container against its checksums.
 
 use std::sync::atomic::AtomicBool;
 
@@ -6,10 +6,10 @@ use sluice_codec::container::{Container, Damage};
 
 use super::{CompressError, Progress, ProgressBytes};
 
-/// Compares every byte of a container with its checksums. What is found is in the order of its places.
+/// Compares every byte of a container with its checksums. Returns all damage found, in file order.
 ///
 /// # Errors
-/// What the system refused, or `cancel` set.
+/// When a file operation fails, or `cancel` was set.
 pub fn verify(
     container: &Container,
     cancel: &AtomicBool,
@@ -17,6 +17,7 @@ pub fn verify(
 ) -> Result<Vec<Damage>, CompressError> {
     let header = container.header();
     let found = container.verify(cancel, &mut |done_bytes| {
+        // Progress is a position in the file: the current tensor is the last one that begins before it.
         let begun = header
             .tensors
             .partition_point(|tensor| tensor.offset <= done_bytes);

@@ -1,16 +1,16 @@
-//! `config.json` as Hugging Face's transformers writes it for Llama and what was made in its likeness: Llama 2 and 3,
-//! TinyLlama, SmolLM2, Mistral, Qwen2 and 2.5, and Dream.
+//! `config.json` as Hugging Face's transformers writes it for Llama and its relatives: Llama 2 and 3, TinyLlama,
+//! SmolLM2, Mistral, Qwen2 and 2.5, and Dream.
 //!
 //! Papers: Touvron et al. 2023 (arXiv 2302.13971), Jiang et al. 2023 (arXiv 2310.06825), Yang et al. 2024
 //! (arXiv 2407.10671), Ye et al. 2025, "Dream 7B" (arXiv 2508.15487).
 //! References: `LlamaForCausalLM`, `MistralForCausalLM` and `Qwen2ForCausalLM` of transformers 4.49, and `DreamModel` as
 //! published with Dream-org/Dream-v0-Instruct-7B.
 //!
-//! They differ in few things: Qwen2 and Dream have biases for queries, keys and values; Dream has no causal mask, fills
-//! masks, and has the logits of a position in the row before it, as the Qwen2 that it was made of.
+//! They differ in few things: Qwen2 and Dream have biases for queries, keys and values. Dream has no causal mask and
+//! predicts masked positions; a position's logits are in the row before it, as in the Qwen2 that it was made from.
 //!
-//! Difference from the references: where attention has a sliding window, the context ends where the window would begin to
-//! hide something, so that no position is ever outside it.
+//! Difference from the references: where attention has a sliding window, the context ends where the window would begin
+//! to hide positions, so none is ever outside of it.
 
 use serde_json::{Map, Value};
 use sluice_weights::{
@@ -23,21 +23,23 @@ use super::{
 };
 use crate::CheckpointError;
 
-/// transformers' default where a file says nothing.
+/// transformers' default if the file has no value.
 const ROPE_THETA: f32 = 10_000.0;
-/// The same for norms.
+/// transformers' default for norms.
 const EPSILON: f32 = 1e-6;
 
-/// Reads `config.json` and, if there is one, `generation_config.json`, of this family.
+/// Reads `config.json` and, if there is one, `generation_config.json` of this family.
 pub(super) fn read(
     family: Family,
     config: &Map<String, Value>,
     generation: Option<&Map<String, Value>>,
 ) -> Result<ModelConfig, CheckpointError> {
+    // Variants first: sizes of a model that cannot be run don't matter.
     check_variant(config)?;
     let keys = ConfigKeys(config);
     let width = keys.size("hidden_size", HIDDEN_SIZE_MAX)?;
     let heads = keys.size("num_attention_heads", HIDDEN_SIZE_MAX)?;
+    // Files from before grouped-query attention have no such key: each query head has its own.
     let kv_heads = keys
         .optional_size("num_key_value_heads", heads)?
         .unwrap_or(heads);
@@ -63,7 +65,10 @@ pub(super) fn read(
         padded_vocab_size: vocabulary,
         context_length: context_length(&keys)?,
         causal: mask.is_none(),
+        // Absent means false, as in these families' configuration classes.
         tied: keys.flag("tie_word_embeddings")?,
+        // `attention_bias` is refused above: Qwen2's biases are part of its architecture, and its output projection has
+        // none.
         biases: matches!(family, Family::Qwen2 | Family::Dream),
     };
     Ok(ModelConfig {
@@ -86,6 +91,7 @@ fn check_variant(config: &Map<String, Value>) -> Result<(), CheckpointError> {
         ("partial_rotary_factor", 1.0.into()),
     ];
     keys::check_variant(config, &expected)?;
+    // GPTQ, AWQ and the like store packed integers instead of weights.
     match config.get("quantization_config") {
         None | Some(Value::Null) => Ok(()),
         Some(_) => Err(problem(
@@ -106,6 +112,7 @@ fn head_dim(keys: &ConfigKeys<'_>, width: usize, heads: usize) -> Result<usize, 
             ));
         }
     };
+    // RoPE rotates pairs, so heads have even dimension.
     if !head_dim.is_multiple_of(2) || heads * head_dim > HIDDEN_SIZE_MAX {
         return Err(problem(
             key,
@@ -119,9 +126,10 @@ fn head_dim(keys: &ConfigKeys<'_>, width: usize, heads: usize) -> Result<usize, 
     Ok(head_dim)
 }
 
-/// Most positions: those that the model was made for, as far as a sliding window sees all of them.
+/// Most positions: those that the model was trained for, as far as a sliding window sees all of them.
 fn context_length(keys: &ConfigKeys<'_>) -> Result<usize, CheckpointError> {
     let positions = keys.size("max_position_embeddings", usize::MAX)?;
+    // Qwen2's files have a window even where it is switched off.
     let window = match keys.0.get("use_sliding_window") {
         Some(Value::Bool(false)) => None,
         _ => keys.optional_size("sliding_window", usize::MAX)?,
@@ -131,10 +139,11 @@ fn context_length(keys: &ConfigKeys<'_>) -> Result<usize, CheckpointError> {
         .min(CONTEXT_LENGTH_MAX))
 }
 
-/// Rotary embedding, as older files (`rope_theta`, `rope_scaling`) and newer ones (`rope_parameters`) tell it.
+/// RoPE's frequencies, from older files (`rope_theta`, `rope_scaling`) or newer ones (`rope_parameters`).
 fn rope(keys: &ConfigKeys<'_>, head_dim: usize) -> Result<Rope, CheckpointError> {
     let empty = Map::new();
     let nested = |key| keys.0.get(key).and_then(Value::as_object);
+    // Where a file has both, the newer key counts.
     let (key, scaling) = match (nested("rope_parameters"), nested("rope_scaling")) {
         (Some(parameters), _) => ("rope_parameters", parameters),
         (None, Some(scaling)) => ("rope_scaling", scaling),
@@ -142,6 +151,7 @@ fn rope(keys: &ConfigKeys<'_>, head_dim: usize) -> Result<Rope, CheckpointError>
     };
     let inner = ConfigKeys(scaling);
     let theta = inner.positive("rope_theta", keys.positive("rope_theta", ROPE_THETA)?)?;
+    // Older files call the key `type`.
     let kind = scaling.get("rope_type").or_else(|| scaling.get("type"));
     match kind.unwrap_or(&Value::Null) {
         Value::Null => Ok(Rope::plain(theta, head_dim)),
@@ -154,6 +164,7 @@ fn rope(keys: &ConfigKeys<'_>, head_dim: usize) -> Result<Rope, CheckpointError>
                 high_freq_factor: number("high_freq_factor")?,
                 original_context: number("original_max_position_embeddings")?,
             };
+            // The interpolation divides by their difference.
             if scaling.high_freq_factor <= scaling.low_freq_factor {
                 return Err(problem(
                     "high_freq_factor",

@@ -1,22 +1,23 @@
-//! Keys of `config.json`, with their bounds: what a file says is never taken on trust.
+//! Keys of `config.json` with their bounds: no value of a file is trusted.
 
 use serde_json::{Map, Value};
 use sluice_weights::{END_TOKENS_MAX, HEAD_DIM_MAX};
 
 use crate::CheckpointError;
 
-/// Most layers of any model.
+/// Most layers of a model.
 pub(super) const LAYERS_MAX: usize = 4096;
-/// Most rows of any embedding.
+/// Most rows of an embedding.
 pub(super) const VOCAB_SIZE_MAX: usize = 1 << 24;
 
-/// Keys with the one value that is computed here. A key that is absent has it.
+/// Checks keys for which only one value is implemented. An absent key counts as that value.
 pub(super) fn check_variant(
     config: &Map<String, Value>,
     expected: &[(&'static str, Value)],
 ) -> Result<(), CheckpointError> {
     for (key, expected) in expected {
         match config.get(*key) {
+            // As in transformers, null means that the default applies.
             None | Some(Value::Null) => {}
             Some(found) if found == expected => {}
             Some(found) => {
@@ -31,13 +32,14 @@ pub(super) fn check_variant(
     Ok(())
 }
 
-/// Ids of `eos_token_id` in both files, without repetition.
+/// The ids of `eos_token_id` in both files, without repetition.
 pub(super) fn eos_token_ids(
     config: &Map<String, Value>,
     generation: Option<&Map<String, Value>>,
     vocab_size: usize,
 ) -> Result<Vec<u32>, CheckpointError> {
     let mut ids = Vec::new();
+    // Both files count: chat models often list their end-of-turn token only in `generation_config.json`.
     for value in [Some(config), generation]
         .into_iter()
         .flatten()
@@ -49,6 +51,7 @@ pub(super) fn eos_token_ids(
             single => std::slice::from_ref(single),
         };
         for id in list {
+            // Compared as 64-bit integers, so that no huge id wraps to a valid one.
             let id = id
                 .as_u64()
                 .filter(|&id| id < vocab_size as u64)
@@ -64,14 +67,14 @@ pub(super) fn eos_token_ids(
             }
         }
     }
-    // A chat's end of turn may come to them.
+    // The end of a chat turn may be added to them.
     if ids.len() >= END_TOKENS_MAX {
         return Err(problem("eos_token_id", "has more ids than a model can use"));
     }
     Ok(ids)
 }
 
-/// Keys and values are shared by as many heads each.
+/// Checks that each KV head serves the same number of query heads.
 pub(super) fn check_kv_heads(
     key: &'static str,
     heads: usize,
@@ -86,7 +89,7 @@ pub(super) fn check_kv_heads(
     }
 }
 
-/// Heads are of a size that passes have room for. `gives` says how the key came to it.
+/// Checks that heads are no longer than passes have memory for. `gives` says how the key leads to it.
 pub(super) fn check_head_dim(
     key: &'static str,
     gives: &str,
@@ -101,7 +104,7 @@ pub(super) fn check_head_dim(
     }
 }
 
-/// Numbers by key, with their bounds.
+/// Numbers by key, checked against bounds.
 pub(super) struct ConfigKeys<'a>(pub(super) &'a Map<String, Value>);
 
 impl ConfigKeys<'_> {
@@ -118,7 +121,7 @@ impl ConfigKeys<'_> {
         self.bounded(key, 1, max)
     }
 
-    /// The mask's id, which is no end of a text.
+    /// The mask token's id, which must not end a text.
     pub(super) fn mask_token_id(
         &self,
         vocab_size: usize,
@@ -127,6 +130,7 @@ impl ConfigKeys<'_> {
         let id = self
             .bounded("mask_token_id", 0, vocab_size - 1)?
             .ok_or_else(|| problem("mask_token_id", "is missing"))? as u32;
+        // If the mask ended texts, a canvas would end at its first masked position.
         match eos_token_ids.contains(&id) {
             true => Err(problem("eos_token_id", "is also the mask token's id")),
             false => Ok(id),
@@ -143,6 +147,7 @@ impl ConfigKeys<'_> {
             None | Some(Value::Null) => Ok(None),
             Some(value) => value
                 .as_u64()
+                // Negative numbers and fractions aren't `u64`, so they fail here as well.
                 .and_then(|number| usize::try_from(number).ok())
                 .filter(|number| (min..=max).contains(number))
                 .map(Some)
@@ -156,7 +161,7 @@ impl ConfigKeys<'_> {
         }
     }
 
-    /// A switch; off where nothing is said.
+    /// A switch; false if the key is absent.
     pub(super) fn flag(&self, key: &'static str) -> Result<bool, CheckpointError> {
         match self.0.get(key) {
             None | Some(Value::Null) => Ok(false),
@@ -181,6 +186,7 @@ impl ConfigKeys<'_> {
             Some(value) => value
                 .as_f64()
                 .map(|number| number as f32)
+                // After the cast to `f32`, which may overflow to infinity or underflow to zero.
                 .filter(|number| number.is_finite() && *number > 0.0)
                 .ok_or_else(|| {
                     let found = shortened(&value.to_string());
@@ -190,7 +196,7 @@ impl ConfigKeys<'_> {
     }
 }
 
-/// What is wrong with a key.
+/// The error for a key.
 pub(super) fn problem(key: &'static str, problem: impl Into<String>) -> CheckpointError {
     CheckpointError::Config {
         key,
@@ -198,7 +204,7 @@ pub(super) fn problem(key: &'static str, problem: impl Into<String>) -> Checkpoi
     }
 }
 
-/// A value from a file, short enough for a message.
+/// A value of a file, short enough for a message.
 pub(super) fn shortened(text: &str) -> String {
     text.chars().take(100).collect()
 }

@@ -1,9 +1,9 @@
-//! `config.json` of a LLaDA checkpoint, with the keys that change the arithmetic checked:
-//! a variant that isn't computed here is refused, never run as if it were.
+//! `config.json` of a LLaDA checkpoint. Keys that change the arithmetic are checked: a variant that isn't implemented
+//! is refused, never run as if it were the usual one.
 //!
-//! Paper: Nie et al. 2025, "Large Language Diffusion Models" (arXiv 2502.09992).
-//! Reference: `LLaDAModelLM` in `modeling_llada.py` as published with GSAI-ML/LLaDA-8B.
-//! Attention without any mask; `ff_proj` is the gate; no time-step input.
+//! Paper: Nie et al. 2025, "Large Language Diffusion Models" (arXiv 2502.09992). Reference: `LLaDAModelLM` in
+//! `modeling_llada.py` as published with GSAI-ML/LLaDA-8B. Attention has no mask; `ff_proj` is the gate; there is no
+//! time-step input.
 
 use serde_json::{Map, Value};
 use sluice_weights::{CONTEXT_LENGTH_MAX, HIDDEN_SIZE_MAX, Rope, Shape, TensorNaming};
@@ -23,19 +23,23 @@ pub(super) fn read(
     let keys = ConfigKeys(config);
     let width = keys.size("d_model", HIDDEN_SIZE_MAX)?;
     let heads = keys.size("n_heads", width)?;
+    // OLMo's configuration, which LLaDA's is derived from, says multi-query attention by a flag.
     let kv_heads = match keys.optional_size("n_kv_heads", heads)? {
         Some(count) => count,
         None if config.get("multi_query_attention") == Some(&Value::Bool(true)) => 1,
         None => heads,
     };
+    // `mlp_hidden_size` overrides `mlp_ratio`, as in the reference.
     let mlp_width = match keys.optional_size("mlp_hidden_size", HIDDEN_SIZE_MAX)? {
         Some(size) => size,
         None => keys.size("mlp_ratio", HIDDEN_SIZE_MAX / width)? * width,
     };
     let vocabulary = keys.size("vocab_size", VOCAB_SIZE_MAX)?;
+    // The embedding has more rows than the vocabulary has tokens, so that its size suits the hardware.
     let embedding_rows = keys
         .optional_size("embedding_size", VOCAB_SIZE_MAX)?
         .unwrap_or(vocabulary);
+    // LLaDA has no key for the head dimension; it follows from the hidden size, and RoPE needs pairs.
     if width % heads != 0 || (width / heads) % 2 != 0 {
         return Err(problem(
             "n_heads",
@@ -83,6 +87,7 @@ pub(super) fn read(
 }
 
 fn check_variant(config: &Map<String, Value>) -> Result<(), CheckpointError> {
+    // OLMo's switches, each of which would change the arithmetic.
     let expected = [
         ("block_type", "llama".into()),
         ("activation_type", "silu".into()),

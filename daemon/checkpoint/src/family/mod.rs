@@ -1,7 +1,7 @@
-//! Model families: what each one's configuration says, in the terms that all of them are computed by.
+//! Model families: reads each one's configuration into the terms that all of them are computed by.
 //!
-//! A family is a way to read a configuration and to name tensors, and nothing else: the layers of all of them are those of
-//! `model::transformer`. A [`ModelConfig`] can be put together from any source; `config.json` is one.
+//! A family is a way to read a configuration and to name tensors, nothing else: all of them share the layers of
+//! `model::transformer`. A [`ModelConfig`] can come from any source; `config.json` is one.
 
 mod hugging_face;
 mod keys;
@@ -31,7 +31,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// All families.
+    /// Every supported family.
     pub const ALL: [Self; 5] = [
         Self::Llada,
         Self::Llama,
@@ -52,7 +52,7 @@ impl Family {
         }
     }
 
-    /// Of `config.json`'s `architectures`, where it has no `model_type`.
+    /// Its name in `config.json`'s `architectures`, which is used where there is no `model_type`.
     fn architecture(self) -> &'static str {
         match self {
             Self::Llada => "LLaDAModelLM",
@@ -64,37 +64,37 @@ impl Family {
     }
 }
 
-/// A model without its weights: everything that its passes depend on besides them.
+/// A model without its weights: everything else that its passes depend on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
-    /// Where it belongs.
+    /// The family that it belongs to.
     pub family: Family,
-    /// Its sizes, and whether it is causal, tied and has biases.
+    /// Its sizes, and whether it is autoregressive, has a tied LM head, and has biases.
     pub shape: Shape,
-    /// Ids are below this; at most the shape's rows of embedding and head.
+    /// Number of tokens; at most the rows of embedding and LM head.
     pub vocab_size: usize,
-    /// How positions turn queries and keys.
+    /// Rotary embedding of queries and keys.
     pub rope: Rope,
-    /// What is added to the mean square in norms.
+    /// Added to the mean square in norms.
     pub epsilon: f32,
-    /// The mask; `None` for causal models, which have none, and for them alone.
+    /// The mask token of a masked diffusion model; `None` for autoregressive models.
     pub mask: Option<MaskToken>,
-    /// Ids that end a text; the first fills what is left after it. May be empty.
+    /// Ids that end a text; the first one fills what is left after it. May be empty.
     pub eos_token_ids: Vec<u32>,
 }
 
-/// How a model that fills masks does so.
+/// How a masked diffusion model predicts masked positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MaskToken {
-    /// Its id.
+    /// Id of the mask token.
     pub token_id: u32,
     /// Whether the logits of a position are those of the row before it (of the first row for the first position), as in
-    /// models that were made of causal ones.
+    /// models that were made from autoregressive ones.
     pub shifted: bool,
 }
 
 impl MaskToken {
-    /// The row whose logits are those of a position.
+    /// The row whose logits predict a position.
     #[must_use]
     pub fn row_of(&self, position: usize) -> usize {
         match self.shifted {
@@ -105,12 +105,13 @@ impl MaskToken {
 }
 
 impl ModelConfig {
-    /// A configuration of this shape, with usual values for what has no size: for plans of shapes without a checkpoint.
+    /// A configuration of this shape with usual values for everything else, for plans without a checkpoint.
     #[must_use]
     pub fn of(family: Family, shape: &Shape) -> Self {
         Self {
             family,
             vocab_size: shape.padded_vocab_size,
+            // LLaDA's and Llama 3's base; memory and time don't depend on it.
             rope: Rope::plain(500_000.0, shape.head_dim),
             epsilon: 1e-5,
             mask: (!shape.causal).then_some(MaskToken {
@@ -137,13 +138,14 @@ impl ModelConfig {
     }
 }
 
-/// The family that `model_type` names, else the first of `architectures`.
+/// The family that `model_type` names, or else the first of `architectures`.
 fn family(config: &Map<String, Value>) -> Result<Family, CheckpointError> {
     let model_type = config.get("model_type").and_then(Value::as_str);
     let architecture = config
         .get("architectures")
         .and_then(|list| list.get(0))
         .and_then(Value::as_str);
+    // `model_type` decides alone where it is present: fine-tunes may have an architecture of their own name.
     let is_named = |family: &&Family| match (model_type, architecture) {
         (Some(model_type), _) => model_type == family.name(),
         (None, Some(architecture)) => architecture == family.architecture(),

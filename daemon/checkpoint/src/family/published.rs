@@ -4,39 +4,39 @@ use sluice_weights::{Shape, TensorNaming};
 
 use super::{Family, ModelConfig};
 
-/// A published model, by the name users type.
+/// A published model's shape, by the name that users type.
 #[derive(Debug, Clone)]
 pub struct PublishedShape {
-    /// What users type.
+    /// The name that users type.
     pub name: &'static str,
-    /// Where it is published.
+    /// Where the model is published.
     pub repository: &'static str,
     family: Family,
     shape: Shape,
 }
 
 impl PublishedShape {
-    /// The preset of this name.
+    /// The shape of this name.
     #[must_use]
     pub fn find(name: &str) -> Option<&'static Self> {
         PUBLISHED_SHAPES.iter().find(|preset| preset.name == name)
     }
 
-    /// What is computed, with usual values for what has no size.
+    /// A configuration of this shape, with usual values for everything else.
     #[must_use]
     pub fn config(&self) -> ModelConfig {
         ModelConfig::of(self.family, &self.shape)
     }
 
-    /// Its shape.
+    /// The sizes of the model.
     #[must_use]
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 }
 
-/// Published shapes. LLaDA-1B has no published configuration: its context is that of its
-/// training, its rows are those of LLaDA-8B, which the paper's 1.49 B parameters agree with.
+/// Shapes of published models. LLaDA-1B has no published configuration: its context is that of its training, and its
+/// vocabulary is LLaDA-8B's, which agrees with the paper's 1.49 B parameters.
 pub static PUBLISHED_SHAPES: [PublishedShape; 5] = [
     PublishedShape {
         name: "llada-8b",
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn presets_have_the_published_number_of_parameters() {
-        // The model cards' and papers' figures: exact where they give them so.
+        // The figures of model cards and papers, exact where they are given exactly.
         for (name, parameters) in [
             ("llada-8b", 8_015_581_184),
             ("tinyllama-1.1b", 1_100_048_384),

@@ -1,11 +1,11 @@
-//! The configuration that a GGUF file's keys stand for, written as the `config.json` that the file was made from: what a
-//! family makes of that, and refuses, is the same for both.
+//! Converts the configuration in a GGUF file to the `config.json` that it was made from, so that a family reads, and
+//! refuses, both alike.
 
 use serde_json::{Map, Value, json};
 
 use super::{super::CheckpointError, Gguf, dialect::GgufFamily, tensor::Tensor};
 
-/// Keys of `config.json`: LLaDA's, everybody else's, and the one of the architecture in GGUF.
+/// Names of sizes: in LLaDA's `config.json`, in others', and in GGUF below the architecture's prefix.
 const SIZES: [[&str; 3]; 6] = [
     ["d_model", "hidden_size", "embedding_length"],
     ["n_layers", "num_hidden_layers", "block_count"],
@@ -34,11 +34,11 @@ const FLOATS: [[&str; 3]; 2] = [
         "attention.layer_norm_rms_epsilon",
     ],
 ];
-/// Those that a file can do without: there are as many key-value heads as heads, and the base is the usual one.
+/// Keys that a file may omit: KV heads default to the query heads, RoPE's base to the family's.
 const KV_HEADS: &str = "attention.head_count_kv";
 const ROPE_BASE: &str = "rope.freq_base";
 
-/// Keys of variants that aren't computed here, unless they have this value.
+/// Keys of variants that aren't supported, unless they have this value.
 const VARIANTS: [(&str, f64); 7] = [
     ("rope.scale_linear", 1.0),
     ("expert_count", 0.0),
@@ -50,7 +50,7 @@ const VARIANTS: [(&str, f64); 7] = [
 ];
 
 impl Gguf {
-    /// The number of one of the keys that nothing depends on but how tokens are chosen.
+    /// The number of a key that only affects how tokens are chosen.
     pub(in super::super) fn number(&self, key: &str) -> Result<Option<f64>, String> {
         let number = self.metadata.float(key);
         number.map_err(|_| "is not a number".to_owned())
@@ -59,11 +59,12 @@ impl Gguf {
     /// The keys of a `config.json`.
     ///
     /// # Errors
-    /// Names the key that is missing, makes no sense, or asks for what isn't computed here.
+    /// Names the key that is missing or invalid, or asks for what isn't supported.
     pub fn config(&self) -> Result<Map<String, Value>, CheckpointError> {
         self.check_variant()?;
         let column = usize::from(self.dialect.model != GgufFamily::Llada);
         let mut config = Map::new();
+        // Every size but the number of KV heads is required: a guess would give wrong results.
         for names in SIZES {
             let key = self.dialect.key(names[2]);
             match self.metadata.whole(&key)? {
@@ -93,7 +94,7 @@ impl Gguf {
         Ok(config)
     }
 
-    /// What a key of `config.json` is called in the file, for messages.
+    /// The file's key for a key of `config.json`, for messages.
     pub(super) fn key_of(&self, config_key: &str) -> String {
         let names = SIZES.iter().chain(&FLOATS);
         let mut found = names.filter(|names| names[..2].contains(&config_key));
@@ -110,9 +111,11 @@ impl Gguf {
     }
 
     fn add_llada(&self, config: &mut Map<String, Value>) -> Result<(), CheckpointError> {
+        // The number of rows comes from the tensor itself, since not every file has a key for it.
         let rows = self.padded_vocab_size()?;
         let tokens = self.metadata.texts(super::TOKENS_KEY)?;
         let named = self.metadata.whole(&self.dialect.key("vocab_size"))?;
+        // The embedding is padded beyond the tokens, and only the tokens may be chosen.
         let vocabulary = match tokens {
             Some(tokens) => tokens.len() as u64,
             None => named.unwrap_or(rows),
@@ -158,6 +161,8 @@ impl Gguf {
         if let Some(scaling) = scaling.filter(|&scaling| scaling != "none") {
             config.insert("rope_scaling".to_owned(), json!({ "rope_type": scaling }));
         }
+        // Some relatives of Llama have biases. The family refuses them by this key: leaving them out would give wrong
+        // results.
         let has_biases = |tensor: &Tensor| tensor.name.ends_with(".attn_q.bias");
         if self.dialect.model == GgufFamily::Llama && self.tensors.iter().any(has_biases) {
             config.insert("attention_bias".to_owned(), true.into());
@@ -165,11 +170,12 @@ impl Gguf {
         Ok(())
     }
 
-    /// Numbers in a head, where the file says it.
+    /// The head dimension, if the file gives it.
     pub(super) fn head_dim(&self) -> Result<Option<u64>, CheckpointError> {
         let (key, value) = ("attention.key_length", "attention.value_length");
         let key_length = self.metadata.whole(&self.dialect.key(key))?;
         let value_length = self.metadata.whole(&self.dialect.key(value))?;
+        // Files may give both; attention has one head dimension.
         match (key_length, value_length) {
             (key_length, None) => Ok(key_length),
             (Some(of_key), Some(of_value)) if of_key == of_value => Ok(key_length),
@@ -211,6 +217,7 @@ impl Gguf {
     /// Ids that end a text, without repetition.
     fn end_token_ids(&self) -> Result<Vec<u64>, CheckpointError> {
         let mut ids = Vec::new();
+        // Chat models have an end-of-turn token besides the end of text.
         for key in [
             "tokenizer.ggml.eos_token_id",
             "tokenizer.ggml.eot_token_id",
@@ -221,7 +228,7 @@ impl Gguf {
         Ok(ids)
     }
 
-    /// What changes the arithmetic in ways that aren't computed here is refused, never run as if it weren't there.
+    /// Refuses variants that change the arithmetic: they would be run wrongly otherwise.
     fn check_variant(&self) -> Result<(), CheckpointError> {
         let refuse = |key: &str, found: String| {
             Err(self
@@ -242,6 +249,7 @@ impl Gguf {
         {
             return refuse(&key, found.to_string());
         }
+        // Dream's logits of a position are in the row before it. A file that says otherwise is another model.
         let shifts = self.dialect.model == GgufFamily::Dream;
         let key = "diffusion.shift_logits";
         if let Some(found) = self.metadata.bool(key)?

@@ -1,31 +1,31 @@
-//! Reading a GGUF header from its beginning on, a piece at a time: what a file says of its own lengths is held to what the
-//! file has before anything is allocated for it.
+//! Reads a GGUF header from its beginning, a piece at a time. What a file says of its own lengths is compared with its
+//! size before anything is allocated for it.
 
 use super::super::CheckpointError;
 
-/// Longest header: a vocabulary of 262,144 tokens with its merges takes about 20 MB.
+/// Longest header in bytes: a vocabulary of 262,144 tokens with its merges takes about 20 MB.
 const HEADER_BYTES_MAX: u64 = 128 << 20;
-/// Bytes that are read at once.
+/// Bytes that are read at a time.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// Fills a buffer from an offset on.
 type ReadAt<'a> = &'a dyn Fn(u64, &mut [u8]) -> Result<(), CheckpointError>;
 
-/// A file's bytes, wherever they are.
+/// The bytes of a file, wherever they are.
 pub(super) struct Source<'a> {
-    /// For messages.
+    /// Path for messages.
     pub(super) path: &'a str,
-    /// How many there are.
+    /// Length in bytes.
     pub(super) len: u64,
     pub(super) read: ReadAt<'a>,
 }
 
-/// A place in a header.
+/// A position in a header.
 pub(super) struct Cursor<'a> {
     source: Source<'a>,
     at: u64,
     piece: Vec<u8>,
-    /// Where the piece begins.
+    /// Offset of the buffered piece.
     piece_start: u64,
 }
 
@@ -39,12 +39,12 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Bytes before it.
+    /// Offset of the next byte.
     pub(super) fn at(&self) -> u64 {
         self.at
     }
 
-    /// Bytes of the file.
+    /// Length of the file in bytes.
     pub(super) fn file_len(&self) -> u64 {
         self.source.len
     }
@@ -61,9 +61,10 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// So many things of at least `bytes_min` bytes: a number that the file could hold.
+    /// Reads a count of things of at least `bytes_min` bytes each, which the rest of the file must be able to hold.
     pub(super) fn count(&mut self, what: &str, bytes_min: u64) -> Result<usize, CheckpointError> {
         let count = self.u64()?;
+        // A division, since a product with a hostile count could overflow.
         if count > self.remaining() / bytes_min {
             return Err(self.malformed(format!(
                 "it would have {count} {what}, more than its {} bytes can hold",
@@ -87,7 +88,7 @@ impl<'a> Cursor<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// So many bytes, which [`Self::count`] allowed.
+    /// Reads `len` bytes, which [`Self::count`] has allowed.
     pub(super) fn bytes(&mut self, len: usize) -> Result<Vec<u8>, CheckpointError> {
         self.check(len)?;
         let mut out = vec![0; len];
@@ -95,15 +96,16 @@ impl<'a> Cursor<'a> {
         Ok(out)
     }
 
-    /// A text with its length before it, as bytes.
+    /// Reads a text as bytes, with its length before it.
     pub(super) fn text_bytes(&mut self) -> Result<Vec<u8>, CheckpointError> {
         let len = self.count("bytes of text", 1)?;
         self.bytes(len)
     }
 
-    /// A name: a short text.
+    /// Reads a name: a short text that must be UTF-8.
     pub(super) fn name(&mut self, what: &str, bytes_max: usize) -> Result<String, CheckpointError> {
         let len = self.count("bytes of text", 1)?;
+        // Names are short: bounded more tightly than texts, before they are read.
         if len > bytes_max {
             return Err(self.malformed(format!(
                 "the name of a {what} would have {len} bytes; they have up to {bytes_max}"
@@ -123,6 +125,7 @@ impl<'a> Cursor<'a> {
                 found: self.source.len,
             });
         }
+        // Even a file of many gigabytes gets no more memory for its header.
         if end > HEADER_BYTES_MAX {
             return Err(self.malformed(format!("its header exceeds {HEADER_BYTES_MAX} bytes")));
         }
@@ -133,6 +136,7 @@ impl<'a> Cursor<'a> {
         self.check(out.len())?;
         while !out.is_empty() {
             let from = (self.at - self.piece_start) as usize;
+            // Small reads come from a buffered piece: a vocabulary has hundreds of thousands of texts.
             if from >= self.piece.len() {
                 let left = self.source.len - self.at;
                 self.piece_start = self.at;

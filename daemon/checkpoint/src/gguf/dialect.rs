@@ -1,12 +1,12 @@
-//! What programs write into GGUF files under the name of an architecture: whose model it is, where its keys are, and how
-//! its tensors are called and laid out.
+//! The dialects in which programs write GGUF files, by architecture: the family, the prefix of keys, and names and
+//! layout of tensors.
 //!
-//! Two dialects hold LLaDA. llama.cpp's (`llada`) stores the rows of queries and keys in the order that its rotation of
-//! neighbouring pairs wants, as it does for `llama`; diffuse-cpp's (`diffuse`) leaves them as the model was published.
+//! There are two dialects for LLaDA. llama.cpp's (`llada`) stores rows of queries and keys in the order that its RoPE
+//! of neighbouring pairs needs, as it does for `llama`; diffuse-cpp's (`diffuse`) keeps the published order.
 
 use super::{super::CheckpointError, metadata::Metadata};
 
-/// Whose model it is.
+/// The family that a file's model belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GgufFamily {
     Llada,
@@ -15,20 +15,21 @@ pub(super) enum GgufFamily {
     Dream,
 }
 
-/// How a file says what it says.
+/// How a file describes its model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Dialect {
     pub(super) model: GgufFamily,
-    /// Before the keys of sizes.
+    /// Prefix of the keys of sizes.
     prefix: &'static str,
     /// Key of the mask's id, for models that have one.
     pub(super) mask_key: &'static str,
-    /// Whether each head of queries and keys has the rows of its two halves in turn, for a rotation of neighbours.
+    /// Whether rows of the two halves of each head of queries and keys alternate, as RoPE of neighbouring pairs needs
+    /// it.
     pub(super) is_interleaved: bool,
 }
 
 const ARCHITECTURE_KEY: &str = "general.architecture";
-/// What diffuse-cpp calls every model, and where it says which.
+/// diffuse-cpp's architecture for all models, and the key that says which model it is.
 const DIFFUSE: &str = "diffuse";
 const DIFFUSE_MODEL_KEY: &str = "diffuse.model_type";
 const KNOWN: &str = "llama, qwen2, llada, dream, and diffuse with one of the last two";
@@ -57,6 +58,7 @@ impl Dialect {
         match architecture {
             "llada" => Ok(llama_cpp(GgufFamily::Llada, "llada", true)),
             "llama" => Ok(llama_cpp(GgufFamily::Llama, "llama", true)),
+            // llama.cpp rotates halves for these, so their rows are in the published order.
             "qwen2" => Ok(llama_cpp(GgufFamily::Qwen2, "qwen2", false)),
             "dream" => Ok(llama_cpp(GgufFamily::Dream, "dream", false)),
             DIFFUSE => match metadata.text(DIFFUSE_MODEL_KEY)? {
@@ -72,12 +74,12 @@ impl Dialect {
         }
     }
 
-    /// A key of the architecture's.
+    /// A key below the architecture's prefix.
     pub(super) fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.prefix)
     }
 
-    /// What the engine calls a tensor that the file calls so; `None` for what such models don't have.
+    /// The engine's name for a tensor of the file; `None` if such models don't have it.
     pub(super) fn engine_name(&self, file_name: &str) -> Option<String> {
         let column = self.column();
         if let Some(name) = WHOLE.iter().find(|names| names[0] == file_name) {
@@ -85,18 +87,19 @@ impl Dialect {
         }
         let (layer, part) = file_name.strip_prefix("blk.")?.split_once('.')?;
         let number: usize = layer.parse().ok()?;
-        // "01" and "+1" are no layers.
+        // Other spellings, such as "01" and "+1", are no layers: two tensors must not get the same name.
         if number.to_string() != layer {
             return None;
         }
         let (part, kind) = part.rsplit_once('.')?;
         let names = LAYER.iter().find(|names| names[0] == part)?;
         let has_biases = matches!(part, "attn_q" | "attn_k" | "attn_v");
+        // LLaDA's layers have no biases.
         (kind == "weight" || (kind == "bias" && has_biases && column == HUGGING_FACE))
             .then(|| format!("{}{layer}.{}.{kind}", LAYERS[column], names[column]))
     }
 
-    /// What the file calls a tensor that the engine calls so.
+    /// The file's name for a tensor of the engine.
     pub(super) fn file_name(&self, engine_name: &str) -> Option<String> {
         let column = self.column();
         if let Some(name) = WHOLE.iter().find(|names| names[column] == engine_name) {
@@ -116,11 +119,11 @@ impl Dialect {
     }
 }
 
-/// Columns of the names below.
+/// Columns of the tables below.
 const LLADA: usize = 1;
 const HUGGING_FACE: usize = 2;
 
-/// Before a layer's number.
+/// Prefix of a layer's index.
 const LAYERS: [&str; 3] = ["blk.", "model.transformer.blocks.", "model.layers."];
 
 const WHOLE: [[&str; 3]; 3] = [

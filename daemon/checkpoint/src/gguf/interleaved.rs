@@ -1,12 +1,14 @@
-//! Rows of queries and keys as llama.cpp stores them for its rotation of neighbouring pairs: in each head, the rows of the
-//! first half and of the second half in turn. The engine rotates a row of the first half with its fellow of the second, as
-//! models are published, so it reads rows in that order. A row is whole blocks of whatever format: nothing is computed.
+//! Rows of queries and keys as llama.cpp stores them for its RoPE of neighbouring pairs: in each head, rows of the
+//! first and the second half alternate. The engine rotates a row of the first half with its counterpart of the second,
+//! as models are published, so it reads rows in that order. A row is whole blocks of any format, so nothing is
+//! computed.
 
 use std::ops::Range;
 
 use super::super::CheckpointError;
 
-/// The heads of a tensor whose halves are stored in turn. One at a time is put in order beside the memory it goes to.
+/// The heads of a tensor whose halves are stored alternately. They are put in order one at a time, with memory for one
+/// head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct Interleaved {
     /// Rows of a head, an even number.
@@ -20,23 +22,24 @@ impl Interleaved {
         self.head_rows * self.row_bytes
     }
 
-    /// Whether a part of the tensor is whole heads.
+    /// Whether a part of the tensor consists of whole heads.
     pub(in super::super) fn is_whole(&self, part: &Range<u64>) -> bool {
         [part.start, part.end]
             .iter()
             .all(|end| end.is_multiple_of(self.head_bytes()))
     }
 
-    /// Fills `out` with the bytes `part` of the tensor in order, by `read`, which reads them as they are stored.
+    /// Fills `out` with bytes `part` of the tensor in order; `read` reads bytes as they are stored.
     ///
     /// # Errors
-    /// Those of `read`.
+    /// The errors of `read`.
     pub(in super::super) fn read(
         &self,
         part: Range<u64>,
         mut out: &mut [u8],
         read: impl Fn(Range<u64>, &mut [u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
+        // Rows of one head are read at once and copied in order: reading row by row would be thousands of small reads.
         let mut head = vec![0; self.head_bytes() as usize];
         let mut at = part.start;
         while at < part.end {
@@ -44,6 +47,7 @@ impl Interleaved {
             let end = start + self.head_bytes();
             read(start..end, &mut head)?;
             while at < end.min(part.end) {
+                // Parts may begin and end within rows: fingerprints sample bytes anywhere.
                 let (row, within) = ((at - start) / self.row_bytes, at % self.row_bytes);
                 let len = (self.row_bytes - within).min(part.end - at);
                 let from = (self.stored_row(row) * self.row_bytes + within) as usize;
@@ -70,8 +74,9 @@ impl Interleaved {
         }
     }
 
-    /// Where the row lies in its head that is to be the `row`th there.
+    /// Index in the stored head of the row that is row `row` in order.
     fn stored_row(&self, row: u64) -> u64 {
+        // Stored are row 0 of the first half, row 0 of the second, row 1 of the first, and so on.
         let half = self.head_rows / 2;
         2 * (row % half) + row / half
     }

@@ -1,4 +1,4 @@
-//! The keys and values at the beginning of a GGUF file.
+//! The keys and values in the header of a GGUF file.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,14 @@ use super::{
 
 /// Most keys of a file; real ones have some dozens.
 const KEYS_MAX: usize = 1 << 14;
-/// Longest key, as the format says.
+/// Longest key in bytes, by the format.
 const KEY_BYTES_MAX: usize = (1 << 16) - 1;
-/// Lists of lists of lists: no real file has any.
+/// Most levels of nested lists; no real file has any.
 const DEPTH_MAX: usize = 4;
 /// Bytes of a key's length, a type and the smallest value.
 const ENTRY_BYTES_MIN: u64 = 8 + 4 + 1;
 
-/// A value's type.
+/// The type of a value.
 #[derive(Debug, Clone, Copy)]
 enum Type {
     Scalar(Scalar),
@@ -47,7 +47,7 @@ impl Type {
         })
     }
 
-    /// Fewest bytes that one takes.
+    /// Fewest bytes of a value of this type.
     fn bytes_min(self) -> u64 {
         match self {
             Self::Scalar(scalar) => scalar.bytes() as u64,
@@ -65,7 +65,7 @@ pub(super) struct Metadata {
 }
 
 impl Metadata {
-    /// Reads so many keys and values.
+    /// Reads `count` keys and values.
     pub(super) fn read(
         cursor: &mut Cursor<'_>,
         path: &str,
@@ -81,6 +81,7 @@ impl Metadata {
             let key = cursor.name("key", KEY_BYTES_MAX)?;
             let kind = Type::read(cursor)?;
             let value = read_value(cursor, kind, 0)?;
+            // Readers differ in which duplicate they take, so files with duplicates are refused.
             if values.insert(key.clone(), value).is_some() {
                 return Err(cursor.malformed(format!("duplicate key {key}")));
             }
@@ -91,7 +92,7 @@ impl Metadata {
         })
     }
 
-    /// The file, for messages.
+    /// The file's path, for messages.
     pub(super) fn path(&self) -> &str {
         &self.path
     }
@@ -99,7 +100,7 @@ impl Metadata {
     /// Fewest bytes of a key with its value.
     pub(super) const ENTRY_BYTES_MIN: u64 = ENTRY_BYTES_MIN;
 
-    /// What is wrong with a key.
+    /// An error for a key.
     pub(super) fn problem(&self, key: &str, problem: impl Into<String>) -> CheckpointError {
         CheckpointError::Metadata {
             path: self.path.clone(),
@@ -108,7 +109,7 @@ impl Metadata {
         }
     }
 
-    /// What the file asks for and isn't to be had here, and what to do.
+    /// An error for what isn't supported, with a hint what to do.
     pub(super) fn unsupported(
         &self,
         what: impl Into<String>,
@@ -138,6 +139,7 @@ impl Metadata {
     pub(super) fn whole(&self, key: &str) -> Result<Option<u64>, CheckpointError> {
         self.read_as(key, "a whole number of at least 0", |value| match value {
             Value::Unsigned(number) => Some(*number),
+            // Writers use signed and unsigned types of any size.
             Value::Signed(number) => u64::try_from(*number).ok(),
             _ => None,
         })
@@ -190,6 +192,7 @@ fn read_value(cursor: &mut Cursor<'_>, kind: Type, depth: usize) -> Result<Value
         Type::Text => Ok(Value::Text(lossy(cursor.text_bytes()?))),
         Type::List => {
             let kind = Type::read(cursor)?;
+            // Counts are checked before memory is allocated, at every level of nesting.
             let count = cursor.count("values in a list", kind.bytes_min())?;
             read_list(cursor, kind, count, depth + 1)
         }
@@ -202,11 +205,13 @@ fn read_list(
     count: usize,
     depth: usize,
 ) -> Result<Value, CheckpointError> {
+    // Lists nest by recursion, and the stack is limited.
     if depth > DEPTH_MAX {
         return Err(cursor.malformed(format!("its lists are more than {DEPTH_MAX} deep")));
     }
     match kind {
         Type::Scalar(scalar) => {
+            // No overflow: `count` was compared with the file's size, by the smallest value's bytes.
             let bytes = cursor.bytes(count * scalar.bytes())?;
             Ok(Value::Numbers(Numbers::new(scalar, bytes)))
         }
@@ -217,6 +222,7 @@ fn read_list(
             }
             Ok(Value::Texts(texts))
         }
+        // Nested lists are skipped but still read: what follows them must be found.
         Type::List => {
             for _ in 0..count {
                 read_value(cursor, kind, depth)?;
@@ -226,7 +232,7 @@ fn read_list(
     }
 }
 
-/// Texts ought to be UTF-8, and a description that isn't is no reason to refuse a model.
+/// Text should be UTF-8, but a description that isn't is no reason to refuse a model.
 fn lossy(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes)
         .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())

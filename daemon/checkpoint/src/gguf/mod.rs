@@ -1,12 +1,12 @@
 //! GGUF files, versions 2 and 3, as llama.cpp and diffuse-cpp write them: metadata, tokenizer and tensors in one file.
 //!
-//! Such a file is shown as the Hugging Face folder that it was made from: tensors under the names that a family gives
-//! them, a `config.json`, a `tokenizer.json`. Everything behind this module sees one kind of checkpoint. Tensors are used
-//! as they are stored; only the rows of queries and keys are put in the order that the family's rotation takes, where the
-//! file has them in another. Rows are whole blocks, so that is exact.
+//! Such a file is presented as the Hugging Face folder that it was made from: tensors under the names that a family
+//! gives them, a `config.json`, a `tokenizer.json`. Everything behind this module sees one kind of checkpoint. Tensors
+//! are used as they are stored; only rows of queries and keys are put in the order that the family's RoPE expects,
+//! where the file has another. Rows are whole blocks, so that is exact.
 //!
-//! The format: github.com/ggml-org/ggml, docs/gguf.md. Nothing that a file says of itself is believed: counts, lengths and
-//! depths are held to what the file has before memory is taken for them.
+//! The format: github.com/ggml-org/ggml, docs/gguf.md. Nothing that a file says of itself is trusted: counts, lengths
+//! and depths are compared with the file's size before memory is allocated.
 
 mod config;
 mod cursor;
@@ -29,36 +29,36 @@ use self::{
 };
 use super::{CheckpointError, TensorEntry, file::CheckpointFile};
 
-/// What such files begin with.
+/// The first bytes of a GGUF file.
 const MAGIC: [u8; 4] = *b"GGUF";
-/// Where tensors begin, at multiples of.
+/// Key of the alignment of tensors.
 const ALIGNMENT_KEY: &str = "general.alignment";
 const ALIGNMENT_DEFAULT: u64 = 32;
 const ALIGNMENT_MAX: u64 = 1 << 20;
-/// In how many files a model lies.
+/// Key of the number of files that a model is split into.
 const SPLIT_KEY: &str = "split.count";
-/// Factors of the rotation's frequencies.
+/// Name of the tensor with RoPE's frequency factors.
 pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
-/// Tensors of earlier versions that nothing reads.
+/// Part of the names of tensors in early versions that nothing reads.
 const IGNORED: &str = "attn_rot_embd";
 const TOKENS_KEY: &str = "tokenizer.ggml.tokens";
 
-/// What a GGUF file says before its numbers.
+/// The header of a GGUF file.
 #[derive(Debug)]
 pub struct Gguf {
     metadata: Metadata,
     dialect: Dialect,
-    /// In the order of the file's table.
+    /// Tensors in the order of the file's table.
     tensors: Vec<Tensor>,
-    /// Where the numbers begin.
+    /// Offset where tensors begin.
     data_start: u64,
 }
 
 impl Gguf {
-    /// Reads what a file of these bytes says.
+    /// Parses the header in these bytes.
     ///
     /// # Errors
-    /// What is wrong with it, or not supported.
+    /// What is wrong with it, or isn't supported.
     pub fn parse(bytes: &[u8]) -> Result<Self, CheckpointError> {
         let read = |offset: u64, out: &mut [u8]| {
             out.copy_from_slice(&bytes[offset as usize..][..out.len()]);
@@ -83,18 +83,22 @@ impl Gguf {
         let path = source.path;
         let mut cursor = Cursor::new(source);
         check_version(&mut cursor)?;
+        // Both counts come before the keys, so they are checked against the smallest possible entries.
         let tensors = cursor.count("tensors", tensor::ENTRY_BYTES_MIN)?;
         let keys = cursor.count("keys", Metadata::ENTRY_BYTES_MIN)?;
         let metadata = Metadata::read(&mut cursor, path, keys)?;
+        // A part of a split model would look like a model with missing tensors.
         if let Some(parts) = metadata.whole(SPLIT_KEY)?.filter(|&parts| parts > 1) {
             return Err(metadata.unsupported(
                 format!("is one of {parts} files that a model was split into"),
                 "join them with llama-gguf-split --merge",
             ));
         }
+        // Before the tensor table: an unknown architecture is the better error than one of its tensors.
         let dialect = Dialect::of(&metadata)?;
         let tensors = Tensor::read_all(&mut cursor, tensors)?;
         let alignment = metadata.whole(ALIGNMENT_KEY)?.unwrap_or(ALIGNMENT_DEFAULT);
+        // As the format demands; bounded, so that a hostile value cannot overflow the start of the data.
         if !alignment.is_power_of_two() || alignment > ALIGNMENT_MAX {
             return Err(metadata.problem(
                 ALIGNMENT_KEY,
@@ -112,7 +116,7 @@ impl Gguf {
         Ok(gguf)
     }
 
-    /// Each tensor lies in the file, and none in another.
+    /// Checks that tensors lie inside the file and don't overlap.
     fn check_places(&self, cursor: &Cursor<'_>, alignment: u64) -> Result<(), CheckpointError> {
         let mut places = Vec::with_capacity(self.tensors.len());
         for tensor in &self.tensors {
@@ -140,8 +144,10 @@ impl Gguf {
                     tensor.name, tensor.offset
                 )));
             }
+            // Tensors of unsupported types count as empty here; none of them is ever read.
             places.push((tensor.offset, tensor.offset + tensor.bytes, &tensor.name));
         }
+        // Sorted by offset, so overlaps are between neighbours.
         places.sort_unstable();
         for pair in places.windows(2) {
             let ((_, end, first), (start, _, second)) = (pair[0], pair[1]);
@@ -152,7 +158,7 @@ impl Gguf {
         Ok(())
     }
 
-    /// A tensor that the family doesn't know would have to be computed with, too.
+    /// Refuses tensors that the family doesn't know: the model that they belong to computes with them.
     fn check_names(&self) -> Result<(), CheckpointError> {
         let is_unknown = |tensor: &&Tensor| {
             tensor.name != ROPE_FACTORS
@@ -165,19 +171,20 @@ impl Gguf {
                     "has the tensor {}, which is not part of this architecture",
                     tensor.name
                 ),
-                "this version of sluiced can't run such a model",
+                "this version of sluiced cannot run such a model",
             )),
             None => Ok(()),
         }
     }
 
-    /// Every tensor under its name in the engine, with its place in the file of this number.
+    /// Every tensor under its name in the engine, as a part of the file with index `file`.
     pub(super) fn entries(
         &self,
         file: usize,
     ) -> Result<Vec<(String, TensorEntry)>, CheckpointError> {
         let entries = self.tensors.iter().filter_map(|tensor| {
             let name = match &tensor.name[..] {
+                // No weight of a layer: `Checkpoint::model` reads it under its own name.
                 ROPE_FACTORS => ROPE_FACTORS.to_owned(),
                 name => self.dialect.engine_name(name)?,
             };
@@ -199,13 +206,17 @@ impl Gguf {
     }
 
     fn interleaved(&self, tensor: &Tensor) -> Result<Option<Interleaved>, CheckpointError> {
+        // Values aren't rotated, so their rows are never interleaved. Biases of queries and keys are rows of one
+        // element.
         let is_turned = [".attn_q.", ".attn_k."]
             .iter()
             .any(|part| tensor.name.contains(part));
+        // Unsupported types have no known size; they are refused by name later.
         if !self.dialect.is_interleaved || !is_turned || tensor.bytes == 0 {
             return Ok(None);
         }
         let rows = tensor.shape[0] as u64;
+        // Files omit the head dimension where it follows from the hidden size.
         let (key, head_rows) = match self.head_dim()? {
             Some(length) => ("attention.key_length", length),
             None => {
@@ -214,7 +225,7 @@ impl Gguf {
                 (key, width / self.size(key)?.max(1))
             }
         };
-        // Rows whose order isn't known are never taken as they lie.
+        // Rows in an unknown order would give wrong results silently.
         let problem = |problem: String| Err(self.metadata.problem(&self.dialect.key(key), problem));
         if head_rows < 2 || head_rows > HEAD_DIM_MAX as u64 || !head_rows.is_multiple_of(2) {
             return problem(format!(
@@ -239,7 +250,7 @@ impl Gguf {
         size.ok_or_else(|| self.metadata.problem(&key, "is missing"))
     }
 
-    /// What the file calls a tensor of the engine's, for messages.
+    /// The file's name for a tensor of the engine, for messages.
     pub(super) fn file_name(&self, engine_name: &str) -> String {
         let name = self.dialect.file_name(engine_name);
         name.unwrap_or_else(|| engine_name.to_owned())
@@ -254,6 +265,7 @@ fn check_version(cursor: &mut Cursor<'_>) -> Result<(), CheckpointError> {
     match version {
         2 | 3 => Ok(()),
         1 => Err(cursor.malformed("it is of GGUF version 1; convert the model again")),
+        // A big-endian file's version reads as a byte-swapped number.
         _ if (2..=3).contains(&version.swap_bytes()) => {
             Err(cursor.malformed("it is written for big-endian machines; convert the model again"))
         }

@@ -1,4 +1,4 @@
-//! The model that a checkpoint describes, and what a GGUF file says of it beyond a `config.json`.
+//! The model that a checkpoint describes, with what a GGUF file adds to a `config.json`.
 
 use sluice_formats::Format;
 use sluice_weights::HIDDEN_SIZE_MAX;
@@ -13,7 +13,7 @@ impl Checkpoint {
     /// The model that the configuration describes.
     ///
     /// # Errors
-    /// An unknown architecture, or what is missing, makes no sense, or asks for what isn't computed here.
+    /// An unknown architecture, or a key that is missing, invalid, or asks for what isn't supported.
     pub fn model(&self) -> Result<ModelConfig, CheckpointError> {
         let generation = self.generation_config()?;
         let config = ModelConfig::read(&self.config()?, generation.as_ref());
@@ -25,12 +25,13 @@ impl Checkpoint {
         Ok(config)
     }
 
-    /// What a GGUF file divides the frequencies of the rotation by, if anything.
+    /// RoPE's frequency factors, which a GGUF file may have as a tensor.
     fn rope_factors(&self) -> Result<Option<Vec<f32>>, CheckpointError> {
         let Some(entry) = self.tensor(ROPE_FACTORS) else {
             return Ok(None);
         };
         let numbers: usize = entry.shape.iter().product();
+        // Bounded before it is read: the shape is the file's.
         if numbers > HIDDEN_SIZE_MAX || self.check(ROPE_FACTORS, &entry.shape)? != Format::F32 {
             return Err(CheckpointError::WrongFormat {
                 tensor: ROPE_FACTORS.to_owned(),
@@ -48,7 +49,7 @@ impl Checkpoint {
 }
 
 impl Gguf {
-    /// What is wrong with a key of `config.json`, said of the key that stands for it in the file.
+    /// Reports a problem with a key of `config.json` by the file's own key.
     fn explain(&self, error: CheckpointError) -> CheckpointError {
         match error {
             CheckpointError::Config { key, problem } => {
@@ -58,7 +59,7 @@ impl Gguf {
         }
     }
 
-    /// Adds what `config.json` has no key for: the factors of the rotation's frequencies, and how many tokens there are.
+    /// Adds what `config.json` has no key for: RoPE's frequency factors, and the number of tokens.
     fn complete(
         &self,
         config: &mut ModelConfig,
@@ -76,6 +77,7 @@ impl Gguf {
         }
         if let Some(factors) = rope_factors {
             let frequencies = &mut config.rope.frequencies;
+            // Frequencies are divided by these factors.
             let is_sound = |factor: &f32| factor.is_finite() && *factor > 0.0;
             if factors.len() != frequencies.len() || !factors.iter().all(is_sound) {
                 let pairs = frequencies.len();
@@ -93,6 +95,7 @@ impl Gguf {
                 let problem = format!("has {tokens} tokens; the embedding has {rows} rows");
                 return Err(self.metadata.problem(TOKENS_KEY, problem));
             }
+            // Rows of the embedding beyond the tokens are padding, which must never be chosen.
             config.vocab_size = config.vocab_size.min(tokens);
         }
         Ok(())

@@ -1,29 +1,29 @@
-//! The table of tensors in a GGUF file: names, shapes, types and places.
+//! The tensor table of a GGUF file: names, shapes, types and offsets.
 
 use sluice_formats::Format;
 
 use super::{super::CheckpointError, cursor::Cursor};
 
-/// Most tensors of a file: thousands of layers have fewer.
+/// Most tensors of a file: models of thousands of layers have fewer.
 const TENSORS_MAX: usize = 1 << 16;
-/// Longest name of a tensor; the format's own tools stop at 64.
+/// Longest name in bytes; the format's own tools stop at 64.
 const NAME_BYTES_MAX: usize = 256;
-/// Most sizes of a shape.
+/// Most dimensions of a tensor.
 const DIMENSIONS_MAX: u32 = 4;
-/// Bytes of an entry with the shortest name and one size.
+/// Bytes of an entry with the shortest name and one dimension.
 pub(super) const ENTRY_BYTES_MIN: u64 = 8 + 4 + 8 + 4 + 8;
 
-/// A tensor as the table has it.
+/// A tensor as the table describes it.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Tensor {
     pub(super) name: String,
-    /// Sizes, outermost first.
+    /// Dimensions, outermost first.
     pub(super) shape: Vec<usize>,
-    /// How it is stored, or the name of a type that isn't read here.
+    /// The storage format, or the name of a type that isn't supported.
     pub(super) format: Result<Format, String>,
-    /// From where the data begins.
+    /// Offset from the beginning of the data.
     pub(super) offset: u64,
-    /// None for types that aren't read here, whose size is not known.
+    /// Length in bytes; 0 for unsupported types, whose size isn't known.
     pub(super) bytes: u64,
 }
 
@@ -54,11 +54,12 @@ impl Tensor {
         for _ in 0..dimensions {
             let size = cursor.u64()?;
             numbers = numbers
+                // Checked products: a hostile shape must not overflow to a small size.
                 .and_then(|numbers| numbers.checked_mul(size))
                 .filter(|&numbers| numbers > 0);
             shape.push(size as usize);
         }
-        // The file has the innermost first.
+        // GGUF lists the innermost dimension first.
         shape.reverse();
         let kind = cursor.u32()?;
         let offset = cursor.u64()?;
@@ -69,6 +70,7 @@ impl Tensor {
         let mut bytes = 0;
         if let Ok(format) = format {
             let width = *shape.last().expect("there is a dimension");
+            // Blocks never span rows.
             if !format.fits(width) {
                 return Err(cursor.malformed(format!(
                     "tensor {name} has rows of {width} elements, not a multiple of its block length {}",
@@ -89,8 +91,9 @@ impl Tensor {
     }
 }
 
-/// The format of a type's number; its name where it is none here.
+/// The format of a type's number; the type's name if it isn't supported.
 fn format_of(kind: u32) -> Result<Format, String> {
+    // Numbers of ggml's `enum ggml_type`; 4 and 5 were formats that it has removed.
     let other = match kind {
         0 => return Ok(Format::F32),
         1 => return Ok(Format::F16),

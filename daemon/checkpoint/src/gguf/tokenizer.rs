@@ -1,5 +1,5 @@
-//! The tokenizer that a GGUF file carries, written as the `tokenizer.json` and `tokenizer_config.json` that it was made
-//! from: byte-level BPE (`gpt2`) with its merges, or SentencePiece's BPE (`llama`) with scores.
+//! Converts the tokenizer in a GGUF file to the `tokenizer.json` and `tokenizer_config.json` that it was made from:
+//! byte-level BPE (`gpt2`) with its merges, or SentencePiece's BPE (`llama`) with scores.
 
 mod merges;
 mod split;
@@ -22,7 +22,7 @@ const BOS_KEY: &str = "tokenizer.ggml.bos_token_id";
 const UNKNOWN_KEY: &str = "tokenizer.ggml.unknown_token_id";
 const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 
-/// Names that chat templates know tokens by, and the keys of their ids.
+/// Names of special tokens in chat templates, and the keys of their ids.
 const NAMED: [(&str, &str); 5] = [
     ("bos_token", BOS_KEY),
     ("eos_token", "tokenizer.ggml.eos_token_id"),
@@ -31,12 +31,12 @@ const NAMED: [(&str, &str); 5] = [
     ("mask_token", "tokenizer.ggml.mask_token_id"),
 ];
 
-/// Of a token, in `tokenizer.ggml.token_type`.
+/// Token types in `tokenizer.ggml.token_type`.
 const UNKNOWN: i64 = 2;
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 
-/// The tokens of a file by number, and back.
+/// The tokens of a file by id, and their ids.
 struct Vocabulary<'a> {
     tokens: &'a Texts,
     ids: HashMap<&'a str, u32>,
@@ -47,6 +47,7 @@ impl<'a> Vocabulary<'a> {
         let tokens = metadata
             .texts(TOKENS_KEY)?
             .ok_or_else(|| metadata.problem(TOKENS_KEY, "is missing"))?;
+        // A vocabulary with two ids for one token has no unambiguous encoding, and `tokenizer.json` could not hold it.
         let mut ids = HashMap::with_capacity(tokens.len());
         for (id, token) in tokens.iter().enumerate() {
             if let Some(first) = ids.insert(token, id as u32) {
@@ -65,7 +66,7 @@ impl<'a> Vocabulary<'a> {
         self.tokens.get(usize::try_from(id).ok()?)
     }
 
-    /// The token that a key names by its id.
+    /// The token whose id is the value of a key.
     fn named(&self, metadata: &Metadata, key: &str) -> Result<Option<&'a str>, CheckpointError> {
         let Some(id) = metadata.whole(key)? else {
             return Ok(None);
@@ -81,11 +82,11 @@ impl<'a> Vocabulary<'a> {
 
 impl Serialize for Vocabulary<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        // Straight from the map: half a million tokens aren't copied into JSON values first.
         serializer.collect_map(&self.ids)
     }
 }
 
-/// A `tokenizer.json`.
 #[derive(Serialize)]
 struct Description<'a> {
     version: &'static str,
@@ -97,7 +98,6 @@ struct Description<'a> {
     model: Model<'a>,
 }
 
-/// Its BPE.
 #[derive(Serialize)]
 struct Model<'a> {
     #[serde(rename = "type")]
@@ -111,13 +111,14 @@ struct Model<'a> {
 }
 
 impl Gguf {
-    /// What a tokenizer is made from; `None` where the file has none.
+    /// Converts the tokenizer's files; `None` if the GGUF file has no tokenizer.
     ///
     /// # Errors
-    /// Names the key that is missing, makes no sense, or asks for a tokenizer that isn't known here.
+    /// Names the key that is missing or invalid, or asks for an unsupported tokenizer.
     pub fn tokenizer(&self) -> Result<Option<TokenizerFiles>, CheckpointError> {
         let metadata = &self.metadata;
         let kind = metadata.text(MODEL_KEY)?;
+        // Such files are meant to be used with a `tokenizer.json` beside them.
         if matches!(kind, None | Some("none" | "no_vocab")) {
             return Ok(None);
         }
@@ -147,12 +148,12 @@ impl Gguf {
     }
 }
 
-/// `tokenizer_config.json`.
 fn config(
     metadata: &Metadata,
     vocabulary: &Vocabulary<'_>,
 ) -> Result<Map<String, Value>, CheckpointError> {
     let mut config = Map::new();
+    // Chat templates refer to these tokens by name.
     for (name, key) in NAMED {
         if let Some(token) = vocabulary.named(metadata, key)? {
             config.insert(name.to_owned(), token.into());
@@ -164,7 +165,7 @@ fn config(
     Ok(config)
 }
 
-/// Byte-level BPE, as GPT-2 began it.
+/// Byte-level BPE, as in GPT-2.
 fn byte_level<'a>(
     metadata: &'a Metadata,
     vocabulary: &'a Vocabulary<'a>,
@@ -191,7 +192,8 @@ fn byte_level<'a>(
     })
 }
 
-/// SentencePiece's BPE with bytes for what it doesn't know. A space stands before the text unless the file says otherwise.
+/// SentencePiece's BPE, with byte tokens for unknown characters. Text is prefixed with a space unless the file says
+/// otherwise.
 fn sentence_piece<'a>(
     metadata: &'a Metadata,
     vocabulary: &'a Vocabulary<'a>,
@@ -199,6 +201,7 @@ fn sentence_piece<'a>(
     let has_prefix = metadata
         .bool("tokenizer.ggml.add_space_prefix")?
         .unwrap_or(true);
+    // As transformers' converter writes SentencePiece tokenizers (`LlamaConverter`).
     let spaces = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
     let mut normalizers = vec![spaces];
     let mut decoders = vec![
@@ -220,6 +223,7 @@ fn sentence_piece<'a>(
         model: Model {
             kind: "BPE",
             unk_token: vocabulary.named(metadata, UNKNOWN_KEY)?,
+            // Unknown characters become byte tokens; if the vocabulary lacks those, one unknown token.
             fuse_unk: true,
             byte_fallback: true,
             ignore_merges: false,
@@ -229,7 +233,8 @@ fn sentence_piece<'a>(
     })
 }
 
-/// Puts the mark of the beginning before every text, where the file says so or says nothing and such tokenizers usually do.
+/// Prepends the beginning-of-text token to every text, where the file says so, or says nothing and such tokenizers
+/// usually do.
 fn bos(
     metadata: &Metadata,
     vocabulary: &Vocabulary<'_>,
@@ -253,7 +258,7 @@ fn bos(
     }))
 }
 
-/// Tokens that are looked for in a text before anything else: control tokens, and those that users defined.
+/// Tokens that are matched before anything else: control tokens and user-defined ones.
 fn added_tokens(
     metadata: &Metadata,
     vocabulary: &Vocabulary<'_>,
@@ -273,8 +278,10 @@ fn added_tokens(
     }
     let tokens = types.whole().zip(vocabulary.tokens.iter()).enumerate();
     let added = tokens.filter(|(_, (kind, token))| {
+        // An empty token would match everywhere in a text.
         matches!(*kind, UNKNOWN | CONTROL | USER_DEFINED) && !token.is_empty()
     });
+    // Not normalized: a control token must match exactly, whatever the text around it becomes.
     let added = added.map(|(id, (kind, token))| {
         json!({
             "id": id, "content": token, "special": kind != USER_DEFINED,

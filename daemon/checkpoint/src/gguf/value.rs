@@ -1,7 +1,7 @@
-//! What the keys of a GGUF file stand for. Lists are kept flat, so that they take no more memory than the file has bytes,
-//! whatever it says.
+//! Values of a GGUF file's keys. Lists are stored flat, so that they take no more memory than they take bytes in the
+//! file, whatever it says.
 
-/// What a key stands for.
+/// The value of a key.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Value {
     Unsigned(u64),
@@ -11,12 +11,12 @@ pub(super) enum Value {
     Text(String),
     Texts(Texts),
     Numbers(Numbers),
-    /// A list of lists, which nothing here reads.
+    /// A list of lists, which nothing here needs.
     Nested,
 }
 
 impl Value {
-    /// What it is, for messages.
+    /// The kind of value, for messages.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Self::Unsigned(_) | Self::Signed(_) => "a whole number",
@@ -30,11 +30,11 @@ impl Value {
     }
 }
 
-/// Texts, one after another.
+/// A list of texts, stored as one concatenation.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Texts {
     text: String,
-    /// Where each one ends.
+    /// Offset of each text's end.
     ends: Vec<usize>,
 }
 
@@ -59,7 +59,7 @@ impl Texts {
     }
 }
 
-/// Numbers of one type, as they lie in the file.
+/// Numbers of one type, as stored in the file.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Numbers {
     scalar: Scalar,
@@ -67,7 +67,7 @@ pub(super) struct Numbers {
 }
 
 impl Numbers {
-    /// Of whole numbers of this type.
+    /// Numbers of this type from their bytes.
     pub(super) fn new(scalar: Scalar, bytes: Vec<u8>) -> Self {
         Self { scalar, bytes }
     }
@@ -76,7 +76,7 @@ impl Numbers {
         self.bytes.len() / self.scalar.bytes()
     }
 
-    /// As whole numbers; none if they are fractions.
+    /// The numbers as integers; skips fractions.
     pub(super) fn whole(&self) -> impl Iterator<Item = i64> {
         let chunks = self.bytes.chunks_exact(self.scalar.bytes());
         chunks.filter_map(|bytes| match self.scalar.value(bytes) {
@@ -86,7 +86,7 @@ impl Numbers {
         })
     }
 
-    /// As numbers of any kind.
+    /// The numbers as floats.
     pub(super) fn floats(&self) -> impl Iterator<Item = f64> {
         let chunks = self.bytes.chunks_exact(self.scalar.bytes());
         chunks.filter_map(|bytes| match self.scalar.value(bytes) {
@@ -98,7 +98,7 @@ impl Numbers {
     }
 }
 
-/// Types of a fixed size.
+/// Types of fixed size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scalar {
     U8,
@@ -124,9 +124,10 @@ impl Scalar {
         }
     }
 
-    /// The value of so many bytes.
+    /// The value of these little-endian bytes.
     pub(super) fn value(self, bytes: &[u8]) -> Value {
         let mut wide = [0; 8];
+        // Little-endian, so shorter values are zero-extended by the copy; signed ones are narrowed again below.
         wide[..bytes.len()].copy_from_slice(bytes);
         let unsigned = u64::from_le_bytes(wide);
         match self {

@@ -1,4 +1,4 @@
-//! `config.json` of a shape, with the keys its family is read by.
+//! `config.json` of a shape, with the keys that its family is read by.
 
 use serde_json::{Value, json};
 use sluice_weights::{Shape, TensorNaming};
@@ -6,19 +6,18 @@ use sluice_weights::{Shape, TensorNaming};
 use super::SynthDType;
 use crate::{CheckpointError, family::ModelConfig};
 
-/// LLaDA's ids for its own vocabulary; in any other the last two are taken.
+/// LLaDA's token ids for its own vocabulary; for other sizes the last two ids are used.
 const LLADA_PADDED_VOCAB_SIZE: usize = 126_464;
 const LLADA_MASK: usize = 126_336;
 const LLADA_END: usize = 126_081;
-/// LLaDA's and Llama 3's. Random weights have learned no other.
+/// The value of LLaDA and Llama 3. Random weights don't depend on it.
 const ROPE_THETA: f64 = 500_000.0;
 const EPSILON: f64 = 1e-5;
 
-/// Whether a checkpoint of this shape can be loaded: its configuration is read as the loader
-/// reads it.
+/// Checks that a checkpoint of this shape can be loaded, by reading its configuration as the loader does.
 ///
 /// # Errors
-/// What the loader would say.
+/// The loader's error.
 pub fn check(shape: &Shape) -> Result<(), CheckpointError> {
     let config = config(shape, SynthDType::Bf16);
     let keys = config.as_object().expect("written as one below");
@@ -26,6 +25,7 @@ pub fn check(shape: &Shape) -> Result<(), CheckpointError> {
     if read.shape == *shape {
         return Ok(());
     }
+    // LLaDA's configuration has no key for the head dimension, so not every shape can be expressed.
     let (key, problem) = match (shape.naming, read.shape.head_dim) {
         (TensorNaming::Llada, found) if found != shape.head_dim => (
             "n_heads",

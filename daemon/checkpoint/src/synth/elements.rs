@@ -1,6 +1,5 @@
-//! Random weights, fast: 16 random bits choose one of as many numbers drawn beforehand from
-//! a normal distribution. As many different ones as `bf16` tells apart, and about as hard to
-//! compress as trained weights are.
+//! Fast random weights: 16 random bits select one of 65,536 values drawn beforehand from a normal distribution. There
+//! are as many different ones as `bf16` can tell apart, and they are about as hard to compress as trained weights.
 
 use std::f64::consts::TAU;
 
@@ -9,11 +8,11 @@ use sluice_formats::noise::Noise;
 
 use super::{SynthDType, layout::ElementBlock};
 
-/// What LLaDA and most Llama-like models begin their training with.
+/// Standard deviation with which training of LLaDA and most Llama-like models begins.
 const SPREAD: f64 = 0.02;
 const CHOICES: usize = 1 << 16;
 
-/// A source of weights, fixed by its seed.
+/// A generator of weights, fixed by its seed.
 pub(super) struct RandomElements {
     noise: Noise,
     table: Table,
@@ -26,7 +25,7 @@ enum Table {
 
 struct Choices<T> {
     random: Box<[T; CHOICES]>,
-    /// For norms.
+    /// The element 1, for norms.
     one: T,
 }
 
@@ -44,7 +43,7 @@ impl RandomElements {
         }
     }
 
-    /// Room for `count` numbers.
+    /// A buffer for `count` elements.
     pub(super) fn buffer(&self, count: usize) -> Vec<u64> {
         let bytes = match self.table {
             Table::Two(_) => count * 2,
@@ -53,7 +52,7 @@ impl RandomElements {
         vec![0; bytes.div_ceil(size_of::<u64>())]
     }
 
-    /// The bytes of the job's numbers, made in the buffer.
+    /// Generates a block's elements in the buffer, and returns their bytes.
     pub(super) fn fill<'a>(&self, job: &ElementBlock, buffer: &'a mut [u64]) -> &'a [u8] {
         match &self.table {
             Table::Two(choices) => choices.fill(self.noise, job, buffer),
@@ -63,17 +62,17 @@ impl RandomElements {
 }
 
 impl<T: bytemuck::Pod> Choices<T> {
-    /// Box and Muller's transform of every pair of 256 radii and 256 angles. The angles lie a
-    /// quarter of a step off the axis, so that no two have the same cosine and each number
-    /// has its negative.
+    /// Tabulates the Box-Muller transform of all pairs of 256 radii and 256 angles. Angles lie a quarter of a step off
+    /// the axis, so that no two have the same cosine, and each value's negative is in the table as well.
     fn new(round: impl Fn(f32) -> T) -> Self {
         let number = |index: usize| {
             let (radius, angle) = (index / 256, index % 256);
             let radius = (-2.0 * ((radius as f64 + 0.5) / 256.0).ln()).sqrt();
             let angle = (angle as f64 + 0.25) / 256.0 * TAU;
-            // By way of `f32`, so that all elements are roundings of the same number.
+            // By way of `f32`, so that all dtypes are roundings of the same value.
             round((SPREAD * radius * angle.cos()) as f32)
         };
+        // Drawing from a table is limited by memory, not by logarithms and cosines.
         let random: Box<[T]> = (0..CHOICES).map(number).collect();
         Self {
             random: random
@@ -88,6 +87,7 @@ impl<T: bytemuck::Pod> Choices<T> {
         if job.is_norm {
             out.fill(self.one);
         } else {
+            // Seeded by the block's place, not by the thread: the order of blocks doesn't matter.
             let place = noise.uniform(job.tensor, job.block, 0);
             let mut random = Random(place.to_bits());
             let mut fours = out.chunks_exact_mut(4);
@@ -99,7 +99,7 @@ impl<T: bytemuck::Pod> Choices<T> {
         bytemuck::cast_slice(out)
     }
 
-    /// Up to four numbers by 16 bits each.
+    /// Selects up to four elements by 16 bits each.
     #[inline]
     fn choose(&self, bits: u64, out: &mut [T]) {
         for (index, number) in out.iter_mut().enumerate() {
@@ -108,7 +108,7 @@ impl<T: bytemuck::Pod> Choices<T> {
     }
 }
 
-/// Wang Yi's wyrand: one multiplication for 64 bits.
+/// The wyrand generator of Wang Yi: one multiplication for 64 bits.
 struct Random(u64);
 
 impl Random {

@@ -1,4 +1,4 @@
-//! Why a checkpoint wasn't written.
+//! Errors of writing a synthetic checkpoint.
 
 use std::{
     io,
@@ -7,50 +7,50 @@ use std::{
 
 use crate::{CheckpointError, folder::FolderError};
 
-/// Why a checkpoint wasn't written. Nothing of it is left.
+/// Why a checkpoint could not be written. Nothing of it is left.
 #[derive(Debug, thiserror::Error)]
 pub enum SynthError {
-    /// A shape that the engine would refuse to load.
+    /// The engine could not load a checkpoint of this shape.
     #[error("a checkpoint of this shape could not be loaded: {0}")]
     Shape(#[from] CheckpointError),
-    /// Something lies there already.
+    /// The target exists and isn't an empty folder.
     #[error("{path} exists and is not an empty folder", path = path.display())]
     TargetExists {
-        /// The target.
+        /// Path of the target.
         path: PathBuf,
     },
-    /// A folder that nothing can be moved to.
+    /// The target is a mount point, which no folder can be renamed to.
     #[error("{path} is a mount point; name a folder inside it", path = path.display())]
     MountPoint {
-        /// The target.
+        /// Path of the target.
         path: PathBuf,
     },
-    /// The system refused.
+    /// A file operation failed.
     #[error("cannot {operation} {path}: {cause}", path = path.display())]
     Io {
-        /// What was tried.
+        /// The operation, as a verb.
         operation: &'static str,
-        /// On what.
+        /// The path that it failed on.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         cause: io::Error,
     },
-    /// The system refused weights, as it does when the disk is full.
+    /// Weights could not be written, e.g. because the disk is full.
     #[error("cannot write {path} after {done_bytes} of {total_bytes} bytes: {cause}", path = path.display())]
     Write {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Bytes of weights written so far, in all files.
         done_bytes: u64,
-        /// Those in all.
+        /// Bytes of weights in all files when they are complete.
         total_bytes: u64,
-        /// The system's words.
+        /// The system's error.
         cause: io::Error,
     },
-    /// Threads can't be had.
+    /// Threads could not be started; the text is the system's.
     #[error("cannot start threads: {0}")]
     Threads(String),
-    /// It was cancelled.
+    /// The caller set the cancel flag.
     #[error("cancelled")]
     Cancelled,
 }

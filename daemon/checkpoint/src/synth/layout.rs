@@ -1,26 +1,26 @@
-//! Which tensor lies where: shards, their headers and the index.
+//! The layout of a synthetic checkpoint: shards, their headers and the index.
 
 use serde_json::{Map, Value, json};
 use sluice_weights::{Shape, TensorPart};
 
 use super::SynthDType;
 
-/// Names a sharded checkpoint's files.
+/// File name of the shard index.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
-/// Numbers that a thread makes and writes at once: a megabyte or two.
+/// Elements of a block, which a thread generates and writes at once: a megabyte or two.
 pub(super) const BLOCK_ELEMENTS: usize = 1 << 19;
-/// Largest file, unless a single tensor is larger.
+/// Largest shard in bytes, unless a single tensor is larger.
 const SHARD_BYTES_MAX: u64 = 4 << 30;
 /// Weights begin at a multiple of this, as direct reads want.
 const ALIGNMENT: usize = 4096;
-/// At most what a tensor adds to a header besides its name.
+/// Most bytes that a tensor adds to a header besides its name.
 const ENTRY_BYTES_MAX: u64 = 160;
 
-/// All tensors, and how they are shared out among files.
+/// All tensors, and their distribution to shards.
 pub(super) struct ShardLayout {
     dtype: SynthDType,
     tensors: Vec<Tensor>,
-    /// The first tensor of each shard, and the end.
+    /// Index of the first tensor of each shard, and the end.
     bounds: Vec<usize>,
 }
 
@@ -36,18 +36,18 @@ impl Tensor {
     }
 }
 
-/// Numbers that are made and written together.
+/// Elements that are generated and written together.
 #[derive(Debug)]
 pub(super) struct ElementBlock {
-    /// Place of the tensor among all.
+    /// Index of the tensor among all.
     pub(super) tensor: u64,
-    /// Which block of it.
+    /// Index of the block in the tensor.
     pub(super) block: u64,
-    /// Whether it is a norm, which is all ones.
+    /// Whether it belongs to a norm, whose weights are all ones.
     pub(super) is_norm: bool,
-    /// Numbers.
+    /// Number of elements.
     pub(super) count: usize,
-    /// Where they go in their file.
+    /// Offset in the shard's file.
     pub(super) offset: u64,
 }
 
@@ -66,10 +66,12 @@ impl ShardLayout {
             tensors: tensors.collect(),
             bounds: vec![0],
         };
+        // Shards are filled before their headers exist, so headers are reckoned with by their upper bound.
         let mut file = ALIGNMENT as u64;
         for (index, tensor) in layout.tensors.iter().enumerate() {
             let bytes =
                 tensor.elements() * element.bytes() + tensor.name.len() as u64 + ENTRY_BYTES_MAX;
+            // A tensor that is larger than a shard gets one of its own; no shard stays empty.
             if file + bytes > SHARD_BYTES_MAX && layout.bounds.last() != Some(&index) {
                 layout.bounds.push(index);
                 file = ALIGNMENT as u64;
@@ -95,7 +97,7 @@ impl ShardLayout {
         }
     }
 
-    /// What names the shard of each tensor; none for a single file.
+    /// The index that names each tensor's shard; `None` for a single file.
     pub(super) fn index(&self) -> Option<Value> {
         if self.shards() == 1 {
             return None;
@@ -109,7 +111,7 @@ impl ShardLayout {
         Some(json!({"metadata": {"total_size": self.weight_bytes()}, "weight_map": files}))
     }
 
-    /// The start of the shard's file up to its weights, padded with spaces as the format allows.
+    /// A shard's header, padded with spaces as the format allows.
     pub(super) fn header(&self, shard: usize) -> Vec<u8> {
         let dtype = match self.dtype {
             SynthDType::Bf16 => "BF16",
@@ -117,6 +119,7 @@ impl ShardLayout {
             SynthDType::F32 => "F32",
         };
         let mut header = Map::new();
+        // transformers refuses to load files without this key.
         header.insert("__metadata__".to_owned(), json!({"format": "pt"}));
         let mut end = 0;
         for tensor in self.shard(shard) {
@@ -127,20 +130,23 @@ impl ShardLayout {
             header.insert(tensor.name.clone(), entry);
         }
         let mut text = Value::Object(header).to_string();
+        // Eight bytes of length come before the text.
         let len = (8 + text.len()).next_multiple_of(ALIGNMENT) - 8;
         text.extend(std::iter::repeat_n(' ', len - text.len()));
         [&(len as u64).to_le_bytes(), text.as_bytes()].concat()
     }
 
-    /// All blocks of the shard, in the order of its file.
+    /// All blocks of a shard, in file order.
     pub(super) fn jobs(&self, shard: usize) -> impl Iterator<Item = ElementBlock> + Send {
         let first = self.bounds[shard];
+        // Offsets must be those of the header, so they come from the header itself.
         let mut end = self.header(shard).len() as u64;
         let tensors = self.shard(shard).iter().enumerate();
         tensors.flat_map(move |(index, tensor)| {
             let start = end;
             end += self.bytes(tensor);
             let numbers = tensor.elements();
+            // Blocks don't span tensors: each depends on its tensor's index and its own.
             let stride = BLOCK_ELEMENTS as u64;
             (0..numbers.div_ceil(stride)).map(move |block| ElementBlock {
                 tensor: (first + index) as u64,

@@ -1,5 +1,5 @@
-//! The folder of kept weights: listing it, removing from it, and keeping it within a limit. Those that were used longest ago go
-//! first, those in use stay, and so does whatever was not written here.
+//! The folder of the converted-weight cache: lists it, removes from it, and keeps it within a limit. The least recently
+//! used copies go first; copies in use stay, and so does whatever Sluice hasn't written.
 
 use std::{
     collections::HashMap,
@@ -21,42 +21,42 @@ use super::{
 };
 use crate::file::CheckpointFile;
 
-/// Weights of a model at a level, kept in the folder.
+/// Converted weights of a model at a level, in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CachedWeights {
-    /// The file's name.
+    /// Name of the file.
     pub file_name: String,
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// The name of the model's folder or GGUF file.
+    /// Name of the model's folder or GGUF file.
     pub model: String,
-    /// Where the checkpoint lay when they were written; unknown for files inside the program.
+    /// Path of the checkpoint when they were written; `None` for embedded files.
     pub checkpoint: Option<PathBuf>,
     /// The level that they are for.
     pub level: Level,
-    /// What they take of the disk.
+    /// Bytes of the file.
     pub bytes: u64,
     /// Whether a daemon reads from them.
     pub is_in_use: bool,
     used: SystemTime,
 }
 
-/// What was removed.
+/// Totals of a removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RemovedWeights {
-    /// Files.
+    /// Number of removed files.
     pub files: usize,
-    /// What they took of the disk.
+    /// Bytes of the removed files.
     pub bytes: u64,
-    /// Files that should have gone and stayed: a daemon reads from them, or the system refused.
+    /// Number of files that could not be removed: a daemon reads from them, or the system refused.
     pub not_removed: usize,
 }
 
-/// All weights that are kept in a folder, those that were used longest ago first. What can't be looked at, and what was not
-/// written here, is left out.
+/// All converted weights in a folder, the least recently used first. Files that cannot be examined or that Sluice
+/// hasn't written are left out.
 #[must_use]
 pub fn cached_weights(folder: &Path) -> Vec<CachedWeights> {
-    // Who looks at a file locks it: two at once would take each other for its user.
+    // Examining a file locks it for a moment: two threads at once would take each other for its user.
     static LOOKING: Mutex<()> = Mutex::new(());
     let _looking = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
     let Ok(files) = fs::read_dir(folder) else {
@@ -68,7 +68,7 @@ pub fn cached_weights(folder: &Path) -> Vec<CachedWeights> {
     kept
 }
 
-/// Removes those that are meant, unless they are in use.
+/// Removes the selected files, unless they are in use.
 pub fn remove_cached(folder: &Path, is_meant: impl Fn(&CachedWeights) -> bool) -> RemovedWeights {
     let mut removed = RemovedWeights::default();
     for kept in cached_weights(folder).into_iter().filter(is_meant) {
@@ -82,17 +82,17 @@ pub fn remove_cached(folder: &Path, is_meant: impl Fn(&CachedWeights) -> bool) -
     removed
 }
 
-/// A file that was deleted.
+/// An evicted file.
 #[derive(Debug, PartialEq, Eq)]
 pub struct EvictedWeights {
-    /// Its name.
+    /// Name of the file.
     pub name: String,
-    /// What it took of the disk.
+    /// Bytes of the file.
     pub bytes: u64,
 }
 
-/// Deletes kept weights until those in the folder take at most `bytes_max`, or only such as are in use are left; tells what
-/// the rest takes. One that can't be looked at or deleted is left alone.
+/// Evicts converted weights until those in the folder take at most `bytes_max`, or only files in use are left. Returns
+/// the evicted files and the bytes that remain. Files that cannot be examined or deleted stay.
 pub fn evict(folder: &Path, bytes_max: u64) -> (Vec<EvictedWeights>, u64) {
     let kept = cached_weights(folder);
     let mut held: u64 = kept.iter().map(|kept| kept.bytes).sum();
@@ -113,15 +113,16 @@ pub fn evict(folder: &Path, bytes_max: u64) -> (Vec<EvictedWeights>, u64) {
 }
 
 impl CachedWeights {
-    /// Whether it was deleted: whoever reads from it holds a lock on it.
+    /// Deletes the file unless a reader holds a lock on it; returns whether it was deleted.
     fn remove(&self) -> bool {
         let Ok(file) = File::open(&self.path) else {
             return false;
         };
+        // Where there are no locks, nobody knows who reads the file: it stays.
         try_lock(&file) == LockState::Taken && fs::remove_file(&self.path).is_ok()
     }
 
-    /// `None` for what was not written here: its name and what it says of itself have to fit.
+    /// Examines a directory entry; `None` unless its name and its contents say that Sluice wrote it.
     fn look_at(folder: &Path, entry: &fs::DirEntry) -> Option<Self> {
         let file_name = entry.file_name().into_string().ok()?;
         let Parts {
@@ -130,9 +131,9 @@ impl CachedWeights {
             level,
             is_container,
         } = Parts::of(&file_name)?;
-        // Not followed: a link is nothing that was written here.
+        // Doesn't follow links: Sluice writes none.
         let metadata = entry.metadata().ok().filter(fs::Metadata::is_file)?;
-        // Looking is no use of it.
+        // Taken before the file is read, since examining it is no use of it.
         let used = metadata.accessed().ok()?;
         let said: HashMap<String, String> = if is_container {
             compressed::origin(&entry.path())?
@@ -140,13 +141,14 @@ impl CachedWeights {
             let source = Source::Folder(folder.to_owned());
             read_metadata(&CheckpointFile::open(&source, &file_name).ok()?).ok()?
         };
-        // One of another version is ours as well, and of no more use.
+        // Copies of other versions are ours as well, and of no more use, so they are listed and can be evicted.
         let is_ours = said.contains_key(VERSION_KEY)
             && expect(&said, SOURCE_KEY, fingerprint).is_ok()
             && expect(&said, LEVEL_KEY, level.name()).is_ok();
         is_ours.then_some(())?;
         let opened = File::open(entry.path());
         let is_in_use = (opened.as_ref()).is_ok_and(|file| try_lock(file) == LockState::Held);
+        // Reading the header has changed the access time, by which eviction goes; it is set back.
         let times = fs::FileTimes::new().set_accessed(used);
         drop(opened.and_then(|opened| opened.set_times(times)));
         Some(Self {
@@ -162,7 +164,7 @@ impl CachedWeights {
     }
 }
 
-/// What a file's name says.
+/// The parts of a file's name.
 struct Parts<'a> {
     model: &'a str,
     fingerprint: &'a str,
@@ -176,6 +178,7 @@ impl<'a> Parts<'a> {
             Some(stem) => (stem, true),
             None => (name.strip_suffix(".safetensors")?, false),
         };
+        // From the right: a model's name may contain hyphens.
         let (rest, level) = stem.rsplit_once('-')?;
         let (model, fingerprint) = rest.rsplit_once('-')?;
         let is_fingerprint = fingerprint.len() == DIGITS

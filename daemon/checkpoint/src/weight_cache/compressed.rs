@@ -1,9 +1,10 @@
-//! Copies of checkpoints for level `mild`: matrices coded without loss, in a container that has nothing else but a word on what it
-//! was made from. Before there is one, a sample of each matrix says how much it would take.
+//! Copies for level `mild`: matrices compressed losslessly, in a container with nothing else but a note on its origin.
+//! Before a copy exists, a sample of each matrix estimates its size.
 //!
-//! Of bf16 and f32 the exponents are coded by a palette, which takes more bits than Huffman codes (12.0 and 10.7 of 16), and
-//! multiplies three times as fast where a pass has a single row: who asks for `mild` has weights that fit then, not a slower model.
-//! Of f16 a palette saves a fiftieth, so that gets Huffman codes (13.6 of 16). Blocks of a GGUF file are coded already.
+//! The exponents of bf16 and f32 are dictionary-coded. That takes more bits than Huffman codes (12.0 and 10.7 of 16),
+//! but multiplies three times as fast in passes with a single row: who asks for `mild` wants weights that fit, not a
+//! slower model. For f16 a dictionary saves only a fiftieth, so it gets Huffman codes (13.6 of 16). Blocks of a GGUF
+//! file are not compressed: they have little redundancy.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -14,20 +15,19 @@ use std::{
 
 use rayon::prelude::*;
 use sluice_codec::{
-    DType, Scheme,
+    Scheme,
     container::{
         CHUNK_ROWS, ContainerError, ContainerPlan, ContainerWriter, Hasher, PlannedTensor,
         journal_of, partial_of,
     },
     encode,
 };
-use sluice_formats::Format;
+use sluice_formats::{DType, Format};
 use sluice_machine::Workers;
 use sluice_shared::level::Level;
 use sluice_weights::{
     CompressionShares, SourceTensor,
     compression::{TILE, coder, compress, compressible_dtype, estimate_compressed},
-    dtype_of,
 };
 
 use super::{
@@ -36,31 +36,31 @@ use super::{
 };
 use crate::{Checkpoint, CheckpointError, Source, TensorEntry};
 
-/// Parts of each matrix that are looked at to tell how much it would take, and numbers of each.
+/// Parts of each matrix that are sampled to estimate its size, and elements of each.
 const SAMPLE_PARTS: u64 = 2;
 const SAMPLE_ELEMENTS: u64 = 4096;
-/// Standard deviations by which a sample's share is raised: what is planned is hardly ever less than what it comes to.
+/// Standard deviations that are added to an estimate, so that the true size hardly ever exceeds the plan.
 const SAMPLE_DEVIATIONS: f64 = 3.0;
-/// Bytes of rows that are read, coded by all threads and written in turn, or a chunk's where that is more.
+/// Bytes of rows that are read, compressed by all threads and written in turn, or one chunk if that is more.
 const BATCH_BYTES: usize = 8 << 20;
-/// Bytes of what stays plain that are copied at once: a multiple of all tiles.
+/// Bytes of plain tensors that are copied at once: a multiple of every tile's size.
 const PLAIN_BYTES: u64 = 1 << 20;
-/// The file inside that says what the copy was made from.
+/// Name of the file inside that says what the copy was made from.
 const ORIGIN: &str = "origin.json";
-/// Longest one of that name; what is written has some hundred bytes.
+/// Longest such file; real ones have some hundred bytes.
 const ORIGIN_BYTES_MAX: u64 = 64 << 10;
-/// How the names of these copies end.
+/// Ending of these copies' names.
 pub(super) const EXTENSION: &str = ".sluice";
 
-/// The same tensors, each with about how a copy of it would be coded, by a sample of its numbers.
+/// Estimates for each tensor how a copy of it would be compressed, from a sample of its elements.
 ///
 /// # Errors
-/// When those can't be read.
+/// When the sample cannot be read.
 pub fn with_estimated_compression(
     checkpoint: &Checkpoint,
     sources: Vec<SourceTensor>,
 ) -> Result<Vec<SourceTensor>, CheckpointError> {
-    // What is coded already, or in memory for good, gains nothing.
+    // A container's tensors are compressed already.
     if checkpoint.is_container() {
         return Ok(sources);
     }
@@ -78,7 +78,7 @@ pub fn with_estimated_compression(
     Ok(estimated)
 }
 
-/// What codes of a tensor take, by parts of it at equal distances; `None` where it has no numbers.
+/// Relative sizes of a tensor's codes and escapes, from evenly spaced parts; `None` if it is empty.
 fn sample(
     checkpoint: &Checkpoint,
     entry: &TensorEntry,
@@ -101,17 +101,18 @@ fn sample(
     };
     let count = count as f64;
     let share = |len: usize| {
+        // The count of escapes is about binomial, so its standard deviation is about the root of its mean.
         let share = len as f64 / count;
         share + SAMPLE_DEVIATIONS * (share.min(1.0) / count).sqrt()
     };
     Ok(Some(CompressionShares {
         codes: share(coded.layout.codes_len()),
-        // None that was met is no proof that there are none.
+        // The sample may have missed rare escapes: none found is no proof.
         escapes: share(coded.layout.escapes_len().max(1)),
     }))
 }
 
-/// What a checkpoint's coded copy is to be.
+/// A checkpoint's compressed copy, whether it exists on disk yet or not.
 #[derive(Debug, Clone)]
 pub struct CompressedWeights {
     source: Arc<Checkpoint>,
@@ -121,14 +122,14 @@ pub struct CompressedWeights {
     matrices: Vec<Matrix>,
 }
 
-/// A tensor that is coded.
+/// A tensor that is compressed.
 #[derive(Debug, Clone)]
 struct Matrix {
     name: String,
     size: (usize, usize),
     format: Format,
     dtype: DType,
-    /// About as much as it will take.
+    /// Estimated size in bytes.
     bytes: u64,
 }
 
@@ -139,26 +140,27 @@ impl Matrix {
 }
 
 impl CompressedWeights {
-    /// The copy with all tensors that coding is worth it for, by the estimate that they come with; `None` where there is none.
+    /// The copy with all tensors that are worth compressing by their estimate; `None` if there are none.
     ///
     /// # Errors
-    /// When the source can't be read.
+    /// When the source cannot be read.
     pub fn new(
         folder: &Path,
         source: &Arc<Checkpoint>,
         sources: &[SourceTensor],
     ) -> Result<Option<Self>, CheckpointError> {
-        // A head may be the embedding once more, which isn't coded as such.
+        // A tied LM head is the embedding's tensor, which isn't compressed under that role.
         let mut known = HashSet::new();
         let matrices: Vec<Matrix> = sources
             .iter()
             .filter_map(|tensor| {
+                // A matrix that saves too little isn't in the copy, and is read from the checkpoint.
                 let coded = tensor.compressed_copy.as_ref()?;
                 let matrix = Matrix {
                     name: tensor.spec.name.clone(),
                     size: tensor.spec.size(),
                     format: tensor.format,
-                    dtype: dtype_of(tensor.format)?,
+                    dtype: tensor.format.dtype()?,
                     bytes: coded.file_bytes(),
                 };
                 known.insert(tensor.spec.name.clone()).then_some(matrix)
@@ -176,7 +178,7 @@ impl CompressedWeights {
         }))
     }
 
-    /// Where it lies.
+    /// Path of its file.
     pub fn path(&self) -> PathBuf {
         let Self {
             name, fingerprint, ..
@@ -186,17 +188,18 @@ impl CompressedWeights {
             .join(format!("{name}-{fingerprint}-{level}{EXTENSION}"))
     }
 
-    /// Bytes of what is to be coded.
+    /// Bytes of these tensors before compression.
     pub fn plain_bytes(&self) -> u64 {
         self.matrices.iter().map(Matrix::plain_bytes).sum()
     }
 
-    /// Opens it, if it is there.
+    /// Opens the copy, if it exists.
     ///
     /// # Errors
-    /// When a file of this name can't be read or isn't this copy.
+    /// When a file of this name cannot be read or isn't this copy.
     pub fn open(&self) -> Result<Option<Checkpoint>, CheckpointError> {
         let path = self.path();
+        // If existence cannot be determined, opening gives the error.
         if !path.try_exists().unwrap_or(true) {
             return Ok(None);
         }
@@ -220,11 +223,11 @@ impl CompressedWeights {
         Ok(Some(copy))
     }
 
-    /// Writes it, by these threads; `progress` is told the bytes that are done of those that are coded. `None` when
-    /// cancelled. Unless all went well, nothing is left of it; of a run that was killed this one takes up what is whole.
+    /// Writes the copy on these threads. `progress` is told how many uncompressed bytes are done. Returns `None` if
+    /// cancelled. Unless all goes well, nothing is left of it; what a killed run has left complete is taken over.
     ///
     /// # Errors
-    /// What the system refused, too little room among it, or a source that changed.
+    /// When a file operation fails, free space is too little, or the source changed.
     pub fn write(
         &self,
         workers: &Workers,
@@ -238,6 +241,7 @@ impl CompressedWeights {
         };
         fs::create_dir_all(&self.folder).map_err(refused)?;
         let coded_bytes: u64 = self.matrices.iter().map(|matrix| matrix.bytes).sum();
+        // What an interrupted run has written needs no more space.
         let begun_bytes = fs::metadata(partial_of(&path)).map_or(0, |file| file.len());
         let needed_bytes = coded_bytes.saturating_sub(begun_bytes);
         check_free_space(needed_bytes, free_bytes(&self.folder).map_err(refused)?)
@@ -273,7 +277,8 @@ impl CompressedWeights {
             let written = work.write();
             let written = match written {
                 Ok(()) => writer.finish(true).map(drop).map_err(Interrupt::from),
-                // Its files stay locked until they are removed: whoever writes the same next begins with files of its own.
+                // The writer keeps the files locked until they are removed, so that another writer of the same copy
+                // begins with files of its own.
                 refused => refused,
             };
             if written.is_err() {
@@ -296,13 +301,13 @@ impl CompressedWeights {
     fn remove_unfinished(&self) {
         let path = self.path();
         for path in [partial_of(&path), journal_of(&path)] {
-            // What led here is what matters.
+            // The error that led here matters more.
             drop(fs::remove_file(path));
         }
     }
 }
 
-/// Why there is no copy.
+/// Why the copy could not be written.
 enum Interrupt {
     Cancelled,
     Refused(io::Error),
@@ -325,7 +330,7 @@ impl From<CheckpointError> for Interrupt {
     }
 }
 
-/// Coding, tensor by tensor.
+/// Compresses tensor by tensor.
 struct Work<'a> {
     weights: &'a CompressedWeights,
     writer: &'a mut ContainerWriter,
@@ -345,6 +350,7 @@ impl Work<'_> {
             self.compress(matrix, entry)?;
             (self.progress)(self.done_bytes);
         }
+        // Once more at the end, before the copy gets its name.
         Ok(copy.source.check_all_unchanged()?)
     }
 
@@ -361,6 +367,7 @@ impl Work<'_> {
         self.each_piece(entry, batch_bytes as u64, |work, bytes| {
             hasher.update(bytes);
             let mut coded = Ok(Vec::new());
+            // Workers share the machine with passes: they compress beside a generation, not instead of it.
             workers.run_beside(|busy| {
                 let chunks = bytes.par_chunks(chunk_bytes);
                 let coded_rows = |chunk: &[u8]| {
@@ -377,7 +384,7 @@ impl Work<'_> {
             Ok(())
         })?;
         if self.writer.tensor_bytes() >= entry.bytes {
-            // The sample was unlike the rest of it.
+            // The sample was not typical of this tensor.
             self.writer.begin_tensor(Scheme::Plain)?;
             self.each_piece(entry, PLAIN_BYTES, |work, bytes| {
                 Ok(work.writer.plain(bytes)?)
@@ -395,6 +402,7 @@ impl Work<'_> {
         mut each: impl FnMut(&mut Self, &[u8]) -> Result<(), Interrupt>,
     ) -> Result<(), Interrupt> {
         let source = &self.weights.source;
+        // Looked at for each tensor, so that a changed source is noticed before gigabytes are read.
         source.check_unchanged(entry)?;
         let mut buffer = vec![0; entry.bytes.min(piece_bytes) as usize];
         for start in (0..entry.bytes).step_by(piece_bytes as usize) {
@@ -410,7 +418,7 @@ impl Work<'_> {
     }
 }
 
-/// What a file of these copies says of itself; `None` for any other.
+/// What a copy's file says of its origin; `None` for other files.
 pub(super) fn origin(path: &Path) -> Option<HashMap<String, String>> {
     let copy = Checkpoint::open(&Source::Folder(path.to_owned())).ok()?;
     said_by(&copy).ok()?

@@ -1,27 +1,27 @@
-//! What a checkpoint is known again by when its copies are looked for.
+//! Fingerprints, by which a checkpoint's copies are found again.
 
 use std::{fs, os::unix::fs::MetadataExt};
 
 use super::super::{Checkpoint, CheckpointError, Source};
 
-/// Bytes from the middle of each tensor that a fingerprint is made from: copies made with the same times are told apart,
-/// and that takes no time.
+/// Bytes from the middle of each tensor that a fingerprint includes: they tell checkpoints with equal times and sizes
+/// apart, and reading them takes no time.
 const SAMPLE_BYTES: usize = 256;
 
-/// Digits of a fingerprint.
+/// Hexadecimal digits of a fingerprint.
 pub(super) const DIGITS: usize = 16;
 
-/// A file as it was when it was opened.
+/// A file's identity when it was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct FileStamp {
     inode: u64,
     len: u64,
-    /// Seconds and nanoseconds.
+    /// Seconds and nanoseconds of the last modification.
     modified: (i64, i64),
 }
 
 impl FileStamp {
-    /// `None` for what is no file on disk.
+    /// The identity of a file; `None` if it isn't on disk.
     pub(in super::super) fn of(source: &Source, name: &str) -> Option<Self> {
         let Source::Folder(folder) = source else {
             return None;
@@ -36,11 +36,11 @@ impl FileStamp {
 }
 
 impl Checkpoint {
-    /// Sixteen digits from all headers, the files' lengths and times of change, and a few bytes of each tensor. Where the
-    /// files lie is no part of it.
+    /// Sixteen digits from all headers, the files' lengths and modification times, and a few bytes of each tensor.
+    /// Paths are not part of it, so that a checkpoint may be moved.
     ///
     /// # Errors
-    /// When those bytes can't be read.
+    /// When those bytes cannot be read.
     pub fn fingerprint(&self) -> Result<String, CheckpointError> {
         let mut sum = Sum::default();
         for (file, stamp) in self.files.iter().zip(&self.stamps) {
@@ -50,10 +50,11 @@ impl Checkpoint {
                     sum.number(modified.0.cast_unsigned());
                     sum.number(modified.1.cast_unsigned());
                 }
-                // Files inside the program have no times, and are small.
+                // Embedded files have no times, and are small enough to be hashed whole.
                 (None, bytes) => sum.bytes(bytes),
             }
         }
+        // A sorted map, so the order of tensors in a header doesn't matter.
         for (name, entry) in &self.tensors {
             sum.text(name);
             match &entry.format {
@@ -64,6 +65,7 @@ impl Checkpoint {
             for &size in &entry.shape {
                 sum.number(size as u64);
             }
+            // Offsets too: two tensors of equal shape may have swapped places.
             sum.number(entry.file as u64);
             sum.number(entry.offset);
             let mut sample = [0; SAMPLE_BYTES];
@@ -76,7 +78,7 @@ impl Checkpoint {
         Ok(format!("{:0DIGITS$x}", sum.0))
     }
 
-    /// Whether all files still are what they were when they were opened.
+    /// Checks that all files are still what they were when they were opened.
     ///
     /// # Errors
     /// Names the first that isn't.
@@ -87,7 +89,7 @@ impl Checkpoint {
     }
 }
 
-/// FNV-1a, which stays the same from one version of the compiler to the next.
+/// FNV-1a: unlike std's hashers, it gives the same result in every version of the compiler.
 struct Sum(u64);
 
 impl Default for Sum {

@@ -156,7 +156,7 @@ fn a_copy_is_a_safetensors_file_of_what_storing_gives() {
         );
         let source = fs::read(setup.folder.path().join("model/model.safetensors")).unwrap();
         let source = SafeTensors::deserialize(&source).unwrap();
-        // Of each layer seven matrices, and the head.
+        // Seven matrices in each layer, and the LM head.
         assert_eq!(derivative.tensors.len(), 2 * 7 + 1);
         for tensor in &derivative.tensors {
             let found = file.tensor(&tensor.name).unwrap();

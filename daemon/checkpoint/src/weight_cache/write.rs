@@ -1,4 +1,4 @@
-//! Writing a copy: tensor by tensor in pieces, under another name until it is whole.
+//! Writes a converted copy tensor by tensor, under a temporary name until it is complete.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -13,24 +13,24 @@ use sluice_weights::TensorPlan;
 
 use super::{Checkpoint, CheckpointError, ConvertedTensor, ConvertedWeights};
 
-/// Numbers that each thread converts between two writes: some milliseconds, which a pass that wants the threads at the
-/// same time waits.
+/// Elements that each thread converts between two writes: some milliseconds, which a pass that needs the threads
+/// meanwhile has to wait.
 const PIECE_ELEMENTS: usize = 1 << 17;
-/// What is written goes to the disk this often, so that neither the end nor a cancel waits long for the rest.
+/// Bytes after which written data is synced, so that neither the end nor a cancel waits long for a backlog.
 const SYNC_BYTES: u64 = 256 << 20;
-/// Ends the names of files that aren't whole.
+/// Ending of unfinished files' names.
 const PARTIAL: &str = ".partial";
 
-/// Reads rows of the source and stores them in the format that they are converted to; false when cancelled.
+/// Reads rows of the source and converts them; returns false if cancelled.
 pub(crate) type Convert<'a> =
     &'a mut dyn FnMut(&TensorPlan, &mut [u8]) -> Result<bool, CheckpointError>;
 
 impl ConvertedWeights {
-    /// Writes it, `threads` pieces at a time, each as `convert` makes it; `progress` is told the bytes of tensors that are
-    /// done. `None` when cancelled. Unless all went well, nothing is left of it.
+    /// Writes the copy, `threads` pieces at a time, as `convert` makes them. `progress` is told the bytes of tensors
+    /// that are done. Returns `None` if cancelled. Unless all goes well, nothing is left of it.
     ///
     /// # Errors
-    /// What the system refused, too little room among it, or a source that changed.
+    /// When a file operation fails, free space is too little, or the source changed.
     pub fn write(
         &self,
         threads: usize,
@@ -44,6 +44,7 @@ impl ConvertedWeights {
             cause,
         };
         fs::create_dir_all(&self.folder).map_err(refused)?;
+        // Before free space is checked: leftovers may take what this copy needs.
         self.remove_leftovers().map_err(refused)?;
         let (header, starts, file_bytes) = self.layout();
         check_free_space(file_bytes, free_bytes(&self.folder).map_err(refused)?)
@@ -63,8 +64,9 @@ impl ConvertedWeights {
                 return Ok(None);
             }
         }
-        // A disk may turn out to be full only now.
+        // A full disk may show only now.
         partial.file.sync_all().map_err(refused)?;
+        // A copy of a source that changed meanwhile would be a mixture.
         self.source.check_all_unchanged()?;
         if cancel.load(Ordering::Relaxed) {
             return Ok(None);
@@ -76,14 +78,14 @@ impl ConvertedWeights {
         }
     }
 
-    /// Removes what killed writers left of copies of this model. Files that somebody writes are locked.
+    /// Removes what killed writers left of copies of this model. Files that are being written are locked.
     fn remove_leftovers(&self) -> io::Result<()> {
         for file in fs::read_dir(&self.folder)? {
             let file = file?;
             if !self.is_partial(&file.file_name().to_string_lossy()) {
                 continue;
             }
-            // One that can't be opened or removed is in nobody's way but the disk's, which is looked at next.
+            // A file that cannot be opened or removed only takes disk space, which is checked next.
             if let Ok(opened) = File::open(file.path())
                 && try_lock(&opened) == LockState::Taken
             {
@@ -93,12 +95,12 @@ impl ConvertedWeights {
         Ok(())
     }
 
-    /// Whether this is the name of an unfinished copy of this model, at any level and of any state of it.
+    /// Whether this is the name of an unfinished copy of this model, for any level and fingerprint.
     fn is_partial(&self, file_name: &str) -> bool {
         let digits = self.fingerprint.len();
         let rest = file_name.strip_prefix(&self.name);
         let rest = rest.and_then(|rest| rest.strip_prefix('-')?.strip_suffix(PARTIAL));
-        // Those of level `mild` end alike, and are taken up where they end.
+        // Unfinished copies for level `mild` have the same ending, but are resumed rather than removed.
         let rest = rest.filter(|rest| rest.contains(".safetensors."));
         let fingerprint = rest
             .and_then(|rest| rest.split_once('-'))
@@ -109,7 +111,7 @@ impl ConvertedWeights {
     }
 }
 
-/// What writing the tensors goes through.
+/// State of writing the tensors.
 struct Writer<'a> {
     file: &'a File,
     threads: usize,
@@ -120,13 +122,14 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Writes a tensor from `start` on; false when cancelled.
+    /// Writes a tensor at offset `start`; returns false if cancelled.
     fn write(
         &mut self,
         tensor: &ConvertedTensor,
         start: u64,
         refused: &dyn Fn(io::Error) -> CheckpointError,
     ) -> Result<bool, CheckpointError> {
+        // One piece for each thread; the buffer holds them all.
         let rows_max = (PIECE_ELEMENTS / tensor.plan.width).max(1) * self.threads;
         let mut buffer = vec![0; rows_max.min(tensor.plan.rows) * tensor.row_bytes()];
         let mut at = start;
@@ -155,13 +158,13 @@ impl Writer<'_> {
     }
 }
 
-/// Bytes that a user's files may still take where this folder is.
+/// Bytes that the user may still write to this folder's file system.
 pub(super) fn free_bytes(folder: &Path) -> io::Result<u64> {
     let facts = rustix::fs::statvfs(folder)?;
     Ok(facts.f_bavail.saturating_mul(facts.f_frsize))
 }
 
-/// Found out before minutes of work.
+/// Checks free space before minutes of work.
 pub(super) fn check_free_space(needed_bytes: u64, free_bytes: u64) -> io::Result<()> {
     if needed_bytes <= free_bytes {
         return Ok(());
@@ -170,7 +173,8 @@ pub(super) fn check_free_space(needed_bytes: u64, free_bytes: u64) -> io::Result
     Err(io::Error::new(io::ErrorKind::StorageFull, words))
 }
 
-/// A file that goes away unless it was kept. It is locked as long as it is open, so that whoever clears up leaves it.
+/// A file that is deleted when dropped, unless it was kept. It is locked while it is open, so that clean-ups leave it
+/// alone.
 pub(super) struct PartialFile {
     path: PathBuf,
     file: File,
@@ -178,13 +182,16 @@ pub(super) struct PartialFile {
 }
 
 impl PartialFile {
-    /// In the target's folder, since only there a rename is no copy.
+    /// Creates the file in the target's folder, since a rename works only within a file system.
     pub(super) fn create(folder: &Path, file_name: &str) -> io::Result<Self> {
         let mut attempt = 0;
         loop {
+            // Two daemons may share the folder: each writes a file of its own, and the last rename wins with equal
+            // contents.
             let name = format!("{file_name}.{}-{attempt}{PARTIAL}", std::process::id());
             attempt += 1;
             let path = folder.join(name);
+            // Never an existing file: another writer may be at work on it.
             let file = match OpenOptions::new().write(true).create_new(true).open(&path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 file => file?,
@@ -196,7 +203,7 @@ impl PartialFile {
                 file,
                 kept: false,
             };
-            // Somebody who clears up may have met it before it was locked.
+            // A clean-up may have removed it before it was locked.
             let is_there = fs::metadata(&partial.path).is_ok_and(|found| found.ino() == inode);
             if lock != LockState::Held && is_there {
                 return Ok(partial);
@@ -207,7 +214,7 @@ impl PartialFile {
     fn keep_as(mut self, target: &Path) -> io::Result<()> {
         fs::rename(&self.path, target)?;
         self.kept = true;
-        // The name is to last as the bytes do.
+        // The rename lasts only after the folder is synced.
         match target.parent() {
             Some(folder) => File::open(folder)?.sync_all(),
             None => Ok(()),
@@ -218,7 +225,7 @@ impl PartialFile {
 impl Drop for PartialFile {
     fn drop(&mut self) {
         if !self.kept {
-            // The failure that led here is what matters.
+            // The error that led here matters more.
             drop(fs::remove_file(&self.path));
         }
     }
@@ -227,9 +234,9 @@ impl Drop for PartialFile {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LockState {
     Taken,
-    /// By somebody else.
+    /// Another process or descriptor holds the lock.
     Held,
-    /// The file system has none.
+    /// The file system has no locks.
     Unknown,
 }
 

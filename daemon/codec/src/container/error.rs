@@ -1,4 +1,4 @@
-//! What can be wrong with a container, or with writing one: each names the file, and in it what and where.
+//! Errors of containers. Each names the file, and the place in it.
 
 use std::{
     fmt, io,
@@ -9,96 +9,96 @@ use thiserror::Error;
 
 use super::VERSION;
 
-/// Why a container can't be read or written.
+/// Why a container cannot be read or written.
 #[derive(Debug, Error)]
 pub enum ContainerError {
-    /// The system refused.
+    /// A system call failed.
     #[error("cannot {operation} {path}: {cause}")]
     Io {
-        /// What was tried.
+        /// The operation: `open`, `read` or `write`.
         operation: &'static str,
-        /// On what.
+        /// Path of the file or folder.
         path: String,
-        /// The system's words.
+        /// The system's error.
         cause: io::Error,
     },
-    /// The first bytes are another file's.
+    /// The file doesn't begin with the magic bytes.
     #[error("{path} is not a .sluice file, or was never finished: it lacks the magic bytes")]
     NotAContainer {
-        /// The file.
+        /// Path of the file.
         path: String,
     },
-    /// Written by a later version, or an earlier one.
+    /// The file has another format version.
     #[error("{path} has format version {found}; this program supports version {VERSION}")]
     Version {
-        /// The file.
+        /// Path of the container.
         path: String,
-        /// Its version.
+        /// The version that the file has.
         found: u32,
     },
-    /// More or fewer bytes than the header says.
+    /// The file's length differs from what its header says.
     #[error("{path} is truncated or damaged: it has {found} bytes instead of {expected}")]
     WrongLength {
-        /// The file.
+        /// Path of the container.
         path: String,
-        /// By the header.
+        /// Length in bytes that the header says.
         expected: u64,
-        /// In truth.
+        /// The file's length in bytes.
         found: u64,
     },
-    /// The header isn't what was written.
+    /// The header doesn't match its checksum.
     #[error("{path} is damaged: its header doesn't match its checksum")]
     HeaderDamaged {
-        /// The file.
+        /// Path of the container.
         path: String,
     },
-    /// A header that makes no sense.
+    /// The header is inconsistent.
     #[error("{path} is malformed: {problem}")]
     Malformed {
-        /// The file.
+        /// Path of the container.
         path: String,
-        /// What, of which tensor or file.
+        /// What is wrong, with the name of the tensor or file.
         problem: String,
     },
-    /// A tensor coded in a way of a later version.
+    /// A tensor has a scheme that this version doesn't know.
     #[error("{path}: tensor {tensor} is compressed with the unknown scheme {scheme}")]
     UnknownScheme {
-        /// The file.
+        /// Path of the container.
         path: String,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
         /// The scheme's id.
         scheme: u8,
     },
-    /// No such tensor or file in it.
+    /// The container has no such tensor or file.
     #[error("{path} has no {what}")]
     Missing {
-        /// The container.
+        /// Path of the container.
         path: String,
-        /// What was looked for.
+        /// What was looked for, in words.
         what: String,
     },
-    /// What was read isn't what was written.
+    /// Bytes don't match their checksum.
     #[error("{path} is damaged: {damage}")]
     Damaged {
-        /// The file.
+        /// Path of the container.
         path: String,
-        /// Where.
+        /// The damaged place.
         damage: Damage,
     },
-    /// The target is there already.
+    /// The target exists, and must not be replaced.
     #[error("{path} already exists")]
     Exists {
-        /// The target.
+        /// Path of the target.
         path: String,
     },
-    /// Somebody else writes the same file.
+    /// Another process writes the same container.
     #[error("{path} is being written by another process")]
     Busy {
-        /// The unfinished file.
+        /// Path of the unfinished file.
         path: String,
     },
-    /// It was cancelled.
+    /// The caller set the cancel flag.
     #[error("cancelled")]
     Cancelled,
 }
@@ -114,47 +114,47 @@ impl ContainerError {
     }
 }
 
-/// What of a container isn't as it was written.
+/// A damaged place in a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Damage {
     /// One tile of a tensor.
     Tile {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// Which of its tiles, from 0 on.
+        /// Index of the tile in the tensor.
         tile: usize,
     },
-    /// What all tiles of a chunk are read by: its table, steps, offsets or lengths.
+    /// The tables of a chunk, which its tiles are decoded by: table, steps, offsets or lengths.
     Tables {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// The first of the chunk's tiles.
+        /// Index of the chunk's first tile.
         tile: usize,
     },
-    /// Somewhere in a tensor, outside of its tiles, or such that no tile tells.
+    /// Some byte of a tensor outside of its tiles, or damage that no tile's check shows.
     Tensor {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
     },
-    /// All bytes are as they were written, and mean no matrix, or another one.
+    /// The stored bytes are intact, but don't decompress to the original.
     Original {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// What its decoder says, where it says something.
+        /// The decoder's error, or that the hash differs.
         cause: String,
     },
     /// One of the files inside.
     File {
-        /// Its name.
+        /// Name of the file.
         name: String,
     },
-    /// The section of checksums: what they are of may be sound.
+    /// The section of checks itself; the tensors may be intact.
     Checks,
-    /// The source's hash doesn't follow from what the header says of tensors and files.
+    /// The source hash doesn't follow from tensors and files.
     Source,
-    /// Bytes between the parts, which are zero.
+    /// A byte between parts that isn't zero.
     Padding {
-        /// The first that isn't.
+        /// Offset of the first such byte.
         at: u64,
     },
 }
@@ -181,12 +181,12 @@ impl fmt::Display for Damage {
     }
 }
 
-/// How messages name a path.
+/// A path for messages.
 pub(super) fn shown(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// A name beside `path`, with something added.
+/// The path with `ending` appended to its name.
 pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);

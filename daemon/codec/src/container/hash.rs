@@ -1,16 +1,16 @@
-//! Checksums: xxh3 of 64 bits, which finds what disks and transfers do to bytes, not what an enemy does.
+//! Checksums: 64-bit xxh3. They detect corruption by disks and transfers, not deliberate changes.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use twox_hash::XxHash3_64;
 
-/// Sixteen hexadecimal digits in headers: not every reader of JSON keeps 64 bits.
+/// A checksum. JSON holds it as 16 hexadecimal digits, since not every JSON reader keeps 64-bit integers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hash(pub u64);
 
 impl Hash {
-    /// Of these bytes.
+    /// The hash of these bytes.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         Self(XxHash3_64::oneshot(bytes))
@@ -41,7 +41,7 @@ impl<'de> Deserialize<'de> for Hash {
     }
 }
 
-/// The same of bytes that come in pieces.
+/// Hashes bytes that come in pieces.
 #[derive(Default)]
 pub struct Hasher(XxHash3_64);
 
@@ -52,25 +52,25 @@ impl fmt::Debug for Hasher {
 }
 
 impl Hasher {
-    /// Takes the next bytes.
+    /// Adds the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         std::hash::Hasher::write(&mut self.0, bytes);
     }
 
-    /// Of all bytes so far.
+    /// The hash of all bytes so far.
     #[must_use]
     pub fn finish(&self) -> Hash {
         Hash(std::hash::Hasher::finish(&self.0))
     }
 
-    /// A text with its end, so that two texts aren't one.
+    /// Adds a text with its length, so that "ab", "c" and "a", "bc" differ.
     pub(super) fn text(&mut self, text: &str) {
         self.update(&(text.len() as u64).to_le_bytes());
         self.update(text.as_bytes());
     }
 }
 
-/// Sixteen bits for a tile.
+/// Folds a hash to the 16 bits of a tile's check.
 pub(super) fn fold(hash: Hash) -> u16 {
     let half = hash.0 ^ (hash.0 >> 32);
     (half ^ (half >> 16)) as u16

@@ -1,4 +1,4 @@
-//! The header: what a container has, and where. What is read is believed only after [`Header::check`].
+//! The header: what a container contains, and where. A header that was read is trusted only after [`Header::check`].
 
 use std::{collections::HashSet, ops::Range};
 
@@ -9,133 +9,133 @@ use super::{
     FILE_BYTES_MAX, FILES_BYTES_MAX,
     hash::{Hash, Hasher},
 };
-use crate::{
-    dtype::DType,
-    layout::{LayoutError, MatrixLayout, Scheme, TILES},
-};
+use sluice_formats::DType;
 
-/// Longest name of a tensor or an extent.
+use crate::layout::{LayoutError, MatrixLayout, Scheme, TILES};
+
+/// Longest name of a tensor or an extent, in bytes.
 const NAME_BYTES_MAX: usize = 1024;
-/// Longest name of a file, as file systems have it.
+/// Longest name of a file, in bytes: the limit of common file systems.
 const FILE_NAME_BYTES_MAX: usize = 255;
-/// Most sizes of a tensor.
+/// Most dimensions of a tensor.
 const SIZES_MAX: usize = 16;
 
-/// The whole of it.
+/// A container's header.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
-    /// Follows from all tensors' original bytes and all files: the same model has the same, however it is coded.
+    /// Hash of all tensors' original bytes and all files: equal for the same model, however it is compressed.
     pub source_hash: Hash,
-    /// Bytes of the container.
+    /// Bytes of the container file.
     pub bytes: u64,
-    /// Numbers of a tile.
+    /// Elements of a tile: 128, 256 or 512.
     pub tile: usize,
-    /// Tensors that are read together, in the order of their places.
+    /// Extents in file order; each is read at once.
     pub extents: Vec<Extent>,
-    /// In the order of their places.
+    /// Tensors in file order.
     pub tensors: Vec<TensorRecord>,
-    /// Of each file of weights that the tensors came from, its own header, by which it is written again.
+    /// The safetensors header of each weight file that the tensors came from. `decompress` needs them to write the same
+    /// files again.
     pub shards: Vec<FileRecord>,
-    /// Files that belong to the model: its configuration, its tokenizer.
+    /// The model's other files: configuration, tokenizer.
     pub files: Vec<FileRecord>,
-    /// The checks of all tensors' tiles.
+    /// The section with the checks of all tensors' tiles.
     pub checks: Section,
 }
 
-/// Consecutive tensors, such as those of a layer.
+/// Consecutive tensors that are read together, such as those of a layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
-    /// What its tensors' names have in common, or the only one's name.
+    /// The common prefix of its tensors' names, or the name of its only tensor.
     pub name: String,
-    /// Its first byte, at a multiple of [`EXTENT_ALIGN_BYTES`].
+    /// Offset of its first byte in the file, a multiple of [`EXTENT_ALIGN_BYTES`].
     pub offset: u64,
-    /// Its bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
-/// A tensor.
+/// A tensor of a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorRecord {
-    /// Its name.
+    /// The tensor's full name, as safetensors has it.
     pub name: String,
-    /// Sizes, outermost first. A coded tensor is a matrix with the last of them for width.
+    /// Dimensions, outermost first. A compressed tensor is a matrix whose width is the last of them.
     pub shape: Vec<usize>,
-    /// What its numbers are when they aren't coded, as safetensors call it, in small letters.
+    /// The dtype of its elements when they are decompressed, as safetensors names it, in lower case.
     #[serde(rename = "number")]
     pub dtype: String,
-    /// The id of its scheme.
+    /// The id of its [`Scheme`].
     pub scheme: u8,
-    /// Which extent it is in.
+    /// Index of its extent.
     pub extent: usize,
-    /// Its first byte, at a multiple of [`ALIGN_BYTES`].
+    /// Offset of its first byte in the file, a multiple of [`ALIGN_BYTES`].
     pub offset: u64,
-    /// Its bytes.
+    /// Length in bytes, as stored.
     pub length: u64,
-    /// Rows of a chunk, a coded matrix of its own; the last one may have fewer. 0 where nothing is coded.
+    /// Rows of a chunk, which is a compressed matrix of its own; the last chunk may have fewer. 0 for a plain tensor.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub chunk_rows: usize,
-    /// Of each chunk, the length of its codes, or of its escapes where it is coded by a palette, without padding: the rest
+    /// For each chunk, the length of its codes without padding, or of its escapes if it is dictionary-coded: the rest
     /// of its layout follows from the shape.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub chunks: Vec<usize>,
-    /// Of its bytes.
+    /// Hash of its stored bytes.
     pub hash: Hash,
-    /// Of the bytes that it was coded from.
+    /// Hash of the bytes that it was compressed from.
     pub original_hash: Hash,
-    /// Where the checks of its tiles begin, two bytes each: the first is of the tables before all tiles.
+    /// Offset of the checks of its tiles, two bytes each. A chunk's checks begin with one for its tables.
     pub checks: u64,
 }
 
-/// A file inside, or a header of one.
+/// A file inside a container, or the header of a weight file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRecord {
-    /// Its name.
+    /// File name without a folder.
     pub name: String,
-    /// Its first byte.
+    /// Offset of its first byte in the container.
     pub offset: u64,
-    /// Its bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Of its bytes.
+    /// Hash of its bytes.
     pub hash: Hash,
 }
 
-/// Some bytes of the container.
+/// A range of the container's bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Section {
-    /// The first one.
+    /// Offset of its first byte.
     pub offset: u64,
-    /// How many.
+    /// Length in bytes.
     pub length: u64,
-    /// Of all of them.
+    /// Hash of all of its bytes.
     pub hash: Hash,
 }
 
 impl TensorRecord {
-    /// How it is coded, if that is known.
+    /// The compression scheme; `None` if this version doesn't know it.
     #[must_use]
     pub fn scheme(&self) -> Option<Scheme> {
         Scheme::from_id(self.scheme)
     }
 
-    /// What its numbers are, if they are such as can be coded.
+    /// The dtype, if it is one that can be compressed.
     #[must_use]
     pub fn dtype(&self) -> Option<DType> {
         dtype(&self.dtype)
     }
 
-    /// Numbers in all; `None` if no address counts that far.
+    /// Number of elements; `None` if the product overflows.
     #[must_use]
     pub fn elements(&self) -> Option<usize> {
         elements(&self.shape)
     }
 
-    /// Rows and width of the matrix that it is coded as.
+    /// Rows and width of the matrix that it is compressed as; `None` with fewer than two dimensions.
     #[must_use]
     pub fn matrix(&self) -> Option<(usize, usize)> {
         matrix(&self.shape)
     }
 
-    /// Bytes before it was coded. Of a plain tensor, all that it has.
+    /// Bytes of the decompressed tensor; for a plain tensor its length.
     #[must_use]
     pub fn original_bytes(&self) -> u64 {
         match (self.scheme(), self.dtype(), self.elements()) {
@@ -145,8 +145,8 @@ impl TensorRecord {
         }
     }
 
-    /// The chunks of a coded tensor, in order, each with its place in the container; of a plain one there are none. An
-    /// error says what is wrong with the first that can't be.
+    /// The chunks of a compressed tensor in order, with their places in the container; a plain tensor has none. An
+    /// error says what is wrong with the first invalid chunk.
     pub(super) fn chunks(&self, tile: usize) -> impl Iterator<Item = Result<Chunk, String>> {
         let (rows, width) = self.matrix().unwrap_or((0, 0));
         let mut offset = self.offset;
@@ -158,16 +158,17 @@ impl TensorRecord {
                     .dtype()
                     .ok_or_else(|| format!("is compressed, but has the dtype {}", self.dtype))?;
                 let scheme = self.scheme().unwrap_or(Scheme::Plain);
+                // Hostile numbers of rows saturate; `check_compression` refuses them by the count of chunks.
                 let first = index.saturating_mul(self.chunk_rows).min(rows);
                 let rows = first..first.saturating_add(self.chunk_rows).min(rows);
                 let layout = layout(scheme, number, rows.len(), width, tile, varying)
-                    .map_err(|error| format!("can't have its chunk {index}: {error}"))?;
+                    .map_err(|error| format!("cannot have its chunk {index}: {error}"))?;
                 let chunk = Chunk {
                     rows,
                     offset,
                     layout,
                 };
-                // The last one ends where the tensor does; that is compared by who asks.
+                // The caller compares the end of the last chunk with the tensor's end.
                 offset = chunk
                     .end()
                     .checked_next_multiple_of(ALIGN_BYTES)
@@ -176,13 +177,13 @@ impl TensorRecord {
             })
     }
 
-    /// Bytes of a tile where it is plain.
+    /// Bytes of a tile of a plain tensor. Of a dtype that cannot be compressed, tiles are counted in bytes.
     pub(super) fn tile_bytes(&self, tile: usize) -> usize {
         tile * self.dtype().map_or(1, DType::bytes)
     }
 
-    /// Checks that it has, if it can be at all: of a plain one, one a tile; of a coded one, one of each chunk's tables and
-    /// one of each tile.
+    /// Number of checks that the tensor has, or why it is invalid: a plain tensor has one for each tile, a compressed
+    /// one also one for the tables of each chunk.
     fn check_compression(&self, tile: usize) -> Result<u64, String> {
         let numbers = self.elements().ok_or("has too many elements")?;
         if self.scheme() == Some(Scheme::Plain) {
@@ -214,6 +215,7 @@ impl TensorRecord {
         for chunk in self.chunks(tile) {
             let chunk = chunk?;
             let numbers = chunk.layout.elements();
+            // A hostile header could declare a chunk of a few bytes that decompresses to gigabytes.
             if numbers > CHUNK_ELEMENTS_MAX {
                 return Err(format!(
                     "has a chunk of {numbers} elements; the maximum is {CHUNK_ELEMENTS_MAX}"
@@ -233,26 +235,26 @@ impl TensorRecord {
     }
 }
 
-/// Rows of a tensor that are coded together.
+/// Rows of a tensor that are compressed together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// Which rows.
+    /// The rows of the tensor that it holds.
     pub rows: Range<usize>,
-    /// Its first byte in the container.
+    /// Offset of its first byte in the container.
     pub offset: u64,
-    /// Where its parts are in it.
+    /// Byte ranges of its parts, relative to `offset`.
     pub layout: MatrixLayout,
 }
 
 impl Chunk {
-    /// The byte after its last.
+    /// Offset of the byte after its last one.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.offset.saturating_add(self.layout.bytes() as u64)
     }
 }
 
-/// The layout of a chunk, of whose parts only one varies.
+/// The layout of a chunk. All lengths but one follow from the shape; `varying` is that one.
 fn layout(
     scheme: Scheme,
     dtype: DType,
@@ -268,7 +270,7 @@ fn layout(
     MatrixLayout::new(scheme, dtype, rows, width, tile, codes, escapes)
 }
 
-/// The part of a layout that varies.
+/// The one length of a layout that doesn't follow from the shape.
 pub(super) fn varying(layout: &MatrixLayout) -> usize {
     match layout.scheme() {
         Scheme::Dictionary => layout.escapes_len(),
@@ -280,7 +282,7 @@ fn is_zero(value: &usize) -> bool {
     *value == 0
 }
 
-/// What these letters stand for.
+/// The dtype of a name in lower case, if it can be compressed.
 pub(super) fn dtype(name: &str) -> Option<DType> {
     match name {
         "bf16" => Some(DType::Bf16),
@@ -290,14 +292,14 @@ pub(super) fn dtype(name: &str) -> Option<DType> {
     }
 }
 
-/// Numbers of a tensor.
+/// Number of elements of a shape; `None` if it overflows.
 pub(super) fn elements(shape: &[usize]) -> Option<usize> {
     shape
         .iter()
         .try_fold(1usize, |numbers, &size| numbers.checked_mul(size))
 }
 
-/// Rows and width of a tensor as a matrix: what it has of sizes before the last makes rows.
+/// Rows and width of a tensor as a matrix: all dimensions before the last make rows.
 pub(super) fn matrix(shape: &[usize]) -> Option<(usize, usize)> {
     match shape {
         [rows @ .., width] if !rows.is_empty() => Some((elements(rows)?, *width)),
@@ -305,7 +307,7 @@ pub(super) fn matrix(shape: &[usize]) -> Option<(usize, usize)> {
     }
 }
 
-/// Whether a file may be written by this name, whoever chose it: it lies in its folder, and isn't hidden.
+/// Whether a file may safely be created under this name, whoever chose it: it stays in its folder, and isn't hidden.
 #[must_use]
 pub fn is_file_name(name: &str) -> bool {
     (1..=FILE_NAME_BYTES_MAX).contains(&name.len())
@@ -318,17 +320,17 @@ fn is_tensor_name(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control)
 }
 
-/// A name in a message: what was read may be of any length and kind.
+/// A name for a message, cut and escaped: a header may contain names of any length and with control characters.
 fn shown(name: &str) -> String {
     let end = name.floor_char_boundary(100);
     name[..end].escape_debug().to_string()
 }
 
 impl Header {
-    /// Follows from tensors and files.
+    /// The source hash that follows from tensors and files.
     pub(super) fn expected_source_hash(&self) -> Hash {
         let mut hasher = Hasher::default();
-        // Which tensors are read together is a choice, and so is their order.
+        // Extents and their order are a choice of the writer, so tensors are hashed in the order of names.
         let mut tensors: Vec<&TensorRecord> = self.tensors.iter().collect();
         tensors.sort_unstable_by_key(|tensor| &tensor.name);
         for tensor in tensors {
@@ -346,12 +348,14 @@ impl Header {
         hasher.finish()
     }
 
-    /// Whether everything in it holds together and lies between `start`, where the header ends, and the end.
+    /// Checks that the header is consistent and that all parts lie between `start`, where it ends, and the end of the
+    /// file.
     pub(super) fn check(&self, path: &str, start: u64) -> Result<(), ContainerError> {
         let malformed = |problem: String| ContainerError::Malformed {
             path: path.to_owned(),
             problem,
         };
+        // All sizes below depend on the tile, so it is checked first.
         if !TILES.contains(&self.tile) {
             return Err(malformed(format!(
                 "a tile of {} elements is not supported; use 128, 256 or 512",
@@ -374,7 +378,8 @@ impl Header {
         self.check_positions(start).map_err(malformed)
     }
 
-    /// Whether names, sizes and files are such that it can be read, wherever they are.
+    /// Checks names, sizes and limits, wherever the parts are. The writer checks a planned header by it, before places
+    /// are known.
     pub(super) fn check_names_and_files(&self) -> Result<(), String> {
         let mut names = HashSet::new();
         for tensor in &self.tensors {
@@ -395,6 +400,8 @@ impl Header {
                 ));
             }
         }
+        // The lists are in memory already, so the sum cannot overflow; the limit bounds what readers keep for each
+        // chunk.
         let chunks = self.tensors.iter().map(|tensor| tensor.chunks.len());
         if chunks.sum::<usize>() > CHUNKS_MAX {
             return Err(format!("it has more than {CHUNKS_MAX} chunks"));
@@ -407,7 +414,7 @@ impl Header {
             if !names.insert(&file.name) {
                 return Err(format!("duplicate file {}", shown(&file.name)));
             }
-            // Whoever reads it takes memory for all of it.
+            // Readers allocate the whole file.
             if file.length > FILE_BYTES_MAX {
                 return Err(format!(
                     "file {} has {} bytes; the maximum is {FILE_BYTES_MAX}",
@@ -427,11 +434,13 @@ impl Header {
 
     fn check_tensor(&self, tensor: &TensorRecord) -> Result<(), String> {
         let checks = tensor.check_compression(self.tile)?;
+        // The dtype is shown in messages, so only plain letters are accepted.
         let is_letters =
             |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
         if !((1..=16).contains(&tensor.dtype.len()) && tensor.dtype.bytes().all(is_letters)) {
             return Err(format!("has an invalid dtype: {:?}", shown(&tensor.dtype)));
         }
+        // Checks are two bytes each and may lie anywhere in their section: no code relies on their order.
         let end = checks.checked_mul(2);
         let end = end.and_then(|bytes| tensor.checks.checked_add(bytes));
         if !tensor.checks.is_multiple_of(2)
@@ -452,7 +461,7 @@ impl Header {
         Ok(())
     }
 
-    /// Whether parts lie one after another, and extents too.
+    /// Checks that parts lie one after another without overlaps, and extents too.
     fn check_positions(&self, start: u64) -> Result<(), String> {
         let mut end = start;
         for (place, align, what) in self.positions() {
@@ -462,6 +471,7 @@ impl Header {
                     place.start
                 ));
             }
+            // `end_of` saturates: an end of `u64::MAX` is an overflow.
             if place.start < end || place.end == u64::MAX {
                 return Err(format!("{what} overlaps the part before it"));
             }
@@ -477,6 +487,7 @@ impl Header {
         let files_end = files.map(|file| end_of(file.offset, file.length)).max();
         let mut end = files_end.unwrap_or(start);
         for extent in &self.extents {
+            // Tensors may only lie inside extents, so extents must not reach into files or checks.
             let what = || format!("extent {}", shown(&extent.name));
             if !is_tensor_name(&extent.name) {
                 return Err(format!(
@@ -498,8 +509,7 @@ impl Header {
         Ok(())
     }
 
-    /// Every part that isn't padding, what its place must be a multiple of, and what messages call it: in the only order
-    /// in which they may lie.
+    /// Every part that isn't padding in the required order, with its alignment and its name for messages.
     pub(super) fn positions(&self) -> impl Iterator<Item = (Range<u64>, u64, String)> {
         let files = self.shards.iter().chain(&self.files).map(|file| {
             let what = format!("file {}", shown(&file.name));
@@ -521,7 +531,7 @@ impl Header {
     }
 }
 
-/// The end of what begins here; no file goes as far as what overflows.
+/// End of a range; saturates, since no file is that long.
 fn end_of(offset: u64, length: u64) -> u64 {
     offset.saturating_add(length)
 }

@@ -1,5 +1,5 @@
-//! What of an unfinished container is done: a line a tensor, beside it, so that a run that was interrupted goes on where it
-//! was. A line's hash follows from all before it, so that lines of two runs, or half a line, aren't taken for one journal.
+//! The journal of an unfinished container: a line for each complete tensor, so that an interrupted run can resume. Each
+//! line's hash covers all lines before it, so a torn line or lines of two runs are never taken for one journal.
 
 use std::{
     fs::{File, OpenOptions},
@@ -13,18 +13,18 @@ use super::{
     own,
 };
 
-/// Longest line: a name, and a chunk's length of some 10,000.
+/// Longest line: a name, and the lengths of some 10,000 chunks.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
-/// An opened journal, at its end.
+/// An open journal, positioned at its end.
 #[derive(Debug)]
 pub(super) struct Journal {
     file: File,
-    /// Of the last line.
+    /// Hash of the last line, which the next line's hash includes.
     chain: Hash,
 }
 
-/// The tensors that a journal has, and where each line ends.
+/// The tensors of a journal, and the offset and hash at the end of each line.
 #[derive(Debug, Default)]
 pub(super) struct JournalRecords {
     lines: Vec<(TensorRecord, u64, Hash)>,
@@ -33,14 +33,14 @@ pub(super) struct JournalRecords {
 }
 
 impl JournalRecords {
-    /// What was written before, in order, by lines that are whole.
+    /// The tensors of all valid lines, in order.
     pub(super) fn records(&self) -> impl Iterator<Item = &TensorRecord> {
         self.lines.iter().map(|(record, ..)| record)
     }
 }
 
 impl Journal {
-    /// What the journal at `path` says, if it is one of a run of the same `identity`.
+    /// Reads the journal at `path`; `None` if there is none, or it is of a run with another identity.
     pub(super) fn read(path: &Path, identity: &str) -> io::Result<Option<JournalRecords>> {
         let file = match own::open(path, OpenOptions::new().read(true)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -54,6 +54,7 @@ impl Journal {
         let Some(first) = lines.next()? else {
             return Ok(None);
         };
+        // The first line is the identity: source, files and options of the run.
         if first != serde_json::Value::from(identity).to_string().as_bytes() {
             return Ok(None);
         }
@@ -63,6 +64,7 @@ impl Journal {
             start_chain: lines.chain,
         };
         while let Some(line) = lines.next()? {
+            // The hash was right, so an older or newer version wrote this line: what follows isn't used.
             let Ok(record) = serde_json::from_slice(&line) else {
                 break;
             };
@@ -71,9 +73,10 @@ impl Journal {
         Ok(Some(found))
     }
 
-    /// Begins a journal anew.
+    /// Begins a new journal.
     pub(super) fn begin(path: &Path, identity: &str) -> io::Result<Self> {
         let mut options = OpenOptions::new();
+        // Not `truncate(true)`: `own::open` first checks that the file is ours to empty.
         let file = own::open(path, options.write(true).create(true).truncate(false))?;
         file.set_len(0)?;
         let mut journal = Self {
@@ -84,7 +87,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Goes on with a journal after the first `count` tensors of it.
+    /// Resumes a journal after its first `count` tensors.
     pub(super) fn resume(path: &Path, found: &JournalRecords, count: usize) -> io::Result<Self> {
         let (end, chain) = match count.checked_sub(1) {
             None => (found.start, found.start_chain),
@@ -96,7 +99,7 @@ impl Journal {
         Ok(Self { file, chain })
     }
 
-    /// Says that a tensor is whole.
+    /// Records that a tensor is complete.
     pub(super) fn append(&mut self, record: &TensorRecord) -> io::Result<()> {
         self.append_text(&serde_json::to_string(record)?)
     }
@@ -112,7 +115,7 @@ impl Journal {
     }
 }
 
-/// Lines whose hashes hold, up to the first whose doesn't.
+/// Iterator over lines up to the first whose hash doesn't match.
 struct Lines {
     reader: BufReader<File>,
     at: u64,
@@ -124,6 +127,7 @@ impl Lines {
         let mut line = Vec::new();
         let mut reader = io::Read::take(&mut self.reader, LINE_BYTES_MAX);
         let length = reader.read_until(b'\n', &mut line)? as u64;
+        // A line without its end was torn by a crash. A line begins with 16 hexadecimal digits and a space.
         if line.pop() != Some(b'\n') || line.get(16) != Some(&b' ') {
             return Ok(None);
         }

@@ -1,4 +1,4 @@
-//! `.sluice` files: a model in one file, coded, each layer one read.
+//! `.sluice` files: a model in one file, compressed, each layer one read.
 //!
 //! | bytes | what |
 //! | --- | --- |
@@ -11,8 +11,8 @@
 //! | then, at multiples of 4096 | extents: the tensors of a layer, each at a multiple of 64 |
 //! | at a multiple of 4096, to the end | checks: 16 bits a tile |
 //!
-//! Integers are little-endian; all between the parts is zero. The header is written last, so that what wasn't finished
-//! doesn't begin like a container, whatever its name.
+//! Integers are little-endian; bytes between the parts are zero. The header is written last, so an unfinished file
+//! never begins like a container, whatever its name.
 
 mod error;
 mod hash;
@@ -35,32 +35,33 @@ pub use self::{
     },
 };
 
-/// What a container begins with.
+/// The first bytes of every container.
 pub const MAGIC: [u8; 8] = *b"SLUICE\0\x01";
-/// The version of the format.
+/// The format version that this program reads and writes.
 pub const VERSION: u32 = 1;
 /// Parts begin at multiples of this.
 pub const ALIGN_BYTES: u64 = 64;
-/// Extents begin at multiples of this, as reads past the page cache want.
+/// Extents begin at multiples of this: direct I/O, which bypasses the page cache, needs aligned reads.
 pub const EXTENT_ALIGN_BYTES: u64 = 4096;
 
-/// Rows of a chunk that is written: so many of a layer's matrix are some hundred KiB to a few MiB.
+/// Rows of a chunk when a container is written: for a layer's matrices that is some hundred KiB to a few MiB.
 pub const CHUNK_ROWS: usize = 256;
 
-/// Most numbers of a chunk, which a few bytes may stand for: what a reader has memory for.
+/// Most elements of a chunk. A few compressed bytes may stand for many elements, so this bounds a reader's memory.
 pub const CHUNK_ELEMENTS_MAX: usize = 1 << 26;
 
 /// Longest file inside, or header of a shard: a tokenizer of half a million entries has 35 MB.
 pub const FILE_BYTES_MAX: u64 = 256 << 20;
-/// Bytes of all files inside.
+/// Most bytes of all files inside together.
 pub const FILES_BYTES_MAX: u64 = 512 << 20;
 
-/// Most chunks of a container, each of which takes some memory as long as it is open; a model of 8 B parameters has 30,000.
+/// Most chunks of a container. Each takes some memory while the container is open; a model of 8 B parameters has
+/// 30,000.
 pub const CHUNKS_MAX: usize = 1 << 20;
 
-/// Bytes before the header.
+/// Bytes before the header: magic, version, length and checksum.
 const PREFIX_BYTES: u64 = 24;
-/// Longest header; one of 20,000 tensors has 8 MB.
+/// Longest header: one of 20,000 tensors has 8 MB.
 const HEADER_BYTES_MAX: u64 = 64 << 20;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Files beside a container that is being written: ours alone, or refused.
+//! Opens files beside a container that is being written, and refuses files that may belong to somebody else.
 
 use std::{
     fs::{File, OpenOptions},
@@ -12,13 +12,14 @@ use rustix::{
     io::Errno,
 };
 
-/// Opens a file, but nothing that a link leads to or that has another name as well, whose owner may be somebody else, and no
-/// pipe, for which one would wait.
+/// Opens a regular file. Symbolic and hard links are refused, because another user may have placed them to have their
+/// target overwritten; pipes are refused, because opening one would block.
 pub(super) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = options
         .custom_flags(flags.bits().cast_signed())
         .open(path)?;
+    // Checked on the open file, not on the path, which could change in between.
     let facts = file.metadata()?;
     match facts.is_file() && facts.nlink() <= 1 {
         true => Ok(file),
@@ -29,9 +30,11 @@ pub(super) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     }
 }
 
-/// Gives a file another name, which nothing has yet. Where a file system can't promise that, it is looked before.
+/// Renames a file without replacing another one. File systems that cannot do that atomically get a check before the
+/// rename.
 pub(super) fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // Not atomic: a file that appears right after the check is replaced. Such file systems leave no better way.
         Err(Errno::INVAL | Errno::NOSYS) => match to.symlink_metadata() {
             Ok(_) => Err(Errno::EXIST.into()),
             Err(_) => std::fs::rename(from, to),

@@ -1,5 +1,5 @@
-//! Reading a container that may be anybody's: it is refused, or everything its header says lies inside the file. No more
-//! memory is taken than the file has bytes.
+//! Reads containers from untrusted sources: either a container is refused, or everything its header says lies inside
+//! the file. Allocations never exceed what the file has bytes for.
 
 use std::{
     fs::File,
@@ -21,23 +21,23 @@ use crate::{
     layout::Scheme,
 };
 
-/// Most bytes of a plain tensor or of padding that are looked at together.
+/// Most bytes of a plain tensor or of padding that are read at a time.
 const PIECE_BYTES: usize = 4 << 20;
-/// Tiles of one tensor that are named; of what is worse, more tell nothing.
+/// Most damaged tiles that are reported per tensor.
 const TILES_NAMED_MAX: usize = 8;
 
-/// Bytes at places: a file, or memory.
+/// Random access to bytes: a file, or memory.
 pub trait ReadAt {
-    /// How many there are.
+    /// Length in bytes.
     ///
     /// # Errors
-    /// What the system says.
+    /// When the size cannot be determined.
     fn size(&self) -> io::Result<u64>;
 
     /// Fills `out` from `offset` on.
     ///
     /// # Errors
-    /// What the system says; the end, where there aren't so many.
+    /// When reading fails, or the source ends before `out` is filled.
     fn read_exact_at(&self, out: &mut [u8], offset: u64) -> io::Result<()>;
 }
 
@@ -65,13 +65,13 @@ impl ReadAt for &[u8] {
     }
 }
 
-/// An opened container whose header holds together.
+/// An open container whose header is consistent.
 #[derive(Debug)]
 pub struct Container<R = File> {
     source: R,
     path: String,
     header: Header,
-    /// Where the header ends, and padding begins.
+    /// Offset where the header ends and padding begins.
     header_end: u64,
 }
 
@@ -79,9 +79,10 @@ impl Container<File> {
     /// Opens a container and checks its header.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// When it cannot be read, or is no valid container.
     pub fn open(path: &Path) -> Result<Self, ContainerError> {
         let file = File::open(path).map_err(ContainerError::io("open", path))?;
+        // A folder opens as well, and a device has no length.
         let metadata = file.metadata().map_err(ContainerError::io("read", path))?;
         if !metadata.is_file() {
             return Err(ContainerError::NotAContainer { path: shown(path) });
@@ -94,7 +95,7 @@ impl<R: ReadAt> Container<R> {
     /// Reads and checks the header; `path` is for messages.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// When it cannot be read, or is no valid container.
     pub fn read(source: R, path: String) -> Result<Self, ContainerError> {
         let io = |cause| ContainerError::Io {
             operation: "read",
@@ -120,6 +121,7 @@ impl<R: ReadAt> Container<R> {
         }
         let length = u64::from(word(12));
         let header_end = PREFIX_BYTES + length;
+        // Compared before the header is allocated.
         if length > HEADER_BYTES_MAX {
             return Err(ContainerError::Malformed {
                 path,
@@ -143,7 +145,7 @@ impl<R: ReadAt> Container<R> {
             path: path.clone(),
             problem: format!("its header: {error}"),
         })?;
-        // What was cut short is told so before anything that follows from it.
+        // A truncated file is reported as such, rather than by whichever part is missing first.
         if header.bytes != bytes {
             return Err(ContainerError::WrongLength {
                 path,
@@ -160,25 +162,25 @@ impl<R: ReadAt> Container<R> {
         })
     }
 
-    /// What it has, and where.
+    /// The header, which was checked.
     #[must_use]
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// How messages name it.
+    /// Path for messages.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// What it is read from.
+    /// The source that it reads from.
     #[must_use]
     pub fn source(&self) -> &R {
         &self.source
     }
 
-    /// The tensor of exactly this name.
+    /// The tensor of exactly this name, if there is one.
     #[must_use]
     pub fn tensor(&self, name: &str) -> Option<&TensorRecord> {
         self.header
@@ -187,22 +189,23 @@ impl<R: ReadAt> Container<R> {
             .find(|tensor| tensor.name == name)
     }
 
-    /// The chunks of a coded tensor of this container, in order; none of a plain one.
+    /// The chunks of one of this container's compressed tensors, in order; a plain tensor has none.
     pub fn chunks(&self, tensor: &TensorRecord) -> impl Iterator<Item = Chunk> {
         let chunks = tensor.chunks(self.header.tile);
         chunks.map(|chunk| chunk.expect("checked when the header was read"))
     }
 
-    /// Fills `out` with a tensor's bytes as they are in the container, from the byte `from` of it on.
+    /// Fills `out` with a tensor's stored bytes, from its byte `from` on.
     ///
     /// # Errors
-    /// What the system refused; bytes that aren't the tensor's.
+    /// When a file operation fails, or the bytes lie outside of the tensor.
     pub fn read_part(
         &self,
         tensor: &TensorRecord,
         from: u64,
         out: &mut [u8],
     ) -> Result<(), ContainerError> {
+        // The tensor's length was checked when the header was read; `from` and `out` are the caller's.
         let end = from.checked_add(out.len() as u64);
         if end.is_none_or(|end| end > tensor.length) {
             return Err(ContainerError::Missing {
@@ -213,28 +216,28 @@ impl<R: ReadAt> Container<R> {
         self.read_at(tensor.offset + from, out)
     }
 
-    /// Fills `out` with a chunk's bytes, as many as it has.
+    /// Fills `out` with a chunk's stored bytes.
     ///
     /// # Errors
-    /// What the system refused.
+    /// When a file operation fails.
     pub fn read_chunk(&self, chunk: &Chunk, out: &mut Vec<u8>) -> Result<(), ContainerError> {
         out.resize(chunk.layout.bytes(), 0);
         self.read_at(chunk.offset, out)
     }
 
-    /// One of the files inside, compared with its checksum; `None` if there is none of this name.
+    /// The bytes of a file inside, after its checksum was compared; `None` if there is no such file.
     ///
     /// # Errors
-    /// What the system refused, or damage.
+    /// When a file operation fails, or the checksum differs.
     pub fn file(&self, name: &str) -> Result<Option<Vec<u8>>, ContainerError> {
         let file = self.header.files.iter().find(|file| file.name == name);
         file.map(|file| self.read_file(file)).transpose()
     }
 
-    /// The bytes of a file, or of a shard's header, compared with their checksum.
+    /// The bytes of a file or of a shard's header, after the checksum was compared.
     ///
     /// # Errors
-    /// What the system refused, or damage.
+    /// When a file operation fails, or the checksum differs.
     pub fn read_file(&self, file: &FileRecord) -> Result<Vec<u8>, ContainerError> {
         let mut bytes = vec![0; file.length as usize];
         self.read_at(file.offset, &mut bytes)?;
@@ -246,7 +249,7 @@ impl<R: ReadAt> Container<R> {
         }
     }
 
-    /// What a place that isn't as it was written is refused with.
+    /// An error for damage of this container.
     #[must_use]
     pub fn damaged(&self, damage: Damage) -> ContainerError {
         ContainerError::Damaged {
@@ -255,11 +258,11 @@ impl<R: ReadAt> Container<R> {
         }
     }
 
-    /// Compares every byte with its checksums; `progress` is told the bytes that were looked at. What is found is put into
-    /// words by [`Damage`], in the order of its places.
+    /// Compares every byte with its checksums. `progress` is told how many bytes were read. Returns all damage found,
+    /// in file order.
     ///
     /// # Errors
-    /// What the system refused, or `cancel` set.
+    /// When a file operation fails, or `cancel` was set.
     pub fn verify(
         &self,
         cancel: &AtomicBool,
@@ -272,6 +275,7 @@ impl<R: ReadAt> Container<R> {
         for file in self.header.shards.iter().chain(&self.header.files) {
             match self.read_file(file) {
                 Ok(_) => {}
+                // Collected rather than returned: a report should be complete.
                 Err(ContainerError::Damaged { damage, .. }) => found.push(damage),
                 Err(other) => return Err(other),
             }
@@ -282,6 +286,7 @@ impl<R: ReadAt> Container<R> {
         }
         let checks = self.header.checks;
         let mut hasher = Hasher::default();
+        // The section has a hash of its own: damaged checks must not be blamed on the tensors.
         self.pieces(checks.offset, checks.length, PIECE_BYTES, cancel, |bytes| {
             hasher.update(bytes);
         })?;
@@ -293,10 +298,10 @@ impl<R: ReadAt> Container<R> {
         Ok(found)
     }
 
-    /// What is wrong with one tensor.
+    /// Verifies one tensor; returns its damage.
     ///
     /// # Errors
-    /// What the system refused, or `cancel` set.
+    /// When a file operation fails, or `cancel` was set.
     pub fn verify_tensor(
         &self,
         tensor: &TensorRecord,
@@ -309,6 +314,7 @@ impl<R: ReadAt> Container<R> {
         let mut told = Vec::new();
         if tensor.scheme() == Some(Scheme::Plain) {
             let tile_bytes = tensor.tile_bytes(self.header.tile);
+            // Whole tiles, so that each has its check computed from one piece.
             let piece = PIECE_BYTES.next_multiple_of(tile_bytes);
             let mut at = tensor.offset;
             self.pieces(tensor.offset, tensor.length, piece, cancel, |bytes| {
@@ -328,7 +334,7 @@ impl<R: ReadAt> Container<R> {
             let (mut end, mut done) = (tensor.offset, 0);
             for chunk in self.chunks(tensor) {
                 stop_if(cancel)?;
-                // Between chunks are a few zeros.
+                // The gaps of zeros between chunks are part of the tensor's hash.
                 bytes.resize((chunk.offset - end) as usize, 0);
                 self.read_at(end, &mut bytes)?;
                 hasher.update(&bytes);
@@ -344,6 +350,7 @@ impl<R: ReadAt> Container<R> {
                 progress(end);
             }
             if hasher.finish() == tensor.hash
+                // Only intact bytes can be blamed for their meaning; damaged ones are reported by tile.
                 && let Some(cause) = meaning.problem(tensor)
             {
                 comparison.meaning(cause);
@@ -352,7 +359,7 @@ impl<R: ReadAt> Container<R> {
         Ok(comparison.found(hasher.finish() == tensor.hash))
     }
 
-    /// Some of a tensor's checks as the file has them.
+    /// Reads some of a tensor's stored checks.
     fn read_checks(
         &self,
         tensor: &TensorRecord,
@@ -370,6 +377,7 @@ impl<R: ReadAt> Container<R> {
 
     fn verify_padding(&self, cancel: &AtomicBool) -> Result<Option<Damage>, ContainerError> {
         let mut end = self.header_end;
+        // Parts are in file order, so everything between two of them is padding.
         for (place, ..) in self.header.positions() {
             let mut at = end;
             let mut found = None;
@@ -387,7 +395,7 @@ impl<R: ReadAt> Container<R> {
         Ok(None)
     }
 
-    /// Goes through some bytes, a piece at a time.
+    /// Reads a range piece by piece.
     fn pieces(
         &self,
         offset: u64,
@@ -411,7 +419,7 @@ impl<R: ReadAt> Container<R> {
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), ContainerError> {
         let result = self.source.read_exact_at(out, offset);
         result.map_err(|cause| match cause.kind() {
-            // The file shrank after its header was checked.
+            // The file was truncated after its header was checked.
             io::ErrorKind::UnexpectedEof => ContainerError::WrongLength {
                 path: self.path.clone(),
                 expected: self.header.bytes,
@@ -426,7 +434,7 @@ impl<R: ReadAt> Container<R> {
     }
 }
 
-/// Looks at a cancel flag; relaxed, since nothing is read on its account.
+/// Returns an error if the flag is set. Relaxed ordering suffices: no other data depends on the flag.
 pub(super) fn stop_if(cancel: &AtomicBool) -> Result<(), ContainerError> {
     match cancel.load(Ordering::Relaxed) {
         true => Err(ContainerError::Cancelled),
@@ -434,10 +442,10 @@ pub(super) fn stop_if(cancel: &AtomicBool) -> Result<(), ContainerError> {
     }
 }
 
-/// What differs between a tensor's checks and those that the file has.
+/// Compares a tensor's computed checks with the stored ones.
 struct TileComparison<'a> {
     tensor: &'a str,
-    /// Tiles so far.
+    /// Tiles compared so far.
     tiles: usize,
     found: Vec<Damage>,
     meaning: Option<Damage>,
@@ -476,7 +484,7 @@ impl<'a> TileComparison<'a> {
             self.tiles(checks, told);
             return;
         }
-        // Where the tiles are follows from the tables: they'd all differ.
+        // The positions of tiles follow from the tables, so all checks after them would differ as well.
         if self.found.len() < TILES_NAMED_MAX {
             self.found.push(Damage::Tables {
                 tensor: self.tensor.to_owned(),
@@ -486,7 +494,7 @@ impl<'a> TileComparison<'a> {
         self.tiles += checks.len();
     }
 
-    /// All bytes are what was written, and that isn't what it should have been.
+    /// The stored bytes are intact, but don't decompress to the original.
     fn meaning(&mut self, cause: String) {
         self.meaning = Some(Damage::Original {
             tensor: self.tensor.to_owned(),
@@ -496,7 +504,8 @@ impl<'a> TileComparison<'a> {
 
     fn found(self, is_whole: bool) -> Vec<Damage> {
         match (is_whole, self.found.is_empty()) {
-            // Whatever the checks say: they are damaged then, and that is found where they are.
+            // The tensor's hash matches, so its bytes are intact and the stored checks are damaged. `verify` reports
+            // these by their own hash.
             (true, _) => self.meaning.into_iter().collect(),
             (false, false) => self.found,
             (false, true) => vec![Damage::Tensor {
@@ -506,7 +515,7 @@ impl<'a> TileComparison<'a> {
     }
 }
 
-/// Whether chunks are what an encoder makes, and decode to what they were made from.
+/// Checks that chunks are what an encoder produces, and that they decompress to the original.
 #[derive(Default)]
 struct OriginalCheck {
     original: Hasher,
@@ -524,7 +533,7 @@ impl OriginalCheck {
     }
 
     fn problem(self, tensor: &TensorRecord) -> Option<String> {
-        // Of what was rate-coded, nobody can tell what it was.
+        // Trellis quantization is lossy: the original bytes cannot be restored.
         let is_original = tensor.scheme() == Some(Scheme::Trellis)
             || self.original.finish() == tensor.original_hash;
         self.problem.or_else(|| {
@@ -533,7 +542,7 @@ impl OriginalCheck {
     }
 }
 
-/// The numbers of a chunk as they were, where it was coded without loss. In any case it is looked at to the last bit.
+/// Decompresses a losslessly compressed chunk to its original bytes. Checks all of its bits, whatever the scheme.
 fn decompress(chunk: &Chunk, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), DecompressError> {
     let coded = CompressedMatrix::new(chunk.layout.clone(), bytes)?;
     coded.check()?;

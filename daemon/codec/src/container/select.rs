@@ -1,4 +1,4 @@
-//! Which tensors are coded, and which are kept as they are.
+//! Selects which tensors are compressed.
 
 use std::ops::RangeInclusive;
 
@@ -7,34 +7,35 @@ use super::{
     header::{dtype, elements, matrix},
 };
 
-/// Fewer numbers than this aren't worth a table.
+/// Least number of elements: a smaller matrix isn't worth a table.
 const ELEMENTS_MIN: usize = 64 << 10;
-/// In shorter rows, what a row has beside its numbers would be much; longer ones make chunks that nobody reads.
+/// Supported widths. Shorter rows would have too much overhead each; longer rows would make chunks that readers refuse.
 const WIDTHS: RangeInclusive<usize> = 128..=CHUNK_ELEMENTS_MAX / CHUNK_ROWS;
 
-/// A name with `*` for any letters and `?` for any one.
+/// A name pattern: `*` stands for any characters, `?` for any one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Glob(String);
 
 impl Glob {
-    /// From how people write it.
+    /// A pattern as people write it.
     #[must_use]
     pub fn new(pattern: &str) -> Self {
         Self(pattern.to_owned())
     }
 
-    /// As it was written.
+    /// The pattern as it was written.
     #[must_use]
     pub fn pattern(&self) -> &str {
         &self.0
     }
 
-    /// Whether it stands for the whole of this name.
+    /// Whether the pattern matches the whole name.
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {
         let (pattern, name) = (self.0.as_bytes(), name.as_bytes());
         let (mut at, mut of) = (0, 0);
-        // The last star, and what it stood for so far: a mismatch makes it stand for one more.
+        // Position of the last star and the end of what it matched so far. A mismatch makes it match one more
+        // character; earlier stars never need another try, so the time is at most the product of both lengths.
         let mut star: Option<(usize, usize)> = None;
         while of < name.len() {
             match pattern.get(at) {
@@ -59,30 +60,30 @@ impl Glob {
     }
 }
 
-/// What was asked for.
+/// The user's choices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompressionRules {
     /// Names of tensors that stay plain.
     pub keep: Vec<Glob>,
-    /// Whether numbers are coded to a rate, not without loss.
+    /// Whether matrices are trellis-quantized rather than compressed losslessly.
     pub is_trellis: bool,
-    /// Whether embeddings are coded, too, and the head to a rate where that was asked for.
+    /// Whether embeddings are compressed too, and the LM head is trellis-quantized where the layers are.
     pub all: bool,
 }
 
-/// What becomes of a tensor.
+/// How a tensor is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorTreatment {
-    /// It stays as it is.
+    /// It is stored uncompressed.
     Plain,
-    /// It is coded without loss.
+    /// It is compressed losslessly.
     Lossless,
-    /// It is coded to a rate.
+    /// It is trellis-quantized.
     Trellis,
 }
 
 impl CompressionRules {
-    /// What becomes of a tensor of this name and shape, and of numbers that safetensors call so in small letters.
+    /// How to store a tensor of this name, shape and dtype (as safetensors names it, in lower case).
     #[must_use]
     pub fn treatment(&self, name: &str, shape: &[usize], numbers_name: &str) -> TensorTreatment {
         let is_large = matrix(shape).is_some_and(|(_, width)| WIDTHS.contains(&width))
@@ -96,13 +97,13 @@ impl CompressionRules {
         } else if self.is_trellis && (self.all || layer_of(name).is_some()) {
             TensorTreatment::Trellis
         } else {
-            // Outside of layers is the head, whose loss costs most.
+            // Outside of the layers is the LM head, where loss costs most.
             TensorTreatment::Lossless
         }
     }
 }
 
-/// Whether single rows of a tensor are read, which the file has at hand where it is plain.
+/// Whether single rows of a tensor are read, which is cheap only in an uncompressed tensor.
 fn is_embedding(name: &str) -> bool {
     layer_of(name).is_none()
         && name.split('.').any(|part| {
@@ -110,13 +111,13 @@ fn is_embedding(name: &str) -> bool {
         })
 }
 
-/// The extent that a tensor belongs to: its layer's, or one of its own.
+/// The extent that a tensor belongs to: its layer's, or its own name.
 #[must_use]
 pub fn extent_name(name: &str) -> &str {
     layer_of(name).unwrap_or(name)
 }
 
-/// A name up to its first part that is a number, as `model.layers.3`.
+/// A name up to its first numeric part, such as `model.layers.3`.
 fn layer_of(name: &str) -> Option<&str> {
     let mut end = 0;
     for part in name.split('.') {

@@ -12,8 +12,9 @@ use std::{
 use tempfile::TempDir;
 
 use super::*;
+use sluice_formats::DType;
+
 use crate::{
-    dtype::DType,
     encode::{Encoded, Lossless, encode},
     layout::{MatrixLayout, Scheme},
 };
@@ -21,7 +22,7 @@ use crate::{
 const TILE: usize = 128;
 pub(super) static GO_ON: AtomicBool = AtomicBool::new(false);
 
-/// Numbers without a pattern, the same each time.
+/// Pseudo-random bytes, the same each time.
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
@@ -41,7 +42,7 @@ impl Random {
     }
 }
 
-/// A chunk of numbers such as weights are, and those.
+/// A compressed chunk of weight-like elements, and these elements.
 fn chunk(scheme: Lossless, rows: usize, width: usize, random: &mut Random) -> (Encoded, Vec<u8>) {
     let numbers = (0..rows * width).map(|_| {
         let exponent = match random.below(50) {
@@ -55,13 +56,14 @@ fn chunk(scheme: Lossless, rows: usize, width: usize, random: &mut Random) -> (E
     (coded, bytes)
 }
 
-/// What a tensor of the model is written from.
+/// A tensor of the model and its chunks.
 enum Content {
     Plain(Vec<u8>),
     Compressed(Vec<(Encoded, Vec<u8>)>),
 }
 
-/// A model of two layers, a plain embedding, a coded head of two chunks, a tensor of another kind and one without numbers.
+/// A model of two layers, with a plain embedding, a compressed LM head of two chunks, a tensor of another dtype and an
+/// empty one.
 pub(super) struct Model {
     tensors: Vec<(PlannedTensor, Content)>,
 }

@@ -1,20 +1,24 @@
-//! Sixteen bits a tile, by which damage is told with its place. They are no part of what a model is run from.
+//! Checks of 16 bits a tile, which locate damage. Running a model doesn't need them.
 
 use std::ops::Range;
 
 use super::hash::{Hash, fold};
-use crate::layout::{MatrixLayout, STRIP_TILES, Scheme, WHOLE};
+use crate::{
+    layout::{MatrixLayout, STRIP_TILES, Scheme, WHOLE},
+    symbols::raw_bytes,
+};
 
-/// Spreads one of two hashes before they are put together, so that two tiles' swapped parts aren't the same tile.
+/// Multiplier that mixes hashes before they are combined, so that a tile with swapped parts has another check. It is
+/// 2^64 divided by the golden ratio.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The checks of plain bytes, of which tiles have so many: one a tile.
+/// Appends the checks of plain bytes, one for each tile of `tile_bytes`.
 pub(super) fn of_plain(bytes: &[u8], tile_bytes: usize, checks: &mut Vec<u16>) {
     checks.extend(bytes.chunks(tile_bytes).map(|tile| fold(Hash::of(tile))));
 }
 
-/// The checks of a chunk: one of the tables before its tiles, and one a tile. They follow from the bytes alone, whatever
-/// those are: where lengths make no sense, tiles end where their part does.
+/// Appends the checks of a chunk: one for the tables before its tiles, and one for each tile. They depend on the bytes
+/// alone, so that damaged chunks have checks too: where lengths are invalid, tiles end where their part does.
 ///
 /// # Panics
 /// When there are fewer bytes than the layout says.
@@ -28,11 +32,11 @@ pub(super) fn of_chunk(bytes: &[u8], layout: &MatrixLayout, checks: &mut Vec<u16
     }
 }
 
-/// Goes from tile to tile.
+/// Walks through the tiles of a chunk. Unlike the decoder's iterator it accepts any lengths.
 struct TilePositions<'a> {
     layout: &'a MatrixLayout,
     bytes: &'a [u8],
-    /// Where in codes or escapes the next tile begins.
+    /// Offset in codes or escapes where the next tile begins.
     at: usize,
 }
 
@@ -45,7 +49,7 @@ impl<'a> TilePositions<'a> {
         }
     }
 
-    /// What is coded of a tile, its escapes, and its raw bytes. Tiles are asked for in order.
+    /// Byte ranges of a tile's codes, escapes and raw bits. Tiles must be asked for in order.
     fn next(&mut self, tile: usize) -> [Range<usize>; 3] {
         let layout = self.layout;
         if tile.is_multiple_of(STRIP_TILES) {
@@ -60,6 +64,7 @@ impl<'a> TilePositions<'a> {
             (escapes, Scheme::Dictionary) => usize::from(escapes),
             (units, _) => usize::from(units) * layout.unit_bytes(),
         };
+        // No overflow: an offset has 32 bits, and a strip 32 lengths. Places beyond the part are cut by `within`.
         let varying = self.at..self.at + length;
         self.at += length;
         let (codes, escapes) = match layout.scheme() {
@@ -69,13 +74,13 @@ impl<'a> TilePositions<'a> {
             ),
             _ => (within(&layout.codes(), varying), 0..0),
         };
-        let raw_bytes = layout.dtype().raw_bytes();
+        let raw_bytes = raw_bytes(layout.dtype());
         let raw = numbers.start * raw_bytes..numbers.end * raw_bytes;
         [codes, escapes, within(&layout.raw(), raw)]
     }
 }
 
-/// What of a part's bytes there is.
+/// The intersection of a part and a range relative to its start.
 fn within(part: &Range<usize>, range: Range<usize>) -> Range<usize> {
     let place = |at: usize| part.start.saturating_add(at).min(part.end);
     place(range.start)..place(range.end)

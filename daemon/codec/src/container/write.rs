@@ -1,4 +1,4 @@
-//! Writing a container: tensor by tensor, under another name until it is whole.
+//! Writes a container tensor by tensor, under a temporary name until it is complete.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -19,87 +19,87 @@ use super::{
     read::stop_if,
     tiles,
 };
-use crate::{
-    dtype::DType,
-    layout::{MatrixLayout, Scheme},
-};
+use sluice_formats::DType;
 
-/// What is written goes to the disk this often, so that neither the end nor a failure waits long for the rest.
+use crate::layout::{MatrixLayout, Scheme};
+
+/// Bytes after which written data is synced, so that neither the end nor a failure waits long for a backlog.
 const SYNC_BYTES: u64 = 256 << 20;
-/// Bytes that are read back together.
+/// Bytes that are read back at a time when a run resumes.
 const PIECE_BYTES: usize = 4 << 20;
 
-/// What a container is to have, known before anything is coded.
+/// The contents of a container, known before anything is compressed.
 #[derive(Clone, Debug)]
 pub struct ContainerPlan {
-    /// Numbers of a tile.
+    /// Elements of a tile: 128, 256 or 512.
     pub tile: usize,
-    /// In the order in which they are given, and lie.
+    /// Tensors in the order in which they are written and lie in the file.
     pub tensors: Vec<PlannedTensor>,
-    /// Name and bytes of the header of each file of weights.
+    /// Name and bytes of each weight file's safetensors header.
     pub shards: Vec<(String, Vec<u8>)>,
     /// Name and bytes of the other files.
     pub files: Vec<(String, Vec<u8>)>,
-    /// Stands for what is coded, and how: only a run of the same goes on with what one before it left.
+    /// Identifies source and options. A run resumes an unfinished container only if its identity is equal.
     pub identity: String,
 }
 
-/// A tensor to come.
+/// A tensor that will be written.
 #[derive(Clone, Debug)]
 pub struct PlannedTensor {
-    /// Its name.
+    /// The tensor's full name, as safetensors has it.
     pub name: String,
-    /// Sizes, outermost first.
+    /// Dimensions, outermost first.
     pub shape: Vec<usize>,
-    /// What its numbers are, as safetensors call it, in small letters.
+    /// Its dtype, as safetensors names it, in lower case.
     pub dtype: String,
-    /// What it is read together with: consecutive tensors of the same.
+    /// Name of its extent: consecutive tensors with the same name share one.
     pub extent: String,
 }
 
 impl PlannedTensor {
-    /// Chunks that it has where it is coded.
+    /// Number of its chunks if it is compressed.
     fn chunks(&self) -> usize {
         matrix(&self.shape).map_or(0, |(rows, _)| rows.div_ceil(CHUNK_ROWS))
     }
 }
 
-/// A container that was written.
+/// Size and source hash of a finished container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrittenContainer {
-    /// Its bytes.
+    /// Bytes of the file.
     pub bytes: u64,
-    /// The hash of what it was made from.
+    /// Hash of the model that it was made from.
     pub source_hash: Hash,
 }
 
-/// The unfinished file of a target.
+/// Path of the unfinished file for `target`.
 #[must_use]
 pub fn partial_of(target: &Path) -> PathBuf {
     beside(target, ".partial")
 }
 
-/// The journal of a target's unfinished file.
+/// Path of the journal for `target`'s unfinished file.
 #[must_use]
 pub fn journal_of(target: &Path) -> PathBuf {
     beside(target, ".partial.journal")
 }
 
-/// A container on its way. Dropped before its end, it leaves an unfinished file and its journal for the next run.
+/// A container that is being written. If it is dropped before [`ContainerWriter::finish`], the unfinished file and its
+/// journal stay for the next run.
 #[derive(Debug)]
 pub struct ContainerWriter {
     target: PathBuf,
     partial: PathBuf,
-    /// Locked as long as it is open.
+    /// Locked while it is open.
     file: File,
     journal: Journal,
     plan: ContainerPlan,
     header: Header,
-    /// The first byte after the header and what it may grow by.
+    /// Offset of the first byte after the space that is reserved for the header.
     header_space: u64,
-    /// The byte after all tensors that are whole.
+    /// Offset of the byte after all complete tensors.
     end: u64,
-    /// Of those tensors.
+    /// Checks of all complete tensors.
     checks: Vec<u16>,
     open: Option<OpenTensor>,
     unsynced_bytes: u64,
@@ -113,16 +113,16 @@ struct OpenTensor {
     end: u64,
     chunks: Vec<usize>,
     hasher: Hasher,
-    /// Checks of tensors before it.
+    /// Number of checks of the tensors before it.
     checks: usize,
 }
 
 impl ContainerWriter {
-    /// Begins the container `target`, or goes on where a run of the same plan stopped: what that one wrote is read again and
-    /// compared with its checksums; `progress` is told the tensors that are done.
+    /// Begins the container `target`, or resumes where a run with the same plan stopped: what that run wrote is read
+    /// again and compared with its checksums. `progress` is told the number of complete tensors.
     ///
     /// # Errors
-    /// What the system refused, another process that writes the same, or `cancel` set.
+    /// When a file operation fails, another process writes the same container, or `cancel` was set.
     pub fn begin(
         target: &Path,
         plan: ContainerPlan,
@@ -130,6 +130,8 @@ impl ContainerWriter {
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, ContainerError> {
         let partial = partial_of(target);
+        // The header lies before the tensors but is written after them, so space is reserved for the longest one
+        // possible.
         let longest = longest(&plan);
         let header_bytes = serde_json::to_vec(&longest)
             .expect("names and numbers make JSON")
@@ -146,11 +148,12 @@ impl ContainerWriter {
             path: shown(target),
             problem,
         })?;
+        // Refused before the lock is taken: a plan that no reader would accept must not cost hours of compression.
         let file = open_locked(&partial)?;
         let journal_path = journal_of(target);
         let is_empty = file.metadata().map(|facts| facts.len() == 0);
         let is_empty = is_empty.map_err(ContainerError::io("read", &partial))?;
-        // Every run has a journal before it writes anything else.
+        // Every run writes a journal before anything else. A file without one isn't ours to overwrite.
         if !is_empty && journal_path.symlink_metadata().is_err() {
             let cause = "it was not left by an interrupted run; move it away";
             let cause = io::Error::new(io::ErrorKind::AlreadyExists, cause);
@@ -184,11 +187,12 @@ impl ContainerWriter {
                 });
             }
         }
+        // The journal is read under the lock, so no other run appends to it meanwhile.
         let io = ContainerError::io("read", &journal_path);
         let found = Journal::read(&journal_path, &plan.identity).map_err(io)?;
         let mut writer = Self {
             target: target.to_owned(),
-            // Until it is known how far the old one goes, nothing is written to it.
+            // Keeps all of the old journal until it is known how many of its tensors are valid.
             journal: match &found {
                 Some(found) => Journal::resume(&journal_path, found, found.records().count()),
                 None => Journal::begin(&journal_path, &plan.identity),
@@ -204,6 +208,7 @@ impl ContainerWriter {
             open: None,
             unsynced_bytes: 0,
         };
+        // Only the journal's valid lines are kept: lines after them describe tensors that will be written again.
         if let Some(found) = found {
             let whole = writer.resume(&found, cancel, progress)?;
             writer.journal = Journal::resume(&journal_path, &found, whole)
@@ -213,8 +218,9 @@ impl ContainerWriter {
         Ok(writer)
     }
 
-    /// Writes what comes before the tensors, and zeros wherever nothing is: whatever was there before.
+    /// Writes files and shard headers, and zeros between all parts, whatever an earlier run left there.
     fn write_beginning(&self) -> io::Result<()> {
+        // Cuts off what an interrupted run wrote after its last complete tensor.
         self.file.set_len(self.end)?;
         let files = self.header.shards.iter().chain(&self.header.files);
         let contents = self.plan.shards.iter().chain(&self.plan.files);
@@ -225,6 +231,7 @@ impl ContainerWriter {
         let tensors = self.header.tensors.iter();
         let tensors = tensors.map(|tensor| (tensor.offset, tensor.length));
         let mut end = 0;
+        // The header's space is zeroed as well: without magic bytes, the file isn't a container yet.
         for (offset, length) in files.chain(tensors).chain([(self.end, 0)]) {
             self.file
                 .write_all_at(&vec![0; (offset - end) as usize], end)?;
@@ -233,7 +240,7 @@ impl ContainerWriter {
         Ok(())
     }
 
-    /// Takes tensors of a run before for whole, as long as they are what this one would write; says how many.
+    /// Accepts tensors of an earlier run as long as they are what this run would write; returns their number.
     fn resume(
         &mut self,
         found: &JournalRecords,
@@ -254,12 +261,14 @@ impl ContainerWriter {
                 && record.dtype == planned.dtype
                 && (record.extent, record.offset) == (extent, offset)
                 && record.checks == self.checks.len() as u64
-                // One without bytes may lie beyond the end.
+                // An empty tensor may lie beyond the end of the file, which was never extended to it.
                 && (record.length == 0
                     || offset
                         .checked_add(record.length)
                         .is_some_and(|end| end <= length));
             let mut checks = Vec::new();
+            // Journal lines aren't synced one by one: after a crash a line may describe bytes that never reached the
+            // disk. Only the bytes themselves prove that a tensor is complete.
             if !is_planned || !self.read_back(record, cancel, &mut checks)? {
                 break;
             }
@@ -271,7 +280,7 @@ impl ContainerWriter {
         Ok(count)
     }
 
-    /// The checks of what was written of a tensor; false if it isn't what the journal says.
+    /// Reads a tensor back and computes its checks. Returns false if its bytes don't have the journal's hash.
     fn read_back(
         &self,
         record: &TensorRecord,
@@ -310,23 +319,25 @@ impl ContainerWriter {
                 if chunk.end() > end {
                     return Ok(false);
                 }
+                // The hash includes the zeros between chunks.
                 take(chunk.offset, &mut |_| {})?;
                 take(chunk.end(), &mut |bytes| {
                     tiles::of_chunk(bytes, &chunk.layout, checks);
                 })?;
             }
         }
+        // The chunks must account for all of the tensor's bytes.
         Ok(at == end && hasher.finish() == record.hash)
     }
 
-    /// The tensor whose turn it is, by its place in the plan; `None` when all are whole.
+    /// Index in the plan of the tensor to write next; `None` when all are complete.
     #[must_use]
     pub fn next(&self) -> Option<usize> {
         let next = self.header.tensors.len();
         (next < self.plan.tensors.len()).then_some(next)
     }
 
-    /// Which extent the next tensor is in, and where it begins.
+    /// Index of the next tensor's extent, and the tensor's offset.
     fn place(&self) -> (usize, u64) {
         let extents = self.header.extents.len();
         let planned = &self.plan.tensors[self.header.tensors.len()].extent;
@@ -338,13 +349,13 @@ impl ContainerWriter {
         }
     }
 
-    /// Begins the next tensor, or begins it again in another way.
+    /// Begins the next tensor, or begins it again with another scheme.
     ///
     /// # Errors
-    /// What the system refused.
+    /// When a file operation fails.
     ///
     /// # Panics
-    /// When all are whole, or it can't be coded.
+    /// When all tensors are complete, or this one cannot be compressed.
     pub fn begin_tensor(&mut self, scheme: Scheme) -> Result<(), ContainerError> {
         let planned = &self.plan.tensors[self.header.tensors.len()];
         let is_coded = scheme != Scheme::Plain;
@@ -353,10 +364,11 @@ impl ContainerWriter {
             "only matrices of numbers are coded"
         );
         let (_, offset) = self.place();
+        // The caller found that compression makes this tensor longer, and stores it plain instead.
         if let Some(open) = self.open.take() {
             self.checks.truncate(open.checks);
             let end = self.end;
-            // What is written between parts from now on is zero again.
+            // Drops what was written of the tensor: gaps between parts must be zero, and a hole reads as zeros.
             self.wrote(|writer| writer.file.set_len(end))?;
         }
         self.open = Some(OpenTensor {
@@ -370,10 +382,10 @@ impl ContainerWriter {
         Ok(())
     }
 
-    /// Writes the next chunk of a coded tensor.
+    /// Writes the next chunk of a compressed tensor.
     ///
     /// # Errors
-    /// What the system refused.
+    /// When a file operation fails.
     ///
     /// # Panics
     /// When it isn't the next chunk of the tensor that was begun.
@@ -390,6 +402,7 @@ impl ContainerWriter {
             self.plan.tile,
             "a container has one size of tiles"
         );
+        // The hash covers the zeros between chunks, so that `verify` can hash the tensor in one go.
         let at = open.end.next_multiple_of(ALIGN_BYTES);
         open.hasher
             .update(&[0; ALIGN_BYTES as usize][..(at - open.end) as usize]);
@@ -400,10 +413,10 @@ impl ContainerWriter {
         self.write(bytes, at)
     }
 
-    /// Writes the next bytes of a plain tensor: whole tiles, but for the last.
+    /// Writes the next bytes of a plain tensor. Each call but the last gives whole tiles.
     ///
     /// # Errors
-    /// What the system refused.
+    /// When a file operation fails.
     ///
     /// # Panics
     /// When no plain tensor was begun, or the bytes before these weren't whole tiles.
@@ -423,16 +436,16 @@ impl ContainerWriter {
         self.write(bytes, at)
     }
 
-    /// Bytes of the tensor that was begun.
+    /// Bytes of the current tensor so far.
     #[must_use]
     pub fn tensor_bytes(&self) -> u64 {
         self.open.as_ref().map_or(0, |open| open.end - open.offset)
     }
 
-    /// Ends the tensor: it is whole, whatever happens to the run from now on.
+    /// Ends the tensor. From now on an interrupted run resumes after it.
     ///
     /// # Errors
-    /// What the system refused.
+    /// When a file operation fails.
     ///
     /// # Panics
     /// When none was begun.
@@ -453,17 +466,18 @@ impl ContainerWriter {
             chunks: open.chunks,
             hash: open.hasher.finish(),
             original_hash,
-            // Where they will be is known at the end.
+            // Counted from the first check for now; `finish` makes it an offset.
             checks: open.checks as u64,
         };
         let journal = journal_of(&self.target);
+        // From here on, an interrupted run resumes after this tensor.
         let appended = self.journal.append(&record);
         appended.map_err(ContainerError::io("write", &journal))?;
         self.keep(record);
         Ok(())
     }
 
-    /// Takes a whole tensor into the header.
+    /// Adds a complete tensor to the header.
     fn keep(&mut self, record: TensorRecord) {
         self.end = record.offset + record.length;
         if record.extent == self.header.extents.len() {
@@ -479,10 +493,10 @@ impl ContainerWriter {
         self.header.tensors.push(record);
     }
 
-    /// Writes checks and header, and gives the file its name. A file that has that name already is replaced if `replace`.
+    /// Writes checks and header, and renames the file to its target. An existing target is replaced if `replace`.
     ///
     /// # Errors
-    /// What the system refused, or a target that is there.
+    /// When a file operation fails, or the target exists and must not be replaced.
     ///
     /// # Panics
     /// When a tensor is missing.
@@ -498,6 +512,7 @@ impl ContainerWriter {
             length: checks.len() as u64,
             hash: Hash::of(&checks),
         };
+        // Checks lie after all tensors, so their offsets are known only now.
         for tensor in &mut self.header.tensors {
             tensor.checks = offset + tensor.checks * 2;
         }
@@ -509,7 +524,7 @@ impl ContainerWriter {
             header_end <= self.header_space,
             "room was left for the longest header"
         );
-        // What couldn't be read is never called finished.
+        // A header that readers would refuse must never get its final name.
         self.header.check(&shown(&self.partial), header_end)?;
         let mut start = Vec::with_capacity(self.header_space as usize);
         start.extend_from_slice(&MAGIC);
@@ -520,13 +535,14 @@ impl ContainerWriter {
         let bytes = self.header.bytes;
         self.wrote(|writer| {
             writer.file.write_all_at(&checks, offset)?;
-            // Without checks, the file ends with padding.
+            // If there are no checks, the last part is padding, which nothing has written.
             writer.file.set_len(bytes)?;
-            // All else is there before what says so.
+            // Everything else is durable before the magic bytes say that the file is complete.
             writer.file.sync_all()?;
             writer.file.write_all_at(&start, 0)?;
             writer.file.sync_all()
         })?;
+        // The rename makes the container appear at once and complete.
         let renamed = match replace {
             true => fs::rename(&self.partial, &self.target),
             false => own::rename_new(&self.partial, &self.target),
@@ -539,14 +555,14 @@ impl ContainerWriter {
             }
             renamed => renamed.map_err(ContainerError::io("write", &self.target))?,
         }
-        // The name is to last as the bytes do.
+        // The rename lasts only after the folder is synced.
         let folder = match self.target.parent() {
             Some(folder) if folder != Path::new("") => folder,
             _ => Path::new("."),
         };
         let synced = File::open(folder).and_then(|folder| folder.sync_all());
         synced.map_err(ContainerError::io("write", folder))?;
-        // One that stays is begun anew by the next run.
+        // If the journal cannot be removed, the next run begins it anew.
         drop(fs::remove_file(journal_of(&self.target)));
         Ok(WrittenContainer {
             bytes,
@@ -572,15 +588,16 @@ impl ContainerWriter {
     }
 }
 
-/// The unfinished file, which nobody else writes.
+/// Opens the unfinished file and locks it against other processes.
 fn open_locked(partial: &Path) -> Result<File, ContainerError> {
     loop {
         let mut options = OpenOptions::new();
+        // Never truncated on opening: the contents may be hours of work that this run can resume.
         options.read(true).write(true).create(true).truncate(false);
         let file = own::open(partial, &mut options);
         let file = file.map_err(ContainerError::io("write", partial))?;
         match file.try_lock() {
-            // Where a file system has no locks, two runs at once are the user's to avoid.
+            // On file systems without locks, it is up to the user not to start two runs at once.
             Ok(()) | Err(TryLockError::Error(_)) => {}
             Err(TryLockError::WouldBlock) => {
                 return Err(ContainerError::Busy {
@@ -588,7 +605,8 @@ fn open_locked(partial: &Path) -> Result<File, ContainerError> {
                 });
             }
         }
-        // Who had it locked may have given it its name since: then it is finished, and not this one.
+        // The process that held the lock may have renamed the file meanwhile: then this descriptor is the finished
+        // container, and must not be written.
         let inode = file.metadata().map(|metadata| metadata.ino());
         let inode = inode.map_err(ContainerError::io("read", partial))?;
         if fs::metadata(partial).is_ok_and(|found| found.ino() == inode) {
@@ -597,7 +615,7 @@ fn open_locked(partial: &Path) -> Result<File, ContainerError> {
     }
 }
 
-/// The longest header that such a plan may come to.
+/// The longest header that the plan can lead to: every number takes its most digits.
 fn longest(plan: &ContainerPlan) -> Header {
     let record = |(name, bytes): &(String, Vec<u8>)| FileRecord {
         name: name.clone(),
@@ -630,7 +648,7 @@ fn longest(plan: &ContainerPlan) -> Header {
                 offset: u64::MAX,
                 length: u64::MAX,
                 chunk_rows: CHUNK_ROWS,
-                // No code is longer than what its offsets can say.
+                // Offsets are `u32`, so no codes are longer.
                 chunks: vec![u32::MAX as usize; tensor.chunks()],
                 hash: Hash::default(),
                 original_hash: Hash::default(),

@@ -1,35 +1,35 @@
-//! What symbols stand for, and what rows are measured in.
+//! The levels that symbols stand for, and the steps of rows.
 //!
-//! A symbol is an integer, plus [`ZERO`]; integer k stands for k + 1/4 steps, or for the negative of that where the number is
-//! of the second quantizer: together they have every half step. Beyond [`LINEAR_MAX`] the distances grow with the numbers, so
-//! that a few symbols are enough for whatever is far from all others, and the steps needn't care. Symbols in the middle,
-//! which are most of all, are then moved to the mean of the numbers that took them, in parts of a step: a byte each.
+//! A symbol is an integer plus [`ZERO`]. Integer k stands for k + 1/4 steps, or for the negative of that where the
+//! element is of the second quantizer: together they have a level every half step. Beyond [`LINEAR_END`] the distances
+//! grow with the magnitude, so that a few symbols cover outliers and the step needn't. The middle symbols, which nearly
+//! all elements take, are moved to the mean of the elements that took them, by a byte in parts of a step.
 //!
-//! Levels in parts of a step are integers of 16 bits, made of the symbol and its mean without a table in memory: looking
-//! eight numbers up takes longer than decoding them does.
+//! In parts of a step, levels are 16-bit integers that are computed from the symbol and its mean: looking eight
+//! elements up in a table takes longer than decoding them.
 
 use super::viterbi::SECOND;
 use crate::{layout::TRELLIS_MEANS, simd::SimdPath};
 
-/// Symbols that there are.
+/// Number of symbols.
 pub(crate) const SYMBOLS: usize = 128;
-/// Symbol of the integer 0.
+/// The symbol of integer 0.
 pub(crate) const ZERO: usize = SYMBOLS / 2;
-/// Steps up to which a number's nearest symbols are the nearest integers.
+/// Magnitude in steps up to which an element's nearest symbols are the nearest integers.
 pub(crate) const LINEAR_MAX: f32 = 47.;
-/// From here on the distances grow,
+/// Magnitude in steps beyond which the distances of levels grow,
 const LINEAR_END: f32 = 48.;
-/// each by this factor: up to 5,000 steps in all, never off by more than a tenth.
+/// each by this factor: up to 5,000 steps, with an error of at most a tenth.
 const GROWTH: f32 = 1.35;
-/// Parts of a step.
+/// Parts of a step that means are stored in.
 pub(super) const PARTS: f32 = 256.;
 
 /// Symbols that are moved to means.
 pub(super) const MIDDLE: std::ops::Range<usize> = ZERO - MEANS / 2..ZERO + MEANS / 2;
-/// How many these are.
+/// Number of symbols that are moved to means.
 pub(super) const MEANS: usize = TRELLIS_MEANS;
 
-/// The level of a symbol that isn't moved, in steps.
+/// The level of a symbol before means are applied, in steps.
 fn point(symbol: usize) -> f32 {
     let at = symbol as f32 - ZERO as f32 + 0.25;
     let mut beyond = at.abs() - LINEAR_END;
@@ -44,7 +44,7 @@ fn point(symbol: usize) -> f32 {
     (end + end * (GROWTH - 1.) * beyond).copysign(at)
 }
 
-/// The symbol of this parity that is nearest to a number, in steps.
+/// The symbol of this parity that is nearest to `value`, in steps.
 pub(crate) fn candidate(value: f32, parity: usize) -> usize {
     let mut at = value.abs();
     if at > LINEAR_END {
@@ -59,27 +59,28 @@ pub(crate) fn candidate(value: f32, parity: usize) -> usize {
     let pairs = ((at.copysign(value) - centre) * 0.5).round_ties_even();
     let pairs_max = (ZERO / 2) as f32;
     let code = pairs.clamp(-pairs_max, pairs_max - 1.) * 2. + parity as f32;
+    // Always in range already, even for NaN, which casts to 0; the remainder lets the compiler see that.
     (code as i32 + ZERO as i32) as usize % SYMBOLS
 }
 
-/// A mean as it is kept, in parts of a step from where its symbol's level is otherwise.
+/// A mean as the table stores it: its offset from the symbol's level, in parts of a step.
 pub(super) fn mean_part(symbol: usize, mean: f64) -> i8 {
-    // Saturates, and what is no number is none.
+    // The cast saturates, and maps NaN to 0.
     ((mean - f64::from(point(symbol))) * f64::from(PARTS)).round() as i8
 }
 
-/// Levels, and what they follow from.
+/// The levels of a matrix, with what they follow from.
 #[derive(Clone, Debug)]
 pub(crate) struct TrellisLevels {
-    /// By a symbol and its mark, in parts of a step: first those of one quantizer, then of the other.
+    /// Levels in parts of a step, by a symbol with its flag: first those of the first quantizer, then the second's.
     all: Box<[f32; 2 * SYMBOLS]>,
     means: [i8; MEANS],
-    /// A part of the matrix's step.
+    /// The matrix's step divided by [`PARTS`].
     part: f32,
 }
 
 impl TrellisLevels {
-    /// By means of the middle symbols, and a part of a step.
+    /// From the means of the middle symbols and a part of the matrix's step.
     pub(super) fn new(means: [i8; MEANS], part: f32) -> Self {
         let mut all = Box::new([0.; 2 * SYMBOLS]);
         for symbol in 0..SYMBOLS {
@@ -88,23 +89,23 @@ impl TrellisLevels {
                 _ => 0.,
             };
             all[symbol] = point(symbol) * PARTS + mean;
-            // Not its negative: integers have one zero only.
+            // Not `-level`, which would give -0: the vector path computes in integers, which have one zero.
             all[SYMBOLS + symbol] = 0. - all[symbol];
         }
         Self { all, means, part }
     }
 
-    /// Levels of the first quantizer, in steps.
+    /// The first quantizer's levels, in steps.
     pub(super) fn in_steps(&self) -> [f32; SYMBOLS] {
         std::array::from_fn(|symbol| self.all[symbol] / PARTS)
     }
 
-    /// A part of the step of a row.
+    /// A row's step divided by [`PARTS`].
     pub(super) fn row_part(&self, byte: u8) -> f32 {
         self.part * row_ratio(byte)
     }
 
-    /// Marked symbols of a row as the numbers they stand for; its step is kept as a byte.
+    /// Computes a row's elements from flagged symbols and the row's step byte.
     pub(crate) fn dequantize(&self, path: SimdPath, step: u8, symbols: &[u8], out: &mut [f32]) {
         assert_eq!(symbols.len(), out.len());
         let part = self.row_part(step);
@@ -134,7 +135,7 @@ mod avx2 {
 
     use super::{MIDDLE, SECOND, TrellisLevels, ZERO};
 
-    /// Symbols less than this from zero are as far from each other as their levels.
+    /// Integers below this magnitude have equidistant levels.
     const LINEAR: i8 = 48;
 
     #[target_feature(enable = "avx2")]
@@ -149,6 +150,7 @@ mod avx2 {
         let symbols = _mm256_andnot_si256(_mm256_set1_epi8(SECOND as i8), marked);
         let codes = _mm256_sub_epi8(symbols, _mm256_set1_epi8(ZERO as i8));
         let far = _mm256_cmpgt_epi8(_mm256_abs_epi8(codes), _mm256_set1_epi8(LINEAR - 1));
+        // One outlier sends its 32 symbols to the table. Outliers are rare, so the branch predicts well.
         if _mm256_movemask_epi8(far) != 0 {
             return levels.look_up(part, of, out);
         }
@@ -156,22 +158,27 @@ mod avx2 {
         for (first, some) in (MIDDLE.start..)
             .step_by(16)
             .zip(levels.means.as_chunks::<16>().0)
+        // The table of 64 means is four shuffles of 16 entries; each yields zero for indices outside of its 16.
         {
             // SAFETY: as many bytes as it reads, at any address.
             let some = unsafe { _mm_loadu_si128(some.as_ptr().cast()) };
             let some = _mm256_broadcastsi128_si256(some);
-            // Indices above 15 get the highest bit, by which nothing is looked up.
+            // Saturating addition maps indices above 15 to bytes with the highest bit set, which the shuffle turns into
+            // zero.
             let index = _mm256_sub_epi8(symbols, _mm256_set1_epi8(first as i8));
             let index = _mm256_adds_epu8(index, _mm256_set1_epi8(0x70));
             means = _mm256_or_si256(means, _mm256_shuffle_epi8(some, index));
         }
-        // Means rise by half a step to be positive; a quarter of that is where levels are.
+        // Flipping the sign bit adds 128, so that a mean is an unsigned low byte below its code. The level is code ·
+        // 256 + 64 + mean: 64 too much is subtracted again.
         let means = _mm256_xor_si256(means, _mm256_set1_epi8(i8::MIN));
         let quarter = _mm256_set1_epi16(64);
         let one = _mm256_set1_epi8(1);
         let part = _mm256_set1_ps(part);
         let parts = |means, marked| {
             let level = _mm256_sub_epi16(means, quarter);
+            // Negates where the flag, the sign bit of the high byte, is set. The low byte 1 keeps the operand from
+            // being zero, which would zero the level.
             _mm256_sign_epi16(level, marked)
         };
         let even = parts(
@@ -182,6 +189,8 @@ mod avx2 {
             _mm256_unpackhi_epi8(means, codes),
             _mm256_unpackhi_epi8(one, marked),
         );
+        // `unpack` works within 128-bit lanes: each lane holds eight elements of the first half, then eight of the
+        // second.
         let eights = [
             _mm256_castsi256_si128(even),
             _mm256_castsi256_si128(odd),
@@ -190,17 +199,17 @@ mod avx2 {
         ];
         for (out, eight) in out.as_chunks_mut::<8>().0.iter_mut().zip(eights) {
             let wide = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(eight));
-            // SAFETY: as many numbers as it writes, at any address.
+            // SAFETY: as many elements as it writes, at any address.
             unsafe { _mm256_storeu_ps(out.as_mut_ptr(), _mm256_mul_ps(wide, part)) };
         }
     }
 }
 
-/// Row steps in an octave.
+/// Row steps per octave.
 const STEPS_AN_OCTAVE: f64 = 8.;
 /// The byte of a row whose step is the matrix's.
 const STEP_SAME: u8 = 64;
-/// Their ratios within an octave.
+/// 2^(i/8), written out so that every machine computes the same steps.
 const STEP_RATIOS: [f32; 8] = [
     1.,
     1.090_507_7,
@@ -212,7 +221,8 @@ const STEP_RATIOS: [f32; 8] = [
     1.834_008_1,
 ];
 
-/// A row's step as a byte, by its ratio to the matrix's: eight an octave, from 8 octaves below to 24 above. Zero is zero.
+/// A row's step as a byte, from its ratio to the matrix's: eight steps an octave, from 8 octaves below to 24 above.
+/// Byte 0 is step 0.
 pub(super) fn row_byte(ratio: f64) -> u8 {
     if ratio > 0. {
         let step = ratio.log2() * STEPS_AN_OCTAVE + f64::from(STEP_SAME);
@@ -222,11 +232,12 @@ pub(super) fn row_byte(ratio: f64) -> u8 {
     }
 }
 
-/// By what the matrix's step is multiplied, from a row's byte.
+/// The factor from the matrix's step to a row's, by the row's byte.
 pub(super) fn row_ratio(byte: u8) -> f32 {
     if byte == 0 {
         return 0.;
     }
+    // Powers of two are built from exponent bits: exact, and no call of `exp2` per row.
     let power = u32::from(127 + byte / 8 - STEP_SAME / 8);
     STEP_RATIOS[usize::from(byte % 8)] * f32::from_bits(power << 23)
 }

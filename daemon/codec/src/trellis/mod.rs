@@ -1,20 +1,20 @@
-//! Numbers as levels of a step, coded to a chosen rate.
+//! Trellis-coded quantization (TCQ): elements become levels of a step, entropy-coded to a chosen bit rate.
 //!
-//! A uniform step with an entropy coder behind it is within a quarter of a bit of what any quantizer can do, and says any
-//! rate; formats of a fixed number of bits, scaled block by block, fit their scales to outliers instead (Gish and Pierce,
-//! "Asymptotically efficient quantizing", has the theory). Most of the quarter is the shape of the cells: intervals, that is
-//! cubes, where spheres would lose 1.53 dB less. A trellis gets to rounder ones (`trellis`): two quantizers of half as many
-//! levels take turns, by a rule that follows from the numbers before, and the coder chooses the numbers of a tile
-//! together. One table serves both, since their levels are each other's negatives (`levels`). Three things bring it closer:
-//! what a level loses is weighed against the bits it takes, each level stands for the mean of the numbers that took it, and
-//! a step is found by which the whole has the size, or the error, that was asked for (`fit`).
+//! A uniform step with an entropy coder behind it is within a quarter of a bit of the rate-distortion bound, and
+//! reaches any rate (Gish and Pierce, "Asymptotically efficient quantizing"). Formats with a fixed number of bits,
+//! scaled block by block, fit their scales to outliers instead. Most of the quarter is due to the shape of the cells:
+//! they are cubes, where spheres would lose 1.53 dB less. A trellis gets closer to spheres (`viterbi`): two quantizers
+//! with half as many levels take turns, by a rule that depends on the elements before, and the encoder chooses the
+//! levels of a tile together. One table serves both, because their levels are each other's negatives (`levels`). Three
+//! more things help: a level's error is weighed against the bits that it takes, each level is the mean of the elements
+//! that took it, and the step is searched for which the whole has the requested size or error (`fit`).
 //!
-//! On Gaussian numbers, at 3, 3.5, 4 and 4.5 bits: 17.3, 20.3, 23.2 and 26.2 dB, where one quantizer had 15.9, 19.0, 22.0 and
-//! 25.1, and `q4_0` has 21.3 at 4.5 bits. The rate-distortion bound is 0.8 dB away; 0.3 of those are lengths of tiles, steps
-//! of rows and the table, the other 0.5 what more states would not do much about (`trellis`).
+//! On Gaussian values, at 3, 3.5, 4 and 4.5 bits, it reaches 17.3, 20.3, 23.2 and 26.2 dB; a single quantizer reached
+//! 15.9, 19.0, 22.0 and 25.1, and `q4_0` reaches 21.3 at 4.5 bits. The rate-distortion bound is 0.8 dB away: 0.3 of
+//! them are tile lengths, row steps and the table, and more states would hardly improve the other 0.5 (`viterbi`).
 //!
-//! It is made for rates of two to five bits. There are 128 symbols: a step is no less than a sixteenth of a standard
-//! deviation, which takes six bits, since below that more and more numbers would be beyond those of equal distance.
+//! It is made for two to five bits. There are 128 symbols: a step is at least a sixteenth of a standard deviation,
+//! which takes six bits. With smaller steps, more and more elements would lie beyond the equidistant levels.
 
 mod fit;
 mod levels;
@@ -22,8 +22,9 @@ mod viterbi;
 
 use rayon::prelude::*;
 
+use sluice_formats::DType;
+
 use crate::{
-    dtype::DType,
     encode::{EncodeError, Encoded, EncodedPiece, MatrixShape},
     huffman::{self, Codes},
     layout::{CODE_LENGTHS_BYTES, MatrixLayout, Scheme, TRELLIS_LENGTHS_BYTES},
@@ -35,28 +36,28 @@ use viterbi::ViterbiSearch;
 pub(crate) use levels::TrellisLevels;
 pub(crate) use viterbi::{SECOND, mark};
 
-/// What a rate is chosen by.
+/// What a quantization aims at.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum TrellisTarget {
-    /// Bits a number, of everything.
+    /// Bits per weight, including tables, steps, offsets and lengths.
     Bits(f64),
-    /// Root of the squared error, as a share of that of the numbers: 0.1 are 20 dB.
+    /// Root mean square error relative to the elements' root mean square: 0.1 is 20 dB.
     Error(f64),
 }
 
-/// A rate-coded matrix, and how it compares with what it was.
+/// A trellis-quantized matrix with its size and error.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QuantizedMatrix {
-    /// The matrix.
+    /// The compressed matrix.
     pub encoded: Encoded,
-    /// What it takes, as in [`TrellisTarget::Bits`].
+    /// Its size, as in [`TrellisTarget::Bits`].
     pub bits: f64,
-    /// What it loses, as in [`TrellisTarget::Error`].
+    /// Its error, as in [`TrellisTarget::Error`].
     pub error: f64,
 }
 
-/// How matrices are coded that are parts of a larger one: by one step, found from a sample of it. Each part has a code of its
-/// own, and as many bits as its numbers need.
+/// Quantizes the chunks of a larger matrix with one step, which is found from a sample. Each chunk has a Huffman code
+/// of its own, and as many bits as its elements need.
 #[derive(Clone, Debug)]
 pub struct Quantizer {
     tile: usize,
@@ -64,8 +65,8 @@ pub struct Quantizer {
 }
 
 impl Quantizer {
-    /// From a sample, so that matrices of this shape come as near as can be to the target. The sample is rows, or a part of
-    /// each of many rows, so many numbers of every one.
+    /// Fits step and costs to a sample, so that matrices of this shape come as near to the target as possible. The
+    /// sample is whole rows, or the same number of elements of each of many rows.
     pub fn fit(
         (rows, width): (usize, usize),
         (part, sample): (usize, &[f32]),
@@ -84,8 +85,9 @@ impl Quantizer {
     ) -> Result<Self, EncodeError> {
         let number = DType::F32;
         let numbers = MatrixShape::new(number, rows, width, tile)?.elements;
+        // With codes of length 0 the layout's size is exactly the overhead.
         let beside = MatrixLayout::new(Scheme::Trellis, number, rows, width, tile, 0, 0)?;
-        // What codes are rounded up by.
+        // A tile's codes are rounded up to whole units, by half a unit on average.
         let padding = beside.tiles() * (beside.unit_bytes() * 8 - 1) / 2;
         let beside_bits = (beside.bytes() * 8 + padding) as f64 / numbers.max(1) as f64;
         let sample = SampleRows::new(part, tile, sample, exponent);
@@ -95,7 +97,7 @@ impl Quantizer {
         })
     }
 
-    /// Codes a matrix. `number` is what its numbers were, which decoding doesn't need.
+    /// Quantizes a matrix. `dtype` is the dtype that its elements had; decompression doesn't need it.
     pub fn quantize(
         &self,
         dtype: DType,
@@ -115,11 +117,14 @@ impl Quantizer {
         }
         let matrix = SampleRows::new(width, self.tile, values, self.fitted.exponent);
         let mut fitted = self.fitted.clone();
-        // The sample may have been of other sizes.
+        // A chunk may be much larger or smaller in magnitude than the sample: the step must suit this one, or all
+        // elements would be zero or overflow.
         fitted.step = matrix.possible(fitted.step);
         let (part, mut steps) = matrix.steps(&fitted);
-        // Rows without numbers have steps too.
+        // A matrix of width 0 has rows without a size, but each row has a step byte.
         steps.resize(rows, 0);
+        // Choosing symbols takes nearly all the time, so tiles are shared among threads by whole strips, as `assemble`
+        // needs them.
         let tiles: Vec<usize> = (0..matrix.tiles()).collect();
         let chosen: Vec<(Vec<u8>, SymbolSums)> = tiles
             .par_chunks(shape.piece_elements() / self.tile)
@@ -139,6 +144,7 @@ impl Quantizer {
                 (symbols, sums)
             })
             .collect();
+        // Floating-point sums are added in the order of pieces, so the result doesn't depend on the number of threads.
         let sums = chosen.iter().map(|(_, sums)| sums);
         let sums = sums.fold(SymbolSums::default(), |all, sums| all.add(sums));
         let lengths = huffman::code_lengths(&sums.counts);
@@ -147,6 +153,7 @@ impl Quantizer {
             .par_iter()
             .map(|(symbols, _)| shape.huffman(&codes, symbols))
             .collect();
+        // The means of the elements that chose a level minimize the error after the choice (Lloyd's condition).
         let means = sums.means();
         let mut table = huffman::pack_lengths(&lengths)[..TRELLIS_LENGTHS_BYTES].to_vec();
         table.extend(means.iter().map(|mean| *mean as u8));
@@ -162,7 +169,7 @@ impl Quantizer {
     }
 }
 
-/// Codes a matrix so that it has a size or an error as near as can be to what is asked for.
+/// Quantizes a matrix so that its size or error is as near to the target as possible.
 pub fn quantize(
     dtype: DType,
     rows: usize,
@@ -175,7 +182,7 @@ pub fn quantize(
     quantizer.quantize(dtype, rows, width, values)
 }
 
-/// What symbols are decoded by: lengths of codes, and levels.
+/// Parses a table: code lengths, and levels from means and step. `None` if it is too short.
 pub(crate) fn table(bytes: &[u8]) -> Option<([u8; CODE_LENGTHS_BYTES], TrellisLevels)> {
     let (lengths, rest) = bytes.split_first_chunk::<TRELLIS_LENGTHS_BYTES>()?;
     let (means, part) = rest.split_first_chunk::<MEANS>()?;
@@ -235,7 +242,7 @@ mod tests {
         out
     }
 
-    /// Blocks of 32 numbers, four bits each, by a scale of sixteen bits that the largest of them gets to minus eight.
+    /// Blocks of 32 elements, four bits each, by a scale of sixteen bits that the largest of them gets to minus eight.
     fn q4_0(values: &[f32]) -> Vec<f32> {
         let block = |block: &[f32]| {
             let extreme = block.iter().fold(0_f32, |extreme, value| {

@@ -1,32 +1,35 @@
-//! Which of two quantizers a number has, from the numbers before it, and the choice of symbols by which a tile loses least.
+//! The trellis: which of two quantizers an element has, given the elements before it, and the Viterbi search for the
+//! symbols that minimize a tile's cost.
 //!
-//! The even symbols of a quantizer and its odd ones are every fourth point of the points of both; the code that says which
-//! quantizer comes next is Ungerboeck's of rate 1/2 for one dimension ("Trellis-coded modulation with redundant signal
-//! sets"; Marcellin and Fischer, "Trellis coded quantization", have the idea). In polynomials over two elements, of the
-//! symbols' parities p and the quantizers q: `CHECK · q = FEED · p`. So with `past = p / CHECK` the quantizers are
-//! `FEED · past`, of which a word of 64 numbers takes a few shifts, whatever the number of states: that is all that decoding
-//! has to do, and why there can be many of them. Coding takes a Viterbi search through all states. At 4 bits, on Gaussian
-//! numbers, 4 states gain 1.06 dB, 8 1.15, 16 1.21, 32 1.28, 64 1.32 and 256 1.40; 64 take 38 ns a number, of which the states
-//! are most.
+//! The even and the odd symbols of each quantizer are every fourth point of the union of both quantizers' points. Which
+//! quantizer comes next follows Ungerboeck's rate-1/2 code for one dimension ("Trellis-coded modulation with redundant
+//! signal sets", 1987; Marcellin and Fischer, "Trellis coded quantization of memoryless and Gauss-Markov sources",
+//! 1990, apply it to quantization). In polynomials over GF(2), of the symbols' parities p and the quantizers q:
+//! `CHECK · q = FEED · p`. With `past = p / CHECK` the quantizers are `FEED · past`, which takes a few shifts for a
+//! word of 64 elements, whatever the number of states. That is all a decoder has to do, so many states are affordable.
+//! The encoder runs a Viterbi search through all states. At 4 bits, on Gaussian values, 4 states gain 1.06 dB, 8 1.15,
+//! 16 1.21, 32 1.28, 64 1.32 and 256 1.40; 64 states take 38 ns per element, most of it for the states.
 
 use super::levels::{LINEAR_MAX, SYMBOLS, candidate};
 use crate::simd::SimdPath;
 
-/// Bits of what is remembered.
+/// Parities that a state remembers.
 const MEMORY: usize = 6;
 const STATES: usize = 1 << MEMORY;
-/// Powers in `CHECK`, beside 0.
+/// Exponents of `CHECK`'s terms besides 1.
 const CHECK: [u32; 2] = [1, 6];
-/// Powers in `FEED`: neither 0 nor the highest, by which all that meets in a state comes from the same quantizer.
+/// Exponents of `FEED`'s terms: neither 0 nor the highest, so that both branches into a state come from the same
+/// quantizer.
 const FEED: [u32; 2] = [2, 4];
-/// Symbols of the longest tile.
+/// Symbols of the longest tile, as in [`TILES`](crate::layout::TILES).
 const TILE_MAX: usize = 512;
 
-/// In a symbol: it is of the second quantizer, whose levels are those of the first one, negated.
+/// Flag in a symbol: the element is of the second quantizer, whose levels are the first one's, negated.
 pub(crate) const SECOND: u8 = 0x80;
 
-/// Marks the symbols of a tile that are of the second quantizer, whatever their highest bits were.
+/// Sets the flag of each symbol of a tile that is of the second quantizer, and clears the others'.
 pub(crate) fn mark(path: SimdPath, tile: &mut [u8]) {
+    // Each tile begins with a past of zeros, so that it can be decompressed alone.
     let mut before = 0;
     let (words, rest) = tile.as_chunks_mut::<64>();
     for word in words {
@@ -38,6 +41,7 @@ pub(crate) fn mark(path: SimdPath, tile: &mut [u8]) {
         }
     }
     if !rest.is_empty() {
+        // Parities of the padding are zero, and nothing follows them in this tile.
         let mut last = [0; 64];
         last[..rest.len()].copy_from_slice(rest);
         mark_word(&mut last, &mut before);
@@ -54,14 +58,16 @@ fn mark_word(symbols: &mut [u8; 64], before: &mut u64) {
     }
 }
 
-/// Which quantizers 64 numbers have, by their parities, and by the past of the 64 before them.
+/// The quantizers of 64 elements, from their parities and the past of the 64 before them.
 #[inline(always)]
 fn quantizers(parities: u64, before: &mut u64) -> u64 {
+    // The part of the division that carries over from the word before.
     let mut past = parities;
     for power in CHECK {
         past ^= *before >> (64 - power);
     }
-    // The 64th power of `CHECK` is one, of 64 numbers; so the 63rd is what it is divided by.
+    // Division by `CHECK` modulo x^64. Over GF(2), CHECK^64 = 1 + x^64 + x^384, which is 1 there, so the inverse is
+    // CHECK^63: the product of CHECK^(2^k) for k from 0 to 5, each of which only scales the exponents.
     for doubled in 0..6 {
         let mut product = past;
         for power in CHECK {
@@ -77,21 +83,22 @@ fn quantizers(parities: u64, before: &mut u64) -> u64 {
     second
 }
 
-/// What choosing needs of symbols: levels in steps, and what each costs, in squared steps.
+/// What the search needs to know of symbols: levels in steps, and what each costs, in squared steps.
 #[derive(Clone, Debug)]
 pub(crate) struct SymbolCosts {
     pub(crate) levels: [f32; SYMBOLS],
     pub(crate) costs: [f32; SYMBOLS],
 }
 
-/// Four symbols that a number might have: of both quantizers an even and an odd one, the nearest.
+/// Candidates of an element: the nearest even and odd symbol of each quantizer.
 const CANDIDATES: usize = 4;
 
-/// Space for the choice of a tile's symbols.
+/// Work space of the search, about 20 KiB. It is boxed and used again for all tiles of a thread.
 pub(crate) struct ViterbiSearch {
     losses: [[f32; CANDIDATES]; TILE_MAX],
     symbols: [[i32; CANDIDATES]; TILE_MAX],
-    /// By the parity of a state and then a bit each, whether it came from the upper half of states.
+    /// One bit for each new state, by its lowest bit and then the rest: whether its best predecessor is in the upper
+    /// half of states.
     upper: [[[u8; STATES / 16]; 2]; TILE_MAX],
 }
 
@@ -104,7 +111,8 @@ impl ViterbiSearch {
         })
     }
 
-    /// The symbols by which a tile of numbers, in steps, loses least, with what they cost.
+    /// Chooses the symbols of a tile whose elements are given in steps, so that squared errors and symbol costs are
+    /// minimal in sum.
     pub(crate) fn choose(
         &mut self,
         path: SimdPath,
@@ -127,6 +135,8 @@ impl ViterbiSearch {
                 avx2::walk(self, values.len())
             },
         };
+        // Trace back from the cheapest final state: a state's predecessor is its bits shifted down, with the stored bit
+        // on top.
         let best = |one: &usize, other: &usize| sums[*one].total_cmp(&sums[*other]);
         let mut state = (0..STATES).min_by(best).expect("there are states");
         for at in (0..values.len()).rev() {
@@ -138,7 +148,7 @@ impl ViterbiSearch {
         }
     }
 
-    /// Candidates of one number.
+    /// Computes the candidates of one element and their costs.
     fn price(&mut self, at: usize, value: f32, prices: &SymbolCosts) {
         let symbols: [usize; CANDIDATES] = std::array::from_fn(|i| {
             let value = if i < 2 { value } else { -value };
@@ -152,21 +162,24 @@ impl ViterbiSearch {
         self.symbols[at] = symbols.map(|symbol| symbol as i32);
         self.losses[at] = losses;
         if value.abs() > LINEAR_MAX {
-            // Where levels are far from each other losses are large; what sums tell apart must not be lost in them.
+            // Far out, levels are wide apart and costs are large. Only differences matter, and the path sums must keep
+            // `f32` precision for those of other elements.
             let least = losses.into_iter().fold(f32::INFINITY, f32::min);
             self.losses[at] = losses.map(|loss| loss - least);
         }
     }
 
-    /// The least loss by which each state is reached, number by number.
+    /// Forward pass: the least cost by which each state can be reached, element by element.
     fn walk(&mut self, count: usize) -> [f32; STATES] {
         let mut sums = [f32::INFINITY; STATES];
+        // The search begins in state 0, as the decoder does.
         sums[0] = 0.;
         for (losses, upper) in self.losses.iter().zip(&mut self.upper).take(count) {
             let mut next = [0.; STATES];
             *upper = [[0; STATES / 16]; 2];
             for half in 0..STATES / 2 {
-                // From the upper half of states the same quantizer's other symbol leads to the same state.
+                // State `half + STATES / 2` has the same quantizer as `half`, and its other candidate leads to the same
+                // new state.
                 let [low, high] = [sums[half], sums[half + STATES / 2]];
                 for bit in 0..2 {
                     let one = low + losses[candidate_of(half, bit)];
@@ -181,7 +194,7 @@ impl ViterbiSearch {
     }
 }
 
-/// Which candidate leads from a state to the one with this bit more.
+/// The candidate whose choice leads from `state` to the next state with lowest bit `bit`.
 const fn candidate_of(state: usize, bit: usize) -> usize {
     let past = state << 1;
     let parity = bit ^ past >> CHECK[0] & 1 ^ past >> CHECK[1] & 1;
@@ -211,7 +224,7 @@ mod avx2 {
             word << 32 | u64::from(parities as u32)
         });
         let second = quantizers(parities, before);
-        // Each byte gets the byte of its bit, then the bit.
+        // Each byte lane gets the byte that contains its bit, then tests the bit.
         let bytes = _mm256_setr_epi8(
             0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, //
             2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3,
@@ -231,7 +244,7 @@ mod avx2 {
         }
     }
 
-    /// Candidates of all numbers, two at a time.
+    /// Computes the candidates of all elements, two elements at a time: four candidates each fill a vector.
     #[target_feature(enable = "avx2")]
     pub(super) fn price(search: &mut ViterbiSearch, values: &[f32], prices: &SymbolCosts) {
         let parity = _mm256_setr_ps(0., 1., 0., 1., 0., 1., 0., 1.);
@@ -244,6 +257,7 @@ mod avx2 {
             let [one, other] = [pair[0], *pair.last().expect("one at least")];
             let both = _mm256_set_m128(_mm_set1_ps(other), _mm_set1_ps(one));
             let value = _mm256_xor_ps(both, sign);
+            // Clamped to the linear range, where symbols are integers. The rare elements outside are redone below.
             let within = _mm256_max_ps(_mm256_min_ps(value, most), least);
             let code = _mm256_mul_ps(_mm256_sub_ps(within, centre), half);
             let code = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(code);
@@ -258,7 +272,7 @@ mod avx2 {
             };
             let off = _mm256_sub_ps(value, level);
             let loss = _mm256_add_ps(_mm256_mul_ps(off, off), cost);
-            // SAFETY: two numbers' candidates each, at any address; places of tiles are even.
+            // SAFETY: two elements' candidates each, at any address; places of tiles are even.
             unsafe {
                 let losses = search.losses[2 * at..2 * at + 2].as_mut_ptr();
                 _mm256_storeu_ps(losses.cast(), loss);
@@ -273,11 +287,12 @@ mod avx2 {
         }
     }
 
-    /// Half-states of a vector.
+    /// States that a vector holds; `half` of [`ViterbiSearch::walk`] goes through half of all states.
     const LANES: usize = 8;
     const VECTORS: usize = STATES / 2 / LANES;
 
-    /// By vector and lane, the candidate that leads from a state to the even one of the two it leads to.
+    /// By vector and lane, the candidate that leads from a state to its even successor. The odd successor takes the
+    /// other parity of the same quantizer, hence `xor 1`.
     const EVEN: [[i32; LANES]; VECTORS] = {
         let mut candidates = [[0; LANES]; VECTORS];
         let mut state = 0;
@@ -297,15 +312,16 @@ mod avx2 {
         let each = search.losses.iter().zip(&mut search.upper).take(count);
         for (losses, upper) in each {
             let losses: &[f32; CANDIDATES] = losses;
-            // SAFETY: as many numbers as it reads, at any address.
+            // SAFETY: as many elements as it reads, at any address.
             let losses = unsafe { _mm_loadu_ps(losses.as_ptr()) };
             let losses = _mm256_set_m128(losses, losses);
             let mut next = [infinite; 2 * VECTORS];
             for vector in 0..VECTORS {
-                // SAFETY: eight numbers.
+                // SAFETY: eight elements.
                 let even = unsafe { _mm256_loadu_si256(EVEN[vector].as_ptr().cast()) };
                 let odd = _mm256_permutevar8x32_ps(losses, _mm256_xor_si256(even, one));
                 let even = _mm256_permutevar8x32_ps(losses, even);
+                // Same comparison and tie-breaking as in the portable path: tests hold both to the same symbols.
                 let (low, high) = (sums[vector], sums[vector + VECTORS]);
                 let best = |low, high| {
                     let upper = _mm256_cmp_ps::<_CMP_LT_OQ>(high, low);
@@ -315,6 +331,8 @@ mod avx2 {
                 upper[0][vector] = from;
                 let (to_odd, from) = best(_mm256_add_ps(low, odd), _mm256_add_ps(high, even));
                 upper[1][vector] = from;
+                // New states alternate between even and odd ones, so the two results are interleaved; `unpack` does
+                // that within lanes only, and the permutes put lanes in order.
                 let (first, second) = (
                     _mm256_unpacklo_ps(to_even, to_odd),
                     _mm256_unpackhi_ps(to_even, to_odd),
@@ -326,7 +344,7 @@ mod avx2 {
         }
         let mut out = [0.; STATES];
         for (out, sums) in out.as_chunks_mut::<LANES>().0.iter_mut().zip(sums) {
-            // SAFETY: as many numbers as it writes, at any address.
+            // SAFETY: as many elements as it writes, at any address.
             unsafe { _mm256_storeu_ps(out.as_mut_ptr(), sums) };
         }
         out
@@ -344,7 +362,7 @@ mod tests {
         TrellisLevels::new([0; MEANS], 1.).in_steps()
     }
 
-    /// Number by number, as the code is defined.
+    /// Element by element, as the code is defined.
     fn mark_slowly(tile: &mut [u8]) {
         let (mut parities, mut seconds) = (vec![], vec![]);
         for (at, symbol) in tile.iter_mut().enumerate() {
@@ -392,7 +410,7 @@ mod tests {
         }
     }
 
-    /// Losses of all choices that there are, of few numbers.
+    /// Compares with all possible choices, for few elements.
     #[test]
     fn nothing_loses_less_than_what_is_chosen() {
         let prices = SymbolCosts {
@@ -414,7 +432,7 @@ mod tests {
         let mut chosen = vec![0; values.len()];
         ViterbiSearch::new().choose(SimdPath::best(), &values, &prices, &mut chosen);
         let chosen = loss(&values, &chosen);
-        // Of each number both nearest symbols, by parity, which its quantizer says.
+        // For each element both nearest symbols of its quantizer, by parity.
         for choice in 0..1 << values.len() {
             let mut symbols = vec![];
             for (at, value) in values.iter().enumerate() {

@@ -1,20 +1,20 @@
-//! Where parts lie in a range of addresses, and which pieces of it need memory for that.
+//! Places parts in a range of addresses, and tracks which pieces need memory.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
     ops::Range,
 };
 
-/// What the driver promises of the address of an allocation, and what kernels and copies rely on.
+/// The alignment that the driver promises for allocations, which kernels and copies rely on.
 const ALIGNMENT: usize = 256;
 
-/// Parts of any size, and pieces of one size, each of which has memory while some part lies in it.
+/// Parts of any size over pieces of one size. A piece has memory while some part lies in it.
 pub(super) struct Layout {
     range_bytes: usize,
     piece_bytes: usize,
-    /// Lengths of parts, by where they begin.
+    /// Lengths of parts by their start.
     parts: BTreeMap<usize, usize>,
-    /// How many parts lie in each piece that has any.
+    /// Number of parts in each piece that has any.
     users: BTreeMap<usize, usize>,
     used_bytes: usize,
 }
@@ -40,13 +40,14 @@ impl Layout {
         self.users.len() * self.piece_bytes
     }
 
-    /// Finds a place for a part, and tells where it begins and which pieces need memory for it from now on. None where no
-    /// gap is long enough.
+    /// Finds a place for a part. Returns its start, and the pieces that need memory from now on; `None` if no gap is
+    /// long enough.
     ///
-    /// Of all gaps it takes the one where the fewest pieces have to be added, the first of these. A part begins where the one
-    /// before it ends, in the same piece, so that what is lost at borders is lost at gaps only.
+    /// Takes the gap where the fewest pieces have to be added, the first of these. A part begins where the one before
+    /// it ends, in the same piece, so that memory is wasted only at gaps.
     pub(super) fn take(&mut self, bytes: usize) -> Option<(usize, Range<usize>)> {
         assert!(bytes > 0, "a part has bytes");
+        // Linear in the number of parts, which are weight groups and staging buffers: some hundred at most.
         let ends = self.parts.iter().map(|(&start, &bytes)| start + bytes);
         let starts = self.parts.keys().copied().chain([self.range_bytes]);
         let start = [0]
@@ -66,7 +67,7 @@ impl Layout {
         Some((start, added))
     }
 
-    /// Lets a part go, and tells which pieces need no memory any more.
+    /// Removes a part. Returns the pieces that need no memory any more.
     pub(super) fn give_back(&mut self, start: usize) -> Range<usize> {
         let bytes = self
             .parts
@@ -88,8 +89,9 @@ impl Layout {
         start / self.piece_bytes..(start + bytes).div_ceil(self.piece_bytes)
     }
 
-    /// The pieces under bytes that are no part's which have no memory: all, but for what neighbours have at either end.
+    /// The pieces in a free range that have no memory: all but those at either end that neighbours use.
     fn without_memory(&self, start: usize, bytes: usize) -> Range<usize> {
+        // Parts don't overlap, so only the first and the last piece can be shared with neighbours.
         let mut pieces = self.pieces(start, bytes);
         if self.users.contains_key(&pieces.start) {
             pieces.start += 1;
@@ -111,7 +113,7 @@ mod tests {
 
     const PIECE: usize = 4096;
 
-    /// What is asked of a layout: a part of so many bytes, or that one of those that there are goes.
+    /// A request to a layout: allocate so many bytes, or free one of its parts.
     #[derive(Debug, Clone)]
     enum Step {
         Take(usize),
@@ -177,7 +179,7 @@ mod tests {
             }
         }
 
-        /// A load, then levels one after another: unit by unit the new one is made before the old one goes.
+        /// A load, then levels one after another: each new weight group is made before the old one is freed.
         #[test]
         fn going_from_level_to_level_loses_little(
             levels in prop::collection::vec(prop::collection::vec(3 * PIECE..20 * PIECE, 30), 1..8),

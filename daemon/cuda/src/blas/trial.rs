@@ -1,21 +1,23 @@
-//! Whether a cuBLAS that opened can compute on the card: it may be too old or too new for it, and says so only when asked.
+//! Checks that a cuBLAS which opened can compute on this GPU. One that is too old or too new for it says so only when
+//! it is used.
 
 use super::{Blas, Matmul};
+use sluice_formats::DType;
+
 use crate::{
     context::{Context, Stream},
-    dtype::DType,
     error::CudaError,
     memory::DeviceAllocation,
 };
 
-/// Sides of the matrices.
+/// Rows, columns and depth of the matrices.
 const SIDE: usize = 64;
-/// Every byte of the factors: a small number whatever they are.
+/// Every byte of the factors: a small number in each dtype.
 const BYTE: u8 = 0x3C;
-/// What sums of 64 products may be off, for their last bits.
+/// Relative tolerance for the rounding of sums of 64 products.
 const TOLERANCE: f32 = 1e-3;
 
-/// Multiplies in every number that the card computes in, with results of both kinds.
+/// Multiplies in every dtype of the GPU, with results in both dtypes, and checks the `f32` ones.
 pub(super) fn check_gemm(
     blas: &Blas,
     context: Context,
@@ -45,6 +47,7 @@ pub(super) fn check_gemm(
                     accumulate: false,
                 },
             )?;
+            // For the short dtype it is enough that the call isn't refused.
             if !out_is_f32 {
                 continue;
             }
@@ -65,7 +68,7 @@ pub(super) fn check_gemm(
     stream.wait()
 }
 
-/// The number that such bytes are.
+/// The number that elements of such bytes are.
 fn value(dtype: DType) -> f32 {
     match dtype {
         DType::F32 => f32::from_le_bytes([BYTE; 4]),

@@ -1,31 +1,33 @@
-//! Attention: which rows of keys and values a task's queries see.
+//! Attention: each task's queries see some segments of keys and values.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::{address, holds, size};
-use crate::{dtype::DType, error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
+use sluice_formats::DType;
 
-/// Most queries that a [`AttentionTask`] may have.
+use crate::{error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
+
+/// Most queries of an [`AttentionTask`].
 pub const ATTEND_QUERIES: usize = 64;
 
-/// Most numbers in a head that [`Gpu::attend`] takes.
+/// Largest head dimension that [`Gpu::attend`] supports.
 pub const HEAD_DIM_MAX: usize = 256;
 
-/// Queries, of one sequence, and what they attend to.
+/// Queries of one sequence, and the keys that they attend to. The kernels read this structure as it is.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct AttentionTask {
-    /// First row of the queries.
+    /// First row of its queries in `q`.
     pub query_start: u32,
-    /// Rows of queries; at most [`ATTEND_QUERIES`].
+    /// Number of query rows; at most [`ATTEND_QUERIES`].
     pub query_count: u32,
-    /// The first of its segments.
+    /// Index of its first segment.
     pub segment_start: u32,
-    /// Segments of keys that its queries see.
+    /// Number of its segments.
     pub segment_count: u32,
-    /// 1 where query i sees no row of keys beyond row `place` + i; 0 where all see all.
+    /// 1 where query i sees no key row beyond `place` + i; 0 where all queries see all keys.
     pub causal: u32,
-    /// The first query's own row of keys, where it matters.
+    /// The key row of the first query itself; unused unless `causal`.
     pub place: u32,
 }
 
@@ -33,38 +35,38 @@ pub struct AttentionTask {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct AttentionSegment {
-    /// First row.
+    /// Index of its first row.
     pub start: u32,
-    /// Rows.
+    /// Number of rows.
     pub len: u32,
 }
 
-/// What [`Gpu::attend`] reads and writes, in the numbers that it computes in.
+/// Arguments of [`Gpu::attend`], in the compute dtype.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionArgs {
-    /// Rows as those of `q`.
+    /// The result, in rows like those of `q`.
     pub out: GpuSpan,
-    /// Queries: `heads * head_dim` numbers a row.
+    /// Queries: `heads * head_dim` elements a row.
     pub q: GpuSpan,
-    /// Keys: `kv_heads * head_dim` numbers a row.
+    /// Keys: `kv_heads * head_dim` elements a row.
     pub k: GpuSpan,
     /// Values, in rows as those of `k`.
     pub v: GpuSpan,
-    /// The [`AttentionTask`]s.
+    /// The [`AttentionTask`]s on the GPU.
     pub tasks: GpuSpan,
-    /// How many they are.
+    /// Number of tasks.
     pub task_count: usize,
     /// The [`AttentionSegment`]s that tasks refer to.
     pub segments: GpuSpan,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key and value heads; each serves `heads / kv_heads` query heads.
+    /// Number of key and value heads; each serves `heads / kv_heads` query heads (grouped-query attention).
     pub kv_heads: usize,
-    /// Numbers in a head: an even number up to [`HEAD_DIM_MAX`].
+    /// Elements of a head: an even number up to [`HEAD_DIM_MAX`].
     pub head_dim: usize,
 }
 
-/// That kernels can take such heads.
+/// Panics unless the kernels support these heads.
 pub(super) fn check_heads(heads: usize, kv_heads: usize, head_dim: usize) {
     assert!(
         head_dim.is_multiple_of(2) && head_dim <= HEAD_DIM_MAX,
@@ -77,11 +79,11 @@ pub(super) fn check_heads(heads: usize, kv_heads: usize, head_dim: usize) {
 }
 
 impl Gpu {
-    /// `softmax(q · kᵀ / √head_dim) · v` for each head and task. Rows that no task has are not written; a query without keys
+    /// `softmax(q · kᵀ / √head_dim) · v` for each head and task. Rows of no task are not written; a query without keys
     /// gets zeros.
     ///
     /// # Errors
-    /// When the card refuses it, or has failed before.
+    /// When the launch fails, or work that was sent before has failed.
     ///
     /// # Panics
     /// When heads are odd or too long, or a span doesn't hold whole rows.
@@ -110,6 +112,7 @@ impl Gpu {
             ("k", k, row(kv_heads)),
             ("v", v, row(kv_heads)),
         ] {
+            // Which rows tasks read is on the GPU, so only alignment and whole rows can be checked.
             holds(name, span, 0, dtype.bytes().max(4));
             assert!(
                 span.bytes().is_multiple_of(bytes),
@@ -119,8 +122,9 @@ impl Gpu {
         assert!(out.bytes() >= q.bytes(), "out is shorter than q");
         assert!(v.bytes() == k.bytes(), "keys and values differ");
         holds("segments", segments, 0, 4);
-        // The kernels for `f32` take half of a task's queries.
+        // An `f32` kernel takes half of a task's queries, which leaves it enough registers.
         let parts = if dtype == DType::F32 { 2 } else { 1 };
+        // Kernels are compiled for three head dimensions; shorter heads are padded.
         let dim = [64, 128, 256].into_iter().find(|&dim| head_dim <= dim);
         self.send(
             &format!(

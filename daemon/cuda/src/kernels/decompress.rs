@@ -1,33 +1,35 @@
-//! Matrices that are coded, decoded on the card.
+//! Decompresses matrices on the GPU.
 
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 
 use super::{address, holds, size};
-use crate::{dtype::DType, error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
+use sluice_formats::DType;
 
-/// Parts of a coded matrix begin at multiples of this, and so do chunks.
+use crate::{error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
+
+/// Parts of a compressed matrix and chunks begin at multiples of this.
 const ALIGN_BYTES: u64 = 64;
 /// Zeros after codes and escapes.
 const PAD_BYTES: u64 = 16;
-/// Tiles that a warp decodes.
+/// Tiles that a warp decodes: one per lane.
 pub(super) const STRIP_TILES: usize = 32;
-/// Warps of a block, as `decode.cuh` says.
+/// Warps of a block, as in `decode.cuh`.
 const WARPS: usize = 8;
-/// Chunks that one launch decodes, as `decode.cuh` says.
+/// Chunks that one launch decompresses, as in `decode.cuh`.
 pub(super) const CHUNKS_MAX: usize = 128;
-/// Most numbers in a chunk: their places have 31 bits.
+/// Most elements of a chunk: kernels index them with 31 bits.
 const ELEMENTS_MAX: u64 = 1 << 31;
 
-/// How a matrix is coded.
+/// How a matrix is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Compression {
-    /// Without loss: symbols by Huffman codes.
+    /// Lossless: Huffman codes.
     Huffman,
-    /// Without loss: symbols by four bits each, rare ones beside.
+    /// Lossless: four-bit dictionary indices, and escapes for rare symbols.
     Dictionary,
-    /// To a chosen rate: levels of a step, by Huffman codes.
+    /// Lossy, to a chosen bit rate: trellis-coded quantization with Huffman codes.
     Trellis,
 }
 
@@ -43,12 +45,12 @@ impl Compression {
     }
 }
 
-/// Consecutive rows of a matrix that are coded by themselves.
+/// Consecutive rows of a matrix that are compressed by themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CompressedChunk {
-    /// Where it begins, in bytes from the matrix's first; a multiple of 64.
+    /// Offset of its first byte from the matrix's; a multiple of 64.
     pub start: u64,
-    /// Rows.
+    /// Number of rows.
     pub rows: u32,
     /// Bytes of its codes, without padding.
     pub codes_bytes: u32,
@@ -57,12 +59,13 @@ pub struct CompressedChunk {
 }
 
 impl CompressedChunk {
-    /// How many numbers it has.
+    /// Number of its elements.
     pub(super) fn elements(&self, width: usize) -> u64 {
         u64::from(self.rows) * width as u64
     }
 
-    /// Its parts, in bytes from its start on: table, steps, offsets, lengths, codes, escapes, raw. The codec's layout.
+    /// Byte ranges of its parts, relative to its start: table, steps, offsets, lengths, codes, escapes, raw bits. The
+    /// codec's layout, which this crate repeats because it doesn't depend on the codec.
     pub(super) fn parts(
         &self,
         compression: Compression,
@@ -85,7 +88,7 @@ impl CompressedChunk {
         let mut end = 0_u64;
         [table, steps, (strips + 1) * 4, tiles, codes, escapes, raw].map(|bytes: u64| {
             let start = match bytes {
-                // What isn't there has no place of its own.
+                // An absent part isn't aligned.
                 0 => end,
                 _ => end.next_multiple_of(ALIGN_BYTES),
             };
@@ -95,32 +98,32 @@ impl CompressedChunk {
     }
 }
 
-/// A coded matrix, or some rows of one, on the card. Its bytes were checked as far as decoding can fail: other bytes would be
-/// decoded to other numbers.
+/// A compressed matrix, or some rows of one, on the GPU. The caller has checked its bytes as far as decompression can
+/// fail; other damage only changes values.
 #[derive(Debug, Clone, Copy)]
 pub struct CompressedGpuMatrix<'a> {
-    /// How it is coded.
+    /// How it is compressed.
     pub compression: Compression,
-    /// What its numbers were; of rate-coded ones no matter.
+    /// The dtype that its elements had; irrelevant after trellis quantization.
     pub dtype: DType,
-    /// Numbers of a row.
+    /// Elements of a row.
     pub width: usize,
-    /// Numbers of a tile: 128, 256 or 512.
+    /// Elements of a tile: 128, 256 or 512.
     pub tile: usize,
-    /// All bytes that chunks are in, aligned to 16.
+    /// The bytes of all chunks, aligned to 16.
     pub bytes: GpuSpan,
     /// The chunks, in the order of their rows.
     pub chunks: &'a [CompressedChunk],
 }
 
 impl CompressedGpuMatrix<'_> {
-    /// Rows of all chunks.
+    /// Number of rows of all chunks.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.chunks.iter().map(|chunk| chunk.rows as usize).sum()
     }
 
-    /// That its chunks lie in its bytes.
+    /// Panics unless the chunks lie in the matrix's bytes.
     pub(super) fn check(&self) {
         assert!(
             [128, 256, 512].contains(&self.tile),
@@ -135,10 +138,12 @@ impl CompressedGpuMatrix<'_> {
             let numbers = chunk.elements(self.width);
             let codes = u64::from(chunk.codes_bytes);
             let escapes = u64::from(chunk.escapes_bytes);
+            // The same bounds as the codec's, which opened the container.
             let lengths_can_be = match self.compression {
                 Compression::Huffman | Compression::Trellis => codes <= numbers && escapes == 0,
                 Compression::Dictionary => codes == numbers.div_ceil(2) && escapes <= numbers,
             };
+            // Kernels trust these lengths: they bound what is read, even of damaged bytes.
             assert!(
                 numbers < ELEMENTS_MAX && lengths_can_be,
                 "{chunk:?} is none of rows of {}",
@@ -156,7 +161,7 @@ impl CompressedGpuMatrix<'_> {
     }
 }
 
-/// What the kernels know of a chunk.
+/// A chunk as the kernels know it, passed by value with the launch.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 struct Chunk {
@@ -168,11 +173,11 @@ struct Chunk {
 }
 
 impl Gpu {
-    /// All rows of a coded matrix as numbers, one after the other. Into numbers as they were it is bit for bit; otherwise they
-    /// are widened to `f32` and narrowed as [`Gpu::convert`] does.
+    /// Decompresses all rows of a matrix, one after the other. To the dtype that they had it is bit for bit; otherwise
+    /// they are upcast to `f32` and rounded as by [`Gpu::convert`].
     ///
     /// # Errors
-    /// When the card refuses it, or has failed before.
+    /// When the launch fails, or work that was sent before has failed.
     ///
     /// # Panics
     /// When `out` is too short, or chunks don't lie in the matrix's bytes.
@@ -186,12 +191,15 @@ impl Gpu {
         let width = matrix.width;
         holds("out", out, matrix.rows() * width, dtype.bytes());
         let coding = matrix.compression.name();
+        // Trellis levels don't depend on the original dtype; lossless bits do.
         let kernel = match matrix.compression {
             Compression::Trellis => format!("decode_{coding}_{}", dtype.name()),
             _ => format!("decode_{coding}_{}_{}", dtype.name(), matrix.dtype.name()),
         };
         let mut first_row = 0;
         for chunks in matrix.chunks.chunks(CHUNKS_MAX) {
+            // Chunks are described in the launch's arguments, which are limited to 4 KiB: no copy has to be made and
+            // waited for.
             let mut described = [Chunk::default(); CHUNKS_MAX];
             let mut strips_max = 0;
             for (described, chunk) in described.iter_mut().zip(chunks) {
@@ -211,6 +219,7 @@ impl Gpu {
             if strips_max == 0 {
                 continue;
             }
+            // Chunks differ in size; blocks beyond a shorter chunk's strips have nothing to do.
             self.send(
                 &kernel,
                 [strips_max.div_ceil(WARPS), chunks.len()],

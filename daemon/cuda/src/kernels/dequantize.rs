@@ -1,21 +1,18 @@
-//! Stored weights become numbers that are computed in, for formats that aren't multiplied as they are, and for cuBLAS.
+//! Dequantizes stored weights to the compute dtype, for formats without a matmul kernel, and for cuBLAS.
 
 use super::{address, holds, holds_weights, size_64};
-use crate::{
-    dtype::{DType, Format},
-    error::CudaError,
-    gpu::Gpu,
-    span::GpuSpan,
-};
+use sluice_formats::{DType, Format};
 
-/// Weights that a thread decodes.
+use crate::{error::CudaError, gpu::Gpu, span::GpuSpan};
+
+/// Weights that a thread dequantizes.
 const RUN: usize = 16;
 
 impl Gpu {
-    /// Rows of weights in blocks, as numbers: those that [`Gpu::embed`] gives, narrowed as [`Gpu::convert`] does.
+    /// Dequantizes rows of a block format: to the values that [`Gpu::embed`] gives, rounded as by [`Gpu::convert`].
     ///
     /// # Errors
-    /// When the card refuses it, or has failed before.
+    /// When the launch fails, or work that was sent before has failed.
     ///
     /// # Panics
     /// When a span is too short, the format has no blocks, the width is not whole ones, or `out` isn't aligned to 16 bytes.
@@ -28,7 +25,8 @@ impl Gpu {
         rows: usize,
         width: usize,
     ) -> Result<(), CudaError> {
-        /// Threads of a block: enough for its runs' bytes to share sectors, few enough for small matrices to have many blocks.
+        /// Threads of a block: enough that their loads share memory sectors, and few enough that small matrices have
+        /// many blocks.
         const THREADS: u32 = 128;
         assert!(format.block_len() > 1, "{} has no blocks", format.name());
         assert!(

@@ -1,5 +1,5 @@
-//! Multiplications by palette-coded weights as they are. What a palette lacks is looked up in an index, which is made of the
-//! coded bytes when they come to the card.
+//! Multiplies by dictionary-coded weights without decompressing them first. Escapes are looked up in an index, which is
+//! built from the compressed bytes when they come to the GPU.
 
 use bytemuck::{Pod, Zeroable};
 use thiserror::Error;
@@ -9,59 +9,61 @@ use super::{
     decompress::{CHUNKS_MAX, CompressedChunk, CompressedGpuMatrix, Compression, STRIP_TILES},
     holds, shape_of, size,
 };
-use crate::{dtype::DType, error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
+use sluice_formats::DType;
 
-/// Rows of every chunk but the last, as `palette_weights.cuh` says.
+use crate::{error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
+
+/// Rows of every chunk but the last, as in `palette_weights.cuh`.
 const CHUNK_ROWS: u32 = 256;
-/// Numbers that are read at once: rows are whole times so many.
+/// Elements that are read at once: rows are a multiple of it.
 const RUN: usize = 16;
-/// An escape's column has 16 bits, of which the highest number stands for none.
+/// Largest width: an escape's column has 16 bits, and the largest value stands for none.
 const WIDTH_MAX: usize = u16::MAX as usize;
-/// The index of a symbol that the palette lacks.
+/// Index of a symbol that the dictionary lacks.
 const ESCAPE: u8 = 15;
-/// The length of a tile whose symbols are all kept as they are.
+/// Length of a tile whose symbols are all escapes.
 const WHOLE: u8 = 255;
-/// After a row's last escape.
+/// End mark after a row's last escape.
 const NONE: u32 = u32::MAX;
 
-/// A product of rows and palette-coded weights: `out[rows, outputs] = x[rows, width] · weightsᵀ`.
+/// Arguments of [`Gpu::matmul_dictionary`]: `out[rows, outputs] = x[rows, width] · weightsᵀ`.
 #[derive(Debug, Clone, Copy)]
 pub struct DictionaryMatmul<'a> {
-    /// The result, in the numbers of `x` or in `f32`.
+    /// The result, in the dtype of `x` or in `f32`.
     pub out: GpuSpan,
-    /// Whether the result is `f32`, whatever `x` is.
+    /// Whether the result is `f32`, whatever the dtype of `x`.
     pub out_is_f32: bool,
-    /// Numbers from one row of the result to the next: as many as there are rows of weights, or more.
+    /// Elements from one row of the result to the next: the number of weight rows, or more.
     pub out_stride: usize,
-    /// The rows.
+    /// The left factor, `rows` × `width`, in the compute dtype.
     pub x: GpuSpan,
-    /// How many they are.
+    /// Rows of `x`.
     pub rows: usize,
-    /// The weights, which must be [multiplied as they are](CompressedGpuMatrix::has_matmul).
+    /// The weights, for which [`has_matmul`](CompressedGpuMatrix::has_matmul) must hold.
     pub weights: &'a CompressedGpuMatrix<'a>,
-    /// The [`dictionary_index`] of a matrix that they are rows of, aligned to 4 bytes.
+    /// The [`dictionary_index`] of the matrix that these rows belong to, aligned to 4 bytes.
     pub index: GpuSpan,
-    /// How many rows that matrix has.
+    /// Number of rows of that matrix.
     pub index_rows: usize,
-    /// Which of them the weights begin with.
+    /// Index in that matrix of the first row of `weights`.
     pub first_row: usize,
     /// Whether the product is added to what `out` holds.
     pub accumulate: bool,
 }
 
-/// Coded bytes that no index can be made of.
+/// Compressed bytes that no index can be built from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("tile {tile} of the dictionary-coded chunk {chunk} is damaged")]
 pub struct DictionaryIndexError {
-    /// Which of the chunks.
+    /// Index of the chunk.
     pub chunk: usize,
-    /// Which of its tiles.
+    /// Index of the tile in the chunk.
     pub tile: usize,
 }
 
 impl CompressedGpuMatrix<'_> {
-    /// Whether [`Gpu::matmul_dictionary`] takes it as it is: palette-coded bf16, in rows of whole times 16 numbers and fewer
-    /// than 65,536, in chunks of 256 rows but for the last. Others are [decoded](Gpu::decompress) first.
+    /// Whether [`Gpu::matmul_dictionary`] supports it: dictionary-coded bf16, with a width that is a multiple of 16 and
+    /// less than 65,536, in chunks of 256 rows but for the last. Others are [decompressed](Gpu::decompress) first.
     #[must_use]
     pub fn has_matmul(&self) -> bool {
         let whole_chunks = self.chunks.split_last().is_some_and(|(last, others)| {
@@ -75,18 +77,20 @@ impl CompressedGpuMatrix<'_> {
     }
 }
 
-/// Most bytes that the [`dictionary_index`] of such chunks has.
+/// Upper bound for the bytes of the [`dictionary_index`] of these chunks. The header alone gives it, so that memory can
+/// be planned before any bytes are read.
 #[must_use]
 pub fn dictionary_index_bytes(chunks: &[CompressedChunk]) -> usize {
     let words = |chunk: &CompressedChunk| 2 * chunk.rows as usize + chunk.escapes_bytes as usize;
     (chunks.iter().map(words).sum::<usize>() + 2) * size_of::<u32>()
 }
 
-/// The numbers that palettes lack of a matrix of bf16: where each row's begin among them, and where the last row's end; then
-/// row by row a column and a number each, and what stands for none. `bytes` are those that the chunks are in.
+/// Builds the index of the escapes of a bf16 matrix: the position of each row's first escape and of the last row's end,
+/// then for each row the escapes (column in the high half, bf16 bits in the low half) and an end mark. The chunks lie
+/// in `bytes`.
 ///
 /// # Errors
-/// When the symbols of a tile that lacks some aren't where they are said to be, or not as many.
+/// When a tile's escapes lie outside of their part, or are too many or too few.
 ///
 /// # Panics
 /// When chunks don't lie in the bytes, or rows are too long.
@@ -108,6 +112,7 @@ pub fn dictionary_index(
         let mut found = found.into_iter().peekable();
         for row in 0..chunk.rows as usize {
             starts.push(escapes.len() as u32);
+            // Sorted by row and column, so that a thread finds the next escape by looking at one word.
             while let Some((_, column, number)) = found.next_if(|(of, ..)| *of == row) {
                 escapes.push((column as u32) << 16 | u32::from(number));
             }
@@ -115,14 +120,13 @@ pub fn dictionary_index(
         }
     }
     starts.push(escapes.len() as u32);
-    // Kernels look one further.
+    // Kernels read one word ahead.
     escapes.push(NONE);
     starts.append(&mut escapes);
     Ok(starts)
 }
 
-/// Row, column and bits of each number of a chunk that isn't what its palette says, in order; else the first tile that is
-/// damaged.
+/// Row, column and bits of each escape of a chunk, in order; or the first damaged tile.
 fn escapes_of(
     width: usize,
     tile: usize,
@@ -150,9 +154,10 @@ fn escapes_of(
         let end = start.checked_add(count).ok_or(at)?;
         let mut symbols = escapes.get(start..end).ok_or(at)?.iter();
         start = end;
-        // Tiles are whole bytes, but for the last.
+        // A tile begins on a whole byte of codes, since only the last one can have an odd number of elements.
         let of_codes = &codes[of_tile.start / 2..of_tile.end.div_ceil(2)];
         for (sixteen, codes) in of_codes.chunks(8).enumerate() {
+            // Most groups of sixteen have no escape.
             if !whole && !has_escapes(codes) {
                 continue;
             }
@@ -167,6 +172,8 @@ fn escapes_of(
                     let (symbol, raw) = (u16::from(symbol), u16::from(raw[place]));
                     let number = (raw & 0x80) << 8 | symbol << 7 | raw & 0x7f;
                     found.push((place / width, place % width, number));
+                // A tile that stores all of its symbols stores those of the dictionary as well, where the kernel will
+                // take the dictionary's: both must agree.
                 } else if symbol != table[usize::from(index)] {
                     return Err(at);
                 }
@@ -179,16 +186,17 @@ fn escapes_of(
     Ok(found)
 }
 
-/// Whether one of up to 16 indices is an escape's.
+/// Whether one of up to 16 indices is [`ESCAPE`].
 fn has_escapes(codes: &[u8]) -> bool {
     let mut word = [0; 8];
     word[..codes.len()].copy_from_slice(codes);
     let word = u64::from_le_bytes(word);
+    // One bit for each nibble of ones, as in the codec.
     let pairs = word & word >> 1;
     pairs & pairs >> 2 & 0x1111_1111_1111_1111 != 0
 }
 
-/// What the kernels know of a chunk: where its parts are.
+/// Places of a chunk's parts, as the kernels know them.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 struct Chunk {
@@ -198,14 +206,14 @@ struct Chunk {
 }
 
 impl Gpu {
-    /// A product with weights that stay coded: each is decoded on its way to the multiplication. For many rows it is what
-    /// [`Gpu::matmul_by_kernels`] gives with the decoded weights, bit for bit.
+    /// Multiplies by weights that stay compressed: each is decompressed in registers. For many rows the result is bit
+    /// for bit that of [`Gpu::matmul_by_kernels`] with decompressed weights.
     ///
     /// # Errors
-    /// When the card refuses it, or has failed before.
+    /// When the launch fails, or work that was sent before has failed.
     ///
     /// # Panics
-    /// When a span is too short, the weights can't be multiplied as they are, or results are added to other numbers than `f32`.
+    /// When a span is too short, the weights aren't supported, or results are added to a dtype other than `f32`.
     pub fn matmul_dictionary(
         &self,
         dtype: DType,
@@ -237,6 +245,7 @@ impl Gpu {
         holds("x", x, rows * width, dtype.bytes());
         assert!(first_row + outputs <= index_rows, "rows beyond the index");
         holds("index", index, 2 * (index_rows + 1), size_of::<u32>());
+        // Widths are multiples of 16 elements, so every row is aligned if the first one is.
         let few = rows <= FEW_ROWS && x.address().is_multiple_of(16);
         let mut first = 0;
         for chunks in weights.chunks.chunks(CHUNKS_MAX) {
@@ -258,6 +267,7 @@ impl Gpu {
                 grid,
                 block,
                 &[
+                    // A launch covers some columns of the result; the stride still spans all of them.
                     KernelArgument::Address(out.address() + (first * out_bytes) as u64),
                     KernelArgument::U32(out_is_f32.into()),
                     address(x),

@@ -1,36 +1,37 @@
-//! The head: a row's logits, a piece of the vocabulary at a time, become a choice, or a comparison of two heads.
+//! The LM head: reduces a row's logits, a piece of the vocabulary at a time, to a choice, or compares two models'
+//! logits.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::{REDUCE_THREADS, address, holds, size};
 use crate::{error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
 
-/// Most end tokens, and most suppressed ones, that a [`LmHeadSampling`] names.
+/// Most end tokens, and most suppressed tokens, of an [`LmHeadSampling`].
 pub const LM_HEAD_TOKENS: usize = 16;
 
 /// Stands for no token.
 pub const NO_TOKEN: u32 = u32::MAX;
 
-/// A row's state between pieces of the vocabulary.
+/// State of a row between pieces of the vocabulary. Logits of the whole vocabulary are never in memory at once.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 pub struct LmHeadState {
     /// Largest logit so far.
     pub max: f32,
-    /// Plain logit of the best token.
+    /// Logit of the best token, without noise.
     pub best_logit: f32,
     /// Logit of the target.
     pub target_logit: f32,
     /// The token with the best noised logit, or [`NO_TOKEN`].
     pub best: u32,
-    /// Sum of `exp(logit - max)`.
+    /// Sum of `exp(logit - max)`, rescaled when `max` grows (online softmax, Milakov and Gimelshein 2018).
     pub sum: f64,
-    /// The best noised logit.
+    /// Best logit with noise.
     pub best_score: f64,
 }
 
 impl LmHeadState {
-    /// Before the first piece.
+    /// State before the first piece.
     pub const START: Self = Self {
         max: f32::NEG_INFINITY,
         best_logit: f32::NEG_INFINITY,
@@ -41,15 +42,15 @@ impl LmHeadState {
     };
 }
 
-/// What a row of the head is read for.
+/// What the logits of a row are read for.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct LmHeadRow {
-    /// Its place in the canvas, which fixes its noise.
+    /// Position in the canvas, which determines the noise.
     pub position: u32,
     /// 1 where an end token may be chosen.
     pub may_end: u32,
-    /// A token whose logit is asked for, or [`NO_TOKEN`].
+    /// A token whose logit is wanted, or [`NO_TOKEN`].
     pub target: u32,
 }
 
@@ -57,48 +58,48 @@ pub struct LmHeadRow {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 pub struct LmHeadSampling {
-    /// Scale of the Gumbel noise; 0: the largest logit.
+    /// Scale of the Gumbel noise; with 0 the largest logit is chosen.
     pub temperature: f64,
-    /// Where noise comes from.
+    /// Seed of the noise.
     pub noise_key: u64,
-    /// Number of the pass, which fixes the noise with the position.
+    /// Index of the pass, which determines the noise together with the position.
     pub pass: u64,
     /// Guidance weight w: logits are u + (w + 1)(c − u).
     pub guidance: f32,
-    /// 1 where there is guidance: as many unconditional rows follow the conditional ones.
+    /// 1 with guidance: as many unconditional rows follow the conditional ones.
     pub has_guidance: u32,
-    /// Ids from here on are unused rows of the head, never chosen.
+    /// Ids from here on are padding of the vocabulary, and never chosen.
     pub vocab_size: u32,
-    /// Never chosen.
+    /// Id of the mask token, which is never chosen.
     pub mask: u32,
-    /// How many of `ends` there are.
+    /// Number of valid entries of `ends`.
     pub end_count: u32,
-    /// How many of `suppressed` there are.
+    /// Number of valid entries of `suppressed`.
     pub suppressed_count: u32,
-    /// Chosen only in rows that may end.
+    /// End tokens, chosen only in rows that may end.
     pub ends: [u32; LM_HEAD_TOKENS],
     /// Tokens whose logit counts as −∞, for choice and probability alike.
     pub suppressed: [u32; LM_HEAD_TOKENS],
 }
 
-/// Two heads' state in a row between pieces of the vocabulary.
+/// State of a row between pieces of the vocabulary, for two models' logits.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 pub struct CompareState {
     /// Largest logits so far.
     pub max: [f32; 2],
-    /// Their tokens.
+    /// Tokens of the largest logits so far.
     pub top: [u32; 2],
     /// Sums of `exp(logit - max)`.
     pub sum: [f64; 2],
-    /// Logits of the target.
+    /// Logits of the target token.
     pub target: [f32; 2],
-    /// Sum of `exp(one - max of one) · (one - other)`.
+    /// Sum of `exp(one - max of one) · (one - other)`, from which the KL divergence follows.
     pub difference: f64,
 }
 
 impl CompareState {
-    /// Before the first piece.
+    /// State before the first piece.
     pub const START: Self = Self {
         max: [f32::NEG_INFINITY; 2],
         top: [0; 2],
@@ -109,11 +110,11 @@ impl CompareState {
 }
 
 impl Gpu {
-    /// Takes `columns` logits (`f32`) of each row, those of the tokens from `first` on, into the rows' states. `rows` are
-    /// [`LmHeadRow`]s, `states` [`LmHeadState`]s; the logits are changed.
+    /// Adds `columns` logits (`f32`) of each row, those of the tokens from `first` on, to the rows' states. `rows` are
+    /// [`LmHeadRow`]s, `states` [`LmHeadState`]s. The logits are overwritten.
     ///
     /// # Errors
-    /// When the card refuses it, or has failed before.
+    /// When the launch fails, or work that was sent before has failed.
     ///
     /// # Panics
     /// When a span is too short, or the choice names more tokens than it holds.
@@ -132,6 +133,7 @@ impl Gpu {
             sampling.end_count.max(sampling.suppressed_count) as usize <= LM_HEAD_TOKENS,
             "more tokens than there is room for"
         );
+        // With guidance, each row has conditional and unconditional logits.
         let branches = if sampling.has_guidance == 0 { 1 } else { 2 };
         holds("states", states, row_count, size_of::<LmHeadState>());
         holds("logits", logits, branches * row_count * columns, 4);
@@ -155,11 +157,11 @@ impl Gpu {
         )
     }
 
-    /// Takes `columns` logits (`f32`) of each row of two heads, those of the tokens from `first` on, into the rows'
+    /// Adds `columns` logits (`f32`) of each row of two models, those of the tokens from `first` on, to the rows'
     /// [`CompareState`]s. `targets` (`u32`) has a token, or [`NO_TOKEN`], for each row.
     ///
     /// # Errors
-    /// When the card refuses it, or has failed before.
+    /// When the launch fails, or work that was sent before has failed.
     ///
     /// # Panics
     /// When a span is too short.

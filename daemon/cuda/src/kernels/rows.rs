@@ -1,33 +1,29 @@
-//! What is done to rows of queries, keys and values between the multiplications.
+//! Operations on rows of queries, keys and values between the matmuls.
 
 use super::{ELEMENT_THREADS, address, holds, holds_weights, size, threads, vector_format};
-use crate::{
-    dtype::{DType, Format},
-    error::CudaError,
-    gpu::Gpu,
-    launch::KernelArgument,
-    span::GpuSpan,
-};
+use sluice_formats::{DType, Format};
 
-/// Rows of heads that [`Gpu::rope`] turns.
+use crate::{error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
+
+/// Rows of heads that [`Gpu::rope`] rotates.
 #[derive(Debug, Clone, Copy)]
 pub struct RopeRows {
-    /// The rows.
+    /// The rows: `heads` heads of twice `half` elements each.
     pub x: GpuSpan,
-    /// The position of each (`u32`).
+    /// The position of each row (`u32`).
     pub positions: GpuSpan,
-    /// How many they are.
+    /// Number of rows.
     pub rows: usize,
-    /// Heads of each.
+    /// Heads of a row.
     pub heads: usize,
 }
 
 impl Gpu {
-    /// Rotary embedding in place, on half-split pairs of each head, of queries and keys. `table` (`f32`) has a row of `half`
-    /// cosines and as many sines for each position.
+    /// Rotary embedding (RoPE) in place, on half-split pairs of each head, of queries and keys in one launch. `table`
+    /// (`f32`) has `half` cosines and as many sines for each position.
     ///
     /// # Errors
-    /// When the card refuses it, or has failed before.
+    /// When the launch fails, or work that was sent before has failed.
     ///
     /// # Panics
     /// When a span is too short.
@@ -54,6 +50,7 @@ impl Gpu {
             return Ok(());
         }
         holds("table", table, 2 * half, 4);
+        // Queries and keys share a launch: in passes of few rows, launches take longer than the rotation.
         let matrix = |turned: RopeRows| {
             [
                 address(turned.x),
@@ -71,11 +68,11 @@ impl Gpu {
         )
     }
 
-    /// `x + bias` for each row of `x` (`f32`), as numbers that are computed in; in `f32`, `out` may be `x`. The bias is stored
-    /// in a dense format.
+    /// `x + bias` for each row of `x` (`f32`), in the compute dtype; in `f32`, `out` may be `x`. The bias has a plain
+    /// format.
     ///
     /// # Errors
-    /// When the card refuses it, or has failed before.
+    /// When the launch fails, or work that was sent before has failed.
     ///
     /// # Panics
     /// When a span is too short, or the bias's format has blocks.
@@ -113,10 +110,11 @@ impl Gpu {
         )
     }
 
-    /// Copies rows of keys and values to their places, as [`copy`](Self::copy) would one after the other.
+    /// Copies rows of keys and of values to their places, in one launch rather than by two calls of
+    /// [`copy`](Self::copy).
     ///
     /// # Errors
-    /// When the card refuses it, or has failed before.
+    /// When the launch fails, or work that was sent before has failed.
     ///
     /// # Panics
     /// When lengths differ, or are not whole words.

@@ -1,39 +1,41 @@
-//! Which keys queries pay attention to, and how those that stay are moved together.
+//! How much attention keys receive, and moving the rows of those that stay together.
 
 use super::{ELEMENT_THREADS, address, attend::check_heads, holds, size, threads};
-use crate::{dtype::DType, error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
+use sluice_formats::DType;
 
-/// Queries of a block, and its threads, each of which stands for a key, as `salience.cuh` says.
+use crate::{error::CudaError, gpu::Gpu, launch::KernelArgument, span::GpuSpan};
+
+/// Queries of a block, as in `salience.cuh`; and threads of a block, each for one key.
 const QUERIES: usize = 8;
 const THREADS: usize = 128;
 
-/// What [`Gpu::salience`] reads and writes.
+/// Arguments of [`Gpu::salience`].
 #[derive(Debug, Clone, Copy)]
 pub struct SalienceArgs {
-    /// A sum (`f32`) for each key.
+    /// The result: a sum (`f32`) for each key.
     pub out: GpuSpan,
-    /// Memory of [`SalienceScratch::bytes`], for what lies between.
+    /// Scratch of [`SalienceScratch::bytes`] bytes.
     pub scratch: GpuSpan,
-    /// Queries: `heads * head_dim` numbers a row.
+    /// Queries: `heads * head_dim` elements a row.
     pub q: GpuSpan,
-    /// Keys: `kv_heads * head_dim` numbers a row.
+    /// Keys: `kv_heads * head_dim` elements a row.
     pub k: GpuSpan,
-    /// The [`Segment`](crate::AttentionSegment)s of keys that are looked at.
+    /// The [`AttentionSegment`](crate::AttentionSegment)s of keys to score.
     pub segments: GpuSpan,
-    /// How many they are.
+    /// Number of segments.
     pub segment_count: usize,
-    /// How they are made up.
+    /// Numbers of heads, queries and keys.
     pub sizes: SalienceScratch,
     /// Key heads; each serves `heads / kv_heads` query heads.
     pub kv_heads: usize,
-    /// Numbers in a head: an even number up to [`HEAD_DIM_MAX`](crate::HEAD_DIM_MAX).
+    /// Elements of a head: an even number up to [`HEAD_DIM_MAX`](crate::HEAD_DIM_MAX).
     pub head_dim: usize,
 }
 
-/// What decides how much memory lies between queries and sums.
+/// The sizes that determine how much scratch [`Gpu::salience`] needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SalienceScratch {
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
     /// Rows of queries.
     pub queries: usize,
@@ -42,7 +44,8 @@ pub struct SalienceScratch {
 }
 
 impl SalienceScratch {
-    /// Two numbers for each query of each head, then one for each key of each head.
+    /// Bytes of scratch: maximum and sum of the softmax for each query of each head, then one sum for each key of each
+    /// head.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.softmax_bytes() + self.heads * self.keys * size_of::<f32>()
@@ -54,11 +57,11 @@ impl SalienceScratch {
 }
 
 impl Gpu {
-    /// For each key the sum over queries and heads of `softmax(q · kᵀ / √head_dim)`, where the soft-max is over these keys
+    /// For each key the sum over queries and heads of `softmax(q · kᵀ / √head_dim)`, with the softmax over these keys
     /// alone.
     ///
     /// # Errors
-    /// When the card refuses it, or has failed before.
+    /// When the launch fails, or work that was sent before has failed.
     ///
     /// # Panics
     /// When heads are odd or too long, or a span is too short or doesn't hold whole rows.
@@ -84,6 +87,7 @@ impl Gpu {
         holds("scratch", scratch, sizes.bytes() / 4, 4);
         holds("q", q, queries * heads * head_dim, dtype.bytes());
         holds("segments", segments, 2 * segment_count, 4);
+        // Segments are on the GPU and cannot be compared with the rows of `k`.
         let row = kv_heads * head_dim * dtype.bytes();
         assert!(
             row == 0 || k.bytes().is_multiple_of(row),
@@ -108,6 +112,8 @@ impl Gpu {
             size(head_dim),
             KernelArgument::F32((head_dim as f32).sqrt().recip()),
         ];
+        // Three launches: the softmax's denominators per query, the sums per key and head, then the sum over heads. A
+        // key needs the denominators of all queries first, and heads are added in a fixed order without atomics.
         if heads > 0 {
             if queries > 0 {
                 self.send(
@@ -132,11 +138,12 @@ impl Gpu {
         )
     }
 
-    /// Of the matrices that lie in `memory` one after another, two a layer, moves `count` rows of each to its beginning: those
-    /// that `kept` (`u32`) has for the layer, in rising order. What stands behind them stays as it is.
+    /// `memory` holds two matrices (keys and values) for each layer, one after another. Moves `count` rows of each to
+    /// its beginning: those that `kept` (`u32`) lists for the layer, in rising order. The rows behind them stay as they
+    /// are.
     ///
     /// # Errors
-    /// When the card refuses it, or has failed before.
+    /// When the launch fails, or work that was sent before has failed.
     ///
     /// # Panics
     /// When `memory` isn't so many matrices of whole rows, or rows aren't whole words.
@@ -161,6 +168,8 @@ impl Gpu {
         if layers == 0 || count == 0 || row_bytes == 0 {
             return Ok(());
         }
+        // One launch for all layers. Rows rise, so that each is read before its place is overwritten: a thread moves
+        // one word of every row in turn.
         self.send(
             "keep_rows",
             [threads(row_bytes / 4)[0], 2 * layers],

@@ -1,4 +1,4 @@
-//! The arena of a card's memory: against the stand-in, each test in a process with the environment it needs.
+//! The arena of a GPU's memory: against the stand-in, each test in a process with the environment it needs.
 
 use sluice_cuda::{ArenaUse, CudaError, Gpu, GpuMemory};
 use testkit::apart;

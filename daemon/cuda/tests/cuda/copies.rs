@@ -1,11 +1,11 @@
-//! Copies beside the work of a card, and the marks that order the two, on the stand-in.
+//! Copies beside the work of a GPU, and the marks that order the two, on the stand-in.
 
 use std::time::Duration;
 
 use sluice_cuda::{CopyStream, Gpu, HostMemory};
 use testkit::here;
 
-/// Runs a test where there is a stand-in for the card.
+/// Runs a test where there is a stand-in for the GPU.
 fn on_gpu(body: impl FnOnce(&Gpu)) {
     here::open_stand_in();
     body(&Gpu::open(0).unwrap());

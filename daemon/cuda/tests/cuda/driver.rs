@@ -2,9 +2,8 @@
 
 use std::thread;
 
-use sluice_cuda::{
-    CudaError, DType, Gpu, GpuSpan, GpuUnavailable, HostMemory, LAPS_MAX, Matmul, devices,
-};
+use sluice_cuda::{CudaError, Gpu, GpuSpan, GpuUnavailable, HostMemory, LAPS_MAX, Matmul, devices};
+use sluice_formats::DType;
 use testkit::apart;
 
 const MIB: usize = 1 << 20;
@@ -180,7 +179,7 @@ fn an_old_card_is_refused() {
         assert!(
             refusal
                 .to_string()
-                .ends_with("is too old: its compute capability is 7.0, and 7.5 is needed")
+                .ends_with("is too old: its compute capability is 7.0, and 7.5 is required")
         );
     });
 }
@@ -273,7 +272,7 @@ fn a_card_that_may_not_be_opened_is_named() {
         let refusal = refusal();
         assert_eq!(
             refusal.to_string(),
-            "can't open Stand-in (CPU): operation not permitted (CUDA_ERROR_NOT_PERMITTED)"
+            "cannot open Stand-in (CPU): operation not permitted (CUDA_ERROR_NOT_PERMITTED)"
         );
         assert!(refusal.hint().contains("/dev/nvidia*"));
     });
@@ -289,7 +288,7 @@ fn a_code_that_nobody_knows_is_an_error_like_others() {
         || {
             assert_eq!(
                 refusal().to_string(),
-                "can't initialize NVIDIA's driver: unknown error (code 31337)"
+                "cannot initialize NVIDIA's driver: unknown error (code 31337)"
             );
         },
     );
@@ -322,7 +321,7 @@ fn bytes_come_back_as_they_went() {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn a_copy_beside_the_work_does_not_wait_for_it() {
-    // The work before would end the card when it ran, which it does when somebody waits for it.
+    // The work before would end the GPU when it ran, which it does when somebody waits for it.
     let settings = [("STAND_IN_FAIL_KERNEL", "1")];
     apart::run(
         "a_copy_beside_the_work_does_not_wait_for_it",
@@ -347,7 +346,7 @@ fn what_was_uploaded_may_change_at_once() {
         const BYTES: usize = 300_000;
         let gpu = Gpu::open(0).unwrap();
         let memory = gpu.allocate(10 * BYTES).unwrap();
-        // More than is put aside, so that room is used again; pinned, which the card reads when it comes to it.
+        // More than is put aside, so that room is used again; pinned, which the GPU reads when it comes to it.
         let mut from = HostMemory::pinned(&gpu, BYTES).unwrap();
         assert!(from.iter().all(|&byte| byte == 0));
         for (round, byte) in (1..=10).enumerate() {
@@ -383,7 +382,7 @@ fn nothing_is_fine() {
 #[ignore = "on the stand-in: cargo ci"]
 #[should_panic(expected = "exceed a span")]
 fn a_part_lies_inside() {
-    // No card is needed to cut a span of nothing.
+    // No GPU is needed to cut a span of nothing.
     let span: GpuSpan = GpuSpan::default();
     let _ = span.part(0, 1);
 }
@@ -416,7 +415,7 @@ fn too_much_is_refused_with_the_figures() {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn pinned_memory_that_cannot_be_had_is_said() {
-    // The first is the card's own, for small uploads.
+    // The first is the GPU's own, for small uploads.
     let settings = [("STAND_IN_FAIL_PINNED", "2")];
     apart::run(
         "pinned_memory_that_cannot_be_had_is_said",
@@ -449,7 +448,7 @@ fn all_memory_is_given_back() {
         }
         assert_eq!(gpu.memory().unwrap(), before);
 
-        // Memory keeps its card, and the last one closes it.
+        // Memory keeps its GPU, and the last one closes it.
         let memory = gpu.allocate(MIB).unwrap();
         drop(gpu);
         drop(memory);
@@ -464,7 +463,7 @@ fn a_card_serves_many_threads() {
     let settings = [("STAND_IN_DEVICES", "2")];
     apart::run("a_card_serves_many_threads", &settings, || {
         let before = Gpu::open(0).unwrap().memory().unwrap();
-        // A card that was closed and opened again is another one for threads that knew it.
+        // A GPU that was closed and opened again is another one for threads that knew it.
         for _ in 0..3 {
             let cards = [Gpu::open(0).unwrap(), Gpu::open(1).unwrap()];
             thread::scope(|scope| {
@@ -508,7 +507,7 @@ fn a_kernel_that_fails_is_told_by_whoever_waits() {
             assert!(error.to_string().ends_with(
                 ": an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)"
             ));
-            // The card is lost to this process, and everything says so.
+            // The GPU is lost to this process, and everything says so.
             assert!(error.ends_context() && gpu.has_failed());
             assert!(gpu.allocate(1).is_err() && gpu.memory().is_err());
         },
@@ -597,7 +596,7 @@ fn cublas_multiplies() {
         assert!(blas.name().starts_with("libcublas.so.12 ("));
         assert_eq!(blas.workspace_bytes(), 4 * MIB);
 
-        // Small whole numbers, which every kind of number holds exactly, and their sums too.
+        // Small integers, which every dtype holds exactly, and their sums too.
         let whole = |count: usize, factor: usize| -> Vec<f32> {
             (0..count)
                 .map(|i| ((i * factor) % 7) as f32 - 3.0)
@@ -709,7 +708,7 @@ fn a_cublas_that_cannot_compute_leaves_our_own_kernels() {
 fn cublas_works_in_memory_that_stays() {
     apart::run("cublas_works_in_memory_that_stays", &[], || {
         let gpu = Gpu::open(0).unwrap();
-        // Another user of the card opens it too, and lets it go.
+        // Another user of the GPU opens it too, and lets it go.
         drop(Gpu::open(0).unwrap());
         let memory = gpu.allocate(3 * 64 * 64 * 4).unwrap();
         let part = |index: usize| memory.span().part(index * 64 * 64 * 4, 64 * 64 * 4);
@@ -725,7 +724,7 @@ fn cublas_works_in_memory_that_stays() {
             width: 64,
             accumulate: false,
         };
-        gpu.matmul(DType::F32, sluice_cuda::Format::F32, product)
+        gpu.matmul(DType::F32, sluice_formats::Format::F32, product)
             .unwrap();
         let mut found = vec![1; 64 * 64 * 4];
         gpu.download(part(0), &mut found).unwrap();

@@ -1,4 +1,4 @@
-//! The stand-in itself: that it computes right, keeps a card's rules, and ends a program that breaks them.
+//! The stand-in itself: that it computes right, keeps a GPU's rules, and ends a program that breaks them.
 
 use std::process::{Command, Output};
 
@@ -8,7 +8,7 @@ use testkit::{here, stand_in};
 /// Runs one test of one of its test programs.
 fn run(program: &str, test: &str, environment: &[(&str, &str)]) -> Output {
     let libraries = stand_in::build();
-    // It finds the stand-in as if it were installed; the environment gives the card other shapes.
+    // It finds the stand-in as if it were installed; the environment gives the GPU other shapes.
     Command::new(libraries.join(program))
         .env("LD_LIBRARY_PATH", libraries)
         .arg(test)

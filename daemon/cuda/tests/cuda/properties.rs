@@ -1,4 +1,4 @@
-//! What is known of a card, with NVML, without it, and when it tells nothing.
+//! Properties of a GPU with NVML, without it, and when it reports nothing.
 
 use sluice_cuda::{Gpu, LiveStats, PROBE_BYTES, PcieLink, devices};
 use testkit::apart;
@@ -110,12 +110,12 @@ fn figures_that_a_card_does_not_have_are_unknown() {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn a_card_is_the_same_to_driver_and_nvml() {
-    // The driver counts from the second card on, and NVML from the first.
+    // The driver counts from the second GPU on, and NVML from the first.
     let settings = [("STAND_IN_DEVICES", "2"), ("CUDA_VISIBLE_DEVICES", "1")];
     apart::run("a_card_is_the_same_to_driver_and_nvml", &settings, || {
         let gpu = Gpu::open(0).unwrap();
         assert_eq!(gpu.properties().pci_bus_id, "0000:02:00.0");
-        // This process holds memory on that card only, and NVML must see it there.
+        // This process holds memory on that GPU only, and NVML must see it there.
         assert!(gpu.context_bytes().unwrap() > 0);
         assert_eq!(gpu.live_stats().held_by_others_bytes, Some(0));
     });
@@ -143,7 +143,7 @@ fn rates_are_measured_and_leave_nothing_behind() {
 #[ignore = "on the stand-in: cargo ci"]
 fn rates_are_measured_where_the_system_pins_too_little() {
     let name = "rates_are_measured_where_the_system_pins_too_little";
-    // The first is what every card has to be opened.
+    // The first is what every GPU has to be opened.
     apart::run(name, &[("STAND_IN_FAIL_PINNED", "2")], || {
         let rates = Gpu::open(0).unwrap().measure_bandwidth().unwrap();
         assert!(rates.pinned_to_device.is_finite() && rates.pinned_to_device > 0.0);

@@ -10,7 +10,8 @@ use std::{
 use safetensors::SafeTensors;
 use serde_json::Value;
 use sluice_checkpoint::{Checkpoint, CheckpointError, Source};
-use sluice_ops::{KvCacheShape, Ops, device::DType};
+use sluice_formats::DType;
+use sluice_ops::{KvCacheShape, Ops};
 use sluice_plan::{Plan, PlanError, resolve_kv_cache_format};
 use sluice_shared::{
     decoding::{Decoding, KvCacheReuse},
@@ -32,7 +33,8 @@ use crate::{
 /// How far logits in `f32` may be from the reference's: an independent implementation in `f64` differs by 1.4e-4.
 pub const F32_TOLERANCE: f64 = 5e-4;
 
-/// How far found logits are from the reference's, in words and as a number, and how far those of a right implementation are.
+/// How far computed logits are from the reference's, as a measure's name and value, and the tolerance of a correct
+/// implementation.
 fn distance(reference: &[f32], found: &[f32], dtype: DType) -> (&'static str, f64, f64) {
     let pairs = reference.iter().zip(found);
     let differences = pairs.map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
@@ -40,11 +42,11 @@ fn distance(reference: &[f32], found: &[f32], dtype: DType) -> (&'static str, f6
         DType::F32 => {
             return ("absolute", differences.fold(0.0, worse), F32_TOLERANCE);
         }
-        // About three times what the stand-in's card shows.
+        // About three times what the stand-in for a GPU shows.
         DType::F16 => 1.5e-2,
         DType::Bf16 => 0.12,
     };
-    // Single logits say little where every number is rounded to a few digits.
+    // In 16 bits single logits say little: the root mean square of all of them is compared.
     let squares: f64 = differences.map(|difference| difference * difference).sum();
     let all: f64 = reference
         .iter()
@@ -57,13 +59,13 @@ fn distance(reference: &[f32], found: &[f32], dtype: DType) -> (&'static str, f6
     )
 }
 
-/// Says what lives where for a model with these tensors; nothing where there is no such plan, so nothing to compare.
+/// Makes the plan for a model with these tensors; `None` where there is no such plan, so nothing to compare.
 pub type PlanFor<'a> = dyn Fn(&Shape, &[SourceTensor]) -> Result<Option<Plan>, PlanError> + 'a;
 
-/// Compares the logits of every position with the reference's; all rows of a case are packed into one pass.
+/// Compares the logits of every position with the reference's; all rows of a case share one pass.
 ///
 /// # Errors
-/// A folder that isn't such a fixture, or a pass that fails.
+/// When the folder is not such a fixture, or a pass fails.
 pub fn fixture_logits(
     folder: &Path,
     ops: &Ops,
@@ -80,6 +82,7 @@ pub fn fixture_logits(
         let (measure, error, tolerance) = distance(&reference, &found, ops.device().dtype());
         CheckResult {
             name: format!("{} {name}: logits, {measure}", label(folder)),
+            // A missing row must not pass as equal.
             error: match reference.len() == found.len() {
                 true => error,
                 false => f64::NAN,
@@ -96,18 +99,18 @@ pub fn fixture_logits(
 pub struct FixtureLogits {
     /// The case's name.
     pub name: String,
-    /// Logits of a row.
+    /// Elements of a row of logits.
     pub vocabulary: usize,
-    /// The reference's.
+    /// The reference's logits.
     pub reference: Vec<f32>,
-    /// Ours.
+    /// The computed logits.
     pub found: Vec<f32>,
 }
 
 /// Computes the logits of every position, or of the last ones where the reference kept no others.
 ///
 /// # Errors
-/// A folder that isn't such a fixture, or a pass that fails.
+/// When the folder is not such a fixture, or a pass fails.
 pub fn fixture_forwards(
     folder: &Path,
     ops: &Ops,
@@ -137,7 +140,7 @@ pub fn fixture_forwards(
             return Err(broken(folder));
         };
         let rows: Vec<Vec<u32>> = rows.iter().map(ids).collect();
-        // Of long texts, the reference kept the last rows alone.
+        // Of long texts, the reference kept only the last rows.
         let kept = case["logits_shape"][1].as_u64().unwrap_or(0) as usize;
         let wanted: Vec<Vec<usize>> = (rows.iter())
             .map(|row| (row.len().saturating_sub(kept)..row.len()).collect())
@@ -179,7 +182,7 @@ pub fn fixture_forwards(
     Ok(forwards)
 }
 
-/// Rows of a causal sequence that go through the layers together: few, so that most of them see what is kept.
+/// Rows of an autoregressive sequence that go through the layers together: few, so that most of them read the KV cache.
 const AUTOREGRESSIVE_ROWS: usize = 7;
 
 /// The logits of the last `kept` positions of each text; all texts go through the model together, a few rows at a time.
@@ -192,7 +195,7 @@ fn autoregressive_logits(
     kept: usize,
 ) -> Result<Vec<f32>, EngineError> {
     let never = AtomicBool::new(false);
-    // The reference's keys and values are not rounded.
+    // The reference's KV cache is not rounded; a GPU has only the dtype that it computes in.
     let profile = ops.device().profile();
     let format = resolve_kv_cache_format(KvCacheFormat::F32, &profile)
         .or_else(|_| resolve_kv_cache_format(KvCacheFormat::Auto, &profile));
@@ -204,7 +207,7 @@ fn autoregressive_logits(
     let mut all = vec![Vec::new(); texts.len()];
     let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
     for start in (0..longest).step_by(AUTOREGRESSIVE_ROWS) {
-        // Of texts that have ended, none.
+        // An empty range for texts that have ended.
         let rows =
             |text: &[u32]| start.min(text.len())..text.len().min(start + AUTOREGRESSIVE_ROWS);
         let wanted = |text: &Vec<u32>| -> Vec<usize> {
@@ -251,25 +254,25 @@ fn failed(interrupt: Interrupt) -> EngineError {
 pub struct Sampled {
     /// The case's name.
     pub name: String,
-    /// The sampler, as the reference names it; nothing where a causal model just goes on.
+    /// The sampler, as the reference names it; `None` for an autoregressive model.
     pub algorithm: Option<String>,
-    /// What was written of each prompt; `None` where the sampler, or its parameters, are unknown here.
+    /// The answer to each prompt; `None` where the sampler, or its parameters, are unknown here.
     pub answers: Option<Vec<Answer>>,
 }
 
-/// What was written of a prompt.
+/// What the reference and Sluice wrote for a prompt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
     /// The reference's tokens.
     pub reference: Vec<u32>,
-    /// Ours.
+    /// The tokens that Sluice wrote.
     pub found: Vec<u32>,
-    /// Passes that the reference took and that we did, where these may not differ and do.
+    /// Passes of the reference and of Sluice, where they differ and should not.
     pub passes: Option<[u64; 2]>,
 }
 
 impl Answer {
-    /// The place of the first token that differs, or that only one of them has.
+    /// The index of the first token that differs, or that only one of them has.
     #[must_use]
     pub fn first_difference(&self) -> Option<usize> {
         let shorter = self.reference.len().min(self.found.len());
@@ -286,11 +289,11 @@ impl Answer {
     }
 }
 
-/// Runs every case of the samplers through an engine, and counts what differs: tokens, and passes. Samplers that are unknown
-/// here are left out.
+/// Runs every case of the samplers through an engine, and counts tokens and passes that differ. Unknown samplers are
+/// left out.
 ///
 /// # Errors
-/// A folder that isn't such a fixture, or a request that fails.
+/// When the folder is not such a fixture, or a request fails.
 pub fn fixture_tokens(
     folder: &Path,
     options: EngineOptions,
@@ -317,7 +320,7 @@ pub fn fixture_tokens(
 /// Runs every case of the samplers through an engine.
 ///
 /// # Errors
-/// A folder that isn't such a fixture, or a request that fails.
+/// When the folder is not such a fixture, or a request fails.
 pub fn fixture_samples(folder: &Path, options: EngineOptions) -> Result<Vec<Sampled>, EngineError> {
     let engine = Engine::start(options)?;
     let model = load(&engine, folder)?;
@@ -359,7 +362,7 @@ fn sample(
     let generated = run(engine, request)?;
     let found = generated.passes as u64;
     let passes = case["forward_calls"].as_u64().filter(|&reference| {
-        // Dream's sampler runs passes that commit nothing.
+        // Dream's sampler runs passes that commit nothing, which are skipped here: only more passes are wrong.
         match case["algorithm"] == "Dream sampler" {
             true => found > reference,
             false => found != reference,
@@ -372,7 +375,7 @@ fn sample(
     })
 }
 
-/// What a case asks for, without its prompt; `None` for samplers that aren't here.
+/// The request of a case, without its prompt; `None` for unknown samplers.
 fn request_of(case: &Value, model: ModelId) -> Option<Generate> {
     let params = &case["params"];
     let size = |key: &str| params[key].as_u64().map(|size| size as usize);
@@ -384,7 +387,8 @@ fn request_of(case: &Value, model: ModelId) -> Option<Generate> {
         ..Generate::greedy(model, Vec::new(), length)
     };
     match case["algorithm"].as_str() {
-        // Dream's has a quota of one a pass, whatever the threshold: the schedule of as many passes as positions.
+        // Fast-dLLM's sampler for Dream commits one token a pass, whatever the threshold: the schedule of as many
+        // passes as positions.
         Some("Fast-dLLM without cache") if params["alg"] == "confidence_threshold" => Some(plain),
         Some("LLaDA plain") | None => Some(plain),
         Some(algorithm) if algorithm.starts_with("Fast-dLLM ") => {
@@ -471,7 +475,7 @@ fn fast_dllm_policy(params: &Value) -> Option<PolicyChoice> {
 }
 
 fn load(engine: &Engine, folder: &Path) -> Result<ModelId, EngineError> {
-    // The reference's keys and values are not rounded; a card has one way to keep them.
+    // The reference's KV cache is not rounded; a GPU has one format for it.
     let settings = PlanSettings {
         kv_cache_format: match engine.device().is_gpu() {
             true => KvCacheFormat::Auto,

@@ -1,5 +1,5 @@
-//! Whether a device computes right: whole models beside the reference implementations' outputs. For tests, `sluiced check`,
-//! and `tools/gpu`, which has single operations beside the CPU's, too.
+//! Whether a device computes right: whole models compared with the reference implementations' outputs. For tests,
+//! `sluiced check` and `tools/gpu`, which compares single operations with the CPU's, too.
 
 mod fixtures;
 mod plans;
@@ -14,22 +14,22 @@ pub use self::{
     plans::{resident, streamed},
 };
 
-/// Something that was computed twice.
+/// A comparison of two computations of the same thing.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CheckResult {
-    /// What was computed.
+    /// The name of the computation.
     pub name: String,
-    /// How far off it is, relative to the largest number expected unless the name says otherwise. Not a number where the
-    /// result isn't one.
+    /// The error, relative to the largest expected element unless the name says otherwise. NaN where the result is NaN
+    /// or missing.
     pub error: f64,
-    /// How far off it may be.
+    /// The largest error that passes.
     pub tolerance: f64,
-    /// Why there is no result, where there is none.
+    /// Why there is no result; `None` where there is one.
     pub cause: Option<String>,
 }
 
 impl CheckResult {
-    /// One that could not be made.
+    /// The result of a computation that failed.
     #[must_use]
     pub fn failed(name: impl Into<String>, cause: &dyn Error) -> Self {
         Self {
@@ -40,14 +40,14 @@ impl CheckResult {
         }
     }
 
-    /// Whether it is close enough.
+    /// Whether the error is within the tolerance. NaN is not.
     #[must_use]
     pub fn passes(&self) -> bool {
         self.error <= self.tolerance
     }
 }
 
-/// The larger of two differences; what is no number stays, which a maximum would pass over.
+/// The larger of two errors. NaN stays, which a maximum would drop.
 #[must_use]
 pub fn worse(worst: f64, difference: f64) -> f64 {
     match worst.is_nan() || difference <= worst {

@@ -1,17 +1,17 @@
-//! Plans that models are checked under: all weights in the device's memory, or as few of them as can be.
+//! Plans that models are checked under: all weights in the device's memory, or as few of them as possible.
 
 use sluice_machine::Profile;
 use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, PlanInput, WorkingMemory, Workload};
-use sluice_shared::{level::Level, settings::ResolvedPlanSettings};
+use sluice_shared::{level::Level, options::ResolvedPlanSettings};
 use sluice_weights::{Shape, SourceTensor};
 
-/// Positions that a plan is for: a check computes what it has, whatever the plan was made for.
+/// Positions that the plan is for; a check's passes may have others.
 const CANVAS: usize = 16;
 
 /// A plan that keeps everything in the device's memory.
 ///
 /// # Errors
-/// A level that can't be planned.
+/// When there is no plan for the level.
 pub fn resident(
     profile: Profile,
     shape: &Shape,
@@ -21,11 +21,11 @@ pub fn resident(
     plan(profile, shape, sources, level, u64::MAX, 0)
 }
 
-/// A plan that streams all that can be streamed, with at most so many bytes of it kept in pinned memory, the rest read from
+/// A plan that streams all that can be streamed, with at most so many bytes of it in pinned memory, the rest read from
 /// files in every pass.
 ///
 /// # Errors
-/// A level that can't be planned.
+/// When there is no plan for the level.
 pub fn streamed(
     profile: Profile,
     shape: &Shape,
@@ -43,6 +43,7 @@ pub fn streamed(
             pinned_memory_limit_bytes,
         )
     };
+    // Refused with a budget of 0, the error says the least that works: streaming everything.
     match within(0) {
         Err(PlanError::BudgetTooSmall { least_bytes, .. }) => within(least_bytes),
         other => other,

@@ -1,7 +1,7 @@
 //! Autoregressive decoding: the prompt goes through the model a chunk at a time, then each new token alone.
 //!
-//! Events are those of a canvas that is filled one position a pass, from left to right; blocks are only how many positions
-//! a picture shows.
+//! Events are those of a canvas that is filled one position a pass, from left to right; a block is only how many
+//! positions a picture shows.
 
 use std::{sync::Arc, time::Instant};
 
@@ -21,8 +21,8 @@ use crate::{
     request::Generate,
 };
 
-/// Shares the rows of a pass out among sequences that have so many tokens still to be read, those with the fewest first: one
-/// that only tells what follows is never kept waiting for another's prompt, nor a short prompt for a long one.
+/// Shares the rows of a pass out among sequences with so many unread tokens, the fewest first: a sequence that only
+/// needs its next token never waits for another's prompt, nor a short prompt for a long one.
 #[must_use]
 pub fn share_rows(unread: &[usize], rows_max: usize) -> Vec<usize> {
     let mut shares = vec![0; unread.len()];
@@ -36,21 +36,21 @@ pub fn share_rows(unread: &[usize], rows_max: usize) -> Vec<usize> {
     shares
 }
 
-/// A prompt that is being continued.
+/// An autoregressive request that is being decoded.
 pub struct Continuation {
     request: Generate,
-    /// Needed for stop strings alone.
+    /// For stop strings alone.
     tokenizer: Option<Arc<Tokenizer>>,
     vocabulary: Arc<Vocabulary>,
     started: Instant,
     /// Prompt and answer.
     sequence: Vec<u32>,
-    /// Their ids, rising and without repetition.
+    /// The token ids in it, rising and without repetition, for the repetition penalty.
     seen: Vec<u32>,
     visible: VisibleText,
-    /// Special tokens that are stop strings: they have no text in which they would be found.
+    /// Special tokens that are stop strings: they have no text in which a search would find them.
     special_stops: Vec<u32>,
-    /// The open block's, up to the last token.
+    /// The open block's positions, up to the last token.
     positions: Vec<CanvasPosition>,
     passes: usize,
     passes_in_block: usize,
@@ -59,7 +59,7 @@ pub struct Continuation {
 }
 
 impl Continuation {
-    /// Of this request, for a model with this vocabulary.
+    /// Begins this request, for a model with this vocabulary.
     #[must_use]
     pub fn new(
         request: Generate,
@@ -86,7 +86,8 @@ impl Continuation {
         }
     }
 
-    /// Tells what lies ahead, before the first pass: whether keys and values are kept as precisely as they are computed.
+    /// Emits the first event, before the first pass. `is_exact`: whether the KV cache is as precise as what is
+    /// computed.
     pub fn start(&mut self, is_exact: bool, emit: &mut dyn FnMut(Event)) {
         self.started = Instant::now();
         emit(Event::Started {
@@ -99,19 +100,19 @@ impl Continuation {
         });
     }
 
-    /// All tokens so far. The model is to read those that it hasn't, and tell what follows the last.
+    /// All tokens so far. The model has to read those that it has not, and to predict the one after the last.
     #[must_use]
     pub fn sequence(&self) -> &[u32] {
         &self.sequence
     }
 
-    /// Whether nothing more is to be read.
+    /// Whether the text is finished.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.finish.is_some()
     }
 
-    /// Chooses what follows from its logits; `order` is as long, to sort ids in. `None` where they are not numbers.
+    /// Samples the next token from its logits; `order` has the same length, to sort ids in. `None` where they are NaN.
     pub fn choose(&self, logits: &mut [f32], order: &mut [u32]) -> Option<Candidate> {
         let request = &self.request;
         let draw = DrawInput {
@@ -125,12 +126,13 @@ impl Continuation {
                 EosPolicy::Stop | EosPolicy::Keep => &[],
             },
         };
-        // Rows of the head beyond the vocabulary are unused.
+        // Rows of the LM head beyond the vocabulary are padding.
         let used = self.vocabulary.size.min(logits.len());
         sampling::choose(&mut logits[..used], &mut order[..used], &draw)
     }
 
-    /// A pass has read `rows` tokens, and perhaps told what follows the last of all.
+    /// Takes the result of a pass that read `rows` tokens; a candidate only if the pass reached the end of the
+    /// sequence.
     pub fn take(
         &mut self,
         rows: usize,
@@ -142,16 +144,18 @@ impl Continuation {
         if let Some(candidate) = candidate {
             self.push(candidate);
         }
+        // A request that began under other weights is lossless only if all of its passes were.
         self.is_lossless &= cost.weights.is_lossless;
         self.passes += 1;
         self.passes_in_block += 1;
         let written = self.sequence.len() - self.request.prompt.len();
+        // The block of the last token: a block that is just full is still shown.
         let block = written.saturating_sub(1) / self.request.block_length;
         emit(Event::Pass(Box::new(PassReport {
             passes: self.passes,
             block,
             passes_in_block: self.passes_in_block,
-            // What is still to be written is nowhere yet, and nothing is shown of it.
+            // Unlike a canvas, positions that are not written yet do not exist, so none are shown.
             positions: self.positions.clone(),
             committed: written,
             rows,
@@ -173,7 +177,7 @@ impl Continuation {
         }
     }
 
-    /// What it came to, so far or in the end. `peak_device_bytes` is left 0: the caller keeps the ledger.
+    /// The result so far or in the end. `peak_device_bytes` is 0: the caller keeps the ledger.
     #[must_use]
     pub fn generated(mut self) -> GenerationResult {
         GenerationResult {
@@ -198,12 +202,13 @@ impl Continuation {
             is_fresh: true,
         });
         self.sequence.push(candidate.token);
+        // Kept sorted by insertion, so that the penalty need not sort the whole sequence for each token.
         if let Err(place) = self.seen.binary_search(&candidate.token) {
             self.seen.insert(place, candidate.token);
         }
     }
 
-    /// Whether the token, of which there are `written` now, ends the text, and how.
+    /// Whether the token, the `written`-th of the answer, ends the text, and how.
     fn finish_at(&mut self, token: u32, written: usize) -> Option<FinishReason> {
         let is_end = self.vocabulary.ends.contains(&token);
         if is_end && self.request.eos == EosPolicy::Stop {

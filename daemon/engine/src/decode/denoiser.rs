@@ -1,4 +1,4 @@
-//! One pass: a canvas with masks in, a candidate for each row asked for out.
+//! One denoising pass: canvases with masks in, a candidate for each requested row out.
 
 use std::{slice, sync::atomic::AtomicBool};
 
@@ -17,14 +17,14 @@ use crate::{
     residency::Residency,
 };
 
-/// Ids with a meaning of their own.
+/// The vocabulary's size, and the ids with a meaning of their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vocabulary {
     /// Ids are below this.
     pub size: usize,
-    /// The mask, of models that fill one.
+    /// The mask, of masked diffusion models; `None` for autoregressive ones.
     pub mask: Option<MaskToken>,
-    /// End a text; the first fills what is left after it. May be empty.
+    /// End tokens. The first fills what is left after the end of a text. May be empty.
     pub ends: Vec<u32>,
 }
 
@@ -32,7 +32,7 @@ impl Vocabulary {
     /// The mask's id.
     ///
     /// # Panics
-    /// When the model is causal: nothing that fills masks is asked of one.
+    /// When the model is autoregressive: requests that need a mask are refused for it.
     #[must_use]
     pub fn mask_id(&self) -> u32 {
         let mask = self.mask.as_ref();
@@ -40,39 +40,39 @@ impl Vocabulary {
             .token_id
     }
 
-    /// The row whose logits are those of a position.
+    /// The row whose logits predict a position: with shifted logits the one before.
     fn row_of(&self, position: usize) -> usize {
         self.mask.map_or(position, |mask| mask.row_of(position))
     }
 }
 
-/// What one pass is asked for.
+/// One pass over one canvas of a request.
 #[derive(Debug, Clone)]
 pub struct Pass<'a> {
-    /// Number of the pass in its request, from 0, as if passes were never guessed ahead.
+    /// Index of the pass in its request, from 0, counted as if passes were never guessed ahead.
     pub number: usize,
     /// The canvas, prompt included.
     pub canvas: &'a [u32],
-    /// The same with all masked that was given, and the weight w, when guidance is on.
+    /// The canvas with everything given masked, and the weight w, when guidance is on.
     pub guidance: Option<(&'a [u32], f64)>,
     /// What is computed and what is seen.
     pub reach: &'a PassReach,
-    /// Rows to read, in rising order of position; those that are checks come last, in the same order.
+    /// Rows to read, in rising order of position; checks come last, in the same order.
     pub rows: &'a [LmHeadRow],
     /// Scale of the Gumbel noise.
     pub temperature: f64,
-    /// Where noise comes from.
+    /// The generator of the noise.
     pub noise: Noise,
     /// Tokens whose logit counts as −∞.
     pub suppressed: &'a [u32],
     /// What candidates are ranked by.
     pub ranking: RankingScore,
-    /// Whether each row's most probable token is asked for, whatever chance has chosen.
+    /// Whether each row's most probable token is needed, whatever noise has chosen.
     pub top: bool,
 }
 
 impl<'a> Pass<'a> {
-    /// Its canvases: with guidance two.
+    /// Its canvases: two with guidance.
     fn canvases(&self) -> impl Iterator<Item = &'a [u32]> + use<'a> {
         let unconditional = self.guidance.map(|(canvas, _)| canvas);
         [Some(self.canvas), unconditional].into_iter().flatten()
@@ -91,30 +91,30 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// What a request keeps from pass to pass.
+/// What a request keeps on the device from pass to pass.
 #[derive(Default)]
 pub struct RequestMemory {
-    /// Keys and values, of each of its canvases.
+    /// A KV cache for each of its canvases.
     pub kv_caches: Vec<KvCache>,
-    /// What the rows of its block were distributed like in the pass before, where its policy compares that.
+    /// Distributions of its block's rows in the pass before, where its policy compares them.
     pub distributions: Option<Distributions>,
 }
 
 /// A pass, and what its request keeps.
 pub struct PassRequest<'a> {
-    /// The pass.
+    /// The pass over one canvas.
     pub pass: Pass<'a>,
-    /// Used by the first of a request's passes alone.
+    /// What the request keeps; only the first of its passes may use it.
     pub memory: Option<&'a mut RequestMemory>,
 }
 
-/// Something that fills masks, a pass at a time.
+/// A masked diffusion request, which is run a pass at a time.
 pub trait DiffusionRequest: Send {
-    /// Tells what lies ahead, before the first pass.
+    /// Emits the first event, before the first pass.
     fn start(&mut self, emit: &mut dyn FnMut(Event));
 
-    /// What the next pass is to read, of one canvas or of several beside each other; none when there is nothing left to do.
-    /// Asked again, it says the same.
+    /// The next pass, of one canvas or of several beside each other; empty when nothing is left to do. Does not change
+    /// the request: asked again, it returns the same.
     fn passes(&self) -> Vec<Pass<'_>>;
 
     /// Whether all of its canvases but the first are guesses of passes ahead, which may be left out of a pass and change no token.
@@ -125,44 +125,46 @@ pub trait DiffusionRequest: Send {
     /// Whether there is nothing left to do.
     fn is_done(&self) -> bool;
 
-    /// Takes the candidates for the rows of each of those, in order.
+    /// Takes the candidates of each of those canvases, in order.
     fn take(&mut self, candidates: &[Vec<Candidate>], cost: &PassCost, emit: &mut dyn FnMut(Event));
 
-    /// What it came to: when there is nothing left to do, or it is cancelled.
+    /// The result, when nothing is left to do or the request is cancelled.
     fn outcome(self: Box<Self>) -> Outcome;
 }
 
 /// A loaded model, and the operations of its device.
 #[derive(Clone, Copy)]
 pub struct Denoiser<'a> {
-    /// The operations.
+    /// The operations of the device.
     pub ops: &'a Ops,
-    /// The model.
+    /// The model's layers, without weights.
     pub model: &'a Transformer,
-    /// Its weights.
+    /// The model's weights, resident or streamed.
     pub weights: &'a Residency,
-    /// Ids with a meaning of their own.
+    /// The vocabulary's size, and the ids with a meaning of their own.
     pub vocabulary: &'a Vocabulary,
 }
 
 impl Denoiser<'_> {
-    /// Candidates for the rows of these passes, in order, in one pass over the weights. Passes whose policies ask how far
-    /// rows have moved have `distributions` to compare with.
+    /// Candidates for the rows of these passes, in order, from one pass over the weights. Passes whose policies compare
+    /// distributions have some in `memory`.
     ///
     /// # Errors
     /// When the pass fails, or `cancel` is set meanwhile.
     ///
     /// # Panics
-    /// When a pass sees what is kept, and there is no cache for each of its canvases.
+    /// When a pass reads a KV cache, and there is none for each of its canvases.
     pub fn candidates(
         &self,
         requests: &mut [PassRequest<'_>],
         cancel: &AtomicBool,
     ) -> Result<Vec<Vec<Candidate>>, Interrupt> {
+        // Separate, so that what the caches keep is settled on every way out of the pass, errors included.
         let candidates = self.try_candidates(requests, cancel);
         let memories = requests
             .iter_mut()
             .filter_map(|asked| asked.memory.as_mut());
+        // Only now are keys dropped: a pass that failed is run again, and must see all of them.
         for cache in memories.flat_map(|memory| &mut memory.kv_caches) {
             match &candidates {
                 Ok(_) => self.ops.keep_salient(cache)?,
@@ -211,6 +213,8 @@ impl Denoiser<'_> {
         }
         let hidden = self.model.forward(ops, weights, &mut sequences, cancel)?;
         let x = self.model.final_norm(ops, weights, &hidden)?;
+        // Returned to the arena before the LM head's buffers are taken: the dry run does the same, so the plan counts
+        // them once.
         drop(hidden);
         let groups: Vec<LmHeadGroup<'_>> = (requests.iter_mut())
             .map(|asked| LmHeadGroup {
@@ -219,12 +223,15 @@ impl Denoiser<'_> {
                 distributions: (asked.memory.as_deref_mut())
                     .and_then(|memory| memory.distributions.as_mut()),
             })
+            // One walk over the parts of the LM head for all requests: they may be streamed, and are acquired one at a
+            // time.
             .collect();
         let mut reduction = ops.start_lm_head(groups, weights.lm_head_part_rows())?;
         for (unit, first) in weights.lm_head_parts() {
             let head = acquire(ops, weights, unit)?;
             ops.reduce_lm_head(&mut reduction, &x, &head.weight(TensorPart::LmHead), first)?;
         }
+        // Waits for a GPU, so it is timed as a phase of its own.
         let timed = ops.timed(Phase::Sampling);
         let candidates = reduction.candidates()?;
         drop(timed);
@@ -236,6 +243,7 @@ impl Denoiser<'_> {
         let checks = pass.checks();
         let mut positions: Vec<usize> = reach.positions().collect();
         let computed = positions.len();
+        // A check is a row of its own, at the same position as the token that it verifies, but holding a mask.
         positions.extend(checks.iter().map(|row| row.position));
         let mask = self.vocabulary.mask_id();
         let tokens = pass.canvases().map(|canvas| {
@@ -245,8 +253,10 @@ impl Denoiser<'_> {
             computed.chain(checks.iter().map(|_| mask)).collect()
         });
         let tokens = tokens.collect();
+        // Masked rows are read at the row that predicts them (shifted logits: the one before); checks at their own
+        // rows, which follow the computed ones.
         let masked = &pass.rows[..pass.rows.len() - checks.len()];
-        // The row before the first that is computed isn't there; as in Fast-dLLM's Dream, the first one stands for it.
+        // The row before the first computed one does not exist; as in Fast-dLLM's Dream, the first stands for it.
         let wanted = masked.iter().map(|row| {
             let row = self.vocabulary.row_of(row.position);
             reach.row_of(row).unwrap_or(0)
@@ -276,11 +286,11 @@ impl Denoiser<'_> {
     }
 }
 
-/// The rows of a pass, of each of its canvases.
+/// The rows of a pass, for each of its canvases.
 struct PreparedPass {
     tokens: Vec<Vec<u32>>,
     positions: Vec<usize>,
     wanted: Vec<usize>,
-    /// Of a cache, if one is seen.
+    /// The segments of the KV cache that are seen; `None` without a cache.
     seen: Option<Vec<KeySegment>>,
 }

@@ -1,13 +1,13 @@
-//! Masked-diffusion decoding: blocks from left to right, in each a few passes that commit
-//! the candidates a policy picks.
+//! Masked-diffusion decoding: blocks from left to right, in each a few passes that commit the candidates a policy
+//! picks.
 //!
 //! References: `generate.py` of ML-GSAI/LLaDA; Fast-dLLM's samplers without cache, with a prefix and a dual cache;
-//! Dream's own sampler for `dream`, and for ranking by margin and entropy. Differences, each with the same tokens where the
-//! reference has any: steps need not be divisible (a remainder goes to the first blocks);
-//! rows that can't be committed are not read; the unconditional branch runs only with
-//! guidance; the mask and unused ids are never chosen; noise is added in the logarithm.
-//! Beyond them: pinned positions, which guidance counts as prompt, and a stop at EOS; what passes leave out
-//! (`super::reach`), canvases that grow (`growth`), and orders that are tried beside each other (`branch`).
+//! Dream's own sampler for `dream`, and for ranking by margin and entropy. Differences, each with the same tokens where
+//! the reference has any: steps need not be divisible (a remainder goes to the first blocks); rows that cannot be
+//! committed are not read; the unconditional branch runs only with guidance; the mask and unused ids are never chosen;
+//! noise is added in the logarithm. Beyond them: pinned positions, which guidance counts as prompt; a stop at EOS; what
+//! passes leave out (`super::reach`); canvases that grow (`canvas_growth`); and orders that are tried beside each other
+//! (`branch`).
 
 mod branch;
 mod canvas_growth;
@@ -39,7 +39,7 @@ use crate::{
     request::{CanvasSlot, Generate},
 };
 
-/// Streams of random numbers that must not be each other's.
+/// Streams of random numbers that must differ from each other.
 const GUMBEL_STREAM: u64 = 0;
 const RANKING_STREAM: u64 = 1;
 
@@ -51,7 +51,7 @@ struct CanvasBlock {
     steps: usize,
 }
 
-/// A canvas that is being filled.
+/// A masked diffusion request that is being decoded.
 pub struct Diffusion {
     request: Generate,
     vocabulary: Arc<Vocabulary>,
@@ -60,29 +60,29 @@ pub struct Diffusion {
     started: Instant,
     /// Prompt, then the part to fill.
     canvas: Vec<u32>,
-    /// The part to fill.
+    /// The positions of the part to fill.
     positions: Vec<CanvasPosition>,
     blocks: Vec<CanvasBlock>,
     /// The open block; all are done when it is beyond the last.
     block: usize,
     passes_in_block: usize,
-    /// Steps of the policy in it: as many as passes, unless several were guessed right.
+    /// Steps of the policy in it: as many as passes, unless guessed passes were right.
     steps_in_block: usize,
     /// Masks of the open block before its first pass.
     masked_at_start: usize,
     /// Positions before this one may not end the text.
     may_end_from: usize,
-    /// Never chosen.
+    /// Tokens that are never chosen.
     suppressed: Vec<u32>,
     /// Whether the canvas's length is still being found.
     is_sizing: bool,
-    /// Keys and values of all positions before this one are kept, if any are.
+    /// The KV cache is valid for all positions before this one; `None` where it holds nothing.
     cached_until: Option<usize>,
-    /// Passes since they were last computed anew.
+    /// Passes since the whole cache was computed.
     passes_since_refresh: usize,
     /// What the next pass computes.
     reach: PassReach,
-    /// The canvases of the next pass; the first is this one.
+    /// The canvases of the next pass; the first is this request's own.
     branches: Vec<CanvasBranch>,
     passes: usize,
     steps: usize,
@@ -91,11 +91,12 @@ pub struct Diffusion {
 }
 
 impl Diffusion {
-    /// Of this request, for a model with this vocabulary.
+    /// Begins this request, for a model with this vocabulary.
     #[must_use]
     pub fn new(request: Generate, vocabulary: Arc<Vocabulary>) -> Self {
         let mask = vocabulary.mask_id();
         let is_sizing = request.decoding.canvas_growth == CanvasGrowth::Insert;
+        // A growing canvas starts with a part of the request's masks; the rest is inserted later.
         let length = match is_sizing {
             true => canvas_growth::first_length(request.canvas.len()),
             false => request.canvas.len(),
@@ -151,7 +152,7 @@ impl Diffusion {
         }
     }
 
-    /// What it came to, so far or in the end. `peak_device_bytes` is left 0: the caller keeps the ledger.
+    /// The result so far or in the end. `peak_device_bytes` is 0: the caller keeps the ledger.
     #[must_use]
     pub fn generated(mut self) -> GenerationResult {
         GenerationResult {
@@ -164,8 +165,8 @@ impl Diffusion {
         }
     }
 
-    /// Closes blocks in which nothing is left to do, and makes ready for the next pass. `candidates` are those of the last
-    /// one for the rows that are still masked, from which the passes ahead may be guessed.
+    /// Closes blocks in which nothing is left to do, and prepares the next pass. `candidates` are the last pass's for
+    /// positions that are still masked, from which passes ahead may be guessed.
     fn advance(&mut self, candidates: &[(usize, Candidate)], emit: &mut dyn FnMut(Event)) {
         if self.is_sizing {
             self.reach = PassReach::whole(self.canvas.len());
@@ -173,6 +174,7 @@ impl Diffusion {
             return;
         }
         while let Some(&CanvasBlock { start, end, .. }) = self.blocks.get(self.block) {
+            // A loop, since pinned or already ended blocks need no pass at all.
             let masked = self.masked(start, end).count();
             if masked > 0 && !self.has_ended() {
                 if self.passes_in_block == 0 {
@@ -200,7 +202,7 @@ impl Diffusion {
         self.finish = Some(FinishReason::Length);
     }
 
-    /// Where the next pass stands, with the open block as positions of the canvas.
+    /// Calls `ask` with the state of the next pass, with the open block as positions of the canvas.
     fn at<T>(&self, ask: impl FnOnce(&PassContext<'_>) -> T) -> T {
         let CanvasBlock { start, end, .. } = self.blocks[self.block];
         let prompt = self.request.prompt.len();
@@ -221,10 +223,11 @@ impl Diffusion {
         (start..end).filter(|&position| !is_fixed(self.positions[position].state))
     }
 
-    /// The head reads what may be committed, what the policy wants verified, and nothing else.
+    /// The rows that the LM head reads: what may be committed, what the policy wants verified, and nothing else.
     fn rows(&self) -> Vec<LmHeadRow> {
         let CanvasBlock { start, end, .. } = self.blocks[self.block];
         let prompt = self.request.prompt.len();
+        // DAEDAL's growth asks each position how sure it is of the end, so the end token is its target.
         let target = match self.request.decoding.canvas_growth {
             CanvasGrowth::Insert => self.vocabulary.ends.first().copied(),
             CanvasGrowth::Fixed | CanvasGrowth::Append => None,
@@ -252,7 +255,7 @@ impl Diffusion {
         masked.chain(checks).collect()
     }
 
-    /// A canvas like this one, in which these rows are read, with guidance's other one.
+    /// A canvas of the next pass in which these rows are read, with its unconditional twin under guidance.
     fn branch(&self, rows: Vec<LmHeadRow>, guess: Vec<Commit>) -> CanvasBranch {
         CanvasBranch {
             unconditional: (self.request.guidance > 0.0).then(|| self.unconditional(&self.canvas)),
@@ -262,7 +265,7 @@ impl Diffusion {
         }
     }
 
-    /// A canvas with everything masked that was given: prompt and pinned positions.
+    /// A canvas with everything given masked: prompt and pinned positions.
     fn unconditional(&self, canvas: &[u32]) -> Vec<u32> {
         let mask = self.vocabulary.mask_id();
         let prompt = self.request.prompt.len();
@@ -276,8 +279,8 @@ impl Diffusion {
         canvas
     }
 
-    /// What a policy decides by of candidates for these rows, so many steps after the next one: of the masked ones, and of those
-    /// that were verified.
+    /// What a policy decides by, `ahead` steps after the next one: candidates of the masked rows, and those of verified
+    /// rows.
     fn judged<'a>(
         &self,
         rows: &[LmHeadRow],
@@ -299,6 +302,7 @@ impl Diffusion {
                 });
                 continue;
             }
+            // By step and not by pass: guessed passes then draw the same numbers as passes run one by one.
             let number = (self.steps + ahead) as u64;
             scored.push(ScoredPosition {
                 position,
@@ -312,7 +316,7 @@ impl Diffusion {
         (scored, checked)
     }
 
-    /// What a policy sees of these in the open block, so many steps after the next one.
+    /// What a policy sees of the open block, `ahead` steps after the next one.
     fn view<'a>(
         &self,
         (rows, checked): &'a (Vec<ScoredPosition<'a>>, Vec<CheckedPosition<'a>>),
@@ -334,8 +338,8 @@ impl Diffusion {
         }
     }
 
-    /// Whether this pass alone has the row that a shifted model's first position of the block is read from: Fast-dLLM's Dream
-    /// then commits that one, and nothing else.
+    /// Whether this is the only pass with the row that predicts a shifted model's first position of the block:
+    /// Fast-dLLM's Dream then commits that one, and nothing else.
     fn takes_first_alone(&self) -> bool {
         let CanvasBlock { start, .. } = self.blocks[self.block];
         self.vocabulary.mask.is_some_and(|mask| mask.shifted)
@@ -347,7 +351,7 @@ impl Diffusion {
             && !is_fixed(self.positions[start].state)
     }
 
-    /// Shows the candidates as provisional, and commits and takes back what the policy says. Returns what it committed.
+    /// Shows the candidates as provisional, then commits and takes back what the policy says. Returns the commits.
     fn step(&mut self, rows: &[LmHeadRow], candidates: &[Candidate]) -> Vec<Commit> {
         let prompt = self.request.prompt.len();
         let decision = match self.takes_first_alone() {
@@ -363,6 +367,7 @@ impl Diffusion {
             }
         };
         let pairs = rows.iter().zip(candidates);
+        // Candidates are shown before the commits below, which overwrite those that were chosen.
         let mut checks = Vec::new();
         for (row, candidate) in pairs {
             match row.is_check {
@@ -386,7 +391,7 @@ impl Diffusion {
         commits
     }
 
-    /// Puts tokens into positions of the part to fill.
+    /// Writes tokens to positions of the part to fill.
     fn commit(&mut self, commits: &[Commit]) {
         for commit in commits {
             let position = &mut self.positions[commit.row];
@@ -398,13 +403,14 @@ impl Diffusion {
         }
     }
 
-    /// Where the text ends: an end token with nothing masked before it, after every pin.
+    /// Where the text ends: an end token with nothing masked before it, and no pin behind it.
     fn end(&self) -> Option<usize> {
         if self.request.eos != EosPolicy::Stop {
             return None;
         }
         let ends = &self.vocabulary.ends;
         self.positions
+            // Fixed positions only, from the front: an end token behind a mask may still be preceded by text.
             .iter()
             .take_while(|position| is_fixed(position.state))
             .skip(self.may_end_from)
@@ -416,13 +422,14 @@ impl Diffusion {
         self.end().is_some()
     }
 
-    /// If the text has ended, fills what is left with EOS.
+    /// If the text has ended, fills what is left with EOS, and returns true.
     fn stop_at_end(&mut self) -> bool {
         let Some(end) = self.end() else {
             return false;
         };
         let eos = self.vocabulary.ends[0];
         let prompt = self.request.prompt.len();
+        // Words behind the end were guesses for a longer text; they are replaced, committed or not.
         for position in &mut self.positions[end + 1..] {
             *position = CanvasPosition {
                 token: Some(eos),
@@ -463,7 +470,7 @@ impl DiffusionRequest for Diffusion {
             .iter()
             .enumerate()
             .map(|(index, branch)| Pass {
-                // What is guessed ahead draws the noise that it would draw in its time.
+                // A guessed pass draws the noise of the step that it stands for.
                 number: self.steps + if guesses { index } else { 0 },
                 canvas: &branch.canvas,
                 guidance: (branch.unconditional.as_deref())
@@ -498,6 +505,8 @@ impl DiffusionRequest for Diffusion {
         emit: &mut dyn FnMut(Event),
     ) {
         self.is_lossless &= cost.weights.is_lossless;
+        // The branches of this pass, of which `candidates` may hold only the first: guesses are left out where they
+        // would lengthen a shared pass.
         let mut passes = self.passes();
         passes.truncate(candidates.len());
         let rows = passes.iter().map(Pass::layer_rows).sum();
@@ -514,7 +523,9 @@ impl DiffusionRequest for Diffusion {
             block.end = self.blocks[self.block].end;
         } else {
             if self.rule.uses_kv_cache() {
+                // The state before this pass decides what it has written to the cache, so it is read before it changes.
                 let (renews, held) = self.at(|at| (self.rule.renews(at), self.rule.holds(at)));
+                // Counted from 1: the pass that recomputes the cache has just filled it.
                 self.passes_since_refresh = if renews {
                     1
                 } else {
@@ -549,7 +560,7 @@ impl DiffusionRequest for Diffusion {
     }
 }
 
-/// Still masked, and this would stand there.
+/// Marks the position as still masked, with the candidate shown provisionally.
 fn propose(position: &mut CanvasPosition, candidate: &Candidate) {
     position.token = Some(candidate.token);
     position.confidence = Some(candidate.confidence as f32);
@@ -560,8 +571,8 @@ fn is_fixed(state: TokenState) -> bool {
     matches!(state, TokenState::Committed | TokenState::Pinned)
 }
 
-/// Cuts the part to fill into blocks and shares the steps out over those with masks: evenly,
-/// a remainder to the first ones, at least one each.
+/// Cuts the part to fill into blocks and shares the steps out over those with masks: evenly, a remainder to the first
+/// ones, at least one each.
 fn blocks(slots: &[CanvasSlot], block_length: usize, steps: usize) -> Vec<CanvasBlock> {
     let mut blocks: Vec<CanvasBlock> = (0..slots.len())
         .step_by(block_length)

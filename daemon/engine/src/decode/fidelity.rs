@@ -1,5 +1,5 @@
-//! How close a level's outputs are to those of the checkpoint's own weights: the same texts through both, some of their
-//! tokens masked; or read from left to right, where the model is causal.
+//! How close a level's outputs are to those of the checkpoint's own weights: the same texts through both, with some
+//! tokens masked, or read from left to right by an autoregressive model.
 //!
 //! Rows after the final norm are kept, not logits: with a vocabulary of 126,464, those of a few hundred rows would take
 //! more than a model's activations.
@@ -17,24 +17,24 @@ use crate::{
     residency::Residency,
 };
 
-/// Streams of random numbers that must not be each other's.
+/// A stream of random numbers that no other purpose uses.
 const SUBSET_STREAM: u64 = 4;
 
-/// Rows that are read of a sample, at most: more of one text say little that others don't.
+/// Most rows that are read of a sample: more of one text say little that others do not.
 pub const ROWS_PER_SAMPLE_MAX: usize = 32;
 
-/// A text, and where its model is asked for a token.
+/// A text, and the positions that the model is asked to predict.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FidelitySample {
-    /// With masks, where the model fills them.
+    /// Its tokens, masked where a masked diffusion model is asked.
     pub tokens: Vec<u32>,
     /// Rows that are read, rising.
     pub rows: Vec<usize>,
-    /// What stands where each of them predicts.
+    /// The true token of each row.
     pub targets: Vec<u32>,
 }
 
-/// The request's samples, as a model with this mask is shown them; a causal one has none.
+/// The request's samples, as a model with this mask reads them; an autoregressive model has none.
 #[must_use]
 pub fn samples(request: &MeasureFidelity, mask: Option<MaskToken>) -> Vec<FidelitySample> {
     match mask {
@@ -43,8 +43,8 @@ pub fn samples(request: &MeasureFidelity, mask: Option<MaskToken>) -> Vec<Fideli
     }
 }
 
-/// Sample i of n has the share (i + 1/2) / n of its tokens masked, at least one, so that all amounts of masking are met
-/// alike, as the likelihood bound wants it (arXiv 2502.09992, equation 14).
+/// Sample i of n has the share (i + 1/2) / n of its tokens masked, at least one, so that all degrees of masking occur
+/// equally, as the likelihood bound requires (arXiv 2502.09992, equation 14).
 fn masked(request: &MeasureFidelity, mask: MaskToken) -> Vec<FidelitySample> {
     let count = request.samples.len() as f64;
     let keys = Noise::new(request.seed).stream(SUBSET_STREAM);
@@ -52,7 +52,8 @@ fn masked(request: &MeasureFidelity, mask: MaskToken) -> Vec<FidelitySample> {
     let masked = samples.map(|(index, sample)| {
         let share = (index as f64 + 0.5) / count;
         let masked = ((sample.len() as f64 * share).ceil() as usize).clamp(1, sample.len());
-        // Positions with the smallest random keys are a uniform subset, and the first of them one of it.
+        // The positions with the smallest random keys are a uniform subset, and a prefix of them is a uniform subset of
+        // it.
         let key = |position: usize| keys.uniform(index as u64, position as u64, 0);
         let mut positions: Vec<usize> = (0..sample.len()).collect();
         positions.sort_by(|&a, &b| key(a).total_cmp(&key(b)));
@@ -72,7 +73,7 @@ fn masked(request: &MeasureFidelity, mask: MaskToken) -> Vec<FidelitySample> {
     masked.collect()
 }
 
-/// What follows each token, at equal distances; of a text of one token, nothing.
+/// The tokens after positions at equal distances; none for a text of one token.
 fn continued(text: &[u32]) -> FidelitySample {
     let all = text.len() - 1;
     let count = all.min(ROWS_PER_SAMPLE_MAX);
@@ -84,16 +85,16 @@ fn continued(text: &[u32]) -> FidelitySample {
     }
 }
 
-/// How a causal model is given a sample.
+/// How an autoregressive model reads a sample.
 #[derive(Debug, Clone, Copy)]
 pub struct SampleReading {
-    /// What keys and values are kept in.
+    /// Shape and format of the KV cache.
     pub cache: KvCacheShape,
-    /// Tokens that go through the layers together, at most.
+    /// Most tokens that go through the layers together.
     pub rows: usize,
 }
 
-/// Takes the rows of a sample that are read, after the final norm, to `take` in one or more parts.
+/// Gives the rows of a sample that are read, after the final norm, to `take`, in one part or more.
 ///
 /// # Errors
 /// When the pass fails or is cancelled.

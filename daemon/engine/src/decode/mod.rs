@@ -1,5 +1,5 @@
-//! Ways of decoding: they decide what stands in the canvas; how a
-//! pass is computed is not their business, so that they can be tested with scripted models.
+//! Decoding: decides which tokens stand in the canvas. How a pass is computed lies elsewhere, so that decoding can be
+//! tested with scripted models.
 
 pub mod autoregressive;
 mod denoiser;

@@ -1,10 +1,10 @@
-//! Which positions a pass computes, and which it sees: all of the canvas, or with keys and values that are kept the open block
-//! and its surroundings, and of the masks behind it a window and the last.
+//! Which positions a pass computes, and which it sees: all of the canvas, or with a KV cache the open block and its
+//! surroundings, and of the masks behind it a window and the last.
 //!
-//! References: Fast-dLLM (arXiv 2505.22618) for the prefix and the dual cache; dInfer (2510.08666) for the vicinity; DPad
-//! (2508.14148) and Streaming-dLLM (2601.17917) for the window and the last position, which without the others costs 1.2 to 1.9
-//! points. New here is [`Caching::behind`]: of what stands before a block only so much is computed anew when it opens, so that
-//! a pass costs the same however long the text has become.
+//! References: Fast-dLLM (arXiv 2505.22618) for the prefix and the dual cache; dInfer (2510.08666) for the vicinity;
+//! DPad (2508.14148) and Streaming-dLLM (2601.17917) for the window and the last position, without which a window costs
+//! 1.2 to 1.9 points. New here is [`KvCacheReuse::recompute_before`]: of what stands before a block only so much is
+//! computed anew when it opens, so that a pass costs the same however long the text has become.
 
 use std::ops::Range;
 
@@ -21,16 +21,16 @@ use crate::request::{CanvasSlot, Generate};
 pub struct PassReach {
     /// Ranges that are computed, in rising order.
     pub computed: Vec<Range<usize>>,
-    /// Ranges of places that are seen, where keys and values are kept; else what is computed.
+    /// Ranges of cache positions that are seen; `None` where the pass sees only what it computes.
     pub cached: Option<Vec<Range<usize>>>,
-    /// Where keys and values of what is computed go, if not to the places of their positions.
+    /// The cache positions to which computed keys and values go; `None`: the positions of the tokens.
     pub cache_positions: Option<Range<usize>>,
-    /// Places to choose from once they were seen, and how many stay: they then are the first ones.
+    /// Cache positions to choose from after this pass, and how many stay: those then move to the front of the cache.
     pub selects: Option<(Vec<Range<usize>>, usize)>,
 }
 
 impl PassReach {
-    /// All of a canvas, nothing of which is kept.
+    /// All of a canvas, without a cache.
     #[must_use]
     pub fn whole(length: usize) -> Self {
         let all = 0..length;
@@ -64,7 +64,7 @@ impl PassReach {
         None
     }
 
-    /// What is seen of a cache, if one is.
+    /// The segments of the cache that are seen; `None` without a cache.
     #[must_use]
     pub fn segments(&self) -> Option<Vec<KeySegment>> {
         let kept = self.cached.as_ref()?;
@@ -76,33 +76,33 @@ impl PassReach {
     }
 }
 
-/// How a request's passes reach.
+/// How the passes of a request reach.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ReachRule {
     pub(super) kv_cache: KvCacheReuse,
     pub(super) suffix_window: Option<usize>,
     pub(super) canvas_growth: CanvasGrowth,
-    /// Behind the last pinned position, which a window doesn't hide.
+    /// One past the last pinned position, which a window does not hide.
     pub(super) pinned_end: usize,
 }
 
-/// Where a pass stands.
+/// The state of a pass.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PassContext<'a> {
     /// The open block.
     pub(super) block: &'a Range<usize>,
     /// The canvas's length.
     pub(super) end: usize,
-    /// Keys and values of all positions before this one are kept, if any are.
+    /// The cache is valid for all positions before this one; `None` where it holds nothing.
     pub(super) cached_until: Option<usize>,
-    /// Passes since they were last computed anew.
+    /// Passes since the whole cache was computed.
     pub(super) passes_since_refresh: usize,
     /// Whether the block was opened by this pass.
     pub(super) opens: bool,
 }
 
 impl ReachRule {
-    /// As a request asks for. Of a model whose logits are shifted, the row before what is read is computed too.
+    /// The rule of a request. If the model's logits are shifted, the row before those that are read is computed, too.
     pub(super) fn new(request: &Generate, is_shifted: bool) -> Self {
         let Decoding {
             kv_cache: mut caching,
@@ -110,6 +110,7 @@ impl ReachRule {
             canvas_growth: growth,
             ..
         } = request.decoding;
+        // With shifted logits the row before a block predicts its first position, so every pass must have it.
         if is_shifted {
             caching.recompute_before = caching.recompute_before.map(|behind| behind.max(1));
             caching.recompute_around = caching.recompute_around.max(1);
@@ -125,18 +126,18 @@ impl ReachRule {
         }
     }
 
-    /// Whether keys and values are kept.
+    /// Whether a KV cache is used.
     pub(super) fn uses_kv_cache(&self) -> bool {
         self.kv_cache.mode != KvCacheMode::None
     }
 
-    /// Whether a pass computes more than its block's usual part: the block opens, or it is time again.
+    /// Whether a pass computes more than its block's usual part: the block opens, or a refresh is due.
     pub(super) fn renews(&self, at: &PassContext<'_>) -> bool {
         let is_due = |passes: u32| at.passes_since_refresh >= passes as usize;
         at.cached_until.is_none() || at.opens || self.kv_cache.refresh_passes.is_some_and(is_due)
     }
 
-    /// The end of what is kept after such a pass, from the first position on.
+    /// The end of the cache's valid positions after such a pass, counted from the first.
     pub(super) fn holds(&self, at: &PassContext<'_>) -> Option<usize> {
         match self.renews(at) {
             true => self.visible(at).first().map(|range| range.end),
@@ -144,7 +145,7 @@ impl ReachRule {
         }
     }
 
-    /// What a pass reaches.
+    /// What a pass computes and sees.
     pub(super) fn reach(&self, at: &PassContext<'_>) -> PassReach {
         let visible = self.visible(at);
         if !self.uses_kv_cache() {
@@ -165,13 +166,14 @@ impl ReachRule {
                     .recompute_before
                     .map_or(block.start, |behind| behind as usize);
                 let start = block.start.saturating_sub(behind);
-                // Blocks without a mask were passed over.
+                // Blocks without a mask were passed over: the cache ends before them, and they are computed now.
                 start.min(at.cached_until.unwrap_or(0))..at.end
             }
             KvCacheMode::None | KvCacheMode::Prefix => block.start..at.end,
             KvCacheMode::Dual => block.clone(),
             KvCacheMode::Vicinity => block.start.saturating_sub(around)..block.end + around,
         };
+        // What is outside the visible ranges is neither computed nor cached: a window bounds both.
         let inside = |range: &Range<usize>| {
             let range = range.start.max(part.start)..range.end.min(part.end);
             (!range.is_empty()).then_some(range)
@@ -183,8 +185,8 @@ impl ReachRule {
         }
     }
 
-    /// A pass over the block alone: the first one sees all keys and chooses which stay, later ones see those, which stand
-    /// before the block's own.
+    /// A pass over the block alone. The first one sees all keys, and chooses which stay; later ones see those, which
+    /// then stand before the block's own.
     fn sparse(&self, at: &PassContext<'_>, visible: Vec<Range<usize>>) -> PassReach {
         let block = at.block;
         let outside = |range: &Range<usize>| {
@@ -196,8 +198,11 @@ impl ReachRule {
             .filter(|range| !range.is_empty())
             .collect();
         let all: usize = outside.iter().map(Range::len).sum();
+        // The same in the choosing pass and in later ones, since it depends on the canvas alone.
         let count = (all as f64 * self.kv_cache.keep_share).ceil() as usize;
         let computed = vec![block.clone()];
+        // The cache has been compacted: the kept keys are the first `count` positions, whatever positions their tokens
+        // have.
         match at.passes_since_refresh {
             1 => PassReach {
                 computed,
@@ -217,8 +222,8 @@ impl ReachRule {
         }
     }
 
-    /// What stands before the end of the block, the window behind it or, where that is more, all up to the last pin, and the
-    /// last position.
+    /// What a block sees: everything before its end; behind it the window, or all up to the last pin where that is
+    /// further; and the last position.
     fn visible(&self, at: &PassContext<'_>) -> Vec<Range<usize>> {
         let end = match (self.canvas_growth, self.suffix_window) {
             (CanvasGrowth::Append, _) => {
@@ -229,6 +234,7 @@ impl ReachRule {
             (_, Some(window)) => (at.block.end + window).max(self.pinned_end).min(at.end),
         };
         let (all, near, last) = (0..at.end, 0..end, at.end - 1..at.end);
+        // A gap of one position is the last position itself, which is seen anyway.
         match at.end - end {
             0 | 1 => vec![all],
             _ => vec![near, last],
@@ -236,15 +242,18 @@ impl ReachRule {
     }
 }
 
-/// Most positions that a pass of a request computes: not fewer than the head is planned for, though there may be nothing to fill.
+/// Most positions that a pass of a request computes; at least as many as its LM head is planned for, even with nothing
+/// to fill.
 #[must_use]
 pub fn most_rows(request: &Generate) -> usize {
+    // Shifted reaches one row further than not, so this is an upper bound for every model.
     let rule = ReachRule::new(request, true);
     let (prompt, length) = (request.prompt.len(), request.canvas.len());
-    // Where masks are put in, blocks end elsewhere.
+    // Inserted masks shift the blocks, so that their passes cannot be foreseen.
     if request.decoding.canvas_growth == CanvasGrowth::Insert {
         return prompt + length;
     }
+    // The blocks are played through as decoding will meet them: an opening pass depends on what the cache held before.
     let mut held = None;
     let blocks = request
         .canvas

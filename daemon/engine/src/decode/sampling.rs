@@ -1,35 +1,36 @@
-//! How a causal model's next token is chosen from its logits.
+//! How an autoregressive model's next token is sampled from its logits.
 //!
 //! Reference: the processors of transformers' `generate`, in its order: repetition penalty, temperature, top-k, top-p,
-//! min-p. Differences: the draw is made with numbers that belong to position and token, so the same seed gives the same
-//! text whatever else differs; ties go to the lower id.
+//! min-p. Differences: noise belongs to position and token, so the same seed gives the same text whatever else differs;
+//! ties go to the lower id.
 
 use sluice_formats::noise::Noise;
 use sluice_ops::{Candidate, CandidateEvidence};
 use sluice_shared::sampling::Sampling;
 
-/// What the choice of one token depends on besides its logits.
+/// What the choice of a token depends on besides its logits.
 #[derive(Debug, Clone, Copy)]
 pub struct DrawInput<'a> {
     /// Scale of the noise; 0: the most probable token.
     pub temperature: f64,
-    /// What may be drawn.
+    /// Which tokens may be drawn.
     pub sampling: &'a Sampling,
-    /// Where noise comes from.
+    /// The generator of the noise.
     pub noise: Noise,
-    /// The place of the token in its sequence, which fixes its noise.
+    /// The token's index in its sequence, which determines its noise.
     pub position: usize,
-    /// Ids that stand before it, rising and without repetition.
+    /// Ids of the tokens before it, rising and without repetition.
     pub seen: &'a [u32],
     /// Ids whose logit counts as −∞, for choice and probability alike.
     pub banned: &'a [u32],
 }
 
-/// First guess of how many tokens top-p keeps: mostly they are few, and sorting all takes longer than the rest.
+/// First guess of how many tokens top-p keeps: usually few, and sorting the whole vocabulary would take longer than all
+/// else.
 const LIKELY_KEPT: usize = 64;
 
-/// Chooses from `logits`, of which it makes scores; `order` is as long and is written to. `None` where no logit is a
-/// number.
+/// Chooses from `logits`, which it overwrites with scores; `order` has the same length and is overwritten. `None` where
+/// all logits are NaN or −∞.
 #[must_use]
 pub fn choose(logits: &mut [f32], order: &mut [u32], draw: &DrawInput<'_>) -> Option<Candidate> {
     for &id in draw.banned {
@@ -37,6 +38,7 @@ pub fn choose(logits: &mut [f32], order: &mut [u32], draw: &DrawInput<'_>) -> Op
             *logit = f32::NEG_INFINITY;
         }
     }
+    // Before the penalty: confidence is the model's own probability, whatever the settings change.
     let log_sum = log_sum(logits)?;
     let penalty = draw.sampling.repetition_penalty.unwrap_or(1.0) as f32;
     for &id in draw.seen {
@@ -48,6 +50,7 @@ pub fn choose(logits: &mut [f32], order: &mut [u32], draw: &DrawInput<'_>) -> Op
         true => drawn(logits, order, draw),
         false => best(logits),
     }?;
+    // The chosen logit is the penalized one; undone, so that its confidence matches the log-sum above.
     let mut logit = f64::from(logits[token as usize]);
     if draw.seen.binary_search(&token).is_ok() {
         logit /= f64::from(penalized(logits[token as usize], penalty));
@@ -62,7 +65,7 @@ pub fn choose(logits: &mut [f32], order: &mut [u32], draw: &DrawInput<'_>) -> Op
     })
 }
 
-/// What the logit of a token that stands before is multiplied with; its sign stays.
+/// The factor for the logit of a token that occurred before; it lowers the logit, whatever its sign.
 fn penalized(logit: f32, penalty: f32) -> f32 {
     match logit < 0.0 {
         true => penalty,
@@ -70,7 +73,7 @@ fn penalized(logit: f32, penalty: f32) -> f32 {
     }
 }
 
-/// Natural logarithm of the sum of exponentials; `None` where that is no number.
+/// The log-sum-exp of the logits; `None` where it is not finite.
 fn log_sum(logits: &[f32]) -> Option<f64> {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits
@@ -81,7 +84,7 @@ fn log_sum(logits: &[f32]) -> Option<f64> {
     log_sum.is_finite().then_some(log_sum)
 }
 
-/// The largest; of equals the first.
+/// The id of the largest logit; the first of equal ones.
 fn best(logits: &[f32]) -> Option<u32> {
     let mut best = (f32::NEG_INFINITY, None);
     for (id, &logit) in logits.iter().enumerate() {
@@ -92,7 +95,7 @@ fn best(logits: &[f32]) -> Option<u32> {
     best.1
 }
 
-/// A draw from what the settings leave.
+/// Draws from the tokens that the settings leave.
 fn drawn(logits: &[f32], order: &mut [u32], draw: &DrawInput<'_>) -> Option<u32> {
     for (place, id) in order.iter_mut().enumerate() {
         *id = place as u32;
@@ -107,6 +110,7 @@ fn drawn(logits: &[f32], order: &mut [u32], draw: &DrawInput<'_>) -> Option<u32>
     let mut kept = order;
     if let Some(top_k) = sampling.top_k.map(|k| k as usize)
         && top_k < kept.len()
+    // A partial selection: only the set matters so far, and the vocabulary is large.
     {
         kept.select_nth_unstable_by(top_k, by_logit);
         kept = &mut kept[..top_k];
@@ -115,8 +119,9 @@ fn drawn(logits: &[f32], order: &mut [u32], draw: &DrawInput<'_>) -> Option<u32>
         let count = nucleus(kept, top_p, by_logit, weight);
         kept = &mut kept[..count];
     }
-    // The most probable token's weight is 1.
+    // Weights are relative to the most probable token's, whose own is 1.
     let least = sampling.min_p.unwrap_or(0.0);
+    // Gumbel-max: the largest of logit + temperature · Gumbel noise is a draw from the softmax, without summing it up.
     let score = |id: u32| {
         let noise = draw.noise.gumbel(0, draw.position as u64, u64::from(id));
         f64::from(logits[id as usize]) + draw.temperature * noise
@@ -124,6 +129,7 @@ fn drawn(logits: &[f32], order: &mut [u32], draw: &DrawInput<'_>) -> Option<u32>
     let mut chosen: Option<(f64, u32)> = None;
     for &id in kept.iter().filter(|&&id| weight(id) >= least) {
         let score = score(id);
+        // `kept` is in no order of ids, so ties are decided here.
         let is_better = |&(best, at): &(f64, u32)| score > best || (score == best && id < at);
         if logits[id as usize] > f32::NEG_INFINITY && chosen.as_ref().is_none_or(is_better) {
             chosen = Some((score, id));
@@ -132,15 +138,17 @@ fn drawn(logits: &[f32], order: &mut [u32], draw: &DrawInput<'_>) -> Option<u32>
     chosen.map(|(_, id)| id)
 }
 
-/// How many of the most probable tokens have `top_p` of the weight together; they come first in `kept`.
+/// How many of the most probable tokens hold `top_p` of the weight; they come first in `kept`.
 fn nucleus(
     kept: &mut [u32],
     top_p: f64,
     by_logit: impl Fn(&u32, &u32) -> std::cmp::Ordering,
     weight: impl Fn(u32) -> f64,
 ) -> usize {
+    // A share of what top-k has left, as in the reference, where the processors follow each other.
     let wanted = top_p * kept.iter().map(|&id| weight(id)).sum::<f64>();
     let (mut sorted, mut sum) = (0, 0.0);
+    // Sorts a prefix of growing length, doubling each time: the nucleus rarely reaches beyond the first few dozen.
     while sorted < kept.len() {
         let rest = &mut kept[sorted..];
         let count = sorted.max(LIKELY_KEPT).min(rest.len());

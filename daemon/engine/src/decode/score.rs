@@ -16,23 +16,23 @@ use crate::{
     request::{Generate, Score},
 };
 
-/// Streams of random numbers that must not be each other's.
+/// Streams of random numbers that must differ from each other and from decoding's.
 const COUNT_STREAM: u64 = 2;
 const SUBSET_STREAM: u64 = 3;
 
-/// An estimate on its way: the draws, then greedy decoding where that is asked for.
+/// An estimate in progress: the draws, then greedy decoding where that is asked for.
 pub struct ScoreEstimate {
     request: Score,
     vocabulary: Arc<Vocabulary>,
     started: Instant,
-    /// Of the draws so far.
+    /// The values of the draws so far.
     values: Vec<f64>,
     draw: MaskedDraw,
     greedy: Option<Box<Diffusion>>,
     is_greedy: Option<bool>,
 }
 
-/// What a draw's pass reads.
+/// The input of a draw's pass.
 struct MaskedDraw {
     canvas: Vec<u32>,
     unconditional: Option<Vec<u32>>,
@@ -41,7 +41,7 @@ struct MaskedDraw {
 }
 
 impl ScoreEstimate {
-    /// Of this request, for a model with this vocabulary.
+    /// Begins this request, for a model with this vocabulary.
     #[must_use]
     pub fn new(request: Score, vocabulary: Arc<Vocabulary>) -> Self {
         Self {
@@ -55,8 +55,7 @@ impl ScoreEstimate {
         }
     }
 
-    /// Unmasks the most confident token again and again, from a wholly masked answer: whether that gives the answer is
-    /// asked.
+    /// Begins greedy decoding of a wholly masked answer, one most confident token a pass: does it give the answer?
     fn begin_greedy(&mut self) {
         let request = &self.request;
         let greedy = Generate {
@@ -118,6 +117,7 @@ impl DiffusionRequest for ScoreEstimate {
         cost: &PassCost,
         emit: &mut dyn FnMut(Event),
     ) {
+        // Events of the check are dropped: to the caller it is part of the estimate.
         if let Some(mut greedy) = self.greedy.take() {
             greedy.take(candidates, cost, &mut |_| {});
             match greedy.is_done() {
@@ -158,6 +158,7 @@ impl DiffusionRequest for ScoreEstimate {
         let squares: f64 = self.values.iter().map(|value| (value - mean).powi(2)).sum();
         Outcome::Scored(ScoreResult {
             log_likelihood: mean,
+            // With one draw there is no spread to tell an error from.
             standard_error: (self.request.draws > 1)
                 .then(|| (squares / (count - 1.0) / count).sqrt()),
             is_greedy: self.is_greedy,
@@ -184,6 +185,7 @@ impl MaskedDraw {
             canvas[row.position] = mask;
         }
         let unconditional = (request.guidance > 0.0).then(|| {
+            // Guidance masks the prompt, not the answer: the same rows are read in both.
             let mut canvas = canvas.clone();
             canvas[..prompt].fill(mask);
             canvas

@@ -1,18 +1,18 @@
-//! The text of a causal model's answer as it may be shown: whole characters, and nothing that may turn out to be the
-//! beginning of a string that ends it.
+//! The text of an autoregressive answer as it may be shown: whole characters, and nothing that may turn out to be the
+//! beginning of a stop string.
 
-/// An answer's text while it grows.
+/// The text of an answer while it grows.
 #[derive(Debug, Clone, Default)]
 pub struct VisibleText {
     text: Vec<u8>,
     stops: Vec<Vec<u8>>,
-    /// Bytes that are certain.
+    /// Bytes that may be shown.
     visible_len: usize,
     stopped: bool,
 }
 
 impl VisibleText {
-    /// The empty text, which any of `stops` ends where it begins. Empty ones end nothing.
+    /// An empty text that ends where any of `stops` begins. Empty stop strings are ignored.
     #[must_use]
     pub fn new(stops: &[Vec<u8>]) -> Self {
         Self {
@@ -31,7 +31,7 @@ impl VisibleText {
             return;
         }
         self.text.extend_from_slice(piece);
-        // What was shown before is no part of a stop.
+        // Shown bytes cannot be part of a stop string, so the search begins behind them.
         let from = self.visible_len;
         let tail = &self.text[from..];
         let found = self.stops.iter().filter_map(|stop| find(tail, stop)).min();
@@ -42,23 +42,24 @@ impl VisibleText {
             return;
         }
         let begun = self.stops.iter().map(|stop| begun(tail, stop)).max();
+        // Both may hold back the same bytes, so the longer counts, not their sum.
         let held_back = begun.unwrap_or(0).max(unfinished(tail));
         self.visible_len = self.text.len() - held_back;
     }
 
-    /// Whether a stop was met.
+    /// Whether a stop string was met.
     #[must_use]
     pub fn has_stopped(&self) -> bool {
         self.stopped
     }
 
-    /// What is certain so far; it only grows.
+    /// What may be shown so far; it only grows.
     #[must_use]
     pub fn shown(&self) -> &[u8] {
         &self.text[..self.visible_len]
     }
 
-    /// Everything but a character whose rest didn't come before the text was cut.
+    /// Everything but an incomplete character at the end, for a text that was cut.
     #[must_use]
     pub fn whole(&self) -> &[u8] {
         &self.text[..self.text.len() - unfinished(&self.text)]
@@ -71,20 +72,21 @@ impl VisibleText {
     }
 }
 
-/// Where `stop` begins in `text`.
+/// Where `stop` begins in `text`; `None` where it does not occur.
 fn find(text: &[u8], stop: &[u8]) -> Option<usize> {
     text.windows(stop.len()).position(|window| window == stop)
 }
 
-/// Bytes at the text's end that are the beginning of `stop`.
+/// Bytes at the end of the text that are the beginning of `stop`.
 fn begun(text: &[u8], stop: &[u8]) -> usize {
     let longest = text.len().min(stop.len() - 1);
     let is_begun = |len: &usize| text.ends_with(&stop[..*len]);
     (1..=longest).rev().find(is_begun).unwrap_or(0)
 }
 
-/// Bytes at the text's end that are part of a character whose rest is still to come.
+/// Bytes at the end of the text that belong to an incomplete character.
 fn unfinished(text: &[u8]) -> usize {
+    // UTF-8: a character has at most 4 bytes, so an incomplete one has at most 3.
     let back = text.iter().rev().take(3);
     for (before, &byte) in back.enumerate() {
         let len = match byte {

@@ -1,5 +1,5 @@
-//! A pass without weights, memory or work, run through the model's own code: what it would have taken is what a pass
-//! takes.
+//! A pass without weights, memory or work, run through the model's own code: what it would have allocated is what a
+//! real pass allocates.
 
 use std::sync::atomic::AtomicBool;
 
@@ -20,7 +20,7 @@ use sluice_weights::{SourceTensor, TensorPart, WeightGroupPlan, weight_groups};
 use super::transformer::{Interrupt, Sequence, Transformer, VisibleKeys};
 use crate::{error::EngineError, residency::Residency};
 
-/// A model's pass, rehearsed for any workload.
+/// A dry run of a model's passes, for any workload.
 #[derive(Debug)]
 pub struct DryRun {
     config: ModelConfig,
@@ -29,7 +29,7 @@ pub struct DryRun {
 }
 
 impl DryRun {
-    /// For such a model with these tensors, on such a device.
+    /// The dry run of a model with these tensors, on such a device.
     #[must_use]
     pub fn new(config: ModelConfig, sources: &[SourceTensor], profile: Profile) -> Self {
         Self {
@@ -39,16 +39,17 @@ impl DryRun {
         }
     }
 
-    /// Rows that go through an MLP together while memory isn't short.
+    /// Rows that go through an MLP together while memory is not short.
     #[must_use]
     pub fn mlp_rows(&self) -> usize {
         mlp_rows(&self.groups, &self.profile)
     }
 
-    /// Memory that passes of this workload take besides weights and slots; `mlp_rows` rows go through an MLP together.
+    /// Memory that passes of this workload take besides weights and staging buffers, if `mlp_rows` rows go through an
+    /// MLP together.
     ///
     /// # Errors
-    /// When the workload is beyond all memory.
+    /// When the workload exceeds all memory.
     pub fn working(
         &self,
         workload: &Workload,
@@ -57,8 +58,11 @@ impl DryRun {
     ) -> Result<WorkingMemory, EngineError> {
         let ledger = Ledger::dry_run();
         let ops = Ops::new(Device::dry_run(self.profile), ledger.clone())?;
+        // An empty arena: everything beyond it is counted in the ledger, with an arena's own rule.
         ops.reserve(0)?;
         let mut model = Transformer::new(self.config.clone(), &ops)?;
+        // The intermediate matrices of an MLP are a large part of a pass's activations, so the plan depends on this
+        // number.
         model.set_mlp_rows(mlp_rows);
         let cache = match self.config.shape.causal {
             true => Some(resolve_kv_cache_format(kv_cache_format, &self.profile)?),
@@ -71,6 +75,7 @@ impl DryRun {
                 self.pass(&ops, &model, workload, kept)?;
             }
         }
+        // Peaks and not what is left: the buffers of a pass are gone by now.
         let peak = |kind: MemoryKind| ledger.report().kinds[kind as usize].peak_bytes;
         Ok(WorkingMemory {
             context_bytes: peak(MemoryKind::Context),
@@ -84,7 +89,7 @@ impl DryRun {
         })
     }
 
-    /// The first rows of the prompts, as many as go through the layers at once, and one at least of each.
+    /// A pass over the first rows of the prompts, as many as go through the layers at once, and at least one of each.
     fn autoregressive_pass(
         &self,
         ops: &Ops,
@@ -102,7 +107,8 @@ impl DryRun {
         let mut caches = (capacities.iter())
             .map(|&capacity| ops.kv_cache(cache_shape, capacity))
             .collect::<Result<Vec<_>, _>>()?;
-        // Each cache ends within a page, and where one of several lengths does, only their sum doesn't tell.
+        // Each cache is rounded up to a page. With different lengths only their sum is known, so a page is added for
+        // each.
         let _ends = match workload.is_uniform() {
             true => None,
             false => Some(
@@ -148,7 +154,7 @@ impl DryRun {
             batch_requests: requests,
             ..
         } = *workload;
-        // Each cache ends within a page, and where they are of several lengths, only their sum is known.
+        // Each cache is rounded up to a page; with different lengths only their sum is known.
         let (places, count) = workload.cached_rows();
         let bytes = KvCacheShape::of(&self.config.shape, kept).bytes(places) + count * PAGE_BYTES;
         let _caches = match count {
@@ -157,9 +163,10 @@ impl DryRun {
         };
         let tokens = vec![0; 2 * canvas];
         let positions: Vec<usize> = (0..canvas).collect();
+        // Only sums matter for memory, so the rows are shared out in any way that is possible.
         let lengths = shares(workload.rows(), requests, canvas);
         let counts = shares(workload.lm_head_rows(), requests, canvas);
-        // Rows that verify stand behind the others, and are read as they are.
+        // Check rows stand behind the others, and each is read.
         let checks = shares_of(workload.checks(), &counts);
         let rows: Vec<(Vec<usize>, Vec<usize>)> = (lengths.iter().zip(&counts).zip(&checks))
             .map(|((&length, &count), &checks)| {
@@ -184,6 +191,7 @@ impl DryRun {
         let never = AtomicBool::new(false);
         let hidden = finished(model.forward(ops, &weights, &mut sequences, &never))?;
         let x = model.final_norm(ops, &weights, &hidden)?;
+        // As in a real pass, so that the LM head's buffers may reuse its place.
         drop(hidden);
         let row = LmHeadRow {
             position: 0,
@@ -205,6 +213,7 @@ impl DryRun {
             ranking: RankingScore::Confidence,
             top: false,
         };
+        // One group for all requests: the LM head's memory depends on the sum of rows alone.
         let groups = vec![LmHeadGroup {
             rows: &rows,
             sampling: choice,
@@ -219,7 +228,7 @@ impl DryRun {
     }
 }
 
-/// What several take of `sum`, the first ones first, each no more than this.
+/// How `sum` is shared out in order, each getting at most its entry of `most`.
 fn shares_of(sum: usize, most: &[usize]) -> Vec<usize> {
     let shares = most.iter().scan(sum, |rest, &most| {
         let share = most.min(*rest);
@@ -229,7 +238,7 @@ fn shares_of(sum: usize, most: &[usize]) -> Vec<usize> {
     shares.collect()
 }
 
-/// What several take of `sum`, if each has at least one and most of what there is goes to the first.
+/// How `sum` is shared out among `count`, each at least 1 and at most `most`, as much as possible to the first.
 fn shares(sum: usize, count: usize, most: usize) -> Vec<usize> {
     let mut rest = sum;
     let shares = (1..=count).map(|number| {

@@ -1,4 +1,4 @@
-//! Models: families, which say what is computed, and the layers of all of them.
+//! Models: their layers, written once for all families, and what is known of a loaded one.
 
 pub mod dry_run;
 pub mod transformer;
@@ -8,36 +8,36 @@ use sluice_weights::WeightFormat;
 
 use crate::error::RequestError;
 
-/// What is known of a loaded model.
+/// Properties of a loaded model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelInfo {
     /// The family's name, as `config.json` has it.
     pub family: &'static str,
-    /// Numbers in all tensors.
+    /// Elements in all tensors.
     pub parameters: u64,
     /// Their bytes as stored on the device.
     pub weight_bytes: u64,
     /// Formats they are stored in.
     pub formats: Vec<WeightFormat>,
-    /// Layers.
+    /// Number of transformer layers.
     pub layers: usize,
-    /// Numbers in a row between layers.
+    /// Elements in a row between layers.
     pub hidden_size: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub attention_heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
-    /// Numbers in a head.
+    /// Elements in a head.
     pub head_dim: usize,
-    /// Numbers in a row inside the MLP.
+    /// Elements in a row inside the MLP.
     pub intermediate_size: usize,
     /// Ids are below this.
     pub vocab_size: usize,
-    /// Rows of embedding and head; at least `vocabulary`.
+    /// Rows of the embedding and the LM head; at least `vocab_size`.
     pub padded_vocab_size: usize,
     /// Most positions of prompt and answer together.
     pub context_length: usize,
-    /// The mask; none in a causal model.
+    /// The mask token; `None` for an autoregressive model.
     pub mask: Option<MaskToken>,
     /// Ids that end a text; the first fills what is left after it. May be empty.
     pub eos_token_ids: Vec<u32>,
@@ -47,7 +47,7 @@ impl ModelInfo {
     /// Whether a prompt and a part to fill, in tokens, fit the context.
     ///
     /// # Errors
-    /// [`RequestError::ContextExceeded`] when they don't.
+    /// [`RequestError::ContextExceeded`] when they do not.
     pub fn check_context(&self, prompt: usize, length: usize) -> Result<(), RequestError> {
         if prompt + length > self.context_length {
             return Err(RequestError::ContextExceeded {

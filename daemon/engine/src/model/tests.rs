@@ -1,4 +1,4 @@
-//! Packed passes beside each request's own, and what they take beside what a rehearsal says.
+//! Packed passes beside each request's own, and what they take beside what a dry run says.
 
 use std::{
     path::Path,
@@ -6,8 +6,8 @@ use std::{
 };
 
 use sluice_checkpoint::{Checkpoint, Source, family::ModelConfig};
-use sluice_cuda::DType;
-use sluice_formats::{Format, noise::Noise};
+
+use sluice_formats::{DType, Format, noise::Noise};
 use sluice_machine::{GpuProfile, MemoryKind, Profile};
 use sluice_ops::{
     Activation, KvCache, KvCacheShape, LmHeadGroup, LmHeadRow, Ops, RankingScore, SamplingParams,
@@ -16,7 +16,7 @@ use sluice_ops::{
 use sluice_plan::{Machine, Plan, PlanInput, WorkingMemory, Workload, resolve_kv_cache_format};
 use sluice_shared::{
     level::{KvCacheFormat, Level},
-    settings::ResolvedPlanSettings,
+    options::ResolvedPlanSettings,
 };
 use sluice_weights::{SourceTensor, TensorPart, weight_groups};
 
@@ -28,7 +28,7 @@ use crate::residency::{LoadOutcome, Residency, WeightReader};
 
 const MLP_ROWS: usize = 16;
 
-/// A tiny model, on a device or in a rehearsal of one.
+/// A tiny model, on a device or in a dry run of one.
 struct World {
     ops: Ops,
     model: Transformer,
@@ -89,7 +89,7 @@ impl World {
             .unwrap()
     }
 
-    /// What was taken so far of activations, of which so much was reserved, of keys and values, and for the head.
+    /// What was taken so far of activations, of which so much was reserved, of KV caches, and for the LM head.
     fn taken(&self, reserved: u64) -> [u64; 3] {
         let peak = |kind: MemoryKind| self.ops.ledger().report().kinds[kind as usize].peak_bytes;
         let beside = peak(MemoryKind::Activations) - reserved;
@@ -234,7 +234,7 @@ fn finished(pass: Result<Activation, Interrupt>) -> Activation {
     })
 }
 
-/// The devices that a pass is rehearsed for: the CPU, and a card, which has tables in its memory besides.
+/// The devices that a pass is planned for: the CPU, and a GPU, which has tables in its memory besides.
 fn profiles() -> [Profile; 2] {
     let card = GpuProfile {
         total_bytes: 1 << 40,
@@ -301,7 +301,7 @@ fn rows_of_several_sequences_are_those_of_each_alone() {
                 sees: VisibleKeys::Before { cache },
             })
             .collect();
-        // A pass that doesn't come to its end leaves no trace.
+        // A pass that does not come to its end leaves no trace.
         let cancelled = AtomicBool::new(true);
         let (ops, weights) = (&world.ops, &world.weights);
         let length = |sequence: &Sequence<'_>| match &sequence.sees {
@@ -377,7 +377,7 @@ fn canvases_of_several_lengths_take_no_more_than_was_rehearsed() {
         let [activations, _, head] = world.taken(working.activation_bytes);
         assert_eq!(activations, working.activation_bytes);
         assert!(head <= working.logits_bytes);
-        // And on any device, by its rehearsal.
+        // And on any device, by its dry run.
         for profile in profiles() {
             let world = World::on("llada-tiny", profile, true);
             world.ops.reserve(0).unwrap();

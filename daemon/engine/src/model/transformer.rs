@@ -2,10 +2,10 @@
 //!
 //! RMSNorm in `f32`, rotary embedding on half-split pairs at positions counted from the start of the prompt, SwiGLU.
 //!
-//! Differences from the reference implementations: the last layer's queries, attention output and MLP are
-//! computed only for the rows that are read, and the MLP goes through the rows in chunks;
-//! both give the same numbers up to float order. Rows of several sequences may be packed;
-//! each attends to its own alone. Of a sequence whose keys and values are kept, a pass computes a few rows.
+//! Differences from the reference implementations: the last layer's queries, attention output and MLP are computed only
+//! for the rows that are read, and the MLP goes through the rows in chunks; neither changes an element beyond float
+//! order. Rows of several sequences may share a pass; each attends to its own sequence alone. Of a sequence with a KV
+//! cache, a pass computes only some rows.
 
 mod rows;
 
@@ -29,7 +29,7 @@ use crate::{
 pub enum Interrupt {
     /// It was cancelled.
     Cancelled,
-    /// It failed.
+    /// It failed, for this reason.
     Failed(EngineError),
 }
 
@@ -57,7 +57,7 @@ impl Transformer {
     /// The model of this configuration.
     ///
     /// # Errors
-    /// When memory for its tables can't be had.
+    /// When memory for its tables cannot be allocated.
     pub fn new(config: ModelConfig, ops: &Ops) -> Result<Self, EngineError> {
         let rope = RopeTable::new(&config.rope, config.shape.context_length, ops)?;
         Ok(Self {
@@ -67,12 +67,12 @@ impl Transformer {
         })
     }
 
-    /// Sets how many rows go through an MLP together: fewer take less memory, and give the same numbers.
+    /// Sets how many rows go through an MLP together: fewer take less memory, and give the same result.
     pub fn set_mlp_rows(&mut self, rows: usize) {
         self.mlp_rows = rows;
     }
 
-    /// What is known of the model.
+    /// The properties of the model with these weights.
     #[must_use]
     pub fn info(&self, weights: &Residency) -> ModelInfo {
         let ModelConfig {
@@ -102,15 +102,15 @@ impl Transformer {
         }
     }
 
-    /// Runs all layers over the packed sequences and returns the wanted rows, those of the first one first, after the last
-    /// layer and before the final norm. When it fails, what caches of causal sequences hold is as it was; places that others
-    /// were to be put to may have changed.
+    /// Runs all layers over the rows of all sequences and returns the wanted rows, those of the first sequence first,
+    /// after the last layer and before the final norm. When it fails, autoregressive caches hold what they held before;
+    /// positions of other caches may have been overwritten.
     ///
     /// # Errors
-    /// Memory that can't be had, or `cancel` set: it is looked at before each layer.
+    /// When memory cannot be allocated, or `cancel` is set: it is checked before each layer.
     ///
     /// # Panics
-    /// When a cache has no room for its rows.
+    /// When a cache has no space for its rows.
     pub fn forward(
         &self,
         ops: &Ops,
@@ -120,11 +120,14 @@ impl Transformer {
     ) -> Result<Activation, Interrupt> {
         let (rows, mut seen) = rows::batched(sequences, ops)?;
         let mut layers = || self.layers(ops, weights, &rows, &mut seen, cancel);
-        // Streamed weights are waited for.
+        // All operations of a resident pass run on one pool thread: handing each over would take longer than an
+        // operation on a single row. Streamed passes wait for the reader, which must not block a pool thread that
+        // conversions need.
         let hidden = match weights.is_resident() {
             true => ops.device().within(layers),
             false => layers(),
         }?;
+        // Only now do the rows count as cached: a failed pass is repeated, and writes the same positions again.
         for Sequence { tokens, sees, .. } in sequences {
             if let VisibleKeys::Before { cache } = sees {
                 cache.advance(tokens.len());
@@ -141,6 +144,7 @@ impl Transformer {
         seen: &mut BatchKeys<'_>,
         cancel: &AtomicBool,
     ) -> Result<Activation, Interrupt> {
+        // The embedding's rows may be read from a file below; a file replaced meanwhile would mix two models.
         weights.check_unchanged()?;
         let width = self.config.shape.hidden_size;
         let mut hidden = match weights.embedding()? {
@@ -159,8 +163,8 @@ impl Transformer {
         Ok(hidden)
     }
 
-    /// Attention with its residual. In the last layer, keys and values of all rows, but queries
-    /// and results of the wanted ones alone.
+    /// Attention with its residual. In the last layer, keys and values are computed for all rows, but queries and
+    /// results only for the wanted ones.
     fn attention(
         &self,
         ops: &Ops,
@@ -180,6 +184,7 @@ impl Transformer {
                 true => ops.linear_biased(x, &group.weight(part), &group.weight(bias)),
                 false => ops.linear(x, &group.weight(part)),
             };
+        // Keys and values first: the last layer needs those of all rows, and its `x` shrinks below.
         let mut k = project(&x, TensorPart::Key, TensorPart::KeyBias)?;
         let v = project(&x, TensorPart::Value, TensorPart::ValueBias)?;
         let mut query_positions = &rows.positions;
@@ -189,6 +194,7 @@ impl Transformer {
             query_positions = &rows.wanted_positions;
         }
         let mut q = project(&x, TensorPart::Query, TensorPart::QueryBias)?;
+        // Given back to the arena before attention takes its output: the order of drops is part of the planned peak.
         drop(x);
         let turned = [(&mut q, query_positions), (&mut k, &rows.positions)];
         ops.rope(turned, &self.rope)?;
@@ -202,6 +208,7 @@ impl Transformer {
                 ops.put_kv(cache, layer, [&k, &v], rows.clone(), *start)?;
             }
         }
+        // All queries read the cache, so this pass's keys and values have been copied and are no longer needed.
         let pass = match seen.is_of_caches {
             true => {
                 drop((k, v));
@@ -218,6 +225,7 @@ impl Transformer {
         let attended = ops.attend(&q, &keys, shape, seen.tasks(is_last))?;
         drop(pass);
         for kept in &mut seen.caches {
+            // The last layer has queries of the wanted rows only, so the choice rests on those there.
             if let Some((places, count)) = kept.selects {
                 let queries = kept.queries(is_last);
                 ops.choose_salient(kept.cache, layer, &q, queries, shape, places, *count)?;
@@ -228,7 +236,7 @@ impl Transformer {
         Ok(hidden)
     }
 
-    /// The MLP with its residual, in chunks of rows.
+    /// The MLP with its residual, in chunks of rows: the two intermediate matrices exist for one chunk only.
     fn mlp(
         &self,
         ops: &Ops,
@@ -250,10 +258,10 @@ impl Transformer {
         Ok(())
     }
 
-    /// The final norm, for the head.
+    /// The final norm, for the LM head.
     ///
     /// # Errors
-    /// Memory that can't be had.
+    /// When memory cannot be allocated.
     pub fn final_norm(
         &self,
         ops: &Ops,
@@ -266,10 +274,10 @@ impl Transformer {
     }
 }
 
-/// A unit's weights. Where some are streamed, a card's clock counts what it stands still until they are there.
+/// Acquires a weight group. Where some are streamed, a GPU's clock counts the time that it stands still for the copy.
 ///
 /// # Errors
-/// When they can't be had.
+/// When the weights cannot be read or allocated.
 pub(crate) fn acquire<'a>(
     ops: &Ops,
     weights: &'a Residency,
@@ -282,11 +290,11 @@ pub(crate) fn acquire<'a>(
     weights.acquire(group)
 }
 
-/// All logits of rows after the final norm, row after row: for tests and checks of small models, since nothing else needs
-/// them at once.
+/// All logits of rows after the final norm, row after row: for tests and checks of small models, since nothing else
+/// needs them all at once.
 ///
 /// # Errors
-/// Memory that can't be had, or a device that fails.
+/// When memory cannot be allocated, or the device fails.
 pub fn logits(
     ops: &Ops,
     weights: &Residency,

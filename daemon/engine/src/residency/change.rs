@@ -1,4 +1,4 @@
-//! Changes of what lives where, made between passes: the steps of a transition.
+//! Changes of where weights live, made between passes: the steps of a transition.
 
 use std::{
     sync::{
@@ -17,18 +17,18 @@ use sluice_weights::{Tier, WeightGroupPlan, layout};
 use super::{GroupEntry, GroupPlacement, LoadOutcome, Residency, reader::LoadedGroup};
 use crate::error::EngineError;
 
-/// A unit that is being made ready while passes run.
+/// A weight group that is being prepared while passes run.
 #[derive(Debug)]
 pub(crate) struct GroupPreparation {
     result: mpsc::Receiver<Result<Option<LoadedGroup>, EngineError>>,
-    /// Set to give it up.
+    /// Set to cancel the preparation.
     cancel: Arc<AtomicBool>,
-    /// None once it was waited for.
+    /// `None` once it was joined.
     thread: Option<JoinHandle<()>>,
 }
 
 impl GroupPreparation {
-    /// What came of it, if it is over.
+    /// The result, if the preparation is over.
     pub(crate) fn poll(&self) -> Option<Result<LoadedGroup, EngineError>> {
         match self.result.try_recv() {
             Ok(Ok(Some(loaded))) => Some(Ok(loaded)),
@@ -39,7 +39,7 @@ impl GroupPreparation {
         }
     }
 
-    /// The same, waiting for it.
+    /// Waits for the result.
     pub(crate) fn wait(&self) -> Result<LoadedGroup, EngineError> {
         match self.result.recv() {
             Ok(Ok(loaded)) => Ok(loaded.expect("whoever cancels doesn't ask")),
@@ -50,24 +50,25 @@ impl GroupPreparation {
 }
 
 impl Drop for GroupPreparation {
-    /// Its memory is back when this returns: whoever gave it up counts on that.
+    /// Joins the thread, so that its memory is free when this returns: the caller plans with it.
     fn drop(&mut self) {
         self.cancel.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A panic was told to whoever asked.
+            // A panic was reported to whoever asked for the result.
             drop(thread.join());
         }
     }
 }
 
 impl Residency {
-    /// Begins to make a unit ready in memory of its own.
+    /// Begins to prepare a weight group in memory of its own.
     pub(crate) fn prepare(
         &self,
         group: &WeightGroupPlan,
         ops: &Arc<Ops>,
     ) -> Result<GroupPreparation, EngineError> {
         let pages = layout::resident(group.sizes()).bytes as usize / PAGE_BYTES;
+        // Allocated here and not on the thread, so that a refusal fails this step before any thread starts.
         let memory = DeviceBuffer::new(ops.device(), &self.ledger, MemoryKind::Weights, pages)?;
         let (sender, result) = mpsc::channel();
         let cancel = Arc::new(AtomicBool::new(false));
@@ -77,7 +78,7 @@ impl Residency {
             .name("sluice-prepare".to_owned())
             .spawn(move || {
                 let loaded = reader.load(&unit, memory, ops.device(), &flag);
-                // Nobody asks any more when the transition was given up.
+                // If the transition was given up, nobody waits for the result.
                 let _ = sender.send(loaded);
             })
             .map_err(|error| EngineError::Ops(OpsError::Threads(error.to_string())))?;
@@ -88,7 +89,7 @@ impl Residency {
         })
     }
 
-    /// Puts what was made ready in the place of the units' present forms.
+    /// Replaces the groups' present forms by the prepared ones.
     pub(crate) fn swap(
         &mut self,
         ready: Vec<(usize, LoadedGroup)>,
@@ -103,13 +104,14 @@ impl Residency {
             };
             self.weights_version += 1;
         }
+        // The stream's cycle lists the streamed groups, so it starts anew when one of them becomes resident.
         if were_streamed {
             self.start_stream()?;
         }
         Ok(())
     }
 
-    /// Drops a unit's present form and reads the new one. When that fails the old form is read again.
+    /// Drops a group's present form and reads the new one. When that fails the old form is read again.
     pub(crate) fn replace(
         &mut self,
         index: usize,
@@ -135,7 +137,8 @@ impl Residency {
         group: &WeightGroupPlan,
         ops: &Ops,
     ) -> Result<(), EngineError> {
-        // The old memory first: there is no room for both.
+        // The old memory is freed first: both do not fit.
+        // Marks the group as missing until it is read: `is_whole` sees it if reading fails.
         self.groups[index].placement = GroupPlacement::DryRun;
         let brought = self.bring(group, ops.device(), &AtomicBool::new(false))?;
         let LoadOutcome::Done(loaded) = brought else {
@@ -149,7 +152,7 @@ impl Residency {
         Ok(())
     }
 
-    /// Takes units off the device and streams from now on through these slots.
+    /// Takes groups off the device and streams from now on through these staging buffers.
     pub(crate) fn stream(
         &mut self,
         evicted: &[usize],
@@ -159,6 +162,7 @@ impl Residency {
         for &index in evicted {
             self.groups[index] = GroupEntry {
                 plan: groups[index].clone(),
+                // Streamed groups get their index in the cycle when the stream starts.
                 placement: GroupPlacement::Rows,
             };
             self.weights_version += 1;
@@ -167,9 +171,9 @@ impl Residency {
         self.start_stream()
     }
 
-    /// The rest of a transition at once: the present slots go first, then units that leave, then others come, then the
-    /// new slots. False when `cancel` was set between two units: the model is whole then, and the same call goes on from
-    /// there.
+    /// Makes the rest of a transition at once: the present staging buffers go first, then groups that leave, then
+    /// others come, then the new buffers. Returns false when `cancel` was set between two groups: the model is whole
+    /// then, and the same call continues from there.
     pub(crate) fn settle(
         &mut self,
         evicted: &[usize],
@@ -179,6 +183,7 @@ impl Residency {
         cancel: &AtomicBool,
     ) -> Result<bool, EngineError> {
         let units = &target.groups;
+        // Frees the staging buffers: the steps before have found that groups do not fit beside them.
         drop(self.end_stream());
         self.decompressed = None;
         for &index in evicted {
@@ -196,7 +201,7 @@ impl Residency {
             }
             if cancel.load(Ordering::Relaxed) {
                 self.staging = self.staging_of_both(target.staging);
-                // Without room for them, whoever computes next is told.
+                // If the buffers cannot be allocated now, the next pass tries again and reports it.
                 drop(self.start_stream());
                 return Ok(false);
             }
@@ -207,7 +212,7 @@ impl Residency {
         Ok(true)
     }
 
-    /// Slots for what is streamed now, of two plans in part.
+    /// Staging buffers for a model between two plans.
     fn staging_of_both(&self, new: StagingBuffers) -> StagingBuffers {
         let streamed = self.groups.iter().filter(|held| held.plan.is_streamed());
         StagingBuffers {
@@ -220,7 +225,7 @@ impl Residency {
         }
     }
 
-    /// Puts another reader in place, one that knows of a derivative.
+    /// Replaces the reader by one that knows of a converted-weight cache.
     pub(crate) fn set_reader(&mut self, reader: super::WeightReader) {
         self.reader = Some(Arc::new(reader));
     }

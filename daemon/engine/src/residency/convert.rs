@@ -1,5 +1,5 @@
-//! Storing a tensor in another format on its way from the file, a few rows at a time: there is never a second copy of
-//! a tensor, let alone of the model. Of what is coded there is one chunk besides.
+//! Storing a tensor in another format on its way from the file, a few rows at a time: there is never a second copy of a
+//! tensor, let alone of the model. Of compressed tensors one chunk is held besides.
 
 use std::{
     cell::RefCell,
@@ -13,19 +13,20 @@ use sluice_codec::DecompressError;
 use sluice_machine::Workers;
 use sluice_weights::{OpenRows, TensorPlan};
 
-/// Numbers that a thread converts at once, or a row where that is more: 128 KiB of `f32`s and half of that which they are made
-/// from, which stay in its core's own cache.
+/// Elements that a thread converts at once, or a row where that is longer: 128 KiB of `f32` and half of that in bf16
+/// source, which stay in its core's own cache.
 const PIECE_ELEMENTS: usize = 1 << 15;
-/// Pieces of each thread between two rests: about half a millisecond.
+/// Pieces for each thread between two rests: about half a millisecond.
 const BATCH_PIECES: usize = 4;
 
 thread_local! {
-    /// Bytes of the source and numbers of a piece: of new memory every page would be cleared first.
+    /// Source bytes and `f32` elements of a piece, kept for the next one: fresh memory would have every page cleared
+    /// first.
     static SCRATCH: RefCell<(Vec<u8>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
 }
 
-/// Reads the rows of a plan's tensor by `read`, which fills bytes from a range of the stored tensor, and stores them as
-/// the plan says; false when cancelled.
+/// Reads rows of a plan's tensor by `read`, which fills bytes from a range of the stored tensor, and stores them in the
+/// plan's format; false when cancelled.
 pub(super) fn convert(
     workers: &Workers,
     tensor: &TensorPlan,
@@ -49,7 +50,7 @@ pub(super) fn convert(
     })
 }
 
-/// Decodes rows of a chunk, which are a plan's tensor, and stores them as the plan says.
+/// Decompresses rows of a chunk, which belong to a plan's tensor, and stores them in the plan's format.
 pub(super) fn decompress(
     workers: &Workers,
     tensor: &TensorPlan,
@@ -58,7 +59,7 @@ pub(super) fn decompress(
 ) -> Result<(), DecompressError> {
     let to = tensor.storage.format();
     let width = tensor.width;
-    // A chunk is short: who reads the next one looks for a cancel.
+    // A chunk is short: whoever reads the next one checks for a cancel.
     let never = AtomicBool::new(false);
     in_pieces(workers, out, width, to.bytes(width), &never, |rows, out| {
         let local = open.local.start + rows.start..open.local.start + rows.end;
@@ -75,7 +76,7 @@ pub(super) fn decompress(
     .map(drop)
 }
 
-/// Makes rows of `stride` bytes, a piece to a thread at a time, and gives way to passes. False when cancelled.
+/// Makes rows of `stride` bytes, one piece a thread at a time, and gives way to passes. False when cancelled.
 fn in_pieces<E: Send>(
     workers: &Workers,
     out: &mut [u8],
@@ -86,6 +87,7 @@ fn in_pieces<E: Send>(
 ) -> Result<bool, E> {
     let rows = (PIECE_ELEMENTS / width).max(1);
     let threads = workers.threads().max(1);
+    // A batch is what all threads do between two rests, so the pass beside waits for at most one.
     let batch_rows = rows * BATCH_PIECES * threads;
     let mut result = Ok(());
     for (batch, out) in out.chunks_mut(batch_rows * stride).enumerate() {

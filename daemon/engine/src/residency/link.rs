@@ -1,14 +1,14 @@
-//! The way from the host to a card: memory of the host that streamed units are kept in or read to, and the copies from there,
-//! which run beside the card's work.
+//! The link from the host to a GPU: host memory that streamed weight groups are kept in or read to, and the copies from
+//! there, which run beside the GPU's work.
 //!
-//! A unit that is kept lies in pinned memory of exactly its size, from when it is first read for as long as it is streamed
-//! alike, and each pass copies it from there. How much is kept has a limit, since what is pinned no other program gets. The
-//! others are read in every pass, into one of two staging buffers, while the other one is copied from. Where the system pins
-//! no more, the rest is staged; where it pins nothing, the buffers are memory as any other. So it is where another model has
-//! pinned what the limit allows, until that has gone.
+//! A group that is kept lies in pinned memory of exactly its size, from its first read for as long as it is streamed in
+//! that form, and each pass copies it from there. Pinned memory has a limit, since no other program gets it. Other
+//! groups are read in every pass, into one of two staging buffers, while the other one is copied from. Where the system
+//! refuses more pinned memory, the rest is staged; where it pins nothing, the buffers are pageable. The same holds
+//! while another model has pinned what the limit allows.
 //!
-//! Order is made of marks alone: a copy into a slot waits for the work that read the slot before, work on a slot for the copy
-//! into it. The host waits only before it writes to memory that copies are made from.
+//! Only stream marks keep order: a copy into a device buffer waits for the work that read the buffer before, and work
+//! on a buffer for the copy into it. The host waits only before it writes to memory that copies are made from.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -25,67 +25,67 @@ use sluice_weights::{WeightGroup, WeightGroupPlan, layout};
 use super::{reader::WeightReader, stream::BroughtGroup};
 use crate::error::EngineError;
 
-/// The stream of copies to a card, and the memory they are made from.
+/// The copy stream of a GPU, and the memory that copies are made from.
 #[derive(Debug)]
 pub(super) struct GpuLink {
     copies: CopyStream,
     pinned: HashMap<WeightGroup, PinnedGroup>,
-    /// Those that are to be kept.
+    /// The groups that are to be kept in pinned memory.
     to_pin: HashSet<WeightGroup>,
-    /// Most bytes that are pinned, by all that share the account.
+    /// Limit of pinned bytes, of all that share the ledger.
     limit_bytes: u64,
-    /// Whether some of them are for staging buffers.
+    /// Whether a part of the limit is for staging buffers.
     pins_staging: bool,
-    /// The system has pinned no more.
+    /// Whether the system has refused more pinned memory.
     is_refused: bool,
     staging: [Option<StagingBuffer>; PINNED_STAGING_BUFFERS],
-    /// The next one to be read into.
+    /// Index of the buffer to read into next.
     next_staging: usize,
-    /// Where what is pinned is counted.
+    /// The ledger that counts pinned memory.
     ledger: Ledger,
     gpu: Gpu,
 }
 
-/// A unit in pinned memory.
+/// A weight group in pinned memory.
 #[derive(Debug)]
 struct PinnedGroup {
     group: WeightGroupPlan,
     memory: HostMemory,
-    /// Where each tensor starts there.
+    /// Where each tensor starts in it, in bytes.
     starts: Vec<usize>,
-    // After the memory: it is given back first.
+    // Declared after the memory, so that it is dropped after it.
     _entry: PinnedEntry,
 }
 
-/// A buffer for units that aren't kept.
+/// A buffer for groups that are not kept.
 #[derive(Debug)]
 struct StagingBuffer {
     memory: HostMemory,
-    /// Where it is pinned.
+    /// Its reservation; `None` where it is not pinned.
     entry: Option<PinnedEntry>,
 }
 
-/// What came of reading a unit to where it is kept.
+/// The result of reading a group into pinned memory.
 pub(super) enum PinOutcome {
-    /// It is there.
+    /// The group is in pinned memory.
     Read,
-    /// There is no more memory that may be pinned.
+    /// No more memory may be pinned.
     Refused,
-    /// Somebody gave it up.
+    /// The read was cancelled.
     Cancelled,
 }
 
-/// A copy on its way, or done.
+/// A copy that was sent.
 #[derive(Debug)]
 pub(super) struct CopyMarks {
-    /// When it began, by the card's clock.
+    /// When it began, by the GPU's clock.
     pub(super) begin: StreamMark,
-    /// When all of it is there.
+    /// When it is complete.
     pub(super) end: StreamMark,
 }
 
 impl GpuLink {
-    /// To this card, with at most so many bytes in pinned memory, those included that others have in this account.
+    /// A link to this GPU, with at most so many bytes of pinned memory, those of others in this ledger included.
     pub(super) fn new(gpu: &Gpu, limit_bytes: u64, ledger: &Ledger) -> Result<Self, EngineError> {
         Ok(Self {
             copies: CopyStream::new(gpu)?,
@@ -101,9 +101,10 @@ impl GpuLink {
         })
     }
 
-    /// Lets go of what is kept of units that are streamed otherwise now, or no more, and of buffers that are larger than they
-    /// need to be: what they have of the limit others want.
+    /// Frees pinned groups that are streamed in another form now, or no more, and buffers that are larger than
+    /// necessary: others want their share of the limit.
     pub(super) fn fit(&mut self, cycle: &[WeightGroupPlan]) {
+        // The same rule in the same order as the plan's, so that exactly the planned groups are kept.
         let keep_limit_bytes = pinned_weights_limit(self.limit_bytes, cycle);
         let mut pinned = PinnedBudget::new(keep_limit_bytes);
         let keeps: Vec<_> = cycle.iter().filter(|unit| pinned.takes(unit)).collect();
@@ -120,6 +121,7 @@ impl GpuLink {
         for buffer in &mut self.staging {
             buffer.take_if(|buffer| buffer.memory.len() as u64 > most);
         }
+        // A new cycle may need less than the system refused before.
         self.is_refused = false;
     }
 
@@ -131,7 +133,7 @@ impl GpuLink {
             .sum()
     }
 
-    /// Whether the unit is to be kept and isn't yet.
+    /// Whether the group is to be kept and is not yet.
     pub(super) fn wants(&self, group: &WeightGroupPlan) -> bool {
         !self.is_refused
             && self.to_pin.contains(&group.group)
@@ -139,13 +141,13 @@ impl GpuLink {
             && self.may_pin(group.staging_bytes())
     }
 
-    /// Whether the limit has room for so many bytes at this moment.
+    /// Whether the limit allows so many bytes at this moment.
     fn may_pin(&self, bytes: u64) -> bool {
         let pinned_bytes = self.ledger.pinned_bytes();
         pinned_bytes.saturating_add(bytes) <= self.limit_bytes
     }
 
-    /// Reads a unit to where it is kept, if there is such memory.
+    /// Reads a group into pinned memory, if that can be allocated.
     pub(super) fn pin(
         &mut self,
         reader: &WeightReader,
@@ -158,6 +160,7 @@ impl GpuLink {
         };
         let mut memory = match HostMemory::pinned(&self.gpu, bytes as usize) {
             Ok(memory) => memory,
+            // The system's own limit: not an error, and asking again for each group would only take time.
             Err(CudaError::OutOfPinnedMemory { .. }) => {
                 self.is_refused = true;
                 return Ok(PinOutcome::Refused);
@@ -178,7 +181,8 @@ impl GpuLink {
         Ok(PinOutcome::Read)
     }
 
-    /// Sends a unit to a slot, after the work that the slot was used for; `None` when reading it was cancelled.
+    /// Sends a group to a staging buffer on the GPU, after the work that used the buffer before; `None` when reading it
+    /// was cancelled.
     pub(super) fn send(
         &mut self,
         reader: &WeightReader,
@@ -218,9 +222,11 @@ impl GpuLink {
             let to = staging.part(place.offset as usize, bytes);
             (to, start..start + bytes)
         });
+        // After the read: while the file is read, the GPU may still work on the buffer.
         if let Some(used) = used {
             self.copies.begin_after(used)?;
         }
+        // Marks enclose the copy alone, so that the GPU's clock tells its bandwidth without the wait before it.
         let begin = self.copies.mark()?;
         self.copies.copy(memory, parts)?;
         let end = self.copies.mark()?;
@@ -231,18 +237,17 @@ impl GpuLink {
         }))
     }
 
-    /// Makes the staging buffer ready whose turn it is, of this size at least: pinned if that may be and can be had. Tells
-    /// which it is.
+    /// Prepares the next staging buffer, with at least this size, pinned if allowed and possible. Returns its index.
     fn ready_staging(&mut self, bytes: u64) -> Result<usize, EngineError> {
         let may_pin = self.pins_staging && !self.is_refused && self.may_pin(bytes);
         let turn = self.next_staging;
         self.next_staging = (turn + 1) % PINNED_STAGING_BUFFERS;
-        // One that could not be pinned, beside another model, is once there is room.
+        // A buffer that could not be pinned while another model held the limit is replaced once it can be.
         let is_good = |buffer: &StagingBuffer| {
             buffer.memory.len() as u64 >= bytes && (buffer.entry.is_some() || !may_pin)
         };
         if !self.staging[turn].as_ref().is_some_and(is_good) {
-            // The old one first: there may be no room for both.
+            // The old buffer is freed first: both may not fit.
             self.staging[turn] = None;
             self.staging[turn] = Some(self.new_staging(bytes)?);
         }
@@ -250,6 +255,7 @@ impl GpuLink {
     }
 
     fn new_staging(&mut self, bytes: u64) -> Result<StagingBuffer, EngineError> {
+        // Reserved before it is pinned: another model may pin at the same time.
         let entry = match self.pins_staging && !self.is_refused {
             true => self.ledger.pin(bytes, self.limit_bytes),
             false => None,
@@ -266,45 +272,47 @@ impl GpuLink {
                 Err(error) => return Err(error.into()),
             }
         }
+        // Copies from pageable memory are slower, but a pass must not fail for want of pinned memory.
         Ok(StagingBuffer {
             memory: HostMemory::pageable(&self.gpu, bytes as usize)?,
             entry: None,
         })
     }
 
-    /// The card.
+    /// The GPU that it copies to.
     pub(super) fn gpu(&self) -> &Gpu {
         &self.gpu
     }
 
-    /// Waits until nothing is on its way.
+    /// Waits until no copy is in flight.
     pub(super) fn wait(&self) -> Result<(), EngineError> {
         Ok(self.copies.wait()?)
     }
 }
 
-/// Reads a unit from files; where each of its tensors starts, or `None` when cancelled.
+/// Reads a group from files; returns where each of its tensors starts, or `None` when cancelled.
 fn read(
     reader: &WeightReader,
     group: &WeightGroupPlan,
     memory: &mut HostMemory,
     cancel: &AtomicBool,
 ) -> Result<Option<Vec<usize>>, EngineError> {
+    // Waits for copies that still read this memory: the only wait of the host.
     let bytes = memory.to_write()?;
     let pages: &mut [Page] = bytemuck::cast_slice_mut(bytes);
     reader.stream(group, pages, cancel)
 }
 
-/// What a unit's way took, and how long work waited for it, by the card's clock: known once both are past.
+/// Marks of a group's copy and of the work that waited for it; times are known once both have passed.
 #[derive(Debug)]
 pub(super) struct GroupTransfer {
     pub(super) arrival: CopyMarks,
-    /// Around the wait.
+    /// Marks before and after the wait.
     pub(super) asked: StreamMark,
     pub(super) got: StreamMark,
 }
 
-/// The card's times of one passage.
+/// A group's times by the GPU's clock.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct TransferTimes {
     pub(super) copied: Duration,
@@ -312,7 +320,7 @@ pub(super) struct TransferTimes {
 }
 
 impl GroupTransfer {
-    /// Its times, if all of it is past.
+    /// The times, if all marks have passed.
     pub(super) fn times(&self) -> Result<Option<TransferTimes>, CudaError> {
         let waited = self.got.since(&self.asked)?;
         let copied = self.arrival.end.since(&self.arrival.begin)?;

@@ -1,5 +1,5 @@
-//! Where weights live and how computing gets them: [`Residency::acquire`] gives a guard over a unit, resident or
-//! streamed, and nothing that computes knows which.
+//! Where weights live and how operations get them: [`Residency::acquire`] gives a guard over a weight group, resident
+//! or streamed, and nothing that computes knows which.
 
 mod change;
 mod convert;
@@ -38,25 +38,25 @@ use self::{
 pub use self::{reader::WeightReader, stream::StreamStats};
 use crate::error::EngineError;
 
-/// All weights of a loaded model, or of one that is rehearsed.
+/// All weights of a loaded model, or of one in a dry run.
 #[derive(Debug)]
 pub struct Residency {
     groups: Vec<GroupEntry>,
     index: HashMap<WeightGroup, usize>,
     staging: StagingBuffers,
     stream: Option<WeightStream>,
-    /// The way to a card, while no stream has it.
+    /// The link to a GPU, while no stream holds it.
     link: Option<GpuLink>,
-    /// Memory on a card that weights are decoded into.
+    /// GPU memory into which weights are decompressed.
     decompressed: Option<DeviceBuffer<Page>>,
-    /// None in a rehearsal.
+    /// `None` in a dry run.
     reader: Option<Arc<WeightReader>>,
     device: Device,
     ledger: Ledger,
     weights_version: u64,
 }
 
-/// A unit, and what there is of it.
+/// A weight group, and where it is.
 #[derive(Debug)]
 struct GroupEntry {
     plan: WeightGroupPlan,
@@ -67,43 +67,43 @@ struct GroupEntry {
 enum GroupPlacement {
     /// In the device's memory.
     Resident(LoadedGroup),
-    /// Read in every pass; its place in the stream's cycle.
+    /// Read in every pass; its index in the stream's cycle.
     Streamed(usize),
-    /// Row by row from the checkpoint.
+    /// Read row by row from the checkpoint.
     Rows,
-    /// Counted, not there: a rehearsal.
+    /// Counted, but not there: in a dry run, and while a group is replaced.
     DryRun,
 }
 
-/// A unit as it stands.
+/// The state of a weight group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WeightGroupState {
-    /// Which.
+    /// Which group it is.
     pub group: WeightGroup,
     /// Where its bytes live between passes.
     pub tier: Tier,
-    /// How its largest tensor is kept.
+    /// How its largest tensor is stored.
     pub storage: Storage,
-    /// Bytes as kept for computing.
+    /// Bytes in the form in which it is used.
     pub bytes: u64,
-    /// Whether it is on its way through a slot.
+    /// Whether it is in a staging buffer at present.
     pub in_flight: bool,
 }
 
-/// How a load went.
+/// The outcome of a load.
 pub enum LoadOutcome<T> {
-    /// It is there.
+    /// The loaded value.
     Done(T),
-    /// Somebody stopped it.
+    /// The load was cancelled.
     Cancelled,
 }
 
 impl Residency {
-    /// Reads what the plan wants on the device, unit by unit, and starts to stream the rest. `progress` is told the
-    /// units done.
+    /// Reads the plan's resident groups one by one, and starts to stream the rest. `progress` is called with the number
+    /// of groups done.
     ///
     /// # Errors
-    /// A tensor that can't be read, or memory that can't be had.
+    /// When a tensor cannot be read, or memory cannot be allocated.
     pub fn load(
         plan: &Plan,
         reader: Arc<WeightReader>,
@@ -131,6 +131,7 @@ impl Residency {
                     LoadOutcome::Done(loaded) => GroupPlacement::Resident(loaded),
                     LoadOutcome::Cancelled => return Ok(LoadOutcome::Cancelled),
                 },
+                // Placed properly by `start_stream`, once the whole cycle is known.
                 Tier::Host | Tier::Disk => GroupPlacement::Rows,
             };
             residency.groups.push(GroupEntry {
@@ -143,7 +144,7 @@ impl Residency {
         Ok(LoadOutcome::Done(residency))
     }
 
-    /// Units that are counted and not there: a pass over them tells what memory it takes besides weights.
+    /// Weight groups that are counted and not there: a pass over them shows what memory it takes besides weights.
     #[must_use]
     pub fn dry_run(groups: &[WeightGroupPlan]) -> Self {
         let held = groups.iter().map(|unit| GroupEntry {
@@ -164,7 +165,7 @@ impl Residency {
         }
     }
 
-    /// Reads a unit into memory of its own.
+    /// Reads a group into memory of its own.
     fn bring(
         &self,
         group: &WeightGroupPlan,
@@ -180,7 +181,7 @@ impl Residency {
         })
     }
 
-    /// A unit as another plan keeps it, in memory of its own, beside the one in force.
+    /// Loads a group in another plan's form, in memory of its own beside the one in force.
     pub(crate) fn load_converted(
         &self,
         group: &WeightGroupPlan,
@@ -190,8 +191,8 @@ impl Residency {
         self.bring(group, device, cancel)
     }
 
-    /// Streams what is neither on the device nor read row by row, beginning with the first of it. Slots of the right
-    /// size are used on.
+    /// Starts to stream all groups that are neither on the device nor read row by row, from the first of them. Staging
+    /// buffers of the right size are reused.
     fn start_stream(&mut self) -> Result<(), EngineError> {
         let mut cycle = Vec::new();
         for held in &mut self.groups {
@@ -200,7 +201,7 @@ impl Residency {
                 cycle.push(held.plan.clone());
             }
         }
-        // Where memory can't be had from here on, whoever computes next tries again.
+        // The state is consistent from here on: if memory cannot be allocated below, the next pass tries again.
         let mut slots = self.end_stream();
         self.fit_decompression_buffer()?;
         let is_same = slots.len() == self.staging.count
@@ -211,6 +212,7 @@ impl Residency {
             self.link = None;
             return Ok(());
         }
+        // Freed before new ones are allocated: a plan counts one set.
         if !is_same {
             drop(slots);
             slots = WeightStream::staging(self.staging, &self.device, &self.ledger)?;
@@ -230,13 +232,13 @@ impl Residency {
         Ok(())
     }
 
-    /// Takes or gives back memory that weights are decoded into, as the slots in force say.
+    /// Allocates or frees decompression memory, as the staging buffers in force say.
     fn fit_decompression_buffer(&mut self) -> Result<(), EngineError> {
         let bytes = self.staging.decompress_bytes;
         if self.decompress_bytes() == bytes {
             return Ok(());
         }
-        // Before more is taken.
+        // The old memory is freed before more is taken.
         self.decompressed = None;
         if bytes > 0 {
             let pages = bytes as usize / PAGE_BYTES;
@@ -254,13 +256,13 @@ impl Residency {
         self.decompressed.as_ref().map_or(0, DeviceBuffer::bytes)
     }
 
-    /// Where weights are decoded into; nowhere but on a card.
+    /// The decompression memory; empty on the CPU.
     fn decompressed(&self) -> GpuSpan {
         let decoded = self.decompressed.as_ref();
         decoded.map_or_else(GpuSpan::default, DeviceBuffer::on_gpu)
     }
 
-    /// Ends the stream; its slots, with nothing on its way to or from them. The way to a card stays for the next one.
+    /// Ends the stream and returns its staging buffers, with no copy in flight. The GPU link stays for the next stream.
     fn end_stream(&mut self) -> Vec<DeviceBuffer<Page>> {
         let StreamRemains {
             staging: slots,
@@ -270,11 +272,12 @@ impl Residency {
             .take()
             .map(WeightStream::end)
             .unwrap_or_default();
+        // Kept across streams: what is pinned took a read from disk.
         self.link = link.or(self.link.take());
         slots
     }
 
-    /// Starts the stream again where its slots, or what weights are decoded into, could not be had before.
+    /// Starts the stream again where its staging buffers, or decompression memory, could not be allocated before.
     pub(crate) fn ensure_stream(&mut self) -> Result<(), EngineError> {
         let is_streamed = |held: &GroupEntry| held.plan.is_streamed();
         let lacks_stream = self.stream.is_none() && self.groups.iter().any(is_streamed);
@@ -291,13 +294,13 @@ impl Residency {
         .into()
     }
 
-    /// Waits for a unit and holds it until the guard is dropped.
+    /// Waits for a weight group and holds it until the guard is dropped.
     ///
     /// # Errors
-    /// When it is streamed and can't be read, or there was no memory for slots.
+    /// When it is streamed and cannot be read, or there was no memory for staging buffers.
     ///
     /// # Panics
-    /// When the model has no such unit.
+    /// When the model has no such group.
     pub fn acquire(&self, group: WeightGroup) -> Result<WeightGuard<'_>, EngineError> {
         let held = self.group(group);
         let bytes = match &held.placement {
@@ -307,6 +310,7 @@ impl Residency {
                     .stream
                     .as_ref()
                     .ok_or_else(|| self.no_staging_buffers())?;
+                // While the pass waits, conversions may use its cores.
                 let waiting = self.device.wait();
                 let slot = stream.take(*place);
                 drop(waiting);
@@ -322,13 +326,13 @@ impl Residency {
         })
     }
 
-    /// Whether nothing is streamed: all units are there when they are asked for.
+    /// Whether nothing is streamed, so that `acquire` never waits.
     #[must_use]
     pub fn is_resident(&self) -> bool {
         self.stream.is_none()
     }
 
-    /// Parts of the head, in the order of the vocabulary, with the first row of each.
+    /// Parts of the LM head, in the order of the vocabulary, with the first row of each.
     pub fn lm_head_parts(&self) -> impl Iterator<Item = (WeightGroup, usize)> {
         self.groups.iter().filter_map(|held| match held.plan.group {
             WeightGroup::LmHead(_) => Some((held.plan.group, held.plan.tensors[0].first_row)),
@@ -336,7 +340,7 @@ impl Residency {
         })
     }
 
-    /// Rows of the largest part of the head.
+    /// Rows of the largest part of the LM head.
     #[must_use]
     pub fn lm_head_part_rows(&self) -> usize {
         self.lm_head_parts()
@@ -345,7 +349,7 @@ impl Residency {
             .unwrap_or(0)
     }
 
-    /// The embedding, where it is on the device.
+    /// The embedding, if it is on the device; `None` where rows are read from a file.
     ///
     /// # Errors
     /// As [`Residency::acquire`].
@@ -356,28 +360,27 @@ impl Residency {
         }
     }
 
-    /// A row of the embedding, from the file it lies in.
+    /// A row of the embedding, from the file that holds it.
     ///
     /// # Errors
-    /// When it can't be read.
+    /// When it cannot be read.
     ///
     /// # Panics
     /// When there is no such row, or `out` has another width.
     pub fn embedding_row(&self, id: u32, out: &mut [f32]) -> Result<(), EngineError> {
         let held = self.group(WeightGroup::Embedding);
         let tensor = &held.plan.tensors[0];
-        // At most a quarter of a MiB, once for every run of a token in a canvas.
+        // A fresh buffer is cheap here: at most a quarter of a MiB, once for every run of a token in a canvas.
         let mut bytes = vec![0; tensor.source.bytes(tensor.width)];
         self.reader().row(tensor, id as usize, &mut bytes)?;
         tensor.source.dequantize(&bytes, out);
         Ok(())
     }
 
-    /// Looks whether the files that passes read from are still what they were. Streamed units are looked at as they
-    /// are read.
+    /// Checks that the file of the embedding's rows has not changed. Streamed groups are checked as they are read.
     ///
     /// # Errors
-    /// When one has changed.
+    /// When the file has changed.
     pub fn check_unchanged(&self) -> Result<(), EngineError> {
         let embedding = self.group(WeightGroup::Embedding);
         match embedding.placement {
@@ -386,13 +389,13 @@ impl Residency {
         }
     }
 
-    /// Number of the weights' state; it changes with every swap of a unit.
+    /// The weights version, which changes with every swap of a group.
     #[must_use]
     pub fn weights_version(&self) -> u64 {
         self.weights_version
     }
 
-    /// What streaming cost since the last plan was put in force.
+    /// Time and bytes of streaming since the last plan was put in force.
     #[must_use]
     pub fn stream_stats(&self) -> StreamStats {
         self.stream
@@ -401,7 +404,7 @@ impl Residency {
             .unwrap_or_default()
     }
 
-    /// Every unit as it stands.
+    /// The state of every weight group.
     #[must_use]
     pub fn groups(&self) -> Vec<WeightGroupState> {
         let in_flight = self
@@ -418,17 +421,17 @@ impl Residency {
         units.collect()
     }
 
-    /// Every unit's plan as it stands.
+    /// The present plan of every group.
     pub(crate) fn group_plans(&self) -> Vec<WeightGroupPlan> {
         self.groups.iter().map(|held| held.plan.clone()).collect()
     }
 
-    /// The slots as they stand.
+    /// The present staging buffers.
     pub(crate) fn staging(&self) -> StagingBuffers {
         self.staging
     }
 
-    /// Whether every unit is where its plan says.
+    /// Whether every group is where its plan says.
     pub(crate) fn is_whole(&self) -> bool {
         let is_missing = |held: &GroupEntry| matches!(held.placement, GroupPlacement::DryRun);
         !self.groups.iter().any(is_missing)
@@ -447,7 +450,7 @@ impl Residency {
         })
     }
 
-    /// How each tensor is kept for computing: what is computed depends on nothing else of a plan.
+    /// How each tensor is stored: results depend on nothing else of a plan.
     pub(crate) fn storages(&self) -> Vec<Storage> {
         let tensors = self.groups.iter().flat_map(|held| &held.plan.tensors);
         tensors.map(|tensor| tensor.storage).collect()
@@ -459,7 +462,8 @@ impl Residency {
         self.groups.iter().map(|held| held.plan.bytes()).sum()
     }
 
-    /// Formats met, without repetition, compressed ones first. Of what is decompressed on its way into memory, the file's.
+    /// Formats that occur, without repetition, compressed ones first. For tensors that are decompressed while loading,
+    /// the file's.
     #[must_use]
     pub fn formats(&self) -> Vec<WeightFormat> {
         let tensors = self.groups.iter().flat_map(|held| &held.plan.tensors);
@@ -486,7 +490,7 @@ fn index(groups: &[WeightGroupPlan]) -> HashMap<WeightGroup, usize> {
     numbered.map(|(index, unit)| (unit.group, index)).collect()
 }
 
-/// A unit of weights, held in place.
+/// A weight group, held in place while this lives.
 pub struct WeightGuard<'a> {
     plan: &'a WeightGroupPlan,
     bytes: Bytes<'a>,
@@ -501,10 +505,10 @@ enum Bytes<'a> {
 }
 
 impl WeightGuard<'_> {
-    /// One of the unit's weights.
+    /// One of the group's weights.
     ///
     /// # Panics
-    /// When the part belongs to another unit, or the model has no such part.
+    /// When the part belongs to another group, or the model has no such part.
     #[must_use]
     pub fn weight(&self, part: TensorPart) -> Weight<'_> {
         let loaded = match &self.bytes {
@@ -523,13 +527,13 @@ impl WeightGuard<'_> {
 }
 
 impl LoadedGroup {
-    /// One of the weights of the unit that was loaded; of a card, one that is multiplied as it is.
+    /// One of the weights of the loaded group; on a GPU, one that needs no decompression memory.
     pub(crate) fn weight<'a>(&'a self, group: &'a WeightGroupPlan, part: TensorPart) -> Weight<'a> {
         weight(group, Some(self), part, GpuSpan::default(), 0)
     }
 }
 
-/// A weight of a unit; without bytes where nothing is loaded.
+/// A weight of a group; without bytes where nothing is loaded.
 fn weight<'a>(
     group: &'a WeightGroupPlan,
     loaded: Option<&'a LoadedGroup>,

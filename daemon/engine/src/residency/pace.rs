@@ -1,8 +1,8 @@
-//! Reading no faster than somebody wants, because others need the disk.
+//! A limit of the read rate, for when others need the disk.
 
 use std::time::{Duration, Instant};
 
-/// When what is read is due. Time in which nothing was read is lost: it doesn't let later reads be faster.
+/// Computes when reads are due. Idle time is lost: it does not let later reads be faster.
 #[derive(Debug)]
 pub(super) struct ReadPace {
     bytes_per_s: u64,
@@ -18,8 +18,9 @@ impl ReadPace {
         }
     }
 
-    /// When so many bytes may be there, if their read began at this time.
+    /// When so many bytes are due, if their read began at `begun`.
     pub(super) fn due(&mut self, begun: Instant, bytes: u64) -> Instant {
+        // Not earlier than the read began: a pause must not be made up for by a burst.
         let free = self.last_due.map_or(begun, |last| last.max(begun));
         let due = free + Duration::from_secs_f64(bytes as f64 / self.bytes_per_s as f64);
         self.last_due = Some(due);

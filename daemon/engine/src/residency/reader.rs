@@ -1,4 +1,4 @@
-//! Bringing a unit's bytes from files to where they are computed with: read as they are, or converted on the way.
+//! Reading weight groups from files to the memory that they are used in, as they are stored or converted on the way.
 
 use std::{
     sync::{
@@ -30,30 +30,30 @@ use sluice_weights::{
 use super::convert;
 use crate::error::EngineError;
 
-/// Numbers are at least so aligned in files that were written with care.
+/// Least alignment of tensors in carefully written files.
 const ELEMENT_BYTES: usize = 4;
 
-/// The files that weights come from.
+/// The files that weights are read from.
 #[derive(Debug, Clone)]
 pub struct WeightReader {
     checkpoint: Arc<Checkpoint>,
-    /// Of each of the model's tensors, in the checkpoint.
+    /// The checkpoint's entry of each of the model's tensors.
     entries: Vec<TensorEntry>,
-    /// The same, as they are coded there or in a copy beside.
+    /// The tensors that are stored compressed, in the checkpoint or a copy beside it.
     compressed: CompressedFile,
-    /// Converted copies on disk, with the tensors they have: on the way from one level to another, two are read from.
+    /// Converted copies on disk, with the tensors they have: during a switch between two levels, two are read from.
     converted: Vec<(Arc<Checkpoint>, Vec<Option<TensorEntry>>)>,
-    /// Most bytes a second that are streamed.
+    /// Limit of the bytes a second that are streamed; `None` without one.
     limit_bytes_per_s: Option<u64>,
-    /// Most bytes of what a card streams that are kept in pinned memory.
+    /// Limit of the streamed bytes that are kept in pinned memory for a GPU.
     pinned_memory_limit_bytes: u64,
 }
 
-/// A container that tensors are coded in: the checkpoint, or a copy of it.
+/// A container with compressed tensors: the checkpoint, or a compressed copy of it.
 #[derive(Debug, Clone)]
 struct CompressedFile {
     container: Arc<Checkpoint>,
-    /// Of each of the model's tensors, where its coded bytes lie, if it is coded.
+    /// For each of the model's tensors its compressed bytes, or `None` where it is not compressed.
     entries: Vec<Option<(TensorEntry, Arc<CompressedTensor>)>>,
 }
 
@@ -74,18 +74,19 @@ impl CompressedFile {
     }
 }
 
-/// A unit's bytes in the device's memory.
+/// A weight group's bytes in the device's memory.
 #[derive(Debug)]
 pub(crate) struct LoadedGroup {
     pub(crate) memory: DeviceBuffer<Page>,
     /// Where each tensor starts, in bytes.
     pub(crate) starts: Vec<usize>,
-    /// Of each tensor, how it is coded, if it is kept so.
+    /// How each tensor is compressed; `None` where it is not.
     pub(crate) compressed: Vec<Option<Arc<CompressedTensor>>>,
 }
 
 impl LoadedGroup {
-    /// The bytes of the unit's tensor of this number; on a card `decoded` is where they may be decoded into.
+    /// The bytes of the group's tensor with this index; on a GPU `decoded` is the memory into which they may be
+    /// decompressed.
     pub(crate) fn tensor(
         &self,
         index: usize,
@@ -130,7 +131,7 @@ impl LoadedGroup {
 }
 
 impl WeightReader {
-    /// Reads from the checkpoint, whose headers `sources` were checked against.
+    /// A reader of the checkpoint, whose headers `sources` were checked against.
     ///
     /// # Panics
     /// When they were not.
@@ -149,35 +150,35 @@ impl WeightReader {
         }
     }
 
-    /// Keeps at most so many bytes of what a card streams in pinned memory of the host; at first none.
+    /// Sets the limit of streamed bytes that are kept in pinned host memory; 0 at first.
     #[must_use]
     pub fn with_pinned_memory_limit(mut self, bytes: u64) -> Self {
         self.pinned_memory_limit_bytes = bytes;
         self
     }
 
-    /// Most bytes of what a card streams that are kept in pinned memory.
+    /// Limit of streamed bytes that are kept in pinned host memory.
     pub(crate) fn pinned_memory_limit_bytes(&self) -> u64 {
         self.pinned_memory_limit_bytes
     }
 
-    /// Streams at most so many bytes a second.
+    /// Sets the limit of the bytes a second that are streamed.
     pub(crate) fn with_limit(mut self, bytes_per_s: Option<u64>) -> Self {
         self.limit_bytes_per_s = bytes_per_s;
         self
     }
 
-    /// Most bytes a second that are streamed.
+    /// Limit of the bytes a second that are streamed.
     pub(crate) fn limit_bytes_per_s(&self) -> Option<u64> {
         self.limit_bytes_per_s
     }
 
-    /// The checkpoint.
+    /// The checkpoint that it reads.
     pub(crate) fn checkpoint(&self) -> &Arc<Checkpoint> {
         &self.checkpoint
     }
 
-    /// Reads converted tensors from `derivative`, too, where it has them; no more from one that it has all of.
+    /// Also reads converted tensors from `converted`, where it has them, and no more from copies that it replaces.
     pub(crate) fn with_converted(
         mut self,
         converted: Arc<Checkpoint>,
@@ -185,6 +186,8 @@ impl WeightReader {
     ) -> Self {
         let entries: Vec<_> = entries(&converted, sources).collect();
         let format = |entry: &Option<TensorEntry>| entry.as_ref().map(|entry| entry.format.clone());
+        // An older copy with the same formats is superfluous; one with other formats is still read from during a
+        // switch.
         let has_all_of = |old: &[Option<TensorEntry>]| {
             let mut pairs = old.iter().zip(&entries);
             pairs.all(|(old, new)| old.is_none() || format(old) == format(new))
@@ -194,18 +197,19 @@ impl WeightReader {
         self
     }
 
-    /// Reads what is kept coded from a copy of the checkpoint, which isn't coded itself.
+    /// Reads compressed tensors from a compressed copy of the checkpoint, which is not compressed itself.
     pub(crate) fn with_compressed(
         mut self,
         weights: Arc<Checkpoint>,
         sources: &[SourceTensor],
     ) -> Self {
+        // A lock on the file: no daemon may evict a copy that is in use.
         weights.hold();
         self.compressed = CompressedFile::new(weights, sources);
         self
     }
 
-    /// Reads no more from copies that a plan has no use for: others may delete them then.
+    /// Reads no more from copies that a plan does not use: others may evict them then.
     pub(crate) fn only_for(mut self, plan: &Plan) -> Self {
         let tensors = || plan.groups.iter().flat_map(|unit| &unit.tensors);
         let is_of_use = |entries: &[Option<TensorEntry>]| {
@@ -219,7 +223,7 @@ impl WeightReader {
         let is_copy = !Arc::ptr_eq(&self.compressed.container, &self.checkpoint);
         let is_coded = |tensor: &TensorPlan| matches!(tensor.storage, Storage::Compressed(_));
         if is_copy && !tensors().any(is_coded) {
-            // Whoever plans keeps it open, and another plan may want it again.
+            // Only released: the planner keeps it open, and another plan may want it again.
             self.compressed.container.release();
             self.compressed = CompressedFile {
                 container: Arc::clone(&self.checkpoint),
@@ -229,11 +233,11 @@ impl WeightReader {
         self
     }
 
-    /// Whether all of a unit lies on disk as it is kept for computing, so that it can be streamed. What lies in a copy
-    /// that has changed since it was opened doesn't.
+    /// Whether all of a group lies on disk in the form in which it is used, so that it can be streamed. Copies that
+    /// have changed since they were opened do not count.
     pub(crate) fn has_stored(&self, group: &WeightGroupPlan) -> bool {
         let is_sound = |(file, entry): (&Checkpoint, &TensorEntry)| {
-            // Nothing can take the place of the checkpoint itself: who reads it is told.
+            // The checkpoint itself cannot be replaced: if it has changed, reading it fails and says so.
             std::ptr::eq(file, &*self.checkpoint) || file.check_unchanged(entry).is_ok()
         };
         group
@@ -242,7 +246,7 @@ impl WeightReader {
             .all(|tensor| self.stored(tensor).is_some_and(is_sound))
     }
 
-    /// How many converted copies have changed since they were opened.
+    /// How many copies have changed since they were opened.
     pub(crate) fn changed_converted(&self) -> usize {
         let copies = self.converted.iter().map(|(copy, _)| copy);
         let coded =
@@ -251,7 +255,7 @@ impl WeightReader {
         copies.chain(coded).filter(changed).count()
     }
 
-    /// Reads a unit to where it stays, converting what is stored otherwise; `None` when cancelled.
+    /// Reads a group to resident memory, converting tensors that are stored otherwise; `None` when cancelled.
     pub(crate) fn load(
         &self,
         group: &WeightGroupPlan,
@@ -260,7 +264,7 @@ impl WeightReader {
         cancel: &AtomicBool,
     ) -> Result<Option<LoadedGroup>, EngineError> {
         let layout = layout::resident(group.sizes());
-        // What goes to a card is put together here first: one unit for each load under way.
+        // For a GPU the group is assembled in host memory first: one group for each load in progress.
         let staged_pages = match &memory {
             DeviceBuffer::Host(_) => 0,
             DeviceBuffer::Gpu(_) => layout.bytes as usize / PAGE_BYTES,
@@ -288,7 +292,7 @@ impl WeightReader {
         let starts = starts(&layout);
         self.check_compressed(group, bytes, &starts)?;
         if let Some(gpu) = device.gpu() {
-            // Nobody knows of this memory yet: passes of the model that serves go on.
+            // No pass uses this memory yet, so the copy runs beside the passes of the model that serves.
             gpu.upload_beside(memory.span(), bytemuck::cast_slice(&staging))?;
         }
         Ok(Some(LoadedGroup {
@@ -298,7 +302,8 @@ impl WeightReader {
         }))
     }
 
-    /// Reads a tensor of the checkpoint and stores it as the plan says, on the machine's threads; false when cancelled.
+    /// Reads a tensor of the checkpoint and stores it in the plan's format, on the machine's threads; false when
+    /// cancelled.
     pub(crate) fn convert(
         &self,
         tensor: &TensorPlan,
@@ -324,14 +329,15 @@ impl WeightReader {
         self.checkpoint.check_unchanged(entry)?;
         let read = |part, out: &mut [u8]| self.checkpoint.read_part(entry, part, out);
         let done = convert::convert(workers, tensor, read, out, cancel)?;
+        // Checked before and after: a file that is overwritten meanwhile would give weights torn between old and new.
         self.checkpoint.check_unchanged(entry)?;
         Ok(done)
     }
 
-    /// Reads a unit into a slot; `None`, with the slot's memory lost to nobody, when cancelled.
+    /// Reads a group into a staging buffer; `None` when cancelled, and then the contents are undefined.
     ///
     /// # Panics
-    /// When the unit isn't stored as it is kept.
+    /// When the group is not stored in the form in which it is used.
     pub(crate) fn stream(
         &self,
         group: &WeightGroupPlan,
@@ -356,13 +362,13 @@ impl WeightReader {
                     } else {
                         ReadMode::PageCache
                     };
-                    // By this thread alone: the others compute.
+                    // On this thread alone: the others compute.
                     let decode = |open: &OpenRows<'_>, out: &mut [u8]| {
                         open.decompress(open.local.clone(), out)
                     };
                     read_compressed(checkpoint, entry, tensor, via, out, cancel, decode)?
                 } else {
-                    // Passes wait for it.
+                    // Passes wait for it, so it does not give way to them.
                     read_in_pieces(checkpoint, entry, tensor, out, cancel, None)?
                 };
                 done.then_some(place.offset as usize)
@@ -376,7 +382,7 @@ impl WeightReader {
         Ok(Some(starts))
     }
 
-    /// How each of a unit's tensors is coded, where it is kept so.
+    /// How each of a group's tensors is compressed, where it stays compressed.
     pub(crate) fn compressed(&self, group: &WeightGroupPlan) -> Vec<Option<Arc<CompressedTensor>>> {
         let coded = |tensor: &TensorPlan| match tensor.storage {
             Storage::Compressed(_) => {
@@ -388,7 +394,8 @@ impl WeightReader {
         group.tensors.iter().map(coded).collect()
     }
 
-    /// Checks coded bytes as far as multiplying from them can fail, and puts beside them what a card multiplies by.
+    /// Checks compressed bytes as far as a matmul from them can fail, and writes the index that a GPU needs beside
+    /// them.
     fn check_compressed(
         &self,
         group: &WeightGroupPlan,
@@ -404,6 +411,7 @@ impl WeightReader {
                 let rows = tensor.first_row..tensor.first_row + tensor.rows;
                 let path = self.compressed.container.path_of(entry);
                 let damaged = |damaged| CheckpointError::damaged(path, damaged);
+                // Checked once, here: kernels then need no bounds checks for damaged files.
                 (coded.check(bytes, coding.start, &rows)).map_err(damaged)?;
                 if coding.index_bytes > 0 {
                     let gap = (coding.index_start() - coding.bytes) as usize;
@@ -428,14 +436,14 @@ impl WeightReader {
         Ok(self.checkpoint.check_unchanged(entry)?)
     }
 
-    /// Whether the file behind a tensor of the checkpoint is still what it was.
+    /// Checks that the file of a tensor of the checkpoint has not changed.
     pub(crate) fn check_unchanged(&self, tensor: &TensorPlan) -> Result<(), EngineError> {
         Ok(self
             .checkpoint
             .check_unchanged(&self.entries[tensor.tensor])?)
     }
 
-    /// Where a tensor lies as it is kept for computing.
+    /// Where a tensor lies in the form in which it is used; `None` where no file has that.
     fn stored(&self, tensor: &TensorPlan) -> Option<(&Checkpoint, &TensorEntry)> {
         if matches!(tensor.storage, Storage::Compressed(_)) {
             let (entry, _) = self.compressed.entry(tensor.tensor)?;
@@ -466,7 +474,7 @@ fn starts(layout: &GroupLayout) -> Vec<usize> {
     starts.collect()
 }
 
-/// The host has no memory for a unit on its way to a card.
+/// The error for a group that does not fit in host memory on its way to a GPU.
 fn no_staging(bytes: u64) -> EngineError {
     EngineError::Ops(OpsError::OutOfMemory {
         purpose: "a weight group on its way to the GPU",
@@ -477,7 +485,7 @@ fn no_staging(bytes: u64) -> EngineError {
     })
 }
 
-/// The index beside coded bytes, in the memory of both.
+/// The index beside compressed bytes, within the memory of both.
 fn index_of(compression: CompressedRange, all: GpuSpan) -> GpuSpan {
     match compression.index_bytes {
         0 => GpuSpan::default(),
@@ -485,7 +493,7 @@ fn index_of(compression: CompressedRange, all: GpuSpan) -> GpuSpan {
     }
 }
 
-/// Bytes of a tensor that are stored: without what is made of them when they are read.
+/// Bytes of a tensor that are stored: without the index that is made when they are read.
 fn stored_bytes(tensor: &TensorPlan) -> usize {
     match tensor.storage {
         Storage::Compressed(coding) => coding.bytes as usize,
@@ -493,7 +501,7 @@ fn stored_bytes(tensor: &TensorPlan) -> usize {
     }
 }
 
-/// The rows of a plan's tensor, as bytes of the stored one.
+/// The rows of a plan's tensor, as a byte range of the stored tensor.
 fn part_of(tensor: &TensorPlan) -> std::ops::Range<u64> {
     let start = match tensor.storage {
         Storage::Compressed(coding) => coding.start,
@@ -502,7 +510,7 @@ fn part_of(tensor: &TensorPlan) -> std::ops::Range<u64> {
     start..start + stored_bytes(tensor) as u64
 }
 
-/// Reads through the system's cache, looking for a cancel now and then, and giving way to passes.
+/// Reads through the system's cache, checking for a cancel between pieces, and giving way to passes.
 fn read_in_pieces(
     checkpoint: &Checkpoint,
     entry: &TensorEntry,
@@ -511,11 +519,12 @@ fn read_in_pieces(
     cancel: &AtomicBool,
     gives_way_on: Option<&Workers>,
 ) -> Result<bool, CheckpointError> {
-    /// Some milliseconds of a disk.
+    /// A disk reads this in some milliseconds.
     const PIECE_BYTES: usize = 8 << 20;
     checkpoint.check_unchanged(entry)?;
     let part = part_of(tensor);
     let mut at = part.start;
+    // Starts the kernel's readahead for the whole range, while the pieces are copied one after another.
     checkpoint.will_need(entry, part);
     for piece in out.chunks_mut(PIECE_BYTES) {
         if cancel.load(Ordering::Relaxed) {
@@ -529,7 +538,7 @@ fn read_in_pieces(
                 workers.beside(|| {
                     let begun = Instant::now();
                     result = checkpoint.read_part(entry, at..end, piece);
-                    // A pass's threads wait for the one whose core this took.
+                    // The time counts as that of all cores: a pass's threads wait for the one whose core this took.
                     begun.elapsed()
                 });
                 result?;
@@ -537,12 +546,13 @@ fn read_in_pieces(
         }
         at = end;
     }
-    // Half of it may be of what was written meanwhile.
+    // The file may have been overwritten while it was read.
     checkpoint.check_unchanged(entry)?;
     Ok(true)
 }
 
-/// Reads what is decoded on the way: `decode` is given rows of each chunk, and the space for them. False when cancelled.
+/// Reads a tensor that is decompressed on the way: `decode` is given rows of each chunk, and the memory for them. False
+/// when cancelled.
 fn read_compressed(
     checkpoint: &Checkpoint,
     entry: &TensorEntry,
@@ -563,7 +573,7 @@ fn read_compressed(
     Ok(done)
 }
 
-/// Reads past the system's cache; where the tensor starts, in bytes.
+/// Reads past the system's cache; returns where the tensor starts, in bytes, or `None` when cancelled.
 fn read_direct(
     checkpoint: &Checkpoint,
     entry: &TensorEntry,
@@ -581,7 +591,7 @@ fn read_direct(
     };
     checkpoint.check_unchanged(entry)?;
     let len = stored_bytes(tensor);
-    // A file with an odd header leaves numbers across the borders that arithmetic wants.
+    // In a file with an odd header length, elements are not aligned to their size: they are moved by a few bytes.
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(pages);
     let aligned = start - start % ELEMENT_BYTES;
     if aligned != start {

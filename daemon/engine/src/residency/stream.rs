@@ -1,9 +1,10 @@
-//! Streaming: a thread of its own brings units ahead of the pass into a few slots, round and round through the same
-//! cycle. The last unit's successor is the first of the next pass, so the thread never drains, whoever asks.
+//! Streaming: a thread of its own brings weight groups ahead of the pass into a few staging buffers, round and round
+//! through the same cycle. The last group's successor is the first of the next pass, so the thread never idles between
+//! passes or requests.
 //!
-//! Slots change hands by value. What the thread holds nobody else can see, so a read that is given up leaves no
-//! half-filled slot behind. On a card a slot changes hands as soon as its copy is sent, and comes back as soon as the work on
-//! it is: marks in the card's streams keep the two apart, and neither thread waits for the card.
+//! Buffers change hands by value. What the thread holds nobody else can see, so a cancelled read leaves no half-filled
+//! buffer behind. On a GPU a buffer is handed over as soon as its copy is sent, and comes back as soon as the work on
+//! it is sent: marks in the GPU's streams keep the two apart, and neither thread waits for the GPU.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -35,79 +36,79 @@ use super::{
 };
 use crate::error::EngineError;
 
-/// Units on their way through a card at most, of which the times are not known yet: those of a few passes.
+/// Most transfers through a GPU whose times are not read yet: those of a few passes.
 const TRANSFERS_MAX: usize = 4096;
 
-/// The slots and the thread that fills them.
+/// The staging buffers and the thread that fills them.
 #[derive(Debug)]
 pub(super) struct WeightStream {
     shared: Arc<StreamShared>,
-    /// Gives back the way to the card.
+    /// Returns the GPU link when it ends.
     thread: Option<JoinHandle<Option<GpuLink>>>,
 }
 
-/// What a stream leaves when it ends.
+/// The parts of a stream that outlive it.
 #[derive(Default)]
 pub(super) struct StreamRemains {
-    /// All of them, with nothing on its way to or from them.
+    /// All staging buffers, with no copy in flight.
     pub(super) staging: Vec<DeviceBuffer<Page>>,
-    /// The way to the card, with what it keeps.
+    /// The GPU link, with the groups it keeps.
     pub(super) link: Option<GpuLink>,
 }
 
 #[derive(Debug)]
 struct StreamShared {
     reader: Arc<WeightReader>,
-    /// The units in the order of a pass.
+    /// The streamed groups, in the order of a pass.
     cycle: Vec<WeightGroupPlan>,
-    /// The card that the slots are on.
+    /// The GPU that the staging buffers are on.
     gpu: Option<Gpu>,
     state: Mutex<StreamState>,
     changed: Condvar,
-    /// Set to give up the present read.
+    /// Set to cancel the present read.
     abandon: AtomicBool,
 }
 
 #[derive(Debug)]
 struct StreamState {
     free: Vec<FreeBuffer>,
-    /// Filled; on a card, on their way.
+    /// Filled; on a GPU, with their copy sent.
     ready: Vec<ReadyGroup>,
-    /// Being filled.
+    /// Place in the cycle of the group that is being read.
     filling: Option<usize>,
-    /// Being read to where it is kept, while nothing else is to be done.
+    /// Place of a group that is being read to pinned memory only, while nothing else is to be done.
     pinning: Option<usize>,
-    /// To be filled next.
+    /// Place in the cycle to fill next.
     next: usize,
-    /// What could not be read, with its place in the cycle. The reader pauses until somebody asks for a unit.
+    /// A read that failed, with its place in the cycle. The thread pauses until the next `take`.
     failed: Option<(usize, EngineError)>,
     stopped: bool,
     stats: StreamStats,
-    /// What went through a card of late.
+    /// Recent transfers through a GPU, whose times are not read yet.
     transfers: Vec<GroupTransfer>,
 }
 
-/// A slot that nobody needs, or, on a card, nobody after this mark.
+/// A free staging buffer; on a GPU, free after this mark.
 #[derive(Debug)]
 struct FreeBuffer {
     memory: DeviceBuffer<Page>,
     used: Option<StreamMark>,
 }
 
-/// A unit in a slot.
+/// A group in a staging buffer.
 #[derive(Debug)]
 struct ReadyGroup {
-    /// In the cycle.
+    /// Place in the cycle.
     place: usize,
     loaded: LoadedGroup,
-    /// Time it took to bring.
+    /// How long it took to bring.
     time: Duration,
-    /// On a card: when it is there.
+    /// On a GPU: the marks of its copy.
     arrival: Option<CopyMarks>,
 }
 
 impl ReadyGroup {
-    /// The slot, once nobody wants the unit. A copy into it may be on its way: the next one is sent after it.
+    /// Frees the buffer of a group that nobody wants. A copy into it may be in flight: the next one is sent behind it.
     fn into_free(self) -> FreeBuffer {
         FreeBuffer {
             memory: self.loaded.memory,
@@ -117,21 +118,22 @@ impl ReadyGroup {
 }
 
 impl StreamState {
-    /// What is to be read, and the slot to read it into, if there is both and no failure to be heard of first.
+    /// The next place to read, and the buffer to read it into, if there are both and no failure has to be reported
+    /// first.
     fn start_next(&mut self, cycle: usize) -> Option<(usize, FreeBuffer)> {
         if self.failed.is_some() {
             return None;
         }
-        // After a jump some of what comes next may be there already.
+        // After a jump some of the following groups may be there already.
         let next = (0..cycle)
             .map(|ahead| (self.next + ahead) % cycle)
             .find(|next| self.ready.iter().all(|ready| ready.place != *next))?;
-        // The one that has been free for longest: what is on a card may be in use a little longer.
+        // The buffer that has been free for longest: on a GPU the latest ones may still be in use.
         let free = (!self.free.is_empty()).then(|| self.free.remove(0))?;
         Some((next, free))
     }
 
-    /// Adds up what is known by now of units that went through a card.
+    /// Adds up the times of transfers that have completed.
     fn settle_transfers(&mut self) {
         let stats = &mut self.stats;
         self.transfers.retain(|passage| match passage.times() {
@@ -141,7 +143,7 @@ impl StreamState {
                 false
             }
             Ok(None) => true,
-            // The card has failed, and whoever waits for it is told.
+            // The GPU has failed, which whoever waits for it is told.
             Err(_) => false,
         });
         let beyond = self.transfers.len().saturating_sub(TRANSFERS_MAX);
@@ -149,21 +151,21 @@ impl StreamState {
     }
 }
 
-/// What streaming cost so far.
+/// Time and bytes of streaming so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StreamStats {
-    /// Time that passes waited for units.
+    /// Time that passes waited for weight groups.
     pub waited: Duration,
-    /// Bytes brought for them.
+    /// Bytes that were brought for them.
     pub bytes: u64,
-    /// Time in which those were brought, beside the passes or before.
+    /// Time in which those were brought, before or during the passes.
     pub copied: Duration,
-    /// Bytes of pinned memory that units are kept in, for a card to copy from.
+    /// Bytes of weight groups that are kept in pinned memory.
     pub pinned_bytes: u64,
 }
 
 impl StreamStats {
-    /// What it cost since then. All begins anew when another plan is put in force.
+    /// The difference to an earlier count. Counts restart when another plan is put in force.
     pub(crate) fn since(&self, before: &Self) -> Self {
         Self {
             waited: self.waited.saturating_sub(before.waited),
@@ -175,7 +177,7 @@ impl StreamStats {
 }
 
 impl WeightStream {
-    /// Memory for the slots.
+    /// Allocates the staging buffers.
     pub(super) fn staging(
         staging: StagingBuffers,
         device: &Device,
@@ -194,7 +196,7 @@ impl WeightStream {
             .collect()
     }
 
-    /// Begins to bring the units of `cycle` to `slots`, by a link where they are on a card.
+    /// Starts to bring the groups of `cycle` to `staging`, by a link where those are on a GPU.
     pub(super) fn start(
         reader: Arc<WeightReader>,
         cycle: Vec<WeightGroupPlan>,
@@ -235,15 +237,17 @@ impl WeightStream {
         })
     }
 
-    /// Waits for the unit at this place of the cycle. On a card the work that is sent from now on does, and the host only until
-    /// the unit is on its way.
+    /// Waits for the group at this place of the cycle. On a GPU, work that is sent from now on waits for it; the host
+    /// waits only until its copy is sent.
     pub(super) fn take(&self, place: usize) -> Result<StagedGroup, EngineError> {
         let begun = Instant::now();
         let gpu = self.shared.gpu.as_ref();
+        // Marked before the lock: the GPU's wait is measured from the last work that was sent until the copy has
+        // arrived.
         let asked = gpu.map(Gpu::mark).transpose()?;
         let mut state = self.shared.state();
         if let Some((failed, _)) = state.failed.take() {
-            // Nobody waited for it then, and the file may be whole again.
+            // Nobody waited for it when it failed, and the file may be whole by now: it is tried again.
             state.next = failed;
             self.shared.changed.notify_all();
         }
@@ -253,18 +257,19 @@ impl WeightStream {
             }
             if let Some((failed, error)) = state.failed.take() {
                 state.next = place;
+                // An error is returned only to whoever wants that group; another failed one is read again in its turn.
                 if failed == place {
                     return Err(error);
                 }
             }
             self.shared.give_up_pinning(&state, place);
             if state.filling != Some(place) && state.next != place {
-                // Out of turn: a pass was given up. Begin anew from here.
+                // Out of turn: the pass before was given up. The cycle restarts from here.
                 state.next = place;
                 self.shared.abandon.store(true, Ordering::Relaxed);
             }
             if state.filling != Some(place) && state.free.is_empty() {
-                // What is ready is not wanted now, or it would have been found.
+                // Ready groups are not the wanted one, or it would have been found: their buffers are needed.
                 let stale = std::mem::take(&mut state.ready);
                 state
                     .free
@@ -279,6 +284,7 @@ impl WeightStream {
             shared: Arc::clone(&self.shared),
         };
         match (gpu, asked, ready.arrival) {
+            // The GPU waits and not this thread. The lock is released first: driver calls may take long.
             (Some(gpu), Some(asked), Some(arrival)) => {
                 drop(state);
                 gpu.begin_after(&arrival.end)?;
@@ -297,7 +303,7 @@ impl WeightStream {
         Ok(slot)
     }
 
-    /// Ends it, once nothing is on its way. No slot may be in use.
+    /// Ends the stream, once nothing is in flight. No buffer may be in use.
     pub(super) fn end(mut self) -> StreamRemains {
         let link = self.stop();
         let mut state = self.shared.state();
@@ -306,7 +312,7 @@ impl WeightStream {
         let slots = ready.into_iter().map(ReadyGroup::into_free).chain(free);
         let slots = slots.map(|slot| {
             if let Some(used) = slot.used {
-                // If that fails the card has failed, and whoever uses it next is told.
+                // If that fails the GPU has failed, which whoever uses it next is told.
                 drop(used.wait());
             }
             slot.memory
@@ -318,13 +324,13 @@ impl WeightStream {
     }
 
     fn stop(&mut self) -> Option<GpuLink> {
-        // Together: a reader that has looked at one of them and is about to wait would miss the call.
+        // Both under the lock: a thread that has checked one of them and is about to wait would miss the wake-up.
         let mut state = self.shared.state();
         state.stopped = true;
         self.shared.abandon.store(true, Ordering::Relaxed);
         drop(state);
         self.shared.changed.notify_all();
-        // A panic of the reader has shown itself as a unit that never came.
+        // A panic of the thread has shown itself as a group that never came.
         let link = self.thread.take()?.join().ok().flatten();
         if let Some(link) = &link {
             // As above.
@@ -333,14 +339,14 @@ impl WeightStream {
         link
     }
 
-    /// What streaming cost so far.
+    /// Time and bytes of streaming so far.
     pub(super) fn stats(&self) -> StreamStats {
         let mut state = self.shared.state();
         state.settle_transfers();
         state.stats
     }
 
-    /// Places of the cycle that wait filled, and the one being filled.
+    /// Places of the cycle that are filled, and the one being filled.
     pub(super) fn in_flight(&self) -> Vec<usize> {
         let state = self.shared.state();
         let ready = state.ready.iter().map(|ready| ready.place);
@@ -365,7 +371,7 @@ impl StreamShared {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until then; false if the present read is given up before.
+    /// Waits until `due`; false if the present read is cancelled before.
     fn wait_until(&self, due: Instant) -> bool {
         let mut state = self.state();
         while !self.abandon.load(Ordering::Relaxed) {
@@ -379,7 +385,7 @@ impl StreamShared {
         false
     }
 
-    /// The thread's life.
+    /// The thread's loop.
     fn fill_staging(&self, mut link: Option<GpuLink>) -> Option<GpuLink> {
         let mut pace = self.reader.limit_bytes_per_s().map(ReadPace::new);
         let mut state = self.state();
@@ -388,6 +394,7 @@ impl StreamShared {
                 return link;
             }
             let Some((next, free)) = state.start_next(self.cycle.len()) else {
+                // All buffers are full: the time is used to read groups into pinned memory, one at a time.
                 state = match (self.next_to_pin(&state, link.as_ref()), &mut link) {
                     (Some(place), Some(link)) => {
                         state.pinning = Some(place);
@@ -400,17 +407,20 @@ impl StreamShared {
                 continue;
             };
             state.filling = Some(next);
+            // Set before the read, so that a `take` of another place can redirect it while the read runs.
             state.next = (next + 1) % self.cycle.len();
+            // Reset under the lock, before the read begins: a cancel was for the read before.
             self.abandon.store(false, Ordering::Relaxed);
             drop(state);
             let begun = Instant::now();
             let FreeBuffer { mut memory, used } = free;
             let unit = &self.cycle[next];
             let bring = || self.bring(unit, &mut memory, used.as_ref(), link.as_mut());
-            // Whoever waits for this unit must hear of it, whatever happens.
+            // Whoever waits for this group must hear of it, even if reading panics.
             let mut result =
                 catch_unwind(AssertUnwindSafe(bring)).unwrap_or(Err(EngineError::Panicked));
             if let (Some(pace), Ok(Some(brought))) = (&mut pace, &result)
+                // With a read limit the group is withheld until its bytes are due; a cancel ends that, too.
                 && let Some(since) = brought.read_since
                 && !self.wait_until(pace.due(since, unit.file_bytes()))
             {
@@ -444,7 +454,7 @@ impl StreamShared {
         }
     }
 
-    /// Reads a unit into a slot, or sends it to one on a card; `None` when it was given up.
+    /// Reads a group into a staging buffer, or sends it to one on a GPU; `None` when cancelled.
     fn bring(
         &self,
         group: &WeightGroupPlan,
@@ -466,8 +476,8 @@ impl StreamShared {
         link.send(&self.reader, group, memory.span(), used, &self.abandon)
     }
 
-    /// The unit that comes next of those that are to be kept in the host's memory: read while all slots are full, so that
-    /// passes to come needn't.
+    /// The next group that is to be kept in pinned memory: read while all staging buffers are full, so that later
+    /// passes need not read it.
     fn next_to_pin(&self, state: &StreamState, link: Option<&GpuLink>) -> Option<usize> {
         let link = link.filter(|_| state.failed.is_none())?;
         let count = self.cycle.len();
@@ -475,7 +485,7 @@ impl StreamShared {
         places.find(|&place| link.wants(&self.cycle[place]))
     }
 
-    /// Has a unit that is read only to be kept wait, where another one is wanted now.
+    /// Cancels a read into pinned memory where another group is wanted now.
     fn give_up_pinning(&self, state: &StreamState, wanted: usize) {
         if state.pinning.is_some_and(|place| place != wanted) {
             self.abandon.store(true, Ordering::Relaxed);
@@ -483,7 +493,7 @@ impl StreamShared {
         }
     }
 
-    /// Reads a unit to where it is kept.
+    /// Reads a group into pinned memory.
     fn pin(
         &self,
         place: usize,
@@ -500,27 +510,27 @@ impl StreamShared {
         state.pinning = None;
         state.stats.pinned_bytes = link.pinned_weight_bytes();
         if let Err(error) = result {
-            // Whoever asks for another unit next has all go on.
+            // The next `take` restarts the prefetch.
             state.failed = Some((place, error));
         }
         state
     }
 }
 
-/// What was brought to a slot.
+/// A group that was brought to a staging buffer.
 pub(super) struct BroughtGroup {
-    /// Where each tensor starts there.
+    /// Where each tensor starts in it, in bytes.
     pub(super) starts: Vec<usize>,
-    /// On a card: when it is there.
+    /// On a GPU: the marks of its copy.
     pub(super) arrival: Option<CopyMarks>,
-    /// When files began to be read for it.
+    /// When reading its files began; `None` where it was in pinned memory.
     pub(super) read_since: Option<Instant>,
 }
 
-/// A filled slot in use; dropped, it goes back to the reader.
+/// A filled staging buffer in use; dropping it returns it to the thread.
 #[derive(Debug)]
 pub(super) struct StagedGroup {
-    /// Taken by drop alone.
+    /// Taken by `drop` alone.
     loaded: Option<LoadedGroup>,
     shared: Arc<StreamShared>,
 }
@@ -534,8 +544,8 @@ impl StagedGroup {
 impl Drop for StagedGroup {
     fn drop(&mut self) {
         if let Some(loaded) = self.loaded.take() {
-            // Work on the card still reads it. Where no mark can be had that work is waited for; if that fails, too, the card
-            // has failed, and nothing is copied any more.
+            // Work that was sent still reads the buffer, so it is free after a mark behind that work. If no mark can be
+            // had, the work is waited for; if that fails, too, the GPU has failed and nothing is copied any more.
             let used = self.shared.gpu.as_ref().and_then(|gpu| {
                 let mark = gpu.mark().ok();
                 if mark.is_none() {
@@ -548,6 +558,7 @@ impl Drop for StagedGroup {
                 memory: loaded.memory,
                 used,
             });
+            // The buffer is wanted for the next group: a read that only fills pinned memory gives way.
             let next = state.next;
             self.shared.give_up_pinning(&state, next);
             drop(state);

@@ -1,5 +1,5 @@
-//! A causal model, serving requests: keys and values are kept for as long as a request runs, and afterwards while there is
-//! room, since the next turn of a conversation begins with the one before.
+//! Requests to autoregressive models: the KV cache is kept for as long as a request runs, and afterwards as a prefix
+//! cache while memory allows, since the next turn of a conversation begins with the one before.
 
 use std::sync::{Arc, atomic::AtomicBool};
 
@@ -19,19 +19,19 @@ use crate::{
     residency::Residency,
 };
 
-/// Requests whose keys and values are kept after they ended, at most.
+/// Most requests whose KV cache is kept after they ended.
 const KEPT_PREFIXES_MAX: usize = 4;
 
-/// Keys and values of a request that has ended.
+/// The KV cache of a request that has ended.
 pub(super) struct KeptPrefix {
-    /// As many as the cache holds.
+    /// The tokens of the cached positions.
     tokens: Vec<u32>,
     cache: KvCache,
-    /// How the weights were stored that they were computed with.
+    /// How the weights that it was computed with were stored.
     storages: Vec<Storage>,
 }
 
-/// A request to a causal model, and the keys and values of what it has read.
+/// A request to an autoregressive model, and its KV cache.
 pub(super) struct AutoregressiveRequest {
     continuation: Continuation,
     cache: KvCache,
@@ -39,11 +39,11 @@ pub(super) struct AutoregressiveRequest {
     notices: Vec<String>,
 }
 
-/// Watches the weights that keys and values are computed with.
+/// Watches the weights that a KV cache is computed with.
 pub(super) struct WeightsWatch {
-    /// How they are stored; empty once they were changed meanwhile.
+    /// How they are stored; empty once they were changed in the middle.
     storages: Vec<Storage>,
-    /// Of the weights, when they were last looked at.
+    /// The weights version at the last look.
     weights_version: u64,
 }
 
@@ -55,13 +55,14 @@ impl WeightsWatch {
         }
     }
 
-    /// Looks at the weights before a pass that goes on from what was kept, or from nothing. True the first time that keys and
-    /// values are those of weights that were stored otherwise: they stay as they are, and are good for this request alone.
+    /// Looks at the weights before a pass that continues a cache or begins one. True the first time that a cache was
+    /// computed with weights that were stored otherwise: it stays as it is, and is good for this request alone.
     pub(super) fn look(&mut self, weights: &Residency, goes_on: bool) -> bool {
         let epoch = weights.weights_version();
         if epoch == self.weights_version {
             return false;
         }
+        // A version changes with every swapped group; only a change of how weights are stored changes results.
         self.weights_version = epoch;
         let storages = weights.storages();
         if self.storages.is_empty() || storages == self.storages {
@@ -77,7 +78,7 @@ impl WeightsWatch {
 }
 
 impl AutoregressiveRequest {
-    /// Takes room for its keys and values, and what is kept of its prompt.
+    /// Allocates its KV cache, and copies what the prefix cache has of its prompt.
     pub(super) fn start(
         worker: &mut Worker,
         request: &Generate,
@@ -104,7 +105,7 @@ impl AutoregressiveRequest {
         })
     }
 
-    /// Tells what lies ahead.
+    /// Emits the first event.
     pub(super) fn tell_start(&mut self, profile: &Profile, emit: &mut dyn FnMut(Event)) {
         let is_exact = self.cache.shape().format == compute_format(profile);
         self.continuation.start(is_exact, emit);
@@ -114,12 +115,13 @@ impl AutoregressiveRequest {
         self.continuation.is_done()
     }
 
-    /// What the user should hear of, since it was last asked.
+    /// Notices for the user since the last call.
     pub(super) fn take_notices(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notices)
     }
 
-    /// What it came to. What it has read is kept, where somebody keeps it, unless weights changed meanwhile.
+    /// The result. What it has read joins the prefix cache, if `keeper` is given and the weights did not change
+    /// meanwhile.
     pub(super) fn finish(self, keeper: Option<&mut Worker>) -> GenerationResult {
         let Self {
             continuation,
@@ -128,7 +130,7 @@ impl AutoregressiveRequest {
             ..
         } = self;
         if let Some(worker) = keeper {
-            // After a pass that was cancelled, they may be others.
+            // The weights may have changed since the last pass that succeeded.
             if let Some(current) = &worker.current {
                 watch.look(&current.weights, !cache.is_empty());
             }
@@ -147,7 +149,7 @@ impl AutoregressiveRequest {
         self.continuation.sequence().len() - self.cache.len()
     }
 
-    /// A pass has read so many rows of it.
+    /// Takes the result of a pass that read so many rows of it.
     pub(super) fn take(&mut self, read: ReadRows, cost: &PassCost, emit: &mut dyn FnMut(Event)) {
         if read.rows > 0 {
             self.continuation
@@ -156,15 +158,15 @@ impl AutoregressiveRequest {
     }
 }
 
-/// What a pass read of a request.
+/// A request's share of a pass.
 pub(super) struct ReadRows {
     rows: usize,
-    /// What follows, if that was its last row.
+    /// The next token, if the pass read the last one.
     candidate: Option<Candidate>,
 }
 
-/// Reads what these requests have not read yet, as much of it as goes through the layers at once, and chooses what follows
-/// the last token of those that have read all.
+/// Reads tokens that these requests have not read yet, as many as go through the layers at once, and samples the next
+/// token of those that have read all.
 pub(super) fn pass(
     requests: &mut [&mut AutoregressiveRequest],
     logits: &mut Option<LogitsRows>,
@@ -173,6 +175,7 @@ pub(super) fn pass(
 ) -> Result<(Vec<ReadRows>, usize), Interrupt> {
     let (model, weights) = (&current.model, &current.weights);
     let unread: Vec<usize> = requests.iter().map(|request| request.unread()).collect();
+    // No more rows than go through an MLP at once: the plan counted activations for so many.
     let shares = share_rows(&unread, current.mlp_rows);
     let wanted: Vec<Vec<usize>> = shares
         .iter()
@@ -200,6 +203,8 @@ pub(super) fn pass(
                 cache.len()
             ));
         }
+        // The cache's length says how far the sequence was read, so a pass that failed simply reads the same tokens
+        // again.
         let tokens = &continuation.sequence()[cache.len()..][..rows];
         if rows > 0 {
             next.push(Sequence {
@@ -216,7 +221,7 @@ pub(super) fn pass(
         false => choose(requests, &wanted, hidden, logits, (ops, current)),
     };
     if chosen.is_err() {
-        // Memory may have run short: all of them are read again.
+        // Memory may have run short after the layers: the rows are read again by the next try.
         for (request, &rows) in requests.iter_mut().zip(&shares) {
             request.cache.take_back(rows);
         }
@@ -228,7 +233,7 @@ pub(super) fn pass(
     Ok((reads.collect(), shares.iter().sum()))
 }
 
-/// Chooses what follows the rows that were wanted, from their logits.
+/// Samples the next token of requests that have read all, from their logits.
 fn choose(
     requests: &[&mut AutoregressiveRequest],
     wanted: &[Vec<usize>],
@@ -238,11 +243,12 @@ fn choose(
 ) -> Result<Vec<Option<Candidate>>, EngineError> {
     let CurrentModel { model, weights, .. } = current;
     let x = model.final_norm(ops, weights, &hidden)?;
+    // Returned to the arena before the logits are computed.
     drop(hidden);
     let logits = match logits {
         Some(logits) if logits.count() >= x.len() => logits,
         logits => {
-            // First given back, then taken: both at once may be more than there is.
+            // The old memory is freed first: both may not fit.
             *logits = None;
             let head_rows = current.planner.config.shape.padded_vocab_size;
             logits.insert(ops.logits_rows(requests.len(), head_rows)?)
@@ -272,8 +278,8 @@ fn choose(
 }
 
 impl Worker {
-    /// Lets go of what is kept and can't be of use any more, and, the oldest first, of what this request needs the room
-    /// of. What it may begin with goes last.
+    /// Evicts prefix-cache entries: stale ones first, then oldest first until this request fits. The entry that its
+    /// prompt begins with goes last.
     pub(super) fn evict_prefixes(
         &mut self,
         prompt: &[u32],
@@ -291,6 +297,7 @@ impl Worker {
         let is_of_use =
             |kept: &KeptPrefix| kept.cache.shape() == shape && kept.storages == storages;
         current.prefix_cache.retain(is_of_use);
+        // Moved to the end, where eviction comes last.
         if let Some((best, _)) = longest_prefix(&current.prefix_cache, prompt) {
             let best = current.prefix_cache.remove(best);
             current.prefix_cache.push(best);
@@ -306,7 +313,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Copies what is kept of the prompt's beginning; all but its last token, which tells what follows.
+    /// Copies the longest cached prefix of the prompt, except the prompt's last token, whose logits are needed.
     fn reuse_prefix(&mut self, prompt: &[u32], cache: &mut KvCache) -> Result<(), EngineError> {
         let Self { ops, current, .. } = self;
         let kept = &mut current.as_mut().ok_or(EngineError::NoModel)?.prefix_cache;
@@ -314,16 +321,17 @@ impl Worker {
             return Ok(());
         };
         ops.copy_kv_cache(cache, &kept[best].cache, same.min(prompt.len() - 1))?;
-        // What the request goes on from, it takes the place of; what it only begins like stays.
+        // A conversation that continues takes its entry's place; an entry that only shares a beginning stays.
         if same == kept[best].tokens.len() {
             kept.remove(best);
         }
         Ok(())
     }
 
-    /// Keeps what a request leaves, where there is room for it beside all that the plan may take.
+    /// Adds an entry to the prefix cache, if it fits beside everything that the plan may take.
     fn keep_prefix(&mut self, left: KeptPrefix) {
         let (_, budget) = self.aim();
+        // A load was promised the memory, though it has not taken all of it yet.
         if self.has_promised_budget() {
             return;
         }
@@ -345,7 +353,7 @@ fn prefix_cache_bytes(prefixes: &[KeptPrefix]) -> u64 {
     prefixes.iter().map(|kept| kept.cache.bytes()).sum()
 }
 
-/// Which of them begins with the most tokens of the prompt, and with how many, if any does.
+/// Which entry shares the longest prefix with the prompt, and its length; `None` where none shares a token.
 fn longest_prefix(prefixes: &[KeptPrefix], prompt: &[u32]) -> Option<(usize, usize)> {
     let same = |kept: &KeptPrefix| {
         let pairs = kept.tokens.iter().zip(prompt);

@@ -1,5 +1,5 @@
-//! Requests that share passes: those that wait join between two passes where there is room for them, and each leaves when
-//! it is done. All go on in every pass; each attends to its own canvas alone, and gets what it would get by itself.
+//! Continuous batching: waiting requests join between two passes where memory allows, and each leaves when it is done.
+//! All take part in every pass; each attends to its own canvas alone, and gets the result that it would get alone.
 
 use std::{
     ops::Range,
@@ -29,25 +29,25 @@ use crate::{
     schedule::Job,
 };
 
-/// A request that runs.
+/// A running request.
 struct BatchMember {
     id: u64,
     listener: RequestListener,
     cancel: Arc<AtomicBool>,
     workload: Workload,
     work: RunningWork,
-    /// Most device memory held since it began, in bytes.
+    /// Peak device memory since it began, in bytes.
     peak_bytes: u64,
     /// Why it is over, if a pass of its own failed.
     failed: Option<EngineError>,
 }
 
-/// What a request does.
+/// The work of a running request.
 enum RunningWork {
     Diffusion {
         request: Box<dyn DiffusionRequest>,
         memory: RequestMemory,
-        /// Of the weights that what is kept was computed with, from the first pass on.
+        /// Watches the weights that its KV cache was computed with, from the first pass on.
         watch: Option<WeightsWatch>,
     },
     Autoregressive(Box<AutoregressiveRequest>),
@@ -70,23 +70,24 @@ impl BatchMember {
     }
 }
 
-/// Those that share passes.
+/// The requests that share passes.
 struct Batch<'a> {
     runner: PassRunner<'a>,
     members: Vec<BatchMember>,
-    /// Of causal models: room for the logits of all.
+    /// Memory for the logits of all requests, of autoregressive models.
     logits: Option<LogitsRows>,
-    /// Rows cost nothing in the passes that they share: none leaves out what it guesses.
+    /// Whether guessed passes are included: only while rows cost nothing in the shared pass.
     guesses: bool,
-    /// A pass that all shared has failed: each has its own until one of them leaves.
+    /// A shared pass has failed: each request has its own until one of them leaves.
     is_split: bool,
-    /// One that there is no room for, and what that depends on besides them.
+    /// The waiting request that did not fit, and the state that this depends on.
     refused: Option<(u64, (u64, u64))>,
 }
 
 impl Worker {
-    /// Serves a request, and those that join it. `stop` is set when nobody wants any of them any more.
+    /// Serves a request, and those that join it. `stop` is set when none of them is wanted any more.
     pub(super) fn serve(&mut self, mut job: Job, stop: &Arc<AtomicBool>) {
+        // A long step of a switch on the way looks at the same flag as the passes.
         self.cancel = Arc::clone(stop);
         self.shared.ledger.mark(PeakMark::Pass);
         let workload = job.work.workload();
@@ -116,7 +117,7 @@ impl Worker {
         self.cancel = Arc::default();
     }
 
-    /// Checks that a request is for the model that is there, and lets go of what was kept where it needs the room.
+    /// Checks that a request is for the present model, and evicts prefix-cache entries where it needs the memory.
     fn prepare(&mut self, work: &Work, workload: &Workload) -> Result<(), EngineError> {
         let kv = self.shared.state.settings().kv_cache_format;
         let current = self.current_mut()?;
@@ -131,7 +132,7 @@ impl Worker {
         }
     }
 
-    /// Memory that a request keeps from pass to pass, with which it was planned.
+    /// Allocates what a request keeps from pass to pass, as planned.
     fn memory(&mut self, workload: &Workload) -> Result<RequestMemory, EngineError> {
         let (places, count) = workload.cached_rows();
         let profile = self.ops.device().profile();
@@ -153,7 +154,7 @@ impl Worker {
         })
     }
 
-    /// Ends a request that has not become one of a pack.
+    /// Ends a request that did not join the batch.
     fn end(&self, job: Job, result: Result<Outcome, EngineError>) {
         self.shared.queue.end(job.id);
         job.listener.finish(match result {
@@ -171,6 +172,7 @@ impl Batch<'_> {
                     self.add(first, work);
                     break;
                 }
+                // Each round gives way one step further, until the request fits or no step is left.
                 Err(error) => {
                     if let Err(error) = self.runner.free_memory(error) {
                         self.runner.rest();
@@ -181,7 +183,7 @@ impl Batch<'_> {
         }
         loop {
             self.let_go();
-            // Who joins may have nothing to do.
+            // A joining request may be done at once.
             while self.let_join() {
                 self.let_go();
             }
@@ -192,7 +194,7 @@ impl Batch<'_> {
         }
     }
 
-    /// What a request does, with the memory that is its own.
+    /// Prepares a request's work, with the memory that is its own.
     fn begin(&mut self, work: &Work) -> Result<RunningWork, EngineError> {
         let worker = &mut *self.runner.worker;
         let vocabulary = Arc::clone(&worker.current_mut()?.vocabulary);
@@ -245,28 +247,30 @@ impl Batch<'_> {
         self.allow_guesses();
     }
 
-    /// Guesses are for passes that wait for weights anyway. One that is alone has chosen for itself.
+    /// Guessed passes are for passes that wait for weights anyway. A request that is alone has chosen for itself.
     fn allow_guesses(&mut self) {
         let shared = self.workload().filter(|_| self.members.len() > 1);
         self.guesses = shared.is_none_or(|all| self.runner.has_free_rows(&all));
     }
 
-    /// What all of them take.
+    /// The combined workload of all members.
     fn workload(&self) -> Option<Workload> {
         let workloads = self.members.iter().map(|member| member.workload);
         workloads.reduce(|all, one| all.with(&one))
     }
 
-    /// Lets the next of those that wait join, where there is room for it; false if nobody has joined.
+    /// Lets the first waiting request join, if it fits; false if none has joined.
     fn let_join(&mut self) -> bool {
-        // A change of the weights goes first, and who has passes of its own gains nothing.
+        // A change of the weights goes first, and after a failed shared pass everyone is served alone.
         let is_open = !self.is_split
             && !self.runner.is_switching()
             && self.members.len() < self.runner.worker.parallel;
         let queue = &self.runner.worker.shared.queue;
+        // Only the first in the queue is asked: nobody overtakes, or a large request might never fit.
         let (true, Some(all), Some(waiting)) = (is_open, self.workload(), queue.front()) else {
             return false;
         };
+        // Asked again only when something has changed: a plan for both is not free, and this runs before every pass.
         let asked = (waiting.id, self.runner.join_state());
         if self.refused.replace(asked) == Some(asked) {
             return false;
@@ -282,7 +286,7 @@ impl Batch<'_> {
         };
         match self.join(&job.work, all) {
             Ok(work) => self.add(job, work),
-            // By itself it may have room, or is told why it hasn't.
+            // Alone it may fit, or is told why it does not.
             Err(_) => {
                 self.refused = Some((job.id, self.runner.join_state()));
                 self.runner.worker.shared.queue.put_back(job);
@@ -292,7 +296,7 @@ impl Batch<'_> {
         true
     }
 
-    /// Makes room for one more, or leaves all as it was.
+    /// Makes room for one more request, or leaves everything as it was.
     fn join(&mut self, work: &Work, all: Workload) -> Result<RunningWork, EngineError> {
         let before = self.runner.workload();
         self.runner.worker.prepare(work, &all)?;
@@ -303,7 +307,7 @@ impl Batch<'_> {
         joined
     }
 
-    /// Lets those go that are over, with what they came to.
+    /// Ends the members that are over, with their results.
     fn let_go(&mut self) {
         while let Some(index) = self.members.iter().position(BatchMember::is_over) {
             let BatchMember {
@@ -315,12 +319,14 @@ impl Batch<'_> {
                 failed,
                 ..
             } = self.members.remove(index);
+            // Read before the memory below is rearranged: what is taken from here on is not this request's.
             let held_bytes = self.runner.worker.shared.ledger.peak_since(PeakMark::Pass);
+            // Sized for the members that were: a smaller batch allocates anew.
             self.logits = None;
             self.is_split = false;
             self.refused = None;
             match self.workload() {
-                // What is left to make room for is less than before; the next pass gives way if it must.
+                // The rest needs less than before; if it still cannot be planned, the next pass gives way.
                 Some(rest) => drop(self.runner.shrink(rest)),
                 None => self.runner.rest(),
             }
@@ -332,6 +338,7 @@ impl Batch<'_> {
                     memory,
                     ..
                 } => {
+                    // Freed before the outcome is made, so that whoever hears of the end finds the memory free.
                     drop(memory);
                     filling.outcome()
                 }
@@ -344,17 +351,19 @@ impl Batch<'_> {
                 generated.peak_device_bytes = peak_bytes.max(held_bytes);
             }
             worker.shared.queue.end(id);
+            // A failure after a cancel is no failure: the caller asked for the end.
             let failed = failed.filter(|_| !cancel.load(Ordering::Relaxed));
             listener.finish(failed.map_or(Ok(outcome), Err));
         }
     }
 
-    /// A pass for all of them; where that fails, one for each, so that none fails because of another.
+    /// A pass for all members; where that fails, one for each, so that none fails because of another.
     fn pass(&mut self) {
         let all = 0..self.members.len();
         if !self.is_split {
             match self.pass_of(all.clone()) {
                 Err(Interrupt::Failed(_)) if all.len() > 1 => self.is_split = true,
+                // Alone, the failure is certainly its own.
                 Err(Interrupt::Failed(error)) => return self.members[0].failed = Some(error),
                 Ok(()) | Err(Interrupt::Cancelled) => return,
             }
@@ -385,7 +394,7 @@ impl Batch<'_> {
         result
     }
 
-    /// A pass that fills masks.
+    /// A pass of masked diffusion requests.
     fn fill(&mut self, range: Range<usize>) -> Result<(), Interrupt> {
         let Self {
             runner: served,
@@ -411,6 +420,7 @@ impl Batch<'_> {
                 }
                 canvases.push(passes.len());
                 let mut memory = Some(memory);
+                // Only the first of a request's passes may use what it keeps: guessed ones have no cache.
                 asked.extend(passes.into_iter().map(|pass| PassRequest {
                     pass,
                     memory: memory.take(),
@@ -427,6 +437,7 @@ impl Batch<'_> {
             };
             Ok((denoiser.candidates(&mut asked, stop)?, rows))
         });
+        // Ends the borrow of the members.
         drop(asked);
         tell(members, &served.take_notices());
         let (mut candidates, cost) = result?;
@@ -436,6 +447,7 @@ impl Batch<'_> {
                 (&mut member.work, current)
                 && !memory.kv_caches.is_empty()
             {
+                // Created after the first pass: that pass has filled the cache with these weights.
                 let watch = watch.get_or_insert_with(|| WeightsWatch::new(&current.weights));
                 if watch.look(&current.weights, true) {
                     let notice = "the weights changed: cached keys and values of other positions stay until the next recompute";
@@ -443,6 +455,7 @@ impl Batch<'_> {
                 }
             }
         }
+        // Candidates come in the order of the canvases, so each request takes its own off the front.
         for (member, canvases) in members.iter_mut().zip(canvases) {
             let rest = candidates.split_off(canvases);
             let its = std::mem::replace(&mut candidates, rest);
@@ -457,7 +470,7 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// A pass that continues prompts.
+    /// A pass of autoregressive requests.
     fn read(&mut self, range: Range<usize>) -> Result<(), Interrupt> {
         let Self {
             runner: served,

@@ -1,5 +1,5 @@
-//! Calls that wait: for programs that do one thing after another. Not for reports and sinks, which run on the engine's own
-//! thread.
+//! Blocking calls, for programs that do one thing after another. Not for reports and sinks, which run on the engine's
+//! own thread and would wait for themselves.
 
 use std::sync::{Arc, mpsc};
 
@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Engine {
-    /// [`Engine::load`], waited for.
+    /// [`Engine::load`], and waits for the end.
     ///
     /// # Errors
     /// When the load fails, or the engine stops.
@@ -32,7 +32,7 @@ impl Engine {
         finished.recv().map_err(|_| EngineError::Stopped)?
     }
 
-    /// [`Engine::submit`], waited for.
+    /// [`Engine::submit`], and waits for the end.
     ///
     /// # Errors
     /// When the request is refused or fails, or the engine stops.
@@ -47,7 +47,7 @@ impl Engine {
         finished.recv().map_err(|_| EngineError::Stopped)?
     }
 
-    /// The first passes of a request, `count` of them if it has so many: then it is cancelled.
+    /// Runs a request until it has had `count` passes, then cancels it; returns the passes' reports.
     ///
     /// # Errors
     /// As [`Engine::run`].

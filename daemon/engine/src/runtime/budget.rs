@@ -1,5 +1,5 @@
-//! What the engine's thread plans with: the budget, room that is promised or that others have taken, and weights that come
-//! back when there is room again.
+//! The budget that the engine's thread plans with: memory that is promised or that other programs have taken, and
+//! weights that become resident again when there is room.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use super::{
     PlanSettings, Shared, converted_weights::lacks_converted_weights, current_model::CurrentModel,
     memory_watch::MemoryFindings, worker::Worker,
 };
-use sluice_shared::settings::ResolvedPlanSettings;
+use sluice_shared::options::ResolvedPlanSettings;
 
 impl Worker {
-    /// The choices and the budget that requests are to keep to: those a change under way leads to, once it has begun to take
+    /// The settings and the budget that requests must keep to: those that a switch leads to, once it has begun to take
     /// effect, else those in force.
     pub(super) fn aim(&self) -> (ResolvedPlanSettings, u64) {
         let settings = self.aimed_settings();
@@ -20,7 +20,7 @@ impl Worker {
         )
     }
 
-    /// The same budget, whatever other programs have taken.
+    /// The budget as set, without regard to other programs.
     pub(super) fn allowed_bytes(&self) -> u64 {
         self.shared.state.allowed_bytes(&self.aimed_settings())
     }
@@ -33,16 +33,16 @@ impl Worker {
         asked.unwrap_or_else(|| self.shared.state.settings())
     }
 
-    /// Whether room was found for another model: it is that model's, though it has not all been taken yet.
+    /// Whether another model was promised memory: it counts as taken, though it has not all been allocated yet.
     pub(super) fn has_promised_budget(&self) -> bool {
         let loading = self.loading.as_ref();
         loading.is_some_and(|loading| loading.limit_bytes().is_some())
     }
 
-    /// Lets weights stay that gave way to requests which have left, or to others, where more can: step by step, between
-    /// passes.
+    /// Makes weights resident again that gave way to requests which have left, or to other programs: step by step,
+    /// between passes.
     ///
-    /// False where they could not, and may later.
+    /// False where that was not possible, and may be later.
     pub(super) fn regain(&mut self, choices: ResolvedPlanSettings, budget: u64) -> bool {
         let Some(current) = &self.current else {
             return true;
@@ -51,15 +51,16 @@ impl Worker {
         let Ok(plan) = current.plan_with(choices, budget, workload, current.mlp_rows) else {
             return false;
         };
+        // Nothing to gain: what is resident now is as much as a new plan would keep.
         if plan.resident_bytes() <= current.plan.resident_bytes() {
             return true;
         }
-        // When it can't be had, all stays as it is.
+        // If the switch cannot start, everything stays as it is.
         !lacks_converted_weights(&current.reader, &plan)
             && self.start_switch(Arc::new(plan), None).is_ok()
     }
 
-    /// Whether the plan in force makes room for more than the usual request takes, and none runs.
+    /// Whether the plan in force allows more than the usual request takes, and none runs.
     pub(super) fn may_narrow(&self) -> bool {
         let is_wide = |current: &CurrentModel| {
             !current.stays_wide
@@ -68,14 +69,15 @@ impl Worker {
         self.loading.is_none() && self.current.as_ref().is_some_and(is_wide)
     }
 
-    /// Goes back to a plan for the usual canvas when a wider request has ended, if that lets more be resident. Short
-    /// memory stays as it was found.
+    /// Returns to a plan for the usual canvas when a larger request has ended, if more becomes resident by it. If
+    /// memory was short, the smaller budget stays.
     pub(super) fn narrow(&mut self) {
         let settings = self.shared.state.settings();
         let budget = self.shared.state.budget_bytes(&settings);
         let Some(current) = &mut self.current else {
             return;
         };
+        // Set before planning, so that a plan which gains nothing is not tried again for every idle moment.
         current.stays_wide = true;
         current.holds_others = false;
         let budget = budget.min(current.plan.budget_bytes);
@@ -84,7 +86,7 @@ impl Worker {
             .plan(settings.resolved(), budget, current.workload());
         let Ok(plan) = planned else { return };
         if plan.resident_bytes() > current.plan.resident_bytes() {
-            // When it can't be had, all stays as it is.
+            // If the switch cannot start, everything stays as it is.
             drop(self.start_switch(Arc::new(plan), None));
         } else if plan.groups == current.plan.groups && plan.staging == current.plan.staging {
             current.plan = Arc::new(plan);
@@ -92,15 +94,15 @@ impl Worker {
         }
     }
 
-    /// Looks at what others have of the card's memory, if that is long ago. What gave way to them comes back when they have
-    /// gone.
+    /// Checks how much of the GPU's memory other programs hold, if the last look is long ago. What gave way to them
+    /// becomes resident again when they have gone.
     pub(super) fn look_at_memory(&mut self) -> MemoryFindings {
         let Shared { ledger, state, .. } = &*self.shared;
         let found = self.memory_watch.look(self.ops.device(), ledger, state);
         self.settle_budget(found)
     }
 
-    /// The same, however long ago that is.
+    /// The check, however recent the last one is.
     pub(super) fn look_at_memory_now(&mut self) -> MemoryFindings {
         let Shared { ledger, state, .. } = &*self.shared;
         let found = self.memory_watch.look_now(self.ops.device(), ledger, state);

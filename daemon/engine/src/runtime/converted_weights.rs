@@ -1,4 +1,5 @@
-//! Converted copies of checkpoints: what is streamed must lie on disk as it is computed with.
+//! The weight cache: converted copies of checkpoints, since what is streamed must lie on disk in the form in which it
+//! is used.
 
 use std::{
     path::PathBuf,
@@ -24,21 +25,21 @@ use sluice_weights::{Storage, TensorPlan, Tier, WeightGroupPlan};
 use super::{LoadEvent, LoadReport, current_model::Planner, worker::Worker};
 use crate::{error::EngineError, residency::WeightReader};
 
-/// Where copies are kept, and which.
+/// Where converted weights are kept, and which.
 pub(super) struct WeightCache {
-    /// None: nowhere.
+    /// The folder; `None`: nowhere.
     pub(super) folder: Option<PathBuf>,
-    /// Whether also where nothing is streamed, so that what is converted once is read afterwards.
+    /// Whether conversions are also kept where nothing is streamed, so that they are made once and read afterwards.
     pub(super) always: bool,
-    /// Most bytes that all copies in the folder take, but for those in use; `None`: any.
+    /// Limit of the bytes of all files in the folder, those in use excepted; `None` without one.
     pub(super) bytes_max: Option<u64>,
-    /// Whether somebody was told that copies can't be kept; once is enough as long as that doesn't change.
+    /// Whether somebody was told that conversions cannot be kept; once is enough until one can be.
     pub(super) has_told: AtomicBool,
 }
 
 impl WeightCache {
-    /// Adds the copy for the plan to what `reader` reads from, if it is there; otherwise tells what it would be, if
-    /// there is a folder for it. `notice` hears of a file in its place that isn't it.
+    /// Adds the converted copy for the plan to what `reader` reads from, if it exists; otherwise returns what to write,
+    /// if there is a folder for it. `notice` is told of a file in its place that is not usable.
     fn look_up(
         &self,
         reader: WeightReader,
@@ -53,7 +54,7 @@ impl WeightCache {
             return Ok((reader, None));
         }
         let checkpoint = reader.checkpoint();
-        // What it was when it was opened is what its copy is found by.
+        // Copies are found by the checkpoint's fingerprint, which must be that of the opened files.
         checkpoint.check_all_unchanged()?;
         let sources = planner.sources();
         let converted =
@@ -74,8 +75,8 @@ impl WeightCache {
         }
     }
 
-    /// Has plans count on the coded copy, if it is there; otherwise tells what it would be, if there is a folder for it.
-    /// `notice` hears of a file in its place that isn't it.
+    /// Makes plans use the compressed copy, if it exists; otherwise returns what to write, if there is a folder for it.
+    /// `notice` is told of a file in its place that is not usable.
     pub(super) fn look_for_compressed(
         &self,
         checkpoint: &Arc<Checkpoint>,
@@ -89,6 +90,7 @@ impl WeightCache {
         if planner.compressed_copy().as_ref().is_some_and(is_sound) {
             return Ok(None);
         }
+        // A copy that has changed on disk must not be planned with.
         planner.set_compressed_copy(None);
         checkpoint.check_all_unchanged()?;
         let sources = planner.estimated_sources();
@@ -108,7 +110,7 @@ impl WeightCache {
         }
     }
 
-    /// Writes the coded copy, unless it is there, and has plans count on it.
+    /// Writes the compressed copy, unless it exists, and makes plans use it.
     pub(super) fn compress(
         &self,
         checkpoint: &Arc<Checkpoint>,
@@ -139,7 +141,7 @@ fn unusable(error: &CheckpointError) -> String {
     format!("cannot use converted weights from the weight cache: {error}")
 }
 
-/// Whether the plan keeps what is coded in no file that can be read.
+/// Whether the plan keeps tensors compressed that no readable file holds so.
 fn lacks_compressed(reader: &WeightReader, plan: &Plan) -> bool {
     plan.is_estimate()
         || (plan.groups.iter()).any(|unit| is_compressed(unit) && !reader.has_stored(unit))
@@ -154,12 +156,12 @@ fn is_compressed(group: &WeightGroupPlan) -> bool {
     tensors.any(|tensor| matches!(tensor.storage, Storage::Compressed(_)))
 }
 
-/// Whether the plan streams what can't be read as it is computed with.
+/// Whether the plan streams groups that no file holds in the form in which they are used.
 pub(super) fn lacks_converted_weights(reader: &WeightReader, plan: &Plan) -> bool {
     plan.streamed().any(|unit| !reader.has_stored(unit))
 }
 
-/// Whether something comes to the device that can't be read as it is computed with.
+/// Whether a group comes to the device that has to be converted on the way.
 fn converts(reader: &WeightReader, from: &[WeightGroupPlan], plan: &Plan) -> bool {
     let mut pairs = from.iter().zip(&plan.groups);
     pairs.any(|(from, to)| from != to && to.tier == Tier::Device && !reader.has_stored(to))
@@ -173,7 +175,7 @@ fn no_weight_cache(plan: &Plan) -> EngineError {
 }
 
 impl WeightCache {
-    /// Keeps the folder within its limit; `notice` hears what was deleted.
+    /// Keeps the folder within its limit; `notice` is told what was evicted.
     fn evict(&self, notice: &mut dyn FnMut(String)) {
         let (Some(folder), Some(bytes_max)) = (&self.folder, self.bytes_max) else {
             return;
@@ -182,8 +184,8 @@ impl WeightCache {
         tell_evicted(deleted, bytes_max, notice);
     }
 
-    /// Whether a copy that nothing is streamed from is to be written. What was used longest ago makes room for it; without room
-    /// it isn't, which `notice` hears once.
+    /// Whether a copy that nothing is streamed from is to be written. Files used longest ago are evicted for it; if it
+    /// still does not fit, it is not written, and `notice` is told once.
     fn can_keep(&self, missing: &ConvertedWeights, notice: &mut dyn FnMut(String)) -> bool {
         let (Some(folder), true) = (&self.folder, self.always) else {
             return false;
@@ -192,6 +194,7 @@ impl WeightCache {
             return true;
         };
         let needed = missing.file_bytes();
+        // Evicted before writing, so that the folder never exceeds its limit.
         let has_room = needed <= bytes_max && {
             let (deleted, held_bytes) = weight_cache::evict(folder, bytes_max - needed);
             tell_evicted(deleted, bytes_max, notice);
@@ -207,7 +210,7 @@ impl WeightCache {
         has_room
     }
 
-    /// Goes on without a copy that can't be kept, which `notice` hears once.
+    /// Continues without a copy that cannot be kept; `notice` is told once.
     pub(super) fn do_without(&self, error: &CheckpointError, notice: &mut dyn FnMut(String)) {
         let words = format!(
             "{error}; the converted weights are not kept, so the next switch has to convert them again"
@@ -221,7 +224,7 @@ impl WeightCache {
         }
     }
 
-    /// How long it takes to get from one plan to another.
+    /// How long a switch from one plan to another takes.
     pub(super) fn estimate_switch(
         &self,
         planner: &Planner,
@@ -235,7 +238,7 @@ impl WeightCache {
         estimate_switch(&from.groups, to, &planner.machine, converted)
     }
 
-    /// Where a switch to a plan would have its converted weights from.
+    /// Where a switch to a plan would get its converted weights from.
     fn conversion_source(&self, planner: &Planner, plan: &Plan) -> ConversionSource {
         let (Some(folder), Some(checkpoint)) = (&self.folder, &planner.checkpoint) else {
             return ConversionSource::Checkpoint;
@@ -248,7 +251,7 @@ impl WeightCache {
             &plan.groups,
         ) {
             Ok(Some(copy)) if copy.is_there() => ConversionSource::WeightCache,
-            // What is streamed is written whether that is wished or not.
+            // Copies that are streamed from are written whatever the setting.
             Ok(Some(_)) if self.always || plan.streamed().next().is_some() => {
                 ConversionSource::WrittenToCache
             }
@@ -256,8 +259,8 @@ impl WeightCache {
         }
     }
 
-    /// A reader that can do what the plan asks for. Writes the copy that it needs first, or that is to be kept anyway.
-    /// What there is too much of in the folder goes.
+    /// A reader that has all that the plan needs. First writes the copy that is needed or to be kept, then keeps the
+    /// folder within its limit.
     pub(super) fn reader(
         &self,
         checkpoint: &Arc<Checkpoint>,
@@ -308,11 +311,12 @@ impl WeightCache {
         let written = write_converted(&missing, &reader, device.workers(), cancel, progress);
         match written {
             Ok(Some(copy)) => {
+                // A later failure is news again.
                 self.has_told.store(false, Ordering::Relaxed);
                 Ok(Arc::new(reader.with_converted(Arc::new(copy), &sources)))
             }
             Ok(None) => Err(EngineError::LoadCancelled),
-            // The next load will have to convert again; this one can do without.
+            // The next load will have to convert again; this one does not need the file.
             Err(error @ CheckpointError::WeightCache { .. }) if !is_needed => {
                 self.do_without(&error, &mut |notice| report(LoadEvent::Notice(notice)));
                 Ok(Arc::new(reader))
@@ -322,7 +326,7 @@ impl WeightCache {
     }
 }
 
-/// Writes the copy from what `reader` reads.
+/// Writes the converted copy from what `reader` reads.
 fn write_converted(
     weights: &ConvertedWeights,
     reader: &WeightReader,
@@ -345,8 +349,8 @@ fn tell_evicted(deleted: Vec<EvictedWeights>, bytes_max: u64, notice: &mut dyn F
 }
 
 impl Worker {
-    /// Sees to it that what the plan streams lies on disk as it is computed with, all that it keeps coded, and what it converts,
-    /// where that is to be kept. What must be converted is, beside the passes; until that is done the plan can't be put in force.
+    /// Ensures that what the plan streams, keeps compressed or converts (if that is to be kept) lies on disk. What is
+    /// missing is written beside the passes; until then the plan cannot be put in force.
     pub(super) fn prepare_weights(
         &mut self,
         plan: &Plan,
@@ -358,6 +362,7 @@ impl Worker {
         };
         let reader = WeightReader::clone(&current.reader);
         let conversion;
+        // A plan needs compressed or converted weights, never both: levels use the one or the other.
         let reader = if lacks_compressed(&reader, plan) {
             let (checkpoint, planner) = (reader.checkpoint(), &current.planner);
             let missing = self
@@ -380,7 +385,7 @@ impl Worker {
             let is_needed = lacks_converted_weights(&reader, plan);
             let reader = Arc::new(reader);
             conversion = match missing {
-                // A request that needs room doesn't wait for what is only kept for the next time.
+                // A request that needs memory does not wait for a copy that is only kept for the next time.
                 Some(missing)
                     if is_needed
                         || (is_asked
@@ -411,7 +416,7 @@ impl Worker {
         Ok(conversion)
     }
 
-    /// Reads from a copy, too, from now on; `notice` hears which older ones had to go for it.
+    /// Also reads from this copy from now on; `notice` is told which older ones were evicted for it.
     pub(super) fn use_converted_weights(
         &mut self,
         copy: Checkpoint,
@@ -420,6 +425,7 @@ impl Worker {
         let Some(current) = &mut self.current else {
             return;
         };
+        // A container is a compressed copy, anything else a converted one.
         let (reader, copy) = (WeightReader::clone(&current.reader), Arc::new(copy));
         let reader = match copy.is_container() {
             true => {
@@ -435,7 +441,7 @@ impl Worker {
         self.weight_cache.evict(notice);
     }
 
-    /// The model goes: it can't compute without what it streams. Whoever asked for a change is told why.
+    /// Unloads the model: it cannot compute without its streamed weights. Whoever asked for a change is told why.
     fn lose_stream(&mut self, error: EngineError) {
         self.abandon_switch(error);
         self.current = None;
@@ -444,8 +450,7 @@ impl Worker {
 }
 
 impl super::current_model::CurrentModel {
-    /// Reads with another one from now on. When it has a sound copy in the place of one that has changed, so does what is
-    /// streamed already.
+    /// Replaces the reader. When it has a sound copy in place of one that has changed, the stream restarts with it.
     fn set_reader(&mut self, reader: Arc<WeightReader>) -> Result<(), EngineError> {
         let is_sounder = reader.changed_converted() < self.reader.changed_converted();
         self.weights.set_reader(WeightReader::clone(&reader));
@@ -456,7 +461,7 @@ impl super::current_model::CurrentModel {
         }
     }
 
-    /// Lets go of copies that the plan in force has no use for.
+    /// Closes copies that the plan in force does not use.
     pub(super) fn release_converted_weights(&mut self) {
         let reader = WeightReader::clone(&self.reader).only_for(&self.plan);
         self.weights.set_reader(WeightReader::clone(&reader));
@@ -464,9 +469,9 @@ impl super::current_model::CurrentModel {
     }
 }
 
-/// A copy that is being written while passes run. Dropped, it is given up, and nothing is left of it.
+/// A copy that is being written while passes run. Dropping it cancels that, and leaves no file.
 pub(super) struct WeightConversion {
-    /// Something will be streamed from it; otherwise it is only kept for the next time.
+    /// Whether something will be streamed from it; otherwise it is only kept for the next time.
     is_needed: bool,
     result: mpsc::Receiver<Result<Option<Checkpoint>, CheckpointError>>,
     done_bytes: Arc<AtomicU64>,
@@ -476,7 +481,7 @@ pub(super) struct WeightConversion {
 }
 
 impl WeightConversion {
-    /// Has `write` write a copy, which tells how many of all these bytes are done.
+    /// Starts a thread that writes a copy by `write`, which reports how many of the bytes are done.
     fn start(
         total_bytes: u64,
         is_needed: bool,
@@ -497,7 +502,7 @@ impl WeightConversion {
                 move || {
                     let progress = &mut |done| done_bytes.store(done, Ordering::Relaxed);
                     let written = write(&cancel, progress);
-                    // Nobody asks any more when it was given up.
+                    // If it was cancelled, nobody waits for the result.
                     let _ = sender.send(written);
                 }
             })
@@ -522,7 +527,7 @@ impl WeightConversion {
         (self.done_bytes.load(Ordering::Relaxed), self.total_bytes)
     }
 
-    /// What came of it, if it is over within this time.
+    /// The result, if it is there within this time.
     pub(super) fn poll(&self, patience: Duration) -> Option<Result<Checkpoint, EngineError>> {
         match self.result.recv_timeout(patience) {
             Ok(Ok(Some(copy))) => Some(Ok(copy)),
@@ -538,7 +543,8 @@ impl Drop for WeightConversion {
     fn drop(&mut self) {
         self.cancel.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // The unfinished file is gone before the program may end. A panic has shown itself as a missing result.
+            // Joined, so that the unfinished file is gone before the program may end. A panic has shown itself as a
+            // missing result.
             drop(thread.join());
         }
     }

@@ -1,11 +1,11 @@
-//! The loaded model, and the plans that can be made for it.
+//! The loaded model, and the planner that makes its plans.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
 use sluice_checkpoint::{Checkpoint, disk_bandwidth, family::ModelConfig, weight_cache};
 use sluice_cuda::HEAD_DIM_MAX;
 use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, PlanInput, WorkingMemory, Workload};
-use sluice_shared::{level::KvCacheFormat, settings::ResolvedPlanSettings};
+use sluice_shared::{level::KvCacheFormat, options::ResolvedPlanSettings};
 use sluice_weights::{Shape, SourceTensor};
 
 use super::{autoregressive::KeptPrefix, outline::default_canvas, switch::WeightSwitch};
@@ -17,34 +17,34 @@ use crate::{
     residency::{Residency, WeightReader},
 };
 
-/// What plans for a model are made from.
+/// Makes plans for a model.
 #[derive(Debug)]
 pub(super) struct Planner {
     pub(super) config: ModelConfig,
-    /// With an estimate of what a coded copy takes.
+    /// The tensors, with an estimate of their compressed size.
     estimated_sources: Arc<Vec<SourceTensor>>,
-    /// That copy, once there is one.
+    /// The compressed copy, once it exists.
     compressed_copy: RwLock<Option<CompressedCopy>>,
-    /// Whether there is a place for one.
+    /// Whether a compressed copy can be written somewhere.
     pub(super) can_compress: bool,
     pub(super) machine: Machine,
-    /// What converted copies of it are found by, where it is one that is loaded.
+    /// The checkpoint, whose converted weights are found by its fingerprint; `None` for a model that is not loaded.
     pub(super) checkpoint: Option<Arc<Checkpoint>>,
     pub(super) dry_run: DryRun,
-    /// Rows that go through an MLP together, while memory isn't short.
+    /// Rows that go through an MLP together, while memory is not short.
     pub(super) mlp_rows: usize,
 }
 
-/// A checkpoint's weights coded without loss.
+/// A checkpoint's weights, losslessly compressed.
 #[derive(Debug, Clone)]
 struct CompressedCopy {
     container: Arc<Checkpoint>,
-    /// The model's tensors, with what they take there.
+    /// The model's tensors, with their exact compressed size.
     sources: Arc<Vec<SourceTensor>>,
 }
 
 impl Planner {
-    /// For a model with these tensors.
+    /// A planner for a model with these tensors.
     pub(super) fn new(config: ModelConfig, sources: Vec<SourceTensor>, machine: Machine) -> Self {
         let rehearsal = DryRun::new(config.clone(), &sources, machine.device);
         Self {
@@ -59,7 +59,7 @@ impl Planner {
         }
     }
 
-    /// The model's tensors, and what a coded copy takes, if there is one exactly.
+    /// The model's tensors, with exact compressed sizes where a copy exists.
     pub(super) fn sources(&self) -> Arc<Vec<SourceTensor>> {
         let copy = self
             .compressed_copy
@@ -69,12 +69,12 @@ impl Planner {
         Arc::clone(exact.unwrap_or(&self.estimated_sources))
     }
 
-    /// The same, whether there is a copy or not.
+    /// The model's tensors with estimated compressed sizes, whether a copy exists or not.
     pub(super) fn estimated_sources(&self) -> &[SourceTensor] {
         &self.estimated_sources
     }
 
-    /// The coded copy that plans count on, if there is one.
+    /// The compressed copy that plans use, if it exists.
     pub(super) fn compressed_copy(&self) -> Option<Arc<Checkpoint>> {
         let copy = self
             .compressed_copy
@@ -83,10 +83,11 @@ impl Planner {
         copy.as_ref().map(|copy| Arc::clone(&copy.container))
     }
 
-    /// Counts on this copy from now on, or on none.
+    /// Uses this compressed copy for plans from now on, or none.
     pub(super) fn set_compressed_copy(&self, container: Option<Arc<Checkpoint>>) {
         let copy = container.map(|container| {
             let sources = self.estimated_sources.iter().map(|source| SourceTensor {
+                // Only tensors that were to be compressed count: the copy may hold others as they are.
                 compressed_copy: (source.compressed_copy.as_ref())
                     .and_then(|_| container.compressed(&source.spec.name)),
                 ..source.clone()
@@ -102,13 +103,14 @@ impl Planner {
             .unwrap_or_else(PoisonError::into_inner) = copy;
     }
 
-    /// For a checkpoint, whose headers are checked, and whose disk is tried for a moment.
+    /// A planner for a checkpoint: checks its headers, and measures its disk for a moment.
     pub(super) fn of_checkpoint(
         checkpoint: &Checkpoint,
         config: ModelConfig,
         machine: Machine,
     ) -> Result<Self, EngineError> {
         let shape = &config.shape;
+        // Refused before anything is read: the GPU's attention kernels are compiled for these sizes.
         let has_kernel = shape.head_dim <= HEAD_DIM_MAX && shape.head_dim.is_multiple_of(2);
         if machine.device.gpu.is_some() && !has_kernel {
             return Err(EngineError::HeadDim {
@@ -134,7 +136,7 @@ impl Planner {
         self.plan_beside(choices, budget_bytes, workload, self.mlp_rows, 0)
     }
 
-    /// The same, where keys and values of so many bytes are held, however new ones will be kept, and so many rows go through
+    /// A plan, while KV caches of `held_bytes` are held, whatever their format, and with `mlp_rows` rows going through
     /// an MLP at once.
     fn plan_beside(
         &self,
@@ -147,6 +149,7 @@ impl Planner {
         let mut working =
             self.dry_run
                 .working(&workload, mlp_rows, choices.settings.kv_cache_format)?;
+        // Running requests keep their caches during a switch, whatever the new plan's workload would need.
         working.kv_cache_bytes = working.kv_cache_bytes.max(held_bytes);
         let plan = Plan::new(&PlanInput {
             shape: &self.config.shape,
@@ -157,6 +160,7 @@ impl Planner {
             workload,
             machine: &self.machine,
         })?;
+        // Without a folder the estimate would never become exact, so there would be no plan to put in force.
         match plan.is_estimate() && !self.can_compress {
             true => Err(PlanError::NotCompressed { level: plan.level }.into()),
             false => Ok(plan),
@@ -164,7 +168,7 @@ impl Planner {
     }
 }
 
-/// What a model is planned for before anybody asks it anything.
+/// The workload that a model is planned for before any request.
 pub(super) fn usual_workload(shape: &Shape) -> Workload {
     Workload::new(default_canvas(shape.context_length), BLOCK_DEFAULT, 1)
 }
@@ -176,40 +180,40 @@ pub(super) struct CurrentModel {
     pub(super) weights: Residency,
     pub(super) vocabulary: Arc<Vocabulary>,
     pub(super) planner: Arc<Planner>,
-    /// What weights are read with.
+    /// Reads the weights.
     pub(super) reader: Arc<WeightReader>,
-    /// In force; while a switch is under way, the one before it.
+    /// The plan in force; during a switch, the one before it.
     pub(super) plan: Arc<Plan>,
     pub(super) switch: Option<WeightSwitch>,
-    /// The requests that run.
+    /// The combined workload of the running requests.
     pub(super) serving: Option<Workload>,
-    /// How their keys and values are kept, whatever the settings became meanwhile.
+    /// The format of their KV caches, whatever the settings became meanwhile.
     pub(super) serving_kv_cache_format: Option<KvCacheFormat>,
-    /// Keys and values of requests before, the latest last.
+    /// The prefix cache, the latest entry last.
     pub(super) prefix_cache: Vec<KeptPrefix>,
-    /// The plan in force has room for keys and values that were kept otherwise than those of requests to come.
+    /// Whether the plan in force counts KV caches in another format than later requests will use.
     pub(super) holds_others: bool,
-    /// The plan in force is for a wider request than the usual one, and nothing is gained by another.
+    /// Whether the plan in force is for a larger request than the usual one, and nothing is gained by another.
     pub(super) stays_wide: bool,
     /// Rows that go through an MLP together: fewer when memory ran short.
     pub(super) mlp_rows: usize,
 }
 
 impl CurrentModel {
-    /// Memory that a request takes besides weights and slots.
+    /// Memory that a request takes besides weights and staging buffers.
     pub(super) fn working(&self, workload: &Workload) -> Result<WorkingMemory, EngineError> {
         let kv = self.serving_kv_cache_format.unwrap_or_default();
         self.planner.dry_run.working(workload, self.mlp_rows, kv)
     }
 
-    /// A plan that has room for what the running request holds.
+    /// A plan that has space for what the running requests hold.
     pub(super) fn plan(
         &self,
         choices: ResolvedPlanSettings,
         budget_bytes: u64,
         workload: Workload,
     ) -> Result<Plan, EngineError> {
-        // Where it had to give way, it has as many rows at once as it has now.
+        // Running requests that had to give way keep the smaller number of rows.
         let mlp_rows = match self.serving {
             Some(_) => self.mlp_rows,
             None => self.planner.mlp_rows,
@@ -217,7 +221,7 @@ impl CurrentModel {
         self.plan_with(choices, budget_bytes, workload, mlp_rows)
     }
 
-    /// The same, with fewer rows at once in an MLP.
+    /// A plan with a given number of rows at once in an MLP.
     pub(super) fn plan_with(
         &self,
         choices: ResolvedPlanSettings,
@@ -235,7 +239,7 @@ impl CurrentModel {
         )
     }
 
-    /// These choices at the level in force, which a request that joins others doesn't change.
+    /// These settings at the level in force, which a joining request does not change.
     pub(super) fn same_level(&self, choices: ResolvedPlanSettings) -> ResolvedPlanSettings {
         ResolvedPlanSettings {
             level: self.plan.level,
@@ -243,7 +247,7 @@ impl CurrentModel {
         }
     }
 
-    /// Bytes of the keys and values of the requests that run.
+    /// Bytes of the running requests' KV caches.
     pub(super) fn held_bytes(&self) -> Result<u64, EngineError> {
         match &self.serving {
             Some(serving) => Ok(self.working(serving)?.kv_cache_bytes),
@@ -256,9 +260,9 @@ impl CurrentModel {
         self.model.set_mlp_rows(rows);
     }
 
-    /// The present state as a plan: in the middle of a transition it is neither of the two.
+    /// The present state as a plan: during a transition it is neither the old nor the new one.
     pub(super) fn as_it_stands(&self) -> Plan {
-        // A running request has reserved what it takes, whatever the plan was made for.
+        // Running requests have reserved their memory, whatever the plan was made for.
         let serving = self
             .serving
             .and_then(|workload| self.working(&workload).ok());
@@ -270,7 +274,7 @@ impl CurrentModel {
         }
     }
 
-    /// What plans are made for: the usual canvas, and the request that runs.
+    /// The workload that plans are made for: the usual canvas, and the running requests.
     pub(super) fn workload(&self) -> Workload {
         let usual = usual_workload(&self.planner.config.shape);
         self.serving.map_or(usual, |serving| usual.widest(&serving))

@@ -1,5 +1,5 @@
-//! Measuring a level on the loaded model: its rows first, then those of the checkpoint's own weights, then both heads
-//! side by side. The plan in force comes back at the end, whatever happens.
+//! Measuring a level on the loaded model: its rows first, then those of the checkpoint's own weights, then the logits
+//! of both LM heads beside each other. Afterwards the plan in force is restored, whatever happens.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -11,7 +11,7 @@ use sluice_ops::{Activation, KvCacheShape};
 use sluice_plan::{Plan, resolve_kv_cache_format};
 use sluice_shared::{
     level::{KvCacheFormat, Level},
-    settings::ResolvedPlanSettings,
+    options::ResolvedPlanSettings,
 };
 use sluice_weights::{TensorPart, WeightGroup, WeightGroupPlan};
 
@@ -25,8 +25,8 @@ use crate::{
     residency::LoadOutcome,
 };
 
-/// Memory that a comparison takes beside a plan: both sides' rows, a converted part of the head, and a second piece of
-/// logits.
+/// Memory that a measurement takes beside a plan: both sides' rows, a converted part of the LM head, and a second piece
+/// of logits.
 fn extra_bytes(plan: &Plan, samples: &[FidelitySample]) -> u64 {
     let rows: usize = samples.iter().map(|sample| sample.rows.len()).sum();
     let heads = || {
@@ -36,12 +36,12 @@ fn extra_bytes(plan: &Plan, samples: &[FidelitySample]) -> u64 {
     let width = heads().map(|unit| unit.tensors[0].width).max().unwrap_or(0);
     let head = heads().map(|unit| unit.tensors[0].elements()).max();
     let both_rows = (2 * rows * width * size_of::<f32>()) as u64;
-    // At most as many bytes as the source has, and it may be `f32`.
+    // At most as many bytes as the source, which may be `f32`.
     both_rows + head.unwrap_or(0) * size_of::<f32>() as u64 + (8 << 20)
 }
 
 impl Worker {
-    /// Runs the comparison. Between its passes no settings change.
+    /// Runs the measurement. Between its passes no settings change.
     pub(super) fn measure_fidelity(
         &mut self,
         request: &MeasureFidelity,
@@ -52,12 +52,12 @@ impl Worker {
             if cancel.load(Ordering::Relaxed) {
                 return Ok(Outcome::Cancelled);
             }
-            // Whoever asked for it is told how it ends.
+            // Whoever asked for the switch is told how it ends.
             self.advance_switch_idle();
         }
         let before = self.current_mut()?.plan.clone();
         let result = self.compare_levels(request, &before, cancel, emit);
-        // Even when cancelled.
+        // Even when cancelled: the flag below is fresh, so that the way back is not cancelled, too.
         self.switch_now(Plan::clone(&before), &AtomicBool::new(false))?;
         match result {
             Ok(compared) => Ok(Outcome::Fidelity(compared)),
@@ -87,8 +87,9 @@ impl Worker {
             ..self.shared.state.settings().resolved()
         };
         let current = self.current_mut()?;
+        // Without a limit: only whether the level needs compressed weights is asked here.
         let plan = current.planner.plan(choices, u64::MAX, before.workload)?;
-        // What would be coded without loss computes what the source does: it need not be coded for that.
+        // Lossless compression computes the same as the source: nothing is compressed for a measurement.
         let level = match plan.is_estimate() {
             true => Level::Standard,
             false => asked,
@@ -106,6 +107,7 @@ impl Worker {
             kept_in(kv)?,
             kept_in(KvCacheFormat::F32).or(kept_in(KvCacheFormat::Auto))?,
         );
+        // Level first, source second: the divergence below needs the source's LM head in force.
         let ours = self.rows_at(level, format, before, &samples, cancel, &mut tell)?;
         let level = match plan.is_estimate() {
             true => plan.level,
@@ -120,7 +122,7 @@ impl Worker {
             })
     }
 
-    /// The rows of all samples, one after another, at a level, with keys and values kept in a format.
+    /// The rows of all samples, one after another, at a level, with the KV cache in a format.
     fn rows_at(
         &mut self,
         level: Level,
@@ -142,6 +144,7 @@ impl Worker {
             .map(|sample| sample.tokens.len())
             .max()
             .unwrap_or(0);
+        // Memory that the measurement itself takes is not available to this plan.
         let budget = before
             .budget_bytes
             .saturating_sub(extra_bytes(before, samples))
@@ -152,6 +155,7 @@ impl Worker {
         let Self { current, ops, .. } = self;
         let current = current.as_ref().ok_or(EngineError::NoModel)?;
         let count = samples.iter().map(|sample| sample.rows.len()).sum();
+        // Outlives the switch between the two sides, so it has memory of its own outside the arena.
         let mut kept = ops.persistent(count, current.planner.config.shape.hidden_size)?;
         let mut at = 0;
         for sample in samples {
@@ -166,7 +170,7 @@ impl Worker {
         Ok(kept)
     }
 
-    /// Both heads side by side: the checkpoint's, which is in force, and that of the level's units.
+    /// Compares the logits of both LM heads: the checkpoint's, which is in force, and that of the level's groups.
     fn divergence(
         &mut self,
         level: Level,
@@ -190,6 +194,7 @@ impl Worker {
             if cancel.load(Ordering::Relaxed) {
                 return Err(Interrupt::Cancelled);
             }
+            // One part at a time: never a second LM head, only a converted part beside the resident one.
             let LoadOutcome::Done(converted) =
                 weights.load_converted(head, ops.device(), cancel)?
             else {
@@ -207,7 +212,7 @@ impl Worker {
         let count = divergences.len() as f64;
         let mean =
             |value: &dyn Fn(usize) -> f64| (0..divergences.len()).map(value).sum::<f64>() / count;
-        // The bound weighs every canvas alike, however many of its rows are read.
+        // The likelihood bound weighs every canvas alike, however many of its rows are read.
         let read = samples.iter().filter(|sample| !sample.rows.is_empty());
         let count_read = read.clone().count() as f64;
         let mut at = 0;

@@ -1,6 +1,6 @@
-//! Loading a model beside the present one: opening, converting and reading are the work of a thread of their own, so that
-//! requests for the present model are served meanwhile. The engine's thread is asked for room, between two requests, and
-//! puts the new model in force when it is whole.
+//! Loading a model beside the present one: opening, converting and reading happen on a thread of their own, so that
+//! requests for the present model are served meanwhile. The engine's thread is asked for memory between two requests,
+//! and installs the new model when it is whole.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -33,21 +33,21 @@ use crate::{
     schedule::{self, LoadCommand},
 };
 
-/// A load that waits for room looks this often whether it was cancelled.
+/// How often a load that waits for memory checks whether it was cancelled.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What a load wants of the engine's thread.
+/// What a load needs from the engine's thread.
 pub(crate) enum LoadStep {
-    /// Room for this plan.
+    /// Memory for this plan.
     Budget {
         plan: Arc<Plan>,
         granted: mpsc::Sender<()>,
     },
-    /// It is over.
+    /// The end of the load.
     Finished(LoadResult),
 }
 
-/// How a load ended, and who wants to know.
+/// How a load ended, and whom to tell.
 pub(crate) struct LoadResult {
     result: Result<Box<ReadyModel>, EngineError>,
     report: LoadReport,
@@ -55,7 +55,7 @@ pub(crate) struct LoadResult {
 
 impl schedule::LoadStep for LoadStep {
     fn refuse(self) {
-        // A load that waits for room is told by this being gone.
+        // A load that waits for memory notices that its sender is gone.
         if let Self::Finished(LoadResult { result, mut report }) = self {
             drop(result);
             report(LoadEvent::Finished(Err(EngineError::Stopped)));
@@ -63,7 +63,7 @@ impl schedule::LoadStep for LoadStep {
     }
 }
 
-/// A model that is whole.
+/// A model that is completely read.
 pub(super) struct ReadyModel {
     pub(super) opened: OpenedCheckpoint,
     pub(super) planner: Arc<Planner>,
@@ -74,9 +74,9 @@ pub(super) struct ReadyModel {
     pub(super) substitution: Option<LevelSubstitution>,
 }
 
-/// The load under way.
+/// The load in progress.
 pub(super) struct RunningLoad {
-    /// Of the new settings, once there is room for it: what both models together keep to.
+    /// The budget that both models together must keep, once memory was granted.
     limit_bytes: Option<u64>,
     thread: Option<JoinHandle<()>>,
 }
@@ -91,14 +91,14 @@ impl Drop for RunningLoad {
     /// Whoever drops it has taken its end, or has stopped the queue, which ends it.
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // A panic was told to whoever asked for the load.
+            // A panic was reported to whoever asked for the load.
             drop(thread.join());
         }
     }
 }
 
 impl Worker {
-    /// Begins to load.
+    /// Begins a load.
     pub(super) fn begin_load(&mut self, mut load: LoadCommand) {
         let notices = self.look_at_memory_now().notices;
         (notices.into_iter()).for_each(|notice| (load.report)(LoadEvent::Notice(notice)));
@@ -112,6 +112,8 @@ impl Worker {
             weight_cache: Arc::clone(&self.weight_cache),
             rates,
         };
+        // Passed by channel and not by the closure: if the thread cannot start, the command is still here to be
+        // refused.
         let (send, receive) = mpsc::channel::<LoadCommand>();
         let spawned = thread::Builder::new()
             .name("sluice-load".to_owned())
@@ -126,7 +128,7 @@ impl Worker {
                     limit_bytes: None,
                     thread: Some(thread),
                 });
-                // The thread is there to take it.
+                // The thread is waiting for it.
                 let _ = send.send(load);
             }
             Err(error) => {
@@ -138,17 +140,18 @@ impl Worker {
         }
     }
 
-    /// Does what the load under way wants.
+    /// Does what the load in progress needs.
     pub(super) fn step_load(&mut self, step: LoadStep) {
         match step {
             LoadStep::Budget { plan, granted } => {
+                // A switch of the old model would compete for the memory that is promised now.
                 self.abandon_switch(EngineError::Superseded);
                 self.grant_budget(&plan);
                 if let Some(loading) = &mut self.loading {
                     loading.limit_bytes = Some(plan.budget_bytes);
                 }
                 self.update_limit();
-                // Cancelled meanwhile, it has gone.
+                // A load that was cancelled meanwhile is gone.
                 let _ = granted.send(());
             }
             LoadStep::Finished(end) => self.end_load(end),
@@ -160,7 +163,7 @@ impl Worker {
         self.loading = None;
         self.shared.queue.end_load();
         let result = result.and_then(|loaded| {
-            // Unlike a pass, this changes nothing before its end.
+            // Installing changes nothing before its end, so after a panic the present model is still whole.
             let installed = catch_unwind(AssertUnwindSafe(|| self.install(*loaded)));
             installed.unwrap_or(Err(EngineError::Panicked))
         });
@@ -168,11 +171,12 @@ impl Worker {
         report(LoadEvent::Finished(result));
     }
 
-    /// Lets the present model go when there is no room for two, of which one serves.
+    /// Unloads the present model if both do not fit while it serves.
     fn grant_budget(&mut self, plan: &Plan) {
         let Some(current) = &mut self.current else {
             return;
         };
+        // The cheapest memory to give up, and of no use once another model answers.
         current.prefix_cache.clear();
         let new = plan.resident_bytes() + plan.staging.total_bytes() + plan.working.tables_bytes;
         let serving = current.plan.working;
@@ -184,7 +188,7 @@ impl Worker {
         }
     }
 
-    /// Rates of the device, where there was room to measure them; tried when first needed.
+    /// Rates of the device, where memory allowed to measure them; measured when first needed.
     pub(super) fn rates(&mut self) -> Result<Option<Rates>, EngineError> {
         match &self.rates {
             Some(rates) => Ok(rates.clone()),
@@ -200,7 +204,7 @@ fn error_of(load: LoadCommand, error: EngineError) -> LoadResult {
     }
 }
 
-/// What the thread beside has.
+/// What the load's thread works with.
 struct Loader {
     shared: Arc<Shared>,
     ops: Arc<Ops>,
@@ -246,7 +250,7 @@ impl Loader {
         let planner = Arc::new(planner);
         let notice = &mut |notice| report(LoadEvent::Notice(notice));
         (self.weight_cache).look_for_compressed(&opened.checkpoint, &planner, notice)?;
-        // Before the present model may have to go: this takes long, and a full disk leaves it there.
+        // Before the present model may have to go: conversion takes long, and if the disk is full the old model stays.
         let PreparedPlan {
             plan,
             reader,
@@ -284,7 +288,7 @@ impl Loader {
         })
     }
 
-    /// Waits for the request that runs to end, and for room.
+    /// Waits for the running requests to end, and for memory.
     fn wait_for_budget(&self, plan: &Arc<Plan>, cancel: &AtomicBool) -> Result<(), EngineError> {
         if cancel.load(Ordering::Relaxed) {
             return Err(EngineError::LoadCancelled);

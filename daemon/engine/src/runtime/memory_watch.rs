@@ -1,5 +1,5 @@
-//! What a card's driver says of its memory, beside what the ledger says: a difference is told once, and what other programs
-//! have taken since the engine started is planned with no more.
+//! A watch over a GPU's memory, as its driver reports it beside the ledger: a difference is reported once, and memory
+//! that other programs have taken since the engine started is left out of plans.
 
 use std::time::{Duration, Instant};
 
@@ -8,60 +8,61 @@ use sluice_shared::units;
 
 use super::state::EngineState;
 
-/// So long a look at the card is as good as a new one: the driver takes its time, and NVML more of it.
+/// A look is valid for this long: asking the driver takes time, and NVML more of it.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
-/// Differences up to this are the driver's own: for kernels, for local memory, and for how it rounds.
+/// Differences up to this are the driver's own: kernels, local memory, and rounding.
 const TOLERANCE_BYTES: u64 = 64 << 20;
 const TOLERANCE_PERCENT: u64 = 2;
 
-/// A card's memory, looked at between passes.
+/// Looks at a GPU's memory between passes.
 #[derive(Default)]
 pub(super) struct GpuMemoryWatch {
-    /// None on the CPU, whose memory the system shares out.
+    /// The figures at the start; `None` on the CPU, whose memory the system shares out.
     start: Option<StartFigures>,
     looked: Option<Instant>,
-    /// Others have taken memory, and what gave way to them may not have come back yet.
+    /// Whether others have taken memory, so that something gave way to them and may not have come back yet.
     is_limited: bool,
-    /// That they leave too little, until they have gone.
+    /// Whether the user was told that they leave too little; reset when they have gone.
     has_told_others: bool,
-    /// Once the driver counted otherwise.
+    /// Whether the driver's count has differed from the ledger's.
     has_differed: bool,
 }
 
-/// How it was when the engine started.
+/// The figures when the engine started.
 #[derive(Clone, Copy)]
 struct StartFigures {
-    /// Held by others, and for this process without standing in the ledger.
+    /// Bytes held by others, and for this process without an entry in the ledger.
     others_bytes: u64,
-    /// Free memory is to stay above this: half of what the default budget leaves, so that plans within it are far enough.
+    /// Free bytes to keep: half of what the default budget leaves, so that plans within it stay clear of the limit.
     margin_bytes: u64,
 }
 
-/// What was found.
+/// The findings of a look.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct MemoryFindings {
-    /// What is too little for the card to have as much free as it should, because of others.
+    /// Bytes missing from the free-memory margin because other processes use the GPU.
     pub(super) missing_bytes: u64,
-    /// Others have gone that took room, and what gave way can come back.
+    /// Whether others have freed memory, so that what gave way can come back.
     pub(super) is_relieved: bool,
-    /// What people should hear of.
+    /// Notices for the user.
     pub(super) notices: Vec<String>,
 }
 
-/// A card's memory at one moment.
+/// A GPU's memory at one moment.
 #[derive(Debug, Clone, Copy)]
 struct MemoryFigures {
     free_bytes: u64,
-    /// Taken by whoever it is.
+    /// Bytes taken by any process.
     taken_bytes: u64,
-    /// By the ledger, and what the arena has besides.
+    /// Bytes of the ledger, and what the arena has mapped beyond its parts.
     counted_bytes: u64,
 }
 
 impl MemoryFigures {
     fn read(device: &Device, ledger: &Ledger) -> Option<Self> {
         let gpu = device.gpu()?;
-        // Memory is entered before it is taken, and freed before its entry goes; others load meanwhile.
+        // Entries are made before memory is taken, and removed after it is freed; other threads may load meanwhile, so
+        // the larger of two counts is used.
         let before = ledger.used_bytes();
         let memory = gpu.memory().ok()?;
         let counted_bytes = before.max(ledger.used_bytes());
@@ -84,7 +85,7 @@ impl MemoryFigures {
 }
 
 impl GpuMemoryWatch {
-    /// From now on, with what the default budget leaves free.
+    /// Begins to watch, with what the default budget leaves free.
     pub(super) fn new(device: &Device, ledger: &Ledger, spare_bytes: u64) -> Self {
         let start = MemoryFigures::read(device, ledger).map(|figures| StartFigures {
             others_bytes: figures.others_bytes(),
@@ -96,7 +97,7 @@ impl GpuMemoryWatch {
         }
     }
 
-    /// Looks at the card, if the last look is long enough ago, and sets what plans may count on.
+    /// Looks at the GPU, if the last look is long enough ago, and sets what plans may count on.
     pub(super) fn look(
         &mut self,
         device: &Device,
@@ -110,7 +111,7 @@ impl GpuMemoryWatch {
         }
     }
 
-    /// The same, however long ago the last look is.
+    /// Looks at the GPU, however recent the last look is.
     pub(super) fn look_now(
         &mut self,
         device: &Device,
@@ -123,7 +124,7 @@ impl GpuMemoryWatch {
         self.looked = Some(Instant::now());
         let mut found = MemoryFindings::default();
         let grown = figures.others_bytes().saturating_sub(start.others_bytes);
-        // What makes up the difference is no matter: it can't be had.
+        // Whoever holds the difference: it is not available.
         if grown > figures.tolerance_bytes() {
             let all = ledger.used_bytes() + figures.free_bytes;
             state.set_available_bytes(Some(all.saturating_sub(start.margin_bytes)));
@@ -151,11 +152,12 @@ impl GpuMemoryWatch {
         self.is_limited = false;
     }
 
-    /// What the driver gave this process beside what it has counted, where it tells, the first time that they differ.
+    /// The driver's count of this process's memory, the first time that it differs from the ledger by more than the
+    /// tolerance.
     fn compare(&mut self, device: &Device, figures: &MemoryFigures) -> Option<String> {
         let differs =
             |bytes: u64| bytes.abs_diff(figures.counted_bytes) > figures.tolerance_bytes();
-        // NVML needn't be asked where what is taken is what was counted.
+        // NVML is slow, and need not be asked where all taken memory is accounted for.
         let others_bytes = self.start.map_or(0, |start| start.others_bytes);
         if self.has_differed || !differs(figures.taken_bytes.saturating_sub(others_bytes)) {
             return None;

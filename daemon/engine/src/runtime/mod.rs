@@ -1,4 +1,4 @@
-//! The thread that does all device work, and the handle by which everybody else reaches it.
+//! The thread that does all device work, and the handle through which the rest of the program reaches it.
 
 mod autoregressive;
 mod batch;
@@ -26,10 +26,11 @@ use std::{
 };
 
 use sluice_checkpoint::Source;
+use sluice_formats::DType;
 use sluice_machine::default_budget;
 use sluice_ops::{
     self as ops, Ops, OpsError,
-    device::{self, DType, Device, GpuUnavailable, OpenedDevice},
+    device::{self, Device, GpuUnavailable, OpenedDevice},
     ledger::{self, Ledger},
 };
 use sluice_plan::{Plan, SwitchEstimate, TimeCorrections, Workload};
@@ -53,40 +54,39 @@ use crate::{
     schedule::{ApplyCommand, LoadCommand, Queue, UnloadCommand},
 };
 
-/// Requests that share a pass, where nobody says another number: few enough that each keeps most of its pace.
+/// Default number of requests that share a pass: few enough that each keeps most of its pace.
 pub const PARALLEL_DEFAULT: usize = 4;
 /// Most requests that share a pass: each has a row of its own even when memory is short.
 pub const PARALLEL_MAX: usize = pass_runner::MLP_ROWS_MIN;
 
-/// How to start an engine.
+/// Options to start an engine with.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineOptions {
-    /// What computes.
+    /// The device that computes.
     pub device: device::DeviceChoice,
-    /// What a card computes in; `None`: what suits it best.
+    /// The dtype of activations on a GPU; `None`: what suits it best.
     pub compute_dtype: Option<DType>,
-    /// Threads that compute, or convert for a card; 0: one a core.
+    /// Threads that compute, or convert for a GPU; 0: one a core.
     pub threads: usize,
     /// Requests that may wait, beside those that run.
     pub queue_max: usize,
-    /// Requests that share a pass, at most; 1 to [`PARALLEL_MAX`].
+    /// Most requests that share a pass; 1 to [`PARALLEL_MAX`].
     pub parallel: usize,
-    /// Most bytes a second that passes read of weights that are streamed, from the disk or the system's cache: whatever else
-    /// uses them has the rest. `None`: as fast as it goes.
+    /// Limit of the bytes a second that passes read of streamed weights, from the disk or the system's cache, so that
+    /// other programs get the rest. `None`: no limit.
     pub disk_read_limit_bytes_per_s: Option<u64>,
-    /// Most bytes of the host's memory that are pinned for a card to copy streamed weights from, of all models together while
-    /// one takes another's place. `None`: what [`sluice_machine::default_pinned_memory_limit`] says.
+    /// Limit of pinned (page-locked) host memory used to stream weights to a GPU, for all models together during a
+    /// load. `None`: what [`sluice_machine::default_pinned_memory_limit`] says.
     pub pinned_memory_limit_bytes: Option<u64>,
-    /// What models are loaded with.
+    /// The settings that models are loaded with.
     pub settings: PlanSettings,
-    /// Where converted copies of checkpoints are kept, so that they can be streamed and the next load needn't convert;
-    /// `None`: nowhere.
+    /// The folder of converted weights, so that they can be streamed and the next load need not convert; `None`:
+    /// nowhere.
     pub weight_cache: Option<PathBuf>,
-    /// Whether a load and a change of level write a converted copy there even when nothing is streamed, so that the next one
-    /// needn't convert.
+    /// Whether loads and changes of level keep converted weights there even when nothing is streamed.
     pub keep_converted: bool,
-    /// Most bytes that converted copies in that folder take: the least recently used go when there are more, but never
-    /// one in use. `None`: any.
+    /// Limit of the bytes of that folder: the least recently used files are evicted, but never one in use. `None`: no
+    /// limit.
     pub weight_cache_bytes_max: Option<u64>,
 }
 
@@ -108,14 +108,14 @@ impl Default for EngineOptions {
     }
 }
 
-/// A level that took the place of the one that was asked for, and is no less faithful.
+/// A level that replaced the requested one, and is no less faithful.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LevelSubstitution {
-    /// Asked for.
+    /// The level that was requested.
     pub requested: Level,
-    /// In its place.
+    /// The level that was taken.
     pub taken: Level,
-    /// Why that could not be had.
+    /// Why the requested level was not possible.
     pub reason: String,
 }
 
@@ -143,7 +143,7 @@ pub struct Engine {
     gpu_unavailable: Option<GpuUnavailable>,
 }
 
-/// What the handle and the thread both see.
+/// State that the handle and the thread share.
 struct Shared {
     queue: Queue<LoadStep>,
     ledger: Ledger,
@@ -152,7 +152,7 @@ struct Shared {
     pinned_memory_limit_bytes: Option<u64>,
     last_model_id: AtomicU64,
     alive: AtomicBool,
-    /// What passes of all models have taken beside what was predicted.
+    /// Corrections of predicted times, learned from passes of all models.
     corrections: TimeCorrections,
 }
 
@@ -160,7 +160,7 @@ impl Engine {
     /// Starts the thread `sluice-engine`, without a model.
     ///
     /// # Errors
-    /// When threads or their memory can't be had.
+    /// When threads cannot be started, or memory cannot be allocated.
     pub fn start(options: EngineOptions) -> Result<Self, EngineError> {
         let ledger = Ledger::default();
         let OpenedDevice {
@@ -168,7 +168,9 @@ impl Engine {
             gpu_unavailable: no_card,
         } = Device::open(options.device, options.compute_dtype, options.threads)?;
         let ops = Ops::new(device.clone(), ledger.clone())?;
+        // Measured after the device was opened: the driver's context is in the ledger, and no longer free.
         let free_bytes = device.memory().free_bytes;
+        // A budget counts everything in the ledger, so the context is added back to what is left.
         let budget_default = free_bytes.map_or(u64::MAX, |free| {
             default_budget(free).saturating_add(ledger.used_bytes())
         });
@@ -210,10 +212,10 @@ impl Engine {
         })
     }
 
-    /// Loads a model with these settings, which are those of the engine from then on; changes of them that come meanwhile
-    /// follow. Where there is room for both, and for a request of the present one, that serves until the new one is whole,
-    /// and a failure leaves it there; otherwise it goes first. Requests that wait in that moment were made for the old
-    /// model's ids and are refused.
+    /// Loads a model with these settings, which become the engine's; changes of them that come meanwhile follow. If
+    /// both models fit, with a request of the present one, that one serves until the new one is whole, and stays if the
+    /// load fails; otherwise it goes first. Requests that wait when the model is replaced were made for the old model's
+    /// ids and are refused.
     pub fn load(&self, source: Source, settings: PlanSettings, report: LoadReport) {
         let load = LoadCommand {
             source,
@@ -226,14 +228,14 @@ impl Engine {
         }
     }
 
-    /// Stops the load under way, and those that wait.
+    /// Cancels the load in progress, and those that wait.
     pub fn cancel_loads(&self) {
         self.shared.queue.cancel_loads();
     }
 
-    /// Lets a model go, between two requests and not while another loads: all of its memory is given back, and the settings
-    /// stay. Requests that wait are refused, unless `only_idle` says that then, or while its settings change, it is to stay.
-    /// Another that has come in its place stays.
+    /// Unloads a model, between two requests and not during a load: all of its memory is freed, and the settings stay.
+    /// Waiting requests are refused; with `only_idle` the model stays while there are any, or its settings change. A
+    /// model that was loaded in its place stays.
     pub fn unload(&self, model: ModelId, only_idle: bool, report: UnloadReport) {
         let unload = UnloadCommand {
             model,
@@ -245,24 +247,24 @@ impl Engine {
         }
     }
 
-    /// Puts other settings in force, while requests run if need be: between their passes, step by step. A change that
-    /// comes while another is under way takes over from where that stands.
+    /// Puts other settings in force, between the passes of running requests, step by step. A change that comes during
+    /// another one takes over from where that stands.
     pub fn apply(&self, change: PlanOptions, report: ApplyReport) {
         if let Err(mut refused) = self.shared.queue.apply(ApplyCommand { change, report }) {
             (refused.report)(ApplyEvent::Finished(Err(EngineError::Stopped)));
         }
     }
 
-    /// What a change would lead to, without touching anything: a plan for the loaded model.
+    /// The plan that a change would lead to for the loaded model, without touching anything.
     ///
     /// # Errors
-    /// Without a model, or when there is no such plan.
+    /// Without a model, or when no plan is possible.
     pub fn plan(&self, change: &PlanOptions, workload: Workload) -> Result<Plan, EngineError> {
         self.shared.state.plan(change, workload)
     }
 
-    /// How long it takes to get from the plan in force to another one for the loaded model, once a switch begins. Unknown
-    /// without a model, or where rates are.
+    /// How long it takes to get from the plan in force to another one for the loaded model, once a switch begins.
+    /// `None` without a model or without rates.
     #[must_use]
     pub fn estimate_switch(&self, plan: &Plan) -> Option<SwitchEstimate> {
         let state = &self.shared.state;
@@ -271,7 +273,7 @@ impl Engine {
             .estimate_switch(&planner, &in_force.plan, plan)
     }
 
-    /// The folder that converted weights are kept in, and how many bytes they may take there.
+    /// The folder of converted weights and its limit in bytes; `None` where they are not kept.
     #[must_use]
     pub fn weight_cache(&self) -> Option<(&Path, Option<u64>)> {
         let folder = self.weight_cache.folder.as_deref()?;
@@ -284,25 +286,25 @@ impl Engine {
         self.shared.state.settings()
     }
 
-    /// What the present model was loaded with, at the level that it got.
+    /// The settings that the present model was loaded with, at the level that it got.
     #[must_use]
     pub fn loaded_with(&self) -> Option<PlanSettings> {
         self.shared.state.loaded_with()
     }
 
-    /// The level that is in force in another's place, as long as nobody has chosen one since.
+    /// The level in force in place of the requested one, as long as nobody has chosen another since.
     #[must_use]
     pub fn substitution(&self) -> Option<LevelSubstitution> {
         self.shared.state.substitution()
     }
 
-    /// Most bytes that may be held where nobody sets a budget.
+    /// The budget where none is set, in bytes.
     #[must_use]
     pub fn budget_default(&self) -> u64 {
         self.shared.state.budget_default()
     }
 
-    /// The plan in force, what was measured under it, and where each unit is.
+    /// The plan in force, what was measured under it, and where each weight group is.
     #[must_use]
     pub fn in_force(&self) -> Option<PlanInForce> {
         self.shared.state.in_force()
@@ -314,8 +316,8 @@ impl Engine {
         self.shared.state.level_in_force()
     }
 
-    /// Whether weights that are stored by this plan come to what its formats say, up to float order: not where rows are rounded
-    /// to 8 bits before they are multiplied with some of them.
+    /// Whether matmuls with weights of this plan are exact up to float order: not where rows are rounded to 8 bits for
+    /// some of them.
     #[must_use]
     pub fn has_exact_matmul(&self, plan: &Plan) -> bool {
         let mut tensors = plan.groups.iter().flat_map(|unit| &unit.tensors);
@@ -331,12 +333,13 @@ impl Engine {
         self.shared.state.model()
     }
 
-    /// Checks a request and puts it in the queue.
+    /// Checks a request and queues it.
     ///
     /// # Errors
-    /// At once, when it breaks a rule, was made for another model, or there is no room.
+    /// At once, when it breaks a rule, was made for another model, or the queue is full.
     pub fn submit(&self, work: Work, sink: EventSink) -> Result<RequestTicket, EngineError> {
         let model = self.model().ok_or(EngineError::NoModel)?;
+        // Its token ids belong to one model's vocabulary and mean nothing to another.
         if model.id != work.model() {
             return Err(EngineError::ModelReplaced);
         }
@@ -344,8 +347,8 @@ impl Engine {
         self.shared.queue.submit(work, sink)
     }
 
-    /// Stops a request: within a pass when nobody else's shares it, else at the pass's end; at once when it waits (its sink
-    /// is then called on this thread). Does nothing when it has ended.
+    /// Cancels a request: within a pass when nobody else shares it, else at the pass's end; at once when it waits (its
+    /// sink is then called on this thread). Does nothing when it has ended.
     pub fn cancel(&self, ticket: RequestTicket) {
         self.shared.queue.cancel(ticket.id);
     }
@@ -362,35 +365,35 @@ impl Engine {
         self.shared.ledger.report()
     }
 
-    /// Bytes of the host's memory that are pinned for a card to copy weights from.
+    /// Bytes of host memory that are pinned for a GPU to copy weights from.
     #[must_use]
     pub fn pinned_bytes(&self) -> u64 {
         self.shared.ledger.pinned_bytes()
     }
 
-    /// What computes.
+    /// The device that computes.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The same engine, which computes on the CPU for this reason.
+    /// This engine, which computes on the CPU for the given reason.
     #[must_use]
     pub fn without_gpu(self, reason: GpuUnavailable) -> Self {
-        // A field can't be moved out of what has an end of its own.
+        // A field cannot be moved out of a type that implements `Drop`.
         let mut engine = self;
         engine.gpu_unavailable = Some(reason);
         engine
     }
 
-    /// Why no card computes, where one would have been taken.
+    /// Why no GPU computes, where one was tried.
     #[must_use]
     pub fn gpu_unavailable(&self) -> Option<&GpuUnavailable> {
         self.gpu_unavailable.as_ref()
     }
 
-    /// Whether the thread runs, on a device that does. It ends by [`Engine::stop`], by a panic, or when a card fails so that
-    /// this process can't use it any more.
+    /// Whether the thread runs, on a working device. It ends by [`Engine::stop`], by a panic, or when a GPU fails so
+    /// that this process cannot use it any more.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         self.shared.alive.load(Ordering::Acquire) && !self.device.has_failed()
@@ -405,7 +408,7 @@ impl Engine {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(thread) = thread {
-            // A panic was told to the request it met, and shows in `is_alive`.
+            // A panic was reported to the request that it met, and shows in `is_alive`.
             drop(thread.join());
         }
     }

@@ -7,7 +7,7 @@ use sluice_formats::Format;
 use sluice_machine::{DiskBandwidth, Profile, Rates};
 use sluice_ops::{Ops, device::Device, ledger::Ledger, measure::measure};
 use sluice_plan::{CANVAS_DEFAULT, Machine, Plan, PlanError, Workload};
-use sluice_shared::settings::ResolvedPlanSettings;
+use sluice_shared::options::ResolvedPlanSettings;
 use sluice_weights::{SourceTensor, compression::with_assumed_compression};
 
 use super::{Engine, Shared, current_model::Planner};
@@ -20,7 +20,7 @@ pub struct ModelOutline {
 }
 
 impl ModelOutline {
-    /// A published model's, stored in bf16.
+    /// The outline of a published model, stored in bf16.
     #[must_use]
     pub fn of_published_shape(preset: &PublishedShape, machine: Machine) -> Self {
         let config = preset.config();
@@ -31,7 +31,7 @@ impl ModelOutline {
             compressed_copy: None,
         });
         let sources = with_assumed_compression(sources.collect());
-        // Where it will lie is not known.
+        // Its disk is not known yet.
         let machine = Machine {
             disk: DiskBandwidth::default(),
             ..machine
@@ -41,10 +41,10 @@ impl ModelOutline {
         }
     }
 
-    /// A checkpoint's: its headers are read, and how fast its disk is is tried for a moment.
+    /// The outline of a checkpoint: reads its headers, and measures its disk for a moment.
     ///
     /// # Errors
-    /// A checkpoint that could not be loaded either.
+    /// When the checkpoint could not be loaded either.
     pub fn of_checkpoint(source: &Source, machine: Machine) -> Result<Self, EngineError> {
         let checkpoint = Checkpoint::open(source)?;
         let config = checkpoint.model()?;
@@ -59,10 +59,10 @@ impl ModelOutline {
         self.planner.config.shape.context_length
     }
 
-    /// What lives where by these choices within this budget.
+    /// The plan with these settings within this budget.
     ///
     /// # Errors
-    /// When there is no such plan.
+    /// When no plan is possible.
     pub fn plan(
         &self,
         choices: impl Into<ResolvedPlanSettings>,
@@ -74,7 +74,7 @@ impl ModelOutline {
     }
 }
 
-/// A pass is rehearsed before it is planned, which a canvas of any length would make endless.
+/// Checked before the dry run, which would take as long as the canvas is.
 fn check_canvas(canvas: usize, context: usize) -> Result<(), PlanError> {
     match canvas {
         0 => Err(PlanError::ZeroWorkload { what: "canvas" }),
@@ -83,26 +83,26 @@ fn check_canvas(canvas: usize, context: usize) -> Result<(), PlanError> {
     }
 }
 
-/// Canvas of a plan, where nobody says another.
+/// The default canvas of a plan.
 #[must_use]
 pub fn default_canvas(context_length: usize) -> usize {
     CANVAS_DEFAULT.min(context_length)
 }
 
-/// What a device can do, measured now.
+/// Measures the device.
 ///
 /// # Errors
-/// When the memory for that can't be had.
+/// When memory for the measurement cannot be allocated.
 pub fn machine(device: &Device) -> Result<Machine, EngineError> {
     let ops = Ops::new(device.clone(), Ledger::default())?;
     Ok(Machine::here(ops.device().profile(), measure(&ops)?, 0))
 }
 
 impl Shared {
-    /// What this machine can do now, within what the engine was told. The present model's memory counts as free: another one
-    /// takes its place, and has what it needs of it once that has gone.
+    /// The machine's properties now, within the engine's limits. The present model's memory counts as free: a new model
+    /// takes its place, and gets the memory once that has gone.
     pub(super) fn machine(&self, device: Profile, rates: Option<Rates>) -> Machine {
-        // What the engine holds of a card's memory is none of the host's.
+        // What the engine holds of a GPU's memory is not the host's.
         let held_bytes = match device.gpu {
             Some(_) => self.ledger.pinned_bytes(),
             None => self.ledger.used_bytes(),
@@ -120,8 +120,8 @@ impl Shared {
 }
 
 impl Engine {
-    /// What this machine can do, as it was measured for the loaded model, else as the engine's thread measures it the first
-    /// time that anybody asks. Waits for what that thread does just now.
+    /// The machine's properties, as measured for the loaded model, else as the engine's thread measures them when first
+    /// asked. Waits for what that thread is doing.
     ///
     /// # Errors
     /// When the device fails, or the engine is stopping.

@@ -1,5 +1,5 @@
-//! Passes of those that run: between them the weights may change, and when memory runs short something gives way before a
-//! request does.
+//! The passes of running requests: between them the weights may change, and when memory runs short something gives way
+//! before a request fails.
 
 mod memory_pressure;
 
@@ -10,7 +10,7 @@ use std::{
 
 use sluice_ops::{Ops, OpsError, ledger::PeakMark};
 use sluice_plan::{Plan, PlanError, Workload, corrections::PassKind};
-use sluice_shared::{settings::ResolvedPlanSettings, units};
+use sluice_shared::{options::ResolvedPlanSettings, units};
 use sluice_weights::Storage;
 
 use self::memory_pressure::{as_refusal, mlp_rows_from};
@@ -25,20 +25,20 @@ use crate::{
     residency::StreamStats,
 };
 
-/// The least rows that go through an MLP together when memory is short.
+/// Least rows that go through an MLP together when memory is short.
 pub(super) const MLP_ROWS_MIN: usize = 64;
 /// Canvases of a request that tries no other orders: two with guidance.
 const CANVASES_PLAIN: usize = 2;
 
-/// A pass, which tells how many rows it had.
+/// A pass, which returns its result and how many rows it had.
 type SharedPass<'a, T> = &'a mut dyn FnMut(&Ops, &CurrentModel) -> Result<(T, usize), Interrupt>;
 
 /// The loaded model, serving requests.
 pub(super) struct PassRunner<'a> {
     pub(super) worker: &'a mut Worker,
-    /// Set when nobody wants any of them any more.
+    /// Set when none of the requests is wanted any more.
     pub(super) cancel: &'a AtomicBool,
-    /// All that share a pass.
+    /// The combined workload of all requests that share a pass.
     workload: Workload,
     notices: Vec<String>,
     frugal_plans: usize,
@@ -47,7 +47,7 @@ pub(super) struct PassRunner<'a> {
 }
 
 impl<'a> PassRunner<'a> {
-    /// Nothing is made room for yet.
+    /// A runner for which nothing is allocated yet.
     pub(super) fn new(worker: &'a mut Worker, workload: Workload, cancel: &'a AtomicBool) -> Self {
         Self {
             worker,
@@ -66,6 +66,7 @@ impl<'a> PassRunner<'a> {
         self.notices.extend(found.notices);
         let current = self.worker.current_mut()?;
         current.set_mlp_rows(current.planner.mlp_rows);
+        // Fixed for the batch: a cache's format cannot change while requests hold caches, whatever the settings become.
         current.serving_kv_cache_format = Some(kv);
         self.resize(self.workload)?;
         let (choices, budget) = self.worker.aim();
@@ -76,20 +77,20 @@ impl<'a> PassRunner<'a> {
         }
     }
 
-    /// What all take that share a pass.
+    /// The combined workload of all requests that share a pass.
     pub(super) fn workload(&self) -> Workload {
         self.workload
     }
 
-    /// Whether one more request can join those that there are. Where the plan has no room for that, another one may, if its
-    /// passes are then shorter for each of them. Nobody's passes become longer by orders that another one tries.
+    /// Whether one more request can join. Where the plan has no room for it, another plan may, if its passes are then
+    /// shorter for each request. Nobody's passes become longer by orders that another request tries.
     pub(super) fn may_join(&self, requests: usize, those: Workload, one: Workload) -> bool {
         let workload = those.with(&one);
         let (choices, budget) = self.worker.aim();
         let Some(current) = &self.worker.current else {
             return false;
         };
-        // Keys and values are kept alike for all.
+        // All KV caches of a batch have one format.
         if current.serving_kv_cache_format != Some(choices.settings.kv_cache_format) {
             return false;
         }
@@ -98,6 +99,7 @@ impl<'a> PassRunner<'a> {
             return false;
         };
         let working_bytes = working.total_bytes();
+        // Another plan would need memory that is promised to a load.
         if self.worker.has_promised_budget() {
             return working_bytes <= current.plan.working.total_bytes();
         }
@@ -109,11 +111,12 @@ impl<'a> PassRunner<'a> {
         let Ok(plan) = current.plan_with(choices, budget, widest, current.mlp_rows) else {
             return false;
         };
-        // Nobody's passes wait for a conversion that another one needs.
+        // Nobody's passes wait for a conversion that another request needs.
         if lacks_converted_weights(&current.reader, &plan) {
             return false;
         }
         let planner = &current.planner;
+        // Time divided by requests: a shared pass must cost each of them less than the passes do now.
         let each = |plan: &Plan, workload: &Workload, requests: usize| {
             let pass = plan.time(&planner.config.shape, workload, &planner.machine)?;
             Some(pass.total_s() / requests as f64)
@@ -123,7 +126,7 @@ impl<'a> PassRunner<'a> {
         now.zip(then).is_some_and(|(now, then)| then < now)
     }
 
-    /// Whether passes of this workload wait for weights, with these as they stand, so that more rows cost nothing.
+    /// Whether passes of this workload wait for the present weights, so that more rows cost nothing.
     pub(super) fn has_free_rows(&self, workload: &Workload) -> bool {
         let Some(current) = &self.worker.current else {
             return false;
@@ -133,42 +136,44 @@ impl<'a> PassRunner<'a> {
         pass.is_some_and(|pass| pass.waits())
     }
 
-    /// Whether a change of the weights is under way.
+    /// Whether a switch is in progress.
     pub(super) fn is_switching(&self) -> bool {
         let current = self.worker.current.as_ref();
         current.is_some_and(|current| current.switch.is_some())
     }
 
-    /// What decides whether one more may join: the state of the weights, and the budget.
+    /// The state that decides whether one more may join: the weights version, and the budget.
     pub(super) fn join_state(&self) -> (u64, u64) {
         let current = self.worker.current.as_ref();
         let epoch = current.map_or(0, |current| current.weights.weights_version());
         (epoch, self.worker.aim().1)
     }
 
-    /// Makes room for one more, without giving way.
+    /// Makes room for one more request, without anything giving way.
     pub(super) fn grow(&mut self, workload: Workload) -> Result<(), EngineError> {
         let told = self.notices.len();
         let (choices, budget) = self.worker.aim();
         let choices = self.worker.current_mut()?.same_level(choices);
         self.resize(workload)?;
         let widened = self.fit_plan(choices, budget).and_then(|()| self.reserve());
+        // The request will be refused: notices about its plan are of no interest to anybody.
         if widened.is_err() {
             self.notices.truncate(told);
         }
         widened
     }
 
-    /// Gives back what those take no more that have left, also to the weights where nobody waits for that room.
+    /// Frees what requests that have left took, and lets weights come back if nobody waits for that memory.
     pub(super) fn shrink(&mut self, workload: Workload) -> Result<(), EngineError> {
         self.resize(workload)?;
-        // What gave way for one that has left needs to no more.
+        // The steps that gave way for a request that has left are available again.
         self.frugal_plans = 0;
         self.has_yielded = false;
         let (choices, budget) = self.worker.aim();
         let current = self.worker.current_mut()?;
         let before = current.mlp_rows;
         let weight_bytes = current.as_it_stands().weight_bytes();
+        // Back up the ladder, as far as the present weights leave room.
         let most = current.planner.mlp_rows;
         for rows in mlp_rows_from(most).take_while(|&rows| rows >= before) {
             current.set_mlp_rows(rows);
@@ -177,6 +182,7 @@ impl<'a> PassRunner<'a> {
             }
         }
         self.reserve()?;
+        // A waiting request will need the memory at once: moving weights back and forth would cost more than it gains.
         let is_free =
             self.worker.shared.queue.front().is_none() && !self.worker.has_promised_budget();
         if is_free && !self.is_switching() {
@@ -186,7 +192,7 @@ impl<'a> PassRunner<'a> {
         Ok(())
     }
 
-    /// Gives all back: nobody is left.
+    /// Frees everything: no request is left.
     pub(super) fn rest(&mut self) {
         self.worker.ops.release();
         if let Some(current) = &mut self.worker.current {
@@ -201,7 +207,7 @@ impl<'a> PassRunner<'a> {
         Ok(())
     }
 
-    /// Takes another plan when the present one, or the one it is giving way to, has no room for this request.
+    /// Switches to another plan when the present one, or the one being switched to, has no room for the requests.
     fn fit_plan(&mut self, choices: ResolvedPlanSettings, budget: u64) -> Result<(), EngineError> {
         let current = self.worker.current_mut()?;
         let working = current.working(&self.workload)?.total_bytes();
@@ -210,12 +216,14 @@ impl<'a> PassRunner<'a> {
         if has_room(&stands) && current.target().is_none_or(has_room) {
             return Ok(());
         }
-        // Only other programs are in the way: where nothing can give way to them, it is tried with what the card has left.
+        // If only other programs are in the way and nothing can give way to them, the request is tried with what the
+        // GPU has left.
         let may_stay = stands.weight_bytes() + working <= self.worker.allowed_bytes();
         let plan = match self.plan_within(choices, budget) {
             Err(EngineError::Plan(PlanError::BudgetTooSmall { .. })) if may_stay => return Ok(()),
             plan => plan?,
         };
+        // Conversion takes long, and nothing has been refused yet.
         if may_stay && lacks_converted_weights(&self.worker.current_mut()?.reader, &plan) {
             return Ok(());
         }
@@ -245,28 +253,30 @@ impl<'a> PassRunner<'a> {
         Ok(self.worker.ops.reserve(working.activation_bytes)?)
     }
 
-    /// Runs a pass that so many requests share, again where memory ran short and something could give way. It tells how many
-    /// rows it had.
+    /// Runs a pass that so many requests share, again while memory ran short and something could give way.
     pub(super) fn run<T>(
         &mut self,
         requests: usize,
         pass: SharedPass<'_, T>,
     ) -> Result<(T, PassCost), Interrupt> {
         let started = Instant::now();
+        // Taken before the switch's step below, whose streaming counts as this pass's.
         let before = self.weights().stream;
         self.worker.between_passes();
         self.yield_to_others();
-        // What a change of the weights measures is no part of the pass.
+        // A step of a switch is not part of the pass's phases.
         self.worker.ops.start_phase_times();
         loop {
             let begun = Instant::now();
             let Worker { current, ops, .. } = &mut *self.worker;
             let current = current.as_ref().ok_or(EngineError::NoModel)?;
+            // Conversions beside the pass give way from here on.
             let computing = ops.device().compute();
             let done = pass(ops, current).map_err(|failed| as_refusal(failed, ops.ledger()));
             drop(computing);
             match done {
                 Err(Interrupt::Failed(error @ EngineError::Ops(OpsError::OutOfMemory { .. }))) => {
+                    // Made room or failed: the pass is repeated from its first layer, since it has committed nothing.
                     let made_room = self.free_memory(error);
                     if made_room.is_err() && self.cancel.load(Ordering::Relaxed) {
                         return Err(Interrupt::Cancelled);
@@ -280,6 +290,7 @@ impl<'a> PassRunner<'a> {
                     let weights = self.weights();
                     let stream = weights.stream.since(&before);
                     let time = started.elapsed();
+                    // On a GPU this reads events, so the pass has completed by now.
                     let times = self.worker.ops.take_phase_times();
                     let waited = times.and_then(|times| times.waited);
                     let waited = waited.unwrap_or(stream.waited);
@@ -300,7 +311,7 @@ impl<'a> PassRunner<'a> {
         }
     }
 
-    /// Compares a pass with what the rates say of one like it.
+    /// Compares a pass with what the rates predict for one like it.
     fn learn(&self, rows: usize, computed: Duration, stream: &StreamStats) {
         let Worker {
             current: Some(current),
@@ -309,17 +320,18 @@ impl<'a> PassRunner<'a> {
             ..
         } = &*self.worker
         else {
-            // What is loaded beside it takes its share of the cores.
+            // A load beside the pass takes its share of the cores, so the time says nothing.
             return;
         };
         let planner = &current.planner;
         let shape = &planner.config.shape;
-        // The first one finds caches empty, and a prompt's rows are not what a causal model's passes are predicted for.
+        // The first pass finds caches empty, and predictions for autoregressive models are for one row a request.
         let is_usual = !shape.causal || rows == self.workload.batch_requests;
         if current.switch.is_some() || measured.passes < 2 || !is_usual {
             return;
         }
         let workload = self.workload.with_rows(rows);
+        // Compared with the rates alone: with the corrections applied, they would correct themselves.
         let machine = planner.machine.by_rates();
         let stands = current.as_it_stands();
         let Some(predicted) = stands.time(shape, &workload, &machine) else {
@@ -334,6 +346,7 @@ impl<'a> PassRunner<'a> {
         learned.see_compute(kind, computed.as_secs_f64(), predicted.busy_s());
         let streamed = stands.streamed_bytes();
         if streamed > 0 && stream.bytes > 0 {
+            // Compared with the prediction for the bytes that this pass has used.
             let share = stream.bytes as f64 / streamed as f64;
             learned.see_reading(stream.copied.as_secs_f64(), predicted.reader_s * share);
         }
@@ -373,14 +386,14 @@ impl<'a> PassRunner<'a> {
         }
     }
 
-    /// Whether rows are rounded before they are multiplied with some of the weights.
+    /// Whether rows are rounded for the matmul with some of the weights.
     fn rounds_rows(&self, current: &CurrentModel) -> bool {
         let ops = &self.worker.ops;
         let mut storages = current.weights.storages().into_iter();
         storages.any(|storage| matches!(storage, Storage::Plain(format) if ops.rounds_rows(format)))
     }
 
-    /// What the users should hear of, since it was last asked.
+    /// Notices for the users since the last call.
     pub(super) fn take_notices(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notices)
     }
@@ -391,7 +404,7 @@ impl Worker {
         self.current.as_mut().ok_or(EngineError::NoModel)
     }
 
-    /// What may happen between two passes: a change of the settings begins, or goes a step further.
+    /// Between two passes a change of the settings may begin, or go a step further.
     fn between_passes(&mut self) {
         while let Some(apply) = self.shared.queue.take_apply() {
             self.begin_switch(apply);

@@ -1,4 +1,4 @@
-//! What the engine's thread tells everybody else of its present model.
+//! What the engine's thread publishes about its present model.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -11,7 +11,7 @@ use sluice_shared::level::Level;
 use super::{LevelSubstitution, LoadedModel, PlanOptions, PlanSettings, current_model::Planner};
 use crate::{error::EngineError, residency::WeightGroupState};
 
-/// The shared state; written by the engine's thread alone.
+/// The published state; only the engine's thread writes it.
 pub(super) struct EngineState {
     budget_default: u64,
     present: Mutex<Present>,
@@ -19,57 +19,57 @@ pub(super) struct EngineState {
 
 struct Present {
     settings: PlanSettings,
-    /// What the present model was loaded with.
+    /// The settings that the present model was loaded with.
     loaded_with: Option<PlanSettings>,
-    /// Whose level could not be had.
+    /// The level that replaced the requested one, if that was not possible.
     substitution: Option<LevelSubstitution>,
     model: Option<Arc<LoadedModel>>,
     planner: Option<Arc<Planner>>,
     in_force: Option<PlanInForce>,
-    /// What a card has for this process while others hold more than they did when the engine started.
+    /// The GPU memory that this process may use, while others hold more than when the engine started.
     available_bytes: Option<u64>,
 }
 
-/// The plan in force and what came of it.
+/// The plan in force, and what was measured under it.
 #[derive(Debug, Clone)]
 pub struct PlanInForce {
-    /// The plan; while a transition is under way, the one before it.
+    /// The plan; during a switch, the one before it.
     pub plan: Arc<Plan>,
-    /// How far that transition is, while there is one.
+    /// The progress of the switch; `None` where none is in progress.
     pub switch: Option<SwitchProgress>,
-    /// Number of the weights' state.
+    /// The weights version.
     pub weights_version: u64,
-    /// Every unit as it stands.
+    /// The state of every weight group.
     pub groups: Vec<WeightGroupState>,
     /// Passes since the plan was put in force.
     pub passes: PassTotals,
 }
 
-/// How far a transition is.
+/// The progress of a switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SwitchProgress {
-    /// Steps done.
+    /// Steps that have been made.
     pub done_steps: usize,
     /// Steps in all.
     pub total_steps: usize,
 }
 
-/// What passes under a plan took.
+/// Times and bytes of the passes under a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PassTotals {
-    /// How many there were.
+    /// The number of passes.
     pub passes: u64,
-    /// Their time in all.
+    /// The sum of their times.
     pub pass_time: Duration,
     /// The last one's time.
     pub last_pass_time: Duration,
     /// Rows that the last one's layers computed.
     pub last_rows: usize,
-    /// Time in which they waited for streamed units.
+    /// Time that they waited for streamed weight groups.
     pub waited: Duration,
     /// Bytes streamed for them.
     pub streamed_bytes: u64,
-    /// Most bytes held at once.
+    /// Peak bytes of device memory.
     pub peak_bytes: u64,
 }
 
@@ -95,10 +95,10 @@ impl EngineState {
 
     /// The bytes that these settings allow.
     pub(super) fn allowed_bytes(&self, settings: &PlanSettings) -> u64 {
-        settings.budget_bytes.unwrap_or(self.budget_default)
+        settings.budget.bytes().unwrap_or(self.budget_default)
     }
 
-    /// The bytes that plans under these settings are made for: fewer than they allow while other programs have taken some.
+    /// The bytes that plans under these settings may use: less than allowed while other programs have taken some.
     pub(super) fn budget_bytes(&self, settings: &PlanSettings) -> u64 {
         let room = self.lock().available_bytes;
         self.allowed_bytes(settings).min(room.unwrap_or(u64::MAX))
@@ -115,7 +115,7 @@ impl EngineState {
     pub(super) fn set_settings(&self, settings: PlanSettings) {
         let mut present = self.lock();
         present.settings = settings;
-        // Somebody has chosen since.
+        // The user has chosen a level since.
         let is_chosen = |other: &LevelSubstitution| other.taken != settings.level;
         if present.substitution.as_ref().is_some_and(is_chosen) {
             present.substitution = None;
@@ -165,6 +165,7 @@ impl EngineState {
         change: &PlanOptions,
         workload: Workload,
     ) -> Result<Plan, EngineError> {
+        // The lock is not held while planning, which may take long: readers would wait for it.
         let (planner, settings) = {
             let present = self.lock();
             let planner = present.planner.clone().ok_or(EngineError::NoModel)?;
@@ -179,7 +180,7 @@ impl EngineState {
         present.planner = Some(planner);
     }
 
-    /// There is no model any more.
+    /// Publishes that there is no model.
     pub(super) fn clear(&self) {
         let mut present = self.lock();
         present.loaded_with = None;

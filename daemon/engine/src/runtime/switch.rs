@@ -1,5 +1,6 @@
-//! Going from one plan to another while requests run: what must be converted for streaming is first, beside the passes;
-//! then a step at a time between them. What can be made ready beside the present weights is, while passes go on.
+//! Switching from one plan to another while requests run: what must be converted for streaming is converted first,
+//! beside the passes; then one step after another is made between them. What can be prepared beside the present weights
+//! is, while passes run.
 
 mod steps;
 
@@ -15,7 +16,7 @@ use sluice_checkpoint::CheckpointError;
 use sluice_plan::{Plan, PlanError, transition};
 use sluice_shared::{
     level::{KvCacheFormat, Level},
-    settings::ResolvedPlanSettings,
+    options::ResolvedPlanSettings,
 };
 
 use self::steps::SwitchSteps;
@@ -27,30 +28,30 @@ use super::{
 };
 use crate::{error::EngineError, schedule::ApplyCommand};
 
-/// An idle engine looks this often whether there is something better to do than to wait for a conversion.
+/// How often an idle engine checks whether there is something better to do than to wait for a conversion.
 const CONVERSION_PATIENCE: Duration = Duration::from_millis(50);
 
-/// Who asked for a change, with the settings that led to it.
+/// The settings that were asked for, and the report of whoever asked.
 type SwitchRequest = (PlanSettings, ApplyReport);
 
-/// A transition under way.
+/// A switch in progress.
 pub(super) struct WeightSwitch {
     target: Arc<Plan>,
     stage: Stage,
-    /// Nobody when memory ran short.
+    /// Who asked for it; `None` when memory ran short.
     request: Option<SwitchRequest>,
-    /// One that was asked for and still converts, while this one makes room for a request under the old settings.
+    /// A requested switch that still converts, while this one makes room for a request under the old settings.
     postponed: Option<Box<WeightSwitch>>,
 }
 
 enum Stage {
-    /// What will be streamed is being written to disk; passes run under the present plan.
+    /// What will be streamed is being written to disk; passes run under the old plan.
     Converting(WeightConversion),
     Stepping(SwitchSteps),
 }
 
 impl WeightSwitch {
-    /// How far it is.
+    /// Steps done and in all, as a client shows them.
     pub(super) fn state(&self) -> SwitchProgress {
         match &self.stage {
             Stage::Converting(_) => SwitchProgress {
@@ -84,19 +85,20 @@ impl WeightSwitch {
 }
 
 impl Worker {
-    /// Plans for other settings and begins to go there.
+    /// Makes a plan for other settings and begins to switch to it.
     pub(super) fn begin_switch(&mut self, apply: ApplyCommand) {
         let ApplyCommand { change, mut report } = apply;
         let notices = self.look_at_memory_now().notices;
         (notices.into_iter()).for_each(|notice| report(ApplyEvent::Notice(notice)));
         let settings = self.shared.state.settings().with(&change);
         let Some(current) = &self.current else {
-            // Nothing to change: the next load follows them.
+            // Nothing to switch: the next load follows the settings.
             self.shared.state.set_settings(settings);
             self.update_limit();
             report(ApplyEvent::Finished(Err(EngineError::NoModel)));
             return;
         };
+        // Only these levels may use a compressed copy, so only for them the folder is searched before planning.
         if matches!(settings.level, Level::Mild | Level::Auto) {
             let (checkpoint, planner) = (current.reader.checkpoint(), &current.planner);
             let notice = &mut |notice| report(ApplyEvent::Notice(notice));
@@ -113,14 +115,15 @@ impl Worker {
             Ok(plan) => Arc::new(plan),
             Err(error) => return report(ApplyEvent::Finished(Err(error))),
         };
+        // Only after a plan exists: a change that is impossible leaves the one in progress alone.
         self.abandon_switch(EngineError::Superseded);
         if let Err(error) = self.start_switch(plan, Some((settings, report))) {
             self.fail_switch(error);
         }
     }
 
-    /// Begins to go to a plan. When that fails and nobody asked for it, all is as before; whoever asked is still to be
-    /// told, by [`Worker::fail_switch`].
+    /// Begins to switch to a plan. When that fails and nobody asked for it, everything is as before; whoever asked is
+    /// still to be told, by [`Worker::fail_switch`].
     pub(super) fn start_switch(
         &mut self,
         target: Arc<Plan>,
@@ -131,9 +134,9 @@ impl Worker {
         };
         let is_asked = request.is_some();
         let (asked, postponed) = match (request, current.switch.take()) {
-            // It needs the old plan to go on until it is ready.
+            // A conversion needs the old plan to stay until it is complete, so it is postponed.
             (None, Some(before)) if before.is_converting() => (None, Some(Box::new(before))),
-            // A change that comes from memory running short goes on towards the level that was asked for.
+            // A switch because memory ran short continues towards the requested level.
             (None, Some(before)) => (before.request, before.postponed),
             (asked, _) => (asked, None),
         };
@@ -150,7 +153,7 @@ impl Worker {
         started
     }
 
-    /// Begins to convert, or where there is nothing to convert, to step.
+    /// Begins to convert or, where nothing needs conversion, to step.
     fn start_stage(&mut self, target: &Arc<Plan>) -> Result<(), EngineError> {
         let mut notices = Vec::new();
         let is_asked = self.switch().is_some_and(|switch| switch.request.is_some());
@@ -193,7 +196,7 @@ impl Worker {
         let Some(switch) = &current.switch else {
             return Ok(());
         };
-        // A wider request may have come while weights were converted, or one that keeps more for each position.
+        // A larger request may have come during the conversion, or one with a larger KV cache.
         let workload = match current.serving {
             Some(serving) => switch.target.workload.widest(&serving),
             None => switch.target.workload,
@@ -202,7 +205,7 @@ impl Worker {
         let is_asked = switch.request.is_some();
         let is_wider =
             workload != switch.target.workload || held_bytes > switch.target.working.kv_cache_bytes;
-        // What is coded by now takes so many bytes, and no longer about as many.
+        // Compressed sizes are exact by now; the plan was made with estimates.
         let target = match switch.target.is_estimate() || is_asked && is_wider {
             true => {
                 let settings = match &switch.request {
@@ -226,37 +229,38 @@ impl Worker {
         };
         switch.target = Arc::clone(&target);
         if lacks_converted_weights(&current.reader, &target) {
-            // A wider request came while weights were converted that nothing was to be streamed from, and they weren't kept.
+            // A larger request came during a conversion whose result was not to be streamed, and was not kept.
             return self.start_stage(&target);
         }
         switch.stage = Stage::Stepping(SwitchSteps::new(transition(&stands, &switch.target)));
-        // Steps reckon with what plans take, and with nothing beside.
+        // The transition counts what plans take, and nothing beside.
         current.prefix_cache.clear();
         let ledger = &self.shared.ledger;
+        // Both plans' bytes are held during the steps; `complete_switch` sets the final limit.
         ledger.set_limit(ledger.limit().max(switch.target.budget_bytes));
         let cancel = Arc::clone(&self.cancel);
         self.advance(false, &cancel)
     }
 
-    /// Goes a step further if it can be done at once.
+    /// Makes the next step if it can be made at once.
     pub(super) fn advance_switch(&mut self) {
         self.try_advance(false);
     }
 
-    /// Goes a step further, waiting for it: nothing else is to be done. For a conversion it waits a moment.
+    /// Makes the next step and waits for it, since nothing else is to be done. Waits for a conversion only a moment.
     pub(super) fn advance_switch_idle(&mut self) {
         self.try_advance(true);
     }
 
     fn try_advance(&mut self, wait: bool) {
-        // A request that runs may be stopped in the middle of a long step.
+        // A running request may be cancelled in the middle of a long step.
         let cancel = Arc::clone(&self.cancel);
         if let Err(error) = self.advance(wait, &cancel) {
             self.fail_switch(error);
         }
     }
 
-    /// Goes over to a plan at once, because a request needs it. A transition that was asked for is under way again
+    /// Switches to a plan at once, because a request needs it. A requested switch that was in progress continues
     /// afterwards.
     pub(super) fn switch_now(
         &mut self,
@@ -271,8 +275,10 @@ impl Worker {
         finished
     }
 
-    /// Goes to the end of the transition under way. Cancelled, it says [`EngineError::Stopped`] and leaves it there.
+    /// Completes the switch in progress. When cancelled, returns [`EngineError::Stopped`] and leaves it where it
+    /// stands.
     pub(super) fn finish_switch(&mut self, cancel: &AtomicBool) -> Result<(), EngineError> {
+        // The switch is over when the postponed one, if there was one, has taken its place.
         let is_postponed = |switch: &WeightSwitch| switch.postponed.is_some();
         let had_postponed = self.switch().is_some_and(is_postponed);
         while self
@@ -319,6 +325,7 @@ impl Worker {
                     let mut notices = Vec::new();
                     let notice = &mut |notice| notices.push(notice);
                     match copy {
+                        // The copy was only to be kept: the switch can go on without it.
                         Ok(copy) => self.use_converted_weights(copy, notice),
                         Err(EngineError::Checkpoint(
                             error @ CheckpointError::WeightCache { .. },
@@ -370,6 +377,7 @@ impl Worker {
             return;
         };
         current.plan = Arc::clone(&switch.target);
+        // Copies of the old level are closed only now: during the steps groups of both levels were streamed.
         current.release_converted_weights();
         current.stays_wide = false;
         let settings = self.shared.state.settings();
@@ -388,30 +396,31 @@ impl Worker {
         }
         self.update_limit();
         self.tell_state();
-        // Last: whoever hears of it finds all of the above.
+        // Reported last: whoever is told finds all of the above done.
         if let Some((_, mut report)) = switch.request {
             report(ApplyEvent::Finished(Ok(switch.target)));
         }
     }
 
-    /// The transition under way stops where it stands: the model is whole after every step.
+    /// Stops the switch where it stands: the model is whole after every step.
     pub(super) fn abandon_switch(&mut self, reason: EngineError) {
         if let Some(mut report) = self.drop_switch() {
             report(ApplyEvent::Finished(Err(reason)));
         }
     }
 
-    /// Ends the transition under way, and returns the report of whoever asked for it.
+    /// Ends the switch, and returns the report of whoever asked for it.
     fn drop_switch(&mut self) -> Option<ApplyReport> {
         let switch = self.stop_switch()?;
         self.tell_state();
-        // An unfinished copy is gone before anybody hears of it.
+        // The unfinished copy is deleted before anybody is told.
         drop(switch.stage);
         let postponed = switch.postponed.and_then(|postponed| postponed.request);
         switch.request.or(postponed).map(|(_, report)| report)
     }
 
-    /// Goes back to the settings in force, and tells whoever asked: last, so that they see the way back under way.
+    /// Returns to the settings in force, and reports the failure last, so that whoever is told sees the way back in
+    /// progress.
     fn fail_switch(&mut self, error: EngineError) {
         let was_asked = self.switch().is_some_and(|switch| switch.request.is_some());
         let report = self.drop_switch();
@@ -431,7 +440,7 @@ impl Worker {
             return;
         };
         let back = current.plan(settings.resolved(), budget, current.workload());
-        // When even that can't be had, the weights stay as they are: mixed, and whole.
+        // If even that is not possible, the weights stay as they are: of two plans, and whole.
         if let Ok(plan) = back
             && self.start_switch(Arc::new(plan), None).is_err()
         {
@@ -439,7 +448,7 @@ impl Worker {
         }
     }
 
-    /// Takes back what a request needed and couldn't have; the request is told.
+    /// Undoes a switch that a request needed and that was not possible; the request is told by its own error.
     fn retract_switch(&mut self) {
         if let Some(switch) = self.stop_switch() {
             drop(switch.stage);
@@ -454,10 +463,11 @@ impl Worker {
         self.settle_failure();
     }
 
-    /// Nothing is under way any more, and the plan is what there is.
+    /// Takes the switch away, and makes the state that it has reached the plan in force.
     fn stop_switch(&mut self) -> Option<WeightSwitch> {
         let current = self.current.as_mut()?;
         let switch = current.switch.take()?;
+        // Neither plan describes a half-made transition, so the present state becomes one.
         current.plan = Arc::new(current.as_it_stands());
         Some(switch)
     }
@@ -466,7 +476,7 @@ impl Worker {
         self.update_limit();
         let is_broken = |current: &CurrentModel| !current.weights.is_whole();
         if self.current.as_ref().is_some_and(is_broken) {
-            // A unit could be read neither in its new form nor in its old one.
+            // A group could be read neither in its new form nor in its old one: the model cannot compute.
             self.abandon_switch(EngineError::NoModel);
             self.current = None;
             self.shared.state.clear();

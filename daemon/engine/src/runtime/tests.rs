@@ -11,7 +11,7 @@ use std::{
 
 use sluice_ops::OpsError;
 use sluice_plan::{Plan, PlanError};
-use sluice_shared::level::EmbeddingPlacement;
+use sluice_shared::{level::EmbeddingPlacement, options::Budget};
 
 use super::*;
 use crate::{
@@ -44,7 +44,7 @@ fn world(level: Level, budget_bytes: Option<u64>) -> World {
     let engine = start();
     let settings = PlanSettings {
         level,
-        budget_bytes,
+        budget: budget_bytes.into(),
         ..PlanSettings::default()
     };
     let model = load(&engine, settings).unwrap();
@@ -133,7 +133,7 @@ impl World {
 
 fn budget(bytes: u64) -> PlanOptions {
     PlanOptions {
-        budget_bytes: Some(Some(bytes)),
+        budget: Some(Budget::Bytes(bytes)),
         ..PlanOptions::default()
     }
 }
@@ -250,12 +250,12 @@ fn a_hundred_switches_leave_nothing_behind() {
             1 => level(Level::Moderate),
             2 => PlanOptions {
                 level: Some(Level::Standard),
-                budget_bytes: Some(Some(least * 5 / 4)),
+                budget: Some(Budget::Bytes(least * 5 / 4)),
                 ..PlanOptions::default()
             },
             _ => PlanOptions {
                 level: Some(Level::Off),
-                budget_bytes: Some(None),
+                budget: Some(Budget::Default),
                 ..PlanOptions::default()
             },
         };
@@ -384,7 +384,7 @@ fn the_present_model_serves_until_the_next_one_is_whole() {
     let report = Box::new(move |event| match event {
         LoadEvent::Progress { loaded_bytes, .. } if loaded_bytes > 0 => {
             let _ = reading.send(());
-            // Until the test lets go.
+            // Blocks until the test continues.
             let _ = may_go_on.recv();
         }
         LoadEvent::Finished(result) => send.send(result).unwrap(),
@@ -539,7 +539,7 @@ fn every_reservation_may_fail() {
     }
 }
 
-/// The same for what streams and what changes: slots, units that come and go.
+/// The same for what streams and what changes: staging buffers, weight groups that come and go.
 #[test]
 fn every_reservation_of_requests_that_share_passes_may_fail() {
     let world = world(Level::Standard, None);
@@ -588,12 +588,12 @@ fn every_reservation_of_a_change_may_fail() {
     let least = world.least_bytes_of(Level::Standard);
     let to_little = PlanOptions {
         level: Some(Level::Standard),
-        budget_bytes: Some(Some(least * 5 / 4)),
+        budget: Some(Budget::Bytes(least * 5 / 4)),
         ..PlanOptions::default()
     };
     let back = PlanOptions {
         level: Some(Level::Off),
-        budget_bytes: Some(None),
+        budget: Some(Budget::Default),
         ..PlanOptions::default()
     };
     let ledger = &world.engine.shared.ledger;
@@ -651,7 +651,7 @@ fn a_wide_request_and_a_change_both_get_what_they_asked_for() {
     let least = world.least_bytes_of(Level::Moderate);
     let change = PlanOptions {
         level: Some(Level::Moderate),
-        budget_bytes: Some(Some(least * 2)),
+        budget: Some(Budget::Bytes(least * 2)),
         ..PlanOptions::default()
     };
     let running = world.submit(world.request(400), |_| {});

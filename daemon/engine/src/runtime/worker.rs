@@ -29,42 +29,43 @@ use crate::{
     schedule::{Command, UnloadCommand},
 };
 
-/// A plan that made room for a long canvas stays this long after its request: the next one is often like it.
+/// How long a plan for a long canvas stays after its request: the next request is often like it.
 const NARROWING_PATIENCE: Duration = Duration::from_secs(2);
 
-/// What the thread alone has.
+/// State that only the thread has.
 pub(super) struct Worker {
     pub(super) shared: Arc<Shared>,
     pub(super) ops: Arc<Ops>,
     pub(super) current: Option<CurrentModel>,
-    /// Which converted copies of checkpoints are kept, and where.
+    /// Where converted weights are kept.
     pub(super) weight_cache: Arc<WeightCache>,
-    /// Of passes under the plan in force.
+    /// Times and bytes of passes under the plan in force.
     pub(super) totals: PassTotals,
-    /// Set to stop the requests that run.
+    /// Set to cancel the running requests.
     pub(super) cancel: Arc<AtomicBool>,
-    /// Requests that share a pass, at most.
+    /// Most requests that share a pass.
     pub(super) parallel: usize,
-    /// Of the device, where there was room to measure them; tried when first needed.
+    /// Rates of the device, where memory allowed to measure them; `None` until they are first needed.
     pub(super) rates: Option<Option<Rates>>,
-    /// Another model, on its way.
+    /// The load of another model in progress.
     pub(super) loading: Option<RunningLoad>,
-    /// Of a card's memory, by its driver.
+    /// The watch over the GPU's memory.
     pub(super) memory_watch: GpuMemoryWatch,
 }
 
-/// Tells the others that the thread has ended, however it did.
+/// Reports the end of the thread, in whichever way it ends.
 struct AliveGuard(Arc<Shared>);
 
 impl Drop for AliveGuard {
     fn drop(&mut self) {
         self.0.alive.store(false, Ordering::Release);
+        // Refuses what waits and comes: otherwise callers would wait for a thread that has panicked.
         self.0.queue.stop();
     }
 }
 
 impl Worker {
-    /// Of its device's memory, `spare_bytes` are left free by the default budget.
+    /// A worker; the default budget leaves `spare_bytes` of the device's memory free.
     pub(super) fn new(
         shared: Arc<Shared>,
         ops: Ops,
@@ -95,6 +96,7 @@ impl Worker {
                 .as_ref()
                 .is_some_and(|current| current.switch.is_some());
             let queue = &self.shared.queue;
+            // A switch makes steps while the queue is empty; everything queued goes first.
             let command = match is_switching {
                 true => queue.try_next(),
                 false if self.may_narrow() => queue.next_within(NARROWING_PATIENCE),
@@ -102,7 +104,7 @@ impl Worker {
             };
             match command {
                 Some(Command::Stop) => return,
-                // Gone, it has asked in vain.
+                // If the caller is gone, nobody waits for the answer.
                 Some(Command::Measure(measured)) => drop(measured.send(self.rates())),
                 Some(Command::Load(load)) => self.begin_load(load),
                 Some(Command::LoadStep(step)) => self.step_load(step),
@@ -112,14 +114,15 @@ impl Worker {
                 None if is_switching => self.advance_switch_idle(),
                 None => self.narrow(),
             }
-            // Whoever asked for it has been told. Nothing that comes could be done: the thread ends, and the daemon with it.
+            // Whoever asked has been told. Nothing more can be done on a failed device: the thread ends, and the daemon
+            // with it.
             if self.ops.device().has_failed() {
                 return;
             }
         }
     }
 
-    /// Puts a model that is whole in the place of the present one.
+    /// Replaces the present model by one that is completely loaded.
     pub(super) fn install(&mut self, loaded: ReadyModel) -> Result<Arc<LoadedModel>, EngineError> {
         let ReadyModel {
             opened,
@@ -130,6 +133,7 @@ impl Worker {
             settings,
             substitution,
         } = loaded;
+        // The only step that can fail comes first, while the old model is still in place.
         let mut model = Transformer::new(opened.config, &self.ops)?;
         model.set_mlp_rows(planner.mlp_rows);
         let mut info = model.info(&weights);
@@ -161,6 +165,7 @@ impl Worker {
             recommended: opened.checkpoint.recommended(),
             tokenizer: opened.tokenizer,
         });
+        // Published before the model, so that whoever sees it also sees the settings that it was loaded with.
         self.shared.state.set_settings(settings);
         self.shared.state.set_loaded_with(settings, substitution);
         self.shared.state.set_model(Arc::clone(&loaded), planner);
@@ -169,7 +174,7 @@ impl Worker {
         Ok(loaded)
     }
 
-    /// Lets a model go if it is the present one, and all that was kept for it.
+    /// Unloads a model if it is the present one, with its prefix cache.
     fn unload(&mut self, unload: UnloadCommand) {
         let present = self.current.as_ref();
         let goes = present.is_some_and(|current| {
@@ -177,18 +182,18 @@ impl Worker {
             current.id == unload.model && (!unload.only_idle || is_idle())
         });
         if goes {
+            // Whoever asked for the change is told before the model that it was for is gone.
             self.abandon_switch(EngineError::Superseded);
             self.current = None;
             self.ops.rest();
             self.update_limit();
-            // Whoever sees that there is no model sees that its memory is back, too.
+            // Published last: whoever sees that there is no model sees its memory free, too.
             self.shared.state.clear();
         }
         (unload.report)(goes);
     }
 
-    /// The ledger's limit, from the settings in force, or those that a model is being loaded with. What is held already
-    /// stays, whatever they say.
+    /// Sets the ledger's limit by the settings in force, or those of the load in progress. What is already held stays.
     pub(super) fn update_limit(&self) {
         let state = &self.shared.state;
         let of_load = self.loading.as_ref().and_then(RunningLoad::limit_bytes);
@@ -196,13 +201,13 @@ impl Worker {
         self.shared.ledger.set_limit(limit);
     }
 
-    /// Another plan is in force: what was measured under the one before says nothing of it.
+    /// Resets the measurements, since another plan is in force.
     pub(super) fn start_measuring(&mut self) {
         self.totals = PassTotals::default();
         self.shared.ledger.mark(PeakMark::Plan);
     }
 
-    /// Tells everybody how the weights stand.
+    /// Publishes the state of the weights.
     pub(super) fn tell_state(&self) {
         let Some(current) = &self.current else { return };
         self.shared.state.set_in_force(PlanInForce {
@@ -215,7 +220,7 @@ impl Worker {
     }
 }
 
-/// What chat models end their turn with: LLaDA and Llama 3 the one, Qwen and Dream the other, whatever their
+/// The strings that end a chat model's turn: LLaDA's and Llama 3's, and Qwen's and Dream's, whatever their
 /// configurations say. LLaDA and Dream then fill the canvas with EOS; both end the visible answer.
 const ENDS_OF_TURN: [&str; 2] = ["<|eot_id|>", "<|im_end|>"];
 

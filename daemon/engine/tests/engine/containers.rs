@@ -1,5 +1,5 @@
-//! Models from containers of coded weights: what was coded without loss computes what the checkpoint computes, whether it is
-//! decoded when it is loaded, as it is streamed, or where it is multiplied.
+//! Models from containers of compressed weights: what was compressed without loss computes what the checkpoint
+//! computes, whether it is decompressed when it is loaded, as it is streamed, or within the matmul.
 
 use std::{fs, path::Path, sync::atomic::AtomicBool};
 
@@ -10,8 +10,8 @@ use sluice_checkpoint::{
     },
 };
 use sluice_engine::{
-    Engine, EngineOptions, Generate, Outcome, PlanOptions, PlanSettings, Work, error::EngineError,
-    event::GenerationResult,
+    Budget, Engine, EngineOptions, Generate, Outcome, PlanOptions, PlanSettings, Work,
+    error::EngineError, event::GenerationResult,
 };
 use sluice_plan::Plan;
 use sluice_shared::level::{EmbeddingPlacement, Level};
@@ -69,7 +69,7 @@ fn least_bytes(source: &Path, level: Level) -> u64 {
     let workload = engine.in_force().unwrap().plan.workload;
     let change = PlanOptions {
         level: Some(level),
-        budget_bytes: Some(Some(1)),
+        budget: Some(Budget::Bytes(1)),
         embedding: Some(EmbeddingPlacement::Host),
         ..PlanOptions::default()
     };
@@ -115,7 +115,7 @@ fn what_is_coded_without_loss_computes_what_the_checkpoint_does() {
                 "{name} streamed at {level}"
             );
         }
-        // Coded, all of it takes less than decoded.
+        // Compressed, all of it takes less than decompressed.
         let bytes = |level| {
             run(&path, settings(level, None))
                 .unwrap()

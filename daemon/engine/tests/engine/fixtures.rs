@@ -8,7 +8,7 @@ use sluice_engine::{
 use sluice_machine::Profile;
 use sluice_ops::{Ops, device::Device, ledger::Ledger};
 use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, PlanInput, WorkingMemory, Workload};
-use sluice_shared::{level::Level, settings::ResolvedPlanSettings};
+use sluice_shared::{level::Level, options::ResolvedPlanSettings};
 use sluice_weights::{Shape, SourceTensor};
 
 use crate::checkpoints::fixture;

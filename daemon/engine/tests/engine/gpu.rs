@@ -1,5 +1,5 @@
-//! Whole models on a card, through the stand-in for NVIDIA's libraries that runs the card's own
-//! kernels on the CPU (`daemon/cuda/stand-in`).
+//! Whole models on a GPU, through the stand-in for NVIDIA's libraries that runs the GPU's own kernels on the CPU
+//! (`daemon/cuda/stand-in`).
 
 use std::{sync::mpsc, time::Duration};
 
@@ -8,9 +8,10 @@ use sluice_engine::{
     Engine, EngineOptions, Event, Generate, Outcome, PlanSettings, Work,
     check::{CheckResult, fixture_logits, fixture_tokens, resident, streamed},
 };
+use sluice_formats::DType;
 use sluice_ops::{
     Ops,
-    device::{DType, Device, DeviceChoice},
+    device::{Device, DeviceChoice},
     ledger::Ledger,
 };
 use sluice_shared::{decoding::Decoding, level::Level, sampling::EosPolicy};
@@ -32,7 +33,7 @@ fn all_pass(checks: &[CheckResult]) {
 
 fn check_fixture(name: &str, cases: usize) {
     here::open_stand_in();
-    // With the embedding on the card, and without.
+    // With the embedding on the GPU, and without.
     for level in [Level::Off, Level::Standard] {
         let ops = Ops::new(gpu(DType::F32), Ledger::default()).unwrap();
         let profile = ops.device().profile();
@@ -65,7 +66,7 @@ fn check_fixture(name: &str, cases: usize) {
     all_pass(&checks);
 }
 
-/// What the references computed in is `f32`; in shorter numbers logits are near.
+/// What the references computed in is `f32`; in shorter dtypes logits are near.
 fn check_logits(number: DType) {
     here::open_stand_in();
     for name in ["llada-tiny", "llada-tiny-bf16"] {

@@ -1,5 +1,5 @@
-//! Models from containers of coded weights on a card: decoded there where they are multiplied, they compute what they do
-//! uncoded. Against the stand-in, which runs the card's kernels on the CPU.
+//! Models from containers of compressed weights on a GPU: decompressed there for the matmul, they compute what they do
+//! uncompressed. Against the stand-in, which runs the GPU's kernels on the CPU.
 
 use std::path::Path;
 
@@ -48,7 +48,7 @@ fn is_compressed(plan: &Plan, scheme: Scheme) -> bool {
     )
 }
 
-/// What a container computes where it lies on the card, and on its way there.
+/// What a container computes where it lies on the GPU, and on its way there.
 fn check(engine: &Engine, path: &Path, scheme: Scheme, expected: &GenerationResult) {
     let resident = run(engine, path, settings(Level::Mild, None));
     let least = least_bytes(engine, path);
@@ -56,7 +56,7 @@ fn check(engine: &Engine, path: &Path, scheme: Scheme, expected: &GenerationResu
     assert!(streamed.1.streamed_bytes() > 0 && streamed.1.pinned_bytes > 0);
     for (generated, plan) in [resident, streamed] {
         assert!(is_compressed(&plan, scheme));
-        // What a palette codes is multiplied as it is, by so few rows.
+        // Dictionary-compressed weights are multiplied as they are, by so few rows.
         assert_eq!(
             plan.staging.decompress_bytes > 0,
             scheme != Scheme::Dictionary

@@ -1,5 +1,5 @@
-//! What the engine asks of a card's driver, and when: against the stand-in, each test in a process of its own, since requests
-//! for memory are counted for all of a process.
+//! What the engine asks of a GPU's driver, and when: against the stand-in, each test in a process of its own, since
+//! requests for memory are counted for all of a process.
 
 use std::{env, fs, ops::Range, sync::mpsc, thread, time::Duration};
 
@@ -9,10 +9,11 @@ use sluice_engine::{
     Engine, EngineError, EngineOptions, Event, Generate, ModelId, Outcome, PlanOptions,
     PlanSettings, Work,
 };
+use sluice_formats::DType;
 use sluice_machine::MemoryKind;
 use sluice_ops::{
     Ops, OpsError,
-    device::{DType, Device, DeviceBuffer, DeviceChoice},
+    device::{Device, DeviceBuffer, DeviceChoice},
     ledger::Ledger,
     measure::measure,
 };
@@ -21,7 +22,7 @@ use testkit::apart;
 
 use crate::{checkpoints::fixture, loading::apply, small};
 
-/// How often this process asked the driver for memory of a card.
+/// How often this process asked the driver for memory of a GPU.
 fn allocations() -> u64 {
     // SAFETY: the driver was opened before, and its initializers are through.
     let driver = unsafe { Library::open(Some("libcuda.so.1"), libloading::os::unix::RTLD_NOW) };
@@ -151,7 +152,7 @@ fn the_driver_counts_what_the_account_does_to_a_piece() {
                     ..PlanOptions::default()
                 };
                 apply(&engine, change).unwrap();
-                // Where units were replaced there may be a gap, which begins and ends in a piece.
+                // Where weight groups were replaced there may be a gap, which begins and ends in a piece.
                 assert!(beside() < 4 * PIECE, "{level:?}: {} bytes", beside());
             }
 
@@ -254,7 +255,7 @@ fn told_after(
     panic!("the last event is how it ended");
 }
 
-/// A model of random weights at this level, all of them on a card of 1 GiB.
+/// A model of random weights at this level, all of them on a GPU of 1 GiB.
 fn load_small(engine: &Engine, level: Level) -> ModelId {
     let folder = tempfile::tempdir().unwrap();
     let settings = PlanSettings {
@@ -287,11 +288,11 @@ fn giving_way_to_others_takes_none_of_what_a_refusal_has() {
     beside_others(NAME, Some("0x4000"), || {
         let engine = Engine::start(options()).unwrap();
         let model = load_small(&engine, Level::Standard);
-        // Again and again what one unit takes, in one request.
+        // Again and again what one weight group takes, in one request.
         let take = take_all_and(&engine, 200 << 10);
         let (notices, result) = told_after(&engine, model, 2..9, take);
         assert!(result.is_ok(), "{result:?}");
-        let is_streamed = |notice: &&String| notice.ends_with("more");
+        let is_streamed = |notice: &&String| notice.ends_with("of weights");
         let plans = notices.iter().filter(is_streamed).count();
         assert!(plans > 4, "more often than a refusal may: {notices:?}");
         fs::remove_file(env::var_os("STAND_IN_HELD_FILE").unwrap()).unwrap();
@@ -304,7 +305,7 @@ fn what_can_not_give_way_to_others_fails_nobody() {
     const NAME: &str = "what_can_not_give_way_to_others_fails_nobody";
     beside_others(NAME, Some("0x4000"), || {
         let engine = Engine::start(options()).unwrap();
-        // Blocks of weights can't be streamed where no converted copies are kept.
+        // Blocks of weights cannot be streamed where no converted copies are kept.
         let model = load_small(&engine, Level::Moderate);
         let (notices, result) = told(&engine, model, take_all_and(&engine, 200 << 10));
         assert!(result.is_ok(), "{result:?}");
@@ -321,7 +322,7 @@ fn what_can_not_give_way_to_others_fails_nobody() {
     });
 }
 
-/// Runs the body of the test `name` apart, on a card of 1 GiB in pieces of so many bytes, of which the file that
+/// Runs the body of the test `name` apart, on a GPU of 1 GiB in pieces of so many bytes, of which the file that
 /// `STAND_IN_HELD_FILE` names says what others hold.
 fn beside_others(name: &str, granularity: Option<&str>, body: impl FnOnce()) {
     let folder = env!("CARGO_TARGET_TMPDIR");
@@ -369,7 +370,7 @@ fn other_programs_are_given_way_to_before_anything_is_refused() {
             "what plans need is told: {error}"
         );
 
-        // All of it: what a request needs besides can't be had.
+        // All of it: what a request needs besides cannot be had.
         set_held(free_bytes);
         let (_, result) = told(&engine, model, || {});
         let error = result.unwrap_err();

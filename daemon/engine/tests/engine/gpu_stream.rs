@@ -1,6 +1,6 @@
-//! Weights on their way to a card, beside its work: against the stand-in, whose card runs streams in whatever order marks
+//! Weights on their way to a GPU, beside its work: against the stand-in, whose GPU runs streams in whatever order marks
 //! allow, and has a clock that knows the sizes of copies and of work. Each test runs in a process of its own, since the
-//! environment says how the card is.
+//! environment says how the GPU is.
 
 use std::{
     fs,
@@ -12,8 +12,9 @@ use std::{
 use sluice_checkpoint::{Checkpoint, Source};
 use sluice_cuda::{Gpu, GpuMemory, StreamMark};
 use sluice_engine::residency::{LoadOutcome, Residency, StreamStats, WeightReader};
+use sluice_formats::DType;
 use sluice_ops::{
-    device::{DType, Device, DeviceChoice},
+    device::{Device, DeviceChoice},
     ledger::Ledger,
 };
 use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, PlanInput, WorkingMemory, Workload};
@@ -35,7 +36,7 @@ struct Streamed {
     _folder: tempfile::TempDir,
 }
 
-/// What the host may keep in pinned memory, of 13 units of a quarter to half a MiB.
+/// What the host may keep in pinned memory, of 13 weight groups of a quarter to half a MiB.
 const ALL: u64 = u64::MAX;
 const SOME: u64 = 2 << 20;
 const NOTHING: u64 = 0;
@@ -101,7 +102,7 @@ impl Streamed {
         }
     }
 
-    /// Work that reads every weight, up to so many units of it.
+    /// Reads every weight of the first `count` groups.
     fn pass(&self, count: usize) {
         let mut at = 0;
         for unit in groups(&self.plan).take(count) {
@@ -156,7 +157,7 @@ impl Streamed {
     }
 }
 
-/// All units but the embedding, which no pass needs whole.
+/// All weight groups but the embedding, which no pass needs whole.
 fn groups(plan: &Plan) -> impl Iterator<Item = &WeightGroupPlan> {
     plan.groups
         .iter()
@@ -171,7 +172,7 @@ fn check_passes(name: &str, pin_limit_bytes: u64) {
             for _ in 0..4 {
                 streamed.checked_pass();
             }
-            // Nothing waits for the card between these.
+            // Nothing waits for the GPU between these.
             for _ in 0..3 {
                 streamed.pass(usize::MAX);
             }
@@ -198,7 +199,7 @@ fn weights_come_whole_where_none_are_kept() {
     check_passes("weights_come_whole_where_none_are_kept", NOTHING);
 }
 
-/// Passes that are given up after any unit, the next one follows at once.
+/// Passes that are given up after any weight group, the next one follows at once.
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn a_pass_that_is_given_up_leaves_nothing_half_filled() {
@@ -220,7 +221,7 @@ fn a_pass_that_is_given_up_leaves_nothing_half_filled() {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn memory_that_can_not_be_pinned_is_done_without() {
-    // The first allocation is the card's own; then come units, then buffers that are read to.
+    // The first allocation is the GPU's own; then come weight groups, then buffers that are read to.
     for which in ["2", "3", "5"] {
         let name = "memory_that_can_not_be_pinned_is_done_without";
         apart::run(name, &[("STAND_IN_FAIL_PINNED", which)], || {
@@ -292,7 +293,7 @@ fn models_keep_to_the_limit_together() {
     });
 }
 
-/// Passes by the card's clock: how long each takes, and what copies and work alone would.
+/// Passes by the GPU's clock: how long each takes, and what copies and work alone would.
 struct Times {
     pass: Duration,
     copies: Duration,

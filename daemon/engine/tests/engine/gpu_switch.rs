@@ -1,5 +1,5 @@
-//! Levels and budgets that change while a card writes, and memory of a card that can't be had: against the stand-in, whose
-//! streams run in any order and whose every allocation may fail. Each test runs in a process of its own.
+//! Levels and budgets that change while a GPU writes, and memory of a GPU that cannot be had: against the stand-in,
+//! whose streams run in any order and whose every allocation may fail. Each test runs in a process of its own.
 
 use std::{path::PathBuf, thread};
 
@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// A model of random weights, coded without loss.
+/// A model of random weights, compressed without loss.
 struct Model {
     container: PathBuf,
     _folder: tempfile::TempDir,
@@ -75,9 +75,9 @@ fn levels_change_while_a_card_writes_and_lose_nothing() {
         apart::run(name, &[("STAND_IN_STREAMS", streams)], || {
             let (_model, engine, least, id) = loaded();
             let expected = generate(&engine, id, 12).unwrap();
-            let to = |level, budget| PlanOptions {
+            let to = |level, budget: Option<u64>| PlanOptions {
                 level: Some(level),
-                budget_bytes: Some(budget),
+                budget: Some(budget.into()),
                 ..PlanOptions::default()
             };
             thread::scope(|scope| {
@@ -85,7 +85,8 @@ fn levels_change_while_a_card_writes_and_lose_nothing() {
                     let written = (0..3).map(|_| generate(&engine, id, 12).unwrap());
                     written.collect::<Vec<_>>()
                 });
-                // All these have the checkpoint's own numbers: decoded, streamed as they are coded, coded where they lie.
+                // All these have the checkpoint's own weights: decompressed, streamed compressed, or compressed where
+                // they lie.
                 for change in [
                     to(Level::Standard, Some(least)),
                     to(Level::Mild, None),
@@ -93,7 +94,7 @@ fn levels_change_while_a_card_writes_and_lose_nothing() {
                     to(Level::Mild, Some(least)),
                     to(Level::Standard, None),
                 ] {
-                    let budget = change.budget_bytes.unwrap();
+                    let budget = change.budget.unwrap().bytes();
                     let plan = apply(&engine, change).unwrap();
                     assert!(plan.peak_bytes() <= budget.unwrap_or(u64::MAX));
                     assert_eq!(plan.streamed_bytes() > 0, budget.is_some());
@@ -121,7 +122,7 @@ fn driver() -> Library {
     driver.expect("the stand-in's driver")
 }
 
-/// How often this process asked the driver for memory of a card.
+/// How often this process asked the driver for memory of a GPU.
 fn allocations() -> u64 {
     // SAFETY: the stand-in has it with this type.
     unsafe {
@@ -157,9 +158,9 @@ fn every_allocation_of_a_change_may_fail_and_no_request_does() {
     apart::run(name, &[], || {
         let (_model, engine, least, id) = loaded();
         let expected = generate(&engine, id, 8).unwrap().tokens;
-        let to = |level, budget| PlanOptions {
+        let to = |level, budget: Option<u64>| PlanOptions {
             level: Some(level),
-            budget_bytes: Some(budget),
+            budget: Some(budget.into()),
             ..PlanOptions::default()
         };
         let mut refused = 0;

@@ -1,11 +1,12 @@
-//! All levels from a plain checkpoint, in any order: `mild` codes the weights on the way in and computes what the checkpoint
-//! computes; a level that can't be had gives way to one that is no less faithful.
+//! All levels from a plain checkpoint, in any order: `mild` codes the weights on the way in and computes what the
+//! checkpoint computes; a level that cannot be had gives way to one that is no less faithful.
 
 use std::{fs, path::Path, sync::Arc};
 
 use sluice_checkpoint::{Source, synth::SynthDType};
 use sluice_engine::{
-    Engine, EngineError, EngineOptions, Generate, Outcome, PlanOptions, Work, runtime::ModelOutline,
+    Budget, Engine, EngineError, EngineOptions, Generate, Outcome, PlanOptions, Work,
+    runtime::ModelOutline,
 };
 use sluice_machine::Profile;
 use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Workload};
@@ -72,7 +73,7 @@ fn copies(folder: &Path) -> Vec<String> {
     names.filter(|name| name.contains("mild")).collect()
 }
 
-/// What is foreseen of a checkpoint at `mild` before anything is coded.
+/// What is foreseen of a checkpoint at `mild` before anything is compressed.
 fn foreseen(source: &Path, engine: &Engine) -> Plan {
     let outline = ModelOutline::of_checkpoint(
         &Source::Folder(source.to_owned()),
@@ -118,7 +119,7 @@ fn mild_of_a_plain_folder_is_coded_on_the_way_in_and_read_by_the_next_load() {
         let least = match apply(
             &engine,
             PlanOptions {
-                budget_bytes: Some(Some(1)),
+                budget: Some(Budget::Bytes(1)),
                 ..PlanOptions::default()
             },
         ) {
@@ -126,7 +127,7 @@ fn mild_of_a_plain_folder_is_coded_on_the_way_in_and_read_by_the_next_load() {
             other => panic!("{other:?}"),
         };
         let budget = PlanOptions {
-            budget_bytes: Some(Some(least)),
+            budget: Some(Budget::Bytes(least)),
             ..PlanOptions::default()
         };
         let plan = apply(&engine, budget).unwrap();
@@ -192,7 +193,7 @@ fn numbers_of_other_kinds_are_coded_as_far_as_that_saves_something() {
 
 #[test]
 fn a_level_that_can_not_be_had_gives_way_to_one_that_is_no_less_faithful() {
-    // No place for a coded copy.
+    // No place for a compressed copy.
     let without = engine(None);
     let (loading, loaded) = load(&without, &demonstration(), settings(Level::Mild, None));
     loaded.unwrap();
@@ -257,7 +258,7 @@ fn where_no_level_as_faithful_fits_the_refusal_says_what_would() {
     let least = |level| {
         let change = PlanOptions {
             level: Some(level),
-            budget_bytes: Some(Some(1)),
+            budget: Some(Budget::Bytes(1)),
             ..PlanOptions::default()
         };
         let workload = Workload::new(

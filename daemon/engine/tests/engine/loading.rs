@@ -48,7 +48,7 @@ pub(crate) fn load(
 pub(crate) fn settings(level: Level, budget_bytes: Option<u64>) -> PlanSettings {
     PlanSettings {
         level,
-        budget_bytes,
+        budget: budget_bytes.into(),
         ..PlanSettings::default()
     }
 }

@@ -11,7 +11,7 @@ use sluice_engine::{Engine, EngineOptions, Generate, ModelId, Outcome, PlanSetti
 use sluice_shared::{level::Level, sampling::EosPolicy};
 use sluice_weights::{Shape, TensorNaming};
 
-/// With heads that share keys, a MLP whose width is odd, and more than one block of numbers.
+/// With heads that share keys, a MLP whose width is odd, and more than one block of elements.
 fn shape() -> Shape {
     Shape {
         naming: TensorNaming::Llada,
@@ -100,7 +100,7 @@ fn generate(engine: &Engine, model: ModelId, shape: &Shape) {
         eos: EosPolicy::Suppress,
         ..Generate::greedy(model, vec![1, 2, 3], 16)
     };
-    // Logits that are no numbers would be an error here.
+    // Logits that are NaN would be an error here.
     let Outcome::Generated(generated) = engine.run(Work::Generate(request)).unwrap() else {
         unreachable!("nobody cancels")
     };

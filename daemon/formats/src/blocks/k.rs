@@ -1,4 +1,4 @@
-//! The k formats: blocks of 256 weights in groups that have scales of a few bits, and in some minima.
+//! The K formats: blocks of 256 weights, in groups with scales of a few bits, some with minima.
 
 use super::{LANES, add, decoder, dots, half, quants, widest};
 
@@ -19,27 +19,27 @@ pub(crate) const Q2_K_BYTES: usize = 16 + 64 + 4;
 type Out = [f32; K_WEIGHTS];
 
 decoder! {
-    /// Decodes `q6_k`: six bits around 32, times one of 16 scales, times the block's.
+    /// Dequantizes `q6_k`: six bits around 32, times one of 16 scales, times the block's.
     decode_q6_k, dot_q6_k = q6_k, K_WEIGHTS, Q6_K_BYTES
 }
 
 decoder! {
-    /// Decodes `q5_k`: five bits times one of 8 scales, less one of 8 minima.
+    /// Dequantizes `q5_k`: five bits times one of 8 scales, minus one of 8 minima.
     decode_q5_k, dot_q5_k = q5_k, K_WEIGHTS, Q5_K_BYTES
 }
 
 decoder! {
-    /// Decodes `q4_k`: four bits times one of 8 scales, less one of 8 minima.
+    /// Dequantizes `q4_k`: four bits times one of 8 scales, minus one of 8 minima.
     decode_q4_k, dot_q4_k = q4_k, K_WEIGHTS, Q4_K_BYTES
 }
 
 decoder! {
-    /// Decodes `q3_k`: three bits around 4, times one of 16 scales around 32, times the block's.
+    /// Dequantizes `q3_k`: three bits around 4, times one of 16 scales around 32, times the block's.
     decode_q3_k, dot_q3_k = q3_k, K_WEIGHTS, Q3_K_BYTES
 }
 
 decoder! {
-    /// Decodes `q2_k`: two bits times one of 16 scales, less one of 16 minima.
+    /// Dequantizes `q2_k`: two bits times one of 16 scales, minus one of 16 minima.
     decode_q2_k, dot_q2_k = q2_k, K_WEIGHTS, Q2_K_BYTES
 }
 
@@ -60,6 +60,7 @@ fn q6_k_quants(
     let above = half([above[0], above[1]]);
     for ((scale, minimum), packed) in scales.iter_mut().zip(minima).zip(packed) {
         *scale = above * f32::from(packed.cast_signed());
+        // Quants are stored with an offset of 32, which becomes a minimum.
         *minimum = -32.0 * *scale;
     }
     for part in 0..2 {
@@ -84,6 +85,7 @@ fn q5_k_quants(
 ) {
     let below;
     (*scales, below) = scales_and_minima(&block[..16]);
+    // GGUF subtracts minima; `Format::quants` adds them.
     *minima = below.map(|minimum| -minimum);
     let (bits, halves) = block[16..].split_at(32);
     for part in 0..4 {
@@ -123,6 +125,7 @@ fn q6_k(block: &[u8; Q6_K_BYTES], out: &mut Out) {
     let (high, rest) = rest.split_at(64);
     let (scales, above) = rest.split_at(16);
     let above = half([above[0], above[1]]);
+    // Products with the block's scale are taken once for each group, not for each weight.
     let scales: [f32; 16] =
         std::array::from_fn(|index| above * f32::from(scales[index].cast_signed()));
     for part in 0..2 {
@@ -130,7 +133,7 @@ fn q6_k(block: &[u8; Q6_K_BYTES], out: &mut Out) {
         let scales = &scales[8 * part..][..8];
         let out = &mut out[128 * part..][..128];
         for quarter in 0..4 {
-            // The quarters take the low halves of 64 bytes, then their high halves.
+            // Quarters 0 and 1 are the low halves of 64 bytes, quarters 2 and 3 their high halves.
             let low = &low[32 * (quarter % 2)..][..32];
             let out = &mut out[32 * quarter..][..32];
             for lane in 0..32 {
@@ -156,6 +159,7 @@ fn q5_k(block: &[u8; Q5_K_BYTES], out: &mut Out) {
         let (low, high) = out[64 * part..][..64].split_at_mut(32);
         let (scale, minimum) = (scales[2 * part], minima[2 * part]);
         for ((out, half), bits) in low.iter_mut().zip(halves).zip(bits) {
+            // A byte of high bits serves eight groups: two bits for each part, for low halves and high halves.
             let quant = half & 15 | (bits >> (2 * part) & 1) << 4;
             *out = scale * f32::from(quant) - minimum;
         }
@@ -185,8 +189,9 @@ fn q4_k(block: &[u8; Q4_K_BYTES], out: &mut Out) {
     }
 }
 
-/// Scales and minima of all groups, by those above and 12 bytes of six bits each: the first four groups' lie in six bits of a
-/// byte, the others' in the halves of a byte and the two bits that the first four leave. Four bytes are taken apart at a time.
+/// Scales and minima of the eight groups, from the block's two and 12 bytes of six-bit values: those of the first four
+/// groups are the low six bits of a byte; those of the others are split into a half byte and the two high bits that the
+/// first four leave. Four bytes are processed at a time.
 #[inline(always)]
 fn scales_and_minima(head: &[u8]) -> ([f32; 8], [f32; 8]) {
     let (above, minimum_above) = (half([head[0], head[1]]), half([head[2], head[3]]));
@@ -220,7 +225,7 @@ fn q3_k(block: &[u8; Q3_K_BYTES], out: &mut Out) {
     let (pairs, rest) = rest.split_at(64);
     let (packed, above) = rest.split_at(12);
     let above = half([above[0], above[1]]);
-    // Four bits in eight bytes' halves, the two above them in four more.
+    // Low four bits in halves of eight bytes, high two bits in four more bytes.
     let scales: [f32; 16] = std::array::from_fn(|group| {
         let low = packed[group % 8] >> (4 * (group / 8)) & 15;
         let high = packed[8 + group % 4] >> (2 * (group / 4)) & 3;
@@ -230,7 +235,7 @@ fn q3_k(block: &[u8; Q3_K_BYTES], out: &mut Out) {
         let (pairs, shift) = (&pairs[32 * (run / 4)..][..32], 2 * (run % 4));
         let out = &mut out[32 * run..][..32];
         for lane in 0..32 {
-            // A high bit that isn't set takes four away.
+            // Where the high bit isn't set, four is subtracted.
             let quant = i32::from(pairs[lane] >> shift & 3 | (bits[lane] >> run & 1) << 2) - 4;
             out[lane] = scales[2 * run + lane / 16] * quant as f32;
         }

@@ -1,5 +1,5 @@
-//! Block formats as GGUF has them: small groups of weights that share scales. A block is decoded to `f32` alone; where
-//! the CPU has wide vectors the same loops are compiled for them and chosen when the program runs.
+//! GGUF's block formats: small groups of weights that share scales. The same loops are compiled for any CPU and for
+//! wide vectors, and the best version is chosen at run time.
 
 mod k;
 mod plain;
@@ -22,11 +22,11 @@ pub(super) use self::{
     },
 };
 
-/// Sums that a dot product keeps beside each other: two of the widest vectors.
+/// Partial sums of a dot product: two of the widest vectors. Their number is part of the result, since it fixes the
+/// order of additions.
 pub const LANES: usize = 32;
 
-/// Compiles a block's loop into a decoder and into dot products, each for any CPU and for those with wide vectors, and calls
-/// the better ones.
+/// Compiles a block's loop into a function that dequantizes and one that computes dot products.
 macro_rules! decoder {
     ($(#[$doc:meta])* $name:ident, $dots:ident = $block:ident, $weights:expr, $bytes:expr) => {
         $(#[$doc])*
@@ -51,11 +51,10 @@ macro_rules! decoder {
 }
 use decoder;
 
-/// Compiles a block's loop into one over blocks that writes down bytes, scales and minima, for any CPU and for those with wide
-/// vectors, and calls the better one.
+/// Compiles a block's loop into a function that unpacks quants, scales and minima.
 macro_rules! quants {
     ($name:ident = $block:ident, $weights:expr, $bytes:expr, $groups:expr) => {
-        /// Bytes, and each group's scale and minimum.
+        /// Unpacks quants, and each group's scale and minimum.
         ///
         /// # Panics
         /// When the bytes are not whole blocks of `out.len()` weights.
@@ -85,10 +84,11 @@ macro_rules! quants {
 }
 use quants;
 
-/// The dot products alone.
+/// Compiles a block's loop into a function that computes dot products.
 macro_rules! dots {
     ($dots:ident = $block:ident, $weights:expr, $bytes:expr) => {
-        /// The products of `x` and each row of weights, of which there are `out.len()`; none of them is ever written down.
+        /// The dot products of `x` and each row of weights, of which there are `out.len()`. No weight is written to
+        /// memory.
         ///
         /// # Panics
         /// When `x` or the bytes are not whole blocks.
@@ -100,6 +100,7 @@ macro_rules! dots {
                 assert!(rest.is_empty() && rest_x.is_empty() && blocks.len() == xs.len() * out.len());
                 for (row, out) in blocks.chunks_exact(xs.len().max(1)).zip(out) {
                     let mut sums = [0.0f32; LANES];
+                    // Fixed lanes of sums: the same additions in the same order, whatever vectors the CPU has.
                     for (block, x) in row.iter().zip(xs) {
                         let mut weights = [0.0; $weights];
                         $block(block, &mut weights);
@@ -114,23 +115,25 @@ macro_rules! dots {
 }
 use dots;
 
-/// Adds products of whole vectors to sums beside each other.
+/// Adds products of whole vectors to partial sums.
 #[inline(always)]
 fn add(weights: &[f32], x: &[f32], sums: &mut [f32; LANES]) {
     let (weights, _) = weights.as_chunks::<LANES>();
     let (x, _) = x.as_chunks::<LANES>();
     for (weights, x) in weights.iter().zip(x) {
+        // Rust doesn't contract this to a fused multiply-add, so machines with and without FMA give the same bits.
         for lane in 0..LANES {
             sums[lane] += weights[lane] * x[lane];
         }
     }
 }
 
-/// Calls a function as compiled for the widest vectors of this CPU.
+/// Calls a function in the version compiled for the widest vectors of this CPU.
 macro_rules! widest {
     ($all:ident($($argument:ident: $type:ty),*)) => {
         #[cfg(target_arch = "x86_64")]
         {
+            // `inline(always)` code is compiled anew with these features; a plain call would stay portable code.
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
             fn widest($($argument: $type),*) {
                 $all($($argument),*);

@@ -1,18 +1,18 @@
-//! Plain numbers in vectors: blocks without a scale, for dot products alone.
+//! Plain formats as blocks of one vector without a scale, for dot products alone.
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 
 use super::{LANES, add, dots, widest};
 
-/// Numbers that are taken together.
+/// One vector of elements.
 type Out = [f32; LANES];
 
 dots! { dot_f32 = f32s, LANES, 4 * LANES }
 dots! { dot_f16 = f16s, LANES, 2 * LANES }
 dots! { dot_bf16 = bf16s, LANES, 2 * LANES }
 
-/// Adds products of numbers of a row that are `f32` already, as the dot products of plain formats do it: all of a row, part
-/// by part, comes to the same bits.
+/// Adds products of `f32` weights to partial sums, in the same order as the dot products of plain formats: a row that
+/// is added part by part gives the same bits.
 ///
 /// # Panics
 /// When they are not whole vectors, or not as many.
@@ -25,13 +25,14 @@ pub fn add_dot_products(weights: &[f32], x: &[f32], sums: &mut Out) {
     widest!(all(weights: &[f32], x: &[f32], sums: &mut Out));
 }
 
-/// Widens upper halves of `f32`s: a shift.
+/// Upcasts bf16, which is the upper half of an `f32`, by a shift.
 ///
 /// # Panics
 /// When the bytes are not aligned.
 pub(crate) fn upcast_bf16(bytes: &[u8], out: &mut [f32]) {
     #[inline(always)]
     fn all(bytes: &[u8], out: &mut [f32]) {
+        // Panics on unaligned bytes; weights are placed on cache lines.
         let source: &[u16] = bytemuck::cast_slice(bytes);
         for (out, &bits) in out.iter_mut().zip(source) {
             *out = f32::from_bits(u32::from(bits) << 16);

@@ -1,4 +1,4 @@
-//! Blocks of 32 weights with a scale, and in some a minimum.
+//! Blocks of 32 weights with a scale, some with a minimum.
 
 use super::{LANES, add, decoder, dots, half, quants, widest};
 
@@ -19,27 +19,27 @@ type Out = [f32; SMALL_WEIGHTS];
 type Quants = [u8; SMALL_WEIGHTS];
 
 decoder! {
-    /// Decodes `q8_0`: each weight is a signed byte times its block's scale.
+    /// Dequantizes `q8_0`: a signed byte times the block's scale.
     decode_q8_0, dot_q8_0 = q8_0, SMALL_WEIGHTS, Q8_0_BYTES
 }
 
 decoder! {
-    /// Decodes `q5_1`: five bits times the block's scale, and its minimum.
+    /// Dequantizes `q5_1`: five bits times the block's scale, plus its minimum.
     decode_q5_1, dot_q5_1 = q5_1, SMALL_WEIGHTS, Q5_1_BYTES
 }
 
 decoder! {
-    /// Decodes `q5_0`: five bits around 16, times the block's scale.
+    /// Dequantizes `q5_0`: five bits around 16, times the block's scale.
     decode_q5_0, dot_q5_0 = q5_0, SMALL_WEIGHTS, Q5_0_BYTES
 }
 
 decoder! {
-    /// Decodes `q4_1`: four bits times the block's scale, and its minimum.
+    /// Dequantizes `q4_1`: four bits times the block's scale, plus its minimum.
     decode_q4_1, dot_q4_1 = q4_1, SMALL_WEIGHTS, Q4_1_BYTES
 }
 
 decoder! {
-    /// Decodes `q4_0`: four bits around 8, times the block's scale.
+    /// Dequantizes `q4_0`: four bits around 8, times the block's scale.
     decode_q4_0, dot_q4_0 = q4_0, SMALL_WEIGHTS, Q4_0_BYTES
 }
 
@@ -59,6 +59,7 @@ fn q8_0_quants(
     let scale = half([block[0], block[1]]);
     (scales[0], minima[0]) = (scale, -128.0 * scale);
     for (out, &quant) in out.iter_mut().zip(&block[2..]) {
+        // Signed to unsigned: the integer kernels multiply unsigned weights by signed inputs.
         *out = quant ^ 128;
     }
 }
@@ -149,8 +150,8 @@ fn q4_0(block: &[u8; Q4_0_BYTES], out: &mut Out) {
     }
 }
 
-/// The low halves of 16 bytes are the first weights, the high halves the others. Eight bytes are taken apart at a time: loops over
-/// so few come to no vectors, and took seven to ten times as long.
+/// Unpacks nibbles: the low halves of 16 bytes are the first weights, the high halves the others. Eight bytes are
+/// processed at a time, because loops over so few bytes aren't vectorized and took seven to ten times as long.
 #[inline(always)]
 fn four_bits(halves: &[u8]) -> Quants {
     const LOW: u64 = u64::from_ne_bytes([15; 8]);
@@ -165,14 +166,15 @@ fn four_bits(halves: &[u8]) -> Quants {
     quants
 }
 
-/// As [`four_bits`], with the weights' highest bits in four bytes, the first weight's lowest.
+/// As [`four_bits`], with the weights' highest bits in four bytes, lowest bit first.
 #[inline(always)]
 fn five_bits(halves: &[u8], bits: &[u8]) -> Quants {
     const ONES: u64 = u64::from_ne_bytes([1; 8]);
-    // Each bit in a byte of its own, at its place there.
+    // In byte i of a word, bit i.
     const PLACES: u64 = 0x8040_2010_0804_0201;
     let mut quants = four_bits(halves);
     for (quants, &bits) in quants.as_chunks_mut::<8>().0.iter_mut().zip(bits) {
+        // Copies the byte to all eight, keeps bit i of byte i, and carries it to the top bit by adding 0x7f.
         let placed = (u64::from(bits) * ONES) & PLACES;
         let high = (((placed + 0x7f * ONES) >> 7) & ONES) << 4;
         *quants = (u64::from_le_bytes(*quants) | high).to_le_bytes();

@@ -1,5 +1,5 @@
-//! Quantizing to the block formats that levels convert to. Bytes are those of candle's quantizer, which is the ecosystem's
-//! rounding; tests compare with it.
+//! Quantizes to the block formats that levels convert to. The bytes are those of candle's quantizer, as the ecosystem
+//! rounds; tests compare with it.
 
 mod lanes;
 mod q4_k;
@@ -9,11 +9,11 @@ mod q8_0;
 use super::Format;
 
 impl Format {
-    /// Stores `values` in this format; whole rows of a width that [`Format::fits`].
+    /// Quantizes `values` to this format: whole rows of a width that [`Format::fits`].
     ///
     /// # Panics
-    /// When the values are not whole blocks, `bytes` isn't as long as [`Format::bytes`] says, or the format is one that is
-    /// read from GGUF files alone, which no level converts to.
+    /// When the values are not whole blocks, `bytes` isn't as long as [`Format::bytes`] says, or the format is one that
+    /// no level converts to.
     pub fn quantize(self, values: &[f32], bytes: &mut [u8]) {
         assert_eq!(
             bytes.len(),

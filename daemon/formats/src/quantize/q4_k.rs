@@ -1,4 +1,4 @@
-//! `q4_k`: scales and minima of 8 groups of 32, found as ggml's `make_qkx1_quants` finds them: five rounds at most of
+//! `q4_k`: scales and minima of 8 groups of 32, found as ggml's `make_qkx1_quants` does: at most five rounds of
 //! rounding the weights and fitting a line to them.
 
 use half::f16;
@@ -12,9 +12,9 @@ use super::{
 const LEN: usize = 32;
 /// Groups in a block.
 const GROUPS: usize = K_WEIGHTS / LEN;
-/// Blocks whose groups are searched at once: as many lanes as hide the time that sums take one after another.
+/// Blocks whose groups are searched at once: enough lanes to hide the latency of sums.
 const BLOCKS: usize = 4;
-/// The largest quant, and the largest scale.
+/// The largest quant, and the largest scale: four and six bits.
 const QUANT_MAX: f32 = 15.0;
 const SCALE_MAX: f32 = 63.0;
 
@@ -38,7 +38,7 @@ pub(super) fn all(values: &[f32], bytes: &mut [u8]) {
     }
 }
 
-/// Quantizes blocks that have so many groups together.
+/// Quantizes blocks with `LANES` groups in all.
 #[inline(always)]
 fn some<const LANES: usize>(values: &[f32], bytes: &mut [u8]) {
     let (scales, minima) = search::<LANES>(&beside(values));
@@ -49,10 +49,10 @@ fn some<const LANES: usize>(values: &[f32], bytes: &mut [u8]) {
     }
 }
 
-/// Each group's scale, and how far its minimum lies below zero.
+/// Each group's scale, and its minimum's distance below zero.
 #[inline(always)]
 fn search<const LANES: usize>(x: &Groups<LANES, LEN>) -> ([f32; LANES], [f32; LANES]) {
-    // In the order of all floats, which decides what is done about those that are no numbers.
+    // Compared in the total order of floats, which decides what becomes of NaN.
     let (mut lowest, mut highest) = ([i32::MAX; LANES], [i32::MIN; LANES]);
     for x in x {
         for lane in 0..LANES {
@@ -65,13 +65,14 @@ fn search<const LANES: usize>(x: &Groups<LANES, LEN>) -> ([f32; LANES], [f32; LA
     let mut is_done = [0; LANES];
     for lane in 0..LANES {
         let (low, high) = (from_key(lowest[lane]), from_key(highest[lane]));
-        // A group of equal weights gets neither.
+        // A group of equal weights gets scale and minimum 0, as in ggml.
         is_done[lane] = mask(low == high);
         let low = if low < 0.0 { low } else { 0.0 };
         min[lane] = pick(is_done[lane], 0.0, low);
         inverse[lane] = QUANT_MAX / (high - low);
     }
     let mut quants = [[0.0f32; LANES]; LEN];
+    // Groups that have converged are kept by masks; the loop ends when all have.
     for _ in 0..5 {
         let mut is_changed = [0; LANES];
         let (mut products, mut squares) = ([0.0; LANES], [0.0; LANES]);
@@ -89,6 +90,8 @@ fn search<const LANES: usize>(x: &Groups<LANES, LEN>) -> ([f32; LANES], [f32; LA
         for lane in 0..LANES {
             fitted[lane] = products[lane] / squares[lane];
         }
+        // Negative zero is the neutral element of float addition: Rust's `sum` begins with it, and the bits must be
+        // candle's.
         let mut rest = [-0.0; LANES];
         for (x, quants) in x.iter().zip(&quants) {
             for lane in 0..LANES {
@@ -97,6 +100,7 @@ fn search<const LANES: usize>(x: &Groups<LANES, LEN>) -> ([f32; LANES], [f32; LA
         }
         let mut goes_on = [0; LANES];
         for lane in 0..LANES {
+            // A minimum above zero isn't representable, since blocks store its negative without a sign.
             let fitted_min = rest[lane] / LEN as f32;
             let fitted_min = if fitted_min > 0.0 { 0.0 } else { fitted_min };
             scale[lane] = pick(is_done[lane], scale[lane], fitted[lane]);
@@ -112,7 +116,7 @@ fn search<const LANES: usize>(x: &Groups<LANES, LEN>) -> ([f32; LANES], [f32; LA
     (scale, min.map(|min| -min))
 }
 
-/// Writes a block down: scales and minima in six bits each, and weights by what these stand for.
+/// Writes a block: scales and minima in six bits, and weights quantized by the rounded ones.
 #[inline(always)]
 fn write(
     block: &mut [u8; Q4_K_BYTES],
@@ -120,7 +124,7 @@ fn write(
     scales: &[f32; GROUPS],
     minima: &[f32; GROUPS],
 ) {
-    // Never a negative zero: `f32::max` leaves open which of two zeros it is.
+    // `f32::max` may return either of two zeros; this never returns a negative one.
     let larger = |max: f32, &value: &f32| if value > max { value } else { max };
     let largest = |values: &[f32]| values.iter().fold(0.0, larger);
     let (scale_max, minimum_max) = (largest(scales), largest(minima));
@@ -136,6 +140,7 @@ fn write(
     heads[..2].copy_from_slice(&above.to_le_bytes());
     heads[2..4].copy_from_slice(&minimum_above.to_le_bytes());
     let packed = &mut heads[4..];
+    // The reverse of `scales_and_minima`: six bits each for four groups, the others split into four and two bits.
     for group in 0..4 {
         let (scale, minimum) = (scales[group + 4], minima[group + 4]);
         packed[group] = scales[group] | scale >> 4 << 6;
@@ -143,6 +148,7 @@ fn write(
         packed[group + 8] = scale & 15 | minimum << 4;
     }
 
+    // As a reader will see them: weights are quantized by the rounded scales.
     let (above, minimum_above) = (above.to_f32(), minimum_above.to_f32());
     let mut quants = [[0u8; LEN]; GROUPS];
     for (group, values) in values.as_chunks::<LEN>().0.iter().enumerate() {
@@ -167,7 +173,7 @@ fn write(
     }
 }
 
-/// An integer that is ordered as [`f32::total_cmp`] orders floats; the same function leads back.
+/// An integer that orders as [`f32::total_cmp`] orders floats. The function is its own inverse.
 #[inline(always)]
 fn key(value: f32) -> i32 {
     reorder(value.to_bits().cast_signed())
@@ -178,7 +184,7 @@ fn from_key(key: i32) -> f32 {
     f32::from_bits(reorder(key).cast_unsigned())
 }
 
-/// Of negative numbers, all bits but the sign turned.
+/// Flips all bits but the sign of negative numbers.
 #[inline(always)]
 fn reorder(bits: i32) -> i32 {
     bits ^ ((bits >> 31).cast_unsigned() >> 1).cast_signed()

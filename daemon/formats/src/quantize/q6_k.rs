@@ -1,5 +1,5 @@
-//! `q6_k`: scales of 16 groups of 16, found as ggml's `make_qx_quants` finds them with squares as weights: rounding and
-//! fitting three times at most, then moving one weight at a time where that fits better.
+//! `q6_k`: scales of 16 groups of 16, found as ggml's `make_qx_quants` does with squares as weights: at most three
+//! rounds of rounding and fitting, then single weights are moved where that fits better.
 
 use half::f16;
 
@@ -12,9 +12,9 @@ use super::{
 const LEN: usize = 16;
 /// Groups in a block.
 const GROUPS: usize = K_WEIGHTS / LEN;
-/// Blocks whose groups are searched at once: as many lanes as hide the time of divisions one after another.
+/// Blocks whose groups are searched at once: enough lanes to hide the latency of divisions.
 const BLOCKS: usize = 2;
-/// What a quant is stored with, so that it has no sign.
+/// Offset of stored quants, which makes them unsigned.
 const OFFSET: f32 = 32.0;
 
 /// Quantizes whole blocks.
@@ -37,14 +37,14 @@ pub(super) fn all(values: &[f32], bytes: &mut [u8]) {
     }
 }
 
-/// Quantizes blocks that have so many groups together.
+/// Quantizes blocks with `LANES` groups in all.
 #[inline(always)]
 fn some<const LANES: usize>(values: &[f32], bytes: &mut [u8]) {
     let (scales, found) = search::<LANES>(&beside(values));
     let blocks = bytes.as_chunks_mut().0.iter_mut();
     let blocks = blocks.zip(values.as_chunks().0).zip(scales.as_chunks().0);
     for (number, ((block, values), scales)) in blocks.enumerate() {
-        // Where a scale has become zero, quants stay as they were found.
+        // For groups whose scale rounds to zero, ggml keeps the quants of the search.
         let found = |group: usize| {
             let lane = number * GROUPS + group;
             std::array::from_fn(|place| low_byte(found[place][lane]))
@@ -53,19 +53,19 @@ fn some<const LANES: usize>(values: &[f32], bytes: &mut [u8]) {
     }
 }
 
-/// The nearest quant.
+/// The nearest quant, clamped to six bits.
 #[inline(always)]
 fn round(value: f32) -> f32 {
     clamp(nearest(value), -OFFSET, OFFSET - 1.0)
 }
 
-/// Each group's scale, and its quants as they are stored.
+/// Each group's scale, and its quants with the offset.
 #[inline(always)]
 fn search<const LANES: usize>(x: &Groups<LANES, LEN>) -> ([f32; LANES], Groups<LANES, LEN>) {
     let (mut largest, mut inverse) = ([0.0; LANES], [0.0; LANES]);
     for x in x {
         for lane in 0..LANES {
-            // The first of those that are as large.
+            // `>`, not `>=`: of equal magnitudes ggml takes the first.
             let is_larger = mask(x[lane].abs() > f32::abs(largest[lane]));
             largest[lane] = pick(is_larger, x[lane], largest[lane]);
         }
@@ -84,8 +84,9 @@ fn search<const LANES: usize>(x: &Groups<LANES, LEN>) -> ([f32; LANES], Groups<L
             squares[lane] += weight * quant * quant;
         }
     }
+    // First phase: rounding by the fitted scale, then fitting it again.
     for _ in 0..3 {
-        // A lane that has come to its end finds the same again, and stays.
+        // A lane that has converged computes the same again and keeps it, since lanes cannot leave the loop alone.
         for lane in 0..LANES {
             inverse[lane] = 1.0 / (products[lane] / squares[lane]);
         }
@@ -103,9 +104,11 @@ fn search<const LANES: usize>(x: &Groups<LANES, LEN>) -> ([f32; LANES], Groups<L
             }
         }
         for lane in 0..LANES {
+            // ggml compares the squared correlation sum(xq)² / sum(q²), which measures the error of the best scale,
+            // without the division.
             let best = products[lane] / squares[lane] * products[lane];
             let (products, squares): (f32, f32) = (tried_products[lane], tried_squares[lane]);
-            // What is no number is no reason to end, as with ggml.
+            // Written so that NaN continues, as in ggml.
             let ends = (squares == 0.0) | (products * products <= best * squares);
             is_better[lane] = mask((is_better[lane] != 0) & !ends);
         }
@@ -122,12 +125,15 @@ fn search<const LANES: usize>(x: &Groups<LANES, LEN>) -> ([f32; LANES], Groups<L
             squares[lane] = pick(is_better[lane], tried_squares[lane], squares[lane]);
         }
     }
+    // Second phase: coordinate descent over single weights.
     for _ in 0..5 {
         let mut is_changed = [0; LANES];
         for (x, quants) in x.iter().zip(&mut quants) {
             for lane in 0..LANES {
                 let (x, quant) = (x[lane], quants[lane]);
                 let weight = x * x;
+                // Weight by weight: takes it out of both sums, and asks which quant would fit the scale that the others
+                // have.
                 let others_products = products[lane] - weight * x * quant;
                 let others_squares = squares[lane] - weight * quant * quant;
                 let moved = round(x * others_squares / others_products);
@@ -162,7 +168,7 @@ fn search<const LANES: usize>(x: &Groups<LANES, LEN>) -> ([f32; LANES], Groups<L
     (scales, quants)
 }
 
-/// Writes a block down: scales in eight bits each, and weights by what these stand for.
+/// Writes a block: scales in eight bits, and weights quantized by the rounded scales.
 #[inline(always)]
 fn write(
     block: &mut [u8; Q6_K_BYTES],
@@ -176,6 +182,7 @@ fn write(
             largest = scale;
         }
     }
+    // -128, not 127: the scale of the largest magnitude gets the side that reaches further.
     let inverse = -128.0 / largest;
     let above = f16::from_f32(1.0 / inverse);
     let (lows, rest) = block.split_at_mut(128);
@@ -185,6 +192,7 @@ fn write(
     for (packed, scale) in packed.iter_mut().zip(scales) {
         *packed = ((inverse * scale).round() as i32).min(127) as u8;
     }
+    // As a reader will see it: weights are quantized by the rounded scales.
     let above = above.to_f32();
     let mut quants = [[0u8; LEN]; GROUPS];
     for (group, values) in values.as_chunks::<LEN>().0.iter().enumerate() {
@@ -197,6 +205,7 @@ fn write(
             *quant = low_byte(round(value / scale) + OFFSET);
         }
     }
+    // The reverse of the unpacking in `blocks::k`: four quarters of 32 weights share low halves and high pairs.
     let halves = quants.as_flattened().as_chunks::<128>().0.iter();
     let outs = (lows.as_chunks_mut::<64>().0.iter_mut()).zip(highs.as_chunks_mut::<32>().0);
     for (quants, (lows, highs)) in halves.zip(outs) {

@@ -1,4 +1,4 @@
-//! `q8_0`: a scale for 32 weights, by the largest of them.
+//! `q8_0`: 32 weights share a scale, set by the largest magnitude.
 
 use half::f16;
 
@@ -24,7 +24,7 @@ pub(super) fn all(values: &[f32], bytes: &mut [u8]) {
 
 #[inline(always)]
 fn one(values: &[f32; SMALL_WEIGHTS], block: &mut [u8; Q8_0_BYTES]) {
-    // Magnitudes are ordered as their bits are, and those have a maximum of vectors; what is no number is none.
+    // Magnitudes are compared as integers, which have a vector maximum. NaN doesn't count.
     let magnitude = |value: f32| {
         let bits = value.abs().to_bits();
         if bits > f32::INFINITY.to_bits() {
@@ -35,6 +35,7 @@ fn one(values: &[f32; SMALL_WEIGHTS], block: &mut [u8; Q8_0_BYTES]) {
     };
     let largest = (values.iter()).fold(0, |largest, &value| magnitude(value).max(largest));
     let scale = f32::from_bits(largest) / 127.0;
+    // A block of zeros has scale 0 and quants 0, rather than NaN.
     let inverse = if scale != 0.0 { 1.0 / scale } else { 0.0 };
     let (above, quants) = block.split_at_mut(2);
     above.copy_from_slice(&f16::from_f32(scale).to_le_bytes());

@@ -10,7 +10,7 @@ use super::*;
 
 type Quantize = fn(&[f32], &mut [u8]);
 
-/// A format, candle's name for it, and our loops: as the machine's vectors compute them, and as any machine does.
+/// A format, candle's name for it, and our loops: with this machine's vectors, and portable.
 const OURS: [(Format, GgmlDType, [Quantize; 2]); 3] = [
     (Format::Q8_0, GgmlDType::Q8_0, [q8_0::quantize, q8_0::all]),
     (Format::Q6K, GgmlDType::Q6K, [q6_k::quantize, q6_k::all]),
@@ -60,8 +60,8 @@ fn check(values: &[f32]) {
     }
 }
 
-/// Weights as models have them, and all that must not break a search: zeros, equal numbers, ties, the smallest and the largest
-/// numbers, and what is none.
+/// Weights as models have them, and values that must not break a search: zeros, equal weights, ties, the smallest and
+/// largest values, and NaN.
 fn group() -> impl Strategy<Value = Vec<f32>> {
     let size = select(vec![
         1e-42f32, 1e-38, 1e-20, 1e-3, 0.02, 1.0, 300.0, 7e4, 1e30, 3e38,

@@ -1,9 +1,9 @@
-//! Attention by tiles of keys with a running soft-max: two multiplications for each tile, and between them what earlier tiles
-//! came to is scaled to the new largest score. Keys that aren't stored as `f32` are widened a tile at a time, for one key head
-//! and all queries of a task that share it. A task of a panel of queries and more packs keys and values, as `linear` packs its
-//! rows; fewer are multiplied with them where they lie.
+//! Attention by tiles of keys with a running softmax: two matmuls for each tile, and between them the sums of earlier
+//! tiles are scaled to the new maximum. Keys that are not stored as `f32` are dequantized a tile at a time, for one KV
+//! head and all queries of a task that share it. A task of at least one panel of queries packs keys and values, as
+//! `linear` packs its rows; fewer queries read them where they lie.
 //!
-//! The running soft-max is that of Milakov and Gimelshein (arXiv 1805.02867), in tiles as FlashAttention has it.
+//! The running softmax is that of Milakov and Gimelshein (arXiv 1805.02867), in tiles as FlashAttention has it.
 
 mod few;
 mod panels;
@@ -20,15 +20,15 @@ use crate::{
     KvCacheShape,
 };
 
-/// Keys in a tile, at most, and numbers: those of 256 keys of heads of 256.
+/// Most keys in a tile, and most elements: those of 256 keys of heads of 256.
 const TILE_KEYS: usize = 256;
 const TILE_LEN: usize = 1 << 16;
-/// Queries in a task, at most: so many that packing keys costs little beside them, few enough that every thread gets some.
+/// Most queries in a task: enough that packing keys costs little beside them, few enough that every thread gets some.
 const TILE_QUERIES: usize = 256;
-/// Rows of a task, at most, where several heads share keys, and their numbers.
+/// Most rows of a task where several heads share keys, and most elements of those rows.
 const TASK_ROWS: usize = 512;
 const TASK_LEN: usize = 1 << 16;
-/// Tasks for each thread, at least, where heads can be taken apart.
+/// Least tasks for each thread, where heads can be split.
 const TASKS: usize = 4;
 
 /// A tile holds some keys of the longest head, and a task some queries. Whole blocks are no longer than the longest head,
@@ -41,7 +41,7 @@ struct HeadTask<'a> {
     kv_head: usize,
     heads: Range<usize>,
     segments: &'a [KeySegment],
-    /// Of each query how many keys it sees of the only segment; all of them where it isn't said.
+    /// For each query how many keys of the only segment it sees; `None`: all of them.
     seen: Option<&'a [usize]>,
     source: RowSource<'a>,
 }
@@ -52,9 +52,10 @@ impl HeadTask<'_> {
         self.queries.len() * self.heads.len()
     }
 
-    /// The query of a row, times what scores are scaled by.
+    /// Writes a row's query, scaled by `1 / √dim`.
     fn scaled_query(&self, row: usize, q: &Activation, dim: usize, out: &mut [f32]) {
         let (query, head) = self.place(row);
+        // Scaling `dim` elements of the query is cheaper than scaling the scores of every key.
         let scale = (dim as f32).sqrt().recip();
         let query = &q.row(query)[head * dim..][..dim];
         for (out, value) in out.iter_mut().zip(query) {
@@ -71,7 +72,7 @@ impl HeadTask<'_> {
         )
     }
 
-    /// How many of the keys of a tile a row sees, before which there are so many others.
+    /// How many keys of a tile of `count` keys a row sees, where `before` keys came in earlier tiles.
     fn seen(&self, row: usize, before: usize, count: usize) -> usize {
         self.seen.map_or(count, |seen| {
             let seen = seen[row % self.queries.len()];
@@ -79,7 +80,7 @@ impl HeadTask<'_> {
         })
     }
 
-    /// The tiles of the keys, as far as any of the queries sees them: the places of each.
+    /// The tiles of the keys, as far as any of the queries sees them: the positions of each.
     fn tiles(&self) -> impl Iterator<Item = Range<usize>> {
         let step = self.source.tile_keys();
         let most = self
@@ -106,8 +107,8 @@ impl RowSource<'_> {
         TILE_KEYS.min(TILE_LEN / self.shape.stored_dim())
     }
 
-    /// The task's key head of some rows: from the first number on, and how far it is from one row to the next. What isn't
-    /// `f32` is widened into the tile.
+    /// The task's KV head of some rows: from its first element on, and the stride from one row to the next. What is not
+    /// `f32` is dequantized into `tile`.
     fn tile<'t>(
         &'t self,
         which: usize,
@@ -120,6 +121,7 @@ impl RowSource<'_> {
         } = self.shape;
         let head = self.shape.head_bytes();
         let at = |row: usize| (row * kv_heads + kv_head) * head;
+        // Only up to the last row's own head: what follows belongs to other heads and may not be there.
         let bytes = &self.rows[which][..at(rows.end - 1) + head];
         if format == Format::F32 {
             let values: &[f32] = bytemuck::cast_slice(bytes);
@@ -128,6 +130,7 @@ impl RowSource<'_> {
             return (&values[start..], kv_heads * stored);
         }
         let stored = self.shape.stored_dim();
+        // Of each row only the task's own head is dequantized.
         for (row, out) in rows.zip(tile.chunks_exact_mut(stored)) {
             format.dequantize(&bytes[at(row)..at(row) + head], out);
         }
@@ -136,7 +139,7 @@ impl RowSource<'_> {
 }
 
 impl CpuBackend {
-    /// Puts these rows of `x` into a cache's room for as many, as such rows are stored there.
+    /// Writes these rows of `x` into a cache's places, in the cache's format.
     pub(crate) fn store_rows(
         &self,
         shape: &KvCacheShape,
@@ -180,6 +183,7 @@ impl CpuBackend {
             .filter(|range| !range.queries.is_empty())
             .map(|range| RangeKeys::new(range, pass, &sources))
             .collect();
+        // Decided for all ranges together: whether threads would idle depends on the sum of their tasks.
         let step = heads_step(shape, &ranges, self.device.threads());
         let tasks: Vec<_> = (ranges.iter())
             .flat_map(|range| range.tasks(shape, step))
@@ -188,7 +192,8 @@ impl CpuBackend {
             let target = AttentionOutput::new(out);
             tasks.par_iter().for_each(|task| {
                 let kernel = Microkernel::best();
-                // However the heads are shared out.
+                // By the group's rows, however heads are split into tasks: which kernel runs must not depend on the
+                // number of threads, or results would.
                 let rows = task.queries.len() * (shape.heads / shape.kv_heads);
                 self.scratch.with(|scratch| match rows < kernel.columns {
                     true => few::attend(task, shape, q, scratch, &target),
@@ -200,7 +205,7 @@ impl CpuBackend {
 }
 
 impl CpuBackend {
-    /// What these queries pay attention to of these places, summed over the queries: a row for each head.
+    /// The attention weights of these positions, summed over the queries: a row for each head.
     #[expect(
         clippy::too_many_arguments,
         reason = "where the sums go, and what an attention is of"
@@ -222,7 +227,7 @@ impl CpuBackend {
         let (dim, group) = (shape.head_dim, shape.heads / shape.kv_heads);
         let scale = (dim as f32).sqrt().recip();
         self.run(|| {
-            // One query at a time: this happens once a block.
+            // One query at a time, with a full row of scores: this happens once a block.
             sums.par_rows_mut().enumerate().for_each(|(head, sums)| {
                 self.scratch.with(|scratch| {
                     let (scores, tile) = scratch.split_at_mut(sums.len());
@@ -253,7 +258,7 @@ impl CpuBackend {
     }
 }
 
-/// Parts of a range that have so many places each.
+/// Splits a range into pieces of at most `step`.
 fn tiles(range: &Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> + use<> {
     let end = range.end;
     let starts = range.clone().step_by(step);
@@ -280,6 +285,7 @@ impl<'a> RangeKeys<'a> {
                 positions: places,
             } => {
                 let seen: Vec<_> = places.iter().map(|place| place + 1).collect();
+                // The segment reaches to the longest query; `seen` cuts it for the others.
                 let len = seen.iter().copied().max().unwrap_or(0);
                 let all = vec![KeySegment { start: 0, len }];
                 (all, Some(seen), caches[*cache])
@@ -293,12 +299,14 @@ impl<'a> RangeKeys<'a> {
         }
     }
 
-    /// Its tasks, with so many of the heads that share keys in each.
+    /// The range's tasks, with `step` of the heads that share keys in each.
     fn tasks(&self, shape: AttentionShape, step: usize) -> impl Iterator<Item = HeadTask<'_>> {
         let group = shape.heads / shape.kv_heads;
         let Range { start, end } = self.queries;
         let tile = tile_queries(shape);
         let tiles = (start..end).step_by(tile);
+        // Heads that share a KV head are one task where possible, so that a tile is dequantized and packed once for all
+        // of them.
         tiles.flat_map(move |from| {
             let queries = from..end.min(from + tile);
             let heads = (0..shape.kv_heads).flat_map(move |kv_head| {
@@ -320,12 +328,12 @@ impl<'a> RangeKeys<'a> {
     }
 }
 
-/// Queries of a task, at most.
+/// Most queries of a task.
 fn tile_queries(shape: AttentionShape) -> usize {
     TILE_QUERIES.min(TASK_LEN / shape.head_dim)
 }
 
-/// How many of the heads that share keys go into a task: all of them, unless that leaves threads without one.
+/// How many of the heads that share keys go into a task: all of them, unless that leaves threads without work.
 fn heads_step(shape: AttentionShape, ranges: &[RangeKeys<'_>], threads: usize) -> usize {
     let group = shape.heads / shape.kv_heads;
     let tile = tile_queries(shape);
@@ -337,6 +345,7 @@ fn heads_step(shape: AttentionShape, ranges: &[RangeKeys<'_>], threads: usize) -
         * shape.kv_heads;
     let parts = (TASKS * threads).div_ceil(tasks.max(1));
     let most = queries.map(|count| count.min(tile)).max().unwrap_or(1);
+    // The packed queries of a task must fit its part of the scratch, whatever the threads would like.
     let fitting = TASK_ROWS.min(TASK_LEN / shape.head_dim) / most;
     group.div_ceil(parts).clamp(1, fitting)
 }
@@ -363,7 +372,7 @@ impl<'a> AttentionOutput<'a> {
         }
     }
 
-    /// Writes a head of a query, which must be the caller's alone.
+    /// Writes one head of one query, which must be the caller's alone.
     fn write(&self, (query, head): (usize, usize), dim: usize, values: impl Iterator<Item = f32>) {
         assert!(query < self.rows && (head + 1) * dim <= self.width);
         // SAFETY: the place is inside, and no other task's.
@@ -381,7 +390,7 @@ fn store_row(shape: &KvCacheShape, values: &[f32], out: &mut [u8]) {
     if dim == stored {
         return shape.format.quantize(values, out);
     }
-    // Heads that are no whole blocks end with zeros.
+    // Heads that are no whole blocks of the format are padded with zeros, which no attention score reads.
     let mut padded = [0.0; HEAD_DIM_MAX];
     let heads = values.chunks_exact(dim);
     for (values, room) in heads.zip(out.chunks_exact_mut(shape.head_bytes())) {

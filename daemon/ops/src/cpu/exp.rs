@@ -1,29 +1,32 @@
-//! The exponential of many numbers at once. The standard library's takes them one by one, which made a third of the time of
-//! attention to short heads.
+//! The exponential of many elements at once. The standard library's takes them one by one, which made a third of the
+//! time of attention with short heads.
 
 use super::vectors::{LANES, with_vectors};
 
-/// Where the exponential is about to leave the normal numbers.
+/// The inputs for which the result is a normal number: ln(2^-126), and the largest whose rounded exponent is still 127.
 const LEAST: f32 = -87.336_54;
 const MOST: f32 = 88.376_26;
-/// Adding it rounds to a whole number, which then stands in the low bits.
+/// 1.5 · 2^23: adding it rounds to an integer, which then stands in the low bits of the sum.
 const ROUND: f32 = 12_582_912.0;
-/// ln 2 in two parts, of which the first has few digits.
+/// ln 2 in two parts (Cody and Waite). The first has few digits, so that its multiples are exact.
 const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
 
-/// `e^x` within two units in the last place; not below the least normal number, and of NaN, NaN. Cephes' polynomial.
+/// `e^x` within two units in the last place; never below the least normal number; NaN for NaN. Cephes' polynomial.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
-    // Comparisons that are false for NaN keep it.
+    // Comparisons that are false for NaN let it through.
     let x = if x < LEAST { LEAST } else { x };
     let x = if x > MOST { MOST } else { x };
     let shifted = x * std::f32::consts::LOG2_E + ROUND;
     let whole = shifted - ROUND;
     let r = x - whole * LN_2[0] - whole * LN_2[1];
+    // e^r = 1 + r + r² · p(r) for |r| ≤ ln 2 / 2, by Horner's rule: only multiplications and additions, so it
+    // vectorizes.
     let mut p = 1.987_569_2e-4;
     for coefficient in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_66, 0.5] {
         p = p * r + coefficient;
     }
+    // 2^n is made from its bits: n plus the bias of 127, in the exponent field. The clamp keeps n within −126 to 127.
     let exponent = shifted.to_bits().wrapping_sub(ROUND.to_bits());
     let scale = f32::from_bits(exponent.wrapping_add(127) << 23);
     (p * r * r + r + 1.0) * scale
@@ -31,6 +34,7 @@ fn exp(x: f32) -> f32 {
 
 #[inline(always)]
 fn exp_sum_body(values: &mut [f32], max: f32) -> f32 {
+    // Sixteen running sums, in a fixed order: the result is the same whatever vector width the loop is compiled for.
     let mut sums = [0.0; LANES];
     let mut chunks = values.chunks_exact_mut(LANES);
     for chunk in &mut chunks {
@@ -52,6 +56,7 @@ fn exp_total_body(values: &[f32], max: f32) -> f64 {
     let mut chunks = values.chunks_exact(LANES);
     for chunk in &mut chunks {
         for (value, sum) in chunk.iter().zip(&mut sums) {
+            // Terms are `f32`, their sum is `f64`: beside a sum near 1, `f32` would drop terms below 6e-8.
             *sum += f64::from(exp(*value - max));
         }
     }
@@ -67,6 +72,8 @@ fn max_body(values: &[f32]) -> f32 {
     let mut chunks = values.chunks_exact(LANES);
     for chunk in &mut chunks {
         for (most, &value) in most.iter_mut().zip(chunk) {
+            // A comparison instead of `f32::max`: it compiles to one instruction, and NaN, which compares false, is
+            // passed over.
             *most = if value > *most { value } else { *most };
         }
     }
@@ -83,6 +90,7 @@ fn exp_lanes_body(values: &mut [f32], largest: &mut [f32], sums: &mut [f32], shr
     for (group, ((largest, sums), shrunk)) in groups.enumerate() {
         let place = group * LANES..(group + 1) * LANES;
         let mut most = *largest;
+        // Two passes over the rows: the maximum must be known before the first exponential.
         for row in values.chunks_exact(columns) {
             let (row, _) = row[place.clone()].as_chunks::<LANES>();
             for (most, &value) in most.iter_mut().zip(&row[0]) {
@@ -90,6 +98,7 @@ fn exp_lanes_body(values: &mut [f32], largest: &mut [f32], sums: &mut [f32], shr
             }
         }
         for lane in 0..LANES {
+            // By how much sums so far were too large for the new maximum; 1 where it did not change.
             shrunk[lane] = exp(largest[lane] - most[lane]);
         }
         let mut total = [0.0; LANES];
@@ -120,24 +129,24 @@ with_vectors! {
 }
 
 with_vectors! {
-    /// A step of a running soft-max in each lane of rows as wide as `largest`: the largest value so far becomes that of these
-    /// rows too, and `e^(value - largest)` stands in the place of each value. Sums so far are shrunk by what is left in `shrunk`,
-    /// and the new ones are added. Lanes are whole vectors of 16.
+    /// A step of a running softmax in each lane of rows as wide as `largest`: takes these rows into the running
+    /// maximum, and replaces each value by `e^(value - largest)`. `shrunk` gets the factor by which earlier sums
+    /// shrink, and `sums` are scaled by it before the new terms are added. Lanes are whole vectors of 16.
     exp_lanes, exp_lanes_body, (values: &mut [f32], largest: &mut [f32], sums: &mut [f32], shrunk: &mut [f32])
 }
 
 with_vectors! {
-    /// The sum of `e^(value - max)`, of which each term counts however small it is beside the others.
+    /// The sum of `e^(value - max)` in `f64`, where each term counts however small it is beside the others.
     exp_total, exp_total_body, (values: &[f32], max: f32) -> f64
 }
 
 with_vectors! {
-    /// The largest of them; −∞ where there is none. NaN counts as nothing.
+    /// The largest value; −∞ for none. NaN is passed over.
     max, max_body, (values: &[f32]) -> f32
 }
 
 with_vectors! {
-    /// `silu(gate) · up`, in the gate's place.
+    /// `silu(gate) · up`, written to `gate`.
     silu_multiply, silu_body, (gate: &mut [f32], up: &[f32])
 }
 

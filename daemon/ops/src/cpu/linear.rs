@@ -1,6 +1,6 @@
-//! `linear`: one multiply for every format. Rows of weights are widened a small piece at a time into a thread's scratch,
-//! packed there, and multiplied by all rows while they are in the nearest cache. A format is a way to decode, and nothing
-//! else.
+//! `linear`: one matmul for every format. Rows of weights are dequantized a small piece at a time into a thread's
+//! scratch, packed there, and multiplied by all rows while they are in the nearest cache. All that differs between
+//! formats is how a tile is dequantized.
 
 use std::{
     ops::Range,
@@ -20,29 +20,30 @@ use super::{
 };
 use crate::{Activation, clock::PhaseClock};
 
-/// Numbers of `x` that are packed at a time: 1 MiB, so that they stay in a core's own cache while weights stream past.
+/// Elements of `x` that are packed at a time: 1 MiB, so that they stay in a core's own cache while weights stream past.
 const PACKED_LEN: usize = 1 << 18;
 
-/// Numbers of a panel of weights, before and after it is packed.
+/// Elements of a panel of weights, before and after it is packed.
 const PANEL_LEN: usize = 32 * DEPTH;
 
-/// Numbers that coded weights are widened to at a time, since they are decoded in whole rows.
+/// Elements that compressed weights are decompressed to at a time, since only whole rows can be.
 const DEQUANTIZED_LEN: usize = SCRATCH_LEN - PACKED_LEN - 2 * PANEL_LEN - LINE;
 
-/// Numbers in a cache line.
+/// Elements in a cache line.
 const LINE: usize = 16;
 
-/// Products of a single row that wait to be added to what is there.
+/// Dot products of a single row that are computed before they are added to the output.
 const DOTS: usize = 256;
 
-/// Tiles for each thread: so few that what each costs to begin with is little, and enough that no thread waits long for another.
+/// Tiles for each thread: few enough that a tile's fixed costs matter little, enough that no thread waits long for
+/// another.
 const TILES: usize = 4;
 
-/// Weight rows of a tile, at least, where there are as many rows of `x`: each tile packs those anew, which takes a hundredth
-/// of the time of as many weight rows' products.
+/// Least weight rows of a tile, where there are as many rows of `x`: each tile packs those anew, which takes a
+/// hundredth of the time of as many weight rows' matmul.
 const COLUMNS_MIN: usize = 256;
 
-/// Rows of `x` of a tile, at least, where they are shared out, too: each tile widens its weights anew.
+/// Least rows of `x` of a tile, where they are shared out, too: each tile dequantizes its weights anew.
 const ROWS_MIN: usize = 64;
 
 impl CpuBackend {
@@ -51,7 +52,7 @@ impl CpuBackend {
         self.run(|| self.gemm_on_this_pool(x, weight, out, adds));
     }
 
-    /// `x · weightᵀ` into rows of `out` that begin `stride` numbers apart.
+    /// `x · weightᵀ` into rows of `out` that begin `stride` elements apart.
     pub(crate) fn gemm_strided(
         &self,
         x: &Activation,
@@ -62,7 +63,7 @@ impl CpuBackend {
         self.run(|| self.gemm_tiles(x, weight, out, stride, false));
     }
 
-    /// The same on the device's threads, which must be the caller's.
+    /// [`CpuBackend::gemm`] for a caller that already runs on the device's threads.
     pub(crate) fn gemm_on_this_pool(
         &self,
         x: &Activation,
@@ -101,11 +102,13 @@ impl CpuBackend {
         };
         let kernel = Microkernel::best();
         let grid = Grid::new(x.len(), weight, self.device.threads(), kernel);
+        // Tiles share nothing but their inputs: each thread dequantizes and packs what it needs, so that no barrier is
+        // needed.
         (0..grid.len()).into_par_iter().for_each(|number| {
             let (rows, columns) = grid.tile(number);
             let part = weight.rows(columns.start, columns.end);
-            // Dot products decode the weights anew for every row of input: two rows took 1.4 to 2.1 times as long as by
-            // widening once (a core of an EPYC, 576 outputs of 1536, `q8_0` to `q4_k`).
+            // Dot products dequantize the weights anew for every row of input: two rows took 1.4 to 2.1 times as long
+            // as dequantizing once (a core of an EPYC, 576 outputs of 1536, `q8_0` to `q4_k`).
             if x.len() == 1 && part.has_dot_kernel() && QuantizedGemm::of(&part).is_none() {
                 return dot_tile(x, &part, &out, columns.start, &self.clock);
             }
@@ -114,6 +117,8 @@ impl CpuBackend {
                     let x = &x.values()[rows.start * weight.width..rows.end * weight.width];
                     assert!(columns.end <= out.columns && rows.end <= out.rows);
                     let out = TileOutput {
+                        // A raw pointer, since tiles of the same rows interleave in memory: no slice covers just this
+                        // tile's part.
                         start: out.start.wrapping_add(rows.start * stride + columns.start),
                         stride,
                         columns: columns.len(),
@@ -129,24 +134,27 @@ impl CpuBackend {
     }
 }
 
-/// How products are shared out.
+/// How a matmul is divided into tiles.
 struct Grid {
-    /// Rows of `x`, and of those in a tile.
+    /// Rows of `x`, and how many of them a tile has.
     rows: usize,
     tile_rows: usize,
-    /// Rows of weights, and of those in a tile.
+    /// Rows of weights, and how many of them a tile has.
     columns: usize,
     tile_columns: usize,
 }
 
 impl Grid {
     fn new(rows: usize, weight: &Weight<'_>, threads: usize, kernel: &Microkernel) -> Self {
+        // Weight rows are shared out first: each is then dequantized once in all, and only `x`, which is smaller,
+        // packed several times.
         let several = weight.rows.div_ceil(threads * TILES);
         let tile_columns = several
             .max(rows.min(COLUMNS_MIN))
             .next_multiple_of(kernel.columns);
         let tiles = weight.rows.div_ceil(tile_columns);
-        // Where there are few weight rows, some of those of `x`: not if decoding is most of the work.
+        // Where there are few weight rows, rows of `x` are shared out, too: not if decompression, which each part
+        // repeats, is most of the work.
         let parts = match weight.data {
             WeightData::Compressed(_) => 1,
             _ => threads.div_ceil(tiles).min(rows / ROWS_MIN).max(1),
@@ -180,12 +188,12 @@ impl Grid {
 /// The output matrix, of which each tile writes a part of its own.
 struct Columns {
     start: *mut f32,
-    /// From the beginning of a row to that of the next.
+    /// Elements from the beginning of a row to that of the next.
     stride: usize,
-    /// Numbers in a row.
+    /// Elements in a row.
     columns: usize,
     rows: usize,
-    /// Whether to add to what is there.
+    /// Whether to add to what the output holds.
     adds: bool,
 }
 
@@ -198,13 +206,13 @@ struct Tile<'a> {
     x: &'a Activation,
     rows: Range<usize>,
     out: &'a Columns,
-    /// Packed rows of `x`, and which of them and of their numbers those are.
+    /// Packed rows of `x`, and which rows and which part of the depth those are.
     packed: &'a mut [f32],
     packs: Option<(Range<usize>, Range<usize>)>,
-    /// A panel's weights as they are decoded, and packed.
+    /// A panel's weights as they are dequantized, and packed.
     dequantized: &'a mut [f32],
     panel: &'a mut [f32],
-    /// Whole rows of coded weights.
+    /// Whole rows of decompressed weights.
     decompressed: &'a mut [f32],
 }
 
@@ -217,7 +225,7 @@ impl<'a> Tile<'a> {
         scratch: &'a mut [f32],
     ) -> Self {
         assert!(kernel.columns * DEPTH <= PANEL_LEN && rows.end <= out.rows);
-        // Vectors that lie across cache lines take twice as long to load.
+        // Vectors that straddle cache lines take twice as long to load.
         let line = scratch.as_ptr().align_offset(LINE * size_of::<f32>());
         let (packed, scratch) = scratch[line..].split_at_mut(PACKED_LEN);
         let (panel, scratch) = scratch.split_at_mut(PANEL_LEN);
@@ -235,15 +243,16 @@ impl<'a> Tile<'a> {
         }
     }
 
-    /// Products of all rows and these weights, into the columns from `column` on.
+    /// Multiplies all rows by these weights, into the columns from `column` on.
     fn gemm_tile(&mut self, weight: &Weight<'_>, column: usize, clock: &PhaseClock) {
         assert!(column + weight.rows <= self.out.columns);
         if !matches!(weight.data, WeightData::Compressed(_)) {
             return self.gemm_dequantized(weight, column);
         }
         let fitting = DEQUANTIZED_LEN / weight.width;
-        // Whole panels, if one fits.
+        // Whole panels, if at least one fits: a partly filled panel costs as much as a full one.
         let fitting = fitting - fitting % self.kernel.columns.min(fitting);
+        // Taken out, since the closure below borrows all of `self`.
         let decoded = std::mem::take(&mut self.decompressed);
         let begun = Instant::now();
         let mut multiplied = Duration::ZERO;
@@ -258,17 +267,22 @@ impl<'a> Tile<'a> {
             self.gemm_dequantized(&decoded, column + row);
             multiplied += begun.elapsed();
         });
+        // The callback's time is the matmul's own; what is left is decompression.
         clock.add_decompressed(begun.elapsed().saturating_sub(multiplied));
         self.decompressed = decoded;
     }
 
-    /// The same of weights that aren't coded.
+    /// The same for weights that are not compressed.
     fn gemm_dequantized(&mut self, weight: &Weight<'_>, column: usize) {
         let rows_max = self.kernel.rows_in(PACKED_LEN / DEPTH);
+        // Equal parts instead of full ones and a rest: each part goes past all weights, whose dequantization it pays
+        // anew.
         let parts = self.rows.len().div_ceil(rows_max);
         for from in self.rows.clone().step_by(self.rows.len().div_ceil(parts)) {
             let rows = from..self.rows.end.min(from + self.rows.len().div_ceil(parts));
             let lanes = self.kernel.packed_lanes(rows.len());
+            // As much of the depth as keeps the packed rows within their cache budget, in whole blocks of [`DEPTH`]:
+            // sums are then cut at the same places whatever the number of rows.
             let span = PACKED_LEN / lanes / DEPTH * DEPTH;
             for from in (0..weight.width).step_by(span) {
                 let span = from..weight.width.min(from + span);
@@ -281,8 +295,9 @@ impl<'a> Tile<'a> {
         }
     }
 
-    /// Packs numbers of rows, unless they are.
+    /// Packs a part of the depth of some rows, unless that is what is packed.
     fn pack(&mut self, rows: &Range<usize>, span: &Range<usize>) {
+        // Compressed weights come in several pieces that meet the same rows of `x`.
         let packs = Some((rows.clone(), span.clone()));
         if self.packs == packs {
             return;
@@ -297,7 +312,7 @@ impl<'a> Tile<'a> {
         self.packs = packs;
     }
 
-    /// Products of what is packed and a panel of weights.
+    /// Multiplies what is packed by a panel of weights.
     fn gemm_panel(&mut self, weight: &Weight<'_>, column: usize) {
         let (rows, span) = self.packs.as_ref().expect("rows are packed first");
         for from in span.clone().step_by(DEPTH) {
@@ -309,7 +324,8 @@ impl<'a> Tile<'a> {
             for (row, out) in bytes.chunks_exact(row_bytes).zip(widened) {
                 format.dequantize(&row[part.clone()], out);
             }
-            // What is widened next: short pieces of many rows, which the processor doesn't foresee.
+            // The piece that is dequantized next is prefetched: it is a short stretch of each of many rows, a pattern
+            // that the hardware does not foresee.
             let (ahead, next) = match from + depth < span.end {
                 true => (0, from + depth),
                 false => (weight.rows, span.start),
@@ -346,13 +362,14 @@ impl<'a> Tile<'a> {
     }
 }
 
-/// The single row of `x` times the tile's rows, into the columns from `column` on. Coded weights are added up as they are
-/// decoded, number by number, which takes far longer: all of it counts as decoding.
+/// The single row of `x` times the tile's rows, into the columns from `column` on. Compressed weights are decompressed
+/// as they are added up, element by element, which takes most of the time: all of it counts as decompression.
 fn dot_tile(x: &Activation, tile: &Weight<'_>, out: &Columns, column: usize, clock: &PhaseClock) {
     let begun = Instant::now();
     assert!(column + tile.rows <= out.columns && out.rows == 1);
     // SAFETY: these columns are inside the only row, and no other tile's.
     let out_tile = unsafe { slice::from_raw_parts_mut(out.start.add(column), tile.rows) };
+    // `dot` overwrites, so sums to add to are kept apart, in a buffer on the stack.
     if out.adds {
         let mut products = [0.0; DOTS];
         for (from, out) in (0..tile.rows).step_by(DOTS).zip(out_tile.chunks_mut(DOTS)) {
@@ -383,8 +400,8 @@ mod tests {
             compress,
         },
     };
-    use sluice_cuda::DType;
-    use sluice_formats::{Format, noise::Noise};
+
+    use sluice_formats::{DType, Format, noise::Noise};
     use sluice_weights::{CompressedRows, CompressedTensor};
 
     use super::*;
@@ -486,7 +503,7 @@ mod tests {
         }
     }
 
-    /// What products in whole numbers cost: no more than rounding `x` to bytes does.
+    /// The error of matmuls in integers: no more than rounding `x` to bytes causes.
     #[test]
     fn rounded_rows_are_near_the_exact_ones() {
         const WIDTH: usize = 2048;
@@ -574,7 +591,7 @@ mod tests {
         }
     }
 
-    /// What the matrix in a container is called: of a layer, or it wouldn't be coded to a rate.
+    /// The tensor's name in a container: a layer's, since other tensors are not trellis-quantized.
     const NAME: &str = "layers.0.w";
 
     /// A matrix, in a container of its own.
@@ -621,7 +638,7 @@ mod tests {
         // Whole vectors in rows that tiles cross, and rows that are none; several chunks.
         for (width, outputs, tile) in [(256, 600, 512), (416, 300, 128), (200, 520, 256)] {
             let mut values = numbers(width * outputs, 3);
-            // Numbers that a palette lacks, a few and many of them.
+            // Values that the dictionary lacks, a few and many of them.
             for (at, value) in values.iter_mut().enumerate() {
                 if at % 97 == 0 || at / 3000 % 5 == 1 {
                     *value *= f32::powi(2.0, at as i32 % 90 - 60);

@@ -1,4 +1,4 @@
-//! The operations on the CPU: loops over rows on the device's threads, and a multiply of our own for `linear` and attention.
+//! The operations on the CPU: loops over rows on the device's threads, and our own matmul for `linear` and attention.
 
 mod attention;
 pub(super) mod exp;
@@ -59,6 +59,7 @@ impl CpuBackend {
         epsilon: f32,
     ) {
         self.run(|| {
+            // Once for all rows: the norm's weight is a vector that may be stored as bf16.
             weight.dequantize(scale.row_mut(0));
             let scale = scale.row(0);
             out.par_rows_mut().enumerate().for_each(|(index, out)| {
@@ -68,6 +69,7 @@ impl CpuBackend {
     }
 
     pub(super) fn rope(&self, x: &mut Activation, table: &RopeTable, positions: &Indices) {
+        // The rows are split among threads, which a plain iterator over the positions cannot be.
         let positions: Vec<usize> = positions.iter().collect();
         self.run(|| {
             x.par_rows_mut()
@@ -98,7 +100,7 @@ pub(super) fn embed_rows<E>(
     let values = out.values_mut();
     for (index, &id) in ids.iter().enumerate() {
         let (before, row) = values[..(index + 1) * width].split_at_mut(index * width);
-        // A canvas is mostly runs of masks.
+        // A canvas is mostly runs of masks, whose row need not be dequantized or read from a file again.
         if index > 0 && ids[index - 1] == id {
             row.copy_from_slice(&before[(index - 1) * width..]);
         } else {

@@ -1,7 +1,7 @@
-//! Products in whole numbers, for formats whose weights are bytes in groups: rows of `x` are rounded to 8 bits in groups of
-//! 32, as llama.cpp rounds them, and what is added up within a group is exact. Weights stay bytes in a thread's scratch, so
-//! that little is written and read there, and an instruction multiplies four times as many as of `f32`. Every
-//! number of rows is rounded alike, so that a row depends on those beside it by the order of sums alone.
+//! Matmuls in integers, for formats whose weights are bytes in groups: rows of `x` are rounded to 8 bits in groups of
+//! 32, as llama.cpp rounds them, and sums within a group are exact. Weights stay bytes in a thread's scratch, so that
+//! little is written and read there, and an instruction multiplies four times as many as of `f32`. Rows are rounded
+//! alike whatever their number, so that a row depends on those beside it by the order of sums alone.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -13,42 +13,43 @@ use sluice_weights::{Weight, WeightData};
 
 use super::microkernel::{self, COLUMNS_MAX, MatrixRows, Microkernel, TileOutput};
 
-/// Numbers of the depth that are multiplied at a time: 20 KiB of a panel of 32 weight rows.
+/// How much of the depth is multiplied at a time: 20 KiB of a panel of 32 weight rows.
 const DEPTH: usize = 512;
-/// Numbers that share a scale in rows of `x`.
+/// Elements of a row of `x` that share a scale.
 const BLOCK: usize = 32;
-/// Bytes in a word of four that are multiplied together.
+/// Bytes in a word: those that one lane multiplies and adds together.
 const BYTES: usize = 4;
-/// Rows of `x` that a tile of the output has, at most.
+/// Most rows of `x` that a tile of the output has.
 const ROWS: usize = 6;
 
-/// Words that packed rows take at a time.
+/// Words of packed rows that the scratch holds at a time.
 const PACKED_LEN: usize = 1 << 18;
-/// Words of a panel's bytes, and of its scales and minima where groups are the smallest.
+/// Words of a panel's bytes, and below of its scales and minima for the smallest groups.
 const PANEL_LEN: usize = COLUMNS_MAX * DEPTH / BYTES;
 const SCALES_LEN: usize = 2 * COLUMNS_MAX * DEPTH / GROUP_MIN;
 const GROUP_MIN: usize = 16;
-/// Words of the rows of a panel as they are rounded, in the order of `x`.
+/// Words of the rows of a panel after rounding, in the order of `x`.
 const ROUNDED_LEN: usize = ROWS * DEPTH / BYTES;
 const LINE: usize = 16;
 
-/// Instructions of one kind.
+/// The kernel of one instruction set.
 struct ByteKernel {
     /// Words from one word of a packed panel of rows to the next.
     lanes: usize,
     /// Weight rows in a panel: columns of a tile.
     columns: usize,
-    /// What packs words.
+    /// The `f32` kernel that transposes words for this one.
     words: &'static Microkernel,
-    /// Bits of the weights that it multiplies faster than widened ones are, at most.
+    /// Most bits of a weight for which this kernel is faster than dequantizing to `f32`.
     bits_max: u32,
     round: Round,
-    /// Tiles of one row and more.
+    /// Tiles of one row up to [`ROWS`].
     tiles: fn(QuantGroups) -> &'static [Tile; ROWS],
     dot: fn(QuantGroups) -> Dot,
 }
 
-/// Rounds a row to bytes, and writes scales and sums of each group to the row's lane of `numbers`: the sums times the scales.
+/// Rounds a row to bytes, and writes of each group its scale, and its sum times the scale, to the row's lane of
+/// `numbers`.
 ///
 /// # Safety
 /// The CPU has the kernel's instructions.
@@ -61,19 +62,20 @@ type Round = unsafe fn(
     group: usize,
 );
 
-/// Products of a packed panel of rows, of whose groups `numbers` has scales and sums, and one of weights with scales and minima.
+/// Multiplies a packed panel of rows, with scales and sums of their groups in `numbers`, by one of weights with scales
+/// and minima.
 ///
 /// # Safety
 /// The CPU has the kernel's instructions, and the output's columns of the tile's rows are nobody else's.
 type Tile = unsafe fn(x: &[f32], numbers: &[f32], panel: &[f32], scales: &[f32], out: TileOutput);
 
-/// The product of two rows of whole blocks of the depth.
+/// The dot product of two rows of whole blocks of the depth.
 ///
 /// # Safety
 /// The CPU has the kernel's instructions.
 type Dot = unsafe fn(weights: &QuantizedRow<'_, u8>, x: &QuantizedRow<'_, i8>) -> f32;
 
-/// A row's bytes, and two numbers of each group: of weights scales and minima, of `x` scales and sums times scales.
+/// A row's bytes, and two values of each group: of weights scale and minimum, of `x` scale and sum times scale.
 struct QuantizedRow<'a, B> {
     bytes: &'a [B],
     scales: &'a [f32],
@@ -110,32 +112,32 @@ impl ByteKernel {
     }
 }
 
-/// Whether rows are rounded to be multiplied with weights of this format: it has whole numbers, and the CPU instructions for
-/// their products.
+/// Whether rows are rounded to be multiplied with weights of this format: it stores integers, and the CPU has the
+/// instructions for them.
 pub(crate) fn rounds_rows(format: Format) -> bool {
     kernel_for(format).is_some()
 }
 
-/// The kernel that multiplies weights of this format, and how they lie: all numbers of rows have the same.
+/// The kernel that multiplies weights of this format, and how they are grouped. It is the same for any number of rows.
 fn kernel_for(format: Format) -> Option<(&'static ByteKernel, QuantGroups)> {
     let (kernel, groups) = (ByteKernel::best()?, format.groups()?);
     (groups.bits <= kernel.bits_max).then_some((kernel, groups))
 }
 
-/// How a format's weights are multiplied so.
+/// The integer matmul of one format.
 pub(super) struct QuantizedGemm {
     kernel: &'static ByteKernel,
     groups: QuantGroups,
 }
 
 impl QuantizedGemm {
-    /// Those of a format that has some, where the CPU has instructions for it.
+    /// That of the weight's format, if it has one and the CPU has the instructions.
     pub(super) fn of(weight: &Weight<'_>) -> Option<Self> {
         let (kernel, groups) = kernel_for(weight.format)?;
         matches!(weight.data, WeightData::Host(_)).then_some(Self { kernel, groups })
     }
 
-    /// Products of rows of `x`, which lie together, and these weights.
+    /// Multiplies rows of `x`, which are contiguous, by these weights.
     ///
     /// # Safety
     /// The output's columns of all rows are nobody else's.
@@ -159,7 +161,7 @@ impl QuantizedGemm {
         let (loose_scales, scratch) = scratch.split_at_mut(SCALES_LEN);
         let (loose, scratch) = scratch.split_at_mut(PANEL_LEN);
         let rounded = &mut scratch[..ROUNDED_LEN];
-        // Of a panel of rows: bytes, and two numbers for each group.
+        // Words of a panel of rows: bytes, and two values for each group.
         let words = |depth: usize| lanes * (depth / BYTES + 2 * depth / self.groups.len);
         let tiles = (self.kernel.tiles)(self.groups);
         let rows_max = PACKED_LEN / words(DEPTH) * ROWS;
@@ -169,13 +171,14 @@ impl QuantizedGemm {
             let x = &x[first * width..][..rows * width];
             let panels = rows.div_ceil(ROWS);
             let blocks = (PACKED_LEN / (panels * words(DEPTH))).max(1);
+            // Panels of nearly equal size, as in the `f32` kernel.
             let place = |panel: usize| {
                 let from = panel * rows / panels;
                 (from, (panel + 1) * rows / panels - from)
             };
             for from in (0..width).step_by(blocks * DEPTH) {
                 let span = from..width.min(from + blocks * DEPTH);
-                // Block after block, panel after panel.
+                // Block after block, panel after panel: the order in which the loops below read them.
                 let mut rest = &mut packed[..];
                 for from in span.clone().step_by(DEPTH) {
                     let depth = DEPTH.min(span.end - from);
@@ -187,6 +190,8 @@ impl QuantizedGemm {
                         self.pack(x, rounded, target);
                     }
                 }
+                // Weights outside, rows inside: a panel's bytes are unpacked once and stay in L1 while all packed rows
+                // go past.
                 for column in (0..weight.rows).step_by(tile_columns) {
                     let columns = tile_columns.min(weight.rows - column);
                     let weight = weight.rows(column, column + columns);
@@ -222,12 +227,12 @@ impl QuantizedGemm {
         }
     }
 
-    /// Products of a single row and these weights, each of them by itself: packing would take longer than multiplying.
+    /// Multiplies a single row by these weights, each by itself: packing would take longer than multiplying.
     ///
     /// # Safety
     /// The output's columns are nobody else's.
     unsafe fn dot(&self, x: &[f32], weight: &Weight<'_>, out: TileOutput, scratch: &mut [f32]) {
-        // Whole blocks of the depth: what is beyond the row is zero.
+        // Whole blocks of the depth: what is beyond the row is zero, and so are its scales.
         let padded = x.len().next_multiple_of(DEPTH);
         let groups = padded / self.groups.len;
         let line = scratch.as_ptr().align_offset(LINE * size_of::<f32>());
@@ -250,7 +255,8 @@ impl QuantizedGemm {
         };
         let format = weight.format;
         let dot = (self.kernel.dot)(self.groups);
-        // Whole rows are unpacked before they are multiplied: what was stored a moment ago, in shorter pieces, is slow to load.
+        // A whole row is unpacked before it is multiplied: loading 64 bytes that were just stored in smaller pieces
+        // stalls, since the store buffer cannot forward them.
         let (loose, rest) = rest[2 * groups..].split_at_mut(padded / BYTES);
         let (scales, rest) = rest.split_at_mut(groups);
         let minima = &mut rest[..groups];
@@ -281,7 +287,7 @@ impl QuantizedGemm {
         }
     }
 
-    /// Rounds and packs rows of `x`.
+    /// Rounds rows of `x` and packs them.
     fn pack(&self, x: MatrixRows<'_>, rounded: &mut [f32], target: &mut [f32]) {
         let (rows, depth, lanes) = (x.count(), x.depth(), self.kernel.lanes);
         let (bytes, numbers) = target.split_at_mut(lanes * depth / BYTES);
@@ -294,10 +300,12 @@ impl QuantizedGemm {
             }
         }
         let rounded = MatrixRows::new(rounded, words, rows, words);
+        // Words of four bytes are transposed as if they were `f32`, which only moves bits: the lanes of a vector are
+        // then the rows.
         self.kernel.words.transpose(rounded, bytes, lanes);
     }
 
-    /// Unpacks bytes of weights and packs them anew, with their scales and minima.
+    /// Unpacks the weights' bytes and packs them with their scales and minima.
     fn pack_weights(
         &self,
         source: &Source<'_>,
@@ -315,6 +323,7 @@ impl QuantizedGemm {
             let out = bytemuck::cast_slice_mut(&mut loose[row * words..][..words]);
             let both = &mut loose_scales[row * 2 * groups..][..2 * groups];
             let (scales, minima) = both.split_at_mut(groups);
+            // Formats store 4 to 6 bits in orders of their own; as plain bytes all of them go through one kernel.
             format.quants(bytes, out, scales, minima);
         }
         let bytes = MatrixRows::new(loose, words, weight.rows, words);
@@ -488,7 +497,7 @@ mod tests {
     fn rows_are_rounded_alike() {
         let mut x = numbers(4 * BLOCK, 3);
         x[BLOCK..2 * BLOCK].fill(0.0);
-        // Halves, which are rounded to even numbers.
+        // Halves, which are rounded to even.
         let halves = (0..BLOCK).map(|k| k as f32 - 15.5);
         x.splice(2 * BLOCK..3 * BLOCK, halves);
         x[2 * BLOCK] = 127.0;

@@ -1,9 +1,11 @@
-//! Loops over the numbers of a row.
+//! Loops over the elements of a row.
 
 use super::vectors::{LANES, with_vectors};
 
 #[inline(always)]
 fn rms_norm_body(out: &mut [f32], row: &[f32], scale: &[f32], epsilon: f32) {
+    // Independent sums, as many as the widest vectors have lanes: floating-point sums are not reordered by the
+    // compiler.
     let mut squares = [0.0; LANES];
     let mut chunks = row.chunks_exact(LANES);
     for chunk in &mut chunks {
@@ -35,11 +37,11 @@ fn rotate_body(row: &mut [f32], cos: &[f32], sin: &[f32]) {
 }
 
 with_vectors! {
-    /// The row divided by the root of its mean square, each number times that of `scale`.
+    /// The row divided by its root mean square, times `scale` element by element.
     rms_norm, rms_norm_body, (out: &mut [f32], row: &[f32], scale: &[f32], epsilon: f32)
 }
 
 with_vectors! {
-    /// Turns the pairs of each head, a number of its first half and one of its second, by these angles.
+    /// Rotates the pairs of each head, an element of its first half with one of its second, by these angles.
     rotate, rotate_body, (row: &mut [f32], cos: &[f32], sin: &[f32])
 }

@@ -9,8 +9,8 @@ use crate::{
     ledger::{HostBuffer, Ledger},
 };
 
-/// Numbers that a thread's scratch holds, 4 MiB: what `linear` packs, and some rows of the widest projection
-/// ([`WIDTH_MAX`](sluice_weights::WIDTH_MAX)) where coded weights are decoded; what attention packs.
+/// Elements of a thread's scratch, 4 MiB: what `linear` packs, and some rows of the widest projection
+/// ([`WIDTH_MAX`](sluice_weights::WIDTH_MAX)) where compressed weights are decompressed; what attention packs.
 pub(super) const SCRATCH_LEN: usize = 1 << 20;
 
 /// The scratch memory of all threads.
@@ -41,7 +41,7 @@ impl Scratch {
     }
 
     /// Lends this thread's scratch to `work`. Never contended: a thread asks for its own,
-    /// and `work` doesn't hand parts of itself to other threads.
+    /// and `work` does not hand parts of itself to other threads.
     pub(super) fn with<R>(&self, work: impl FnOnce(&mut [f32]) -> R) -> R {
         let index = rayon::current_thread_index().expect("scratch is used on the device's threads");
         let mut scratch = self.threads[index]

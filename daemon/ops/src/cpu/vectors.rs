@@ -1,6 +1,7 @@
-//! Loops that are compiled for wide vectors, too: what is built for any x86-64 has four lanes.
+//! Loops that are compiled for wider vectors, too: a build for any x86-64 has four lanes.
 
-/// Numbers that are summed side by side: those of the widest vectors.
+/// Independent running sums: one for each lane of the widest vectors. A constant, so that sums are in the same order
+/// whatever the vectors' width.
 pub(super) const LANES: usize = 16;
 
 /// Compiles a loop once for each kind of vectors, and takes what this processor has.

@@ -1,4 +1,4 @@
-//! Memory of the device: of this process, or of a card.
+//! Memory of the device: of this process, or of a GPU.
 
 use sluice_cuda::{CudaError, GpuMemory, GpuSpan};
 use sluice_machine::{
@@ -13,20 +13,21 @@ use crate::{
     ledger::{HostBuffer, Ledger, LedgerEntry},
 };
 
-/// Memory of the device, in elements of `T`, that stands in the ledger for as long as it lives. One of a rehearsal is
+/// Memory of the device, in elements of `T`, that stands in the ledger for as long as it lives. In a dry run it is
 /// counted, and empty.
 #[derive(Debug)]
 pub enum DeviceBuffer<T> {
     /// In this process, zeroed.
     Host(HostBuffer<T>),
-    /// On a card, as it is.
+    /// On a GPU, uninitialized.
     Gpu(GpuBuffer),
 }
 
-/// Memory on a card.
+/// Memory on a GPU.
 #[derive(Debug)]
 pub struct GpuBuffer {
-    // Freed before its entry goes.
+    // Dropped in this order: the memory is freed before its ledger entry goes, so that the ledger never shows too
+    // little.
     memory: GpuMemory,
     entry: LedgerEntry,
 }
@@ -35,7 +36,7 @@ impl<T: bytemuck::Zeroable> DeviceBuffer<T> {
     /// Memory for `len` elements.
     ///
     /// # Errors
-    /// [`OpsError::OutOfMemory`] when the ledger's limit, the system or the card refuses.
+    /// [`OpsError::OutOfMemory`] when the ledger's limit, the system or the GPU's driver refuses.
     pub fn new(
         device: &Device,
         ledger: &Ledger,
@@ -46,8 +47,9 @@ impl<T: bytemuck::Zeroable> DeviceBuffer<T> {
             return Ok(Self::Host(ledger.buffer(kind, len)?));
         };
         let bytes = len.saturating_mul(size_of::<T>());
+        // The ledger first: what its limit refuses is never asked of the driver.
         let entry = ledger.reserve(kind, bytes as u64)?;
-        // What lives long and changes with plans shares pieces of the driver's memory.
+        // What lives long and changes with plans is suballocated: the driver rounds each allocation up to 2 MiB.
         let allocated = match kind {
             MemoryKind::Weights | MemoryKind::StagingBuffers => gpu.allocate_part(bytes),
             _ => gpu.allocate(bytes),
@@ -60,7 +62,7 @@ impl<T: bytemuck::Zeroable> DeviceBuffer<T> {
                     purpose: kind.name(),
                     needed_bytes: bytes as u64,
                     used_bytes: ledger.used_bytes(),
-                    // Of no account here: the card has less than what the limit allows.
+                    // The limit did not refuse: the driver has less free than the limit allows.
                     limit_bytes: None,
                     free_bytes,
                 })
@@ -71,7 +73,7 @@ impl<T: bytemuck::Zeroable> DeviceBuffer<T> {
 }
 
 impl<T: bytemuck::Pod> DeviceBuffer<T> {
-    /// Memory for `len` elements, filled by `fill`, which in a rehearsal is given none.
+    /// Memory for `len` elements, filled by `fill`, which is given an empty slice in a dry run.
     ///
     /// # Errors
     /// As [`DeviceBuffer::new`].
@@ -108,7 +110,7 @@ impl<T> DeviceBuffer<T> {
     /// The elements.
     ///
     /// # Panics
-    /// When they are on a card.
+    /// When they are on a GPU.
     #[must_use]
     pub fn host(&self) -> &[T] {
         match self {
@@ -117,10 +119,10 @@ impl<T> DeviceBuffer<T> {
         }
     }
 
-    /// The same, to be written.
+    /// The elements, to be written.
     ///
     /// # Panics
-    /// When they are on a card.
+    /// When they are on a GPU.
     pub fn host_mut(&mut self) -> &mut [T] {
         match self {
             Self::Host(buffer) => buffer,
@@ -128,22 +130,22 @@ impl<T> DeviceBuffer<T> {
         }
     }
 
-    /// Where it lies on the card.
+    /// Where it lies on the GPU.
     ///
     /// # Panics
     /// When it lies in this process.
     #[must_use]
     pub fn span(&self) -> GpuSpan {
         match self {
-            Self::Host(_) => unreachable!("kernels of a card are given its own memory"),
+            Self::Host(_) => unreachable!("kernels of a GPU are given its own memory"),
             Self::Gpu(buffer) => buffer.memory.span(),
         }
     }
 }
 
 impl DeviceBuffer<Page> {
-    /// Memory that a card decodes weights of any shape into, as much as a plan has at most; none on the CPU, which has its
-    /// scratch.
+    /// Memory into which a GPU decompresses weights of any shape, as much as a plan allows at most; none on the CPU,
+    /// which has its scratch.
     ///
     /// # Errors
     /// As [`DeviceBuffer::new`].
@@ -152,7 +154,7 @@ impl DeviceBuffer<Page> {
         Self::new(device, ledger, MemoryKind::Scratch, bytes / PAGE_BYTES)
     }
 
-    /// Where it lies on a card; nowhere, if there is none.
+    /// Where it lies on a GPU; the empty span if there is none.
     pub fn on_gpu(&self) -> GpuSpan {
         match self {
             Self::Host(_) => GpuSpan::default(),

@@ -1,4 +1,4 @@
-//! The device that computes, the CPU as one pool of threads or a card beside it, and what is known of it: its memory and
+//! The device that computes, the CPU as one pool of threads or a GPU beside it, and what is known of it: its memory and
 //! its rates.
 
 mod buffer;
@@ -6,7 +6,8 @@ mod buffer;
 use std::fmt;
 
 use sluice_cuda::{self as cuda, Blas};
-pub use sluice_cuda::{CudaError, DType, Gpu, GpuUnavailable, LiveStats};
+pub use sluice_cuda::{CudaError, Gpu, GpuUnavailable, LiveStats};
+use sluice_formats::DType;
 use sluice_machine::{ComputingGuard, GpuProfile, MemoryStats, Profile, WaitingGuard, Workers};
 
 pub use self::buffer::DeviceBuffer;
@@ -15,9 +16,9 @@ use crate::OpsError;
 /// A device and what is known of it; clones are the same one.
 #[derive(Clone)]
 pub struct Device {
-    /// The machine's own threads, which convert weights whatever computes.
+    /// The machine's own threads, which convert weights whatever device computes.
     workers: Workers,
-    /// What computes, where it isn't these threads. None in a rehearsal, too.
+    /// The GPU that computes, if one does; `None` in a dry run, too.
     gpu: Option<Gpu>,
     profile: Profile,
 }
@@ -25,20 +26,20 @@ pub struct Device {
 /// Which device is to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceChoice {
-    /// The first card that can be used, else the CPU.
+    /// The first GPU that can be used, else the CPU.
     #[default]
     Auto,
-    /// The CPU.
+    /// The CPU, whether there is a GPU or not.
     Cpu,
-    /// The card of this number among those that the process may see, and nothing else.
+    /// The GPU with this index among those that the process may see, and nothing else.
     Cuda(usize),
 }
 
-/// A device, and why it is no card where one would have been taken.
+/// An opened device, and why it is not a GPU if one was tried.
 pub struct OpenedDevice {
-    /// What computes.
+    /// The device that computes.
     pub device: Device,
-    /// What was wrong with the first one.
+    /// Why the first GPU could not be used.
     pub gpu_unavailable: Option<GpuUnavailable>,
 }
 
@@ -49,11 +50,11 @@ impl fmt::Debug for Device {
 }
 
 impl Device {
-    /// What was chosen, with `threads` threads of the machine (0: one a core). A card computes in `number`; `None`: in
+    /// The chosen device, with `threads` threads of the machine (0: one a core). A GPU computes in `dtype`; `None`: in
     /// what suits it best.
     ///
     /// # Errors
-    /// A card that was named and can't be used, or threads that can't be started.
+    /// When a GPU that was named cannot be used, or threads cannot be started.
     pub fn open(
         choice: DeviceChoice,
         dtype: Option<DType>,
@@ -75,6 +76,7 @@ impl Device {
                 device: Self::with_gpu(gpu, dtype, threads)?,
                 gpu_unavailable: None,
             },
+            // Only `Auto` may fall back: who names a GPU is never served by the CPU unasked.
             Err(unavailable) if is_needed => return Err(OpsError::NoGpu(unavailable)),
             Err(unavailable) => OpenedDevice {
                 device: Self::cpu(threads)?,
@@ -86,7 +88,7 @@ impl Device {
     /// The CPU with `threads` threads, shared by everything that computes; 0: one a core.
     ///
     /// # Errors
-    /// When the threads can't be started.
+    /// When the threads cannot be started.
     pub fn cpu(threads: usize) -> Result<Self, OpsError> {
         let workers = Workers::new(threads).map_err(OpsError::Threads)?;
         Ok(Self {
@@ -96,11 +98,11 @@ impl Device {
         })
     }
 
-    /// A card, with `threads` threads beside it. It computes in `number`, or in what suits it best: `bf16` where it has
+    /// A GPU, with `threads` threads beside it. It computes in `dtype`, or in what suits it best: `bf16` where it has
     /// that, else `f16`.
     ///
     /// # Errors
-    /// When the threads can't be started.
+    /// When the threads cannot be started.
     pub fn with_gpu(gpu: Gpu, dtype: Option<DType>, threads: usize) -> Result<Self, OpsError> {
         let best = match gpu.properties().has_bf16 {
             true => DType::Bf16,
@@ -123,8 +125,8 @@ impl Device {
         })
     }
 
-    /// A device like this that does no work: with a ledger of the same kind, a pass over it tells what memory a real one
-    /// takes.
+    /// A device with the same properties that does no work: with a ledger of the same kind, a pass over it tells what
+    /// memory a real one takes.
     #[must_use]
     pub fn dry_run(profile: Profile) -> Self {
         Self {
@@ -134,7 +136,7 @@ impl Device {
         }
     }
 
-    /// What decides how much memory a pass takes.
+    /// The properties that determine a pass's memory.
     #[must_use]
     pub fn profile(&self) -> Profile {
         self.profile
@@ -151,43 +153,43 @@ impl Device {
         &self.workers
     }
 
-    /// The card that computes.
+    /// The GPU that computes; `None` on the CPU and in a dry run.
     #[must_use]
     pub fn gpu(&self) -> Option<&Gpu> {
         self.gpu.as_ref()
     }
 
-    /// Whether it is a card that this process can't use any more.
+    /// Whether it is a GPU that this process cannot use any more.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.gpu.as_ref().is_some_and(Gpu::has_failed)
     }
 
-    /// Whether a card computes, or would in a rehearsal.
+    /// Whether a GPU computes, or would in a dry run.
     #[must_use]
     pub fn is_gpu(&self) -> bool {
         self.profile.gpu.is_some()
     }
 
-    /// What activations between layers' parts are; the residual stream and all sums are `f32`.
+    /// The dtype of activations between a layer's parts; the residual stream and all sums are `f32`.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.profile.gpu.map_or(DType::F32, |card| card.dtype)
     }
 
-    /// What the driver takes for itself.
+    /// Bytes of GPU memory that the driver takes for the context.
     pub fn context_bytes(&self) -> u64 {
         self.profile.gpu.map_or(0, |card| card.context_bytes)
     }
 
-    /// What cuBLAS works in.
+    /// Bytes of the cuBLAS workspace.
     pub fn workspace_bytes(&self) -> u64 {
         self.profile
             .gpu
             .map_or(0, |card| card.workspace_bytes as u64)
     }
 
-    /// What memory there is where weights and activations live.
+    /// The state of the memory in which weights and activations live.
     #[must_use]
     pub fn memory(&self) -> MemoryStats {
         let Some(gpu) = &self.gpu else {
@@ -196,13 +198,14 @@ impl Device {
         let memory = gpu.memory().ok();
         MemoryStats {
             total_bytes: memory.map(|memory| memory.total_bytes),
+            // Weights are streamed through the host's page cache, whatever device computes.
             free_bytes: memory.map(|memory| memory.free_bytes),
             page_cache_bytes: MemoryStats::read().page_cache_bytes,
         }
     }
 
-    /// Does `work`, all of which runs operations, on one of the threads that they run on: going there and back for each takes
-    /// longer than one of a single row. It must not wait for another thread, which may need this one.
+    /// Does `work`, all of which runs operations, on one of the threads that they run on: going there and back for each
+    /// operation takes longer than one of a single row. It must not wait for another thread, which may need this one.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         match self.gpu {
             None => self.workers.within(work),
@@ -221,13 +224,13 @@ impl Device {
         (!self.is_gpu()).then(|| self.workers.waiting())
     }
 
-    /// Runs `work` on the machine's threads; not at all in a rehearsal.
+    /// Runs `work` on the machine's threads; not at all in a dry run.
     pub fn run(&self, work: impl FnOnce() + Send) {
         self.workers.run(work);
     }
 }
 
-/// The first card that can be used, else why the first of all can't be.
+/// The first GPU that can be used, else why GPU 0 cannot be.
 fn first_gpu() -> Result<Gpu, GpuUnavailable> {
     let refused = match Gpu::open(0) {
         Ok(gpu) => return Ok(gpu),

@@ -1,7 +1,8 @@
-//! The comparison of two heads on a GPU.
+//! The comparison of two LM heads on a GPU.
 
 use sluice_cuda as cuda;
-use sluice_cuda::{DType, Gpu, GpuSpan};
+use sluice_cuda::{Gpu, GpuSpan};
+use sluice_formats::DType;
 use sluice_machine::MemoryKind;
 use sluice_weights::Weight;
 
@@ -13,7 +14,7 @@ use crate::{
     ledger::Ledger,
 };
 
-/// The states of rows on their way through two heads.
+/// The states of rows during a comparison of two LM heads.
 pub(super) struct GpuComparison {
     gpu: Gpu,
     states: DeviceBuffer<cuda::CompareState>,

@@ -1,9 +1,9 @@
-//! Multiplying with weights as they lie on a card: as they are stored, or decoded there first, some rows at a time.
+//! Matmuls with weights as they lie on a GPU: as they are stored, or decompressed there first, some rows at a time.
 
 use std::ops::Range;
 
-use sluice_cuda::{self as cuda, DType, Gpu, GpuSpan};
-use sluice_formats::Format;
+use sluice_cuda::{self as cuda, Gpu, GpuSpan};
+use sluice_formats::{DType, Format};
 use sluice_machine::GpuProfile;
 use sluice_weights::{
     Weight,
@@ -13,7 +13,7 @@ use sluice_weights::{
 use super::super::{Activation, Phase, clock::GpuClock};
 use crate::OpsError;
 
-/// `x · weightᵀ` into `out`, whose numbers are said beside it, or added to it where those are `f32`.
+/// `x · weightᵀ` into `out`, whose dtype is given beside it, or added to it where that is `f32`.
 pub(super) fn matmul(
     gpu: &Gpu,
     clock: &GpuClock,
@@ -41,6 +41,7 @@ pub(super) fn matmul(
     let lies = weight.on_gpu();
     let kept = match lies.compressed {
         None => GpuStorage::Plain(weight.format),
+        // Dictionary-compressed weights with an index may be multiplied as they are; others must be decompressed first.
         Some(coded) if coded.index.bytes() > 0 => GpuStorage::DictionaryIndexed,
         Some(_) => GpuStorage::Compressed,
     };
@@ -64,19 +65,22 @@ pub(super) fn matmul(
         }
         _ => {
             let product = product(lies.span, 0..weight.rows);
-            gpu.matmul(number, weight.format.to_cuda(), product)
+            gpu.matmul(number, weight.format, product)
         }
     };
+    // The rule is shared with the plan, which predicts time and memory by it.
     if !is_decompressed_first(card, kept, x.len()) {
         return Ok(as_it_is()?);
     }
     let row_bytes = weight.width * number.bytes();
     let decoded = lies.decompressed;
     let rows = match piece_rows(weight.rows, row_bytes, decoded.bytes()) {
+        // Pieces of as many rows as the plan's decompression memory holds; the stream orders each matmul before the
+        // next piece overwrites it.
         Some(rows) => rows,
-        // Where memory to decode into is short, they are multiplied as they are, if they can be.
+        // Where memory to decompress into is short, they are multiplied as they are, if they can be.
         None if !is_decompressed_first(card, kept, 0) => return Ok(as_it_is()?),
-        // What a plan has for it could not be had: other programs have the card's memory.
+        // The plan's decompression memory could not be allocated: other programs hold the GPU's memory.
         None => {
             return Err(OpsError::Gpu(cuda::CudaError::OutOfMemory {
                 needed_bytes: (weight.rows.min(ROWS) * row_bytes) as u64,
@@ -89,17 +93,17 @@ pub(super) fn matmul(
         let to = decoded.part(0, these.len() * row_bytes);
         let piece = weight.rows(these.start, these.end);
         clock.within(Phase::Decompress, || decompress(gpu, number, &piece, to))?;
-        gpu.matmul(number, Format::from(number).to_cuda(), product(to, these))?;
+        gpu.matmul(number, Format::from(number), product(to, these))?;
     }
     Ok(())
 }
 
-/// Decodes a weight into numbers that are computed in.
+/// Decompresses or dequantizes a weight into the dtype that is computed in.
 fn decompress(gpu: &Gpu, dtype: DType, weight: &Weight<'_>, out: GpuSpan) -> Result<(), OpsError> {
     let lies = weight.on_gpu();
     let Some(coded) = lies.compressed else {
         let (rows, width) = (weight.rows, weight.width);
-        return Ok(gpu.dequantize(dtype, weight.format.to_cuda(), out, lies.span, rows, width)?);
+        return Ok(gpu.dequantize(dtype, weight.format, out, lies.span, rows, width)?);
     };
     let rows = coded.first_row..coded.first_row + weight.rows;
     let matrix = coded.tensor.on_gpu(&rows, coded.base_row);

@@ -1,8 +1,6 @@
 //! Attention to what is kept, beside attention to what is there: the same keys and values, in any pieces.
 
-use sluice_cuda::DType;
-use sluice_formats::Format;
-use sluice_formats::noise::Noise;
+use sluice_formats::{DType, Format, noise::Noise};
 
 use super::*;
 use crate::{

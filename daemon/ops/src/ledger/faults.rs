@@ -1,10 +1,10 @@
-//! Memory that can't be had, for tests: any reservation may be the one that fails.
+//! Failing reservations, for tests: any reservation may be made to fail.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Ledger;
 
-/// Makes a reservation fail that would have succeeded, where a test asks for it.
+/// Makes one reservation fail that would have succeeded, where a test asks for it.
 #[derive(Default)]
 pub(super) struct Faults {
     /// Reservations until one fails; 0: none will.

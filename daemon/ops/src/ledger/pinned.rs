@@ -1,11 +1,11 @@
-//! The account of pinned memory of the host, from which a card copies and which no other program gets. It is one for all
-//! models, so that the old one and the new one keep to a limit together while one takes the other's place.
+//! Pinned host memory, from which a GPU copies and which no other program gets. One count serves all models, so that
+//! the old one and the new one keep to a limit together during a switch.
 
 use std::{fmt, sync::atomic::Ordering};
 
 use super::Ledger;
 
-/// What pinned memory has in the account, for as long as it is there.
+/// A reservation of pinned memory; dropping it gives the bytes back.
 pub struct PinnedEntry {
     bytes: u64,
     ledger: Ledger,
@@ -25,13 +25,13 @@ impl Drop for PinnedEntry {
 }
 
 impl Ledger {
-    /// Bytes of the host's memory that are pinned for a card to copy weights from; they are no part of the other figures.
+    /// Bytes of the host's memory that are pinned for a GPU to copy weights from; no other figure contains them.
     #[must_use]
     pub fn pinned_bytes(&self) -> u64 {
         self.counters.pinned.load(Ordering::Relaxed)
     }
 
-    /// Enters bytes that are about to be pinned; `None` if all together would be more than the limit.
+    /// Reserves bytes that are about to be pinned; `None` if the total would exceed the limit.
     pub fn pin(&self, bytes: u64, limit_bytes: u64) -> Option<PinnedEntry> {
         let more = |pinned: u64| {
             let now = pinned.checked_add(bytes);

@@ -1,4 +1,4 @@
-//! What rows' distributions were in the pass before, for those who ask how far they have moved.
+//! The distributions of rows in the pass before, to measure how far they have moved.
 
 use half::bf16;
 use sluice_machine::MemoryKind;
@@ -6,20 +6,20 @@ use sluice_machine::MemoryKind;
 use super::super::Ops;
 use crate::{OpsError, ledger::HostBuffer};
 
-/// The last distributions of the positions of a block, one each: half a number a token, since whole ones would take twice
-/// the memory to tell whether a distribution has moved by a hundredth.
+/// The last distributions of the positions of a block, one each, as bf16 logits: `f32` would take twice the memory to
+/// tell whether a distribution has moved by a hundredth.
 #[derive(Debug)]
 pub struct Distributions {
-    /// Rows of the head.
+    /// Rows of the LM head: logits of a distribution.
     lm_head_rows: usize,
-    /// Logits, those of position p in place p modulo the count of places.
+    /// Logits: those of position p are in place p modulo the count of places.
     logits: Logits,
-    /// What is in each place.
+    /// Which position's distribution each place holds.
     stored: Vec<Option<StoredDistribution>>,
 }
 
-/// In the device's account where that is this process's memory: rows that are compared are reduced here, whatever has
-/// multiplied them.
+/// On the CPU in the ledger. Beside a GPU in plain host memory: rows that are compared are reduced here, wherever the
+/// matmul runs.
 #[derive(Debug)]
 enum Logits {
     Device(HostBuffer<bf16>),
@@ -34,10 +34,10 @@ struct StoredDistribution {
 }
 
 impl Ops {
-    /// Memory for the distributions of `count` positions side by side, over a head of so many rows.
+    /// Allocates memory for the distributions of `count` consecutive positions, over an LM head of `lm_head_rows` rows.
     ///
     /// # Errors
-    /// When it can't be had.
+    /// When memory cannot be allocated.
     pub fn distributions(
         &self,
         count: usize,
@@ -49,7 +49,7 @@ impl Ops {
             logits: match (self.device.is_gpu(), self.device.gpu()) {
                 (false, _) => Logits::Device(self.ledger.buffer(MemoryKind::Logits, len)?),
                 (true, Some(_)) => Logits::Host(vec![bf16::ZERO; len]),
-                // A rehearsal.
+                // A dry run.
                 (true, None) => Logits::Host(Vec::new()),
             },
             stored: vec![None; count],
@@ -58,8 +58,8 @@ impl Ops {
 }
 
 impl Distributions {
-    /// The log-sum of a position's logits, if the pass before this one left them. What is there is not to be relied on
-    /// until [`Distributions::put`], since a pass may fail between.
+    /// The log-sum of a position's logits, if the pass before this one left them. Removes the entry: until
+    /// [`Distributions::put`] it is not valid, since a pass may fail between.
     pub(super) fn take(&mut self, position: usize, pass: usize) -> Option<f64> {
         let place = position % self.stored.len();
         let held = self.stored[place].take();
@@ -67,7 +67,7 @@ impl Distributions {
             .map(|held| held.log_sum)
     }
 
-    /// All logits of a position have been put in their places by this pass.
+    /// Records that this pass has written all logits of a position to its place.
     pub(super) fn put(&mut self, position: usize, pass: usize, log_sum: f64) {
         let place = position % self.stored.len();
         self.stored[place] = Some(StoredDistribution {
@@ -92,7 +92,7 @@ impl Distributions {
     }
 }
 
-/// Each can be had once.
+/// A piece of each place, which can be taken once: rows of a piece are reduced in parallel.
 pub(super) struct DistributionPieces<'a>(Vec<Option<&'a mut [bf16]>>);
 
 impl<'a> DistributionPieces<'a> {
@@ -103,15 +103,15 @@ impl<'a> DistributionPieces<'a> {
     }
 }
 
-/// How far a row has moved, between pieces.
+/// The running sums by which a row's divergence is found.
 #[derive(Debug, Clone)]
 pub(crate) struct DistributionShift {
     /// The log-sum of the pass before, if there is one.
     before: Option<f64>,
     /// Sum of `exp(logit - max) * (logit - logit before)`.
     drift: f64,
-    /// Sum of `exp(logit - max)` of the logits as they are kept. Rounded logits with the sum of exact ones would be no
-    /// distribution, and two of them would differ by the rounding of a single token.
+    /// Sum of `exp(logit - max)` of the logits as they are stored. Rounded logits with the exact sum would not be a
+    /// distribution, and would differ from the next one by rounding alone.
     sum: f64,
 }
 
@@ -124,18 +124,18 @@ impl DistributionShift {
         }
     }
 
-    /// The largest logit has grown.
+    /// Scales the sums to a larger maximum.
     pub(super) fn shrink(&mut self, factor: f64) {
         self.drift *= factor;
         self.sum *= factor;
     }
 
-    /// Compares logits with those before, and leaves them in their place.
+    /// Compares logits with those before, and stores them in their place.
     pub(super) fn take(&mut self, logits: &[f32], before: &mut [bf16], max: f32) {
         for (&logit, place) in logits.iter().zip(before) {
             let before = std::mem::replace(place, bf16::from_f32(logit)).to_f32();
             let weight = f64::from((logit - max).exp());
-            // What has no probability has no part in it; two infinities would make it no number.
+            // A token without probability adds nothing; −∞ − −∞ would make the sum NaN.
             if weight > 0.0 {
                 self.drift += weight * f64::from(logit - before);
                 self.sum += f64::from((place.to_f32() - max).exp());
@@ -143,14 +143,15 @@ impl DistributionShift {
         }
     }
 
-    /// KL(now ‖ before), of a row whose logits have this sum of `exp(logit - max)`.
+    /// KL(now ‖ before), of a row whose logits have this sum of `exp(logit - max)`; `None` if the pass before did not
+    /// leave the row.
     pub(super) fn divergence(&self, max: f32, sum: f64) -> Option<f64> {
         let log_sum = f64::from(max) + sum.ln();
         let before = self.before?;
         Some(self.drift / sum - log_sum + before)
     }
 
-    /// The log-sum of the logits as they are kept.
+    /// The log-sum of the logits as they are stored.
     pub(super) fn log_sum(&self, max: f32) -> f64 {
         f64::from(max) + self.sum.ln()
     }

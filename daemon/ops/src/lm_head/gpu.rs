@@ -1,16 +1,17 @@
-//! The head's reduction on a GPU.
+//! The LM head's reduction on a GPU.
 
 use std::ops::Range;
 
 use sluice_cuda as cuda;
-use sluice_cuda::{DType, Gpu, GpuSpan};
+use sluice_cuda::{Gpu, GpuSpan};
+use sluice_formats::DType;
 use sluice_weights::Weight;
 
 use super::{LmHeadGroup, RunningRow, SamplingParams};
 use crate::{Activation, OpsError, activation::ActivationPool, arena::ArenaPart, gpu::GpuBackend};
 
-/// What the head's reduction takes on a card, from the arena of activations: every pass needs it anew, and the driver stops
-/// the card for whatever is given back to it.
+/// Memory of the LM head's reduction on a GPU, from the arena of activations: every pass needs it, and allocating or
+/// freeing by the driver would stall the GPU.
 pub(super) struct LmHeadMemory {
     logits: ArenaPart,
     states: ArenaPart,
@@ -18,7 +19,7 @@ pub(super) struct LmHeadMemory {
 }
 
 impl LmHeadMemory {
-    /// For so many rows, and logits at once.
+    /// For so many rows, and so many logits at once.
     pub(super) fn take(
         pool: &ActivationPool,
         rows: usize,
@@ -31,20 +32,20 @@ impl LmHeadMemory {
         })
     }
 
-    /// Where logits go, `f32`.
+    /// Where the `f32` logits of a piece go.
     pub(super) fn logits(&self) -> GpuSpan {
         self.logits.span()
     }
 }
 
-/// The states of rows on their way through the head.
+/// The states of rows on their way through the LM head.
 pub(super) struct GpuLmHead {
     gpu: Gpu,
     memory: LmHeadMemory,
     groups: Vec<GpuRowGroup>,
 }
 
-/// A group's rows among all rows, and among those of the multiply.
+/// A group's rows among all rows, and among those of the matmul.
 struct GpuRowGroup {
     rows: Range<usize>,
     inputs: Range<usize>,
@@ -115,6 +116,7 @@ impl GpuBackend {
         let input_bytes = piece.rows * size_of::<f32>();
         let logits = lm_head.memory.logits.span().part(0, x.len() * input_bytes);
         self.matmul(x, piece, logits, DType::F32, false)?;
+        // One matmul for all groups, then a launch for each: groups differ in sampling, not in weights.
         let part = |span: GpuSpan, of: &Range<usize>, bytes: usize| {
             span.part(of.start * bytes, of.len() * bytes)
         };

@@ -2,8 +2,7 @@
 
 mod evidence;
 
-use sluice_cuda::DType;
-use sluice_formats::Format;
+use sluice_formats::{DType, Format};
 use sluice_weights::WeightData;
 
 use super::*;
@@ -185,7 +184,7 @@ fn what_may_not_be_chosen_is_not() {
         };
         let chosen = &single.reduce(&row, &ending)[0];
         assert_eq!(chosen.token == favourite, row[0].may_end);
-        // The denominator is the whole head's, but for what counts as −∞.
+        // The denominator is the whole LM head's, without what counts as −∞.
         let suppressed = SamplingParams {
             suppressed: &ends,
             ranking: RankingScore::Confidence,

@@ -1,41 +1,42 @@
-//! How much of the processors others have while something is measured here.
+//! How much processor time other programs take while something is measured here.
 
 use std::fs;
 
-/// Time of the processors so far, in the system's ticks.
+/// Processor time so far, in the system's ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CpuTicks {
-    /// In all.
+    /// Time of all processors.
     total: u64,
-    /// Of that, in which they did something, be it for another machine that shares them.
+    /// Time that was not idle, including what a hypervisor gave to other guests.
     busy: u64,
-    /// Of that, for this process.
+    /// Time that this process took.
     own: u64,
 }
 
 impl CpuTicks {
-    /// As they are at this moment; `None` where the system doesn't tell.
+    /// The present counts; `None` where the system does not tell.
     pub(super) fn now() -> Option<Self> {
         let machine = fs::read_to_string("/proc/stat").ok()?;
         let process = fs::read_to_string("/proc/self/stat").ok()?;
         Self::of(&machine, &process)
     }
 
-    /// By the texts of `/proc/stat` and `/proc/self/stat`.
+    /// Parses `/proc/stat` and `/proc/self/stat`.
     fn of(machine: &str, process: &str) -> Option<Self> {
         let line = machine.lines().find_map(|line| line.strip_prefix("cpu "))?;
         let numbers: Vec<u64> = line
             .split_whitespace()
             .map_while(|n| n.parse().ok())
             .collect();
-        // What guests take stands in the first two as well. Older systems have fewer.
+        // user and nice already contain the time of guests, so what follows steal is left out. Older systems have fewer
+        // fields.
         let [user, nice, system, idle, rest @ ..] = &numbers[..] else {
             return None;
         };
         let rest = &rest[..rest.len().min(4)];
         let waits = rest.first().copied().unwrap_or(0);
         let busy = user + nice + system + rest.iter().skip(1).sum::<u64>();
-        // The program's name may have spaces and parentheses.
+        // The program's name may contain spaces and parentheses: fields are counted from the last one.
         let (_, fields) = process.rsplit_once(") ")?;
         let mut times = fields.split(' ').skip(11).map(str::parse::<u64>);
         let own = times.next()?.ok()? + times.next()?.ok()?;

@@ -1,5 +1,5 @@
-//! A card's rates. What runs for the first time there is made first, by the driver's compiler and the libraries' loaders, and
-//! that is many times what it takes: every shape runs once before it is timed, in memory that was had before.
+//! A GPU's rates. The first run of a kernel takes many times its usual time, since the driver compiles it and libraries
+//! load: every shape runs once before it is timed, in memory that is already allocated.
 
 use std::time::Instant;
 
@@ -14,22 +14,22 @@ use super::{
 };
 use crate::{Activation, Ops, OpsError};
 
-/// A card is kept busy by more rows than a few cores are.
+/// A GPU needs more rows than a few cores to be kept busy.
 const POINT_ROWS: [usize; POINTS] = [1, 64, 512];
-/// What takes so long tells enough: nothing larger is tried.
+/// A run of this length is precise enough: nothing larger is tried.
 const LONG_S: f64 = 1e-3;
-/// Runs that are timed together, at most.
+/// Most runs that are timed together.
 const RUNS_MAX: usize = 16;
-/// Rows of a chunk, as containers have them, and how many chunks are decoded at once, at most.
+/// Rows of a chunk, as containers have them, and below the most chunks that are decompressed at once.
 const CHUNK_ROWS: usize = 256;
 const CHUNKS_MAX: usize = 32;
-/// Runs of decoding, of which the fastest counts.
+/// Timed runs of decompression, of which the fastest counts.
 const DECOMPRESS_ROUNDS: usize = 4;
-/// Parts of the arena that are taken at once, and what each may lose at its ends.
+/// Parts of the arena that a probe holds at once, and below what each may lose to alignment.
 const PARTS: usize = 4;
 const PART_ENDS_BYTES: usize = 64;
 
-/// With weights anywhere in this memory, decoded to that one where they have to be.
+/// Measures matmuls with weights anywhere in `memory`, decompressed to `decoded` where they have to be.
 pub(super) fn measure_linear(
     ops: &Ops,
     memory: GpuSpan,
@@ -48,6 +48,8 @@ pub(super) fn measure_linear(
             probes.push((rate, point, probe));
         }
     }
+    // Round by round over all probes, instead of one probe after another: a disturbance then costs each of them one
+    // run, and the fastest of the others counts.
     let start = Instant::now();
     'rounds: for _ in 0..ROUNDS_MAX {
         for (_, _, probe) in &mut probes {
@@ -63,8 +65,8 @@ pub(super) fn measure_linear(
     Ok(rising(rates))
 }
 
-/// Seconds that the card takes to decode a number, by how it is coded: of as many chunks as `out` has room for, since only many
-/// keep it busy.
+/// Seconds that the GPU takes to decompress an element, by scheme: of as many chunks as `out` has room for, since only
+/// many keep it busy.
 pub(super) fn measure_decompress(
     ops: &Ops,
     gpu: &Gpu,
@@ -77,7 +79,7 @@ pub(super) fn measure_decompress(
         let on_card = GpuSample::new(ops.device(), ops.ledger(), &sample, copies)?;
         let matrix = on_card.matrix();
         let mut decode = || Ok(gpu.decompress(number, out, &matrix)?);
-        // Made by the driver when it first runs.
+        // The driver compiles the kernel when it first runs.
         decode()?;
         let mut fastest = ops.time(1, &mut decode)?;
         let runs = runs_of(fastest);
@@ -91,26 +93,26 @@ pub(super) fn measure_decompress(
         .collect()
 }
 
-/// Runs of so many seconds that are timed together.
+/// How many runs of so many seconds are timed together.
 fn runs_of(seconds: f64) -> usize {
     ((LONG_S / seconds) as usize).clamp(1, RUNS_MAX)
 }
 
-/// What weights are taken from, and what they are decoded to.
+/// Memory that weights are taken from, and that they are decompressed to.
 #[derive(Clone, Copy)]
 struct ProbeMemory {
     all: GpuSpan,
     decompressed: GpuSpan,
 }
 
-/// A matrix as large as it takes to keep the card busy, and no larger.
+/// A matrix that is just large enough to keep the GPU busy.
 struct Probe {
     format: Format,
     rows: usize,
     shape: (usize, usize),
-    /// That are timed together.
+    /// How many runs are timed together.
     runs: usize,
-    /// The fastest so far: others met somebody else's work.
+    /// The fastest run so far: slower ones met other programs' work.
     seconds: f64,
 }
 
@@ -125,7 +127,7 @@ impl Probe {
         };
         for shape in shapes(format) {
             probe.shape = shape;
-            // Made by the driver when it first runs.
+            // The driver compiles the kernel when it first runs.
             probe.run(ops, memory)?;
             probe.seconds = f64::INFINITY;
             probe.run(ops, memory)?;
@@ -139,7 +141,8 @@ impl Probe {
 
     fn run(&mut self, ops: &Ops, memory: ProbeMemory) -> Result<(), OpsError> {
         let (x, all) = self.factors(ops, memory)?;
-        // Each run has weights that none before had for as long as there are such: in a pass they don't come from the cache.
+        // Each run takes other weights, as long as there are some: in a pass they do not come from the GPU's cache
+        // either.
         let mut matrices = (0..all.rows / self.shape.0).cycle();
         let mut next = || {
             let first = matrices.next().unwrap_or(0) * self.shape.0;
@@ -150,7 +153,7 @@ impl Probe {
         Ok(())
     }
 
-    /// Rows, and as many matrices as have room, one below the other.
+    /// Rows, and as many matrices as fit, one below the other.
     fn factors(
         &self,
         ops: &Ops,
@@ -164,12 +167,12 @@ impl Probe {
     }
 }
 
-/// Rows and widths, the smallest first.
+/// Rows and widths to try, the smallest first.
 fn shapes(format: Format) -> [(usize, usize); 3] {
     [(64, 256), (512, 1024), large(format)]
 }
 
-/// What the largest probe takes: its rows as they come and as they are multiplied, their places, and the product.
+/// Bytes that the largest probe takes: its rows as `f32` and in the GPU's dtype, their indices, and the output.
 fn arena_bytes(ops: &Ops) -> usize {
     let number = ops.device().dtype().bytes();
     let of_shape = |(outputs, width): (usize, usize)| {

@@ -1,4 +1,4 @@
-//! What the machine can do, measured by a short probe: what a plan's times are made of.
+//! The machine's rates, measured by a short probe: plans predict times from them.
 
 mod busy;
 mod gpu;
@@ -12,9 +12,9 @@ use std::{
 };
 
 use rustix::fs::MemfdFlags;
-use sluice_codec::{CompressedMatrix, DType, Encoded, Scheme};
+use sluice_codec::{CompressedMatrix, Encoded, Scheme};
 use sluice_cuda::{CudaError, Gpu};
-use sluice_formats::Format;
+use sluice_formats::{DType, Format};
 use sluice_machine::{LinearRate, MemoryKind, POINTS, Rates, mapped::MappedBuffer};
 use sluice_weights::{Weight, WeightData, compression::compress};
 
@@ -24,37 +24,37 @@ use crate::{Ops, OpsError, device::DeviceBuffer};
 
 const POINT_ROWS: [usize; POINTS] = [1, 8, 64];
 
-/// Rounds over all formats and rows, at least and at most. The fastest run of each counts:
-/// others met somebody else's work, which a later round rarely meets at the same place.
+/// Least and most rounds over all formats and rows. The fastest run of each counts: slower ones met other programs'
+/// work, which a later round rarely meets at the same place.
 const ROUNDS_MIN: usize = 2;
 const ROUNDS_MAX: usize = 8;
-/// No round beyond the least starts later than this.
+/// No round beyond the least number starts later than this.
 const ROUNDS_TIME: Duration = Duration::from_millis(75);
-/// Bytes copied out of a file, and how often.
+/// Bytes copied out of a file, and below how often.
 const COPY_BYTES: usize = 16 << 20;
 const COPIES: usize = 12;
-/// More than the caches of most machines hold: what a single row is multiplied with, since
-/// reading the weights is most of its time.
+/// More than the caches of most machines hold, for the matmul of a single row, whose time is mostly reading the
+/// weights.
 const LARGE_BYTES: usize = 32 << 20;
 const LARGE_WIDTH: usize = 4096;
-/// Sides of the matrix for more rows, whose time is mostly computing: a few milliseconds.
+/// Sides of the matrix for more rows, whose time is mostly arithmetic: a few milliseconds.
 const SMALL_SIDE: usize = 1024;
-/// The matrix that decoding is timed with: small, since what it takes may stay with this process.
+/// The matrix that decompression is timed with: small, since the allocator may not return its memory to the system.
 const DECOMPRESS_ROWS: usize = 64;
 const DECOMPRESS_WIDTH: usize = 1024;
-/// Rows that are decoded at a time.
+/// Rows that are decompressed at a time.
 const DECOMPRESS_PIECE: usize = 16;
-/// Formats that levels convert to, and weights that converting is timed with: a piece of a thread.
+/// Formats that levels convert to, and below the weights that conversion is timed with: a thread's share.
 const CONVERTED: [Format; 3] = [Format::Q8_0, Format::Q6K, Format::Q4K];
 const CONVERTED_WEIGHTS: usize = 1 << 15;
-/// The rows that as many are coded in.
+/// The rows in which as many weights are compressed.
 const COMPRESSED_ROWS: usize = 32;
-/// A sound number in every format, as element, scale and code alike.
+/// A byte that makes a finite value in every format, as element, scale and code alike.
 pub const FILL_BYTE: u8 = 0x3C;
 
-/// Measures the rates, in about a quarter of a second and 48 MiB that are given back; on a card, in what it takes to make
-/// the kernels and a quarter of a second, and 224 MiB or some times what its cache holds. Not at all where that memory can't be had: then plans say nothing of
-/// times.
+/// Measures the rates, in about a quarter of a second and 48 MiB that are given back; on a GPU, in the time it takes to
+/// compile the kernels and a quarter of a second, and 224 MiB or several times its cache. `None` where that memory
+/// cannot be allocated: then plans predict no times.
 ///
 /// # Errors
 /// When the device fails.
@@ -78,10 +78,11 @@ pub fn measure(ops: &Ops) -> Result<Option<Rates>, OpsError> {
 fn try_measure(ops: &Ops) -> Result<Rates, OpsError> {
     let memory = MappedBuffer::<u64>::zeroed(LARGE_BYTES / size_of::<u64>());
     let mut memory = memory.ok_or_else(|| no_memory(ops))?;
-    // Pages that were never written are all one page, which stays in the cache.
+    // Pages that were never written are all one zero page, which would stay in the cache.
     bytemuck::cast_slice_mut(&mut memory).fill(FILL_BYTE);
     let copy_bytes_per_s =
         measure_copy(bytemuck::cast_slice_mut(&mut memory)).map_err(OpsError::Probe)?;
+    // A GPU's probe needs its own memory only.
     if let Some(gpu) = ops.device().gpu() {
         drop(memory);
         return measure_gpu(ops, gpu, copy_bytes_per_s);
@@ -129,9 +130,10 @@ fn no_memory(ops: &Ops) -> OpsError {
     }
 }
 
-/// Bytes a second out of a file that lies in the page cache; `memory` is as it was.
+/// Bytes a second out of a file in the page cache; `memory` is overwritten with what it held.
 fn measure_copy(memory: &mut [u8]) -> io::Result<f64> {
     let memory = &mut memory[..COPY_BYTES];
+    // An anonymous file in memory: its pages are page cache by construction, and no disk takes part.
     let file = File::from(rustix::fs::memfd_create(
         "sluice-probe",
         MemfdFlags::CLOEXEC,
@@ -146,9 +148,9 @@ fn measure_copy(memory: &mut [u8]) -> io::Result<f64> {
     Ok(COPY_BYTES as f64 / fastest)
 }
 
-/// Seconds that one thread takes to decode a number, in each way.
+/// Seconds that one thread takes to decompress an element, by scheme.
 fn measure_decompress() -> Vec<(Scheme, f64)> {
-    // As a multiply does it, in pieces that stay in the cache.
+    // In pieces that stay in the cache, as the matmul does it.
     let mut out = vec![0.0; DECOMPRESS_PIECE * DECOMPRESS_WIDTH];
     let measure = |CompressedSample { scheme, encoded }| {
         let Encoded { layout, bytes } = encoded;
@@ -173,7 +175,8 @@ fn measure_decompress() -> Vec<(Scheme, f64)> {
         .collect()
 }
 
-/// Weights of bf16 as trained ones are: most of them small. Equal ones would be found sooner.
+/// bf16 weights that are distributed like trained ones: most of them small. A quantizer's search ends sooner on equal
+/// ones.
 fn sample_weights() -> Vec<u8> {
     let noise = sluice_formats::noise::Noise::new(1);
     let weights: Vec<f32> = (0..CONVERTED_WEIGHTS as u64)
@@ -184,7 +187,7 @@ fn sample_weights() -> Vec<u8> {
     bytes
 }
 
-/// Seconds that one thread takes to code a weight of bf16 without loss.
+/// Seconds that one thread takes to compress a bf16 weight losslessly.
 fn measure_compress() -> f64 {
     let weights = sample_weights();
     let mut fastest = f64::INFINITY;
@@ -204,7 +207,7 @@ fn measure_compress() -> f64 {
     fastest / CONVERTED_WEIGHTS as f64
 }
 
-/// Seconds that one thread takes to convert a weight of bf16, by format.
+/// Seconds that one thread takes to convert a bf16 weight, by format.
 fn measure_convert() -> Vec<(Format, f64)> {
     let source = sample_weights();
     let mut widened = vec![0.0; CONVERTED_WEIGHTS];
@@ -238,7 +241,7 @@ fn measure_linear(ops: &Ops, memory: WeightData<'_>) -> Result<Vec<LinearRate>, 
     Ok(rising(rates))
 }
 
-/// Rates that are not measured yet, of all formats.
+/// Rates of all formats before any was measured.
 fn unknown(rows: [usize; POINTS]) -> Vec<LinearRate> {
     let unknown = |format| LinearRate {
         format,
@@ -247,7 +250,8 @@ fn unknown(rows: [usize; POINTS]) -> Vec<LinearRate> {
     Format::ALL.map(unknown).to_vec()
 }
 
-/// A small matrix lies in the cache: reading a large one still takes its time.
+/// Makes a rate no faster for more rows than for fewer: the small matrix of more rows lies in the cache, where reading
+/// a large one still takes its time.
 fn rising(mut rates: Vec<LinearRate>) -> Vec<LinearRate> {
     for rate in &mut rates {
         for point in 1..POINTS {
@@ -257,7 +261,7 @@ fn rising(mut rates: Vec<LinearRate>) -> Vec<LinearRate> {
     rates
 }
 
-/// Seconds that a weight takes.
+/// Seconds that a matmul takes for a weight of the format.
 fn time_weight(
     ops: &Ops,
     format: Format,
@@ -274,12 +278,12 @@ fn time_weight(
     Ok(seconds / (outputs * width) as f64)
 }
 
-/// Rows and width of a matrix that most caches don't hold.
+/// Rows and width of a matrix that most caches do not hold.
 fn large(format: Format) -> (usize, usize) {
     (LARGE_BYTES / format.bytes(LARGE_WIDTH), LARGE_WIDTH)
 }
 
-/// As much of the memory as such a matrix takes.
+/// A weight of this shape in the first bytes of the memory.
 fn weight(format: Format, (rows, width): (usize, usize), memory: WeightData<'_>) -> Weight<'_> {
     let all = Weight {
         format,

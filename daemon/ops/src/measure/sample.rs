@@ -1,11 +1,11 @@
-//! Weights coded in every way, to measure and to check with.
+//! Weights compressed in every way, to measure and to check with.
 
 use std::ops::Range;
 
 use half::bf16;
-use sluice_codec::{DType, Encoded, Lossless, Scheme, TrellisTarget, encode, quantize};
+use sluice_codec::{Encoded, Lossless, Scheme, TrellisTarget, encode, quantize};
 use sluice_cuda::{self as cuda, CompressedChunk, CompressedGpuMatrix, dictionary_index};
-use sluice_formats::noise::Noise;
+use sluice_formats::{DType, noise::Noise};
 use sluice_machine::MemoryKind;
 use sluice_weights::{chunk_at, gpu_compression};
 
@@ -16,12 +16,12 @@ use crate::{
 };
 
 const TILE: usize = 512;
-/// Of those that are coded to a rate.
+/// Bits per weight of the trellis-quantized sample.
 const BITS: f64 = 4.0;
 /// Chunks begin at multiples of this.
 const CHUNK_ALIGNMENT: usize = 64;
 
-/// A matrix of bf16 numbers as a model has them, coded.
+/// A compressed matrix of bf16 weights that are distributed like a model's.
 pub struct CompressedSample {
     /// How it is compressed.
     pub scheme: Scheme,
@@ -30,10 +30,10 @@ pub struct CompressedSample {
 }
 
 impl CompressedSample {
-    /// So many rows of such a width, in each way of coding them.
+    /// A matrix of this shape in each way of compressing it.
     pub fn all(rows: usize, width: usize) -> impl Iterator<Item = Self> {
         let noise = Noise::new(1);
-        // Sums of a few uniform numbers are all but normal.
+        // Sums of four uniform values are nearly normal.
         let uniform = |place: u64| noise.uniform(0, place, 0) as f32 - 0.5;
         let weights: Vec<bf16> = (0..(rows * width) as u64)
             .map(|place| bf16::from_f32((0..4).map(|draw| uniform(4 * place + draw)).sum()))
@@ -61,7 +61,7 @@ impl CompressedSample {
     }
 }
 
-/// A sample on a card, again and again: each copy is a chunk with bytes of its own, which come from the card's memory as those
+/// A sample on a GPU, repeated: each copy is a chunk with bytes of its own, which come from the GPU's memory as those
 /// of weights do.
 pub struct GpuSample {
     compression: cuda::Compression,
@@ -73,8 +73,10 @@ pub struct GpuSample {
 }
 
 impl GpuSample {
+    /// Uploads `copies` copies of the sample.
+    ///
     /// # Errors
-    /// When memory can't be had.
+    /// When memory cannot be allocated.
     pub fn new(
         device: &Device,
         ledger: &Ledger,
@@ -108,11 +110,11 @@ impl GpuSample {
         self.part(0..self.chunks.len())
     }
 
-    /// Some of them.
+    /// Some of the copies.
     pub fn part(&self, copies: Range<usize>) -> CompressedGpuMatrix<'_> {
         CompressedGpuMatrix {
             compression: self.compression,
-            dtype: cuda::DType::Bf16,
+            dtype: DType::Bf16,
             width: self.width,
             tile: self.tile,
             bytes: self.memory.span(),
@@ -120,10 +122,10 @@ impl GpuSample {
         }
     }
 
-    /// By which all palette-coded numbers are [multiplied as they are](cuda::Gpu::matmul_dictionary).
+    /// The index by which dictionary-compressed weights are [multiplied as they are](cuda::Gpu::matmul_dictionary).
     ///
     /// # Errors
-    /// When memory can't be had.
+    /// When memory cannot be allocated.
     pub fn index(&self, device: &Device, ledger: &Ledger) -> Result<DeviceBuffer<u32>, OpsError> {
         let index = dictionary_index(self.width, self.tile, &self.chunks, &self.bytes);
         let index = index.expect("it was coded here");
@@ -132,7 +134,7 @@ impl GpuSample {
         })
     }
 
-    /// Bytes of the coded numbers.
+    /// Bytes of all copies.
     pub fn bytes(&self) -> usize {
         self.bytes.len()
     }

@@ -226,24 +226,41 @@ impl Daemon {
     }
 }
 
+/// A request with some of its options changed.
+pub(crate) trait RequestOptions {
+    fn sampled(self, change: impl FnOnce(&mut v1::SamplingOptions)) -> Self;
+    fn diffused(self, change: impl FnOnce(&mut v1::DiffusionOptions)) -> Self;
+}
+
+impl RequestOptions for v1::GenerateRequest {
+    fn sampled(mut self, change: impl FnOnce(&mut v1::SamplingOptions)) -> Self {
+        change(self.sampling_mut());
+        self
+    }
+
+    fn diffused(mut self, change: impl FnOnce(&mut v1::DiffusionOptions)) -> Self {
+        change(self.diffusion_mut());
+        self
+    }
+}
+
 /// A request of ids alone, answered the reference's way.
 pub(crate) fn tokens(ids: &[u32], length: u32) -> v1::GenerateRequest {
     let ids = ids.to_vec();
     v1::GenerateRequest {
         input: Some(v1::generate_request::Input::Tokens(v1::TokenIds { ids })),
         length: Some(length),
-        seed: Some(7),
-        greedy: true,
         ..Default::default()
     }
+    .sampled(|sampling| {
+        sampling.seed = Some(7);
+        sampling.greedy = true;
+    })
 }
 
 /// A request that takes long on [`checkpoints::slow`].
 pub(crate) fn long() -> v1::GenerateRequest {
-    v1::GenerateRequest {
-        eos: v1::EosPolicy::Suppress.into(),
-        ..tokens(&[1, 2, 3], 256)
-    }
+    tokens(&[1, 2, 3], 256).sampled(|sampling| sampling.eos_policy = v1::EosPolicy::Suppress.into())
 }
 
 /// A question to the embedded model.
@@ -257,9 +274,9 @@ pub(crate) fn chat(question: &str) -> v1::GenerateRequest {
             messages: vec![message],
         })),
         length: Some(32),
-        seed: Some(7),
         ..Default::default()
     }
+    .sampled(|sampling| sampling.seed = Some(7))
 }
 
 /// The next event; `None` at the end.

@@ -1,20 +1,20 @@
-//! Coded tensors as a card's kernels take them.
+//! Compressed tensors as GPU kernels take them.
 
 use std::ops::Range;
 
 use sluice_codec::{DecompressError, MatrixLayout, Scheme};
 use sluice_cuda::{
-    CompressedChunk, CompressedGpuMatrix, Compression, DType, GpuSpan, dictionary_index,
+    CompressedChunk, CompressedGpuMatrix, Compression, GpuSpan, dictionary_index,
     dictionary_index_bytes,
 };
-use sluice_formats::Format;
+use sluice_formats::DType;
 
 use super::{CompressedTensor, DamagedTensor};
 
-/// What a card's kernels call a scheme.
+/// The name of a scheme for GPU kernels.
 ///
 /// # Panics
-/// For what isn't coded.
+/// For [`Scheme::Plain`].
 pub fn gpu_compression(scheme: Scheme) -> Compression {
     match scheme {
         Scheme::Huffman => Compression::Huffman,
@@ -24,18 +24,18 @@ pub fn gpu_compression(scheme: Scheme) -> Compression {
     }
 }
 
-/// A coded matrix that begins there, as those kernels take it.
+/// A chunk that begins at `start`, for GPU kernels.
 pub fn chunk_at(start: u64, layout: &MatrixLayout) -> CompressedChunk {
     CompressedChunk {
         start,
-        // A matrix that is too large for 32 bits is refused when a container is opened.
+        // Larger matrices are refused when a container is opened.
         rows: layout.rows() as u32,
         codes_bytes: layout.codes_len() as u32,
         escapes_bytes: layout.escapes_len() as u32,
     }
 }
 
-/// Rows of a coded tensor on a card.
+/// Chunks of some rows of a compressed tensor on a GPU.
 pub struct GpuMatrixLayout {
     compression: Compression,
     dtype: DType,
@@ -45,7 +45,7 @@ pub struct GpuMatrixLayout {
 }
 
 impl GpuMatrixLayout {
-    /// The matrix, whose bytes lie there.
+    /// The matrix, whose bytes are at this span.
     pub fn at(&self, bytes: GpuSpan) -> CompressedGpuMatrix<'_> {
         CompressedGpuMatrix {
             compression: self.compression,
@@ -62,8 +62,9 @@ impl CompressedTensor {
     /// The chunks of these rows, in bytes that begin with the chunk of `base_row`.
     ///
     /// # Panics
-    /// When the rows don't begin and end with a chunk, or the tensor isn't coded.
+    /// When the rows don't begin and end with a chunk.
     pub fn on_gpu(&self, rows: &Range<usize>, base_row: usize) -> GpuMatrixLayout {
+        // Offsets of chunks are the file's; on the GPU they count from the first chunk that was copied.
         let base = self.chunks_of(&(base_row..rows.end));
         let base = base.first().map_or(self.start, |first| first.offset);
         let chunks = self.chunks_of(rows);
@@ -74,22 +75,22 @@ impl CompressedTensor {
             .map(|chunk| chunk_at(chunk.offset - base, &chunk.layout));
         GpuMatrixLayout {
             compression: gpu_compression(self.scheme),
-            dtype: match self.format {
-                Format::F32 => DType::F32,
-                Format::F16 => DType::F16,
-                _ => DType::Bf16,
-            },
+            dtype: self
+                .format
+                .dtype()
+                .expect("block formats are not compressed"),
             width: self.width,
             tile: chunks.first().map_or(0, |chunk| chunk.layout.tile()),
             chunks: described.collect(),
         }
     }
 
-    /// Most bytes of the index by which a card multiplies with these rows as they are; none where it decodes them first.
+    /// Upper bound for the index that lets a GPU multiply by these rows directly; 0 if it decompresses them first.
     pub fn index_bytes(&self, rows: &Range<usize>) -> u64 {
         if self.scheme != Scheme::Dictionary {
             return 0;
         }
+        // An empty span: only the shape of the chunks decides.
         let matrix = self.on_gpu(rows, rows.start);
         match matrix.at(GpuSpan::default()).has_matmul() {
             true => dictionary_index_bytes(&matrix.chunks) as u64,
@@ -97,7 +98,7 @@ impl CompressedTensor {
         }
     }
 
-    /// Makes that index of these rows' coded bytes.
+    /// Builds that index from these rows' compressed bytes, into `out`.
     pub fn index(
         &self,
         rows: &Range<usize>,
@@ -110,6 +111,7 @@ impl CompressedTensor {
             let chunk = &self.chunks_of(rows)[damage.chunk];
             self.damage(chunk, &DecompressError::Tile(damage.tile))
         })?;
+        // The index may be shorter than planned: the plan's bound is from the header alone.
         let index: &[u8] = bytemuck::cast_slice(&index);
         out[..index.len()].copy_from_slice(index);
         Ok(())

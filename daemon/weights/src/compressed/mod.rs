@@ -1,61 +1,62 @@
-//! Compressed tensors: where their chunks lie, what they take, and how their rows are opened.
+//! Compressed tensors: where their chunks lie, their sizes, and access to their rows.
 
 mod gpu;
 
 use std::ops::Range;
 
 use sluice_codec::{
-    CompressedMatrix, DType, DecompressError, MatrixLayout, Scheme,
+    CompressedMatrix, DecompressError, MatrixLayout, Scheme,
     container::{ALIGN_BYTES, CHUNK_ROWS, Chunk},
 };
 use sluice_formats::Format;
 
 pub use self::gpu::{chunk_at, gpu_compression};
 
-/// Compressed bytes that no encoder makes: names the tensor and the tile.
+/// Compressed bytes that no encoder produces; the text names the tensor and the tile.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct DamagedTensor(pub String);
 
-/// A coded tensor: some rows in each chunk, a coded matrix of its own.
+/// A compressed tensor: consecutive chunks of rows, each a compressed matrix of its own.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CompressedTensor {
     name: String,
     scheme: Scheme,
-    /// What its rows are decoded to, and their bytes then.
+    /// The format that its rows decompress to.
     format: Format,
     width: usize,
-    /// Its first byte in the file.
+    /// Offset of its first byte in the file.
     start: u64,
     chunks: Vec<Chunk>,
-    /// Whether the chunks' lengths are an estimate: nobody has coded it yet.
+    /// Whether the chunks' lengths are an estimate, because nobody has compressed it yet.
     is_estimate: bool,
 }
 
-/// What codes take, as far as it follows from nothing but the numbers.
+/// Relative sizes of the parts that depend on the weights' values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CompressionShares {
-    /// Bytes of codes for each number.
+    /// Bytes of codes per element.
     pub codes: f64,
-    /// Bytes of a palette's escapes for each number.
+    /// Bytes of a dictionary's escapes per element.
     pub escapes: f64,
 }
 
-/// Rows of a tensor in one chunk, ready to be decoded.
+/// Rows of a tensor in one chunk, ready to be decompressed.
 pub struct OpenRows<'a> {
-    /// The chunk.
+    /// The chunk that holds the rows.
     pub matrix: CompressedMatrix<'a>,
-    /// The rows, in the chunk.
+    /// The rows, as indices in the chunk.
     pub local: Range<usize>,
-    /// The rows, in the tensor.
+    /// The rows, as indices in the tensor.
     pub rows: Range<usize>,
 }
 
 impl OpenRows<'_> {
-    /// Some rows of the chunk as the bytes that they were, or where they were coded to a rate, as `f32`.
+    /// Decompresses rows of the chunk to their original bytes; trellis-quantized ones to `f32`.
     pub fn decompress(&self, rows: Range<usize>, out: &mut [u8]) -> Result<(), DecompressError> {
         let layout = self.matrix.layout();
         if layout.scheme() != Scheme::Trellis {
+            // Lossless rows keep their format; trellis-quantized ones have values that fit no 16-bit dtype exactly.
             return self.matrix.decompress_rows(rows, out);
         }
         let mut numbers = vec![0.0_f32; rows.len() * layout.width()];
@@ -65,7 +66,7 @@ impl OpenRows<'_> {
     }
 }
 
-/// Those of some rows of a tensor that a chunk of it holds.
+/// The intersection of `rows` and a chunk.
 pub fn open_rows<'a>(
     compressed: CompressedMatrix<'a>,
     chunk: &Chunk,
@@ -80,7 +81,7 @@ pub fn open_rows<'a>(
 }
 
 impl CompressedTensor {
-    /// A tensor that lies in a file from `start` on, in these chunks.
+    /// A tensor that begins at offset `start` of a file, in these chunks.
     pub fn new(
         name: String,
         scheme: Scheme,
@@ -100,7 +101,7 @@ impl CompressedTensor {
         }
     }
 
-    /// A matrix as it would be coded in tiles of this size; `None` where there is no layout for it.
+    /// An estimated tensor, as if it were compressed in tiles of this size; `None` if there is no layout for it.
     pub fn estimated(
         name: &str,
         (rows, width): (usize, usize),
@@ -109,7 +110,7 @@ impl CompressedTensor {
         tile: usize,
         shares: CompressionShares,
     ) -> Option<Self> {
-        let number = dtype_of(format)?;
+        let number = format.dtype()?;
         let mut chunks = Vec::new();
         let mut end = 0_u64;
         for start in (0..rows).step_by(CHUNK_ROWS) {
@@ -121,6 +122,7 @@ impl CompressedTensor {
                 _ => (share(shares.codes), 0),
             };
             let layout = MatrixLayout::new(scheme, number, rows.len(), width, tile, codes, escapes);
+            // Chunks as the writer makes them, so that the estimate includes their alignment.
             let chunk = Chunk {
                 rows,
                 offset: end.next_multiple_of(ALIGN_BYTES),
@@ -140,24 +142,24 @@ impl CompressedTensor {
         })
     }
 
-    /// Whether its bytes are an estimate: nobody has coded it yet.
+    /// Whether its bytes are an estimate, because nobody has compressed it yet.
     #[must_use]
     pub fn is_estimate(&self) -> bool {
         self.is_estimate
     }
 
-    /// How it is coded.
+    /// The compression scheme.
     #[must_use]
     pub fn scheme(&self) -> Scheme {
         self.scheme
     }
 
-    /// Bytes of all that is coded.
+    /// Bytes of all chunks, from the first byte to the last.
     pub fn file_bytes(&self) -> u64 {
         self.chunks.last().map_or(0, |last| last.end() - self.start)
     }
 
-    /// Where the coded bytes of these rows lie, from the tensor's first byte on; `None` when they don't begin or end with a
+    /// Byte range of these rows' chunks from the tensor's first byte; `None` if the rows don't begin and end with a
     /// chunk.
     pub fn compressed_bytes(&self, rows: &Range<usize>) -> Option<Range<u64>> {
         let chunks = self.chunks_of(rows);
@@ -166,19 +168,19 @@ impl CompressedTensor {
             .then(|| first.offset - self.start..last.end() - self.start)
     }
 
-    /// Bytes of a row as it is decoded.
+    /// Bytes of a decompressed row.
     pub fn row_bytes(&self) -> usize {
         self.format.bytes(self.width)
     }
 
-    /// The rows that hold these bytes of the tensor as it is decoded.
+    /// The rows that hold bytes `part` of the decompressed tensor.
     pub fn rows_of(&self, part: &Range<u64>) -> Range<usize> {
-        // Rows without numbers have no bytes.
+        // Rows of width 0 have no bytes.
         let row = (self.row_bytes() as u64).max(1);
         (part.start / row) as usize..part.end.div_ceil(row) as usize
     }
 
-    /// Where in the file the bytes `part` of the tensor are decoded from.
+    /// Byte range in the file of the chunks that hold bytes `part` of the decompressed tensor.
     pub fn range_of(&self, part: &Range<u64>) -> Range<u64> {
         let chunks = self.chunks_of(&self.rows_of(part));
         let ends = chunks.first().zip(chunks.last());
@@ -187,6 +189,7 @@ impl CompressedTensor {
 
     /// The chunks that hold these rows.
     pub fn chunks_of(&self, rows: &Range<usize>) -> &[Chunk] {
+        // Chunks are sorted by rows, and there may be thousands: a binary search.
         let first = self
             .chunks
             .partition_point(|chunk| chunk.rows.end <= rows.start);
@@ -196,9 +199,8 @@ impl CompressedTensor {
         &self.chunks[first.min(end)..end]
     }
 
-    /// The chunks that hold these rows, ready to be decoded from coded bytes of some of the tensor, which begin `base` bytes
-    /// behind its first; with each, which of the rows it holds, as the tensor and as the chunk count them. Opening one takes
-    /// as long as decoding some ten thousand numbers.
+    /// Opens the chunks that hold these rows. `bytes` are compressed bytes of the tensor from offset `base` on. Opening
+    /// a chunk builds its decoding tables, which takes as long as decompressing some ten thousand elements.
     ///
     /// # Panics
     /// When the bytes don't hold these rows.
@@ -218,7 +220,7 @@ impl CompressedTensor {
         })
     }
 
-    /// A chunk, from coded bytes of some of the tensor, which begin `base` bytes behind its first.
+    /// Opens one chunk; `bytes` and `base` as in [`CompressedTensor::open`].
     fn chunk_matrix<'a>(
         &self,
         chunk: &Chunk,
@@ -232,8 +234,9 @@ impl CompressedTensor {
         )
     }
 
-    /// Checks the coded bytes of some rows as far as widening them can fail.
+    /// Checks the compressed bytes of some rows as far as decompressing them can fail.
     pub fn check(&self, bytes: &[u8], base: u64, rows: &Range<usize>) -> Result<(), DamagedTensor> {
+        // Checked once, when they are read: matmuls rely on it, as they cannot return errors.
         for chunk in self.chunks_of(rows) {
             self.chunk_matrix(chunk, bytes, base)
                 .and_then(|coded| coded.check_tile_bounds())
@@ -242,8 +245,9 @@ impl CompressedTensor {
         Ok(())
     }
 
-    /// Names the tensor, and the tile as all of the tensor's are counted.
+    /// An error that names the tensor, and the tile by its index in the tensor.
     pub fn damage(&self, chunk: &Chunk, error: &DecompressError) -> DamagedTensor {
+        // Tiles are counted through all chunks, as `sluiced verify` counts them.
         let earlier = self
             .chunks
             .iter()
@@ -258,15 +262,5 @@ impl CompressedTensor {
                 self.name
             ),
         })
-    }
-}
-
-/// What the codec calls numbers of this format; `None` for blocks, which are coded already.
-pub fn dtype_of(format: Format) -> Option<DType> {
-    match format {
-        Format::F32 => Some(DType::F32),
-        Format::F16 => Some(DType::F16),
-        Format::Bf16 => Some(DType::Bf16),
-        _ => None,
     }
 }

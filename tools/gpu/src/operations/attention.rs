@@ -1,4 +1,4 @@
-//! Attention on a device beside the CPU's.
+//! Attention on a device compared with the CPU's.
 
 use sluice_ops::{
     Activation, AttentionKeys, AttentionRange, AttentionShape, KeyRows, KeySegment, KvCacheShape,
@@ -49,7 +49,7 @@ impl DevicePair<'_> {
         Ok(())
     }
 
-    /// Queries of several sequences at once, each of which sees what is kept of its own.
+    /// Queries of several sequences at once, each of which sees its own KV cache.
     pub(super) fn sequences(&mut self) -> Result<(), EngineError> {
         let shape = AttentionShape {
             heads: 4,
@@ -67,7 +67,7 @@ impl DevicePair<'_> {
         let v = self.activations(next, shape.kv_heads * shape.head_dim, 2.0)?;
         let mut results = Vec::new();
         for (side, ops) in [&self.cpu, &self.tried].into_iter().enumerate() {
-            // Random numbers are those that the tried device's hold, so that the CPU keeps the same.
+            // Random elements are exact in the tested device's dtype, so both caches hold the same.
             let cache_shape = KvCacheShape {
                 layers: 2,
                 kv_heads: shape.kv_heads,
@@ -82,7 +82,8 @@ impl DevicePair<'_> {
                 ops.put_kv(&mut cache, 1, [&kept[side], &kept[side]], rows, 0)?;
                 let rows = start..start + next;
                 ops.put_kv(&mut cache, 1, [&k[side], &v[side]], rows.clone(), before)?;
-                // The third sequence has no queries, in the fourth each sees all, and those of the last are out of order.
+                // The third sequence has no queries, in the fourth each query sees everything, and those of the last
+                // are out of order.
                 let keys = match index {
                     3 => AttentionKeys::Cached {
                         cache: index,
@@ -125,7 +126,7 @@ impl DevicePair<'_> {
         )
     }
 
-    /// Attention to the keys of a cache that queries look at most.
+    /// Attention to the keys of a cache that get most of the attention.
     pub(super) fn chosen_keys(&mut self) -> Result<(), EngineError> {
         let shape = AttentionShape {
             heads: 4,
@@ -151,7 +152,7 @@ impl DevicePair<'_> {
             )?;
             for layer in 0..2 {
                 ops.put_kv(&mut cache, layer, [&k[side], &v[side]], 0..PLACES, 0)?;
-                // Layers look by different queries.
+                // Each layer has other queries, so that layers keep different keys.
                 let queries = 10 * layer..10 * layer + 11;
                 ops.choose_salient(&mut cache, layer, &q[side], queries, shape, &places, 60)?;
             }

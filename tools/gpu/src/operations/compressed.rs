@@ -1,8 +1,8 @@
-//! A card's kernels for coded weights, beside the codec.
+//! A GPU's kernels for compressed weights, compared with the codec.
 
 use sluice_codec::{CompressedMatrix, Encoded};
-use sluice_cuda::{CompressedGpuMatrix, DType, DictionaryMatmul, Gpu};
-use sluice_formats::Format;
+use sluice_cuda::{CompressedGpuMatrix, DictionaryMatmul, Gpu};
+use sluice_formats::{DType, Format};
 use sluice_ops::{
     Activation,
     device::DeviceBuffer,
@@ -13,14 +13,14 @@ use sluice_weights::{Weight, WeightData};
 use super::DevicePair;
 use sluice_engine::EngineError;
 
-/// Of a chunk, whose rows end in a tile that isn't whole.
+/// Rows of a chunk; the rows' last tile is not whole.
 const CHUNK_ROWS: usize = 256;
 const WIDTH: usize = 768;
-/// So many chunks that a product has as many large tiles as those of large models.
+/// So many chunks that a matmul has as many large tiles as those of large models.
 const CHUNKS: usize = 17;
 
 impl DevicePair<'_> {
-    /// Each way of coding decoded, and multiplied from where a card does that.
+    /// Decompresses each scheme, and multiplies from it where a GPU can.
     pub(super) fn compressed(&mut self) -> Result<(), EngineError> {
         let Some(gpu) = self.tried.device().gpu().cloned() else {
             return Ok(());

@@ -1,7 +1,6 @@
-//! The choice of tokens on a device beside the CPU's.
+//! The choice of tokens on a device compared with the CPU's.
 
-use sluice_cuda::DType;
-use sluice_formats::Format;
+use sluice_formats::{DType, Format};
 use sluice_machine::MemoryKind;
 use sluice_ops::{
     Activation, LmHeadGroup, LmHeadRow, RankingScore, SamplingParams, device::DeviceBuffer,
@@ -11,7 +10,7 @@ use sluice_engine::{EngineError, check::worse};
 
 use super::{DevicePair, StoredWeight};
 
-/// How tokens are chosen from rows.
+/// A way to choose tokens from rows.
 #[derive(Clone, Copy)]
 struct LmHeadCase {
     name: &'static str,
@@ -21,7 +20,8 @@ struct LmHeadCase {
 }
 
 impl DevicePair<'_> {
-    /// A head and rows of which each is most like one of the head's, so that the choice is clear whatever is rounded.
+    /// An LM head, and rows each of which resembles one of its rows most, so that the choice is clear whatever is
+    /// rounded.
     fn lm_head_and_rows(
         &mut self,
         count: usize,
@@ -97,7 +97,7 @@ impl DevicePair<'_> {
         self.lm_heads_of("together", &kinds)
     }
 
-    /// Some rows of each kind, all in one pass.
+    /// Checks some rows of each kind, all in one pass.
     fn lm_heads_of(&mut self, name: &str, kinds: &[LmHeadCase]) -> Result<(), EngineError> {
         const ROWS: usize = 40;
         self.poison()?;
@@ -127,6 +127,7 @@ impl DevicePair<'_> {
             noise: self.noise,
             pass: 5,
             guidance: kind.guidance,
+            // Below the rows of the matrix, as padded vocabularies are: the rows beyond it must never be chosen.
             vocab_size: head.rows - 500,
             mask_token_id: targets[4],
             end_tokens: &targets[6..8],
@@ -140,6 +141,7 @@ impl DevicePair<'_> {
             (&self.cpu, &x[0], head.on_cpu()),
             (&self.tried, &x[1], head.on_tried()),
         ] {
+            // In two unequal parts, and not at a multiple of any tile, as an LM head that is streamed arrives in parts.
             let half = head.rows / 2 + 3;
             let groups = rows.iter().zip(&choices);
             let groups = groups.map(|(rows, choice)| LmHeadGroup {
@@ -159,7 +161,7 @@ impl DevicePair<'_> {
         {
             let pairs = results[0][index].iter().zip(&results[1][index]);
             for ((row, &target), (expected, found)) in rows.iter().zip(*targets).zip(pairs) {
-                // Rows whose best token may not be chosen have no clear second.
+                // Rows whose best token must not be chosen have no clear second.
                 let is_clear = target != choice.mask_token_id
                     && (row.may_end || !choice.end_tokens.contains(&target))
                     && !choice.suppressed.contains(&target)
@@ -182,7 +184,7 @@ impl DevicePair<'_> {
             f64::from(differing as u32),
             0.0,
         );
-        // Logits are products of 64 terms of about 1/12.
+        // Logits are sums of 64 products of about 1/12 each.
         let tolerance = 10.0 * self.tolerance();
         self.record(
             format!("head, {name}: log-probabilities, in nats"),

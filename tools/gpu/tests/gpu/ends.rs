@@ -1,4 +1,4 @@
-//! `sluice-gpu …` that doesn't come to its end, or finds memory other than it was to be: what it has found is told all the same.
+//! `sluice-gpu …` that is ended early, or finds memory other than expected: what it has found is reported all the same.
 
 use std::{fs, path::Path, process::Stdio};
 
@@ -81,7 +81,7 @@ async fn a_benchmark_that_is_stopped_tells_what_it_found() {
     let libraries = stand_in::build();
     // So slow there that it never comes to its end.
     let mut running = Running::start(libraries, &[], &["bench"]);
-    running.says("copy to the GPU").await;
+    running.says("to the GPU").await;
     running.signal(Signal::TERM);
     running.says("asked to end").await;
     running.signal(Signal::INT);
@@ -120,9 +120,9 @@ async fn memory_that_is_not_as_planned_or_over_the_budget_fails_a_benchmark_that
     let words = "bench --only-passes --canvas 8,16 --passes 2 --budgets 152MiB --model";
     let arguments: Vec<&str> = words.split(' ').chain([model]).collect();
     let mut running = Running::start(libraries, &environment, &arguments);
-    // The first canvas: the card is open, and what that took was counted.
+    // The first canvas: the GPU is open, and what that took was counted.
     running.says("standard ").await;
-    // Somebody else's, which the driver can't tell from ours.
+    // Another program's, which the driver cannot tell from ours.
     fs::write(&held, (1u64 << 30).to_string()).unwrap();
     let (report, code, said) = running.end().await;
     assert_eq!(code, Some(exit::FAILURE.into()), "{said}");

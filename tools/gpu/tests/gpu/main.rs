@@ -5,3 +5,4 @@ mod commands;
 mod ends;
 mod operations;
 mod support;
+mod whole;

@@ -1,8 +1,9 @@
-//! The operations of a card beside the CPU's.
+//! The operations of a GPU compared with the CPU's.
 
 use sluice_engine::check::CheckResult;
+use sluice_formats::DType;
 use sluice_gpu::{OperationSpeed, SpeedSizes, operations, speeds};
-use sluice_ops::device::{DType, Device, DeviceChoice};
+use sluice_ops::device::{Device, DeviceChoice};
 use testkit::here;
 
 fn card(number: DType) -> Device {

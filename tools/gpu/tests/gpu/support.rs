@@ -29,7 +29,7 @@ pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T 
     }
 }
 
-/// A model of random weights, of which a card holds a part.
+/// A model of random weights, of which a GPU holds a part.
 pub(crate) fn write_model(folder: &Path) {
     let synthesis = SynthOptions {
         shape: Shape {

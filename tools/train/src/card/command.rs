@@ -1,4 +1,4 @@
-//! The command line of the card.
+//! The command `sluice-train card`.
 
 use std::{fs, path::Path, path::PathBuf};
 
@@ -89,7 +89,7 @@ pub fn run(arguments: &Arguments, threads: usize) -> Result<()> {
     write(folder, "README.md", &text(&facts))
 }
 
-/// What is to be told of a run, and the model it came to.
+/// The facts of a run for the card, and the model with the averaged weights.
 fn open(folder: &Path, objective: Objective, samples: u64, threads: usize) -> Result<(Run, Model)> {
     let (model, optimizer, progress) = checkpoint::load(folder, &Device::Cpu)?
         .with_context(|| format!("there is no checkpoint in {}", folder.display()))?;

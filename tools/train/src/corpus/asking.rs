@@ -38,6 +38,7 @@ pub(super) fn request(told: &Told, length: Length, random: &mut Random) -> (Stri
 
 /// What the story is about in the user's words: something of which every word comes up in the story.
 pub(super) fn subject(told: &Told, asked: &Cast, random: &mut Random) -> (String, Vec<String>) {
+    // Drawn again until it fits: a subject that the story does not mention would teach the model to ignore requests.
     loop {
         let plain = random.chance(0.4);
         let template = *random.pick(if plain {

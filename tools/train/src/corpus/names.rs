@@ -13,7 +13,7 @@ pub(super) struct Names {
     pub(super) he: &'static [&'static str],
 }
 
-/// All lists.
+/// Every list of names.
 pub(super) const ALL: [&Names; 4] = [&CHILDREN, &ANIMALS, &SELDOM, &IN_PIECES];
 
 /// Whether a word is in one of them.

@@ -50,7 +50,7 @@ pub(super) const COMMON_QUESTIONS: &[Question] = &[
     question(&["What is the name of the {kind}?", "What is the {kind} called?"], "The name of the {kind} is {hero}."),
 ];
 
-/// All plots.
+/// Every plot that stories are made of.
 pub(super) const PLOTS: &[&Plot] = &[
     &everyday::LOST,
     &everyday::WISH,

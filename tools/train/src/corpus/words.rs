@@ -34,7 +34,7 @@ pub(super) const MADE: &[&str] = &[
 /// Things that help to find somebody.
 pub(super) const TOOLS: &[&str] = &["lamp", "rope", "bell", "whistle", "drum", "trumpet"];
 
-/// Dishes.
+/// Dishes that a story can be about.
 pub(super) const FOODS: &[&str] = &["cake", "pie", "pudding", "muffin", "pizza", "tart"];
 
 /// What a dish is made with.

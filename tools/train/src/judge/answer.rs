@@ -2,7 +2,7 @@
 
 use crate::corpus::{Sample, Task, has_word, is_whole, names_in, occurrences, sentences};
 
-/// Stories of so many sentences name everybody more than once; a shorter one has no room for that.
+/// Stories with more sentences than this name everybody more than once; a shorter one has no room for that.
 const SHORT_STORY_SENTENCES: usize = 3;
 
 /// The people of a story, unless the right answer has more: a hero and a friend.

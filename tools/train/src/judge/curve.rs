@@ -13,7 +13,7 @@ const REFERENCE_TOKENS: [usize; 4] = [1, 2, 4, 8];
 /// Least confidences of the threshold policy.
 const THRESHOLDS: [f64; 8] = [0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4];
 
-/// What was found in each way.
+/// The results of all schedules.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
     /// What was asked; the schedule is that of the first row.
@@ -26,10 +26,10 @@ pub struct Curve {
     pub rows: Vec<Row>,
 }
 
-/// What was found in one way.
+/// The result of one schedule.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// The way.
+    /// Which positions a pass commits.
     pub schedule: Schedule,
     /// The same in words.
     pub setting: String,

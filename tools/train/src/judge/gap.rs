@@ -27,7 +27,7 @@ const LEXICON_SAMPLES: u64 = 20_000;
 pub enum Kind {
     /// One word, or a thing of two words, everywhere in one sentence.
     Word,
-    /// One sentence.
+    /// One whole sentence.
     Sentence,
 }
 

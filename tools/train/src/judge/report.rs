@@ -26,7 +26,7 @@ impl Table {
         self.lines(|row| row.join("  ").trim_end().to_owned())
     }
 
-    /// In Markdown.
+    /// The table in Markdown.
     #[must_use]
     pub fn markdown(&self) -> String {
         let mut lines: Vec<String> = self

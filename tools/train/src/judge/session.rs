@@ -40,7 +40,7 @@ pub struct Way {
 pub struct Filled {
     /// Its tokens up to the end of the text, without what ends it.
     pub tokens: Vec<u32>,
-    /// Their text.
+    /// The tokens as text.
     pub text: String,
     /// Passes it took.
     pub passes: usize,

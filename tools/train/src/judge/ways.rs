@@ -1,4 +1,5 @@
-//! What faster ways of answering spoil: the same requests at positions of the dial, or with policies and caches of one's own.
+//! What faster ways of answering cost in quality: the same requests with presets, or with policies and caches of one's
+//! own.
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -16,7 +17,7 @@ use super::{
 };
 use sluice_engine::CanvasSlot;
 
-/// What was found in each way.
+/// The results of all ways.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Ways {
     /// What was asked; the schedule is not used.
@@ -31,7 +32,7 @@ pub struct Ways {
     pub right_answers: Scores,
 }
 
-/// What was found in one way.
+/// The result of one way.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The way, as it was asked for.
@@ -82,6 +83,8 @@ pub fn ways(
     for asked in &asked {
         let answer = &asked.sample.answer;
         right_answers.add(&Verdict::of(&asked.sample, answer), true);
+        // The corpus's own answers set the scale: what a perfect model would score, with the repeats that text of this
+        // kind has.
         let tokens = session.text()?.encode(answer)?;
         right_answers.repeats += repeats(&tokens);
         right_answers.effort.tokens += tokens.len() + 1;
@@ -95,8 +98,8 @@ pub fn ways(
     })
 }
 
-/// A position of the dial, or a policy with, as far as they are given, a cache, a window or `all`, a growth and a speculation
-/// behind it, apart by blanks.
+/// A preset, or a policy followed by as much as is given of a KV cache, a window or `all`, a canvas growth and a
+/// speculation, separated by blanks.
 fn bundle(way: &str) -> Result<ResolvedPreset> {
     if let Ok(dial) = way.parse::<Preset>() {
         return Ok(dial.resolve(|_| false));

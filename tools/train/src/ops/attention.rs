@@ -9,7 +9,7 @@ use super::{
     values, with_values,
 };
 
-/// Every position attends to its own sequence: to all of it, or if `causal` to itself and what stands before.
+/// Every position attends to its own sequence: to all of it, or if `causal` to itself and the positions before it.
 ///
 /// Queries, keys and values are `[rows of the pack, width]`, each row holding `heads` heads side by side.
 pub fn attention(
@@ -46,6 +46,7 @@ impl Attention {
         multiply(out, length, query, key.transposed(), scale);
         for (position, row) in out.chunks_exact_mut(length).enumerate() {
             let (seen, unseen) = row.split_at_mut(if self.causal { position + 1 } else { length });
+            // Zero weight instead of a shorter row: the matmul below takes square matrices.
             unseen.fill(0.0);
             let largest = largest(seen);
             seen.iter_mut()
@@ -85,7 +86,7 @@ impl Attention {
         out
     }
 
-    /// The gradients of queries, keys and values.
+    /// The gradients of query, key and value.
     fn backward(
         &self,
         query: &[f32],
@@ -118,7 +119,7 @@ impl Attention {
                     above,
                     1.0,
                 );
-                // Through the softmax.
+                // The derivative of the softmax: p · (dp − Σ p · dp).
                 for (row, weights) in scores
                     .chunks_exact_mut(length)
                     .zip(probabilities.chunks_exact(length))

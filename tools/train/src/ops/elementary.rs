@@ -1,22 +1,22 @@
-//! The same operations composed of candle's elementary ones, which have gradients on every device. They serve where the
-//! fused ones do not run, and the tests hold the fused ones to them.
+//! The same operations composed of candle's elementary ones, which have gradients on every device. They are used where
+//! the fused ones do not run, and the tests compare the fused ones with them.
 
 use candle_core::{D, DType, Result, Tensor};
 
 use super::Pack;
 
-/// See [`super::linear`].
+/// [`super::linear`], from candle's matmul.
 pub(super) fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     x.matmul(&weight.t()?)
 }
 
-/// See [`super::rms_norm`].
+/// [`super::rms_norm`], from candle's elementary operations.
 pub(super) fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
     let mean_square = (x.sqr()?.mean_keepdim(D::Minus1)? + f64::from(epsilon))?;
     x.broadcast_div(&mean_square.sqrt()?)?.broadcast_mul(weight)
 }
 
-/// See [`super::rotate`].
+/// [`super::rotate`], from candle's elementary operations.
 pub(super) fn rotate(x: &Tensor, pack: &Pack, heads: usize, theta: f64) -> Result<Tensor> {
     let (rows, width) = x.dims2()?;
     let head_width = width / heads;
@@ -38,12 +38,12 @@ pub(super) fn rotate(x: &Tensor, pack: &Pack, heads: usize, theta: f64) -> Resul
         .reshape((rows, width))
 }
 
-/// See [`super::gated`].
+/// [`super::gated`], from candle's elementary operations.
 pub(super) fn gated(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     gate.silu()? * up
 }
 
-/// See [`super::attention`].
+/// [`super::attention`], one sequence after another.
 pub(super) fn attention(
     query: &Tensor,
     key: &Tensor,
@@ -78,6 +78,7 @@ pub(super) fn attention(
                 let unseen = Tensor::from_vec(unseen, (length, length), query.device())?;
                 scores = scores.broadcast_add(&unseen)?;
             }
+            // Detached: the shift by the maximum cancels out, and needs no gradient.
             let largest = scores.max_keepdim(D::Minus1)?.detach();
             let scores = scores.broadcast_sub(&largest)?.exp()?;
             let probabilities = scores.broadcast_div(&scores.sum_keepdim(D::Minus1)?)?;
@@ -91,7 +92,7 @@ pub(super) fn attention(
     Tensor::cat(&sequences, 0)
 }
 
-/// See [`super::cross_entropy`].
+/// [`super::cross_entropy`], from candle's elementary operations.
 pub(super) fn cross_entropy(logits: &Tensor, targets: &[u32], weights: &[f32]) -> Result<Tensor> {
     let device = logits.device();
     let largest = logits.max_keepdim(D::Minus1)?.detach();

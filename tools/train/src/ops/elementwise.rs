@@ -80,6 +80,7 @@ impl CustomOp2 for RmsNorm {
                         let start = x_gradient.len();
                         x_gradient.extend(above.iter().zip(weight).map(|(a, w)| a * w * inverse));
                         let x_gradient = &mut x_gradient[start..];
+                        // The norm depends on every element: the part of the gradient along the row is removed.
                         let along = sum_of(x_gradient, row, |gradient, value| gradient * value);
                         let pull = along * inverse * inverse / width as f32;
                         for (gradient, value) in x_gradient.iter_mut().zip(row) {
@@ -114,7 +115,7 @@ struct Rotate {
 }
 
 impl Rotate {
-    /// Turns every pair by its angle, or back again for the gradient (`direction` −1).
+    /// Rotates every pair by its angle, or back for the gradient (`direction` −1).
     fn turn(&self, x: &[f32], width: usize, direction: f32) -> Vec<f32> {
         let head_width = width / self.heads;
         let half = head_width / 2;
@@ -223,6 +224,7 @@ impl CustomOp2 for Gated {
                     gate_gradient.extend(gate.iter().zip(up).zip(above).map(
                         |((gate, up), above)| {
                             let open = sigmoid(*gate);
+                            // The derivative of silu: σ(x) · (1 + x · (1 − σ(x))).
                             above * up * open * (1.0 + gate * (1.0 - open))
                         },
                     ));

@@ -40,6 +40,7 @@ impl CustomOp1 for CrossEntropy {
             rows.zip(self.targets.iter().zip(&self.weights))
                 .map(|(row, (target, weight))| {
                     let (largest, sum) = normalizer(row);
+                    // Summed in `f64`: losses of thousands of rows differ by orders of magnitude.
                     f64::from(weight * (largest + sum.ln() - row[*target as usize]))
                 });
         Ok((CpuStorage::F32(vec![loss.sum::<f64>() as f32]), ().into()))
@@ -59,6 +60,7 @@ impl CustomOp1 for CrossEntropy {
                 let start = out.len();
                 let share = factor / sum;
                 out.extend(row.iter().map(|logit| share * exp(logit - largest)));
+                // The gradient of cross-entropy: softmax minus the one-hot target, times the row's weight.
                 out[start + *target as usize] -= factor;
             }
             out

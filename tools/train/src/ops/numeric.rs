@@ -1,13 +1,13 @@
 //! Exponentials and sums that the compiler turns into vector instructions. The library's `exp` and a plain running sum
-//! work on one number at a time, which cost a quarter of a training step.
+//! work on one element at a time, which cost a quarter of a training step.
 
-/// Numbers worked on side by side; a multiple of every vector width in use.
+/// Elements that are worked on side by side; a multiple of every vector width in use.
 const LANES: usize = 16;
 
 /// e to the power of `x`, to about one part in ten million (the polynomial of the Cephes library).
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
-    // Adding and subtracting this rounds to a whole number, which then stands in the lowest bits.
+    // Adding and subtracting this rounds to an integer, which then stands in the lowest bits.
     const ROUND: f32 = 12_582_912.0;
     let x = x.clamp(-87.0, 88.0);
     let shifted = x * std::f32::consts::LOG2_E + ROUND;
@@ -24,6 +24,7 @@ pub(super) fn exp(x: f32) -> f32 {
     ] {
         sum = sum * rest + coefficient;
     }
+    // The shift drops all bits of the sum but the integer's own, so nothing has to be subtracted first.
     let power = f32::from_bits(shifted.to_bits().wrapping_add(127) << 23);
     (sum * rest * rest + rest + 1.0) * power
 }
@@ -48,7 +49,7 @@ pub(super) fn sum(row: &[f32]) -> f32 {
     sum_of(row, row, |value, _| value)
 }
 
-/// The largest number of a row.
+/// The largest element of a row.
 pub(super) fn largest(row: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if a > b { a } else { b };
     let mut lanes = [f32::NEG_INFINITY; LANES];

@@ -8,7 +8,7 @@ use crate::random::Random;
 /// Largest difference allowed between sums taken in different orders, for values of size one.
 const TOLERANCE: f32 = 2e-5;
 
-// Large enough for the kernels that work on sixteen numbers at a time, and odd enough to leave a rest.
+// Large enough for the kernels that work on sixteen elements at a time, and odd enough to leave a rest.
 const LENGTH: usize = 37;
 const HEADS: usize = 2;
 const HEAD_WIDTH: usize = 20;

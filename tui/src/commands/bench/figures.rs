@@ -3,12 +3,9 @@
 use std::time::Duration;
 
 use sluice_proto::v1::{GenerationPass, GenerationStarted, Tier};
-use sluice_shared::units;
+use sluice_shared::{preset::Preset, units};
 
-use crate::{
-    phases::{Bottleneck, PassTime},
-    text::sanitise_line,
-};
+use crate::phases::{Bottleneck, PassTime};
 
 /// An answer, and what it took.
 #[derive(Debug, Clone)]
@@ -153,10 +150,7 @@ impl BenchFigures {
     }
 
     fn row(&self) -> String {
-        let dial = match self.started.dial.as_str() {
-            "" => "none",
-            dial => dial,
-        };
+        let preset = self.started.decoding().preset.map_or("none", Preset::name);
         let number = |value: Option<f64>, digits: usize| {
             value.map_or_else(unknown, |value| format!("{value:.digits$}"))
         };
@@ -164,7 +158,7 @@ impl BenchFigures {
             value.map_or_else(unknown, |value| format!("{:.digits$} %", value * 100.0))
         };
         line([
-            &sanitise_line(dial),
+            preset,
             &number(self.tokens_per_second(), 1),
             &units::count(self.passes),
             &number(self.tokens_per_pass(), 2),
@@ -237,7 +231,7 @@ fn agreement(first: &[BenchAnswer], others: &[BenchAnswer]) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::PassPhases;
+    use sluice_proto::v1::{DecodingPreset, DiffusionOptions, PassPhases};
 
     use super::*;
 
@@ -250,7 +244,10 @@ mod tests {
         });
         BenchAnswer {
             started: GenerationStarted {
-                dial: "balanced".into(),
+                diffusion: Some(DiffusionOptions {
+                    preset: DecodingPreset::Balanced.into(),
+                    ..Default::default()
+                }),
                 ..Default::default()
             },
             exact: true,

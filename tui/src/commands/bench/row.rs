@@ -2,24 +2,22 @@
 
 use serde_json::{Map, Value, json};
 use sluice_proto::v1::Level;
+use sluice_shared::preset::Preset;
 
 use super::BenchFigures;
-
-/// What a model that fills no masks has none of is empty.
-fn known(name: &str) -> Option<&str> {
-    (!name.is_empty()).then_some(name)
-}
 
 /// A row; what is not known is null.
 pub(super) fn json(figures: &BenchFigures) -> Value {
     let started = &figures.started;
+    let decoding = started.decoding();
+    let diffusion = started.diffusion.as_ref();
     json!({
-        "preset": known(&started.dial),
-        "policy": started.policy,
-        "kv_cache": known(&started.cache),
-        "suffix_window": started.window,
-        "canvas_growth": known(&started.growth),
-        "speculation": known(&started.speculation),
+        "preset": decoding.preset.map(Preset::name),
+        "policy": diffusion.and_then(|options| options.policy.as_ref()),
+        "kv_cache": decoding.kv_cache.map(|reuse| reuse.to_string()),
+        "suffix_window": decoding.suffix_window,
+        "canvas_growth": decoding.canvas_growth.map(|growth| growth.to_string()),
+        "speculation": decoding.speculation.map(|speculation| speculation.to_string()),
         "exact": figures.exact,
         "model": started.model,
         "level": (started.level() != Level::Unspecified).then(|| started.level()),

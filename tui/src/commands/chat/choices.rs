@@ -99,17 +99,36 @@ fn resolve(base: &Flags, set: &[(String, String)]) -> Result<Flags, String> {
     })?;
     // The parser takes a switch that isn't there for one that is off.
     line.flags.decoding.details.greedy |= base.decoding.details.greedy;
-    Ok(line.flags)
+    match line.flags.decoding.has_both_kinds() {
+        true => Err("stop cannot be combined with options of masked diffusion models".to_owned()),
+        false => Ok(line.flags),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use sluice_proto::v1::SamplingOptions;
+
     use super::*;
 
     fn request(choices: &ChatChoices) -> GenerateRequest {
         let mut request = GenerateRequest::default();
         choices.apply(&mut request);
         request
+    }
+
+    fn sampling(request: &GenerateRequest) -> SamplingOptions {
+        request.sampling.unwrap_or_default()
+    }
+
+    #[test]
+    fn options_of_both_kinds_of_models_are_refused() {
+        let mut base = Flags::default();
+        base.decoding.details.stop = vec!["END".to_owned()];
+        let mut choices = ChatChoices::new(base);
+        let problem = choices.set("preset", Some("fast")).unwrap_err();
+        assert!(problem.contains("stop"), "{problem}");
+        assert!(choices.lines().is_empty());
     }
 
     #[test]
@@ -124,7 +143,11 @@ mod tests {
         choices.set("top_k", Some("40")).unwrap();
         let asked = request(&choices);
         assert_eq!(
-            (asked.length, asked.temperature, asked.top_k),
+            (
+                asked.length,
+                sampling(&asked).temperature,
+                sampling(&asked).top_k
+            ),
             (Some(8), Some(0.5), Some(40))
         );
         assert_eq!(choices.lines(), ["temperature 0.5", "length 8", "top-k 40"]);
@@ -132,7 +155,11 @@ mod tests {
         choices.set("temperature", Some("default")).unwrap();
         let asked = request(&choices);
         assert_eq!(
-            (asked.length, asked.temperature, asked.top_k),
+            (
+                asked.length,
+                sampling(&asked).temperature,
+                sampling(&asked).top_k
+            ),
             (Some(64), None, Some(40))
         );
     }
@@ -141,15 +168,15 @@ mod tests {
     fn a_switch_is_set_and_stays_as_the_command_line_had_it() {
         let mut choices = ChatChoices::default();
         choices.set("greedy", Some("on")).unwrap();
-        assert!(request(&choices).greedy);
+        assert!(sampling(&request(&choices)).greedy);
         assert!(choices.set("greedy", Some("perhaps")).is_err());
         choices.set("greedy", None).unwrap();
-        assert!(!request(&choices).greedy);
+        assert!(!sampling(&request(&choices)).greedy);
         let mut base = Flags::default();
         base.decoding.details.greedy = true;
         let mut choices = ChatChoices::new(base);
         choices.set("length", Some("8")).unwrap();
-        assert!(request(&choices).greedy);
+        assert!(sampling(&request(&choices)).greedy);
     }
 
     #[test]

@@ -98,7 +98,7 @@ impl Conversation {
     /// Writes the turns to a file that is not there yet; where it is.
     pub(super) fn save(&self, file: &str) -> Result<PathBuf, String> {
         let path = expand_home(file);
-        let failed = |error| format!("can't write {}: {error}", path.display());
+        let failed = |error| format!("cannot write {}: {error}", path.display());
         let mut file = File::options()
             .write(true)
             .create_new(true)

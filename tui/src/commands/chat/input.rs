@@ -166,7 +166,9 @@ fn editor(history: Option<&Path>) -> Result<LineEditor, Failure> {
     if let Some(path) = history {
         let made = path.parent().map_or(Ok(()), user_folders::make_private);
         if let Err(error) = made {
-            say(&format!("note: the prompt history can't be saved: {error}"));
+            say(&format!(
+                "note: the prompt history cannot be saved: {error}"
+            ));
         }
         // There is none before the first time.
         let _ = editor.load_history(path);

@@ -11,6 +11,7 @@ mod turn;
 use std::{future::pending, io::IsTerminal, path::Path};
 
 use sluice_proto::v1::{self, FinishReason, GenerateRequest, generate_request::Input as Prompt};
+use sluice_shared::options::PlanOptions;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use self::{
@@ -24,7 +25,7 @@ use super::{
     library, present,
 };
 use crate::{
-    cli::{Chat, PlanArgs},
+    cli::Chat,
     connection::DaemonConnection,
     output::{Failure, StandardOutput, dim, say},
     text::sanitise_line,
@@ -126,7 +127,9 @@ impl Talk {
                 Some(asked) => {
                     let mut request = self.request(&asked);
                     // The same seed would give the same answer.
-                    request.seed = None;
+                    if let Some(sampling) = &mut request.sampling {
+                        sampling.seed = None;
+                    }
                     self.answer(asked, request, interrupts, out).await?;
                 }
                 None => say("nothing was asked yet"),
@@ -239,8 +242,10 @@ impl Talk {
             None => present::loaded(&present::list(&self.daemon).await?).cloned(),
             Some(name) => {
                 let subject = library::subject(Path::new(name))?;
-                let wish = PlanArgs::default();
-                Some(present::ensure_loaded(&self.daemon, &subject, &wish, interrupts, out).await?)
+                let options = PlanOptions::default();
+                let model =
+                    present::ensure_loaded(&self.daemon, &subject, options, interrupts, out);
+                Some(model.await?)
             }
         };
         say(&match model {

@@ -134,8 +134,10 @@ impl PresetStatistics {
 
 /// The position that a request took, unless it named a policy of its own besides.
 fn named(started: &GenerationStarted) -> Option<usize> {
-    let at = PRESETS.iter().position(|row| row.name == started.dial)?;
-    let (row, policy) = (&PRESETS[at], started.policy.as_ref());
+    let options = started.diffusion.as_ref()?;
+    let preset = started.decoding().preset?;
+    let at = PRESETS.iter().position(|row| row.preset == preset)?;
+    let (row, policy) = (&PRESETS[at], options.policy.as_ref());
     let is_own = policy.is_some_and(|policy| row.policy.split(':').next() != Some(&policy.name));
     // What `auto` stands for hangs on where passes take their time.
     (row.preset == Preset::Auto || !is_own).then_some(at)
@@ -143,14 +145,28 @@ fn named(started: &GenerationStarted) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::{CommitPolicy, DaemonStatus, GenerationDone, Plan};
+    use sluice_proto::{
+        model::DecodingChoice,
+        v1::{DaemonStatus, DiffusionOptions, GenerationDone, Plan},
+    };
 
     use super::*;
 
-    fn started(request_id: u64, dial: &str) -> Event {
+    fn started(request_id: u64, preset: &str) -> Event {
+        with_policy(request_id, preset, None)
+    }
+
+    fn with_policy(request_id: u64, preset: &str, policy: Option<&str>) -> Event {
+        let choice = DecodingChoice {
+            preset: Some(preset.parse().expect("one of them")),
+            policy: policy.map(|policy| policy.parse().expect("one of them")),
+            ..DecodingChoice::default()
+        };
+        let mut diffusion = DiffusionOptions::default();
+        choice.write(&mut diffusion);
         Event::Started(GenerationStarted {
             request_id,
-            dial: dial.into(),
+            diffusion: Some(diffusion),
             ..Default::default()
         })
     }
@@ -204,15 +220,7 @@ mod tests {
     fn a_policy_of_its_own_is_not_the_dials() {
         for (policy, requests) in [("threshold", 1), ("entropy", 0)] {
             let mut dials = PresetStatistics::default();
-            dials.see(&Event::Started(GenerationStarted {
-                request_id: 1,
-                dial: "balanced".into(),
-                policy: Some(CommitPolicy {
-                    name: policy.into(),
-                    ..Default::default()
-                }),
-                ..Default::default()
-            }));
+            dials.see(&with_policy(1, "balanced", Some(policy)));
             dials.see(&done(1, FinishReason::Eos));
             assert_eq!(dials.of(2).requests, requests, "{policy}");
         }

@@ -77,17 +77,17 @@ fn again(state: &mut DashboardState, effects: &mut Vec<Effect>) {
         state.requests.end_own(serial);
         return state.warn("there is no answer yet");
     };
-    state.options.apply(&mut request);
+    state.options.apply(state.model_kind(), &mut request);
     // The same seed would give the same answer.
-    request.seed = None;
+    if let Some(sampling) = &mut request.sampling {
+        sampling.seed = None;
+    }
     submit(state, serial, request, effects);
 }
 
 fn choose_words(state: &mut DashboardState) {
-    let model = state.present().and_then(|now| now.model.as_ref());
-    let shape = model.and_then(|model| model.shape.as_ref());
-    if shape.is_some_and(|shape| shape.kind() == ModelKind::Autoregressive) {
-        state.warn("the loaded model is autoregressive: it can't fill in words");
+    if state.model_kind() == ModelKind::Autoregressive {
+        state.warn("the loaded model is autoregressive: it cannot fill in words");
         return;
     }
     let answer = state.chat.answer();
@@ -146,11 +146,13 @@ fn rewrite(state: &mut DashboardState, effects: &mut Vec<Effect>) {
         state.requests.end_own(serial);
         return;
     };
-    state.options.apply(&mut request);
+    state.options.apply(state.model_kind(), &mut request);
     // These are made for whole answers; the text and the span say how much there is to fill.
     request.length = None;
     request.block_length = None;
-    request.steps = None;
+    if request.diffusion().is_some() {
+        request.diffusion_mut().steps = None;
+    }
     submit(state, serial, request, effects);
 }
 

@@ -8,9 +8,10 @@ mod table;
 pub(in super::super) use choice::{choose, default_budget, restore};
 
 use ratatui::layout::{Constraint, Layout, Rect};
-use sluice_proto::v1::{FidelityMeasurement, PlanRequest, Snapshot};
+use sluice_proto::v1::{FidelityMeasurement, Snapshot};
 use sluice_shared::{
     level::Level,
+    options::{Budget, PlanOptions},
     preset::{PRESETS, Preset},
     units,
 };
@@ -35,11 +36,11 @@ use crate::plans;
 pub(super) fn enter(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     if state.is_connected() {
         state.levels.answers.clear();
-        let request = PlanRequest {
-            budget_bytes: state.levels.tried,
-            ..Default::default()
+        let options = PlanOptions {
+            budget: state.levels.tried.map(Budget::Bytes),
+            ..PlanOptions::default()
         };
-        effects.push(Effect::AskPlans(Level::ALL.to_vec(), Box::new(request)));
+        effects.push(Effect::AskPlans(Level::ALL.to_vec(), options));
     }
 }
 

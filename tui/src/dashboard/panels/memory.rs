@@ -202,7 +202,7 @@ fn kind_line(state: &DashboardState, kind: &MemoryUse, used: u64, columns: usize
         Span::styled(format!("{mark} "), paint.style(role)),
         Span::raw(clip(&words, columns.saturating_sub(2))),
     ];
-    let room = columns.saturating_sub(46);
+    let room = columns.saturating_sub(42);
     if room >= 6 {
         spans.extend(bar(ratio(kind.bytes, used), room, paint.style(role), paint));
     }

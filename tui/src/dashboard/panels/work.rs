@@ -2,7 +2,11 @@
 
 use ratatui::text::{Line, Span};
 use sluice_proto::v1::{GenerationDone, GenerationPass, GenerationStarted, Level, Tier};
-use sluice_shared::units;
+use sluice_shared::{
+    decoding::{CanvasGrowth, Speculation},
+    sampling::KvCacheMode,
+    units,
+};
 
 use super::{super::chat::AnswerLimit, bar, ratio};
 use crate::{
@@ -80,7 +84,9 @@ pub(in super::super) fn progress(
     if !is_roomy {
         let place = format!(
             "block {blocks_done}/{} pass {}/{}",
-            started.blocks, pass.passes, started.steps
+            started.blocks,
+            pass.passes,
+            started.steps()
         );
         let left = left_ms(started, pass);
         let left = left.map(|ms| format!("{} left", units::duration_ms(ms)));
@@ -121,7 +127,7 @@ pub(in super::super) fn progress(
     let in_block = format!(", {} in the open block", pass.passes_in_block);
     let mut lines = vec![
         gauge("blocks", blocks_done, started.blocks, String::new()),
-        gauge("passes", pass.passes, started.steps, in_block),
+        gauge("passes", pass.passes, started.steps(), in_block),
         gauge("committed", pass.committed_positions, started.length, left),
         say(speed, Role::Committed),
         say(rows, Role::Committed),
@@ -195,7 +201,9 @@ fn resolved_settings(started: &GenerationStarted, pass: Option<&GenerationPass>)
         Some(level) => format!("level {level} (began at {})", started.level()),
         None => format!("level {}", started.level()),
     };
-    let policy = started.policy.as_ref().map(|policy| {
+    let diffusion = started.diffusion.as_ref();
+    let policy = diffusion.and_then(|options| options.policy.as_ref());
+    let policy = policy.map(|policy| {
         let mut parameters: Vec<_> = policy.parameters.iter().collect();
         parameters.sort_by_key(|(key, _)| *key);
         let parameters = parameters
@@ -207,18 +215,22 @@ fn resolved_settings(started: &GenerationStarted, pass: Option<&GenerationPass>)
             false => format!("{}:{parameters}", policy.name),
         }
     });
-    let window = started
-        .window
-        .map(|window| format!("suffix window {window}"));
-    let is_said = |words: &String| !words.is_empty() && words != "none" && words != "fixed";
+    let decoding = started.decoding();
+    let reuse = decoding
+        .kv_cache
+        .filter(|reuse| reuse.mode != KvCacheMode::None);
+    let growth = decoding.canvas_growth;
+    let growth = growth.filter(|growth| *growth != CanvasGrowth::Fixed);
+    let speculation = decoding.speculation;
+    let speculation = speculation.filter(|speculation| *speculation != Speculation::None);
     let parts = [
         Some(level).filter(|_| started.level() != Level::Unspecified),
-        Some(format!("preset {}", started.dial)).filter(|_| !started.dial.is_empty()),
+        decoding.preset.map(|preset| format!("preset {preset}")),
         policy,
-        Some(format!("KV cache {}", started.cache)).filter(|_| is_said(&started.cache)),
-        window,
-        Some(started.growth.clone()).filter(is_said),
-        Some(started.speculation.clone()).filter(is_said),
+        reuse.map(|reuse| format!("KV cache {reuse}")),
+        (decoding.suffix_window).map(|window| format!("suffix window {window}")),
+        growth.map(|growth| growth.to_string()),
+        speculation.map(|speculation| speculation.to_string()),
         Some(format!("seed {}", started.seed)),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(" · ")
@@ -298,6 +310,9 @@ pub(in super::super) fn streamed_from(state: &super::super::state::DashboardStat
 
 #[cfg(test)]
 mod tests {
+    use sluice_proto::model::DecodingChoice;
+    use sluice_shared::preset::Preset;
+
     use super::*;
 
     fn started() -> GenerationStarted {
@@ -401,13 +416,19 @@ mod tests {
             ..Default::default()
         };
         policy.parameters.insert("t".into(), 0.8);
+        let mut diffusion = sluice_proto::v1::DiffusionOptions::default();
+        let choice = DecodingChoice {
+            preset: Some(Preset::Balanced),
+            kv_cache: Some("dual:recompute-before=32".parse().expect("one of them")),
+            suffix_window: Some(64),
+            canvas_growth: Some(CanvasGrowth::Fixed),
+            speculation: Some(Speculation::None),
+            policy: None,
+        };
+        choice.write(&mut diffusion);
+        diffusion.policy = Some(policy);
         let started = GenerationStarted {
-            dial: "balanced".into(),
-            policy: Some(policy),
-            cache: "dual:recompute-before=32".into(),
-            growth: "fixed".into(),
-            speculation: "none".into(),
-            window: Some(64),
+            diffusion: Some(diffusion),
             seed: 7,
             level: Level::Standard.into(),
             ..Default::default()

@@ -75,7 +75,7 @@ impl PersistFile {
             match fs::rename(&self.path, to) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     let path = self.path.display();
-                    return Err(format!("can't move {path} to {}: {error}", to.display()));
+                    return Err(format!("cannot move {path} to {}: {error}", to.display()));
                 }
                 Ok(()) | Err(_) => *aside = None,
             }
@@ -223,7 +223,7 @@ fn lock(path: &Path) -> Result<File, String> {
     });
     let file = opened.map_err(|error| {
         format!(
-            "can't save the dashboard's state in {}: {error}",
+            "cannot save the dashboard's state in {}: {error}",
             path.display()
         )
     })?;

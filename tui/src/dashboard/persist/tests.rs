@@ -314,7 +314,7 @@ fn a_folder_that_cannot_be_written_is_told() {
     fs::write(&blocked, "").unwrap();
     let problem = save(&blocked.join("dashboard.json"), &PersistedState::default()).unwrap_err();
     assert!(
-        problem.starts_with("can't save the dashboard's state in"),
+        problem.starts_with("cannot save the dashboard's state in"),
         "{problem}"
     );
     assert!(load(folder.path()).unwrap_err().contains("is no file"));

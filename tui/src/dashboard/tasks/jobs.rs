@@ -35,14 +35,11 @@ pub(super) async fn compress(
     events: Sender<Event>,
 ) -> Result<(), Failure> {
     let output = output.display().to_string();
-    let mut call = CompressRequest {
+    let call = CompressRequest {
+        model: models::model_ref(model),
         output_path: output.clone(),
         ..Default::default()
     };
-    match model.starts_with('/') {
-        true => call.path = model,
-        false => call.name = model,
-    }
     let answer = daemon.optimizer().compress(call).await;
     follow(daemon, answer, output, events).await
 }

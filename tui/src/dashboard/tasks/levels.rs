@@ -10,26 +10,26 @@ use sluice_proto::{
         operation::{Detail, Outcome},
     },
 };
-use sluice_shared::level::Level;
+use sluice_shared::{level::Level, options::PlanOptions};
 use tokio::sync::mpsc::Sender;
 use tonic::{Code, Status};
 
 use super::{super::event::Event, words};
 use crate::{connection::DaemonConnection, output::Failure};
 
-/// Asks what each of some levels would lead to, all else as in the request.
+/// Asks what each of some levels would lead to, with these options.
 pub(super) async fn ask_plans(
     daemon: DaemonConnection,
     levels: &[Level],
-    request: PlanRequest,
+    options: PlanOptions,
     events: Sender<Event>,
 ) -> Result<(), Failure> {
     for level in levels.iter().copied() {
-        let call = PlanRequest {
-            level: v1::Level::from(level).into(),
-            ..request.clone()
+        let options = PlanOptions {
+            level: Some(level),
+            ..options
         };
-        let answer = ask_plan(&daemon, call).await;
+        let answer = ask_plan(&daemon, options).await;
         let answer = answer.map(Box::new).map_err(|failure| words(&failure));
         let _ = events.send(Event::Planned { level, answer }).await;
     }
@@ -39,9 +39,9 @@ pub(super) async fn ask_plans(
 /// Asks what one choice would lead to.
 pub(super) async fn ask_plan(
     daemon: &DaemonConnection,
-    call: PlanRequest,
+    options: PlanOptions,
 ) -> Result<Plan, Failure> {
-    let answer = daemon.optimizer().plan(call).await;
+    let answer = daemon.optimizer().plan(PlanRequest::from(options)).await;
     let answer = answer.map_err(|status| daemon.failure(status))?;
     let plan = answer.into_inner().plan;
     plan.ok_or_else(|| Failure::new("the daemon's answer has no plan"))

@@ -2,7 +2,8 @@
 
 use futures_util::StreamExt;
 use sluice_proto::v1::{
-    ListModelsRequest, LoadModelRequest, PullModelRequest,
+    ListModelsRequest, LoadModelRequest, ModelRef, PullModelRequest,
+    model_ref::By,
     operation::{Detail, Outcome},
 };
 use sluice_shared::units;
@@ -17,11 +18,10 @@ pub(super) async fn load(
     model: String,
     events: Sender<Event>,
 ) -> Result<(), Failure> {
-    let mut call = LoadModelRequest::default();
-    match model.starts_with('/') {
-        true => call.path = model,
-        false => call.name = model,
-    }
+    let call = LoadModelRequest {
+        model: model_ref(model),
+        ..Default::default()
+    };
     let answer = daemon.models().load_model(call).await;
     let mut stream = answer
         .map_err(|status| daemon.failure(status))?
@@ -56,7 +56,7 @@ pub(super) async fn pull(
     events: Sender<Event>,
 ) -> Result<(), Failure> {
     let call = PullModelRequest {
-        name,
+        model: By::Name(name).into(),
         // The daemon has its own environment; this one is the user's.
         hub_token: std::env::var("HF_TOKEN").unwrap_or_default(),
         ..Default::default()
@@ -88,6 +88,14 @@ pub(super) async fn pull(
         }
     }
     list(daemon, events).await
+}
+
+/// The model of this name, or at this path.
+pub(super) fn model_ref(model: String) -> Option<ModelRef> {
+    match model.starts_with('/') {
+        true => By::Path(model).into(),
+        false => By::Name(model).into(),
+    }
 }
 
 /// Asks for the models.

@@ -30,7 +30,10 @@ fn run(request_id: u64, passes: u32) -> Vec<WireEvent> {
             length: 24,
             block_length: 8,
             blocks: 3,
-            steps: 12,
+            diffusion: Some(DiffusionOptions {
+                steps: Some(12),
+                ..Default::default()
+            }),
             prompt_text: b"a prompt".to_vec(),
             pinned: vec![CanvasToken {
                 confidence: None,

@@ -233,7 +233,8 @@ fn the_last_answer_is_asked_for_once_more_with_another_seed() {
     let mut state = answered();
     state.options.set("seed", "42").expect("a number");
     let again = sent(press(&mut state, KeyCode::Char('r')));
-    assert_eq!((messages(&again).len(), again.seed), (1, None));
+    assert_eq!(messages(&again).len(), 1);
+    assert_eq!(again.sampling.unwrap_or_default().seed, None);
     ends(&mut state, 6, "Another.", FinishReason::Eos);
     assert_eq!(texts(&state), ["Tell me a story.", "Another."]);
     press(&mut state, KeyCode::Char('u'));
@@ -255,7 +256,7 @@ fn words_that_are_chosen_are_shown_and_sent() {
     let sizes = (
         request_sent.length,
         request_sent.block_length,
-        request_sent.steps,
+        request_sent.diffusion().and_then(|options| options.steps),
     );
     assert_eq!(sizes, (None, None, None));
     pictures("chat_words_sent", &state);
@@ -283,7 +284,10 @@ fn words_written_anew_appear_in_place_and_can_be_taken_back() {
         request_id: 6,
         length: 5,
         blocks: 1,
-        steps: 3,
+        diffusion: Some(DiffusionOptions {
+            steps: Some(3),
+            ..Default::default()
+        }),
         prompt_text: b"x".to_vec(),
         pinned: tokens
             .iter()
@@ -390,7 +394,8 @@ fn the_form_with_an_error_in_a_field() {
     let screen = shown(&state, SIZES[0]);
     assert!(screen.contains("--length 64 --preset quality"), "{screen}");
     let request = send(&mut state, "hello");
-    assert_eq!((request.length, request.top_k), (Some(64), Some(4)));
+    let top_k = request.sampling.unwrap_or_default().top_k;
+    assert_eq!((request.length, top_k), (Some(64), Some(4)));
     press(&mut state, KeyCode::F(3));
     press(&mut state, KeyCode::Char('d'));
     assert_eq!(state.options.value("preset"), None);

@@ -2,8 +2,8 @@
 
 use ratatui::style::{Color, Modifier};
 use sluice_proto::v1::{
-    ApplyRequest, ApplyResult, FidelityResult, PlanRequest, PlannedMemory, StagingBuffers,
-    SwitchEstimate, SwitchTarget, WeightSwitch,
+    ApplyResult, FidelityResult, PlannedMemory, StagingBuffers, SwitchEstimate, SwitchTarget,
+    WeightSwitch,
 };
 use sluice_shared::preset::Preset;
 
@@ -96,7 +96,9 @@ fn after(change: impl FnOnce(&mut Snapshot)) -> Event {
 fn in_force(level: Level) -> Event {
     after(|snapshot| {
         snapshot.plan = Some(full_plan(level, 4 << 30));
-        snapshot.settings.as_mut().expect("set").level = v1::Level::from(level).into();
+        let settings = snapshot.settings.as_mut().expect("set");
+        let options = settings.options.as_mut().expect("set");
+        options.level = v1::Level::from(level).into();
         snapshot.passes = Some(PassStatistics {
             count: 3,
             mean_ms: Some(500.0),
@@ -138,11 +140,11 @@ fn asked(state: &DashboardState) -> &str {
 }
 
 fn apply(level: Level, budget_bytes: Option<u64>) -> Effect {
-    Effect::Apply(Box::new(ApplyRequest {
-        level: v1::Level::from(level).into(),
-        budget_bytes,
-        ..Default::default()
-    }))
+    Effect::Apply(PlanOptions {
+        level: Some(level),
+        budget: budget_bytes.map(Budget::Bytes),
+        ..PlanOptions::default()
+    })
 }
 
 #[test]
@@ -205,11 +207,11 @@ fn a_tried_budget_changes_nothing_until_enter_applies_it_with_the_level() {
     assert_eq!(state.command.value(), "try ");
     write(&mut state, "2GiB");
     let effects = press(&mut state, KeyCode::Enter);
-    let request = PlanRequest {
-        budget_bytes: Some(2 << 30),
-        ..Default::default()
+    let options = PlanOptions {
+        budget: Some(Budget::Bytes(2 << 30)),
+        ..PlanOptions::default()
     };
-    let asks = Effect::AskPlans(Level::ALL.to_vec(), Box::new(request));
+    let asks = Effect::AskPlans(Level::ALL.to_vec(), options);
     assert_eq!(effects, [asks]);
     answer(&mut state, 2 << 30);
     pictures("levels_tried", &state);
@@ -218,7 +220,7 @@ fn a_tried_budget_changes_nothing_until_enter_applies_it_with_the_level() {
     assert_eq!(effects, [apply(Level::Standard, Some(2 << 30))]);
     feed(&mut state, changing(Level::Standard));
     let effects = feed(&mut state, applied(Level::Standard));
-    let asks = Effect::AskPlans(Level::ALL.to_vec(), Box::default());
+    let asks = Effect::AskPlans(Level::ALL.to_vec(), PlanOptions::default());
     assert_eq!((effects, state.levels.tried), (vec![asks], None));
 }
 
@@ -236,7 +238,7 @@ fn a_budget_can_be_tried_from_any_page_and_left_again() {
     press(&mut state, KeyCode::Char(':'));
     write(&mut state, "try now");
     let effects = press(&mut state, KeyCode::Enter);
-    let asks = Effect::AskPlans(Level::ALL.to_vec(), Box::default());
+    let asks = Effect::AskPlans(Level::ALL.to_vec(), PlanOptions::default());
     assert_eq!((effects, state.levels.tried), (vec![asks], None));
 }
 
@@ -416,7 +418,10 @@ fn the_dial_asks_before_answers_differ_and_is_sent_from_then_on() {
     let [Effect::Generate { request: sent, .. }, ..] = &effects[..] else {
         panic!("{effects:?}");
     };
-    assert_eq!(sent.dial(), v1::DecodingPreset::Fast);
+    assert_eq!(
+        sent.diffusion().expect("set").preset(),
+        v1::DecodingPreset::Fast
+    );
 }
 
 #[test]
@@ -425,7 +430,10 @@ fn the_dial_shows_what_requests_came_to() {
     for id in [7, 8] {
         let started = WireEvent::Started(GenerationStarted {
             request_id: id,
-            dial: "balanced".into(),
+            diffusion: Some(DiffusionOptions {
+                preset: v1::DecodingPreset::Balanced.into(),
+                ..Default::default()
+            }),
             ..Default::default()
         });
         feed(&mut state, request(id, started));
@@ -501,7 +509,7 @@ fn another_model_is_asked_about_anew() {
         &mut state,
         after(|snapshot| snapshot.model.as_mut().expect("set").name = "another".into()),
     );
-    let asks = Effect::AskPlans(Level::ALL.to_vec(), Box::default());
+    let asks = Effect::AskPlans(Level::ALL.to_vec(), PlanOptions::default());
     assert_eq!(effects, [asks]);
     assert!(state.levels.answers.is_empty());
 }

@@ -235,7 +235,7 @@ fn what_went_wrong_stays_until_a_key_is_pressed() {
 fn who_finds_no_daemon_is_told_what_to_do() {
     let mut state = state();
     let event = Event::Lost {
-        cause: "can't reach sluiced at /run/sluice/sluice.sock: no such socket".into(),
+        cause: "cannot reach sluiced at /run/sluice/sluice.sock: no such socket".into(),
         retry_ms: 4_000,
     };
     feed(&mut state, event);

@@ -1,4 +1,4 @@
-//! Which tokens become one, and in which order.
+//! The merges of BPE: which pairs of tokens become one, and in which order.
 
 use super::{
     super::{super::CheckpointError, metadata::Metadata},
@@ -7,9 +7,9 @@ use super::{
 
 const MERGES_KEY: &str = "tokenizer.ggml.merges";
 const SCORES_KEY: &str = "tokenizer.ggml.scores";
-/// Longest token that is put together from others: a vocabulary has longer ones only if its file is made to cost time.
+/// Longest token that is merged from others, in bytes: only a file made to cost time has longer ones.
 const TOKEN_BYTES_MAX: usize = 512;
-/// Pairs for each token, at most: published vocabularies have about two, one that is made to cost memory has hundreds.
+/// Most pairs per token: published vocabularies have about two, one made to cost memory has hundreds.
 const PAIRS_PER_TOKEN_MAX: usize = 16;
 
 /// The pairs that the file lists, each as two tokens with a space between.
@@ -24,9 +24,10 @@ pub(super) fn listed<'a>(
         )
     })?;
     let mut pairs = Vec::with_capacity(merges.len());
+    // One buffer for all merges, of which there are hundreds of thousands.
     let mut joined = String::new();
     for (number, merge) in merges.iter().enumerate() {
-        // A token may begin with a space.
+        // Searched from the second byte on, because a token may begin with a space.
         let pair = (1..merge.len())
             .find(|&at| merge.as_bytes()[at] == b' ')
             .map(|at| (&merge[..at], &merge[at + 1..]));
@@ -52,8 +53,8 @@ pub(super) fn listed<'a>(
     Ok(pairs)
 }
 
-/// All pairs that make a token, those of the highest score first; of the same score, the longer left part first, as Hugging
-/// Face's conversion has it.
+/// All pairs that make a token, in the order of falling scores; for equal scores the longer left part first, then the
+/// longer right one, as in Hugging Face's conversion.
 pub(super) fn by_score<'a>(
     metadata: &Metadata,
     vocabulary: &Vocabulary<'a>,
@@ -71,10 +72,12 @@ pub(super) fn by_score<'a>(
             ),
         ));
     }
+    // SentencePiece files list no merges: every split of a token into two tokens is one.
     let pairs_max = PAIRS_PER_TOKEN_MAX * vocabulary.tokens.len();
     let mut pairs = Vec::new();
     for (id, score) in scores.floats().enumerate() {
         let token = vocabulary.tokens.get(id).unwrap_or_default();
+        // Splits of a long token take quadratic time to look up.
         if token.len() > TOKEN_BYTES_MAX {
             continue;
         }

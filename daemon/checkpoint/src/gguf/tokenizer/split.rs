@@ -1,4 +1,4 @@
-//! How a text is cut into words before byte-level BPE: files name it, and the expressions are those of the tokenizers
+//! How text is split into words before byte-level BPE. Files name the way; the expressions are those of the tokenizers
 //! that the models were published with.
 
 use serde_json::{Value, json};
@@ -7,22 +7,22 @@ use super::super::{super::CheckpointError, metadata::Metadata};
 
 const KEY: &str = "tokenizer.ggml.pre";
 
-/// Llama 3's words.
+/// The word pattern of Llama 3.
 const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Qwen 2's: each digit is a word.
+/// The word pattern of Qwen 2, where each digit is a word.
 const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// What comes before BPE.
+/// The steps before BPE.
 pub(super) struct PreTokenizer {
     pub(super) normalizer: Value,
     pub(super) pre_tokenizer: Value,
-    /// Whether a word that is a token is not put together from others.
+    /// Whether a word that is a token is taken whole, without merges.
     pub(super) ignore_merges: bool,
-    /// Whether texts begin with a mark where the file says nothing of it.
+    /// Whether texts begin with a special token if the file doesn't say.
     pub(super) has_bos: bool,
 }
 
-/// By the name in the file.
+/// The steps that the file names.
 pub(super) fn of(metadata: &Metadata) -> Result<PreTokenizer, CheckpointError> {
     const KNOWN: &str = "gpt-2, smollm, llama-bpe and qwen2";
     let split = |pre_tokenizer| PreTokenizer {
@@ -38,6 +38,7 @@ pub(super) fn of(metadata: &Metadata) -> Result<PreTokenizer, CheckpointError> {
             Ok(split(sequence([digits, byte_level(true)])))
         }
         Some("llama-bpe" | "llama3" | "llama-v3" | "falcon3") => Ok(PreTokenizer {
+            // As in tiktoken, which Llama 3 was published with: a word that is a token needs no merges.
             ignore_merges: true,
             has_bos: true,
             ..split(sequence([words(LLAMA_3), byte_level(false)]))
@@ -58,7 +59,7 @@ pub(super) fn of(metadata: &Metadata) -> Result<PreTokenizer, CheckpointError> {
     }
 }
 
-/// Bytes as visible characters; after GPT-2's words where nothing else cut the text.
+/// Maps bytes to visible characters; splits by GPT-2's pattern if no other step has split the text.
 fn byte_level(use_regex: bool) -> Value {
     json!({
         "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": use_regex,

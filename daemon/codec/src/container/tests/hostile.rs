@@ -22,7 +22,7 @@ fn header_text(bytes: &[u8]) -> &[u8] {
     &bytes[24..24 + length]
 }
 
-/// What is said of the container with a value of its header changed.
+/// The error for the container after a value of its header changed.
 fn refusal(bytes: &[u8], pointer: &str, value: Value) -> String {
     let mut header: Value = serde_json::from_slice(header_text(bytes)).unwrap();
     *header.pointer_mut(pointer).expect(pointer) = value;
@@ -93,7 +93,7 @@ fn a_flipped_bit_is_found_wherever_it_is() {
     }
 }
 
-/// What a flipped bit of this byte of a tensor is called.
+/// The damage that a flipped bit of this byte of a tensor is reported as.
 fn expected_place(container: &Container<&[u8]>, tensor: &TensorRecord, at: u64) -> Damage {
     let name = tensor.name.clone();
     if tensor.scheme() == Some(Scheme::Plain) {
@@ -232,7 +232,11 @@ fn what_is_wrong_is_named() {
             json!([]),
             "has 0 chunks of 256 rows for 40",
         ),
-        ("/tensors/1/chunks/0", max.clone(), "can't have its chunk 0"),
+        (
+            "/tensors/1/chunks/0",
+            max.clone(),
+            "cannot have its chunk 0",
+        ),
         ("/tensors/1/chunk_rows", json!(0), "chunks of 0 rows"),
         (
             "/tensors/1/chunk_rows",
@@ -410,7 +414,7 @@ fn change(leaf: &mut Value, bytes: usize, random: &mut Random) {
     };
 }
 
-/// Everything that can be done with a container; true if it was taken for one.
+/// Uses every function of a container; true if it opened.
 fn use_all(bytes: &[u8]) -> bool {
     let Ok(container) = read(bytes) else {
         return false;

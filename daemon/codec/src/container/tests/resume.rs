@@ -133,7 +133,7 @@ fn what_another_run_left_is_not_gone_on_with() {
     drop(writer);
     assert_eq!(resumed(&model, &folder, &expected), 0);
 
-    // What is no journal is none.
+    // A file that isn't a journal counts as none.
     for junk in ["", "\n", "0 1\n", "0000000000000000 {}\n"] {
         interrupted(&model, folder_with(&folder, junk), 0, 0);
         assert_eq!(resumed(&model, folder_with(&folder, junk), &expected), 0);

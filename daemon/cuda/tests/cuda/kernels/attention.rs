@@ -1,6 +1,7 @@
 //! Attention, against sums in `f64`.
 
-use sluice_cuda::{ATTEND_QUERIES, AttentionArgs, AttentionSegment, AttentionTask, DType, Gpu};
+use sluice_cuda::{ATTEND_QUERIES, AttentionArgs, AttentionSegment, AttentionTask, Gpu};
+use sluice_formats::DType;
 
 use super::{
     formats::Random,
@@ -128,7 +129,7 @@ fn check_attend(
     }
 }
 
-/// Attention of these tasks in every number, for heads of every kernel.
+/// Attention of these tasks in every dtype, for heads of every kernel.
 fn check_tasks(seed: u64, tasks: &[Queries<'_>]) {
     on_gpu(|gpu| {
         let mut random = Random::new(seed);

@@ -1,13 +1,14 @@
-//! Coded matrices to test with: made by the codec, which also says what they decode to.
+//! Compressed matrices to test with: made by the codec, which also says what they decode to.
 
 use half::{bf16, f16};
 use sluice_codec as codec;
 use sluice_codec::{Encoded, Lossless, MatrixLayout, TrellisTarget};
-use sluice_cuda::{CompressedChunk, CompressedGpuMatrix, Compression, DType, Gpu, GpuMemory};
+use sluice_cuda::{CompressedChunk, CompressedGpuMatrix, Compression, Gpu, GpuMemory};
+use sluice_formats::DType;
 
 use super::formats::Random;
 
-/// A matrix in coded chunks.
+/// A matrix in compressed chunks.
 #[derive(Clone)]
 pub(crate) struct Sample {
     pub(crate) compression: Compression,
@@ -19,7 +20,7 @@ pub(crate) struct Sample {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Numbers about zero: Gaussian ones, or some that are now and then far out.
+/// Weights about zero: Gaussian, or with occasional outliers.
 pub(crate) fn weights(random: &mut Random, count: usize, far_out: bool) -> Vec<f32> {
     let mut gaussian = || (0..12).map(|_| random.between(0.0, 1.0)).sum::<f32>() - 6.0;
     (0..count)
@@ -34,7 +35,7 @@ pub(crate) fn weights(random: &mut Random, count: usize, far_out: bool) -> Vec<f
         .collect()
 }
 
-/// Numbers as they lie in memory.
+/// Values as they lie in memory.
 pub(crate) fn bytes_of(number: DType, values: &[f32]) -> Vec<u8> {
     let each = |value: &f32| match number {
         DType::F32 => value.to_le_bytes().to_vec(),
@@ -45,7 +46,7 @@ pub(crate) fn bytes_of(number: DType, values: &[f32]) -> Vec<u8> {
 }
 
 impl Sample {
-    /// Codes chunks of so many rows. Bytes between chunks are poison.
+    /// Compresses chunks of `rows` rows each. Bytes between chunks are poison.
     pub(crate) fn new(
         coding: Compression,
         source: DType,
@@ -54,11 +55,6 @@ impl Sample {
         tile: usize,
         numbers: &[u8],
     ) -> Self {
-        let kind = match source {
-            DType::F32 => codec::DType::F32,
-            DType::F16 => codec::DType::F16,
-            DType::Bf16 => codec::DType::Bf16,
-        };
         let mut sample = Self {
             compression: coding,
             source,
@@ -72,14 +68,14 @@ impl Sample {
         for &rows in rows {
             let (of_chunk, after) = rest.split_at(rows * width * source.bytes());
             rest = after;
-            let lossless = |scheme| codec::encode(kind, rows, width, of_chunk, scheme, tile);
+            let lossless = |scheme| codec::encode(source, rows, width, of_chunk, scheme, tile);
             let Encoded { layout, bytes } = match coding {
                 Compression::Huffman => lossless(Lossless::Huffman).unwrap(),
                 Compression::Dictionary => lossless(Lossless::Dictionary).unwrap(),
                 Compression::Trellis => {
                     let values = wide(source, of_chunk);
                     let target = TrellisTarget::Bits(4.0);
-                    codec::quantize(kind, rows, width, &values, target, tile)
+                    codec::quantize(source, rows, width, &values, target, tile)
                         .unwrap()
                         .encoded
                 }
@@ -98,7 +94,7 @@ impl Sample {
         sample
     }
 
-    /// What it decodes to, widened.
+    /// What it decompresses to, upcast.
     pub(crate) fn values(&self) -> Vec<f32> {
         let mut values = Vec::new();
         for (chunk, layout) in self.chunks.iter().zip(&self.layouts) {
@@ -113,7 +109,7 @@ impl Sample {
         values
     }
 
-    /// Its bytes on the card, with nothing after them.
+    /// Its bytes on the GPU, with nothing after them.
     pub(crate) fn upload(&self, gpu: &Gpu) -> GpuMemory {
         let memory = gpu.allocate(self.bytes.len()).unwrap();
         gpu.upload(memory.span(), &self.bytes).unwrap();
@@ -132,7 +128,7 @@ impl Sample {
     }
 }
 
-/// Numbers, widened.
+/// Elements of `number`, upcast to `f32`.
 pub(crate) fn wide(number: DType, bytes: &[u8]) -> Vec<f32> {
     bytes
         .chunks_exact(number.bytes())

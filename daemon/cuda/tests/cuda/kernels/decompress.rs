@@ -1,8 +1,9 @@
-//! Coded matrices, decoded as the codec decodes them.
+//! Compressed matrices, decompressed as the codec does it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use sluice_cuda::{CompressedChunk, Compression, DType, Gpu};
+use sluice_cuda::{CompressedChunk, Compression, Gpu};
+use sluice_formats::DType;
 
 use super::{
     compressed::{Sample, bytes_of, weights},
@@ -17,7 +18,7 @@ const CODINGS: [Compression; 3] = [
 ];
 const TILES: [usize; 3] = [128, 256, 512];
 
-/// Decodes to every number, and compares with the codec; with the bytes it was made of where numbers stay what they were.
+/// Decompresses to every dtype, and compares with the codec; with the original bytes where the dtype stays the same.
 fn check(gpu: &Gpu, sample: &Sample, original: &[u8]) {
     let expected = sample.values();
     let memory = sample.upload(gpu);
@@ -106,7 +107,7 @@ fn numbers_of_any_bits_come_back() {
                                 bytes.contains(&length)
                             })
                     };
-                    // A palette's tile can have 254 escapes, which smaller ones don't come to.
+                    // A dictionary's tile can have 254 escapes, which smaller ones don't come to.
                     assert_eq!(count(255), coding == Compression::Huffman || tile == 512);
                     check(gpu, &sample, &bytes);
                 }

@@ -1,8 +1,8 @@
-//! Stored weights as numbers that are computed in.
+//! Stored weights as elements of the compute dtype.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use sluice_cuda::{DType, Format};
+use sluice_formats::{DType, Format};
 
 use super::{
     formats::{Random, dequantize, stored},

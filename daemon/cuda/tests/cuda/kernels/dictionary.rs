@@ -1,11 +1,12 @@
-//! Multiplications by palette-coded weights, against those by the same weights decoded.
+//! Matmuls by dictionary-coded weights, against those by the same weights decompressed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sluice_cuda::{
-    CompressedGpuMatrix, Compression, DType, DictionaryMatmul, Format, Gpu, GpuSpan, Matmul,
-    dictionary_index, dictionary_index_bytes,
+    CompressedGpuMatrix, Compression, DictionaryMatmul, Gpu, GpuSpan, Matmul, dictionary_index,
+    dictionary_index_bytes,
 };
+use sluice_formats::{DType, Format};
 
 use super::{
     compressed::{Sample, bytes_of, weights},
@@ -40,7 +41,7 @@ fn sample(random: &mut Random, rows: usize, width: usize, tile: usize) -> (Sampl
     (sample, bytes)
 }
 
-/// Multiplies by coded weights and by decoded ones.
+/// Multiplies by compressed weights and by decompressed ones.
 fn check(
     gpu: &Gpu,
     random: &mut Random,

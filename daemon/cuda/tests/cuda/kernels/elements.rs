@@ -1,6 +1,7 @@
-//! Kernels that take rows or numbers one by one.
+//! Kernels that process rows or elements one by one.
 
-use sluice_cuda::{DType, Format, Matmul, RopeRows};
+use sluice_cuda::{Matmul, RopeRows};
+use sluice_formats::{DType, Format};
 
 use super::{
     formats::{Random, dequantize, stored},

@@ -1,9 +1,9 @@
 //! Stored weights to test with, and what they stand for: written one weight at a time, as GGUF describes the formats.
 
 use half::{bf16, f16};
-use sluice_cuda::Format;
+use sluice_formats::Format;
 
-/// Numbers that are the same in every run.
+/// A random number generator with the same output in every run.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -12,7 +12,7 @@ impl Random {
         Self(seed)
     }
 
-    /// SplitMix64.
+    /// The next output of SplitMix64.
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;

@@ -1,4 +1,4 @@
-//! The head, and two heads, against what the engine makes of logits.
+//! The LM head, and the comparison of two, against what the engine makes of logits.
 
 use sluice_cuda::{CompareState, LM_HEAD_TOKENS, LmHeadRow, LmHeadSampling, LmHeadState, NO_TOKEN};
 

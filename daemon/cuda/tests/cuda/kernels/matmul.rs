@@ -1,9 +1,10 @@
-//! Multiplications, against sums in `f64`.
+//! Matmuls, against sums in `f64`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use half::f16;
-use sluice_cuda::{DType, Format, Gpu, Matmul};
+use sluice_cuda::{Gpu, Matmul};
+use sluice_formats::{DType, Format};
 
 use super::{
     formats::{Random, dequantize, stored},
@@ -95,7 +96,7 @@ fn products_too_large_for_half_precision_stay_the_largest_by_cublas_too() {
     });
 }
 
-/// One multiplication, against sums in `f64`.
+/// One matmul, against sums in `f64`.
 fn check_matmul(
     gpu: &Gpu,
     random: &mut Random,
@@ -105,7 +106,7 @@ fn check_matmul(
 ) {
     let x = elements(random, number, rows * width);
     let bytes = stored(random, format, outputs * width);
-    // Few rows are multiplied with weights as decoded; tiles hold them in the numbers of `x`.
+    // The kernel for few rows multiplies by dequantized weights; tiles hold them in the dtype of `x`.
     let mut weights = dequantize(format, &bytes);
     if rows > 8 || !(width * 2).is_multiple_of(16) {
         for weight in &mut weights {
@@ -178,7 +179,10 @@ fn multiply_few_rows() {
     on_gpu(|gpu| {
         let mut random = Random::new(6);
         for number in DType::ALL {
-            for format in Format::ALL.into_iter().filter(|format| format.has_matmul()) {
+            for format in Format::ALL
+                .into_iter()
+                .filter(|format| format.has_gpu_matmul())
+            {
                 for rows in 1..=8 {
                     let width = match format.block_len() {
                         1 => [8, 40, 264, 520][rows % 4],
@@ -198,8 +202,11 @@ fn multiply_in_small_tiles() {
     on_gpu(|gpu| {
         let mut random = Random::new(7);
         for number in DType::ALL {
-            for format in Format::ALL.into_iter().filter(|format| format.has_matmul()) {
-                // The first two are few rows that loads of 16 bytes can't read.
+            for format in Format::ALL
+                .into_iter()
+                .filter(|format| format.has_gpu_matmul())
+            {
+                // The first two are few rows that loads of 16 bytes cannot read.
                 for (rows, outputs, width) in [
                     (1, 1, 1),
                     (8, 70, 37),
@@ -226,7 +233,10 @@ fn multiply_in_large_tiles() {
     on_gpu(|gpu| {
         let mut random = Random::new(8);
         for number in DType::ALL {
-            for format in Format::ALL.into_iter().filter(|format| format.has_matmul()) {
+            for format in Format::ALL
+                .into_iter()
+                .filter(|format| format.has_gpu_matmul())
+            {
                 let width = match format.block_len() {
                     1 => 37,
                     32 => 96,
@@ -292,7 +302,7 @@ fn formats_that_are_decoded_first_are_not_multiplied() {
             let multiplied = catch_unwind(AssertUnwindSafe(|| {
                 gpu.matmul(DType::F32, format, product).unwrap();
             }));
-            assert_eq!(multiplied.is_ok(), format.has_matmul());
+            assert_eq!(multiplied.is_ok(), format.has_gpu_matmul());
         }
         gpu.synchronize().unwrap();
     });

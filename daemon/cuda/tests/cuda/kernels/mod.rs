@@ -1,4 +1,4 @@
-//! Every kernel against plain loops, in shapes that tiles don't divide. Memory around what a kernel is given holds no numbers,
+//! Every kernel against plain loops, in shapes that tiles don't divide. Memory around a kernel's arguments holds NaN,
 //! so that a read outside shows in the result; a write outside shows there.
 
 mod compressed;

@@ -1,6 +1,7 @@
 //! What queries pay attention to, against sums in `f64`, and rows that are moved together.
 
-use sluice_cuda::{AttentionSegment, DType, Gpu, SalienceArgs, SalienceScratch};
+use sluice_cuda::{AttentionSegment, Gpu, SalienceArgs, SalienceScratch};
+use sluice_formats::DType;
 
 use super::{
     formats::Random,
@@ -77,7 +78,7 @@ fn check_salience(
         }
     }
     for (index, (&found, &expected)) in found.iter().zip(&expected).enumerate() {
-        // Numbers are widened exactly, whatever they are.
+        // Elements are upcast exactly, whatever they are.
         assert_close(found, expected, 1e-5 * (1.0 + expected), || {
             format!("{} {head_dim}, key {index}", number.name())
         });

@@ -1,8 +1,9 @@
-//! Memory on the card with poison around it, and what tests compare with.
+//! Memory on the GPU with poison around it, and what tests compare with.
 
 use bytemuck::Pod;
 use half::{bf16, f16};
-use sluice_cuda::{DType, Gpu, GpuMemory, GpuSpan};
+use sluice_cuda::{Gpu, GpuMemory, GpuSpan};
+use sluice_formats::DType;
 use testkit::here;
 
 use super::formats::Random;
@@ -10,16 +11,16 @@ use super::formats::Random;
 /// Bytes around a buffer; they keep it aligned.
 pub(crate) const MARGIN: usize = 256;
 
-/// In every float format no number, and far out of range as an index.
+/// NaN in every float format, and far out of range as an index.
 pub(crate) const POISON: u8 = 0xff;
 
-/// Memory on the card with poison around it.
+/// Memory on the GPU with poison around it.
 pub(crate) struct Buffer {
     memory: GpuMemory,
     len: usize,
 }
 
-/// Runs a test where there is a stand-in for the card.
+/// Runs a test where there is a stand-in for the GPU.
 pub(crate) fn on_gpu(body: impl FnOnce(&Gpu)) {
     here::open_stand_in();
     body(&Gpu::open(0).unwrap());
@@ -39,7 +40,7 @@ impl Buffer {
         buffer
     }
 
-    /// Values as numbers that are computed in.
+    /// Values as elements of the compute dtype.
     pub(crate) fn of_elements(gpu: &Gpu, number: DType, values: &[f32]) -> Self {
         match number {
             DType::F32 => Self::of(gpu, values),
@@ -94,7 +95,7 @@ impl Buffer {
     }
 }
 
-/// The nearest number that is computed in; in half precision the largest for what is beyond.
+/// The nearest value of the compute dtype; in half precision, values out of range saturate.
 pub(crate) fn narrow(number: DType, value: f32) -> f32 {
     match number {
         DType::F32 => value,
@@ -103,7 +104,7 @@ pub(crate) fn narrow(number: DType, value: f32) -> f32 {
     }
 }
 
-/// Half a step between neighbours, of a number of 1.
+/// Half the distance of neighbours at 1.
 pub(crate) fn rounding(number: DType) -> f64 {
     match number {
         DType::F32 => 2f64.powi(-24),

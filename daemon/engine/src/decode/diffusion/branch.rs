@@ -1,8 +1,8 @@
-//! Canvases beside each other in one pass, for when rows are free: passes ahead that are guessed and checked, which changes no
-//! token, and further orders of which the most promising goes on.
+//! Several canvases of one request in one pass, for when rows are free: guessed passes ahead, which are checked and
+//! change no token, and further orders, of which the most promising goes on.
 //!
 //! References: self-speculative decoding, SSD (arXiv 2510.04147), for the first; LoPA (zhijie-group/LoPA) for the second.
-//! Difference: any policy that remembers nothing can be guessed ahead, not the reference schedule alone.
+//! Difference: any stateless policy can be guessed ahead, not the reference schedule alone.
 
 use sluice_ops::{Candidate, LmHeadRow};
 use sluice_shared::decoding::Speculation;
@@ -15,17 +15,18 @@ pub(super) struct CanvasBranch {
     pub(super) canvas: Vec<u32>,
     pub(super) unconditional: Option<Vec<u32>>,
     pub(super) rows: Vec<LmHeadRow>,
-    /// What it has that the one before it has not, or, where orders are tried, the first one: by position.
+    /// Its commits beyond the branch before it or, where orders are tried, beyond the first branch: by position.
     pub(super) guess: Vec<Commit>,
 }
 
 impl Diffusion {
-    /// The canvases of the next pass. `candidates` are the last ones of what is still masked, by position.
+    /// The canvases of the next pass. `candidates` are the last ones of positions that are still masked, by position.
     pub(super) fn branches(&self, candidates: &[(usize, Candidate)]) -> Vec<CanvasBranch> {
         let mut all = vec![self.branch(self.rows(), Vec::new())];
         match self.request.decoding.speculation {
             Speculation::None => {}
             Speculation::Draft { branches } => {
+                // Each guess takes its commits out, so the next one is made from what would still be masked.
                 let mut left = candidates.to_vec();
                 for ahead in 0..branches as usize {
                     let last = &all[all.len() - 1];
@@ -38,7 +39,7 @@ impl Diffusion {
             Speculation::Explore { branches } => {
                 let mut ranked: Vec<_> = candidates.iter().collect();
                 ranked.sort_by(|(_, a), (_, b)| b.rank.total_cmp(&a.rank));
-                // What would leave nothing to compare by is no order to try.
+                // A branch that fills the last mask has no candidates left to compare it by.
                 let ranked = if ranked.len() > 1 { ranked } else { Vec::new() };
                 for (position, candidate) in ranked.into_iter().take(branches as usize) {
                     let guess = vec![Commit::of(*position, candidate)];
@@ -50,14 +51,14 @@ impl Diffusion {
         all
     }
 
-    /// The step after a branch, if candidates stay what they are.
+    /// The branch after `last`, if candidates stay as they are.
     fn guess(
         &self,
         last: &CanvasBranch,
         left: &mut Vec<(usize, Candidate)>,
         ahead: usize,
     ) -> Option<CanvasBranch> {
-        // The rows of the block that are still masked, as far as there are candidates for them.
+        // `left` must be exactly the candidates of the rows that are still masked.
         if left.is_empty() || last.rows.len() != left.len() {
             return None;
         }
@@ -67,6 +68,7 @@ impl Diffusion {
             .collect();
         let judged = self.judged(&last.rows, &candidates, ahead);
         let view = self.view(&judged, &self.vocabulary.ends, ahead);
+        // A copy: a guess must leave the request's own policy untouched.
         let decision = self.policy.boxed_clone().decide(&view);
         let prompt = self.request.prompt.len();
         let guess = decision.commit.into_iter().map(|commit| Commit {
@@ -75,11 +77,11 @@ impl Diffusion {
         });
         let guess: Vec<Commit> = guess.collect();
         left.retain(|(position, _)| guess.iter().all(|commit| commit.row != *position));
-        // The last step of a block has nothing to check it by.
+        // The last step of a block has no rows by which it could be checked.
         (!left.is_empty()).then(|| self.with(last, guess))
     }
 
-    /// A branch with these committed.
+    /// A branch with these committed in addition.
     fn with(&self, from: &CanvasBranch, guess: Vec<Commit>) -> CanvasBranch {
         let prompt = self.request.prompt.len();
         let mut canvas = from.canvas.clone();
@@ -98,8 +100,8 @@ impl Diffusion {
         }
     }
 
-    /// Takes the steps that a pass's candidates allow: one, and as many more as were guessed right. Returns the candidates of
-    /// what is still masked, by position.
+    /// Takes the steps that a pass's candidates allow: one, and as many more as were guessed right. Returns the
+    /// candidates of positions that are still masked, by position.
     pub(super) fn follow(&mut self, candidates: &[Vec<Candidate>]) -> Vec<(usize, Candidate)> {
         let mut branches = std::mem::take(&mut self.branches)
             .into_iter()
@@ -113,6 +115,8 @@ impl Diffusion {
             Speculation::Draft { .. } => {
                 let mut taken = first;
                 loop {
+                    // The next branch is valid only if it assumed exactly what this step has committed: then its
+                    // candidates are those that the next pass would have computed, noise included.
                     let found = self.step(&taken.0.rows, taken.1);
                     match branches.next() {
                         Some(next) if is_same(&found, &next.0.guess) && !self.has_ended() => {
@@ -130,11 +134,12 @@ impl Diffusion {
                         .sum();
                     sum / candidates.len() as f64
                 };
-                // Among equals the first: it has committed the least.
+                // Among equals the first branch, which has committed the least.
                 let best = branches.fold(first, |best, next| match mean(&next) > mean(&best) {
                     true => next,
                     false => best,
                 });
+                // The branch's own guess first: its candidates were computed with that token in place.
                 self.commit(&best.0.guess);
                 self.step(&best.0.rows, best.1);
                 best
@@ -150,7 +155,7 @@ impl Diffusion {
     }
 }
 
-/// Whether two steps commit the same.
+/// Whether two steps commit the same tokens to the same positions, in any order.
 fn is_same(a: &[Commit], b: &[Commit]) -> bool {
     let same = |x: &Commit, y: &Commit| (x.row, x.token) == (y.row, y.token);
     a.len() == b.len() && a.iter().all(|x| b.iter().any(|y| same(x, y)))

@@ -1,7 +1,8 @@
-//! Canvases that begin short: longer until the model itself sees an end, and where it is unsure.
+//! Canvases that begin short and grow: until the model itself sees an end, and where it is unsure.
 //!
-//! Reference: DAEDAL (arXiv 2508.00819). Differences: no tail of EOS is put behind; how sure a place is of an end is asked of
-//! the place itself, not of the canvas's last ones; a block grows to twice its length at most, and one place a pass.
+//! Reference: DAEDAL (arXiv 2508.00819). Differences: no tail of EOS is appended; a position's own candidate tells how
+//! sure it is of an end, not the canvas's last positions; a block grows to twice its length at most, by one position's
+//! masks a pass.
 
 use sluice_ops::{Candidate, LmHeadRow};
 
@@ -13,29 +14,29 @@ use crate::{
 
 /// Masks that a canvas begins with.
 const FIRST: usize = 64;
-/// Masks that it grows by, and that come in the place of one.
+/// Masks that it grows by, and that replace one unsure position.
 const MORE: usize = 8;
-/// The last positions, which tell whether the model sees an end.
+/// How many of the last positions tell whether the model sees an end.
 const TAIL: usize = 32;
-/// Probability of an end token, in the mean of those, from which on it does.
+/// Mean probability of an end token at those positions from which on it does.
 const SEES_END: f64 = 0.5;
-/// Below this a place is unsure,
+/// Confidence below which a position is unsure,
 const UNSURE: f64 = 0.1;
-/// unless it is as sure as this of an end.
+/// unless its probability of an end is at least this.
 const SURE_OF_END: f64 = 0.9;
 
-/// Masks of a canvas of at most so many, before the first pass.
+/// Masks before the first pass, of a canvas of at most so many positions.
 pub(super) fn first_length(most: usize) -> usize {
     most.min(FIRST)
 }
 
-/// Rows that the head reads at once, at most, of blocks of this length.
+/// Most rows that the LM head reads at once, for blocks of this length.
 pub(crate) fn lm_head_rows(block_length: usize) -> usize {
     (2 * block_length).max(TAIL)
 }
 
 impl Diffusion {
-    /// The last rows, with the end token that is asked for.
+    /// The rows of the last positions, with the end token as target.
     pub(super) fn sizing_rows(&self) -> Vec<LmHeadRow> {
         let end = self.canvas.len();
         let first = end.saturating_sub(TAIL).max(self.request.prompt.len());
@@ -53,6 +54,7 @@ impl Diffusion {
     pub(super) fn size(&mut self, candidates: &[Candidate]) {
         let sure = candidates.iter().filter_map(end_probability).sum::<f64>();
         let length = self.positions.len();
+        // Never beyond what the request's plan has counted.
         let more = MORE.min(self.request.canvas.len() - length);
         if sure / candidates.len() as f64 >= SEES_END || more == 0 {
             self.is_sizing = false;
@@ -63,11 +65,12 @@ impl Diffusion {
         self.blocks = blocks(&slots, self.request.block_length, self.request.steps);
     }
 
-    /// Puts several masks in the place of one that the model is unsure of, where there is room.
+    /// Replaces one mask that the model is unsure of by several, if the canvas and the block have space.
     pub(super) fn insert(&mut self, candidates: &[(usize, Candidate)]) {
         let CanvasBlock { start, end, .. } = self.blocks[self.block];
         let more = MORE - 1;
         let has_room = self.positions.len() + more <= self.request.canvas.len()
+            // Twice the block is what the plan counted for this request's rows.
             && end + more - start <= 2 * self.request.block_length;
         let unsure = candidates.iter().filter(|(_, candidate)| {
             candidate.confidence < UNSURE
@@ -84,7 +87,7 @@ impl Diffusion {
             block.start += more;
             block.end += more;
         }
-        // What stands behind has other positions now.
+        // Positions behind the insertion have moved, and their rotary embeddings with them: the cache is computed anew.
         self.cached_until = None;
     }
 

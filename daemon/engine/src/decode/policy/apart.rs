@@ -1,14 +1,14 @@
-//! An option of other policies: equal tokens are not committed side by side in one pass.
+//! An option of other policies: equal tokens are not committed close to each other in one pass.
 //!
-//! The positions of a pass are filled as if none of the others were, so two neighbours can be right each for itself and wrong
-//! together. Mostly they are wrong in one way: where a word will stand is uncertain by a place or two, all these places predict
-//! it, and it is doubled ("was was", "ros·es·es"). That much can be seen from the candidates. Of equal ones so near to each
-//! other the surest is committed, and the others are asked again by a pass that knows it: what should stand there twice, such as
-//! digits or blank lines, is then still predicted, and comes one pass later.
+//! The positions of a pass are filled as if none of the others were, so two neighbours can each be right alone and
+//! wrong together. Mostly they are wrong in one way: where a word will stand is uncertain by a position or two, all of
+//! these predict it, and it is doubled ("was was", "ros·es·es"). That much can be seen from the candidates. Of equal
+//! tokens so near to each other the surest is committed, and the others are asked again by a pass that sees it: what
+//! should stand there twice, such as digits or blank lines, is then still predicted, and comes one pass later.
 
 use super::{BlockView, Commit, Policy, PolicyDecision, PolicyNeeds, ranked};
 
-/// Another policy, without what it would double within so many positions.
+/// Another policy, without commits that repeat a token within so many positions.
 #[derive(Clone)]
 pub(super) struct Apart {
     pub(super) policy: Box<dyn Policy>,
@@ -31,11 +31,12 @@ impl Policy for Apart {
     fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision {
         let PolicyDecision { commit, take_back } = self.policy.decide(view);
         let mut kept: Vec<Commit> = Vec::with_capacity(commit.len());
+        // The surest first, so that it is the one that stays.
         for index in ranked(commit.len(), |index| view.rows[commit[index].row].score) {
             let this = commit[index];
             let doubles =
                 |other: &Commit| other.token == this.token && self.is_near(view, this, *other);
-            // Behind the text all is end, and nothing of it is doubled.
+            // Behind the end of the text everything is end tokens, none of them doubled by mistake.
             if view.ends.contains(&this.token) || !kept.iter().any(doubles) {
                 kept.push(this);
             }
@@ -56,11 +57,13 @@ impl Policy for Apart {
 }
 
 impl Apart {
-    /// Whether two rows are near each other with nothing but masks between them: what is fixed between them tells their places.
+    /// Whether two rows are near each other with only masks between them: a fixed token between them settles which is
+    /// which.
     fn is_near(&self, view: &BlockView<'_>, a: Commit, b: Commit) -> bool {
         let distance = view.rows[a.row]
             .position
             .abs_diff(view.rows[b.row].position);
+        // Rows are the masked positions in order, so equal distances mean that every position between them is masked.
         distance <= self.positions && distance == a.row.abs_diff(b.row)
     }
 }

@@ -1,4 +1,4 @@
-//! CreditDecoding (arXiv 2510.06133): what a position has favoured for some passes counts for more.
+//! CreditDecoding (arXiv 2510.06133): tokens that a position has favoured for several passes count for more.
 
 use std::collections::BTreeMap;
 
@@ -6,18 +6,18 @@ use sluice_ops::{Candidate, RankingScore};
 
 use super::{BlockView, Commit, Policy, PolicyDecision, PolicyNeeds, ScoredPosition, ranked};
 
-/// Each position keeps a credit for each token that it has favoured: in every pass credits shrink to `decay` of what they
-/// were, and the favourite's grows by its probability to the `power`. `weight` · ln(1 + credit) is added to the logits, and
-/// all that are at least `t` by the probabilities that follow are committed.
+/// Each position keeps a credit for each token that it has favoured. In every pass, credits shrink to `decay` of their
+/// value, and the favourite's grows by its probability to the `power`. `weight` · ln(1 + credit) is added to the
+/// logits, and all positions with at least `t` by the resulting probabilities are committed.
 ///
-/// Only tokens with credit are raised, so their log-probabilities are all it takes to have those probabilities exactly.
+/// Only tokens with credit are raised, so their log-probabilities are enough to compute those probabilities exactly.
 #[derive(Debug, Clone)]
 pub(super) struct Credit {
     t: f64,
     decay: f64,
     power: f64,
     weight: f64,
-    /// By position.
+    /// Keyed by canvas position.
     favourites: BTreeMap<usize, Favourites>,
 }
 
@@ -28,13 +28,13 @@ struct Favourites {
     credits: Vec<f64>,
 }
 
-/// A token by the raised logits.
+/// A token after its logit was raised.
 #[derive(Clone, Copy)]
 struct Raised {
     token: u32,
-    /// What it is without credit.
+    /// Its probability without credit.
     confidence: f64,
-    /// And with it.
+    /// Its probability with credit.
     probability: f64,
 }
 
@@ -75,6 +75,7 @@ impl Policy for Credit {
             let evidence = &candidate.evidence;
             let top = evidence.top.expect("asked for");
             let mut log_probabilities = evidence.watched.clone();
+            // A new favourite was not watched in this pass, so its log-probability comes from the row's top token.
             let favourite = favourites.find(top.token).unwrap_or_else(|| {
                 log_probabilities.push(top.log_probability);
                 favourites.add(top.token)
@@ -83,6 +84,7 @@ impl Policy for Credit {
                 *credit *= self.decay;
             }
             favourites.credits[favourite] += top.log_probability.exp().powf(self.power);
+            // With sampling the drawn token stays: a policy may decide when to commit it, not which it is.
             let chosen = view.draws.then_some(candidate);
             favourites.raised(&log_probabilities, self.weight, chosen)
         };
@@ -121,10 +123,10 @@ impl Favourites {
         self.credits.len() - 1
     }
 
-    /// The likeliest token, or the chosen one, by logits that are raised by `weight` · ln(1 + credit).
+    /// The likeliest token, or the drawn one, after logits were raised by `weight` · ln(1 + credit).
     fn raised(&self, log_probabilities: &[f64], weight: f64, chosen: Option<&Candidate>) -> Raised {
         let plain: Vec<f64> = log_probabilities.iter().map(|log| log.exp()).collect();
-        // To raise a logit is to multiply what it stands for.
+        // Adding ln(1 + c) · w to a logit multiplies its probability by (1 + c)^w; the sum grows by what was added.
         let raised: Vec<f64> = (plain.iter().zip(&self.credits))
             .map(|(probability, credit)| probability * (1.0 + credit).powf(weight))
             .collect();

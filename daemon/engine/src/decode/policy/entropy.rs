@@ -1,11 +1,11 @@
-//! The EB-Sampler (arXiv 2505.24857): as many positions as a budget of entropy allows.
+//! The EB-Sampler (arXiv 2505.24857): as many positions as an entropy budget allows.
 
 use sluice_ops::RankingScore;
 
 use super::{BlockView, Policy, PolicyDecision, PolicyNeeds};
 
-/// The most certain positions, as long as the entropies of all but the least certain of them come to no more than `gamma`:
-/// that much at most is lost by choosing them as if they did not depend on each other.
+/// Commits the most certain positions, as long as the entropies of all but the least certain of them sum to at most
+/// `gamma`: a bound on what is lost by choosing them as if they were independent.
 #[derive(Debug, Clone)]
 pub(super) struct Entropy {
     pub(super) gamma: f64,
@@ -22,8 +22,9 @@ impl Policy for Entropy {
     fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision {
         let mut spent = 0.0;
         let affordable = view.ranked().into_iter().take_while(|&row| {
-            // The score is Σ p ln p.
+            // The score is Σ p ln p, the negated entropy.
             let entropy = -view.rows[row].score;
+            // Compared before this position's own entropy is added: the last one committed does not count.
             let is_affordable = spent <= self.gamma && !entropy.is_nan();
             spent += entropy;
             is_affordable
@@ -48,7 +49,7 @@ mod tests {
         };
         // 0 + 0.125 + 0.125 fits, and with it one more, however large.
         assert_eq!(committed(&[0.125, 2.0, 0.0, 0.125, 3.0]), [0, 1, 2, 3]);
-        // 0.125 + 0.25 doesn't, and of equals the lower position goes first.
+        // 0.125 + 0.25 does not, and of equals the lower position goes first.
         assert_eq!(committed(&[0.5, 0.25, 0.125, 0.5]), [1, 2]);
         assert_eq!(committed(&[5.0, 4.0]), [1]);
         assert_eq!(committed(&[0.0, f64::NAN]), [0]);

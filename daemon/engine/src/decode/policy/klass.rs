@@ -1,17 +1,17 @@
-//! KLASS (arXiv 2511.05664): what is confident and has stopped moving.
+//! KLASS (arXiv 2511.05664): commits positions that are confident and whose distribution has settled.
 
 use std::collections::BTreeMap;
 
 use super::{BlockView, Policy, PolicyDecision, PolicyNeeds};
 
-/// All above `t` whose distribution has moved by less than `eps` in each of the last `passes` passes, by its divergence
-/// from the one before; where there are none, the best.
+/// Commits all positions above `t` whose KL divergence from the pass before was less than `eps` in each of the last
+/// `passes` passes; where there are none, the best one.
 #[derive(Debug, Clone)]
 pub(super) struct Klass {
     t: f64,
     eps: f64,
     passes: usize,
-    /// For how many passes each position has been still.
+    /// For how many passes in a row each position has been settled.
     still: BTreeMap<usize, usize>,
 }
 
@@ -42,7 +42,9 @@ impl Policy for Klass {
         let mut commit = Vec::new();
         for (index, row) in view.rows.iter().enumerate() {
             let still = self.still.entry(row.position).or_default();
+            // The first pass of a position has nothing to compare with, and starts its count at 0.
             let divergence = row.candidate.evidence.divergence;
+            // One pass above `eps` starts the count again: the condition is on consecutive passes.
             *still = match divergence.is_some_and(|divergence| divergence < self.eps) {
                 true => *still + 1,
                 false => 0,

@@ -1,5 +1,5 @@
 //! Policies: which of a pass's candidates are committed, and which committed tokens are taken back. They decide from
-//! confidences and from what they saw before, and touch nothing else; their names, parameters and defaults stand in
+//! confidences and from what they saw before, and change nothing else. Their names, parameters and defaults are in
 //! [`sluice_shared::policy`].
 
 mod apart;
@@ -27,31 +27,31 @@ use self::{
     threshold::{Decay, Factor, Margin, Threshold},
 };
 
-/// One way to choose. A block is decided by one after the other of its passes, each of which commits at least one masked
+/// A rule that chooses commits. It decides after each pass of a block, and each time commits at least one masked
 /// position and takes back fewer than it commits: so every block ends.
 pub trait Policy: Send {
-    /// What it wants to be told.
+    /// What it needs to know besides confidences.
     fn needs(&self) -> PolicyNeeds {
         PolicyNeeds::default()
     }
 
-    /// Another block begins: what was seen of the one before means nothing for it.
+    /// Another block begins: what it remembers of the one before does not apply.
     fn open(&mut self) {}
 
-    /// Ids whose log-probabilities at a masked position it wants to know after the next pass.
+    /// Ids whose log-probabilities at a masked position it needs after the next pass.
     fn watched(&self, _position: usize) -> &[u32] {
         &[]
     }
 
-    /// What to do after a pass.
+    /// Decides what to commit and to take back after a pass.
     fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision;
 
-    /// Whether it remembers nothing, and decides from what it sees alone.
+    /// Whether it remembers nothing, and decides from the view alone.
     fn is_stateless(&self) -> bool {
         true
     }
 
-    /// The same, with what it remembers.
+    /// A copy, with what it remembers.
     fn boxed_clone(&self) -> Box<dyn Policy>;
 }
 
@@ -61,23 +61,23 @@ impl Clone for Box<dyn Policy> {
     }
 }
 
-/// What a policy wants to be told beside confidences.
+/// What a policy needs to know besides confidences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PolicyNeeds {
-    /// What rows are ranked by, where that is a part of the policy and not the user's choice.
+    /// The ranking it requires; `None` where that is the user's choice.
     pub ranking: Option<RankingScore>,
-    /// The most probable token of each row, whatever chance has chosen.
+    /// Each row's most probable token, whatever noise has chosen.
     pub top: bool,
     /// How far each row's distribution has moved since the pass before.
     pub divergence: bool,
-    /// Committed positions of the open block are verified in every pass.
+    /// Verification of committed positions of the open block in every pass.
     pub checks: bool,
 }
 
 /// What a policy sees of a block after a pass. Positions count from the first one to fill.
 #[derive(Debug, Clone)]
 pub struct BlockView<'a> {
-    /// Where the block stood before the pass.
+    /// Progress of the block before this pass.
     pub step: PolicyStep,
     /// The positions of the block; those that are not in `rows` are committed or pinned.
     pub block: Range<usize>,
@@ -85,16 +85,16 @@ pub struct BlockView<'a> {
     pub rows: &'a [ScoredPosition<'a>],
     /// The committed positions that the pass has verified, rising.
     pub checked: &'a [CheckedPosition<'a>],
-    /// Tokens that end the text, and fill what is behind it.
+    /// End tokens, which also fill what is behind the end.
     pub ends: &'a [u32],
-    /// Candidates were drawn by chance, which no policy is to undo by another choice of its own.
+    /// Whether candidates were drawn with noise: a policy must not replace them by a choice of its own.
     pub draws: bool,
 }
 
-/// Where a block stands before a pass commits.
+/// The progress of a block before a pass commits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PolicyStep {
-    /// Steps in this block before this one: passes, unless some were guessed ahead.
+    /// Steps in this block before this one: as many as passes, unless some were guessed ahead.
     pub index: usize,
     /// Passes that the reference schedule gives the block.
     pub steps: usize,
@@ -102,50 +102,50 @@ pub struct PolicyStep {
     pub masked_at_start: usize,
 }
 
-/// A masked position, and what the model would put there.
+/// A masked position and its candidate.
 #[derive(Debug, Clone, Copy)]
 pub struct ScoredPosition<'a> {
-    /// Where.
+    /// The position, counted from the first one to fill.
     pub position: usize,
-    /// By what it is ranked; the highest first.
+    /// The score that it is ranked by; the highest comes first.
     pub score: f64,
-    /// What the head made of its row.
+    /// The LM head's candidate for its row.
     pub candidate: &'a Candidate,
 }
 
 /// A committed position that was verified: read as if it were still masked, by a row that sees all but its token.
 #[derive(Debug, Clone, Copy)]
 pub struct CheckedPosition<'a> {
-    /// Where.
+    /// The position, counted from the first one to fill.
     pub position: usize,
-    /// Probability of its token.
+    /// Probability of the committed token.
     pub probability: f64,
-    /// What the model would put there now.
+    /// The candidate that the model has for it now.
     pub candidate: &'a Candidate,
 }
 
-/// What a policy has decided.
+/// The decision of a policy after a pass.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PolicyDecision {
-    /// At least one, each of another row.
+    /// Tokens to commit: at least one, each for another row.
     pub commit: Vec<Commit>,
-    /// Indices into what was checked, each once, and fewer than are committed.
+    /// Indices into `checked`, each once, and fewer than there are commits.
     pub take_back: Vec<usize>,
 }
 
 /// A token to commit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Commit {
-    /// Index of its row.
+    /// Index of its row in the view.
     pub row: usize,
-    /// Which.
+    /// The token's id.
     pub token: u32,
-    /// Its probability.
+    /// The token's probability, without noise.
     pub confidence: f64,
 }
 
 impl Commit {
-    /// A row's candidate.
+    /// Commits a row's candidate.
     #[must_use]
     pub fn of(row: usize, candidate: &Candidate) -> Self {
         Self {
@@ -159,7 +159,7 @@ impl Commit {
 /// The policy of a request.
 ///
 /// # Panics
-/// When the registry has a policy that isn't implemented here.
+/// When the registry has a policy that is not implemented here.
 #[must_use]
 pub fn policy(choice: &PolicyChoice) -> Box<dyn Policy> {
     let value = |index: usize| choice.value(index);
@@ -200,12 +200,12 @@ pub fn policy(choice: &PolicyChoice) -> Box<dyn Policy> {
 }
 
 impl BlockView<'_> {
-    /// Indices of the rows, the highest score first. Ties go to the lower position; what is no number comes last.
+    /// Indices of the rows, the highest score first. Ties go to the lower position; NaN comes last.
     fn ranked(&self) -> Vec<usize> {
         ranked(self.rows.len(), |row| self.rows[row].score)
     }
 
-    /// How many rows have this score at least.
+    /// How many rows have at least this score.
     fn reaching(&self, least: f64) -> usize {
         self.rows.iter().filter(|row| row.score >= least).count()
     }
@@ -219,7 +219,7 @@ impl BlockView<'_> {
         self.commit(rows)
     }
 
-    /// Commits the candidates of the highest rows, so many of them and at least one.
+    /// Commits the candidates of the `count` highest rows, at least one.
     fn best(&self, count: usize) -> PolicyDecision {
         let mut best = self.ranked();
         best.truncate(count.max(1));
@@ -236,11 +236,12 @@ impl BlockView<'_> {
     }
 }
 
-/// The numbers below `count` by what they score, the highest first; equals rise, and what is no number comes last.
+/// Indices below `count` by score, the highest first; equal scores in rising order, NaN last.
 fn ranked(count: usize, score: impl Fn(usize) -> f64) -> Vec<usize> {
+    // `None` is less than any `Some`, so NaN sorts behind every score.
     let score = |index: usize| Some(score(index)).filter(|score| !score.is_nan());
     let mut ranked: Vec<usize> = (0..count).collect();
-    // Stable, so that equals keep their order.
+    // A stable sort: equals keep their order.
     ranked.sort_by(|&a, &b| {
         let order = score(b).partial_cmp(&score(a));
         order.unwrap_or(Ordering::Equal)

@@ -1,9 +1,9 @@
-//! Policies that look at which positions lie beside each other.
+//! Policies that use which positions are adjacent.
 
 use super::{BlockView, Policy, PolicyDecision};
 
-/// dInfer's hierarchical decoding: all that are at least `high`, and of each run of adjacent masks the best one that is at
-/// least `low`, since tokens far from each other depend on each other less.
+/// dInfer's hierarchical decoding: commits all positions with at least `high`, and of each run of adjacent masks
+/// without one the best if it has at least `low`, since distant tokens depend on each other less.
 #[derive(Debug, Clone)]
 pub(super) struct Hierarchical {
     pub(super) high: f64,
@@ -36,8 +36,8 @@ impl Policy for Hierarchical {
     }
 }
 
-/// LocalLeap: all that are at least `t`, and beside them and what is committed or pinned already, up to `radius` positions
-/// away, all that are at least `relaxed`.
+/// LocalLeap: commits all positions with at least `t`, and within `radius` positions of those and of committed or
+/// pinned ones, all with at least `relaxed`.
 #[derive(Debug, Clone)]
 pub(super) struct Local {
     pub(super) t: f64,
@@ -47,7 +47,7 @@ pub(super) struct Local {
 
 impl Policy for Local {
     fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision {
-        // Anchors are what is no mask, and the masks that are confident by themselves.
+        // Anchors are fixed positions, and masks that are confident by themselves.
         let mut is_anchor = vec![true; view.block.len()];
         let place = |position: usize| position - view.block.start;
         for row in view.rows {

@@ -1,12 +1,12 @@
-//! WINO (arXiv 2507.18578): commit widely, look again at what was committed, and take back what looks wrong.
+//! WINO (arXiv 2507.18578): commits generously, verifies what was committed, and takes back what looks wrong.
 
 use super::{BlockView, Policy, PolicyDecision, PolicyNeeds, ranked};
 
-/// All that are at least `draft`, of the masks no more than this `share` and no more than `most`; and of what was
-/// committed before, what the model would no longer say with a probability of at least `keep` is taken back.
+/// Commits all positions with at least `draft`, but no more than this `share` of the masks and no more than `most`;
+/// takes back earlier commits to which the model now gives a probability below `keep`.
 ///
-/// Fewer are taken back than are committed by the same pass, so that each pass leaves fewer masks and a block of n masks
-/// takes n passes at most.
+/// Fewer are taken back than are committed by the same pass, so that each pass leaves fewer masks and a block of n
+/// masks takes n passes at most.
 #[derive(Debug, Clone)]
 pub(super) struct Revoke {
     pub(super) draft: f64,
@@ -27,11 +27,12 @@ impl Policy for Revoke {
         let share = (view.rows.len() as f64 * self.share) as usize;
         let mut decision = view.best(view.reaching(self.draft).min(share).min(self.most));
         let checked = view.checked;
-        // The least likely go first.
+        // The least likely are taken back first.
         let mut doubted = ranked(checked.len(), |index| -checked[index].probability);
-        // What is no number is no reason to keep a token.
+        // NaN is no reason to keep a token.
         let keeps = |index: usize| checked[index].probability >= self.keep;
         doubted.retain(|&index| !keeps(index));
+        // `best` commits at least one, so this is never negative; keeping one ahead guarantees progress.
         doubted.truncate(decision.commit.len() - 1);
         decision.take_back = doubted;
         decision

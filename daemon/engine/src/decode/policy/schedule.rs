@@ -1,9 +1,9 @@
-//! Policies that commit as many positions a pass as a schedule says, whatever their confidence.
+//! Policies that commit as many positions in a pass as a schedule says, whatever their confidence.
 
 use super::{BlockView, Policy, PolicyDecision, PolicyStep};
 
-/// The LLaDA reference: n div S for each of S steps, and one more for the first n mod S. A step that would commit nothing
-/// computes nothing of use, so there are at most n steps.
+/// The LLaDA reference: n div S tokens in each of S steps, and one more in the first n mod S. A step that would commit
+/// nothing is not run, so there are at most n steps.
 #[derive(Debug, Clone)]
 pub(super) struct Reference;
 
@@ -23,9 +23,8 @@ impl Policy for Reference {
     }
 }
 
-/// Dream's `_sample`: of what is masked at time t the share 1 − s/t, rounded down, until the next time s; times go in even
-/// steps from 1 to `eps`, the last step takes the rest. A step that would commit nothing computes nothing of use and is
-/// passed over.
+/// Dream's `_sample`: of the masks at time t, the share 1 − s/t is committed until the next time s, rounded down; times
+/// fall in even steps from 1 to `eps`, and the last step commits the rest. A step that would commit nothing is not run.
 #[derive(Debug, Clone)]
 pub(super) struct Dream {
     pub(super) eps: f64,
@@ -43,9 +42,11 @@ impl Policy for Dream {
 
 impl Dream {
     fn count(&self, step: PolicyStep) -> usize {
-        // In `f32`, as the reference computes it.
+        // In `f32`, as the reference computes it: the rounding decides some counts.
         let eps = self.eps as f32;
         let time = |i: usize| 1.0 - (1.0 - eps) * i as f32 / step.steps as f32;
+        // The schedule is replayed from the start: the count of a step depends on how many masks all earlier ones have
+        // left.
         let mut masked = step.masked_at_start;
         let mut passes = 0;
         for i in 0..step.steps {

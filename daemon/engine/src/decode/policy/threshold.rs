@@ -1,10 +1,10 @@
-//! Policies that commit what is confident enough, wherever it stands.
+//! Policies that commit every position that is confident enough.
 
 use sluice_ops::RankingScore;
 
 use super::{BlockView, Policy, PolicyDecision, PolicyNeeds};
 
-/// Fast-dLLM, `threshold`: all that reach it.
+/// Fast-dLLM, `threshold`: commits all positions that reach it.
 #[derive(Debug, Clone)]
 pub(super) struct Threshold {
     pub(super) t: f64,
@@ -20,8 +20,8 @@ impl Policy for Threshold {
     }
 }
 
-/// Fast-dLLM, `factor`, as its upstream code has it: the i-th of n falls out below 1 − f/(i + 1), the first always stays,
-/// and reaching the n-th keeps them all without a test of its own.
+/// Fast-dLLM, `factor`, as its upstream code has it: the i-th of n is dropped below 1 − f/(i + 1), the first always
+/// stays, and if the tests reach the n-th, all are kept without testing it.
 #[derive(Debug, Clone)]
 pub(super) struct Factor {
     pub(super) f: f64,
@@ -44,7 +44,7 @@ impl Policy for Factor {
     }
 }
 
-/// All whose most probable token is so much more probable than the next one.
+/// Commits all positions whose most probable token leads the next one by at least `least`.
 #[derive(Debug, Clone)]
 pub(super) struct Margin {
     pub(super) least: f64,
@@ -67,8 +67,9 @@ impl Policy for Margin {
     }
 }
 
-/// Streaming-dLLM: all that reach a threshold which falls as the block fills, τ(1 − α(1 − r)), r the share that is still
-/// masked. The paper counts r up to the end of the suffix that it keeps; here it is the block's alone.
+/// Streaming-dLLM: commits all positions that reach a threshold which falls as the block fills, τ(1 − α(1 − r)), where
+/// r is the share that is still masked. The paper counts r up to the end of the suffix that it keeps; here it is the
+/// block's alone.
 #[derive(Debug, Clone)]
 pub(super) struct Decay {
     pub(super) t: f64,

@@ -1,4 +1,4 @@
-//! The rows of a pass, and what their queries see.
+//! The rows of a pass, and what their queries attend to.
 
 use std::ops::Range;
 
@@ -10,38 +10,38 @@ use crate::error::EngineError;
 
 /// Rows of a canvas or a text in a pass.
 pub struct Sequence<'a> {
-    /// Ids of the rows.
+    /// Token ids of the rows.
     pub tokens: &'a [u32],
-    /// Where each stands.
+    /// The position of each row in its sequence.
     pub positions: &'a [usize],
-    /// Rows that are read, counted from the first of these.
+    /// Rows that are read, counted from the sequence's first row in this pass.
     pub wanted: &'a [usize],
-    /// What they attend to.
+    /// What the rows attend to.
     pub sees: VisibleKeys<'a>,
 }
 
 /// What a sequence's rows attend to.
 pub enum VisibleKeys<'a> {
-    /// Each other. Positions rise; the last `checks` rows stand at positions of others: such a one sees itself in that
-    /// other's place, and is seen by no other row.
+    /// Each other. Positions rise. The last `checks` rows stand at positions of other rows: a check sees itself in that
+    /// row's place, and no other row sees it.
     Each {
-        /// How many rows are such.
+        /// How many rows are checks.
         checks: usize,
     },
-    /// Places of a cache, which keys and values of these rows are put to before.
+    /// Positions of a cache, to which keys and values of these rows are written first.
     Cached {
-        /// The cache.
+        /// The sequence's cache.
         cache: &'a mut KvCache,
-        /// Where the rows go, one run of places after another.
+        /// The positions to which the rows are written, one run after another.
         cache_positions: &'a [Range<usize>],
-        /// What all of them see.
+        /// The positions that all of the rows see.
         seen: &'a [KeySegment],
-        /// Places to choose from by what these rows look at, and how many stay, as the first places of the cache.
+        /// Positions to choose from by the attention of these rows, and how many stay, at the front of the cache.
         selects: Option<&'a (Vec<Range<usize>>, usize)>,
     },
-    /// Themselves and all before: these rows are the next of a causal sequence, and follow those that the cache holds.
+    /// Autoregressive: these rows follow those that the cache holds, and each sees itself and all before it.
     Before {
-        /// The cache.
+        /// The sequence's cache.
         cache: &'a mut KvCache,
     },
 }
@@ -49,41 +49,41 @@ pub enum VisibleKeys<'a> {
 /// Rows that go through the layers together.
 pub(super) struct BatchRows {
     pub(super) tokens: Vec<u32>,
-    /// Of each row, in its own sequence.
+    /// The position of each row in its own sequence.
     pub(super) positions: Indices,
-    /// Rows that are read, and their positions.
+    /// Rows that are read, and below their positions.
     pub(super) wanted: Indices,
     pub(super) wanted_positions: Indices,
 }
 
-/// What the rows' queries see.
+/// What the rows' queries attend to.
 pub(super) struct BatchKeys<'a> {
-    /// Caches that rows are put to.
+    /// Caches to which rows are written.
     pub(super) caches: Vec<CachedRows<'a>>,
-    /// Whether nothing is seen but what caches hold, in a model that never does otherwise.
+    /// Whether all sequences are autoregressive, so that queries read caches only.
     pub(super) is_of_caches: bool,
     all: AttentionTasks,
     wanted: AttentionTasks,
 }
 
-/// A cache, and the rows that go to runs of its places, which begin there.
+/// A cache, and the runs of rows that are written to it, each with its first position.
 pub(super) struct CachedRows<'a> {
     pub(super) cache: &'a mut KvCache,
     pub(super) runs: Vec<(Range<usize>, usize)>,
-    /// Places to choose from, and how many stay.
+    /// Positions to choose from, and how many stay.
     pub(super) selects: Option<&'a (Vec<Range<usize>>, usize)>,
     queries: [Range<usize>; 2],
 }
 
 impl CachedRows<'_> {
-    /// Its queries, of which the last layer has the wanted ones alone.
+    /// The rows of its queries; the last layer has only the wanted ones.
     pub(super) fn queries(&self, is_last: bool) -> Range<usize> {
         self.queries[usize::from(is_last)].clone()
     }
 }
 
 impl BatchKeys<'_> {
-    /// The last layer computes the wanted rows alone.
+    /// The tasks of all rows or, in the last layer, of the wanted ones.
     pub(super) fn tasks(&self, is_last: bool) -> &AttentionTasks {
         match is_last {
             true => &self.wanted,
@@ -92,7 +92,7 @@ impl BatchKeys<'_> {
     }
 }
 
-/// Rows of sequences, one after another.
+/// Concatenates the rows of sequences.
 pub(super) fn batched<'a>(
     sequences: &'a mut [Sequence<'_>],
     ops: &Ops,
@@ -105,6 +105,8 @@ pub(super) fn batched<'a>(
     for sequence in sequences {
         let (start, wanted_start) = (tokens.len(), wanted.len());
         tokens.extend_from_slice(sequence.tokens);
+        // Positions count within a sequence, rows over all of them: rotary embedding uses the former, attention the
+        // latter.
         positions.extend_from_slice(sequence.positions);
         wanted.extend(sequence.wanted.iter().map(|row| start + row));
         wanted_positions.extend(sequence.wanted.iter().map(|&row| sequence.positions[row]));
@@ -125,6 +127,8 @@ pub(super) fn batched<'a>(
                 seen,
                 selects,
             } => {
+                // Such a sequence also reads caches only, but a model of this kind may mix it with canvases that do
+                // not; memory must not depend on that.
                 is_of_caches = false;
                 let mut from = start;
                 let runs = places.iter().map(|places| {
@@ -184,12 +188,12 @@ pub(super) fn batched<'a>(
     Ok((rows, seen))
 }
 
-/// Rows that see each other.
+/// The rows of a canvas, which see each other.
 struct CanvasRows<'a> {
     start: usize,
-    /// Of those that are seen by all.
+    /// Positions of the rows that all see.
     positions: &'a [usize],
-    /// Of the others.
+    /// Positions of the check rows.
     checks: &'a [usize],
 }
 
@@ -203,8 +207,8 @@ impl<'a> CanvasRows<'a> {
         }
     }
 
-    /// Ranges of queries, from the first of `queries` on, that are these of the rows: one for those that see the same, which
-    /// come first, and one for each of the others.
+    /// Ranges for `queries`, which are these of the rows: one for the rows that see the same, which come first, and one
+    /// for each check.
     fn ranges(&self, queries: Range<usize>, rows: &[usize]) -> Vec<AttentionRange> {
         let segment = |from: usize, to: usize| KeySegment {
             start: self.start + from,
@@ -217,6 +221,7 @@ impl<'a> CanvasRows<'a> {
             keys: AttentionKeys::Pass(vec![segment(0, all)]),
         }];
         for (query, &row) in queries.zip(rows).skip(alike) {
+            // All rows but the one at its own position, and itself: the mask that WINO verifies committed tokens with.
             let own = self.checks[row - all];
             let before = self.positions.partition_point(|&position| position < own);
             let seen = [

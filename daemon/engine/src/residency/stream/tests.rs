@@ -1,4 +1,4 @@
-//! A reader that fails: who is told, and who isn't.
+//! A reader that fails: who is told, and who is not.
 
 use std::{fs, path::PathBuf, time::SystemTime};
 
@@ -31,7 +31,7 @@ impl Weights {
     }
 }
 
-/// A stream through three slots, and its file.
+/// A stream through three staging buffers, and its file.
 fn setup() -> (TempDir, Weights, WeightStream) {
     setup_limited(None)
 }
@@ -109,7 +109,7 @@ fn fail_ahead(weights: &Weights, stream: &WeightStream) {
 #[test]
 fn a_failure_that_nobody_waited_for_fails_nobody() {
     let (_folder, weights, stream) = setup();
-    // The unit that failed, the one after it, and one that the next pass begins with.
+    // The weight group that failed, the one after it, and one that the next pass begins with.
     for wanted in [3, 4, 0] {
         fail_ahead(&weights, &stream);
         drop(stream.take(wanted).unwrap());

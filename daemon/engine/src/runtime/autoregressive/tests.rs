@@ -1,4 +1,4 @@
-//! A causal model behind the engine: whatever is kept, streamed or refused, a text is what it would have been.
+//! An autoregressive model behind the engine: whatever is kept, streamed or refused, a text is what it would have been.
 
 use std::{
     path::{Path, PathBuf},
@@ -17,7 +17,7 @@ use sluice_shared::{
 
 use super::*;
 use crate::{
-    Engine, EngineOptions, LoadEvent, LoadedModel, PlanOptions, PlanSettings, Work,
+    Budget, Engine, EngineOptions, LoadEvent, LoadedModel, PlanOptions, PlanSettings, Work,
     command::ApplyEvent,
     event::{Event, GenerationResult, Outcome},
     request::{CanvasSlot, MeasureFidelity},
@@ -104,7 +104,7 @@ fn text(from: u32, len: u32) -> Vec<u32> {
 
 fn budget(bytes: u64) -> PlanOptions {
     PlanOptions {
-        budget_bytes: Some(Some(bytes)),
+        budget: Some(Budget::Bytes(bytes)),
         ..PlanOptions::default()
     }
 }
@@ -263,8 +263,8 @@ fn the_peak_is_what_the_plan_says() {
 #[test]
 fn streamed_weights_give_the_resident_ones_text() {
     let world = World::new(PlanSettings::default());
-    // More than what is planned for before anybody asks, and than what goes through the layers at once: the head is
-    // not needed in the first pass.
+    // More than what is planned for before anybody asks, and than what goes through the layers at once: the LM head
+    // is not needed in the first pass.
     let request = world.request(&text(5, 600), 20);
     let expected = world.run(request.clone()).unwrap().0.tokens;
     let error = world.plan(&budget(1), &request).unwrap_err();
@@ -299,7 +299,7 @@ fn keys_and_values_take_what_was_chosen_from_the_next_request_on() {
         world.answer(&text(3, 20), 12);
         world.cached_bytes()
     };
-    // 4 layers of keys and values, 31 positions counted up to 32, 2 heads of 16, in whole pages.
+    // A KV cache of 4 layers, 31 positions counted up to 32, 2 heads of 16, in whole pages.
     assert_eq!(bytes(KvCacheFormat::F32), 4 * 2 * 32 * 2 * 16 * 4);
     assert_eq!(bytes(KvCacheFormat::Bf16), 4 * 2 * 32 * 2 * 16 * 2);
     // Heads of 16 take a whole block of 32.
@@ -415,20 +415,32 @@ fn what_only_other_models_have_is_refused_by_name() {
     };
     assert!(
         refusal(|request| request.guidance = 1.0)
-            .starts_with("guidance: only masked diffusion models")
+            .starts_with("diffusion.guidance: only masked diffusion models")
     );
-    assert!(refusal(|request| request.canvas[2] = CanvasSlot::Pinned(4)).starts_with("pins: "));
-    assert!(refusal(|request| request.remasking = Remasking::Random).starts_with("remasking: "));
-    assert!(refusal(|request| request.policy = "factor".parse().unwrap()).starts_with("policy: "));
+    assert!(
+        refusal(|request| request.canvas[2] = CanvasSlot::Pinned(4))
+            .starts_with("diffusion.pins: ")
+    );
+    assert!(
+        refusal(|request| request.remasking = Remasking::Random)
+            .starts_with("diffusion.remasking: ")
+    );
+    assert!(
+        refusal(|request| request.policy = "factor".parse().unwrap())
+            .starts_with("diffusion.policy: ")
+    );
     assert_eq!(
         refusal(|request| request.prompt.clear()),
         "prompt must be at least 1, not 0"
     );
     assert_eq!(
         refusal(|request| request.sampling.top_p = Some(2.0)),
-        "top_p: must be above 0 and at most 1, not 2"
+        "sampling.top_p: must be above 0 and at most 1, not 2"
     );
-    assert!(refusal(|request| request.stops = vec![vec![b'x'; 300]]).starts_with("stop: at most"));
+    assert!(
+        refusal(|request| request.stops = vec![vec![b'x'; 300]])
+            .starts_with("autoregressive.stop: at most")
+    );
     assert!(refusal(|request| request.prompt = text(3, 1020)).contains("context length of 1024"));
 }
 

@@ -1,4 +1,4 @@
-//! The level that a load takes: the one that was asked for, or where that can't be had the nearest that is no less faithful.
+//! The level that a load takes: the requested one, or where that is not possible the nearest that is no less faithful.
 
 use std::sync::{Arc, atomic::AtomicBool};
 
@@ -17,17 +17,17 @@ use crate::{
     },
 };
 
-/// A plan that can be put in force, and what does it.
+/// A plan that can be put in force, and the reader for it.
 pub(super) struct PreparedPlan {
     pub(super) plan: Arc<Plan>,
     pub(super) reader: Arc<WeightReader>,
-    /// Those that were asked for, at the level that could be had.
+    /// The requested settings, with the level that was possible.
     pub(super) settings: PlanSettings,
     pub(super) substitution: Option<LevelSubstitution>,
 }
 
 impl Loader {
-    /// Plans, and writes the copies that the plan needs.
+    /// Makes a plan, and writes the copies that it needs.
     pub(super) fn prepare(
         &self,
         checkpoint: &Arc<Checkpoint>,
@@ -56,6 +56,7 @@ impl Loader {
                     let substitution = LevelSubstitution {
                         requested: asked,
                         taken: level,
+                        // The first refusal is the reason: it is about the level that was asked for.
                         reason: refused.to_string(),
                     };
                     report(LoadEvent::Notice(substitution.to_string()));
@@ -83,6 +84,7 @@ impl Loader {
     ) -> Result<(Arc<Plan>, Arc<WeightReader>), EngineError> {
         let device = self.ops.device();
         let mut plan = self.plan(planner, settings)?;
+        // Reported before the copy is written, which takes long; the exact plan follows.
         if plan.is_estimate() {
             report(LoadEvent::Planned(Arc::new(plan)));
             (self.weight_cache).compress(checkpoint, planner, device, cancel, report)?;
@@ -104,7 +106,7 @@ impl Loader {
         planner.plan(settings.resolved(), budget, workload)
     }
 
-    /// The same refusal, with what would fit: nobody gets a less faithful level unasked.
+    /// Adds to a refusal what would fit: nobody gets a less faithful level unasked.
     fn with_fitting(
         &self,
         refused: EngineError,
@@ -142,7 +144,7 @@ impl Loader {
     }
 }
 
-/// Whether another level may be had where this one was refused.
+/// Whether another level may be possible where this one was refused.
 fn is_of_level(error: &EngineError) -> bool {
     matches!(
         error,

@@ -1,4 +1,4 @@
-//! What gives way when memory is short, a rung at a time, to what was refused and to other programs.
+//! What gives way when memory is short, one step after another, to allocations that were refused and to other programs.
 
 use std::iter;
 
@@ -6,7 +6,7 @@ use sluice_cuda::CudaError;
 use sluice_machine::MemoryKind;
 use sluice_ops::{OpsError, ledger::Ledger};
 use sluice_plan::{MLP_ROWS, Plan, PlanError, allocation_slack_bytes};
-use sluice_shared::{level::Level, settings::ResolvedPlanSettings, units};
+use sluice_shared::{level::Level, options::ResolvedPlanSettings, units};
 
 use super::{MLP_ROWS_MIN, PassRunner};
 use crate::{
@@ -14,11 +14,11 @@ use crate::{
     runtime::converted_weights::lacks_converted_weights,
 };
 
-/// More frugal plans that are tried for a request.
+/// Most frugal plans that are tried for a request.
 const FRUGAL_PLANS_MAX: usize = 4;
 
-/// Rows that go through an MLP together, from so many on down the ladder that gives way when memory is short: each decodes
-/// weights that are decoded on a card several times as often as the one before.
+/// Rows that go through an MLP together, from `rows` down to the least when memory is short: each step decompresses a
+/// GPU's compressed weights several times as often as the one before.
 pub(super) fn mlp_rows_from(rows: usize) -> impl Iterator<Item = usize> {
     let fewer = |&rows: &usize| {
         [MLP_ROWS, MLP_ROWS_MIN]
@@ -29,7 +29,7 @@ pub(super) fn mlp_rows_from(rows: usize) -> impl Iterator<Item = usize> {
 }
 
 impl PassRunner<'_> {
-    /// Gives way until the request's activations have room, and the weights their slots.
+    /// Gives way until the requests' activations and the staging buffers fit.
     pub(in crate::runtime) fn free_memory(
         &mut self,
         refused: EngineError,
@@ -41,8 +41,8 @@ impl PassRunner<'_> {
         Ok(())
     }
 
-    /// A plan with room for this request: with fewer rows at once where that is needed, and where not even streaming
-    /// helps at `off`, at the level that gives the same results.
+    /// A plan with room for the requests: with fewer rows at once where needed, and where not even streaming helps at
+    /// `off`, at `standard`, which gives the same results.
     pub(super) fn plan_within(
         &mut self,
         choices: ResolvedPlanSettings,
@@ -52,6 +52,7 @@ impl PassRunner<'_> {
         let workload = current.plan.workload.widest(&self.workload);
         let mut refused = None;
         for rows in mlp_rows_from(current.mlp_rows) {
+            // `off` does not stream; `standard` computes the same bits and does.
             for level in [choices.level, Level::Standard] {
                 let is_same = level == Level::Standard;
                 let choices = ResolvedPlanSettings { level, ..choices };
@@ -65,6 +66,7 @@ impl PassRunner<'_> {
                         return Ok(plan);
                     }
                     Err(error @ EngineError::Plan(PlanError::BudgetTooSmall { .. })) => {
+                        // The first refusal has the figures of what was asked for.
                         refused.get_or_insert(error);
                     }
                     Err(error) => return Err(error),
@@ -77,12 +79,13 @@ impl PassRunner<'_> {
         Err(refused.expect("a plan was made or refused"))
     }
 
-    /// What gives way when memory is short, a rung at a time: what is kept of earlier requests, then fewer rows at once,
-    /// then more weights streamed. Fails with what was refused when there is nothing left.
+    /// Gives way by one step: first the prefix cache, then fewer rows at once, then more streamed weights. Fails with
+    /// what was refused when nothing is left.
     fn free_memory_for(&mut self, refused: EngineError) -> Result<(), EngineError> {
         let EngineError::Ops(OpsError::OutOfMemory { needed_bytes, .. }) = refused else {
             return Err(refused);
         };
+        // Activations of the failed pass are gone, and their arena is allocated anew after each step.
         self.worker.ops.release();
         if self.free_memory_under_this_plan()? {
             return Ok(());
@@ -92,26 +95,27 @@ impl PassRunner<'_> {
         }
         self.frugal_plans += 1;
         let (_, budget) = self.worker.aim();
+        // As the model stands, and not as planned: what was refused came on top of what is held now.
         let peak = self.worker.current_mut()?.as_it_stands().peak_bytes();
         match self.frugal_plan(budget.min(peak.saturating_sub(needed_bytes)))? {
-            // What could not be had on the way there, the next rung makes room for.
+            // If memory is refused on the way to that plan, the next step makes room for it.
             Some(plan) => match self.stream_more(plan) {
                 Err(EngineError::Ops(OpsError::OutOfMemory { .. })) => Ok(()),
                 done => done,
             },
-            // The figures of what was refused say more than those of a plan nobody asked for.
+            // The refused allocation's figures are more useful than those of a plan that nobody asked for.
             None => Err(refused),
         }
     }
 
-    /// What gives way without another plan; whether there was anything.
+    /// Gives way without another plan; returns whether anything could.
     fn free_memory_under_this_plan(&mut self) -> Result<bool, EngineError> {
         let current = self.worker.current_mut()?;
         if !current.prefix_cache.is_empty() {
             current.prefix_cache.remove(0);
             return Ok(true);
         }
-        // A turn of more rows than a pass has takes no more than one of those.
+        // Chunks of more rows than a pass has take no more memory than one chunk of all of them.
         let all = self.workload.rows() + self.workload.checks();
         let mut fewer = mlp_rows_from(current.mlp_rows).skip(1);
         if let Some(rows) = fewer.find(|&rows| rows < all || rows == MLP_ROWS_MIN) {
@@ -122,7 +126,7 @@ impl PassRunner<'_> {
         Ok(false)
     }
 
-    /// A plan within this budget, if there is one.
+    /// A plan within this budget; `None` where there is none.
     fn frugal_plan(&mut self, budget: u64) -> Result<Option<Plan>, EngineError> {
         let (choices, _) = self.worker.aim();
         match self.plan_within(choices, budget) {
@@ -141,14 +145,14 @@ impl PassRunner<'_> {
         Ok(())
     }
 
-    /// Looks, between two passes, whether other programs leave the card too little memory, and gives way to them before
-    /// something of ours is refused. What can't give way stays: no request fails for it, nor has it fewer rungs left for what
-    /// is really refused.
+    /// Checks between two passes whether other programs leave the GPU too little memory, and gives way before an
+    /// allocation of ours is refused. What cannot give way stays: no request fails for it, and the steps for real
+    /// refusals are not used up.
     pub(super) fn yield_to_others(&mut self) {
         let mut found = self.worker.look_at_memory();
         loop {
             self.notices.append(&mut found.notices);
-            // What they leave when they go gives way again when they come back.
+            // Weights that came back when others had gone can give way again.
             self.has_yielded &= !found.is_relieved;
             if found.missing_bytes == 0 || self.has_yielded {
                 return;
@@ -156,8 +160,8 @@ impl PassRunner<'_> {
             match self.yield_once(found.missing_bytes) {
                 Ok(true) => found = self.worker.look_at_memory_now(),
                 Ok(false) => return,
-                // The weights are as they were, or whole between two plans. If passes can't go on with them, the next one is
-                // told why.
+                // The weights are as before, or whole between two plans. If passes cannot go on with them, the next one
+                // reports it.
                 Err(_) => {
                     self.has_yielded = true;
                     return;
@@ -166,28 +170,28 @@ impl PassRunner<'_> {
         }
     }
 
-    /// One thing gives way to others; whether to look at once if that was enough.
+    /// Gives way to others by one step; returns whether to look at once if that was enough.
     fn yield_once(&mut self, missing_bytes: u64) -> Result<bool, EngineError> {
         let rows = self.worker.current_mut()?.mlp_rows;
         if self.free_memory_under_this_plan()? {
             if self.worker.current_mut()?.mlp_rows < rows
                 && let Err(refused) = self.reserve()
             {
-                // Others were faster: now something is really refused.
+                // Others were faster: now an allocation really was refused.
                 self.free_memory(refused)?;
             }
             return Ok(true);
         }
         let allowed = self.worker.allowed_bytes();
         let current = self.worker.current_mut()?;
-        // What the driver rounds up is held besides, and a plan's budget has room for it: no more gives way than is missing.
+        // The driver's rounding is held besides, and a plan's budget allows for it: no more gives way than is missing.
         let held =
             current.as_it_stands().peak_bytes() + allocation_slack_bytes(&current.planner.machine);
         let plan = self.frugal_plan(allowed.min(held.saturating_sub(missing_bytes)))?;
         let reader = &self.worker.current_mut()?.reader;
-        // Nobody waits for a conversion of the weights where nothing was refused.
+        // Nobody waits for a conversion where nothing was refused.
         match plan.filter(|plan| !lacks_converted_weights(reader, plan)) {
-            // A plan at each look: what others take step by step may change many times while a request runs.
+            // One plan for each look: others may take memory step by step while a request runs.
             Some(plan) => self.stream_more(plan)?,
             None => self.has_yielded = true,
         }
@@ -195,11 +199,12 @@ impl PassRunner<'_> {
     }
 }
 
-/// What gives way where the driver has no room for something of its own: kernels are some hundred KiB, and it takes whole pieces.
+/// What gives way where the driver needs memory of its own: kernels are some hundred KiB, and it allocates in large
+/// pieces.
 const DRIVERS_OWN_BYTES: u64 = 8 << 20;
 
-/// What a card refused in the middle of a pass, as the account tells it, so that something gives way to it: memory that weights
-/// are decoded into, or that the driver takes for a kernel.
+/// A refusal by a GPU in the middle of a pass, in the ledger's terms, so that something gives way to it: decompression
+/// memory, or what the driver needs for a kernel.
 pub(super) fn as_refusal(failed: Interrupt, ledger: &Ledger) -> Interrupt {
     match failed {
         Interrupt::Failed(EngineError::Ops(OpsError::Gpu(CudaError::OutOfMemory {
@@ -208,7 +213,7 @@ pub(super) fn as_refusal(failed: Interrupt, ledger: &Ledger) -> Interrupt {
         }))) => ledger
             .refusal(MemoryKind::StagingBuffers, needed_bytes)
             .into(),
-        // The driver doesn't say how much it was.
+        // The driver does not say how many bytes it needed.
         Interrupt::Failed(EngineError::Ops(OpsError::Gpu(error))) if error.is_out_of_memory() => {
             ledger
                 .refusal(MemoryKind::Scratch, DRIVERS_OWN_BYTES)

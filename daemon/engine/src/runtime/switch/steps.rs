@@ -1,4 +1,4 @@
-//! The steps of a transition, one at a time between passes.
+//! The steps of a transition, made one at a time between passes.
 
 use std::{
     collections::VecDeque,
@@ -14,17 +14,17 @@ use crate::{
     residency::{GroupPreparation, Residency},
 };
 
-/// What is left to do between passes.
+/// The steps that are left.
 #[derive(Default)]
 pub(super) struct SwitchSteps {
     left: VecDeque<TransitionStep>,
     done: usize,
-    /// Units of the next steps, being made ready.
+    /// Preparations of the next steps' groups, in their order.
     preparing: VecDeque<GroupPreparation>,
 }
 
-/// Units that are made ready at once: enough for a step in every gap between passes, few enough to leave those the
-/// threads.
+/// Most groups that are prepared at once: enough for a step in every gap between passes, few enough to leave passes
+/// their threads.
 const PREPARATIONS_MAX: usize = 4;
 
 impl SwitchSteps {
@@ -35,7 +35,6 @@ impl SwitchSteps {
         }
     }
 
-    /// How far they are.
     pub(super) fn state(&self) -> SwitchProgress {
         SwitchProgress {
             done_steps: self.done,
@@ -47,8 +46,8 @@ impl SwitchSteps {
         self.left.is_empty()
     }
 
-    /// Makes the steps that are ready, with `wait` at least one; whether there were any. Set, `cancel` leaves one that
-    /// takes long for later.
+    /// Makes the steps that are ready, with `wait` at least one; returns whether there were any. `cancel` postpones a
+    /// step that takes long.
     pub(super) fn step(
         &mut self,
         target: &Plan,
@@ -60,7 +59,7 @@ impl SwitchSteps {
         let done_before = self.done;
         let mut swapped = Vec::new();
         self.prepare_ahead(target, weights, ops)?;
-        // Those that are begun here are for a later gap: passes are not to wait for them.
+        // Preparations that begin here are for a later gap: passes must not wait for them.
         for _ in 0..self.preparing.len() {
             let Some(&TransitionStep::Bring {
                 group: unit,
@@ -80,11 +79,12 @@ impl SwitchSteps {
             self.preparing.pop_front();
             swapped.push((unit, loaded?));
             self.advance();
+            // Only the first is waited for: more steps would delay the next pass.
             wait = false;
         }
         if !swapped.is_empty() {
             weights.swap(swapped, &target.groups)?;
-            // What they replaced has made room.
+            // The replaced groups have freed memory.
             self.prepare_ahead(target, weights, ops)?;
         } else if self.preparing.is_empty() {
             self.step_in_place(target, weights, ops, cancel)?;
@@ -92,7 +92,7 @@ impl SwitchSteps {
         Ok(self.done > done_before)
     }
 
-    /// Begins to make ready what comes next, as far as there is room for it.
+    /// Begins to prepare the next groups, as far as memory allows.
     fn prepare_ahead(
         &mut self,
         target: &Plan,
@@ -107,7 +107,7 @@ impl SwitchSteps {
         {
             match weights.prepare(&target.groups[unit], ops) {
                 Ok(preparing) => self.preparing.push_back(preparing),
-                // The steps count on one at a time; those ahead of it make room first.
+                // The transition only promises memory for one at a time; the steps in front free more first.
                 Err(EngineError::Ops(OpsError::OutOfMemory { .. }))
                     if !self.preparing.is_empty() =>
                 {
@@ -119,7 +119,7 @@ impl SwitchSteps {
         Ok(())
     }
 
-    /// Makes the next step where it can't be made ready beside the passes.
+    /// Makes the next step, if it cannot be prepared beside the passes.
     fn step_in_place(
         &mut self,
         target: &Plan,

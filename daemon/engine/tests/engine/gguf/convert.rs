@@ -152,7 +152,7 @@ pub(crate) fn converted_folder(
         };
         let mut bytes = vec![0; format.bytes(count)];
         match format == rounded {
-            // Numbers that are rounded already may be rounded to others again.
+            // Elements that are rounded already may be rounded to others again.
             true => quantize::store(format, &exact, &mut bytes),
             false => quantize::store(format, &numbers, &mut bytes),
         }

@@ -68,7 +68,7 @@ fn every_format_is_computed_with_as_the_numbers_it_stands_for() {
             assert_eq!(checkpoint.check(query, &[256, 256]).unwrap(), stored);
             Loaded::new(&path, 1.0).logits(&tokens)
         };
-        // Heads whose halves are stored in turn, in blocks, beside heads in order, in plain numbers.
+        // Heads whose halves are stored in turn, in blocks, beside heads in order, in plain floats.
         let found = logits(Dialect::LlamaCpp, format);
         let expected = logits(Dialect::DiffuseCpp, Format::F32);
         let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
@@ -105,6 +105,6 @@ fn what_a_level_converts_is_converted_in_order() {
         fs::write(&path, file.bytes()).unwrap();
         Loaded::at_level(&path, 1.0, Level::Moderate).logits(&tokens)
     };
-    // Rows are quantized one by one: the same numbers come out, wherever a row lay.
+    // Rows are quantized one by one: the same elements come out, wherever a row lay.
     assert_eq!(logits(Dialect::LlamaCpp), logits(Dialect::DiffuseCpp));
 }

@@ -16,7 +16,7 @@ fn sound() -> File {
     tokenizer::byte_level()
         .into_iter()
         .for_each(|(key, value)| file.set(&key, value));
-    // Its numbers would be most of the file.
+    // Its elements would be most of the file.
     file.tensors
         .retain(|tensor| tensor.name.contains("token_embd") || tensor.name.contains(".1."));
     file
@@ -45,7 +45,7 @@ fn no_file_cut_short_is_read() {
     }
 }
 
-/// Where the header ends: the numbers behind it may be anything.
+/// Where the header ends: the elements after it may be anything.
 fn header_len(bytes: &[u8]) -> usize {
     bytes.len()
         - sound()

@@ -1,4 +1,4 @@
-//! What can't be run is refused by the file's own names, and where a message says what to do, it is that.
+//! What cannot be run is refused by the file's own names, and where a message says what to do, it is that.
 
 use std::{fs, path::Path};
 

@@ -14,7 +14,7 @@ use sluice_formats::Format;
 use sluice_machine::Profile;
 use sluice_ops::{Activation, KvCacheShape, Ops, device::Device, ledger::Ledger};
 use sluice_plan::{Machine, Plan, PlanInput, WorkingMemory, Workload};
-use sluice_shared::{level::Level, settings::ResolvedPlanSettings};
+use sluice_shared::{level::Level, options::ResolvedPlanSettings};
 
 /// A model with its weights.
 pub(crate) struct Loaded {

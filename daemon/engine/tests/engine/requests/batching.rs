@@ -6,7 +6,7 @@ use std::{
 };
 
 use sluice_engine::{
-    CanvasSlot, Event, Generate, Outcome, PlanSettings, Work,
+    Budget, CanvasSlot, Event, Generate, Outcome, PlanSettings, Work,
     event::{FinishReason, GenerationResult, PassReport},
 };
 use sluice_plan::Workload;
@@ -224,7 +224,7 @@ fn one_that_has_nothing_to_fill_harms_nobody() {
         let answers = texts(&world.run(std::slice::from_ref(one)));
         assert_eq!(answers[0].0.len(), one.canvas.len(), "by itself");
     }
-    // Beside it, the longer one would have more rows for the head than for the layers.
+    // Beside it, the longer one would have more rows for the LM head than for the layers.
     world.run(&[filled.clone(), long]);
     let answers = texts(&world.run(&[first.clone(), filled.clone(), third.clone(), filled]));
     assert_eq!([&answers[0], &answers[2]], [&alone[0], &alone[1]]);
@@ -268,7 +268,7 @@ fn those_that_there_is_no_room_for_wait() {
             &folder,
             8,
             PlanSettings {
-                budget_bytes: Some(budget_bytes),
+                budget: Budget::Bytes(budget_bytes),
                 ..level
             },
         );

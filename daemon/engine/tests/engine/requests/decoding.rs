@@ -1,6 +1,6 @@
 //! What passes leave out or try: it comes to what it must, and takes what was planned.
 
-use sluice_engine::{Generate, PlanOptions, PlanSettings, Work};
+use sluice_engine::{Budget, Generate, PlanOptions, PlanSettings, Work};
 use sluice_shared::{
     decoding::{CanvasGrowth, Decoding},
     level::Level,
@@ -92,7 +92,7 @@ fn what_each_way_takes_is_planned() {
                 1,
                 PlanSettings {
                     level: Level::Off,
-                    budget_bytes: Some(planned.peak_bytes()),
+                    budget: Budget::Bytes(planned.peak_bytes()),
                     ..PlanSettings::default()
                 },
             );

@@ -7,7 +7,7 @@ use sluice_checkpoint::{
     compression::{CompressOptions, CompressionMethod, Lossless, compress},
 };
 use sluice_engine::{
-    Generate, PlanSettings,
+    Budget, Generate, PlanSettings,
     event::{PassPhases, PassReport},
 };
 use sluice_shared::level::Level;
@@ -59,7 +59,7 @@ fn streamed_weights_are_copied() {
     let roomy = World::diffusion(1);
     let plan = roomy.engine.in_force().unwrap().plan;
     let settings = PlanSettings {
-        budget_bytes: Some(plan.peak_bytes() - plan.resident_bytes() / 3),
+        budget: Budget::Bytes(plan.peak_bytes() - plan.resident_bytes() / 3),
         ..PlanSettings::default()
     };
     let all = phases(&World::new(&demonstration(), 1, settings));

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use sluice_checkpoint::Source;
 use sluice_engine::{Engine, EngineError, EngineOptions};
-use sluice_ops::device::{DType, DeviceChoice};
+use sluice_formats::DType;
+use sluice_ops::device::DeviceChoice;
 use sluice_plan::PlanError;
 use sluice_shared::level::Level;
 

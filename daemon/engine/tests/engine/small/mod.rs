@@ -1,4 +1,4 @@
-//! Models of random weights, small enough for a card that a processor stands in for, large enough to be coded.
+//! Models of random weights, small enough for a GPU that a processor stands in for, large enough to be compressed.
 
 pub(crate) mod compressed;
 pub(crate) mod loaded;
@@ -11,7 +11,7 @@ use std::{
 use sluice_checkpoint::synth::{SynthDType, SynthOptions};
 use sluice_weights::{Shape, TensorNaming};
 
-/// Of so many layers: each of its units, and those of the head, is up to half a MiB.
+/// A model of so many layers: each of its weight groups, the LM head's included, is up to half a MiB.
 pub(crate) fn shape(layers: usize) -> Shape {
     Shape {
         naming: TensorNaming::Llada,
@@ -41,7 +41,7 @@ pub(crate) fn write_shape(folder: &Path, shape: Shape) -> PathBuf {
     model
 }
 
-/// Writes one of other numbers, right there.
+/// Writes one with other weights, in place.
 pub(crate) fn write_as(model: &Path, shape: Shape, element: SynthDType, seed: u64) {
     let synthesis = SynthOptions {
         shape,

@@ -1,5 +1,5 @@
 //! Streaming converted weights from a copy on disk: the same tokens as with all of them in memory, a copy that is used
-//! again, and an engine that lives on when one can't be written.
+//! again, and an engine that lives on when one cannot be written.
 
 mod cached;
 
@@ -15,7 +15,7 @@ use std::{
 use rustix::process::{Resource, Rlimit, setrlimit};
 use sluice_checkpoint::{CheckpointError, Source, synth::SynthDType};
 use sluice_engine::{
-    ApplyEvent, Engine, EngineError, EngineOptions, Event, Generate, LoadedModel, Outcome,
+    ApplyEvent, Budget, Engine, EngineError, EngineOptions, Event, Generate, LoadedModel, Outcome,
     PlanOptions, PlanSettings, Work,
 };
 use sluice_plan::{BLOCK_DEFAULT, CANVAS_DEFAULT, Plan, Workload};
@@ -29,7 +29,7 @@ use crate::{
     small,
 };
 
-/// Enough layers that streaming some saves more than its slots take.
+/// Enough layers that streaming some saves more than its staging buffers take.
 const LAYERS: usize = 12;
 
 fn write_source(folder: &Path, seed: u64) {
@@ -70,7 +70,7 @@ fn load(engine: &Engine, folder: &TempDir, settings: PlanSettings) -> Loading {
 fn resident(level: Level) -> PlanSettings {
     PlanSettings {
         level,
-        budget_bytes: Some(1 << 30),
+        budget: Budget::Bytes(1 << 30),
         ..PlanSettings::default()
     }
 }
@@ -83,7 +83,7 @@ fn streaming(engine: &Engine, level: Level) -> PlanSettings {
     let plan = |budget_bytes| {
         let change = PlanOptions {
             level: Some(level),
-            budget_bytes: Some(Some(budget_bytes)),
+            budget: Some(Budget::Bytes(budget_bytes)),
             ..PlanOptions::default()
         };
         engine.plan(&change, workload).unwrap()
@@ -93,7 +93,7 @@ fn streaming(engine: &Engine, level: Level) -> PlanSettings {
     assert!(plan(budget_bytes).streamed_bytes() > 0);
     PlanSettings {
         level,
-        budget_bytes: Some(budget_bytes),
+        budget: Budget::Bytes(budget_bytes),
         ..PlanSettings::default()
     }
 }
@@ -132,7 +132,7 @@ fn apply(engine: &Engine, settings: PlanSettings) -> mpsc::Receiver<ApplyEvent> 
     let (send, events) = mpsc::channel();
     let change = PlanOptions {
         level: Some(settings.level),
-        budget_bytes: Some(settings.budget_bytes),
+        budget: Some(settings.budget),
         ..PlanOptions::default()
     };
     engine.apply(change, Box::new(move |event| drop(send.send(event))));
@@ -336,9 +336,9 @@ fn a_change_converts_beside_a_running_request() {
     assert_eq!(tokens(&engine), expected);
     load(&engine, &folder, resident(Level::Aggressive));
     assert_eq!(tokens(&engine), switched);
-    // And from what is streamed to what all stays, unit by unit.
+    // And from what is streamed to what all stays, weight group by weight group.
     load(&engine, &folder, settings);
-    // The request's passes meet units of both levels.
+    // The request's passes meet weight groups of both levels.
     let happenings = change_and_request(&engine, resident(Level::Moderate), request(&engine, 32));
     place(&happenings, |happening| {
         matches!(happening, Happening::Request(Event::Finished(Ok(_))))
@@ -396,7 +396,7 @@ fn change_and_held_request(
     let (submitted, is_submitted) = mpsc::channel();
     let change = PlanOptions {
         level: Some(settings.level),
-        budget_bytes: Some(settings.budget_bytes),
+        budget: Some(settings.budget),
         ..PlanOptions::default()
     };
     let report = send.clone();

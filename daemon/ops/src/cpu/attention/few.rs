@@ -1,5 +1,5 @@
-//! A few queries, one of a text that is written token by token for example: keys and values are multiplied where they lie, since
-//! packing them would take longer.
+//! Attention of a few queries, such as the one of an autoregressive decoding step: keys and values are read where they
+//! lie, since packing them would take longer than the arithmetic.
 
 use super::{AttentionOutput, HeadTask};
 use crate::{
@@ -29,6 +29,7 @@ pub(super) fn attend(
         task.scaled_query(row, q, dim, query);
     }
     out.fill(0.0);
+    // Not −∞: `largest - most` must be a number in the first tile, where −∞ − −∞ would be NaN.
     largest.fill(f32::MIN);
     sums.fill(0.0);
     let mut before = 0;
@@ -38,6 +39,8 @@ pub(super) fn attend(
         score(tile_of_keys, stride, queries, dim, scores);
         for (row, scores) in scores.chunks_exact_mut(keys.len()).enumerate() {
             let (scores, unseen) = scores.split_at_mut(task.seen(row, before, keys.len()));
+            // The matmul below takes whole tiles, so keys after the query's own get weight zero instead of being
+            // skipped.
             unseen.fill(0.0);
             let most = exp::max(scores).max(largest[row]);
             let shrunk = (largest[row] - most).exp();
@@ -51,6 +54,7 @@ pub(super) fn attend(
         weigh(tile_of_values, stride, scores, dim, out);
     }
     for (row, (out, sum)) in out.chunks_exact(dim).zip(sums).enumerate() {
+        // Divided once at the end, by the sum over all tiles.
         let inverse = 1.0 / *sum;
         let values = out.iter().map(|value| value * inverse);
         target.write(task.place(row), dim, values);
@@ -60,9 +64,11 @@ pub(super) fn attend(
 #[inline(always)]
 fn score_body(keys: &[f32], stride: usize, queries: &[f32], dim: usize, scores: &mut [f32]) {
     let count = scores.len() * dim / queries.len();
+    // Keys outside, queries inside: each key is loaded once and stays in L1 for all heads that share it.
     for (index, key) in keys.chunks(stride).take(count).enumerate() {
         let key = &key[..dim];
         for (row, query) in queries.chunks_exact(dim).enumerate() {
+            // Several independent sums: one would make each addition wait for the one before.
             let mut sums = [0.0; LANES];
             let (query, query_rest) = query.as_chunks::<LANES>();
             let (key, key_rest) = key.as_chunks::<LANES>();
@@ -92,11 +98,11 @@ fn weigh_body(values: &[f32], stride: usize, weights: &[f32], dim: usize, out: &
 }
 
 with_vectors! {
-    /// The product of each query, of so many numbers, and each key: the keys of a query stand beside each other.
+    /// Scores: the dot product of each query and each key; the scores of a query lie next to each other.
     score, score_body, (keys: &[f32], stride: usize, queries: &[f32], dim: usize, scores: &mut [f32])
 }
 
 with_vectors! {
-    /// Adds to each row of `out` the values, each times the row's weight of it.
+    /// Adds to each row of `out` the value rows, each weighted by the row's weight of it.
     weigh, weigh_body, (values: &[f32], stride: usize, weights: &[f32], dim: usize, out: &mut [f32])
 }

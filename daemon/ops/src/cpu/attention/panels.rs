@@ -1,5 +1,6 @@
-//! Many queries: panels of them are multiplied by packed keys, so that scores come out with a query in each lane, which makes a
-//! soft-max of plain vector loops, and are then the panel that packed values are multiplied by.
+//! Attention of many queries: packed panels of them are multiplied by packed keys, so that scores come out with a query
+//! in each lane. The softmax is then plain vector loops, and its result already is the panel that packed values are
+//! multiplied by.
 
 use sluice_weights::HEAD_DIM_MAX;
 
@@ -13,9 +14,10 @@ use crate::{
     },
 };
 
-/// Numbers of packed keys or values: no row is in a quarter of a panel's lanes, and the last panel may be all but empty.
+/// Elements of packed keys or values: at least three quarters of a panel's lanes hold rows, and the last panel may be
+/// almost empty.
 const PACKED_LEN: usize = 4 * TILE_LEN / 3 + ROW_LANES_MAX * HEAD_DIM_MAX;
-/// Numbers of a task's panels of queries.
+/// Elements of a task's panels of queries.
 const PANELS_LEN: usize = TASK_LEN + COLUMNS_MAX * HEAD_DIM_MAX;
 const SCORES_LEN: usize = COLUMNS_MAX * TILE_KEYS;
 const ROWS_LEN: usize = TASK_ROWS + COLUMNS_MAX;
@@ -44,12 +46,14 @@ pub(super) fn attend(
     let (largest, scratch) = scratch.split_at_mut(panels * columns);
     let (sums, scratch) = scratch.split_at_mut(panels * columns);
     let shrunk = &mut scratch[..columns];
-    // Where sums will be is room for a panel's queries in their order.
+    // `out` is not used yet: it lends the space in which a panel's queries stand in their order before they are packed.
     for (panel, packed) in queries.chunks_exact_mut(columns * dim).enumerate() {
         let loose = &mut out[..columns * dim];
         for (lane, query) in loose.chunks_exact_mut(dim).enumerate() {
             match panel * columns + lane {
                 row if row < rows => task.scaled_query(row, q, dim, query),
+                // Lanes without a query compute scores of zeros, which nobody reads: cheaper than a kernel for every
+                // panel width.
                 _ => query.fill(0.0),
             }
         }
@@ -61,6 +65,7 @@ pub(super) fn attend(
     let mut before = 0;
     for keys in task.tiles() {
         let count = keys.len();
+        // Packed once for up to 512 rows: packing takes as long as a few queries' worth of arithmetic.
         let packed_keys = &mut packed_keys[..kernel.packed_lanes(count) * dim];
         let (rows_of_keys, stride) = task.source.tile(0, task.kv_head, keys.clone(), tile);
         kernel.pack_rows(
@@ -83,6 +88,7 @@ pub(super) fn attend(
             };
             let lanes = panel * columns..(panel + 1) * columns;
             let its_rows = lanes.start..lanes.end.min(rows);
+            // Autoregressive: later tiles lie behind all queries of the early panels.
             if its_rows
                 .clone()
                 .all(|row| task.seen(row, before, count) == 0)
@@ -91,6 +97,8 @@ pub(super) fn attend(
             }
             // SAFETY: a row of scores for each of the keys, and nobody else's.
             unsafe { kernel.gemm_panel(count, packed_keys, dim, 0, queries, to(scores, false)) };
+            // −∞ becomes the least normal number in `exp_lanes`, not zero: beside a sum of at least 1 that rounds to
+            // nothing. The first tile holds a key that every query sees, so the maximum is finite from then on.
             if task.seen.is_some() {
                 for (lane, row) in its_rows.enumerate() {
                     let seen = task.seen(row, before, count);
@@ -107,12 +115,13 @@ pub(super) fn attend(
                 shrunk,
             );
             let out = &mut out[panel * columns * dim..][..columns * dim];
+            // Rescaling before the second matmul adds to `out`: afterwards old and new terms have the same maximum.
             for out in out.chunks_exact_mut(columns) {
                 for (out, shrunk) in out.iter_mut().zip(&*shrunk) {
                     *out *= shrunk;
                 }
             }
-            // SAFETY: a row for each number of a head, and nobody else's.
+            // SAFETY: a row for each element of a head, and nobody else's.
             unsafe { kernel.gemm_panel(dim, packed_values, count, 0, scores, to(out, true)) };
         }
         before += count;
@@ -120,6 +129,7 @@ pub(super) fn attend(
     for (row, sum) in sums[..rows].iter().enumerate() {
         let (panel, lane) = (row / columns, row % columns);
         let inverse = 1.0 / sum;
+        // The output is transposed, elements by queries: a query is every `columns`-th element.
         let values = out[panel * columns * dim + lane..].iter().step_by(columns);
         target.write(
             task.place(row),

@@ -1,4 +1,5 @@
-//! Tiles of 6 × 16 in AVX2's registers: 12 sums, a row of the panel in two, a number of `x` in another.
+//! Tiles of 6 × 16 in AVX2's registers: 12 sums, two for a row of the panel, one for an element of `x`: 15 of 16
+//! registers.
 
 use std::{arch::x86_64::*, mem};
 
@@ -16,6 +17,7 @@ pub(in crate::cpu) static KERNEL: Microkernel = Microkernel {
 };
 
 unsafe fn tile(rows: usize, x: &[f32], panel: &[f32], out: TileOutput) {
+    // The number of rows is a constant in each, so that the sums are registers and the loops over rows are unrolled.
     const TILES: [TileOf; 6] = [
         tile_of::<1>,
         tile_of::<2>,
@@ -42,6 +44,8 @@ unsafe fn tile_of<const ROWS: usize>(x: &[f32], panel: &[f32], out: TileOutput) 
             sums[row][1] = _mm256_fmadd_ps(x, high, sums[row][1]);
         }
     }
+    // A panel at the weights' right edge writes element by element: AVX2 has no masked store that is as cheap as
+    // AVX-512's.
     for (row, sums) in sums.iter().enumerate() {
         if out.columns < COLUMNS {
             // SAFETY: as the caller says.
@@ -50,7 +54,8 @@ unsafe fn tile_of<const ROWS: usize>(x: &[f32], panel: &[f32], out: TileOutput) 
         }
         for (half, &sum) in sums.iter().enumerate() {
             let place = out.start.wrapping_add(row * out.stride + half * VECTOR);
-            // SAFETY: as the caller says: whole vectors are the output's. Arrays of numbers are aligned as those are.
+            // SAFETY: as the caller says: whole vectors are the output's. Arrays of `f32` need no more alignment than
+            // those.
             let place = unsafe { &mut *place.cast::<[f32; VECTOR]>() };
             *place = elements(match out.adds {
                 true => _mm256_add_ps(vector(place), sum),
@@ -65,11 +70,11 @@ unsafe fn tile_of<const ROWS: usize>(x: &[f32], panel: &[f32], out: TileOutput) 
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(in crate::cpu) fn vector(values: &[f32; VECTOR]) -> __m256 {
-    // SAFETY: a vector is as many numbers, of any bits.
+    // SAFETY: a vector is as many elements, of any bits.
     unsafe { mem::transmute(*values) }
 }
 
-/// Numbers of a vector.
+/// The elements of a vector.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(in crate::cpu) fn elements(vector: __m256) -> [f32; VECTOR] {
@@ -88,6 +93,7 @@ unsafe fn transpose(rows: MatrixRows<'_>, out: &mut [f32], lanes: usize) {
             for (index, vector_out) in vectors.iter_mut().enumerate() {
                 if index < rows.count {
                     let values = rows.row(index)[from..].first_chunk();
+                    // Rows beyond the last stay zero: their lanes are computed with and never written.
                     *vector_out = vector(values.expect("whole vectors"));
                 }
             }

@@ -1,4 +1,5 @@
-//! Tiles of 12 × 32 in AVX-512's registers: 24 sums, a row of the panel in two, a number of `x` in another.
+//! Tiles of 12 × 32 in AVX-512's registers: 24 sums, two for a row of the panel, one for an element of `x`: 27 of 32
+//! registers.
 
 use std::{arch::x86_64::*, mem};
 
@@ -37,6 +38,8 @@ unsafe fn tile(rows: usize, x: &[f32], panel: &[f32], out: TileOutput) {
 #[target_feature(enable = "avx512f")]
 unsafe fn tile_of<const ROWS: usize>(x: &[f32], panel: &[f32], out: TileOutput) {
     let place = |row: usize| out.start.wrapping_add(row * out.stride);
+    // The output is not needed before the sums are done, and comes from memory in the meantime. Pointers beyond the
+    // output do no harm: a prefetch never faults.
     for row in 0..ROWS {
         for half in 0..2 {
             _mm_prefetch::<_MM_HINT_T0>(place(row).wrapping_add(VECTOR * half).cast());
@@ -54,6 +57,7 @@ unsafe fn tile_of<const ROWS: usize>(x: &[f32], panel: &[f32], out: TileOutput) 
             sums[row][1] = _mm512_fmadd_ps(x, high, sums[row][1]);
         }
     }
+    // One mask serves full and partial panels alike, so that both take the same path.
     let mask = u32::MAX >> (COLUMNS - out.columns);
     for (row, sums) in sums.iter().enumerate() {
         for (half, &sum) in sums.iter().enumerate() {
@@ -76,7 +80,7 @@ unsafe fn tile_of<const ROWS: usize>(x: &[f32], panel: &[f32], out: TileOutput) 
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(in crate::cpu) fn vector(values: &[f32; VECTOR]) -> __m512 {
-    // SAFETY: a vector is as many numbers, of any bits.
+    // SAFETY: a vector is as many elements, of any bits.
     unsafe { mem::transmute(*values) }
 }
 
@@ -100,14 +104,16 @@ unsafe fn transpose(rows: MatrixRows<'_>, out: &mut [f32], lanes: usize) {
             let mask = (u32::from(u16::MAX) >> (VECTOR - count)) as __mmask16;
             let mut vectors = [_mm512_setzero_ps(); VECTOR];
             for (row, vector) in vectors.iter_mut().enumerate() {
-                // The last row stands for those that aren't there.
+                // The last row is loaded again for those that do not exist: a mask for each row would cost more than
+                // the load.
                 let place = (first + row.min(last)) * rows.stride + from;
                 let place = rows.values.as_ptr().wrapping_add(place);
-                // SAFETY: the mask leaves numbers of the row alone.
+                // SAFETY: the mask keeps the load within the row.
                 *vector = unsafe { _mm512_maskz_loadu_ps(mask, place) };
             }
             let vectors = transposed(vectors);
-            // All of them apart from the fewer: those would be kept in memory to be counted through.
+            // Two loops, since the count must be a constant for full vectors: with a variable one the compiler keeps
+            // all 16 in memory to index them.
             if count == VECTOR {
                 for (index, vector) in vectors.iter().enumerate() {
                     store(*vector, &mut out[(from + index) * lanes + first..]);

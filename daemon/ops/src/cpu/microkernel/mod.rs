@@ -1,6 +1,6 @@
-//! The multiply's innermost part: rows of `x` and rows of weights are packed so that both are read from front to back, and
-//! small tiles of the output are kept in registers while the depth goes by. Which instructions do it is chosen when the
-//! program runs.
+//! The matmul's innermost part: rows of `x` and rows of weights are packed so that both are read from front to back,
+//! and small tiles of the output are kept in registers while the depth goes by (the layout of GotoBLAS and BLIS). Which
+//! instructions do it is chosen when the program runs.
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
@@ -8,12 +8,12 @@ pub(super) mod avx2;
 pub(super) mod avx512;
 mod portable;
 
-/// Numbers of the depth that are multiplied at a time: a panel of 32 weight rows takes 32 KiB then, and stays in a core's
-/// nearest cache while rows of `x` go by. A product is the sum of those of such blocks, each of them summed up one number
+/// How much of the depth is multiplied at a time: a panel of 32 weight rows takes 32 KiB then, and stays in a core's
+/// nearest cache while rows of `x` go by. An output is the sum of those of such blocks, each of them summed one element
 /// after another, whatever tile it is in: it depends neither on the rows beside it nor on how weights are shared out.
 pub(super) const DEPTH: usize = 256;
 
-/// Bytes that are brought near together.
+/// Bytes that one prefetch brings in.
 #[cfg(target_arch = "x86_64")]
 const CACHE_LINE: usize = 64;
 
@@ -21,11 +21,11 @@ const CACHE_LINE: usize = 64;
 pub(super) const ROW_LANES_MAX: usize = 64;
 pub(super) const COLUMNS_MAX: usize = 32;
 
-/// Instructions of one kind.
+/// The kernel of one instruction set.
 pub(super) struct Microkernel {
     /// Rows of `x` that a tile of the output has, at most.
     rows: usize,
-    /// Numbers from one depth of a packed panel of rows to the next.
+    /// Elements from one depth of a packed panel of rows to the next.
     row_lanes: usize,
     /// Weight rows in a panel: columns of a tile.
     pub(super) columns: usize,
@@ -33,31 +33,32 @@ pub(super) struct Microkernel {
     tile: Tile,
 }
 
-/// Writes number `k` of row `i` at `k * lanes + i`. What is between the rows and the next whole vector becomes anything.
+/// Writes element `k` of row `i` at `k * lanes + i`. Lanes between the last row and the next whole vector get arbitrary
+/// values.
 ///
 /// # Safety
 /// The CPU has the kernel's instructions, and no more rows are given than the target has lanes.
 type Transpose = unsafe fn(rows: MatrixRows<'_>, out: &mut [f32], lanes: usize);
 
-/// Products of so many packed rows of `x` and a packed panel of weights, over the depth of both.
+/// Multiplies so many packed rows of `x` by a packed panel of weights, over the depth of both.
 ///
 /// # Safety
 /// The CPU has the kernel's instructions. The output's columns of these rows are nobody else's.
 type Tile = unsafe fn(rows: usize, x: &[f32], panel: &[f32], out: TileOutput);
 
-/// The same for as many rows as the function is compiled for.
+/// A [`Tile`] for the number of rows that the function is compiled for.
 #[cfg(target_arch = "x86_64")]
 type TileOf = unsafe fn(x: &[f32], panel: &[f32], out: TileOutput);
 
-/// Rows of numbers in memory.
+/// Rows of elements in memory.
 #[derive(Clone, Copy)]
 pub(super) struct MatrixRows<'a> {
-    /// From the first one's first number on.
+    /// The elements from the first row's first one on.
     values: &'a [f32],
-    /// From the beginning of a row to that of the next.
+    /// Elements from the beginning of a row to that of the next.
     stride: usize,
     count: usize,
-    /// Numbers of each that are meant.
+    /// How many elements of each row are used.
     depth: usize,
 }
 
@@ -74,7 +75,7 @@ impl<'a> MatrixRows<'a> {
         }
     }
 
-    /// Some of them.
+    /// Some of the rows.
     fn part(self, from: usize, count: usize) -> Self {
         let values = &self.values[from * self.stride..];
         Self::new(values, self.stride, count, self.depth)
@@ -93,14 +94,14 @@ impl<'a> MatrixRows<'a> {
     }
 }
 
-/// Where products go.
+/// Where a tile's output goes.
 #[derive(Clone, Copy)]
 pub(super) struct TileOutput {
     pub(super) start: *mut f32,
-    /// From the beginning of a row to that of the next.
+    /// Elements from the beginning of a row to that of the next.
     pub(super) stride: usize,
     pub(super) columns: usize,
-    /// Whether to add to what is there.
+    /// Whether to add to what the output holds.
     pub(super) adds: bool,
 }
 
@@ -154,7 +155,7 @@ impl Microkernel {
         lanes / self.row_lanes * self.rows
     }
 
-    /// Numbers that so many rows of `x` take when packed, for each of the depth.
+    /// Elements that so many packed rows of `x` take for each of the depth.
     pub(super) fn packed_lanes(&self, rows: usize) -> usize {
         rows.div_ceil(self.rows) * self.row_lanes
     }
@@ -162,27 +163,30 @@ impl Microkernel {
     /// Packs rows of `x`, in panels of about as many rows each.
     ///
     /// # Panics
-    /// When `packed` has another length than [`Kernel::packed_lanes`] says.
+    /// When `packed` has another length than [`Microkernel::packed_lanes`] says.
     pub(super) fn pack_rows(&self, x: MatrixRows<'_>, packed: &mut [f32]) {
         assert_eq!(packed.len(), self.packed_lanes(x.count) * x.depth);
         let panels = packed.chunks_exact_mut(self.row_lanes * x.depth);
+        // Panels of nearly equal size: with 13 rows, tiles of 7 and 6 are faster than 12 and 1, since each loads the
+        // whole panel of weights.
         for ((from, count), panel) in self.row_panels(x.count).zip(panels) {
             // SAFETY: `best` made sure of the instructions; a panel has lanes for as many rows as tiles have.
             unsafe { (self.transpose)(x.part(from, count), panel, self.row_lanes) };
         }
     }
 
-    /// Packs numbers of rows as if each were a row of its own: number `k` of all rows becomes row `k`, whose depth is the number
-    /// of rows.
+    /// Packs columns as if each were a row: element `k` of all rows becomes row `k`, whose depth is the number of rows.
+    /// Values of attention come this way, and need no transposition for it.
     ///
     /// # Panics
-    /// When `packed` has another length than [`Kernel::packed_lanes`] says.
+    /// When `packed` has another length than [`Microkernel::packed_lanes`] says.
     pub(super) fn pack_columns(&self, rows: MatrixRows<'_>, packed: &mut [f32]) {
         let lanes = self.row_lanes;
         assert_eq!(packed.len(), self.packed_lanes(rows.depth) * rows.count);
         let panels = packed.chunks_exact_mut(lanes * rows.count);
         for ((from, _), panel) in self.row_panels(rows.depth).zip(panels) {
-            // What is in the lanes beyond the panel's own is the next one's, or nothing.
+            // A panel has fewer own rows than lanes: the lanes beyond them hold a copy of the next panel's, or nothing,
+            // and are not read.
             match lanes {
                 _ if from + lanes > rows.depth => {
                     let len = rows.depth - from;
@@ -197,10 +201,10 @@ impl Microkernel {
         }
     }
 
-    /// Packs a panel of weight rows, or fewer where they end: others in it become anything.
+    /// Packs a panel of weight rows, or fewer at the end: the other lanes get arbitrary values.
     ///
     /// # Panics
-    /// When `packed` has no room.
+    /// When `packed` is too small.
     pub(super) fn pack_weights(&self, weights: MatrixRows<'_>, packed: &mut [f32]) {
         assert!(weights.count <= self.columns);
         let packed = &mut packed[..self.columns * weights.depth];
@@ -208,7 +212,7 @@ impl Microkernel {
         unsafe { (self.transpose)(weights, packed, self.columns) };
     }
 
-    /// Writes word `k` of row `i` at `k * lanes + i`: bits stay as they are.
+    /// Writes word `k` of row `i` at `k * lanes + i`: only moves bits, so that words of packed bytes may go through it.
     ///
     /// # Panics
     /// When there are more rows than lanes, or `out` has another length.
@@ -218,7 +222,7 @@ impl Microkernel {
         unsafe { (self.transpose)(rows, out, lanes) };
     }
 
-    /// Products of all packed rows of `x`, of the numbers from `from` on of `depth`, and a panel of weights.
+    /// Multiplies all packed rows of `x`, from element `from` of `depth` on, by a panel of weights.
     ///
     /// # Safety
     /// The output's columns of all rows are nobody else's.
@@ -234,6 +238,7 @@ impl Microkernel {
         assert!(out.columns <= self.columns && panel.len().is_multiple_of(self.columns));
         let len = panel.len() / self.columns * self.row_lanes;
         let panels = packed.chunks_exact(self.row_lanes * depth);
+        // The panel of weights (32 KiB) stays in L1 while the panels of `x` go past it.
         for ((first, count), x) in self.row_panels(rows).zip(panels) {
             let x = &x[from * self.row_lanes..][..len];
             let out = TileOutput {
@@ -255,7 +260,7 @@ impl Microkernel {
     }
 }
 
-/// Has memory brought near, if there is any.
+/// Prefetches memory into the second-level cache; it may lie beyond any allocation.
 pub(super) fn prefetch(start: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     for from in (0..len).step_by(CACHE_LINE) {
@@ -267,7 +272,8 @@ pub(super) fn prefetch(start: *const u8, len: usize) {
     let _ = (start, len);
 }
 
-/// Copies so many numbers of each row: a call for a number that isn't known when this is compiled takes longer than the copy.
+/// Copies so many elements of each row. A constant count compiles to vector moves; a variable one to a call that takes
+/// longer than the copy.
 fn copy_lanes<const LANES: usize>(rows: MatrixRows<'_>, from: usize, panel: &mut [f32]) {
     for (row, lanes) in panel.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
         let values = rows.row(row)[from..].first_chunk();

@@ -1,6 +1,6 @@
-//! Tiles of 64 × 32 by the `gemm` crate, which has kernels for other processors' vectors. On an EPYC it keeps four fifths of what
-//! our own kernel does with the same instructions, where a plain loop came to 9 G operations a second and thread. A single
-//! row's products are summed in an order of their own.
+//! Tiles of 64 × 32 by the `gemm` crate, which has kernels for other processors' vectors. On an EPYC it reaches four
+//! fifths of our own kernel's speed with the same instructions, where a plain loop came to 9 G operations a second and
+//! thread. A single row's sums are in an order of their own.
 
 use gemm::Parallelism;
 
@@ -20,7 +20,8 @@ pub(super) static KERNEL: Microkernel = Microkernel {
 unsafe fn tile(rows: usize, x: &[f32], panel: &[f32], out: TileOutput) {
     let depth = panel.len() / COLUMNS;
     assert!(rows <= ROWS && out.columns <= COLUMNS && x.len() == ROWS * depth);
-    // SAFETY: of each number of the depth, `x` and the panel have as many as were compared; the output is as the caller says.
+    // SAFETY: `x` and the panel have as many elements for each of the depth as was asserted; the output is as the
+    // caller says.
     unsafe {
         gemm::gemm(
             out.columns,

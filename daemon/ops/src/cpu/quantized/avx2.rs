@@ -1,5 +1,5 @@
-//! Tiles of 6 × 16 by AVX2's products of bytes, eight columns after the other eight: six sums in whole numbers, six of what
-//! is finished, and none that waits in memory.
+//! Tiles of 6 × 16 by AVX2's byte multiplications, the second eight columns after the first eight: six integer sums,
+//! six finished ones, and none that is spilled to memory.
 
 use std::{arch::x86_64::*, mem};
 
@@ -16,9 +16,9 @@ pub(super) static KERNEL: ByteKernel = ByteKernel {
     columns: COLUMNS,
     words: &WORDS,
     round,
-    // Not 8: their products have to be widened before any are added, and take the signs of weights besides. A tile alone was 1.2
-    // times as fast as that of `f32` (four bits: 2.0, six: 1.6), and a single row of `q8_0` 0.9 times as fast as widened (a core
-    // of a Zen 3 EPYC): too little to round rows for.
+    // Not 8: their products have to be extended before any are added, and take the signs of weights besides. A tile
+    // alone was 1.2 times as fast as that of `f32` (four bits: 2.0, six: 1.6), and a single row of `q8_0` 0.9 times as
+    // fast as dequantized (a core of a Zen 3 EPYC): too little to round rows for.
     bits_max: 6,
     tiles: |groups| match (groups.len, groups.bits) {
         (16, _) => const { &tiles::<4, 6>() },
@@ -31,7 +31,7 @@ pub(super) static KERNEL: ByteKernel = ByteKernel {
     },
 };
 
-/// For one row and more, where groups are so many words of weights of at most so many bits.
+/// For one row and more, where groups are `STEPS` words of weights of at most `BITS` bits.
 const fn tiles<const STEPS: usize, const BITS: u32>() -> [Tile; ROWS] {
     [
         tile::<1, STEPS, BITS>,
@@ -43,7 +43,8 @@ const fn tiles<const STEPS: usize, const BITS: u32>() -> [Tile; ROWS] {
     ]
 }
 
-/// Words of weights of so many bits whose products of two at a time, by numbers up to 127, add up in 16 bits.
+/// How many words of weights of so many bits can be added up in 16 bits: each lane adds two products with a factor up
+/// to 127.
 const fn run(bits: u32) -> usize {
     i16::MAX as usize / (2 * 127 * ((1 << bits) - 1))
 }
@@ -64,6 +65,8 @@ unsafe fn tile<const ROWS: usize, const STEPS: usize, const BITS: u32>(
     let scales = scales.as_chunks::<VECTOR>().0.as_chunks::<2>().0;
     let (scales, minima) = scales.split_at(scales.len() / 2);
     let mut products = [[[0.0; VECTOR]; 2]; ROWS];
+    // Half of the columns at a time: sums of both halves, in integers and in `f32`, would need more than the 16
+    // registers.
     for half in 0..2 {
         let mut sums = [_mm256_setzero_ps(); ROWS];
         let groups = x.iter().zip(panel).zip(numbers);
@@ -73,6 +76,8 @@ unsafe fn tile<const ROWS: usize, const STEPS: usize, const BITS: u32>(
             let weights = weights.each_ref().map(|weights| &weights[half]);
             let whole = whole::<ROWS, STEPS, BITS>(x, &weights);
             let (scale, minimum) = (vector(&scales[half]), vector(&minima[half]));
+            // w = scale · q + minimum, so Σ w·x = scale · x_scale · Σ q·x + minimum · (x_scale · Σ x): the second sum
+            // was made when `x` was rounded.
             for row in 0..ROWS {
                 let both = _mm256_mul_ps(_mm256_set1_ps(x_scales[row]), scale);
                 let so_far = _mm256_fmadd_ps(_mm256_set1_ps(x_sums[row]), minimum, sums[row]);
@@ -89,13 +94,14 @@ unsafe fn tile<const ROWS: usize, const STEPS: usize, const BITS: u32>(
     }
 }
 
-/// A group's products: in 16 bits for as long as they fit, then in 32.
+/// Sums of a group: in 16 bits for as long as they fit, then in 32.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn whole<const ROWS: usize, const STEPS: usize, const BITS: u32>(
     x: &[[f32; VECTOR]; STEPS],
     weights: &[&[f32; VECTOR]; STEPS],
 ) -> [__m256i; ROWS] {
+    // `maddubs` saturates instead of wrapping, so a run must end before 32,767 can be reached.
     let run = const { if run(BITS) < STEPS { run(BITS) } else { STEPS } };
     let mut whole = [_mm256_setzero_si256(); ROWS];
     for (x, weights) in x.chunks_exact(run).zip(weights.chunks_exact(run)) {
@@ -114,7 +120,7 @@ fn whole<const ROWS: usize, const STEPS: usize, const BITS: u32>(
     whole
 }
 
-/// Sums of two numbers of 16 bits each.
+/// Adds pairs of 16-bit elements into 32 bits.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn wide(short: __m256i) -> __m256i {
@@ -156,18 +162,20 @@ unsafe fn round(
             _mm256_cmp_ps::<_CMP_UNORD_Q>(x[0], x[1]),
             _mm256_cmp_ps::<_CMP_UNORD_Q>(x[2], x[3]),
         );
-        // What is no number stays none: the largest of the others would hide it.
+        // NaN must stay NaN: `max` would return the other operand and hide it.
         let size = match _mm256_movemask_ps(odd) {
             0 => numbers_of(largest).into_iter().fold(0.0, f32::max),
             _ => f32::NAN,
         };
+        // 127 and not 128, as in llama.cpp: `run` counts on no byte being larger.
         let scale = size / 127.0;
         let inverse = match scale > 0.0 {
             true => _mm256_set1_ps(127.0 / size),
             false => _mm256_setzero_ps(),
         };
         let whole = x.map(|x| _mm256_cvtps_epi32(_mm256_mul_ps(x, inverse)));
-        // The lowest byte of each, four and four by turns, put in order.
+        // The lowest byte of each 32-bit lane. The packs interleave the two halves of the vectors, which the
+        // permutation undoes.
         let low = whole.map(|whole| _mm256_and_si256(whole, _mm256_set1_epi32(255)));
         let mixed = _mm256_packus_epi16(
             _mm256_packus_epi32(low[0], low[1]),
@@ -194,7 +202,7 @@ unsafe fn round(
 #[inline]
 #[target_feature(enable = "avx2")]
 fn sum(whole: __m256i) -> i32 {
-    // SAFETY: a vector is as many whole numbers.
+    // SAFETY: a vector is as many integers.
     let numbers: [i32; VECTOR] = unsafe { mem::transmute(whole) };
     numbers.into_iter().fold(0, i32::wrapping_add)
 }
@@ -202,7 +210,7 @@ fn sum(whole: __m256i) -> i32 {
 #[target_feature(enable = "avx2,fma")]
 unsafe fn dot<const GROUP: usize>(weights: &QuantizedRow<'_, u8>, x: &QuantizedRow<'_, i8>) -> f32 {
     let mut sums = [_mm256_setzero_ps(); 2];
-    // Each group's scale in the lanes that its products come to.
+    // Broadcasts each group's scale to the lanes that its products are summed in.
     let first = match GROUP {
         16 => _mm256_set_epi32(1, 1, 1, 1, 0, 0, 0, 0),
         _ => _mm256_setzero_si256(),

@@ -1,4 +1,4 @@
-//! Tiles of 6 × 32 by AVX-512's products of bytes: 12 sums, and as many of the group at hand in whole numbers.
+//! Tiles of 6 × 32 by AVX-512's byte dot products (VNNI): 12 sums, and as many integer sums of the present group.
 
 use std::{arch::x86_64::*, mem};
 
@@ -27,7 +27,7 @@ pub(super) static KERNEL: ByteKernel = ByteKernel {
     },
 };
 
-/// For one row and more, where groups are 16 weights.
+/// For one row and more, where groups are 16 weights, four words.
 static TILES_OF_16: [Tile; super::ROWS] = [
     tile::<1, 4>,
     tile::<2, 4>,
@@ -71,11 +71,14 @@ unsafe fn tile<const ROWS: usize, const STEPS: usize>(
             let weights = halves(weights).map(|half| _mm512_castps_si512(half));
             for row in 0..ROWS {
                 let x = _mm512_set1_epi32(x[row].to_bits().cast_signed());
+                // `dpbusd` takes unsigned by signed bytes: weights are stored without sign, with a minimum, so they are
+                // the first operand. It adds in 32 bits, without the saturation that AVX2's form has.
                 whole[row][0] = _mm512_dpbusd_epi32(whole[row][0], weights[0], x);
                 whole[row][1] = _mm512_dpbusd_epi32(whole[row][1], weights[1], x);
             }
         }
         let (scales, minima) = (halves(scales), halves(minima));
+        // w = scale · q + minimum, so a group adds scale · x_scale · Σ q·x and minimum · (x_scale · Σ x).
         for row in 0..ROWS {
             let scale = _mm512_set1_ps(x_scales[row]);
             let sum = _mm512_set1_ps(x_sums[row]);
@@ -107,7 +110,7 @@ unsafe fn tile<const ROWS: usize, const STEPS: usize>(
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn halves(values: &[f32; COLUMNS]) -> [__m512; 2] {
-    // SAFETY: vectors are numbers beside each other, of any bits.
+    // SAFETY: two vectors are elements beside each other, of any bits.
     unsafe { mem::transmute(*values) }
 }
 
@@ -131,7 +134,7 @@ unsafe fn round(
         let x = halves(x);
         let size = _mm512_max_ps(_mm512_abs_ps(x[0]), _mm512_abs_ps(x[1]));
         let odd = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x[0], x[1]);
-        // What is no number stays none: the largest of the others would hide it.
+        // NaN must stay NaN: `max` would return the other operand and hide it.
         let size = match odd {
             0 => _mm512_reduce_max_ps(size),
             _ => f32::NAN,
@@ -159,7 +162,7 @@ unsafe fn round(
     }
 }
 
-/// The product of two rows of whole blocks of the depth, of whose groups so many are in a vector of bytes.
+/// The dot product of two rows of whole blocks of the depth; `GROUPS` groups share a vector of 64 bytes.
 ///
 /// # Safety
 /// The CPU has the instructions.
@@ -168,8 +171,9 @@ unsafe fn dot<const GROUPS: usize>(
     weights: &QuantizedRow<'_, u8>,
     x: &QuantizedRow<'_, i8>,
 ) -> f32 {
+    // Two alternating sums hide the latency of the additions; the third is that of the minima.
     let mut sums = [_mm512_setzero_ps(); 3];
-    // Each group's scale in the lanes that its products come to.
+    // Broadcasts each group's scale to the lanes that its products are summed in.
     let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     let first = match GROUPS {
         2 => _mm512_srli_epi32::<3>(lanes),

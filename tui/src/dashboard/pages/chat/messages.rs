@@ -370,7 +370,7 @@ fn progress(canvas: Option<&Canvas>) -> String {
             u64::from(pass.block) + 1,
             started.blocks,
             pass.passes,
-            started.steps,
+            started.steps(),
             pass.committed_positions,
             started.length,
             units::duration_ms(pass.elapsed_ms)

@@ -179,15 +179,16 @@ fn facts(plan: &Plan) -> Vec<String> {
             pass += &format!(", {name} {}", units::duration_ms(ms));
         }
     }
-    let known = |count: u32| match count {
-        0 => "unknown".to_owned(),
-        count => units::count(count.into()),
+    let known = |count: Option<u32>| match count {
+        None | Some(0) => "unknown".to_owned(),
+        Some(count) => units::count(count.into()),
     };
+    let workload = plan.workload.unwrap_or_default();
     let mut for_what = format!(
         "for a canvas of {}, blocks of {}, requests in a pass: {}",
-        known(plan.canvas),
-        known(plan.block),
-        known(plan.requests)
+        known(workload.canvas_length),
+        known(workload.block_length),
+        known(workload.batch_requests)
     );
     if let Some(kv) = plans::kv_cache_format(plan) {
         for_what += &format!("; KV cache in {kv}");

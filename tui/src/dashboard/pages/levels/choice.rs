@@ -1,8 +1,12 @@
 //! Putting a level or a budget in force: the daemon is asked what that leads to, and the user where it is lossy or slow.
 
-use sluice_proto::v1::{self, ApplyRequest, Plan, PlanRequest, Snapshot};
+use sluice_proto::v1::{Plan, SettingsStatus, Snapshot};
 use sluice_report::plan::switch_estimate;
-use sluice_shared::{level::Level, units};
+use sluice_shared::{
+    level::Level,
+    options::{Budget, PlanOptions},
+    units,
+};
 
 use super::super::super::{
     event::Effect,
@@ -22,13 +26,13 @@ pub(in super::super::super) fn choose(
     budget_bytes: Option<u64>,
     effects: &mut Vec<Effect>,
 ) {
-    let request = ApplyRequest {
-        level: level.map_or(v1::Level::Unspecified, v1::Level::from).into(),
-        budget_bytes,
-        ..Default::default()
+    let options = PlanOptions {
+        level,
+        budget: budget_bytes.map(Budget::Bytes),
+        ..PlanOptions::default()
     };
     if is_in_force(state, level, budget_bytes) {
-        let named = named(&request);
+        let named = named(&options);
         state.tell(format!("{named} is already in force"));
         return;
     }
@@ -37,38 +41,30 @@ pub(in super::super::super) fn choose(
     let answer = level.filter(|_| is_tried);
     let answer = answer.and_then(|level| levels.answers.get(&level));
     if let Some(answer) = answer.cloned() {
-        judge(state, request, answer, effects);
+        judge(state, options, answer, effects);
         return;
     }
     levels.serial += 1;
     let serial = levels.serial;
-    let question = PlanRequest {
-        level: request.level,
-        budget_bytes,
-        ..Default::default()
-    };
-    state.tell(format!("asking what {} leads to", named(&request)));
-    state.levels.pending = Some(PendingChoice { serial, request });
-    effects.push(Effect::AskPlan {
-        serial,
-        request: Box::new(question),
-    });
+    state.tell(format!("asking what {} leads to", named(&options)));
+    state.levels.pending = Some(PendingChoice { serial, options });
+    effects.push(Effect::AskPlan { serial, options });
 }
 
 /// Goes back to the budget that holds where nobody sets one. What that is only the daemon knows, so it always asks.
 pub(in super::super::super) fn default_budget(state: &mut DashboardState) {
     let settings = latest(state).and_then(|latest| latest.settings.as_ref());
-    if settings.is_some_and(|settings| settings.is_default_budget) && !is_switching(state) {
+    if settings.is_some_and(SettingsStatus::is_default_budget) && !is_switching(state) {
         state.tell("no budget was set: the daemon's default is already in force");
         return;
     }
-    let request = ApplyRequest {
-        default_budget: true,
-        ..Default::default()
+    let options = PlanOptions {
+        budget: Some(Budget::Default),
+        ..PlanOptions::default()
     };
     state.ask(
         "Go back to the daemon's default budget? Its memory and time are unknown.",
-        vec![Effect::Apply(Box::new(request))],
+        vec![Effect::Apply(options)],
         AfterYes::Nothing,
     );
 }
@@ -82,14 +78,14 @@ pub(super) fn predicted(
 ) {
     let levels = &mut state.levels;
     if let Some(wanted) = levels.pending.take_if(|wanted| wanted.serial == serial) {
-        judge(state, wanted.request, answer, effects);
+        judge(state, wanted.options, answer, effects);
     }
 }
 
 /// Lets go of a choice that waits to be judged: what it would be compared with is no longer in force.
 pub(super) fn forget(state: &mut DashboardState) {
     if let Some(wanted) = state.levels.pending.take() {
-        let named = named(&wanted.request);
+        let named = named(&wanted.options);
         state.warn(format!(
             "{named} was not asked for: the model or the settings changed meanwhile"
         ));
@@ -99,7 +95,7 @@ pub(super) fn forget(state: &mut DashboardState) {
 /// Asks for a choice of which is known what it leads to, or first whether to.
 fn judge(
     state: &mut DashboardState,
-    request: ApplyRequest,
+    options: PlanOptions,
     answer: Result<Box<Plan>, String>,
     effects: &mut Vec<Effect>,
 ) {
@@ -108,10 +104,10 @@ fn judge(
         Ok(plan) => return state.warn(plan.not_loadable_reason),
         Err(problem) => return state.warn(problem),
     };
-    let named = named(&request);
+    let named = named(&options);
     let doubts = warnings(state, &plan);
     let takes = takes(&plan);
-    let effect = Effect::Apply(Box::new(request));
+    let effect = Effect::Apply(options);
     if doubts.is_empty() {
         let takes = takes.map_or_else(String::new, |takes| format!(": {takes}"));
         state.tell(format!("{named} was asked for{takes}"));
@@ -137,13 +133,13 @@ fn takes(plan: &Plan) -> Option<String> {
 }
 
 /// What is to be put in force, in words.
-fn named(request: &ApplyRequest) -> String {
-    let budget = request.budget_bytes.map(units::bytes);
-    match (request.level(), budget) {
-        (v1::Level::Unspecified, Some(budget)) => format!("a budget of {budget}"),
-        (v1::Level::Unspecified, None) => "what is in force".to_owned(),
-        (level, Some(budget)) => format!("level {level} within {budget}"),
-        (level, None) => format!("level {level}"),
+fn named(options: &PlanOptions) -> String {
+    let budget = options.budget.and_then(Budget::bytes).map(units::bytes);
+    match (options.level, budget) {
+        (None, Some(budget)) => format!("a budget of {budget}"),
+        (None, None) => "what is in force".to_owned(),
+        (Some(level), Some(budget)) => format!("level {level} within {budget}"),
+        (Some(level), None) => format!("level {level}"),
     }
 }
 
@@ -166,7 +162,7 @@ fn is_in_force(state: &DashboardState, level: Option<Level>, budget_bytes: Optio
     let is_budget = match (level, budget_bytes) {
         (_, None) => true,
         // Set by the user, the same budget stays where the daemon's own would change.
-        (None, Some(_)) if settings.is_default_budget => false,
+        (None, Some(_)) if settings.is_default_budget() => false,
         (_, Some(bytes)) => bytes == settings.budget_bytes,
     };
     is_level && is_budget
@@ -184,7 +180,7 @@ fn warnings(state: &DashboardState, plan: &Plan) -> Vec<String> {
             pass / before
         )),
         (Some(_), _) => {}
-        (None, _) => doubts.push("The time of a pass can't be predicted.".to_owned()),
+        (None, _) => doubts.push("The time of a pass cannot be predicted.".to_owned()),
     }
     doubts
 }
@@ -231,11 +227,12 @@ pub(in super::super::super) fn restore(state: &mut DashboardState, effects: &mut
     let settings = state
         .snapshot()
         .and_then(|snapshot| snapshot.settings.as_ref());
-    let before = settings.and_then(|settings| settings.loaded_with.as_ref());
     // What is foreseen is so for the budget in force.
     let is_foreseen = levels.tried.is_none()
-        && settings.map(|settings| settings.budget_bytes)
-            == before.map(|before| before.budget_bytes);
+        && settings.is_some_and(|settings| {
+            settings.loaded_with_budget_bytes == Some(settings.budget_bytes)
+        });
+    let before = settings.and_then(|settings| settings.loaded_with);
     let level = before.and_then(|before| before.level().checked());
     let plan = level.filter(|_| is_foreseen);
     let plan = plan.and_then(|level| levels.plan(level));

@@ -93,7 +93,7 @@ fn figures(state: &DashboardState, level: Level, plan: &Plan) -> [Cell; 10] {
     let present = state.snapshot().and_then(|snapshot| snapshot.plan.as_ref());
     let share = plan.peak_bytes as f64 / plan.budget_bytes.max(1) as f64;
     let (weights, role) = match (plan.is_loadable, plan.is_lossless) {
-        (false, _) => ("can't load", Role::Bad),
+        (false, _) => ("cannot load", Role::Bad),
         (true, true) => ("lossless", Role::Good),
         (true, false) => ("lossy", Role::Warning),
     };

@@ -18,11 +18,11 @@ fn command(state: &mut DashboardState, line: &str) -> Vec<Effect> {
 fn asks_plan(serial: u64, level: Option<Level>, budget_bytes: Option<u64>) -> Effect {
     Effect::AskPlan {
         serial,
-        request: Box::new(PlanRequest {
-            level: level.map_or(v1::Level::Unspecified, v1::Level::from).into(),
-            budget_bytes,
-            ..Default::default()
-        }),
+        options: PlanOptions {
+            level,
+            budget: budget_bytes.map(Budget::Bytes),
+            ..PlanOptions::default()
+        },
     }
 }
 
@@ -103,7 +103,7 @@ fn a_level_whose_pass_cannot_be_predicted_is_asked_about() {
         ..full_plan(Level::Off, 4 << 30)
     };
     feed(&mut state, foreseen(1, plan));
-    assert!(asked(&state).contains("can't be predicted"));
+    assert!(asked(&state).contains("cannot be predicted"));
 }
 
 #[test]
@@ -115,11 +115,11 @@ fn only_the_latest_of_several_wishes_is_judged() {
     let effects = feed(&mut state, foreseen(1, full_plan(Level::Moderate, 4 << 30)));
     assert_eq!((effects, state.mode()), (vec![], Mode::Page));
     let effects = feed(&mut state, foreseen(2, full_plan(Level::Standard, 2 << 30)));
-    let request = ApplyRequest {
-        budget_bytes: Some(2 << 30),
-        ..Default::default()
+    let options = PlanOptions {
+        budget: Some(Budget::Bytes(2 << 30)),
+        ..PlanOptions::default()
     };
-    assert_eq!(effects, [Effect::Apply(Box::new(request))]);
+    assert_eq!(effects, [Effect::Apply(options)]);
 }
 
 #[test]
@@ -150,17 +150,23 @@ fn the_daemons_own_budget_is_asked_about_unless_it_is_in_force() {
     assert_eq!(command(&mut state, "budget auto"), []);
     assert!(told(&state).contains("already in force"));
     let event = after(|snapshot| {
-        snapshot.settings.as_mut().expect("set").is_default_budget = false;
+        let settings = snapshot.settings.as_mut().expect("set");
+        let options = PlanOptions {
+            level: Some(Level::Standard),
+            budget: Some(Budget::Bytes(settings.budget_bytes)),
+            ..PlanOptions::default()
+        };
+        settings.options = Some(options.into());
     });
     feed(&mut state, event);
     assert_eq!(command(&mut state, "budget auto"), []);
     asked(&state);
     let effects = press(&mut state, KeyCode::Char('y'));
-    let request = ApplyRequest {
-        default_budget: true,
-        ..Default::default()
+    let options = PlanOptions {
+        budget: Some(Budget::Default),
+        ..PlanOptions::default()
     };
-    assert_eq!(effects, [Effect::Apply(Box::new(request))]);
+    assert_eq!(effects, [Effect::Apply(options)]);
 }
 
 #[test]
@@ -300,7 +306,7 @@ fn figures_that_no_daemon_would_send_are_survived() {
     plan.memory
         .iter_mut()
         .for_each(|kind| kind.bytes = u64::MAX);
-    (plan.canvas, plan.resident_bytes) = (0, 0);
+    (plan.workload, plan.resident_bytes) = (None, 0);
     let answer = Ok(Box::new(plan));
     let level = Level::Standard;
     feed(&mut state, Event::Planned { level, answer });
