@@ -6,7 +6,7 @@ const grpc = require("@grpc/grpc-js");
 const protoLoader = require("@grpc/proto-loader");
 
 const protos = process.env.SLUICE_PROTOS ?? path.join(__dirname, "..", "..", "proto");
-const definition = protoLoader.loadSync("sluice/v1/generation.proto", {
+const definition = protoLoader.loadSync("sluice/v1/generation_service.proto", {
   includeDirs: [protos],
   keepCase: true,
   defaults: true,

@@ -1,9 +1,9 @@
 """Stops a request from another call: `python cancel.py`. To cancel a call of one's own, `running.cancel()` is enough."""
 
-from client import ask, generation, generation_pb2, operation_service_pb2, operations
+from client import ask, generation, generation_service_pb2, operation_service_pb2, operations
 
 # Long, and an end token is no end: the answer is still being written when the cancel arrives.
-endless = generation_pb2.SamplingOptions(eos_policy=generation_pb2.EOS_POLICY_SUPPRESS)
+endless = generation_service_pb2.SamplingOptions(eos_policy=generation_service_pb2.EOS_POLICY_SUPPRESS)
 running = generation.Generate(ask("Tell me a story.", length=384, sampling=endless), timeout=600)
 asked = False
 for response in running:
@@ -15,5 +15,5 @@ for response in running:
             request = operation_service_pb2.CancelOperationRequest(operation_id=event.pass_done.request_id)
             print("was active:", operations.CancelOperation(request).was_active)
         case "done":
-            reason = generation_pb2.FinishReason.Name(event.done.finish_reason)
+            reason = generation_service_pb2.FinishReason.Name(event.done.finish_reason)
             print(reason, "after", event.done.passes, "passes")

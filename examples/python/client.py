@@ -9,7 +9,7 @@ import grpc
 # Where `grpc_tools.protoc` was told to write; see README.md.
 sys.path.insert(0, os.environ.get("SLUICE_STUBS", str(Path(__file__).parent / "generated")))
 
-from sluice.v1 import generation_pb2, generation_pb2_grpc  # noqa: E402
+from sluice.v1 import generation_service_pb2, generation_service_pb2_grpc  # noqa: E402
 from sluice.v1 import operation_service_pb2, operation_service_pb2_grpc  # noqa: E402
 from sluice.v1 import optimizer_service_pb2, optimizer_service_pb2_grpc  # noqa: E402
 
@@ -36,12 +36,12 @@ def tell(kind, error, trace):
 
 sys.excepthook = tell
 channel = grpc.insecure_channel(target())
-generation = generation_pb2_grpc.GenerationServiceStub(channel)
+generation = generation_service_pb2_grpc.GenerationServiceStub(channel)
 operations = operation_service_pb2_grpc.OperationServiceStub(channel)
 optimizer = optimizer_service_pb2_grpc.OptimizerServiceStub(channel)
 
 
 def ask(prompt, **options):
     """A request with one message of a user."""
-    message = generation_pb2.ChatMessage(role=generation_pb2.CHAT_ROLE_USER, content=prompt)
-    return generation_pb2.GenerateRequest(chat=generation_pb2.Chat(messages=[message]), **options)
+    message = generation_service_pb2.ChatMessage(role=generation_service_pb2.CHAT_ROLE_USER, content=prompt)
+    return generation_service_pb2.GenerateRequest(chat=generation_service_pb2.Chat(messages=[message]), **options)

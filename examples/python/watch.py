@@ -2,7 +2,7 @@
 
 import sys
 
-from client import generation, generation_pb2, operation_service_pb2, operations
+from client import generation, generation_service_pb2, operation_service_pb2, operations
 from sluice.v1 import operation_pb2
 
 kinds = [operation_pb2.OPERATION_KIND_GENERATE]
@@ -14,7 +14,7 @@ elif requests:
 else:
     sys.exit("the daemon had no request yet")
 
-for response in generation.WatchGeneration(generation_pb2.WatchGenerationRequest(operation_id=request_id)):
+for response in generation.WatchGeneration(generation_service_pb2.WatchGenerationRequest(operation_id=request_id)):
     event = response.event
     match event.WhichOneof("event"):
         case "started":

@@ -24,4 +24,4 @@ pub const FILE_DESCRIPTOR_SET: &[u8] =
     include_bytes!(concat!(env!("OUT_DIR"), "/sluice_descriptors.bin"));
 
 /// Raised when a client must know more than it did before; sent in `Server.protocol_version`.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;

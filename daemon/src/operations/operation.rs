@@ -204,11 +204,11 @@ impl Operation {
 
     /// Bytes of weights that were read, and of how many, of a load; 0 until it reads.
     #[must_use]
-    pub fn loaded_bytes(&self) -> (u64, u64) {
+    pub fn loaded_bytes(&self) -> (u64, Option<u64>) {
         let status = self.status.borrow();
         let step = status.progress.as_ref();
         let step = step.filter(|step| step.stage() == v1::OperationStage::Loading);
-        step.map_or((0, 0), |step| (step.done, step.total.unwrap_or(0)))
+        step.map_or((0, None), |step| (step.done, step.total))
     }
 
     /// Stops it; false when it had ended.

@@ -9,7 +9,7 @@ use std::{
 use rustix::process::Signal;
 use sluice_proto::{
     client::CallError,
-    v1::{self, compress_request::How, model_ref::By, operation::Outcome},
+    v1::{self, model_ref::By, operation::Outcome},
 };
 use tempfile::TempDir;
 use tonic::{Code, Streaming};
@@ -63,7 +63,7 @@ impl Setting {
         v1::CompressRequest {
             model: By::Path(self.text("source")).into(),
             output_path: self.text(output),
-            how: Some(How::BitsPerWeight(4.5)),
+            bits_per_weight: Some(4.5),
             threads: Some(1),
             ..Default::default()
         }
@@ -186,7 +186,7 @@ async fn a_model_is_compressed_by_its_name_and_inspected() {
     let request = v1::CompressRequest {
         model: By::Name("sluice-demo".to_owned()).into(),
         output_path: setting.text("demo.sluice"),
-        how: Some(How::BitsPerWeight(5.0)),
+        bits_per_weight: Some(5.0),
         tile_elements: Some(128),
         keep_tensors: vec!["*.0.*".to_owned()],
         ..Default::default()
@@ -334,10 +334,10 @@ async fn what_makes_no_sense_is_refused_with_its_reason() {
             "tile_elements: must be one of 128, 256, 512",
         ),
         (
-            with(|r| r.how = Some(How::BitsPerWeight(9.0))),
+            with(|r| r.bits_per_weight = Some(9.0)),
             "bits_per_weight: must be between 1.5 and 6",
         ),
-        (with(|r| r.how = Some(How::Coder(7))), "coder: 7 is unknown"),
+        (with(|r| r.compression = 7), "compression: 7 is unknown"),
         (with(|r| r.threads = Some(0)), "threads: must be at least 1"),
         (
             with(|r| r.keep_tensors = vec!["*".to_owned(); 65]),

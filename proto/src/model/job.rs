@@ -38,6 +38,30 @@ pub enum CompressionMethod {
     BitsPerWeight(f64),
 }
 
+impl CompressionMethod {
+    /// What is unspecified is lossless, unless bits are given.
+    fn new(compression: i32, bits_per_weight: Option<f64>) -> Result<Self, InvalidField> {
+        use v1::Compression as Wire;
+
+        let unknown = || invalid("compression", format!("{compression} is unknown"));
+        let compression = Wire::try_from(compression).map_err(|_| unknown())?;
+        match (compression, bits_per_weight) {
+            (Wire::Trellis | Wire::Unspecified, Some(bits)) => check_bits_per_weight(bits)
+                .map(Self::BitsPerWeight)
+                .map_err(|problem| invalid("bits_per_weight", problem)),
+            (Wire::Trellis, None) => Err(invalid("bits_per_weight", "is required for trellis")),
+            (Wire::Unspecified, None) => Ok(Self::Lossless(Coder::default())),
+            (Wire::Huffman, None) => Ok(Self::Lossless(Coder::Huffman)),
+            (Wire::Dictionary, None) => Ok(Self::Lossless(Coder::Dictionary)),
+            (Wire::None, _) => Err(invalid("compression", "none compresses nothing")),
+            (Wire::Huffman | Wire::Dictionary, Some(_)) => {
+                let problem = format!("cannot be combined with {compression}, which is lossless");
+                Err(invalid("bits_per_weight", problem))
+            }
+        }
+    }
+}
+
 /// A checked [`v1::DecompressRequest`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecompressJob {
@@ -60,28 +84,12 @@ impl TryFrom<v1::CompressRequest> for CompressJob {
     type Error = InvalidField;
 
     fn try_from(wire: v1::CompressRequest) -> Result<Self, InvalidField> {
-        use v1::compress_request::How as Wire;
-
-        let how = match wire.how {
-            Some(Wire::BitsPerWeight(bits)) => CompressionMethod::BitsPerWeight(
-                check_bits_per_weight(bits)
-                    .map_err(|problem| invalid("bits_per_weight", problem))?,
-            ),
-            Some(Wire::Coder(coder)) => {
-                CompressionMethod::Lossless(match v1::Coder::try_from(coder) {
-                    Ok(v1::Coder::Unspecified) => Coder::default(),
-                    Ok(v1::Coder::Huffman) => Coder::Huffman,
-                    Ok(v1::Coder::Palette) => Coder::Dictionary,
-                    Err(_) => return Err(invalid("coder", format!("{coder} is unknown"))),
-                })
-            }
-            None => CompressionMethod::Lossless(Coder::default()),
-        };
+        let method = CompressionMethod::new(wire.compression, wire.bits_per_weight)?;
         let tile = check_tile_elements(wire.tile_elements.unwrap_or(TILE_ELEMENTS_DEFAULT));
         Ok(Self {
             source: ModelRef::try_from(wire.model)?.with_weights()?,
             output: container_path("output_path", wire.output_path)?,
-            method: how,
+            method,
             tile_elements: tile.map_err(|problem| invalid("tile_elements", problem))?,
             keep_tensors: keep_patterns(wire.keep_tensors)?,
             all_tensors: wire.all_tensors,
@@ -126,7 +134,7 @@ fn keep_patterns(keep: Vec<String>) -> Result<Vec<String>, InvalidField> {
 
 #[cfg(test)]
 mod tests {
-    use v1::{compress_request::How as Wire, model_ref::By};
+    use v1::model_ref::By;
 
     use super::*;
 
@@ -183,14 +191,30 @@ mod tests {
             "output_path"
         );
         assert_eq!(
-            field(|wire| wire.how = Some(Wire::BitsPerWeight(0.5))),
+            field(|wire| wire.bits_per_weight = Some(0.5)),
             "bits_per_weight"
         );
         assert_eq!(
-            field(|wire| wire.how = Some(Wire::BitsPerWeight(f64::NAN))),
+            field(|wire| wire.bits_per_weight = Some(f64::NAN)),
             "bits_per_weight"
         );
-        assert_eq!(field(|wire| wire.how = Some(Wire::Coder(9))), "coder");
+        for compression in [v1::Compression::None as i32, 9] {
+            let wire = v1::CompressRequest {
+                compression,
+                ..compress()
+            };
+            let error = CompressJob::try_from(wire).unwrap_err();
+            assert_eq!(error.field, "compression");
+        }
+        let trellis = |wire: &mut v1::CompressRequest| {
+            wire.set_compression(v1::Compression::Trellis);
+        };
+        assert_eq!(field(trellis), "bits_per_weight");
+        let both = |wire: &mut v1::CompressRequest| {
+            wire.set_compression(v1::Compression::Dictionary);
+            wire.bits_per_weight = Some(4.0);
+        };
+        assert_eq!(field(both), "bits_per_weight");
         assert_eq!(
             field(|wire| wire.tile_elements = Some(100)),
             "tile_elements"

@@ -183,15 +183,15 @@ async fn show(
 
 /// The model that a request waits for.
 fn coming(loading: &GenerationLoading) -> String {
-    if loading.total_bytes == 0 {
+    let Some(total_bytes) = loading.total_bytes else {
         return format!("waiting for {} to load", loading.model);
-    }
+    };
     format!(
         "waiting for {} to load {} {} of {}",
         loading.model,
-        bar(loading.loaded_bytes, loading.total_bytes),
+        bar(loading.loaded_bytes, total_bytes),
         units::bytes(loading.loaded_bytes),
-        units::bytes(loading.total_bytes)
+        units::bytes(total_bytes)
     )
 }
 

@@ -10,10 +10,9 @@ use serde_json::json;
 use sluice_proto::{
     operations::OperationResponse,
     v1::{
-        CancelOperationRequest, Coder as WireCoder, CompressRequest, DecompressRequest,
+        CancelOperationRequest, CompressRequest, Compression, DecompressRequest,
         ListOperationsRequest, Operation, OperationKind, OperationProgress, OperationState,
-        VerifyRequest, WatchOperationRequest, compress_request::How, model_ref::By,
-        operation::Outcome,
+        VerifyRequest, WatchOperationRequest, model_ref::By, operation::Outcome,
     },
 };
 use sluice_report::{container, progress::advance};
@@ -54,15 +53,12 @@ pub(super) async fn compress(
     let request = CompressRequest {
         model: model.clone().into(),
         output_path: absolute(&arguments.output)?,
-        how: match (arguments.bits, arguments.coder) {
-            (Some(bits), _) => Some(How::BitsPerWeight(bits)),
-            (None, coder) => coder.map(|coder| {
-                How::Coder(match coder {
-                    Coder::Huffman => WireCoder::Huffman.into(),
-                    Coder::Dictionary => WireCoder::Palette.into(),
-                })
-            }),
+        compression: match arguments.coder {
+            Some(Coder::Huffman) => Compression::Huffman.into(),
+            Some(Coder::Dictionary) => Compression::Dictionary.into(),
+            None => Compression::Unspecified.into(),
         },
+        bits_per_weight: arguments.bits,
         tile_elements: arguments.tile,
         keep_tensors: arguments.keep.clone(),
         all_tensors: arguments.all,

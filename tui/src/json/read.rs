@@ -340,7 +340,7 @@ mod tests {
             Event::Loading(GenerationLoading {
                 model: "tiny".into(),
                 loaded_bytes: 1,
-                total_bytes: 2,
+                total_bytes: Some(2),
             }),
             Event::Queued(GenerationQueued {
                 request_id: 9,

@@ -8,8 +8,8 @@ use std::{
 
 use fake_daemon::{ChangeScript, FakeDaemon, job};
 use sluice_proto::v1::{
-    Coder, CompressResult, DecompressResult, Operation, OperationProgress, OperationState,
-    VerifyResult, compress_request::How, model_ref::By, operation::Outcome,
+    CompressResult, Compression, DecompressResult, Operation, OperationProgress, OperationState,
+    VerifyResult, model_ref::By, operation::Outcome,
 };
 use testkit::eventually;
 
@@ -95,7 +95,7 @@ fn a_file_is_asked_for_as_it_was_written_and_its_size_is_told() {
     let asked = &seen.compressed[0];
     assert_eq!(asked.model, By::Name("o/m".into()).into());
     assert!(asked.output_path.starts_with('/') && asked.output_path.ends_with("/m.sluice"));
-    assert_eq!(asked.how, Some(How::Coder(Coder::Palette.into())));
+    assert_eq!(asked.compression(), Compression::Dictionary);
     assert_eq!(
         (asked.tile_elements, asked.threads, asked.all_tensors),
         (Some(128), Some(3), true)
@@ -104,7 +104,7 @@ fn a_file_is_asked_for_as_it_was_written_and_its_size_is_told() {
     let asked = &seen.compressed[1];
     let model = asked.model.clone().and_then(|model| model.by);
     assert!(matches!(model, Some(By::Path(path)) if path.ends_with("/src")));
-    assert_eq!(asked.how, Some(How::BitsPerWeight(4.5)));
+    assert_eq!(asked.bits_per_weight, Some(4.5));
     assert_eq!(
         (asked.tile_elements, asked.threads, asked.all_tensors),
         (None, None, false)

@@ -172,7 +172,7 @@ async fn requests_wait_for_the_load_and_are_made_in_order() {
     let Event::Loading(loading) = next(&mut first).await else {
         panic!("it hears how far the model is")
     };
-    assert_eq!((loading.loaded_bytes, loading.total_bytes), (3, 4));
+    assert_eq!((loading.loaded_bytes, loading.total_bytes), (3, Some(4)));
     assert!(taker.ids().is_empty());
 
     // One to whom the engine says that its queue is full keeps its place.
