@@ -118,7 +118,7 @@ fn pictures<R: OperationResponse>(
         recorded,
         closing: closing.clone(),
         owner,
-        has_ended: false,
+        end: None,
     };
     let pictures = stream::unfold(follower, |mut follower| async {
         let item = follower.next().await?;
@@ -135,16 +135,14 @@ struct Follower {
     closing: CancellationToken,
     /// Whose call it belongs to.
     owner: Option<OwnedRequest>,
-    /// The last picture was told.
-    has_ended: bool,
+    /// After the last picture: the status that is still to be sent.
+    end: Option<Option<Status>>,
 }
 
 impl Follower {
     async fn next(&mut self) -> Option<Result<v1::Operation, Status>> {
-        if self.has_ended {
-            // Once: the stream is over then.
-            let error = self.statuses.borrow().error().cloned()?;
-            return Some(Err(error));
+        if let Some(status) = &mut self.end {
+            return status.take().map(Err);
         }
         if self.owner.as_ref().is_some_and(OwnedRequest::has_expired) {
             return None;
@@ -166,10 +164,10 @@ impl Follower {
         }
         let picture = {
             let status = self.statuses.borrow_and_update();
-            self.has_ended = status.has_ended();
+            self.end = status.has_ended().then(|| status.error().cloned());
             self.operation.picture(&status)
         };
-        if self.has_ended {
+        if self.end.is_some() {
             tokio::select! {
                 () = &mut self.recorded => {}
                 () = self.closing.cancelled() => {}

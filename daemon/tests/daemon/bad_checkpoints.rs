@@ -18,8 +18,12 @@ use crate::support::{
 
 /// Loads a checkpoint to the end.
 async fn load(daemon: &Daemon, path: &Path) -> Result<v1::Model, CallError> {
+    load_by(daemon, By::Path(path.to_str().unwrap().to_owned())).await
+}
+
+async fn load_by(daemon: &Daemon, model: By) -> Result<v1::Model, CallError> {
     let request = v1::LoadModelRequest {
-        model: By::Path(path.to_str().unwrap().to_owned()).into(),
+        model: model.into(),
         ..Default::default()
     };
     let mut stream = daemon
@@ -170,8 +174,9 @@ async fn a_daemon_whose_model_fails_says_why_and_takes_another() {
         .unwrap();
     assert_eq!(model.name, "llada-tiny");
     assert!(generate(&daemon, tokens(&[1], 8)).await.is_ok());
-    // And back to the embedded one, by an empty path.
-    let model = load(&daemon, Path::new("")).await.unwrap();
+    // And back to the embedded one, by its name.
+    let demo = By::Name("sluice-demo".to_owned());
+    let model = load_by(&daemon, demo).await.unwrap();
     assert!(model.is_demonstration);
     assert!(generate(&daemon, chat("Hello.")).await.is_ok());
     let list = daemon

@@ -201,7 +201,7 @@ async fn each_wrong_measurement_is_explained_and_the_daemon_lives_on() {
             ids(&[vec![1], vec![1; 257]]),
             invalid,
             "INVALID_FIELD",
-            "ids: sample 1 of 257 tokens exceeds the model's context length of 256",
+            "tokens: sample 1 of 257 tokens exceeds the model's context length of 256",
         ),
         (
             ids(&[vec![256]]),

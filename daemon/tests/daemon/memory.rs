@@ -73,10 +73,14 @@ async fn switch(daemon: &Daemon, level: v1::Level) {
     {}
 }
 
-/// At an empty path is the demonstration model.
+/// By a path; the demonstration model by its name.
 async fn load(daemon: &Daemon, path: &str) {
     let request = v1::LoadModelRequest {
-        model: By::Path(path.to_owned()).into(),
+        model: match path {
+            "sluice-demo" => By::Name(path.to_owned()),
+            _ => By::Path(path.to_owned()),
+        }
+        .into(),
         ..Default::default()
     };
     let mut models = daemon.models().await;
@@ -117,7 +121,7 @@ async fn models_that_take_turns_leave_nothing_behind() {
     let daemon = Daemon::with_model(Path::new(&model), &arguments).await;
     for turn in 0..20 {
         let (path, name) = match turn % 2 {
-            0 => ("", "the demonstration model"),
+            0 => ("sluice-demo", "the demonstration model"),
             _ => (&*model, "the synthetic model"),
         };
         load(&daemon, path).await;
