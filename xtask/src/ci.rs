@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::outcome::Outcome;
 use crate::system::{cargo, has, root};
-use crate::{examples, first_build, layers, ptx, units};
+use crate::{examples, first_build, layers, ptx, units, words};
 
 /// The version whose rules `deny.toml` is written for.
 const CARGO_DENY_VERSION: &str = "0.20.2";
@@ -56,6 +56,12 @@ pub(crate) fn run_soak() -> ExitCode {
 
 pub(crate) fn run_units() -> ExitCode {
     steps([("unit files", units::check as fn() -> _)].into_iter())
+}
+
+/// With programs as they are now.
+pub(crate) fn run_words() -> ExitCode {
+    let build: fn() -> io::Result<Outcome> = || command(cargo().args(["build", "--bins"]));
+    steps([("build", build), ("words", words::check as _)].into_iter())
 }
 
 pub(crate) fn run_layers() -> ExitCode {

@@ -12,6 +12,7 @@ mod ptx;
 mod smollm2;
 mod system;
 mod units;
+mod words;
 
 use std::process::ExitCode;
 
@@ -31,6 +32,7 @@ Usage: cargo xtask COMMAND
                          prints which crate imports which, or which module of a crate which other, for Mermaid
   first-build            builds what `cargo demo` does from nothing, and prints crates, CPU time and time
   units                  checks the files in systemd/
+  words                  counts old words in help, schema and public items
   ptx [--check]          compiles the kernels for NVIDIA cards; --check compares with what is committed, and assembles
                          it for every kind of card
   ptx --print MODULE     shows the PTX of a module, such as embed, as it is committed
@@ -69,6 +71,7 @@ fn main() -> ExitCode {
         ["layers", "--picture", name] if !is_help(name) => layers::picture(Some(name)),
         ["first-build"] => first_build::run(),
         ["units"] => ci::run_units(),
+        ["words"] => ci::run_words(),
         ["ptx"] => ptx::run(ptx::Mode::Write),
         ["ptx", "--check"] => ptx::run(ptx::Mode::Check),
         ["ptx", "--print", module] => ptx::print(module),
