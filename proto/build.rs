@@ -199,32 +199,18 @@ fn with_message(
                 }
             }
             Some(oneof) => {
-                let oneof = oneof.name();
-                let path = format!("{path}.{oneof}.{}", field.name());
-                let is_named = oneofs.entry(oneof).or_insert(is_saved);
-                match field.r#type() {
-                    Type::Message => {}
-                    Type::Bool | Type::Uint64 => *is_named = true,
-                    Type::String if is_saved => {}
-                    // A text by itself has no place for the key that says what it is.
-                    Type::String => {
-                        let attribute = "#[serde(with = \"crate::json::alone\")]";
-                        config = config.field_attribute(path, attribute);
-                    }
-                    other => panic!("{path}: JSON of {other:?} in a oneof is not provided for"),
-                }
+                let is_message = field.r#type() == Type::Message;
+                *oneofs.entry(oneof.name()).or_insert(true) &= is_message;
             }
         }
     }
     let has_fields = message.field.iter().any(|field| oneof_of(field).is_none());
-    for (oneof, is_named) in oneofs {
+    for (oneof, has_messages_alone) in oneofs {
         let path = format!("{path}.{oneof}");
-        let tag = match (is_named, has_fields) {
-            (true, _) => String::new(),
-            (false, true) => format!("tag = {oneof:?}, "),
-            // A message that is one of several and nothing else is an event.
-            (false, false) => "tag = \"event\", ".to_owned(),
-        };
+        // A message that is one of several messages and nothing else is an event; any other choice is under its own name, as
+        // a field is.
+        let is_event = has_messages_alone && !has_fields && !is_saved;
+        let tag = if is_event { "tag = \"event\", " } else { "" };
         config = config
             .field_attribute(&path, "#[serde(flatten)]")
             .enum_attribute(&path, derives(is_saved))
