@@ -129,7 +129,8 @@ fn the_first_minute_of_the_dashboard_is_as_the_readme_says() {
     journey.press("Tell me a story about a fox.\r");
     journey.expect("Prompt · conversation 1, 1 answer");
     journey.expect(" tokens");
-    journey.expect("Request 1");
+    // The load of the start was the first operation.
+    journey.expect("Request 2");
     journey.press("\t4");
     expect_open(&journey, "4 Chat");
     journey.expect("Tell me a story about a fox.");
@@ -150,7 +151,7 @@ fn the_first_minute_of_the_dashboard_is_as_the_readme_says() {
     journey.expect("moderate, budget");
     // One that comes later knows of the request.
     let mut later = Journey::sized(sluice(&["--socket", socket]), 120, 40);
-    later.expect("1    done");
+    later.expect("2    done");
     later.press("q");
     assert!(later.end().success());
     journey.press("q");
