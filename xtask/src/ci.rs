@@ -1,11 +1,12 @@
 //! `cargo ci`: everything that CI runs, step by step. `cargo soak`: what takes too long for that.
 
 use std::io::{self, BufRead, BufReader, IsTerminal};
+use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::time::Instant;
 
 use crate::outcome::Outcome;
-use crate::system::{cargo, has, root};
+use crate::system::{TemporaryFolder, cargo, has, root};
 use crate::{examples, first_build, layers, ptx, units, words};
 
 /// The version whose rules `deny.toml` is written for.
@@ -25,12 +26,13 @@ pub(crate) enum Tests {
 type Step = (&'static str, fn() -> io::Result<Outcome>);
 
 const TESTS: Step = ("test", tests);
-const CHECKS: [Step; 12] = [
+const CHECKS: [Step; 13] = [
     ("format", format),
     ("layers", layers::check),
     ("schema", schema),
     ("first build", first_build::check),
     ("lints", lints),
+    ("words", words),
     ("stand-in", stand_in),
     ("fuzz targets", fuzz_targets),
     ("docs", docs),
@@ -58,10 +60,8 @@ pub(crate) fn run_units() -> ExitCode {
     steps([("unit files", units::check as fn() -> _)].into_iter())
 }
 
-/// With programs as they are now.
 pub(crate) fn run_words() -> ExitCode {
-    let build: fn() -> io::Result<Outcome> = || command(cargo().args(["build", "--bins"]));
-    steps([("build", build), ("words", words::check as _)].into_iter())
+    steps([("words", words as fn() -> _)].into_iter())
 }
 
 pub(crate) fn run_layers() -> ExitCode {
@@ -103,6 +103,14 @@ fn steps(steps: impl Iterator<Item = Step>) -> ExitCode {
 
 /// The test of the stand-in that is for [`run_soak`].
 const SOAKED: &str = "a_thousand_requests";
+
+/// With programs as they are now.
+fn words() -> io::Result<Outcome> {
+    match command(cargo().args(["build", "--bins"]))? {
+        Outcome::Passed => words::check(),
+        other => Ok(other),
+    }
+}
 
 /// Whose tests CI runs: those of `tools`, too, which `cargo test` leaves out. What only measures has none, and would be built
 /// with other features of its dependencies.
@@ -195,7 +203,44 @@ fn schema() -> io::Result<Outcome> {
             "`npx {BUF}` does not start; it needs Node.js, and the network once"
         )));
     }
-    command(Command::new("npx").args(["--yes", BUF, "lint", "proto"]))
+    let linted = command(Command::new("npx").args(["--yes", BUF, "lint", "proto"]))?;
+    if !matches!(linted, Outcome::Passed) {
+        return Ok(linted);
+    }
+    for commit in [FROZEN, "HEAD~1"] {
+        let before = TemporaryFolder::new("schema")?;
+        if !export(commit, "proto", before.path())? {
+            return Ok(Outcome::Skipped(format!(
+                "the schema of {commit} is not in this clone; it is not compared with"
+            )));
+        }
+        let before = before.path().join("proto");
+        let against = ["--yes", BUF, "breaking", "proto", "--against"];
+        let compared = command(Command::new("npx").args(against).arg(before))?;
+        if !matches!(compared, Outcome::Passed) {
+            return Ok(compared);
+        }
+    }
+    Ok(Outcome::Passed)
+}
+
+/// The commit from which on the schema only grows.
+const FROZEN: &str = "d246bf8";
+
+/// Writes a folder as a commit has it below `to`; false where there is no such commit.
+fn export(commit: &str, folder: &str, to: &Path) -> io::Result<bool> {
+    let mut archive = Command::new("git")
+        .args(["archive", commit, folder])
+        .current_dir(root())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let unpacked = Command::new("tar")
+        .arg("-x")
+        .arg("-C")
+        .arg(to)
+        .stdin(archive.stdout.take().expect("piped"))
+        .status()?;
+    Ok(archive.wait()?.success() && unpacked.success())
 }
 
 fn docs() -> io::Result<Outcome> {
