@@ -106,7 +106,7 @@ const SOAKED: &str = "a_thousand_requests";
 
 /// With programs as they are now.
 fn words() -> io::Result<Outcome> {
-    match command(cargo().args(["build", "--bins"]))? {
+    match command(cargo().arg("build").args(TESTED).arg("--bins"))? {
         Outcome::Passed => words::check(),
         other => Ok(other),
     }

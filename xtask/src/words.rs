@@ -38,7 +38,7 @@ const ROWS: [Row; 25] = [
         "autoregressive",
         &["causal mask", "causal attention", "causal lm"],
     ),
-    row(&["multiply", "multiplied", "multiplies"], "matmul", &[]),
+    row(&["multiply", "multiplies"], "matmul", &[]),
     row(&["widen", "widened"], "dequantize, upcast", &[]),
     row(&["turned"], "RoPE", &[]),
     row(&["mlp width"], "intermediate size", &[]),
@@ -47,7 +47,14 @@ const ROWS: [Row; 25] = [
     row(
         &["unit"],
         "weight group",
-        &["systemd unit", "progress unit", "a unit", "unit of"],
+        &[
+            "systemd unit",
+            "progress unit",
+            "their unit",
+            "count unit",
+            "unit unit",
+            "a unit",
+        ],
     ),
     row(&["slot"], "staging buffer", &["canvas slot"]),
     row(&["rehearsal", "rehearse"], "dry run", &[]),
@@ -68,8 +75,9 @@ const ROWS: [Row; 25] = [
     row(&["registry"], "requests, operations", &[]),
 ];
 
-/// Public names with a word that means something else there.
-const NAMES: [&str; 4] = ["units", "unit", "slots", "card"];
+/// Public names with a word that means something else there: units of measure, a causal mask, slots of random stories, the
+/// model card.
+const NAMES: [&str; 6] = ["units", "unit", "unit_bytes", "causal", "slots", "card"];
 
 const fn row(old: &'static [&'static str], new: &'static str, but: &'static [&'static str]) -> Row {
     Row { old, new, but }
