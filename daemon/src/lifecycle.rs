@@ -1,4 +1,4 @@
-//! The daemon's life, from the socket to the last stream.
+//! The daemon's life: start, serving, drain and shutdown.
 
 use std::{
     env, fs,
@@ -33,27 +33,27 @@ use crate::{
     systemd,
 };
 
-/// Threads for calls; the work is done by the engine's.
+/// Threads that answer calls; computing is the engine's own threads' work.
 const CALL_THREADS: usize = 2;
-/// How often the engine is asked whether it lives.
+/// How often the daemon checks that the engine's thread is alive.
 const PULSE: Duration = Duration::from_millis(100);
-/// What cancelled requests get to end: a pass of a large model.
+/// Time that cancelled requests and jobs get to end: about one pass of a large model.
 const CANCEL_GRACE: Duration = Duration::from_secs(5);
-/// What streams get to reach their readers.
+/// Time that streams get to reach their readers.
 const STREAM_GRACE: Duration = Duration::from_secs(2);
-/// What the engine gets to stop.
+/// Time that the engine's thread gets to stop.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
 /// Why the daemon could not begin.
 #[derive(Debug, thiserror::Error)]
 enum StartError {
-    /// No socket.
+    /// The socket or the port could not be opened.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// No engine.
+    /// The engine refused to start, for example because the requested GPU is missing.
     #[error("cannot start the engine: {0}")]
     Engine(#[from] EngineError),
-    /// No runtime or signals.
+    /// The system refused the runtime or the signal handlers.
     #[error("cannot {operation}: {cause}")]
     System {
         /// What was tried, as a verb.
@@ -96,12 +96,12 @@ pub fn run(config: &Config, loads_at_start: bool) -> u8 {
         })
         .and_then(|runtime| {
             let code = runtime.block_on(serve(config, loads_at_start, handed_over));
-            // A text that is still being tokenized is nobody's by now.
+            // Does not wait for blocking threads: nobody wants a text that is still being tokenized.
             runtime.shutdown_background();
             code
         });
     code.unwrap_or_else(|error| {
-        // For people and scripts alike, whatever the log's filter is.
+        // Not through the log, whose filter could hide why the daemon did not start.
         eprintln!("sluiced: {error}");
         if let StartError::Engine(EngineError::Ops(OpsError::NoGpu(unavailable))) = &error {
             eprintln!("hint: {}", unavailable.hint());
@@ -116,6 +116,7 @@ async fn serve(
     handed_over: ListenFd,
 ) -> Result<u8, StartError> {
     banner(config);
+    // Handlers first: a signal during the start is answered with a drain, so that the socket's file is removed.
     let mut signals = Signals::new()?;
     let mut listening = listen::open(handed_over, &config.socket.value).await?;
     let port = match config.listen.value.address() {
@@ -156,7 +157,7 @@ async fn serve(
         && let Some(reason) =
             gpu_fit::reason(&engine, &name, engine.settings().with(&holds.change()))
     {
-        // All of the card's memory goes with it.
+        // Dropped before the next one starts, so that all of the GPU's memory is free again.
         drop(engine);
         engine = Engine::start(options(DeviceChoice::Cpu))?.without_gpu(reason);
     }
@@ -191,7 +192,7 @@ async fn serve(
                 name = signals.next() => {
                     tracing::warn!(signal = name, "leaving at once");
                     listening.remove_file();
-                    // Not even the engine's thread is waited for.
+                    // A second signal means now: not even the engine's thread is waited for.
                     std::process::exit(exit::FAILURE.into());
                 }
             }
@@ -205,12 +206,15 @@ async fn serve(
         }
     };
     close(&daemon, server).await;
+    // Before the engine stops, which may take seconds: clients see at once that nobody listens.
     listening.remove_file();
     tracing::info!(code, "sluiced ends");
     let has_stopped = stop_engine(&daemon).await;
+    // After the engine, whose thread ends loads and changes: each end may still put a write into the queue.
     if timeout(STREAM_GRACE, daemon.is_recorded()).await.is_err() {
         tracing::warn!("requested model settings are not saved");
     }
+    // Returning would drop the engine, which waits for its thread.
     if !has_stopped {
         std::process::exit(code.into());
     }
@@ -233,7 +237,7 @@ fn banner(config: &Config) {
     );
 }
 
-/// Says which card computes, or why none does though one might.
+/// Logs which GPU computes, or why the CPU does although a GPU might.
 fn tell_device(engine: &Engine) {
     if let Some(unavailable) = engine.gpu_unavailable() {
         let (reason, hint) = (unavailable.to_string(), unavailable.hint());
@@ -267,7 +271,7 @@ fn tell_device(engine: &Engine) {
     }
 }
 
-/// Makes the folder for compiled kernels once it is known to be of use.
+/// Makes the folder for compiled kernels once a GPU is known to use it.
 fn make_kernel_folder(config: &Config, engine: &Engine) {
     let has_card = engine.device().gpu().is_some();
     if let Some(folder) = kernel_folder(config).filter(|_| has_card)
@@ -314,7 +318,7 @@ fn announce(listening: &Listening, port: Option<SocketAddr>, config: &Config) {
     tracing::info!(%socket, activated = listening.activated, "listening");
     if let Some(port) = port {
         tracing::info!(%port, "listening; every user of this machine can connect");
-        // For whoever started it with port 0, a script most likely. Nobody need read it.
+        // A script that asks for port 0 reads the chosen port here. A closed pipe is no error: nobody need read it.
         let _ = writeln!(io::stdout(), "listening on http://{port}");
     }
     systemd::ready("listening, the model is loading");
@@ -406,7 +410,7 @@ async fn engine_death(daemon: &Daemon) {
     }
 }
 
-/// Takes nothing new and lets what runs finish, for a stated time.
+/// Refuses new work and lets running requests finish within `seconds`; cancels those that are left.
 async fn drain(daemon: &Daemon, seconds: u64) {
     daemon.drain();
     daemon.operations.close();
@@ -440,7 +444,10 @@ async fn drain(daemon: &Daemon, seconds: u64) {
 }
 
 /// Ends jobs and watchers, lets the last events reach their readers, closes connections.
+///
+/// Jobs end before `closing` is cancelled, since that ends the streams that tell of them.
 async fn close(daemon: &Daemon, mut server: JoinHandle<Result<(), tonic::transport::Error>>) {
+    // Again, for the death of the engine, which no drain came before.
     daemon.drain();
     daemon.operations.close();
     let idle = daemon.operations.idle(&v1::OperationKind::FILES);
@@ -459,8 +466,8 @@ async fn close(daemon: &Daemon, mut server: JoinHandle<Result<(), tonic::transpo
     }
 }
 
-/// False when the engine is in the middle of something that can't be interrupted, such as a
-/// read from a slow disk.
+/// Stops the engine's thread. False when it is in the middle of something that cannot be interrupted, such as a read from a
+/// slow disk.
 async fn stop_engine(daemon: &Arc<Daemon>) -> bool {
     let engine = daemon.engine.clone();
     let stopped = tokio::task::spawn_blocking(move || engine.stop());

@@ -1,5 +1,5 @@
-//! The socket: handed over by systemd, or opened where the configuration says without
-//! taking anything from anybody. And a port beside it, where one was asked for.
+//! The Unix socket, taken over from systemd or opened at the configured path, and the loopback port, if configured.
+//! No file of another program and no living socket is ever replaced.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -22,7 +22,7 @@ use tokio::net::{TcpListener, UnixListener, UnixStream};
 
 use crate::config::{SocketFolder, SocketPath};
 
-/// A socket that listens.
+/// A listening Unix socket. Dropping it removes the file that this process made.
 #[derive(Debug)]
 pub struct Listening {
     listener: Option<UnixListener>,
@@ -30,12 +30,13 @@ pub struct Listening {
     pub path: PathBuf,
     /// Whether systemd opened it.
     pub activated: bool,
-    /// Device and inode of the file, when it is ours to remove.
+    /// Device and inode of the file that this process made; `None` when systemd owns it. A path alone would not tell whether
+    /// another daemon has put its socket there since.
     made: Option<(u64, u64)>,
 }
 
 impl Listening {
-    /// The listener itself, once.
+    /// The listener; `None` after the first call.
     pub fn take_listener(&mut self) -> Option<UnixListener> {
         self.listener.take()
     }
@@ -47,7 +48,7 @@ impl Listening {
         };
         let present = fs::symlink_metadata(&self.path);
         if present.is_ok_and(|file| (file.dev(), file.ino()) == made) {
-            // Somebody else's clean-up may have been quicker.
+            // Somebody else may have removed it first.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -62,40 +63,40 @@ impl Drop for Listening {
 /// Why there is no socket to listen on.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// A living daemon has it.
+    /// Another daemon answers on the socket.
     #[error(
         "another sluiced answers on {path}\nhint: talk to it with sluice, or choose another --socket",
         path = .0.display()
     )]
     Taken(PathBuf),
-    /// Something that is no socket lies there.
+    /// A file that is not a socket has the path.
     #[error(
         "{path} is in the way and is not a socket\nhint: move it, or choose another --socket",
         path = .0.display()
     )]
     InTheWay(PathBuf),
-    /// The folder belongs to somebody else.
+    /// Others could have set up the folder: it is a link, not a folder, or another user's.
     #[error(
         "the folder {path} cannot be trusted: {problem}\nhint: choose another path with --socket",
         path = path.display()
     )]
     Folder {
-        /// The folder.
+        /// The socket's folder.
         path: PathBuf,
-        /// What speaks against it.
+        /// What makes it untrusted.
         problem: String,
     },
-    /// The system refused.
+    /// A system call failed.
     #[error("cannot {operation} {path}: {cause}", path = path.display())]
     Io {
         /// What was tried, as a verb.
         operation: &'static str,
-        /// On what.
+        /// The file or folder it was tried on.
         path: PathBuf,
         /// The system's words.
         cause: io::Error,
     },
-    /// The port can't be had.
+    /// The loopback port cannot be opened.
     #[error(
         "cannot listen on {address}: {cause}\nhint: choose another port with --listen, or 0 for any that is free"
     )]
@@ -105,7 +106,7 @@ pub enum ListenError {
         /// The system's words.
         cause: io::Error,
     },
-    /// Systemd handed over something else.
+    /// What systemd handed over is not a listening Unix socket.
     #[error("the socket handed over by systemd is not a listening Unix socket: {0}")]
     Activation(io::Error),
 }
@@ -114,16 +115,17 @@ pub enum ListenError {
 const SOCKET_MODE: u32 = 0o660;
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
-/// How long a socket's owner may take to answer before it counts as living.
+/// Time to wait for a connection to an existing socket. No answer by then counts as a living owner, so that the socket stays.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often, and how many times, another daemon's start in the same folder is waited for.
+/// Pause between attempts to lock the socket's folder, which another daemon holds while it starts.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
+/// Attempts before the start fails: two seconds.
 const LOCK_TRIES: usize = 100;
 
 /// Takes over systemd's socket, or opens the one at `address`.
 ///
 /// # Errors
-/// Who or what is in the way.
+/// When another daemon or file has the path, the folder is not to be trusted, or a system call fails.
 pub async fn open(
     mut handed_over: ListenFd,
     address: &SocketPath,
@@ -137,7 +139,7 @@ pub async fn open(
 /// Opens a port of the loopback interface; for port 0 the system chooses one.
 ///
 /// # Errors
-/// When it can't be had.
+/// When the port is in use or the system refuses it.
 pub async fn open_port(address: SocketAddr) -> Result<TcpListener, ListenError> {
     let listener = TcpListener::bind(address).await;
     listener.map_err(|cause| ListenError::Port { address, cause })
@@ -157,6 +159,7 @@ fn take_over(handed_over: &mut ListenFd, address: &SocketPath) -> Result<Listeni
         listener: Some(to_tokio(listener).map_err(ListenError::Activation)?),
         path,
         activated: true,
+        // systemd keeps the socket for the next start: removing its file would make the daemon unreachable.
         made: None,
     })
 }
@@ -189,7 +192,8 @@ async fn bind(address: &SocketPath) -> Result<Listening, ListenError> {
 fn bind_private(path: &Path) -> io::Result<StdListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // Linux gives the file this mode, less the umask; where that fails, the mode is set after.
+    // Before `bind`, so that no other user can connect between it and a later chmod. Linux gives the file this mode, less
+    // the umask; if this call fails, the caller sets the mode afterwards.
     let _ = rustix::fs::fchmod(&socket, Mode::from_raw_mode(SOCKET_MODE));
     net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     net::listen(&socket, BACKLOG)?;
@@ -201,7 +205,8 @@ fn to_tokio(listener: StdListener) -> io::Result<UnixListener> {
     UnixListener::from_std(listener)
 }
 
-/// Makes the folder when it is ours to make, and refuses one that others could have set up.
+/// Makes the folder if it is a default one, and refuses one that others could have set up: whoever controls the folder can
+/// put a socket of their own in the daemon's place.
 fn prepare_folder(folder: &Path, care: SocketFolder) -> Result<(), ListenError> {
     if care == SocketFolder::Given {
         return match fs::metadata(folder) {
@@ -215,6 +220,7 @@ fn prepare_folder(folder: &Path, care: SocketFolder) -> Result<(), ListenError> 
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(cause) => return Err(fault("make the folder", folder, cause)),
     }
+    // Without following links: in a shared place such as /tmp another user may have put one here.
     let found = fs::symlink_metadata(folder).map_err(|cause| fault("look at", folder, cause))?;
     let distrust = |problem: String| ListenError::Folder {
         path: folder.to_owned(),
@@ -253,12 +259,12 @@ async fn lock_folder(folder: &Path) -> Result<File, ListenError> {
     Err(fault("lock the folder", folder, cause))
 }
 
-/// Removes a socket that nobody listens on any more; leaves everything else alone.
+/// Removes a socket that nobody listens on any more; refuses everything else. The caller holds the folder's lock.
 async fn clear_the_way(path: &Path) -> Result<(), ListenError> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(cause) => return Err(fault("look at", path, cause)),
-        // A connection to a plain file is refused as well, so the kind is looked at first.
+        // A connection to a plain file is refused as well, so the file's type is checked first.
         Ok(found) if !found.file_type().is_socket() => {
             return Err(ListenError::InTheWay(path.to_owned()));
         }
@@ -269,7 +275,7 @@ async fn clear_the_way(path: &Path) -> Result<(), ListenError> {
             tracing::info!(socket = %path.display(), "removing a stale socket");
             fs::remove_file(path).map_err(|cause| fault("remove", path, cause))
         }
-        // A full backlog says WouldBlock: somebody is there, only busy.
+        // Only a refused connection proves that the owner is gone. A full backlog says WouldBlock: the owner is busy.
         Err(_) | Ok(Ok(_)) => Err(ListenError::Taken(path.to_owned())),
         Ok(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {
             Err(ListenError::Taken(path.to_owned()))

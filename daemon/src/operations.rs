@@ -1,5 +1,5 @@
 //! Operations: everything that takes time, as one kind of record. They are listed while they wait and run and for a while
-//! after, followed and cancelled by id. What they do, the registry doesn't know.
+//! after, followed and cancelled by id. The registry does not know what they do.
 
 pub mod change;
 pub mod files;
@@ -25,7 +25,7 @@ use crate::failure::Failure;
 /// push out a load.
 pub const ENDED_MAX: usize = 64;
 
-/// Tells whoever watches the whole daemon that something changed; not what.
+/// Tells watchers of the whole daemon that something changed, but not what: they make a new snapshot.
 #[derive(Debug, Clone)]
 pub struct ChangeNotifier(watch::Sender<()>);
 
@@ -36,19 +36,19 @@ impl Default for ChangeNotifier {
 }
 
 impl ChangeNotifier {
-    /// Something changed.
+    /// Wakes all subscribers. Several calls before a subscriber looks count as one.
     pub fn tell(&self) {
         self.0.send_replace(());
     }
 
-    /// Changes from now on.
+    /// A receiver that hears of changes from now on.
     #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<()> {
         self.0.subscribe()
     }
 }
 
-/// All operations that are known.
+/// The registry of operations: those that wait or run, and the last ones that ended.
 #[derive(Debug)]
 pub struct Operations {
     known: Mutex<Known>,
@@ -59,14 +59,14 @@ pub struct Operations {
 struct Known {
     last_id: u64,
     all: BTreeMap<u64, Arc<Operation>>,
-    /// Those that ended and are no requests, the earliest first.
+    /// Ids of ended operations other than requests, the earliest first.
     ended: VecDeque<u64>,
-    /// Nothing begins any more.
+    /// Set at shutdown: no operation may begin any more.
     is_closed: bool,
 }
 
 impl Operations {
-    /// None yet.
+    /// An empty registry.
     #[must_use]
     pub fn new(changes: ChangeNotifier) -> Self {
         Self {
@@ -85,6 +85,7 @@ impl Operations {
         cancel: Option<CancelFn>,
     ) -> Result<RunningOperation, Failure> {
         let operation = {
+            // Check and insertion under one lock: two jobs on files, or a job and a shutdown, must not pass each other.
             let mut known = self.lock();
             known.check(description.kind)?;
             let operation = known.create(description, cancel, self.changes.clone());
@@ -109,20 +110,20 @@ impl Operations {
         self.lock().create(description, Some(cancel), changes)
     }
 
-    /// Lists one that was created.
+    /// Lists an operation that [`Operations::create`] made.
     pub(crate) fn list(&self, operation: &Arc<Operation>) {
         self.lock().all.insert(operation.id(), operation.clone());
     }
 
-    /// Lists one no longer that ended. Who follows it still follows it to its end.
+    /// Removes an ended operation from the list. Its followers hold the record and still read it to its end.
     pub(crate) fn forget(&self, id: u64) {
         self.lock().all.remove(&id);
     }
 
-    /// It ended. The first end counts.
+    /// Ends an operation. Only the first end counts.
     pub(crate) fn end(&self, operation: &Operation, result: Result<Option<Outcome>, Status>) {
         if operation.end(result) {
-            // How many requests are remembered, whoever keeps their events says.
+            // Ended requests are counted by `Requests`, which bounds the bytes of their events as well.
             if !operation.kind().is_request() {
                 self.lock().settle(operation);
             }
@@ -130,30 +131,30 @@ impl Operations {
         }
     }
 
-    /// The operation of an id.
+    /// The operation with this id.
     ///
     /// # Errors
-    /// When there is none, or no longer.
+    /// When there is none, or it is no longer remembered.
     pub fn find(&self, id: u64) -> Result<Arc<Operation>, Failure> {
         let found = self.lock().all.get(&id).cloned();
         found.ok_or(Failure::UnknownOperation { id })
     }
 
-    /// Stops an operation; whether it waited or ran.
+    /// Stops an operation. Returns whether it waited or ran.
     ///
     /// # Errors
-    /// When there is none, or no longer, or it can't be stopped.
+    /// When there is none, it is no longer remembered, or its kind cannot be stopped.
     pub fn cancel(&self, id: u64) -> Result<bool, Failure> {
         self.find(id)?.cancel()
     }
 
-    /// All, in the order of their ids.
+    /// All listed operations, in the order of their ids.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Operation>> {
         self.lock().all.values().cloned().collect()
     }
 
-    /// Those that wait or run.
+    /// The operations that wait or run.
     #[must_use]
     pub fn active(&self) -> Vec<Arc<Operation>> {
         let mut active = self.all();
@@ -161,7 +162,7 @@ impl Operations {
         active
     }
 
-    /// Those of some kinds that wait or run.
+    /// The operations of the given kinds that wait or run.
     #[must_use]
     pub fn active_of(&self, kinds: &[v1::OperationKind]) -> Vec<Arc<Operation>> {
         let mut active = self.active();
@@ -169,11 +170,11 @@ impl Operations {
         active
     }
 
-    /// Nothing begins any more, and work on files is stopped: nobody waits for hours of it, and what is done of it is kept.
+    /// Lets no operation begin any more and stops jobs on files: they can take hours, and `compress` keeps its finished part.
     pub fn close(&self) {
         self.lock().is_closed = true;
         for operation in self.active_of(&v1::OperationKind::FILES) {
-            // One that ends in this very moment needs no stop.
+            // Fails only for kinds that cannot be stopped, of which jobs are none.
             let _ = operation.cancel();
         }
     }
@@ -187,7 +188,8 @@ impl Operations {
     /// Returns once no operation of these kinds waits or runs.
     pub async fn idle(&self, kinds: &[v1::OperationKind]) {
         let mut changes = self.changes.subscribe();
-        // The sender lives in `self`, so `changed` can't fail.
+        // The subscription comes before the first look, so that no end is missed between the two.
+        // The sender lives in `self`, so `changed` cannot fail.
         while !self.active_of(kinds).is_empty() && changes.changed().await.is_ok() {}
     }
 
@@ -197,12 +199,12 @@ impl Operations {
 }
 
 impl Known {
-    /// What is in the way of another operation.
+    /// Refuses an operation at shutdown, and a job on files beside another one.
     fn check(&self, kind: v1::OperationKind) -> Result<(), Failure> {
         if self.is_closed {
             return Err(Failure::Draining);
         }
-        // Each takes all of the cores that work on files should have.
+        // One job at a time: two would share cores and disk, and each takes memory of its own.
         if !kind.is_on_files() {
             return Ok(());
         }
@@ -228,7 +230,8 @@ impl Known {
         Arc::new(Operation::new(self.last_id, description, cancel, changes))
     }
 
-    /// Forgets the earliest of those that ended beyond the bound. Who follows a forgotten one still follows it to its end.
+    /// Counts an operation among the ended ones and forgets the earliest beyond the bound. Followers of a forgotten one
+    /// still read it to its end.
     fn settle(&mut self, operation: &Operation) {
         self.ended.push_back(operation.id());
         while self.ended.len() > ENDED_MAX {
@@ -238,7 +241,7 @@ impl Known {
     }
 }
 
-/// Held by whoever does the work. Dropped before its end, the operation has failed.
+/// An operation's handle for the code that does the work. If it is dropped before the end, as by a panic, the operation fails.
 #[derive(Debug)]
 pub struct RunningOperation {
     operation: Arc<Operation>,
@@ -252,7 +255,7 @@ impl RunningOperation {
         self.operation.clone()
     }
 
-    /// It ended: with what came of it, or why nothing did.
+    /// Ends the operation with its result or its failure. A later end is ignored.
     pub fn finish(&self, result: Result<Outcome, Failure>) {
         let result = result.map(Some).map_err(Status::from);
         self.operations.end(&self.operation, result);

@@ -1,20 +1,20 @@
-//! What systemd is told, where it runs this program; elsewhere nothing happens.
+//! Notifications to systemd. Without its notification socket (`NOTIFY_SOCKET`) they do nothing.
 
 use std::time::Duration;
 
 use sd_notify::NotifyState;
 
-/// The socket listens; the model may still be loading.
+/// Tells systemd that the socket listens; the model may still be loading.
 pub fn ready(status: &str) {
     tell(&[NotifyState::Ready, NotifyState::Status(first_line(status))]);
 }
 
-/// One line for `systemctl status`.
+/// Sets the line that `systemctl status` shows.
 pub fn status(status: &str) {
     tell(&[NotifyState::Status(first_line(status))]);
 }
 
-/// No new requests from now on.
+/// Tells systemd that the daemon takes no new requests from now on.
 pub fn stopping(status: &str) {
     tell(&[
         NotifyState::Stopping,
@@ -22,13 +22,13 @@ pub fn stopping(status: &str) {
     ]);
 }
 
-/// How often to [`pat`] the watchdog, where there is one: twice in its time.
+/// How often to [`pat`] the watchdog: half of its timeout, so that one late pat does no harm. `None` without a watchdog.
 #[must_use]
 pub fn watchdog_interval() -> Option<Duration> {
     sd_notify::watchdog_enabled().map(|timeout| timeout / 2)
 }
 
-/// The engine lives.
+/// Tells the watchdog that the engine is alive.
 pub fn pat() {
     tell(&[NotifyState::Watchdog]);
 }

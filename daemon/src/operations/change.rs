@@ -1,4 +1,4 @@
-//! Changes of level and budget.
+//! Changes of level and budget: what the engine reports of one becomes an operation.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{allocator, failure::Failure, translate};
 
-/// Where the change under way leads, and how many there were.
+/// The target of the change under way, and the number of changes that ended.
 #[derive(Debug, Clone, Default)]
 pub struct SwitchTarget(Arc<Mutex<Course>>);
 
@@ -25,13 +25,13 @@ struct Course {
 }
 
 impl SwitchTarget {
-    /// That of the change under way, if there is one.
+    /// The target of the change under way; `None` without one.
     #[must_use]
     pub fn get(&self) -> Option<v1::SwitchTarget> {
         self.lock().target
     }
 
-    /// Changes that have come to an end, of whatever kind.
+    /// Number of changes that ended, whether they succeeded, failed or were superseded.
     #[must_use]
     pub fn ended(&self) -> u64 {
         self.lock().ended
@@ -55,7 +55,7 @@ impl SwitchTarget {
 }
 
 impl Operations {
-    /// Begins a change of the loaded model, by the name of it. Nobody cancels it; another takes over from it.
+    /// Begins a change of the loaded model, whose name is `model`. A change cannot be cancelled; a later one supersedes it.
     ///
     /// # Errors
     /// When the daemon is about to end.
@@ -90,15 +90,15 @@ impl Operations {
     }
 }
 
-/// Carries the engine's word on one change to those who follow it.
+/// Writes the engine's events of one change into its operation.
 struct ChangeReporter {
-    /// Asked what became of the settings when there was no model.
+    /// Weak, since the engine's thread owns this reporter: a strong reference would keep the engine alive.
     engine: Weak<Engine>,
     change: PlanOptions,
-    /// What was in force when it was asked for.
+    /// The plan in force when the change was requested.
     before: Option<v1::Plan>,
     target: SwitchTarget,
-    /// The target is this change's. One that is refused leaves that of another alone.
+    /// Whether the target is this change's. A refused change must not clear the target of another one.
     is_under_way: bool,
     running: RunningOperation,
     begun: Instant,
@@ -168,6 +168,7 @@ impl ChangeReporter {
                 };
                 self.end(Ok(Outcome::Apply(applied)));
             }
+            // The model went before the engine could change it, but the engine keeps the settings for the next load.
             ApplyEvent::Finished(Err(EngineError::NoModel)) if self.is_held() => {
                 self.fail(Failure::AppliesToNextLoad);
             }
@@ -175,7 +176,7 @@ impl ChangeReporter {
         }
     }
 
-    /// Whether the settings are as the change wants them.
+    /// Whether the engine's settings are those that the change asked for.
     fn is_held(&self) -> bool {
         let settings = self.engine.upgrade().map(|engine| engine.settings());
         settings.is_some_and(|settings| settings.with(&self.change) == settings)
@@ -194,7 +195,7 @@ impl ChangeReporter {
 }
 
 impl Drop for ChangeReporter {
-    /// The engine drops a report it can't finish only when its thread ends.
+    /// The engine drops an unfinished reporter only when its thread ends.
     fn drop(&mut self) {
         if self.running.is_active() {
             self.fail(Failure::EngineLost);
@@ -202,7 +203,7 @@ impl Drop for ChangeReporter {
     }
 }
 
-/// As pictures have plans: with all layers they would be large, and are told often.
+/// A plan as the operation's picture has it. With all layers it would be large, and pictures are sent often.
 pub(crate) fn without_layers(plan: v1::Plan) -> v1::Plan {
     v1::Plan {
         layers: Vec::new(),

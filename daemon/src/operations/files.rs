@@ -1,5 +1,5 @@
-//! Work on files: compressing checkpoints, decompressing and verifying what came of that. It runs on a thread of its own and goes
-//! on when nobody listens any more.
+//! Jobs on files: compressing checkpoints, decompressing and verifying compressed files. A job runs on a thread of its own
+//! and goes on when its client leaves.
 
 use std::{
     num::NonZero,
@@ -26,7 +26,7 @@ use super::{Operation, OperationDescription, Operations, Outcome, progress};
 use crate::{allocator, failure::Failure, model_name::ModelName, translate::container as wire};
 
 impl Operations {
-    /// Begins to make a compressed file of a model.
+    /// Begins to compress a model into a file.
     ///
     /// # Errors
     /// When no work on files can begin now.
@@ -56,6 +56,7 @@ impl Operations {
                 .collect(),
             all: asked.all_tensors,
             threads,
+            // The output path comes from a client: an existing file is never touched.
             replace: false,
         };
         let (source, output) = (model.source(), asked.output);
@@ -70,7 +71,7 @@ impl Operations {
         })
     }
 
-    /// Begins to make a folder of a compressed file.
+    /// Begins to decompress a file into a folder.
     ///
     /// # Errors
     /// When no work on files can begin now.
@@ -113,7 +114,7 @@ impl Operations {
         })
     }
 
-    /// Begins work on a thread of its own. It looks now and then whether it is to stop.
+    /// Begins a job on a thread of its own. `work` checks the flag now and then, at least once a chunk.
     pub(super) fn work(
         self: &Arc<Self>,
         description: OperationDescription,
@@ -121,7 +122,7 @@ impl Operations {
     ) -> Result<Arc<Operation>, Failure> {
         let stop = Arc::new(AtomicBool::new(false));
         let stops = stop.clone();
-        // Relaxed: nothing is read on its account.
+        // Relaxed: the flag guards no other memory.
         let cancel = Box::new(move || stops.store(true, Ordering::Relaxed));
         let running = self.begin(description, Some(cancel))?;
         let operation = running.operation();
@@ -133,11 +134,13 @@ impl Operations {
             let worker = running.operation();
             let work = move || {
                 let result = work(&worker, &stop);
+                // A job's buffers would otherwise stay with the process as free memory of the allocator.
                 allocator::give_back();
                 result
             };
             let result = spawn_blocking(work).await;
             let result = result.unwrap_or_else(|error| Err(error.into()));
+            // The job knows only that it was stopped. The client is told whether the shutdown did it.
             let result = result.map_err(|failure| match failure {
                 Failure::JobCancelled { partial_path, .. } => Failure::JobCancelled {
                     partial_path,
@@ -155,7 +158,7 @@ impl Operations {
     }
 }
 
-/// How numbers are coded, in the engine's words.
+/// The wire's compression method as the checkpoint crate's.
 pub(crate) fn compression_method(how: model::CompressionMethod) -> CompressionMethod {
     match how {
         model::CompressionMethod::BitsPerWeight(bits) => {
@@ -170,7 +173,7 @@ pub(crate) fn compression_method(how: model::CompressionMethod) -> CompressionMe
     }
 }
 
-/// Half of the cores, so that generation has the rest; never more than there are.
+/// Threads for a job: as many as requested, at most the cores there are; by default half, so that generation has the rest.
 fn threads(asked: Option<u32>) -> usize {
     let cores = available_parallelism().map_or(1, NonZero::get);
     match asked {
@@ -179,7 +182,7 @@ fn threads(asked: Option<u32>) -> usize {
     }
 }
 
-/// Takes the bytes that are done into the operation.
+/// A callback that writes a job's progress into its operation.
 fn reporter(
     operation: &Operation,
     stage: OperationStage,
@@ -193,7 +196,8 @@ fn reporter(
     }
 }
 
-/// What a run that came to nothing leaves for the next one of the same: its unfinished file. Of other failures, none was theirs.
+/// The unfinished file that the next run of the same command resumes. `None` after failures that say the file is another
+/// run's, or that there is none.
 pub(crate) fn partial_path(error: &CompressError, output: &Path) -> Option<PathBuf> {
     let may_be_resumed = matches!(
         error,
@@ -208,7 +212,7 @@ pub(crate) fn partial_path(error: &CompressError, output: &Path) -> Option<PathB
     (may_be_resumed && partial.exists()).then_some(partial)
 }
 
-/// Why nothing was made, and what is left of it.
+/// The failure of a job, with the unfinished file that it leaves.
 fn failure(error: CompressError, kept: Option<PathBuf>) -> Failure {
     match (error, kept) {
         (CompressError::Cancelled, kept) => Failure::JobCancelled {

@@ -1,5 +1,4 @@
-//! One operation: a full picture of how far it is, so that the latest is enough for whoever follows it. Writing never waits
-//! for readers.
+//! One operation. Each state is a full picture, so a follower needs only the latest one. Writing never waits for readers.
 
 use std::{
     fmt,
@@ -18,28 +17,28 @@ use crate::failure::Failure;
 
 /// Notices that an operation keeps; later ones are dropped.
 pub const NOTICES_MAX: usize = 64;
-/// How often those who follow hear of progress alone.
+/// Least time between two pictures that differ in progress alone.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Stops an operation.
+/// Callback that asks an operation's work to stop. It returns at once.
 pub type CancelFn = Box<dyn Fn() + Send + Sync>;
 
 /// What is known of an operation before it begins.
 #[derive(Debug, Clone, Default)]
 pub struct OperationDescription {
-    /// What it does.
+    /// Kind of work.
     pub kind: v1::OperationKind,
-    /// The model that it is about; empty: it is about files alone.
+    /// Name of the model; empty for work on files alone.
     pub model: String,
-    /// What is read, of an operation on files.
+    /// Path that work on files reads; else empty.
     pub input_path: String,
-    /// What is written, of an operation on files; may be empty.
+    /// Path that work on files writes; empty where nothing is written.
     pub output_path: String,
-    /// Threads that work for it, where that is fixed.
+    /// Number of threads; `None` where it is not fixed.
     pub threads: Option<usize>,
 }
 
-/// An operation.
+/// An operation: what it is, which never changes, and its watched state.
 pub struct Operation {
     id: u64,
     description: OperationDescription,
@@ -58,17 +57,17 @@ impl fmt::Debug for Operation {
     }
 }
 
-/// All of an operation that changes.
+/// The part of an operation that changes.
 #[derive(Debug, Clone, Default)]
 pub struct OperationStatus {
-    /// Of a request, which may be made for another model than it came for.
+    /// A request's model, which may be another than the one it waited for; else `None`.
     model: Option<String>,
-    /// Of a request that waits.
+    /// Requests ahead of a waiting request.
     ahead: Option<usize>,
     started: Option<Moment>,
     ended: Option<Ended>,
     progress: Option<v1::OperationProgress>,
-    /// When those who follow heard of progress.
+    /// When followers last heard of progress.
     progress_told: Option<Instant>,
     detail: Option<Arc<Detail>>,
     notices: Vec<String>,
@@ -81,38 +80,38 @@ struct Ended {
 }
 
 impl OperationStatus {
-    /// Whether nothing follows.
+    /// Whether the operation has ended, so that its status changes no more.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.ended.is_some()
     }
 
-    /// What came of it; `None` while it goes on and where nothing did.
+    /// The result; `None` before the end, after a failure, and for requests without one.
     #[must_use]
     pub fn outcome(&self) -> Option<&Outcome> {
         let ended = self.ended.as_ref()?;
         ended.result.as_ref().ok()?.as_deref()
     }
 
-    /// Why it ended without a result.
+    /// The status of a failure or cancellation; `None` before the end and after success.
     #[must_use]
     pub fn error(&self) -> Option<&Status> {
         self.ended.as_ref()?.result.as_ref().err()
     }
 
-    /// How far it is.
+    /// Progress within the current stage; `None` until the work reports any.
     #[must_use]
     pub fn progress(&self) -> Option<&v1::OperationProgress> {
         self.progress.as_ref()
     }
 
-    /// What is known of it before its end.
+    /// What is known before the end, such as a load's plan.
     #[must_use]
     pub fn detail(&self) -> Option<&Detail> {
         self.detail.as_deref()
     }
 
-    /// Whether those who follow hear of progress now.
+    /// Whether followers are woken for this progress: at once for a new stage, else at most every [`PROGRESS_INTERVAL`].
     fn is_due(&mut self, is_new_stage: bool) -> bool {
         let told = self.progress_told;
         let is_due = is_new_stage || told.is_none_or(|at| at.elapsed() >= PROGRESS_INTERVAL);
@@ -138,7 +137,7 @@ impl OperationStatus {
     }
 }
 
-/// A point in time, by a clock that never jumps and by the one that people read.
+/// A point in time by the monotonic clock, for durations, and by the wall clock, for people.
 #[derive(Debug, Clone, Copy)]
 struct Moment {
     at: Instant,
@@ -172,37 +171,37 @@ impl Operation {
         }
     }
 
-    /// Its number, from 1.
+    /// The operation's id, counted from 1.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// What it is.
+    /// Kind of work.
     #[must_use]
     pub fn kind(&self) -> v1::OperationKind {
         self.description.kind
     }
 
-    /// What was known of it before it began.
+    /// What was known before it began.
     #[must_use]
     pub fn description(&self) -> &OperationDescription {
         &self.description
     }
 
-    /// Whether it waits or runs.
+    /// Whether the operation waits or runs.
     #[must_use]
     pub fn is_active(&self) -> bool {
         !self.status.borrow().has_ended()
     }
 
-    /// How far it is, now and later.
+    /// A receiver of the status, now and after each change.
     #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<OperationStatus> {
         self.status.subscribe()
     }
 
-    /// Bytes of weights that were read, and of how many, of a load; 0 until it reads.
+    /// Bytes of weights that a load has read, and the total where it is known; `(0, None)` until it reads.
     #[must_use]
     pub fn loaded_bytes(&self) -> (u64, Option<u64>) {
         let status = self.status.borrow();
@@ -211,10 +210,10 @@ impl Operation {
         step.map_or((0, None), |step| (step.done, step.total))
     }
 
-    /// Stops it; false when it had ended.
+    /// Asks the operation to stop. False when it had ended.
     ///
     /// # Errors
-    /// When it can't be stopped.
+    /// When its kind cannot be stopped.
     pub fn cancel(&self) -> Result<bool, Failure> {
         let Some(cancel) = &self.cancel else {
             let (id, kind) = (self.id, self.kind());
@@ -227,12 +226,12 @@ impl Operation {
         Ok(is_active)
     }
 
-    /// It runs from here on.
+    /// Marks the operation as running.
     pub fn start(&self) {
         self.change(|status| status.started = Some(Moment::now()));
     }
 
-    /// How far it is. Those who follow hear of it now and then, and of a new stage at once.
+    /// Sets the progress. Followers hear of it at most every 50 ms, and of a new stage at once.
     pub fn progress(&self, progress: v1::OperationProgress) {
         self.status.send_if_modified(|status| {
             let before = status.progress.as_ref();
@@ -242,7 +241,7 @@ impl Operation {
         });
     }
 
-    /// How far a request is, which those who follow hear of now and then, too.
+    /// Changes a request's detail. Followers hear of it at most every 50 ms.
     pub fn request(&self, change: impl FnOnce(&mut v1::RequestDetail)) {
         self.status.send_if_modified(|status| {
             let detail = status
@@ -255,29 +254,29 @@ impl Operation {
         });
     }
 
-    /// It waits, and so many are ahead of it.
+    /// Sets the number of requests ahead of a waiting request.
     pub fn queued(&self, ahead: usize) {
         self.status.send_modify(|status| status.ahead = Some(ahead));
     }
 
-    /// Which model it is made for.
+    /// Sets the model that a request is made for.
     pub fn made_for(&self, model: &str) {
         self.status
             .send_modify(|status| status.model = Some(model.to_owned()));
     }
 
-    /// Whether it has run.
+    /// Whether the operation has begun to run.
     #[must_use]
     pub fn has_started(&self) -> bool {
         self.status.borrow().started.is_some()
     }
 
-    /// What is known of it by now.
+    /// Sets what is known before the end. Followers hear of it at once.
     pub fn detail(&self, detail: Detail) {
         self.change(|status| status.detail = Some(Arc::new(detail)));
     }
 
-    /// Tells those who follow something; of a talkative daemon they hear the first notices only.
+    /// Adds a notice for followers. Only the first [`NOTICES_MAX`] are kept.
     pub fn notice(&self, text: impl Into<String>) {
         self.change(|status| {
             if status.notices.len() < NOTICES_MAX {
@@ -286,14 +285,14 @@ impl Operation {
         });
     }
 
-    /// Ends it; false where it had ended before.
+    /// Ends the operation. False if it had ended before.
     pub(super) fn end(&self, result: Result<Option<Outcome>, Status>) -> bool {
         self.status.send_if_modified(|status| {
             if status.has_ended() {
                 return false;
             }
             if let (Ok(_), Some(progress)) = (&result, &mut status.progress) {
-                // Work tells of its progress now and then; its last word may not have been told.
+                // Work reports its progress now and then, so the last report may be short of the total.
                 progress.done = progress.total.unwrap_or(progress.done);
             }
             status.ended = Some(Ended {
@@ -304,13 +303,14 @@ impl Operation {
         })
     }
 
-    /// As the wire has it now.
+    /// The wire message of the current status.
     #[must_use]
     pub fn to_wire(&self) -> v1::Operation {
         self.picture(&self.status.borrow())
     }
 
-    /// As the wire had it when its status was this.
+    /// The wire message of the given status. A follower passes the status that it saw: the current one may already contain
+    /// an end whose records are not on disk yet.
     #[must_use]
     pub fn picture(&self, status: &OperationStatus) -> v1::Operation {
         let now = Instant::now();
@@ -357,7 +357,7 @@ impl Operation {
     }
 }
 
-/// How far an operation is in its present stage.
+/// Progress in a stage. A `total` of 0 means that it is not known yet.
 #[must_use]
 pub fn progress(
     stage: v1::OperationStage,
@@ -370,7 +370,6 @@ pub fn progress(
         item: String::new(),
         unit: unit.into(),
         done,
-        // Whoever counts does not know it yet.
         total: Some(total).filter(|total| *total > 0),
     }
 }
@@ -379,7 +378,7 @@ fn ms(from: Instant, to: Instant) -> f64 {
     to.saturating_duration_since(from).as_secs_f64() * 1000.0
 }
 
-/// What the streams of an operation end with, as a message.
+/// The final gRPC status of an operation's streams as a message, for lists and snapshots.
 fn operation_error(status: &Status) -> v1::OperationError {
     let error = v1::OperationError {
         grpc_code: status.code() as u32,
