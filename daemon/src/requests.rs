@@ -1,5 +1,4 @@
-//! Requests as objects: listed, watched and cancelled by id while they wait and run, and for
-//! a while after.
+//! The records of requests, found by id while they wait and run, and for a while after.
 
 mod record;
 
@@ -20,10 +19,10 @@ use crate::operations::{ChangeNotifier, OperationDescription, Operations};
 
 /// Requests that are remembered after their end.
 pub const ENDED_MAX: usize = 64;
-/// Bytes that they may hold together, as the wire counts.
+/// Bytes that the events of ended requests may take together, as encoded messages.
 pub const ENDED_BYTES_MAX: usize = 16 << 20;
 
-/// Figures since the daemon started.
+/// Counters since the daemon started.
 #[derive(Debug, Default)]
 pub struct RequestTotals {
     done: AtomicU64,
@@ -35,12 +34,12 @@ pub struct RequestTotals {
 }
 
 impl RequestTotals {
-    /// A request was not admitted.
+    /// Counts a request that was not admitted.
     pub fn refused(&self) {
         add(&self.refused, 1);
     }
 
-    /// A pass ran and committed so many tokens.
+    /// Counts a pass and the tokens that it committed.
     pub fn pass(&self, committed: u64) {
         add(&self.passes, 1);
         add(&self.tokens_committed, committed);
@@ -54,7 +53,7 @@ impl RequestTotals {
         }
     }
 
-    /// As the wire has them.
+    /// The counters as a wire message.
     #[must_use]
     pub fn to_wire(&self) -> v1::RequestTotals {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -69,16 +68,16 @@ impl RequestTotals {
     }
 }
 
-/// Relaxed: figures for people; no other memory is ordered by them.
+/// Relaxed: counters for people, which order no other memory.
 fn add(counter: &AtomicU64, count: u64) {
     counter.fetch_add(count, Ordering::Relaxed);
 }
 
-/// All requests that are known.
+/// The requests that wait or run, and the last ones that ended.
 pub struct Requests {
     known: Mutex<KnownRequests>,
     operations: Arc<Operations>,
-    /// Asked to stop them.
+    /// Weak, since the engine's thread holds sinks that own this.
     engine: Weak<Engine>,
     changes: ChangeNotifier,
     totals: RequestTotals,
@@ -87,13 +86,13 @@ pub struct Requests {
 #[derive(Default)]
 struct KnownRequests {
     records: BTreeMap<u64, Arc<RequestRecord>>,
-    /// Those that ended, the earliest first, with the bytes that each was counted with.
+    /// Ended requests, the earliest first, each with the bytes it was counted with, so that the sum stays right.
     ended: VecDeque<(u64, usize)>,
     ended_bytes: usize,
 }
 
 impl Requests {
-    /// None yet.
+    /// Without any request.
     #[must_use]
     pub fn new(operations: Arc<Operations>, engine: Weak<Engine>, changes: ChangeNotifier) -> Self {
         Self {
@@ -105,7 +104,7 @@ impl Requests {
         }
     }
 
-    /// A request with an id, not listed before [`Requests::admit`].
+    /// A request with an id, which [`Requests::expect`] or [`Requests::admit`] lists.
     #[must_use]
     pub fn create(&self, facts: RequestDescription, model: &str) -> Arc<RequestRecord> {
         let handle = Arc::new(RequestHandle::new(self.engine.clone()));
@@ -121,7 +120,7 @@ impl Requests {
         Arc::new(record)
     }
 
-    /// It waits for a model, behind so many: listed, though the engine has not heard of it.
+    /// Lists a request that waits for a model behind `ahead` others and that the engine does not know yet.
     pub fn expect(&self, record: &Arc<RequestRecord>, ahead: usize) {
         record.queued(ahead);
         self.operations.list(record.operation());
@@ -129,26 +128,27 @@ impl Requests {
         self.changes.tell();
     }
 
-    /// The engine took it; it may have ended already.
+    /// Lists a request that the engine took. It may have ended already.
     pub fn admit(&self, record: &Arc<RequestRecord>, ticket: RequestTicket) {
         record.admitted(ticket);
         self.operations.list(record.operation());
         self.lock().records.insert(record.id(), record.clone());
+        // A quick engine may have ended it before it was listed; `end` could not count it then.
         self.settle(record);
         self.changes.tell();
     }
 
-    /// Something about it changed that watchers of the daemon should see.
+    /// Tells watchers of the daemon that a request changed.
     pub fn touched(&self) {
         self.changes.tell();
     }
 
-    /// It ended, with its last event if it has one; nothing follows. The first end counts.
+    /// Ends a request, with its last event if it has one. Only the first end counts.
     pub fn end(&self, record: &Arc<RequestRecord>, last: Option<Event>, ending: RequestEnd) {
         if record.has_ended() {
             return;
         }
-        // Counted first: who reads the result finds it in the totals.
+        // Totals first, then the operation, then the events: whoever reads the last event finds the other two.
         self.totals.ended(&ending);
         self.operations
             .end(record.operation(), ending.clone().result());
@@ -164,19 +164,19 @@ impl Requests {
         }
     }
 
-    /// The request of this id.
+    /// The request with this id; `None` if it is unknown or forgotten.
     #[must_use]
     pub fn find(&self, id: u64) -> Option<Arc<RequestRecord>> {
         self.lock().records.get(&id).cloned()
     }
 
-    /// All, in order of admission.
+    /// All listed requests, in the order of their ids.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<RequestRecord>> {
         self.lock().records.values().cloned().collect()
     }
 
-    /// Those that wait or run.
+    /// The requests that wait or run.
     #[must_use]
     pub fn active(&self) -> Vec<Arc<RequestRecord>> {
         let mut active = self.all();
@@ -187,11 +187,11 @@ impl Requests {
     /// Returns once no request waits or runs.
     pub async fn idle(&self) {
         let mut changes = self.changes.subscribe();
-        // The sender lives in `self`, so `changed` can't fail.
+        // The sender lives in `self`, so `changed` cannot fail.
         while !self.active().is_empty() && changes.changed().await.is_ok() {}
     }
 
-    /// Figures since the start.
+    /// Counters since the daemon started.
     #[must_use]
     pub fn totals(&self) -> &RequestTotals {
         &self.totals
@@ -203,8 +203,8 @@ impl Requests {
 }
 
 impl KnownRequests {
-    /// Counts a listed request among the ended ones once it is, and forgets the earliest of
-    /// those beyond the bounds, which are returned. Who reads a forgotten one still reads it to its end.
+    /// Counts a listed request among the ended ones if it has ended. Forgets the earliest beyond the bounds and returns their
+    /// ids. Readers of a forgotten request still read it to its end.
     fn settle(&mut self, record: &Arc<RequestRecord>) -> Vec<u64> {
         let id = record.id();
         let mut forgotten = Vec::new();
@@ -212,7 +212,7 @@ impl KnownRequests {
         if !record.has_ended() || !self.records.contains_key(&id) || is_settled {
             return forgotten;
         }
-        // A quick engine ends it before it is told how many are ahead: what it holds may still change.
+        // Remembered, since a quick engine ends a request before `admit` sets its first event, which changes its size.
         let bytes = record.bytes();
         self.ended.push_back((id, bytes));
         self.ended_bytes += bytes;

@@ -53,52 +53,52 @@ use crate::{
     telemetry::{GpuFigures, HostFacts},
 };
 
-/// Largest message taken: above the bounds on text and ids.
+/// Largest message that a call may send: above the bounds on text and ids, which give the better error.
 pub const REQUEST_BYTES_MAX: usize = 4 << 20;
-/// Connections at once; the next waits to be accepted.
+/// Connections at once, over both listeners; the next waits in the system's backlog.
 pub const CONNECTIONS_MAX: usize = 64;
 /// Calls at once on a connection, open streams among them.
 pub const STREAMS_MAX: u32 = 64;
-/// Calls of a connection whose message is being read; an answered stream does not count.
+/// Calls of a connection that are read or prepared at once. A stream that is being answered does not count.
 const CALLS_READ_MAX: usize = 4;
-/// Headers of a call.
+/// Bytes of a call's headers.
 const HEADER_BYTES_MAX: u32 = 16 << 10;
-/// Requests that are tokenized at once.
+/// Requests that are tokenized, and plans that are made, at once.
 const PREPARING_MAX: usize = 2;
 
 /// What all services share.
 pub struct Daemon {
-    /// The one thread that computes.
+    /// The engine, whose one thread computes.
     pub engine: Arc<Engine>,
-    /// Models.
+    /// The model that serves, and the ones that load, failed or sleep.
     pub models: Arc<Models>,
-    /// Those on disk.
+    /// Models on disk.
     pub library: Arc<Library>,
-    /// Those on their way.
+    /// Downloads under way.
     pub pulls: Arc<Pulls>,
-    /// All that takes time.
+    /// The registry of all operations.
     pub operations: Arc<Operations>,
-    /// Requests.
+    /// The records of requests, with their events.
     pub requests: Arc<Requests>,
-    /// Fidelity that was measured.
+    /// The last fidelity results.
     pub measurements: Measurements,
-    /// Told whenever one of the two changes.
+    /// Told whenever anything changes that a snapshot shows.
     pub changes: ChangeNotifier,
-    /// Where the change of the plan under way leads.
+    /// Target of the change of level or budget under way.
     pub switch_target: SwitchTarget,
     /// Ends every stream that would not end by itself.
     pub closing: CancellationToken,
-    /// Where clients find it.
+    /// Path of the Unix socket.
     pub socket: PathBuf,
-    /// What holds for each model, and who said so.
+    /// Each model's settings, and where they come from.
     pub settings: Arc<ModelSettings>,
-    /// How much requests give up for speed that say nothing of it.
+    /// Preset of requests that do not set one.
     pub default_preset: Preset,
-    /// When it started.
+    /// When the daemon started.
     pub started: Instant,
-    /// What the machine says.
+    /// Facts and figures of the host.
     pub host: HostFacts,
-    /// What the card said a moment ago.
+    /// Recent figures of the GPU.
     pub gpu_figures: GpuFigures,
     draining: CancellationToken,
     preparing: Arc<Semaphore>,
@@ -107,7 +107,7 @@ pub struct Daemon {
     recording: persistence::WriteQueue,
 }
 
-/// Somebody is about to use the model.
+/// While one exists, a request is about to use the model, so that it is not unloaded as idle.
 pub(crate) struct ModelInUse {
     count: Arc<AtomicUsize>,
     changes: ChangeNotifier,
@@ -169,19 +169,19 @@ impl Daemon {
         }
     }
 
-    /// From now on nothing new is taken.
+    /// Makes the daemon refuse everything new.
     pub fn drain(&self) {
         self.draining.cancel();
         self.changes.tell();
     }
 
-    /// Whether it is shutting down.
+    /// Whether the daemon is shutting down.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining.is_cancelled()
     }
 
-    /// Keeps the model from being let go for want of requests while one is on its way.
+    /// Keeps the model from being unloaded as idle while a request is prepared for it.
     pub(crate) fn want(&self) -> ModelInUse {
         self.wanted.fetch_add(1, Ordering::AcqRel);
         ModelInUse {
@@ -190,7 +190,7 @@ impl Daemon {
         }
     }
 
-    /// Whether a request is on its way that the engine has not heard of.
+    /// Whether a request is being prepared that the engine does not know yet.
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::Acquire) > 0
     }
@@ -200,7 +200,7 @@ impl Daemon {
         self.line.len()
     }
 
-    /// Returns once all is written down that was asked for and has come to an end.
+    /// Returns once all loads and changes that began have ended and are on disk.
     pub(crate) async fn is_recorded(&self) {
         self.recording.finished().await;
     }
@@ -253,7 +253,7 @@ pub async fn serve(
         .add_service(telemetry.max_decoding_message_size(REQUEST_BYTES_MAX))
         .add_service(health)
         .add_service(reflection().build_v1().expect(made_here))
-        // Which tools ask for that were not changed since 2023.
+        // For tools that still ask for the reflection service of before 2023.
         .add_service(reflection().build_v1alpha().expect(made_here))
         .serve_with_incoming_shutdown(
             incoming::connections(listeners, CONNECTIONS_MAX),
@@ -281,7 +281,7 @@ async fn report_health(reporter: &HealthReporter, daemon: &Daemon) {
         false => ServingStatus::NotServing,
     };
     let open = !daemon.is_draining();
-    // One that sleeps wakes for a request.
+    // A sleeping model wakes for a request, so probes must not take it for a failure.
     let generates = open && (daemon.models.serving().is_ok() || daemon.models.is_asleep());
     for (service, serving) in [
         ("", open),

@@ -1,5 +1,5 @@
-//! One request: its operation, its small events, its latest picture, and readers that each go at their own pace. Writing never
-//! waits for them.
+//! One request: its operation, a bounded log of small events, the latest picture, and readers that each go at their own pace.
+//! Writing never waits for readers.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -20,10 +20,10 @@ use crate::{
 /// Notices that a request keeps; later ones are dropped.
 pub const NOTICES_MAX: usize = 16;
 
-/// What a request asks for; it never changes once it was made for a model.
+/// The size of a request. It does not change once the request was made for a model.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestDescription {
-    /// What it is.
+    /// Kind of request: a generation, a score or a measurement.
     pub kind: OperationKind,
     /// Tokens of its prompt.
     pub prompt_tokens: usize,
@@ -31,12 +31,12 @@ pub struct RequestDescription {
     pub length: usize,
     /// Blocks of the canvas; 0 for all but generations.
     pub blocks: usize,
-    /// Of a measurement, the level that was asked for.
+    /// The requested level of a measurement; else unspecified.
     pub level: v1::Level,
 }
 
 impl RequestDescription {
-    /// Of a request that waits for its model, whose tokenizer alone tells more.
+    /// The description of a request that waits for its model: its tokens cannot be counted without the model's tokenizer.
     #[must_use]
     pub fn unknown(kind: OperationKind) -> Self {
         Self {
@@ -52,11 +52,11 @@ impl RequestDescription {
 /// How a request ended.
 #[derive(Debug, Clone)]
 pub enum RequestEnd {
-    /// Well; a generation's result is among its events.
+    /// It succeeded. A generation has no outcome here, since its result is its last event.
     Done(Option<Box<Outcome>>),
-    /// Somebody stopped it.
+    /// It was cancelled by a client, its deadline or the shutdown.
     Cancelled,
-    /// It failed.
+    /// It failed with the status that its streams end with.
     Failed(Status),
 }
 
@@ -70,7 +70,7 @@ impl RequestEnd {
         }
     }
 
-    /// What the stream of events ends with, when that is not well. The last event tells of a cancellation.
+    /// The error that the stream of events ends with. A cancellation is not one: the last event tells of it.
     fn status(&self) -> Option<Status> {
         match self {
             Self::Failed(status) => Some(status.clone()),
@@ -79,13 +79,13 @@ impl RequestEnd {
     }
 }
 
-/// What stops a request.
+/// Stops a request, wherever it is: in line for a model or with the engine.
 #[derive(Debug)]
 pub(super) struct RequestHandle {
     engine: Weak<Engine>,
-    /// Set when nobody wants it any more and the engine has not heard of it.
+    /// Cancelled with the request, for those that wait for a model.
     unwanted: CancellationToken,
-    /// Its place with the engine, once it has one.
+    /// Its place in the engine's queue; `None` while it waits for a model.
     ticket: Mutex<Option<RequestTicket>>,
 }
 
@@ -99,8 +99,9 @@ impl RequestHandle {
     }
 
     pub(super) fn stop(&self) {
+        // The token first: a request that is being admitted now has no ticket yet and checks the token afterwards.
         self.unwanted.cancel();
-        // Not under the lock: one that waits with the engine ends on this thread.
+        // Not under the lock: cancelling a request in the engine's queue runs its sink on this thread.
         let ticket = *self.ticket();
         if let (Some(ticket), Some(engine)) = (ticket, self.engine.upgrade()) {
             engine.cancel(ticket);
@@ -108,12 +109,12 @@ impl RequestHandle {
     }
 
     fn ticket(&self) -> MutexGuard<'_, Option<RequestTicket>> {
-        // One step: nothing is left half-done.
+        // A panic cannot leave a single assignment half-done.
         self.ticket.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A request.
+/// One request: what the registry lists, what its readers read and what stops it.
 #[derive(Debug)]
 pub struct RequestRecord {
     operation: Arc<Operation>,
@@ -124,23 +125,23 @@ pub struct RequestRecord {
 
 #[derive(Debug)]
 struct RecordState {
-    /// The engine gave it back, since its model went before its turn.
+    /// The engine gave it back, since its model was unloaded before its turn.
     is_given_back: bool,
-    /// Blocks + notices + 3 at most.
+    /// Events that no reader misses: at most the blocks, the notices and three more.
     small: Vec<Arc<v1::GenerationEvent>>,
     notices: usize,
     picture: Option<LatestEvent>,
     pictures: u64,
-    /// With what its events end, once they have.
+    /// `None` while events may follow; then the error that they end with, if any.
     ended: Option<Option<Status>>,
 }
 
-/// What the latest wins of.
+/// The latest picture. Earlier ones are dropped, read or not, so a slow reader costs no memory.
 #[derive(Debug)]
 struct LatestEvent {
-    /// From 1.
+    /// Counted from 1, so that 0 means a reader that has seen none.
     number: u64,
-    /// Small events that came before it.
+    /// Number of small events before it: a reader gets those first.
     after: usize,
     item: Arc<v1::GenerationEvent>,
 }
@@ -175,7 +176,7 @@ impl RequestRecord {
         self.version.send_replace(());
     }
 
-    /// It waits behind so many.
+    /// Sets the number of requests ahead, in the first event too.
     pub(super) fn queued(&self, ahead: usize) {
         let queued = v1::GenerationQueued {
             request_id: self.id(),
@@ -185,7 +186,7 @@ impl RequestRecord {
         self.operation.queued(ahead);
     }
 
-    /// What it asks for, once it was made for this model.
+    /// Sets the size and the model, once the request was made for it.
     pub fn describe(&self, facts: RequestDescription, model: &str) {
         self.operation.made_for(model);
         self.operation.request(|request| {
@@ -197,38 +198,40 @@ impl RequestRecord {
                 ..*request
             };
         });
-        // Its model is there: who joins late needs not hear how that came.
+        // The model is there, so a late reader need not hear of its load.
         self.lock().picture = None;
     }
 
-    /// The record that is listed, followed and cancelled.
+    /// The request's operation, which is listed, followed and cancelled.
     #[must_use]
     pub fn operation(&self) -> &Arc<Operation> {
         &self.operation
     }
 
-    /// The engine took it.
+    /// Whether the engine has taken it.
     #[must_use]
     pub fn is_admitted(&self) -> bool {
         self.handle.ticket().is_some()
     }
 
-    /// The engine has begun with it.
+    /// Whether the engine has begun with it.
     #[must_use]
     pub fn has_started(&self) -> bool {
         self.operation.has_started()
     }
 
-    /// The engine won't begin with it, since its model is gone. Whoever stays by it finds it another.
+    /// Marks the request as given back: its model was unloaded before its turn. The task that waits in
+    /// [`RequestRecord::is_given_back`] puts it in line for the next model.
     pub fn give_back(&self) {
         let mut state = self.lock();
         state.is_given_back = true;
         self.tell(state);
     }
 
-    /// Waits until it is known whether the engine has given it back; false once it runs or is over. From then on it is as if
-    /// the engine had never had it.
+    /// Waits until the engine gives the request back (true), or begins or ends it (false). A request that was given back has
+    /// no ticket any more.
     pub async fn is_given_back(&self) -> bool {
+        // Before the first look, so that nothing is missed between look and wait.
         let mut version = self.version.subscribe();
         loop {
             {
@@ -241,26 +244,26 @@ impl RequestRecord {
                     return false;
                 }
             }
-            // The sender lives in `self`, so `changed` can't fail.
+            // The sender lives in `self`, so `changed` cannot fail.
             if version.changed().await.is_err() {
                 return false;
             }
         }
     }
 
-    /// Its number, from 1.
+    /// The request's id, which is its operation's.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.operation.id()
     }
 
-    /// What it is.
+    /// Kind of request.
     #[must_use]
     pub fn kind(&self) -> OperationKind {
         self.operation.kind()
     }
 
-    /// The engine begins with it.
+    /// Marks the request as running, with its first event if it has one.
     pub fn start(&self, first: Option<Event>) {
         self.operation.start();
         let mut state = self.lock();
@@ -268,7 +271,7 @@ impl RequestRecord {
         self.tell(state);
     }
 
-    /// Adds a picture that replaces the one before.
+    /// Replaces the picture by one after `passes` passes with `committed` positions committed.
     pub fn picture(&self, picture: Event, passes: usize, committed: usize) {
         let mut length = 0;
         self.operation.request(|request| {
@@ -282,7 +285,7 @@ impl RequestRecord {
         self.show(self.lock(), picture);
     }
 
-    /// How far the model is that it waits for.
+    /// Replaces the picture by one of the load that the request waits for.
     pub fn waits_for(&self, loading: v1::GenerationLoading) {
         self.show(self.lock(), Event::Loading(loading));
     }
@@ -305,7 +308,7 @@ impl RequestRecord {
         self.tell(state);
     }
 
-    /// Tells its readers something; of a talkative daemon they hear the first notices only.
+    /// Adds a notice for readers. Only the first [`NOTICES_MAX`] are kept.
     pub fn notice(&self, text: &str) {
         let mut state = self.lock();
         if state.ended.is_some() || state.notices == NOTICES_MAX {
@@ -321,7 +324,8 @@ impl RequestRecord {
         self.tell(state);
     }
 
-    /// Ends its events, with the last one if it has one. Its operation has ended before, so that who reads the last finds that.
+    /// Ends the events, with the last one if there is one. The operation has ended before, so that a reader of the last event
+    /// finds it ended.
     pub(super) fn end(&self, last: Option<Event>, ending: &RequestEnd) {
         let mut state = self.lock();
         state.small.extend(last.map(event));
@@ -329,13 +333,13 @@ impl RequestRecord {
         self.tell(state);
     }
 
-    /// Nothing follows any more.
+    /// Whether the events have ended.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.lock().ended.is_some()
     }
 
-    /// Stops it within a pass, or at once while it waits for a model; false when it had ended.
+    /// Stops the request: between layers of a pass, or at once while it waits. False if it had ended.
     pub fn cancel(&self) -> bool {
         // A request can always be stopped.
         self.operation.cancel().unwrap_or(false)
@@ -352,7 +356,7 @@ impl RequestRecord {
         self.handle.unwanted.cancelled().await;
     }
 
-    /// Bytes that its events hold, as the wire counts.
+    /// Bytes of the events as encoded messages.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let state = self.lock();
@@ -362,6 +366,7 @@ impl RequestRecord {
     }
 
     fn tell(&self, state: MutexGuard<'_, RecordState>) {
+        // Readers that wake take this lock.
         drop(state);
         self.version.send_replace(());
     }
@@ -401,7 +406,7 @@ impl RecordReader {
         }
     }
 
-    /// What is read.
+    /// The request that is read.
     #[must_use]
     pub fn record(&self) -> &Arc<RequestRecord> {
         &self.record

@@ -1,4 +1,4 @@
-//! `GenerationService`: requests are made, and generations watched.
+//! `GenerationService`: generating, scoring, and watching generations.
 
 use std::sync::Arc;
 
@@ -87,7 +87,7 @@ impl GenerationService for Service {
         let begun = (RecordReader::new(record), self.0.closing.clone());
         let answers = stream::unfold(begun, |(mut reader, closing)| async {
             let item = tokio::select! {
-                // First, so that an end that was just told is heard.
+                // The reader first, so that an end is sent that came just before the shutdown.
                 biased;
                 item = reader.next() => item?,
                 () = closing.cancelled() => return None,
@@ -190,20 +190,19 @@ impl Daemon {
     }
 }
 
-/// Whether passes read weights at all that are not where they are needed; if not, nobody needs to plan to know that they
-/// don't wait for them.
+/// Whether passes stream weights. If not, no plan is needed to know that they do not wait for them.
 fn streams_weights(engine: &Engine) -> bool {
     let pass = engine.in_force().and_then(|in_force| in_force.plan.pass);
     pass.is_some_and(|pass| pass.reader_s > 0.0)
 }
 
-/// The plan for a request that breaks no rule. Only for advice and choices: without one the request goes on.
+/// The plan for a valid request, for predictions and presets. A request goes on without one.
 fn expected(
     engine: &Engine,
     work: &Work,
     serving: &ServingModel,
 ) -> Result<Option<Plan>, RequestError> {
-    // What is planned is rehearsed, so no canvas beyond the model's context.
+    // A plan makes a dry run of the canvas, so a canvas beyond the model's context is refused before.
     work.check(&serving.loaded.info)?;
     Ok(engine.plan(&PlanOptions::default(), work.workload()).ok())
 }

@@ -25,9 +25,9 @@ use authority::Authorities;
 pub(super) use local::LocalNames;
 use opening::Opening;
 
-/// Pause after the system refused to accept, most likely for want of descriptors.
+/// Pause after a failed accept, most likely for want of file descriptors: without it the loop would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Bytes taken from a connection at once.
+/// Bytes read from a connection at once.
 const READ_BYTES: usize = 8 << 10;
 
 /// Where connections come from.
@@ -39,20 +39,21 @@ pub struct Listeners {
     pub tcp: Option<TcpListener>,
 }
 
-/// The way a call came; stands among its extensions.
+/// The transport of a call, found among the request's extensions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Transport {
     Unix,
     Tcp,
 }
 
-/// Connections as they come; with `max` of them open, the next waits in the system's backlog.
+/// Accepted connections of both listeners; with `max` of them open, the next waits in the system's backlog.
 pub(super) fn connections(
     listeners: Listeners,
     max: usize,
 ) -> impl Stream<Item = io::Result<Connection>> {
     let places = Arc::new(Semaphore::new(max));
     stream::unfold((listeners, places), |(listeners, places)| async {
+        // Before accepting, so that a connection without a place costs no descriptor.
         let place = places.clone().acquire_owned().await;
         let place = place.expect("the semaphore is never closed");
         let stream = loop {
@@ -79,7 +80,7 @@ async fn accept(listeners: &Listeners) -> io::Result<Wire> {
         accepted = listeners.unix.accept() => accepted.map(|(stream, _)| Wire::Unix(stream)),
         accepted = tcp => {
             let (stream, _) = accepted?;
-            // A pass's event is small, and the next comes when it comes.
+            // A pass's event is small: Nagle's algorithm would hold it back for the next one.
             stream.set_nodelay(true)?;
             Ok(Wire::Tcp(stream))
         }
@@ -91,9 +92,9 @@ async fn accept(listeners: &Listeners) -> io::Result<Wire> {
 pub(super) struct Connection {
     wire: Wire,
     opening: Opening,
-    /// Only where authorities say nothing.
+    /// Rewrites `:authority`, on the Unix socket alone: on TCP it is checked against DNS rebinding.
     authorities: Option<Authorities>,
-    /// What was taken from the wire and not handed on yet, from `handed` on.
+    /// Bytes read from the wire. Those from `handed` on are not handed to the HTTP/2 library yet.
     taken: Vec<u8>,
     handed: usize,
     _place: OwnedSemaphorePermit,
@@ -133,7 +134,7 @@ impl Connected for Connection {
     }
 }
 
-/// The same call on whichever wire it is.
+/// The same call on either kind of stream.
 macro_rules! on_wire {
     ($connection:ident, $stream:ident => $call:expr) => {
         match &mut $connection.wire {
@@ -150,7 +151,8 @@ impl AsyncRead for Connection {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let own = &mut *self;
-        // What is taken may be held back whole, until the rest of a frame comes.
+        // A loop, since all that was read may be held back until the rest of a frame comes, and returning no bytes would mean
+        // the connection's end.
         while own.handed == own.taken.len() {
             let mut bytes = [0; READ_BYTES];
             let mut read = ReadBuf::new(&mut bytes);

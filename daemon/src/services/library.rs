@@ -1,4 +1,4 @@
-//! What `ModelService` does with models on disk: listing them, downloading, removing, looking into them.
+//! The part of `ModelService` about models on disk: listing, downloading, removing, inspecting.
 
 use std::{path::Path, sync::Arc};
 
@@ -24,7 +24,7 @@ use crate::{
 };
 
 impl Daemon {
-    /// All models, and the weights that are kept of them. Reads folders: not for async code.
+    /// All models, and the converted weights that are kept of them. Reads folders: not for async code.
     pub(super) fn list(&self) -> v1::ListModelsResponse {
         let models = self.all_models();
         let kinds = [v1::OperationKind::Load, v1::OperationKind::Pull];
@@ -88,13 +88,13 @@ impl Daemon {
         models
     }
 
-    /// The model that is meant. Reads folders, aside.
+    /// The model that a reference names. Reads folders on a blocking thread.
     pub(super) async fn resolve(self: &Arc<Self>, model: ModelRef) -> Result<ModelName, Failure> {
         let daemon = self.clone();
         spawn_blocking(move || daemon.resolve_now(model)).await?
     }
 
-    /// The same. Reads folders: not for async code.
+    /// As [`Daemon::resolve`], for blocking threads.
     pub(super) fn resolve_now(&self, model: ModelRef) -> Result<ModelName, Failure> {
         match model.with_weights()? {
             ModelRef::Loaded => Ok(self.models.serving()?.name),
@@ -172,7 +172,7 @@ impl Daemon {
         if is_pulling {
             return Err(Failure::ModelInUse { model: name });
         }
-        // By where it lies: a name is also that of a model elsewhere, and a path leads to one that has a name here.
+        // Compared by path: a loaded model may have another name, or a model elsewhere the same one.
         let (library, asked, held) = (
             self.library.clone(),
             name.clone(),
@@ -191,7 +191,7 @@ impl Daemon {
         let removed = spawn_blocking(move || {
             let found = daemon.library.find(&asked).ok();
             let removed = daemon.library.remove(&asked)?;
-            // What was converted of it is of no use to anybody.
+            // Weights converted from a deleted model are of no use.
             let is_of_it = |kept: &CachedWeights| match (&found, &kept.checkpoint) {
                 (Some(entry), Some(path)) => path.starts_with(&entry.path) || *path == entry.folder,
                 _ => false,
@@ -267,7 +267,7 @@ impl Daemon {
         let answer = spawn_blocking(move || {
             let path = model.path.as_deref();
             if let Some(path) = path {
-                // A path that leads nowhere is the caller's mistake, not a fact of a model.
+                // A wrong path is the caller's mistake, so it is an error and not a fact in the answer.
                 std::fs::metadata(path).map_err(|cause| {
                     Failure::from(checkpoint::CheckpointError::Io {
                         path: path.to_owned(),
@@ -305,7 +305,7 @@ impl Daemon {
     }
 }
 
-/// What a list calls the model that weights were kept of.
+/// The name that lists use for the model of converted weights.
 fn converted_weights_name(kept: &CachedWeights, entries: &[ModelEntry]) -> String {
     let Some(path) = &kept.checkpoint else {
         return match &*kept.model {
@@ -319,7 +319,7 @@ fn converted_weights_name(kept: &CachedWeights, entries: &[ModelEntry]) -> Strin
     known.map_or_else(|| kept.model.clone(), |entry| entry.name.clone())
 }
 
-/// Writes down where a model lies that was loaded by its path, once it has come to a good end.
+/// Saves the path of a model that was loaded by its path, once the load succeeded.
 pub(crate) fn remember_path(daemon: &Arc<Daemon>, name: ModelName, load: Arc<Operation>) {
     let record = daemon.clone();
     daemon.recording.then(async move {
@@ -333,23 +333,23 @@ fn write_path(daemon: &Daemon, name: &ModelName) {
     if let Some(path) = &name.path
         && let Err(failure) = daemon.library.remember(path)
     {
-        // Only the list is poorer for it.
+        // Not fatal: only the list lacks the model.
         tracing::info!(reason = %failure, "cannot save the model's path");
     }
 }
 
-/// Whether a load came to a good end; waits for it.
+/// Waits for a load's end. Returns whether it succeeded.
 async fn is_loaded(load: &Operation) -> bool {
     let mut statuses = load.subscribe();
     let ended = statuses.wait_for(|status| status.has_ended()).await;
     ended.is_ok_and(|status| status.outcome().is_some())
 }
 
-/// What is written down of a load, once it has come to a good end.
+/// What is saved of a load once it succeeded.
 pub(super) struct LoadRecord {
     pub(super) daemon: Arc<Daemon>,
     pub(super) name: ModelName,
-    /// What was asked for, which holds the next time, too.
+    /// Requested settings, which the next load uses, too.
     pub(super) change: PlanOptions,
     /// Whether the model is to be loaded at every start.
     pub(super) make_default: bool,
@@ -358,7 +358,7 @@ pub(super) struct LoadRecord {
 impl LoadRecord {
     pub(super) async fn once_loaded(self, load: Arc<Operation>) {
         if is_loaded(&load).await {
-            // Whoever comes next waits until it is written.
+            // Awaited, since the next write in the queue starts when this future ends.
             drop(spawn_blocking(move || self.write()).await);
         }
     }

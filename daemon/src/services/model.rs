@@ -59,7 +59,7 @@ impl ModelService for Service {
         let recorded = (self.0.recording).then(record.once_loaded(load.clone()));
         let ended = load.clone();
         let pictures = operation::follow_until(load, &self.0.closing, async move {
-            // A load that failed is so at once, whatever else is to be written down.
+            // A failed load has nothing to write, so its client does not wait for the writes queued before it.
             if ended.subscribe().borrow().outcome().is_some() {
                 recorded.finished().await;
             }

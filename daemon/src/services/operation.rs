@@ -1,5 +1,5 @@
-//! `OperationService`, and the streams of all RPCs that begin an operation: whoever listens gets the latest picture of it, at
-//! their own pace. That they go away, what belongs to the daemon doesn't notice.
+//! `OperationService`, and the streams of all RPCs that begin an operation. A reader gets the latest picture at its own pace.
+//! When it goes away, an operation that belongs to the daemon goes on.
 
 use std::sync::Arc;
 
@@ -70,14 +70,14 @@ impl OperationService for Service {
     }
 }
 
-/// The values of an enum's field that has several.
+/// The values of a repeated enum field, of which each must be known.
 fn each_known<E: TryFrom<i32>>(field: &'static str, values: &[i32]) -> Result<Vec<E>, Failure> {
     let each = values.iter().map(|value| known(field, *value));
     Ok(each.collect::<Result<_, InvalidField>>()?)
 }
 
-/// The present picture of an operation, then each that follows, then the status that it ended with; or less, where the daemon
-/// ends before.
+/// The present picture of an operation, then later ones, then the status that it ended with. The stream ends early when the
+/// daemon does.
 pub(super) fn follow<R: OperationResponse>(
     operation: Arc<Operation>,
     closing: &CancellationToken,
@@ -85,7 +85,7 @@ pub(super) fn follow<R: OperationResponse>(
     follow_until(operation, closing, async {})
 }
 
-/// The same. The last picture waits for what has to be written down first.
+/// As [`follow`], but the last picture waits for `recorded`: a client that hears of an end finds it on disk.
 pub(super) fn follow_until<R: OperationResponse>(
     operation: Arc<Operation>,
     closing: &CancellationToken,
@@ -94,7 +94,7 @@ pub(super) fn follow_until<R: OperationResponse>(
     pictures(operation, closing, recorded.boxed(), None)
 }
 
-/// The same of a request, which belongs to the call.
+/// As [`follow`], for a request that belongs to the call.
 pub(super) fn follow_owned<R: OperationResponse>(
     owner: OwnedRequest,
     closing: &CancellationToken,
@@ -110,7 +110,7 @@ fn pictures<R: OperationResponse>(
     owner: Option<OwnedRequest>,
 ) -> ResponseStream<R> {
     let mut statuses = operation.subscribe();
-    // Whoever comes is told at once how far it is.
+    // The first picture is sent at once, not at the next change.
     statuses.mark_changed();
     let follower = Follower {
         operation,
@@ -127,7 +127,7 @@ fn pictures<R: OperationResponse>(
     pictures.boxed()
 }
 
-/// Who reads an operation.
+/// One reader of an operation.
 struct Follower {
     operation: Arc<Operation>,
     statuses: watch::Receiver<OperationStatus>,
@@ -155,19 +155,21 @@ impl Follower {
         };
         tokio::select! {
             biased;
-            // A caller whose time is over gets nothing more.
+            // The deadline first: afterwards the caller gets nothing more.
             status = expired => return Some(Err(status)),
-            // Before the daemon's end, so that an end that was just told is heard.
+            // Before the shutdown, so that an end is sent that came just before it.
             // The sender lives in the operation that this follower holds.
             changed = self.statuses.changed() => changed.ok()?,
             () = self.closing.cancelled() => return None,
         }
+        // End and picture from one status, since another may be set between two looks.
         let picture = {
             let status = self.statuses.borrow_and_update();
             self.end = status.has_ended().then(|| status.error().cloned());
             self.operation.picture(&status)
         };
         if self.end.is_some() {
+            // Not beyond the daemon's end, which closes all streams.
             tokio::select! {
                 () = &mut self.recorded => {}
                 () = self.closing.cancelled() => {}

@@ -1,4 +1,4 @@
-//! `OptimizerService`: plans, putting them in force, and measuring what they cost in fidelity.
+//! `OptimizerService`: planning, changing level and budget, measuring fidelity, and jobs on files.
 
 use std::sync::Arc;
 
@@ -157,7 +157,7 @@ impl OptimizerService for Service {
     }
 }
 
-/// Planning rehearses a pass and may read headers: not for a thread that answers calls.
+/// Runs planning on a blocking thread: it makes a dry run of a pass and may read headers from disk.
 async fn blocking<T: Send + 'static>(
     daemon: &Arc<Daemon>,
     work: impl FnOnce(&Daemon) -> Result<T, Failure> + Send + 'static,
@@ -211,7 +211,7 @@ impl Daemon {
             model => {
                 let model = self.resolve_now(model)?;
                 let machine = self.engine.machine()?;
-                // Those that it would be loaded with.
+                // The settings that a load of this model would have.
                 let holds = self.settings.for_load(&model, &PlanOptions::default());
                 settings = settings.with(&holds.change());
                 let outline = ModelOutline::of_checkpoint(&model.source(), machine)?;
@@ -243,7 +243,7 @@ impl Daemon {
         })
     }
 
-    /// Back to what the present model was loaded with, but for what was remembered, as it is the next time.
+    /// The change back to what the present model was loaded with, without remembered settings, which `restore` forgets.
     fn as_it_started(&self) -> Result<PlanOptions, Failure> {
         let serving = self.models.serving()?;
         let loaded = self.engine.loaded_with().ok_or(EngineError::NoModel)?;
@@ -253,7 +253,7 @@ impl Daemon {
             level: Some(level),
             ..before.into()
         };
-        // As a load does, where the level can't be had on this machine.
+        // As a load does, substitutes a level that this machine has no room for.
         let levels = [before.level].into_iter();
         let mut levels = levels.chain(before.level.substitutes().iter().copied());
         let workload = in_force.plan.workload;
@@ -261,7 +261,7 @@ impl Daemon {
         Ok(to(fits.unwrap_or(before.level)))
     }
 
-    /// The level of the checkpoint's own weights that the budget has room for.
+    /// The most faithful level that fits the budget: `off`, else `standard`.
     fn most_faithful(&self) -> Result<Level, Failure> {
         let in_force = self.engine.in_force().ok_or(EngineError::NoModel)?;
         let off = PlanOptions {
@@ -284,22 +284,22 @@ fn published_shape(name: &str) -> Result<&'static PublishedShape, Failure> {
     })
 }
 
-/// The model that a change is for. Without one the engine isn't asked, and its settings stay.
+/// The model that a change is for. Without one the change is refused before it reaches the engine, whose settings stay.
 fn changeable(daemon: &Daemon) -> Result<ServingModel, Failure> {
     let serving = daemon.models.serving();
     serving.map_err(|failure| Failure::NothingToChange(Box::new(failure)))
 }
 
-/// What becomes of a change that is in force, for later loads of the model.
+/// What a successful change writes to disk for later loads of the model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum AfterChange {
-    /// They have it, too.
+    /// Later loads use the change.
     Remember,
-    /// They have what the load of the present one asked for, if anything.
+    /// Later loads use what the present load asked for itself, if anything.
     AsItStarted(PlanOptions),
 }
 
-/// Writes down what was asked for, once it is in force, or held for the next load of the model.
+/// Writes the requested change to disk once it is in force or held for the next load.
 async fn record(
     daemon: Arc<Daemon>,
     model: ModelName,
@@ -320,7 +320,7 @@ async fn record(
             daemon.settings.remember(&model, &asked);
         }
     };
-    // Whoever comes next waits until it is written.
+    // Awaited, since the next write in the queue starts when this future ends.
     drop(tokio::task::spawn_blocking(write).await);
 }
 
@@ -361,7 +361,7 @@ fn begin<R: OperationResponse>(
     let (asked, ended) = (daemon.clone(), operation.clone());
     // The change goes on when the caller goes away; a watcher of the daemon sees its end.
     let pictures = operation::follow_until(operation, &daemon.closing, async move {
-        // A change that is refused is so at once, whatever else is to be written down.
+        // A refused change has nothing to write, so its client does not wait for the writes queued before it.
         if is_settled(&asked, &change, &ended) {
             recorded.finished().await;
         }

@@ -1,5 +1,5 @@
-//! What is written down of loads and changes, once they have come to an end: in the order in which they were begun, so that the
-//! last word is the one that stays.
+//! Writes the settings of loads and changes to disk once they have ended, in the order in which they began, so that the last
+//! request wins.
 
 use std::{
     future::Future,
@@ -8,20 +8,21 @@ use std::{
 
 use tokio::sync::watch;
 
-/// The order. One task for each load or change that has not been written down.
+/// The chain of pending writes: one task for each load or change that is not on disk yet. Holds the last one.
 #[derive(Debug, Default)]
 pub(super) struct WriteQueue(Mutex<PendingWrite>);
 
-/// One step of it. A client is told of an end once that is written down, so that what it asks for next finds it.
+/// One link of the chain. A client hears of an end only after the write, so that its next call finds it on disk.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PendingWrite(Option<watch::Receiver<()>>);
 
 impl WriteQueue {
-    /// Does it once all that was begun before is done.
+    /// Runs `work` after everything that was queued before.
     pub(super) fn then(&self, work: impl Future<Output = ()> + Send + 'static) -> PendingWrite {
-        // Dropped when the work ends, and also where it panics: that wrote nothing, and is over, too.
+        // The sender's drop is the signal, so that a panic in `work` does not block those behind it.
         let (done, recorded) = watch::channel(());
         let recorded = PendingWrite(Some(recorded));
+        // Replaced before the task starts: the order is that of calls, whatever the runtime does.
         let before = std::mem::replace(&mut *self.lock(), recorded.clone());
         tokio::spawn(async move {
             let _done = done;
@@ -38,7 +39,7 @@ impl WriteQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, PendingWrite> {
-        // One step: nothing is left half-done.
+        // A panic cannot leave a single assignment half-done.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -47,7 +48,7 @@ impl PendingWrite {
     /// Returns once it is written down, or nothing will be.
     pub(super) async fn finished(self) {
         if let Some(mut done) = self.0 {
-            // Nothing is ever sent: this is the sender's end.
+            // Nothing is ever sent: `changed` fails once the sender is dropped.
             while done.changed().await.is_ok() {}
         }
     }

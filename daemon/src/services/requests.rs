@@ -1,4 +1,4 @@
-//! The way of every request that computes: prepared aside, admitted, owned by the stream that answers it.
+//! What all requests that compute share: preparation off the async threads, admission, and ownership by the answering stream.
 
 use std::{future::Future, pin::Pin, sync::Arc};
 
@@ -21,11 +21,11 @@ use crate::{
     requests::{RecordReader, RequestDescription, RequestRecord},
 };
 
-/// What a request's caller gets.
+/// The stream that answers a call.
 pub(super) type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Admits a request, or lets it wait for a model that loads; what is returned belongs to the call. What breaks a rule for any
-/// model is known before there is one, and refused at once.
+/// Admits a request, or lets it wait for a model that loads. The returned request belongs to the call. `check` holds the
+/// rules that do not depend on the model: a request that breaks one is refused at once, not after the load.
 pub(super) async fn admit<F>(
     daemon: &Arc<Daemon>,
     deadline: Option<Deadline>,
@@ -43,7 +43,6 @@ where
     };
     let admitted = Deadline::limit(deadline, admission).await;
     let record = admitted.map_err(|failure| {
-        // Counted on its way to the caller.
         daemon.requests.totals().refused();
         tracing::debug!(reason = %failure, "request refused");
         Status::from(failure)
@@ -56,7 +55,7 @@ where
 }
 
 impl Daemon {
-    /// Tokenizes on a thread that may take its time, few at once.
+    /// Prepares a request, which tokenizes text, on a blocking thread. [`super::PREPARING_MAX`] bounds how many do at once.
     pub(super) async fn prepare<T: Send + 'static>(
         &self,
         serving: ServingModel,
@@ -66,14 +65,14 @@ impl Daemon {
         let place = place.expect("the semaphore is never closed");
         tokio::task::spawn_blocking(move || {
             let work = prepare(&serving)?;
-            // Held to here even when the caller went away meanwhile.
+            // Inside the thread: the caller's future may be dropped while the work goes on, which must still count.
             drop(place);
             Ok((work, serving))
         })
         .await?
     }
 
-    /// The record of a request that was prepared: the one that stood in line for its model, or else a new one.
+    /// The record of a prepared request: the one that waited for the model, or else a new one.
     pub(super) fn record(
         &self,
         waited: Option<Arc<RequestRecord>>,
@@ -113,7 +112,7 @@ pub(super) struct OwnedRequest {
 }
 
 impl OwnedRequest {
-    /// What is owned.
+    /// The owned request's record.
     pub(super) fn record(&self) -> &Arc<RequestRecord> {
         &self.record
     }

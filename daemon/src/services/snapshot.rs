@@ -1,4 +1,4 @@
-//! One picture of the daemon: what it is, holds and does.
+//! Makes snapshots of the whole daemon.
 
 use std::process;
 
@@ -9,7 +9,7 @@ use sluice_proto::{PROTOCOL, v1};
 use super::Daemon;
 use crate::translate;
 
-/// The picture as it is now; what changes on a card by itself may be a second old.
+/// A snapshot of the daemon now. Live figures of the GPU may be a second old.
 pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
     let live = match daemon.engine.device().gpu() {
         Some(gpu) => daemon.gpu_figures.of(gpu).await,
@@ -59,7 +59,7 @@ fn held_here(daemon: &Daemon, memory: &ledger::LedgerReport) -> u64 {
     }
 }
 
-/// The plan in force and what came of it; empty without a model.
+/// The plan in force and its weights; empty without a model.
 fn weights(daemon: &Daemon) -> v1::Snapshot {
     let Some(in_force) = daemon.engine.in_force() else {
         return v1::Snapshot::default();
@@ -87,7 +87,7 @@ fn settings(daemon: &Daemon) -> v1::SettingsStatus {
     let settings = engine.settings();
     let loaded = engine.loaded_with().map(|loaded| {
         let serving = daemon.models.serving();
-        // What was asked for doesn't count: nobody goes back to that.
+        // Without remembered settings: this is what `restore` leads to.
         serving.map_or(loaded, |serving| serving.restore_point.restored(loaded))
     });
     v1::SettingsStatus {

@@ -29,11 +29,11 @@ pub(super) type AdmitFn = Box<
         + Sync,
 >;
 
-/// Those that wait for a model, in order.
+/// Ids of the requests that wait for a model, in order of arrival.
 #[derive(Debug, Default)]
 pub(super) struct WaitingLine {
     waiting: Mutex<VecDeque<u64>>,
-    /// Told when somebody has left.
+    /// Told when a request leaves the line.
     moved: watch::Sender<()>,
 }
 
@@ -66,17 +66,17 @@ impl WaitingLine {
     /// Waits until nobody is ahead of it.
     async fn is_first(&self, id: u64) {
         let mut moved = self.moved.subscribe();
-        // The sender lives in `self`, so `changed` can't fail.
+        // The sender lives in `self`, so `changed` cannot fail.
         while self.lock().front() != Some(&id) && moved.changed().await.is_ok() {}
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<u64>> {
-        // One step each: nothing is left half-done.
+        // Each change is one step, so a panic leaves nothing half-done.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Ids tell who came first.
+/// Inserts by id: ids grow in the order of arrival, so a request that comes back gets its old place.
 fn insert(waiting: &mut VecDeque<u64>, id: u64) -> usize {
     let place = waiting.partition_point(|other| *other < id);
     waiting.insert(place, id);
@@ -103,12 +103,13 @@ pub(super) async fn admit(
     kind: OperationKind,
     make: AdmitFn,
 ) -> Result<Arc<RequestRecord>, Failure> {
+    // Before looking for the model, so that it is not unloaded as idle between the look and the submission.
     let wanted = daemon.want();
     let coming = daemon.models.coming(&daemon.engine)?;
     if coming.is_none() && daemon.line.len() == 0 {
         match make(None).await {
             Err(failure) if is_gone(&failure) => {
-                // It went in this very moment.
+                // The model was unloaded or replaced after the look above.
                 let coming = next(daemon, failure)?;
                 return stand_in_line(daemon, kind, make, coming, wanted);
             }
@@ -138,7 +139,7 @@ async fn attend(daemon: Arc<Daemon>, record: Arc<RequestRecord>, make: AdmitFn) 
             "its model went before its turn; it waits for the next"
         );
         record.notice("the model went before this request's turn; another takes it if one comes");
-        // Where another load was begun in this very moment, there is word of it later.
+        // A load that began at this very moment is found by `next` later.
         let coming = daemon.models.coming(&daemon.engine).unwrap_or(None);
         wait(place, &make, coming).await;
     }
@@ -153,7 +154,7 @@ fn is_gone(failure: &Failure) -> bool {
     )
 }
 
-/// What a request waits for whose model is gone: another on its way, or none where that is here already.
+/// The load that a request waits for after its model went; `None` if another model serves already.
 fn next(daemon: &Daemon, failure: Failure) -> Result<Option<ComingModel>, Failure> {
     let coming = daemon.models.coming(&daemon.engine)?;
     match coming.is_some() || daemon.models.serving().is_ok() {
@@ -174,6 +175,7 @@ fn stand_in_line(
     let record = daemon.requests.create(facts, model);
     let capacity = daemon.engine.queue().capacity;
     let ahead = daemon.line.join(record.id(), capacity)?;
+    // Made before the record is listed: its drop leaves the line, whatever happens from here on.
     let place = WaitingPlace {
         daemon: daemon.clone(),
         record: record.clone(),
@@ -199,7 +201,7 @@ async fn wait(place: WaitingPlace, make: &AdmitFn, coming: Option<ComingModel>) 
         admitted = become_admitted(daemon, record, make, coming) => admitted,
     };
     match admitted {
-        // Its cancel may have missed the engine by a hair.
+        // A cancel between submission and the ticket's arrival found no ticket, so it is repeated.
         Ok(()) if record.is_unwanted() => drop(record.cancel()),
         Ok(()) => {}
         Err(failure) => {
@@ -222,7 +224,7 @@ async fn become_admitted(
         }
         daemon.line.is_first(record.id()).await;
         match make(Some(record.clone())).await {
-            // Another is loaded, or it went once more: of that there is word, too.
+            // Another model loads, or this one went again: wait for the next.
             Err(failure) if is_gone(&failure) => coming = next(daemon, failure)?,
             Err(Failure::Engine(EngineError::QueueFull { .. })) => {
                 has_room(daemon).await;
@@ -238,15 +240,15 @@ async fn has_room(daemon: &Daemon) {
     let mut changes = daemon.changes.subscribe();
     let is_full = || {
         let queue = daemon.engine.queue();
-        // An idle engine takes one whatever its queue holds.
+        // An idle engine takes one request even if its queue has no capacity.
         queue.waiting >= queue.capacity && queue.waiting + queue.running > 0
     };
-    // The sender lives in the daemon, so `changed` can't fail.
+    // The sender lives in the daemon, so `changed` cannot fail.
     while is_full() && changes.changed().await.is_ok() {}
 }
 
-/// Waits until a load is over, however it ends; the record tells of what, and how far it is. Why a model did not come, whoever asks for it
-/// hears.
+/// Waits until a load ends, however it ends, and shows its progress in the record. The reason of a failure comes from the
+/// next attempt to make the request.
 async fn come(coming: ComingModel, record: &RequestRecord) {
     let ComingModel { model, operation } = coming;
     tracing::info!(request = record.id(), model, "waits for a model");
@@ -259,14 +261,14 @@ async fn come(coming: ComingModel, record: &RequestRecord) {
             loaded_bytes,
             total_bytes,
         });
-        // The sender lives in the operation, so `changed` can't fail.
+        // The sender lives in the operation, so `changed` cannot fail.
         if statuses.changed().await.is_err() {
             return;
         }
     }
 }
 
-/// It was cancelled before the engine heard of it.
+/// Ends a request that was cancelled before the engine knew of it. A generation still gets its last event.
 fn end_unwanted(daemon: &Daemon, record: &Arc<RequestRecord>) {
     tracing::info!(
         request = record.id(),

@@ -15,9 +15,9 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const HEAD_BYTES: usize = 9;
 /// Longest frame that this daemon takes: the protocol's own default, which it doesn't raise.
 const FRAME_BYTES_MAX: usize = 16 << 10;
-/// Most that is held back of a header block that comes in many frames; the library refuses less than that.
+/// Most bytes held back of a header block that comes in many frames; the library's own limit is smaller.
 const BLOCK_BYTES_MAX: usize = 64 << 10;
-/// Most frames of a header block, which may be empty.
+/// Most frames of a header block. Frames may be empty, so the bound on bytes does not bound them.
 const BLOCK_FRAMES_MAX: usize = 32;
 
 const HEADERS: u8 = 1;
@@ -51,7 +51,7 @@ enum FrameState {
     Passing(usize),
     /// So many bytes of a header frame's payload are still to come.
     Gathering(usize),
-    /// All goes on as it is from now on.
+    /// Everything passes unchanged from now on.
     Through,
 }
 
@@ -65,7 +65,7 @@ impl Authorities {
         }
     }
 
-    /// Takes what came and puts what goes on behind `out`.
+    /// Takes received bytes and appends those for the library to `out`.
     pub(super) fn feed(&mut self, mut input: &[u8], out: &mut Vec<u8>) {
         while !input.is_empty() {
             match self.state {
@@ -156,7 +156,7 @@ impl Authorities {
         }
     }
 
-    /// From a place that can't be understood on, all goes on as it came.
+    /// Passes this and everything after it unchanged: the library judges what this parser does not understand.
     fn give_up(&mut self, out: &mut Vec<u8>) {
         out.append(&mut self.held);
         out.append(&mut self.frame);

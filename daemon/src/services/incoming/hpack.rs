@@ -5,7 +5,7 @@ const NAME: &[u8] = b":authority";
 const NAME_HUFFMAN: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
 /// Its place in the static table, where its value is empty.
 const STATIC_INDEX: usize = 1;
-/// Larger than anything in a block that this daemon takes.
+/// Bound on integers, larger than any header block that this daemon takes: lengths come from the client.
 const INTEGER_MAX: usize = 1 << 20;
 
 /// The block with hyphens for the value of every `:authority` that it spells out, as many as the value has bytes, and without
@@ -57,7 +57,7 @@ pub(super) fn with_neutral_authority(block: &[u8]) -> Option<Vec<u8>> {
     is_changed.then_some(made)
 }
 
-/// The length of a string that isn't coded.
+/// Writes the length of a string without Huffman coding.
 fn push_length(out: &mut Vec<u8>, length: usize) {
     if length < 0x7f {
         return out.push(length as u8);
@@ -71,7 +71,7 @@ fn push_length(out: &mut Vec<u8>, length: usize) {
     out.push(left as u8);
 }
 
-/// What is left of a block.
+/// Reads a header block; holds what is left of it. `None` means that the block ends too early or breaks the rules.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -82,6 +82,7 @@ impl<'a> Reader<'a> {
         if value < usize::from(mask) {
             return Some(value);
         }
+        // Three more bytes at most, so that the sum cannot overflow.
         for shift in (0..21).step_by(7) {
             let byte = self.byte()?;
             value += usize::from(byte & 0x7f) << shift;
@@ -137,7 +138,7 @@ const SYMBOLS: [u32; 26] = [
 ];
 const SHORTEST: u32 = 5;
 
-/// How many symbols the code stands for.
+/// Number of symbols that Huffman-coded bytes stand for.
 fn huffman_symbols(coded: &[u8]) -> Option<usize> {
     let bits = coded.len() * 8;
     let bit = |at: usize| u32::from(coded[at / 8] >> (7 - at % 8) & 1);

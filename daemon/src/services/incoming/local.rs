@@ -17,11 +17,11 @@ use tower::{Layer, Service};
 
 use super::Transport;
 
-/// The layer.
+/// The layer that refuses calls on TCP under any name but the loopback interface's.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LocalNames;
 
-/// What it makes of a service.
+/// A service behind [`LocalNames`].
 #[derive(Debug, Clone)]
 pub(crate) struct UnderLocalNames<S>(S);
 
@@ -60,7 +60,7 @@ where
     }
 }
 
-/// The name that the caller believes to speak to.
+/// The host name that the caller addressed: `:authority`, or else `Host`.
 fn name<B>(request: &Request<B>) -> Option<Authority> {
     let in_header = || request.headers().get(HOST)?.to_str().ok()?.parse().ok();
     request.uri().authority().cloned().or_else(in_header)

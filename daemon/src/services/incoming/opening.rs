@@ -1,4 +1,4 @@
-//! What a client that speaks something else began with, for the log: the HTTP/2 library closes such a connection without a word.
+//! Logs what a client speaks that does not speak HTTP/2: the HTTP/2 library closes such a connection without a word.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
