@@ -90,7 +90,7 @@ impl Library {
             .unwrap_or_default();
         let cached = self.hub_cache.as_deref().map(entry::of_hub_cache);
         for entry in cached.unwrap_or_default() {
-            // One's own copy counts.
+            // Our own copy comes before the hub's cache.
             if !entries.iter().any(|known| known.name == entry.name) {
                 entries.push(entry);
             }

@@ -28,18 +28,18 @@ use crate::{
 /// A model that requests can be made for.
 #[derive(Clone)]
 pub struct ServingModel {
-    /// Which it is.
+    /// Name and path of the model.
     pub name: ModelName,
     /// What the engine holds.
     pub loaded: Arc<LoadedModel>,
-    /// What goes back leads to.
+    /// The settings that `restore` leads to.
     pub restore_point: RestorePoint,
 }
 
 /// Where `restore` leads: to what the model was loaded with, but for what was only remembered from before.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct RestorePoint {
-    /// What the load asked for itself.
+    /// Settings that the load's request named.
     pub requested: PlanOptions,
     /// The settings that came from memory, as they would have been without it.
     unremembered: PlanOptions,
@@ -66,7 +66,7 @@ impl RestorePoint {
 }
 
 impl ServingModel {
-    /// The tokenizer.
+    /// The tokenizer of the model.
     ///
     /// # Errors
     /// When the model has none.
@@ -122,14 +122,14 @@ impl ServingModel {
 /// What to load, and with which settings from then on.
 #[derive(Debug, Clone)]
 pub struct LoadRequest {
-    /// Which model.
+    /// The model to load.
     pub name: ModelName,
-    /// What is asked for; what it leaves out, [`ModelSettings`] say.
+    /// Requested settings; [`ModelSettings`] say what they leave out.
     pub requested: PlanOptions,
 }
 
 impl LoadRequest {
-    /// A model with the settings that it has where nobody asks for others.
+    /// A load without requested settings.
     #[must_use]
     pub fn of(name: ModelName) -> Self {
         Self {
@@ -150,12 +150,12 @@ pub enum Requester {
     Request,
 }
 
-/// All models the daemon knows of.
+/// The models that serve, load, failed or sleep.
 pub struct Models {
-    /// Asked whether it still holds what serves.
+    /// Asked whether it still holds the serving model. Weak, since the engine's thread holds reporters that own this.
     engine: Weak<Engine>,
     known: Mutex<Known>,
-    /// What each is loaded with.
+    /// Settings that models are loaded with.
     settings: Arc<ModelSettings>,
     operations: Arc<Operations>,
     changes: ChangeNotifier,
@@ -164,20 +164,20 @@ pub struct Models {
 #[derive(Default)]
 struct Known {
     serving: Option<ServingModel>,
-    /// What is being loaded, and how that goes.
+    /// The model being loaded, and the operation that loads it.
     loading: Option<(ModelName, Arc<Operation>)>,
     /// Whether requests wait for it, rather than being refused meanwhile.
     is_waking: bool,
     failed: Option<(ModelName, String)>,
-    /// Let go for want of requests; the next one loads it again.
+    /// Unloaded as idle; the next request loads it again.
     asleep: Option<ModelName>,
 }
 
-/// A model that is being loaded, and how that goes.
+/// A model that is being loaded.
 pub struct ComingModel {
-    /// As people say it.
+    /// The model's name, for messages.
     pub model: String,
-    /// The load.
+    /// The operation that loads it.
     pub operation: Arc<Operation>,
 }
 
@@ -192,7 +192,7 @@ impl Known {
 }
 
 impl Models {
-    /// None yet.
+    /// Without any model.
     #[must_use]
     pub fn new(
         engine: Weak<Engine>,
@@ -241,7 +241,7 @@ impl Models {
         list.extend(known.failed.iter().map(failed_to_wire));
         let is_away = self.serving_of(&known).is_none();
         let failed = known.failed.as_ref().map(|(name, _)| name);
-        // One that could not be had back is shown once, with the reason.
+        // A sleeping model whose load failed is shown once, with the reason.
         let asleep = known.asleep.iter();
         let asleep = asleep.filter(|name| is_away && failed != Some(*name));
         list.extend(asleep.map(asleep_to_wire));
@@ -261,7 +261,7 @@ impl Models {
         names.filter_map(|name| name.path.clone()).collect()
     }
 
-    /// The one that matters most: serving, else loading, else failed.
+    /// The model that matters most: the serving one, else the loading, the failed or the sleeping one. `None` without any.
     #[must_use]
     pub fn present(&self) -> Option<v1::Model> {
         let known = self.lock();
@@ -279,6 +279,7 @@ impl Models {
         let Some(engine) = self.engine.upgrade() else {
             return Some(serving);
         };
+        // The engine's word counts: it unloads on its own thread before this module hears of it.
         let held = engine.model()?;
         (held.id == serving.loaded.id).then_some(serving)
     }
@@ -302,6 +303,7 @@ impl Models {
         let card = engine.device().gpu().map(|gpu| gpu.name().to_owned());
         let source = name.source();
         let (mut report, operation) = {
+            // Check, operation and `loading` under one lock, so that only one of two callers begins a load.
             let mut known = self.lock();
             if let Some((other, _)) = &known.loading {
                 let model = other.name.clone();
@@ -342,7 +344,7 @@ impl Models {
         Ok(operation)
     }
 
-    /// A load that goes as a test says, and says nothing to the engine.
+    /// A load that a test controls and that the engine does not know of.
     #[cfg(test)]
     pub(crate) fn load_by_hand(&self, name: ModelName) -> crate::operations::RunningOperation {
         let description = OperationDescription {
@@ -356,7 +358,7 @@ impl Models {
         load
     }
 
-    /// Its end.
+    /// Ends the load of [`Models::load_by_hand`].
     #[cfg(test)]
     pub(crate) fn end_by_hand(&self, load: &crate::operations::RunningOperation) {
         self.lock().loading = None;

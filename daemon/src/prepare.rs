@@ -41,7 +41,7 @@ const DRAWS_DEFAULT: usize = 128;
 pub struct PreparedGeneration {
     /// What is asked of the engine.
     pub work: Generate,
-    /// The dial that it was made with; none is for causal models.
+    /// The preset in force; `None` for autoregressive models.
     pub preset: Option<Preset>,
     /// How tokens are chosen, the system prompt where it is the model's own, and who said so.
     pub settings: Vec<v1::ResolvedSetting>,
@@ -52,8 +52,8 @@ pub struct PreparedGeneration {
 /// Turns a checked request into the engine's. Tokenizing takes time: not for async code.
 ///
 /// Where it leaves out how tokens are chosen, or begins no conversation with instructions, the model's `table` counts.
-/// Where the request names no dial, `default_dial` is meant. `is_bus_bound` tells of a request whether it can be done
-/// and its passes wait for streamed weights longer than they compute; only some dials ask.
+/// A request without a preset gets `default_dial`. `is_bus_bound` tells whether a request is possible and its passes wait for
+/// streamed weights longer than they compute; only some presets ask.
 ///
 /// # Errors
 /// What the request asks for that can't be done with this model.
@@ -138,7 +138,7 @@ pub fn generation(
         model: serving.loaded.id,
         prompt,
         block_length: match request.block_length {
-            // What was asked for and is too long, is the engine's to refuse.
+            // The engine refuses a requested length that is too long.
             Some(length) => length as usize,
             None => (block_length as usize).min(canvas.len()),
         },
@@ -324,7 +324,7 @@ fn check_autoregressive(request: &Generation, serving: &ServingModel) -> Result<
     }
 }
 
-/// What a request carries.
+/// The size of a request's texts and ids, checked before anything is tokenized.
 #[derive(Debug, Clone, Copy, Default)]
 struct RequestSize {
     text_bytes: usize,

@@ -72,9 +72,9 @@ impl From<&config::SettingSource> for SettingOrigin {
 /// A value, and whose word it is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ResolvedValue<T> {
-    /// What holds.
+    /// The value that is in force.
     pub value: T,
-    /// Who said so.
+    /// Where the value comes from.
     pub origin: SettingOrigin,
 }
 

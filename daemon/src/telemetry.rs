@@ -1,4 +1,4 @@
-//! What the machine and a GPU say of themselves.
+//! Facts and figures of the host and the GPU.
 
 use std::{
     fs,
@@ -10,9 +10,9 @@ use sluice_ops::device::{Gpu, LiveStats};
 use sluice_proto::v1;
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
-/// What the machine says of itself.
+/// Facts and figures of the host.
 pub struct HostFacts {
-    /// `None` where the machine does not tell.
+    /// `None` if the system's figures cannot be read.
     system: Option<Mutex<System>>,
     pub(crate) processor: String,
 }
@@ -24,7 +24,7 @@ impl Default for HostFacts {
 }
 
 impl HostFacts {
-    /// Asks for what does not change.
+    /// Reads the facts that do not change.
     #[must_use]
     pub fn new() -> Self {
         let kind = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
@@ -50,11 +50,11 @@ impl HostFacts {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         system.refresh_memory_specifics(MemoryRefreshKind::nothing().with_ram());
-        // The library says 0 for what it could not read.
+        // The library reports 0 for what it could not read.
         Some((system.total_memory(), system.available_memory())).filter(|(total, _)| *total > 0)
     }
 
-    /// What this process holds in memory, where the system tells.
+    /// Bytes of this process in RAM; `None` if the system does not tell.
     #[must_use]
     pub fn resident_bytes(&self) -> Option<u64> {
         self.to_wire(0).resident_bytes
@@ -70,7 +70,7 @@ impl HostFacts {
             available_bytes: available,
             resident_bytes: resident,
             resident_peak_bytes: status_bytes(&status, "VmHWM:"),
-            // What was taken and never written to is held, and not resident.
+            // Saturating: memory that was allocated and never written to counts as held, but is not resident.
             resident_other_bytes: resident.map(|bytes| bytes.saturating_sub(held_bytes)),
             resident_program_bytes: status_bytes(&status, "RssFile:"),
         }
@@ -84,16 +84,15 @@ fn status_bytes(status: &str, key: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// What changes on a card, asked for at most once in a while: driver and NVML take their time, and more of it while the
-/// card is given work.
+/// Live figures of the GPU, read at most once a second: driver and NVML are slow, and slower while the GPU computes.
 #[derive(Default)]
 pub struct GpuFigures(tokio::sync::Mutex<Option<(Instant, LiveStats)>>);
 
 impl GpuFigures {
-    /// How long figures are as good as new.
+    /// How long figures are used again.
     const PATIENCE: Duration = Duration::from_secs(1);
 
-    /// On a thread that may wait; those that ask meanwhile wait for the same answer.
+    /// The GPU's figures, read on a blocking thread. Callers that come meanwhile wait on the lock for the same answer.
     pub(crate) async fn of(&self, gpu: &Gpu) -> Option<LiveStats> {
         let mut known = self.0.lock().await;
         if let Some((since, live)) = &*known

@@ -9,9 +9,9 @@ use crate::{
     model_name::{EMBEDDED_NAME, ModelName},
 };
 
-/// The file's name.
+/// Name of the file, in the folder of models.
 const FILE_NAME: &str = ".default";
-/// Longest name or path.
+/// Longest name or path that is read, in bytes.
 const MODEL_NAME_BYTES_MAX: u64 = 4096;
 
 impl Library {

@@ -1,4 +1,4 @@
-//! What lies in a folder of models. A folder is anybody's: what can't be read is passed over, and there are bounds.
+//! Finds the models in a folder. Folders are untrusted: unreadable entries are skipped, and there are bounds.
 
 use std::{
     ffi::OsStr,
@@ -16,19 +16,19 @@ use super::{
     model_files::{self, ModelFiles},
 };
 
-/// Folders that are looked at; more are none of a library.
+/// Bound on entries read from one folder, so that a list stays quick in any folder.
 const FOLDERS_MAX: usize = 2048;
 
 /// A model on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelEntry {
-    /// `OWNER/NAME`, with `:LABEL` where there are several; or the own name of a folder or a coded file.
+    /// `OWNER/NAME`, with `:LABEL` where there are several; or the name of a folder or a compressed file.
     pub name: String,
-    /// What is loaded: a folder, or a GGUF or coded file.
+    /// What is loaded: a folder, or a GGUF or compressed file.
     pub path: PathBuf,
     /// The folder that it lies in.
     pub folder: PathBuf,
-    /// Where it is from.
+    /// Where the model is from.
     pub origin: EntryOrigin,
     /// Whether its download has not come to its end.
     pub is_partial: bool,
@@ -83,7 +83,7 @@ impl EntryOrigin {
     }
 }
 
-/// The models in our folder: `NAME` or `OWNER/NAME`, coded files beside them, and those on their way.
+/// The models in our folder: `NAME` or `OWNER/NAME`, compressed files beside them, and unfinished downloads.
 pub(super) fn of_folder(models: &Path) -> Vec<ModelEntry> {
     let mut entries = Vec::new();
     for (first, folder) in folders(models) {
@@ -168,7 +168,7 @@ fn of_model_folder(folder: &Path, name: &str) -> Vec<ModelEntry> {
         entries.push(entry(name.to_owned(), folder.to_owned(), is_pulled, facts));
     }
     let mut files = files(folder);
-    // A folder with nothing but a coded file is that file.
+    // A folder with nothing but a compressed file is that file.
     if let ([file], true) = (&files[..], entries.is_empty())
         && is_container_path(file)
     {

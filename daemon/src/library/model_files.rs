@@ -1,4 +1,4 @@
-//! What files say of a model without being loaded: the narrow place that asks them.
+//! Reads what a model's small files and headers say, without loading it. Files are untrusted, so all reads are bounded.
 
 use std::{
     collections::BTreeMap,
@@ -12,14 +12,14 @@ use serde_json::{Map, Value};
 use sluice_proto::v1;
 use sluice_shared::compression::is_container_path;
 
-/// Largest `config.json`.
+/// Most bytes read of a `config.json`.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 /// Largest header, as the format has it.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
-/// Files of one model that are looked at.
+/// Bound on entries read from one model's folder.
 const FILES_MAX: usize = 2048;
 
-/// What a list shows, without a look into headers.
+/// What a list shows of a model; reading it needs no headers.
 pub(super) struct ModelFiles {
     pub(super) disk_bytes: u64,
     pub(super) file_format: v1::FileFormat,
@@ -90,7 +90,7 @@ pub(super) fn tensor_summaries(folder: &Path) -> BTreeMap<String, TensorSummary>
     groups
 }
 
-/// A small file's text.
+/// The text of a small regular file, at most `bytes_max` of it; `None` if it cannot be read or is not UTF-8.
 pub(super) fn small_text(path: &Path, bytes_max: u64) -> Option<String> {
     let mut text = String::new();
     let file = File::open(path).ok()?;
@@ -128,11 +128,12 @@ fn header(path: &Path) -> Option<Metadata> {
     let mut length = [0; 8];
     file.read_exact(&mut length).ok()?;
     let bytes = u64::from_le_bytes(length);
+    // The length is the file's word: checked before anything of that size is read.
     if bytes > HEADER_BYTES_MAX || bytes > file.metadata().ok()?.len() {
         return None;
     }
     let mut header = Vec::new();
     file.take(bytes).read_to_end(&mut header).ok()?;
-    // The crate's own reader of headers wants the whole file beside it.
+    // Not the crate's own reader, which needs the whole file in memory.
     serde_json::from_slice(&header).ok()
 }

@@ -1,4 +1,4 @@
-//! Downloads under way.
+//! The downloads under way, by the name of what is downloaded.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// Downloads at once; more would only share the line.
+/// Downloads at once; more would only share the network's bandwidth.
 const PULLS_MAX: usize = 4;
 
 /// The downloads under way.
@@ -33,13 +33,13 @@ pub struct Pulls {
 
 #[derive(Debug, Clone)]
 struct ActivePull {
-    /// As it was asked for.
+    /// The requested revision.
     revision: String,
     operation: Arc<Operation>,
 }
 
 impl Pulls {
-    /// None yet.
+    /// Without any download.
     #[must_use]
     pub fn new(
         library: Arc<Library>,
@@ -74,7 +74,7 @@ impl Pulls {
         let revision = named.unwrap_or_else(|| REVISION_DEFAULT.to_owned());
         let mut active = self.lock();
         if let Some(known) = active.get(&key) {
-            // Both would come to lie in one folder.
+            // Two revisions would be written to the same folder.
             if known.revision != revision {
                 let revision = known.revision.clone();
                 return Err(Failure::PullingAnother {
@@ -105,6 +105,7 @@ impl Pulls {
         active.insert(key.clone(), known);
         drop(active);
         let mut access = self.library.access().clone();
+        // A client's token is for this download alone. The hub's address stays the daemon's: no client chooses whom it calls.
         access.token = token.or(access.token);
         tracing::info!(model = key, "downloading a model for a client");
         let pulls = self.clone();
@@ -130,6 +131,7 @@ impl Pulls {
                     tracing::info!(model = key, reason = %failure, "the download ends");
                 }
             }
+            // Before the end is told, so that the same call begins a new download and does not join an ended one.
             pulls.lock().remove(&key);
             let result = model.map(|model| v1::PullResult { model: Some(model) });
             running.finish(result.map(Outcome::Pull));
@@ -170,7 +172,7 @@ impl Pulls {
     }
 }
 
-/// Takes what comes into the operation.
+/// A callback that writes a download's events into its operation.
 fn reporter(
     running: &RunningOperation,
     folder: &Path,

@@ -15,11 +15,11 @@ use super::{
 };
 use crate::{atomic_file, failure::Failure, model_name::ModelName};
 
-/// The file's name.
+/// Name of the file, in the folder of models.
 const FILE_NAME: &str = ".paths";
 /// Paths that are remembered; one more makes the first be forgotten.
 pub(super) const PATHS_MAX: usize = 64;
-/// Longest path.
+/// Longest path that is remembered, in bytes.
 const PATH_BYTES_MAX: usize = 4096;
 
 impl Library {
@@ -31,9 +31,11 @@ impl Library {
         let Some(text) = path.to_str().filter(|_| self.folder.is_some()) else {
             return Ok(());
         };
+        // A line break would add a second path to the file.
         if text.len() > PATH_BYTES_MAX || text.contains('\n') || !path.is_absolute() {
             return Ok(());
         }
+        // Held from reading to writing, so that two loads do not lose each other's path.
         let writing = self.writing();
         let place = real(path);
         if self
@@ -43,7 +45,7 @@ impl Library {
         {
             return Ok(());
         }
-        // Those that lead nowhere go when there is something to write anyway.
+        // Paths that lead nowhere are dropped only here: a disk that is not mounted now may be back later.
         let mut paths = self.remembered();
         paths.retain(|path| path.exists());
         paths.push(path.to_owned());
@@ -108,7 +110,7 @@ impl Library {
             let Some(mut entry) = entry_at(&path) else {
                 continue;
             };
-            // Another has the short name: this one is called by its path.
+            // A model with the same short name comes first; this one is called by its path.
             if entries.iter().any(|known| known.name == entry.name) {
                 entry.name = path.to_string_lossy().into_owned();
             }

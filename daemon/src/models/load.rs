@@ -1,4 +1,4 @@
-//! A load: what the engine says of it becomes an operation, and in the end the model that serves.
+//! A load: the engine's events become an operation's progress, and in the end the model that serves.
 
 use std::{sync::Arc, time::Instant};
 
@@ -19,19 +19,19 @@ use crate::{
 pub(super) struct LoadDescription {
     pub(super) name: ModelName,
     pub(super) requester: Requester,
-    /// Slept when this began, and does so again if it fails.
+    /// The model that slept when the load began, and sleeps again if it fails.
     pub(super) asleep: Option<ModelName>,
     pub(super) start: RestorePoint,
-    /// What computes, where that is a card.
+    /// Name of the GPU that computes; `None` on the CPU.
     pub(super) gpu: Option<String>,
 }
 
-/// Carries the engine's word on one load to all who ask.
+/// Writes the engine's events of one load into its operation.
 pub(super) struct LoadReporter {
     models: Arc<Models>,
     about: LoadDescription,
     running: RunningOperation,
-    /// What it follows, once there is one.
+    /// The load's plan; `None` until the engine has made it.
     plan: Option<v1::Plan>,
     begun: Instant,
 }
@@ -102,7 +102,7 @@ impl LoadReporter {
         }
     }
 
-    /// What the card has no room for, the CPU may have room for.
+    /// A model too large for the GPU gets an error of its own, since the CPU may have room for it.
     fn refused(&self, error: EngineError) -> Failure {
         match (error, &self.about.gpu) {
             (EngineError::Plan(error @ PlanError::BudgetTooSmall { .. }), Some(card)) => {
@@ -140,10 +140,11 @@ impl LoadReporter {
             known.failed = None;
             known.serving.replace(serving)
         };
-        // What is left of it is freed outside the lock.
+        // Freed outside the lock: a tokenizer is large, and calls wait for the lock.
         drop(before);
         embedded::forget();
         allocator::give_back();
+        // After `serving` is set, so that whoever hears of the end can use the model.
         self.running.finish(Ok(Outcome::Load(v1::LoadResult {
             model: Some(wire),
             plan: self.plan.take(),
@@ -152,7 +153,7 @@ impl LoadReporter {
 
     fn fail(&mut self, failure: Failure) {
         let model = &self.about.name.name;
-        // Somebody wanted it so; it says nothing of the model.
+        // A cancelled load says nothing about the model, so the model does not count as failed.
         let was_cancelled = matches!(failure, Failure::Engine(EngineError::LoadCancelled));
         match self.about.requester {
             _ if was_cancelled => tracing::info!(model, "load cancelled"),
@@ -179,7 +180,7 @@ impl LoadReporter {
 }
 
 impl Drop for LoadReporter {
-    /// The engine drops a report it can't finish only when its thread ends.
+    /// The engine drops an unfinished reporter only when its thread ends.
     fn drop(&mut self) {
         if self.running.is_active() {
             self.fail(Failure::EngineLost);

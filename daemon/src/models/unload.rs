@@ -1,4 +1,4 @@
-//! Letting a model go and having it back: on demand, or after a time without requests.
+//! Unloading a model on demand or as idle, and loading an idle one again for a request.
 
 use std::sync::Arc;
 
@@ -8,18 +8,18 @@ use tokio::sync::oneshot;
 use super::{ComingModel, LoadRequest, ModelName, Models, Requester};
 use crate::{allocator, failure::Failure};
 
-/// Why a model goes, and so what becomes of the next request.
+/// Why a model is unloaded, which decides what the next request meets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnloadReason {
-    /// Somebody wants its memory: it stays away.
+    /// A client wants its memory back: requests are refused afterwards.
     Requested,
-    /// Nobody has wanted it for a while: whoever wants it next gets it back.
+    /// No request came for a while: the next one loads it again.
     Idle,
 }
 
 impl Models {
-    /// Lets the present model go, after the request that runs; which one it was. For want of requests it goes only if
-    /// there are none.
+    /// Unloads the present model after the running request, and returns its name. As idle it is unloaded only if no request
+    /// waits or runs. `None` if there was no model or it stays.
     ///
     /// # Errors
     /// While one is being loaded.
@@ -40,7 +40,7 @@ impl Models {
                 .map(|serving| serving.name.clone())
                 .or_else(|| known.asleep.clone());
             if reason == UnloadReason::Idle {
-                // Known before it goes, so that whoever misses it knows that it can be had back.
+                // Set before the unload: a request that comes in between finds the model asleep, not gone.
                 known.asleep.clone_from(&name);
             }
             (id, name)
@@ -49,40 +49,41 @@ impl Models {
             Some(id) => {
                 let (send, went) = oneshot::channel();
                 let report = Box::new(move |goes| {
-                    // Whoever asked may be gone.
+                    // Fails if the caller is gone, which changes nothing.
                     let _ = send.send(goes);
                 });
                 engine.unload(id, reason == UnloadReason::Idle, report);
+                // Not under the lock: the engine gets to this after the running request.
                 went.await.unwrap_or(false)
             }
-            // It sleeps, or there is none.
+            // The model sleeps, or there is none.
             None => false,
         };
         let before = {
             let mut known = self.lock();
-            // One that sleeps already goes on sleeping, if it was not asked to stay away.
+            // After a request to unload nothing may wake it; a refused idle unload leaves it awake.
             if reason == UnloadReason::Requested || (id.is_some() && !went) {
                 known.asleep = None;
             }
             if reason == UnloadReason::Requested {
-                // What could not be loaded once is no reason why there is no model now.
+                // From here on the unload is why no model serves, not an earlier failed load.
                 known.failed = None;
             }
-            // Its tokenizer, too, unless another was loaded meanwhile.
+            // The record holds the tokenizer. It stays if another model was loaded meanwhile.
             match self.serving_of(&known) {
                 Some(_) => None,
                 None => known.serving.take(),
             }
         };
-        // Freed outside the lock.
+        // Freed outside the lock, for which calls wait.
         drop(before);
         allocator::give_back();
         self.changes.tell();
-        // One whose place another has taken is gone as well.
+        // A model that another one replaced meanwhile is gone as well.
         Ok(name.filter(|_| went || reason == UnloadReason::Requested))
     }
 
-    /// Whether a request now is one that loads the model again, or waits for that.
+    /// Whether a request would load the idle model again, or wait for that load.
     #[must_use]
     pub fn is_asleep(&self) -> bool {
         let known = self.lock();
@@ -107,7 +108,7 @@ impl Models {
         };
         let Some(name) = asleep else { return Ok(None) };
         let model = name.name.clone();
-        // As it was when it went, whatever was said since of later loads.
+        // With the settings that it had when it was unloaded, not those for later loads.
         let was = engine.settings();
         let asked = PlanOptions {
             level: Some(was.level),
@@ -126,7 +127,7 @@ impl Models {
                 tracing::info!(model, "a request wakes the model");
                 Ok(Some(ComingModel { model, operation }))
             }
-            // Another request was quicker.
+            // The lock was released above, and another request began the load first.
             Err(Failure::LoadInProgress { .. }) => Ok(self.lock().coming()),
             Err(failure) => Err(failure),
         }

@@ -46,7 +46,7 @@ pub(super) fn with_span_masked(
     let last = tokens.iter().rposition(touched);
     let replaced = match (first, last) {
         (Some(first), Some(last)) => first..last + 1,
-        // Between two tokens: before the first that begins behind the place.
+        // The span is empty and between two tokens: insert before the first token after it.
         _ => {
             let at = tokens.partition_point(|token| token.1.end <= span.start);
             at..at

@@ -1,12 +1,13 @@
-//! From the dial, and from what a request says besides, to what the engine decodes by.
+//! Resolves a preset and a request's own options to the engine's decoding options.
 
 use sluice_engine::{Generate, Work, decode::policy::policy};
 use sluice_proto::model::{CanvasGrowth, DecodingChoice, KvCacheReuse, Preset, Speculation};
 use sluice_shared::{decoding::Decoding, preset::ResolvedPreset};
 
-/// Writes into the request what was chosen: what it says itself, and the dial's word for all else. `default` is meant where
-/// it names no dial, and does not ask for steps alone, which are the reference's. `is_bus_bound` tells of a request that can be
-/// done whether its passes wait for streamed weights longer than they compute. Returns the dial in force.
+/// Writes decoding options into the request: its own, and the preset's for all else. `default` is used where it names no
+/// preset, except where it sets steps without a policy, which is the reference's schedule and so means `exact`.
+/// `is_bus_bound` tells whether a possible request's passes wait for streamed weights longer than they compute. Returns the
+/// preset in force.
 pub(super) fn apply_preset(
     work: &mut Generate,
     asked: &DecodingChoice,

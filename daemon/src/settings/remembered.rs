@@ -12,7 +12,7 @@ use sluice_shared::options::PlanOptions;
 
 use crate::{atomic_file, model_name::ModelName};
 
-/// The file's name.
+/// Name of the file, in the folder of models.
 const FILE_NAME: &str = ".settings.json";
 /// Models that are remembered; of more, the one that nobody has changed for longest is forgotten.
 pub(super) const MODELS_MAX: usize = 256;
@@ -57,7 +57,7 @@ impl RememberedSettings {
         });
         let lines = written.unwrap_or_default().models;
         let known = lines.into_iter().map(|line| {
-            // A word that is not known here says nothing.
+            // A later version may write words unknown here; they count as unset.
             let change = PlanOptions {
                 level: line.level.and_then(|text| text.parse().ok()),
                 budget: line.budget.and_then(|text| text.parse().ok()),
@@ -113,7 +113,7 @@ impl RememberedSettings {
         taken.map_or_else(PlanOptions::default, |(_, change)| change)
     }
 
-    /// A full disk costs the memory of it, and nothing else.
+    /// Writes the file. A failure, such as a full disk, is logged: the settings hold until the daemon ends.
     fn write(&self) {
         let Some(file) = &self.file else { return };
         let line = |(model, change): &(String, PlanOptions)| RememberedModel {
@@ -131,7 +131,7 @@ impl RememberedSettings {
     }
 }
 
-/// Names may be given to another model; places are one model's.
+/// Keyed by path, since another model may get the same name.
 fn key(model: &ModelName) -> String {
     match &model.path {
         Some(path) => path.to_string_lossy().into_owned(),

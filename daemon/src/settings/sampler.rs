@@ -12,12 +12,12 @@ use sluice_shared::sampling::{Sampling, SamplingOptions};
 use super::{ResolvedValue, SettingOrigin, resolve, resolved_setting};
 use crate::config::ModelTable;
 
-/// Of causal models that say nothing themselves.
+/// Defaults for autoregressive models whose checkpoint recommends nothing.
 const TEMPERATURE: f64 = 0.7;
 const TOP_P: f64 = 0.9;
-/// Of those among them that talk. One that only continues text must be free to say again what its text says: code, names.
+/// Default for autoregressive models with a chat template. A base model must be free to repeat its text: code, names.
 const REPETITION_PENALTY: f64 = 1.1;
-/// Of Dream, by its model card; top-p, which stands beside it there, is for causal models alone here.
+/// Dream's, by its model card. The top-p beside it there is not used: Sluice computes it for autoregressive models alone.
 const DREAM_TEMPERATURE: f64 = 0.2;
 const DREAM: &str = "Dream";
 /// Positions decoded together where nobody says how many.
@@ -75,7 +75,7 @@ impl SampledModel<'_> {
             temperature.origin,
         );
         let sampling = match self.is_masked_diffusion {
-            // What only causal models are asked is the engine's to refuse.
+            // The engine refuses requested options that only autoregressive models take.
             true => asked.sampling.effective(),
             false => {
                 let of = |read: fn(&Sampling) -> Option<f64>| {
@@ -87,7 +87,7 @@ impl SampledModel<'_> {
                 let penalty = of(|sampling| sampling.repetition_penalty);
                 let value = |found: Option<ResolvedValue<f64>>| found.map(|found| found.value);
                 let sampling = Sampling {
-                    // It was a whole number before.
+                    // It was an integer before `of` made it an `f64`.
                     top_k: value(top_k).map(|top_k| top_k as u32),
                     top_p: value(top_p),
                     min_p: value(min_p),
@@ -111,7 +111,7 @@ impl SampledModel<'_> {
                 sampling
             }
         };
-        // Both are one piece of advice: who takes another temperature has the usual ranking.
+        // Dream's card recommends temperature and ranking together, so another temperature keeps the usual ranking.
         let is_card = temperature.origin == SettingOrigin::BuiltIn;
         let ranking = is_card && self.is_masked_diffusion && self.family == DREAM;
         Sampler {
