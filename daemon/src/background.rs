@@ -14,9 +14,9 @@ const LOG_BYTES_MAX: u64 = 4 << 20;
 /// Leaves the session of whoever started this process, and sends standard output and standard error to the log.
 ///
 /// # Errors
-/// When the log can't be opened.
+/// When the log cannot be opened.
 pub fn begin(log: &Path) -> io::Result<()> {
-    // A process that leads a group can't begin a session, but nobody can end it with the terminal either.
+    // A process that leads a group cannot begin a session, but nobody can end it with the terminal either.
     let _ = rustix::process::setsid();
     let file = open(log)?;
     rustix::stdio::dup2_stdout(&file)?;

@@ -68,7 +68,7 @@ enum Failure {
 enum Verdict {
     /// As the reference has it.
     Equal,
-    /// Otherwise.
+    /// Something differs: logits, tokens or passes.
     Differs,
     /// A sampler or a model that isn't known here.
     Unknown,

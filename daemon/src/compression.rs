@@ -154,7 +154,7 @@ fn report_outcome(path: &str, result: &Outcome, line: &ProgressLine) -> Result<(
     Ok(())
 }
 
-/// Makes a coded file, and returns the exit code.
+/// Makes a compressed file, and returns the exit code.
 #[must_use]
 pub fn compress(options: &Compress) -> u8 {
     exit_code(options.run())

@@ -58,11 +58,11 @@ impl<T> Setting<T> {
 pub enum SettingSource {
     /// Nobody said anything.
     Default,
-    /// This file.
+    /// The configuration file at this path.
     File(PathBuf),
-    /// This variable.
+    /// The environment variable of this name.
     Variable(&'static str),
-    /// This flag.
+    /// The command-line flag of this name.
     Flag(&'static str),
 }
 
@@ -80,7 +80,7 @@ impl fmt::Display for SettingSource {
 /// What the configuration reads besides the command line, so that it can be tested.
 #[derive(Debug)]
 pub struct Environment {
-    /// Environment variables.
+    /// Environment variables by name.
     pub variables: BTreeMap<String, OsString>,
     /// Where relative paths begin.
     pub current_folder: PathBuf,
@@ -116,13 +116,13 @@ impl Environment {
     }
 }
 
-/// Why the configuration can't be used.
+/// Why the configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file can't be read.
+    /// The file cannot be read.
     #[error("cannot read the configuration {path}: {cause}", path = path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the configuration file.
         path: PathBuf,
         /// The system's words.
         cause: std::io::Error,
@@ -130,9 +130,9 @@ pub enum ConfigError {
     /// The file is wrong at a place.
     #[error("{path}:{line}:{column}: {problem}", path = path.display())]
     File {
-        /// The file.
+        /// Path of the configuration file.
         path: PathBuf,
-        /// From 1.
+        /// Line of the file, from 1.
         line: usize,
         /// In characters, from 1.
         column: usize,
@@ -150,9 +150,9 @@ pub enum ConfigError {
     /// A value is wrong.
     #[error("{key} (from {source_name}): {problem}{hint}", hint = hint_line(*hint))]
     Value {
-        /// The key.
+        /// The setting's key.
         key: &'static str,
-        /// The layer.
+        /// Name of the layer that has the value, for the message.
         source_name: String,
         /// What is wrong.
         problem: String,

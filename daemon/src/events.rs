@@ -68,7 +68,7 @@ pub fn generation(
     Box::new(move |event| translator.take(event))
 }
 
-/// A plan that a request made necessary can't be had: that is not a wrong budget but a request too large for it.
+/// A plan that a request made necessary cannot be had: that is not a wrong budget but a request too large for it.
 fn of_request(error: EngineError) -> Failure {
     match error {
         EngineError::Plan(error @ PlanError::BudgetTooSmall { .. }) => {
@@ -316,7 +316,7 @@ impl Generation {
 
     fn cancelled_waiting(&mut self) {
         let slots = self.stable_text.fixed.iter();
-        // A causal model has written nothing.
+        // An autoregressive model has written nothing.
         let mask = self.serving.loaded.info.mask;
         let tokens = mask.map(|mask| slots.map(|fixed| fixed.unwrap_or(mask.token_id)).collect());
         let done = v1::GenerationDone {

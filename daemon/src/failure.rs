@@ -32,13 +32,13 @@ pub enum Failure {
     /// A conversation for a model that nobody says how to write one for.
     #[error("the model {model} has no chat template and cannot hold a conversation")]
     NoChatTemplate {
-        /// Its name.
+        /// The model's name.
         model: String,
     },
     /// Text for a model that has no tokenizer.
     #[error("the model {model} has no tokenizer and cannot read text")]
     NoTokenizer {
-        /// Its name.
+        /// The model's name.
         model: String,
     },
     /// More text or ids than a request may carry.
@@ -56,9 +56,9 @@ pub enum Failure {
     /// A pin that leaves the part to fill.
     #[error("a pin of {tokens} tokens at position {position} exceeds the length of {length}")]
     PinOutside {
-        /// Its first position.
+        /// First position of the pin, from 0.
         position: u32,
-        /// Its tokens.
+        /// Number of tokens of the pin.
         tokens: usize,
         /// Positions to fill.
         length: usize,
@@ -71,18 +71,18 @@ pub enum Failure {
         /// Positions to fill.
         length: usize,
     },
-    /// A model is on its way, none is here.
+    /// A model is loading, and none serves.
     #[error("the model {model} is still loading")]
     ModelLoading {
-        /// Its name.
+        /// The model's name.
         model: String,
     },
-    /// The model that was to be served can't be.
+    /// The last load failed, and no model serves.
     #[error("the model {model} could not be loaded: {reason}")]
     ModelFailed {
-        /// Its name.
+        /// The model's name.
         model: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// One load at a time.
@@ -103,15 +103,15 @@ pub enum Failure {
     /// No plan within the budget has room for a request.
     #[error(transparent)]
     TooLargeForBudget(PlanError),
-    /// No plan of the model within the budget, on a card. Without one it might have room.
+    /// No plan within the budget on a GPU. The CPU might have room for the model.
     #[error("{gpu} cannot run the model: {error}")]
     TooLargeForGpu {
-        /// The card's name.
+        /// The GPU's name.
         gpu: String,
-        /// Why.
+        /// The reason.
         error: PlanError,
     },
-    /// Level and budget can't change, since no model is there to change with them.
+    /// Level and budget cannot change, since no model is there to change with them.
     #[error("{0}; level and budget are unchanged")]
     NothingToChange(Box<Failure>),
     /// The model went away before the engine could change it: the next one is loaded with what was asked for.
@@ -120,7 +120,7 @@ pub enum Failure {
     /// A hub didn't give the model.
     #[error(transparent)]
     Hub(#[from] HubError),
-    /// A text that can't be a model's name.
+    /// A text that cannot be a model's name.
     #[error("name: {0}")]
     ModelName(#[from] HubNameError),
     /// No model of that name on disk.
@@ -139,7 +139,7 @@ pub enum Failure {
         /// Names that may have been meant.
         near: Vec<String>,
     },
-    /// Models can't be downloaded anywhere.
+    /// Models cannot be downloaded anywhere.
     #[error("there is no folder for models")]
     NoModelsFolder,
     /// The model inside the program has no files to delete.
@@ -148,23 +148,23 @@ pub enum Failure {
     /// What we did not download we don't delete.
     #[error("{model} was not downloaded by sluiced; it is in {}", .folder.display())]
     NotOurs {
-        /// Its name.
+        /// The model's name.
         model: String,
         /// Where it lies.
         folder: PathBuf,
     },
-    /// A model's files can't be deleted.
+    /// A model's files cannot be deleted.
     #[error("cannot remove {}: {cause}", .path.display())]
     RemoveModel {
-        /// Its folder.
+        /// The model's folder.
         path: PathBuf,
         /// The system's words.
         cause: io::Error,
     },
-    /// The default can't be written down.
+    /// The default cannot be written down.
     #[error("cannot write {}: {cause}", .path.display())]
     SaveDefault {
-        /// The file.
+        /// The file that records it.
         path: PathBuf,
         /// The system's words.
         cause: io::Error,
@@ -172,7 +172,7 @@ pub enum Failure {
     /// The model is loaded, or being loaded.
     #[error("the model {model} is loaded")]
     ModelInUse {
-        /// Its name.
+        /// The model's name.
         model: String,
     },
     /// Enough downloads are under way.
@@ -184,18 +184,18 @@ pub enum Failure {
     /// Another revision of the same model is on its way to the same folder.
     #[error("{model} is being downloaded already, at revision {revision}")]
     PullingAnother {
-        /// Its name.
+        /// The model's name.
         model: String,
         /// The branch, tag or commit that is on its way.
         revision: String,
     },
-    /// Somebody stopped a download.
+    /// A download was cancelled.
     #[error("the download of {model} was cancelled; the downloaded part is kept")]
     PullCancelled {
-        /// Its name.
+        /// The model's name.
         model: String,
     },
-    /// A coded file can't be read or made.
+    /// A compressed file cannot be read or made.
     #[error(
         "{error}{}",
         match .partial_path {
@@ -204,9 +204,9 @@ pub enum Failure {
         }
     )]
     Compression {
-        /// Why.
+        /// The reason.
         error: CompressError,
-        /// What the next one goes on with.
+        /// The unfinished file that the next run resumes; `None` if nothing is left.
         partial_path: Option<PathBuf>,
     },
     /// Somebody stopped a job, or the daemon ends.
@@ -219,9 +219,9 @@ pub enum Failure {
         }
     )]
     JobCancelled {
-        /// What the next one goes on with.
+        /// The unfinished file that the next run resumes; `None` if nothing is left.
         partial_path: Option<PathBuf>,
-        /// Whether it was the daemon's own doing.
+        /// Whether the shutdown cancelled it.
         by_shutdown: bool,
     },
     /// No operation of that id, or no longer.
@@ -254,7 +254,7 @@ pub enum Failure {
     /// The caller's deadline passed.
     #[error("the deadline of {} ms has passed", .deadline.as_millis())]
     DeadlineExceeded {
-        /// As it was given.
+        /// The deadline as the caller gave it.
         deadline: Duration,
     },
     /// Only a generation has a canvas to watch.

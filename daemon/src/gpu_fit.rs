@@ -9,9 +9,9 @@ use sluice_plan::{BLOCK_DEFAULT, PlanError, Workload};
 
 use crate::model_name::ModelName;
 
-/// Why the engine's card can't compute the model with the settings that it would be loaded with, nor at a level that may take the
+/// Why the engine's GPU cannot compute the model with the settings that it would be loaded with, nor at a level that may take the
 /// place of theirs;
-/// `None` where it can, where there is no card, and where something else is wrong, which the load will tell.
+/// `None` where it can, where there is no GPU, and where something else is wrong, which the load will tell.
 pub(crate) fn reason(
     engine: &Engine,
     name: &ModelName,

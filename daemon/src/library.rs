@@ -174,7 +174,7 @@ impl Library {
     /// too. One that was loaded by its path is forgotten.
     ///
     /// # Errors
-    /// When it is not ours, or can't be deleted.
+    /// When it is not ours, or cannot be deleted.
     pub fn remove(&self, name: &str) -> Result<RemovedModel, Failure> {
         let entries = self.entries();
         let Some(entry) = entries.iter().find(|entry| entry.name == name) else {

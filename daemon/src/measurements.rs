@@ -22,7 +22,7 @@ pub struct Measurements {
 }
 
 impl Measurements {
-    /// None yet.
+    /// Without any result.
     #[must_use]
     pub fn new(changes: ChangeNotifier) -> Self {
         Self {

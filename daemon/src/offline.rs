@@ -22,7 +22,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 pub struct SystemError {
     /// What could not be done, as a verb: `start the runtime`.
     pub operation: &'static str,
-    /// Why.
+    /// The system's error.
     pub cause: io::Error,
 }
 

@@ -165,7 +165,7 @@ impl Planning {
     }
 }
 
-/// What the plan is for, where that was left to the machine or is a card.
+/// The device that the plan is for, if the machine chose it or it is a GPU.
 fn device_note(device: &device::Device, no_card: Option<GpuUnavailable>) -> Option<String> {
     if let Some(reason) = no_card {
         return Some(format!("for the CPU, since no GPU is usable: {reason}"));

@@ -56,7 +56,7 @@ pub struct PreparedGeneration {
 /// streamed weights longer than they compute; only some presets ask.
 ///
 /// # Errors
-/// What the request asks for that can't be done with this model.
+/// What the request asks for that cannot be done with this model.
 pub fn generation(
     request: Generation,
     serving: &ServingModel,
@@ -188,7 +188,7 @@ pub fn generation(
 /// Turns a checked estimate into the engine's. Tokenizing takes time: not for async code.
 ///
 /// # Errors
-/// What the request asks for that can't be done with this model.
+/// What the request asks for that cannot be done with this model.
 pub fn scoring(request: Scoring, serving: &ServingModel) -> Result<Score, Failure> {
     let (prompt, answer) = (size_of_prompt(&request.prompt), turns_size(&request.answer));
     prompt.plus(answer).check("prompt")?;

@@ -42,20 +42,20 @@ fn invalid(field: &'static str, problem: impl Into<String>) -> InvalidField {
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Turn {
-    /// Who speaks.
+    /// Role of the turn's speaker.
     pub role: Role,
     /// What is said.
     pub content: String,
 }
 
-/// Who speaks.
+/// Role of the turn's speaker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// Instructions before the conversation.
     System,
-    /// The person.
+    /// The person who talks to the model.
     User,
-    /// The model.
+    /// The model, whose earlier answers are part of the prompt.
     Assistant,
 }
 
@@ -96,7 +96,7 @@ pub enum Input {
     Edit {
         /// What the text answers; may be empty.
         turns: Vec<Turn>,
-        /// The text.
+        /// Text to edit.
         text: String,
         /// Bytes of `text` to mask, on character boundaries, not empty unless `span_length` is given.
         span: std::ops::Range<usize>,
@@ -432,7 +432,7 @@ fn wire_value<W: From<T> + Into<i32>, T>(value: Option<T>) -> i32 {
     value.map_or(0, |value| W::from(value).into())
 }
 
-/// What an enum's field asks for. A value that is only reported can't be asked for.
+/// What an enum's field asks for. A value that is only reported cannot be asked for.
 fn checked<W: TryFrom<i32> + Default + PartialEq + Display, T>(
     field: &'static str,
     number: i32,

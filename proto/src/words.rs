@@ -44,7 +44,7 @@ same_values!(EosPolicy as EosPolicy: Stop = Stop, Suppress = Suppress, Keep = Ke
 same_values!(KvCacheMode as KvCacheMode: None = None, Prefix = Prefix, Dual = Dual, Vicinity = Vicinity);
 same_values!(CanvasGrowth as CanvasGrowth: Fixed = Fixed, Append = Append, Insert = Insert);
 
-/// Uncompressed weights.
+/// The format of uncompressed weights with this dtype.
 impl From<v1::Dtype> for v1::WeightFormat {
     fn from(dtype: v1::Dtype) -> Self {
         Self {

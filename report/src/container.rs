@@ -7,7 +7,7 @@ use sluice_proto::v1::{
 };
 use sluice_shared::units;
 
-/// Bits a number, and what they were; none of no numbers.
+/// Bits per weight after and before compression; none without elements.
 fn bits_per_weight(numbers: u64, bytes: u64, original_bytes: u64) -> Option<(f64, f64)> {
     let bits = |bytes: u64| bytes as f64 * 8.0 / numbers as f64;
     (numbers > 0).then(|| (bits(bytes), bits(original_bytes)))
@@ -42,7 +42,7 @@ fn tensor_bits_per_weight(tensor: &ContainerTensor) -> Option<(f64, f64)> {
     bits_per_weight(numbers, tensor.bytes, tensor.original_bytes)
 }
 
-/// What a coded file has in it, in lines.
+/// The contents of a compressed file, as lines of text.
 #[must_use]
 pub fn lines(contents: &ContainerContents) -> Vec<String> {
     let all = total(&contents.summaries);
@@ -124,7 +124,7 @@ pub fn lines(contents: &ContainerContents) -> Vec<String> {
     lines
 }
 
-/// What a coded file has in it, as an object, with the bits that a number takes beside bytes.
+/// The contents of a compressed file as a JSON object, with bits per weight beside bytes.
 #[must_use]
 pub fn json(contents: &ContainerContents) -> Value {
     let rounded = |bits: Option<(f64, f64)>| bits.map(|(bits, _)| (bits * 1e4).round() / 1e4);

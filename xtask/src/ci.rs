@@ -116,7 +116,7 @@ fn words() -> io::Result<Outcome> {
 /// with other features of its dependencies.
 const TESTED: [&str; 3] = ["--workspace", "--exclude", "sluice-measure"];
 
-/// Tests that compute a card's kernels with the processor, which takes minutes: `cargo test` leaves them out. All ignored
+/// Tests that compute the GPU's kernels with the processor, which takes minutes: `cargo test` leaves them out. All ignored
 /// tests beside the libraries' own are such.
 fn stand_in() -> io::Result<Outcome> {
     if std::env::var_os("CXX").is_none() && !has("c++", &["--version"]) {

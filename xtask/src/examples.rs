@@ -27,7 +27,7 @@ const STORY: &str = "Tell me a story about a kite.";
 enum Trouble {
     /// The language isn't here.
     Missing(String),
-    /// Its package index can't be reached from here.
+    /// Its package index cannot be reached from here.
     Unreachable(String),
     Failed(String),
 }
@@ -38,7 +38,7 @@ impl From<io::Error> for Trouble {
     }
 }
 
-/// Runs all examples. What can't run is skipped with its reason; on a CI machine that is a failure, but for want of a network.
+/// Runs all examples. What cannot run is skipped with its reason; on a CI machine that is a failure, but for want of a network.
 pub(crate) fn check() -> io::Result<Outcome> {
     let folder = TemporaryFolder::new("examples")?;
     let programs = Programs::in_folder(folder.path())?;

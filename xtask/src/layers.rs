@@ -1,5 +1,5 @@
 //! `cargo xtask layers`: which crate imports which, and which module of a crate which other, read from the sources. Crates
-//! can't import each other in a circle, since Cargo refuses it; their modules can, and then nobody can read, change or test
+//! cannot import each other in a circle, since Cargo refuses it; their modules can, and then nobody can read, change or test
 //! one without all the others.
 
 mod modules;

@@ -26,7 +26,7 @@ const PTX: &str = "daemon/cuda/ptx";
 /// a while, whether it reads two numbers at once or twice the one.
 const COMPILATIONS: u32 = 5;
 
-/// Assemblers, and the cards that they know: what drivers of CUDA 12.0 have inside, and what the newest have.
+/// Assemblers and the GPU architectures that they know: those of CUDA 12.0 drivers and the newest.
 const ASSEMBLERS: [(&str, &str, &[u32]); 2] = [
     ("12.0", "nvidia/cuda_nvcc/bin/ptxas", &[75, 80, 86, 89, 90]),
     (
@@ -41,7 +41,7 @@ const ASSEMBLERS: [(&str, &str, &[u32]); 2] = [
 pub(crate) enum Mode {
     /// It takes the place of what is committed.
     Write,
-    /// It is compared with what is committed, and assembled for every kind of card.
+    /// It is compared with what is committed, and assembled for every GPU architecture.
     Check,
 }
 
@@ -50,7 +50,7 @@ pub(crate) enum Mode {
 enum NoTools {
     /// This machine lacks what it takes to fetch it; that says nothing of the kernels.
     OutOfReach(String),
-    /// What was fetched is not what was asked for, or can't be kept.
+    /// What was fetched is not what was asked for, or cannot be kept.
     Failed(String),
 }
 
@@ -238,7 +238,7 @@ impl Compiler {
         library.map(Self).map_err(io::Error::other)
     }
 
-    /// PTX for the oldest cards that have what the module needs.
+    /// PTX for the oldest GPUs that have what the module needs.
     fn compile(&self, module: &str, tools: &Path) -> io::Result<String> {
         let kernels = root().join(KERNELS);
         let file = format!("{module}.cu");
@@ -356,7 +356,7 @@ fn slim(module: &str, ptx: &str) -> String {
     slim
 }
 
-/// What a card spends on a thread of a kernel.
+/// Resources that a GPU spends on one thread of a kernel.
 struct Cost {
     registers: u32,
     shared_bytes: u32,
@@ -364,7 +364,7 @@ struct Cost {
     local_bytes: u32,
 }
 
-/// Assembles all modules for all cards and shows what their kernels take. False where one keeps in slow memory
+/// Assembles all modules for all GPU architectures and shows what their kernels take. False where one keeps in slow memory
 /// what belongs in registers.
 fn assemble(tools: &Path, modules: &[String]) -> io::Result<bool> {
     let folder = TemporaryFolder::new("ptx")?;
@@ -384,7 +384,7 @@ fn assemble(tools: &Path, modules: &[String]) -> io::Result<bool> {
                 eprintln!("ptx: {module} has an array in slow memory");
                 good = false;
             }
-            // By kernel, then by card; none where the card is older than the module.
+            // By kernel, then by GPU; none where the GPU is older than the module.
             let mut kernels: BTreeMap<String, Vec<Option<Cost>>> = BTreeMap::new();
             for (column, card) in cards.iter().enumerate() {
                 if text.contains(".target sm_80") && *card < 80 {

@@ -46,7 +46,7 @@ impl Value for OptionalPath {
 /// A socket's path, and what may be done to the folder it lies in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SocketPath {
-    /// The socket.
+    /// Path of the Unix socket, absolute.
     pub path: PathBuf,
     /// The folder around it.
     pub folder: SocketFolder,
@@ -85,7 +85,7 @@ pub struct Within<const MIN: usize, const MAX: usize>(pub(super) usize);
 pub type Threads = Within<1, 1024>;
 
 impl<const MIN: usize, const MAX: usize> Within<MIN, MAX> {
-    /// The number.
+    /// The value, which is within the setting's bounds.
     #[must_use]
     pub fn get(self) -> usize {
         self.0
@@ -113,11 +113,11 @@ impl<const MIN: usize, const MAX: usize> fmt::Display for Within<MIN, MAX> {
 /// Where to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device {
-    /// The first card that can be used, else the CPU.
+    /// The first usable GPU, else the CPU.
     Auto,
-    /// The CPU.
+    /// The CPU computes, even where a GPU could.
     Cpu,
-    /// A graphics card, by its number.
+    /// An NVIDIA GPU, by its CUDA ordinal.
     Cuda(u32),
 }
 
@@ -160,17 +160,17 @@ impl fmt::Display for Device {
     }
 }
 
-/// What a card computes in.
+/// The dtype that a GPU computes in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ComputeDtype {
     /// What suits it best: `bf16`, or `f16` where it has none.
     Auto,
-    /// This.
+    /// This dtype, on any GPU that supports it.
     Dtype(DType),
 }
 
 impl ComputeDtype {
-    /// The numbers, unless the card is to decide.
+    /// The dtype; `None` where the GPU decides.
     #[must_use]
     pub fn dtype(self) -> Option<DType> {
         match self {

@@ -29,7 +29,7 @@ impl Library {
     /// Makes sure that a model could be recorded, before much is done for one.
     ///
     /// # Errors
-    /// When there is no folder to record it in, or it can't be made.
+    /// When there is no folder to record it in, or it cannot be made.
     pub fn check_default(&self) -> Result<(), Failure> {
         let path = self.folder()?.to_owned();
         fs::create_dir_all(&path).map_err(|cause| Failure::SaveDefault { path, cause })
@@ -38,7 +38,7 @@ impl Library {
     /// Forgets which model was recorded.
     ///
     /// # Errors
-    /// When the record can't be deleted.
+    /// When the record cannot be deleted.
     pub fn clear_default(&self) -> Result<(), Failure> {
         let path = self.folder()?.join(FILE_NAME);
         atomic_file::remove(&path).map_err(|cause| Failure::SaveDefault { path, cause })
@@ -47,7 +47,7 @@ impl Library {
     /// Records a model.
     ///
     /// # Errors
-    /// When there is no folder to record it in, or it can't be written.
+    /// When there is no folder to record it in, or it cannot be written.
     pub fn set_default(&self, model: &ModelName) -> Result<(), Failure> {
         let folder = self.folder()?;
         let text = match &model.path {

@@ -23,9 +23,9 @@ use crate::{
     translate,
 };
 
-/// Largest tokenizer that is looked into.
+/// Most bytes read of a tokenizer: checkpoints are untrusted.
 const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
-/// Largest of the other files.
+/// Most bytes read of any other file.
 const TEXT_BYTES_MAX: u64 = 4 << 20;
 
 /// Figures of `config.json` and the keys that families have them under.
@@ -121,7 +121,7 @@ pub(crate) fn inspect(
 }
 
 /// How its tokens are chosen where nobody asks for anything; what its files say of that and makes no sense, is told as a
-/// fact. Nothing of a model that can't be read.
+/// fact. Nothing of a model that cannot be read.
 pub(crate) fn sampling(
     model: &ModelName,
     answer: &mut v1::InspectModelResponse,

@@ -26,7 +26,7 @@ impl Library {
     /// Remembers a model by its path, unless the library has it otherwise or there is no folder to write in.
     ///
     /// # Errors
-    /// When the list can't be written.
+    /// When the list cannot be written.
     pub fn remember(&self, path: &Path) -> Result<(), Failure> {
         let Some(text) = path.to_str().filter(|_| self.folder.is_some()) else {
             return Ok(());
@@ -59,7 +59,7 @@ impl Library {
     /// Forgets a path; whether it was remembered.
     ///
     /// # Errors
-    /// When the list can't be written.
+    /// When the list cannot be written.
     pub(super) fn forget(&self, path: &Path) -> Result<bool, Failure> {
         let writing = self.writing();
         let mut paths = self.remembered();

@@ -7,7 +7,7 @@ use sluice_proto::v1;
 
 use crate::allocator;
 
-/// Its name.
+/// Name of the embedded demonstration model.
 pub const EMBEDDED_NAME: &str = sluice_shared::names::DEMONSTRATION_MODEL;
 
 macro_rules! embedded {
@@ -16,7 +16,7 @@ macro_rules! embedded {
     };
 }
 
-/// Its files.
+/// Names and contents of the embedded model's files.
 pub(crate) static EMBEDDED_FILES: &[(&str, &[u8])] = embedded![
     "config.json",
     "model.safetensors",

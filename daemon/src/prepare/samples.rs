@@ -14,7 +14,7 @@ const SAMPLE_TOKENS_MAX: usize = 256;
 /// Turns a checked measurement into the engine's. Tokenizing takes time: not for async code.
 ///
 /// # Errors
-/// What the request asks for that can't be done with this model.
+/// What the request asks for that cannot be done with this model.
 pub fn measuring(request: Measuring, serving: &ServingModel) -> Result<MeasureFidelity, Failure> {
     let samples_max = request
         .max_samples
@@ -74,7 +74,7 @@ fn from_lines(
     for line in spread(lines, samples_max) {
         let mut ids = super::raw_ids(serving, line)?;
         ids.truncate(tokens_max);
-        // A tokenizer may leave nothing of a line, and of one token a causal model says nothing.
+        // A tokenizer may leave nothing of a line, and an autoregressive model cannot score a single token.
         let least = if serving.loaded.info.mask.is_some() {
             1
         } else {

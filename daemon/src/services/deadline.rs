@@ -19,7 +19,7 @@ pub(super) struct Deadline {
 }
 
 impl Deadline {
-    /// The one that the caller gave, if any. One that can't be read is as good as none.
+    /// The one that the caller gave, if any. One that cannot be read is as good as none.
     pub(super) fn of(metadata: &MetadataMap) -> Option<Self> {
         let allowed = parse(metadata.get("grpc-timeout")?.to_str().ok()?)?;
         let at = Instant::now().checked_add(allowed)?;

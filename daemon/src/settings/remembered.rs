@@ -46,7 +46,7 @@ struct RememberedModel {
 }
 
 impl RememberedSettings {
-    /// Reads what lies in this folder, the one for models. What can't be read is lost, which is said in the log.
+    /// Reads what lies in this folder, the one for models. What cannot be read is lost, which is said in the log.
     #[must_use]
     pub fn open(folder: Option<&Path>) -> Self {
         let file = folder.map(|folder| folder.join(FILE_NAME));

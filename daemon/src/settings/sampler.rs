@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(of(&recommended, None, true), (8, place));
         assert_eq!(of(&recommended, Some(64), true), (64, None));
         assert_eq!(of(&nothing, None, true), (32, None));
-        // A causal model writes one token after another, whatever its checkpoint says.
+        // An autoregressive model writes one token after another, whatever its checkpoint says.
         assert_eq!(of(&recommended, None, false), (32, None));
     }
 
@@ -311,7 +311,7 @@ mod tests {
         assert_eq!(dream.remasking, Some(Remasking::Entropy));
         let greedy = masked("Dream").sampler(&SamplingOptions::greedy(), &table);
         assert_eq!((greedy.temperature, greedy.remasking), (0.0, None));
-        // Nothing that the engine would take for a wish of a causal model's.
+        // Nothing that the engine would take for an option of an autoregressive model.
         assert_eq!(greedy.sampling, Sampling::default());
         let mut asked = SamplingOptions::default();
         asked.sampling.top_k = Some(4);

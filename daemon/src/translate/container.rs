@@ -15,7 +15,7 @@ const LINES_MAX: usize = 100;
 /// Bytes of tensors and files that go into a message, so that whatever a header has it can be sent.
 const LIST_BYTES_MAX: usize = MESSAGE_BYTES_MAX / 4;
 
-/// What a coded file has in it.
+/// The contents of a compressed file.
 #[must_use]
 pub fn contents(container: &Container) -> v1::ContainerContents {
     let header = container.header();

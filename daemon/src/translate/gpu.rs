@@ -6,7 +6,7 @@ use sluice_proto::v1;
 
 use super::format;
 
-/// The card, with what it said of itself.
+/// The GPU and its live figures, where the driver tells them.
 #[must_use]
 pub fn gpu(device: &Device, gpu: &Gpu, live: Option<&LiveStats>) -> v1::GpuStatus {
     let facts = gpu.properties();
@@ -39,7 +39,7 @@ pub fn gpu(device: &Device, gpu: &Gpu, live: Option<&LiveStats>) -> v1::GpuStatu
 }
 
 /// Whether so many bytes of a kind say something. The CPU has no context, and where NVML is missing nobody tells what a
-/// card's takes: it is never known to be 0. A model that keeps no keys and values has no cache.
+/// GPU's takes: it is never known to be 0. A model without a KV cache has none.
 #[must_use]
 pub fn is_known(kind: MemoryKind, bytes: u64) -> bool {
     !matches!(kind, MemoryKind::Context | MemoryKind::KvCache) || bytes > 0

@@ -79,7 +79,7 @@ pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
     }
 }
 
-/// Why a model can be planned so, but not loaded: what is to be coded first has no place.
+/// Why a plan cannot be loaded although it fits: its converted weights have no folder to be written to.
 #[must_use]
 pub fn not_loadable(plan: &Plan, engine: &Engine) -> Option<String> {
     let has_place = !plan.is_estimate() || engine.weight_cache().is_some();
@@ -210,7 +210,7 @@ fn layers<T>(
     layers.into_iter()
 }
 
-/// What is not as the level's name promises, and what can't be foretold.
+/// What is not as the level's name promises, and what cannot be foretold.
 fn notes(plan: &Plan) -> Vec<String> {
     let mut exceptions: Vec<(Storage, Storage, usize, Vec<&str>)> = Vec::new();
     for (tensor, usual) in plan.exceptions() {

@@ -1,4 +1,4 @@
-//! Checkpoints that can't be loaded: each is explained, and the model before stays.
+//! Checkpoints that cannot be loaded: each is explained, and the model before stays.
 
 use std::{fs, path::Path};
 

@@ -1,4 +1,4 @@
-//! Requests that can't be done: the right code, a message with the figures, a daemon that
+//! Requests that cannot be done: the right code, a message with the figures, a daemon that
 //! lives on.
 
 use sluice_proto::v1;

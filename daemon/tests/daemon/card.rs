@@ -145,9 +145,9 @@ async fn a_card_computes_what_the_fixtures_expect() {
     );
 }
 
-/// Memory of the card that the driver has given this daemon, once it has told `want` of it, with nobody else on the card.
+/// Memory of the GPU that the driver has given this daemon, once it has told `want` of it, with nobody else on the GPU.
 async fn taken(daemon: &Daemon, what: &str, want: impl Fn(u64, &v1::DeviceStatus) -> bool) {
-    // Figures of the card may be a second old.
+    // Figures of the GPU may be a second old.
     support::until(what, async || {
         let device = daemon.snapshot().await.device.unwrap();
         let taken = device.total_bytes.zip(device.free_bytes);
@@ -211,7 +211,7 @@ async fn memory_that_another_program_takes_refuses_a_request_with_figures_and_no
     assert!(done(&events).text.is_some());
 }
 
-/// A machine on which no card can be used.
+/// A machine without a usable GPU.
 struct Refusal {
     environment: &'static [(&'static str, &'static str)],
     reason: &'static str,
@@ -272,7 +272,7 @@ async fn a_card_that_can_not_be_used_is_done_without_and_said_where_none_was_ask
 async fn a_model_that_a_card_has_no_room_for_is_computed_by_the_cpu_unless_the_card_was_asked_for()
 {
     let libraries = stand_in::build();
-    // What the card's driver takes counts there, and not on the CPU.
+    // What the GPU's driver takes counts there, and not on the CPU.
     let arguments = ["--budget", "64MiB"];
     let on_card = [&arguments[..], &["--device", "cuda:0"]].concat();
     let folder = TempDir::new().unwrap();
@@ -301,7 +301,7 @@ async fn a_model_that_a_card_has_no_room_for_is_computed_by_the_cpu_unless_the_c
     generate(&daemon, chat("Tell me a story.")).await.unwrap();
     drop(daemon);
 
-    // One that is loaded later finds the card taken.
+    // One that is loaded later finds the GPU taken.
     let daemon = start(libraries, &[], &["--device", "auto"]).await;
     assert_eq!(
         daemon.snapshot().await.device.unwrap().kind(),

@@ -24,7 +24,7 @@ async fn wrong_usage_and_wrong_configuration_have_codes_of_their_own() {
     assert_eq!(code(&run(&["--sideways"]).await), exit::USAGE);
     assert_eq!(code(&run(&["--threads", "0"]).await), exit::USAGE);
 
-    // No machine has so many cards, and most that run this have no driver.
+    // No machine has so many GPUs, and most that run this have no driver.
     let gpu = run(&["--device", "cuda:99"]).await;
     assert_eq!(code(&gpu), exit::FAILURE);
     let message = stderr(&gpu);

@@ -211,7 +211,7 @@ async fn plans_that_can_not_be_are_explained() {
         let error = plan(&daemon, request).await.unwrap_err();
         assert_eq!((error.code, error.reason.as_deref()), (code, Some(reason)));
     }
-    // What it takes to be coded is estimated.
+    // The time of compressing is estimated.
     let mild = v1::PlanRequest {
         options: Some(v1::PlanOptions {
             level: v1::Level::Mild.into(),
@@ -709,7 +709,7 @@ async fn a_load_is_cancelled_and_the_model_before_serves() {
     // The one that the daemon began with has ended.
     assert!(!daemon.cancel(1).await.unwrap());
 
-    // The load waits behind the request, so that it can't be over before it is cancelled.
+    // The load waits behind the request, so that it cannot be over before it is cancelled.
     let (id, _stream) = daemon.running(long()).await;
     let answer = daemon.models().await.load_model(slow_checkpoint()).await;
     let mut loading = answer.unwrap().into_inner();

@@ -24,7 +24,7 @@ pub struct DiffusionChoice {
     pub guidance: f64,
     /// How positions are ranked; `None`: the model's to say.
     pub remasking: Option<Remasking>,
-    /// Fixed tokens.
+    /// Tokens fixed in the canvas, with their positions.
     pub pins: Vec<Pin>,
     /// All that a preset stands for.
     pub decoding: DecodingChoice,
@@ -66,7 +66,7 @@ impl TryFrom<v1::DiffusionOptions> for DiffusionChoice {
 }
 
 impl DiffusionChoice {
-    /// The path of the first option that an autoregressive model can't honour: any but the preset `exact`.
+    /// The path of the first option that an autoregressive model cannot honour: any but the preset `exact`.
     #[must_use]
     pub fn beyond_exact(&self) -> Option<&'static str> {
         let DecodingChoice {

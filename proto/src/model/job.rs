@@ -17,19 +17,19 @@ pub struct CompressJob {
     pub source: ModelRef,
     /// File to write: absolute, with an ending of its own.
     pub output: PathBuf,
-    /// How numbers are coded.
+    /// How weights are compressed.
     pub method: CompressionMethod,
-    /// Numbers of a tile, one of those that there are.
+    /// Elements of a tile, one of the supported sizes.
     pub tile_elements: u32,
     /// Patterns of tensors that stay as they are; few and short.
     pub keep_tensors: Vec<String>,
-    /// Whether embeddings are coded, too, and with bits the head.
+    /// Whether embeddings are compressed too, and the LM head where bits are given.
     pub all_tensors: bool,
     /// Threads, at least 1; `None`: the daemon's choice.
     pub threads: Option<u32>,
 }
 
-/// How numbers are coded.
+/// How weights are compressed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum CompressionMethod {
     /// Every bit is kept.
@@ -65,7 +65,7 @@ impl CompressionMethod {
 /// A checked [`v1::DecompressRequest`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecompressJob {
-    /// A coded file, absolute.
+    /// Path of a compressed file, absolute.
     pub file: PathBuf,
     /// Folder to write, absolute.
     pub output: PathBuf,
@@ -76,7 +76,7 @@ pub struct DecompressJob {
 /// A checked [`v1::VerifyRequest`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerifyJob {
-    /// A coded file, absolute.
+    /// Path of a compressed file, absolute.
     pub file: PathBuf,
 }
 

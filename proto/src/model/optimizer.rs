@@ -10,7 +10,7 @@ use crate::v1::{self, plan_options::Budget as WireBudget};
 
 /// More than any machine has.
 const BUDGET_BYTES_MAX: u64 = 1 << 50;
-/// Most positions of all canvases that share a planned pass: a pass is rehearsed position by position.
+/// Most positions of all canvases that share a planned pass: planning makes a dry run of every position.
 const POSITIONS_MAX: u64 = 1 << 20;
 
 /// A checked [`v1::PlanRequest`].
@@ -20,7 +20,7 @@ pub struct Planning {
     pub model: ModelRef,
     /// What is other than in the settings.
     pub options: PlanOptions,
-    /// What it has to have room for.
+    /// The workload that the plan must have room for.
     pub workload: Workload,
 }
 

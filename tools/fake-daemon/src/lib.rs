@@ -56,9 +56,9 @@ pub struct ChangeScript {
 pub struct ReceivedCalls {
     /// Requests to generate.
     pub generate: Vec<GenerateRequest>,
-    /// Loads.
+    /// Requests to load a model, in order.
     pub loaded: Vec<LoadModelRequest>,
-    /// Downloads.
+    /// Requests to download a model, in order.
     pub pulled: Vec<PullModelRequest>,
     /// Models to remove.
     pub removed: Vec<RemoveModelRequest>,
@@ -74,7 +74,7 @@ pub struct ReceivedCalls {
     pub watched: Vec<u64>,
     /// Operations that were cancelled, by id.
     pub operations_cancelled: Vec<u64>,
-    /// Plans.
+    /// Requests for a plan, in order.
     pub planned: Vec<PlanRequest>,
     /// Changes of level or budget.
     pub applied: Vec<ApplyRequest>,

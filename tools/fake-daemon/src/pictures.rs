@@ -4,7 +4,7 @@ use sluice_proto::v1::*;
 
 use crate::ScriptStep;
 
-/// What a small coded file has in it.
+/// The contents of a small compressed file.
 pub(crate) fn contents() -> ContainerContents {
     let sum = CompressionSummary {
         compression: Compression::Huffman.into(),

@@ -51,7 +51,7 @@ impl Modules {
     /// none where there is no such file.
     ///
     /// # Errors
-    /// When a module's file isn't found, or names come in by a `*` that can't be followed.
+    /// When a module's file isn't found, or names come in by a `*` that cannot be followed.
     pub(super) fn read(
         root: &Path,
         read: &dyn Fn(&Path) -> Option<String>,
@@ -189,7 +189,7 @@ impl Reader<'_> {
         let mut imports = Vec::new();
         for Found { from, path, place } in self.found {
             match (from, module_of(&path)) {
-                // Whose name it then is that somebody imports from the root can't be told.
+                // Whose name it then is that somebody imports from the root cannot be told.
                 (None, Some(_)) => return Err(format!("{place}: {STAR}")),
                 (Some(_), None) if path == ["*"] => return Err(format!("{place}: {STAR}")),
                 (Some(from), Some(to)) if from != *to => imports.push(Import {

@@ -9,7 +9,7 @@ const STATIC_INDEX: usize = 1;
 const INTEGER_MAX: usize = 1 << 20;
 
 /// The block with hyphens for the value of every `:authority` that it spells out, as many as the value has bytes, and without
-/// empty ones, which are as good as none. `None` where nothing is to be changed, or the block can't be read.
+/// empty ones, which are as good as none. `None` where nothing is to be changed, or the block cannot be read.
 ///
 /// An empty value that goes into the dynamic table stays: no other has its length.
 pub(super) fn with_neutral_authority(block: &[u8]) -> Option<Vec<u8>> {

@@ -160,7 +160,7 @@ impl Random {
     }
 }
 
-/// A causal model of random weights that reads and writes with the embedded model's tokenizer, and has a chat template
+/// An autoregressive model of random weights that reads and writes with the embedded model's tokenizer, and has a chat template
 /// of its own.
 pub(crate) fn writer() -> TempDir {
     let folder = TempDir::new().unwrap();
