@@ -1,5 +1,5 @@
-//! Small files that are kept from one start to the next: whoever reads one finds all of it, or all of what was there before,
-//! and what was written once is still there when the power has failed.
+//! Small files that outlive the daemon. A reader finds the new contents or the old ones, never a part, and what was written
+//! survives a power failure: clients are told of a change only after it is on disk.
 
 use std::{
     fs::{self, File},
@@ -7,10 +7,10 @@ use std::{
     path::Path,
 };
 
-/// Writes a file in the place of the one that may be there, and makes its folder where there is none.
+/// Replaces a file, or creates it and its folder.
 ///
 /// # Errors
-/// The system's; what was there before is then still there.
+/// When a system call fails; the old contents then stay.
 pub(crate) fn replace(file: &Path, text: &str) -> io::Result<()> {
     let folder = file.parent().ok_or(io::ErrorKind::InvalidInput)?;
     let mut name = file
@@ -22,6 +22,7 @@ pub(crate) fn replace(file: &Path, text: &str) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let mut new = File::create(&temporary)?;
     new.write_all(text.as_bytes())?;
+    // Before the rename: otherwise the new name may reach the disk before the bytes, and a crash leaves an empty file.
     new.sync_all()?;
     fs::rename(&temporary, file)?;
     sync(folder)
@@ -30,7 +31,7 @@ pub(crate) fn replace(file: &Path, text: &str) -> io::Result<()> {
 /// Deletes a file, if it is there.
 ///
 /// # Errors
-/// The system's.
+/// When a system call fails.
 pub(crate) fn remove(file: &Path) -> io::Result<()> {
     match fs::remove_file(file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -38,7 +39,7 @@ pub(crate) fn remove(file: &Path) -> io::Result<()> {
     }
 }
 
-/// Names are to last as bytes do.
+/// Syncs a folder: a rename or removal is on disk only once the folder is.
 fn sync(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }

@@ -1,4 +1,4 @@
-//! A daemon that nobody watches: `sluice run` started it, and it outlives the terminal. Its log is a file with a bound.
+//! The daemon as `sluice run` starts it: in the background, outliving the terminal, with a bounded log file.
 
 use std::{
     ffi::OsString,
@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Bytes of the log; then it becomes the old one, and the one before is gone.
+/// Most bytes of the log. A full log replaces the one kept from before, so both take at most twice this.
 const LOG_BYTES_MAX: u64 = 4 << 20;
 
 /// Leaves the session of whoever started this process, and sends standard output and standard error to the log.
@@ -16,7 +16,7 @@ const LOG_BYTES_MAX: u64 = 4 << 20;
 /// # Errors
 /// When the log cannot be opened.
 pub fn begin(log: &Path) -> io::Result<()> {
-    // A process that leads a group cannot begin a session, but nobody can end it with the terminal either.
+    // Fails for the leader of a process group, whose own group already keeps it apart from the terminal's.
     let _ = rustix::process::setsid();
     let file = open(log)?;
     rustix::stdio::dup2_stdout(&file)?;
@@ -32,7 +32,7 @@ fn open(log: &Path) -> io::Result<File> {
         .open(log)
 }
 
-/// Standard error as a log with a bound.
+/// A writer to standard error that bounds the log file behind it.
 #[derive(Debug)]
 pub struct BoundedLog {
     path: PathBuf,
@@ -41,7 +41,7 @@ pub struct BoundedLog {
 }
 
 impl BoundedLog {
-    /// The log at a path, where standard error leads already.
+    /// The log at this path, to which standard error was redirected before.
     #[must_use]
     pub fn at(path: &Path) -> Self {
         Self {
@@ -51,7 +51,7 @@ impl BoundedLog {
         }
     }
 
-    /// Makes this log the old one, and begins another.
+    /// Renames the log to the old one and begins another.
     fn rotate(&mut self) -> io::Result<()> {
         fs::rename(&self.path, old_log(&self.path))?;
         let file = open(&self.path)?;
@@ -59,11 +59,11 @@ impl BoundedLog {
         Ok(rustix::stdio::dup2_stderr(&file)?)
     }
 
-    /// Makes room for so many bytes.
+    /// Rotates the log if `bytes` more would exceed its bound.
     fn make_room(&mut self, bytes: usize) {
         if self.bytes > 0 && self.bytes + bytes as u64 > self.bytes_max {
             self.bytes = 0;
-            // Where that fails, it is tried again as many bytes later; what is logged matters more.
+            // A failed rotation is tried again after as many bytes: losing log lines would be worse than a long file.
             let _ = self.rotate();
         }
     }
@@ -82,7 +82,7 @@ impl Write for BoundedLog {
     }
 }
 
-/// Where the log before is.
+/// Path of the previous log.
 fn old_log(log: &Path) -> PathBuf {
     let mut name = OsString::from(log);
     name.push(".old");

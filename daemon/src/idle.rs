@@ -1,4 +1,4 @@
-//! Lets the model go after a time without requests.
+//! Unloads the model after a time without requests.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::{models::UnloadReason, services::Daemon};
 
-/// What tells that something was asked of the model since it was last looked at.
+/// Counters that differ if the model was used since the last look, even by a request that has ended in between.
 #[derive(PartialEq)]
 struct ActivityTrace {
     model: ModelId,
@@ -16,11 +16,12 @@ struct ActivityTrace {
     changes: u64,
 }
 
-/// Watches until the daemon closes.
+/// Unloads the model whenever it was idle for `after`. Returns when the daemon closes.
 pub async fn watch(daemon: Arc<Daemon>, after: Duration) {
     let mut changes = daemon.changes.subscribe();
     let mut since: Option<(ActivityTrace, Instant)> = None;
     loop {
+        // Before looking, so that a change after the look wakes the wait below.
         changes.mark_unchanged();
         let trace = trace(&daemon);
         since = match (trace, since.take()) {
@@ -32,7 +33,7 @@ pub async fn watch(daemon: Arc<Daemon>, after: Duration) {
         if until.is_some_and(|until| until <= Instant::now()) {
             since = None;
             let before = daemon.engine.memory().used_bytes;
-            // One that is being loaded just now, or wanted, stays.
+            // The engine decides: a model that got a request since the look stays, and so does one while another loads.
             if let Ok(Some(name)) = daemon
                 .models
                 .unload(&daemon.engine, UnloadReason::Idle)
@@ -51,7 +52,7 @@ pub async fn watch(daemon: Arc<Daemon>, after: Duration) {
         }
         let changed = async {
             match until {
-                // Time that has passed is no change.
+                // The timeout is no failure: the loop looks again.
                 Some(until) => timeout_at(until, changes.changed()).await.unwrap_or(Ok(())),
                 None => changes.changed().await,
             }
@@ -63,7 +64,7 @@ pub async fn watch(daemon: Arc<Daemon>, after: Duration) {
     }
 }
 
-/// `None` while there is no model, or a request for it, or a change of it.
+/// The counters of the serving model; `None` while there is no model, or a request or a change of it is under way.
 fn trace(daemon: &Daemon) -> Option<ActivityTrace> {
     let serving = daemon.models.serving().ok()?;
     let is_changing = daemon.switch_target.get().is_some();

@@ -46,7 +46,7 @@ impl Value for OptionalPath {
 /// A socket's path, and what may be done to the folder it lies in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SocketPath {
-    /// Path of the Unix socket, absolute.
+    /// Path of the Unix socket.
     pub path: PathBuf,
     /// The folder around it.
     pub folder: SocketFolder,
