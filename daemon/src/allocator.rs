@@ -1,11 +1,11 @@
 //! The program's allocator, told to give back. Weights and what computes with them are mappings of the engine's own; what is
 //! left are tokenizers, headers, messages, the buffers of jobs, and the demonstration model in the program itself.
 
-/// From here on an allocation is a mapping of its own, which the system has back when it is freed. Were it not said, glibc
-/// would raise it to the largest that was ever freed, up to 32 MiB, and keep all below it.
+/// Size from which an allocation is a mapping of its own, which goes back to the system when freed. Unless it is set, glibc
+/// raises it to the largest freed mapping, up to 32 MiB, and keeps all smaller memory.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const MAPPED_FROM_BYTES: libc::c_int = 1 << 20;
-/// What may lie free at the end of an arena.
+/// Most bytes that stay free at the end of an arena.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const FREE_BYTES_MAX: libc::c_int = 4 << 20;
 /// Arenas, of which each keeps what is free in it: glibc's eight a core are for programs whose threads do little else than
@@ -30,7 +30,8 @@ pub fn settle() {
     }
 }
 
-/// Gives back what lies free between other allocations, too: once something large has gone. It takes some milliseconds.
+/// Returns free memory to the system, also between other allocations. Called after something large was freed: it takes some
+/// milliseconds.
 pub fn give_back() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: it takes a number, locks what it looks at, and only tells whether there was anything.
@@ -39,7 +40,7 @@ pub fn give_back() {
     };
 }
 
-/// Lets go of the pages of something in the program's own file: whoever reads it again has them from there.
+/// Drops resident pages of constant data in the program's own file. The next read maps them again.
 pub fn forget(bytes: &'static [u8]) {
     #[cfg(target_os = "linux")]
     {

@@ -34,8 +34,7 @@ use crate::{
     translate::plan,
 };
 
-/// Takes the events of a generation into its record. How long it will take is told from the plan that is expected for
-/// its canvas.
+/// A sink that writes a generation's events into its record. `expected`, the plan for its canvas, predicts the time.
 #[must_use]
 pub fn generation(
     registry: Arc<Requests>,
@@ -68,7 +67,7 @@ pub fn generation(
     Box::new(move |event| translator.take(event))
 }
 
-/// A plan that a request made necessary cannot be had: that is not a wrong budget but a request too large for it.
+/// A plan that fails for a request's size is the request's failure, not a wrong budget.
 fn of_request(error: EngineError) -> Failure {
     match error {
         EngineError::Plan(error @ PlanError::BudgetTooSmall { .. }) => {
@@ -78,11 +77,11 @@ fn of_request(error: EngineError) -> Failure {
     }
 }
 
-/// Where a request's events go, and its end with them.
+/// The record that a request's events go to. Ends the request when dropped.
 struct RecordWriter {
     requests: Arc<Requests>,
     record: Arc<RequestRecord>,
-    /// Nothing more is written to the record from here.
+    /// Whether this sink writes nothing more to the record.
     ended: bool,
 }
 
@@ -99,7 +98,7 @@ impl RecordWriter {
         self.record.id()
     }
 
-    /// Ends it, with the last of a generation's events where that is one.
+    /// Ends the request, with its last event if it is a generation.
     fn end(&mut self, last: Option<generation_event::Event>, ending: RequestEnd) {
         self.ended = true;
         let state = match &ending {
@@ -119,7 +118,8 @@ impl RecordWriter {
         self.end(None, RequestEnd::Failed(failure.into()));
     }
 
-    /// The engine did not come to an end of it. One whose model went before its turn is not over: another model may take it.
+    /// The engine did not finish the request. If the model was unloaded before its turn, the request is given back and waits
+    /// for the next model.
     fn refuse(&mut self, error: EngineError) {
         let is_gone = matches!(error, EngineError::NoModel | EngineError::ModelReplaced);
         if is_gone && !self.record.has_started() {
@@ -164,7 +164,7 @@ struct Generation {
     pass_totals: PassTotals,
 }
 
-/// What all passes of a request took.
+/// Sums over all passes of a request.
 #[derive(Default)]
 struct PassTotals {
     time: Duration,
@@ -220,7 +220,7 @@ impl Generation {
             let plan = &in_force.plan;
             started.level = v1::Level::from(plan.level).into();
             started.is_exact &= plan::is_lossless(plan) && engine.has_exact_matmul(plan);
-            // The level may have changed while the request waited.
+            // Read now, not at admission: the level may have changed while the request waited.
             let expected = self.expected.as_ref();
             let expected = expected.filter(|expected| expected.level == plan.level);
             let pass = expected.and_then(|expected| expected.pass.as_ref());
@@ -237,7 +237,7 @@ impl Generation {
         self.saw_lossy |= !report.cost.weights.is_lossless;
         self.pass_totals.add(&report.cost);
         self.stable_text.take_open(&report.positions, &self.serving);
-        // What the pass has taken back is not counted twice.
+        // A pass may turn committed positions into masks again; they must not be counted twice.
         let committed = report.committed.saturating_sub(self.committed);
         self.committed = report.committed;
         self.writer.requests.totals().pass(committed as u64);
@@ -373,9 +373,9 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1000.0
 }
 
-/// The text up to the first position still open. It only grows.
+/// The text up to the first position still masked. It only grows, so that clients never have to take text back.
 struct StableText {
-    /// Ids that are there for good.
+    /// Ids that no later pass changes.
     fixed: Vec<Option<u32>>,
     /// Ids that end the text; none where the user wants to see past them.
     ends: Vec<u32>,

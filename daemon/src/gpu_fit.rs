@@ -1,4 +1,4 @@
-//! Whether the card that was found can compute the model that is to be loaded: where nobody named the card, the CPU does it else.
+//! Whether the GPU that was found can run the model to be loaded. If nobody named the GPU, the CPU runs it otherwise.
 
 use sluice_engine::{
     Engine, EngineError, PlanSettings,
@@ -9,9 +9,8 @@ use sluice_plan::{BLOCK_DEFAULT, PlanError, Workload};
 
 use crate::model_name::ModelName;
 
-/// Why the engine's GPU cannot compute the model with the settings that it would be loaded with, nor at a level that may take the
-/// place of theirs;
-/// `None` where it can, where there is no GPU, and where something else is wrong, which the load will tell.
+/// Why the engine's GPU cannot run the model with the given settings, nor at a level that may be substituted. `None` if it can,
+/// if there is no GPU, and on any other error, which the load will report.
 pub(crate) fn reason(
     engine: &Engine,
     name: &ModelName,

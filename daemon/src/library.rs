@@ -195,7 +195,7 @@ impl Library {
         let manifest = Manifest::read(&entry.folder)
             .filter(|_| entry.is_partial || entry.origin == EntryOrigin::Pulled);
         let name = manifest.as_ref().and_then(|manifest| manifest.name().ok());
-        // No download, be it another daemon's, puts in what goes out here.
+        // So that no download, also of another daemon, writes into the folder while it is deleted.
         let lock = match (self.folder.as_ref(), name) {
             (Some(folder), Some(name)) => Some(FolderLock::take(folder, &name)?),
             _ => None,
@@ -210,7 +210,7 @@ impl Library {
                 folder: entry.folder.clone(),
             });
         };
-        // What tells that they are ours goes last.
+        // The manifest goes last: it says which files are ours, so an interrupted removal can be repeated.
         let names = manifest.files.iter().map(|file| file.name.as_str());
         for name in names.chain([sluice_hub::MANIFEST]) {
             match fs::remove_file(entry.folder.join(name)) {
@@ -218,7 +218,7 @@ impl Library {
                 _ => {}
             }
         }
-        // Only when nothing else lies in them.
+        // `remove_dir` fails for folders that are not empty, so the user's own files stay.
         if fs::remove_dir(&entry.folder).is_ok()
             && let Some(owner) = entry.folder.parent()
         {
@@ -229,7 +229,7 @@ impl Library {
         Ok(RemovedModel::Deleted(manifest.bytes()))
     }
 
-    /// Where a model that goes was the default, the embedded one takes its place.
+    /// Forgets the default if it is the removed model, so that the embedded one takes its place.
     fn drop_default(&self, entry: &ModelEntry) -> Result<(), Failure> {
         let default = self.default();
         match default.is_some_and(|default| default.path.as_ref() == Some(&entry.path)) {
@@ -290,8 +290,8 @@ impl ModelEntry {
         model
     }
 
-    /// As its headers say, which are read for that. One that is a file is not looked into: its header has all of its vocabulary, or of
-    /// its checks.
+    /// Number of parameters by the headers, which are read for it. `None` for a GGUF or compressed file, whose header is large
+    /// (the vocabulary, the checksums), and if the headers say nothing.
     #[must_use]
     pub fn parameters(&self) -> Option<u64> {
         let groups = match self.file_format {
@@ -313,7 +313,7 @@ impl ModelEntry {
     }
 }
 
-/// Where a path leads; as it is where it leads nowhere.
+/// The path without links; unchanged if it leads nowhere.
 fn real(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }

@@ -55,7 +55,7 @@ struct TokenizerModel {
     kind: Option<String>,
 }
 
-/// Everything that can be said of a model on disk.
+/// Describes a model on disk: facts, tensors, and what each level would take. Reads files: not for async code.
 pub(crate) fn inspect(
     model: &ModelName,
     wire: v1::Model,
@@ -84,7 +84,7 @@ pub(crate) fn inspect(
         }
         // One file, or what lies inside the program.
         (folder, file) => {
-            // What is wrong with it, the levels say.
+            // An error shows in the answer as the reason why no level can be loaded.
             let checkpoint = Checkpoint::open(&model.source()).ok();
             answer.facts = facts_of_checkpoint(checkpoint.as_ref(), file.zip(folder));
             match &container {
@@ -120,8 +120,8 @@ pub(crate) fn inspect(
     answer
 }
 
-/// How its tokens are chosen where nobody asks for anything; what its files say of that and makes no sense, is told as a
-/// fact. Nothing of a model that cannot be read.
+/// Adds the default sampling settings of a model to the answer, and its invalid recommendations as facts. Adds nothing for a
+/// model that cannot be read.
 pub(crate) fn sampling(
     model: &ModelName,
     answer: &mut v1::InspectModelResponse,
@@ -158,7 +158,7 @@ pub(crate) fn sampling(
         }));
 }
 
-/// What each level would take, where the engine knows such models.
+/// The memory that each level would take, if the engine supports the model.
 fn levels(
     model: &ModelName,
     machine: Result<Machine, EngineError>,
@@ -189,7 +189,7 @@ fn levels(
 struct FactList(Vec<v1::CheckpointFact>);
 
 impl FactList {
-    /// What is not known is left out.
+    /// Adds a fact, unless its value is empty.
     fn add(&mut self, name: &str, value: String) {
         if !value.is_empty() {
             self.0.push(v1::CheckpointFact {
@@ -241,8 +241,8 @@ pub(super) fn is_gguf(path: &Path) -> bool {
         .is_some_and(|extension| extension == "gguf")
 }
 
-/// What a checkpoint says of itself, and, where it is one file in a folder, the files that were brought with it. Others
-/// beside it are other models'.
+/// Facts of a checkpoint. For a single file in a folder, files beside it count only if its download brought them: others may
+/// be other models'.
 fn facts_of_checkpoint(
     checkpoint: Option<&Checkpoint>,
     place: Option<(&Path, &Path)>,
