@@ -73,18 +73,18 @@ pub struct DashboardSetup {
     pub socket: PathBuf,
     /// How things look.
     pub paint: Paint,
-    /// Whether the mouse is ours.
+    /// Whether the dashboard takes mouse events; otherwise the terminal keeps them, for selecting text.
     pub mouse: bool,
     /// The file of what survives between runs; `None`: nothing does.
     pub persist_path: Option<PathBuf>,
-    /// What of the looks is not to come from there.
+    /// Which looks flags or settings already decide, so that the file does not change them.
     pub fixed: FixedLooks,
 }
 
 /// Runs the dashboard until the user leaves.
 ///
 /// # Errors
-/// When the terminal can't be taken over or drawn on. A daemon that is absent is no error:
+/// When the terminal cannot be taken over or drawn on. A daemon that is absent is no error:
 /// the screen says so and waits for it.
 pub async fn run(setup: DashboardSetup) -> Result<(), Failure> {
     show(setup, None).await
@@ -93,7 +93,7 @@ pub async fn run(setup: DashboardSetup) -> Result<(), Failure> {
 /// Shows a saved run until the user leaves. No daemon is looked for.
 ///
 /// # Errors
-/// When the terminal can't be taken over or drawn on.
+/// When the terminal cannot be taken over or drawn on.
 pub async fn replay(setup: DashboardSetup, run: OpenedRun) -> Result<(), Failure> {
     show(setup, Some(run)).await
 }
@@ -104,8 +104,10 @@ async fn show(setup: DashboardSetup, replayed: Option<OpenedRun>) -> Result<(), 
     state.mouse = setup.mouse;
     state.runs = Runs::here();
     state.size = crossterm::terminal::size().unwrap_or(state.size);
+    // Before the screen is taken over: the first frame has the restored theme, and the session the restored mouse mode.
     let mut keeper = (setup.persist_path)
         .and_then(|path| Persister::begin(path, setup.fixed, &mut state, sender.clone()));
+    // Signals are caught before raw mode begins, so that no signal can end the process with the terminal still taken over.
     let ends = Ends::listen()?;
     let stops = Stops::listen()?;
     let session = Session::enter(state.mouse)?;
@@ -126,14 +128,15 @@ async fn show(setup: DashboardSetup, replayed: Option<OpenedRun>) -> Result<(), 
         tasks,
     };
     let shown = runtime.run(&mut state, &mut keeper).await;
-    // However that ended, what was said is kept.
+    // `run` consumed the session, so the terminal is given back and a failed write can be reported on it. However the
+    // dashboard ended, also with its terminal, the last state is written.
     if let Some(keeper) = keeper
         && let Err(problem) = keeper.end(&state).await
     {
         say(&problem);
     }
     match shown {
-        // Whoever closes a terminal leaves.
+        // Closing the terminal window is a way to quit, not an error.
         Err(error) if terminal::is_gone(&error) => Ok(()),
         Err(error) => Err(error.into()),
         Ok(ShowEnd::Left) => Ok(()),
@@ -141,15 +144,15 @@ async fn show(setup: DashboardSetup, replayed: Option<OpenedRun>) -> Result<(), 
     }
 }
 
-/// Why the dashboard is shown no more.
+/// Why the event loop ended.
 enum ShowEnd {
-    /// Somebody wanted that.
+    /// The user quit, or a signal or hang-up asked for the end.
     Left,
-    /// Something panicked.
+    /// A task or thread panicked.
     Panicked,
 }
 
-/// What wakes the dashboard, and what carries out its wishes.
+/// What wakes the event loop, and what carries out its effects.
 struct Runtime {
     session: Session,
     events: mpsc::Receiver<Event>,
@@ -168,11 +171,13 @@ impl Runtime {
         let mut keyboard = Keyboard::listen()?;
         let start = Instant::now();
         let mut ticks = tokio::time::interval(TICK);
+        // After a suspend or a slow frame, missed ticks are dropped: a tick only says that time passed.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut targets = HitAreas::default();
         let mut drawn = start;
         let mut due = Some(start);
         loop {
+            // A frame drawn after a panic would overwrite the panic's message, which is on the normal screen by now.
             if terminal::has_panicked() {
                 terminal::panicked().await;
                 return Ok(ShowEnd::Panicked);
@@ -187,6 +192,7 @@ impl Runtime {
             let mut taken = Vec::new();
             let mut stopped_by = None;
             let frame = tokio::select! {
+                // In this order: the end, suspension and keys are never delayed by figures, however many the daemon sends.
                 biased;
                 () = terminal::panicked() => return Ok(ShowEnd::Panicked),
                 () = self.ends.next() => { taken.push(Event::Terminate); FRAME }
@@ -194,12 +200,13 @@ impl Runtime {
                 given = keyboard.next() => {
                     taken.extend(match given {
                         Some(Ok(given)) => translate(given, &targets),
+                        // A failed or closed keyboard is a terminal that went away.
                         Some(Err(_)) | None => Some(Event::Terminate),
                     });
                     FRAME
                 }
-                // What came since the last frame is taken in at once: to wake for each message of a busy daemon takes more time
-                // than to draw.
+                // While a frame is due, events wait in the channel and are taken in together just before it is drawn: waking
+                // for each message of a busy daemon costs more time than drawing.
                 () = tokio::time::sleep_until(next_frame.into()), if due.is_some() => {
                     while taken.len() < EVENTS_MAX && let Ok(event) = self.events.try_recv() {
                         taken.push(event);
@@ -218,6 +225,7 @@ impl Runtime {
                 if outcome.changed {
                     let is_of_passes = frame == FRAME_OF_DATA && state.page == Page::Canvas;
                     let soonest = drawn + if is_of_passes { FRAME_OF_PASSES } else { frame };
+                    // A key makes a frame due earlier; data never postpones one that is due already.
                     due = Some(due.map_or(soonest, |due| due.min(soonest)));
                 }
                 for effect in outcome.effects {
@@ -236,10 +244,11 @@ impl Runtime {
                 }
             }
             if let Some(whom) = stopped_by {
-                // Later keys are meant for the shell.
+                // Keys typed from here on are meant for the shell, so the reading thread has to stop before the process does.
                 keyboard.rest().await;
                 self.session.suspend(&mut self.stops, whom).await?;
                 keyboard.go_on()?;
+                // No resize event arrives while stopped.
                 state.size = crossterm::terminal::size().unwrap_or(state.size);
                 due = Some(Instant::now());
             }
@@ -247,7 +256,7 @@ impl Runtime {
     }
 }
 
-/// What a person did, in the dashboard's terms.
+/// Translates terminal input to an [`Event`]; `None` for input that means nothing here.
 fn translate(input: Input, targets: &HitAreas) -> Option<Event> {
     match input {
         Input::Key(key) if key.kind != KeyEventKind::Release => Some(Event::Key(key)),

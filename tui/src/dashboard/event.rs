@@ -15,118 +15,117 @@ use crate::record::Recording;
 /// What happened.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// A key went down.
+    /// A key was pressed, or repeats while it is held.
     Key(KeyEvent),
     /// Text was pasted.
     Paste(String),
     /// The mouse pressed on something.
     Click(HitTarget),
-    /// The wheel turned over something, by so many notches; downwards is positive.
+    /// The wheel turned over a target (`None`: over nothing that scrolls), by this many notches; downwards is positive.
     Wheel(Option<HitTarget>, isize),
-    /// The screen has so many columns and rows.
+    /// The screen's new size in columns and rows.
     Resized(u16, u16),
-    /// The clock moved on.
+    /// Time passed: comes ten times a second.
     Tick,
     /// A daemon answers on the socket.
     Connected,
-    /// Nothing answers, or what did went away; the next try comes later.
+    /// Nothing answers on the socket, or the connection broke. The next try comes by itself.
     Lost {
-        /// What the system or the daemon said.
         cause: String,
-        /// Wait before the next try.
+        /// The system's or the daemon's message.
         retry_ms: u64,
     },
     /// The daemon's present state.
     Snapshot(Box<Snapshot>),
     /// Something happened to a request that is watched.
     Request {
-        /// Whose.
+        /// The daemon's id of the request.
         request_id: u64,
-        /// What.
+        /// The event of its stream.
         kind: Box<generation_event::Event>,
     },
     /// Something happened to a request of ours, over its own stream.
     Own {
-        /// Which of ours.
+        /// The dashboard's own serial number of the request.
         serial: u64,
-        /// The daemon's number of it.
+        /// The daemon's id of the request; 0 while it waits for a model to load.
         request_id: u64,
-        /// What.
+        /// The event of its stream.
         kind: Box<generation_event::Event>,
     },
     /// A request of ours was refused, failed or was cut off.
     OwnFailed {
-        /// Which of ours.
+        /// The dashboard's own serial number of the request.
         serial: u64,
-        /// Why.
+        /// The failure's message, without its hint.
         message: String,
     },
-    /// A followed request failed, or can't be followed.
+    /// A followed request failed, or cannot be followed.
     WatchFailed {
-        /// Whose.
+        /// The daemon's id of the request.
         request_id: u64,
-        /// Why.
+        /// The failure's message, without its hint.
         message: String,
     },
     /// A run was read from a file.
     Opened(Box<OpenedRun>),
-    /// Something was done as it was asked for.
+    /// An effect succeeded; the message to show.
     Succeeded(String),
-    /// Something that was asked for can't be had.
+    /// An effect failed; the message to show.
     Failed(String),
-    /// The daemon said what a level would lead to, or why it can't be.
+    /// The plan of a level, or why the daemon cannot plan it.
     Planned {
-        /// Which.
+        /// The level that was asked about.
         level: Level,
-        /// What it said.
+        /// The plan, or the failure's message.
         answer: Result<Box<Plan>, String>,
     },
-    /// The same for what is to be judged before it is asked for.
+    /// The plan of a choice that is judged before it is applied.
     Predicted {
-        /// Of the question.
+        /// The serial number that [`Effect::AskPlan`] had.
         serial: u64,
-        /// What it said.
+        /// The plan, or the failure's message.
         answer: Result<Box<Plan>, String>,
     },
-    /// What a change that was asked for will lead to, and what was in force.
+    /// A change that was asked for is planned and begins.
     Changing {
-        /// Counts the changes.
+        /// Counts the changes that were asked for, from 1.
         serial: u64,
-        /// What will be in force.
+        /// The plan that will be in force.
         plan: Box<Plan>,
-        /// What was.
+        /// The plan that was in force before.
         before: Box<Plan>,
     },
-    /// How far weights are converted for the level that we asked for, in bytes of bytes; nothing once they are.
+    /// Bytes of weights converted for the level that was asked for, and their total; `None` once all are.
     Converting(Option<(u64, u64)>),
     /// A change that was asked for is in force.
     Applied {
-        /// Which.
+        /// The change's serial number, as in [`Event::Changing`].
         serial: u64,
-        /// What came of it.
+        /// The measured result.
         applied: Box<ApplyResult>,
-        /// How long it took.
+        /// Time from the request to its end, in milliseconds.
         elapsed_ms: f64,
     },
     /// A change that was asked for was refused, or failed.
     ApplyFailed {
-        /// Which.
+        /// The change's serial number, as in [`Event::Changing`].
         serial: u64,
-        /// Why.
+        /// The failure's message, without its hint.
         message: String,
     },
-    /// How far a measurement of fidelity is: passes of passes.
+    /// Progress of a fidelity measurement, in passes.
     Measuring {
-        /// Its request.
+        /// The daemon's id of the measurement.
         request_id: u64,
-        /// Passes done.
+        /// Passes that are done.
         done: u32,
-        /// Of so many.
+        /// Passes in all.
         total: u32,
     },
-    /// How faithful a level is, or why that isn't known.
+    /// The measured fidelity of a level, or the failure's message.
     Measured(Result<Box<FidelityResult>, String>),
-    /// The measurement of fidelity was stopped.
+    /// The fidelity measurement was cancelled, here or by another client.
     MeasuringStopped,
     /// The models that the daemon knows.
     Models(Vec<Model>),
@@ -136,7 +135,7 @@ pub enum Event {
     Requests(Vec<Operation>),
     /// Measurements of fidelity that the daemon keeps, the earliest first.
     Fidelity(Vec<FidelityMeasurement>),
-    /// Somebody asked the process to end.
+    /// A signal asked the process to end, or the terminal is gone.
     Terminate,
 }
 
@@ -145,87 +144,87 @@ pub enum Event {
 pub enum Effect {
     /// Send a request of our own.
     Generate {
-        /// Which of ours.
+        /// The dashboard's own serial number, which its events will have.
         serial: u64,
-        /// What it asks for.
+        /// The request to send.
         request: Box<GenerateRequest>,
     },
-    /// Let go of a request of ours that has no number yet; the daemon stops it then.
+    /// Drop the stream of a request of ours, by its serial number; the daemon then cancels the request.
     DropOwn(u64),
-    /// Give text to the terminal's clipboard.
+    /// Copy text to the terminal's clipboard.
     Copy(String),
-    /// Ask for the requests, those that ended lately included.
+    /// List the requests, those that ended lately included.
     ListRequests,
-    /// Stop a request.
+    /// Cancel a request, by the daemon's id.
     Cancel(u64),
-    /// Follow this request and no other.
+    /// Follow this request and no other; `None` follows none.
     Watch(Option<u64>),
-    /// Ask what these levels would lead to, with these options.
+    /// Ask for the plan of each of these levels, with these options.
     AskPlans(Vec<Level>, PlanOptions),
-    /// Ask what one choice would lead to, beside all other questions.
+    /// Ask for the plan of one choice; other questions go on.
     AskPlan {
-        /// Of the question, for its answer.
+        /// Serial number of the question, which [`Event::Predicted`] repeats.
         serial: u64,
-        /// The choice.
+        /// The options to plan with; those that are unset stay as they are.
         options: PlanOptions,
     },
-    /// Put another level, budget or choice in force.
+    /// Apply these options to the loaded model.
     Apply(PlanOptions),
     /// Go back to the checkpoint's own weights.
     Restore,
-    /// Measure how faithful a level is.
+    /// Measure the fidelity of a level.
     Measure(Level),
-    /// Let go of the measurement that was asked for; the daemon stops it then.
+    /// Drop the stream of the measurement that was asked for; the daemon then cancels it.
     StopMeasuring,
-    /// Ask for the models.
+    /// List the models that the daemon knows.
     ListModels,
-    /// Put a model in the present one's place, by its name or path.
+    /// Load a model by its name or path, in the place of the present one.
     Load(String),
-    /// Stop the load that is under way.
+    /// Cancel a load that is under way, by its operation's id.
     CancelLoad(u64),
-    /// Let the model go.
+    /// Unload the model.
     Unload,
-    /// Download a model, by the hub's name of it.
+    /// Download a model by its name at the hub.
     Pull(String),
-    /// Stop a download.
+    /// Cancel a download.
     CancelPull {
-        /// The model.
+        /// The model's name, for the message.
         name: String,
-        /// The download.
+        /// The id of the download's operation.
         operation_id: u64,
     },
-    /// Ask for the jobs.
+    /// List the jobs, those that ended lately included.
     ListJobs,
-    /// Ask for the measurements of fidelity.
+    /// List the fidelity measurements that the daemon keeps.
     ListFidelity,
-    /// Stop a job.
+    /// Cancel a job, by its operation's id.
     CancelJob(u64),
-    /// Code a model, by its name, into a file.
+    /// Compress a model into a file.
     Compress {
-        /// The model.
+        /// The model's name.
         name: String,
-        /// The file.
+        /// The compressed file to write; it must not exist.
         output: PathBuf,
     },
     /// Write a run to a new file.
     Save(PathBuf, Box<Recording>),
     /// Read a run from a file.
     Open(PathBuf),
-    /// Make a coded file into a folder.
+    /// Decompress a compressed file into a folder.
     Decompress {
-        /// The file.
+        /// The compressed file to read.
         file: PathBuf,
-        /// The folder.
+        /// The checkpoint folder to make.
         folder: PathBuf,
     },
-    /// Compare a coded file with its checksums.
+    /// Compare a compressed file with its checksums.
     Verify(PathBuf),
-    /// Let the mouse choose and scroll, or leave it to the terminal.
+    /// Take mouse events, or leave the mouse to the terminal.
     Mouse(bool),
-    /// Write down what is to survive this run.
+    /// Write the state that the next dashboard restores.
     Persist(Box<PersistedState>),
-    /// Hand the terminal back and stop the process until it is continued.
+    /// Hand the terminal back and stop the process group until it is continued.
     Suspend,
-    /// End.
+    /// End the dashboard.
     Quit,
 }

@@ -1,4 +1,4 @@
-//! Runs that are saved and opened beside the screen.
+//! Saving and opening runs on threads for blocking I/O, so that a slow disk delays no frame.
 
 use std::{
     env,
@@ -21,7 +21,7 @@ pub(super) fn save(path: PathBuf, recording: Box<Recording>, events: Sender<Even
             Ok(()) => Event::Succeeded(format!("saved {name}")),
             Err(error) => Event::Failed(format!("save {name}: {error}")),
         };
-        // Nobody listens once the screen is gone.
+        // The send fails only if the dashboard has ended.
         let _ = events.blocking_send(event);
     });
 }
@@ -30,6 +30,7 @@ pub(super) fn save(path: PathBuf, recording: Box<Recording>, events: Sender<Even
 pub(super) fn open(path: PathBuf, events: Sender<Event>) {
     spawn_blocking(move || {
         let path = in_home(&path);
+        // A large file takes seconds; without this the key seems to have done nothing.
         let _ = events.blocking_send(Event::Succeeded(format!("reading {}", path.display())));
         let event = match read(&path) {
             Ok(opened) => Event::Opened(Box::new(opened)),
@@ -42,7 +43,7 @@ pub(super) fn open(path: PathBuf, events: Sender<Event>) {
 fn read(path: &Path) -> Result<OpenedRun, String> {
     let name = path.display().to_string();
     let problem = |error: io::Error| format!("open {name}: {error}");
-    // To open a pipe or a terminal would wait for somebody at its other end.
+    // Opening a pipe or a terminal would block this thread until somebody writes to it.
     if !fs::metadata(path).map_err(problem)?.is_file() {
         return Err(format!("open {name}: it is no file"));
     }
@@ -52,7 +53,7 @@ fn read(path: &Path) -> Result<OpenedRun, String> {
     Ok(OpenedRun { name, recording })
 }
 
-/// The path with a leading `~` read as shells do, since no shell has seen it.
+/// The path with a leading `~` expanded: it was typed in the dashboard, where no shell expands it.
 fn in_home(path: &Path) -> PathBuf {
     match (path.strip_prefix("~"), env::var_os("HOME")) {
         (Ok(rest), Some(home)) => Path::new(&home).join(rest),

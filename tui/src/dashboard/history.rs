@@ -1,4 +1,4 @@
-//! What was measured over the last minutes, for graphs.
+//! Samples of the last minutes, for graphs.
 
 use std::collections::VecDeque;
 
@@ -12,20 +12,20 @@ pub const SAMPLES_MAX: usize = 600;
 /// Samples further apart than this have a gap between them.
 const GAP_MS: u64 = 3 * SAMPLE_MS;
 
-/// What was so at one time. What was not known is unset.
+/// Figures at one time. Figures that were not known are `None`.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Sample {
-    /// On the dashboard's clock.
+    /// Milliseconds on the dashboard's clock.
     pub at_ms: u64,
     /// Bytes that Sluice held on the device.
     pub device_bytes: Option<u64>,
-    /// Bytes of the host's memory in use, by whomever.
+    /// Bytes of the host's memory in use by all processes.
     pub host_bytes: Option<u64>,
     /// Tokens committed a second, for all requests together, since the sample before.
     pub tokens_a_second: Option<f64>,
     /// Bytes of weights streamed a second, since the sample before.
     pub streamed_a_second: Option<f64>,
-    /// The last pass's time.
+    /// Time of the last pass.
     pub pass_ms: Option<f64>,
 }
 
@@ -36,7 +36,7 @@ pub struct History {
     before: Option<CounterSample>,
 }
 
-/// Counts that only grow while the daemon, and its plan, stay the same.
+/// Counters of the daemon, which grow until it restarts or its plan changes.
 #[derive(Debug, Clone, Copy)]
 struct CounterSample {
     at_ms: u64,
@@ -45,7 +45,7 @@ struct CounterSample {
 }
 
 impl History {
-    /// Takes in a snapshot; one too soon after the last is passed over.
+    /// Samples a snapshot, unless it comes sooner than [`SAMPLE_MS`] after the last sample.
     pub fn take(&mut self, snapshot: &Snapshot, now_ms: u64) {
         let last = self.samples.back().map(|sample| sample.at_ms);
         if last.is_some_and(|at_ms| now_ms.saturating_sub(at_ms) < SAMPLE_MS) {
@@ -57,12 +57,12 @@ impl History {
             streamed_bytes: snapshot.passes.map(|measured| measured.streamed_bytes),
         };
         let before = self.before.replace(counts);
-        // What grew while nobody looked says nothing of any one time.
+        // Across a gap, growth would be averaged over time in which nothing was seen.
         let before = before.filter(|before| now_ms - before.at_ms <= GAP_MS);
         let rate = |count: fn(&CounterSample) -> Option<u64>| {
             let before = before.as_ref()?;
             let seconds = (now_ms - before.at_ms) as f64 / 1000.0;
-            // Less than before: somebody began to count anew.
+            // A counter that fell was reset, by a restart or a new plan.
             let grown = count(&counts)?.checked_sub(count(before)?)?;
             Some(grown as f64 / seconds)
         };
@@ -80,15 +80,15 @@ impl History {
         self.samples.drain(..excess);
     }
 
-    /// Time since the first sample, at some time.
+    /// Time from the first sample to `at_ms`; 0 without samples.
     #[must_use]
     pub fn age_ms(&self, at_ms: u64) -> u64 {
         let first = self.samples.front();
         first.map_or(0, |first| at_ms.saturating_sub(first.at_ms))
     }
 
-    /// A figure over the time up to `until_ms`, in `count` equal parts of `span_ms`, the earliest first: the most of each part,
-    /// and nothing where nothing was measured.
+    /// The maximum of a figure in each of `count` equal parts of the `span_ms` before `until_ms`, the earliest first; `None` for
+    /// parts without a measurement.
     #[must_use]
     pub fn parts(
         &self,
@@ -99,7 +99,8 @@ impl History {
     ) -> Vec<Option<f64>> {
         let count = count.max(1);
         let part_ms = (span_ms / count as u64).max(1);
-        // Ends of parts stay where they are while time moves on, so that a peak keeps its height.
+        // Parts end at multiples of their length. Ends that moved with the clock would regroup the samples, and peaks would
+        // flicker.
         let end_ms = until_ms.div_ceil(part_ms) * part_ms;
         let mut parts = vec![None; count];
         let mut later = self
@@ -120,7 +121,7 @@ impl History {
                     most = most.into_iter().chain(figure(sample)).reduce(f64::max);
                 }
             }
-            // Parts shorter than the time between samples show the last one.
+            // Parts shorter than the sampling interval repeat the last sample, so that the graph has no holes.
             let last = known.filter(|sample| to_ms.saturating_sub(sample.at_ms) <= GAP_MS);
             *part = most.or_else(|| last.and_then(&figure));
         }

@@ -1,4 +1,4 @@
-//! One line of text that is being written.
+//! Editing a single line of text.
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use tui_input::{Input, InputRequest};
@@ -6,7 +6,7 @@ use tui_input::{Input, InputRequest};
 /// A line with its cursor.
 pub type EditLine = Input;
 
-/// Writes or moves, as terminals' own line editing does. Whether the key meant something.
+/// Edits the line as shells do. Returns whether the key was used.
 pub(super) fn write(line: &mut EditLine, key: &KeyEvent) -> bool {
     let control = key.modifiers.contains(KeyModifiers::CONTROL);
     let alt = key.modifiers.contains(KeyModifiers::ALT);
@@ -35,6 +35,7 @@ pub(super) fn write(line: &mut EditLine, key: &KeyEvent) -> bool {
 /// Writes pasted text; line ends become spaces.
 pub(super) fn paste(line: &mut EditLine, text: &str) {
     let cursor = line.cursor();
+    // Made harmless before it is in the line: pasted text may hold escape sequences.
     let written = crate::text::sanitise_line(text);
     let mut value: Vec<char> = line.value().chars().collect();
     let at = cursor.min(value.len());

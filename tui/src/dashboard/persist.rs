@@ -1,4 +1,5 @@
-//! What survives between runs: conversations, prompts, commands, options and looks, in one file that only its owner can read.
+//! State that survives the dashboard: conversations, prompts, commands, options and looks, in one file that only its owner
+//! can read.
 
 mod persister;
 
@@ -28,13 +29,13 @@ use crate::{
     user_folders,
 };
 
-/// What the file is written as; others are not read.
+/// Version of the file's format; files of other versions are moved aside.
 const VERSION: u32 = 1;
 /// Bytes of the file; beyond that the earliest conversations are left out.
 pub const FILE_BYTES_MAX: usize = 2 << 20;
 /// Longest prompt that is kept.
 const PROMPT_BYTES_MAX: usize = 4 << 10;
-/// Bytes of prompts that stay where not everything finds room: conversations are worth more.
+/// Bytes of prompts that stay when the file would be too large: conversations are worth more.
 const PROMPTS_BYTES_MAX: usize = 64 << 10;
 /// Least time between two writes.
 pub const PERSIST_INTERVAL_MS: u64 = 10_000;
@@ -52,7 +53,7 @@ pub struct PersistedState {
     /// Commands that were given.
     #[serde(default)]
     pub commands: Vec<String>,
-    /// What requests ask for, by the flags' names.
+    /// Options of requests, by the flags' names.
     #[serde(default)]
     pub options: BTreeMap<String, String>,
     /// The theme, where one was chosen.
@@ -61,28 +62,28 @@ pub struct PersistedState {
     /// The shapes, where they were chosen.
     #[serde(default)]
     pub glyphs: Option<String>,
-    /// Whose the mouse is, where that was chosen.
+    /// Whether the dashboard takes mouse events, where that was chosen.
     #[serde(default)]
     pub mouse: Option<bool>,
-    /// How faithful levels were.
+    /// Measured fidelity of levels.
     #[serde(default)]
     pub fidelity: Vec<PersistedFidelity>,
 }
 
-/// How faithful a level of a model was when that was measured.
+/// The measured fidelity of a level of a model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PersistedFidelity {
     /// The model's name.
     pub model: String,
-    /// Its parameters, which tell models of one name apart.
+    /// Number of the model's parameters, which tells models of one name apart.
     pub parameters: u64,
-    /// The level.
+    /// Name of the level.
     pub level: String,
-    /// Mean divergence from the checkpoint's own weights.
+    /// Mean KL divergence from the outputs of the checkpoint's own weights, in nats.
     pub mean_kl_nats: f64,
-    /// Share of positions with the same most probable token.
+    /// Share of positions with the same most probable token, from 0 to 1.
     pub top_agreement: f64,
-    /// Positions compared.
+    /// Number of positions compared.
     pub rows: u32,
 }
 
@@ -100,7 +101,7 @@ impl From<&LevelFidelity> for PersistedFidelity {
 }
 
 impl PersistedFidelity {
-    /// The same, if the level still has that name.
+    /// The same as it is in the state; `None` if this version has no level of that name.
     fn known(self) -> Option<LevelFidelity> {
         Some(LevelFidelity {
             level: self.level.parse().ok()?,
@@ -116,30 +117,30 @@ impl PersistedFidelity {
 /// Looks that were chosen while the dashboard ran, now or earlier.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ChosenLooks {
-    /// The theme.
+    /// The chosen theme; `None` leaves it to flags, settings and the terminal.
     pub theme: Option<Theme>,
-    /// The shapes.
+    /// The chosen glyphs of graphs; `None` leaves them to flags, settings and the terminal.
     pub glyphs: Option<Glyphs>,
-    /// Whether the mouse is ours.
+    /// Whether mouse events are taken; `None` leaves that to flags and settings.
     pub mouse: Option<bool>,
 }
 
-/// Which looks flags or settings fix: of these, what was kept says nothing.
+/// Which looks flags or settings decide. The saved state does not change those.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FixedLooks {
-    /// The theme.
+    /// Whether the theme is fixed.
     pub theme: bool,
-    /// The shapes.
+    /// Whether the glyphs are fixed.
     pub glyphs: bool,
-    /// The mouse.
+    /// Whether the mouse mode is fixed.
     pub mouse: bool,
 }
 
 impl PersistedState {
-    /// What is worth keeping of a state.
+    /// The part of a state that is saved.
     #[must_use]
     pub fn of(state: &DashboardState) -> Self {
-        // Nothing is lost with an empty one.
+        // Every dashboard starts with a new conversation; saved, the empty ones would pile up.
         let all = state.chat.conversations.iter();
         let said = all.filter(|conversation| !conversation.turns.is_empty());
         let conversations = said.map(|conversation| conversation.turns.clone());
@@ -158,7 +159,7 @@ impl PersistedState {
                 .glyphs
                 .map(|glyphs| glyphs.name().to_owned()),
             mouse: state.chosen_looks.mouse,
-            // No file of ours holds what is not a number.
+            // JSON has no NaN or infinity: serde writes `null`, which would make the whole file unreadable.
             fidelity: (state.fidelity.iter())
                 .filter(|figures| {
                     figures.mean_kl_nats.is_finite() && figures.top_agreement.is_finite()
@@ -168,7 +169,8 @@ impl PersistedState {
         }
     }
 
-    /// Gives a state what was kept. What is too much, or no longer understood, is left out.
+    /// Restores what was saved into a state. What exceeds the bounds or is not understood is left out: the file may be edited by
+    /// hand or come from another version.
     pub fn restore(self, state: &mut DashboardState, fixed: FixedLooks) {
         let mut conversations = self.conversations;
         let excess = conversations.len().saturating_sub(CONVERSATIONS_MAX);
@@ -204,9 +206,10 @@ impl PersistedState {
         }
     }
 
-    /// The file's text, within its bounds.
+    /// The file's text, of at most [`FILE_BYTES_MAX`].
     fn text(&self) -> io::Result<String> {
         let mut kept = self.clone();
+        // Each round drops something, until the text fits: prompts beyond their share, then conversations one by one.
         loop {
             let text = serde_json::to_string(&kept)?;
             if text.len() <= FILE_BYTES_MAX {
@@ -215,7 +218,7 @@ impl PersistedState {
             if drop_earliest(&mut kept.prompts, PROMPTS_BYTES_MAX) {
                 continue;
             }
-            // The earliest conversation goes first; commands are short, but nothing makes them so.
+            // The earliest conversation goes first. Without any, a pasted command may still be too long: then all the rest goes.
             match kept.conversations.is_empty() {
                 false => {
                     kept.conversations.remove(0);
@@ -237,7 +240,7 @@ fn short(lines: &[String]) -> Vec<String> {
     short.cloned().collect()
 }
 
-/// Drops the earliest lines beyond so many bytes. Whether any went.
+/// Drops the earliest lines beyond `bytes_max`. Returns whether any were dropped.
 fn drop_earliest(lines: &mut Vec<String>, bytes_max: usize) -> bool {
     let mut bytes = 0;
     let fitting = lines.iter().rev().take_while(|line| {
@@ -249,7 +252,7 @@ fn drop_earliest(lines: &mut Vec<String>, bytes_max: usize) -> bool {
     excess > 0
 }
 
-/// Whether turns are prompts and answers in turn, and no more than may be.
+/// Whether turns alternate between prompts and answers, and stay within the bound of a conversation.
 fn is_sound(turns: &[Turn]) -> bool {
     use super::chat::Speaker::{Assistant, User};
     let pairs = turns.chunks(2);
@@ -261,24 +264,25 @@ fn is_sound(turns: &[Turn]) -> bool {
         && (turns.len() == 2 || bytes <= CONVERSATION_BYTES_MAX)
 }
 
-/// Where the file is, by `$XDG_STATE_HOME` and `$HOME`; `None` where neither says.
+/// Path of the state file, by `$XDG_STATE_HOME` and `$HOME`; `None` where neither is set.
 #[must_use]
 pub fn path(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     user_folders::state(variable).map(|folder| folder.join("dashboard.json"))
 }
 
-/// Reads what was kept; nothing where nothing was.
+/// Reads the state file; `None` where there is none.
 ///
 /// # Errors
 /// What is wrong with the file, in words.
 pub fn load(path: &Path) -> Result<Option<PersistedState>, String> {
     match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        // To open a pipe would wait for a writer.
+        // Opening a pipe would block until somebody writes to it.
         Ok(metadata) if !metadata.is_file() => return Err("it is no file".into()),
         Ok(_) | Err(_) => {}
     }
     let mut bytes = Vec::new();
+    // One byte beyond the bound is read, to tell a file that is too large from one that just fits.
     let most = FILE_BYTES_MAX as u64 + 1;
     let read = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
     read.map_err(|error| error.to_string())?;
@@ -287,6 +291,7 @@ pub fn load(path: &Path) -> Result<Option<PersistedState>, String> {
     }
     #[derive(Deserialize)]
     struct Head {
+        // Read first, by itself: a file of a later version may have fields of other types.
         version: u32,
     }
     let head: Result<Head, _> = serde_json::from_slice(&bytes);
@@ -298,10 +303,10 @@ pub fn load(path: &Path) -> Result<Option<PersistedState>, String> {
     Ok(Some(kept))
 }
 
-/// Writes what is to be kept, whole or not at all.
+/// Writes the state file, whole or not at all.
 ///
 /// # Errors
-/// Where folder or file can't be written, in words.
+/// When the folder or the file cannot be written, in words.
 pub fn save(path: &Path, kept: &PersistedState) -> Result<(), String> {
     let written = write(path, kept);
     written.map_err(|error| {
@@ -312,7 +317,7 @@ pub fn save(path: &Path, kept: &PersistedState) -> Result<(), String> {
     })
 }
 
-/// Makes the folder that a file is in.
+/// Makes the folder that a file is in, readable by its owner alone.
 fn make_folder(path: &Path) -> io::Result<()> {
     user_folders::make_private(path.parent().unwrap_or(path))
 }
@@ -322,7 +327,7 @@ fn write(path: &Path, kept: &PersistedState) -> io::Result<()> {
 
     let text = kept.text()?;
     make_folder(path)?;
-    // A name of its own, so that nobody ever writes in the same file.
+    // A name of its own for each write, so that two writers never share a temporary file, also where locks are unknown.
     let number = WRITES.fetch_add(1, Ordering::Relaxed);
     let temporary = path.with_extension(format!("{}-{number}.new", std::process::id()));
     let _ = fs::remove_file(&temporary);
@@ -333,6 +338,7 @@ fn write(path: &Path, kept: &PersistedState) -> io::Result<()> {
         .open(&temporary);
     let result = file.and_then(|mut file| {
         file.write_all(text.as_bytes())?;
+        // Without it, a power failure after the rename may leave an empty file in the place of the old one.
         file.sync_data()?;
         fs::rename(&temporary, path)
     });

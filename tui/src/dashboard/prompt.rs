@@ -1,4 +1,4 @@
-//! The prompt: a text of several lines that is being written, and how it is laid out on the screen.
+//! Editing the prompt, a text of several lines, and laying it out on the screen.
 
 use std::ops::Range;
 
@@ -8,9 +8,9 @@ use tui_input::Input;
 use super::line;
 use crate::text::{char_width, safe_char, sanitise};
 
-/// Rows that it grows to; beyond that it scrolls.
+/// Rows up to which the prompt grows; a longer one scrolls.
 pub(super) const ROWS_MAX: usize = 6;
-/// Bytes that it takes, typed or pasted.
+/// Longest prompt, typed or pasted.
 pub(super) const BYTES_MAX: usize = 256 << 10;
 
 /// A prompt in rows of a certain width.
@@ -27,7 +27,7 @@ struct Row {
 }
 
 impl Layout {
-    /// Lays a prompt out in so many columns, one of which the cursor may need.
+    /// Lays a prompt out in `columns`; one of them is left free for the cursor behind a full row.
     pub(super) fn of(prompt: &Input, columns: usize) -> Self {
         let columns = columns.saturating_sub(1).max(2);
         let row = |from| Row {
@@ -71,14 +71,14 @@ impl Layout {
         self.rows.len()
     }
 
-    /// As many rows as there is room for, around the cursor, and which one is the first.
+    /// The index of the first visible row, and at most `room` rows up to the cursor's.
     pub(super) fn visible(&self, room: usize) -> (usize, impl Iterator<Item = &str>) {
         let first = (self.cursor.0 + 1).saturating_sub(room);
         let rows = self.rows.iter().skip(first).take(room);
         (first, rows.map(|row| row.text.as_str()))
     }
 
-    /// Index of the character so many rows further, in the cursor's column; `None` beyond the first and the last row.
+    /// Index of the character in the cursor's column, `by` rows below; `None` beyond the first and the last row.
     fn below(&self, by: isize) -> Option<usize> {
         let row = self.rows.get(self.cursor.0.checked_add_signed(by)?)?;
         let mut used = 0;
@@ -90,7 +90,7 @@ impl Layout {
     }
 }
 
-/// Moves the cursor so many rows further, where there are as many.
+/// Moves the cursor `by` rows down. Returns `false` where there is no such row.
 pub(super) fn step(prompt: &mut Input, columns: usize, by: isize) -> bool {
     let Some(at) = Layout::of(prompt, columns).below(by) else {
         return false;
@@ -104,7 +104,7 @@ pub(super) fn break_line(prompt: &mut Input) {
     insert(prompt, "\n");
 }
 
-/// Writes or moves, as editors of several lines do. Whether the key meant something.
+/// Edits the prompt as an editor of several lines does. Returns whether the key was used.
 pub(super) fn write(prompt: &mut Input, key: &KeyEvent) -> bool {
     let control = key.modifiers.contains(KeyModifiers::CONTROL);
     match key.code {
@@ -114,7 +114,7 @@ pub(super) fn write(prompt: &mut Input, key: &KeyEvent) -> bool {
         KeyCode::Char('e') if control => go(prompt, line_of(prompt).1),
         KeyCode::Char('k') if control => {
             let (from, to) = (prompt.cursor(), line_of(prompt).1);
-            // At its end, the line's end itself goes.
+            // At the end of a line, its line break is deleted.
             splice(prompt, from..to.max(from + 1), "");
         }
         KeyCode::Char(_) if !control && prompt.value().len() >= BYTES_MAX => {}
@@ -123,9 +123,9 @@ pub(super) fn write(prompt: &mut Input, key: &KeyEvent) -> bool {
     true
 }
 
-/// Writes pasted text, with its lines. Whether all of it found room.
+/// Inserts pasted text with its line breaks. Returns `false` if it was cut at [`BYTES_MAX`].
 pub(super) fn paste(prompt: &mut Input, text: &str) -> bool {
-    // Terminals send the ends of lines as the key would.
+    // Terminals send line breaks of a paste as carriage returns, as the Enter key does.
     let text = sanitise(&text.replace("\r\n", "\n").replace('\r', "\n"));
     let room = BYTES_MAX.saturating_sub(prompt.value().len());
     let end = text.floor_char_boundary(room);
@@ -152,7 +152,8 @@ fn insert(prompt: &mut Input, text: &str) {
     splice(prompt, at..at, text);
 }
 
-/// Puts a text in the place of characters, with the cursor behind it: in one go, since the prompt may be long.
+/// Replaces characters by a text and puts the cursor behind it. All at once: one insertion per character would take time
+/// quadratic in the length of a paste.
 fn splice(prompt: &mut Input, characters: Range<usize>, text: &str) {
     let mut value: Vec<char> = prompt.value().chars().collect();
     let from = characters.start.min(value.len());

@@ -1,4 +1,4 @@
-//! Requests as they are seen: our own, those of others, and what is still known of those that ended.
+//! Requests as the dashboard sees them: our own, those of other clients, and those that ended.
 
 use std::{
     cmp::Reverse,
@@ -13,41 +13,41 @@ use sluice_proto::v1::{
 use super::{event::Effect, keys::Page, pages, state::DashboardState};
 use crate::{canvas::Canvas, record::Recording};
 
-/// Requests of ours that wait or run at once: more than the daemon batches, fewer than it lets wait.
+/// Most requests of ours that wait or run at once: more than the daemon batches, fewer than its queue holds.
 pub const OWN_MAX: usize = 8;
-/// Requests whose passes are kept after they ended.
+/// Most requests whose passes are kept.
 pub const RECORDINGS_MAX: usize = 16;
-/// Requests that ended and are listed.
+/// Most ended requests that are listed.
 pub const ENDED_MAX: usize = 64;
-/// From here on keys are of requests of daemons that are gone: each daemon counts its requests from 1.
+/// Keys from here on stand for requests of earlier daemons: each daemon counts its requests from 1.
 const EARLIER: u64 = 1 << 63;
 
 /// Requests seen event by event, and the one that is selected.
 #[derive(Debug, Default)]
 pub struct Requests {
-    /// What was seen of each.
+    /// What was seen of each request, by its id or a key from [`EARLIER`] on.
     pub recordings: BTreeMap<u64, Recording>,
-    /// What the daemon said of those that ended, the latest first.
+    /// Ended requests as the daemon lists them, the latest first; at most [`ENDED_MAX`].
     pub ended: VecDeque<Operation>,
     /// Our own that wait or run, the earliest first; at most [`OWN_MAX`].
     pub own: Vec<OwnRequest>,
-    /// The selected one.
+    /// The selected request; `None` where there is nothing to select.
     pub selected: Option<u64>,
-    /// Whether the user chose the selection; else it follows what runs.
+    /// Whether the user chose the selection; otherwise it follows the request that runs.
     pub(super) chosen: bool,
     pub(super) watched: Option<u64>,
-    /// Our own requests so far.
+    /// Serial number of the last request of ours.
     serials: u64,
-    /// Recordings of daemons that are gone, so far.
+    /// Number of keys from [`EARLIER`] on that were given so far.
     parted: u64,
 }
 
-/// A request that a prompt started, while it waits or runs.
+/// A request that was sent from here, while it waits or runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OwnRequest {
-    /// Tells it from all others that were sent from here.
+    /// Counts the requests that were sent from here.
     pub serial: u64,
-    /// The daemon's number of it, once it has one.
+    /// The daemon's id; `None` until the daemon has queued it.
     pub request_id: Option<u64>,
 }
 
@@ -76,19 +76,19 @@ impl Requests {
         self.own.iter().find(|own| own.serial == serial).copied()
     }
 
-    /// One of ours waits and runs no more.
+    /// Removes a request of ours that ended; `None` if it was removed before.
     pub(super) fn end_own(&mut self, serial: u64) -> Option<OwnRequest> {
         let at = self.own.iter().position(|own| own.serial == serial)?;
         Some(self.own.remove(at))
     }
 
-    /// The latest picture of one.
+    /// The latest picture of a request.
     #[must_use]
     pub fn canvas(&self, request_id: u64) -> Option<&Canvas> {
         self.recordings.get(&request_id).map(Recording::canvas)
     }
 
-    /// What one is called: its number, with a word where that was given by a daemon that is gone.
+    /// Name of a request for the screen: its id, with "earlier" where an earlier daemon gave it.
     #[must_use]
     pub fn name(&self, request_id: u64) -> String {
         if request_id < EARLIER {
@@ -104,13 +104,13 @@ impl Requests {
         }
     }
 
-    /// Looks at which requests left the daemon's list. Whether it has to be asked how they ended is returned.
+    /// Lists the requests that left the snapshot as ended. Returns whether the daemon must be asked how they ended.
     pub(super) fn compare(&mut self, before: &Snapshot, after: &Snapshot) -> bool {
         let mut asks = false;
         for row in before.requests() {
             let goes_on = after.requests();
             let mut goes_on = goes_on.filter(|other| other.operation_id == row.operation_id);
-            // How our own ended comes over its own stream.
+            // The end of our own requests comes over their own streams.
             if goes_on.next().is_some() || self.is_own(row.operation_id) {
                 continue;
             }
@@ -118,6 +118,7 @@ impl Requests {
                 continue;
             }
             asks = true;
+            // A placeholder until the daemon's answer: it may have forgotten the request, or be gone by then.
             self.ended.push_front(Operation {
                 state: OperationState::Unspecified.into(),
                 error: Some("how is not known".to_owned().into()),
@@ -128,7 +129,7 @@ impl Requests {
         asks
     }
 
-    /// Takes the daemon's list of requests: those that ended, before our eyes or not, and how.
+    /// Takes the ended requests of the daemon's list, including those that ended before the dashboard started.
     pub(super) fn learn(&mut self, rows: Vec<Operation>) {
         for row in rows.into_iter().filter(|row| !is_active(row)) {
             self.ended
@@ -140,7 +141,7 @@ impl Requests {
         self.ended.truncate(ENDED_MAX);
     }
 
-    /// A daemon was started anew, and numbers its requests anew: what was seen of the one before stays under keys of its own.
+    /// Moves all recordings to keys from [`EARLIER`] on, since a restarted daemon gives the same ids to other requests.
     fn part(&mut self) {
         let selected = self.selected.take();
         for (key, mut recording) in std::mem::take(&mut self.recordings) {
@@ -168,11 +169,12 @@ impl Requests {
         self.chosen = false;
     }
 
-    /// Lets go of the oldest recordings beyond the bound; never of the selected one, nor of our own.
+    /// Drops the oldest recordings beyond [`RECORDINGS_MAX`], but never the selected one or our own.
     fn evict(&mut self) {
         let own = self.own.iter().map(|own| own.request_id);
         let kept: Vec<Option<u64>> = own.chain([self.selected]).collect();
         while self.recordings.len() > RECORDINGS_MAX {
+            // Keys of earlier daemons are larger, but their recordings are older.
             let earlier = self.recordings.range(EARLIER..);
             let mut oldest = earlier.chain(self.recordings.range(..EARLIER));
             let oldest = oldest.find(|(id, _)| !kept.contains(&Some(**id)));
@@ -192,7 +194,7 @@ pub(super) fn is_active(row: &Operation) -> bool {
     )
 }
 
-/// Takes in what happened to a request; `serial` is of our own.
+/// Takes an event of a request. `serial` is set if it came over the stream of a request of ours.
 pub(super) fn follow(
     state: &mut DashboardState,
     request_id: u64,
@@ -201,9 +203,9 @@ pub(super) fn follow(
 ) {
     let own = serial.map(|serial| state.requests.own(serial));
     match own {
-        // It was let go of, and this was on its way.
+        // It was dropped here while this event was in the queue.
         Some(None) => return,
-        // It was watched before it was known to be ours, and this was on its way, too.
+        // It was watched before its id was known to be ours; taken twice, its passes would count twice.
         None if state.requests.is_own(request_id) => return,
         _ => {}
     }
@@ -242,7 +244,7 @@ pub(super) fn follow(
     state.requests.evict();
 }
 
-/// A request of ours was refused, or broke off.
+/// Takes the failure of a request of ours: the daemon refused it, or its stream broke off.
 pub(super) fn own_failed(state: &mut DashboardState, serial: u64, message: String) {
     let Some(own) = state.requests.end_own(serial) else {
         return;
@@ -260,7 +262,7 @@ pub(super) fn own_failed(state: &mut DashboardState, serial: u64, message: Strin
     state.warn(with(message, told));
 }
 
-/// Stops a request of ours; one that has no number yet is taken back.
+/// Cancels a request of ours; one that has no id yet is taken back by dropping its stream.
 pub(super) fn cancel_own(state: &mut DashboardState, serial: u64, effects: &mut Vec<Effect>) {
     match state.requests.own(serial).map(|own| own.request_id) {
         None => state.tell("your request has ended already"),
@@ -277,7 +279,7 @@ pub(super) fn cancel_own(state: &mut DashboardState, serial: u64, effects: &mut 
     }
 }
 
-/// What happened, with what else there is to tell of it.
+/// Joins two messages.
 fn with(words: String, more: Option<String>) -> String {
     match more {
         Some(more) => format!("{words}; {more}"),
@@ -285,8 +287,9 @@ fn with(words: String, more: Option<String>) -> String {
     }
 }
 
-/// Stops all requests of ours, and takes back prompts that wait here.
+/// Cancels all requests of ours, and the prompts that wait to be sent.
 pub(super) fn cancel_all_own(state: &mut DashboardState, effects: &mut Vec<Effect>) {
+    // First the waiting prompts, or the end of an answer would send the next one.
     let waiting = std::mem::take(&mut state.chat.waiting).len();
     let all: Vec<u64> = state.requests.own.iter().map(|own| own.serial).collect();
     for serial in all {
@@ -298,9 +301,10 @@ pub(super) fn cancel_all_own(state: &mut DashboardState, effects: &mut Vec<Effec
     }
 }
 
-/// Takes in that a daemon was started anew: nothing that is shown or asked is of it.
+/// Takes a restart of the daemon: nothing that is shown or asked belongs to the new one.
 pub(super) fn begin_anew(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     let own = state.requests.own.iter();
+    // Requests without an id may have been sent to the new daemon already, so they go on.
     let numbered = own.filter(|own| own.request_id.is_some());
     let serials: Vec<u64> = numbered.map(|own| own.serial).collect();
     for serial in serials {
@@ -315,7 +319,7 @@ pub(super) fn begin_anew(state: &mut DashboardState, effects: &mut Vec<Effect>) 
     state.withdraw_question();
 }
 
-/// Keeps a selection where there is something to select, and follows what is selected. Whether it is another one now is returned.
+/// Updates the selection and the watch that follows it. Returns whether the selection changed.
 pub(super) fn select(state: &mut DashboardState, effects: &mut Vec<Effect>) -> bool {
     let rows = state.all_rows();
     let before = state.requests.selected;
@@ -332,18 +336,19 @@ pub(super) fn select(state: &mut DashboardState, effects: &mut Vec<Effect>) -> b
         .find(|row| row.state() == OperationState::Running)
         .map(|row| row.operation_id);
     let first = rows.first().map(|row| row.operation_id);
-    // Whoever looks at an earlier pass goes on looking at it.
+    // In order of preference. A user who looks at an earlier pass keeps the request; our own comes before what was
+    // chosen by itself, and what runs before what ended.
     let held = present.filter(|_| state.reel.at.is_some());
     let selected = held.or(own).or(lasting).or(running).or(present).or(first);
     if selected != state.requests.selected {
         match state.opened {
-            // Whoever looks at a saved run goes on looking at it, too.
+            // An opened run stays on the screen; `choose` would close it.
             Some(_) => state.requests.selected = selected,
             None => choose(state, selected),
         }
         state.requests.chosen = false;
     }
-    // Our own request comes over its own stream, and one that ended has nothing to add.
+    // Our own requests have their own streams, ended ones have no further events, and only generations can be watched.
     let wanted = state.requests.selected.filter(|id| {
         !state.requests.is_own(*id) && !state.has_ended(*id) && !state.fills_no_canvas(*id)
     });
@@ -354,14 +359,14 @@ pub(super) fn select(state: &mut DashboardState, effects: &mut Vec<Effect>) -> b
     selected != before
 }
 
-/// Selects a request, of which the latest pass is shown.
+/// Selects a request on the user's behalf and shows its latest pass.
 pub(super) fn choose(state: &mut DashboardState, request_id: Option<u64>) {
     state.requests.selected = request_id;
     state.requests.chosen = true;
     state.show_latest();
 }
 
-/// Selects the request so many rows below the selected one, of those that are listed.
+/// Selects the request `by` rows below the selected one.
 pub(super) fn step_request(state: &mut DashboardState, by: isize) {
     let rows = state.rows();
     let at = rows
@@ -374,8 +379,8 @@ pub(super) fn step_request(state: &mut DashboardState, by: isize) {
 }
 
 impl DashboardState {
-    /// Requests to list: those that wait or run, then those that ended, newest first; only those that the filter lets
-    /// through.
+    /// Requests to list: those that wait or run, then those that ended, the newest first. On the overview only those that match
+    /// the filter.
     #[must_use]
     pub fn rows(&self) -> Vec<Operation> {
         let mut rows = self.rows_of(self.snapshot());
@@ -391,7 +396,7 @@ impl DashboardState {
         rows
     }
 
-    /// The same as they are at present, whatever is frozen or filtered.
+    /// The present requests, even while the screen is frozen or filtered.
     pub(super) fn all_rows(&self) -> Vec<Operation> {
         self.rows_of(self.present())
     }
@@ -438,7 +443,7 @@ impl DashboardState {
     }
 }
 
-/// A request that only our canvas remembers.
+/// A row for an ended request of which only the recording is left.
 fn ended(request_id: u64, canvas: &Canvas) -> Operation {
     let started = canvas.started.as_ref();
     let done = canvas.done.as_ref();

@@ -28,8 +28,9 @@ pub(super) fn send_prompt(state: &mut DashboardState, effects: &mut Vec<Effect>)
     }
 }
 
-/// Sends the prompts that wait for no answer of their conversation any more.
+/// Sends waiting prompts whose conversation has no pending answer.
 pub(super) fn send_waiting(state: &mut DashboardState, effects: &mut Vec<Effect>) {
+    // Also when the answer before failed: its conversation goes on with the next prompt.
     while state.is_connected()
         && let Some(waiting) = state.chat.next_waiting()
     {

@@ -24,26 +24,26 @@ use crate::{
     record::{Recording, Runs},
 };
 
-/// Snapshots come several times a second; after this long without one the age is shown.
+/// Age from which on the figures on the screen are shown as old. Snapshots come several times a second.
 pub const STALE_MS: u64 = 2_500;
 
-/// How things stand with the daemon.
+/// State of the connection to the daemon.
 #[derive(Debug, Clone, PartialEq)]
 pub enum DaemonLink {
     /// The first try is under way.
     Connecting,
-    /// Snapshots arrive.
+    /// The daemon answers.
     Connected,
-    /// Gone; the next try comes at a known time.
+    /// The connection broke, or could not be made.
     Lost {
-        /// What the system or the daemon said.
+        /// The system's or the daemon's message.
         cause: String,
-        /// When the next try comes.
+        /// Time of the next try on the dashboard's clock, in milliseconds.
         retry_at_ms: u64,
     },
-    /// There is none: a saved run is shown.
+    /// A saved run is shown, and no daemon is looked for.
     Replay {
-        /// Its file.
+        /// The file's path, for the screen.
         name: String,
     },
 }
@@ -51,47 +51,47 @@ pub enum DaemonLink {
 /// All that the view draws from.
 #[derive(Debug)]
 pub struct DashboardState {
-    /// The socket, for the screen.
+    /// The socket's path, for the screen.
     pub socket: String,
     /// How things look.
     pub paint: Paint,
-    /// Milliseconds on the dashboard's clock.
+    /// Time of the latest event, in milliseconds since the dashboard started.
     pub now_ms: u64,
-    /// The connection.
+    /// State of the connection to the daemon.
     pub link: DaemonLink,
-    /// The latest snapshot and when it came.
+    /// The latest snapshot and the time at which it came; `None` before the first. It stays when the connection is lost.
     pub latest: Option<(Box<Snapshot>, u64)>,
-    /// The snapshot that was shown when the screen was frozen, and its time.
+    /// While the screen is frozen: the snapshot that it shows, and the time at which that came.
     pub frozen: Option<(Box<Snapshot>, u64)>,
-    /// What was measured over the last minutes.
+    /// Samples of the last minutes, for graphs.
     pub history: History,
-    /// What fills the screen.
+    /// The page that is open.
     pub page: Page,
-    /// What has the keyboard; below it, what gets it back.
+    /// Stack of modes: the last has the keyboard, the one below it gets the keyboard back.
     pub modes: Vec<Mode>,
-    /// Something to tell.
+    /// The message at the foot of the screen.
     pub message: Option<StatusMessage>,
-    /// What a question is about.
+    /// The question that is open in [`Mode::Confirm`].
     pub question: Option<Question>,
-    /// The line that takes commands.
+    /// The `:` line that takes commands.
     pub command: EditLine,
     /// Commands that were given.
     pub commands: LineHistory,
-    /// What lists are filtered by.
+    /// Words that the lists of a page are filtered by.
     pub filter: EditLine,
-    /// What is looked for in the help.
+    /// Words that the help is filtered by.
     pub help_filter: EditLine,
     /// First line of the help that is shown, where not all of it fits.
     pub help_line: usize,
     /// Requests, and the one that is selected.
     pub requests: Requests,
-    /// What the canvas page shows.
+    /// Which pass the canvas page shows, and how.
     pub reel: PassReel,
     /// A run from a file, which the canvas page shows in the selected request's place.
     pub opened: Option<Box<OpenedRun>>,
-    /// Where runs are saved.
+    /// The folder that runs are saved in, and the names given so far.
     pub runs: Runs,
-    /// The selected layer of the memory page.
+    /// Index of the layer that is selected on the memory page.
     pub layer: usize,
     /// The prompt being written.
     pub prompt: Input,
@@ -99,63 +99,63 @@ pub struct DashboardState {
     pub prompts: LineHistory,
     /// Conversations.
     pub chat: Chat,
-    /// What requests ask for.
+    /// Options of the requests that are sent from here.
     pub options: RequestOptions,
-    /// The chooser.
+    /// The levels page: selection, plans and changes.
     pub levels: Levels,
-    /// How faithful levels were measured to be.
+    /// Measured fidelity of levels, also of models that are not loaded.
     pub fidelity: Vec<LevelFidelity>,
     /// Jobs and models.
     pub jobs: Jobs,
-    /// Whether the mouse is ours.
+    /// Whether the dashboard takes mouse events; otherwise the terminal keeps them.
     pub mouse: bool,
-    /// Looks that were chosen here.
+    /// Looks that were chosen while the dashboard ran, which are saved.
     pub chosen_looks: ChosenLooks,
-    /// What survives this run, as it was last written; `None`: nothing does.
+    /// What was last written to the state file; `None` where nothing is saved.
     pub persist_schedule: Option<PersistSchedule>,
     /// Columns and rows of the screen.
     pub size: (u16, u16),
     pub(super) escape_at_ms: Option<u64>,
-    /// A daemon answers anew: what ended before is yet to be asked for.
+    /// Set when a daemon answers anew: operations that ended before are asked for with its first snapshot.
     pub(super) asks_past: bool,
 }
 
-/// Something to tell, for some seconds.
+/// A message at the foot of the screen. An error stays until a key is pressed, others some seconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatusMessage {
-    /// The words.
+    /// The message, in one line.
     pub text: String,
-    /// When it was told.
+    /// Time on the dashboard's clock at which it was shown first.
     pub at_ms: u64,
-    /// Whether something went wrong.
+    /// Whether it tells of an error.
     pub is_error: bool,
 }
 
 /// A question, and what a yes leads to.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Question {
-    /// The words.
+    /// The question, in one line.
     pub text: String,
-    /// What to do.
+    /// Effects of a yes.
     pub effects: Vec<Effect>,
-    /// What else is to be changed here.
+    /// What a yes changes in the state itself.
     pub after_yes: AfterYes,
 }
 
 /// What a yes changes in the state itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterYes {
-    /// Nothing.
+    /// The state stays as it is; a yes only has effects.
     Nothing,
-    /// The request of ours with this serial number is stopped, or taken back.
+    /// Cancels the request of ours with this serial number; one that the daemon has not numbered is taken back.
     CancelOwn(u64),
-    /// The present conversation is forgotten.
+    /// Forgets the open conversation.
     ForgetConversation,
-    /// Our requests take this position of the dial.
+    /// Sets the preset of our requests.
     Preset(Preset),
 }
 
-/// Lines that were given, and which one is recalled.
+/// Lines that were entered before, and which of them is recalled.
 #[derive(Debug, Default)]
 pub struct LineHistory {
     /// The earliest first.
@@ -164,10 +164,10 @@ pub struct LineHistory {
 }
 
 impl LineHistory {
-    /// Lines kept.
+    /// Most lines that are kept.
     pub const MAX: usize = 100;
 
-    /// Keeps a line, unless it is the one before once more.
+    /// Keeps a line, unless it repeats the one before.
     pub fn push(&mut self, line: &str) {
         self.at = None;
         if self.lines.last().is_none_or(|last| last != line) {
@@ -177,9 +177,9 @@ impl LineHistory {
         self.lines.drain(..excess);
     }
 
-    /// What takes the place of `present`, so many lines later; `None` where a draft would be lost.
+    /// The line that replaces `present`, `by` lines later in the history; `None` where a draft would be lost.
     pub fn step(&mut self, present: &str, by: isize) -> Option<String> {
-        // Past the newest lies the draft, which must not be lost to a stray key.
+        // The draft is not in the history, so replacing it by a stray key would lose it.
         if self.at.is_none() && !present.is_empty() {
             return None;
         }
@@ -189,7 +189,7 @@ impl LineHistory {
         Some(self.lines.get(at).cloned().unwrap_or_default())
     }
 
-    /// What is written is a draft from here on.
+    /// Treats the present line as a draft from now on.
     pub fn leave(&mut self) {
         self.at = None;
     }
@@ -200,36 +200,37 @@ impl LineHistory {
 pub struct PassReel {
     /// Number of the pass; `None`: the latest, as it comes.
     pub at: Option<u32>,
-    /// When the next pass is shown, while they are played.
+    /// While passes are played: the time at which the next one is shown.
     pub next_at_ms: Option<u64>,
     /// Text, heat map, or both.
     pub view: CanvasView,
     /// Lines scrolled back from the end; 0 follows it.
     pub scroll: usize,
-    /// How far what was drawn last can be scrolled back: only drawing knows how many lines a text makes.
+    /// Lines that the last drawn picture can be scrolled back. Only drawing knows how many lines a text makes, so the view
+    /// notes it here, and scrolling ends with the text.
     scrollable: Cell<Option<usize>>,
 }
 
 impl PassReel {
-    /// A picture is about to be drawn.
+    /// Called before a picture is drawn.
     pub(super) fn draws(&self) {
         self.scrollable.set(Some(0));
     }
 
-    /// Part of it was drawn, which can be scrolled back so many lines.
+    /// Notes that a part of the picture can be scrolled back this many lines; the longest part counts.
     pub(super) fn drew(&self, scrollable: usize) {
         let most = self.scrollable.get().unwrap_or(0);
         self.scrollable.set(Some(most.max(scrollable)));
     }
 
-    /// Scrolls so many lines back, as far as there are any.
+    /// Scrolls back by this many lines, as far as there are any; negative scrolls forward.
     pub(super) fn scroll(&mut self, by: isize) {
         let most = self.scrollable.get().unwrap_or(usize::MAX);
         let scroll = self.scroll.min(most).saturating_add_signed(by);
         self.scroll = scroll.min(most);
     }
 
-    /// Shows the latest, as it comes.
+    /// Returns to the latest pass and follows it.
     pub(super) fn rewind(&mut self) {
         self.at = None;
         self.next_at_ms = None;
@@ -237,7 +238,7 @@ impl PassReel {
     }
 }
 
-/// What of a request is shown large.
+/// What the canvas page shows of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CanvasView {
     /// Both, where there is room for them.
@@ -254,7 +255,7 @@ pub enum CanvasView {
 pub struct OpenedRun {
     /// The file, for the screen.
     pub name: String,
-    /// What it holds.
+    /// The passes that the file holds.
     pub recording: Recording,
 }
 
@@ -313,12 +314,12 @@ impl DashboardState {
         shown.map(|(snapshot, _)| &**snapshot)
     }
 
-    /// The latest snapshot, whatever is shown: what is done is done to what is there now.
+    /// The latest snapshot, even while the screen is frozen: actions apply to the present state.
     pub(super) fn present(&self) -> Option<&Snapshot> {
         self.latest.as_ref().map(|(snapshot, _)| &**snapshot)
     }
 
-    /// How the model writes; unspecified where that is not known.
+    /// Kind of the loaded model; unspecified where it is not known.
     #[must_use]
     pub fn model_kind(&self) -> ModelKind {
         let model = self.present().and_then(|now| now.model.as_ref());
@@ -340,7 +341,7 @@ impl DashboardState {
         (length > 0).then_some(length)
     }
 
-    /// Whether a daemon is there to be asked.
+    /// Whether calls to the daemon can be made.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.link == DaemonLink::Connected
@@ -353,7 +354,7 @@ impl DashboardState {
         mode.copied().unwrap_or(Mode::Page)
     }
 
-    /// The line in which words to look for are written: the help's where that is open, else the page's.
+    /// The line that the filter is written in: the help's where that is open, else the page's.
     #[must_use]
     pub fn search(&self) -> &EditLine {
         match self.modes.contains(&Mode::Help) {
@@ -385,9 +386,9 @@ impl DashboardState {
         }
     }
 
-    /// Lets the canvas page show the latest of the selected request.
+    /// Makes the canvas page follow the selected request.
     pub(super) fn show_latest(&mut self) {
-        // Without a daemon there is nothing but the run.
+        // A replay has no requests: closing the run would leave an empty page.
         if !matches!(self.link, DaemonLink::Replay { .. }) {
             self.opened = None;
         }
@@ -406,7 +407,7 @@ impl DashboardState {
         (lost || age_ms >= STALE_MS).then_some(age_ms)
     }
 
-    /// Tells something, unless there is an error that nobody has seen yet.
+    /// Shows a message, unless an unread error is shown.
     pub(super) fn tell(&mut self, text: impl Into<String>) {
         if !self.has_error() {
             self.say(text.into(), false);
@@ -418,7 +419,7 @@ impl DashboardState {
         message.is_some_and(|message| message.is_error)
     }
 
-    /// Tells that something went wrong.
+    /// Shows an error.
     pub(super) fn warn(&mut self, text: impl Into<String>) {
         self.say(text.into(), true);
     }
@@ -432,7 +433,7 @@ impl DashboardState {
         });
     }
 
-    /// Asks before something is done.
+    /// Asks before effects are carried out.
     pub(super) fn ask(&mut self, text: impl Into<String>, effects: Vec<Effect>, then: AfterYes) {
         self.question = Some(Question {
             text: text.into(),
@@ -442,7 +443,7 @@ impl DashboardState {
         self.modes.push(Mode::Confirm);
     }
 
-    /// Takes back a question about a daemon that is gone: its numbers mean something else to the next one.
+    /// Closes a question whose answer would go to the daemon. After a restart the ids in its effects mean other operations.
     pub(super) fn withdraw_question(&mut self) {
         let is_of_daemon = |asked: &mut Question| {
             !asked.effects.is_empty() || matches!(asked.after_yes, AfterYes::CancelOwn(_))
@@ -454,7 +455,8 @@ impl DashboardState {
     }
 }
 
-/// Whether a snapshot is of a daemon that was started since another was taken. In containers all have the same process id.
+/// Whether the daemon was restarted between two snapshots. The process id alone does not tell: in a container it is the same
+/// each time.
 pub(super) fn is_started_anew(before: &Snapshot, after: &Snapshot) -> bool {
     match (&before.daemon, &after.daemon) {
         (Some(before), Some(after)) => {

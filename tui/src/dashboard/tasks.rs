@@ -1,4 +1,4 @@
-//! The dashboard's calls to the daemon, each in a task that reports by events.
+//! The dashboard's calls to the daemon. Each runs in a task of its own and reports by events.
 
 mod jobs;
 mod levels;
@@ -26,23 +26,23 @@ use super::{
 };
 use crate::{connection::DaemonConnection, json::read::RunBounds, output::Failure};
 
-/// First wait before a lost daemon is looked for again; it doubles up to the longest.
+/// First wait before reconnecting; it doubles up to [`RETRY_LONGEST`].
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_LONGEST: Duration = Duration::from_secs(8);
-/// How long a socket that was read empty is left alone: less than a frame.
+/// How long a socket that was read empty is not polled: less than a frame, so that small messages are read together.
 const REST: Duration = Duration::from_millis(20);
-/// Passes taken in the time of a frame: 300 a second, far more than anybody can follow.
+/// Passes taken per frame: 300 a second, far more than anybody can follow.
 const PASSES_A_FRAME: u32 = 20;
-/// Often enough that streaming is seen moving.
+/// Interval of snapshots: often enough that streaming is seen moving.
 const SNAPSHOT_MS: u32 = 250;
 
-/// What runs beside the screen: one task of each kind, where a later one takes the place of the one before; of requests of
-/// ours several.
+/// Tasks that run beside the screen. There is one of each kind, and a later one replaces the earlier; only requests of ours
+/// run in parallel.
 pub(super) struct Tasks {
     socket: PathBuf,
     events: Sender<Event>,
     connection: Option<JoinHandle<()>>,
-    /// Requests of ours, by their serial numbers.
+    /// Requests of ours that wait or run, by their serial numbers.
     own: BTreeMap<u64, JoinHandle<()>>,
     watch: Option<JoinHandle<()>>,
     plans: Option<JoinHandle<()>>,
@@ -85,11 +85,12 @@ impl Tasks {
             }
             Effect::DropOwn(serial) => {
                 if let Some(own) = self.own.remove(&serial) {
+                    // Dropping the stream is the only way to cancel a request that has no id yet.
                     own.abort();
                 }
             }
             Effect::ListRequests => {
-                // How they ended is not known then, and the list says so.
+                // An empty list on failure: rows that left the snapshot stay listed, with an end that is not known.
                 self.spawn(|_| Event::Requests(Vec::new()), list_requests);
             }
             Effect::Watch(request_id) => self.watch(request_id),
@@ -131,6 +132,7 @@ impl Tasks {
             }
             Effect::StopMeasuring => {
                 if let Some(measure) = self.measure.take() {
+                    // The daemon cancels a measurement whose caller hangs up.
                     measure.abort();
                 }
                 let events = self.events.clone();
@@ -224,7 +226,7 @@ impl Tasks {
             }),
             Effect::Save(path, recording) => files::save(path, recording, self.events.clone()),
             Effect::Open(path) => files::open(path, self.events.clone()),
-            // The runtime's own.
+            // These need the terminal or the persister, so the event loop carries them out itself.
             Effect::Copy(_)
             | Effect::Mouse(_)
             | Effect::Persist(_)
@@ -233,7 +235,7 @@ impl Tasks {
         }
     }
 
-    /// Calls the daemon beside the screen; how that failed is told as the event that `failed` makes of it.
+    /// Calls the daemon in a task of its own, over its own connection; `failed` makes an event of a failure.
     fn spawn<F: Future<Output = Result<(), Failure>> + Send>(
         &self,
         failed: impl FnOnce(String) -> Event + Send + 'static,
@@ -251,7 +253,7 @@ impl Tasks {
         })
     }
 
-    /// The same for a short call with an answer in words.
+    /// The same for a unary call whose answer is shown as a message.
     fn tell<F: Future<Output = Result<String, Failure>> + Send>(
         &self,
         call: impl FnOnce(DaemonConnection) -> F + Send + 'static,
@@ -263,7 +265,7 @@ impl Tasks {
         });
     }
 
-    /// Follows a change to its end. One that is on its way is followed on: the daemon ends it where another takes over, and a
+    /// Follows a change to its end. An earlier change is still followed: the daemon ends it when another replaces it, and the
     /// later one may yet be refused.
     fn change<R: OperationResponse, F>(
         &mut self,
@@ -280,7 +282,7 @@ impl Tasks {
         });
     }
 
-    /// Follows a request in the place of the one followed so far.
+    /// Follows a request instead of the one followed so far; `None` follows none.
     fn watch(&mut self, request_id: Option<u64>) {
         if let Some(earlier) = self.watch.take() {
             earlier.abort();
@@ -296,8 +298,8 @@ impl Tasks {
     }
 }
 
-/// Takes from a stream what can be shown, and no more: the daemon skips pictures for who is slower than it, and each one that
-/// comes would wake us.
+/// Limits how many messages are taken from a stream per frame. The daemon skips pictures for slow readers, so nothing is lost
+/// by reading slowly, and each message read would wake the event loop.
 struct Pace {
     a_frame: u32,
     taken: u32,
@@ -313,7 +315,7 @@ impl Pace {
         }
     }
 
-    /// Counts one more, and waits for the next frame's time where this one's are taken.
+    /// Counts one message; waits for the next frame if this frame's messages are taken.
     async fn wait_for_frame(&mut self) {
         self.taken += 1;
         if self.taken >= self.a_frame {
@@ -339,7 +341,7 @@ impl Drop for Tasks {
     }
 }
 
-/// Looks for the daemon and passes its snapshots on, for as long as the dashboard is there.
+/// Connects to the daemon and forwards its snapshots; reconnects until the dashboard is gone.
 async fn keep_connected(socket: PathBuf, events: Sender<Event>) {
     let mut wait = RETRY_FIRST;
     loop {
@@ -375,6 +377,7 @@ async fn snapshots(
         pace.wait_for_frame().await;
         let answer = answer.map_err(|status| daemon.failure(status))?;
         if std::mem::take(&mut is_first) {
+            // Only a snapshot shows that a daemon serves: a socket may accept connections and then answer nothing.
             *wait = RETRY_FIRST;
             let _ = events.send(Event::Connected).await;
         }
@@ -445,6 +448,7 @@ async fn forward(
     events: &Sender<Event>,
 ) -> Result<(), Failure> {
     let mut pace = Pace::new(PASSES_A_FRAME);
+    // The same bounds as for saved runs: a faulty daemon must not fill the client's memory.
     let mut bounds = RunBounds::default();
     while let Some(answer) = stream.next().await {
         let answer = answer.map_err(|status| daemon.failure(status))?;
@@ -472,12 +476,12 @@ fn id(kind: &generation_event::Event) -> u64 {
         Event::BlockDone(event) => event.request_id,
         Event::Notice(event) => event.request_id,
         Event::Done(event) => event.request_id,
-        // It has none yet.
+        // A request that waits for a load has no id yet; events of one without an id are matched by their serial.
         Event::Loading(_) => 0,
     }
 }
 
-/// A failure in one line.
+/// The failure's message without its hint, for the one line that the screen has.
 fn words(failure: &Failure) -> String {
     match failure {
         Failure::Reported { message, .. } => message.clone(),

@@ -1,4 +1,4 @@
-//! The terminal taken over, and given back whatever happens.
+//! Takes the terminal over, and gives it back on exit, error, panic, suspension and signals.
 
 use std::{
     io::{self, BufWriter, Stdin, Stdout},
@@ -26,15 +26,15 @@ use tokio::{
     sync::Notify,
 };
 
-/// Whether the terminal is in our hands.
+/// Whether the terminal is in raw mode on the alternate screen. Static, since the panic hook reads it.
 static IS_OURS: AtomicBool = AtomicBool::new(false);
-/// Whether something panicked, on whichever thread, and who is told.
+/// Whether something panicked, on whichever thread; [`PANICKED`] wakes the event loop then.
 static HAS_PANICKED: AtomicBool = AtomicBool::new(false);
 static PANICKED: Notify = Notify::const_new();
 
 /// A terminal in raw mode on its alternate screen, until dropped.
 pub(super) struct Session {
-    /// What is drawn on, unless that failed.
+    /// `None` while suspended, or when the terminal could not be set up again afterwards.
     terminal: Option<Terminal<CrosstermBackend<Screen>>>,
     has_mouse: bool,
 }
@@ -83,22 +83,23 @@ impl Session {
         let mut continued = signal(SignalKind::from_raw(Signal::CONT.as_raw()))?;
         if whom == SuspendTarget::Group {
             kill_current_process_group(Signal::TSTP)?;
-            // It came to us, too.
+            // The group includes this process: its own copy of the signal must not suspend it a second time.
             stops.0.recv().await;
         }
-        // Others of the group stopped at once, and a shell may have continued all of them by now: nobody would again.
+        // Other processes of the group stop at once, and a shell that sees them stopped may have continued the whole group
+        // already. A process that stops after that would never be continued.
         let is_continued = tokio::select! {
             biased;
             _ = continued.recv() => true,
             () = std::future::ready(()) => false,
         };
         if !is_continued {
-            // Who handles a signal can't be stopped by it. This one stops in the same way: not where nobody is left to
-            // continue us.
+            // SIGTSTP is handled here, so it does not stop the process. SIGTTOU does, and like SIGTSTP it does nothing
+            // in an orphaned process group, where no shell is left to continue it.
             kill_process(getpid(), Signal::TTOU)?;
         }
         take_over(self.has_mouse)?;
-        // Not `clear`: it asks the terminal where the cursor is, and the answer would have to come past the keys.
+        // Not `clear`: it asks the terminal for the cursor's position, and the answer arrives on standard input among the keys.
         self.terminal = Some(blank().inspect_err(|_| restore())?);
         Ok(())
     }
@@ -107,7 +108,7 @@ impl Session {
         if let Some(mut terminal) = self.terminal.take()
             && terminal.show_cursor().is_err()
         {
-            // Dropped, it would tell that it can't show the cursor, on a terminal that is gone; and that panics.
+            // `Terminal::drop` prints an error if it cannot show the cursor, and printing to a terminal that is gone panics.
             std::mem::forget(terminal);
         }
         restore();
@@ -120,16 +121,16 @@ impl Drop for Session {
     }
 }
 
-/// Who is to be stopped.
+/// Which processes a suspension stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SuspendTarget {
-    /// Only we: somebody stops each process of the group.
+    /// This process alone: whoever sent SIGTSTP takes care of the other processes.
     Us,
     /// The whole process group, as the terminal itself does on Ctrl-Z.
     Group,
 }
 
-/// Tells that somebody wants the process to stop until it is continued.
+/// SIGTSTP from outside; Ctrl-Z is a key in raw mode.
 pub(super) struct Stops(unix::Signal);
 
 impl Stops {
@@ -146,10 +147,10 @@ impl Stops {
     }
 }
 
-/// Tells that the process is to end.
+/// Reasons to end the process: SIGTERM, SIGHUP, SIGINT, and a terminal that is hung up.
 pub(super) struct Ends {
     signals: [unix::Signal; 3],
-    /// The terminal, where it can be watched.
+    /// Standard input; `None` if it cannot be polled.
     terminal: Option<AsyncFd<Stdin>>,
 }
 
@@ -164,8 +165,8 @@ impl Ends {
                 signal(SignalKind::hangup())?,
                 signal(SignalKind::interrupt())?,
             ],
-            // Not its keys, which are another's: only that it is hung up, of which a signal tells nobody but the session's own
-            // processes.
+            // Only for the hang-up; another thread reads the keys. SIGHUP alone is not enough: the kernel sends it only to
+            // processes of the terminal's own session.
             terminal: terminal.ok(),
         })
     }
@@ -200,12 +201,12 @@ pub(super) fn is_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::IO.raw_os_error())
 }
 
-/// Waits until something panicked and its words are written. That is told once.
+/// Waits until something panicked and its message is written. Only one caller is woken.
 pub(super) async fn panicked() {
     PANICKED.notified().await;
 }
 
-/// Whether something panicked, be it beside the loop: what is drawn now would stand in the midst of its words.
+/// Whether something panicked, in the event loop or beside it: a frame drawn now would overwrite the panic's message.
 pub(super) fn has_panicked() -> bool {
     HAS_PANICKED.load(Ordering::SeqCst)
 }
@@ -215,6 +216,8 @@ fn watch_for_panics() {
     HOOK.call_once(|| {
         let print = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
+            // The order matters: the flag stops further frames, the terminal leaves its alternate screen, and only then is the
+            // message printed, where the user can read it.
             HAS_PANICKED.store(true, Ordering::SeqCst);
             restore();
             print(panic);
@@ -223,19 +226,20 @@ fn watch_for_panics() {
     });
 }
 
-/// A frame is written at once: standard output's own buffer holds a kilobyte.
+/// Buffers a whole frame, so that it is written at once: standard output's own buffer holds one kilobyte.
 type Screen = BufWriter<Stdout>;
 
-/// Bytes of a frame that are written at once.
+/// Size of that buffer; larger frames are written in several pieces.
 const FRAME_BYTES: usize = 64 << 10;
 
-/// A screen of which nothing is drawn yet.
+/// A terminal whose first frame draws every cell.
 fn blank() -> io::Result<Terminal<CrosstermBackend<Screen>>> {
     let screen = BufWriter::with_capacity(FRAME_BYTES, io::stdout());
     Terminal::new(CrosstermBackend::new(screen))
 }
 
 fn take_over(has_mouse: bool) -> io::Result<()> {
+    // First, so that a panic or an error half way restores the modes that were set until then.
     IS_OURS.store(true, Ordering::SeqCst);
     enable_raw_mode()
         .and_then(|()| execute!(io::stdout(), EnterAlternateScreen, EnableBracketedPaste))
@@ -246,8 +250,8 @@ fn take_over(has_mouse: bool) -> io::Result<()> {
         .inspect_err(|_| restore())
 }
 
-/// Best effort, since it also runs when the terminal is what failed. Only once: a screen that is left twice puts the cursor
-/// back over what was written since.
+/// Best effort, since it also runs when the terminal itself failed. Runs once per take-over: leaving the alternate screen
+/// twice would restore the cursor to its old position, over what was written since.
 fn restore() {
     if !IS_OURS.swap(false, Ordering::SeqCst) {
         return;

@@ -22,15 +22,15 @@ const MESSAGE_MS: u64 = 6_000;
 const SECOND_ESCAPE_MS: u64 = 2_000;
 /// What the first Esc says.
 const FIRST_ESCAPE: &str = "Esc again cancels what you asked for";
-/// Bytes of an answer that are copied: terminals, and what runs in between, take no more for sure.
+/// Longest answer that is copied: terminals and multiplexers between them drop longer OSC 52 sequences.
 const COPY_BYTES_MAX: usize = 64 << 10;
-/// Lines that one press scrolls.
+/// Lines that a page key scrolls.
 pub(super) const SCROLL_LINES: isize = 5;
 
 /// What an event led to.
 #[derive(Debug, Default, PartialEq)]
 pub struct UpdateOutcome {
-    /// Whether the screen shows something else now.
+    /// Whether the screen has to be redrawn.
     pub changed: bool,
     /// What the runtime is to do.
     pub effects: Vec<Effect>,
@@ -59,7 +59,7 @@ pub fn update(state: &mut DashboardState, event: Event, now_ms: u64) -> UpdateOu
             // A watch broke with the connection; what is selected is followed anew.
             state.requests.watched = None;
             pages::enter(state, &mut effects);
-            // What waited when the connection was lost.
+            // Prompts that waited while the connection was lost.
             sending::send_waiting(state, &mut effects);
         }
         Event::Lost { cause, retry_ms } => {
@@ -71,6 +71,7 @@ pub fn update(state: &mut DashboardState, event: Event, now_ms: u64) -> UpdateOu
         Event::Snapshot(snapshot) => {
             state.link = DaemonLink::Connected;
             let before = state.latest.as_ref().map(|(before, _)| &**before);
+            // A restarted daemon numbers its operations anew, so its snapshot must not be compared with the one before.
             let is_new = before.is_some_and(|before| is_started_anew(before, &snapshot));
             if let Some(before) = before.filter(|_| !is_new)
                 && state.requests.compare(before, &snapshot)
@@ -83,6 +84,7 @@ pub fn update(state: &mut DashboardState, event: Event, now_ms: u64) -> UpdateOu
             state.latest = Some((snapshot, now_ms));
             pages::jobs::see(state);
             if is_new {
+                // After `latest` is replaced: what is selected or asked again refers to the new daemon.
                 requests::begin_anew(state, &mut effects);
             }
             if std::mem::take(&mut state.asks_past) {
@@ -107,7 +109,8 @@ pub fn update(state: &mut DashboardState, event: Event, now_ms: u64) -> UpdateOu
             request_id,
             message,
         } => {
-            // Our own comes over its own stream.
+            // A request of ours has its own stream, so a failed watch says nothing about it. Without a connection every watch
+            // fails; that is shown as the lost connection.
             if state.link == DaemonLink::Connected
                 && !state.requests.is_own(request_id)
                 && let Some(recording) = state.requests.recordings.get_mut(&request_id)
@@ -145,7 +148,7 @@ pub fn update(state: &mut DashboardState, event: Event, now_ms: u64) -> UpdateOu
     UpdateOutcome { changed, effects }
 }
 
-/// Whether an event may lead to another selection; most of those that come are passes, and never do.
+/// Whether an event may change the selection. Selecting walks all rows, and most events are passes, which never change it.
 fn may_select(event: &Event) -> bool {
     match event {
         Event::Request { kind, .. } | Event::Own { kind, .. } => {
@@ -166,7 +169,7 @@ fn may_select(event: &Event) -> bool {
     }
 }
 
-/// Whether the passing of time shows.
+/// Expires messages and plays passes; returns whether that changed the screen. A clock that shows nothing redraws nothing.
 fn tick(state: &mut DashboardState, shown_seconds: u64) -> bool {
     let now_ms = state.now_ms;
     let expired = |at: u64, span: u64| now_ms.saturating_sub(at) >= span;
@@ -184,6 +187,7 @@ fn tick(state: &mut DashboardState, shown_seconds: u64) -> bool {
     let counts = matches!(state.link, DaemonLink::Lost { .. }) || state.stale_ms().is_some();
     let next_second = state.now_ms / 1000 != shown_seconds;
     let played = pages::canvas::play(state);
+    // Ages and waits are shown in whole seconds, so they redraw once a second and not at each tick.
     message_ends || escape_ends || played || (counts && next_second)
 }
 
@@ -198,7 +202,7 @@ fn press(state: &mut DashboardState, key: KeyEvent, effects: &mut Vec<Effect>) {
     }
 }
 
-/// Takes in that somebody is there: what went wrong stays until then, and a first Esc counts only for one that follows at once.
+/// Notes that the user is present. An error stays on the screen until now, and any other key disarms the first Esc.
 fn attend(state: &mut DashboardState, is_escape: bool) {
     if state.has_error() {
         state.message = None;
@@ -210,7 +214,7 @@ fn attend(state: &mut DashboardState, is_escape: bool) {
     }
 }
 
-/// Keys that no table names are written where something is being written.
+/// Writes a key that no table of the mode names into the line that is being edited.
 fn write(state: &mut DashboardState, key: &KeyEvent) {
     match state.mode() {
         Mode::Prompt if prompt::write(&mut state.prompt, key) => state.prompts.leave(),
@@ -469,7 +473,7 @@ fn cancel(state: &mut DashboardState) {
 
 fn click(state: &mut DashboardState, target: HitTarget, effects: &mut Vec<Effect>) {
     attend(state, false);
-    // What lies below an overlay can't be reached.
+    // Hit areas below an overlay are still noted; a click on them must not act through it.
     let mode = state.mode();
     if !matches!(mode, Mode::Page | Mode::Prompt) {
         return pages::click_overlay(state, target, effects);

@@ -1,4 +1,4 @@
-//! Writes what is to be kept, beside the screen; one dashboard at a time does.
+//! Writes the state file beside the screen. A lock lets one dashboard at a time do so.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -18,11 +18,11 @@ use super::{
     FixedLooks, PERSIST_INTERVAL_MS, PersistedState, load, make_folder, save,
 };
 
-/// Told where another dashboard writes the file.
+/// Shown where another dashboard writes the file.
 pub(super) const NOT_OURS: &str =
     "another dashboard saves its conversations; this one's are not saved";
 
-/// What was last written, and when that was last compared.
+/// What was last written, and when the state was last compared with it.
 #[derive(Debug)]
 pub struct PersistSchedule {
     last: PersistedState,
@@ -30,7 +30,7 @@ pub struct PersistSchedule {
     file: Arc<PersistFile>,
 }
 
-/// What is to be written now, if anything is.
+/// What is to be written now, if anything is. Writes begin at most every [`PERSIST_INTERVAL_MS`].
 pub(in super::super) fn due(state: &mut DashboardState) -> Option<Box<PersistedState>> {
     let now_ms = state.now_ms;
     let keeping = state.persist_schedule.as_mut()?;
@@ -39,28 +39,30 @@ pub(in super::super) fn due(state: &mut DashboardState) -> Option<Box<PersistedS
     }
     keeping.compared_at_ms = now_ms;
     let last_write = *locked(&keeping.file.last_write);
+    // A disk slower than the interval must not collect a queue of writes.
     if last_write == WriteState::Begun {
         return None;
     }
     let kept = PersistedState::of(state);
     let keeping = state.persist_schedule.as_mut()?;
+    // A failed write is tried again, whether or not anything changed since.
     (last_write == WriteState::Failed || kept != keeping.last).then(|| {
         keeping.last = kept.clone();
         Box::new(kept)
     })
 }
 
-/// The file, which is ours for as long as this lives.
+/// The state file, locked for as long as this value lives.
 #[derive(Debug)]
 struct PersistFile {
     path: PathBuf,
     last_write: Mutex<WriteState>,
-    /// Where what could not be read goes, before anything takes its place.
+    /// Where a file that could not be read is moved before the first write replaces it.
     aside: Mutex<Option<PathBuf>>,
     _lock: File,
 }
 
-/// How a write stands.
+/// State of the latest write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WriteState {
     Begun,
@@ -71,6 +73,7 @@ enum WriteState {
 impl PersistFile {
     fn write(&self, kept: &PersistedState) -> Result<(), String> {
         let mut aside = locked(&self.aside);
+        // Moved with the first write and not at the start: a dashboard that writes nothing leaves the file where it is.
         if let Some(to) = &*aside {
             match fs::rename(&self.path, to) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -84,7 +87,7 @@ impl PersistFile {
     }
 }
 
-/// None of the locks here is held while something half done could be seen.
+/// Locks a value. Poison is ignored: no lock here is held while its value is half changed.
 fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
     value.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -95,20 +98,20 @@ pub(in super::super) struct Persister {
     file: Arc<PersistFile>,
     events: Sender<Event>,
     writing: Option<JoinHandle<()>>,
-    /// What was told last, which is not told again every few seconds.
+    /// The last error shown; the same error is not shown again with each retry.
     last_message: Arc<Mutex<String>>,
 }
 
 impl Persister {
-    /// Gives a state what was kept in a file, or tells what is wrong with it; from here on that file is written, unless another
-    /// dashboard does that or it can't be.
+    /// Restores a state from the file, or shows what is wrong with the file. Returns the writer, unless another dashboard writes
+    /// the file or it cannot be written.
     pub(in super::super) fn begin(
         path: PathBuf,
         fixed: FixedLooks,
         state: &mut DashboardState,
         events: Sender<Event>,
     ) -> Option<Self> {
-        // First the lock: what is read after that is the last that anybody writes.
+        // The lock comes first: whoever held it has written for the last time before the file is read here.
         let lock = lock(&path);
         let mut aside = None;
         let mut told = Vec::new();
@@ -159,7 +162,7 @@ impl Persister {
         keeper
     }
 
-    /// Writes soon.
+    /// Begins a write, which waits for the one before.
     pub(in super::super) fn persist(&mut self, kept: PersistedState) {
         let before = self.writing.take();
         let (place, events, told) = (
@@ -169,6 +172,7 @@ impl Persister {
         );
         *locked(&place.last_write) = WriteState::Begun;
         self.writing = Some(tokio::spawn(async move {
+            // In order, so that an older state never replaces a newer one.
             if let Some(before) = before {
                 let _ = before.await;
             }
@@ -184,22 +188,22 @@ impl Persister {
             };
             let before = std::mem::replace(&mut *locked(&told), problem.clone());
             if !problem.is_empty() && problem != before {
-                // Where so many events wait that there is no room, the end tells the same.
+                // Not `send`: a full queue would keep this task, and so the end, waiting. The last write reports the error then.
                 let _ = events.try_send(Event::Failed(problem));
             }
         }));
     }
 
-    /// Waits for the write that is under way.
+    /// Waits for the write that is in progress.
     pub(super) async fn rest(&mut self) {
         if let Some(writing) = self.writing.take() {
             let _ = writing.await;
         }
     }
 
-    /// Writes a last time, unless all of it is known to be written.
+    /// Writes a last time, unless the file is known to be up to date.
     pub(in super::super) async fn end(mut self, state: &DashboardState) -> Result<(), String> {
-        // An earlier picture must not come after the last one.
+        // An earlier write that ended later would replace the last state.
         self.rest().await;
         let kept = PersistedState::of(state);
         let is_done = *locked(&self.file.last_write) == WriteState::Done;
@@ -210,7 +214,7 @@ impl Persister {
     }
 }
 
-/// Makes the file ours until what this returns is dropped.
+/// Locks the state file until the returned file is dropped.
 fn lock(path: &Path) -> Result<File, String> {
     let opened = make_folder(path).and_then(|()| {
         File::options()
@@ -219,6 +223,7 @@ fn lock(path: &Path) -> Result<File, String> {
             .create(true)
             .truncate(false)
             .mode(0o600)
+            // A file of its own: the state file is replaced by each write, and a lock stays with the file that it was taken on.
             .open(path.with_extension("lock"))
     });
     let file = opened.map_err(|error| {
@@ -228,13 +233,13 @@ fn lock(path: &Path) -> Result<File, String> {
         )
     })?;
     match file.try_lock() {
-        // Where a file system knows no locks, dashboards do without.
+        // Some network file systems have no locks; there the last writer wins, but no write is torn.
         Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(NOT_OURS.to_owned()),
     }
 }
 
-/// A name beside the file that is still free.
+/// A free name beside the file, for one that could not be read.
 fn unread(path: &Path) -> PathBuf {
     let names = (1_u64..).map(|number| match number {
         1 => path.with_extension("json.unread"),

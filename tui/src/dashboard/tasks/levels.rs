@@ -1,4 +1,4 @@
-//! Calls that concern levels: what they would lead to, putting them in force, and measuring them.
+//! Calls about levels: asking for their plans, applying them, and measuring their fidelity.
 
 use futures_util::{Stream, StreamExt};
 use sluice_proto::{
@@ -17,7 +17,7 @@ use tonic::{Code, Status};
 use super::{super::event::Event, words};
 use crate::{connection::DaemonConnection, output::Failure};
 
-/// Asks what each of some levels would lead to, with these options.
+/// Asks for the plan of each level with these options, and reports each as it comes.
 pub(super) async fn ask_plans(
     daemon: DaemonConnection,
     levels: &[Level],
@@ -36,7 +36,7 @@ pub(super) async fn ask_plans(
     Ok(())
 }
 
-/// Asks what one choice would lead to.
+/// Asks for the plan of one choice.
 pub(super) async fn ask_plan(
     daemon: &DaemonConnection,
     options: PlanOptions,
@@ -47,7 +47,7 @@ pub(super) async fn ask_plan(
     plan.ok_or_else(|| Failure::new("the daemon's answer has no plan"))
 }
 
-/// Follows a change until it is in force.
+/// Follows an apply or restore until its operation ends.
 pub(super) async fn change<R: OperationResponse>(
     daemon: &DaemonConnection,
     serial: u64,
@@ -55,6 +55,8 @@ pub(super) async fn change<R: OperationResponse>(
     events: &Sender<Event>,
 ) -> Result<(), Failure> {
     let (mut is_planned, mut notices) = (false, 0);
+    // Each picture has everything that is known so far, and some are skipped for slow readers. So the plan and the notices are
+    // told by what is new in the picture, not by its position in the stream.
     while let Some(answer) = stream.next().await {
         let answer = answer.map_err(|status| daemon.failure(status))?;
         let Some(operation) = answer.into_operation() else {
@@ -74,7 +76,7 @@ pub(super) async fn change<R: OperationResponse>(
         notices = operation.notices.len();
         told.extend(operation.progress.as_ref().map(|step| {
             let converting = step.stage() == OperationStage::Converting;
-            // How far the switch is, the snapshots tell, for changes that others ask for too.
+            // Progress of the switch itself comes with snapshots, which also cover changes that other clients asked for.
             Event::Converting(converting.then(|| (step.done, step.total.unwrap_or(0))))
         }));
         let elapsed_ms = operation.elapsed_ms;
@@ -97,7 +99,7 @@ pub(super) async fn change<R: OperationResponse>(
     Err(Failure::new("the daemon ended the stream without a result"))
 }
 
-/// Asks for the measurements of fidelity that the daemon keeps.
+/// Asks for the fidelity measurements that the daemon keeps.
 pub(super) async fn list_fidelity(
     daemon: DaemonConnection,
     events: Sender<Event>,
@@ -112,10 +114,10 @@ pub(super) async fn list_fidelity(
     Ok(())
 }
 
-/// What levels are compared on where nobody gives a text: the stories that the demonstration model was judged by.
+/// The text that fidelity is measured on here: the stories that the demonstration model was judged by.
 const SAMPLE: &str = include_str!("../../../../daemon/model/sample.txt");
 
-/// Measures how faithful a level is.
+/// Measures the fidelity of a level and reports its progress.
 pub(super) async fn measure(
     daemon: DaemonConnection,
     level: Level,
@@ -134,6 +136,7 @@ pub(super) async fn measure(
         .into_inner();
     while let Some(answer) = stream.next().await {
         let answer = match answer {
+            // Cancelled, here or by another client: that is no failure to show.
             Err(status) if status.code() == Code::Cancelled => {
                 let _ = events.send(Event::MeasuringStopped).await;
                 return Ok(());
