@@ -33,7 +33,7 @@ pub fn socket(flag: Option<&Path>) -> PathBuf {
     )
 }
 
-/// A daemon that answered.
+/// A connection to a daemon, cheap to clone.
 #[derive(Clone)]
 pub struct DaemonConnection {
     socket: PathBuf,
@@ -49,7 +49,7 @@ impl DaemonConnection {
         Self::connect_at_rest(socket, Duration::ZERO).await
     }
 
-    /// The same for who watches much at once: see [`client::connect_at_rest`].
+    /// The same with a pause between reads, for clients that read several streams: see [`client::connect_at_rest`].
     ///
     /// # Errors
     /// With exit code 69 when nothing answers there.
@@ -60,7 +60,7 @@ impl DaemonConnection {
         }
     }
 
-    /// Generation and requests.
+    /// Client of the service that generates text and scores it.
     #[must_use]
     pub fn generation(&self) -> GenerationServiceClient<Channel> {
         GenerationServiceClient::new(self.channel.clone())
@@ -68,38 +68,38 @@ impl DaemonConnection {
             .max_encoding_message_size(client::MESSAGE_BYTES_MAX)
     }
 
-    /// Operations of all kinds.
+    /// Client of the service that lists, follows and cancels operations.
     #[must_use]
     pub fn operations(&self) -> OperationServiceClient<Channel> {
         OperationServiceClient::new(self.channel.clone())
             .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
     }
 
-    /// Models.
+    /// Client of the service for loading, downloading and listing models.
     #[must_use]
     pub fn models(&self) -> ModelServiceClient<Channel> {
         ModelServiceClient::new(self.channel.clone())
             .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
     }
 
-    /// Plans, levels and budgets.
+    /// Client of the service for plans, levels, budgets and work on files.
     #[must_use]
     pub fn optimizer(&self) -> OptimizerServiceClient<Channel> {
         OptimizerServiceClient::new(self.channel.clone())
             .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
     }
 
-    /// Snapshots.
+    /// Client of the service for snapshots.
     #[must_use]
     pub fn telemetry(&self) -> TelemetryServiceClient<Channel> {
         TelemetryServiceClient::new(self.channel.clone())
             .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
     }
 
-    /// The present state of the daemon, once.
+    /// Asks for one snapshot of the daemon's present state.
     ///
     /// # Errors
-    /// The daemon doesn't answer, or with nothing in it.
+    /// When the daemon does not answer, or answers without a snapshot.
     pub async fn snapshot(&self) -> Result<Snapshot, Failure> {
         let answer = self.telemetry().get_snapshot(GetSnapshotRequest {}).await;
         answer
@@ -109,7 +109,7 @@ impl DaemonConnection {
             .ok_or_else(|| Failure::new("the daemon's snapshot is empty"))
     }
 
-    /// What a failed call means to the user.
+    /// The failure to report for a call that failed.
     #[must_use]
     pub fn failure(&self, status: Status) -> Failure {
         Failure::from_status(status, &self.socket)

@@ -53,7 +53,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let result = match runtime {
         Ok(runtime) => {
             let result = runtime.block_on(commands::run(cli, &mut StandardOutput::stdout()));
-            // A thread may still sit in a read of the terminal; it must not hold up the exit.
+            // A thread may still block in a read of the terminal, which cannot be cancelled; it must not delay the exit.
             runtime.shutdown_background();
             result
         }
@@ -65,15 +65,15 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     })
 }
 
-/// Whether a script reads the output, and so the errors, be they of the usage itself.
+/// Whether `--json` is given. Asked before parsing, so that errors of the parser itself are JSON, too.
 fn wants_json(arguments: &[OsString]) -> bool {
     let mut flags = arguments.iter().take_while(|argument| *argument != "--");
     flags.any(|argument| argument == "--json")
 }
 
-/// Shows what clap has to say and gives the exit code: asked-for help is no error.
+/// Prints clap's message and returns the exit code: help that was asked for is no error.
 fn report_usage(error: &clap::Error) -> u8 {
-    // Nothing is left to be done when even this can't be written.
+    // There is nowhere left to report a failure of this write.
     let _ = error.print();
     if error.use_stderr() {
         exit::USAGE

@@ -1,7 +1,7 @@
 //! A canvas redrawn in place while it resolves, below whatever the terminal shows already.
 //!
 //! No raw mode and no hidden cursor: there is nothing to restore, whatever ends the program.
-//! Lines that can't change any more are left behind and scroll away like other output.
+//! Lines that can no longer change are left behind and scroll away like other output.
 
 use std::fmt::Write as _;
 
@@ -13,19 +13,19 @@ use crate::{
     text::{char_width, sanitise},
 };
 
-/// A canvas on the terminal.
+/// Draws a canvas below the cursor and replaces it with each frame.
 pub struct Live {
     colour: bool,
-    /// Lines left behind for good, as plain text.
+    /// Lines that were left behind and are not redrawn, as plain text.
     settled: Vec<String>,
-    /// Columns of each line that the next frame replaces.
+    /// Width in columns of each line that the next frame replaces.
     drawn: Vec<usize>,
-    /// Columns when `settled` was laid out.
+    /// Width of the terminal for which `settled` was wrapped.
     columns: usize,
 }
 
 impl Live {
-    /// Nothing drawn yet.
+    /// A canvas that is not drawn yet.
     #[must_use]
     pub fn new(colour: bool) -> Self {
         Self {
@@ -50,7 +50,7 @@ impl Live {
         out.raw(self.frame(canvas, size()).as_bytes())
     }
 
-    /// Takes the part that may change off the screen.
+    /// Erases the lines that may still change.
     ///
     /// # Errors
     /// When the terminal can't be written to.
@@ -58,7 +58,7 @@ impl Live {
         out.raw(self.erase(size().0).as_bytes())
     }
 
-    /// Puts the final text in the canvas's place.
+    /// Replaces the canvas by the final text.
     ///
     /// # Errors
     /// When the terminal can't be written to.
@@ -76,12 +76,12 @@ impl Live {
         tokens.retain(shown);
         let mut lines = wrap(&runs(&tokens, ids), columns);
         let mut frame = self.erase(columns);
-        // After a resize the lines fall elsewhere; then no more are left behind.
+        // After a resize lines break elsewhere, so settled lines no longer match; then no further lines are left behind.
         if self.columns == columns || self.settled.is_empty() {
             self.columns = columns;
             let mut finished: Vec<_> = canvas.blocks.values().flatten().cloned().collect();
             finished.retain(shown);
-            // The last finished line may still grow, and a word may be carried over from it.
+            // Two lines stay: the last may still grow, and a word may move from it to the next.
             let settled = wrap(&runs(&finished, ids), columns).len().saturating_sub(2);
             for line in lines.iter().take(settled).skip(self.settled.len()) {
                 self.paint(line, &mut frame);
@@ -104,12 +104,12 @@ impl Live {
         frame
     }
 
-    /// How many of `lines` stand above the part that is redrawn.
+    /// How many of `lines` were left behind and must not be drawn again.
     fn left_behind(&self, lines: &[Vec<TextRun>], columns: usize) -> usize {
         if self.columns == columns {
             return self.settled.len().min(lines.len());
         }
-        // Laid out for another width, they end at about the same character.
+        // They were wrapped for another width, so the number of lines differs; they end at about the same character.
         let mut left: usize = self.settled.iter().map(|line| line.chars().count()).sum();
         let fits = |line: &&Vec<TextRun>| {
             let length = plain(line).chars().count();
@@ -130,8 +130,8 @@ impl Live {
             .map(|line| plain(line))
             .collect();
         let mut frame = self.erase(columns);
-        // Lines left behind are normally the start of the text. Where a stop or a resize made
-        // them differ, the whole text is given once more rather than a torn one.
+        // Lines left behind are normally the start of the text. If a stop string or a resize made
+        // them differ, the whole text is printed again rather than a torn one.
         let kept = match self.columns == columns && lines.starts_with(&self.settled) {
             true => self.settled.len(),
             false => 0,
@@ -147,7 +147,7 @@ impl Live {
 
     /// Moves to the first drawn line and clears from there on.
     fn erase(&mut self, columns: usize) -> String {
-        // A terminal made narrower has folded the lines it shows.
+        // A terminal that was made narrower has folded the lines that it shows, so each takes several rows.
         let folded = |width: &usize| width.div_ceil(columns.max(1)).max(1);
         let rows: usize = self.drawn.iter().map(folded).sum();
         self.drawn.clear();

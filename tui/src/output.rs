@@ -17,20 +17,20 @@ use crate::{json, text::sanitise};
 /// Why a command did not do what was asked.
 #[derive(Debug)]
 pub enum Failure {
-    /// Something to tell the user, and the exit code for scripts.
+    /// A message for the user, and an exit code for scripts.
     Reported {
         /// One of [`sluice_shared::exit`].
         code: u8,
         /// What went wrong.
         message: String,
-        /// What to do about it.
+        /// What the user can do about it.
         hint: Option<String>,
         /// The daemon's stable name of the reason, such as `QUEUE_FULL`.
         reason: Option<String>,
     },
-    /// The command line asks for something that can't be; clap shows it with the usage.
+    /// The command line is wrong; clap shows the error with the usage.
     Usage(Box<clap::Error>),
-    /// Whoever read our output has gone; that is a clean end.
+    /// The reader of our output closed the pipe, as `head` does; that is a clean end.
     PipeClosed,
 }
 
@@ -45,7 +45,7 @@ impl Failure {
         }
     }
 
-    /// Ctrl-C ended it; `rest` says what became of the work.
+    /// Ctrl-C ended the command; `rest` says what became of the work.
     #[must_use]
     pub fn interrupted(rest: &str) -> Self {
         Self::Reported {
@@ -56,7 +56,7 @@ impl Failure {
         }
     }
 
-    /// The same with a hint, when there is a place for one.
+    /// The same with a hint; only [`Failure::Reported`] has a place for one.
     #[must_use]
     pub fn with_hint(mut self, text: impl Into<String>) -> Self {
         if let Self::Reported { hint, .. } = &mut self {
@@ -65,7 +65,7 @@ impl Failure {
         self
     }
 
-    /// The same as the outcome of an interrupt, in the daemon's words.
+    /// The same with the exit code of an interrupt: the user cancelled, and the daemon reported that as a failure.
     #[must_use]
     pub fn by_interrupt(mut self) -> Self {
         if let Self::Reported { code, .. } = &mut self
@@ -76,7 +76,7 @@ impl Failure {
         self
     }
 
-    /// Nobody answers on the socket.
+    /// The failure to connect to the socket.
     #[must_use]
     pub fn unreachable(error: &ConnectError) -> Self {
         Self::Reported {
@@ -94,10 +94,10 @@ impl Failure {
         }
     }
 
-    /// A call that did not succeed, in the daemon's words where it had any.
+    /// The failure of a call, with the daemon's message and hint where it sent any.
     #[must_use]
     pub fn from_status(status: Status, socket: &Path) -> Self {
-        // Only a transport gives a status a cause; one sent by the daemon has none.
+        // Only a status that the transport made has a source; one that the daemon sent has none.
         let cause = status.source().map(|_| innermost(&status));
         let call = CallError::from(status);
         if cause.is_some() || call.is_unreachable() {
@@ -160,7 +160,7 @@ impl Failure {
         match self {
             Self::PipeClosed => {}
             _ if json => {
-                // Nothing is left to be done when even this can't be written.
+                // There is nowhere left to report a failure of standard error.
                 let _ = writeln!(io::stderr(), "{}", self.to_json());
             }
             Self::Reported { message, hint, .. } => {
@@ -176,7 +176,7 @@ impl Failure {
         self.code()
     }
 
-    /// As scripts read it.
+    /// The failure as a JSON object for scripts.
     fn to_json(&self) -> Value {
         let (message, hint) = match self {
             Self::Reported { message, hint, .. } => (message.clone(), hint.clone()),
@@ -192,7 +192,7 @@ impl Failure {
     }
 }
 
-/// What the parser says of wrong usage, and where help is.
+/// The parser's message about wrong usage, and its tips as a hint.
 fn usage_words(error: &clap::Error) -> (String, Option<String>) {
     let text = error.to_string();
     let mut parts = text.trim().splitn(2, "\n\n");
@@ -202,10 +202,10 @@ fn usage_words(error: &clap::Error) -> (String, Option<String>) {
     (message.to_owned(), rest)
 }
 
-/// What to do where the socket is another user's.
+/// Hint where the socket belongs to another user.
 const DENIED_HINT: &str = "the socket of the service is open to the group sluice: run `sudo usermod -aG sluice $USER` and log in again; or name your own daemon's socket with --socket";
 
-/// How a daemon comes to life.
+/// Hint where no daemon runs.
 pub const START_HINT: &str = "start it with `sluiced` (or `systemctl start sluice`), or with a model by `sluice run NAME`; or name its socket with --socket or $SLUICE_SOCKET";
 
 impl From<io::Error> for Failure {
@@ -217,7 +217,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// The deepest cause, which is the system's own words.
+/// The deepest cause, which is the system's own message.
 fn innermost(status: &Status) -> String {
     let mut cause = status.source();
     let mut words = status.message().to_owned();
@@ -228,12 +228,12 @@ fn innermost(status: &Status) -> String {
     words
 }
 
-/// A line of talk on standard error. Talk that nobody can read is no failure.
+/// Writes a line to standard error. A failure to write is ignored: the command itself goes on.
 pub fn say(line: &str) {
     let _ = writeln!(io::stderr(), "{}", sanitise(line));
 }
 
-/// The same for what should not draw the eye: dim where standard error is a terminal.
+/// The same for unimportant lines: dim where standard error is a terminal.
 pub fn dim(line: &str) {
     if io::stderr().is_terminal() {
         let _ = writeln!(io::stderr(), "\x1b[2m{}\x1b[0m", sanitise(line));
@@ -242,15 +242,15 @@ pub fn dim(line: &str) {
     }
 }
 
-/// A progress line on standard error that the next one replaces; nothing unless that is a
-/// terminal.
+/// A progress line on standard error that the next one replaces. Nothing is shown unless
+/// standard error is a terminal.
 pub struct ProgressLine {
     shown: bool,
     terminal: bool,
 }
 
 impl ProgressLine {
-    /// A line not yet begun.
+    /// A line that shows nothing yet.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -259,17 +259,18 @@ impl ProgressLine {
         }
     }
 
-    /// Puts `line` in the place of the last one.
+    /// Replaces the line by `line`.
     pub fn show(&mut self, line: &str) {
         if self.terminal {
             self.shown = true;
             let width = crossterm::terminal::size().map_or(80, |(columns, _)| columns);
+            // A line as wide as the terminal would wrap, and `\r` would return to its second row.
             let line = crate::text::clip(&sanitise(line), usize::from(width).saturating_sub(1));
             let _ = write!(io::stderr(), "\r{line}\x1b[K");
         }
     }
 
-    /// Takes the line away.
+    /// Erases the line.
     pub fn clear(&mut self) {
         if std::mem::take(&mut self.shown) {
             let _ = write!(io::stderr(), "\r\x1b[K");
@@ -297,7 +298,7 @@ pub struct StandardOutput {
 }
 
 impl StandardOutput {
-    /// The process's own.
+    /// The process's standard output, without colour.
     #[must_use]
     pub fn stdout() -> Self {
         Self {
@@ -307,18 +308,18 @@ impl StandardOutput {
         }
     }
 
-    /// Allows colour, or forbids it.
+    /// Allows or forbids colour.
     pub fn set_colour(&mut self, allowed: bool) {
         self.colour = allowed;
     }
 
-    /// Whether there is to be colour.
+    /// Whether colour is allowed.
     #[must_use]
     pub fn has_colour(&self) -> bool {
         self.colour
     }
 
-    /// Whether a person looks at it.
+    /// Whether it is a terminal.
     #[must_use]
     pub fn is_terminal(&self) -> bool {
         self.terminal
@@ -350,6 +351,7 @@ impl StandardOutput {
     /// # Errors
     /// When the reader has gone or the disk is full.
     pub fn raw(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        // Standard output is flushed with each write, so that a reader of a pipe sees a text grow.
         self.writer.write_all(bytes)?;
         Ok(self.writer.flush()?)
     }

@@ -5,7 +5,7 @@
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// What a character that could steer the terminal is shown as.
+/// Shown in the place of a character that could steer the terminal.
 pub const REPLACEMENT: char = '\u{fffd}';
 
 /// `text` without characters that could steer a terminal: control characters (but for newline
@@ -29,27 +29,27 @@ pub fn sanitise_line(text: &str) -> String {
     sanitise(text).replace(['\n', '\t'], " ")
 }
 
-/// One character of [`sanitise`].
+/// The character itself, or [`REPLACEMENT`] if it could steer a terminal.
 #[must_use]
 pub fn safe_char(character: char) -> char {
     match character {
         '\n' | '\t' => character,
         // Overrides and isolates reorder what follows them, beyond the text they came in.
         '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => REPLACEMENT,
-        // Both would break a line that was measured as one.
+        // Line and paragraph separators would break a line that was measured as one.
         '\u{2028}' | '\u{2029}' => REPLACEMENT,
         other if other.is_control() => REPLACEMENT,
         other => other,
     }
 }
 
-/// Columns that `text` takes.
+/// Width of `text` in terminal columns.
 #[must_use]
 pub fn width(text: &str) -> usize {
     text.width()
 }
 
-/// Columns that one character takes.
+/// Width of a character in terminal columns; 0 for control characters and combining marks.
 #[must_use]
 pub fn char_width(character: char) -> usize {
     character.width().unwrap_or(0)
@@ -70,7 +70,7 @@ pub fn clip(text: &str, columns: usize) -> String {
         }
         clipped.push(character);
     }
-    // A mark can make the character before it wider.
+    // A variation selector can widen the character before it, so the sum of widths may be too small.
     while width(&clipped) >= columns.max(1) {
         clipped.pop();
     }

@@ -1,4 +1,4 @@
-//! Starting a daemon in the background where none runs, and ending one.
+//! Starting a daemon in the background where none runs, and stopping one.
 
 use std::{
     env,
@@ -37,7 +37,7 @@ const END_WAIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(25);
 /// Bytes of the log's end that a failure to start shows.
 const TAIL_BYTES: u64 = 2 << 10;
-/// Variables that name files and folders to the daemon.
+/// Variables with paths that the daemon reads; they are made absolute, since it starts in another folder.
 const PATH_VARIABLES: [&str; 5] = [
     "SLUICE_SOCKET",
     "SLUICE_MODELS",
@@ -46,7 +46,7 @@ const PATH_VARIABLES: [&str; 5] = [
     "SLUICE_CONFIG",
 ];
 
-/// The daemon that answers on a socket; where nobody listens, one is started.
+/// Connects to the daemon on a socket; starts one where nobody listens.
 pub(super) async fn daemon(
     socket: PathBuf,
     flag: Option<&Path>,
@@ -61,13 +61,13 @@ pub(super) async fn daemon(
     }
 }
 
-/// Whether a daemon is named by an address and not by its socket's path.
+/// Whether `socket` is an address, such as `http://127.0.0.1:7777`, and not a path.
 fn is_address(socket: &Path) -> bool {
     let bytes = socket.as_os_str().as_bytes();
     bytes.windows(3).any(|window| window == b"://")
 }
 
-/// Whether somebody listens, be it one that this user may not speak to.
+/// Whether a process listens on the socket. One that refuses this user counts: starting another daemon would not help.
 fn has_listener(socket: &Path) -> bool {
     use io::ErrorKind::{ConnectionRefused, NotFound};
 
@@ -92,7 +92,7 @@ async fn start(socket: &Path, flag: Option<&Path>) -> Result<DaemonConnection, F
     let mut has_ended = false;
     let interrupted = || Failure::interrupted("the daemon starts anyway");
     loop {
-        // An answer, not a connection alone: a daemon that can't start its engine listens before it knows.
+        // A call must succeed, not only the connection: the daemon listens before its engine has started, which may fail.
         let answer = async {
             let daemon = DaemonConnection::connect(socket.to_owned()).await?;
             present::list(&daemon).await.map(|_| daemon)
@@ -106,7 +106,8 @@ async fn start(socket: &Path, flag: Option<&Path>) -> Result<DaemonConnection, F
             _ = interrupts.recv() => return Err(interrupted()),
         }
         has_ended |= matches!(child.try_wait(), Ok(Some(_)) | Err(_));
-        // Another may have been started at the same moment, and have the socket: it gets as long.
+        // No lock is needed: if two clients start a daemon at once, the second daemon finds the first and ends, and its
+        // client waits for the first one here.
         if has_ended && !has_listener(socket) {
             return Err(failed("sluiced ended at its start", &log, begin));
         }
@@ -124,7 +125,7 @@ async fn start(socket: &Path, flag: Option<&Path>) -> Result<DaemonConnection, F
     }
 }
 
-/// Starts `sluiced`; the process, and where its part of the log begins.
+/// Starts `sluiced`. Returns the process, and the offset in the log at which its output begins.
 fn spawn(log: &Path, flag: Option<&Path>) -> Result<(Child, u64), Failure> {
     let refused = |error: io::Error| {
         Failure::new(format!(
@@ -135,6 +136,7 @@ fn spawn(log: &Path, flag: Option<&Path>) -> Result<(Child, u64), Failure> {
     log.parent()
         .map_or(Ok(()), user_folders::make_private)
         .map_err(refused)?;
+    // Appended, since an earlier daemon may still write to the same log.
     let file = File::options()
         .append(true)
         .create(true)
@@ -154,7 +156,7 @@ fn spawn(log: &Path, flag: Option<&Path>) -> Result<(Child, u64), Failure> {
         }
     }
     let child = command
-        // It is to hold no folder in use.
+        // A daemon that kept the current folder would block unmounting it.
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(file.try_clone().map_err(refused)?)
@@ -164,12 +166,12 @@ fn spawn(log: &Path, flag: Option<&Path>) -> Result<(Child, u64), Failure> {
     Ok((child, begin))
 }
 
-/// A path as it is meant here: the daemon has another working folder.
+/// The path made absolute: the daemon has another working folder.
 fn absolute(path: &OsStr) -> OsString {
     std::path::absolute(path).map_or_else(|_| path.to_owned(), PathBuf::into_os_string)
 }
 
-/// With what the daemon wrote since, where it wrote anything.
+/// A failure whose hint is what the daemon wrote to its log since `begin`, or where the log is.
 fn failed(what: &str, log: &Path, begin: u64) -> Failure {
     let failure = Failure::new(what);
     match tail(log, begin) {
@@ -191,7 +193,7 @@ fn tail(log: &Path, begin: u64) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Ends the daemon that listens on a socket, and waits until it is gone.
+/// Stops the daemon that listens on a socket, and waits until its process has ended.
 pub(super) async fn end(
     socket: PathBuf,
     json: bool,
@@ -217,14 +219,15 @@ pub(super) async fn end(
             "end it where it was started, such as with `systemctl stop sluice.socket sluice.service`",
         )
     };
-    // The system's word on who listens, in this process's own numbers: a daemon's own number may be another's here.
+    // The kernel tells the listener's process id in this process's namespace. It is compared with the daemon's own: they
+    // differ for a socket of systemd's or of another container, and then the daemon's id may be another process here.
     let stream = UnixStream::connect(&socket).map_err(|error| Failure::new(error.to_string()))?;
     let peer = socket_peercred(&stream).map_err(|_| elsewhere())?.pid;
     let claimed = i32::try_from(claimed).ok().and_then(Pid::from_raw);
     if claimed != Some(peer) {
         return Err(elsewhere());
     }
-    // The process itself, whoever has its number later. Where the system has no such thing, the number has to do.
+    // A pidfd stays with the process even if its id is reused. Kernels without pidfds get the signal by id.
     let process = pidfd_open(peer, PidfdFlags::empty()).ok();
     drop(stream);
     let told = match &process {
@@ -255,10 +258,10 @@ pub(super) async fn end(
     }
 }
 
-/// Waits for the end of a process: it stops listening before it has ended. Without a process, that has to do.
+/// Waits until a process has ended, which is some time after it stops listening. Without a pidfd, waits for the latter.
 async fn ended(process: Option<OwnedFd>, socket: &Path) {
     let goes_on = || match &process {
-        // What stands for a process can be read once that has ended.
+        // A pidfd becomes readable when its process has ended.
         Some(process) => {
             let mut ended = [PollFd::new(process, PollFlags::IN)];
             !matches!(poll(&mut ended, Some(&Timespec::default())), Ok(1..))

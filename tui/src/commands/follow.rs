@@ -21,11 +21,11 @@ use crate::{
     output::{Failure, ProgressLine, StandardOutput, dim},
 };
 
-/// How long an interrupted client waits for the daemon to confirm the cancellation; its going
-/// away cancels the request too.
+/// How long an interrupted client waits for the daemon to confirm the cancellation. The end of
+/// the client's stream cancels the request too.
 const CANCEL_WAIT: Duration = Duration::from_secs(5);
 
-/// A request that came to its end.
+/// A request that ended.
 pub(super) struct EndedRequest {
     pub(super) started: Option<GenerationStarted>,
     pub(super) done: GenerationDone,
@@ -70,7 +70,8 @@ pub(super) async fn run(
         let mut operations = daemon.operations();
         let operation_id = request_id;
         let cancel = operations.cancel_operation(CancelOperationRequest { operation_id });
-        // Whether it was confirmed or not, the dropped stream ends the request.
+        // A confirmed cancellation means that the daemon is free again when the client exits. Without it, the dropped stream
+        // cancels the request; a second Ctrl-C skips the wait.
         tokio::select! {
             _ = tokio::time::timeout(CANCEL_WAIT, cancel) => {}
             _ = interrupts.recv() => {}
@@ -84,7 +85,7 @@ pub(super) async fn run(
     }
 }
 
-/// Follows somebody's request. An interrupt ends the watching, not the request.
+/// Follows a request of any client. An interrupt ends the watching, not the request.
 pub(super) async fn watch(
     daemon: &DaemonConnection,
     request_id: u64,
@@ -109,13 +110,13 @@ pub(super) async fn watch(
     }
 }
 
-/// A listener for Ctrl-C. From here on that no longer ends the process by itself.
+/// A listener for Ctrl-C. From here on Ctrl-C no longer ends the process by itself, even after the listener is dropped.
 pub(super) fn interrupts() -> Result<Signal, Failure> {
     signal(SignalKind::interrupt())
         .map_err(|error| Failure::new(format!("listen for interrupts: {error}")))
 }
 
-/// Shows events until the last; without an end the user interrupted.
+/// Shows events until the last. Returns no end if the user interrupted, and the request's id once it is known.
 async fn show(
     daemon: &DaemonConnection,
     mut events: impl Stream<Item = Result<Option<GenerationEvent>, Status>> + Unpin,
@@ -142,7 +143,7 @@ async fn show(
                 return Err(Failure::new("the daemon ended the stream without a result"));
             }
         };
-        // A kind that this client does not know yet is none of its business.
+        // A kind of event that a later daemon added: skipped, so that older clients keep working.
         let Some(kind) = event.and_then(|event| event.event) else {
             continue;
         };
@@ -155,6 +156,7 @@ async fn show(
         } else {
             for line in talk(&kind) {
                 if let View::Live(live) = &mut view {
+                    // The note goes above the canvas, or the next frame would erase it.
                     live.clear(out)?;
                 }
                 dim(&line);
@@ -181,7 +183,7 @@ async fn show(
     Ok((None, canvas.queued.map(|queued| queued.request_id)))
 }
 
-/// The model that a request waits for.
+/// The progress line of the load that a request waits for.
 fn coming(loading: &GenerationLoading) -> String {
     let Some(total_bytes) = loading.total_bytes else {
         return format!("waiting for {} to load", loading.model);
@@ -195,7 +197,7 @@ fn coming(loading: &GenerationLoading) -> String {
     )
 }
 
-/// What an event wants the user to know beside the text.
+/// Warnings and notices of an event, which go to standard error.
 fn talk(kind: &Event) -> Vec<String> {
     match kind {
         Event::Started(started) => {
@@ -207,11 +209,11 @@ fn talk(kind: &Event) -> Vec<String> {
     }
 }
 
-/// How a request is shown.
+/// The form in which a request is shown.
 enum View {
-    /// Every event, as it is.
+    /// Every event as a line of JSON.
     Json,
-    /// In place, on a terminal.
+    /// The canvas, redrawn in place on a terminal.
     Live(Live),
     /// The text alone, for a pipe or a file.
     Plain(Plain),

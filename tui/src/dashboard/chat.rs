@@ -1,4 +1,4 @@
-//! Conversations, of which one is open; what was asked for them, and the words of an answer that are chosen.
+//! Conversations: the open one, requests and prompts that are pending for each, and the choice of words to rewrite.
 
 mod choice;
 mod layout;
@@ -16,93 +16,93 @@ pub use choice::WordChoice;
 use layout::ConversationLayout;
 pub use turn::{AnswerLimit, AnswerOrigin, AnswerVersion, Speaker, Turn};
 
-/// Conversations kept.
+/// Most conversations that are kept.
 pub const CONVERSATIONS_MAX: usize = 32;
-/// Bytes of a conversation's text; beyond that its earliest turns go.
+/// Most bytes of a conversation's text; beyond that its earliest turns are dropped.
 pub const CONVERSATION_BYTES_MAX: usize = 256 << 10;
-/// Characters of a title, which the first prompt gives.
+/// Longest title; a title is the beginning of the first prompt.
 const TITLE_CHARACTERS: usize = 60;
 
-/// Conversations, of which one is open.
+/// All conversations, of which one is open.
 #[derive(Debug)]
 pub struct Chat {
     /// At least one, the earliest first.
     pub conversations: Vec<Conversation>,
     /// Index of the open one.
     pub open: usize,
-    /// What requests of ours are for, while they wait or run: one a conversation at most.
+    /// Answers that requests of ours will give, at most one per conversation.
     pub pending: Vec<PendingAnswer>,
-    /// Prompts that wait here for the answer before them, the earliest first.
+    /// Prompts that are not sent yet, since the answer before them is pending; the earliest first.
     pub waiting: Vec<WaitingPrompt>,
     /// The selected message of the open conversation; `None`: the end is followed.
     pub selected: Option<usize>,
-    /// Lines scrolled from there; negative is backwards.
+    /// Lines scrolled from the selected message; negative scrolls backwards.
     pub scroll: isize,
-    /// Words that are being chosen.
+    /// The choice of words to rewrite, while one is being made.
     pub choice: Option<WordChoice>,
-    /// The open conversation as it was laid out last.
+    /// Lines of the open conversation, kept from the last frame.
     pub(super) layout: ConversationLayout,
     numbers: u64,
 }
 
-/// Turns of a user and the model.
+/// The turns of a user and the model.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Conversation {
-    /// Prompts and answers in turn, the earliest first.
+    /// Prompts and answers alternately, the earliest first.
     pub turns: Vec<Turn>,
-    /// Tells it from all others, whatever their order.
+    /// Identifies the conversation; its index changes when others are dropped.
     number: u64,
 }
 
-/// A prompt that waits for the answer before it: without that it would continue something else.
+/// A prompt that waits for the answer before it, since that answer is part of what it continues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WaitingPrompt {
     conversation: u64,
-    /// The prompt.
+    /// The prompt's text.
     pub prompt: String,
 }
 
-/// What a request of ours is for.
+/// The answer that a request of ours will give.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PendingAnswer {
-    /// Which of our requests.
+    /// The request's serial number, as in [`super::requests::OwnRequest`].
     pub serial: u64,
     conversation: u64,
-    /// What its text becomes.
+    /// Where its text goes.
     pub target: AnswerTarget,
 }
 
-/// What the text of a request becomes.
+/// Where the text of a request goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AnswerTarget {
-    /// The answer to a prompt, which stands in no conversation before it is answered.
+    /// The answer to a new prompt. The prompt joins the conversation only with its answer.
     Answer {
-        /// The prompt.
+        /// The prompt's text.
         prompt: String,
     },
-    /// Another answer in the place of one.
+    /// Replaces an answer by another one.
     Again {
-        /// Index of its turn.
+        /// Index of the answer's turn.
         turn: usize,
     },
-    /// An answer with words of it written anew.
+    /// Replaces some words of an answer.
     Words {
-        /// Index of its turn.
+        /// Index of the answer's turn.
         turn: usize,
-        /// Which bytes of it.
+        /// The bytes of the answer that are replaced.
         span: Range<usize>,
     },
 }
 
-/// What became of a request that came to its end.
+/// What an ended request did to its conversation.
 #[derive(Debug, PartialEq, Eq)]
 pub enum AnswerOutcome {
-    /// Its text is where it belongs.
+    /// Its text is in the conversation.
     Taken,
-    /// It stopped before anything stood. If it was for a prompt, that one and those that waited for its answer are to be
-    /// written again, the earliest first.
+    /// It was cancelled before there was any text. Holds the prompts that go back to the prompt line, the earliest first:
+    /// its own, and those that waited for its answer.
     Nothing(Vec<String>),
-    /// The same, and the earliest turns went for want of room.
+    /// Its text is in the conversation, and the earliest turns were dropped for [`CONVERSATION_BYTES_MAX`].
     Shortened,
 }
 
@@ -113,7 +113,7 @@ impl Default for Chat {
 }
 
 impl Chat {
-    /// Conversations from an earlier time, and a new one, which is open.
+    /// Restores conversations and opens a new one behind them.
     #[must_use]
     pub fn restored(turns: Vec<Vec<Turn>>) -> Self {
         let mut chat = Self {
@@ -151,13 +151,13 @@ impl Chat {
         &self.conversations[self.open]
     }
 
-    /// The request of ours that is for the open conversation.
+    /// The pending answer of the open conversation.
     #[must_use]
     pub fn pending_here(&self) -> Option<&PendingAnswer> {
         self.pending_for(self.conversation().number)
     }
 
-    /// Whether a request of ours is for a conversation.
+    /// Whether an answer of a conversation is pending.
     #[must_use]
     pub fn is_asked_for(&self, conversation: &Conversation) -> bool {
         self.pending_for(conversation.number).is_some()
@@ -176,7 +176,7 @@ impl Chat {
         here.map(|waiting| waiting.prompt.as_str())
     }
 
-    /// Has a prompt of the open conversation wait.
+    /// Queues a prompt of the open conversation.
     pub(super) fn wait(&mut self, prompt: String) {
         let conversation = self.conversation().number;
         self.waiting.push(WaitingPrompt {
@@ -185,14 +185,15 @@ impl Chat {
         });
     }
 
-    /// Takes the first prompt that waits for nothing any more.
+    /// Takes the first prompt whose conversation has no pending answer.
     pub(super) fn next_waiting(&mut self) -> Option<WaitingPrompt> {
         let mut waiting = self.waiting.iter();
         let at = waiting.position(|waiting| self.pending_for(waiting.conversation).is_none())?;
         Some(self.waiting.remove(at))
     }
 
-    /// Opens a conversation behind all others, unless the last is empty: what was said before is not gone on with unasked.
+    /// Opens a new conversation behind all others, unless the last is empty. A restored conversation is continued only when the
+    /// user opens it.
     pub(super) fn begin_anew(&mut self) {
         self.open = self.conversations.len() - 1;
         self.begin();
@@ -203,7 +204,7 @@ impl Chat {
         let is_empty = self.conversation().turns.is_empty() && self.pending_here().is_none();
         if !is_empty {
             self.push(Vec::new());
-            // The new one takes nobody's place before anything is said in it.
+            // The new conversation does not count while it is empty: opening one must not drop the oldest.
             let said = self.conversations.len() - 1;
             self.conversations
                 .drain(..said.saturating_sub(CONVERSATIONS_MAX));
@@ -212,13 +213,13 @@ impl Chat {
         self.follow();
     }
 
-    /// Opens a conversation.
+    /// Opens the conversation at an index; beyond the last, the last.
     pub(super) fn show(&mut self, index: usize) {
         self.open = index.min(self.conversations.len() - 1);
         self.follow();
     }
 
-    /// Opens the conversation so many further.
+    /// Opens the conversation `by` places after the open one.
     pub(super) fn step(&mut self, by: isize) {
         self.show(self.open.saturating_add_signed(by));
     }
@@ -234,14 +235,14 @@ impl Chat {
         self.show(self.open);
     }
 
-    /// Shows the end of the open conversation.
+    /// Scrolls to the end of the open conversation and follows it.
     pub(super) fn follow(&mut self) {
         self.selected = None;
         self.scroll = 0;
         self.choice = None;
     }
 
-    /// Selects the message so many further; past the last the end is followed.
+    /// Selects the message `by` places after the selected one; past the last, the end is followed.
     pub(super) fn select(&mut self, by: isize) {
         let turns = self.conversation().turns.len();
         let at = self.selected.unwrap_or(turns).saturating_add_signed(by);
@@ -249,7 +250,7 @@ impl Chat {
         self.scroll = 0;
     }
 
-    /// The answer that keys are about: the selected one, else the last.
+    /// Index of the answer that keys apply to: the selected one, else the last; `None` if a prompt is selected.
     #[must_use]
     pub fn answer(&self) -> Option<usize> {
         let turns = &self.conversation().turns;
@@ -260,7 +261,7 @@ impl Chat {
         }
     }
 
-    /// What is sent to continue a conversation with a prompt.
+    /// The request that continues a conversation with a prompt.
     pub(super) fn ask(
         &mut self,
         serial: u64,
@@ -269,7 +270,8 @@ impl Chat {
     ) -> GenerateRequest {
         let number = waiting.conversation;
         let mut all = self.conversations.iter();
-        // None is forgotten while a prompt waits for it; the oldest may have gone.
+        // Forgetting a conversation drops its prompts, but the bound on conversations may have dropped the oldest. The
+        // prompt is then sent without a history.
         let conversation = all.find(|its| its.number == number);
         let turns = conversation.map_or(0, |its| its.turns.len());
         let nothing = Conversation::default();
@@ -281,7 +283,7 @@ impl Chat {
         of_chat(messages)
     }
 
-    /// What is sent to have the last answer once more.
+    /// The request for another version of the last answer; `None` where there is no answer.
     pub(super) fn again(&mut self, serial: u64, system: Option<&str>) -> Option<GenerateRequest> {
         let turns = &self.conversation().turns;
         let turn = turns.len().checked_sub(1)?;
@@ -294,7 +296,7 @@ impl Chat {
         Some(of_chat(messages))
     }
 
-    /// What is sent to have the chosen words written anew.
+    /// The request that rewrites the chosen words; `None` where none are chosen.
     pub(super) fn rewrite(&mut self, serial: u64, system: Option<&str>) -> Option<GenerateRequest> {
         let choice = self.choice.take()?;
         let span = choice.span()?;
@@ -337,8 +339,8 @@ impl Chat {
         Some(self.pending.remove(at))
     }
 
-    /// A request of ours was refused or failed: what it was for stays as it was, and prompts that waited for it wait no more.
-    /// All of these prompts are given back, the earliest first.
+    /// Ends a request of ours that was refused or failed. Its conversation stays as it was; its prompt and those that waited for
+    /// it are returned, the earliest first.
     pub(super) fn give_up(&mut self, serial: u64) -> Vec<String> {
         let Some(asked) = self.take_pending(serial) else {
             return Vec::new();
@@ -352,7 +354,7 @@ impl Chat {
             .collect()
     }
 
-    /// Prompts that waited for an answer of a conversation, and wait no more.
+    /// Removes and returns the prompts that wait for an answer of a conversation.
     fn take_waiting(&mut self, conversation: u64) -> impl Iterator<Item = String> {
         let all = std::mem::take(&mut self.waiting).into_iter();
         let (taken, left) =
@@ -362,8 +364,8 @@ impl Chat {
         taken.into_iter().map(|waiting| waiting.prompt)
     }
 
-    /// Takes in what a request came to. One that was stopped leaves the text up to the first open position: a beginning of an
-    /// answer is kept as one that was cut off, but words of an answer that were not all written stay as they were.
+    /// Takes the result of a request. A cancelled one has the text up to its first masked position. Such a beginning of an answer
+    /// is kept and marked as cut off, but a rewrite that is incomplete leaves the old words.
     pub(super) fn take(
         &mut self,
         serial: u64,
@@ -398,7 +400,7 @@ impl Chat {
         };
         match what {
             AnswerTarget::Answer { prompt } if is_cut && text.trim().is_empty() => {
-                // What waited would continue something else.
+                // The waiting prompts would continue a conversation without this answer.
                 let waiting = self.take_waiting(number);
                 return AnswerOutcome::Nothing([prompt].into_iter().chain(waiting).collect());
             }
@@ -415,7 +417,7 @@ impl Chat {
                 conversation.turns.push(answer);
             }
             AnswerTarget::Again { turn } | AnswerTarget::Words { turn, .. } => {
-                // Words that were being chosen may be gone.
+                // The choice holds byte positions in the text that is replaced here.
                 self.choice = None;
                 if let Some(turn) = conversation.turns.get_mut(turn) {
                     turn.before = Some(AnswerVersion {
@@ -434,7 +436,7 @@ impl Chat {
         }
     }
 
-    /// Gives an answer the text that it had before; once more, and it is back.
+    /// Swaps an answer with its version before; a second call swaps back. Returns `false` if there is none.
     pub(super) fn undo(&mut self) -> bool {
         let Some(index) = self.answer() else {
             return false;
@@ -452,7 +454,7 @@ impl Chat {
 }
 
 impl Conversation {
-    /// Its first prompt in a line.
+    /// The first prompt in one line, shortened; `None` without turns.
     #[must_use]
     pub fn title(&self) -> Option<String> {
         let first = self.turns.first()?;
@@ -460,7 +462,7 @@ impl Conversation {
         Some(line.chars().take(TITLE_CHARACTERS).collect())
     }
 
-    /// The first turns as they are sent, behind instructions.
+    /// The system prompt, if any, and the first `turns` turns, as they are sent.
     fn messages(&self, system: Option<&str>, turns: usize) -> Vec<ChatMessage> {
         let system = system.map(|text| message(ChatRole::System, text));
         let turns = self.turns.iter().take(turns).map(|turn| {
@@ -473,7 +475,8 @@ impl Conversation {
         system.into_iter().chain(turns).collect()
     }
 
-    /// Drops the earliest prompts, each with its answer, while there is more text than may be. Whether any went.
+    /// Drops the earliest prompts with their answers until the text is within [`CONVERSATION_BYTES_MAX`]. Returns whether any were
+    /// dropped.
     fn shorten(&mut self) -> bool {
         let before = self.turns.len();
         while self.turns.len() > 2 && self.bytes() > CONVERSATION_BYTES_MAX {

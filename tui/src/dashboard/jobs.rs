@@ -1,4 +1,4 @@
-//! Long work that the daemon does, how what ended came out, and the models that there are.
+//! Work of the daemon that takes long, outcomes of work that ended, and the list of models.
 
 mod work;
 
@@ -14,26 +14,26 @@ pub use work::{ProgressUnit, Work, WorkProgress, WorkTask};
 
 use super::state::{DashboardState, is_started_anew};
 
-/// Work that ended and is still listed.
+/// Most ended work that is listed.
 pub const ENDED_MAX: usize = 32;
 
-/// Jobs and models.
+/// State of the jobs page.
 #[derive(Debug)]
 pub struct Jobs {
-    /// Models, as the daemon last listed them.
+    /// Models as the daemon last listed them; `None` before the first answer.
     pub models: Option<Vec<Model>>,
-    /// When the list was last asked for.
+    /// Time at which the models were last asked for, on the dashboard's clock.
     pub(super) asked_at_ms: u64,
     /// Which list has the keyboard.
     pub list: JobsPane,
-    /// The selected work; else the first.
+    /// The selected row; `None` selects the first.
     pub selected: Option<WorkRow>,
-    /// Name of the selected model; else the first.
+    /// Name of the selected model; `None` selects the first.
     pub model: Option<String>,
-    /// What ended, the latest first.
+    /// Work that ended, the latest first; at most [`ENDED_MAX`].
     pub ended: VecDeque<EndedWork>,
     bandwidths: BTreeMap<WorkTask, Bandwidth>,
-    /// What times on the dashboard's clock count from.
+    /// Origin of the dashboard's clock, for bandwidths.
     begun: Instant,
     serial: u64,
 }
@@ -41,53 +41,53 @@ pub struct Jobs {
 /// The lists of the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum JobsPane {
-    /// What runs, and what ended.
+    /// Work that runs, then work that ended.
     #[default]
     Work,
-    /// Models.
+    /// Models that the daemon knows.
     Models,
 }
 
 /// A row of the list of work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WorkRow {
-    /// It runs.
+    /// Work that runs.
     Running(WorkTask),
-    /// It ended; by its serial number.
+    /// Work that ended, by [`EndedWork::serial`].
     Ended(u64),
 }
 
 /// Work that ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EndedWork {
-    /// Counts what ended.
+    /// Counts the work that ended, to identify rows.
     pub serial: u64,
-    /// What it was.
+    /// What the work was.
     pub task: WorkTask,
-    /// What kind of work.
+    /// Kind of work, in a word.
     pub kind: String,
-    /// On what.
+    /// What the work was done on.
     pub what: String,
-    /// How long it took, where that is known.
+    /// Time that it took in milliseconds, where that is known.
     pub elapsed_ms: Option<f64>,
-    /// How it came out.
+    /// Its outcome, as far as it is known.
     pub outcome: WorkOutcome,
-    /// Of a daemon that is gone, whose numbers mean nothing any more.
+    /// Whether an earlier daemon did it, so that its id now means other work.
     is_past: bool,
 }
 
-/// How work came out.
+/// Outcome of work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WorkOutcome {
-    /// The daemon is being asked.
+    /// The daemon has been asked and has not answered.
     Pending,
-    /// Well.
+    /// It succeeded; the result in words.
     Done(String),
-    /// It was stopped.
+    /// It was cancelled.
     Cancelled,
-    /// It failed, and why.
+    /// It failed; the reason.
     Failed(String),
-    /// Nobody can tell any more.
+    /// The daemon does not remember it, or is gone.
     Unknown,
 }
 
@@ -108,7 +108,7 @@ impl Default for Jobs {
 }
 
 impl Jobs {
-    /// Looks at how far everything is.
+    /// Records the progress of running work, for its rate.
     pub(super) fn see(&mut self, works: &[Work], now_ms: u64) {
         let now = self.begun + Duration::from_millis(now_ms);
         self.bandwidths
@@ -121,13 +121,13 @@ impl Jobs {
         }
     }
 
-    /// How much of its work something does a second, in its unit.
+    /// Rate of work in its [`ProgressUnit`] per second; `None` until it can be told.
     #[must_use]
     pub fn rate(&self, task: &WorkTask) -> Option<f64> {
         self.bandwidths.get(task)?.bytes_per_second()
     }
 
-    /// How long something takes from here on; `None` where that can't be told.
+    /// Estimate of the time left in milliseconds; `None` without a total or a rate.
     #[must_use]
     pub fn left_ms(&self, work: &Work) -> Option<f64> {
         let far = work.progress.as_ref().filter(|far| far.total > 0)?;
@@ -135,8 +135,8 @@ impl Jobs {
         Some(far.total.saturating_sub(far.done) as f64 * 1000.0 / rate)
     }
 
-    /// Looks at what was there before and isn't any more. Whether the daemon has to be asked how jobs came out is returned.
-    /// `is_own` knows our own measurements, of which we are told otherwise.
+    /// Lists work that left the snapshot as ended. Returns whether the daemon must be asked for outcomes of jobs. `is_own` tells
+    /// our own measurements, whose results come over their own stream.
     pub(super) fn compare(
         &mut self,
         before: &Snapshot,
@@ -146,7 +146,7 @@ impl Jobs {
         let is_new_daemon = is_started_anew(before, after);
         let mut asks = false;
         if is_new_daemon {
-            // It counts its jobs anew.
+            // A restarted daemon numbers its jobs anew and knows nothing of these.
             for ended in &mut self.ended {
                 ended.is_past = true;
                 if ended.outcome == WorkOutcome::Pending {
@@ -176,7 +176,7 @@ impl Jobs {
             let outcome = match now.next() {
                 Some(now) => request_outcome(now),
                 None if is_new_daemon => Some(WorkOutcome::Unknown),
-                // Who keeps the requests asks for them.
+                // `Requests::compare` has the daemon asked for the end of this request; `learn_requests` takes the answer.
                 None => Some(WorkOutcome::Pending),
             };
             if let Some(work) = Work::of_request(row, None)
@@ -198,13 +198,13 @@ impl Jobs {
         asks
     }
 
-    /// Whether the daemon has yet to say how something came out.
+    /// Whether the outcome of any work is still pending.
     pub(super) fn is_asking(&self) -> bool {
         let mut ended = self.ended.iter();
         ended.any(|ended| ended.outcome == WorkOutcome::Pending)
     }
 
-    /// Takes the daemon's list of jobs: those that ended, before our eyes or not, and how.
+    /// Takes the daemon's list of jobs: outcomes of pending ones, and jobs that ended before the dashboard started.
     pub(super) fn learn(&mut self, jobs: &[Operation]) {
         for ended in &mut self.ended {
             let WorkTask::Job(id) = ended.task else {
@@ -225,8 +225,8 @@ impl Jobs {
         }
     }
 
-    /// Takes the daemon's list of requests: those that ended and were no generations, and how. `is_own` knows our own
-    /// measurements, of which we are told otherwise. Whether there was anything new is returned.
+    /// Takes outcomes of scores and measurements from the daemon's list of requests. `is_own` tells our own measurements, whose
+    /// results come over their own stream. Returns whether there was anything new.
     pub(super) fn learn_requests(
         &mut self,
         rows: &[Operation],
@@ -260,13 +260,13 @@ impl Jobs {
         is_new
     }
 
-    /// Whether something of the present daemon is listed as ended.
+    /// Whether work of the present daemon is listed as ended.
     fn lists(&self, task: &WorkTask) -> bool {
         let mut ended = self.ended.iter();
         ended.any(|ended| !ended.is_past && ended.task == *task)
     }
 
-    /// Takes the daemon's list of models: how downloads came out that were on their way.
+    /// Takes the daemon's list of models. Outcomes of downloads are read from how a model's state changed.
     pub(super) fn list(&mut self, models: Vec<Model>) {
         for before in self.models.take().into_iter().flatten() {
             let after = models.iter().find(|model| model.name == before.name);
@@ -304,7 +304,7 @@ impl Jobs {
     }
 }
 
-/// How a request came out; `None` while it goes on.
+/// Outcome of a request; `None` while it waits or runs.
 fn request_outcome(row: &Operation) -> Option<WorkOutcome> {
     match row.state() {
         OperationState::Queued | OperationState::Running => None,
@@ -315,7 +315,7 @@ fn request_outcome(row: &Operation) -> Option<WorkOutcome> {
     }
 }
 
-/// How a job came out; `None` while it goes on.
+/// Outcome of a job; `None` while it waits or runs.
 fn outcome(job: &Operation) -> Option<WorkOutcome> {
     match job.state() {
         OperationState::Done => Some(WorkOutcome::Done(done(job))),
@@ -325,10 +325,10 @@ fn outcome(job: &Operation) -> Option<WorkOutcome> {
     }
 }
 
-/// What a job that was done says of itself.
+/// The result of a job that was done, in words.
 fn done(job: &Operation) -> String {
     match job.kind() {
-        // Damage is a result like any other.
+        // A verification that found damage is done, too; only its details tell.
         OperationKind::Verify => format!(
             "verified; `sluice jobs watch {}` shows the details",
             job.operation_id
@@ -337,7 +337,7 @@ fn done(job: &Operation) -> String {
     }
 }
 
-/// How a load came out that was under way before; `None` where none was, or it goes on.
+/// Outcome of the load that was under way before; `None` where none was, or it goes on.
 fn loaded(before: &Snapshot, after: &Snapshot) -> Option<WorkOutcome> {
     let before = before.model.as_ref()?;
     if before.state() != ModelState::Loading {
@@ -351,7 +351,7 @@ fn loaded(before: &Snapshot, after: &Snapshot) -> Option<WorkOutcome> {
         Some((after, ModelState::Failed)) if is_it => {
             Some(WorkOutcome::Failed(after.error.clone()))
         }
-        // The model before is there again, or none: it was stopped, or failed.
+        // Another model or none is loaded now: the load was cancelled or failed, and the snapshot does not tell which.
         _ => Some(WorkOutcome::Unknown),
     }
 }
@@ -370,13 +370,13 @@ fn switched(before: &Snapshot, after: &Snapshot) -> WorkOutcome {
 }
 
 impl DashboardState {
-    /// Long work that runs, whatever the filter.
+    /// Work that runs, regardless of the filter.
     #[must_use]
     pub fn running(&self) -> Vec<Work> {
         work::running(self)
     }
 
-    /// Long work that runs, and what ended, as far as the filter lets it through.
+    /// Work that runs and work that ended, if it matches the filter.
     #[must_use]
     pub fn works(&self) -> (Vec<Work>, Vec<&EndedWork>) {
         let wanted = self.filter.value().to_lowercase();
@@ -388,7 +388,7 @@ impl DashboardState {
         (running, ended.collect())
     }
 
-    /// Models that the filter lets through.
+    /// Models that match the filter.
     #[must_use]
     pub fn models(&self) -> Vec<&Model> {
         let wanted = self.filter.value().to_lowercase();
@@ -402,7 +402,7 @@ impl DashboardState {
             .collect()
     }
 
-    /// The selected model.
+    /// The selected model; `None` where none is listed.
     #[must_use]
     pub fn selected_model(&self) -> Option<&Model> {
         let models = self.models();
@@ -411,7 +411,7 @@ impl DashboardState {
         found.copied()
     }
 
-    /// All rows of the list of work.
+    /// The rows of the list of work, from top to bottom.
     #[must_use]
     pub fn work_rows(&self) -> Vec<WorkRow> {
         let (running, ended) = self.works();
@@ -421,7 +421,7 @@ impl DashboardState {
             .collect()
     }
 
-    /// Place of the selected row of the list of work; 0 where it isn't there any more.
+    /// Index of the selected row of the list of work; 0 if it is gone.
     #[must_use]
     pub fn selected_work(&self) -> usize {
         let rows = self.work_rows();

@@ -1,7 +1,7 @@
-//! What the terminal sends, read on a thread of its own.
+//! Terminal input, read on a thread of its own.
 //!
-//! The library that reads a terminal goes on for ever with one that was hung up. There it may: the loop of the dashboard learns
-//! of the end in another way ([`super::terminal::Ends`]), and with the loop ends the process.
+//! crossterm spins for ever on a terminal that was hung up. On its own thread that is harmless: the event loop learns of the
+//! hang-up by [`super::terminal::Ends`], and the process ends with the loop.
 
 use std::{io, thread, time::Duration};
 
@@ -12,19 +12,19 @@ use tokio::{
     sync::{mpsc, oneshot},
 };
 
-/// What may wait for the loop; beyond that it waits in the terminal.
+/// Most inputs that wait for the event loop; more stay in the terminal's buffer.
 const INPUTS_MAX: usize = 64;
-/// Longest wait for the thread to let go of the terminal.
+/// Longest wait for the thread to stop reading.
 const REST: Duration = Duration::from_secs(1);
 
-/// Keys, pastes, the mouse and new sizes, in the order in which they came.
+/// Keys, pastes, mouse events and resizes, in their order.
 pub(super) struct Keyboard {
     sender: mpsc::Sender<io::Result<Input>>,
     inputs: mpsc::Receiver<io::Result<Input>>,
     reading: Option<Reading>,
 }
 
-/// Dropped, it makes the thread stop.
+/// The reading thread. Dropping `stop` makes it stop; it drops `stopped` when it has.
 struct Reading {
     stop: oneshot::Sender<()>,
     stopped: oneshot::Receiver<()>,

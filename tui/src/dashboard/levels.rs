@@ -1,4 +1,4 @@
-//! Levels: what is in force, the list of what each would lead to, and what was measured of them.
+//! Levels: the one in force, the plan of each, changes, and measured fidelity.
 
 mod change;
 mod presets;
@@ -14,89 +14,89 @@ pub use presets::{PresetStatistics, PresetTotals};
 use super::state::DashboardState;
 use crate::plans;
 
-/// Measurements of fidelity that are kept.
+/// Most fidelity measurements that are kept.
 pub const FIDELITIES_MAX: usize = 64;
 
-/// The list of levels.
+/// State of the levels page.
 #[derive(Debug, Default)]
 pub struct Levels {
-    /// Which of [`Level::ALL`] was selected; else the one in force is.
+    /// Index of the selected level in [`Level::ALL`]; `None` selects the one in force.
     pub selected: Option<usize>,
-    /// Which position of the dial is selected.
+    /// Index of the selected preset in the table of presets.
     pub preset: usize,
     /// Which list has the keyboard.
     pub list: LevelsPane,
-    /// The budget that the answers are for, where it isn't the present one.
+    /// Budget in bytes that the plans are for; `None` for the present budget.
     pub tried: Option<u64>,
-    /// What the daemon said each would lead to, or why it can't be.
+    /// The plan of each level, or why the daemon cannot plan it.
     pub answers: BTreeMap<Level, Result<Box<Plan>, String>>,
-    /// How far weights are converted for the level that we asked for, in bytes of bytes.
+    /// Bytes of weights converted for the level that was asked for, and their total; `None` when none are being converted.
     pub converting: Option<(u64, u64)>,
-    /// What waits to be judged until the daemon says what it leads to.
+    /// A choice that is applied or asked about once its plan is known.
     pub pending: Option<PendingChoice>,
-    /// Counts such questions.
+    /// Serial number of the last such choice.
     pub(super) serial: u64,
-    /// The latest change that we asked for.
+    /// The latest change that was asked for here.
     pub change: Option<PlanChange>,
-    /// The measurement of fidelity that runs.
+    /// The fidelity measurement that was asked for here and waits or runs.
     pub measuring: Option<RunningMeasurement>,
-    /// The request of the one that ended last.
+    /// The id of our last measurement that ended.
     pub(super) measured: Option<u64>,
-    /// What requests came to, by the dial.
+    /// Speed of requests, by their preset.
     pub presets: PresetStatistics,
 }
 
 /// The lists of the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LevelsPane {
-    /// Levels.
+    /// The list of levels.
     #[default]
     Levels,
-    /// Positions of the dial.
+    /// The list of presets.
     Presets,
 }
 
-/// A level or a budget that is asked for if nothing speaks against it.
+/// A level or a budget that waits for its plan, which tells whether the user must be asked first.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PendingChoice {
-    /// Tells the answer from those to earlier questions.
+    /// Tells the plan from answers to earlier choices.
     pub(super) serial: u64,
-    /// What is asked for then.
+    /// The options to apply.
     pub(super) options: PlanOptions,
 }
 
-/// A measurement of fidelity that runs, or waits.
+/// A fidelity measurement that waits or runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunningMeasurement {
-    /// Of which level.
+    /// The level that is measured.
     pub level: Level,
-    /// Its request, once the daemon told.
+    /// Its operation's id; `None` until the daemon has told it.
     pub request_id: Option<u64>,
-    /// Passes done.
+    /// Passes that are done.
     pub done: u32,
-    /// Of so many.
+    /// Passes in all; 0 until it is known.
     pub total: u32,
 }
 
-/// How faithful a level of a model was measured to be.
+/// The measured fidelity of a level of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LevelFidelity {
     /// The model's name.
     pub model: String,
-    /// Its parameters, which tell models of one name apart.
+    /// Number of the model's parameters, which tells models of one name apart.
     pub parameters: u64,
     /// The level; never [`Level::Auto`].
     pub level: Level,
-    /// Mean of the divergence from the checkpoint's own weights.
+    /// Mean KL divergence from the outputs of the checkpoint's own weights, in nats.
     pub mean_kl_nats: f64,
-    /// Share of rows, in 0..1, whose most probable token is the same.
+    /// Share of rows whose most probable token is the same, from 0 to 1.
     pub top_agreement: f64,
     /// Rows that were compared.
     pub rows: u32,
 }
 
 impl LevelFidelity {
-    /// What was measured with a model; `None` for a level that has no name here.
+    /// The result for a model, by name and parameters; `None` for a level that this version does not know.
     #[must_use]
     pub fn of(result: &FidelityResult, model: (String, u64)) -> Option<Self> {
         let (model, parameters) = model;
@@ -127,13 +127,14 @@ pub(super) fn percent(share: f64) -> String {
 }
 
 impl Levels {
-    /// What the daemon said of a level, where it is one that can be planned.
+    /// The plan of a level; `None` if it is not known or the daemon cannot plan it.
     #[must_use]
     pub fn plan(&self, level: Level) -> Option<&Plan> {
         self.answers.get(&level)?.as_ref().ok().map(|plan| &**plan)
     }
 
-    /// Whether a request is a measurement of our own, as far as its number is known: the one that runs, or the last.
+    /// Whether an operation is our own measurement, the one that runs or the last. Until ours has an id, every measurement counts
+    /// as ours.
     pub(super) fn is_own(&self, row: &Operation) -> bool {
         let number = Some(row.operation_id);
         let is_running = |own: &RunningMeasurement| match own.request_id {
@@ -143,7 +144,7 @@ impl Levels {
         self.measured == number || self.measuring.as_ref().is_some_and(is_running)
     }
 
-    /// Why a level can't be had, in the daemon's words.
+    /// Why a level cannot be applied, in the daemon's words; `None` if it can or is not planned yet.
     #[must_use]
     pub fn problem(&self, level: Level) -> Option<String> {
         match self.answers.get(&level)? {
@@ -162,13 +163,13 @@ impl DashboardState {
         level.copied().or(in_force).unwrap_or(Level::ALL[0])
     }
 
-    /// The level that is in force, as it was asked for.
+    /// The level of the settings in force, which may be `auto`; `None` while it is not known.
     #[must_use]
     pub fn level_in_force(&self) -> Option<Level> {
         self.snapshot()?.settings.as_ref()?.level().checked()
     }
 
-    /// What was measured of a level of the present model; at `auto`, of the level that it comes to.
+    /// The measured fidelity of a level of the present model; for `auto`, of the level that it resolves to.
     #[must_use]
     pub fn fidelity_of(&self, level: Level) -> Option<&LevelFidelity> {
         let level = self.comes_to(level)?;
@@ -178,7 +179,7 @@ impl DashboardState {
         })
     }
 
-    /// Whether answers at a level are exactly those of the checkpoint's own weights.
+    /// Whether outputs at a level are exactly those of the checkpoint's own weights; `None` where that is not known.
     #[must_use]
     pub fn is_lossless(&self, level: Level) -> Option<bool> {
         match self.levels.plan(level) {
@@ -187,7 +188,7 @@ impl DashboardState {
         }
     }
 
-    /// The level that one comes to; `None` where that isn't known.
+    /// The level that `auto` resolves to, or the level itself; `None` where that is not known.
     pub(super) fn comes_to(&self, level: Level) -> Option<Level> {
         match level {
             Level::Auto => self.levels.plan(level)?.level().checked(),
@@ -205,7 +206,7 @@ impl DashboardState {
         model(self.present()?)
     }
 
-    /// Keeps what was measured, in the place of what was measured of the same before.
+    /// Keeps a measurement, in the place of an earlier one of the same level and model.
     pub(super) fn add_fidelity(&mut self, fidelity: LevelFidelity) {
         self.fidelity.retain(|known| {
             (&known.model, known.parameters, known.level)
@@ -220,12 +221,12 @@ impl DashboardState {
 fn model(snapshot: &Snapshot) -> Option<(String, u64)> {
     let model = snapshot.model.as_ref()?;
     let shape = model.shape.as_ref().map(|shape| shape.parameters);
-    // Where they aren't known, the name alone tells models apart.
+    // Where the number of parameters is not known, the name alone tells models apart.
     let parameters = shape.or(model.parameters).unwrap_or(0);
     Some((model.name.clone(), parameters))
 }
 
-/// Level, budget, how far a switch is, and plan beside measurement, each with its name.
+/// Rows of a panel: level, budget, progress of a switch, and planned beside measured figures.
 pub(super) fn level_lines(state: &DashboardState) -> Vec<(&'static str, String)> {
     let snapshot = state.snapshot();
     let mut facts = vec![("level", in_force(snapshot))];
@@ -234,7 +235,7 @@ pub(super) fn level_lines(state: &DashboardState) -> Vec<(&'static str, String)>
         .and_then(|s| s.weight_switch)
         .is_some_and(|s| s.total_steps > 0);
     match (switching, state.levels.converting) {
-        // Before the first step, how much is converted says more.
+        // Before the first step the switch shows no progress, but the conversion does.
         (_, Some((done, total))) if !is_stepping => {
             let words = format!("{} of {}", units::bytes(done), units::bytes(total));
             facts.push(("convert", words));

@@ -1,19 +1,19 @@
-//! Choosing words of an answer.
+//! Choosing words of an answer to rewrite.
 
 use std::ops::Range;
 
 use crate::text::char_width;
 
-/// Words of an answer that are being chosen.
+/// A choice of consecutive words of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WordChoice {
     /// Index of the turn.
     pub turn: usize,
-    /// Where its words lie, in bytes.
+    /// Byte ranges of the turn's words.
     pub words: Vec<Range<usize>>,
-    /// The word under the cursor.
+    /// Index of the word under the cursor.
     pub at: usize,
-    /// Where the span was begun.
+    /// Index of the word at which the span was begun; `None` before that.
     pub from: Option<usize>,
 }
 
@@ -30,7 +30,7 @@ impl WordChoice {
         })
     }
 
-    /// The chosen bytes: from where the span was begun to the cursor, both words included.
+    /// The chosen bytes: from the word at which the span was begun to the cursor's, both included.
     #[must_use]
     pub fn span(&self) -> Option<Range<usize>> {
         let from = self.from.unwrap_or(self.at);
@@ -39,14 +39,14 @@ impl WordChoice {
         Some(first.start..last.end)
     }
 
-    /// Moves the cursor by so many words.
+    /// Moves the cursor by this many words.
     pub(in super::super) fn step(&mut self, by: isize) {
         let last = self.words.len() - 1;
         self.at = self.at.saturating_add_signed(by).min(last);
     }
 }
 
-/// Where words lie: what stands between spaces, and each character of scripts that are written without.
+/// Byte ranges of words: text between spaces, and each character of scripts that are written without spaces.
 fn words(text: &str) -> Vec<Range<usize>> {
     let mut words: Vec<Range<usize>> = Vec::new();
     let mut is_open = false;

@@ -1,4 +1,4 @@
-//! Texts of a conversation in lines, kept from one picture to the next.
+//! A conversation's texts wrapped into lines, cached between frames.
 
 use std::{cell::RefCell, sync::Arc};
 
@@ -7,8 +7,8 @@ use crate::{
     text::sanitise,
 };
 
-/// What was laid out last, by its place in the conversation. A running answer is drawn many times a second; what stands above
-/// it doesn't change.
+/// The lines of each text, by its place in the conversation. A running answer is drawn many times a second, while the turns
+/// above it do not change.
 #[derive(Debug, Default)]
 pub(in super::super) struct ConversationLayout(RefCell<Vec<Option<TurnLayout>>>);
 
@@ -20,7 +20,7 @@ struct TurnLayout {
 }
 
 impl ConversationLayout {
-    /// The lines of a text at a place, in so many columns.
+    /// The lines of the text at a place, wrapped to `columns`. Wraps only if the text or the width changed.
     pub(in super::super) fn lines(
         &self,
         place: usize,

@@ -16,67 +16,67 @@ pub enum Speaker {
 /// A prompt or an answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Turn {
-    /// Whose.
+    /// Who wrote it.
     pub speaker: Speaker,
-    /// The words.
+    /// The text as it was typed or generated, not yet made safe for a terminal.
     pub text: String,
-    /// How an answer came about.
+    /// How an answer was generated; `None` for prompts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<AnswerOrigin>,
-    /// What an answer was before it was written anew, all or in part.
+    /// The answer before it was last replaced or rewritten.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<AnswerVersion>,
 }
 
-/// A text that an answer had.
+/// An earlier version of an answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AnswerVersion {
-    /// The words.
+    /// The text of that version.
     pub text: String,
-    /// How they came about.
+    /// How that version was generated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<AnswerOrigin>,
 }
 
-/// How an answer came about.
+/// How an answer was generated.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AnswerOrigin {
-    /// The request, as the daemon of that time numbered it.
+    /// The daemon's id of the request; a later daemon uses the same id for another.
     pub request_id: u64,
-    /// With it, the same again.
+    /// Seed that gives the same answer again.
     pub seed: u64,
-    /// Whether it is what the reference would have given.
+    /// Whether the tokens are those that the reference sampler gives.
     pub exact: bool,
-    /// Tokens of the text.
+    /// Number of tokens generated.
     pub tokens: u32,
-    /// Passes.
+    /// Number of passes.
     pub passes: u32,
-    /// From first pass to last, where that is known.
+    /// Time from the first pass to the last, in milliseconds, where it is known.
     #[serde(default)]
     pub elapsed_ms: Option<f64>,
-    /// Whether it was stopped before its end.
+    /// Whether the request was cancelled before the answer was complete.
     #[serde(default)]
     pub is_cut: bool,
-    /// Which limit ended it, where one did.
+    /// The limit that cut the answer off, where one did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<AnswerLimit>,
-    /// Tokens of the context that the conversation took with it, where that is known.
+    /// Tokens of the context that the conversation takes with this answer, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<u32>,
 }
 
-/// What ended an answer that was not at its end.
+/// The limit that cut an answer off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AnswerLimit {
-    /// The length that was asked for.
+    /// The requested length.
     Length,
     /// The model's context.
     Context,
 }
 
 impl AnswerLimit {
-    /// The limit that ended a request, where its text would have gone on: an edit's fills its length and is whole.
+    /// The limit that cut a request's text off. The length alone does not tell: an edit fills its length and is complete.
     #[must_use]
     pub fn of(done: &GenerationDone) -> Option<Self> {
         match done.finish_reason() {
@@ -87,7 +87,7 @@ impl AnswerLimit {
         }
     }
 
-    /// What it did to the answer, in words.
+    /// The effect on the answer, in words.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
@@ -98,7 +98,7 @@ impl AnswerLimit {
 }
 
 impl Turn {
-    /// Words of somebody.
+    /// A turn that was not generated here: without an origin or an earlier version.
     #[must_use]
     pub fn new(speaker: Speaker, text: String) -> Self {
         Self {

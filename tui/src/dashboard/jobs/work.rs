@@ -1,4 +1,4 @@
-//! Long work that runs, gathered from all that the daemon tells.
+//! Work that runs, gathered from snapshots, the list of models, and our own streams.
 
 use sluice_proto::v1::{
     Model, ModelState, Operation, OperationKind, OperationProgress, OperationState, Snapshot,
@@ -7,64 +7,64 @@ use sluice_shared::units;
 
 use super::super::{levels::RunningMeasurement, state::DashboardState};
 
-/// What work is, to tell it from other work.
+/// Identifies work of one daemon.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WorkTask {
-    /// A model is being loaded.
+    /// The load of a model; there is at most one.
     Load,
-    /// Weights go from one plan to another.
+    /// A change of the plan; there is at most one.
     Switch,
-    /// A request that is no generation.
+    /// A score or a measurement, by its operation's id.
     Request(u64),
-    /// A job.
     Job(u64),
+    /// Work on files, by its operation's id.
     /// A download, by the model's name.
     Pull(String),
 }
 
-/// Long work that runs.
+/// Work that runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Work {
-    /// Which.
+    /// What the work is.
     pub task: WorkTask,
-    /// What kind of work, in a word.
+    /// Kind of work, in a word.
     pub kind: String,
-    /// On what.
+    /// What the work is done on.
     pub what: String,
-    /// How far it is, where that is known.
+    /// Progress, where it is known.
     pub progress: Option<WorkProgress>,
-    /// How long it has been at work, where that is known.
+    /// Time since it began in milliseconds, where that is known.
     pub elapsed_ms: Option<f64>,
-    /// Threads that work for it, where that is known.
+    /// Number of threads that it uses, where that is known.
     pub threads: Option<u32>,
-    /// What it is at.
+    /// The item that is worked on, such as a tensor or a file; empty where that is not known.
     pub at: String,
 }
 
-/// How far something is.
+/// Progress of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkProgress {
-    /// So much is done.
+    /// Units done.
     pub done: u64,
-    /// Of so much; 0 until it is known.
+    /// Units in all; 0 until it is known.
     pub total: u64,
-    /// What is counted.
+    /// The unit that is counted.
     pub unit: ProgressUnit,
 }
 
-/// What is counted.
+/// Unit of progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgressUnit {
-    /// Bytes.
+    /// Bytes of files or weights.
     Bytes,
-    /// Passes.
+    /// Passes of a measurement.
     Passes,
     /// Steps of a switch.
     Steps,
 }
 
 impl WorkProgress {
-    /// In words: `1.00 GiB of 4.00 GiB`.
+    /// The progress in words: `1.00 GiB of 4.00 GiB`.
     #[must_use]
     pub fn words(&self) -> String {
         let count = |count: u64| match self.unit {
@@ -83,14 +83,14 @@ impl WorkProgress {
         format!("{} of {total}{unit}", count(self.done))
     }
 
-    /// As a share of the whole, where that is known.
+    /// Share that is done, from 0 to 1; `None` until the total is known.
     #[must_use]
     pub fn share(&self) -> Option<f64> {
         (self.total > 0).then(|| (self.done as f64 / self.total as f64).min(1.0))
     }
 }
 
-/// All that runs, what concerns the whole daemon first.
+/// All work that runs; work that concerns the whole daemon comes first.
 pub(super) fn running(state: &DashboardState) -> Vec<Work> {
     let mut works = Vec::new();
     let operations = (state.snapshot()).map_or(&[][..], |snapshot| &snapshot.operations);
@@ -112,7 +112,6 @@ pub(super) fn running(state: &DashboardState) -> Vec<Work> {
 }
 
 impl Work {
-    /// A job.
     pub(super) fn of_job(job: &Operation) -> Self {
         let what = match job.output_path.as_str() {
             "" => job.input_path.clone(),
@@ -130,7 +129,7 @@ impl Work {
         }
     }
 
-    /// A request that runs or waits and is no generation; of our own measurement more is known.
+    /// The work of a score or measurement that waits or runs. The progress of our own comes from its stream.
     pub(super) fn of_request(row: &Operation, own: Option<&RunningMeasurement>) -> Option<Self> {
         let is_active = matches!(
             row.state(),
@@ -139,7 +138,7 @@ impl Work {
         Self::of_any_request(row, own).filter(|_| is_active)
     }
 
-    /// The same of one that may have ended.
+    /// The same for one that may have ended.
     pub(super) fn of_any_request(
         row: &Operation,
         own: Option<&RunningMeasurement>,
@@ -170,7 +169,7 @@ impl Work {
         })
     }
 
-    /// A measurement of our own.
+    /// The work of our own measurement, when it ends.
     pub(in super::super) fn of_measurement(measuring: &RunningMeasurement) -> Self {
         Self {
             task: WorkTask::Request(measuring.request_id.unwrap_or(0)),
@@ -183,7 +182,7 @@ impl Work {
         }
     }
 
-    /// The load that is under way.
+    /// The load that is under way, if any.
     pub(super) fn of_load(snapshot: &Snapshot) -> Option<Self> {
         let model = snapshot.model.as_ref()?;
         (model.state() == ModelState::Loading).then(|| Self {
@@ -197,7 +196,8 @@ impl Work {
         })
     }
 
-    /// The switch that is under way; before its first step weights are converted, where we asked for it so far.
+    /// The switch that is under way. Before its first step weights are converted, which is known only of a change that was asked
+    /// for here.
     pub(super) fn of_switch(snapshot: &Snapshot, converting: Option<(u64, u64)>) -> Option<Self> {
         let steps = snapshot.weight_switch.map(|switch| switch.total_steps);
         let (kind, far) = match (snapshot.weight_switch, converting) {
@@ -232,7 +232,7 @@ impl Work {
         })
     }
 
-    /// The download of a model.
+    /// The download of a model, if it is being downloaded.
     pub(super) fn of_pull(model: &Model, operations: &[Operation]) -> Option<Self> {
         (model.state() == ModelState::Pulling).then(|| {
             let step = model.progress_in(operations);

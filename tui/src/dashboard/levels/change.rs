@@ -1,4 +1,4 @@
-//! What a change of level or budget did: what was, what was predicted, what is measured.
+//! A change of level or budget: figures before it, predicted figures, and measured ones.
 
 use sluice_proto::v1::{ApplyResult, Level, Plan, Snapshot};
 use sluice_shared::units;
@@ -6,13 +6,13 @@ use sluice_shared::units;
 /// The latest change that was asked for here.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanChange {
-    /// Tells it from earlier ones.
+    /// Tells it from earlier changes.
     serial: u64,
-    /// What was in force.
+    /// Figures of what was in force.
     before: Figures,
-    /// What is to be.
+    /// Figures of what is to be in force.
     after: Figures,
-    /// How far it came.
+    /// How far the change is.
     stage: Stage,
 }
 
@@ -20,11 +20,10 @@ pub struct PlanChange {
 struct Figures {
     level: Level,
     budget_bytes: u64,
-    /// Memory: held before the change; predicted after it.
+    /// Device memory: held before the change, predicted peak after it.
     bytes: Option<u64>,
-    /// Predicted.
     pass_ms: Option<f64>,
-    /// Measured, where passes were.
+    /// Measured time of a pass, where passes were run.
     measured_ms: Option<f64>,
 }
 
@@ -35,26 +34,26 @@ enum Stage {
     Applied {
         elapsed_ms: f64,
         held_bytes: u64,
-        /// Of the passes since then.
+        /// Mean time of the passes since then; `None` before the first.
         pass_ms: Option<f64>,
-        /// Whether a snapshot has shown it; one from before may come late.
+        /// Whether a snapshot has shown the change. A snapshot taken before it may arrive after its result.
         was_seen: bool,
     },
 }
 
-/// How a change stands, for the screen.
+/// State of a change, for the screen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeStanding {
-    /// On its way.
+    /// It was asked for and has not ended.
     UnderWay,
-    /// In force.
+    /// It is in force.
     Applied,
-    /// Not had.
+    /// It was refused, or failed.
     Failed,
 }
 
 impl PlanChange {
-    /// A change that was asked for and of which nothing is known yet.
+    /// A change that was asked for and is not planned yet.
     #[must_use]
     pub(in super::super) fn asked(serial: u64) -> Self {
         Self {
@@ -65,13 +64,13 @@ impl PlanChange {
         }
     }
 
-    /// Which of the changes it is.
+    /// Counts the changes that were asked for.
     #[must_use]
     pub(in super::super) fn serial(&self) -> u64 {
         self.serial
     }
 
-    /// Takes what it will lead to, and what was.
+    /// Takes the plan of the change, the plan before it, and the figures measured so far.
     pub(in super::super) fn planned(
         &mut self,
         plan: &Plan,
@@ -88,7 +87,7 @@ impl PlanChange {
         self.after = Figures::of(plan);
     }
 
-    /// Takes what came of it.
+    /// Takes the result.
     pub(in super::super) fn applied(&mut self, applied: &ApplyResult, elapsed_ms: f64) {
         if let Some(plan) = &applied.plan {
             self.after = Figures::of(plan);
@@ -101,12 +100,12 @@ impl PlanChange {
         };
     }
 
-    /// Takes why it can't be.
+    /// Takes the reason of a failure.
     pub(in super::super) fn failed(&mut self, message: String) {
         self.stage = Stage::Failed(message);
     }
 
-    /// Takes what passes are measured to take; `false` once something else is in force.
+    /// Takes the measured time of passes since the change. Returns `false` once something else is in force.
     pub(in super::super) fn note(&mut self, snapshot: &Snapshot) -> bool {
         let Stage::Applied {
             pass_ms, was_seen, ..
@@ -131,7 +130,7 @@ impl PlanChange {
         is_it || !*was_seen
     }
 
-    /// How it stands.
+    /// The state of the change.
     #[must_use]
     pub fn standing(&self) -> ChangeStanding {
         match self.stage {
@@ -141,7 +140,7 @@ impl PlanChange {
         }
     }
 
-    /// What it did, in a line.
+    /// The effect of the change, in a line.
     #[must_use]
     pub fn words(&self) -> String {
         let (before, after) = (&self.before, &self.after);

@@ -1,29 +1,29 @@
-//! What the positions of the dial came to, in requests that ended before our eyes.
+//! Speed of requests by preset, from requests that ended while the dashboard ran.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use sluice_proto::v1::{FinishReason, GenerationStarted, Level, Snapshot, generation_event::Event};
 use sluice_shared::preset::{PRESETS, Preset};
 
-/// Requests whose end is awaited.
+/// Most started requests whose end is awaited.
 const PENDING_MAX: usize = 64;
-/// Requests that are known not to count any more.
+/// Most requests that are remembered as not to be counted.
 const TAKEN_MAX: usize = 1024;
 
-/// What each position of the dial came to with what is in force.
+/// Totals of each preset under the present conditions.
 #[derive(Debug, Default)]
 pub struct PresetStatistics {
-    /// A row for each of [`DIALS`].
+    /// Totals of each row of [`PRESETS`].
     sums: [PresetTotals; PRESETS.len()],
-    /// What they were counted with.
+    /// The conditions that they were counted under; `None` before the first snapshot with a plan.
     conditions: Option<Conditions>,
-    /// Which position a request named that has not ended yet.
+    /// Index of the preset of each request that has not ended yet, by the request's id.
     pending: BTreeMap<u64, usize>,
-    /// Requests that were counted, and those from before what is in force: they may be told once more.
+    /// Requests that were counted, and those that began under other conditions. Watching a request again repeats its events.
     taken: BTreeSet<u64>,
 }
 
-/// What passes take their time from.
+/// Conditions that determine the time of a pass; totals of different ones are not comparable.
 #[derive(Debug, Clone, PartialEq)]
 struct Conditions {
     pid: Option<u32>,
@@ -32,10 +32,10 @@ struct Conditions {
     budget_bytes: u64,
 }
 
-/// Requests added up.
+/// Totals of a preset's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PresetTotals {
-    /// How many.
+    /// Number of requests.
     pub requests: u32,
     tokens: u64,
     passes: u64,
@@ -43,13 +43,13 @@ pub struct PresetTotals {
 }
 
 impl PresetTotals {
-    /// Tokens that a pass brought; `None` before the first request.
+    /// Mean tokens per pass; `None` before the first request.
     #[must_use]
     pub fn tokens_a_pass(&self) -> Option<f64> {
         (self.passes > 0).then(|| self.tokens as f64 / self.passes as f64)
     }
 
-    /// Tokens that a second brought; `None` before the first request.
+    /// Mean tokens per second; `None` before the first request.
     #[must_use]
     pub fn tokens_a_second(&self) -> Option<f64> {
         (self.elapsed_ms > 0.0).then(|| self.tokens as f64 * 1000.0 / self.elapsed_ms)
@@ -57,9 +57,9 @@ impl PresetTotals {
 }
 
 impl PresetStatistics {
-    /// Looks at what is in force: with something else, counting begins anew.
+    /// Compares the conditions with those so far; if they differ, counting begins anew.
     pub(in super::super) fn note(&mut self, snapshot: &Snapshot) {
-        // A model that is let go for a while comes back as it was.
+        // Without a plan no model is loaded. An idle model that was unloaded comes back under the same conditions.
         let Some(plan) = &snapshot.plan else { return };
         let with = Conditions {
             pid: snapshot.daemon.as_ref().map(|server| server.process_id),
@@ -77,7 +77,7 @@ impl PresetStatistics {
             return;
         }
         self.sums = Default::default();
-        // A daemon that was started anew numbers its requests anew.
+        // A restarted daemon gives the same ids to other requests, so none may be excluded by its id.
         if before.pid != with.pid {
             self.taken.clear();
         } else {
@@ -89,7 +89,7 @@ impl PresetStatistics {
         self.pending.clear();
     }
 
-    /// Takes in an event of a request, whoever sent it.
+    /// Takes an event of a request of any client.
     pub(in super::super) fn see(&mut self, kind: &Event) {
         match kind {
             Event::Started(started) if !self.taken.contains(&started.request_id) => {
@@ -125,21 +125,21 @@ impl PresetStatistics {
         }
     }
 
-    /// What a position came to, by its place in [`PRESETS`].
+    /// Totals of a preset, by its index in [`PRESETS`].
     #[must_use]
     pub fn of(&self, at: usize) -> PresetTotals {
         self.sums.get(at).copied().unwrap_or_default()
     }
 }
 
-/// The position that a request took, unless it named a policy of its own besides.
+/// Index of the preset that a request used; `None` if it replaced the preset's policy.
 fn named(started: &GenerationStarted) -> Option<usize> {
     let options = started.diffusion.as_ref()?;
     let preset = started.decoding().preset?;
     let at = PRESETS.iter().position(|row| row.preset == preset)?;
     let (row, policy) = (&PRESETS[at], options.policy.as_ref());
     let is_own = policy.is_some_and(|policy| row.policy.split(':').next() != Some(&policy.name));
-    // What `auto` stands for hangs on where passes take their time.
+    // `auto` resolves to different policies, so its policy does not tell whether the request named one.
     (row.preset == Preset::Auto || !is_own).then_some(at)
 }
 

@@ -1,4 +1,4 @@
-//! Long work that runs, how what ended came out, and the models that there are.
+//! The jobs page: work that runs, outcomes of work that ended, and the list of models.
 
 mod lists;
 
@@ -14,22 +14,22 @@ use super::super::{
     view::{HitTarget, Screen, ScreenShape},
 };
 
-/// How often the models are asked for while one is being downloaded.
+/// How often the models are listed while one is being downloaded: snapshots do not tell the end of a download.
 const PULL_POLL_MS: u64 = 2_000;
 
-/// Asks for the models.
+/// Asks for the list of models.
 pub(super) fn enter(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     if state.is_connected() {
         state.jobs.asked_at_ms = state.now_ms;
         effects.push(Effect::ListModels);
-        // The answer to an earlier question may have been lost with the connection.
+        // The answer to an earlier list may have been lost with the connection.
         if state.jobs.is_asking() {
             effects.push(Effect::ListJobs);
         }
     }
 }
 
-/// Looks at what changed since the snapshot before.
+/// Compares a snapshot with the one before, and asks for what it does not tell.
 pub(in super::super) fn note(
     state: &mut DashboardState,
     snapshot: &Snapshot,
@@ -58,7 +58,7 @@ pub(in super::super) fn note(
     }
 }
 
-/// Looks at how far everything is, once a snapshot is there.
+/// Records the progress of running work.
 pub(in super::super) fn see(state: &mut DashboardState) {
     let running = state.running();
     let now_ms = state.now_ms;
@@ -120,7 +120,7 @@ fn step(state: &mut DashboardState, by: isize) {
     }
 }
 
-/// Loads the selected model, unless it is so or can't be.
+/// Loads the selected model, unless it is loaded or cannot be.
 fn load_selected(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     let Some(model) = state.selected_model() else {
         state.warn("no model is selected");
@@ -134,7 +134,7 @@ fn load_selected(state: &mut DashboardState, effects: &mut Vec<Effect>) {
         (ModelState::Partial, _) => {
             state.warn(format!("{name} is incomplete; p resumes the download"));
         }
-        // A name of the daemon's own would not find it again.
+        // The daemon names a model that was loaded by path itself, and cannot find it by that name.
         (_, ModelOrigin::Path) => load(state, model.path.clone(), effects),
         _ => load(state, name, effects),
     }
