@@ -1,4 +1,4 @@
-//! The picture of one request folded from its events, and how its tokens are drawn.
+//! The picture of one request, built from its events, and how its tokens are drawn.
 //!
 //! The commands and the dashboard draw from here, so that a token looks the same in both.
 
@@ -14,34 +14,34 @@ use sluice_proto::v1::{
     GenerationStarted, TokenState, generation_event::Event,
 };
 
-/// Notices of a request that are kept, the newest.
+/// Most notices of a request that are kept; beyond that the oldest are dropped.
 pub const NOTICES_MAX: usize = 64;
 
-/// One request as its events have shown it so far.
+/// The state of one request, as far as its events have told.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Canvas {
-    /// Set once it was admitted.
+    /// Set once the daemon has queued the request.
     pub queued: Option<GenerationQueued>,
-    /// Set once it runs.
+    /// Set once the request runs.
     pub started: Option<GenerationStarted>,
-    /// Blocks without a mask, by index.
+    /// Tokens of the blocks that are done, by the block's index.
     pub blocks: BTreeMap<u32, Vec<CanvasToken>>,
     /// The latest picture of the open block.
     pub pass: Option<GenerationPass>,
-    /// What the daemon wanted the user to know.
+    /// Notices of the daemon, the earliest first; at most [`NOTICES_MAX`].
     pub notices: Vec<String>,
-    /// Set once it ended well.
+    /// Set once the request is done or cancelled.
     pub done: Option<GenerationDone>,
-    /// Set once it failed.
+    /// Set once the request failed: the failure's message.
     pub failure: Option<String>,
     any_piece: bool,
 }
 
 impl Canvas {
-    /// Takes in one event.
+    /// Updates the picture by the next event.
     pub fn apply(&mut self, event: Event) {
         match event {
-            // Always the first: whoever joins again is told everything from the start.
+            // Always the first event of a stream. A stream that is joined again repeats everything, so all is reset.
             Event::Queued(queued) => {
                 *self = Self {
                     queued: Some(queued),
@@ -56,7 +56,7 @@ impl Canvas {
             Event::BlockDone(GenerationBlock {
                 block, mut tokens, ..
             }) => {
-                // A block that is done doesn't change: telling it again adds nothing.
+                // A block that is done does not change, so only its first event counts.
                 if let Entry::Vacant(vacant) = self.blocks.entry(block) {
                     self.any_piece |= has_piece(&tokens);
                     for token in &mut tokens {
@@ -71,12 +71,12 @@ impl Canvas {
                 self.notices.drain(..excess);
             }
             Event::Done(done) => self.done = Some(done),
-            // Of the model, not of the canvas.
+            // It tells of the model, not of the request.
             Event::Loading(_) => {}
         }
     }
 
-    /// The same request as it stood when a block was opened, without its notices.
+    /// The request as it was when a block was opened, without its notices.
     #[must_use]
     pub fn before(&self, block: u32) -> Self {
         let done = self.blocks.range(..block);
@@ -86,19 +86,19 @@ impl Canvas {
             blocks: done
                 .map(|(block, tokens)| (*block, tokens.clone()))
                 .collect(),
-            // Numbers in an early picture and words in a later one would be hard to read.
+            // Whether tokens have text is known for the whole run; early pictures must not show ids where later ones show text.
             any_piece: self.any_piece,
             ..Self::default()
         }
     }
 
-    /// Whether nothing more will come.
+    /// Whether no further events will come.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.done.is_some() || self.failure.is_some()
     }
 
-    /// Whether tokens are shown as numbers, for want of a tokenizer.
+    /// Whether tokens are shown as ids, since the model has no tokenizer.
     #[must_use]
     pub fn shows_ids(&self) -> bool {
         match &self.done {
@@ -118,7 +118,7 @@ impl Canvas {
         self.blocks.values().flatten().chain(open)
     }
 
-    /// What is pinned or masked beyond them.
+    /// Pinned and masked tokens behind those that were seen, up to the requested length.
     #[must_use]
     pub fn ahead(&self) -> Vec<CanvasToken> {
         let Some(started) = &self.started else {
@@ -141,7 +141,7 @@ impl Canvas {
         (next..started.length).map(token).collect()
     }
 
-    /// All positions: what was seen, then what lies ahead.
+    /// The tokens of all positions: those seen, then those ahead.
     #[must_use]
     pub fn all_tokens(&self) -> Vec<CanvasToken> {
         self.seen().cloned().chain(self.ahead()).collect()
@@ -152,7 +152,7 @@ fn has_piece(tokens: &[CanvasToken]) -> bool {
     tokens.iter().any(|token| !token.piece.is_empty())
 }
 
-/// The ids of a result as they are printed.
+/// Token ids as they are printed: separated by commas.
 #[must_use]
 pub fn ids_text(ids: &[u32]) -> String {
     let ids: Vec<String> = ids.iter().map(u32::to_string).collect();

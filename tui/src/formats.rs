@@ -1,4 +1,4 @@
-//! What a model's files and weights are, in words.
+//! Formats and sizes of a model's files and weights, in words.
 
 use sluice_proto::v1::{FileFormat, Model, ModelShape};
 use sluice_shared::units;
@@ -10,7 +10,7 @@ pub fn weight_formats(shape: &ModelShape) -> String {
     formats.join(" + ")
 }
 
-/// What a model's files are, or where it has none what its weights are; `None` where that is not known.
+/// Format of a model's files, or of its weights where it has no files; `None` where neither is known.
 #[must_use]
 pub fn file_format(model: &Model) -> Option<String> {
     match (model.file_format(), &model.shape) {
@@ -19,7 +19,7 @@ pub fn file_format(model: &Model) -> Option<String> {
     }
 }
 
-/// How much a model's files take, and what they are: `3.00 GiB of safetensors`.
+/// Size and format of a model's files: `3.00 GiB of safetensors`.
 #[must_use]
 pub fn files(model: &Model) -> String {
     let size = units::bytes(model.disk_bytes);

@@ -1,9 +1,9 @@
-//! What is known of a GPU, in words. What is unknown is left out, never 0.
+//! Figures of a GPU in words. Unknown figures are left out, never shown as 0.
 
 use sluice_proto::v1::GpuStatus;
 use sluice_shared::units;
 
-/// What its instructions are, and what it computes in: `capability 8.6, computes in bf16`.
+/// Compute capability and the dtype it computes in: `capability 8.6, computes in bf16`.
 #[must_use]
 pub fn compute_capability(gpu: &GpuStatus) -> String {
     format!(
@@ -13,14 +13,14 @@ pub fn compute_capability(gpu: &GpuStatus) -> String {
     )
 }
 
-/// The way between host and GPU: `PCI Express 3 x8`. Idle GPUs lower the generation.
+/// The present link between host and GPU: `PCI Express 3 x8`. Idle GPUs lower the generation.
 #[must_use]
 pub fn pcie_link(gpu: &GpuStatus) -> Option<String> {
     let way = pcie_lanes(gpu.pcie_generation, gpu.pcie_lanes)?;
     Some(format!("PCI Express {way}"))
 }
 
-/// What it is at best, where that is more: `4 x8`.
+/// The best link: `4 x8`; `None` where it is not known or the present link is the best.
 #[must_use]
 pub fn pcie_link_max(gpu: &GpuStatus) -> Option<String> {
     let best = pcie_lanes(gpu.pcie_generation_max, gpu.pcie_lanes_max)?;
@@ -33,7 +33,7 @@ fn pcie_lanes(generation: Option<u32>, width: Option<u32>) -> Option<String> {
     joined([generation, width.map(|width| format!("x{width}"))], " ")
 }
 
-/// How busy, warm and hungry it is: `37 % busy, 56 °C, 61 W of 115 W`.
+/// Utilization, temperature and power: `37 % busy, 56 °C, 61 W of 115 W`; `None` if none of them is known.
 #[must_use]
 pub fn activity(gpu: &GpuStatus) -> Option<String> {
     let power = gpu.power_w.map(|power| match gpu.power_limit_w {
@@ -50,7 +50,7 @@ pub fn activity(gpu: &GpuStatus) -> Option<String> {
     )
 }
 
-/// How fast it is clocked: `1,500 MHz, memory 5,000 MHz`.
+/// Clock rates: `1,500 MHz, memory 5,000 MHz`; `None` if neither is known.
 #[must_use]
 pub fn clocks(gpu: &GpuStatus) -> Option<String> {
     let mhz = |mhz: u32| format!("{} MHz", units::count(mhz.into()));
@@ -60,7 +60,7 @@ pub fn clocks(gpu: &GpuStatus) -> Option<String> {
     joined([gpu.clock_mhz.map(mhz), memory], ", ")
 }
 
-/// What is known of these, if anything is.
+/// The known parts joined by `between`; `None` if none is known.
 #[must_use]
 pub fn joined(words: impl IntoIterator<Item = Option<String>>, between: &str) -> Option<String> {
     let words: Vec<_> = words.into_iter().flatten().collect();

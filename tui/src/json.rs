@@ -1,5 +1,5 @@
-//! What scripts read: messages as JSON, as serde writes the generated types; `docs/json.md` says how it looks.
-//! [`read`] takes events of a generation back.
+//! JSON for scripts: messages as serde writes the generated types; `docs/json.md` describes them. [`read`] parses events of
+//! a generation.
 
 pub mod read;
 
@@ -8,13 +8,13 @@ use std::fmt;
 use serde::Serialize;
 use sluice_proto::v1::{GenerationDone, generation_event::Event};
 
-/// A value as one line.
+/// A value as one line of JSON.
 #[must_use]
 pub fn line(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("keys are text, and nothing else fails in memory")
 }
 
-/// One event of a generation, as a line.
+/// One event of a generation as a line of JSON.
 #[must_use]
 pub fn event(kind: &Event) -> String {
     #[derive(Serialize)]
@@ -33,13 +33,13 @@ pub fn event(kind: &Event) -> String {
     })
 }
 
-/// Positions that a pass filled on average; unknown where there was no pass.
+/// Mean number of positions that a pass filled; `None` where there was no pass.
 #[must_use]
 pub fn tokens_per_pass(done: &GenerationDone) -> Option<f64> {
     (done.passes > 0).then(|| f64::from(done.filled_positions) / f64::from(done.passes))
 }
 
-/// An enum's value by the name that it has in JSON, as people read it, too.
+/// An enum's value by its name in JSON, which is also shown to people.
 #[must_use]
 pub fn word(value: impl Serialize) -> String {
     struct Word<E>(E);

@@ -1,17 +1,17 @@
-//! Where the time of passes went, in shares, and in words that name what holds them up.
+//! Where the time of passes goes: shares of its phases, and the bottleneck in words.
 
 use std::fmt;
 
 use sluice_proto::v1::{GenerationDone, GenerationPass, PassPhases, Tier};
 
-/// The time of a pass, or of several.
+/// The time of one pass, or of several together.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct PassTime {
-    /// All of it.
+    /// Total time in milliseconds.
     pub ms: f64,
-    /// What of it was spent waiting for streamed weights.
+    /// Time spent waiting for streamed weights, in milliseconds.
     pub waited_ms: f64,
-    /// The rest, where it is known.
+    /// The time of the other phases; `None` where it is not known.
     pub phases: Option<PassPhases>,
 }
 
@@ -36,7 +36,7 @@ impl From<&GenerationDone> for PassTime {
 }
 
 impl PassTime {
-    /// Of these passes together; phases are known only where they are of all.
+    /// The time of both together. Phases are known only if both know them.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         let sum = |(a, b): (PassPhases, PassPhases)| PassPhases {
@@ -54,7 +54,7 @@ impl PassTime {
         }
     }
 
-    /// The parts that come to the whole, by name, in ms.
+    /// The parts that add up to the total, by name, in milliseconds; `None` for parts that are not known.
     #[must_use]
     pub fn parts(&self) -> [(&'static str, Option<f64>); 6] {
         let part = |part: fn(&PassPhases) -> f64| self.phases.as_ref().map(part);
@@ -68,13 +68,13 @@ impl PassTime {
         ]
     }
 
-    /// So many ms as a share of the whole.
+    /// A time in milliseconds as a share of the total; `None` if the total is 0.
     #[must_use]
     pub fn share(&self, ms: f64) -> Option<f64> {
         (self.ms > 0.0).then(|| ms / self.ms)
     }
 
-    /// The parts in words: `wait 0 %, decode 0 %, multiply 66 %`, and so on; what is not known is `-`.
+    /// The parts in words: `wait 0 %, decompress 0 %, matmul 66 %`, and so on; parts that are not known are `-`.
     #[must_use]
     pub fn shares(&self) -> String {
         let part = |(name, ms): (&str, Option<f64>)| {
@@ -87,8 +87,8 @@ impl PassTime {
         self.parts().map(part).join(", ")
     }
 
-    /// What takes the most time. Where only waiting is known, that takes at least half of it. `from` is the tier that weights
-    /// are streamed from.
+    /// The phase that takes the most time. Where only the waiting is known, it must take at least half of the time. `from` is the
+    /// tier that weights are streamed from.
     #[must_use]
     pub fn bottleneck(&self, from: Option<Tier>) -> Option<Bottleneck> {
         let bound = match from {
@@ -116,36 +116,36 @@ impl PassTime {
     }
 }
 
-/// What takes the most time of a pass. Shown, it is a sentence.
+/// The phase that takes the most time of a pass. Its `Display` is a sentence.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bottleneck {
-    /// What it is.
+    /// The kind of bottleneck.
     pub bound: Bound,
-    /// Its share of the time.
+    /// Its share of a pass, from 0 to 1.
     pub share: f64,
 }
 
-/// What can take the most time of a pass.
+/// A kind of bottleneck.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bound {
-    /// Weights that come from the host's memory.
+    /// Waiting for weights from the host's memory.
     Bus,
-    /// Weights that come from the disk.
+    /// Waiting for weights from the disk.
     Disk,
-    /// Weights that come from nobody knows where.
+    /// Waiting for weights from a tier that is not known.
     Transfer,
-    /// Products with the layers' matrices, and attention.
+    /// Matmuls of the layers, and attention.
     Compute,
-    /// Logits, and the choice of tokens.
+    /// The LM head: logits, and the choice of tokens.
     LmHead,
-    /// Decoding coded weights.
+    /// Decompressing weights.
     Decompress,
-    /// All the rest.
+    /// Small operations, and the time between operations.
     Overhead,
 }
 
 impl Bound {
-    /// Its name.
+    /// The name of the bottleneck, such as `bus` or `lm-head`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -9,7 +9,7 @@ pub fn pass_time(plan: &Plan) -> String {
     plan.pass_ms.map_or("unknown".into(), units::duration_ms)
 }
 
-/// What is streamed: `2.00 GiB a pass`, or `nothing`.
+/// Weights streamed in each pass: `2.00 GiB a pass`, or `nothing`.
 #[must_use]
 pub fn streamed(plan: &Plan) -> String {
     match plan.streamed_bytes_per_pass {
@@ -18,7 +18,7 @@ pub fn streamed(plan: &Plan) -> String {
     }
 }
 
-/// The tier that weights are streamed from, the slowest one; `None` where none are, or where that is not known.
+/// The slowest tier that weights are streamed from; `None` if nothing is streamed, or where the tier is not known.
 #[must_use]
 pub fn streamed_from(plan: &Plan) -> Option<Tier> {
     let units = plan.layers.iter().flat_map(|layer| &layer.groups);
@@ -29,20 +29,20 @@ pub fn streamed_from(plan: &Plan) -> Option<Tier> {
     Some(slowest).filter(|tier| *tier != Tier::Unspecified)
 }
 
-/// What the KV cache is stored in; `None` where the model has none, or where the daemon's word for it isn't known.
+/// Format of the KV cache; `None` if the model has none, or its format is not known to this version.
 #[must_use]
 pub fn kv_cache_format(plan: &Plan) -> Option<KvCacheFormat> {
     Some(plan.kv_cache_format()).filter(|format| *format != KvCacheFormat::Unspecified)
 }
 
-/// Where a switch leads, and how far it is: `to moderate, step 4 of 9`.
+/// Target and progress of a switch: `to moderate, step 4 of 9`; `None` if none is under way.
 #[must_use]
 pub fn switching(snapshot: &Snapshot) -> Option<String> {
     let switch = snapshot.weight_switch.as_ref()?;
     let mut words = String::new();
     if let Some(target) = &snapshot.switch_target {
         words += &format!("to {}", target.level());
-        // Another budget at the same level is a switch as well.
+        // At the same level the switch is to another budget, so the level alone says nothing.
         if snapshot
             .plan
             .as_ref()
@@ -53,7 +53,7 @@ pub fn switching(snapshot: &Snapshot) -> Option<String> {
         words += ", ";
     }
     words += &match switch.total_steps {
-        // Before the first step, what will be streamed is written.
+        // Steps begin once the weights that will be streamed are converted and written.
         0 => "converting".to_owned(),
         steps => format!(
             "step {} of {steps}",
@@ -63,7 +63,7 @@ pub fn switching(snapshot: &Snapshot) -> Option<String> {
     Some(words)
 }
 
-/// What streamed weights pass through: `3 staging buffers of 120 MiB`.
+/// Buffers that streamed weights pass through: `3 staging buffers of 120 MiB`.
 #[must_use]
 pub fn staging_buffers(slots: &StagingBuffers) -> String {
     format!(

@@ -1,4 +1,4 @@
-//! What a request went through, pass by pass, so that each of its pictures can be shown again.
+//! A recording of a request's passes, so that each picture can be shown again.
 
 mod file;
 mod heat;
@@ -22,7 +22,7 @@ use crate::{
     json,
 };
 
-/// Most bytes that the passes of a recording take. A pass of 32 positions takes 1 KiB.
+/// Most bytes that the passes of a recording take; a pass of 32 positions takes 1 KiB.
 pub const PASSES_BYTES_MAX: usize = 2 << 20;
 
 /// The events of one request, taken in order.
@@ -30,21 +30,22 @@ pub const PASSES_BYTES_MAX: usize = 2 << 20;
 pub struct Recording {
     canvas: Canvas,
     passes: Vec<RecordedPass>,
-    /// Bytes that they take.
+    /// Bytes that the passes take.
     bytes: usize,
-    /// How often every second pass was dropped.
+    /// Number of times that every second pass was dropped: from then on only each `2^halvings`-th is kept.
     halvings: u32,
     /// Whether passes are missing from the file that it was read from.
     has_gaps: bool,
-    /// Passes that each block took, of those that are done.
+    /// Number of passes of each block that is done.
     block_passes: BTreeMap<u32, u32>,
     /// Notices, each with the number of the pass that it came after.
     notices: Vec<(u32, GenerationNotice)>,
-    /// What was recorded before somebody joined anew, until it is known to be of the same request.
+    /// The recording before the request was joined again, until `Started` tells whether it is the same request.
     earlier: Option<Box<Recording>>,
 }
 
-/// A pass as it came. It is a full picture of its block, so it needs none of the others.
+/// A pass as it came, encoded: decoded tokens take several times as much memory. A pass is a full picture of its block, so it
+/// needs none of the others.
 #[derive(Debug, Clone, PartialEq)]
 struct RecordedPass {
     pass_number: u32,
@@ -59,19 +60,20 @@ impl RecordedPass {
     }
 
     fn pass(&self) -> Option<GenerationPass> {
-        // It was encoded here, so there is no reason for it to fail.
+        // It was encoded by `record_pass`, so decoding does not fail.
         GenerationPass::decode(&*self.encoded).ok()
     }
 }
 
 impl Recording {
-    /// Takes in one event.
+    /// Adds the next event of the request.
     pub fn take(&mut self, kind: Event) {
         match &kind {
-            // Whoever joins again is told everything from the start, less the passes between.
+            // The stream of a request that is joined again repeats all events but past passes, so the passes recorded
+            // before are kept until it is known that they belong to it.
             Event::Queued(_) => {
                 let mut earlier = std::mem::take(self);
-                // One that was joined twice before it began has nothing of its own yet.
+                // Joined a second time before it started: the recording in between is empty, the one before it has the passes.
                 let oldest = earlier.earlier.take();
                 self.earlier = match oldest {
                     Some(oldest) if earlier.canvas.started.is_none() => Some(oldest),
@@ -104,42 +106,42 @@ impl Recording {
         self.canvas.apply(kind);
     }
 
-    /// The latest picture.
+    /// The latest picture of the request.
     #[must_use]
     pub fn canvas(&self) -> &Canvas {
         &self.canvas
     }
 
-    /// The request came to no good end.
+    /// Marks the request as failed.
     pub fn fail(&mut self, message: String) {
         self.canvas.failure = Some(message);
     }
 
-    /// Passes that can be shown again.
+    /// Number of passes that are kept.
     #[must_use]
     pub fn len(&self) -> usize {
         self.passes.len()
     }
 
-    /// Whether there is none.
+    /// Whether no pass is kept.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.passes.is_empty()
     }
 
-    /// Whether passes between those that are kept were dropped, for want of room, here or before they were saved.
+    /// Whether passes between those that are kept were dropped for [`PASSES_BYTES_MAX`], here or before the run was saved.
     #[must_use]
     pub fn is_thinned(&self) -> bool {
         self.halvings > 0 || self.has_gaps
     }
 
-    /// The number of the pass at an index, counted from 1.
+    /// The number of the pass at an index; the request's first pass is 1.
     #[must_use]
     pub fn number(&self, index: usize) -> Option<u32> {
         Some(self.passes.get(index)?.pass_number)
     }
 
-    /// The index of a pass by its number, or of the one before it where it was not kept.
+    /// The index of the pass with a number, or of the kept pass before it; `None` before the first.
     #[must_use]
     pub fn index_of(&self, number: u32) -> Option<usize> {
         let after = self
@@ -148,7 +150,7 @@ impl Recording {
         after.checked_sub(1)
     }
 
-    /// The picture after the pass at an index.
+    /// The picture after the pass at an index: the blocks before its own, and the pass itself.
     #[must_use]
     pub fn picture(&self, index: usize) -> Option<Canvas> {
         let kept = self.passes.get(index)?;
@@ -158,10 +160,10 @@ impl Recording {
         Some(picture)
     }
 
-    /// Writes what is kept as `sluice generate --json` would have printed it.
+    /// Writes the recording as `sluice generate --json` would have printed it.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// When writing to `to` fails.
     pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
         let mut tell = |kind: Event| writeln!(to, "{}", json::event(&kind));
         if let Some(queued) = self.canvas.queued {
@@ -184,6 +186,7 @@ impl Recording {
             }
         }
         let latest = self.canvas.pass.as_ref();
+        // The latest pass may have been skipped by the stride, but the last picture belongs to every run.
         if let Some(pass) = latest.filter(|pass| self.is_after_recorded(pass)) {
             while let Some(block) = blocks.next_if(|block| *block < pass.block) {
                 tell(self.block_done(block))?;
@@ -202,7 +205,7 @@ impl Recording {
         }
     }
 
-    /// Keeps a pass, unless it lies too close to the last one.
+    /// Keeps a pass, unless it comes sooner than the stride after the last one.
     fn record_pass(&mut self, pass: &GenerationPass) {
         let last = self.passes.last();
         let stride = 1_u32.checked_shl(self.halvings).unwrap_or(u32::MAX);
@@ -219,6 +222,7 @@ impl Recording {
         self.bytes += kept.bytes();
         self.passes.push(kept);
         while self.bytes > PASSES_BYTES_MAX && self.passes.len() > 1 {
+            // Every second pass goes and the stride doubles, so the rest stays evenly spread over the request.
             self.halvings += 1;
             let mut index = 0;
             self.passes.retain(|_| {

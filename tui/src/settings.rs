@@ -14,29 +14,29 @@ use crate::{
     user_folders,
 };
 
-/// Bytes of the file; settings are short.
+/// Most bytes of the file; settings are short.
 const FILE_BYTES_MAX: u64 = 64 << 10;
-/// Keys of the file.
+/// Keys that the file may have.
 const KEYS: [&str; 4] = ["theme", "glyphs", "mouse", "roles"];
 
-/// What the file says; what it doesn't say is `None`.
+/// The settings of the file; those that it does not have are `None`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ClientSettings {
-    /// Colours.
+    /// Theme of the dashboard.
     pub theme: Option<Theme>,
-    /// Shapes.
+    /// Glyphs that graphs are drawn with.
     pub glyphs: Option<Glyphs>,
-    /// Whether the mouse is the dashboard's.
+    /// Whether the dashboard takes mouse events.
     pub mouse: Option<bool>,
     /// Styles of roles, such as `warning = "#ff8800 bold"`.
     pub roles: BTreeMap<String, String>,
 }
 
 impl ClientSettings {
-    /// Reads a file; one that is not there says nothing.
+    /// Reads a file; a missing one has no settings.
     ///
     /// # Errors
-    /// What is wrong with which key of which file, and what is known.
+    /// The file, the key and what is wrong with it; for an unknown key, those that are known.
     pub fn load(path: &Path) -> Result<Self, String> {
         let problem = |words: String| format!("{}: {words}", path.display());
         match fs::metadata(path) {
@@ -102,7 +102,7 @@ fn roles(value: &Value) -> Result<BTreeMap<String, String>, String> {
     let Value::Table(table) = value else {
         return Err("must be a table, such as [roles]".to_owned());
     };
-    // Judged here, where the key can be named.
+    // Styles are checked here, where an error can name the key.
     let mut paint = Paint::new(Theme::Terminal, Glyphs::Braille, true);
     let mut roles = BTreeMap::new();
     for (role, style) in table {
@@ -119,7 +119,7 @@ fn roles(value: &Value) -> Result<BTreeMap<String, String>, String> {
     Ok(roles)
 }
 
-/// Where the file is, by `$XDG_CONFIG_HOME` and `$HOME`; `None` where neither says.
+/// Path of the file, by `$XDG_CONFIG_HOME` and `$HOME`; `None` where neither is set.
 #[must_use]
 pub fn path(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     user_folders::settings(variable).map(|folder| folder.join("client.toml"))

@@ -1,4 +1,4 @@
-//! Where the user's files are, as the XDG Base Directory Specification says.
+//! The user's folders, by the XDG Base Directory Specification.
 
 use std::{
     ffi::OsString,
@@ -8,29 +8,29 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Our folder of what programs leave behind, by `$XDG_STATE_HOME` and `$HOME`; `None` where neither says.
+/// Sluice's folder for state, by `$XDG_STATE_HOME` and `$HOME`; `None` where neither is set.
 #[must_use]
 pub fn state(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     folder(variable, "XDG_STATE_HOME", ".local/state")
 }
 
-/// Our folder of settings, by `$XDG_CONFIG_HOME` and `$HOME`; `None` where neither says.
+/// Sluice's folder for settings, by `$XDG_CONFIG_HOME` and `$HOME`; `None` where neither is set.
 #[must_use]
 pub fn settings(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     folder(variable, "XDG_CONFIG_HOME", ".config")
 }
 
-/// The home folder, by `$HOME`.
+/// The home folder, by `$HOME`; `None` where that is not an absolute path.
 #[must_use]
 pub fn home() -> Option<PathBuf> {
     let path = std::env::var_os("HOME").map(PathBuf::from);
     path.filter(|path| path.is_absolute())
 }
 
-/// Makes a folder, and those above it, that only their owner can enter, where they are not there yet.
+/// Makes a folder and its missing parents, which only their owner can enter.
 ///
 /// # Errors
-/// Where that can't be.
+/// When a folder cannot be made.
 pub fn make_private(folder: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
@@ -40,7 +40,7 @@ fn folder(
     name: &str,
     below_home: &str,
 ) -> Option<PathBuf> {
-    // Paths that are not absolute are to be ignored.
+    // The specification has relative paths ignored.
     let absolute = |name| {
         let path = variable(name).map(PathBuf::from);
         path.filter(|path| path.is_absolute())

@@ -1,29 +1,29 @@
-//! Tokens as styled characters, and characters as lines.
+//! Tokens as styled text, and styled text wrapped into lines.
 
 use sluice_proto::v1::CanvasToken;
 
 use super::look::Look;
 use crate::text::{char_width, safe_char, sanitise};
 
-/// Stands for a position that nothing was predicted for.
+/// Shown for a masked position.
 pub const MASK_MARK: &str = "░";
-/// Stands for a token without text, such as the end of sequence.
+/// Shown for a token without text, such as the end of sequence.
 pub const SPECIAL_MARK: &str = "·";
 /// Tabs are shown as this many columns.
 const TAB_COLUMNS: usize = 4;
 
-/// A run of characters of one look, safe to show.
+/// A run of characters with the same look, safe to show on a terminal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextRun {
-    /// The characters; no newline once laid out.
+    /// The characters; without newlines once it is wrapped.
     pub text: String,
-    /// Their look.
+    /// The look of all of them.
     pub look: Look,
 }
 
 /// Tokens as runs of text. Pieces may hold part of a character, so bytes are joined before
-/// they are read; a character takes the look of the token it begins in. `ids` shows numbers,
-/// for models without a tokenizer.
+/// they are decoded; a character has the look of the token in which it begins. `ids` shows
+/// token ids, for models without a tokenizer.
 #[must_use]
 pub fn runs<'a>(tokens: impl IntoIterator<Item = &'a CanvasToken>, ids: bool) -> Vec<TextRun> {
     let mut bytes = Vec::new();
@@ -49,7 +49,7 @@ pub fn runs<'a>(tokens: impl IntoIterator<Item = &'a CanvasToken>, ids: bool) ->
     let mut at = 0;
     for chunk in bytes.utf8_chunks() {
         for (offset, character) in chunk.valid().char_indices() {
-            // A CR before LF is part of the line end; alone it could overwrite the line.
+            // A CR before LF is part of the line break; a CR alone could overwrite the line.
             let before_newline = bytes.get(at + offset + 1) == Some(&b'\n');
             if character != '\r' || !before_newline {
                 push(&mut runs, safe_char(character), looks[at + offset]);
@@ -64,7 +64,7 @@ pub fn runs<'a>(tokens: impl IntoIterator<Item = &'a CanvasToken>, ids: bool) ->
     runs
 }
 
-/// Untrusted words in lines of at most `columns`.
+/// Untrusted text, made safe to show and wrapped to `columns`.
 #[must_use]
 pub fn wrap_text(text: &str, columns: usize) -> Vec<String> {
     let run = TextRun {
@@ -77,14 +77,14 @@ pub fn wrap_text(text: &str, columns: usize) -> Vec<String> {
         .collect()
 }
 
-/// Runs broken into lines of at most `columns`: at newlines, else at the last space that fits,
-/// else anywhere.
+/// Wraps runs into lines of at most `columns`: at newlines, else at the last space that fits,
+/// else between any two characters.
 #[must_use]
 pub fn wrap(runs: &[TextRun], columns: usize) -> Vec<Vec<TextRun>> {
     wrap_marked(runs, columns, 0).0
 }
 
-/// The same, and how many lines the first `mark` characters take.
+/// The same, and the number of lines that the first `mark` characters take.
 #[must_use]
 pub fn wrap_marked(runs: &[TextRun], columns: usize, mark: usize) -> (Vec<Vec<TextRun>>, usize) {
     let columns = columns.max(1);

@@ -1,7 +1,7 @@
 //! `sluice chat`: a conversation, turn by turn.
 //!
-//! On a terminal, lines are edited and remembered, and the answer is drawn in place; in a pipe it is plain. Each turn sends
-//! the whole conversation: the daemon keeps none.
+//! On a terminal, lines are edited and kept in a history, and the answer is drawn in place; in a pipe it is plain text. Each
+//! turn sends the whole conversation: the daemon keeps none.
 
 mod choices;
 mod conversation;
@@ -31,10 +31,10 @@ use crate::{
     text::sanitise_line,
 };
 
-/// The daemon's name for a conversation that no longer fits.
+/// The daemon's reason when a conversation exceeds the model's context.
 const CONTEXT_EXCEEDED: &str = "CONTEXT_EXCEEDED";
 
-/// Holds a conversation until the input ends.
+/// Runs a conversation until the input ends.
 pub(super) async fn run(
     daemon: DaemonConnection,
     arguments: &Chat,
@@ -43,6 +43,7 @@ pub(super) async fn run(
 ) -> Result<(), Failure> {
     let interactive = std::io::stdin().is_terminal() && out.is_terminal();
     let mut interrupts = follow::interrupts()?;
+    // Before the editor changes the terminal's modes, so that SIGTERM and SIGHUP end the loop and `Input` restores them.
     let mut ends = Ends::new(interactive)?;
     let mut input = match interactive {
         true => Input::editor(input::history(private))?,
@@ -87,7 +88,7 @@ pub(super) async fn run(
     }
 }
 
-/// A conversation with a daemon.
+/// A conversation, and the daemon that it is held with.
 struct Talk {
     daemon: DaemonConnection,
     conversation: Conversation,
@@ -96,7 +97,7 @@ struct Talk {
 }
 
 impl Talk {
-    /// Does what a line asks for; whether that was the end.
+    /// Carries out a line. Returns whether it ends the conversation.
     async fn turn(
         &mut self,
         turn: Turn,
@@ -126,7 +127,7 @@ impl Talk {
             Turn::Retry => match self.conversation.retry() {
                 Some(asked) => {
                     let mut request = self.request(&asked);
-                    // The same seed would give the same answer.
+                    // With the same seed the answer would be the same.
                     if let Some(sampling) = &mut request.sampling {
                         sampling.seed = None;
                     }
@@ -153,7 +154,7 @@ impl Talk {
         request
     }
 
-    /// Asks the model, and shows its answer.
+    /// Sends a request and shows its answer.
     async fn answer(
         &mut self,
         asked: PendingPrompt,
@@ -255,7 +256,7 @@ impl Talk {
         Ok(())
     }
 
-    /// Reports what went wrong and goes on, where somebody is there to read it.
+    /// On a terminal, reports a failure and goes on; in a pipe, returns it, so that scripts see the exit code.
     fn report_failure(&self, result: Result<(), Failure>) -> Result<(), Failure> {
         match result {
             Err(failure @ Failure::Reported { .. }) if self.interactive => {
@@ -267,7 +268,7 @@ impl Talk {
     }
 }
 
-/// What there is to know of an answer beside its text, and what can be done about it in a conversation.
+/// Notes about an answer: that it is truncated, and its seed, with the commands that help.
 fn notes(ended: &EndedRequest) -> Vec<String> {
     let mut notes = Vec::new();
     let cut = match ended.done.finish_reason() {
@@ -284,7 +285,7 @@ fn notes(ended: &EndedRequest) -> Vec<String> {
     notes
 }
 
-/// What ends the program from outside, where the terminal has to be given back first.
+/// Signals that end the program. Caught on a terminal alone, whose modes have to be restored first.
 struct Ends(Option<(Signal, Signal)>);
 
 impl Ends {

@@ -17,27 +17,27 @@ use crate::{
 /// How long an interrupted client waits for the daemon to take the cancellation.
 const CANCEL_WAIT: Duration = Duration::from_secs(5);
 
-/// What Ctrl-C does to an operation that is followed.
+/// The effect of Ctrl-C on an operation that is followed.
 #[derive(Clone, Copy)]
 pub(super) enum OnInterrupt {
-    /// It goes on.
+    /// The operation goes on; the failure to report.
     Leaves(fn() -> Failure),
-    /// It is cancelled; what became of that, the stream tells.
+    /// The operation is cancelled; its stream tells whether that succeeded.
     Cancels {
-        /// Says so.
+        /// Tells the user that it is being cancelled.
         announce: fn(),
-        /// What it means that it was cancelled, made of what the daemon said.
+        /// Makes the failure to report of the daemon's.
         cancelled: fn(Failure) -> Failure,
-        /// The daemon has not said that it ended, and nobody waits for that any longer.
+        /// The failure to report if the daemon did not confirm the end in time, or the user did not wait for it.
         unconfirmed: fn() -> Failure,
     },
 }
 
 impl OnInterrupt {
-    /// Begins with a cancellation.
+    /// Announces a cancellation.
     ///
     /// # Errors
-    /// The operation goes on.
+    /// If the operation is not to be cancelled.
     fn announce(self) -> Result<(), Failure> {
         match self {
             Self::Leaves(failure) => Err(failure()),
@@ -56,19 +56,19 @@ impl OnInterrupt {
     }
 }
 
-/// Whether the next picture is wanted.
+/// Whether to go on following.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// It is.
+    /// Wait for the next picture.
     Next,
-    /// This one was enough.
+    /// Stop with this picture; the operation goes on.
     Enough,
 }
 
 /// Shows each picture of an operation, and returns the last one of an operation that is done.
 ///
 /// # Errors
-/// What it ended with, or the interruption.
+/// The operation's failure, or the interruption.
 pub(super) async fn follow<R: OperationResponse>(
     daemon: &DaemonConnection,
     call: impl Future<Output = Result<Response<Streaming<R>>, Status>>,
@@ -83,7 +83,8 @@ pub(super) async fn follow<R: OperationResponse>(
         _ = interrupts.recv() => {
             on_interrupt.announce()?;
             was_interrupted = true;
-            // Its number is in the first picture.
+            // Only the first picture tells the id that cancelling needs, so the call is awaited for a while. The daemon may
+            // have begun the operation already: dropping the call would leave it running.
             tokio::select! {
                 answer = tokio::time::timeout(CANCEL_WAIT, &mut call) => {
                     answer.map_err(|_| on_interrupt.unconfirmed())?
@@ -102,6 +103,7 @@ pub(super) async fn follow<R: OperationResponse>(
         let next = tokio::select! {
             next = stream.message() => next,
             _ = interrupts.recv() => {
+                // A second Ctrl-C ends the waiting for the daemon's confirmation.
                 progress.clear();
                 if was_interrupted {
                     return Err(on_interrupt.unconfirmed());
@@ -164,10 +166,10 @@ async fn cancel(
     }
 }
 
-/// Follows a request that belongs to its call: when the user interrupts, it is cancelled as the stream is dropped.
+/// Follows a request that belongs to its call. An interrupt ends the process, and with it the stream, which cancels the request.
 ///
 /// # Errors
-/// What it ended with.
+/// The request's failure.
 pub(super) async fn owned<R: OperationResponse>(
     daemon: &DaemonConnection,
     call: impl Future<Output = Result<Response<Streaming<R>>, Status>>,
@@ -189,19 +191,19 @@ pub(super) async fn owned<R: OperationResponse>(
     done.ok_or_else(no_result)
 }
 
-/// Notices that have come since the last picture.
+/// Tells which notices are new in a picture: each picture has all notices so far.
 #[derive(Default)]
 pub(super) struct NewNotices(usize);
 
 impl NewNotices {
-    /// Those of this picture that were not shown.
+    /// The notices of this picture that earlier ones did not have.
     pub(super) fn of<'a>(&mut self, operation: &'a Operation) -> &'a [String] {
         let shown = std::mem::replace(&mut self.0, operation.notices.len());
         operation.notices.get(shown..).unwrap_or_default()
     }
 }
 
-/// The daemon went silent, or sends what this client does not know.
+/// The failure of a stream that ended without a result that this version knows.
 pub(super) fn no_result() -> Failure {
     Failure::new("the daemon ended the stream without a result")
 }

@@ -1,4 +1,4 @@
-//! Having a model in memory: it is loaded, downloaded first if need be, or is there already.
+//! Makes sure that a model is loaded, and downloads it first if needed.
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -17,12 +17,12 @@ use crate::{
     text::sanitise_line,
 };
 
-/// The daemon's name for a load that is refused because of another.
+/// The daemon's reason when a load is refused since another is under way.
 const LOAD_IN_PROGRESS: &str = "LOAD_IN_PROGRESS";
-/// How often a load that is not ours is looked at.
+/// How often the models are listed while another client's load is under way.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The model, once requests can be made for it, at the level and within the budget that are wished for.
+/// Returns the model once it serves requests, with the given options applied.
 pub(super) async fn ensure_loaded(
     daemon: &DaemonConnection,
     subject: &By,
@@ -34,12 +34,13 @@ pub(super) async fn ensure_loaded(
     let mut subject = subject.clone();
     let mut is_downloaded = false;
     loop {
+        // Other clients may load, download or remove models meanwhile, so each round begins with the present list.
         let answer = list_all(daemon).await?;
         let models = &answer.models;
         let found = find(models, &subject);
         let state = found.map_or(ModelState::Unspecified, Model::state);
         match (state, found) {
-            // A request brings back one that sleeps.
+            // A model that was unloaded for being idle is loaded again by the next request.
             (ModelState::Ready | ModelState::Asleep, Some(model)) => {
                 progress.clear();
                 if !options.is_empty() {
@@ -53,7 +54,7 @@ pub(super) async fn ensure_loaded(
             {
                 progress.clear();
                 let model = download(daemon, &subject, models, interrupts, out).await?;
-                // It may have a label that nobody had to say.
+                // The name at the hub may have a label that the short name left out.
                 subject = By::Name(model.name);
                 is_downloaded = true;
                 continue;
@@ -75,13 +76,13 @@ pub(super) async fn ensure_loaded(
     }
 }
 
-/// The model that serves, or would be brought back by a request.
+/// The model that serves, or that the next request loads again.
 pub(super) fn loaded(models: &[Model]) -> Option<&Model> {
     let mut models = models.iter();
     models.find(|model| matches!(model.state(), ModelState::Ready | ModelState::Asleep))
 }
 
-/// The model that is on its way.
+/// The model that is being loaded.
 pub(super) fn loading(models: &[Model]) -> Option<&Model> {
     let mut models = models.iter();
     models.find(|model| model.state() == ModelState::Loading)
@@ -97,7 +98,7 @@ async fn list_all(daemon: &DaemonConnection) -> Result<ListModelsResponse, Failu
     Ok(answer.into_inner())
 }
 
-/// The model of the list that is meant.
+/// The model of the list that a subject names: by path, exact name, name in another case, or short name.
 pub(super) fn find<'a>(models: &'a [Model], subject: &By) -> Option<&'a Model> {
     let name = match subject {
         By::Path(path) => {
@@ -123,12 +124,12 @@ pub(super) fn find<'a>(models: &'a [Model], subject: &By) -> Option<&'a Model> {
         })
 }
 
-/// Where a path leads, however it is spelled; itself where nothing can be seen of it from here.
+/// The path with links resolved; the path itself if it cannot be read from here.
 fn real_path(path: &str) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| PathBuf::from(path))
 }
 
-/// Brings a model from the hub, if its name can be one there.
+/// Downloads a model from the hub, if its name can be one of the hub's.
 async fn download(
     daemon: &DaemonConnection,
     subject: &By,
@@ -160,7 +161,7 @@ async fn download(
     Ok(model)
 }
 
-/// No model here has the name, and none at the hub could.
+/// The failure for a name that no model here has and none at the hub can have.
 fn unknown(name: &str, models: &[Model]) -> Failure {
     let near = names::near(name, models.iter().map(|model| model.name.as_str()));
     let failure = Failure::new(format!("there is no model {}", sanitise_line(name)));
@@ -174,7 +175,7 @@ fn unknown(name: &str, models: &[Model]) -> Failure {
 
 fn request(subject: &By, found: Option<&Model>, options: PlanOptions) -> LoadModelRequest {
     let model = match (found, subject) {
-        // Its path leads to it even where its name is not remembered.
+        // The daemon may forget names of models loaded by path; the path finds it always.
         (Some(model), _) if model.origin() == ModelOrigin::Path => By::Path(model.path.clone()),
         (Some(model), By::Name(_)) => By::Name(model.name.clone()),
         (_, subject) => subject.clone(),
@@ -186,7 +187,7 @@ fn request(subject: &By, found: Option<&Model>, options: PlanOptions) -> LoadMod
     }
 }
 
-/// What is waited for, in one line.
+/// The progress line of the load that is waited for.
 fn waiting(list: &ListModelsResponse) -> String {
     let model = loading(&list.models);
     match model.and_then(|model| Some((model, model.progress_in(&list.operations)?))) {

@@ -475,8 +475,8 @@ impl Conversation {
         system.into_iter().chain(turns).collect()
     }
 
-    /// Drops the earliest prompts with their answers until the text is within [`CONVERSATION_BYTES_MAX`]. Returns whether any were
-    /// dropped.
+    /// Drops the earliest prompts with their answers until the text is within [`CONVERSATION_BYTES_MAX`]. Returns whether any
+    /// were dropped.
     fn shorten(&mut self) -> bool {
         let before = self.turns.len();
         while self.turns.len() > 2 && self.bytes() > CONVERSATION_BYTES_MAX {

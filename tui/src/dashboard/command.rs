@@ -1,4 +1,4 @@
-//! The line that takes commands, for what has no key and what is quicker typed.
+//! The `:` line with its table of commands, for actions without a key and those that are quicker typed.
 
 use std::path::PathBuf;
 
@@ -23,7 +23,7 @@ use crate::{
     text::clip,
 };
 
-/// A command: its name, what it takes, what it does.
+/// A row of the table of commands.
 struct Command {
     name: &'static str,
     takes: &'static str,
@@ -200,7 +200,7 @@ fn recall(state: &mut DashboardState, by: isize) {
     }
 }
 
-/// Runs a line; a name may be cut short where that leaves one command.
+/// Runs a line. A name may be abbreviated where that leaves one command.
 fn run(state: &mut DashboardState, line: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
     let (name, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
     let rest = rest.trim();
@@ -230,7 +230,7 @@ fn run(state: &mut DashboardState, line: &str, effects: &mut Vec<Effect>) -> Res
     (command.run)(state, rest, effects)
 }
 
-/// Completes the name, or the word after it.
+/// Completes the name, or the argument once a name is complete.
 fn complete(state: &mut DashboardState) {
     let line = state.command.value().to_owned();
     let completed = match line.split_once(' ') {
@@ -254,7 +254,7 @@ fn complete(state: &mut DashboardState) {
     }
 }
 
-/// What may stand behind a command's name.
+/// Arguments that completion offers for a command.
 fn choices(state: &DashboardState, name: &str) -> Vec<String> {
     let own = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     match name {
@@ -396,7 +396,7 @@ fn verify(state: &mut DashboardState, text: &str, effects: &mut Vec<Effect>) -> 
     Ok(())
 }
 
-/// A path that means the same to the daemon.
+/// The path, if it is absolute: the daemon has another working folder, and perhaps another home.
 fn absolute(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text.trim());
     match path.is_absolute() {
@@ -469,7 +469,7 @@ fn page(state: &mut DashboardState, text: &str, effects: &mut Vec<Effect>) -> Re
     Ok(())
 }
 
-/// The line at the foot, and above it what can be written.
+/// Draws the line at the foot of the screen, and above it the commands or arguments that complete it.
 pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     let state = screen.state;
     screen.frame.render_widget(ratatui::widgets::Clear, area);
@@ -501,6 +501,7 @@ pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
             }
             let choices = choices(state, name).into_iter();
             let fitting = choices.filter(|choice| choice.starts_with(begun));
+            // Choices may be names from the daemon or paths, so they are made safe to show.
             lines.extend(fitting.map(|choice| Line::raw(crate::text::sanitise_line(&choice))));
         }
     }

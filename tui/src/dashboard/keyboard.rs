@@ -43,20 +43,21 @@ impl Keyboard {
         Ok(keyboard)
     }
 
-    /// The next input.
+    /// Waits for the next input; `None` once reading has failed.
     pub(super) async fn next(&mut self) -> Option<io::Result<Input>> {
         self.inputs.recv().await
     }
 
-    /// Leaves what is typed from here on to others.
+    /// Stops reading, so that later keys go to the program that has the terminal next.
     pub(super) async fn rest(&mut self) {
         if let Some(Reading { stop, stopped }) = self.reading.take() {
             drop(stop);
+            // Bounded: a thread that spins on a dead terminal must not keep the process from suspending.
             let _ = tokio::time::timeout(REST, stopped).await;
         }
     }
 
-    /// Reads again.
+    /// Starts a reading thread.
     pub(super) fn go_on(&mut self) -> io::Result<()> {
         let (stop, asked_to_stop) = oneshot::channel();
         let (has_stopped, stopped) = oneshot::channel();
@@ -69,7 +70,7 @@ impl Keyboard {
     }
 }
 
-/// Reads until it is asked to stop; `_has_stopped` is dropped last.
+/// Reads until it is asked to stop. `_has_stopped` is dropped last, which tells that the terminal is free.
 async fn read(
     sender: mpsc::Sender<io::Result<Input>>,
     mut stop: oneshot::Receiver<()>,
@@ -77,7 +78,7 @@ async fn read(
 ) {
     let mut stream = EventStream::new();
     loop {
-        // Room comes first, so that nothing that was read is lost.
+        // Room in the channel is reserved before reading: an input that was read while asked to stop would be lost.
         let room = tokio::select! {
             biased;
             _ = &mut stop => return,

@@ -2,26 +2,26 @@
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-/// What fills the screen.
+/// A page of the dashboard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Page {
-    /// Everything at a glance.
+    /// Memory, layers, speed and requests at a glance.
     #[default]
     Overview,
-    /// What memory holds, and where each layer is.
+    /// Memory by kind and over time, and the map of layers.
     Memory,
-    /// One request's text as it takes shape.
+    /// One request in large, pass by pass.
     Canvas,
     /// Conversations.
     Chat,
-    /// Levels, budgets and the dial.
+    /// Levels, budgets and presets.
     Levels,
-    /// Jobs and models.
+    /// Long work of the daemon, and the models.
     Jobs,
 }
 
 impl Page {
-    /// All of them, as their keys count them.
+    /// All pages, in the order of their digits.
     pub const ALL: [Self; 6] = [
         Self::Overview,
         Self::Memory,
@@ -31,7 +31,7 @@ impl Page {
         Self::Jobs,
     ];
 
-    /// Its name.
+    /// The page's name, as tabs show it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -44,7 +44,7 @@ impl Page {
         }
     }
 
-    /// Whether a prompt can be written on it.
+    /// Whether the page has the prompt.
     #[must_use]
     pub fn has_prompt(self) -> bool {
         matches!(self, Self::Overview | Self::Chat)
@@ -62,7 +62,7 @@ impl Page {
     }
 }
 
-/// What has the keyboard.
+/// The part of the screen that has the keyboard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// The page itself.
@@ -77,11 +77,11 @@ pub enum Mode {
     Command,
     /// The line that filters lists.
     Filter,
-    /// The form of what requests ask for.
+    /// The form with the options of requests.
     Options,
     /// A field of the form.
     Field,
-    /// Choosing the words of an answer that are written anew.
+    /// Choosing words of an answer to rewrite.
     Mask,
 }
 
@@ -114,29 +114,29 @@ pub enum Action {
     Filter,
     /// Open the form of what requests ask for.
     Options,
-    /// Hold what is shown, or go on.
+    /// Freeze the figures, or resume.
     Freeze,
-    /// Next theme.
+    /// Switch to the next theme.
     Theme,
-    /// One up.
+    /// Up by one row or line.
     Up,
-    /// One down.
+    /// Down by one row or line.
     Down,
-    /// One to the left.
+    /// Left by one column, pass or word.
     Left,
-    /// One to the right.
+    /// Right by one column, pass or word.
     Right,
-    /// Some up.
+    /// Up by several rows or lines.
     PageUp,
-    /// Some down.
+    /// Down by several rows or lines.
     PageDown,
-    /// To the beginning.
+    /// To the first row, pass or line.
     First,
-    /// To the end.
+    /// To the last row, pass or line.
     Last,
     /// Open, send or apply what is selected.
     Enter,
-    /// Stop what is selected; asks first.
+    /// Cancel what is selected; asks first.
     Cancel,
     /// Answer a question with yes.
     Yes,
@@ -146,27 +146,27 @@ pub enum Action {
     Complete,
     /// Play the passes of a request.
     Play,
-    /// Text, heat map, or both.
+    /// Show text, heat map, or both.
     Heat,
     /// Save the selected request.
     Save,
-    /// The request before.
+    /// Select the request before.
     PreviousRequest,
-    /// The request after.
+    /// Select the request after.
     NextRequest,
-    /// A new conversation.
+    /// Begin a new conversation.
     NewConversation,
-    /// The conversation before.
+    /// Open the conversation before.
     PreviousConversation,
-    /// The conversation after.
+    /// Open the conversation after.
     NextConversation,
     /// Forget a conversation; asks first.
     ForgetConversation,
-    /// Choose words of an answer to be written anew.
+    /// Choose words of an answer to rewrite.
     Mask,
-    /// Ask for the answer once more.
+    /// Ask for another version of the answer.
     Again,
-    /// Back to the answer that stood there before.
+    /// Return to the version of the answer before.
     Undo,
     /// Begin or end the chosen span.
     Mark,
@@ -174,26 +174,26 @@ pub enum Action {
     Budget,
     /// Measure the fidelity of the selected level.
     Measure,
-    /// Back to the checkpoint's own weights.
+    /// Return to the settings that the model was loaded with.
     Restore,
-    /// Let the model go.
+    /// Unload the model.
     Unload,
     /// Download a model.
     Pull,
-    /// Back to the default.
+    /// Reset a field to its default.
     Clear,
 }
 
-/// One line of a table.
+/// A row of a table of keys.
 #[derive(Debug)]
 pub struct Binding {
-    /// Keys, any of which does it.
+    /// Keys that have this effect, each by itself.
     pub keys: &'static [(KeyCode, KeyModifiers)],
-    /// The keys as people call them.
+    /// The keys as the help names them.
     pub label: &'static str,
-    /// What it does, in a few words.
+    /// The effect in a few words, for the help.
     pub help: &'static str,
-    /// What it does, for the code.
+    /// The action that the keys lead to.
     pub action: Action,
 }
 
@@ -227,7 +227,7 @@ const fn bind(
     }
 }
 
-/// The same keys move everywhere; a page tells what they move.
+/// Keys that move on every page; the page says what they move.
 macro_rules! movement {
     (up: $help:literal) => {
         bind(
@@ -799,7 +799,7 @@ pub static TABLES: &[(&str, &[Binding])] = &[
 ];
 
 impl Mode {
-    /// The tables that hold, the innermost first.
+    /// The tables that apply in a mode, the innermost first: its rows come before those of the others.
     #[must_use]
     pub fn tables(self, page: Page) -> [&'static [Binding]; 3] {
         let own = match self {
@@ -816,12 +816,12 @@ impl Mode {
         [own, ANYWHERE, &[]]
     }
 
-    /// What a key does; `None` where the tables don't name it.
+    /// The action of a key; `None` if no table names it.
     #[must_use]
     pub fn action(self, page: Page, key: &KeyEvent) -> Option<Action> {
         let matches = |binding: &&Binding| {
             binding.keys.iter().any(|(code, modifiers)| {
-                // Terminals differ on whether SHIFT comes with '?' or a capital letter.
+                // Terminals differ in whether SHIFT is reported with '?' or a capital letter.
                 let pressed = match code {
                     KeyCode::Char(_) => key.modifiers - KeyModifiers::SHIFT,
                     _ => key.modifiers,
@@ -833,7 +833,7 @@ impl Mode {
         all.find(matches).map(|binding| binding.action)
     }
 
-    /// Whether keys that no table names are written somewhere.
+    /// Whether keys that no table names are written into a line.
     #[must_use]
     pub fn writes(self) -> bool {
         matches!(

@@ -1,5 +1,5 @@
-//! What requests ask for: the flags of `sluice generate`, named, explained, judged and converted by the command line itself, so
-//! that form and command line can't differ.
+//! The form with the options of requests. Names, help, validation and conversion are those of the flags of `sluice generate`,
+//! taken from its parser, so that form and command line cannot differ.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -40,9 +40,9 @@ pub const NAMES: [&str; 20] = [
     "system",
 ];
 
-/// What stands between two values of a flag that may be given more than once.
+/// Separates the values of a flag that may be repeated.
 const BETWEEN: &str = " | ";
-/// Fields that only one kind of model takes.
+/// Fields that only one kind of model accepts.
 const KINDS: [(&str, ModelKind); 14] = [
     ("preset", ModelKind::MaskedDiffusion),
     ("policy", ModelKind::MaskedDiffusion),
@@ -59,38 +59,38 @@ const KINDS: [(&str, ModelKind); 14] = [
     ("repetition-penalty", ModelKind::Autoregressive),
     (STOP, ModelKind::Autoregressive),
 ];
-/// The one field that a request can't have beside those of masked diffusion models.
+/// The one field that a request cannot have beside those of masked diffusion models.
 const STOP: &str = "stop";
 
-/// The kind of model that alone takes a field.
+/// The kind of model that a field is limited to; `None` if every kind accepts it.
 fn kind_of(name: &str) -> Option<ModelKind> {
     let mut kinds = KINDS.into_iter();
     let (_, kind) = kinds.find(|(known, _)| *known == name)?;
     Some(kind)
 }
 
-/// What requests ask for. What is not set is left to the daemon.
+/// Options of requests. Those that are not set are left to the daemon.
 #[derive(Debug, Default)]
 pub struct RequestOptions {
-    /// The selected field.
+    /// Index of the selected field in [`FIELDS`].
     pub field: usize,
-    /// What is being written in it.
+    /// The text that is being written in the selected field.
     pub line: EditLine,
-    /// What is wrong with that.
+    /// Why that text is not accepted; `None` if it is.
     pub problem: Option<String>,
     values: BTreeMap<&'static str, String>,
 }
 
-/// A flag as the command line knows it.
+/// A flag as the command line's parser knows it.
 #[derive(Debug)]
 pub struct OptionField {
-    /// Its name, without dashes.
+    /// The flag's name, without dashes.
     pub name: &'static str,
-    /// What it does.
+    /// The flag's help, without its default.
     pub help: String,
-    /// What happens where it is not set.
+    /// The default as the help tells it; `None` where it tells none.
     pub default: Option<String>,
-    /// Values to choose from, each with what it means; none where any number or text will do.
+    /// Values to choose from, each with its meaning; empty where any number or text is accepted.
     pub choices: Vec<(String, String)>,
 }
 
@@ -142,7 +142,7 @@ pub static FIELDS: LazyLock<Vec<OptionField>> = LazyLock::new(|| {
     NAMES.map(field).into()
 });
 
-/// A word that no setting is called by: what is said of it names those that are.
+/// Not the name of any setting: the error about it lists the names that are known.
 const UNKNOWN: &str = "?";
 
 fn known(error: Option<DecodingError>) -> Vec<(String, String)> {
@@ -165,8 +165,8 @@ fn preset_words(row: &sluice_shared::preset::PresetInfo) -> String {
 }
 
 impl RequestOptions {
-    /// Values from an earlier time, less those that are no longer understood. Earlier builds wrote flags that have other names
-    /// today.
+    /// Restores saved values, without those that are no longer understood. Flags that were renamed since then are found by their
+    /// old names.
     #[must_use]
     pub fn restored(values: &BTreeMap<String, String>) -> Self {
         let mut options = Self::default();
@@ -182,13 +182,13 @@ impl RequestOptions {
                 Some(reuse) => reuse.to_string(),
                 None => value.clone(),
             };
-            // What was understood once may not be today; then it is left to the daemon.
+            // A value that this version refuses is dropped: the daemon's default applies.
             let _ = options.set(known, &value);
         }
         options
     }
 
-    /// What is set, by the flags' names.
+    /// The values that are set, by the flags' names.
     #[must_use]
     pub fn values(&self) -> BTreeMap<String, String> {
         let values = self.values.iter();
@@ -197,22 +197,22 @@ impl RequestOptions {
             .collect()
     }
 
-    /// What a field is set to.
+    /// The value of a field; `None` if it is not set.
     #[must_use]
     pub fn value(&self, name: &str) -> Option<&str> {
         self.values.get(name).map(String::as_str)
     }
 
-    /// The preset, where one is set.
+    /// The preset; `None` if it is not set.
     #[must_use]
     pub fn preset(&self) -> Option<Preset> {
         self.value("preset")?.parse().ok()
     }
 
-    /// Sets a field, or with nothing leaves it to the daemon.
+    /// Sets a field; an empty value unsets it, which leaves it to the daemon.
     ///
     /// # Errors
-    /// What the command line says of such a value.
+    /// The command line's message about the value.
     pub fn set(&mut self, name: &'static str, value: &str) -> Result<(), String> {
         let mut values = self.values.clone();
         match value.trim() {
@@ -224,23 +224,23 @@ impl RequestOptions {
         Ok(())
     }
 
-    /// Writes what is set into a request to a model of this kind. Where options of both kinds are set, the other kind's are
-    /// left out.
+    /// Writes the options into a request to a model of this kind. Where options of both kinds are set, those of the other kind
+    /// are left out.
     pub fn apply(&self, kind: ModelKind, request: &mut GenerateRequest) {
-        // Every value was judged as it was set.
+        // Every value was validated when it was set, so parsing cannot fail here.
         if let Ok(arguments) = parse(&of_kind(&self.values, kind)) {
             request.length = arguments.length;
             arguments.decoding.apply(request);
         }
     }
 
-    /// Instructions that come before a conversation.
+    /// The system prompt; `None` if it is not set.
     #[must_use]
     pub fn system(&self) -> Option<String> {
         self.value("system").map(str::to_owned)
     }
 
-    /// What is set, as one would type it behind `sluice generate`; nothing where nothing is. Instructions have their own place.
+    /// The options as flags of `sluice generate`; `None` if none are set. The system prompt is left out: it is shown elsewhere.
     #[must_use]
     pub fn flags(&self) -> Option<String> {
         let names = NAMES.iter().filter(|name| **name != "system");
@@ -253,7 +253,7 @@ impl RequestOptions {
     }
 }
 
-/// The values that a request to a model of this kind can have beside each other.
+/// The values without those that conflict in a request to a model of this kind.
 fn of_kind(
     values: &BTreeMap<&'static str, String>,
     kind: ModelKind,
@@ -270,10 +270,11 @@ fn of_kind(
     values
 }
 
-/// What the command line makes of values.
+/// Parses values by the command line's own parser.
 fn parse(values: &BTreeMap<&'static str, String>) -> Result<Generate, String> {
     let mut arguments = vec!["sluice".to_owned(), "generate".to_owned()];
     for (name, value) in values {
+        // `--name=value` in one word: a value that begins with a dash must not be read as a flag.
         let parts: Vec<&str> = match *name {
             "stop" => value.split(BETWEEN).collect(),
             _ => vec![value],
@@ -288,7 +289,7 @@ fn parse(values: &BTreeMap<&'static str, String>) -> Result<Generate, String> {
     }
 }
 
-/// What is wrong, without how the command line is used.
+/// The parser's message in one line, without the usage.
 fn in_a_line(error: &str) -> String {
     let first = error.split("\n\n").next().unwrap_or_default();
     let words: Vec<_> = first.split_whitespace().collect();
@@ -296,7 +297,7 @@ fn in_a_line(error: &str) -> String {
     line.strip_prefix("error: ").unwrap_or(&line).to_owned()
 }
 
-/// Why the loaded model takes no such setting.
+/// Why the loaded model does not accept a field; `None` if it does or the model is not known.
 #[must_use]
 pub fn unfit(field: &OptionField, shape: Option<&ModelShape>) -> Option<&'static str> {
     match (shape?.kind(), kind_of(field.name)?) {
@@ -310,7 +311,7 @@ pub fn unfit(field: &OptionField, shape: Option<&ModelShape>) -> Option<&'static
     }
 }
 
-/// What is to be known of a field and of what is written in it, the most important first.
+/// Help for a field and for the value that is written in it, the most important line first.
 #[must_use]
 pub fn advice(field: &OptionField, value: &str, snapshot: Option<&Snapshot>) -> Vec<String> {
     let mut lines = vec![field.help.clone()];

@@ -32,43 +32,43 @@ use crate::{
     text::{clip, sanitise_line, width},
 };
 
-/// The least screen that anything useful fits on.
+/// Smallest screen that is drawn on; a smaller one only says the size that is needed.
 const LEAST_COLUMNS: u16 = 40;
 const LEAST_ROWS: u16 = 10;
-/// From here on, panes stand beside each other.
+/// Width from which on panes are beside each other.
 const WIDE_COLUMNS: u16 = 100;
-/// From here on, more than one pane fits.
+/// Height from which on more than one pane fits.
 const TALL_ROWS: u16 = 20;
 
-/// Something that the mouse can reach.
+/// Something that reacts to the mouse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HitTarget {
-    /// The name of a page.
+    /// The tab of a page.
     Page(Page),
-    /// The prompt.
     Prompt,
-    /// A request of the list.
+    /// The prompt line.
+    /// A request of the list, by its id.
     Request(u64),
     /// A canvas, which scrolls.
     Canvas,
-    /// A layer of the map.
+    /// A layer of the map, by its index.
     Layer(usize),
-    /// A row of the page's list.
+    /// A row of the page's list, by its index.
     Row(usize),
-    /// A row of the page's second list.
+    /// A row of the page's second list, by its index.
     OtherRow(usize),
     /// A pass of the request, by its index.
     Pass(usize),
-    /// A conversation.
+    /// A conversation, by its index.
     Conversation(usize),
 }
 
-/// What was drawn where, for the mouse.
+/// Areas of the last frame that react to the mouse.
 #[derive(Debug, Default, Clone)]
 pub struct HitAreas(Vec<(Rect, HitTarget)>);
 
 impl HitAreas {
-    /// What lies at a place; of several the one drawn last.
+    /// The target at a place; of several the one drawn last, which is on top.
     #[must_use]
     pub fn at(&self, column: u16, row: u16) -> Option<HitTarget> {
         let place = Position::new(column, row);
@@ -84,7 +84,7 @@ pub enum ScreenShape {
     Wide,
     /// Panes below each other.
     Tall,
-    /// One pane.
+    /// One pane alone.
     Small,
 }
 
@@ -93,7 +93,7 @@ impl ScreenShape {
         Self::of_size((area.width, area.height))
     }
 
-    /// The shape of so many columns and rows.
+    /// The shape for a size in columns and rows.
     pub(super) fn of_size((columns, rows): (u16, u16)) -> Self {
         match (columns >= WIDE_COLUMNS, rows >= TALL_ROWS) {
             (_, false) => Self::Small,
@@ -103,7 +103,7 @@ impl ScreenShape {
     }
 }
 
-/// What pages draw on.
+/// The screen that pages draw on.
 pub(super) struct Screen<'a, 'b> {
     pub(super) frame: &'a mut Frame<'b>,
     pub(super) state: &'a DashboardState,
@@ -112,22 +112,21 @@ pub(super) struct Screen<'a, 'b> {
 }
 
 impl<'a> Screen<'a, '_> {
-    /// The paint.
     pub(super) fn paint(&self) -> &'a Paint {
         &self.state.paint
     }
 
-    /// How a role looks.
+    /// The style of a role in the present theme.
     pub(super) fn style(&self, role: Role) -> Style {
         self.paint().style(role)
     }
 
-    /// Notes what the mouse finds there.
+    /// Notes that an area reacts to the mouse.
     pub(super) fn hit_area(&mut self, area: Rect, target: HitTarget) {
         self.hit_areas.0.push((area, target));
     }
 
-    /// Draws a frame with a title; reversed where it has the keyboard. What is left inside is returned.
+    /// Draws a frame with a title, reversed where it has the keyboard. Returns the area inside.
     pub(super) fn pane(&mut self, area: Rect, title: &str, is_focused: bool) -> Rect {
         let role = if is_focused { Role::Focus } else { Role::Title };
         let room = usize::from(area.width).saturating_sub(4);
@@ -135,7 +134,7 @@ impl<'a> Screen<'a, '_> {
         let block = Block::bordered()
             .border_set(border::PLAIN)
             .border_style(self.style(Role::Dim))
-            // Else it would be as dim as the frame that it stands on.
+            // The title inherits the border's style, which is dim.
             .title(Span::styled(
                 title,
                 self.style(role).remove_modifier(Modifier::DIM),
@@ -152,7 +151,7 @@ impl<'a> Screen<'a, '_> {
         }
     }
 
-    /// A frame with lines in it.
+    /// Draws a frame with lines in it.
     pub(super) fn framed(
         &mut self,
         area: Rect,
@@ -164,7 +163,7 @@ impl<'a> Screen<'a, '_> {
         self.lines(inner, lines);
     }
 
-    /// Words at the right end of a frame's lower edge.
+    /// Draws words at the right end of a frame's lower edge.
     pub(super) fn foot(&mut self, area: Rect, words: &str) {
         let room = usize::from(area.width).saturating_sub(4);
         let words = clip(words, room);
@@ -179,10 +178,10 @@ impl<'a> Screen<'a, '_> {
         self.frame.render_widget(line, place);
     }
 
-    /// A frame in the middle of everything, over what is there; what is left inside is returned.
+    /// Draws a frame in the middle of the screen, over its content. Returns the area inside.
     pub(super) fn popup(&mut self, columns: u16, rows: u16, title: &str) -> Rect {
         let area = self.frame.area();
-        // The keys at the foot stay to be seen.
+        // The last row stays free: it shows the keys.
         let above = area.height.saturating_sub(1);
         let (columns, rows) = (columns.min(area.width), rows.min(above));
         let place = Rect::new(
@@ -195,7 +194,7 @@ impl<'a> Screen<'a, '_> {
         self.pane(place, title, true)
     }
 
-    /// A line that is being written, or what invites to write it; with the cursor where it has the keyboard.
+    /// Draws an edited line, or `invitation` while it is empty; with the cursor if it has the keyboard.
     pub(super) fn editor(&mut self, area: Rect, line: &Input, invitation: &str, is_focused: bool) {
         let columns = usize::from(area.width);
         let scroll = line.visual_scroll(columns.saturating_sub(1));
@@ -213,7 +212,7 @@ impl<'a> Screen<'a, '_> {
     }
 }
 
-/// What a line editor shows of its text: `columns` from column `scroll` on.
+/// The part of a text that a line editor shows: `columns` from column `scroll` on.
 fn visible(text: &str, scroll: usize, columns: usize) -> String {
     let mut at = 0;
     let mut shown = String::new();
@@ -227,7 +226,7 @@ fn visible(text: &str, scroll: usize, columns: usize) -> String {
     shown
 }
 
-/// Draws the whole screen, and tells what lies where.
+/// Draws the whole screen, and returns the areas that react to the mouse.
 pub fn view(frame: &mut Frame<'_>, state: &DashboardState) -> HitAreas {
     let area = frame.area();
     if area.width < LEAST_COLUMNS || area.height < LEAST_ROWS {
@@ -247,6 +246,7 @@ pub fn view(frame: &mut Frame<'_>, state: &DashboardState) -> HitAreas {
     };
     draw(&mut screen, area);
     let targets = screen.hit_areas;
+    // Pages draw in Unicode; one pass over the finished cells translates them for terminals that only show ASCII.
     state.paint.glyphs.translate(frame.buffer_mut());
     targets
 }
@@ -262,7 +262,7 @@ fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
         Constraint::Length(1),
         Constraint::Min(0),
         Constraint::Length(prompt_rows),
-        // What is told takes its rows from the page: it hides neither the keys nor what is written.
+        // A message takes its rows from the page, so that it hides neither the keys nor the prompt.
         Constraint::Length(told_rows),
         Constraint::Length(1),
     ])
@@ -284,6 +284,7 @@ fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     }
     screen.lines(message, told);
     foot::draw_keys(screen, footer);
+    // Overlays in the order of the stack: the one that has the keyboard is drawn last, on top.
     for mode in state.modes.clone() {
         match mode {
             Mode::Help => draw_help(screen),
@@ -295,7 +296,7 @@ fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     }
 }
 
-/// There was no daemon yet: why, and what to do.
+/// Draws why no daemon was found yet, and what to do.
 fn draw_absent(screen: &mut Screen<'_, '_>, area: Rect) {
     let DaemonLink::Lost { cause, .. } = &screen.state.link else {
         return;
@@ -331,7 +332,7 @@ fn draw_header(screen: &mut Screen<'_, '_>, area: Rect) {
         )),
         (None, None) => None,
     };
-    // A line is all that the smallest screens have: a model that isn't ready is worth more than what is as it should be.
+    // The smallest screens have one line: a model that is not ready matters more than a connection that is fine.
     if area.height < 2
         && role == Role::Good
         && let Some((model, worth @ (Role::Warning | Role::Bad | Role::Dim))) = &model
@@ -349,7 +350,7 @@ fn draw_header(screen: &mut Screen<'_, '_>, area: Rect) {
     screen.lines(area, vec![first, second]);
 }
 
-/// The connection in words; always on screen.
+/// The state of the connection in words, which is always on the screen.
 fn connection(state: &DashboardState) -> (String, Role) {
     if state.latest.is_none()
         && let DaemonLink::Lost { cause, retry_at_ms } = &state.link
@@ -400,7 +401,7 @@ fn server(snapshot: Option<&Snapshot>) -> String {
     )
 }
 
-/// The model; its state before what it is, since narrow screens cut the end.
+/// The model in words. Its state comes before its description, since narrow screens cut the end.
 fn model_words(model: &Model, operations: &[Operation]) -> (String, Role) {
     let (state, role) = model_state(model, operations);
     let mut words = format!("model {}{state}", model.name);
@@ -440,10 +441,10 @@ fn model_state(model: &Model, operations: &[Operation]) -> (String, Role) {
     }
 }
 
-/// The pages by their keys; narrow screens cut the names of the others short.
+/// Draws the tabs. Narrow screens shorten the names of the pages that are not open.
 fn draw_tabs(screen: &mut Screen<'_, '_>, area: Rect) {
     let open = screen.state.page;
-    // Two spaces, a number and one more space stand around a name.
+    // A tab has four columns besides its name: a space, the digit, and a space on each side of the name.
     let left = usize::from(area.width).saturating_sub(open.name().len() + 4);
     let others = Page::ALL.len() - 1;
     let letters = (left / others).saturating_sub(4);
@@ -467,13 +468,13 @@ fn draw_tabs(screen: &mut Screen<'_, '_>, area: Rect) {
     }
 }
 
-/// The lines of the help: tables with their headings, less the keys that the filter doesn't find.
+/// The lines of the help: the tables with their headings, without keys that do not match the filter.
 pub(super) fn help_lines(state: &DashboardState) -> Vec<Line<'static>> {
     let wanted = state.help_filter.value().to_lowercase();
     let paint = &state.paint;
     let own = state.mode_below_help().tables(state.page);
     let is_own = |table: &[Binding]| own.iter().any(|own| std::ptr::eq(*own, table));
-    // What holds here comes first.
+    // The tables of the present mode and page come first.
     let (here, elsewhere): (Vec<_>, Vec<_>) = TABLES.iter().partition(|(_, table)| is_own(table));
     let mut lines = Vec::new();
     for (title, table) in here.into_iter().chain(elsewhere) {

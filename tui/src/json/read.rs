@@ -1,7 +1,7 @@
-//! Events of a generation read back from the lines that [`event`](super::event) makes.
+//! Parses events of a generation from the lines that [`event`](super::event) writes.
 //!
-//! A person may have edited them, or somebody sent them: nothing is trusted. Events and fields that are not known are
-//! skipped, so that a file of a later version still shows what this one knows.
+//! The file may be edited or come from somebody else, so nothing in it is trusted. Unknown events and fields are skipped, so
+//! that a file of a later version shows as much as this version knows.
 
 use std::{
     fmt,
@@ -18,9 +18,9 @@ use sluice_proto::{
     },
 };
 
-/// Most bytes that are read: a thousand passes over a thousand positions, and more.
+/// Most bytes of a file: enough for more than a thousand passes over a thousand positions.
 pub const BYTES_MAX: u64 = 256 << 20;
-/// Most bytes of a line.
+/// Most bytes of a line, so that a file without newlines is not read whole.
 pub const LINE_BYTES_MAX: u64 = 8 << 20;
 /// Most positions of a canvas: far beyond any model's context.
 pub const POSITIONS_MAX: usize = 1 << 16;
@@ -28,9 +28,9 @@ pub const POSITIONS_MAX: usize = 1 << 16;
 /// Why a line could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadError {
-    /// Which, counted from 1.
+    /// The line's number, counted from 1.
     pub line: u64,
-    /// What is wrong with it.
+    /// What is wrong with the line.
     pub message: String,
 }
 
@@ -42,7 +42,7 @@ impl fmt::Display for ReadError {
 
 impl std::error::Error for ReadError {}
 
-/// Events as they are read, one after the other; an error is the last item.
+/// Iterator over the events of a file; an error is its last item.
 #[derive(Debug)]
 pub struct Events<R> {
     reader: R,
@@ -53,7 +53,7 @@ pub struct Events<R> {
 }
 
 impl<R: BufRead> Events<R> {
-    /// The events in `reader`.
+    /// Reads events from `reader`.
     pub fn new(reader: R) -> Self {
         Self {
             reader,
@@ -64,12 +64,12 @@ impl<R: BufRead> Events<R> {
         }
     }
 
-    /// The line that was read last, counted from 1.
+    /// The number of the line that was read last, counted from 1.
     pub fn line(&self) -> u64 {
         self.line
     }
 
-    /// The next event that is known; `None` at the end.
+    /// The next event of a known kind; `None` at the end.
     fn event(&mut self) -> Result<Option<Event>, String> {
         let mut line = Vec::new();
         loop {
@@ -98,7 +98,7 @@ impl<R: BufRead> Events<R> {
                     return Ok(Some(kind));
                 }
                 Ok(None) => {}
-                // Whoever wrote it was stopped in the middle of a line.
+                // The last line has no newline: its writer was stopped in the middle of it. The lines before it are a run.
                 Err(LineError::Torn(_)) if line.last() != Some(&b'\n') && self.line > 1 => {
                     return Ok(None);
                 }
@@ -108,18 +108,18 @@ impl<R: BufRead> Events<R> {
     }
 }
 
-/// Counts what the events of a request take in memory, wherever they come from.
+/// Bounds the memory that the events of a request take, from a file or a daemon.
 #[derive(Debug, Default)]
 pub struct RunBounds {
-    /// Positions of blocks that were done since the last beginning.
+    /// Positions of blocks that are done, since the last `Queued`.
     positions: usize,
 }
 
 impl RunBounds {
-    /// Counts one more event. Blocks that are done stay in memory; all of them together are no more than a canvas.
+    /// Counts one more event. Blocks that are done stay in memory, so all together may be no longer than a canvas.
     ///
     /// # Errors
-    /// When something is beyond every model's context; it says what.
+    /// What exceeds [`POSITIONS_MAX`].
     pub fn count(&mut self, kind: &Event) -> Result<(), String> {
         match kind {
             Event::Queued(_) => self.positions = 0,
@@ -165,11 +165,11 @@ fn unreadable(error: &io::Error) -> String {
     format!("cannot be read: {error}")
 }
 
-/// What is wrong with a line.
+/// Why a line could not be parsed.
 enum LineError {
-    /// It is no JSON, perhaps for want of its end.
+    /// It is not JSON, perhaps since its end is missing.
     Torn(String),
-    /// It is, but not of an event.
+    /// It is JSON, but not an event.
     Said(String),
 }
 
@@ -179,13 +179,13 @@ impl From<String> for LineError {
     }
 }
 
-/// One line; `None` where the event is not known.
+/// Parses one line; `None` for an unknown event.
 fn parse(line: &[u8]) -> Result<Option<Event>, LineError> {
     let event = json::<EventLine>(line)?.event;
     Ok(Some(match event.as_str() {
         "queued" => Event::Queued(json(line)?),
         "started" => Event::Started(started(line)?),
-        // "pass" is what earlier versions wrote.
+        // Earlier versions wrote "pass".
         "pass_done" | "pass" => Event::PassDone(json(line)?),
         "block_done" => Event::BlockDone(json(line)?),
         "notice" => Event::Notice(json(line)?),
@@ -195,7 +195,7 @@ fn parse(line: &[u8]) -> Result<Option<Event>, LineError> {
     }))
 }
 
-/// What a request came to. Earlier versions wrote the options of masked diffusion models beside the other fields, as words.
+/// Parses `started`. Earlier versions wrote the options of masked diffusion models beside the other fields, as words.
 fn started(line: &[u8]) -> Result<GenerationStarted, LineError> {
     #[derive(Deserialize)]
     struct Former {
@@ -212,7 +212,7 @@ fn started(line: &[u8]) -> Result<GenerationStarted, LineError> {
     }
     let mut started: GenerationStarted = json(line)?;
     let former: Former = json(line)?;
-    // An autoregressive model had no preset.
+    // For an autoregressive model earlier versions wrote an empty preset.
     let is_former = former.policy.is_some() && former.dial.as_deref() != Some("");
     if started.diffusion.is_none() && is_former {
         let mut options = DiffusionOptions {
@@ -234,7 +234,8 @@ fn started(line: &[u8]) -> Result<GenerationStarted, LineError> {
     Ok(started)
 }
 
-/// The last event. Versions that told no numbers of tokens but of those of the text had no others.
+/// Parses `done`. Versions without `generated_tokens` and `filled_positions` only counted the tokens of the text, which was all
+/// that they generated.
 fn done(line: &[u8]) -> Result<GenerationDone, LineError> {
     #[derive(Deserialize)]
     struct Counts {
@@ -252,7 +253,7 @@ fn done(line: &[u8]) -> Result<GenerationDone, LineError> {
 
 fn json<T: DeserializeOwned>(line: &[u8]) -> Result<T, LineError> {
     serde_json::from_slice(line).map_err(|error| {
-        // The parser counts lines too, of which it is given one.
+        // The parser's own line number is always 1, since it is given one line; `ReadError` has the file's.
         let column = error.column();
         let words = error.to_string();
         let words = words.split(" at line ").next().unwrap_or_default();

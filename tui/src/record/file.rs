@@ -1,4 +1,4 @@
-//! Recordings in files.
+//! Saving recordings to files and loading them.
 
 use std::{
     env,
@@ -15,8 +15,7 @@ use crate::{
     user_folders,
 };
 
-/// The run that `reader` holds, as `sluice generate --json` printed it or [`Recording::write`] wrote it. It may have been cut
-/// off before its end.
+/// Reads a run that `sluice generate --json` printed or [`Recording::write`] wrote. Its end may be missing.
 ///
 /// # Errors
 /// When a line is no event, too much is in it, or there is no event at all.
@@ -42,7 +41,7 @@ pub fn load(reader: impl BufRead) -> Result<Recording, ReadError> {
 /// Writes a run to a new file that its owner alone can read, and makes the folders that lead there.
 ///
 /// # Errors
-/// When the file is there already, or can't be written; then nothing is left of it but the folders.
+/// When the file exists already or cannot be written; then nothing is left but the folders.
 pub fn save(path: &Path, recording: &Recording) -> io::Result<()> {
     if let Some(folder) = path
         .parent()
@@ -62,13 +61,13 @@ pub fn save(path: &Path, recording: &Recording) -> io::Result<()> {
     let mut writer = BufWriter::new(file);
     let written = recording.write(&mut writer).and_then(|()| writer.flush());
     if written.is_err() {
-        // Half a run under this name would only be in the way; the first error is the one to tell.
+        // Half a run would block this name for the next try. The first error is the one to report.
         let _ = fs::remove_file(path);
     }
     written
 }
 
-/// Where runs are saved when nobody says where, and the time that their names tell.
+/// The default folder of saved runs, and the time for their names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Runs {
     /// The folder; empty where the environment names none.
@@ -78,7 +77,7 @@ pub struct Runs {
 }
 
 impl Runs {
-    /// As the environment has it: `sluice/runs` below `$XDG_STATE_HOME`, else below `~/.local/state`.
+    /// By the environment: `sluice/runs` below `$XDG_STATE_HOME`, else below `~/.local/state`.
     #[must_use]
     pub fn here() -> Self {
         let state = user_folders::state(|name| env::var_os(name));
@@ -89,7 +88,7 @@ impl Runs {
         }
     }
 
-    /// A file for a request that is saved at a time of the dashboard's clock.
+    /// The path for a request that is saved at a time of the dashboard's clock.
     #[must_use]
     pub fn file(&self, request_id: u64, now_ms: u64) -> PathBuf {
         let date = date(self.began_s.saturating_add(now_ms / 1000));

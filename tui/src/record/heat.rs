@@ -1,4 +1,4 @@
-//! How sure the model was: token by token, and pass by pass.
+//! The model's confidence, token by token and pass by pass.
 
 use std::ops::Range;
 
@@ -7,41 +7,42 @@ use sluice_proto::v1::{CanvasToken, TokenState};
 use super::Recording;
 use crate::json::read::POSITIONS_MAX;
 
-/// How things stood with one position after one pass.
+/// State of one position after one pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum HeatCell {
-    /// Nothing was predicted yet.
+    /// Nothing is predicted yet.
     Masked,
-    /// There was a guess, with its probability where that is known.
+    /// A token is predicted; its probability, where that is known.
     Provisional(Option<f32>),
-    /// It was committed since the column before, with its probability where that is known.
+    /// Committed since the column before; its probability, where that is known.
     Fresh(Option<f32>),
-    /// It was committed earlier.
+    /// Committed earlier.
     Committed,
-    /// The user fixed it from the start.
+    /// Pinned by the user from the start.
     Pinned,
 }
 
-/// How the positions of a pass stood, two bytes each: whoever draws a map needs them of hundreds of passes at once.
+/// The cells of a pass in two bytes each. A heat map shows hundreds of passes at once: decoding them for each frame took 14 ms.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct HeatRow {
     first: u32,
     cells: Box<[u16]>,
 }
 
-/// Confidences are kept in so many parts of 1, of which the limits of the classes are whole numbers.
+/// Confidences are rounded to multiples of 1/8000. The limits of the confidence classes are such multiples, so rounding moves
+/// no cell to another class.
 const PARTS: f32 = 8_000.0;
-/// Above the bits of a confidence; 0 is a position that the pass doesn't have.
+/// The states are the bits above a confidence's; 0 is a position that the pass does not have.
 const MASKED: u16 = 1 << 13;
 const COMMITTED: u16 = 2 << 13;
 const PINNED: u16 = 3 << 13;
 const PROVISIONAL: u16 = 4 << 13;
 const FRESH: u16 = 5 << 13;
-/// The confidence that isn't known.
+/// Stands for a confidence that is not known.
 const UNKNOWN: u16 = MASKED - 1;
 
 impl HeatRow {
-    /// Of the tokens of a pass.
+    /// The cells of a pass's tokens.
     pub(super) fn of(tokens: &[CanvasToken]) -> Self {
         let positions = || tokens.iter().map(|token| token.position);
         let first = positions().min().unwrap_or(0);
@@ -60,12 +61,12 @@ impl HeatRow {
         }
     }
 
-    /// Bytes that it takes beside itself.
+    /// Bytes on the heap.
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.cells)
     }
 
-    /// How a position stood, if the pass has it.
+    /// The cell of a position; `None` if the pass does not have it.
     fn at(&self, position: u32) -> Option<HeatCell> {
         let offset = position.checked_sub(self.first)?;
         let packed = *self.cells.get(offset as usize)?;
@@ -96,15 +97,15 @@ fn pack(cell: HeatCell) -> u16 {
     }
 }
 
-/// A position that was settled with its block.
+/// A position of a block that is done.
 struct SettledPosition<'a> {
     block: u32,
     token: &'a CanvasToken,
 }
 
 impl Recording {
-    /// A column for each run of passes in `columns`, which shows how things stood after the last of them: a cell for each
-    /// position of `positions`.
+    /// A column for each run of passes in `columns`, with a cell for each position of `positions` as it was after the last pass
+    /// of the run.
     #[must_use]
     pub fn heat(&self, positions: Range<u32>, columns: &[Range<usize>]) -> Vec<Vec<HeatCell>> {
         let visible = positions.len();
@@ -146,7 +147,7 @@ impl Recording {
                 .collect()
         };
         let mut heat = Vec::with_capacity(columns.len());
-        // What stood before the first column; before the first pass there was nothing.
+        // The state before the first column, to tell what that column committed.
         let before = columns.first().and_then(|first| first.start.checked_sub(1));
         let mut previous = match before {
             Some(index) => column(index),
@@ -168,7 +169,7 @@ impl Recording {
         heat
     }
 
-    /// Kept passes shared out over at most so many columns, those of one column beside each other.
+    /// Divides the kept passes into at most `columns` runs of consecutive passes.
     #[must_use]
     pub fn columns(&self, columns: usize) -> Vec<Range<usize>> {
         let passes = self.passes.len();
@@ -179,7 +180,7 @@ impl Recording {
     }
 }
 
-/// How one position stands in its pass.
+/// The cell of a token in its pass.
 fn cell(token: &CanvasToken) -> HeatCell {
     match token.state() {
         TokenState::Committed if token.is_fresh => HeatCell::Fresh(token.confidence),
@@ -190,7 +191,7 @@ fn cell(token: &CanvasToken) -> HeatCell {
     }
 }
 
-/// What was committed in a pass that the column doesn't show is new in the column all the same.
+/// The cell as the column shows it: a token that was committed in a pass between two columns is fresh in the later one.
 fn since(cell: HeatCell, previous: HeatCell, settled: Option<&SettledPosition<'_>>) -> HeatCell {
     match (cell, previous) {
         (HeatCell::Committed, HeatCell::Masked | HeatCell::Provisional(_)) => {

@@ -1,4 +1,4 @@
-//! Where what is typed comes from: an editor of lines on a terminal, or a pipe.
+//! Input of a conversation: a line editor on a terminal, or a pipe.
 
 use std::{
     io::{BufRead, Read, Write},
@@ -25,14 +25,14 @@ use crate::{
     user_folders,
 };
 
-/// Prompts that the history keeps.
+/// Most prompts that the history keeps.
 const HISTORY_MAX: usize = 500;
 /// Longest prompt that it keeps.
 const HISTORY_ENTRY_BYTES_MAX: usize = 4 << 10;
-/// Ends pastes in brackets, as the editor does when it is left in peace.
+/// Turns bracketed paste off, as the editor does when it ends normally.
 const PASTE_OFF: &[u8] = b"\x1b[?2004l\r\n";
 
-/// What came of a wait for the next text.
+/// Result of waiting for input.
 #[derive(Debug)]
 pub(super) enum InputLine {
     /// A text, over one line or several.
@@ -43,19 +43,19 @@ pub(super) enum InputLine {
     End,
 }
 
-/// Texts, one after the other. They are read by a thread that nobody waits for: a read of a terminal can't be called off.
+/// Reads input on a thread that is never joined: a blocking read of a terminal cannot be cancelled.
 pub(super) struct Input {
-    /// Tells the editor to begin; a pipe is read as it comes.
+    /// Tells the editor to read the next text, so that it has the terminal only then; `None` for a pipe.
     ask: Option<blocking::SyncSender<()>>,
     lines: mpsc::Receiver<Result<InputLine, Failure>>,
-    /// Whether the editor has the terminal.
+    /// Whether the editor is reading, with the terminal in its modes.
     is_editing: bool,
-    /// How the terminal was before the editor had it.
+    /// The terminal's modes before the editor changed them.
     modes: Option<Termios>,
 }
 
 impl Input {
-    /// An editor on the terminal, with a history in a file, if there is one.
+    /// Reads with a line editor on the terminal; `history` is its history file, if any.
     pub(super) fn editor(history: Option<PathBuf>) -> Result<Self, Failure> {
         let (ask, asked) = blocking::sync_channel(1);
         let modes = tcgetattr(std::io::stdin()).ok();
@@ -68,7 +68,7 @@ impl Input {
         })
     }
 
-    /// What comes through standard input, a line or what several say together.
+    /// Reads from standard input, by single lines or several between `"""`.
     pub(super) fn pipe() -> Result<Self, Failure> {
         let lines = spawn(|lines| {
             let mut stdin = std::io::stdin().lock();
@@ -87,7 +87,7 @@ impl Input {
         })
     }
 
-    /// The next text. A wait that was given up is gone on with.
+    /// Waits for the next text. After a cancelled wait, the next call continues the same read.
     pub(super) async fn next(&mut self) -> Result<InputLine, Failure> {
         if let Some(ask) = &self.ask
             && !self.is_editing

@@ -1,4 +1,4 @@
-//! What stands below every page: the prompt, what is to be told, and the keys.
+//! The foot of every page: the prompt, the message, and the keys.
 
 use ratatui::{
     layout::Rect,
@@ -18,22 +18,22 @@ use crate::{
     text::{clip, sanitise_line, width},
 };
 
-/// Rows that an error takes at most.
+/// Most rows of an error.
 const ERROR_ROWS: usize = 3;
-/// Rows that the prompt takes at most on the smallest screens.
+/// Most rows of the prompt on the smallest screens.
 const SMALL_ROWS: usize = 3;
 
-/// Columns that a prompt is laid out in, on a screen of so many columns and rows.
+/// Width in columns that the prompt is wrapped to, on a screen of this size.
 pub(in super::super) fn prompt_columns(size: (u16, u16)) -> usize {
     let around = match ScreenShape::of_size(size) {
         ScreenShape::Wide | ScreenShape::Tall => 4,
-        // The mark before it.
+        // The mark `> ` before the prompt.
         ScreenShape::Small => 2,
     };
     usize::from(size.0).saturating_sub(around)
 }
 
-/// Rows that the prompt takes, its frame included; none on pages without one.
+/// Rows of the prompt with its frame; 0 on pages without a prompt.
 pub(super) fn prompt_rows(state: &DashboardState, area: Rect) -> u16 {
     if !state.page.has_prompt() {
         return 0;
@@ -97,7 +97,7 @@ pub(super) fn draw_prompt(screen: &mut Screen<'_, '_>, area: Rect) {
     }
 }
 
-/// What is to be told, in rows.
+/// The message in lines of `columns`; none without a message.
 pub(super) fn message_lines(state: &DashboardState, columns: usize) -> Vec<Line<'static>> {
     let Some(message) = &state.message else {
         return Vec::new();
@@ -107,7 +107,7 @@ pub(super) fn message_lines(state: &DashboardState, columns: usize) -> Vec<Line<
         let style = state.paint.style(Role::Warning);
         return vec![Line::styled(clip(&text, columns), style)];
     }
-    // What is to be done about an error often stands at its end.
+    // An error is not cut after one line: its end often says what to do.
     let mut lines = wrap_text(&format!("error: {text}"), columns);
     if let Some(cut) = lines.get(ERROR_ROWS - 1..).map(|rest| rest.join(" ")) {
         lines.truncate(ERROR_ROWS - 1);
@@ -118,7 +118,7 @@ pub(super) fn message_lines(state: &DashboardState, columns: usize) -> Vec<Line<
     lines.collect()
 }
 
-/// The words that lists are filtered by, where they are being written; else the keys of the mode.
+/// Draws the filter line while it is written, else the keys of the mode.
 pub(super) fn draw_keys(screen: &mut Screen<'_, '_>, area: Rect) {
     let state = screen.state;
     if state.mode() == Mode::Filter {
@@ -136,7 +136,7 @@ fn keys_line(screen: &Screen<'_, '_>, columns: usize) -> Line<'static> {
     let state = screen.state;
     let mut spans = Vec::new();
     let mut used = 0;
-    // Help and the way out are never what a narrow screen drops; the pages have their names above.
+    // Help and the way out come first, so that a narrow screen never drops them. Digits are left out: the tabs show them.
     let tables = state.mode().tables(state.page);
     let all = tables.into_iter().flatten();
     let all = all.filter(|binding| !matches!(binding.action, Action::Go(_)));
@@ -151,7 +151,7 @@ fn keys_line(screen: &Screen<'_, '_>, columns: usize) -> Line<'static> {
     for binding in first.into_iter().chain(rest) {
         let space = if used == 0 { "" } else { "  " };
         let columns_needed = space.len() + width(binding.label) + 1 + width(binding.help);
-        // One way is enough, and what doesn't fit leaves its place to what does.
+        // One key for each action is enough; an entry that does not fit is skipped, since a shorter one may fit.
         if shown.contains(&binding.action) || used + columns_needed > columns {
             continue;
         }
