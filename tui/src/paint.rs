@@ -1,4 +1,4 @@
-//! Themes: what a piece of the screen means, and how that looks.
+//! Themes: roles of what is drawn, and the style of each role.
 //!
 //! Everything that is drawn names a [`Role`]; a theme gives each role a style. Colour supports and attributes decide: without
 //! colour the same roles keep their bold, dim, italic, underlined and reversed. Likewise for shapes: everything is drawn with
@@ -14,36 +14,36 @@ use ratatui::{
 
 use crate::canvas::{Confidence, Look};
 
-/// What a piece of the screen means.
+/// The meaning of a piece of the screen, which decides its style.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Titles of panes, names of keys.
+    /// Titles of panes, and names of keys.
     Title,
-    /// The title of what has the keyboard.
+    /// The title of the pane that has the keyboard.
     Focus,
-    /// What is selected of several.
+    /// The selected one of several.
     Selected,
-    /// Quiet words, frames.
+    /// Unimportant words, and frames.
     Dim,
-    /// As it should be.
+    /// A state as it should be.
     Good,
-    /// Worth a look.
+    /// A state that the user should look at.
     Warning,
-    /// Wrong.
+    /// An error.
     Bad,
-    /// A token fixed some passes ago.
+    /// A token that was committed before the last pass.
     Committed,
-    /// A token fixed just now that the model was sure of.
+    /// A token that the last pass committed with high confidence.
     Sure,
-    /// The same, less sure.
+    /// A token that the last pass committed with medium confidence.
     Likely,
-    /// The same, unsure.
+    /// A token that the last pass committed with low confidence.
     Unsure,
-    /// The present best guess.
+    /// A predicted token that is not committed.
     Provisional,
-    /// No guess yet.
+    /// A masked position without a prediction.
     Masked,
-    /// Fixed by the user.
+    /// A token that the user pinned.
     Pinned,
     /// Weights that stay on the device.
     Device,
@@ -51,15 +51,15 @@ pub enum Role {
     Host,
     /// Weights on disk.
     Disk,
-    /// Weights on their way.
+    /// Weights that are being streamed.
     InFlight,
-    /// Keys and values.
+    /// The KV cache.
     KvCache,
     /// Activations and other buffers of a pass.
     Scratch,
-    /// The head.
+    /// Buffers of the LM head.
     Logits,
-    /// What the driver takes.
+    /// Memory that the GPU's driver takes.
     Context,
     /// Memory of other programs.
     Others,
@@ -117,17 +117,17 @@ const ROLES: [(Role, &str, Option<Color>, Modifier); 23] = {
     ]
 };
 
-/// A named set of colours. What a theme doesn't name looks as in [`Theme::Terminal`].
+/// A named set of colours. Roles that a theme does not name look as in [`Theme::Terminal`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Theme {
     /// The terminal's own colours.
     #[default]
     Terminal,
-    /// For dark backgrounds.
+    /// Colours for dark backgrounds.
     Dark,
-    /// For light backgrounds.
+    /// Colours for light backgrounds.
     Light,
-    /// Blue and orange, which most people with colour blindness tell apart.
+    /// Blue and orange, which most people with colour blindness can tell apart.
     Safe,
 }
 
@@ -153,12 +153,12 @@ impl Theme {
         Self::ALL[(at.unwrap_or(0) + 1) % Self::ALL.len()]
     }
 
-    /// The theme's own colour of a role.
+    /// The theme's own colour of a role; `None` leaves the default theme's.
     fn colour(self, role: Role) -> Option<Color> {
         let rgb = |value: u32| Some(Color::from_u32(value));
         let row: [u32; 6] = match self {
             Self::Terminal => return None,
-            // Good, middling, bad, and three that tell kinds apart.
+            // Colours for good, middling and bad, and three that tell kinds apart.
             Self::Dark => [
                 0x7f_d9_62, 0xff_c8_57, 0xff_6b_6b, 0x6c_b6_ff, 0xd2_a8_ff, 0x56_d4_dd,
             ],
@@ -196,7 +196,7 @@ impl FromStr for Theme {
     }
 }
 
-/// Shapes that a terminal can show.
+/// A set of shapes that a terminal can show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Glyphs {
     /// Graphs of braille dots, eight a cell.
@@ -209,7 +209,7 @@ pub enum Glyphs {
 }
 
 impl Glyphs {
-    /// All of them, the finest first.
+    /// All sets, the finest first.
     pub const ALL: [Self; 3] = [Self::Braille, Self::Blocks, Self::Ascii];
 
     /// The name that people type.
@@ -222,14 +222,15 @@ impl Glyphs {
         }
     }
 
-    /// What a terminal can show, by the locale (`$LC_ALL`, `$LC_CTYPE` or `$LANG`, the first that is set) and `$TERM`.
+    /// The finest set that the terminal can show, by the locale (`$LC_ALL`, `$LC_CTYPE` or `$LANG`, the first that is set) and
+    /// `$TERM`.
     #[must_use]
     pub fn of_terminal(variable: impl Fn(&str) -> Option<String>) -> Self {
         let set = |name: &&str| variable(name).is_some_and(|value| !value.is_empty());
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].iter().find(|name| set(name));
         let locale = locale.and_then(|name| variable(name)).unwrap_or_default();
         let is_unicode = locale.to_lowercase().replace('-', "").contains("utf8");
-        // Nothing set says nothing: most terminals of today show Unicode.
+        // Without a locale nothing is known; most terminals of today show Unicode.
         if !locale.is_empty() && !is_unicode {
             return Self::Ascii;
         }
@@ -240,7 +241,7 @@ impl Glyphs {
         }
     }
 
-    /// What graphs are drawn with.
+    /// The marker that graphs are drawn with.
     #[must_use]
     pub fn marker(self) -> Marker {
         match self {
@@ -250,7 +251,7 @@ impl Glyphs {
         }
     }
 
-    /// Turns a finished screen into one that the terminal can show. What has no likeness becomes `?`.
+    /// Translates a finished screen to characters that the terminal can show. Those without a likeness become `?`.
     pub fn translate(self, screen: &mut Buffer) {
         for cell in &mut screen.content {
             if self == Self::Braille {
@@ -268,7 +269,7 @@ impl Glyphs {
                 Some(character) if !character.is_ascii() => {
                     cell.set_char(ascii(character));
                 }
-                // A letter with marks that combine with it.
+                // A letter with combining marks: the letter stays.
                 Some(character) if characters.next().is_some() => {
                     cell.set_char(character);
                 }
@@ -278,7 +279,7 @@ impl Glyphs {
     }
 }
 
-/// The nearest to a character in what the fonts of consoles have, where that is another.
+/// The nearest character that consoles' fonts have; `None` if they have the character itself.
 fn block(character: char) -> Option<char> {
     Some(match character {
         '▁' | '▂' => '░',
@@ -295,7 +296,7 @@ fn block(character: char) -> Option<char> {
     })
 }
 
-/// The nearest to a character in ASCII. Marks that stand for different things beside each other stay different.
+/// The nearest ASCII character. Marks that are told apart by shape stay different.
 fn ascii(character: char) -> char {
     match character {
         '─' | '–' | '—' | '−' => '-',
@@ -365,20 +366,20 @@ fn by_name<T: Copy>(all: &[(T, &str)], what: &str, text: &str) -> Result<T, Stri
     })
 }
 
-/// A theme made ready to draw with.
+/// Styles and shapes to draw with: a theme, glyphs, and the user's own styles.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Paint {
-    /// Which.
+    /// The theme in use.
     pub theme: Theme,
-    /// What shapes there are.
+    /// The glyphs in use.
     pub glyphs: Glyphs,
     colour: bool,
-    /// The user's own styles of some roles.
+    /// Styles of roles that the user's settings replace.
     own: Vec<(Role, Style)>,
 }
 
 impl Paint {
-    /// A theme with `colour`, or with nothing but attributes.
+    /// A theme with `colour`, or with attributes such as bold alone.
     #[must_use]
     pub fn new(theme: Theme, glyphs: Glyphs, colour: bool) -> Self {
         Self {
@@ -389,7 +390,7 @@ impl Paint {
         }
     }
 
-    /// Gives a role a style of the user's own, such as `yellow bold` or `#ff8800`.
+    /// Replaces the style of a role, such as by `yellow bold` or `#ff8800`.
     ///
     /// # Errors
     /// When there is no such role, colour or attribute.
@@ -406,7 +407,7 @@ impl Paint {
         Ok(())
     }
 
-    /// How a role looks.
+    /// The style of a role.
     #[must_use]
     pub fn style(&self, role: Role) -> Style {
         let own = self.own.iter().rev().find(|(its, _)| *its == role);
@@ -430,7 +431,7 @@ impl Paint {
         }
     }
 
-    /// How a token looks.
+    /// The style of a token's look.
     #[must_use]
     pub fn look(&self, look: Look) -> Style {
         self.style(match look {
@@ -453,7 +454,7 @@ impl From<Confidence> for Role {
     }
 }
 
-/// Words such as `yellow bold`, `#ff8800` or `none`.
+/// Parses a style such as `yellow bold`, `#ff8800` or `none`.
 fn parse_style(text: &str) -> Result<Style, String> {
     let mut style = Style::new();
     for word in text.split_whitespace() {

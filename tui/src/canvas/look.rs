@@ -1,36 +1,36 @@
-//! How the states of a token look, in the commands and in the dashboard alike.
+//! The looks of a token's states, the same in commands and dashboard.
 
 use ratatui::style::{Color, Modifier, Style};
 use sluice_proto::v1::{CanvasToken, TokenState};
 
-/// How a piece of the canvas looks. Colour supports; mark and attribute decide.
+/// The look of a piece of the canvas. Marks and attributes tell looks apart; colour only supports that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
-    /// Fixed for good, some passes ago.
+    /// Committed before the last pass.
     Committed,
-    /// Fixed by the last pass.
+    /// Committed by the last pass.
     Fresh(Confidence),
-    /// The present best guess.
+    /// Predicted, but not committed.
     Provisional,
-    /// Nothing predicted yet.
+    /// Masked, without a prediction.
     Masked,
-    /// Fixed by the user from the start.
+    /// Pinned by the user from the start.
     Pinned,
 }
 
-/// How sure the model was: the thresholds of the LLaDA authors' demonstration.
+/// Class of the model's confidence, with the thresholds of the LLaDA authors' demonstration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Confidence {
-    /// Below 0.3.
+    /// A probability below 0.3.
     Low,
-    /// Below 0.7.
+    /// A probability from 0.3 to 0.7.
     Medium,
-    /// The rest.
+    /// A probability from 0.7 on, or one that is not known.
     High,
 }
 
 impl Confidence {
-    /// The class of a probability; one that is not known counts as sure.
+    /// The class of a probability; an unknown one counts as sure.
     #[must_use]
     pub fn of(probability: Option<f32>) -> Self {
         match probability {
@@ -56,7 +56,7 @@ impl Look {
         }
     }
 
-    /// The look as a style. Named colours only, and none where `colour` is false.
+    /// The look as a style, with named colours only, and without colour where `colour` is false.
     #[must_use]
     pub fn style(self, colour: bool) -> Style {
         let (foreground, modifier) = match self {
@@ -75,7 +75,7 @@ impl Look {
         }
     }
 
-    /// The look as a control sequence, to follow a reset.
+    /// The look as a control sequence, to be written after a reset.
     #[must_use]
     pub fn sequence(self, colour: bool) -> &'static str {
         match (self, colour) {

@@ -359,12 +359,12 @@ With --json each line is an object, as with `sluice generate`."
     )
 }
 
-/// All ways of decoding: the dial, and what it is made of.
+/// Help about decoding: presets, and the settings that they consist of.
 pub(super) fn decoding() -> String {
     format!("{}\n\n{}\n\n{WAYS}", presets(), policies())
 }
 
-/// The dial's table as help text.
+/// The table of presets as help text.
 fn presets() -> String {
     let mut help = String::from("Presets (--preset NAME), each with the flags it stands for:");
     for row in PRESETS {

@@ -1,4 +1,4 @@
-//! The commands for coded files, and for jobs.
+//! Arguments of the commands for compressed files, and for jobs.
 
 use std::path::PathBuf;
 

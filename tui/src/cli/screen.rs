@@ -23,7 +23,7 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// The same; what isn't said here is as `other` says.
+    /// These choices, completed by those of `other`.
     #[must_use]
     pub fn or(&self, other: &Self) -> Self {
         Self {
@@ -48,7 +48,7 @@ pub enum Colour {
 }
 
 impl Colour {
-    /// Whether there is to be colour, by `$NO_COLOR`.
+    /// Whether to use colour; `auto` follows `$NO_COLOR`.
     #[must_use]
     pub fn is_allowed(self, variable: impl Fn(&str) -> Option<String>) -> bool {
         match self {

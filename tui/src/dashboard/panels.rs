@@ -1,4 +1,4 @@
-//! The panels that pages share: what memory holds, and how one request stands.
+//! Panels that several pages share: memory, layers, graphs and one request.
 
 pub(super) mod graph;
 pub(super) mod layers;
@@ -12,7 +12,7 @@ use ratatui::{style::Style, text::Span};
 
 use crate::paint::{Paint, Role};
 
-/// A part as a share of the whole, at most 1; of nothing, 0.
+/// A part as a share of the whole, at most 1; 0 if the whole is 0.
 pub(super) fn ratio(part: u64, whole: u64) -> f64 {
     match whole {
         0 => 0.0,
@@ -20,7 +20,7 @@ pub(super) fn ratio(part: u64, whole: u64) -> f64 {
     }
 }
 
-/// A bar that tells its parts apart by shape, so that it needs no colour.
+/// A bar whose parts differ by shape, so that it needs no colour.
 pub(super) fn bar(share: f64, columns: usize, style: Style, paint: &Paint) -> [Span<'static>; 2] {
     let [filled, empty] = bar_parts(share, columns);
     [

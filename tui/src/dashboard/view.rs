@@ -1,7 +1,7 @@
 //! Drawing: a pure function of the state and the size of the screen.
 //!
 //! Every page has three shapes: panes beside each other, panes below each other, and for the smallest screens the most
-//! important pane alone. What the mouse can reach is noted as it is drawn.
+//! important pane alone. Areas that react to the mouse are noted as they are drawn.
 
 mod foot;
 

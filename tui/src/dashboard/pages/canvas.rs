@@ -1,4 +1,4 @@
-//! One request's text as it takes shape, pass by pass.
+//! The canvas page: one request in large, pass by pass.
 
 mod heat;
 mod scrubber;
@@ -29,11 +29,11 @@ use crate::{
 
 /// Time that each pass is shown while passes are played.
 const PASS_MS: u64 = 100;
-/// Later than this, the passes between are not shown faster to make up for it.
+/// Delay beyond which playing goes on from now, instead of catching up on the passes in between.
 const LATE_MS: u64 = 1_000;
-/// From here on, text and heat map stand beside each other.
+/// Width from which on text and heat map are beside each other.
 const BESIDE_COLUMNS: u16 = 120;
-/// From here on, they stand below each other.
+/// Height from which on they are below each other.
 const BELOW_ROWS: u16 = 30;
 
 pub(super) fn act(state: &mut DashboardState, action: Action, _effects: &mut Vec<Effect>) {
@@ -64,7 +64,7 @@ pub(super) fn act(state: &mut DashboardState, action: Action, _effects: &mut Vec
     }
 }
 
-/// Shows a pass, by its index of those that are kept.
+/// Shows a pass, by its index among those that are kept.
 pub(super) fn show(state: &mut DashboardState, index: usize) {
     let number = state.recording().and_then(|run| run.number(index));
     if let Some(number) = number {
@@ -78,13 +78,14 @@ fn index(state: &DashboardState) -> Option<usize> {
     state.recording()?.index_of(state.reel.at?)
 }
 
-/// Shows the pass so many passes later; beyond the last one lies the latest, as it comes.
+/// Shows the pass `by` passes later; beyond the last one, the latest picture is followed.
 fn step(state: &mut DashboardState, by: isize) {
     state.reel.next_at_ms = None;
     let Some(recording) = state.recording() else {
         return;
     };
-    // The end of a run has a picture of its own; while it runs, the latest is that of its last pass.
+    // The end of a run has a picture of its own behind the last pass; while the run goes on, the latest picture is
+    // that of the last pass.
     let end = match recording.canvas().has_ended() {
         true => recording.len(),
         false => recording.len().saturating_sub(1),
@@ -94,7 +95,7 @@ fn step(state: &mut DashboardState, by: isize) {
     state.reel.at = number;
 }
 
-/// Plays on from the pass that is shown; from the first where that is the latest.
+/// Plays on from the pass that is shown, or from the first if that is the latest.
 fn begin_to_play(state: &mut DashboardState) {
     if index(state).is_none() {
         show(state, 0);
@@ -104,10 +105,10 @@ fn begin_to_play(state: &mut DashboardState) {
     }
 }
 
-/// Shows the next pass when its time has come; whether that changed something.
+/// Shows the next pass when it is due. Returns whether another pass is shown.
 pub(in super::super) fn play(state: &mut DashboardState) -> bool {
     let mut changed = false;
-    // The process was stopped for a while, and nobody saw what would have been shown.
+    // The process was suspended: passes that were due meanwhile are not rushed through.
     if let Some(next_at_ms) = &mut state.reel.next_at_ms
         && state.now_ms.saturating_sub(*next_at_ms) > LATE_MS
     {
@@ -119,7 +120,7 @@ pub(in super::super) fn play(state: &mut DashboardState) -> bool {
         if state.recording().is_none() {
             state.reel.rewind();
         }
-        // Beyond the last pass it goes on as it comes.
+        // Behind the last pass the run is followed, so there is nothing left to play.
         if state.reel.at.is_none() {
             break;
         }
@@ -128,7 +129,7 @@ pub(in super::super) fn play(state: &mut DashboardState) -> bool {
     changed
 }
 
-/// Shows a run that was read from a file, from its first pass on.
+/// Shows a run that was read from a file, and plays it from its first pass.
 pub(in super::super) fn open(state: &mut DashboardState, opened: Box<OpenedRun>) {
     state.opened = Some(opened);
     state.page = Page::Canvas;
@@ -137,7 +138,7 @@ pub(in super::super) fn open(state: &mut DashboardState, opened: Box<OpenedRun>)
     begin_to_play(state);
 }
 
-/// The next of text, heat map and both.
+/// Switches to the next of text, heat map and both.
 fn next_view(state: &mut DashboardState) {
     let (show, words) = match state.reel.view {
         CanvasView::Both => (CanvasView::Text, "text alone"),
@@ -148,7 +149,7 @@ fn next_view(state: &mut DashboardState) {
     state.tell(words);
 }
 
-/// Opens the command line with a file's name to save under.
+/// Opens the command line with the default file name for saving.
 fn ask_where_to_save(state: &mut DashboardState) {
     match file(state) {
         Some(file) => {
@@ -159,7 +160,7 @@ fn ask_where_to_save(state: &mut DashboardState) {
     }
 }
 
-/// Where the run that is shown is saved if nobody says another place.
+/// Default path for saving the run that is shown; `None` without a run.
 pub(in super::super) fn file(state: &DashboardState) -> Option<String> {
     let canvas = state.recording()?.canvas();
     let request_id = canvas.queued.map_or(0, |queued| queued.request_id);
@@ -176,6 +177,7 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     state.reel.draws();
     let index = index(state);
     let picture = match index.and_then(|index| recording.picture(index)) {
+        // Only one pass is decoded a frame; the latest picture is there already.
         Some(picture) => Cow::Owned(picture),
         None => Cow::Borrowed(recording.canvas()),
     };
@@ -216,7 +218,7 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     screen.lines(figures, vec![Line::raw(words)]);
 }
 
-/// The selected request: its progress, its canvas and what the canvas's looks mean.
+/// Draws the selected request: its progress, its canvas and the legend.
 pub(super) fn draw_request(screen: &mut Screen<'_, '_>, area: Rect) {
     screen.hit_area(area, HitTarget::Canvas);
     screen.state.reel.draws();
@@ -261,7 +263,7 @@ fn title(state: &DashboardState) -> String {
     }
 }
 
-/// A pass in figures.
+/// Figures of a pass, in one line.
 fn figures_of(pass: &GenerationPass, picture: &Canvas) -> String {
     let length = match &picture.started {
         Some(started) => units::count(started.length.into()),
@@ -283,7 +285,8 @@ fn figures_of(pass: &GenerationPass, picture: &Canvas) -> String {
     )
 }
 
-/// Of what the pass predicted; what was committed earlier keeps the confidence that it had.
+/// Mean confidence of the tokens that the pass predicted. Those committed earlier are left out: they keep the confidence of
+/// their own pass.
 fn mean_confidence(tokens: &[CanvasToken]) -> Option<f32> {
     let predicted = tokens
         .iter()

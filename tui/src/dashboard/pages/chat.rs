@@ -1,4 +1,4 @@
-//! Conversations, and writing words of an answer anew.
+//! The chat page: conversations, and rewriting words of an answer.
 
 mod messages;
 
@@ -26,9 +26,9 @@ use crate::{
     text::{clip, width},
 };
 
-/// Columns of the list of conversations, its frame included.
+/// Width of the list of conversations with its frame.
 const LIST_COLUMNS: u16 = 32;
-/// What the daemon says of a prompt that is too long.
+/// Part of the daemon's message about a prompt that is too long.
 const CONTEXT_WORDS: &str = "exceed the model's context";
 
 pub(super) fn act(state: &mut DashboardState, action: Action, effects: &mut Vec<Effect>) {
@@ -78,7 +78,7 @@ fn again(state: &mut DashboardState, effects: &mut Vec<Effect>) {
         return state.warn("there is no answer yet");
     };
     state.options.apply(state.model_kind(), &mut request);
-    // The same seed would give the same answer.
+    // With the same seed the answer would be the same.
     if let Some(sampling) = &mut request.sampling {
         sampling.seed = None;
     }
@@ -103,7 +103,7 @@ fn choose_words(state: &mut DashboardState) {
     }
 }
 
-/// What the keys do while words are chosen.
+/// Carries out a key while words are chosen.
 pub(in super::super) fn mask(
     state: &mut DashboardState,
     action: Action,
@@ -147,7 +147,7 @@ fn rewrite(state: &mut DashboardState, effects: &mut Vec<Effect>) {
         return;
     };
     state.options.apply(state.model_kind(), &mut request);
-    // These are made for whole answers; the text and the span say how much there is to fill.
+    // Lengths and steps are set for whole answers; of an edit, the span says how many positions there are to fill.
     request.length = None;
     request.block_length = None;
     if request.diffusion().is_some() {
@@ -156,7 +156,7 @@ fn rewrite(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     submit(state, serial, request, effects);
 }
 
-/// What a press of the mouse does.
+/// Opens or selects what was clicked.
 pub(super) fn click(state: &mut DashboardState, target: HitTarget) {
     match target {
         HitTarget::Conversation(index) => state.chat.show(index),
@@ -180,7 +180,7 @@ pub(in super::super) fn forget(state: &mut DashboardState) {
     state.tell("the conversation is forgotten");
 }
 
-/// What is sent for a prompt.
+/// The request for a prompt.
 pub(in super::super) fn request(
     state: &mut DashboardState,
     serial: u64,
@@ -190,7 +190,7 @@ pub(in super::super) fn request(
     state.chat.ask(serial, system.as_deref(), waiting)
 }
 
-/// A request of ours came to its end.
+/// Takes the answer of a request of ours that ended.
 pub(in super::super) fn answered(state: &mut DashboardState, serial: u64, request_id: u64) {
     let canvas = state.requests.canvas(request_id);
     if let Some(done) = canvas.and_then(|canvas| canvas.done.clone())
@@ -200,7 +200,8 @@ pub(in super::super) fn answered(state: &mut DashboardState, serial: u64, reques
     }
 }
 
-/// A request of ours broke off: what stood of it counts as if it had been stopped there. What there is to tell of that.
+/// Takes a request of ours whose stream broke off: it counts as cancelled after the last pass that was seen. Returns a message,
+/// if any.
 pub(in super::super) fn broke_off(
     state: &mut DashboardState,
     serial: u64,
@@ -233,7 +234,7 @@ fn remains(request_id: u64, canvas: &Canvas) -> GenerationDone {
     }
 }
 
-/// Takes in what a request came to, and returns what there is to tell of it.
+/// Takes a request's result into its conversation. Returns a message, if any.
 fn conclude(state: &mut DashboardState, serial: u64, done: &GenerationDone) -> Option<String> {
     let canvas = state.requests.canvas(done.request_id);
     let started = canvas.and_then(|canvas| canvas.started.clone());
@@ -249,14 +250,15 @@ fn conclude(state: &mut DashboardState, serial: u64, done: &GenerationDone) -> O
     }
 }
 
-/// A request of ours was refused or taken back: its prompt comes back to be changed, and so do those that waited for its
-/// answer. What there is to tell of that.
+/// Takes a request of ours that was refused or taken back: its prompt and those that waited for its answer return to the
+/// prompt line. Returns a message, if any.
 pub(in super::super) fn refused(state: &mut DashboardState, serial: u64) -> Option<String> {
     let prompts = state.chat.give_up(serial);
     write_again(state, &prompts)
 }
 
-/// Puts prompts back on the line as one, unless another is being written: then it is told where they are.
+/// Puts prompts back on the prompt line, joined. If another prompt is being written there, returns a message instead: the
+/// prompts are still in the history.
 fn write_again(state: &mut DashboardState, prompts: &[String]) -> Option<String> {
     if prompts.is_empty() {
         return None;
@@ -269,7 +271,7 @@ fn write_again(state: &mut DashboardState, prompts: &[String]) -> Option<String>
     None
 }
 
-/// Where prompts are that were not sent, or not answered.
+/// The message that tells where unanswered prompts are.
 pub(in super::super) fn not_sent(prompts: usize) -> String {
     match prompts {
         1 => "your prompt has no answer; Up on an empty line has it".to_owned(),
@@ -277,7 +279,7 @@ pub(in super::super) fn not_sent(prompts: usize) -> String {
     }
 }
 
-/// What the daemon said of our own request, and what can be done about it.
+/// The daemon's message about our request, with a hint where one is known.
 pub(in super::super) fn with_hint(message: String) -> String {
     match message.contains(CONTEXT_WORDS) {
         true => format!("{message}; n begins a new conversation"),
@@ -285,7 +287,7 @@ pub(in super::super) fn with_hint(message: String) -> String {
     }
 }
 
-/// What stands above the prompt.
+/// Title of the prompt: conversation, context, options, model and system prompt.
 pub(in super::super) fn prompt_title(state: &DashboardState) -> String {
     let chat = &state.chat;
     let turns = &chat.conversation().turns;
@@ -312,10 +314,10 @@ pub(in super::super) fn prompt_title(state: &DashboardState) -> String {
     words.join(" · ")
 }
 
-/// Positions that an answer takes where its length isn't set.
+/// Positions of an answer whose length is not set.
 const LENGTH: u32 = 128;
 
-/// How much of the model's context the open conversation takes, and whether another answer finds room.
+/// The share of the context that the open conversation takes, and whether another answer fits; `None` where it is not known.
 fn context_words(state: &DashboardState) -> Option<String> {
     let limit = state.context_length()?;
     let last = state.chat.conversation().turns.last();

@@ -1,4 +1,4 @@
-//! The chooser: what each level would lead to, beside what is in force, and what each preset stands for.
+//! The levels page: the plan of each level beside what is in force, and the presets.
 
 mod about;
 mod choice;
@@ -32,7 +32,7 @@ use super::{
 };
 use crate::plans;
 
-/// Asks what each level would lead to.
+/// Asks for the plan of each level.
 pub(super) fn enter(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     if state.is_connected() {
         state.levels.answers.clear();
@@ -44,7 +44,7 @@ pub(super) fn enter(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     }
 }
 
-/// Asks what the levels would lead to within another budget, or within the present one again.
+/// Asks for the plans within another budget, or with `None` within the present one.
 pub(in super::super) fn try_budget(
     state: &mut DashboardState,
     budget_bytes: Option<u64>,
@@ -58,7 +58,7 @@ pub(in super::super) fn try_budget(
     }
 }
 
-/// Looks at what changed since the snapshot before.
+/// Compares a snapshot with the one before: plans are asked for again when model or settings changed.
 pub(in super::super) fn note(
     state: &mut DashboardState,
     snapshot: &Snapshot,
@@ -78,21 +78,21 @@ pub(in super::super) fn note(
         (pid(snapshot), model, snapshot.settings.clone())
     };
     let before = state.latest.as_ref().map(|(before, _)| facts(before));
-    // A daemon that was started anew numbers its requests anew.
+    // A restarted daemon may give the id of our last measurement to another request.
     if before
         .as_ref()
         .is_some_and(|(before, ..)| *before != pid(snapshot))
     {
         levels.measured = None;
     }
-    // Answers are for a model and its settings; the first are asked for when the page is entered.
+    // Plans depend on the model and its settings; the first are asked for when the page is entered.
     if before.is_some_and(|before| before != facts(snapshot)) {
         choice::forget(state);
         ask_anew(state, effects);
     }
 }
 
-/// Lets go of answers that are for something else than what is there now.
+/// Drops plans for an earlier model or settings, and asks again if the page is open.
 fn ask_anew(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     state.levels.answers.clear();
     if state.page == Page::Levels {
@@ -100,7 +100,7 @@ fn ask_anew(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     }
 }
 
-/// Takes in what the daemon says of levels.
+/// Takes events about levels.
 pub(in super::super) fn take(state: &mut DashboardState, event: Event, effects: &mut Vec<Effect>) {
     match event {
         Event::Planned { level, answer } => {
@@ -184,7 +184,7 @@ pub(in super::super) fn take(state: &mut DashboardState, event: Event, effects: 
     }
 }
 
-/// Takes what the daemon knows of fidelity, whoever measured it.
+/// Takes the daemon's fidelity measurements, of all clients.
 pub(in super::super) fn learn(state: &mut DashboardState, measurements: &[FidelityMeasurement]) {
     for measurement in measurements {
         let model = (measurement.model.clone(), measurement.parameters);
@@ -195,7 +195,8 @@ pub(in super::super) fn learn(state: &mut DashboardState, measurements: &[Fideli
     }
 }
 
-/// Takes why a change can't be had; another that is on its way goes on.
+/// Takes the failure of a change. An earlier change that is under way goes on and stays shown: the daemon refused the later
+/// one alone.
 fn failed(state: &mut DashboardState, serial: u64, message: String) {
     let levels = &mut state.levels;
     let (is_later, is_under_way) = match &levels.change {
@@ -223,7 +224,7 @@ fn end_measuring(state: &mut DashboardState, outcome: WorkOutcome) {
     }
 }
 
-/// Measures how faithful a level is, where that isn't plain.
+/// Measures the fidelity of a level, unless it is lossless by definition.
 pub(in super::super) fn measure(
     state: &mut DashboardState,
     level: Level,
@@ -254,7 +255,7 @@ pub(in super::super) fn measure(
     }
 }
 
-/// Asks whether to stop the measurement that runs.
+/// Asks whether to cancel the measurement that runs.
 pub(in super::super) fn cancel(state: &mut DashboardState) {
     let Some(measuring) = &state.levels.measuring else {
         state.warn("no measurement runs");
@@ -306,14 +307,14 @@ fn step(state: &mut DashboardState, by: isize) {
     }
 }
 
-/// Puts the selected level in force, with the budget that is tried.
+/// Applies the selected level, with the budget that is tried.
 fn choose_selected(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     let (level, budget_bytes) = (state.level(), state.levels.tried);
     choose(state, Some(level), budget_bytes, effects);
 }
 
-/// Has our requests take the selected preset, or opens the form for any policy; asks first where answers will
-/// differ.
+/// Sets the selected preset for our requests, or opens the form for any policy. Asks first if answers will no longer be the
+/// reference's.
 fn choose_preset(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     let Some(row) = PRESETS.get(state.levels.preset) else {
         let field = NAMES.iter().position(|name| *name == "policy");
@@ -336,7 +337,7 @@ fn choose_preset(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     }
 }
 
-/// Has our requests take a preset.
+/// Sets the preset of our requests.
 pub(in super::super) fn set_preset(state: &mut DashboardState, preset: Preset) {
     match state.options.set("preset", preset.name()) {
         Ok(()) => state.tell(format!("preset {preset} applies from the next request on")),
@@ -344,7 +345,7 @@ pub(in super::super) fn set_preset(state: &mut DashboardState, preset: Preset) {
     }
 }
 
-/// What a press of the mouse does.
+/// Selects what was clicked.
 pub(super) fn click(state: &mut DashboardState, target: HitTarget) {
     match target {
         HitTarget::Row(row) => {
@@ -359,10 +360,10 @@ pub(super) fn click(state: &mut DashboardState, target: HitTarget) {
     }
 }
 
-/// Rows of a list with its heading and its frame.
+/// Rows of each list with its heading and its frame.
 const LEVELS_ROWS: u16 = Level::ALL.len() as u16 + 3;
 const PRESET_ROWS: u16 = preset::POLICY_ROW as u16 + 4;
-/// From here on, both lists fit with what is to be said of each.
+/// Height from which on both lists fit, with what is told of each.
 const BOTH_ROWS: u16 = LEVELS_ROWS + PRESET_ROWS + preset::ABOUT_ROWS + 12;
 
 pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {

@@ -1,4 +1,4 @@
-//! What memory holds, over time, and where each layer is.
+//! The memory page: memory by kind and over time, and the map of layers.
 
 use ratatui::{
     layout::{Constraint, Layout, Rect},
@@ -25,11 +25,11 @@ use crate::{
     text::{clip, sanitise_line},
 };
 
-/// Rows of the layer map with its frame, its legend and what is known of one layer.
+/// Rows of the layer map with its frame, its legend and the selected layer in words.
 const MAP_ROWS: u16 = 10;
-/// From here on, a narrow screen has a graph, too.
+/// Height from which on a narrow screen has a graph, too.
 const GRAPH_FROM_ROWS: u16 = 30;
-/// Columns of what memory holds, beside the graphs.
+/// Width of memory by kind beside the graphs.
 const HELD_COLUMNS: u16 = 66;
 
 pub(super) fn act(state: &mut DashboardState, action: Action) {
@@ -54,7 +54,7 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
                 Layout::horizontal([Constraint::Length(columns), Constraint::Min(0)]).areas(top);
             draw_held(screen, held);
             let figures = Figure::ALL.iter().copied();
-            // As many graphs as are still tall enough to be read.
+            // Only as many graphs as are tall enough to be read.
             let count = usize::from(graphs.height / 6).clamp(1, Figure::ALL.len());
             let places = Layout::vertical(vec![Constraint::Fill(1); count]).split(graphs);
             for (figure, place) in figures.zip(places.iter()) {
@@ -97,7 +97,7 @@ fn draw_held(screen: &mut Screen<'_, '_>, area: Rect) {
     screen.lines(inner, lines);
 }
 
-/// The device in three lines, for the smallest screens.
+/// Draws the device in three lines, for the smallest screens.
 fn draw_summary(screen: &mut Screen<'_, '_>, area: Rect) {
     let state = screen.state;
     let device = state
@@ -135,16 +135,16 @@ fn draw_map(screen: &mut Screen<'_, '_>, area: Rect) {
     layers::full(screen, inner);
 }
 
-/// What a graph shows over time.
+/// The figure that a graph shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Figure {
-    /// What Sluice holds on the device.
+    /// Bytes that Sluice holds on the device.
     Device,
-    /// What is used of the host's memory.
+    /// Bytes of the host's memory in use.
     Host,
-    /// Tokens a second.
+    /// Tokens committed per second.
     Tokens,
-    /// Weights streamed a second.
+    /// Bytes of weights streamed per second.
     Streamed,
     /// The time of a pass.
     Pass,
@@ -179,7 +179,7 @@ impl Figure {
         }
     }
 
-    /// The figure's own end and level line, where it has them: the budget, the host's memory.
+    /// Upper end and level line of a figure that has a limit: the budget, or the host's memory.
     fn limits(self, snapshot: &Snapshot) -> (Option<f64>, Option<f64>) {
         match self {
             Self::Device => {
@@ -199,7 +199,7 @@ impl Figure {
         }
     }
 
-    /// A round upper end for what has none of its own.
+    /// A round upper end for a figure without a limit.
     fn end(self, most: f64) -> f64 {
         match self {
             Self::Device | Self::Host | Self::Streamed => round_up_bytes(most),
@@ -228,10 +228,10 @@ impl Figure {
     }
 }
 
-/// Times that graphs show, the shortest that holds all there is.
+/// Spans that graphs can show; the shortest that holds all samples is taken.
 const SPANS_MS: [u64; 3] = [60_000, 120_000, 300_000];
 
-/// A figure over the last minutes, with its present value and its most.
+/// Draws a figure over the last minutes, with its present value and its maximum.
 pub(super) fn draw_history(screen: &mut Screen<'_, '_>, area: Rect, figure: Figure) {
     let state = screen.state;
     let until_ms = state
@@ -263,7 +263,7 @@ pub(super) fn draw_history(screen: &mut Screen<'_, '_>, area: Rect, figure: Figu
         Some(snapshot) => figure.limits(snapshot),
         None => (None, None),
     };
-    // An end far above what was seen would press the graph flat.
+    // A limit far above all values would make the graph flat.
     let is_flat = |end: f64| most_seen < end / 20.0;
     let (end, limit) = match end {
         Some(end) if is_flat(end) => (None, None),

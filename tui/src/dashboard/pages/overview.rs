@@ -1,4 +1,4 @@
-//! Everything at a glance: memory, layers, requests, and the selected request's canvas.
+//! The overview page: memory, layers, requests, and the selected request's canvas.
 
 use ratatui::{
     layout::{Constraint, Layout, Rect},
@@ -23,16 +23,16 @@ use crate::{
     text::{clip, sanitise_line},
 };
 
-/// Columns of what stands beside the canvas.
+/// Width of the side beside the canvas.
 const SIDE_COLUMNS: u16 = 46;
-/// The same where the screen has more than enough of them.
+/// Its width on very wide screens.
 const BROAD_SIDE_COLUMNS: u16 = 62;
 const BROAD_COLUMNS: u16 = 140;
-/// Rows of the side from which on the map and the graph are there, too.
+/// Rows of the side from which on it has the map and the graph.
 const MAP_FROM_ROWS: u16 = 26;
 const GRAPH_FROM_ROWS: u16 = 34;
 const GRAPH_ROWS: u16 = 7;
-/// What the list of requests keeps at least.
+/// Rows that the list of requests always keeps.
 const REQUESTS_ROWS: u16 = 5;
 
 pub(super) fn act(state: &mut DashboardState, action: Action) {
@@ -82,7 +82,7 @@ fn draw_side(screen: &mut Screen<'_, '_>, area: Rect) {
     let state = screen.state;
     let columns = area.width.saturating_sub(2);
     let map_rows = panels::layers::brief_rows(state, columns);
-    // The map and the graph give way before what memory holds does.
+    // In a low window the map and the graph go first, since memory matters more.
     let map_rows = match area.height >= MAP_FROM_ROWS && map_rows > 0 {
         true => map_rows + 2,
         false => 0,
@@ -113,7 +113,7 @@ fn draw_side(screen: &mut Screen<'_, '_>, area: Rect) {
     draw_requests(screen, bottom);
 }
 
-/// The list of requests, scrolled so that the selection is in it.
+/// Draws the list of requests, scrolled so that the selection is visible.
 fn draw_requests(screen: &mut Screen<'_, '_>, area: Rect) {
     let state = screen.state;
     let focused = state.mode() == Mode::Page;
@@ -183,7 +183,7 @@ fn request_words(row: &Operation, requests: &Requests) -> String {
         detail.blocks,
         units::duration_ms(ms),
     );
-    // That one was cancelled, its state says.
+    // The state column already says that a request was cancelled.
     if let Some(error) = &row.error
         && row.state() != OperationState::Cancelled
     {

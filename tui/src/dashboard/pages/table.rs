@@ -1,4 +1,4 @@
-//! Tables: lists of which narrow screens lose the columns that matter least.
+//! Tables, whose least important columns are left out on narrow screens.
 
 use ratatui::{
     layout::Rect,
@@ -17,15 +17,15 @@ use crate::{
 
 /// A column of a table.
 pub(super) struct Column {
-    /// What stands above it.
+    /// The heading.
     pub(super) heading: &'static str,
-    /// How wide it is.
+    /// The width in columns of the terminal.
     pub(super) columns: usize,
-    /// What goes first where there is too little room has the greatest.
+    /// Columns with the greatest number are left out first.
     pub(super) rank: u8,
 }
 
-/// A column, as a line of a list of them.
+/// Makes a column of its heading, width and order of leaving.
 pub(super) const fn column(heading: &'static str, columns: usize, rank: u8) -> Column {
     Column {
         heading,
@@ -34,17 +34,17 @@ pub(super) const fn column(heading: &'static str, columns: usize, rank: u8) -> C
     }
 }
 
-/// What stands in a row under a column.
+/// The cell of a row in a column.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Cell {
     text: String,
     role: Option<Role>,
-    /// Whether it has the room of all columns to its right.
+    /// Whether it extends over all columns to its right.
     spans: bool,
 }
 
 impl Cell {
-    /// Words in a role's style.
+    /// A cell in a role's style.
     pub(super) fn styled(text: impl Into<String>, role: Role) -> Self {
         Self {
             text: text.into(),
@@ -53,7 +53,7 @@ impl Cell {
         }
     }
 
-    /// The same for the last one of a row, with the room of all columns to its right.
+    /// The same for the last cell of a row, which extends over all columns to its right.
     pub(super) fn spanning(text: impl Into<String>, role: Role) -> Self {
         Self {
             spans: true,
@@ -72,27 +72,27 @@ impl<T: Into<String>> From<T> for Cell {
     }
 }
 
-/// A table, and what of it is selected.
+/// A table with its selection.
 pub(super) struct Table<'a> {
-    /// Its columns, the first with room that is left over.
+    /// Its columns; the first one gets the width that is left over.
     pub(super) columns: &'a [Column],
-    /// How wide the first one becomes at most.
+    /// Largest width of the first column.
     pub(super) widest: usize,
-    /// Its rows, with a cell for each column.
+    /// Its rows; each has at most one cell for each column.
     pub(super) rows: Vec<Vec<Cell>>,
-    /// The selected row.
+    /// Index of the selected row.
     pub(super) selected: Option<usize>,
-    /// Whether it has the keyboard.
+    /// Whether the table has the keyboard.
     pub(super) is_focused: bool,
-    /// What a press on a row is.
+    /// Makes the mouse target of a row of its index.
     pub(super) target: fn(usize) -> HitTarget,
 }
 
-/// Columns of the mark before a row.
+/// Width of the mark before a row.
 const MARK_COLUMNS: usize = 2;
 
 impl Table<'_> {
-    /// Draws it, scrolled so that the selection is in it.
+    /// Draws the table, scrolled so that the selection is visible.
     pub(super) fn draw(&self, screen: &mut Screen<'_, '_>, area: Rect) {
         let shown = fit(self.columns, self.widest, usize::from(area.width));
         let headings = shown.iter().map(|(at, columns)| {
@@ -131,7 +131,7 @@ impl Table<'_> {
         let mut spans = vec![Span::raw(mark)];
         for (place, (at, columns)) in shown.iter().enumerate() {
             let cell = row.get(*at).cloned().unwrap_or_default();
-            // A selection has one look from end to end.
+            // The selected row has one style from end to end; styles of its cells would break it up.
             let role = cell.role.filter(|_| !is_selected);
             let style = role.map_or(Style::new(), |role| screen.style(role));
             if cell.spans {
@@ -145,21 +145,21 @@ impl Table<'_> {
     }
 }
 
-/// A cell's words, cut or filled to a width, and a space.
+/// A cell's text, cut or padded to a width, and a space.
 fn padded(cell: &Cell, columns: usize) -> String {
     let mut words = clip(&sanitise_line(&cell.text), columns);
     words += &" ".repeat(columns + 1 - width(&words).min(columns));
     words
 }
 
-/// The columns that there is room for, with their widths.
+/// The columns that fit, with their widths.
 fn fit(columns: &[Column], widest: usize, room: usize) -> Vec<(usize, usize)> {
     let mut ranked: Vec<usize> = (0..columns.len()).collect();
     ranked.sort_by_key(|at| columns[*at].rank);
     let mut left = room.saturating_sub(MARK_COLUMNS);
     let mut shown = Vec::new();
     for at in ranked {
-        // The last needs no space behind it.
+        // The last column has no space behind it.
         let needed = columns[at].columns + usize::from(!shown.is_empty());
         if needed > left {
             break;
@@ -174,7 +174,7 @@ fn fit(columns: &[Column], widest: usize, room: usize) -> Vec<(usize, usize)> {
     shown
 }
 
-/// A bar of so many columns that tells its parts apart by shape.
+/// A bar of `columns` whose parts differ by shape.
 pub(super) fn bar(share: f64, columns: usize) -> String {
     bar_parts(share, columns).concat()
 }

@@ -9,12 +9,12 @@ use ratatui::{
 use super::super::view::Screen;
 use crate::paint::{Glyphs, Role};
 
-/// Dots that a graph has across so many columns.
+/// Number of dots of a graph across a width in columns.
 pub(in super::super) fn dots_across(columns: u16, glyphs: Glyphs) -> usize {
     usize::from(columns) * dots(glyphs.marker()).0
 }
 
-/// Draws values, one for each column of dots, from 0 to `most`; those not known leave a gap. `limit` is a level line.
+/// Draws values from 0 to `most`, one for each column of dots; `None` leaves a gap. `limit` is drawn as a level line.
 pub(in super::super) fn graph(
     screen: &mut Screen<'_, '_>,
     area: Rect,
@@ -30,7 +30,7 @@ pub(in super::super) fn graph(
     let (across, down) = dots(marker);
     let columns = usize::from(area.width) * across;
     let rows = f64::from(area.height) * f64::from(down);
-    // A line of the same character as the graph would say that it is full.
+    // A limit drawn with the graph's own shapes would look like values that reach it.
     let limit = limit.filter(|_| !matches!(marker, Marker::Custom(_)));
     let colour = |role| screen.style(role).fg.unwrap_or_default();
     let (colour, limit_colour) = (colour(role), colour(Role::Warning));
@@ -42,7 +42,7 @@ pub(in super::super) fn graph(
         .paint(|context| {
             for (x, value) in values.iter().enumerate() {
                 let Some(value) = value else { continue };
-                // Something is more than nothing, however little it is.
+                // A value above 0 always has a dot, however small it is.
                 let share = (value / most).clamp(0.0, 1.0);
                 let top = (share * rows).ceil();
                 if top < 1.0 {

@@ -18,19 +18,19 @@ use crate::{
     text::{clip, sanitise_line, width},
 };
 
-/// Columns of what stands before the cells.
+/// Width of the labels before the cells.
 const NAME_COLUMNS: usize = 10;
-/// Columns of a cell at most; one of them is a space.
+/// Largest width of a cell; one of its columns is a space.
 const CELL_COLUMNS_MAX: usize = 4;
 
-/// Where weights are. The slowest place of a layer's parts counts for the layer.
+/// Where weights are, ordered by speed. The slowest place of a layer's parts counts for the layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Placement {
     Device,
     Host,
     Disk,
     Unknown,
-    /// In a slot, or on their way there.
+    /// In a staging buffer, or being copied to one.
     InFlight,
 }
 
@@ -76,7 +76,7 @@ impl Placement {
     }
 }
 
-/// One letter for a format: its bits where it is a block format.
+/// One character for a format: the number of bits of a block format, else a letter.
 fn format_mark(format: WeightFormat) -> char {
     match (format.compression(), format.dtype()) {
         (Compression::Huffman | Compression::Dictionary | Compression::Trellis, _) => 'c',
@@ -95,7 +95,7 @@ fn format_mark(format: WeightFormat) -> char {
     }
 }
 
-/// What a map row shows.
+/// What a row of the map shows.
 #[derive(Clone, Copy)]
 enum MapRow {
     /// The slowest place of each layer's parts.
@@ -129,15 +129,14 @@ impl MapRow {
                 let largest = layer.groups.iter().max_by_key(|unit| unit.bytes);
                 let mark = largest.and_then(|unit| unit.format);
                 let mark = mark.map_or('?', format_mark);
-                // Beneath the middle of a broad cell nothing but the letter.
+                // A wide cell has the letter in its middle alone.
                 Span::styled(format!("{mark:<cell_columns$}"), paint.style(Role::Dim))
             }
         }
     }
 }
 
-/// Draws the map with a row for all parts of a layer together, as many lines as the layers need. The rows that it took are
-/// returned.
+/// Draws the map with one row for all parts of a layer, in as many lines as the layers need. Returns the number of rows.
 pub(in super::super) fn brief(screen: &mut Screen<'_, '_>, area: Rect) -> u16 {
     draw(
         screen,
@@ -147,10 +146,10 @@ pub(in super::super) fn brief(screen: &mut Screen<'_, '_>, area: Rect) -> u16 {
     )
 }
 
-/// What the marks mean, as a title.
+/// The meaning of the marks, as a title.
 pub(in super::super) const BRIEF_TITLE: &str = "Layers: █ device ▒ host ░ disk » in flight";
 
-/// Rows that [`brief`] takes of so many columns.
+/// Rows that [`brief`] needs in `columns`.
 pub(in super::super) fn brief_rows(state: &DashboardState, columns: u16) -> u16 {
     let layers = state.snapshot().map_or(0, |snapshot| snapshot.layers.len());
     let room = usize::from(columns).saturating_sub(NAME_COLUMNS).max(1);
@@ -158,7 +157,7 @@ pub(in super::super) fn brief_rows(state: &DashboardState, columns: u16) -> u16 
     u16::try_from(lines * 2).unwrap_or(u16::MAX)
 }
 
-/// Draws the map with a row for each part of a layer, what its marks mean, and what is known of the selected layer.
+/// Draws the map with a row for each part of a layer, the legend, and the selected layer in words.
 pub(in super::super) fn full(screen: &mut Screen<'_, '_>, area: Rect) {
     let state = screen.state;
     let Some(snapshot) = state
@@ -169,7 +168,7 @@ pub(in super::super) fn full(screen: &mut Screen<'_, '_>, area: Rect) {
         screen.lines(area, vec![line]);
         return;
     };
-    // Parts in the order in which a layer uses them; the few of embedding and head go with the first row.
+    // Parts are in the order in which a layer uses them; those of the embedding and the LM head share the first row.
     let units = || snapshot.layers.iter().flat_map(|layer| &layer.groups);
     let has = |kind| units().any(|unit| unit.kind() == kind);
     let inner = [
@@ -201,7 +200,7 @@ pub(in super::super) fn full(screen: &mut Screen<'_, '_>, area: Rect) {
     screen.lines(place, lines);
 }
 
-/// Rows of cells below their names, folded where the layers don't fit one line.
+/// Draws rows of cells beside their names, folded where the layers do not fit one line.
 fn draw(screen: &mut Screen<'_, '_>, area: Rect, rows: &[(&str, MapRow)], has_cursor: bool) -> u16 {
     let state = screen.state;
     let Some(snapshot) = state.snapshot() else {
@@ -241,7 +240,7 @@ fn draw(screen: &mut Screen<'_, '_>, area: Rect, rows: &[(&str, MapRow)], has_cu
     y - area.y
 }
 
-/// What the marks mean.
+/// The meaning of the marks.
 fn legend(columns: usize, paint: &Paint) -> Line<'static> {
     let places = [
         Placement::Device,

@@ -1,4 +1,4 @@
-//! Memory of the host, the process and the device.
+//! Panels of the memory of host, process and device.
 
 use ratatui::text::{Line, Span};
 use sluice_proto::v1::{DeviceStatus, GpuUnavailable, HostStatus, MemoryKind, MemoryUse, Tier};
@@ -16,25 +16,25 @@ use crate::{
     text::{clip, sanitise_line, width},
 };
 
-/// Shares of the host's or the GPU's memory from which the bar warns.
+/// Shares of the host's or the GPU's memory from which on the bar warns.
 const MEMORY_HIGH: f64 = 0.75;
 const MEMORY_VERY_HIGH: f64 = 0.90;
-/// From here on, the host's line has its figures, too.
+/// Width from which on the host's line has figures, too.
 const FREE_FROM_COLUMNS: usize = 60;
 const HOST_BAR_COLUMNS: usize = 40;
 
 const UNKNOWN: &str = "unknown";
 
-/// What a line is worth where there are fewer rows than lines.
+/// Importance of a line where there are fewer rows than lines; the least important lines are left out first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LinePriority {
-    /// Says that nothing is held.
+    /// A kind of memory of which nothing is held.
     Nothing,
-    /// Says more of what another line tells.
+    /// Details of what another line tells.
     Detail,
-    /// One of several alike.
+    /// One of several similar lines.
     Part,
-    /// Stays.
+    /// Is never left out.
     Much,
 }
 
@@ -70,7 +70,7 @@ pub(in super::super) fn in_full(
         None => lines.push((LinePriority::Much, said("device", UNKNOWN, columns))),
     }
     for (name, value) in levels::level_lines(state) {
-        // Kinds of memory are what nothing else tells.
+        // No other line tells the kinds of memory, so they go last.
         let worth = match name {
             "peak" | "a pass" => LinePriority::Detail,
             _ => LinePriority::Much,
@@ -80,7 +80,7 @@ pub(in super::super) fn in_full(
     fit(lines, rows)
 }
 
-/// Leaves out what is worth least, from the end, until the rest fits.
+/// Leaves out the least important lines, from the end, until the rest fits.
 fn fit(mut lines: Vec<(LinePriority, Line<'static>)>, rows: usize) -> Vec<Line<'static>> {
     for worth in [
         LinePriority::Nothing,
@@ -96,19 +96,19 @@ fn fit(mut lines: Vec<(LinePriority, Line<'static>)>, rows: usize) -> Vec<Line<'
     lines.into_iter().map(|(_, line)| line).collect()
 }
 
-/// A line with its name before it.
+/// A line behind its name.
 fn said(name: &str, words: &str, columns: usize) -> Line<'static> {
     let words = format!("{name:<8} {words}");
     Line::raw(clip(&sanitise_line(&words), columns))
 }
 
-/// The GPU, its memory and how much of that is whose; without one, quietly why.
+/// The GPU and how much of its memory is whose; without one, the reason in dim words.
 fn gpu_lines(
     device: &DeviceStatus,
     columns: usize,
     paint: &Paint,
 ) -> Vec<(LinePriority, Line<'static>)> {
-    // A machine without any has nothing to look at; a GPU or a driver that can't be used may be a fault.
+    // A machine without a GPU is as it should be; a GPU or driver that cannot be used may be a fault to look at.
     if let Some(no_card) = device.gpu_unavailable.as_ref().filter(|why| why.is_fault) {
         let line = said("no GPU", &no_card.reason, columns).style(paint.style(Role::Dim));
         return vec![(LinePriority::Detail, line)];
@@ -156,7 +156,7 @@ fn used_of(used: u64, total: u64) -> String {
     format!("{} of {} used", units::bytes(used), units::bytes(total))
 }
 
-/// What Sluice holds on the device: all of it as one bar against the budget, then each kind beside its plan.
+/// Memory that Sluice holds on the device: one bar against the budget, then each kind beside its plan.
 fn device_lines(
     state: &DashboardState,
     device: &DeviceStatus,
@@ -188,7 +188,7 @@ fn device_lines(
     lines
 }
 
-/// A kind of memory: how much, what the plan says, and its share of what is held.
+/// A kind of memory: its bytes, its planned bytes, and its share of what is held.
 fn kind_line(state: &DashboardState, kind: &MemoryUse, used: u64, columns: usize) -> Line<'static> {
     let paint = &state.paint;
     let (mark, role) = kind_look(kind.kind());
@@ -209,7 +209,7 @@ fn kind_line(state: &DashboardState, kind: &MemoryUse, used: u64, columns: usize
     Line::from(spans)
 }
 
-/// Mark and role of a kind of memory.
+/// Mark and role of a kind of memory; the mark tells kinds apart without colour.
 pub(in super::super) fn kind_look(kind: MemoryKind) -> (&'static str, Role) {
     match kind {
         MemoryKind::Weights => ("█", Role::Device),
@@ -222,13 +222,13 @@ pub(in super::super) fn kind_look(kind: MemoryKind) -> (&'static str, Role) {
     }
 }
 
-/// The most that may be held.
+/// The budget in bytes.
 pub(in super::super) fn budget(state: &DashboardState) -> Option<u64> {
     let settings = state.snapshot()?.settings.as_ref()?;
     Some(settings.budget_bytes)
 }
 
-/// What the plan in force says of a kind, at its peak.
+/// Bytes that the plan in force has for a kind, at its peak.
 fn planned(state: &DashboardState, kind: MemoryKind) -> Option<u64> {
     let plan = state.snapshot()?.plan.as_ref()?;
     let planned = plan.memory.iter().find(|planned| planned.kind() == kind);
@@ -247,7 +247,7 @@ pub(in super::super) fn stack(
     for kind in &device.memory {
         sum = u64::saturating_add(sum, kind.bytes);
         let mut to = (ratio(sum, whole) * columns as f64).round() as usize;
-        // Something is more than nothing, however little it is.
+        // A kind that holds anything has at least one cell.
         if kind.bytes > 0 && to == filled && filled < columns {
             to += 1;
         }
@@ -263,7 +263,7 @@ pub(in super::super) fn stack(
     spans
 }
 
-/// The same in three lines, and one for a GPU.
+/// The same in three lines, and a fourth for a GPU.
 pub(in super::super) fn in_brief(state: &DashboardState, columns: usize) -> Vec<Line<'static>> {
     let paint = &state.paint;
     let snapshot = state.snapshot();
@@ -315,13 +315,13 @@ fn gpu_brief(device: &DeviceStatus, columns: usize) -> Option<Line<'static>> {
         gpu_used(device).map(|(used, total)| used_of(used, total)),
         gpu::activity(gpu),
         others.map(|bytes| format!("others hold {}", units::bytes(bytes))),
-        // What changes comes first: narrow screens cut the end.
+        // Figures that change come first: narrow screens cut the end.
         Some(device.name.clone()),
     ];
     Some(said("GPU", &gpu::joined(words, " · ")?, columns))
 }
 
-/// How a share of a memory looks, and what is said of it.
+/// Role and word for the share of a memory in use.
 fn fullness(share: f64) -> (Role, &'static str) {
     match share {
         s if s >= MEMORY_VERY_HIGH => (Role::Bad, " very high"),
@@ -349,7 +349,7 @@ fn host_line(host: &HostStatus, columns: usize, paint: &Paint) -> Line<'static> 
         .saturating_sub(10 + width(&words))
         .min(HOST_BAR_COLUMNS);
     let filled = (share * room as f64).round() as usize;
-    // Where it is known, what sluiced has of it stands apart.
+    // sluiced's own part has a mark of its own, where it is known.
     let own = ratio(host.resident_bytes.unwrap_or(0), total);
     let own = ((own * room as f64).round() as usize).min(filled);
     let style = paint.style(role);

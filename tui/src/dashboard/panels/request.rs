@@ -1,4 +1,4 @@
-//! How one request stands: its progress, its canvas, and what the canvas's looks mean.
+//! The panel of one request: its progress, its canvas, and the legend.
 
 use super::{super::view::Screen, work};
 use crate::{
@@ -11,7 +11,7 @@ use ratatui::{
     text::{Line, Span},
 };
 
-/// The selected request: its progress, its canvas and what the canvas's looks mean.
+/// Draws the selected request: its progress, its canvas and the legend.
 pub(in super::super) fn request(screen: &mut Screen<'_, '_>, area: Rect) {
     let (state, paint) = (screen.state, screen.paint());
     let title = match state.requests.selected {
@@ -40,7 +40,7 @@ pub(in super::super) fn request(screen: &mut Screen<'_, '_>, area: Rect) {
     lines.extend(text);
     screen.framed(area, &title, false, lines);
     if let Some(legend) = legend {
-        // The legend stands on the last row, whatever the canvas leaves free above it.
+        // The legend is always on the last row, so that it does not move while the text grows.
         let place = Rect::new(
             area.x + 1,
             area.bottom().saturating_sub(2),
@@ -54,7 +54,7 @@ pub(in super::super) fn request(screen: &mut Screen<'_, '_>, area: Rect) {
     }
 }
 
-/// The canvas in `rows` rows, which lines they are when not all of them are, and how far it can be scrolled back.
+/// The canvas in `rows` rows, which lines these are if not all fit, and the lines that it can be scrolled back.
 pub(in super::super) fn canvas_lines(
     canvas: &Canvas,
     columns: usize,
@@ -81,7 +81,7 @@ pub(in super::super) fn canvas_lines(
             wrap_marked(&all, columns, open_end)
         }
     };
-    // Follows the open block, a line of what lies ahead included.
+    // Follows the open block and one line of the masks behind it.
     let total = lines.len();
     let end = (open_end + 1).min(total).max(rows.min(total));
     let scrollable = end - rows.min(total);
@@ -94,7 +94,7 @@ pub(in super::super) fn canvas_lines(
     (visible.collect(), shown, scrollable)
 }
 
-/// What the looks mean, each word in its look.
+/// The legend: each word in the look that it explains.
 pub(in super::super) fn legend(columns: usize, paint: &Paint) -> Line<'static> {
     let mask = format!("{MASK_MARK} masked");
     let entries = [

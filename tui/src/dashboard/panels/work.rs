@@ -1,4 +1,4 @@
-//! How far a request is, where the time of its passes goes, and what holds them up.
+//! Progress of a request, the phases of its passes, and their bottleneck.
 
 use ratatui::text::{Line, Span};
 use sluice_proto::v1::{GenerationDone, GenerationPass, GenerationStarted, Level, Tier};
@@ -18,16 +18,16 @@ use crate::{
     text::{clip, sanitise_line},
 };
 
-/// Columns of the bars of a request.
+/// Width of the bars of a request's progress.
 const GAUGE_COLUMNS: usize = 24;
-/// Columns of the bar that shows where the time goes.
+/// Width of the bar of phases.
 const PHASES_COLUMNS: usize = 48;
-/// From here on, there is room for all that is known of a request; from there on, for what matters most.
+/// Rows from which on there is room for everything about a request, and for the most important lines.
 const ROOMY_ROWS: usize = 16;
 const BRIEF_ROWS: usize = 6;
-/// Passes from which on the pace tells how long the rest takes.
+/// Passes from which on the time left is estimated by the pace so far.
 const PACE_PASSES: u32 = 3;
-/// Marks of the phases, in the order of [`PassTime::parts`]; they tell the phases apart where colour doesn't.
+/// Marks of the phases, in the order of [`PassTime::parts`]; they tell the phases apart without colour.
 const PHASE_MARKS: [(&str, Role); 6] = [
     ("░", Role::Bad),
     ("▓", Role::KvCache),
@@ -37,8 +37,8 @@ const PHASE_MARKS: [(&str, Role); 6] = [
     ("·", Role::Dim),
 ];
 
-/// How a request stands: in full where there are rows enough, else in three lines or in one. `from` is the tier that weights are
-/// streamed from.
+/// Progress of a request, in full where there are enough rows, else in three lines or in one. `from` is the tier that weights
+/// are streamed from.
 pub(in super::super) fn progress(
     canvas: &Canvas,
     from: Option<Tier>,
@@ -96,7 +96,7 @@ pub(in super::super) fn progress(
             true => wrap_text(&first, columns),
             false => vec![first],
         };
-        // The text is what one looks for first.
+        // The text matters most, so it keeps most of the rows.
         lines.truncate((rows / 4).max(1));
         let lines = lines.into_iter().map(|line| say(line, Role::Committed));
         let mut lines: Vec<_> = lines.collect();
@@ -138,7 +138,7 @@ pub(in super::super) fn progress(
     lines
 }
 
-/// How a request ended, in a line.
+/// The end of a request, in a line.
 fn result(done: &GenerationDone, limit: Option<AnswerLimit>) -> String {
     let end = match limit {
         Some(limit) => limit.words().to_owned(),
@@ -152,7 +152,7 @@ fn result(done: &GenerationDone, limit: Option<AnswerLimit>) -> String {
         ),
         false => String::new(),
     };
-    // What lies behind the end of the text was filled, too.
+    // Positions behind the end of the text were filled, too, so they count for the speed.
     let filled = match done.filled_positions > done.generated_tokens {
         true => format!(" of {} filled", units::count(done.filled_positions.into())),
         false => String::new(),
@@ -169,7 +169,7 @@ fn result(done: &GenerationDone, limit: Option<AnswerLimit>) -> String {
     )
 }
 
-/// Positions that passes filled so far: not those that were fixed from the start.
+/// Positions that passes have filled so far, without pinned ones.
 fn filled(started: &GenerationStarted, pass: &GenerationPass) -> u32 {
     let pinned = u32::try_from(started.pinned.len()).unwrap_or(u32::MAX);
     pass.committed_positions.saturating_sub(pinned)
@@ -193,7 +193,7 @@ fn speed(started: &GenerationStarted, pass: &GenerationPass) -> String {
     words
 }
 
-/// What the request was resolved to, and the level of its latest pass.
+/// The request's resolved settings, and the level of its latest pass.
 fn resolved_settings(started: &GenerationStarted, pass: Option<&GenerationPass>) -> String {
     let now = pass.map(GenerationPass::level);
     let now = now.filter(|level| *level != Level::Unspecified && *level != started.level());
@@ -236,7 +236,7 @@ fn resolved_settings(started: &GenerationStarted, pass: Option<&GenerationPass>)
     parts.into_iter().flatten().collect::<Vec<_>>().join(" · ")
 }
 
-/// Time that the rest takes at the pace so far; before there is one, as the daemon estimated.
+/// Time left in milliseconds by the pace so far; before there is a pace, the daemon's estimate.
 fn left_ms(started: &GenerationStarted, pass: &GenerationPass) -> Option<f64> {
     let left = started.length.saturating_sub(pass.committed_positions);
     let filled = filled(started, pass);
@@ -247,7 +247,7 @@ fn left_ms(started: &GenerationStarted, pass: &GenerationPass) -> Option<f64> {
     Some((estimated - pass.elapsed_ms).max(0.0))
 }
 
-/// Where the time goes, as a bar, in shares, and in a sentence.
+/// The phases as a bar, as shares, and the bottleneck as a sentence.
 fn phases(
     time: &PassTime,
     from: Option<Tier>,
@@ -262,7 +262,7 @@ fn phases(
         let mut spans = vec![Span::raw("time      ")];
         let mut words = vec![Span::raw(" ".repeat(10))];
         let mut used = 10;
-        // Each part ends where the shares up to it end, so that the bar is as long as it should be.
+        // Ends of parts are rounded, not their lengths: rounding errors must not add up to a longer bar.
         let mut end = 0.0;
         let mut filled = 0;
         for ((name, ms), (mark, role)) in parts.iter().zip(PHASE_MARKS) {
@@ -289,7 +289,7 @@ fn phases(
     lines
 }
 
-/// Small models take a few milliseconds a pass, where a whole number says too little.
+/// Milliseconds with a decimal below 10: passes of small models take a few milliseconds.
 fn pass_duration(ms: f64) -> String {
     if ms < 100.0 {
         format!("{ms:.1} ms")
@@ -302,7 +302,7 @@ fn exactness(exact: bool) -> &'static str {
     if exact { "exact" } else { "not exact" }
 }
 
-/// The tier that weights are streamed from now.
+/// The tier that weights are streamed from at present.
 pub(in super::super) fn streamed_from(state: &super::super::state::DashboardState) -> Option<Tier> {
     let plan = state.snapshot()?.plan.as_ref()?;
     plans::streamed_from(plan)

@@ -1,4 +1,4 @@
-//! The heat map: a row a token, a column a pass, and how sure the model was where they meet.
+//! The heat map: a row for each token, a column for each pass, and in each cell the model's confidence.
 
 use std::{collections::HashMap, ops::Range};
 
@@ -17,11 +17,11 @@ use crate::{
     text::{clip, sanitise_line, width},
 };
 
-/// Columns of the tokens' texts, with their numbers and a space behind.
+/// Width of the labels: a token's position and text, and a space.
 const LABEL_COLUMNS: usize = 14;
-/// A pass is drawn this wide where there is room.
+/// Width of a pass where there is room.
 const PASS_COLUMNS_MAX: usize = 2;
-/// From the least sure guess to the surest.
+/// Shapes of predicted tokens, from the lowest confidence to the highest.
 const SHADES: [&str; 8] = ["▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"];
 
 /// Draws the map, with the column of the pass at `index` marked, or that of the latest.
@@ -69,7 +69,7 @@ pub(super) fn draw(
                 false => style,
             };
             let marks = glyph.repeat(wide);
-            // Thousands of cells are fewer spans.
+            // Neighbours of one style share a span: a map has thousands of cells, and each span costs time to draw.
             match spans[labelled..].last_mut() {
                 Some(span) if span.style == style => span.content.to_mut().push_str(&marks),
                 _ => spans.push(Span::styled(marks, style)),
@@ -158,7 +158,7 @@ fn labels(
         .collect()
 }
 
-/// The numbers of the first and the last pass, and a mark above the one that is seen.
+/// The numbers of the first and the last pass, and a mark above the one that is shown.
 fn axis(
     recording: &Recording,
     passes: &[Range<usize>],

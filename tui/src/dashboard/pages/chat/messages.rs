@@ -1,4 +1,4 @@
-//! The messages of a conversation as lines, and where words stand in them.
+//! The messages of a conversation as lines, and the places of words in them.
 
 use std::{ops::Range, sync::Arc};
 
@@ -23,10 +23,10 @@ use crate::{
     text::{clip, sanitise, sanitise_line},
 };
 
-/// Columns that stand before a message's text.
+/// Indentation of a message's text.
 const INDENT: &str = "  ";
 
-/// Columns of text on a screen of so many columns and rows.
+/// Width of a message's text on a screen of this size.
 pub(super) fn columns(size: (u16, u16)) -> usize {
     let beside = match ScreenShape::of_size(size) {
         ScreenShape::Wide => LIST_COLUMNS,
@@ -39,13 +39,13 @@ fn text_columns(pane: u16) -> usize {
     usize::from(pane).saturating_sub(2 + INDENT.len())
 }
 
-/// Lines of the open conversation.
+/// Number of lines of the open conversation.
 pub(super) fn lines(state: &DashboardState) -> isize {
     let rows = sheet(state, columns(state.size) + INDENT.len()).rows;
     isize::try_from(rows).unwrap_or(isize::MAX)
 }
 
-/// The lines of a conversation, and which of them belong to which message.
+/// The messages of a conversation, and the lines that each takes.
 #[derive(Default)]
 struct Sheet {
     parts: Vec<Part>,
@@ -55,16 +55,16 @@ struct Sheet {
     cursor: Option<usize>,
 }
 
-/// A message: who, figures, and the text below them.
+/// A message: speaker, figures, and the text below.
 struct Part {
     head: Line<'static>,
     text: Text,
 }
 
 enum Text {
-    /// What was said, as it was laid out once.
+    /// Text that does not change, from the cache of layouts.
     Said(Arc<Vec<Vec<TextRun>>>),
-    /// What changes from one picture to the next.
+    /// Text that changes with each frame.
     New(Vec<Line<'static>>),
 }
 
@@ -87,11 +87,11 @@ impl Text {
 }
 
 impl Sheet {
-    /// Some of its lines: no others are made.
+    /// A range of its lines. Others are not made: a long answer has more lines than the screen.
     fn lines(&self, shown: Range<usize>, paint: &Paint) -> Vec<Line<'static>> {
         let mut lines = Vec::new();
         for (part, place) in self.parts.iter().zip(&self.messages) {
-            // An empty line stands behind each message.
+            // Each message has an empty line behind it.
             for row in place.start.max(shown.start)..(place.end + 1).min(shown.end) {
                 let line = match (row - place.start).checked_sub(1) {
                     None => Some(part.head.clone()),
@@ -139,13 +139,13 @@ pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect, title: &str) {
     }
 }
 
-/// The first line that is shown, of as many rows as there are.
+/// The first line that is shown in the given rows.
 fn first_line(sheet: &Sheet, state: &DashboardState, rows: usize) -> usize {
     let last = sheet.rows.saturating_sub(rows);
     let message = state.chat.selected.and_then(|at| sheet.messages.get(at));
     let first = match (sheet.cursor, message) {
         (Some(cursor), _) => cursor.saturating_sub(rows / 2),
-        // As much of it as there is room for, its beginning in any case.
+        // As much of the selected message as fits, and always its beginning.
         (None, Some(message)) => message.end.saturating_sub(rows).min(message.start),
         (None, None) => last,
     };
@@ -206,12 +206,12 @@ fn sheet(state: &DashboardState, columns: usize) -> Sheet {
         let words = "waits for the answer above";
         own.write("you", words, Role::Warning, Text::Said(laid));
     }
-    // No empty line stands below the last message.
+    // The last message has no empty line behind it.
     sheet.rows = sheet.rows.saturating_sub(1);
     sheet
 }
 
-/// Writes one message.
+/// Makes the lines of messages.
 struct Message<'a> {
     sheet: &'a mut Sheet,
     paint: &'a Paint,
@@ -220,7 +220,7 @@ struct Message<'a> {
 }
 
 impl Message<'_> {
-    /// What was said, once it is said.
+    /// A turn that is complete.
     fn turn(&mut self, turn: &Turn, laid: Arc<Vec<Vec<TextRun>>>) {
         let (name, words) = match turn.speaker {
             Speaker::User => ("you", String::new()),
@@ -229,7 +229,7 @@ impl Message<'_> {
         self.write(name, &words, Role::Dim, Text::Said(laid));
     }
 
-    /// An answer of which words are chosen.
+    /// An answer while words of it are chosen.
     fn choosing(&mut self, turn: &Turn, choice: &WordChoice) {
         let cursor = choice.words.get(choice.at).cloned().unwrap_or_default();
         let span = choice.span().unwrap_or_default();
@@ -241,7 +241,7 @@ impl Message<'_> {
             self.paint.style(Role::Focus),
             self.paint.style(Role::Selected),
         );
-        // The layout knows looks alone: these two stand for the cursor and the span.
+        // Wrapping keeps looks and nothing else, so two looks that no answer has stand for the cursor and the span.
         let style = |look| match look {
             Look::Provisional => cursor_style,
             Look::Masked => span_style,
@@ -273,7 +273,7 @@ impl Message<'_> {
         self.write("model", words, Role::Warning, Text::New(lines));
     }
 
-    /// An answer that is being written, all of it or some words.
+    /// An answer that is being generated, whole or some words of it.
     fn running(&mut self, state: &DashboardState, asked: &PendingAnswer, turn: Option<&Turn>) {
         let own = state.requests.own(asked.serial);
         let id = own.and_then(|own| own.request_id);
@@ -284,7 +284,7 @@ impl Message<'_> {
             (Some(canvas), ..) => {
                 let tokens = canvas.all_tokens();
                 let mut runs = runs(&tokens, canvas.shows_ids());
-                // What stays as it was needs no mark of its own.
+                // Words that stay are shown as committed, without a mark.
                 for run in &mut runs {
                     if run.look == Look::Pinned {
                         run.look = Look::Committed;
@@ -312,7 +312,7 @@ impl Message<'_> {
         self.columns.saturating_sub(INDENT.len())
     }
 
-    /// Who, figures, and the text below them.
+    /// A message of its speaker, figures and text.
     fn write(&mut self, name: &str, words: &str, role: Role, text: Text) {
         let first = self.sheet.rows;
         let mark = if self.is_selected { "▸ " } else { INDENT };
@@ -333,7 +333,7 @@ impl Message<'_> {
     }
 }
 
-/// How an answer came about.
+/// Figures of how an answer was generated.
 fn figures(turn: &Turn) -> String {
     let mut words = Vec::new();
     if let Some(origin) = &turn.origin {
@@ -354,7 +354,7 @@ fn figures(turn: &Turn) -> String {
     words.join(" · ")
 }
 
-/// How far our own request has come.
+/// Progress of our own request.
 fn progress(canvas: Option<&Canvas>) -> String {
     let Some(canvas) = canvas else {
         return "sent".to_owned();
@@ -378,7 +378,7 @@ fn progress(canvas: Option<&Canvas>) -> String {
     }
 }
 
-/// Text with what lies in `span` apart from what lies around it.
+/// The text in runs, with the bytes of `span` in a run of their own.
 fn pieces(
     text: &str,
     span: &Range<usize>,
@@ -400,7 +400,7 @@ fn run(text: &str, look: Look) -> TextRun {
     }
 }
 
-/// A text of which nothing but its shape is left.
+/// A text with each character replaced by the mark of a mask.
 fn masked(text: &str) -> String {
     let mark = MASK_MARK.chars().next().unwrap_or('?');
     let shape = |character: char| match character.is_whitespace() {
@@ -420,9 +420,10 @@ fn styled_line(line: Vec<TextRun>, style: impl Fn(Look) -> Style) -> Line<'stati
     Line::from(line.into_iter().map(span).collect::<Vec<_>>())
 }
 
-/// Line and column at which each word begins, in a text laid out in so many columns.
+/// Line and column of the beginning of each word, in a text wrapped to `columns`.
 fn word_positions(text: &str, words: &[Range<usize>], columns: usize) -> Vec<(usize, usize)> {
-    // Words take turns in two looks, and what lies between them has a third: so they can be told apart once laid out.
+    // Wrapping keeps only looks. Words alternate between two looks and spaces have a third, so that the words can be
+    // told apart in the wrapped lines.
     let looks = [Look::Committed, Look::Provisional];
     let mut runs = Vec::new();
     let mut end = 0;
@@ -438,7 +439,7 @@ fn word_positions(text: &str, words: &[Range<usize>], columns: usize) -> Vec<(us
     for (number, line) in wrap(&runs, columns).into_iter().enumerate() {
         let mut column = 0;
         for run in line {
-            // A word too long for a line goes on in the next one in the same look.
+            // A word longer than a line continues in the next line with the same look.
             if run.look != Look::Masked && last != Some(run.look) {
                 places.push((number, column));
                 last = Some(run.look);
@@ -449,7 +450,7 @@ fn word_positions(text: &str, words: &[Range<usize>], columns: usize) -> Vec<(us
     places
 }
 
-/// The word nearest to the cursor, so many lines further down.
+/// Index of the word nearest to the cursor, `by` lines below.
 pub(super) fn word_below(text: &str, choice: &WordChoice, columns: usize, by: isize) -> usize {
     let places = word_positions(text, &choice.words, columns);
     let Some((line, column)) = places.get(choice.at).copied() else {

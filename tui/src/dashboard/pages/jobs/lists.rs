@@ -1,4 +1,4 @@
-//! The two lists: work and models.
+//! The two lists of the jobs page: work and models.
 
 use ratatui::{
     layout::{Constraint, Layout, Rect},
@@ -67,7 +67,7 @@ pub(super) fn draw_work(screen: &mut Screen<'_, '_>, area: Rect) {
     draw_with_foot(screen, inner, &table, about);
 }
 
-/// A table, and below it a line on what is selected.
+/// Draws a table, and below it a line about the selected row.
 fn draw_with_foot(
     screen: &mut Screen<'_, '_>,
     area: Rect,
@@ -168,7 +168,7 @@ fn about_ended(ended: &EndedWork) -> (String, Role) {
     }
 }
 
-/// Longer names are cut.
+/// Width beyond which names are cut.
 const MODEL_COLUMNS_MAX: usize = 60;
 
 const MODELS: &[Column] = &[
@@ -297,7 +297,7 @@ fn about_model(model: &Model, operations: &[Operation]) -> (String, Role) {
     (words, Role::Dim)
 }
 
-/// How far the download of a model is.
+/// Progress of a model's download.
 fn pull<'a>(model: &Model, operations: &'a [Operation]) -> Option<&'a OperationProgress> {
     let step = model.progress_in(operations);
     step.filter(|_| model.state() == ModelState::Pulling)

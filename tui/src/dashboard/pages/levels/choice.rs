@@ -1,4 +1,4 @@
-//! Putting a level or a budget in force: the daemon is asked what that leads to, and the user where it is lossy or slow.
+//! Applying a level or a budget. The daemon is asked for the plan first, and the user where the plan is lossy or slow.
 
 use sluice_proto::v1::{Plan, SettingsStatus, Snapshot};
 use sluice_report::plan::switch_estimate;
@@ -16,10 +16,10 @@ use super::super::super::{
 };
 use crate::plans;
 
-/// So many times as long as the present one a pass may be predicted to take before we ask.
+/// A pass that is predicted to take more than this many times as long as now is asked about.
 const SLOW_FACTOR: f64 = 1.5;
 
-/// Puts a level in force, a budget, or both; what isn't given stays. Asks first where that is lossy or slow.
+/// Applies a level, a budget, or both; `None` keeps what is in force. Asks first where the plan is lossy or slow.
 pub(in super::super::super) fn choose(
     state: &mut DashboardState,
     level: Option<Level>,
@@ -38,6 +38,7 @@ pub(in super::super::super) fn choose(
     }
     let levels = &mut state.levels;
     let is_tried = budget_bytes == levels.tried;
+    // The plans on the page are for the budget that is tried; for any other the daemon is asked.
     let answer = level.filter(|_| is_tried);
     let answer = answer.and_then(|level| levels.answers.get(&level));
     if let Some(answer) = answer.cloned() {
@@ -51,7 +52,7 @@ pub(in super::super::super) fn choose(
     effects.push(Effect::AskPlan { serial, options });
 }
 
-/// Goes back to the budget that holds where nobody sets one. What that is only the daemon knows, so it always asks.
+/// Returns to the daemon's default budget. Its size is known to the daemon alone, so the user is always asked.
 pub(in super::super::super) fn default_budget(state: &mut DashboardState) {
     let settings = latest(state).and_then(|latest| latest.settings.as_ref());
     if settings.is_some_and(SettingsStatus::is_default_budget) && !is_switching(state) {
@@ -69,7 +70,7 @@ pub(in super::super::super) fn default_budget(state: &mut DashboardState) {
     );
 }
 
-/// Takes what the daemon says of a choice that waits for it.
+/// Takes the plan of a pending choice; plans of earlier choices are ignored.
 pub(super) fn predicted(
     state: &mut DashboardState,
     serial: u64,
@@ -82,7 +83,7 @@ pub(super) fn predicted(
     }
 }
 
-/// Lets go of a choice that waits to be judged: what it would be compared with is no longer in force.
+/// Drops the pending choice: the state that its plan would be compared with is no longer in force.
 pub(super) fn forget(state: &mut DashboardState) {
     if let Some(wanted) = state.levels.pending.take() {
         let named = named(&wanted.options);
@@ -92,7 +93,7 @@ pub(super) fn forget(state: &mut DashboardState) {
     }
 }
 
-/// Asks for a choice of which is known what it leads to, or first whether to.
+/// Applies a choice whose plan is known, or asks the user first.
 fn judge(
     state: &mut DashboardState,
     options: PlanOptions,
@@ -119,20 +120,20 @@ fn judge(
         }
         state.ask(text, vec![effect], AfterYes::Nothing);
     } else {
-        // Whoever began to write meanwhile must not answer by that.
+        // The user began to write while the daemon planned: a typed `y` must not answer a question that just appeared.
         let doubts = doubts.join(" ");
         state.warn(format!("{named} was not asked for. {doubts}"));
     }
 }
 
-/// How long it takes to get to a plan, where it takes anything.
+/// Estimated work of switching to a plan, in words; `None` if nothing is read or converted.
 fn takes(plan: &Plan) -> Option<String> {
     let time = plan.switch_estimate.as_ref();
     let time = time.filter(|time| time.read_bytes > 0 || time.converted_weights > 0);
     time.map(switch_estimate)
 }
 
-/// What is to be put in force, in words.
+/// The choice in words.
 fn named(options: &PlanOptions) -> String {
     let budget = options.budget.and_then(Budget::bytes).map(units::bytes);
     match (options.level, budget) {
@@ -143,7 +144,7 @@ fn named(options: &PlanOptions) -> String {
     }
 }
 
-/// The latest snapshot: what is decided doesn't hang on a frozen screen.
+/// The latest snapshot: decisions do not depend on whether the screen is frozen.
 fn latest(state: &DashboardState) -> Option<&Snapshot> {
     state.latest.as_ref().map(|(latest, _)| &**latest)
 }
@@ -152,7 +153,7 @@ fn is_switching(state: &DashboardState) -> bool {
     latest(state).is_some_and(|latest| latest.weight_switch.is_some())
 }
 
-/// Whether a choice changes nothing. While a switch runs everything does: the settings are still those before it.
+/// Whether a choice changes nothing. While a switch runs every choice does: the settings are still those before it.
 fn is_in_force(state: &DashboardState, level: Option<Level>, budget_bytes: Option<u64>) -> bool {
     let settings = latest(state).and_then(|latest| latest.settings.as_ref());
     let Some(settings) = settings.filter(|_| !is_switching(state)) else {
@@ -161,14 +162,14 @@ fn is_in_force(state: &DashboardState, level: Option<Level>, budget_bytes: Optio
     let is_level = level.is_none_or(|level| settings.level() == level.into());
     let is_budget = match (level, budget_bytes) {
         (_, None) => true,
-        // Set by the user, the same budget stays where the daemon's own would change.
+        // The same size differs from the default: it stays fixed where the default changes with the daemon's start.
         (None, Some(_)) if settings.is_default_budget() => false,
         (_, Some(bytes)) => bytes == settings.budget_bytes,
     };
     is_level && is_budget
 }
 
-/// Why to ask before a plan is put in force: sentences, none where all is well.
+/// Reasons to ask before a plan is applied, as sentences; empty if there is none.
 fn warnings(state: &DashboardState, plan: &Plan) -> Vec<String> {
     let present = latest(state).and_then(|latest| latest.plan.as_ref());
     let mut doubts: Vec<_> = loss(state, plan, present).into_iter().collect();
@@ -185,7 +186,7 @@ fn warnings(state: &DashboardState, plan: &Plan) -> Vec<String> {
     doubts
 }
 
-/// What a plan loses that the present one doesn't.
+/// The fidelity that a plan loses against the present one, as a sentence; `None` if it loses none.
 fn loss(state: &DashboardState, plan: &Plan, present: Option<&Plan>) -> Option<String> {
     if plan.is_lossless {
         return None;
@@ -204,7 +205,7 @@ fn loss(state: &DashboardState, plan: &Plan, present: Option<&Plan>) -> Option<S
     let both = fidelity(plan).zip(fidelity(present));
     let is_worse = match both {
         Some((after, before)) => after.mean_kl_nats > before.mean_kl_nats,
-        // Levels stand in the order of what they lose.
+        // Levels are ordered by how much they lose.
         None => match (level_of(plan), level_of(present)) {
             (Some(after), Some(before)) => after > before,
             _ => plan.level != present.level,
@@ -220,14 +221,14 @@ fn loss(state: &DashboardState, plan: &Plan, present: Option<&Plan>) -> Option<S
     })
 }
 
-/// Goes back to what the model was loaded with; asks first where that takes more memory or time.
+/// Returns to the settings that the model was loaded with. Asks first if that takes more memory or time.
 pub(in super::super::super) fn restore(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     let words = "the settings the model was loaded with";
     let levels = &state.levels;
     let settings = state
         .snapshot()
         .and_then(|snapshot| snapshot.settings.as_ref());
-    // What is foreseen is so for the budget in force.
+    // The plans on the page are for the budget in force, so they tell of this change only if it keeps the budget.
     let is_foreseen = levels.tried.is_none()
         && settings.is_some_and(|settings| {
             settings.loaded_with_budget_bytes == Some(settings.budget_bytes)

@@ -1,4 +1,4 @@
-//! The dial: what its positions stand for, and what they came to.
+//! The list of presets: their settings, and the speed of requests that used them.
 
 use ratatui::{layout::Rect, text::Line};
 use sluice_shared::{
@@ -17,11 +17,11 @@ use super::super::{
 };
 use crate::{canvas::wrap_text, paint::Role};
 
-/// Rows of what is said of the selected position, where both lists are shown.
+/// Rows of the text about the selected preset, where both lists are shown.
 pub(super) const ABOUT_ROWS: u16 = 6;
-/// Below the positions stands any policy, which the form of options has.
+/// Index of the row below the presets, for any policy of the form of options.
 pub(super) const POLICY_ROW: usize = PRESETS.len();
-/// Tokens of a request where its length isn't set.
+/// Tokens of a request whose length is not set.
 const LENGTH: u32 = 128;
 
 const COLUMNS: &[Column] = &[
@@ -95,7 +95,7 @@ fn row(state: &DashboardState, at: usize, info: &PresetInfo) -> Vec<Cell> {
     ]
 }
 
-/// The policy that is set in the options, whatever the dial says.
+/// The row of the policy that the options set, which replaces the preset's.
 fn policy_row(state: &DashboardState) -> Vec<Cell> {
     let mut cells = vec![Cell::from("policy")];
     cells.extend(match state.options.value("policy") {
@@ -111,7 +111,7 @@ fn policy_row(state: &DashboardState) -> Vec<Cell> {
     cells
 }
 
-/// What the selected position stands for and came to.
+/// Draws what the selected preset stands for, and the speed of its requests.
 pub(super) fn draw_about(screen: &mut Screen<'_, '_>, area: Rect) {
     let state = screen.state;
     let at = state.levels.preset;
