@@ -1,5 +1,5 @@
-//! What the dashboard costs while a daemon tells it a thousand things a second: time of the processor, memory, and how long
-//! after a key the screen shows what it did.
+//! Measures the dashboard while a daemon sends it a thousand events a second: CPU time, memory, and the time from a key to its
+//! effect on the screen.
 //!
 //! `cargo bench -p sluice-tui --bench dashboard --profile dev` prints a row for each page and size of the terminal.
 
@@ -24,12 +24,12 @@ Options for all rows:
   --passes N           passes told in a second [default: 500]
   --snapshots N        snapshots told in a second [default: 500]";
 
-/// Time for the first screen, and for what comes once only.
+/// Time before measuring, for the first screen and other work that is done once.
 const WARM_UP: Duration = Duration::from_secs(3);
-/// What the help shows and no page does.
+/// Words that only the help shows.
 const HELP_TITLE: &str = " Keys";
 
-/// What is measured.
+/// Figures of one measurement.
 struct Options {
     sizes: Vec<(u16, u16)>,
     pages: Vec<char>,
@@ -68,7 +68,7 @@ fn measure(options: &Options, (columns, rows): (u16, u16), length: u32, page: ch
         length,
         passes_per_second: options.passes,
         snapshots_per_second: options.snapshots,
-        // Keys come after the measurement, about five a second.
+        // Keys are pressed only after CPU time is measured, about five a second.
         lasts: 2 * WARM_UP + Duration::from_secs(2 * options.seconds + options.keys as u64 / 2),
     };
     let (daemon, counts) = FakeDaemon::under_load(load);
@@ -117,11 +117,11 @@ fn measure(options: &Options, (columns, rows): (u16, u16), length: u32, page: ch
     assert!(journey.end().success(), "the dashboard failed");
 }
 
-/// Milliseconds from a key to what it shows, for a help that opens and closes at any time between frames.
+/// Milliseconds from a key to its effect, for a help that is opened and closed at varying times between frames.
 fn key_delays(journey: &mut Journey, keys: usize) -> Vec<f64> {
     let mut delays = Vec::new();
     for key in 0..keys {
-        // Spreads over the time between two frames without chance.
+        // Pauses of different length spread the keys over the time between two frames, the same in each run.
         std::thread::sleep(Duration::from_millis(60 + key as u64 * 37 % 101));
         let pressed = Instant::now();
         journey.press("?");
@@ -140,11 +140,11 @@ fn quantile(sorted: &[f64], part: f64) -> f64 {
     sorted.get(index).copied().unwrap_or(f64::NAN)
 }
 
-/// Seconds that all threads of a process have computed.
+/// CPU time of all threads of a process, in seconds.
 fn cpu_seconds(pid: Pid) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     let stat = stat.expect("the process is there");
-    // The name before may have spaces in it.
+    // The program's name in front may contain spaces, so fields are counted from behind it.
     let (_, fields) = stat.rsplit_once(')').expect("a name in parentheses");
     let fields: Vec<&str> = fields.split_whitespace().collect();
     let ticks: f64 = fields[11..13]

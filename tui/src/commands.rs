@@ -49,11 +49,11 @@ pub async fn run(cli: Cli, out: &mut StandardOutput) -> Result<(), Failure> {
     let socket = connection::socket(flag);
     let colour = cli.color.unwrap_or_default();
     out.set_colour(colour.is_allowed(variable));
-    // Arguments that don't depend on the daemon are judged before it is looked for.
+    // Arguments that do not depend on the daemon are checked before it is looked for, so wrong usage is reported as such.
     match cli.command {
         None => {
             if !out.is_terminal() || !std::io::stdin().is_terminal() {
-                // Whoever reads a pipe wants the figures, once.
+                // Without a terminal there is no dashboard: a script or pipe gets the figures once.
                 return until_interrupted(async {
                     let daemon = DaemonConnection::connect(socket).await?;
                     status::run(&daemon, false, out).await
@@ -158,7 +158,7 @@ pub async fn run(cli: Cli, out: &mut StandardOutput) -> Result<(), Failure> {
         }
         Some(Command::Replay(arguments)) => {
             let screen = arguments.screen.or(&cli.screen);
-            // What isn't shown on a screen needs no settings, so they can't be in its way.
+            // Settings are read only for the screen, so that a broken file does not keep a run from being printed.
             let setup = || setup(socket, &screen, colour);
             replay::run(setup, &arguments, out).await
         }
@@ -178,7 +178,8 @@ pub async fn run(cli: Cli, out: &mut StandardOutput) -> Result<(), Failure> {
     }
 }
 
-/// Does something that an interrupt just ends. Standard input has to be read before: nobody would listen meanwhile.
+/// Runs a command that Ctrl-C simply ends. Standard input has to be read before: a blocking read here would keep the interrupt
+/// from being noticed.
 async fn until_interrupted(
     command: impl Future<Output = Result<(), Failure>>,
 ) -> Result<(), Failure> {
@@ -191,14 +192,14 @@ async fn until_interrupted(
     }
 }
 
-/// The dashboard as flags, settings and the terminal ask for it, in this order.
+/// The dashboard's setup by flags, else settings, else the terminal.
 fn setup(
     socket: PathBuf,
     flags: &Screen,
     colour: Colour,
 ) -> Result<dashboard::DashboardSetup, Failure> {
     if colour == Colour::Always {
-        // The library that draws looks at NO_COLOR, too.
+        // crossterm follows NO_COLOR by itself, which `--color always` overrides.
         crossterm::style::force_color_output(true);
     }
     let settings = match settings::path(|name| env::var_os(name)) {
@@ -238,7 +239,7 @@ fn setup(
     })
 }
 
-/// A variable of the surroundings.
+/// An environment variable; `None` if it is not set.
 fn variable(name: &str) -> Option<String> {
     env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
@@ -259,13 +260,13 @@ fn manual(name: Option<&str>, out: &mut StandardOutput) -> Result<(), Failure> {
     out.raw(&roff)
 }
 
-/// Wrong usage that the parser can't see.
+/// The failure for wrong usage that the parser cannot detect.
 fn usage(message: &str) -> Failure {
     let error = Cli::command().error(ErrorKind::ValueValidation, message);
     Failure::Usage(Box::new(error))
 }
 
-/// One turn of a conversation.
+/// A message of a chat.
 fn message(role: v1::ChatRole, content: &str) -> v1::ChatMessage {
     v1::ChatMessage {
         role: role.into(),

@@ -1,4 +1,4 @@
-//! `sluice level`, `sluice budget` and `sluice restore`: another plan for the loaded model, while requests run.
+//! `sluice level`, `sluice budget` and `sluice restore`: change the plan of the loaded model while requests run.
 
 use std::future::Future;
 
@@ -25,14 +25,14 @@ use crate::{
     plans,
 };
 
-/// How a change is told.
+/// The form in which a change is shown.
 #[derive(Clone, Copy)]
 enum ChangeOutput {
-    /// Each picture as an object, for scripts.
+    /// Each picture of the operation as a JSON object.
     Json,
-    /// In words, as what was asked for.
+    /// Words on standard output: the change is what the command was asked for.
     Words,
-    /// In words, beside something else that was asked for.
+    /// Words on standard error: the command was asked for something else, whose output is on standard output.
     Aside,
 }
 
@@ -45,7 +45,7 @@ impl ChangeOutput {
     }
 }
 
-/// Puts what is wished for in force, on the way to something else.
+/// Applies options for a command that goes on to something else.
 pub(super) async fn plan_options(
     daemon: &DaemonConnection,
     options: PlanOptions,
@@ -54,7 +54,7 @@ pub(super) async fn plan_options(
     apply(daemon, options, ChangeOutput::Aside, out).await
 }
 
-/// Puts another level in force.
+/// Applies another level.
 pub(super) async fn level(
     daemon: &DaemonConnection,
     arguments: &SetLevel,
@@ -64,7 +64,7 @@ pub(super) async fn level(
     apply(daemon, arguments.options, output, out).await
 }
 
-/// Puts another budget in force.
+/// Applies another budget.
 pub(super) async fn budget(
     daemon: &DaemonConnection,
     arguments: &SetBudget,
@@ -77,7 +77,7 @@ pub(super) async fn budget(
     apply(daemon, options, ChangeOutput::of(arguments.json), out).await
 }
 
-/// Goes back to what the model was loaded with, or to the checkpoint's own weights.
+/// Restores the settings that the model was loaded with, or the checkpoint's own weights.
 pub(super) async fn restore(
     daemon: &DaemonConnection,
     arguments: &Restore,
@@ -130,7 +130,7 @@ async fn follow<R: OperationResponse>(
     Ok(())
 }
 
-/// What was said of a change so far.
+/// What was already shown of a change, since each picture repeats it.
 #[derive(Default)]
 struct ShownChange {
     is_planned: bool,
@@ -168,7 +168,7 @@ impl ShownChange {
     }
 }
 
-/// How far a change is, in a line.
+/// The progress of a change, in a line.
 fn step_line(step: &OperationProgress) -> String {
     let total = step.total.unwrap_or(0);
     let bar = bar(step.done, total);
@@ -187,7 +187,7 @@ fn interrupted() -> Failure {
         .with_hint("`sluice status` shows how far it is, `sluice restore` takes it back")
 }
 
-/// What the change will do, before and after.
+/// The planned figures before and after the change.
 fn prediction(planned: &PlannedChange) -> Vec<String> {
     let after = planned.plan.clone().unwrap_or_default();
     let before = planned.plan_before.as_ref();

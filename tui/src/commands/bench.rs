@@ -1,4 +1,4 @@
-//! `sluice bench`: how fast the loaded model answers, and how much of that the dial buys.
+//! `sluice bench`: the speed of the loaded model, and how much of it each preset gains.
 
 mod figures;
 mod row;
@@ -32,7 +32,7 @@ use crate::{
     plans,
 };
 
-/// Where nobody gives others: prose, an explanation, code and a sum, since they differ in how many tokens are sure at once.
+/// The default prompts: prose, an explanation, code and a sum, which differ in how many tokens a pass can commit.
 const PROMPTS: [&str; 4] = [
     "Tell me a story about a lighthouse.",
     "Explain why the sky is blue.",
@@ -40,10 +40,10 @@ const PROMPTS: [&str; 4] = [
     "A farmer has 17 sheep and buys 3 more each week. How many are there after 8 weeks?",
 ];
 
-/// How long to wait where more requests wait than the daemon lets wait.
+/// Pause before a request is sent again that the daemon refused since its queue is full.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// Measures each position of the dial and prints its row as soon as it is known.
+/// Measures each preset and prints its row as soon as it is known.
 pub(super) async fn run(
     socket: PathBuf,
     arguments: &Bench,
@@ -66,6 +66,7 @@ async fn rows(
         let name = dial.map_or("the daemon's preset", Preset::name);
         let warmup = requests.iter().cycle().take(arguments.warmup as usize);
         let board = Board::new(format!("{name}, warming up"), arguments.warmup as usize);
+        // Warm-up requests load converted weights and caches, which would count for the first row alone.
         all(&daemon, warmup.cloned(), 1, &board).await?;
         let board = Board::new(name.to_owned(), requests.len());
         let begun = Instant::now();
@@ -89,14 +90,14 @@ async fn rows(
     Ok(())
 }
 
-/// The tier that weights are streamed from, if that can be told.
+/// The tier that weights are streamed from; `None` if nothing is streamed or the daemon does not tell.
 async fn streamed_from(daemon: &DaemonConnection) -> Option<Tier> {
     let answer = daemon.telemetry().get_snapshot(GetSnapshotRequest {}).await;
     let plan = answer.ok()?.into_inner().snapshot?.plan?;
     plans::streamed_from(&plan)
 }
 
-/// The rows without repetition; `None`: as the daemon does without a word.
+/// The presets to measure, without repetition; `None` stands for the daemon's default.
 fn presets(arguments: &Bench) -> Vec<Option<Preset>> {
     let asked: Vec<Preset> = match arguments.all_presets {
         true => PRESETS.iter().map(|row| row.preset).collect(),
@@ -136,7 +137,7 @@ fn inputs(arguments: &Bench) -> Result<Vec<Input>, Failure> {
     }
 }
 
-/// All prompts, as often as was asked for. The seeds are the same in every row.
+/// The requests of a row. Every row has the same seeds, so that rows are comparable.
 fn requests(arguments: &Bench, inputs: &[Input], dial: Option<Preset>) -> Vec<GenerateRequest> {
     let seed = arguments.details.seed.unwrap_or(0);
     let count = inputs.len() * arguments.repeat as usize;
@@ -148,7 +149,7 @@ fn requests(arguments: &Bench, inputs: &[Input], dial: Option<Preset>) -> Vec<Ge
             ..Default::default()
         };
         arguments.details.apply(dial, &mut request);
-        // Rows are compared: chance has no part in them unless it is asked for.
+        // Greedy unless a temperature is given: chance would change the number of passes from row to row.
         let sampling = request.sampling_mut();
         sampling.greedy = sampling.temperature.is_none();
         sampling.seed = Some(seed.wrapping_add(number));
@@ -157,7 +158,7 @@ fn requests(arguments: &Bench, inputs: &[Input], dial: Option<Preset>) -> Vec<Ge
     (0..).zip(inputs).map(request).collect()
 }
 
-/// Runs the requests, so many at once; the answers stand in their order.
+/// Runs the requests, at most `concurrent` at once. The answers are in the order of the requests.
 async fn all(
     daemon: &DaemonConnection,
     requests: impl Iterator<Item = GenerateRequest>,
@@ -218,7 +219,7 @@ async fn one(
     Err(Failure::new("the daemon ended the stream without a result"))
 }
 
-/// Whether more requests wait in the daemon than it lets wait: one of them will be done soon.
+/// Whether the daemon refused a request since its queue is full, which passes when one of them is done.
 fn is_full(status: &Status) -> bool {
     CallError::from(status.clone()).reason.as_deref() == Some("QUEUE_FULL")
 }
@@ -244,13 +245,13 @@ fn answered(
     }
 }
 
-/// Whether the first position of the answer is certain. Not told by text: there may be no tokenizer.
+/// Whether the first position of the answer is committed. Its text does not tell: there may be no tokenizer.
 fn has_begun(pass: &GenerationPass) -> bool {
     let first = pass.tokens.first().filter(|token| token.position == 0);
     pass.block > 0 || first.is_some_and(|token| token.state() == TokenState::Committed)
 }
 
-/// What is shown while a row is measured.
+/// The progress line while a row is measured.
 struct Board {
     name: String,
     requests: usize,

@@ -1,4 +1,4 @@
-//! `sluice edit`: finding the span and asking for it anew.
+//! `sluice edit`: finds the span and makes the request that rewrites it.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ pub(super) fn request(arguments: &Edit) -> Result<GenerateRequest, Failure> {
     let (start, end) = match (&arguments.replace, arguments.span) {
         (Some(words), _) => {
             let span = find_once(&text, words)?;
-            // Texts are bounded far below 4 GiB by what a command line or the input holds.
+            // Command lines and input are bounded far below 4 GiB, so offsets fit 32 bits.
             let offset = |at: usize| u32::try_from(at).expect("the text is bounded");
             (offset(span.start), offset(span.end))
         }
@@ -38,13 +38,13 @@ pub(super) fn request(arguments: &Edit) -> Result<GenerateRequest, Failure> {
     Ok(request)
 }
 
-/// Where `words` stand in `text`, if that is one place.
+/// The byte range of `words` in `text`, if they occur exactly once.
 fn find_once(text: &str, words: &str) -> Result<Range<usize>, Failure> {
     if words.is_empty() {
         return Err(Failure::new("the words to replace are empty")
             .with_hint("to insert words, use --span N..N with --tokens"));
     }
-    // Counts overlapping places too: "aa" in "aaa" is as ambiguous as any.
+    // Overlapping occurrences count, too: "aa" in "aaa" is ambiguous.
     let starts = text.char_indices().map(|(at, _)| at);
     let places: Vec<usize> = starts.filter(|at| text[*at..].starts_with(words)).collect();
     match places[..] {

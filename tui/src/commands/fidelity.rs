@@ -1,4 +1,4 @@
-//! `sluice fidelity`: how close levels come to the checkpoint's own weights.
+//! `sluice fidelity`: measures the fidelity of levels to the checkpoint's own weights.
 
 use std::{
     path::PathBuf,
@@ -25,7 +25,7 @@ use crate::{
     text::sanitise_line,
 };
 
-/// What `all` means: `off` has the weights of `standard`.
+/// The levels of `all`; `off` is left out, since it has the weights of `standard`.
 const ALL: [Level; 4] = [
     Level::Standard,
     Level::Mild,
@@ -33,7 +33,7 @@ const ALL: [Level; 4] = [
     Level::Aggressive,
 ];
 
-/// Measures the levels, one after another, and prints each as soon as it is known.
+/// Measures the levels one after another, and prints each result as soon as it is known.
 pub(super) async fn run(
     socket: PathBuf,
     arguments: &Fidelity,
@@ -57,7 +57,7 @@ async fn all(
 ) -> Result<(), Failure> {
     let daemon = DaemonConnection::connect(socket).await?;
     let mut rows = Vec::new();
-    // A level that can't be had is told before minutes are spent on the others.
+    // All levels are planned first: one that cannot be loaded is reported before minutes are spent on the others.
     for level in levels(&arguments.levels) {
         rows.push((level, plan(&daemon, level).await?));
     }
@@ -82,7 +82,7 @@ async fn all(
         }
         request.level = wire_level(level);
         let result = measure(&daemon, request.clone(), plan.level()).await?;
-        // The same masks for all.
+        // The daemon draws a seed for the first level; the others get the same masks, or they would not be comparable.
         request.seed = Some(result.seed);
         measured.push(plan.clone());
         if arguments.json {
@@ -101,7 +101,7 @@ async fn all(
     }
 }
 
-/// Lists what was measured before, the latest first.
+/// Lists earlier measurements, the latest first.
 async fn show(socket: PathBuf, as_json: bool, out: &mut StandardOutput) -> Result<(), Failure> {
     let daemon = DaemonConnection::connect(socket).await?;
     let answer = daemon
@@ -148,7 +148,7 @@ fn measurement_line(cells: [&str; 6]) -> String {
     format!("{level:<10} {mean_kl:>9} {same_top:>9} {tokens:>7} {ago:>10}  {model}")
 }
 
-/// The levels without repetition; `None`: the one in force.
+/// The levels to measure, without repetition; `None` stands for the one in force.
 fn levels(asked: &[LevelChoice]) -> Vec<Option<Level>> {
     let mut levels = Vec::new();
     for asked in asked {
@@ -168,7 +168,7 @@ fn levels(asked: &[LevelChoice]) -> Vec<Option<Level>> {
     levels
 }
 
-/// A level in a request; unspecified: the one in force.
+/// A level as a request has it; unspecified for the one in force.
 fn wire_level(level: Option<Level>) -> i32 {
     level.map_or(v1::Level::Unspecified, v1::Level::from).into()
 }
@@ -210,11 +210,11 @@ async fn measure(
     }
 }
 
-/// A level as scripts read it.
+/// A level's line for scripts.
 #[derive(Serialize)]
 struct LevelRow<'a> {
     level: v1::Level,
-    /// The level whose weights have the same numbers, where this one is not measured for that.
+    /// The measured level with equal weights; this level is not measured then.
     equal_to: Option<v1::Level>,
     peak_bytes: u64,
     pass_ms: Option<f64>,
@@ -243,7 +243,7 @@ impl<'a> LevelRow<'a> {
     }
 }
 
-/// Whether both compute with the same numbers, however they are kept.
+/// Whether both plans compute with equal weights, in whatever format these are stored.
 fn has_equal_weights(one: &Plan, other: &Plan) -> bool {
     let is_same = one.level == other.level || one.equal_levels.contains(&other.level);
     is_same || one.is_lossless && other.is_lossless
@@ -265,7 +265,7 @@ fn header() -> String {
 }
 
 fn row(result: &FidelityResult, plan: &Plan) -> String {
-    // A divergence is never negative; what rounding makes of none may be.
+    // A divergence is never negative, but rounding may turn 0 into a small negative number.
     let mean_kl = result.mean_kl_nats.max(0.0);
     line([
         &result.level().to_string(),

@@ -1,4 +1,4 @@
-//! `sluice generate`: from arguments to a request.
+//! `sluice generate`: makes a request of the arguments.
 
 use sluice_proto::v1::{
     CanvasPin, Chat, ChatRole, GenerateRequest, TokenIds, canvas_pin::Content,
@@ -8,7 +8,7 @@ use sluice_proto::v1::{
 use super::{input, message};
 use crate::{cli::Generate, output::Failure};
 
-/// The request that the arguments ask for. Meaning is left to the daemon to judge.
+/// The request of the arguments. The daemon validates its values.
 pub(super) fn request(arguments: &Generate) -> Result<GenerateRequest, Failure> {
     let input = match (&arguments.tokens, &arguments.prompt) {
         (Some(ids), _) => Input::Tokens(TokenIds { ids: ids.clone() }),

@@ -9,20 +9,20 @@ use rustix::{
 
 use crate::output::{Failure, dim};
 
-/// Most bytes read of a text: far more than any context holds, and all that the daemon takes.
+/// Most bytes read of a text: far more than any context holds, and the most that the daemon accepts.
 pub(super) const INPUT_BYTES_MAX: usize = 1 << 20;
 
 pub(super) const STANDARD_INPUT: &str = "standard input";
-/// What stands for it among arguments.
+/// The argument that stands for standard input.
 pub(super) const STDIN: &str = "-";
-/// How long a pipe that nobody asked to be read may take to bring its first byte, or to end: many a program starts others with
-/// one that stays open and empty.
+/// How long a pipe that was not asked for may take to bring its first byte or to end. Many programs start others with a pipe
+/// that stays open and empty, and waiting for that would hang.
 const PIPE_WAIT: Timespec = Timespec {
     tv_sec: 2,
     tv_nsec: 0,
 };
 
-/// The argument, or what standard input holds where it is `-`.
+/// The argument, or the text of standard input if it is `-`.
 pub(super) fn text(argument: &str) -> Result<String, Failure> {
     if argument == STDIN {
         read(std::io::stdin().lock(), STANDARD_INPUT)
@@ -31,8 +31,7 @@ pub(super) fn text(argument: &str) -> Result<String, Failure> {
     }
 }
 
-/// What a file or a pipe brings beside words that say what to do with it; nothing where standard input is something else, such as
-/// a terminal.
+/// The text that a file or a pipe brings beside a prompt; empty if standard input is something else, such as a terminal.
 pub(super) fn beside_words() -> Result<String, Failure> {
     let stdin = std::io::stdin();
     let kind = fstat(&stdin).map(|facts| FileType::from_raw_mode(facts.st_mode));
@@ -52,7 +51,7 @@ pub(super) fn beside_words() -> Result<String, Failure> {
     read(stdin.lock(), STANDARD_INPUT)
 }
 
-/// What a file holds, or standard input where there is none or it is `-`; with the name that messages call it by.
+/// The text of a file, or of standard input without one or for `-`; and its name for messages.
 pub(super) fn file(path: Option<&Path>) -> Result<(String, String), Failure> {
     let (text, name) = match path.filter(|path| *path != Path::new(STDIN)) {
         None => (
@@ -69,7 +68,7 @@ pub(super) fn file(path: Option<&Path>) -> Result<(String, String), Failure> {
     Ok((text?, name))
 }
 
-/// Reads a bounded text, less one newline at its end, which `echo` and editors add.
+/// Reads a bounded text without one newline at its end, which `echo` and editors add.
 pub(super) fn read(reader: impl Read, name: &str) -> Result<String, Failure> {
     let mut bytes = Vec::new();
     reader

@@ -1,4 +1,4 @@
-//! `sluice compress`, `decompress`, `verify` and `jobs`: work on files that the daemon does.
+//! `sluice compress`, `decompress`, `verify` and `jobs`: work on files, done by the daemon.
 
 use std::{
     io,
@@ -38,10 +38,10 @@ use crate::{
     text::sanitise_line,
 };
 
-/// How long `sluice jobs cancel` waits for the job's end: what is at work is finished and written to the disk first.
+/// How long `sluice jobs cancel` waits for the job's end: the tensor in progress is finished and written to disk first.
 const END_WAIT: Duration = Duration::from_secs(60);
 
-/// Has a coded file made of a checkpoint.
+/// Compresses a checkpoint into a file.
 pub(super) async fn compress(
     socket: PathBuf,
     arguments: &Compress,
@@ -93,7 +93,7 @@ fn compress_words(path: &str, request: &CompressRequest, arguments: &Compress) -
     words
 }
 
-/// Has a coded file made into a folder.
+/// Decompresses a compressed file into a folder.
 pub(super) async fn decompress(
     socket: PathBuf,
     arguments: &Decompress,
@@ -117,7 +117,7 @@ pub(super) async fn decompress(
     follow_own(&daemon, call, &arguments.following, out).await
 }
 
-/// Has a coded file compared with its checksums.
+/// Compares a compressed file with its checksums.
 pub(super) async fn verify(
     socket: PathBuf,
     arguments: &Verify,
@@ -135,7 +135,7 @@ pub(super) async fn verify(
     follow_own(&daemon, call, &arguments.following, out).await
 }
 
-/// Jobs of anybody.
+/// Lists, watches or cancels jobs of all clients.
 pub(super) async fn jobs(
     socket: PathBuf,
     arguments: &Jobs,
@@ -151,7 +151,7 @@ pub(super) async fn jobs(
     }
 }
 
-/// Stops a job and waits for its end, so that another can begin.
+/// Cancels a job and waits for its end, so that another can begin.
 async fn cancel(
     daemon: &DaemonConnection,
     operation_id: u64,
@@ -197,7 +197,7 @@ async fn cancel(
     }
 }
 
-/// Returns once a job has ended; the status is what it failed with.
+/// Waits until a job has ended; the status is its failure.
 async fn ended(daemon: &DaemonConnection, operation_id: u64) -> Result<(), Status> {
     let mut client = daemon.operations();
     let request = WatchOperationRequest {
@@ -209,7 +209,8 @@ async fn ended(daemon: &DaemonConnection, operation_id: u64) -> Result<(), Statu
     Ok(())
 }
 
-/// How `sluiced` does the work where no daemon runs; it leaves nothing to anybody, and has no events.
+/// The arguments with which `sluiced` does the work where no daemon runs. Without a daemon there is nothing to detach to, and
+/// no events for `--json`, so those give the hint to report.
 fn alone(
     following: &FollowArgs,
     command: &str,
@@ -221,7 +222,7 @@ fn alone(
     }
 }
 
-/// What to do where no daemon runs and its work can't be done in its place.
+/// The hint where no daemon runs and its work cannot be done in its place.
 pub(super) fn offline_hint(command: &str) -> String {
     format!(
         "start it with `sluiced` (or `systemctl start sluice`); or do it without a daemon: `sluiced {command}`"
@@ -275,7 +276,7 @@ pub(super) fn row(job: &Operation) -> String {
     sanitise_line(&row)
 }
 
-/// How much of it is done.
+/// The share that is done, such as `37 %`; `?` while it is not known.
 fn share(job: &Operation) -> String {
     let step = job.progress.as_ref();
     match step.and_then(|step| Some((step.done, step.total?))) {
@@ -311,8 +312,8 @@ async fn watch(
     show(daemon, call, leaves, (json, false), out).await
 }
 
-/// Shows a job of our own to its end, unless it is left to the daemon. An interrupt cancels it; what became of that, the
-/// stream tells.
+/// Shows a job of our own to its end, unless `--detach` leaves it to the daemon. An interrupt cancels it; the stream tells
+/// whether that succeeded.
 async fn follow_own<R: OperationResponse>(
     daemon: &DaemonConnection,
     call: impl Future<Output = Result<Response<Streaming<R>>, Status>>,
@@ -402,7 +403,7 @@ fn step_line(kind: OperationKind, step: &OperationProgress, rate: Option<f64>) -
     }
 }
 
-/// What came of it; damage is told in any form, and is a failure.
+/// Prints the result. A damaged file is a failure, also with `--json`.
 fn end(
     job: &Operation,
     result: &Outcome,
@@ -431,7 +432,7 @@ fn end(
     Ok(())
 }
 
-/// What to say of an output that the daemon wrote and that isn't there: a service sees other folders than its callers.
+/// A note if the output that the daemon wrote is not visible here: a service has its own view of folders, such as /tmp.
 fn output_note(output: &str) -> Option<String> {
     let found = Path::new(output).symlink_metadata();
     let is_absent = found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound);

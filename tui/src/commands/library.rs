@@ -1,4 +1,4 @@
-//! `sluice rm`, `inspect` and `unload`: models on disk, and letting the loaded one go.
+//! `sluice rm`, `inspect` and `unload`: models on disk, and unloading the loaded one.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ use crate::{
     text::sanitise_line,
 };
 
-/// A path where there is one, or where it looks like one, as names of files do; else a name.
+/// A path if it exists or looks like one, as file names do; else a model's name.
 pub(super) fn subject(argument: &Path) -> Result<By, Failure> {
     let text = argument.to_string_lossy();
     let is_file =
@@ -57,7 +57,7 @@ pub(super) async fn remove(
     out.line(&sanitise_line(&removal(arguments, &removed)))
 }
 
-/// As scripts read it: what was asked for, and what came of it.
+/// The answer for scripts: the model that was asked for, and the result.
 #[derive(Serialize)]
 struct Removal<'a> {
     name: &'a str,
@@ -85,7 +85,7 @@ fn removal(arguments: &Remove, removed: &RemoveModelResponse) -> String {
     }
 }
 
-/// Lets the loaded model go.
+/// Unloads the model.
 pub(super) async fn unload(
     daemon: &DaemonConnection,
     json: bool,
@@ -117,7 +117,7 @@ fn unloaded(went: &UnloadModelResponse) -> String {
     line
 }
 
-/// Tells what a checkpoint is.
+/// Describes a checkpoint.
 pub(super) async fn inspect(
     socket: PathBuf,
     arguments: &Inspect,
@@ -125,7 +125,7 @@ pub(super) async fn inspect(
 ) -> Result<(), Failure> {
     let model = subject(&arguments.model)?;
     let daemon = match (is_container_path(&arguments.model), &model) {
-        // What scripts read is the daemon's alone.
+        // Scripts get the daemon's answer as it is; what follows is for people.
         (true, _) if arguments.json => {
             let hint = jobs::offline_hint("inspect FILE.sluice --json");
             offline::daemon(socket, Err(hint)).await?

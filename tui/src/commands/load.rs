@@ -29,10 +29,10 @@ use crate::{
     text::sanitise_line,
 };
 
-/// How long `sluice stop` waits for the daemon to take the cancellation.
+/// How long `sluice stop` waits for the daemon to confirm the cancellation.
 const CANCEL_WAIT: Duration = Duration::from_secs(5);
 
-/// Loads a checkpoint, or the embedded model where no folder is named.
+/// Loads a model; without an argument, the demonstration model.
 pub(super) async fn run(
     socket: PathBuf,
     arguments: &Load,
@@ -56,7 +56,7 @@ pub(super) async fn run(
     }
 }
 
-/// Loads a model, and shows how far that is. An interrupt cancels the load.
+/// Loads a model and shows the progress. An interrupt cancels the load.
 pub(super) async fn model(
     daemon: &DaemonConnection,
     request: LoadModelRequest,
@@ -72,6 +72,7 @@ pub(super) async fn model(
     let (mut is_planned, mut notices) = (false, NewNotices::default());
     let mut client = daemon.models();
     let call = client.load_model(request);
+    // Each picture repeats the plan and all notices; what was shown is not shown again.
     let loaded = follow(daemon, call, interrupts, cancels, |operation, progress| {
         if json {
             out.json(operation)?;
@@ -126,7 +127,7 @@ pub(super) async fn stop(
     })
 }
 
-/// Whether it was still loading.
+/// Cancels an operation. Returns whether it was still active.
 async fn cancel(daemon: &DaemonConnection, operation_id: u64) -> Result<bool, Failure> {
     let mut client = daemon.operations();
     let call = client.cancel_operation(CancelOperationRequest { operation_id });
@@ -154,7 +155,7 @@ fn prediction(plan: &Plan) -> String {
     )
 }
 
-/// The daemon has another working folder, so the path is made absolute here.
+/// The path made absolute: the daemon has another working folder.
 pub(super) fn absolute(dir: &Path) -> Result<String, Failure> {
     let shown = dir.display();
     let path = std::path::absolute(dir)

@@ -1,4 +1,4 @@
-//! `sluice list`, and how a model is put into words.
+//! `sluice list`, and models in words.
 
 use sluice_proto::v1::{
     ListModelsRequest, ListModelsResponse, Model, ModelOrigin, ModelState, Operation,
@@ -54,7 +54,7 @@ fn show_models(
     Ok(())
 }
 
-/// Weights that are kept, each with its size, and what they take together.
+/// Lines about converted weights on disk: each with its size, and the total.
 fn converted_weights(list: &ListModelsResponse) -> Vec<String> {
     if list.converted_weights.is_empty() {
         return Vec::new();
@@ -90,10 +90,10 @@ fn converted_weights(list: &ListModelsResponse) -> Vec<String> {
     lines
 }
 
-/// Longer names push the other columns aside.
+/// Width beyond which a name pushes the other columns aside.
 const NAME_COLUMNS_MAX: usize = 48;
 
-/// A model as a line of the table; the default one is marked.
+/// A model as a row of the table; the default one is marked.
 fn row(model: &Model, operations: &[Operation], width: usize) -> String {
     let shape = model.shape.as_ref();
     let family = shape.map_or(model.family.as_str(), |shape| shape.family.as_str());

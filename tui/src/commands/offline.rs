@@ -1,4 +1,4 @@
-//! Work that the program `sluiced` does alone where no daemon runs.
+//! Commands that the program `sluiced` carries out itself where no daemon runs.
 
 use std::{
     env, io,
@@ -11,7 +11,8 @@ use sluice_shared::exit;
 
 use crate::{connection::DaemonConnection, output::Failure};
 
-/// The daemon. Where none runs, `sluiced` does the work with the arguments that it has `alone`; else there is a hint why it can't.
+/// Connects to the daemon. Where none runs, `sluiced` takes over with the arguments of `alone`, or the failure has its hint
+/// why that is not possible.
 pub(super) async fn daemon(
     socket: PathBuf,
     alone: Result<Vec<String>, String>,
@@ -25,20 +26,19 @@ pub(super) async fn daemon(
         })
 }
 
-/// A flag and its value in one word, so that the value can't be taken for a flag.
+/// A flag and its value in one word, so that a value with a leading dash is not taken for a flag.
 pub(super) fn flag(name: &str, value: Option<impl std::fmt::Display>) -> Option<String> {
     value.map(|value| format!("{name}={value}"))
 }
 
-/// Lets `sluiced` take the place of this process, so that its output, exit code and signals are its own. Returns only
-/// when that failed.
+/// Replaces this process by `sluiced`, so that output, exit code and signals are its own. Returns only if that failed.
 fn in_our_place(words: &[String]) -> Failure {
     let program = sibling(env::current_exe());
     let error = Command::new(&program).args(words).exec();
     missing(&program, &error)
 }
 
-/// The program of the daemon can't be started.
+/// The failure if the daemon's program cannot be started.
 pub(super) fn missing(program: &Path, error: &io::Error) -> Failure {
     let shown = program.display();
     let failure = match error.kind() {

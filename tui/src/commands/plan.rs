@@ -1,4 +1,4 @@
-//! `sluice plan`: what a level and a budget would lead to.
+//! `sluice plan`: the plan for a level and a budget.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use crate::{
     output::{Failure, StandardOutput},
 };
 
-/// Prints a plan: the daemon's, or where none runs that of the program `sluiced`.
+/// Prints a plan of the daemon, or where none runs, of the program `sluiced`.
 pub(super) async fn run(
     socket: PathBuf,
     arguments: &Plan,

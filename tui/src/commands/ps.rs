@@ -1,4 +1,4 @@
-//! `sluice ps` and `sluice stop`: what is in memory and at work, in short, and how it leaves.
+//! `sluice ps` and `sluice stop`: the loaded model and its requests in short, and unloading it.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use crate::{
     text::{self, sanitise_line},
 };
 
-/// Shows the model in memory, and the requests for it.
+/// Shows the loaded model and its requests.
 pub(super) async fn run(
     daemon: &DaemonConnection,
     json: bool,
@@ -91,7 +91,7 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
     lines
 }
 
-/// Lets the loaded model go, if it is the one that is named, or cancels the load of one that is on its way.
+/// Unloads the model if it is the one that is named, or cancels a load that is under way.
 pub(super) async fn stop(
     socket: PathBuf,
     arguments: &Stop,
@@ -108,7 +108,7 @@ pub(super) async fn stop(
     }
 }
 
-/// Whether the model that is loaded or on its way is the one that is meant; another's is not to be taken away.
+/// Checks that the named model is the one that is loaded or being loaded, so that no other client's model is unloaded.
 fn check_named(models: &[Model], name: &Path) -> Result<(), Failure> {
     let subject = library::subject(name)?;
     let named = present::find(models, &subject);

@@ -38,7 +38,7 @@ pub(super) async fn run(
     Ok(())
 }
 
-/// Has a model downloaded, and shows how far that is. An interrupt cancels the download.
+/// Has the daemon download a model and shows the progress. An interrupt cancels the download.
 pub(super) async fn model(
     daemon: &DaemonConnection,
     arguments: &Pull,
@@ -54,7 +54,7 @@ pub(super) async fn model(
         .into(),
         file_name: arguments.file.clone().unwrap_or_default(),
         revision: arguments.revision.clone().unwrap_or_default(),
-        // The daemon has its own environment; this one is the user's.
+        // The user's token: the daemon has another environment, and may run as another user.
         hub_token: std::env::var("HF_TOKEN").unwrap_or_default(),
     };
     let cancels = OnInterrupt::Cancels {
@@ -101,7 +101,7 @@ fn unconfirmed() -> Failure {
         .with_hint("`sluice list` shows whether it is still running")
 }
 
-/// What is to come, in one line.
+/// The plan of the download in one line.
 fn planned(plan: &PullPlan) -> String {
     let mut line = format!(
         "{}: {} files, {}",

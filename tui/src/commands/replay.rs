@@ -1,4 +1,4 @@
-//! `sluice replay`: a saved run, without a daemon.
+//! `sluice replay`: shows a saved run without a daemon.
 
 use std::{
     fs::File,
@@ -19,7 +19,7 @@ use crate::{
     record,
 };
 
-/// Shows a run in the dashboard; without a terminal, prints what it came to, or its events.
+/// Shows a run in the dashboard; without a terminal, prints its result or its events.
 pub(super) async fn run(
     setup: impl FnOnce() -> Result<DashboardSetup, Failure>,
     arguments: &Replay,
@@ -66,7 +66,7 @@ fn wrong(name: &str, error: &ReadError) -> Failure {
         .with_hint("`sluice generate --json > FILE` saves a run")
 }
 
-/// The result, or as much of it as was certain.
+/// The run's text; of a run without an end, the text that could no longer change.
 fn text(canvas: &Canvas) -> String {
     match (&canvas.done, &canvas.pass) {
         (Some(done), _) => (done.text.clone()).unwrap_or_else(|| ids_text(&done.token_ids)),

@@ -41,7 +41,7 @@ pub(super) async fn list(
     Ok(())
 }
 
-/// What stands above rows of requests.
+/// The heading of a table of requests.
 pub(super) fn header() -> String {
     format!(
         "{:>5}  {:<9} {:<10} {:>9} {:>7} {:>9}",
@@ -49,7 +49,7 @@ pub(super) fn header() -> String {
     )
 }
 
-/// One request as a line of a table.
+/// A request as a row of the table.
 pub(super) fn row(request: &Operation) -> String {
     let waits = request.state() == OperationState::Queued;
     let ms = if waits {
@@ -67,7 +67,7 @@ pub(super) fn row(request: &Operation) -> String {
         detail.passes,
         units::duration_ms(ms),
     );
-    // How one was cancelled is no news.
+    // The state already says that it was cancelled.
     if let Some(error) = &request.error
         && request.state() == OperationState::Failed
     {
@@ -76,7 +76,7 @@ pub(super) fn row(request: &Operation) -> String {
     row
 }
 
-/// Stops a request.
+/// Cancels a request.
 pub(super) async fn cancel(
     daemon: &DaemonConnection,
     arguments: &Cancel,

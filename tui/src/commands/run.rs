@@ -1,4 +1,4 @@
-//! `sluice run`: from a model's name to an answer, with all that it takes: a daemon, the download, the load.
+//! `sluice run`: from a model's name to an answer. Starts a daemon, downloads and loads the model as needed.
 
 use std::{
     io::IsTerminal,
@@ -18,7 +18,7 @@ use crate::{
     text::sanitise_line,
 };
 
-/// Answers a prompt with a model, or holds a conversation with it.
+/// Answers a prompt with a model, or starts a conversation with it.
 pub(super) async fn run(
     socket: PathBuf,
     flag: Option<&Path>,
@@ -27,6 +27,7 @@ pub(super) async fn run(
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let subject = library::subject(&arguments.model)?;
+    // Read before anything is started: a prompt that cannot be read must not cost a download.
     let prompt = prompt(&arguments)?;
     if arguments.json && prompt.is_none() {
         return Err(usage("--json needs a PROMPT: a conversation is for people"));
@@ -48,7 +49,7 @@ pub(super) async fn run(
             };
             chat::run(daemon, &arguments, private, out).await
         }
-        // Nothing was asked, as by `sluice run NAME < /dev/null`: it is there for what comes next.
+        // An empty prompt, as by `sluice run NAME < /dev/null`, only loads the model.
         Some(words) if words.trim().is_empty() => {
             dim(&format!("{} is loaded", sanitise_line(&model.name)));
             Ok(())
@@ -71,7 +72,7 @@ pub(super) async fn run(
     }
 }
 
-/// The prompt's words, or all of what a pipe brings; `None` where somebody is there to talk to.
+/// The prompt with the text of a pipe; `None` on a terminal without a prompt, which starts a conversation.
 fn prompt(arguments: &Run) -> Result<Option<String>, Failure> {
     match &arguments.prompt[..] {
         [] if std::io::stdin().is_terminal() => Ok(None),
@@ -88,7 +89,7 @@ fn prompt(arguments: &Run) -> Result<Option<String>, Failure> {
     }
 }
 
-/// Words, and behind them the text that they are about.
+/// The words of a prompt, and behind them the text that they refer to.
 fn with_text(words: String, text: &str) -> String {
     match text.trim().is_empty() {
         true => words,

@@ -114,7 +114,7 @@ fn device_line(device: &DeviceStatus) -> String {
         line += &format!(" ({})", device.name);
     }
     let threads = match device.gpu {
-        // They convert weights; the GPU computes.
+        // With a GPU these threads only convert weights.
         Some(_) => "threads beside it",
         None => "threads",
     };
@@ -130,7 +130,7 @@ fn device_line(device: &DeviceStatus) -> String {
     line
 }
 
-/// What the GPU is and how it does.
+/// The GPU and its present state.
 fn gpu_lines(gpu: &GpuStatus) -> [(&'static str, String); 5] {
     let unknown = || "unknown".to_owned();
     let blas = match &gpu.cublas {
@@ -168,7 +168,7 @@ fn gpu_lines(gpu: &GpuStatus) -> [(&'static str, String); 5] {
     ]
 }
 
-/// The plan beside what was measured.
+/// The plan beside measured figures.
 fn plan_lines(snapshot: &Snapshot) -> Vec<(&'static str, String)> {
     let mut facts = Vec::new();
     if let Some(settings) = &snapshot.settings {
@@ -203,7 +203,7 @@ fn plan_lines(snapshot: &Snapshot) -> Vec<(&'static str, String)> {
 
 const NOT_MEASURED: &str = "not measured yet";
 
-/// The level that was asked for and, where that left a choice, the one it came to.
+/// The level of the settings and, if that is `auto`, the level that it resolved to.
 fn level(settings: &SettingsStatus, plan: Option<&Plan>) -> String {
     let Some(plan) = plan else {
         return settings.level().to_string();

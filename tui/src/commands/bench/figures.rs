@@ -1,4 +1,4 @@
-//! What a row of `sluice bench` says, from what its answers took.
+//! Figures of a row of `sluice bench`, from the answers that it measured.
 
 use std::time::Duration;
 
@@ -7,24 +7,24 @@ use sluice_shared::{preset::Preset, units};
 
 use crate::phases::{Bottleneck, PassTime};
 
-/// An answer, and what it took.
+/// An answer and its measurements.
 #[derive(Debug, Clone)]
 pub(super) struct BenchAnswer {
     pub(super) started: GenerationStarted,
     pub(super) exact: bool,
-    /// Those before the end of the text.
+    /// Token ids of the text.
     pub(super) tokens: Vec<u32>,
     pub(super) passes: u32,
-    /// Of all of them.
+    /// The time of all passes.
     pub(super) time: PassTime,
-    /// Of the passes those that were seen: a picture may be missed.
+    /// The passes that were seen: the daemon skips pictures for slow readers.
     pub(super) seen: Vec<PassFigures>,
-    /// From the call on.
+    /// Time from the call until the first position was committed, in milliseconds.
     pub(super) first_ms: f64,
     pub(super) peak_device_bytes: u64,
 }
 
-/// What a pass took.
+/// Measurements of a pass.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PassFigures {
     ms: f64,
@@ -42,43 +42,43 @@ impl PassFigures {
     }
 }
 
-/// A row. What can't be told of no passes or no tokens is unknown.
+/// A row. Figures that need a pass or a token are `None` without any.
 #[derive(Debug, Clone)]
 pub struct BenchFigures {
-    /// What the first request came to; all have the same choices.
+    /// The resolved settings of the first request; all requests have the same options.
     pub started: GenerationStarted,
-    /// All answers are the reference's.
+    /// Whether all answers have the tokens of the reference sampler.
     pub exact: bool,
-    /// Answers.
+    /// Number of answers.
     pub requests: usize,
-    /// Tokens before the ends of the texts.
+    /// Number of tokens of all texts.
     pub tokens: u64,
-    /// From the first call to the last answer.
+    /// Time from the first call to the last answer.
     pub wall_ms: f64,
-    /// Passes of all requests; one that several shared counts for each.
+    /// Number of passes of all requests; a pass that several requests shared counts for each.
     pub passes: u64,
-    /// Median time of a pass.
+    /// Median time of a pass, in milliseconds.
     pub pass_ms_median: Option<f64>,
-    /// Shortest time of a pass.
+    /// Shortest time of a pass, in milliseconds.
     pub pass_ms_min: Option<f64>,
-    /// Time of all passes, of which one that several shared counts for each.
+    /// Time of all passes; a pass that several requests shared counts for each.
     pub time: PassTime,
-    /// The tier that weights are streamed from, by the plan's name.
+    /// The tier that weights are streamed from; `None` if nothing is streamed or it is not known.
     pub streamed_from: Option<Tier>,
-    /// Rows that the layers computed for a request in a pass, on average.
+    /// Mean number of rows that the layers computed for a request in a pass.
     pub rows: Option<f64>,
-    /// Rows that the head read for it, on average.
+    /// Mean number of rows that the LM head computed for a request in a pass.
     pub lm_head_rows: Option<f64>,
-    /// Largest device memory held.
+    /// Peak of the device memory held, in bytes.
     pub peak_device_bytes: u64,
-    /// Median time from the call until the first token of the text was certain.
+    /// Median time from the call until the first token of the text was committed, in milliseconds.
     pub first_ms: Option<f64>,
-    /// Share of the tokens that are the first row's; unknown in that row.
+    /// Share of the tokens that equal the first row's, from 0 to 1; `None` in the first row.
     pub same_tokens: Option<f64>,
 }
 
 impl BenchFigures {
-    /// Of these answers, compared with the first row's.
+    /// The figures of these answers, compared with those of the first row.
     pub(super) fn of(
         answers: &[BenchAnswer],
         wall: Duration,
@@ -89,7 +89,7 @@ impl BenchFigures {
         let mean = |figure: fn(&PassFigures) -> f64| {
             (count > 0.0).then(|| seen().map(figure).sum::<f64>() / count)
         };
-        // An answer without passes has none that could be unknown.
+        // An answer without passes must not make the phases of the other answers unknown.
         let times = answers.iter().map(|answer| answer.time);
         let times = times.filter(|time| time.ms > 0.0);
         Self {
@@ -117,31 +117,31 @@ impl BenchFigures {
         }
     }
 
-    /// Tokens a second of the wall clock.
+    /// Tokens per second of wall-clock time.
     #[must_use]
     pub fn tokens_per_second(&self) -> Option<f64> {
         (self.wall_ms > 0.0).then(|| self.tokens as f64 / self.wall_ms * 1000.0)
     }
 
-    /// Tokens a pass.
+    /// Mean tokens per pass.
     #[must_use]
     pub fn tokens_per_pass(&self) -> Option<f64> {
         (self.passes > 0).then(|| self.tokens as f64 / self.passes as f64)
     }
 
-    /// Share of the passes' time that was spent waiting for streamed weights.
+    /// Share of the passes' time spent waiting for streamed weights, from 0 to 1.
     #[must_use]
     pub fn waited_share(&self) -> Option<f64> {
         self.time.share(self.time.waited_ms)
     }
 
-    /// What takes the most time of a pass.
+    /// The phase that takes the most time of a pass.
     #[must_use]
     pub fn bottleneck(&self) -> Option<Bottleneck> {
         self.time.bottleneck(self.streamed_from)
     }
 
-    /// The row, where the time of its passes went, and in a sentence what that means.
+    /// The lines to print: the row, the phases of its passes, and the bottleneck as a sentence.
     pub(super) fn lines(&self) -> impl Iterator<Item = String> {
         let sentence = self.bottleneck().map(|bottleneck| bottleneck.to_string());
         let below = [self.time.shares()].into_iter().chain(sentence);
@@ -174,7 +174,7 @@ impl BenchFigures {
     }
 }
 
-/// The table's first line.
+/// The heading of the table.
 pub(super) fn header() -> String {
     line([
         "preset", "tokens/s", "passes", "a pass", "ms", "least", "waited", "rows", "lm head",
@@ -218,7 +218,8 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     }
 }
 
-/// Share of the places at which two rows' texts have the same token; where one has ended and the other has not, they differ.
+/// Share of the places at which two rows' texts have the same token. Where one text has ended and the other has not, they
+/// differ.
 fn agreement(first: &[BenchAnswer], others: &[BenchAnswer]) -> Option<f64> {
     let (mut same, mut all) = (0, 0);
     for (first, other) in first.iter().zip(others) {

@@ -6,7 +6,7 @@ use sluice_shared::preset::Preset;
 
 use super::BenchFigures;
 
-/// A row; what is not known is null.
+/// A row as JSON; unknown figures are null.
 pub(super) fn json(figures: &BenchFigures) -> Value {
     let started = &figures.started;
     let decoding = started.decoding();
@@ -45,7 +45,7 @@ pub(super) fn json(figures: &BenchFigures) -> Value {
     })
 }
 
-/// Null where passes were not told of; a part that is not known is null as well.
+/// The phases; null without a pass, and each phase that is not known is null.
 fn phases_per_pass(figures: &BenchFigures) -> Option<Value> {
     let time = &figures.time;
     let each = |ms: f64| json!(ms / figures.passes as f64);

@@ -1,4 +1,4 @@
-//! What `/set` changes: the flags of `sluice chat`, by their names and with their rules.
+//! Options that `/set` changes: the flags of `sluice chat`, with their names, rules and errors.
 
 use clap::{ArgAction, CommandFactory, Parser};
 use sluice_proto::v1::GenerateRequest;
@@ -14,11 +14,11 @@ struct Line {
     flags: Flags,
 }
 
-/// Flags of the command line, and what was set since.
+/// Flags of the command line, and options set since.
 #[derive(Debug, Default)]
 pub(super) struct ChatChoices {
     base: Flags,
-    /// By key, in the order in which they were set.
+    /// Values by key, in the order in which they were set.
     set: Vec<(String, String)>,
     now: Flags,
 }
@@ -36,8 +36,7 @@ impl ChatChoices {
         self.now.apply(request);
     }
 
-    /// Sets a key; without a value, or with `default`, it is as it was at the start. Gives what is to be said of a key that was
-    /// renamed.
+    /// Sets a key. Without a value, or with `default`, it returns to the command line's. Returns a notice if the key was renamed.
     pub(super) fn set(&mut self, key: &str, value: Option<&str>) -> Result<Option<String>, String> {
         let mut key = key.trim_start_matches('-').replace('_', "-");
         let command = Line::command();
@@ -67,14 +66,14 @@ impl ChatChoices {
         Ok(notice)
     }
 
-    /// What was set, a line each.
+    /// The options that were set, one per line.
     pub(super) fn lines(&self) -> Vec<String> {
         let set = self.set.iter();
         set.map(|(key, value)| format!("{key} {value}")).collect()
     }
 }
 
-/// What the flags come to with what was set in their place.
+/// The flags with the options that were set in their place.
 fn resolve(base: &Flags, set: &[(String, String)]) -> Result<Flags, String> {
     let command = Line::command();
     let mut words = Vec::new();
@@ -97,7 +96,7 @@ fn resolve(base: &Flags, set: &[(String, String)]) -> Result<Flags, String> {
         let first = text.lines().next().unwrap_or_default();
         first.trim_start_matches("error: ").to_owned()
     })?;
-    // The parser takes a switch that isn't there for one that is off.
+    // The parser does not tell a missing switch from one that is off, so a switch of the command line is kept by hand.
     line.flags.decoding.details.greedy |= base.decoding.details.greedy;
     match line.flags.decoding.has_both_kinds() {
         true => Err("stop cannot be combined with options of masked diffusion models".to_owned()),

@@ -1,4 +1,4 @@
-//! What was said so far.
+//! The turns of a conversation.
 
 use std::{
     fs::File,
@@ -12,21 +12,21 @@ use sluice_proto::v1::{ChatMessage, ChatRole};
 use super::super::message;
 use crate::user_folders;
 
-/// Prompts and answers in turn, and the instructions before them. A turn without its answer would confuse the model in every
-/// later one, so there is none.
+/// Prompts and answers alternately, and the system prompt. A prompt without an answer would confuse the model in every later
+/// turn, so it is not kept.
 #[derive(Debug, Default)]
 pub(super) struct Conversation {
     system: Option<String>,
     turns: Vec<ChatMessage>,
-    /// The last prompt, where no answer came to it.
+    /// The last prompt, if it got no answer.
     unanswered: Option<String>,
 }
 
-/// A prompt on its way.
+/// A prompt that was sent and has no answer yet.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PendingPrompt {
     words: String,
-    /// Turns that stand before it; those behind go once it is answered.
+    /// Number of turns before it; later turns are dropped once it is answered.
     turns: usize,
 }
 
@@ -46,13 +46,13 @@ impl Conversation {
         self.system = text;
     }
 
-    /// A prompt behind all turns.
+    /// A prompt that follows all turns.
     pub(super) fn ask(&self, words: String) -> PendingPrompt {
         let turns = self.turns.len();
         PendingPrompt { words, turns }
     }
 
-    /// The last prompt once more, in the place of its answer if it has one.
+    /// The last prompt again; its new answer replaces the old one.
     pub(super) fn retry(&self) -> Option<PendingPrompt> {
         if let Some(words) = &self.unanswered {
             return Some(self.ask(words.clone()));
@@ -62,7 +62,7 @@ impl Conversation {
         Some(PendingPrompt { words, turns })
     }
 
-    /// What the model is to answer, all turns before it included.
+    /// The messages to send: system prompt, earlier turns, and the prompt.
     pub(super) fn messages(&self, asked: &PendingPrompt) -> Vec<ChatMessage> {
         let system = self
             .system
@@ -80,7 +80,7 @@ impl Conversation {
         self.unanswered = None;
     }
 
-    /// No answer came. Whether there is one from before, which stays.
+    /// Takes a prompt that got no answer. Returns whether it has an earlier answer, which stays.
     pub(super) fn give_up(&mut self, asked: PendingPrompt) -> bool {
         let has_answer = asked.turns < self.turns.len();
         if !has_answer {
@@ -89,13 +89,13 @@ impl Conversation {
         has_answer
     }
 
-    /// Starts anew; the instructions stay.
+    /// Drops all turns; the system prompt stays.
     pub(super) fn reset(&mut self) {
         self.turns.clear();
         self.unanswered = None;
     }
 
-    /// Writes the turns to a file that is not there yet; where it is.
+    /// Writes the turns to a new file. Returns its path.
     pub(super) fn save(&self, file: &str) -> Result<PathBuf, String> {
         let path = expand_home(file);
         let failed = |error| format!("cannot write {}: {error}", path.display());
@@ -126,7 +126,7 @@ impl Conversation {
     }
 }
 
-/// `~` stands for the home folder here, too, where no shell says so.
+/// The path with a leading `~` expanded: it was typed in the conversation, where no shell expands it.
 fn expand_home(file: &str) -> PathBuf {
     match (file.strip_prefix("~/"), user_folders::home()) {
         (Some(rest), Some(home)) => home.join(rest),

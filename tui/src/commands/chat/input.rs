@@ -27,7 +27,7 @@ use crate::{
 
 /// Most prompts that the history keeps.
 const HISTORY_MAX: usize = 500;
-/// Longest prompt that it keeps.
+/// Longest prompt that the history keeps.
 const HISTORY_ENTRY_BYTES_MAX: usize = 4 << 10;
 /// Turns bracketed paste off, as the editor does when it ends normally.
 const PASTE_OFF: &[u8] = b"\x1b[?2004l\r\n";
@@ -122,7 +122,7 @@ fn spawn(
     }
 }
 
-/// Edits a text whenever one is asked for.
+/// Runs the editor on its thread: one text for each request.
 fn edit(
     asked: &blocking::Receiver<()>,
     lines: &mpsc::Sender<Result<InputLine, Failure>>,
@@ -136,7 +136,7 @@ fn edit(
         let line = match editor.readline("> ") {
             Ok(text) => {
                 remember(&mut editor, history, &text);
-                // What the editor takes for whole is; it may be too much.
+                // The validator accepted the text as complete, but sets no bound on its length.
                 let text = complete(&text).unwrap_or(Text::Plain(text));
                 match text.words().len() > INPUT_BYTES_MAX {
                     true => Err(Failure::new("a prompt has more than 1 MiB")),
@@ -170,25 +170,25 @@ fn editor(history: Option<&Path>) -> Result<LineEditor, Failure> {
                 "note: the prompt history cannot be saved: {error}"
             ));
         }
-        // There is none before the first time.
+        // Before the first conversation there is no file.
         let _ = editor.load_history(path);
     }
     Ok(editor)
 }
 
-/// Puts a text into the history, and into its file.
+/// Adds a text to the history and its file.
 fn remember(editor: &mut LineEditor, history: Option<&Path>, text: &str) {
     if text.len() > HISTORY_ENTRY_BYTES_MAX || text.trim().is_empty() {
         return;
     }
     let is_new = editor.add_history_entry(text).unwrap_or(false);
     if let (true, Some(path)) = (is_new, history) {
-        // A history that can't be written is no reason to keep anybody from talking.
+        // A history that cannot be written must not end the conversation.
         let _ = editor.append_history(path);
     }
 }
 
-/// Where the history is, by the surroundings; `None` where nothing is to be kept.
+/// Path of the history by the environment; `None` if nothing is to be kept.
 pub(super) fn history(private: bool) -> Option<PathBuf> {
     let folder = user_folders::state(|name| std::env::var_os(name));
     folder
@@ -196,7 +196,7 @@ pub(super) fn history(private: bool) -> Option<PathBuf> {
         .map(|folder| folder.join("chat_history"))
 }
 
-/// Knows when a text is whole, and the commands' names.
+/// Tells the editor when a text is complete, and completes names of commands.
 struct Assistant;
 
 impl Helper for Assistant {}
@@ -234,7 +234,7 @@ impl Completer for Assistant {
     }
 }
 
-/// What the next line says, with those that it asks for; bounded, and `None` at the end of the input.
+/// The next complete text, of bounded length; `None` at the end of the input.
 fn next_text(reader: &mut impl BufRead) -> Result<Option<Text>, Failure> {
     let mut text = String::new();
     let mut is_first = true;
@@ -251,11 +251,11 @@ fn next_text(reader: &mut impl BufRead) -> Result<Option<Text>, Failure> {
             return Ok(Some(whole));
         }
     }
-    // The end of the input ends what was still open.
+    // The end of the input ends a text of several lines that is still open.
     Ok((!is_first).then_some(Text::Plain(text)))
 }
 
-/// The next line, bounded; `None` at the end of the input.
+/// The next line, of bounded length; `None` at the end of the input.
 fn next_line(reader: &mut impl BufRead) -> Result<Option<String>, Failure> {
     let mut bytes = Vec::new();
     let read = reader

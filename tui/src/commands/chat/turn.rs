@@ -1,19 +1,19 @@
-//! What was typed: words for the model, over one line or several, or a command.
+//! Parsing input: a prompt of one line or several, or a command.
 
-/// What a line asks for.
+/// What an input asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// Words for the model.
+    /// A prompt for the model.
     Say(String),
-    /// Another system prompt; `None` shows the present one.
+    /// Set the system prompt; `None` shows the present one.
     System(Option<String>),
-    /// Another model; `None` shows the present one.
+    /// Load another model; `None` shows the present one.
     Model(Option<String>),
-    /// A choice for the answers to come; without a value it is dropped, without a key all are shown.
+    /// Set an option for later answers; without a value it is reset, without a key all are shown.
     Set(Option<(String, Option<String>)>),
-    /// The last prompt again.
+    /// Ask the last prompt again.
     Retry,
-    /// The conversation in a file.
+    /// Save the conversation to a file.
     Save(Option<String>),
     Reset,
     Quit,
@@ -22,7 +22,7 @@ pub(super) enum Turn {
     Nothing,
 }
 
-/// A command with its arguments and what it does; the help and the completion are made of these.
+/// A command, its argument and its effect; help and completion are made from these.
 pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
     (
         "/system",
@@ -50,7 +50,7 @@ pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
     ("/quit", "", "ends; so does Ctrl-D, or Ctrl-C twice"),
 ];
 
-/// What `/help` says.
+/// The text of `/help`.
 pub(super) fn help() -> String {
     let mut help = String::new();
     for (command, argument, about) in COMMANDS {
@@ -63,17 +63,17 @@ pub(super) fn help() -> String {
         A line that should start with a slash starts with two."
 }
 
-/// What lines say together.
+/// A complete input of one line or several.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Text {
-    /// As it was typed: words or a command.
+    /// As it was typed: a prompt or a command.
     Plain(String),
-    /// It stood between quotes: words, however they begin.
+    /// It was between `"""`: always a prompt, even if it begins with a slash.
     Quoted(String),
 }
 
 impl Text {
-    /// The words alone.
+    /// The text without its quotes.
     pub(super) fn words(&self) -> &str {
         match self {
             Self::Plain(words) | Self::Quoted(words) => words,
@@ -126,13 +126,13 @@ impl From<&str> for Turn {
     }
 }
 
-/// What opens a text of several lines, and ends it.
+/// Opens a text of several lines, and ends it.
 const QUOTES: &str = "\"\"\"";
 
-/// The text that lines say together; `None` while another line has to come.
+/// The complete text of some lines; `None` while another line has to follow.
 pub(super) fn complete(lines: &str) -> Option<Text> {
     if let Some(text) = lines.trim_start().strip_prefix(QUOTES) {
-        // What follows the closing quotes belongs to it, too: nothing that was typed is lost.
+        // Text behind the closing quotes is kept: nothing that was typed is lost.
         let (text, rest) = text.split_once(QUOTES)?;
         let text = text.trim_matches('\n');
         return Some(Text::Quoted(format!("{text}{}", rest.trim_end())));
@@ -155,7 +155,7 @@ pub(super) fn complete(lines: &str) -> Option<Text> {
     Some(Text::Plain(text))
 }
 
-/// Whether a backslash at the end asks for the next line; two are one that is meant.
+/// Whether a backslash at the end continues the line; two stand for a backslash in the text.
 fn ends_open(line: &str) -> bool {
     let slashes = line.len() - line.trim_end_matches('\\').len();
     slashes % 2 == 1

@@ -289,7 +289,7 @@ fn phases(
     lines
 }
 
-/// Milliseconds with a decimal below 10: passes of small models take a few milliseconds.
+/// Milliseconds with a decimal below 100: passes of small models take a few milliseconds.
 fn pass_duration(ms: f64) -> String {
     if ms < 100.0 {
         format!("{ms:.1} ms")

@@ -1,4 +1,4 @@
-//! Calls that begin jobs, and tell what came of them. How far a job is, the snapshots tell.
+//! Calls that begin jobs and report their results. Progress comes with the snapshots.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use tonic::{Response, Status, Streaming};
 use super::{super::event::Event, models};
 use crate::{connection::DaemonConnection, output::Failure};
 
-/// Asks for the jobs.
+/// Lists the jobs.
 pub(super) async fn list(daemon: DaemonConnection, events: Sender<Event>) -> Result<(), Failure> {
     let request = ListOperationsRequest {
         kinds: OperationKind::FILES.map(Into::into).into(),
@@ -27,7 +27,7 @@ pub(super) async fn list(daemon: DaemonConnection, events: Sender<Event>) -> Res
     Ok(())
 }
 
-/// Has a model coded into a file.
+/// Compresses a model into a file.
 pub(super) async fn compress(
     daemon: DaemonConnection,
     model: String,
@@ -44,7 +44,7 @@ pub(super) async fn compress(
     follow(daemon, answer, output, events).await
 }
 
-/// Has a coded file made into a folder.
+/// Decompresses a compressed file into a folder.
 pub(super) async fn decompress(
     daemon: DaemonConnection,
     file: PathBuf,
@@ -61,7 +61,7 @@ pub(super) async fn decompress(
     follow(daemon, answer, folder, events).await
 }
 
-/// Has a coded file compared with its checksums.
+/// Compares a compressed file with its checksums.
 pub(super) async fn verify(
     daemon: DaemonConnection,
     file: PathBuf,
@@ -75,7 +75,7 @@ pub(super) async fn verify(
     follow(daemon, answer, file, events).await
 }
 
-/// Waits for a job's end and tells what came of it; the file or folder names it.
+/// Waits for a job's end and reports its result under the name of its file or folder.
 async fn follow<R: OperationResponse>(
     daemon: DaemonConnection,
     answer: Result<Response<Streaming<R>>, Status>,
@@ -90,7 +90,7 @@ async fn follow<R: OperationResponse>(
         if let Some(job) = answer.into_operation()
             && let Some(result) = &job.outcome
         {
-            // Damage is a failure.
+            // The job itself succeeded, but a damaged file is shown as an error.
             let event = match container::outcome(&named, result, job.elapsed_ms) {
                 Ok(words) => Event::Succeeded(words),
                 Err(words) => Event::Failed(words),
@@ -98,6 +98,6 @@ async fn follow<R: OperationResponse>(
             let _ = events.send(event).await;
         }
     }
-    // What was written may be a model.
+    // The output may be a model that the list does not have yet.
     models::list(daemon, events).await
 }

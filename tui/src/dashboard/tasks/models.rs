@@ -1,4 +1,4 @@
-//! Calls that concern models: the list, loads and downloads.
+//! Calls about models: the list, loads and downloads.
 
 use futures_util::StreamExt;
 use sluice_proto::v1::{
@@ -12,7 +12,7 @@ use tokio::sync::mpsc::Sender;
 use super::super::event::Event;
 use crate::{connection::DaemonConnection, output::Failure};
 
-/// Puts a model in the present one's place, by its name or path.
+/// Loads a model by its name or path, in the place of the present one.
 pub(super) async fn load(
     daemon: DaemonConnection,
     model: String,
@@ -29,7 +29,7 @@ pub(super) async fn load(
     let mut notices = 0;
     while let Some(answer) = stream.next().await {
         let answer = answer.map_err(|status| daemon.failure(status))?;
-        // How far it is, the snapshots tell.
+        // Progress comes with the snapshots.
         let Some(operation) = answer.operation else {
             continue;
         };
@@ -49,7 +49,7 @@ pub(super) async fn load(
     list(daemon, events).await
 }
 
-/// Begins a download, or joins it. How far it is, the list of models tells.
+/// Begins a download, or joins it. Progress comes with the snapshots and the list of models.
 pub(super) async fn pull(
     daemon: DaemonConnection,
     name: String,
@@ -57,7 +57,7 @@ pub(super) async fn pull(
 ) -> Result<(), Failure> {
     let call = PullModelRequest {
         model: By::Name(name).into(),
-        // The daemon has its own environment; this one is the user's.
+        // The user's token: the daemon has another environment, and may run as another user.
         hub_token: std::env::var("HF_TOKEN").unwrap_or_default(),
         ..Default::default()
     };
@@ -98,7 +98,7 @@ pub(super) fn model_ref(model: String) -> Option<ModelRef> {
     }
 }
 
-/// Asks for the models.
+/// Lists the models.
 pub(super) async fn list(daemon: DaemonConnection, events: Sender<Event>) -> Result<(), Failure> {
     let answer = daemon.models().list_models(ListModelsRequest {}).await;
     let answer = answer.map_err(|status| daemon.failure(status))?;

@@ -89,7 +89,7 @@ fn progress(state: &DashboardState) -> Vec<(String, Role)> {
         (format!("{bar} {words}"), Role::Warning)
     };
     match (levels.converting, switch) {
-        // Before the first step, how much is converted says more.
+        // Before the first step the switch shows no progress, but the conversion does.
         (Some((done, total)), _) if !is_stepping => {
             let (done_words, total_words) = (units::bytes(done), units::bytes(total));
             let words = format!("converting {done_words} of {total_words}");
