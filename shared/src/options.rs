@@ -217,7 +217,7 @@ impl PlanSettings {
 pub struct ResolvedPlanSettings {
     /// Fidelity of the weights: the settings' level, or the one that takes its place.
     pub level: Level,
-    /// All else.
+    /// The settings other than the level.
     pub settings: PlanSettings,
 }
 

@@ -26,7 +26,7 @@ pub enum EosPolicy {
     Keep,
 }
 
-/// Which keys and values the cache keeps between passes.
+/// Which positions the KV cache keeps between passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KvCacheMode {
     /// None: every pass computes the whole canvas.

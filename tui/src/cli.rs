@@ -389,12 +389,12 @@ pub enum Eos {
 }
 
 impl DecodingArgs {
-    /// Writes the choices into a request.
+    /// Writes the options into a request.
     pub fn apply(&self, request: &mut v1::GenerateRequest) {
         self.details.apply(self.preset, request);
     }
 
-    /// Whether there are options of both kinds of models, of which a request takes one.
+    /// Whether options of both kinds of models are set; a request may have those of one.
     pub fn has_both_kinds(&self) -> bool {
         let diffusion = self.details.diffusion(self.preset);
         !self.details.stop.is_empty() && diffusion != v1::DiffusionOptions::default()
@@ -402,7 +402,7 @@ impl DecodingArgs {
 }
 
 impl DecodingDetails {
-    /// Writes the choices into a request, with the preset.
+    /// Writes the options and the preset into a request.
     pub fn apply(&self, preset: Option<Preset>, request: &mut v1::GenerateRequest) {
         request.block_length = self.block;
         let sampling = self.sampling();
@@ -467,7 +467,7 @@ fn parse_request_id(text: &str) -> Result<u64, String> {
     parse_id(text, "request", "sluice requests")
 }
 
-/// The number of something that a command lists.
+/// Parses an id that a command lists.
 fn parse_id(text: &str, what: &str, list: &str) -> Result<u64, String> {
     text.parse().map_err(|_| {
         format!("expected the number of a {what}, such as 3; `{list}` lists the numbers")

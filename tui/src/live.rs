@@ -45,15 +45,15 @@ impl Live {
     /// Draws the canvas as it stands.
     ///
     /// # Errors
-    /// When the terminal can't be written to.
     pub fn draw(&mut self, canvas: &Canvas, out: &mut StandardOutput) -> Result<(), Failure> {
+    /// When the terminal cannot be written to.
         out.raw(self.frame(canvas, size()).as_bytes())
     }
 
     /// Erases the lines that may still change.
     ///
     /// # Errors
-    /// When the terminal can't be written to.
+    /// When the terminal cannot be written to.
     pub fn clear(&mut self, out: &mut StandardOutput) -> Result<(), Failure> {
         out.raw(self.erase(size().0).as_bytes())
     }
@@ -61,7 +61,7 @@ impl Live {
     /// Replaces the canvas by the final text.
     ///
     /// # Errors
-    /// When the terminal can't be written to.
+    /// When the terminal cannot be written to.
     pub fn finish(&mut self, text: &str, out: &mut StandardOutput) -> Result<(), Failure> {
         out.raw(self.last_frame(text, size().0).as_bytes())
     }

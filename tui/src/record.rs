@@ -44,8 +44,7 @@ pub struct Recording {
     earlier: Option<Box<Recording>>,
 }
 
-/// A pass as it came, encoded: decoded tokens take several times as much memory. A pass is a full picture of its block, so it
-/// needs none of the others.
+/// A pass as it came, encoded to take less memory. It is a full picture of its block, so it needs none of the others.
 #[derive(Debug, Clone, PartialEq)]
 struct RecordedPass {
     pass_number: u32,

@@ -1,8 +1,8 @@
 //! Matmuls with compressed weights compared with plain `f32`, on one core and on two:
 //! `cargo bench -p sluice-measure --bench coded`.
 //!
-//! What is compared takes turns, and of many turns the best counts: other programs disturb each alike. That is why it has a
-//! loop of its own.
+//! The variants are run in turn, and the best time of each counts, so that other programs disturb all alike. Hence the loop
+//! of its own.
 
 use std::{
     collections::BTreeMap, env, error::Error, fs, hint::black_box, path::Path,

@@ -1,9 +1,9 @@
-//! How fast each coder decodes on one core, as a share of copying the decoded bytes in the same run, and how many bits a
-//! number it takes: `cargo bench -p sluice-measure --bench decode`. Weights of a file as well, with
+//! How fast each coder decompresses on one core, as a share of copying the decompressed bytes in the same run, and its bits
+//! per weight: `cargo bench -p sluice-measure --bench decode`. Weights of a file as well, with
 //! `SLUICE_BENCH_FILE=model.safetensors` before it.
 //!
-//! What is compared takes turns, and of many turns the best counts: other programs disturb each alike. That is why it has a
-//! loop of its own.
+//! The variants are run in turn, and the best time of each counts, so that other programs disturb all alike. Hence the loop
+//! of its own.
 
 use std::{env, error::Error, fs, hint::black_box, time::Instant};
 

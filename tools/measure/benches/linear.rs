@@ -11,7 +11,7 @@ use sluice_formats::{Format, noise::Noise};
 use sluice_ops::{Ops, device::Device, ledger::Ledger};
 use sluice_weights::{Weight, WeightData};
 
-/// Weights' width and rows: a layer's square projection in LLaDA-8B, and smaller models' layers.
+/// Columns and rows of the weights: a layer's square projection in LLaDA-8B, and layers of smaller models.
 const SHAPES: [(usize, usize); 4] = [(4096, 4096), (1024, 1024), (1024, 3072), (2048, 5632)];
 const ROWS: [usize; 6] = [1, 8, 32, 128, 256, 512];
 

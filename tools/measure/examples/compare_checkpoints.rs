@@ -1,7 +1,6 @@
-//! How close other checkpoints of a model come to it, which differ in the weights of its layers alone: a container, the
-//! weights coded to so many bits, or rounded to a block format. Prints of each the bits a weight of those that are coded,
-//! their error, the mean Kullback-Leibler divergence, how often the most likely token is the same, and the likelihood of
-//! the text.
+//! Fidelity of other checkpoints of a model, which differ only in the weights of its layers: a container, weights compressed
+//! to a number of bits, or rounded to a block format. Prints for each the bits per compressed weight, their error, the mean
+//! Kullback-Leibler divergence, the share of equal most probable tokens, and the likelihood of the text.
 //!
 //! ```sh
 //! cargo run -p sluice-measure --example compare_checkpoints -- TEXT MODEL SEEDS OTHER...
@@ -223,7 +222,7 @@ impl Loaded {
         Ok(kept)
     }
 
-    /// This one's rows and head, and the other's.
+    /// Hidden rows and LM head of this model, and of the other.
     fn compare(
         &self,
         other: &Self,
@@ -254,7 +253,7 @@ impl Loaded {
     }
 }
 
-/// Whether a container would code a tensor to a rate.
+/// Whether a container would trellis-quantize a tensor.
 fn is_trellis_quantized(name: &str, entry: &TensorEntry) -> bool {
     let rules = CompressionRules {
         keep: Vec::new(),

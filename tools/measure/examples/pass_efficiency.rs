@@ -1,5 +1,5 @@
-//! How much of the matrix kernel's speed whole passes keep: their useful operations a second beside those of the `gemm`
-//! crate's bare `f32` multiply, on the same shapes and rows, as often as a pass has them, in turn with the passes:
+//! How much of the GEMM kernel's speed whole passes reach: their useful operations per second beside those of the `gemm`
+//! crate's bare `f32` matmul, on the same shapes and rows, as often as a pass has them, in turn with the passes:
 //!
 //! ```sh
 //! cargo run -p sluice-daemon --bin sluiced -- \
@@ -82,12 +82,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A multiply of a pass.
+/// A matmul of a pass.
 struct Matmul {
     rows: usize,
     inputs: usize,
     outputs: usize,
-    /// How often the pass has it.
+    /// Number of times that the pass has it.
     times: usize,
 }
 
@@ -97,7 +97,7 @@ impl Matmul {
     }
 }
 
-/// All that a pass multiplies.
+/// All matmuls of a pass.
 fn matmuls(info: &ModelInfo, report: &PassReport) -> Vec<Matmul> {
     let ModelInfo {
         layers,

@@ -1,5 +1,4 @@
-//! What it gains that requests share passes: the same request once, and several times at once, beside what the plan's formula
-//! allows.
+//! The gain of batching: the same request once, and several times in one batch, beside what the plan's formula allows.
 //!
 //! ```sh
 //! cargo run -p sluice-measure --example share_passes -- MODEL TOKENS [BUDGET|all] [PROMPT_TOKENS] [READ_LIMIT]

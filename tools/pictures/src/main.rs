@@ -1,5 +1,5 @@
-//! The pictures in the documentation: a real daemon with its demonstration model, the real client on a terminal, and what
-//! stands on the screen after some keys.
+//! Makes the pictures of the documentation: the screen of the real client on a terminal after some keys, with a real daemon
+//! and its demonstration model.
 //!
 //! `cargo pictures` builds all that is needed and runs this. [`scenes`] lists the pictures.
 
@@ -20,7 +20,7 @@ use scenes::{Move, SCENES, Scene};
 use testkit::terminal::Journey;
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// The least size of a file that is no small file any more.
+/// Size in bytes from which on a file is not small any more.
 const TOO_LARGE_BYTES: usize = 60_000;
 
 const USAGE: &str = "Usage: pictures FOLDER [NAME ...]
@@ -80,11 +80,11 @@ fn picture(scene: &Scene, programs: &Path) -> Result<String, Box<dyn Error>> {
     let client = |arguments: &[&str]| {
         let mut command = Command::new(programs.join("sluice"));
         clear(&mut command);
-        // Neither settings nor a history of whoever makes the pictures are to be seen.
+        // An empty home, so that no settings or history of the user show up.
         for variable in ["HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME"] {
             command.env(variable, folder.path());
         }
-        // The same words on the screen every time.
+        // The same text on the screen in every run.
         command.current_dir(folder.path());
         command.args(["--socket", "sluice.sock"]).args(arguments);
         command
@@ -123,7 +123,7 @@ fn picture(scene: &Scene, programs: &Path) -> Result<String, Box<dyn Error>> {
     Ok(journey.look(|screen| svg::svg(screen, scene.palette, scene.words)))
 }
 
-/// A daemon that goes with this value.
+/// A daemon that is killed when this value is dropped.
 struct Daemon(Child);
 
 impl Daemon {
@@ -154,7 +154,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It may have ended by itself; it keeps nothing that would need an orderly end.
+        // It may have ended by itself. Killing is enough, since it keeps nothing.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

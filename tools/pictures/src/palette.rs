@@ -1,4 +1,4 @@
-//! What colours a terminal shows.
+//! The colours of a terminal.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use vt100::{Cell, Color};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rgb(pub(crate) u8, pub(crate) u8, pub(crate) u8);
 
-/// How letters look.
+/// Style of a cell's letters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ink {
     pub(crate) colour: Rgb,
@@ -26,7 +26,7 @@ pub(crate) struct Palette {
     named: [Rgb; 16],
 }
 
-/// As GitHub shows code at night.
+/// GitHub's dark theme for code.
 pub(crate) const DARK: Palette = Palette {
     ground: rgb(0x0d1117),
     ink: rgb(0xd7dee6),
@@ -50,7 +50,7 @@ pub(crate) const DARK: Palette = Palette {
     ],
 };
 
-/// As GitHub shows it by day.
+/// GitHub's light theme for code.
 pub(crate) const LIGHT: Palette = Palette {
     ground: rgb(0xfbfcfd),
     ink: rgb(0x1f2328),
@@ -75,7 +75,7 @@ pub(crate) const LIGHT: Palette = Palette {
 };
 
 impl Palette {
-    /// How a cell's letters look, and what is behind them where that is not the screen's own.
+    /// Style of a cell's letters, and the colour behind them; `None` for the screen's own background.
     pub(crate) fn of(&self, cell: &Cell) -> (Ink, Option<Rgb>) {
         let mut colour = self.colour(cell.fgcolor()).unwrap_or(self.ink);
         let mut ground = self.colour(cell.bgcolor());
@@ -115,7 +115,7 @@ impl Palette {
 }
 
 impl Rgb {
-    /// Some of the way to another colour, as terminals show what is dim.
+    /// A colour on the way to another one, as terminals show dim text.
     fn towards(self, other: Self) -> Self {
         let mix = |a: u8, b: u8| {
             let mixed = (u16::from(a) * 60 + u16::from(b) * 40) / 100;

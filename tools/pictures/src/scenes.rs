@@ -1,13 +1,13 @@
-//! What the pictures show.
+//! The scenes of the pictures.
 
 use crate::palette::{DARK, LIGHT, Palette};
 
-/// One picture.
+/// A picture, and what happens before it is taken.
 #[derive(Debug)]
 pub(crate) struct Scene {
     /// Name of the file, without its ending.
     pub(crate) name: &'static str,
-    /// What is to be seen, for those who can't see it.
+    /// Text that describes the picture, for those who cannot see it.
     pub(crate) words: &'static str,
     /// Columns and rows.
     pub(crate) size: (u16, u16),
@@ -17,11 +17,11 @@ pub(crate) struct Scene {
     pub(crate) moves: &'static [Move],
 }
 
-/// One thing that happens before the picture is taken.
+/// A step before the picture is taken.
 #[derive(Debug)]
 pub(crate) enum Move {
     Press(&'static str),
-    /// Wait until words stand on the screen.
+    /// Wait until the screen shows these words.
     Wait(&'static str),
     /// Let some milliseconds pass.
     Pause(u64),
@@ -29,10 +29,10 @@ pub(crate) enum Move {
 
 use Move::{Pause, Press, Wait};
 
-/// Where most scenes begin: the overview.
+/// The overview, where most scenes begin.
 const READY: Move = Wait("demonstration model");
 const STORY: &str = "Tell me a story about Mia and a lost kite.\r";
-/// One that is at its end when the picture is taken, so that graphs and lists have something to show.
+/// A request that has ended when the picture is taken, so that graphs and lists have something to show.
 const EARLIER_STORY: &str = "Tell me a story about Tom and his dog.\r";
 const EARLIER_ENDED: Move = Wait("4/4");
 /// The first of the story's blocks is done, and the second begun.
@@ -133,7 +133,7 @@ pub(crate) const SCENES: &[Scene] = &[
             READY,
             Press("4i"),
             Press(STORY),
-            // Its figures stand above an answer that is whole.
+            // Only a complete answer has figures above it.
             Wait(" passes · "),
             Press(OUT_OF_PROMPT),
             Press("e"),

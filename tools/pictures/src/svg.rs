@@ -1,4 +1,4 @@
-//! A terminal's screen as a picture that any browser shows alike.
+//! A terminal's screen as an SVG that every browser shows alike.
 //!
 //! Words are text with its length given, so that columns align whatever the font. Frames, bars and graphs are drawn as
 //! shapes, since fonts rarely make them meet.
@@ -12,13 +12,13 @@ use crate::{
     shapes::{self, CELL_HEIGHT, CELL_WIDTH, Shapes},
 };
 
-/// Room around the screen.
+/// Margin around the screen, in pixels.
 const PADDING: u32 = 16;
 /// How far below the top of a cell its letters stand.
 const BASELINE: u32 = 14;
 const FONT_SIZE: u32 = 15;
 
-/// Draws the screen. `words` tell what it shows to those who can't see it.
+/// Draws the screen. `words` describe it for those who cannot see it.
 pub(crate) fn svg(screen: &Screen, palette: &Palette, words: &str) -> String {
     let mut drawing = Drawing::default();
     let (rows, columns) = screen.size();

@@ -66,7 +66,6 @@ async fn rows(
         let name = dial.map_or("the daemon's preset", Preset::name);
         let warmup = requests.iter().cycle().take(arguments.warmup as usize);
         let board = Board::new(format!("{name}, warming up"), arguments.warmup as usize);
-        // Warm-up requests load converted weights and caches, which would count for the first row alone.
         all(&daemon, warmup.cloned(), 1, &board).await?;
         let board = Board::new(name.to_owned(), requests.len());
         let begun = Instant::now();

@@ -38,7 +38,7 @@ use crate::{
     text::sanitise_line,
 };
 
-/// How long `sluice jobs cancel` waits for the job's end: the tensor in progress is finished and written to disk first.
+/// How long `sluice jobs cancel` waits for the job's end: the chunk in progress is finished and written to disk first.
 const END_WAIT: Duration = Duration::from_secs(60);
 
 /// Compresses a checkpoint into a file.

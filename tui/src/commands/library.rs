@@ -125,7 +125,7 @@ pub(super) async fn inspect(
 ) -> Result<(), Failure> {
     let model = subject(&arguments.model)?;
     let daemon = match (is_container_path(&arguments.model), &model) {
-        // Scripts get the daemon's answer as it is; what follows is for people.
+        // JSON is the daemon's message, so `sluiced inspect` cannot take its place.
         (true, _) if arguments.json => {
             let hint = jobs::offline_hint("inspect FILE.sluice --json");
             offline::daemon(socket, Err(hint)).await?

@@ -166,7 +166,7 @@ async fn cancel(
     }
 }
 
-/// Follows a request that belongs to its call. An interrupt ends the process, and with it the stream, which cancels the request.
+/// Follows a request that belongs to its call. An interrupt drops the stream, which cancels the request.
 ///
 /// # Errors
 /// The request's failure.

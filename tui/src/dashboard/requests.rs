@@ -25,7 +25,7 @@ const EARLIER: u64 = 1 << 63;
 /// Requests seen event by event, and the one that is selected.
 #[derive(Debug, Default)]
 pub struct Requests {
-    /// What was seen of each request, by its id or a key from [`EARLIER`] on.
+    /// What was seen of each request, by its id; requests of earlier daemons have keys from 2^63 on.
     pub recordings: BTreeMap<u64, Recording>,
     /// Ended requests as the daemon lists them, the latest first; at most [`ENDED_MAX`].
     pub ended: VecDeque<Operation>,

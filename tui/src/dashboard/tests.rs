@@ -238,7 +238,7 @@ fn plan(level: Level) -> Plan {
     }
 }
 
-/// A request on a card; `change` says what is known of it.
+/// A busy dashboard whose daemon has a GPU; `change` sets what is known of the device.
 fn on_card(change: impl FnOnce(&mut DeviceStatus)) -> DashboardState {
     let mut state = busy();
     let rows = vec![summary(3, OperationState::Running)];

@@ -1,4 +1,4 @@
-//! The commands against a daemon that plays a script: what can't be arranged with a real one.
+//! The commands against a daemon that plays a script: cases that cannot be arranged with a real one.
 
 use std::io::Read;
 

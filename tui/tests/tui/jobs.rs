@@ -1,4 +1,4 @@
-//! The commands for coded files and jobs, against a daemon that plays a script.
+//! The commands for compressed files and jobs, against a daemon that plays a script.
 
 use std::{
     os::unix::fs::symlink,

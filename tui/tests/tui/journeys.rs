@@ -179,7 +179,7 @@ fn a_prompt_of_several_lines_is_typed_pasted_sent_and_its_answer_copied() {
         })
     });
     journey.expect("once upon a time");
-    // An answer that is still written can't be copied.
+    // An answer that is still being written cannot be copied.
     journey.expect("1 answer");
     journey.press("\ty");
     journey.expect("16 characters went to the terminal's clipboard");
