@@ -45,8 +45,8 @@ impl Live {
     /// Draws the canvas as it stands.
     ///
     /// # Errors
-    pub fn draw(&mut self, canvas: &Canvas, out: &mut StandardOutput) -> Result<(), Failure> {
     /// When the terminal cannot be written to.
+    pub fn draw(&mut self, canvas: &Canvas, out: &mut StandardOutput) -> Result<(), Failure> {
         out.raw(self.frame(canvas, size()).as_bytes())
     }
 

@@ -146,6 +146,7 @@ impl ShownChange {
     ) -> Result<(), Failure> {
         if let (false, Some(Detail::PlannedChange(planned))) = (self.is_planned, &operation.detail)
         {
+            // Pictures are repeated as a whole, so the plan is printed with the first that has it.
             self.is_planned = true;
             for line in prediction(planned) {
                 tell(&line)?;

@@ -184,6 +184,7 @@ async fn one(
     let begun = Instant::now();
     let answer = loop {
         match daemon.generation().generate(request.clone()).await {
+            // Other clients may fill the queue. Waiting for room keeps the row complete.
             Err(status) if is_full(&status) => tokio::time::sleep(PATIENCE).await,
             answer => break answer,
         }

@@ -46,6 +46,7 @@ pub(super) async fn run(
     // Before the editor changes the terminal's modes, so that SIGTERM and SIGHUP end the loop and `Input` restores them.
     let mut ends = Ends::new(interactive)?;
     let mut input = match interactive {
+        // Only a terminal gets an editor: it would write prompts and control sequences into a pipe.
         true => Input::editor(input::history(private))?,
         false => Input::pipe()?,
     };
@@ -71,6 +72,7 @@ pub(super) async fn run(
                 return Err(Failure::interrupted("the conversation is over"));
             }
             InputLine::Interrupted => {
+                // A first Ctrl-C may have been meant for an answer that just ended, so it only warns.
                 was_interrupted = true;
                 dim("Ctrl-C again ends, and so does Ctrl-D");
                 continue;
@@ -176,6 +178,7 @@ impl Talk {
             Ok(None) => {
                 let has_answer = self.conversation.give_up(asked);
                 if !self.interactive {
+                    // A script must not go on with prompts that build on an answer that is missing.
                     return Err(Failure::interrupted("the conversation is over"));
                 }
                 say(match has_answer {

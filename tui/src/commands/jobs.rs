@@ -352,6 +352,7 @@ async fn show<R: OperationResponse>(
         on_interrupt,
         |job, progress| {
             if !job.kind().is_on_files() {
+                // `sluice jobs watch` may be given the id of any operation, such as a request's.
                 let words = format!("operation {} is no job", job.operation_id);
                 return Err(Failure::new(words).with_hint("`sluice jobs` lists the jobs"));
             }
@@ -417,6 +418,7 @@ fn end(
     let outcome = container::outcome(path, result, job.elapsed_ms);
     if !json {
         let tell = if outcome.is_ok() { dim } else { say };
+        // File and tensor names come from a file that may be hostile.
         for notice in container::notices(result) {
             tell(&sanitise_line(&notice));
         }

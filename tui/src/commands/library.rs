@@ -125,7 +125,7 @@ pub(super) async fn inspect(
 ) -> Result<(), Failure> {
     let model = subject(&arguments.model)?;
     let daemon = match (is_container_path(&arguments.model), &model) {
-        // JSON is the daemon's message, so `sluiced inspect` cannot take its place.
+        // With `--json` scripts expect the daemon's whole message, of which `sluiced inspect` prints the container alone.
         (true, _) if arguments.json => {
             let hint = jobs::offline_hint("inspect FILE.sluice --json");
             offline::daemon(socket, Err(hint)).await?

@@ -103,6 +103,7 @@ pub(super) async fn stop(
         check_named(&models, name)?;
     }
     match present::loading(&models) {
+        // A load that is under way would replace the loaded model, so it is what the user wants stopped.
         Some(model) => load::stop(&daemon, model, arguments.json, out).await,
         None => library::unload(&daemon, arguments.json, out).await,
     }

@@ -12,7 +12,7 @@ use sluice_shared::{level::Level, options::PlanOptions};
 use super::{persist::PersistedState, state::OpenedRun, view::HitTarget};
 use crate::record::Recording;
 
-/// What happened.
+/// Something that wakes the dashboard.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// A key was pressed, or repeats while it is held.

@@ -407,6 +407,7 @@ impl DashboardState {
     pub fn selected_model(&self) -> Option<&Model> {
         let models = self.models();
         let named = |model: &&&Model| Some(&model.name) == self.jobs.model.as_ref();
+        // By name and not by index: the list may change between two answers of the daemon.
         let found = models.iter().find(named).or(models.first());
         found.copied()
     }

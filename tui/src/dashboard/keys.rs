@@ -67,7 +67,7 @@ impl Page {
 pub enum Mode {
     /// The page itself.
     Page,
-    /// The prompt.
+    /// Writing a prompt.
     Prompt,
     /// The help overlay.
     Help,

@@ -1,4 +1,4 @@
-//! The pages: what each draws, and what its keys do.
+//! The pages, each a module that draws it and carries out its keys.
 
 pub(super) mod canvas;
 pub(super) mod chat;
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::canvas::ids_text;
 
-/// What a page wants to know when it is shown, or when a daemon is there again.
+/// Asks for what a page shows, when it is opened or a daemon answers anew.
 pub(super) fn enter(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     match state.page {
         Page::Levels => levels::enter(state, effects),
@@ -26,7 +26,7 @@ pub(super) fn enter(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     }
 }
 
-/// What an action does on the page that is shown.
+/// Carries out an action on the page that is shown.
 pub(super) fn act(state: &mut DashboardState, action: Action, effects: &mut Vec<Effect>) {
     match state.page {
         Page::Overview => overview::act(state, action),
@@ -38,7 +38,7 @@ pub(super) fn act(state: &mut DashboardState, action: Action, effects: &mut Vec<
     }
 }
 
-/// The answer that the page shows, as far as it is certain.
+/// The answer that the page shows, as far as it can no longer change; `None` without one.
 pub(super) fn answer(state: &DashboardState) -> Option<String> {
     let canvas = match state.page {
         Page::Chat => {
@@ -59,7 +59,7 @@ pub(super) fn answer(state: &DashboardState) -> Option<String> {
     }
 }
 
-/// What a press of the mouse does on the page that is shown.
+/// Carries out a click on the page that is shown.
 pub(super) fn click(state: &mut DashboardState, target: HitTarget, effects: &mut Vec<Effect>) {
     match (state.page, target) {
         (Page::Memory, HitTarget::Layer(layer)) => state.layer = layer,
@@ -76,7 +76,7 @@ pub(super) fn click(state: &mut DashboardState, target: HitTarget, effects: &mut
     }
 }
 
-/// The same over an overlay: only the form has something to press on.
+/// The same over an overlay; only the form reacts to clicks.
 pub(super) fn click_overlay(
     state: &mut DashboardState,
     target: HitTarget,

@@ -244,9 +244,9 @@ pub enum CanvasView {
     /// Both, where there is room for them.
     #[default]
     Both,
-    /// Its text.
+    /// The text alone.
     Text,
-    /// How sure the model was, token by token and pass by pass.
+    /// The heat map alone: the model's confidence, token by token and pass by pass.
     Heat,
 }
 

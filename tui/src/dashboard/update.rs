@@ -365,6 +365,7 @@ fn freeze(state: &mut DashboardState) {
     match state.frozen.take() {
         Some(_) => state.tell("going on"),
         None if state.latest.is_some() => {
+            // Only what is drawn freezes: the latest snapshot still updates, since actions depend on it.
             state.frozen.clone_from(&state.latest);
             state.tell("the screen is frozen; f resumes");
         }
@@ -374,6 +375,7 @@ fn freeze(state: &mut DashboardState) {
 
 fn escape(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     if state.own_is_active() {
+        // Esc also leaves prompts and filters out of habit, so cancelling takes two in a row.
         if state.escape_at_ms.take().is_some() {
             requests::cancel_all_own(state, effects);
             return;
@@ -435,6 +437,7 @@ fn cancel(state: &mut DashboardState) {
     let selected = state.requests.selected;
     let own = match state.page {
         Page::Chat => {
+            // On the chat page the answer of the open conversation is meant, whatever request is selected elsewhere.
             let asked = state.chat.pending_here();
             asked.and_then(|asked| state.requests.own(asked.serial))
         }

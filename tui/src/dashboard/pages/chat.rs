@@ -74,6 +74,7 @@ fn again(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     }
     let (serial, system) = (state.requests.send(), state.options.system());
     let Some(mut request) = state.chat.again(serial, system.as_deref()) else {
+        // The serial was listed as one of our requests before it was known that there is nothing to send.
         state.requests.end_own(serial);
         return state.warn("there is no answer yet");
     };

@@ -200,6 +200,7 @@ pub(in super::super) fn learn(state: &mut DashboardState, measurements: &[Fideli
 fn failed(state: &mut DashboardState, serial: u64, message: String) {
     let levels = &mut state.levels;
     let (is_later, is_under_way) = match &levels.change {
+        // A newer change has replaced this one already, and its figures are the ones to show.
         Some(change) if change.serial() > serial => return,
         Some(change) => (
             change.serial() < serial,

@@ -1,4 +1,4 @@
-//! The form of what requests ask for.
+//! The form with the options of requests.
 
 use crossterm::event::KeyEvent;
 use ratatui::{
@@ -20,7 +20,7 @@ use crate::{
     text::{clip, sanitise, sanitise_line},
 };
 
-/// Columns of the form, and of the names in it.
+/// Width of the form, and of the names in it.
 const COLUMNS: u16 = 78;
 const NAME_COLUMNS: usize = 20;
 /// Rows for advice, on small screens and on others.
@@ -32,7 +32,7 @@ pub(in super::super) fn open(state: &mut DashboardState, _effects: &mut Vec<Effe
     state.modes.push(Mode::Options);
 }
 
-/// What keys do in the form.
+/// Carries out an action in the form.
 pub(in super::super) fn act(
     state: &mut DashboardState,
     action: Action,
@@ -46,7 +46,7 @@ pub(in super::super) fn act(
         (false, Action::Up) => options.field = options.field.saturating_sub(1),
         (false, Action::Down) => options.field = (options.field + 1).min(last),
         (false, Action::Clear) => {
-            // Less that is set is never wrong.
+            // Unsetting a field cannot fail: the daemon's default is always valid.
             let _ = options.set(field.name, "");
         }
         (false, Action::Enter) => begin(state),
@@ -80,7 +80,7 @@ fn leave_field(state: &mut DashboardState) {
     state.modes.pop();
 }
 
-/// Writes the choice after the one that is written, or the first that begins like it.
+/// Completes the value: writes the choice after the present one, or the first that begins like it.
 fn complete(state: &mut DashboardState, field: &OptionField) {
     let written = state.options.line.value();
     let choices = &field.choices;
@@ -98,14 +98,14 @@ fn complete(state: &mut DashboardState, field: &OptionField) {
     }
 }
 
-/// Writes in the open field.
+/// Writes a key into the open field.
 pub(in super::super) fn write(state: &mut DashboardState, key: &KeyEvent) {
     if line::write(&mut state.options.line, key) {
         state.options.problem = None;
     }
 }
 
-/// Writes pasted text in the open field.
+/// Inserts pasted text into the open field.
 pub(in super::super) fn paste(state: &mut DashboardState, text: &str) {
     line::paste(&mut state.options.line, text);
     state.options.problem = None;
@@ -131,7 +131,7 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>) {
         true => ADVICE_ROWS_LEAST,
         false => ADVICE_ROWS,
     };
-    // A line stands between the fields and the advice.
+    // An empty line separates the fields from the advice.
     let rows = inner.height.saturating_sub(below + 1);
     let first = (options.field + 1).saturating_sub(usize::from(rows));
     let shown = FIELDS.iter().enumerate().skip(first);
@@ -192,7 +192,7 @@ fn draw_field(screen: &mut Screen<'_, '_>, place: Rect, index: usize, field: &Op
     screen.lines(value, vec![line]);
 }
 
-/// What is wrong with the value, or with having it at all, and what there is to know.
+/// The error of the value, whether the loaded model accepts the field, and advice.
 fn draw_advice(screen: &mut Screen<'_, '_>, area: Rect) {
     let state = screen.state;
     let options = &state.options;

@@ -98,8 +98,8 @@ pub(super) fn draw(
     }
 }
 
-/// Which positions fit into `rows`, how many there are, and how far back they can be scrolled. It follows the open block of the picture, a little of what lies
-/// ahead included.
+/// The positions that are visible in `rows`, their total number, and the rows that can be scrolled back. Follows the open
+/// block of the picture, with a few positions behind it.
 fn visible(
     tokens: &[CanvasToken],
     picture: &Canvas,
@@ -123,7 +123,7 @@ fn visible(
     )
 }
 
-/// What stands at each position in the latest picture, fitted to its columns.
+/// The token at each position in the latest picture, cut to the width of the labels.
 fn labels(
     tokens: &[CanvasToken],
     positions: &Range<u32>,
@@ -174,9 +174,9 @@ fn axis(
     };
     let (first, last) = (number(0), number(recording.len() - 1));
     let mark = cursor * wide;
-    // Where both don't fit, the last one tells more.
+    // If both numbers do not fit, the last one is more important.
     if last.len() <= columns {
-        // Beside the mark where that stands above the last pass.
+        // If the mark is above the last pass, the number goes beside it.
         let end = if mark + last.len() >= columns {
             mark
         } else {
@@ -197,7 +197,7 @@ fn axis(
     ])
 }
 
-/// Height tells how sure a guess is, a mark what became of it; colour says both again.
+/// Shape and style of a cell: the height shows the confidence, a mark the state; colour only repeats both.
 fn drawn(cell: HeatCell, paint: &Paint) -> (&'static str, Style) {
     let class = |p| paint.style(Role::from(Confidence::of(p)));
     match cell {
@@ -205,7 +205,7 @@ fn drawn(cell: HeatCell, paint: &Paint) -> (&'static str, Style) {
         HeatCell::Provisional(None) => ("?", paint.style(Role::Provisional)),
         HeatCell::Provisional(Some(p)) => {
             let shade = (p.clamp(0.0, 1.0) * SHADES.len() as f32) as usize;
-            // Bold, slanted or underlined, a bar would be another one.
+            // Bold, italic or underline would change the shape of a bar.
             let style = class(Some(p)).remove_modifier(Modifier::all());
             (SHADES[shade.min(SHADES.len() - 1)], style)
         }

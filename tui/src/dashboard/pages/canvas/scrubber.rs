@@ -1,4 +1,4 @@
-//! The line that shows which pass of a run is seen, and lets the mouse choose another.
+//! The scrubber: a line that shows the position in a run and lets the mouse choose a pass.
 
 use ratatui::{
     layout::Rect,
@@ -8,10 +8,10 @@ use ratatui::{
 use super::super::super::view::{HitTarget, Screen};
 use crate::{paint::Role, record::Recording, text::width};
 
-/// Least columns of the track.
+/// Least width of the track.
 const TRACK_COLUMNS: usize = 8;
 
-/// Draws the line for the pass at `index`, or for the latest.
+/// Draws the scrubber for the pass at `index`; `None` for the latest.
 pub(super) fn draw(
     screen: &mut Screen<'_, '_>,
     area: Rect,
@@ -38,7 +38,7 @@ pub(super) fn draw(
         true => format!(", {} kept", recording.len()),
         false => String::new(),
     };
-    // As wide in every state, so that the track stays where it is.
+    // All states are equally wide, so that the track does not move.
     let state = format!(" {state:<7}{kept}");
     let room = usize::from(area.width).saturating_sub(width(&words) + width(&state) + 2);
     let mut spans = vec![Span::styled(words.clone(), screen.style(Role::Title))];

@@ -185,6 +185,7 @@ fn sheet(state: &DashboardState, columns: usize) -> Sheet {
     if let Some(asked) = asked
         && let AnswerTarget::Answer { prompt } = &asked.target
     {
+        // The prompt joins the conversation only with its answer, so until then it is drawn behind the turns.
         let mut own = Message {
             sheet: &mut sheet,
             paint: &state.paint,

@@ -1,4 +1,4 @@
-//! What there is to say of the selected level, and of the change that is under way or was the last.
+//! The text about the selected level, and about the present or last change.
 
 use ratatui::{
     layout::Rect,
@@ -24,13 +24,13 @@ use crate::{
     text::{clip, width},
 };
 
-/// Columns of a bar that shows how far something is.
+/// Width of a progress bar.
 const BAR_COLUMNS: usize = 20;
 
 pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     let state = screen.state;
     let level = state.level();
-    // A frame takes more rows than small screens have to give.
+    // Small screens have no rows for a frame.
     let inner = match screen.shape {
         ScreenShape::Small => area,
         ScreenShape::Wide | ScreenShape::Tall => {
@@ -40,7 +40,7 @@ pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     let columns = usize::from(inner.width);
     let mut all = Vec::new();
     if let (ScreenShape::Small, Some(bytes)) = (screen.shape, state.levels.tried) {
-        // There is no title to say it.
+        // Without a frame there is no title that tells the budget that is tried.
         let words = format!("as if the budget were {}", units::bytes(bytes));
         all.push(Line::styled(words, screen.style(Role::Warning)));
     }
@@ -48,7 +48,7 @@ pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     screen.lines(inner, all);
 }
 
-/// The lines, those first that few rows must not cut off.
+/// The lines, the most important first: a low window cuts the last ones off.
 fn lines(state: &DashboardState, level: Level, columns: usize) -> Vec<Line<'static>> {
     let paint = &state.paint;
     let mut lines = Vec::new();
@@ -77,7 +77,7 @@ fn lines(state: &DashboardState, level: Level, columns: usize) -> Vec<Line<'stat
     lines
 }
 
-/// What is under way, and what the last change did.
+/// Progress of the present change, and the effect of the last one.
 fn progress(state: &DashboardState) -> Vec<(String, Role)> {
     let mut lines = Vec::new();
     let levels = &state.levels;
@@ -201,10 +201,10 @@ fn facts(plan: &Plan) -> Vec<String> {
     facts
 }
 
-/// Columns of the bar of planned memory at most.
+/// Largest width of the bar of planned memory.
 const MEMORY_COLUMNS: usize = 100;
 
-/// The budget as a bar with the planned memory by kind, and what its parts are.
+/// The budget as a bar with the planned memory by kind, and the legend of its parts.
 fn memory(plan: &Plan, columns: usize, paint: &Paint) -> Vec<Line<'static>> {
     let kinds = plan.memory.iter().filter(|kind| kind.bytes > 0);
     let kinds: Vec<_> = kinds

@@ -1,4 +1,4 @@
-//! The list of levels, with what each would lead to beside what is in force.
+//! The list of levels: the plan of each beside what is in force.
 
 use ratatui::layout::Rect;
 use sluice_proto::v1::Plan;
@@ -16,7 +16,7 @@ use crate::{paint::Role, plans};
 
 const BAR_COLUMNS: usize = 10;
 
-/// What matters most goes last; `now` in headings is what is in force.
+/// The columns. The most important are left out last; `now` in headings stands for what is in force.
 const COLUMNS: &[Column] = &[
     column("LEVEL", 14, 0),
     column("", 3, 1),
@@ -140,7 +140,7 @@ fn figures(state: &DashboardState, level: Level, plan: &Plan) -> [Cell; 10] {
     ]
 }
 
-/// By how much a figure differs from the present plan's: `−48 %`, or nothing where that says nothing.
+/// The difference of a figure from the present plan's: `−48 %`; empty where there is nothing to compare.
 fn of_present(plan: &Plan, present: Option<&Plan>, figure: fn(&Plan) -> u64) -> String {
     match (figure(plan), present.map(figure)) {
         (_, None | Some(0)) => String::new(),
