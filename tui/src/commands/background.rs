@@ -159,6 +159,7 @@ fn spawn(log: &Path, flag: Option<&Path>) -> Result<(Child, u64), Failure> {
         // A daemon that kept the current folder would block unmounting it.
         .current_dir("/")
         .stdin(Stdio::null())
+        // Errors before the daemon opens its log, such as a wrong configuration, are in the same file for the hint.
         .stdout(file.try_clone().map_err(refused)?)
         .stderr(file)
         .spawn();

@@ -383,6 +383,7 @@ impl Chat {
         let all = &mut self.conversations;
         let number = conversation;
         let Some(conversation) = all.iter_mut().find(|its| its.number == number) else {
+            // The conversation was forgotten, or dropped as the oldest, while its answer was generated.
             return AnswerOutcome::Taken;
         };
         let is_cut = done.finish_reason() == FinishReason::Cancelled;

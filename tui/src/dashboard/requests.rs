@@ -59,6 +59,7 @@ impl Requests {
             serial: self.serials,
             request_id: None,
         });
+        // The selection follows the new request, whatever the user selected before.
         self.chosen = false;
         self.serials
     }

@@ -137,6 +137,7 @@ impl Tasks {
                 }
                 let events = self.events.clone();
                 tokio::spawn(async move {
+                    // The aborted task reports nothing any more, so its end is reported in its place.
                     let _ = events.send(Event::MeasuringStopped).await;
                 });
             }

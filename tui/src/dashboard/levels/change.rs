@@ -127,6 +127,7 @@ impl PlanChange {
             let measured = snapshot.passes.filter(|measured| measured.count > 0);
             *pass_ms = measured.and_then(|m| m.mean_ms).or(*pass_ms);
         }
+        // Until a snapshot has shown the change, another plan is only a late snapshot from before it.
         is_it || !*was_seen
     }
 

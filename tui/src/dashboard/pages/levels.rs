@@ -131,6 +131,7 @@ pub(in super::super) fn take(state: &mut DashboardState, event: Event, effects: 
             elapsed_ms,
         } => {
             state.levels.converting = None;
+            // What was tried is in force now, so plans are for the present budget again.
             state.levels.tried = None;
             let change = state.levels.change.take();
             let change = change.filter(|change| change.serial() == serial);

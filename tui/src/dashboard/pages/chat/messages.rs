@@ -166,6 +166,7 @@ fn sheet(state: &DashboardState, columns: usize) -> Sheet {
             AnswerTarget::Answer { .. } => false,
         });
         let choice = chat.choice.as_ref().filter(|choice| choice.turn == index);
+        // A running request replaces this turn, so it is drawn even while words of the turn are chosen.
         let mut own = Message {
             sheet: &mut sheet,
             paint: &state.paint,
