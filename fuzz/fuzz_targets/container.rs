@@ -7,8 +7,8 @@
 use std::{slice, sync::atomic::AtomicBool};
 
 use libfuzzer_sys::fuzz_target;
-use sluice_codec::container::{Container, Hash, MAGIC, VERSION};
 use sluice_checkpoint::{Checkpoint, Source};
+use sluice_codec::container::{Container, Hash, MAGIC, VERSION};
 
 /// Bytes behind the header, for tensors to be in.
 const REST_BYTES: usize = 16 << 10;

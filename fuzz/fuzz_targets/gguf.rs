@@ -7,7 +7,7 @@ use std::slice;
 
 use libfuzzer_sys::fuzz_target;
 use sluice_checkpoint::{Checkpoint, Source, family::ModelConfig, gguf::Gguf};
-use sluice_tokenizer::Text;
+use sluice_tokenizer::Tokenizer;
 
 /// Longest tensor that is read; a part of it takes all ways through the code that the whole does.
 const READ_BYTES_MAX: usize = 1 << 20;
@@ -22,7 +22,7 @@ fuzz_target!(|bytes: &[u8]| {
         drop(ModelConfig::read(&config, None));
     }
     if let Ok(Some(files)) = file.tokenizer() {
-        drop(Text::new(&files.tokenizer, files.config.as_deref()));
+        drop(Tokenizer::new(&files.tokenizer, files.config.as_deref()));
     }
     // An index names a file that may have any ending.
     let index: File = (
