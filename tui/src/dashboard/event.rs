@@ -31,8 +31,9 @@ pub enum Event {
     Connected,
     /// Nothing answers on the socket, or the connection broke. The next try comes by itself.
     Lost {
-        cause: String,
         /// The system's or the daemon's message.
+        cause: String,
+        /// Milliseconds until the next try.
         retry_ms: u64,
     },
     /// The daemon's present state.

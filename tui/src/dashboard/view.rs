@@ -45,8 +45,8 @@ const TALL_ROWS: u16 = 20;
 pub enum HitTarget {
     /// The tab of a page.
     Page(Page),
-    Prompt,
     /// The prompt line.
+    Prompt,
     /// A request of the list, by its id.
     Request(u64),
     /// A canvas, which scrolls.

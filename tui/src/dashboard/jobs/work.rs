@@ -16,8 +16,8 @@ pub enum WorkTask {
     Switch,
     /// A score or a measurement, by its operation's id.
     Request(u64),
-    Job(u64),
     /// Work on files, by its operation's id.
+    Job(u64),
     /// A download, by the model's name.
     Pull(String),
 }
