@@ -111,21 +111,7 @@ mod tests {
     /// The words that plans, logs and the commands of both programs have are the same.
     #[test]
     fn the_wires_words_are_the_engines() {
-        for format in [
-            Format::F32,
-            Format::F16,
-            Format::Bf16,
-            Format::Q8_0,
-            Format::Q6K,
-            Format::Q5K,
-            Format::Q5_1,
-            Format::Q5_0,
-            Format::Q4K,
-            Format::Q4_1,
-            Format::Q4_0,
-            Format::Q3K,
-            Format::Q2K,
-        ] {
+        for format in Format::ALL {
             assert_eq!(dtype(format).to_string(), format.name());
         }
         for format in [Format::F32, Format::F16, Format::Bf16, Format::Q8_0] {

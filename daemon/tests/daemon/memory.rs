@@ -73,14 +73,9 @@ async fn switch(daemon: &Daemon, level: v1::Level) {
     {}
 }
 
-/// By a path; the demonstration model by its name.
-async fn load(daemon: &Daemon, path: &str) {
+async fn load(daemon: &Daemon, model: &By) {
     let request = v1::LoadModelRequest {
-        model: match path {
-            "sluice-demo" => By::Name(path.to_owned()),
-            _ => By::Path(path.to_owned()),
-        }
-        .into(),
+        model: model.clone().into(),
         ..Default::default()
     };
     let mut models = daemon.models().await;
@@ -119,12 +114,14 @@ async fn models_that_take_turns_leave_nothing_behind() {
     let model = synth(&folder).await;
     let arguments = ["--device", "cpu", "--threads", "2"];
     let daemon = Daemon::with_model(Path::new(&model), &arguments).await;
+    let demo = By::Name("sluice-demo".to_owned());
+    let synthetic = By::Path(model);
     for turn in 0..20 {
-        let (path, name) = match turn % 2 {
-            0 => ("sluice-demo", "the demonstration model"),
-            _ => (&*model, "the synthetic model"),
+        let (model, name) = match turn % 2 {
+            0 => (&demo, "the demonstration model"),
+            _ => (&synthetic, "the synthetic model"),
         };
-        load(&daemon, path).await;
+        load(&daemon, model).await;
         generate(&daemon, tokens(&[1, 2, 3], 8)).await.unwrap();
         look(&daemon, name).await;
     }

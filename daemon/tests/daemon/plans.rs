@@ -15,6 +15,11 @@ use crate::support::{
     Daemon, checkpoints, done, generate, long, pictures, rest, rest_of, tokens, until, within,
 };
 
+/// The settings that the daemon's snapshot shows.
+async fn settings_of(daemon: &Daemon) -> v1::SettingsStatus {
+    daemon.snapshot().await.settings.unwrap()
+}
+
 async fn slow(arguments: &[&str]) -> Daemon {
     let arguments = [&["--threads", "1"], arguments].concat();
     Daemon::with_model(checkpoints::slow(), &arguments).await
@@ -228,7 +233,7 @@ async fn plans_that_can_not_be_are_explained() {
 #[tokio::test]
 async fn restore_goes_back_to_what_the_model_was_loaded_with() {
     let daemon = slow(&["--level", "moderate"]).await;
-    let before = daemon.snapshot().await.settings.unwrap();
+    let before = settings_of(&daemon).await;
     assert_eq!(before.level(), v1::Level::Moderate);
     assert_eq!(
         before.loaded_with.as_ref().unwrap().level(),
@@ -243,14 +248,14 @@ async fn restore_goes_back_to_what_the_model_was_loaded_with() {
         }),
     };
     apply(&daemon, aggressive).await.unwrap();
-    let changed = daemon.snapshot().await.settings.unwrap();
+    let changed = settings_of(&daemon).await;
     assert_eq!(changed.loaded_with, before.loaded_with);
     let kinds = restore(&daemon).await.unwrap();
     assert_eq!(
         applied(&kinds).plan.as_ref().unwrap().level(),
         v1::Level::Moderate
     );
-    assert_eq!(daemon.snapshot().await.settings.unwrap(), before);
+    assert_eq!(settings_of(&daemon).await, before);
 
     let kinds = restore_to(&daemon, v1::RestoreTarget::Source)
         .await
@@ -313,7 +318,7 @@ async fn every_level_is_switched_to_from_a_plain_folder_and_what_can_not_be_had_
         .iter()
         .filter(|notice| notice.contains("replaces off"));
     assert_eq!(substitutions.count(), 1, "{notices:?}");
-    let settings = daemon.snapshot().await.settings.unwrap();
+    let settings = settings_of(&daemon).await;
     let substitution = settings.substitution.as_ref().unwrap();
     assert_eq!(
         (substitution.requested(), substitution.used()),
@@ -331,7 +336,7 @@ async fn every_level_is_switched_to_from_a_plain_folder_and_what_can_not_be_had_
         ..slow_checkpoint()
     };
     load(&daemon, all).await.unwrap();
-    let settings = daemon.snapshot().await.settings.unwrap();
+    let settings = settings_of(&daemon).await;
     assert!(settings.is_default_budget() && settings.substitution.is_none());
 }
 
@@ -402,14 +407,7 @@ async fn a_budget_changes_while_a_text_is_made_and_the_text_is_the_same() {
             .streamed_bytes_per_pass,
         0
     );
-    assert!(
-        daemon
-            .snapshot()
-            .await
-            .settings
-            .unwrap()
-            .is_default_budget()
-    );
+    assert!(settings_of(&daemon).await.is_default_budget());
 }
 
 /// What a pass took, or all of them.
@@ -606,10 +604,7 @@ async fn without_a_model_a_change_is_refused_and_settings_stay() {
     assert!(error.hint.unwrap().contains("--level"));
     let error = restore(&daemon).await.unwrap_err();
     assert!(error.message.ends_with("; level and budget are unchanged"));
-    assert_eq!(
-        daemon.snapshot().await.settings.unwrap().level(),
-        v1::Level::Standard
-    );
+    assert_eq!(settings_of(&daemon).await.level(), v1::Level::Standard);
 }
 
 #[tokio::test]
@@ -678,10 +673,7 @@ async fn a_load_has_a_level_and_tells_its_plan_first() {
             .formats
             .contains(&v1::Dtype::Q80.into())
     );
-    assert_eq!(
-        daemon.snapshot().await.settings.unwrap().level(),
-        v1::Level::Moderate
-    );
+    assert_eq!(settings_of(&daemon).await.level(), v1::Level::Moderate);
 
     let impossible = v1::LoadModelRequest {
         options: Some(v1::PlanOptions {
@@ -692,14 +684,7 @@ async fn a_load_has_a_level_and_tells_its_plan_first() {
     };
     let error = load(&daemon, impossible).await.unwrap_err();
     assert_eq!(error.reason.as_deref(), Some("BUDGET_TOO_SMALL"));
-    assert!(
-        daemon
-            .snapshot()
-            .await
-            .settings
-            .unwrap()
-            .is_default_budget()
-    );
+    assert!(settings_of(&daemon).await.is_default_budget());
     generate(&daemon, tokens(&[1, 2], 8)).await.unwrap();
 }
 
@@ -741,7 +726,7 @@ async fn a_caller_that_goes_away_stops_neither_load_nor_change() {
         .await;
     drop(answer);
     until("the level", || async {
-        daemon.snapshot().await.settings.unwrap().level() == v1::Level::Moderate
+        settings_of(&daemon).await.level() == v1::Level::Moderate
     })
     .await;
     // Of a change that changes nothing there is an answer once the one before is written down.

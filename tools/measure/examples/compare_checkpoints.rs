@@ -48,18 +48,6 @@ const SAMPLE_TOKENS_MAX: usize = 256;
 const TILE_ELEMENTS: usize = 512;
 /// Rows of an autoregressive model that go through the layers together.
 const ROWS: usize = 64;
-const BLOCK_FORMATS: [Format; 10] = [
-    Format::Q8_0,
-    Format::Q6K,
-    Format::Q5K,
-    Format::Q5_1,
-    Format::Q5_0,
-    Format::Q4K,
-    Format::Q4_1,
-    Format::Q4_0,
-    Format::Q3K,
-    Format::Q2K,
-];
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -85,11 +73,13 @@ fn main() -> Result<()> {
         "", "bits", "dB", "KL", "same top", "likelihood"
     );
     for other in others {
-        let format = BLOCK_FORMATS.iter().find(|format| format.name() == other);
+        let format = Format::ALL
+            .into_iter()
+            .find(|format| format.dtype().is_none() && format.name() == other);
         let folder = tempfile::tempdir()?;
         let container = folder.path().join("model.sluice");
         let path = if let Some(format) = format {
-            block_quantized(model_path, *format, folder.path())?;
+            block_quantized(model_path, format, folder.path())?;
             folder.path()
         } else if let Ok(bits) = other.parse() {
             trellis_quantized(model_path, bits, &container)?;
