@@ -241,7 +241,7 @@ pub enum Failure {
         path: String,
     },
     /// An operation that goes on until it is done, or another takes its place.
-    #[error("operation {id} ({kind}) can't be cancelled")]
+    #[error("operation {id} ({kind}) cannot be cancelled")]
     NotCancellable {
         /// What was asked for.
         id: u64,

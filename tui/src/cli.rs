@@ -313,7 +313,7 @@ pub struct Plain {
 #[command(after_help = help::LOAD, mut_args(plans::daemon_default))]
 pub struct Load {
     /// A name from `sluice list`, or a checkpoint's folder, .gguf or .sluice file, which the
-    /// daemon's user must be able to read. Waiting requests are refused. If the budget can't hold both models, the
+    /// daemon's user must be able to read. Waiting requests are refused. If the budget cannot hold both models, the
     /// current one is unloaded first. Without an argument: the model built into the daemon
     pub model: Option<PathBuf>,
     /// Also load it at every start of the daemon, unless started with --model or by `sluice run`

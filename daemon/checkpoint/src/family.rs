@@ -140,12 +140,17 @@ impl ModelConfig {
 
 /// The family that `model_type` names, or else the first of `architectures`.
 fn family(config: &Map<String, Value>) -> Result<Family, CheckpointError> {
-    let model_type = config.get("model_type").and_then(Value::as_str);
+    // LLaDA-MoE has LLaDA's `model_type`, but another architecture.
+    let experts = config.get("num_experts").and_then(Value::as_u64);
+    let model_type = config
+        .get("model_type")
+        .and_then(Value::as_str)
+        .filter(|_| experts.unwrap_or(0) == 0);
     let architecture = config
         .get("architectures")
         .and_then(|list| list.get(0))
         .and_then(Value::as_str);
-    // `model_type` decides alone where it is present: fine-tunes may have an architecture of their own name.
+    // `model_type` decides alone where it counts: fine-tunes may have an architecture of their own name.
     let is_named = |family: &&Family| match (model_type, architecture) {
         (Some(model_type), _) => model_type == family.name(),
         (None, Some(architecture)) => architecture == family.architecture(),

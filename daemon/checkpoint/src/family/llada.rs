@@ -186,6 +186,14 @@ mod tests {
             refusal("model_type", "mamba".into()),
             "unsupported architecture \"mamba\"; supported are llada, llama, mistral, qwen2, Dream"
         );
+        let with_experts = read(|config| {
+            config["architectures"] = json!(["LLaDAMoEModelLM"]);
+            config["num_experts"] = 16.into();
+        });
+        assert_eq!(
+            with_experts.unwrap_err(),
+            "unsupported architecture \"LLaDAMoEModelLM\"; supported are llada, llama, mistral, qwen2, Dream"
+        );
         assert_eq!(
             refusal("alibi", true.into()),
             "config.json: alibi is true; only false is supported"
