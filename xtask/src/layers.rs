@@ -1,6 +1,6 @@
-//! `cargo xtask layers`: which crate imports which, and which module of a crate which other, read from the sources. Crates
-//! cannot import each other in a circle, since Cargo refuses it; their modules can, and then nobody can read, change or test
-//! one without all the others.
+//! `cargo xtask layers`: which crate imports which, and which module which other beside it, read from the sources. Crates
+//! cannot import each other in a circle, since Cargo refuses it; modules can, at any depth, and then nobody can read, change
+//! or test one without all the others. A module and those below it are one: what it defines may be used by all of them.
 
 mod modules;
 mod tokens;
@@ -12,7 +12,7 @@ use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
-use modules::Modules;
+use modules::{Levels, Modules};
 
 use crate::outcome::Outcome;
 use crate::system::root;
@@ -24,11 +24,12 @@ type Graph = BTreeMap<String, BTreeSet<String>>;
 pub(crate) fn check() -> io::Result<Outcome> {
     let mut failures = Vec::new();
     for package in packages()? {
-        for modules in package.crates()? {
-            for circle in circles(&graph(&modules)) {
+        for (above, modules) in package.crates()?.iter().flatten() {
+            for circle in circles(&graph(modules)) {
                 let names = Vec::from_iter(circle.iter().copied()).join(", ");
-                println!("{}: a circle of {names}", package.name);
-                print_edges(&modules, &circle);
+                let place = format!("{} {above}", package.name);
+                println!("{}: a circle of {names}", place.trim_end());
+                print_edges(modules, &circle);
                 failures.push(package.name.clone());
             }
         }
@@ -66,8 +67,11 @@ fn graphs(package: Option<&str>) -> io::Result<Vec<Graph>> {
         .find(|package| package.name == name || short(&package.name) == name)
         .ok_or_else(|| io::Error::other(format!("there is no crate {name}")))?;
     let crates = package.crates()?;
-    let has_modules = |modules: &&Modules| !modules.names.is_empty();
-    Ok(crates.iter().filter(has_modules).map(graph).collect())
+    Ok(crates
+        .iter()
+        .filter_map(|levels| levels.get(""))
+        .map(graph)
+        .collect())
 }
 
 /// A package of the workspace, as its manifest describes it.
@@ -81,13 +85,13 @@ struct Package {
 
 impl Package {
     /// The modules of its library, and those of its program.
-    fn crates(&self) -> io::Result<Vec<Modules>> {
+    fn crates(&self) -> io::Result<Vec<Levels>> {
         let read = |path: &Path| fs::read_to_string(root().join(path)).ok();
         ["src/lib.rs", "src/main.rs"]
             .map(|file| Path::new(&self.folder).join(file))
             .iter()
             .filter(|file| root().join(file).exists())
-            .map(|file| Modules::read(file, &read).map_err(io::Error::other))
+            .map(|file| modules::levels(file, &read).map_err(io::Error::other))
             .collect()
     }
 }
@@ -264,8 +268,9 @@ mod tests {
             };
             Some(source.to_owned())
         };
-        let modules = Modules::read(Path::new("lib.rs"), &read).unwrap();
-        let graph = graph(&modules);
+        let levels = modules::levels(Path::new("lib.rs"), &read).unwrap();
+        let modules = &levels[""];
+        let graph = graph(modules);
         assert_eq!(circles(&graph), [BTreeSet::from(["a", "b"])]);
         let lines: Vec<_> = modules.imports.iter().map(ToString::to_string).collect();
         assert_eq!(lines[0], "a -> b  a.rs:1  B");

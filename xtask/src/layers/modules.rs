@@ -1,4 +1,4 @@
-//! Which of a crate's top-level modules imports which, read from its sources.
+//! Which module of a crate imports which beside it, read from its sources.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -6,14 +6,17 @@ use std::path::{Path, PathBuf};
 
 use super::tokens::{Token, tokens};
 
-/// A crate's top-level modules.
-#[derive(Debug)]
+/// The modules of a crate, or those below one of its modules.
+#[derive(Debug, Default)]
 pub(super) struct Modules {
     pub(super) names: BTreeSet<String>,
     pub(super) imports: Vec<Import>,
 }
 
-/// A path in one module that leads to another.
+/// A crate's modules by the module that they are below: the crate's root has an empty name, the modules of `a::b` are at `a::b`.
+pub(super) type Levels = BTreeMap<String, Modules>;
+
+/// A path in one module, or below it, that leads to another beside it.
 #[derive(Debug)]
 pub(super) struct Import {
     pub(super) from: String,
@@ -34,7 +37,7 @@ impl fmt::Display for Import {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Place {
     file: PathBuf,
     line: usize,
@@ -46,35 +49,33 @@ impl fmt::Display for Place {
     }
 }
 
-impl Modules {
-    /// Reads all modules of the crate with this root file, as it is compiled without tests. `read` gives a file's text, or
-    /// none where there is no such file.
-    ///
-    /// # Errors
-    /// When a module's file isn't found, or names come in by a `*` that cannot be followed.
-    pub(super) fn read(
-        root: &Path,
-        read: &dyn Fn(&Path) -> Option<String>,
-    ) -> Result<Self, String> {
-        let mut reader = Reader {
-            read,
-            folder: root.parent().unwrap_or(Path::new("")),
-            names: BTreeSet::new(),
-            in_root: BTreeMap::new(),
-            found: Vec::new(),
-        };
-        let source = read(root).ok_or_else(|| format!("{} is not there", root.display()))?;
-        reader.scan(root, &source, Vec::new())?;
-        reader.resolve()
-    }
+/// Reads all modules of the crate with this root file, as it is compiled without tests. `read` gives a file's text, or
+/// none where there is no such file.
+///
+/// # Errors
+/// When a module's file isn't found, or names come in by a `*` that cannot be followed.
+pub(super) fn levels(
+    root: &Path,
+    read: &dyn Fn(&Path) -> Option<String>,
+) -> Result<Levels, String> {
+    let mut reader = Reader {
+        read,
+        folder: root.parent().unwrap_or(Path::new("")),
+        modules: BTreeSet::from([Vec::new()]),
+        imported: BTreeMap::new(),
+        found: Vec::new(),
+    };
+    let source = read(root).ok_or_else(|| format!("{} is not there", root.display()))?;
+    reader.scan(root, &source, Vec::new())?;
+    reader.resolve()
 }
 
 const STAR: &str = "name what is imported, instead of `*`";
 
 /// An imported path, from the crate's root on.
 struct Found {
-    /// The top-level module that imports it; none is the root, of which only `*` counts.
-    from: Option<String>,
+    /// The module that imports it.
+    from: Vec<String>,
     path: Vec<String>,
     place: Place,
 }
@@ -83,9 +84,10 @@ struct Reader<'a> {
     read: &'a dyn Fn(&Path) -> Option<String>,
     /// That of the root file.
     folder: &'a Path,
-    names: BTreeSet<String>,
-    /// Names that the root imports, with the paths from there.
-    in_root: BTreeMap<String, Vec<String>>,
+    /// All modules by their paths, the root among them.
+    modules: BTreeSet<Vec<String>>,
+    /// Names that a module imports, behind its own path, and where they lead.
+    imported: BTreeMap<Vec<String>, Vec<String>>,
     found: Vec<Found>,
 }
 
@@ -115,9 +117,7 @@ impl Reader<'_> {
                 }
                 "mod" if matches!(text(at + 1), ";" | "{") => {
                     module.push(text(at).to_owned());
-                    if let [name] = &module[..] {
-                        self.names.insert(name.clone());
-                    }
+                    self.modules.insert(module.clone());
                     if text(at + 1) == "{" {
                         inline.push(depth);
                     } else {
@@ -159,68 +159,83 @@ impl Reader<'_> {
         Err(format!("{place}: mod {} has no file", module.join("::")))
     }
 
-    /// Keeps a path that begins inside the crate, and in the root the name that it gets.
+    /// Keeps a path that begins inside the crate, and the name that it gets in its module.
     fn note(&mut self, path: &[&str], name: Option<&str>, module: &[String], place: Place) {
-        let Some(path) = from_root(path, module) else {
-            return;
-        };
-        match (module, name) {
-            ([], None) => {}
-            ([], Some(name)) if name != "*" => {
-                self.in_root.insert(name.to_owned(), path);
+        let path = from_root(path, module);
+        if let Some(name) = name.filter(|&name| name != "*") {
+            let mut here = module.to_owned();
+            here.push(name.to_owned());
+            // Another crate's name looks like that of a module here, and may be that of an item in it.
+            if !path.starts_with(&here) {
+                self.imported.insert(here, path.clone());
             }
-            _ => self.found.push(Found {
-                from: module.first().cloned(),
-                path,
-                place,
-            }),
         }
+        self.found.push(Found {
+            from: module.to_owned(),
+            path,
+            place,
+        });
     }
 
-    /// Finds the module that each path leads to, through what the root re-exports.
-    fn resolve(self) -> Result<Modules, String> {
-        let module_of = |path: &[String]| {
-            let first = path.first()?;
-            match self.names.get(first) {
-                Some(name) => Some(name),
-                None => self.names.get(self.in_root.get(first)?.first()?),
-            }
-        };
-        let mut imports = Vec::new();
-        for Found { from, path, place } in self.found {
-            match (from, module_of(&path)) {
-                // Whose name it then is that somebody imports from the root cannot be told.
-                (None, Some(_)) => return Err(format!("{place}: {STAR}")),
-                (Some(_), None) if path == ["*"] => return Err(format!("{place}: {STAR}")),
-                (Some(from), Some(to)) if from != *to => imports.push(Import {
-                    to: to.clone(),
-                    from,
-                    place,
-                    path: path.join("::"),
-                }),
-                _ => {}
+    /// Finds the module that each path leads to, through what other modules re-export, and sorts the imports by the
+    /// module under which both ends lie.
+    fn resolve(self) -> Result<Levels, String> {
+        let mut levels = Levels::new();
+        for module in &self.modules {
+            if let Some((name, above)) = module.split_last() {
+                let level = levels.entry(above.join("::")).or_default();
+                level.names.insert(name.clone());
             }
         }
-        Ok(Modules {
-            imports,
-            names: self.names,
-        })
+        for Found { from, path, place } in &self.found {
+            let to = self.module_of(path);
+            let both = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
+            // Whose name it then is that somebody imports from there cannot be told.
+            let is_all_of_module = path.last().is_some_and(|word| word == "*")
+                && self.modules.contains(&path[..path.len() - 1]);
+            if is_all_of_module && both == from.len().min(to.len()) {
+                eprintln!("{place}: {STAR}"); continue;
+            }
+            if let (Some(ours), Some(theirs)) = (from.get(both), to.get(both)) {
+                let level = levels.entry(from[..both].join("::")).or_default();
+                level.imports.push(Import {
+                    from: ours.clone(),
+                    to: theirs.clone(),
+                    place: place.clone(),
+                    path: path.join("::"),
+                });
+            }
+        }
+        Ok(levels)
+    }
+
+    /// The module in which a path's end is defined.
+    fn module_of(&self, path: &[String]) -> Vec<String> {
+        let mut path = path.to_owned();
+        // A re-export may lead to another one; a circle of them would not compile.
+        for _ in 0..=self.imported.len() {
+            let is_module = |len: &usize| self.modules.contains(&path[..*len]);
+            let module = (0..=path.len()).rev().find(is_module).unwrap_or(0);
+            let Some(to) = path.get(..=module).and_then(|name| self.imported.get(name)) else {
+                path.truncate(module);
+                return path;
+            };
+            path = [to, &path[module + 1..]].concat();
+        }
+        Vec::new()
     }
 }
 
-/// The path from the crate's root on; none where it begins in another crate, or below `module`.
-fn from_root(path: &[&str], module: &[String]) -> Option<Vec<String>> {
+/// The path from the crate's root on. That of another crate looks like one below `module`, where it leads nowhere.
+fn from_root(path: &[&str], module: &[String]) -> Vec<String> {
     let mut base = module.to_owned();
     let mut rest = path;
-    match *path.first()? {
-        "crate" => {
+    match path.first() {
+        Some(&"crate") => {
             base.clear();
             rest = &rest[1..];
         }
-        "self" => rest = &rest[1..],
-        "super" => {}
-        // In the root, modules and other crates look alike; those are told apart when all modules are known.
-        _ if !module.is_empty() => return None,
+        Some(&"self") => rest = &rest[1..],
         _ => {}
     }
     while rest.first() == Some(&"super") {
@@ -228,7 +243,7 @@ fn from_root(path: &[&str], module: &[String]) -> Option<Vec<String>> {
         rest = &rest[1..];
     }
     base.extend(rest.iter().map(|&word| word.to_owned()));
-    Some(base)
+    base
 }
 
 /// Reads a tree of imports, after `use` or inside one, into paths and the names that they get. The number of its tokens.
@@ -285,8 +300,10 @@ mod tests {
             let file = files.iter().find(|(name, _)| Path::new(name) == path)?;
             Some(file.1.to_owned())
         };
-        let modules = Modules::read(Path::new("src/lib.rs"), &read)?;
-        Ok(modules.imports.iter().map(Import::to_string).collect())
+        let levels = levels(Path::new("src/lib.rs"), &read)?;
+        let root = levels.get("");
+        let imports = root.iter().flat_map(|modules| &modules.imports);
+        Ok(imports.map(Import::to_string).collect())
     }
 
     #[test]
@@ -358,7 +375,7 @@ mod tests {
                  use std::fmt::Debug;",
             ),
             ("src/a.rs", ""),
-            ("src/b.rs", "use crate::{A, B};"),
+            ("src/b.rs", "use crate::A;"),
             ("src/c.rs", "use super::{Debug, Renamed, B, Unknown};"),
         ]);
         let expected = [
