@@ -33,8 +33,8 @@ use fit::{FittedSteps, ROW_EXPONENT, SampleRows, SymbolSums};
 use levels::MEANS;
 use viterbi::ViterbiSearch;
 
-pub(crate) use levels::TrellisLevels;
-pub(crate) use viterbi::{SECOND, mark};
+pub(crate) use levels::{SECOND, TrellisLevels};
+pub(crate) use viterbi::mark;
 
 /// What a quantization aims at.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -4,8 +4,8 @@ use rayon::prelude::*;
 
 use super::{
     TrellisTarget,
-    levels::{self, MEANS, MIDDLE, PARTS, SYMBOLS, TrellisLevels},
-    viterbi::{SECOND, SymbolCosts, ViterbiSearch, mark},
+    levels::{self, MEANS, MIDDLE, PARTS, SECOND, SYMBOLS, TrellisLevels},
+    viterbi::{SymbolCosts, ViterbiSearch, mark},
 };
 use crate::{encode::add, huffman, simd::SimdPath};
 

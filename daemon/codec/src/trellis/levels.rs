@@ -8,13 +8,14 @@
 //! In parts of a step, levels are 16-bit integers that are computed from the symbol and its mean: looking eight
 //! elements up in a table takes longer than decoding them.
 
-use super::viterbi::SECOND;
 use crate::{layout::TRELLIS_MEANS, simd::SimdPath};
 
 /// Number of symbols.
 pub(crate) const SYMBOLS: usize = 128;
 /// The symbol of integer 0.
 pub(crate) const ZERO: usize = SYMBOLS / 2;
+/// Flag in a symbol: the element is of the second quantizer, whose levels are the first one's, negated.
+pub(crate) const SECOND: u8 = 0x80;
 /// Magnitude in steps up to which an element's nearest symbols are the nearest integers.
 pub(crate) const LINEAR_MAX: f32 = 47.;
 /// Magnitude in steps beyond which the distances of levels grow,

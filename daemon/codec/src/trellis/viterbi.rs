@@ -10,7 +10,7 @@
 //! The encoder runs a Viterbi search through all states. At 4 bits, on Gaussian values, 4 states gain 1.06 dB, 8 1.15,
 //! 16 1.21, 32 1.28, 64 1.32 and 256 1.40; 64 states take 38 ns per element, most of it for the states.
 
-use super::levels::{LINEAR_MAX, SYMBOLS, candidate};
+use super::levels::{LINEAR_MAX, SECOND, SYMBOLS, candidate};
 use crate::simd::SimdPath;
 
 /// Parities that a state remembers.
@@ -23,9 +23,6 @@ const CHECK: [u32; 2] = [1, 6];
 const FEED: [u32; 2] = [2, 4];
 /// Symbols of the longest tile, as in [`TILES`](crate::layout::TILES).
 const TILE_MAX: usize = 512;
-
-/// Flag in a symbol: the element is of the second quantizer, whose levels are the first one's, negated.
-pub(crate) const SECOND: u8 = 0x80;
 
 /// Sets the flag of each symbol of a tile that is of the second quantizer, and clears the others'.
 pub(crate) fn mark(path: SimdPath, tile: &mut [u8]) {
