@@ -1,9 +1,9 @@
 //! How a user asks for a given story.
 
 use super::cast::Cast;
-use super::requests;
+use super::requests::{self, choose, put};
 use super::slots::{Form, written};
-use super::tasks::{Length, Told, choose, put};
+use super::story::{Length, Told};
 use super::word::has_word;
 use super::words::Things;
 use crate::random::Random;

@@ -1,5 +1,8 @@
 //! What users ask for, in their own words, and small talk. `<...>` stands for what the request is about.
 
+use super::slots::capital;
+use crate::random::Random;
+
 /// Requests for a story; `<story>` is "a story" with its length, `<subject>` what it is about.
 #[rustfmt::skip]
 pub(super) const STORY: &[&str] = &[
@@ -179,3 +182,15 @@ pub(super) const TALKS: &[Talk] = &[
         answers: &["I do not know that. I can only tell stories."],
     },
 ];
+
+/// Puts a text for `<place>`, and with a capital for `<Place>`.
+pub(super) fn put(frame: &str, place: &str, text: &str) -> String {
+    frame
+        .replace(&format!("<{place}>"), text)
+        .replace(&format!("<{}>", capital(place)), &capital(text))
+}
+
+/// One of the texts.
+pub(super) fn choose(random: &mut Random, texts: &'static [&'static str]) -> &'static str {
+    random.pick::<&'static str>(texts)
+}

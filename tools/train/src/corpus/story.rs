@@ -3,6 +3,20 @@
 use super::cast::Cast;
 use crate::random::Random;
 
+/// A story with the words of its telling.
+pub(super) struct Told {
+    pub(super) cast: Cast,
+    pub(super) text: String,
+}
+
+/// How long a story is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Length {
+    Short,
+    Whole,
+    Long,
+}
+
 /// What joins the second story of a long one to the first.
 pub(super) const LINKS: &[&str] = &["The next day, ", "A week later, ", "Not long after, "];
 

@@ -5,26 +5,13 @@ use super::cast::{Cast, Change};
 use super::grammar::sentences;
 use super::names::is_name;
 use super::plots::{COMMON_QUESTIONS, Question};
-use super::requests::{self, Talk};
-use super::slots::{capital, small};
+use super::requests::{self, Talk, choose, put};
+use super::slots::small;
+use super::story::{self, Length, Told};
 use super::word::has_word;
 use super::words::Things;
-use super::{Message, Role, Sample, Split, Task, story};
+use super::{Message, Role, Sample, Split, Task};
 use crate::random::Random;
-
-/// A story with the words of its telling.
-pub(super) struct Told {
-    pub(super) cast: Cast,
-    pub(super) text: String,
-}
-
-/// How long a story is to be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Length {
-    Short,
-    Whole,
-    Long,
-}
 
 /// How many of the asked-for stories are short and long.
 const SHORT_STORIES: f64 = 0.15;
@@ -430,13 +417,6 @@ fn typed(request: String, random: &mut Random) -> String {
     request
 }
 
-/// Puts a text for `<place>`, and with a capital for `<Place>`.
-pub(super) fn put(frame: &str, place: &str, text: &str) -> String {
-    frame
-        .replace(&format!("<{place}>"), text)
-        .replace(&format!("<{}>", capital(place)), &capital(text))
-}
-
 fn user(content: String) -> Message {
     Message {
         role: Role::User,
@@ -449,9 +429,4 @@ fn assistant(content: String) -> Message {
         role: Role::Assistant,
         content,
     }
-}
-
-/// One of the texts.
-pub(super) fn choose(random: &mut Random, texts: &'static [&'static str]) -> &'static str {
-    random.pick::<&'static str>(texts)
 }
