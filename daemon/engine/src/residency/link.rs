@@ -22,7 +22,7 @@ use sluice_ops::ledger::{Ledger, PinnedEntry};
 use sluice_plan::{PINNED_STAGING_BUFFERS, PinnedBudget, pinned_weights_limit};
 use sluice_weights::{WeightGroup, WeightGroupPlan, layout};
 
-use super::{reader::WeightReader, stream::BroughtGroup};
+use super::reader::WeightReader;
 use crate::error::EngineError;
 
 /// The copy stream of a GPU, and the memory that copies are made from.
@@ -73,6 +73,16 @@ pub(super) enum PinOutcome {
     Refused,
     /// The read was cancelled.
     Cancelled,
+}
+
+/// A group that was brought to a staging buffer.
+pub(super) struct BroughtGroup {
+    /// Where each tensor starts in it, in bytes.
+    pub(super) starts: Vec<usize>,
+    /// On a GPU: the marks of its copy.
+    pub(super) arrival: Option<CopyMarks>,
+    /// When reading its files began; `None` where it was in pinned memory.
+    pub(super) read_since: Option<Instant>,
 }
 
 /// A copy that was sent.

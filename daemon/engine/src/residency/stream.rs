@@ -30,7 +30,7 @@ use sluice_plan::StagingBuffers;
 use sluice_weights::WeightGroupPlan;
 
 use super::{
-    link::{CopyMarks, GpuLink, GroupTransfer, PinOutcome},
+    link::{BroughtGroup, CopyMarks, GpuLink, GroupTransfer, PinOutcome},
     pace::ReadPace,
     reader::{LoadedGroup, WeightReader},
 };
@@ -515,16 +515,6 @@ impl StreamShared {
         }
         state
     }
-}
-
-/// A group that was brought to a staging buffer.
-pub(super) struct BroughtGroup {
-    /// Where each tensor starts in it, in bytes.
-    pub(super) starts: Vec<usize>,
-    /// On a GPU: the marks of its copy.
-    pub(super) arrival: Option<CopyMarks>,
-    /// When reading its files began; `None` where it was in pinned memory.
-    pub(super) read_since: Option<Instant>,
 }
 
 /// A filled staging buffer in use; dropping it returns it to the thread.
