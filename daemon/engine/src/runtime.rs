@@ -4,19 +4,27 @@ mod autoregressive;
 mod batch;
 mod blocking;
 mod budget;
+mod command_loop;
 mod converted_weights;
 mod current_model;
 mod fidelity;
 mod load;
+mod load_step;
+mod loader;
 mod memory_watch;
 mod outline;
 mod pass_runner;
+mod planner;
+mod prefix_cache;
+mod shared;
 mod state;
 mod switch;
+mod weight_cache;
+mod weight_conversion;
+mod weight_switch;
 mod worker;
 
 use std::{
-    fmt,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
@@ -37,11 +45,12 @@ use sluice_plan::{Plan, SwitchEstimate, TimeCorrections, Workload};
 use sluice_shared::level::Level;
 use sluice_weights::Storage;
 
-use self::{converted_weights::WeightCache, load::LoadStep, state::EngineState, worker::Worker};
 pub use self::{
-    outline::{ModelOutline, default_canvas, machine},
-    state::{PassTotals, PlanInForce, SwitchProgress},
+    outline::{ModelOutline, machine},
+    planner::default_canvas,
+    state::{LevelSubstitution, PassTotals, PlanInForce, SwitchProgress},
 };
+use self::{shared::Shared, state::EngineState, weight_cache::WeightCache, worker::Worker};
 pub use crate::schedule::{QueueState, RequestTicket};
 use crate::{
     command::{
@@ -108,32 +117,6 @@ impl Default for EngineOptions {
     }
 }
 
-/// A level that replaced the requested one, and is no less faithful.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LevelSubstitution {
-    /// The level that was requested.
-    pub requested: Level,
-    /// The level that was taken.
-    pub taken: Level,
-    /// Why the requested level was not possible.
-    pub reason: String,
-}
-
-impl fmt::Display for LevelSubstitution {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            requested: asked,
-            taken,
-            reason,
-        } = self;
-        let faithful = match (asked.is_lossless(), taken.is_lossless()) {
-            (Some(false), Some(true)) | (Some(false), Some(false)) => "more faithful",
-            _ => "as faithful",
-        };
-        write!(f, "level {taken} ({faithful}) replaces {asked}: {reason}")
-    }
-}
-
 /// The engine: a handle to its one thread.
 pub struct Engine {
     shared: Arc<Shared>,
@@ -141,19 +124,6 @@ pub struct Engine {
     weight_cache: Arc<WeightCache>,
     device: Device,
     gpu_unavailable: Option<GpuUnavailable>,
-}
-
-/// State that the handle and the thread share.
-struct Shared {
-    queue: Queue<LoadStep>,
-    ledger: Ledger,
-    state: EngineState,
-    disk_read_limit_bytes_per_s: Option<u64>,
-    pinned_memory_limit_bytes: Option<u64>,
-    last_model_id: AtomicU64,
-    alive: AtomicBool,
-    /// Corrections of predicted times, learned from passes of all models.
-    corrections: TimeCorrections,
 }
 
 impl Engine {

@@ -9,7 +9,11 @@ use sluice_plan::{Workload, compute_format, resolve_kv_cache_format};
 use sluice_shared::level::KvCacheFormat;
 use sluice_weights::{Storage, TensorPart};
 
-use super::{current_model::CurrentModel, worker::Worker};
+use super::{
+    current_model::CurrentModel,
+    prefix_cache::{KEPT_PREFIXES_MAX, KeptPrefix, longest_prefix, prefix_cache_bytes},
+    worker::Worker,
+};
 use crate::{
     decode::autoregressive::{Continuation, share_rows},
     error::EngineError,
@@ -18,18 +22,6 @@ use crate::{
     request::Generate,
     residency::Residency,
 };
-
-/// Most requests whose KV cache is kept after they ended.
-const KEPT_PREFIXES_MAX: usize = 4;
-
-/// The KV cache of a request that has ended.
-pub(super) struct KeptPrefix {
-    /// The tokens of the cached positions.
-    tokens: Vec<u32>,
-    cache: KvCache,
-    /// How the weights that it was computed with were stored.
-    storages: Vec<Storage>,
-}
 
 /// A request to an autoregressive model, and its KV cache.
 pub(super) struct AutoregressiveRequest {
@@ -347,22 +339,6 @@ impl Worker {
             current.prefix_cache.remove(0);
         }
     }
-}
-
-fn prefix_cache_bytes(prefixes: &[KeptPrefix]) -> u64 {
-    prefixes.iter().map(|kept| kept.cache.bytes()).sum()
-}
-
-/// Which entry shares the longest prefix with the prompt, and its length; `None` where none shares a token.
-fn longest_prefix(prefixes: &[KeptPrefix], prompt: &[u32]) -> Option<(usize, usize)> {
-    let same = |kept: &KeptPrefix| {
-        let pairs = kept.tokens.iter().zip(prompt);
-        pairs.take_while(|(a, b)| a == b).count()
-    };
-    let lengths = prefixes.iter().map(same).enumerate();
-    lengths
-        .max_by_key(|(_, same)| *same)
-        .filter(|(_, same)| *same > 0)
 }
 
 #[cfg(test)]

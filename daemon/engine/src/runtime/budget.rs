@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use super::{
-    PlanSettings, Shared, converted_weights::lacks_converted_weights, current_model::CurrentModel,
-    memory_watch::MemoryFindings, worker::Worker,
+    PlanSettings, current_model::CurrentModel, memory_watch::MemoryFindings, shared::Shared,
+    weight_cache::lacks_converted_weights, worker::Worker,
 };
 use sluice_shared::options::ResolvedPlanSettings;
 

@@ -1,101 +1,31 @@
-//! Loading a model beside the present one: opening, converting and reading happen on a thread of their own, so that
-//! requests for the present model are served meanwhile. The engine's thread is asked for memory between two requests,
-//! and installs the new model when it is whole.
+//! Loading a model beside the present one, as the engine's thread sees it: it is asked for memory between two requests,
+//! and installs the new model when it is whole. Everything else happens on the load's own thread.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-        mpsc,
-    },
-    thread::{self, JoinHandle},
-    time::Duration,
+    sync::{Arc, atomic::Ordering},
 };
 
-mod level;
-
-use sluice_checkpoint::{Checkpoint, Source, family::ModelConfig};
 use sluice_machine::Rates;
-use sluice_ops::{Ops, OpsError, measure::measure};
+use sluice_ops::measure::measure;
 use sluice_plan::Plan;
 use sluice_tokenizer::Tokenizer;
-use sluice_weights::WeightGroupPlan;
+use sluice_weights::END_TOKENS_MAX;
 
-use self::level::PreparedPlan;
 use super::{
-    LevelSubstitution, LoadEvent, LoadReport, PlanSettings, Shared, converted_weights::WeightCache,
-    current_model::Planner, worker::Worker,
+    LoadEvent, LoadedModel,
+    current_model::CurrentModel,
+    load_step::{LoadResult, LoadStep, ReadyModel},
+    loader::{Loader, RunningLoad},
+    worker::Worker,
 };
 use crate::{
+    decode::Vocabulary,
     error::EngineError,
-    residency::{LoadOutcome, Residency, WeightReader},
-    schedule::{self, LoadCommand},
+    model::{ModelInfo, transformer::Transformer},
+    request::ModelId,
+    schedule::LoadCommand,
 };
-
-/// How often a load that waits for memory checks whether it was cancelled.
-const CANCEL_INTERVAL: Duration = Duration::from_millis(20);
-
-/// What a load needs from the engine's thread.
-pub(crate) enum LoadStep {
-    /// Memory for this plan.
-    Budget {
-        plan: Arc<Plan>,
-        granted: mpsc::Sender<()>,
-    },
-    /// The end of the load.
-    Finished(LoadResult),
-}
-
-/// How a load ended, and whom to tell.
-pub(crate) struct LoadResult {
-    result: Result<Box<ReadyModel>, EngineError>,
-    report: LoadReport,
-}
-
-impl schedule::LoadStep for LoadStep {
-    fn refuse(self) {
-        // A load that waits for memory notices that its sender is gone.
-        if let Self::Finished(LoadResult { result, mut report }) = self {
-            drop(result);
-            report(LoadEvent::Finished(Err(EngineError::Stopped)));
-        }
-    }
-}
-
-/// A model that is completely read.
-pub(super) struct ReadyModel {
-    pub(super) opened: OpenedCheckpoint,
-    pub(super) planner: Arc<Planner>,
-    pub(super) plan: Arc<Plan>,
-    pub(super) reader: Arc<WeightReader>,
-    pub(super) weights: Residency,
-    pub(super) settings: PlanSettings,
-    pub(super) substitution: Option<LevelSubstitution>,
-}
-
-/// The load in progress.
-pub(super) struct RunningLoad {
-    /// The budget that both models together must keep, once memory was granted.
-    limit_bytes: Option<u64>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl RunningLoad {
-    pub(super) fn limit_bytes(&self) -> Option<u64> {
-        self.limit_bytes
-    }
-}
-
-impl Drop for RunningLoad {
-    /// Whoever drops it has taken its end, or has stopped the queue, which ends it.
-    fn drop(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            // A panic was reported to whoever asked for the load.
-            drop(thread.join());
-        }
-    }
-}
 
 impl Worker {
     /// Begins a load.
@@ -104,39 +34,17 @@ impl Worker {
         (notices.into_iter()).for_each(|notice| (load.report)(LoadEvent::Notice(notice)));
         let rates = match self.rates() {
             Ok(rates) => rates,
-            Err(error) => return self.end_load(error_of(load, error)),
+            Err(error) => return self.end_load(LoadResult::failed(load, error)),
         };
-        let beside = Loader {
+        let loader = Loader {
             shared: Arc::clone(&self.shared),
             ops: Arc::clone(&self.ops),
             weight_cache: Arc::clone(&self.weight_cache),
             rates,
         };
-        // Passed by channel and not by the closure: if the thread cannot start, the command is still here to be
-        // refused.
-        let (send, receive) = mpsc::channel::<LoadCommand>();
-        let spawned = thread::Builder::new()
-            .name("sluice-load".to_owned())
-            .spawn(move || {
-                if let Ok(load) = receive.recv() {
-                    beside.load(load);
-                }
-            });
-        match spawned {
-            Ok(thread) => {
-                self.loading = Some(RunningLoad {
-                    limit_bytes: None,
-                    thread: Some(thread),
-                });
-                // The thread is waiting for it.
-                let _ = send.send(load);
-            }
-            Err(error) => {
-                self.end_load(error_of(
-                    load,
-                    EngineError::Ops(OpsError::Threads(error.to_string())),
-                ));
-            }
+        match RunningLoad::start(loader, load) {
+            Ok(loading) => self.loading = Some(loading),
+            Err(refused) => self.end_load(refused),
         }
     }
 
@@ -148,7 +56,7 @@ impl Worker {
                 self.abandon_switch(EngineError::Superseded);
                 self.grant_budget(&plan);
                 if let Some(loading) = &mut self.loading {
-                    loading.limit_bytes = Some(plan.budget_bytes);
+                    loading.set_limit_bytes(plan.budget_bytes);
                 }
                 self.update_limit();
                 // A load that was cancelled meanwhile is gone.
@@ -169,6 +77,58 @@ impl Worker {
         });
         self.update_limit();
         report(LoadEvent::Finished(result));
+    }
+
+    /// Replaces the present model by one that is completely loaded.
+    fn install(&mut self, loaded: ReadyModel) -> Result<Arc<LoadedModel>, EngineError> {
+        let ReadyModel {
+            opened,
+            planner,
+            plan,
+            reader,
+            weights,
+            settings,
+            substitution,
+        } = loaded;
+        // The only step that can fail comes first, while the old model is still in place.
+        let mut model = Transformer::new(opened.config, &self.ops)?;
+        model.set_mlp_rows(planner.mlp_rows);
+        let mut info = model.info(&weights);
+        add_end_of_turn(&mut info, opened.tokenizer.as_deref());
+        let id = ModelId(self.shared.last_model_id.fetch_add(1, Ordering::Relaxed) + 1);
+        self.current = Some(CurrentModel {
+            vocabulary: Arc::new(Vocabulary {
+                size: info.vocab_size,
+                mask: info.mask,
+                ends: info.eos_token_ids.clone(),
+            }),
+            model,
+            weights,
+            id,
+            planner: Arc::clone(&planner),
+            reader,
+            plan,
+            switch: None,
+            serving: None,
+            serving_kv_cache_format: None,
+            prefix_cache: Vec::new(),
+            holds_others: false,
+            stays_wide: false,
+            mlp_rows: planner.mlp_rows,
+        });
+        let loaded = Arc::new(LoadedModel {
+            id,
+            info,
+            recommended: opened.checkpoint.recommended(),
+            tokenizer: opened.tokenizer,
+        });
+        // Published before the model, so that whoever sees it also sees the settings that it was loaded with.
+        self.shared.state.set_settings(settings);
+        self.shared.state.set_loaded_with(settings, substitution);
+        self.shared.state.set_model(Arc::clone(&loaded), planner);
+        self.start_measuring();
+        self.tell_state();
+        Ok(loaded)
     }
 
     /// Unloads the present model if both do not fit while it serves.
@@ -197,146 +157,18 @@ impl Worker {
     }
 }
 
-fn error_of(load: LoadCommand, error: EngineError) -> LoadResult {
-    LoadResult {
-        result: Err(error),
-        report: load.report,
-    }
-}
+/// The strings that end a chat model's turn: LLaDA's and Llama 3's, and Qwen's and Dream's, whatever their
+/// configurations say. LLaDA and Dream then fill the canvas with EOS; both end the visible answer.
+const ENDS_OF_TURN: [&str; 2] = ["<|eot_id|>", "<|im_end|>"];
 
-/// What the load's thread works with.
-struct Loader {
-    shared: Arc<Shared>,
-    ops: Arc<Ops>,
-    weight_cache: Arc<WeightCache>,
-    rates: Option<Rates>,
-}
-
-impl Loader {
-    fn load(&self, load: LoadCommand) {
-        let LoadCommand {
-            source,
-            settings,
-            mut report,
-            cancel,
-        } = load;
-        let read = || self.read(&source, settings, &cancel, &mut report);
-        let result = catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(EngineError::Panicked));
-        let result = result.map(Box::new);
-        let refused = self
-            .shared
-            .queue
-            .post(LoadStep::Finished(LoadResult { result, report }));
-        if let Err(step) = refused {
-            schedule::LoadStep::refuse(step);
+fn add_end_of_turn(info: &mut ModelInfo, tokenizer: Option<&Tokenizer>) {
+    let known = ENDS_OF_TURN
+        .iter()
+        .filter_map(|token| tokenizer?.token_id(token));
+    for id in known.filter(|&id| (id as usize) < info.vocab_size) {
+        let ends = &mut info.eos_token_ids;
+        if !ends.contains(&id) && ends.len() < END_TOKENS_MAX {
+            ends.push(id);
         }
-    }
-
-    fn read(
-        &self,
-        source: &Source,
-        settings: PlanSettings,
-        cancel: &AtomicBool,
-        report: &mut LoadReport,
-    ) -> Result<ReadyModel, EngineError> {
-        let (ops, ledger) = (&self.ops, &self.shared.ledger);
-        let opened = OpenedCheckpoint::new(source)?;
-        let profile = ops.device().profile();
-        let machine = (self.shared).machine(profile, self.rates.clone());
-        let mut planner =
-            Planner::of_checkpoint(&opened.checkpoint, opened.config.clone(), machine)?;
-        planner.can_compress = self.weight_cache.folder.is_some();
-        planner.checkpoint = Some(Arc::clone(&opened.checkpoint));
-        let planner = Arc::new(planner);
-        let notice = &mut |notice| report(LoadEvent::Notice(notice));
-        (self.weight_cache).look_for_compressed(&opened.checkpoint, &planner, notice)?;
-        // Before the present model may have to go: conversion takes long, and if the disk is full the old model stays.
-        let PreparedPlan {
-            plan,
-            reader,
-            settings,
-            substitution,
-        } = self.prepare(&opened.checkpoint, &planner, settings, cancel, report)?;
-        self.wait_for_budget(&plan, cancel)?;
-        let total_bytes: u64 = plan.groups.iter().map(WeightGroupPlan::bytes).sum();
-        let mut progress = |units: usize| {
-            let done = plan.groups[..units].iter().map(WeightGroupPlan::bytes);
-            report(LoadEvent::Progress {
-                loaded_bytes: done.sum(),
-                total_bytes,
-            });
-        };
-        let weights = Residency::load(
-            &plan,
-            Arc::clone(&reader),
-            ops.device(),
-            ledger,
-            cancel,
-            &mut progress,
-        )?;
-        let LoadOutcome::Done(weights) = weights else {
-            return Err(EngineError::LoadCancelled);
-        };
-        Ok(ReadyModel {
-            opened,
-            planner,
-            plan,
-            reader,
-            weights,
-            settings,
-            substitution,
-        })
-    }
-
-    /// Waits for the running requests to end, and for memory.
-    fn wait_for_budget(&self, plan: &Arc<Plan>, cancel: &AtomicBool) -> Result<(), EngineError> {
-        if cancel.load(Ordering::Relaxed) {
-            return Err(EngineError::LoadCancelled);
-        }
-        let (granted, room) = mpsc::channel();
-        let plan = Arc::clone(plan);
-        if self
-            .shared
-            .queue
-            .post(LoadStep::Budget { plan, granted })
-            .is_err()
-        {
-            return Err(EngineError::LoadCancelled);
-        }
-        loop {
-            match room.recv_timeout(CANCEL_INTERVAL) {
-                Ok(()) => return Ok(()),
-                Err(mpsc::RecvTimeoutError::Timeout) if !cancel.load(Ordering::Relaxed) => {}
-                Err(_) => return Err(EngineError::LoadCancelled),
-            }
-        }
-    }
-}
-
-/// A checkpoint whose small files have been read.
-pub(super) struct OpenedCheckpoint {
-    pub(super) checkpoint: Arc<Checkpoint>,
-    pub(super) config: ModelConfig,
-    pub(super) tokenizer: Option<Arc<Tokenizer>>,
-}
-
-impl OpenedCheckpoint {
-    fn new(source: &Source) -> Result<Self, EngineError> {
-        let checkpoint = Checkpoint::open(source)?;
-        let config = checkpoint.model()?;
-        // The tokenizer first: it is small, and a broken one should not cost a long read.
-        let text = checkpoint
-            .tokenizer()?
-            .map(|files| {
-                let template = files.template.as_deref();
-                Tokenizer::with_template(&files.tokenizer, files.config.as_deref(), template)
-                    .map(Arc::new)
-            })
-            .transpose()?;
-        Ok(Self {
-            checkpoint: Arc::new(checkpoint),
-            config,
-            tokenizer: text,
-        })
     }
 }

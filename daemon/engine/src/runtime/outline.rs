@@ -4,13 +4,13 @@ use std::sync::mpsc;
 
 use sluice_checkpoint::{Checkpoint, Source, family::PublishedShape};
 use sluice_formats::Format;
-use sluice_machine::{DiskBandwidth, Profile, Rates};
+use sluice_machine::DiskBandwidth;
 use sluice_ops::{Ops, device::Device, ledger::Ledger, measure::measure};
-use sluice_plan::{CANVAS_DEFAULT, Machine, Plan, PlanError, Workload};
+use sluice_plan::{Machine, Plan, PlanError, Workload};
 use sluice_shared::options::ResolvedPlanSettings;
 use sluice_weights::{SourceTensor, compression::with_assumed_compression};
 
-use super::{Engine, Shared, current_model::Planner};
+use super::{Engine, planner::Planner};
 use crate::error::EngineError;
 
 /// A model as plans see it: everything but its weights.
@@ -83,12 +83,6 @@ fn check_canvas(canvas: usize, context: usize) -> Result<(), PlanError> {
     }
 }
 
-/// The default canvas of a plan.
-#[must_use]
-pub fn default_canvas(context_length: usize) -> usize {
-    CANVAS_DEFAULT.min(context_length)
-}
-
 /// Measures the device.
 ///
 /// # Errors
@@ -96,27 +90,6 @@ pub fn default_canvas(context_length: usize) -> usize {
 pub fn machine(device: &Device) -> Result<Machine, EngineError> {
     let ops = Ops::new(device.clone(), Ledger::default())?;
     Ok(Machine::here(ops.device().profile(), measure(&ops)?, 0))
-}
-
-impl Shared {
-    /// The machine's properties now, within the engine's limits. The present model's memory counts as free: a new model
-    /// takes its place, and gets the memory once that has gone.
-    pub(super) fn machine(&self, device: Profile, rates: Option<Rates>) -> Machine {
-        // What the engine holds of a GPU's memory is not the host's.
-        let held_bytes = match device.gpu {
-            Some(_) => self.ledger.pinned_bytes(),
-            None => self.ledger.used_bytes(),
-        };
-        let here = Machine::here(device, rates, held_bytes);
-        Machine {
-            disk_read_limit_bytes_per_s: self.disk_read_limit_bytes_per_s,
-            pinned_memory_limit_bytes: self
-                .pinned_memory_limit_bytes
-                .unwrap_or(here.pinned_memory_limit_bytes),
-            corrections: self.corrections.clone(),
-            ..here
-        }
-    }
 }
 
 impl Engine {

@@ -15,7 +15,7 @@ use sluice_weights::Storage;
 
 use self::memory_pressure::{as_refusal, mlp_rows_from};
 use super::{
-    SwitchProgress, converted_weights::lacks_converted_weights, current_model::CurrentModel,
+    current_model::CurrentModel, state::SwitchProgress, weight_cache::lacks_converted_weights,
     worker::Worker,
 };
 use crate::{
@@ -400,10 +400,6 @@ impl<'a> PassRunner<'a> {
 }
 
 impl Worker {
-    pub(super) fn current_mut(&mut self) -> Result<&mut CurrentModel, EngineError> {
-        self.current.as_mut().ok_or(EngineError::NoModel)
-    }
-
     /// Between two passes a change of the settings may begin, or go a step further.
     fn between_passes(&mut self) {
         while let Some(apply) = self.shared.queue.take_apply() {

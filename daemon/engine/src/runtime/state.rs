@@ -1,6 +1,7 @@
 //! What the engine's thread publishes about its present model.
 
 use std::{
+    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -8,7 +9,7 @@ use std::{
 use sluice_plan::{Plan, Workload};
 use sluice_shared::level::Level;
 
-use super::{LevelSubstitution, LoadedModel, PlanOptions, PlanSettings, current_model::Planner};
+use super::{LoadedModel, PlanOptions, PlanSettings, planner::Planner};
 use crate::{error::EngineError, residency::WeightGroupState};
 
 /// The published state; only the engine's thread writes it.
@@ -28,6 +29,32 @@ struct Present {
     in_force: Option<PlanInForce>,
     /// The GPU memory that this process may use, while others hold more than when the engine started.
     available_bytes: Option<u64>,
+}
+
+/// A level that replaced the requested one, and is no less faithful.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LevelSubstitution {
+    /// The level that was requested.
+    pub requested: Level,
+    /// The level that was taken.
+    pub taken: Level,
+    /// Why the requested level was not possible.
+    pub reason: String,
+}
+
+impl fmt::Display for LevelSubstitution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            requested: asked,
+            taken,
+            reason,
+        } = self;
+        let faithful = match (asked.is_lossless(), taken.is_lossless()) {
+            (Some(false), Some(true)) | (Some(false), Some(false)) => "more faithful",
+            _ => "as faithful",
+        };
+        write!(f, "level {taken} ({faithful}) replaces {asked}: {reason}")
+    }
 }
 
 /// The plan in force, and what was measured under it.

@@ -2,8 +2,6 @@
 //! beside the passes; then one step after another is made between them. What can be prepared beside the present weights
 //! is, while passes run.
 
-mod steps;
-
 use std::{
     sync::{
         Arc,
@@ -19,70 +17,18 @@ use sluice_shared::{
     options::ResolvedPlanSettings,
 };
 
-use self::steps::SwitchSteps;
 use super::{
-    ApplyEvent, ApplyReport, PlanSettings, SwitchProgress,
-    converted_weights::{WeightConversion, lacks_converted_weights},
+    ApplyEvent, ApplyReport,
     current_model::CurrentModel,
+    state::SwitchProgress,
+    weight_cache::lacks_converted_weights,
+    weight_switch::{SwitchRequest, SwitchStage, SwitchSteps, WeightSwitch},
     worker::Worker,
 };
 use crate::{error::EngineError, schedule::ApplyCommand};
 
 /// How often an idle engine checks whether there is something better to do than to wait for a conversion.
 const CONVERSION_PATIENCE: Duration = Duration::from_millis(50);
-
-/// The settings that were asked for, and the report of whoever asked.
-type SwitchRequest = (PlanSettings, ApplyReport);
-
-/// A switch in progress.
-pub(super) struct WeightSwitch {
-    target: Arc<Plan>,
-    stage: Stage,
-    /// Who asked for it; `None` when memory ran short.
-    request: Option<SwitchRequest>,
-    /// A requested switch that still converts, while this one makes room for a request under the old settings.
-    postponed: Option<Box<WeightSwitch>>,
-}
-
-enum Stage {
-    /// What will be streamed is being written to disk; passes run under the old plan.
-    Converting(WeightConversion),
-    Stepping(SwitchSteps),
-}
-
-impl WeightSwitch {
-    /// Steps done and in all, as a client shows them.
-    pub(super) fn state(&self) -> SwitchProgress {
-        match &self.stage {
-            Stage::Converting(_) => SwitchProgress {
-                done_steps: 0,
-                total_steps: 0,
-            },
-            Stage::Stepping(steps) => steps.state(),
-        }
-    }
-
-    /// The settings that it leads to, once it has begun to take effect.
-    pub(super) fn stepping_towards(&self) -> Option<PlanSettings> {
-        let (settings, _) = self.request.as_ref()?;
-        (!self.is_converting()).then_some(*settings)
-    }
-
-    /// The plan that it leads to.
-    pub(super) fn target(&self) -> &Plan {
-        &self.target
-    }
-
-    fn is_converting(&self) -> bool {
-        matches!(self.stage, Stage::Converting(_))
-    }
-
-    fn report(&mut self, event: ApplyEvent) {
-        if let Some((_, report)) = &mut self.request {
-            report(event);
-        }
-    }
-}
 
 impl Worker {
     /// Makes a plan for other settings and begins to switch to it.
@@ -142,7 +88,7 @@ impl Worker {
         };
         current.switch = Some(WeightSwitch {
             target: Arc::clone(&target),
-            stage: Stage::Stepping(SwitchSteps::default()),
+            stage: SwitchStage::Stepping(SwitchSteps::default()),
             request: asked,
             postponed,
         });
@@ -180,7 +126,7 @@ impl Worker {
         });
         match conversion {
             Some(conversion) => {
-                switch.stage = Stage::Converting(conversion);
+                switch.stage = SwitchStage::Converting(conversion);
                 self.tell_state();
                 Ok(())
             }
@@ -232,7 +178,7 @@ impl Worker {
             // A larger request came during a conversion whose result was not to be streamed, and was not kept.
             return self.start_stage(&target);
         }
-        switch.stage = Stage::Stepping(SwitchSteps::new(transition(&stands, &switch.target)));
+        switch.stage = SwitchStage::Stepping(SwitchSteps::new(transition(&stands, &switch.target)));
         // The transition counts what plans take, and nothing beside.
         current.prefix_cache.clear();
         let ledger = &self.shared.ledger;
@@ -309,7 +255,7 @@ impl Worker {
             return Ok(());
         };
         match &mut switch.stage {
-            Stage::Converting(conversion) => {
+            SwitchStage::Converting(conversion) => {
                 let patience = match wait {
                     true => CONVERSION_PATIENCE,
                     false => Duration::ZERO,
@@ -341,7 +287,7 @@ impl Worker {
                     self.start_steps()?;
                 }
             }
-            Stage::Stepping(steps) => {
+            SwitchStage::Stepping(steps) => {
                 let is_further = steps.step(
                     &switch.target,
                     &mut current.weights,

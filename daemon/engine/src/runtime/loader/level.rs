@@ -12,8 +12,8 @@ use crate::{
     error::EngineError,
     residency::WeightReader,
     runtime::{
-        LevelSubstitution,
-        current_model::{Planner, usual_workload},
+        planner::{Planner, usual_workload},
+        state::LevelSubstitution,
     },
 };
 

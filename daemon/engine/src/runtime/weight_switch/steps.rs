@@ -8,15 +8,15 @@ use std::{
 use sluice_ops::{Ops, OpsError};
 use sluice_plan::{Plan, TransitionStep};
 
-use super::super::SwitchProgress;
 use crate::{
     error::EngineError,
     residency::{GroupPreparation, Residency},
+    runtime::state::SwitchProgress,
 };
 
 /// The steps that are left.
 #[derive(Default)]
-pub(super) struct SwitchSteps {
+pub(in crate::runtime) struct SwitchSteps {
     left: VecDeque<TransitionStep>,
     done: usize,
     /// Preparations of the next steps' groups, in their order.
@@ -28,27 +28,27 @@ pub(super) struct SwitchSteps {
 const PREPARATIONS_MAX: usize = 4;
 
 impl SwitchSteps {
-    pub(super) fn new(steps: Vec<TransitionStep>) -> Self {
+    pub(in crate::runtime) fn new(steps: Vec<TransitionStep>) -> Self {
         Self {
             left: steps.into(),
             ..Self::default()
         }
     }
 
-    pub(super) fn state(&self) -> SwitchProgress {
+    pub(in crate::runtime) fn state(&self) -> SwitchProgress {
         SwitchProgress {
             done_steps: self.done,
             total_steps: self.done + self.left.len(),
         }
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(in crate::runtime) fn is_over(&self) -> bool {
         self.left.is_empty()
     }
 
     /// Makes the steps that are ready, with `wait` at least one; returns whether there were any. `cancel` postpones a
     /// step that takes long.
-    pub(super) fn step(
+    pub(in crate::runtime) fn step(
         &mut self,
         target: &Plan,
         weights: &mut Residency,

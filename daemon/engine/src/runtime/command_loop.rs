@@ -1,0 +1,82 @@
+//! The engine's thread: what it does between requests.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use super::{shared::Shared, worker::Worker};
+use crate::{
+    error::EngineError,
+    schedule::{Command, UnloadCommand},
+};
+
+/// How long a plan for a long canvas stays after its request: the next request is often like it.
+const NARROWING_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Reports the end of the thread, in whichever way it ends.
+struct AliveGuard(Arc<Shared>);
+
+impl Drop for AliveGuard {
+    fn drop(&mut self) {
+        self.0.alive.store(false, Ordering::Release);
+        // Refuses what waits and comes: otherwise callers would wait for a thread that has panicked.
+        self.0.queue.stop();
+    }
+}
+
+impl Worker {
+    /// Does what comes, until the engine stops.
+    pub(super) fn run(mut self) {
+        let _guard = AliveGuard(Arc::clone(&self.shared));
+        loop {
+            let is_switching = self
+                .current
+                .as_ref()
+                .is_some_and(|current| current.switch.is_some());
+            let queue = &self.shared.queue;
+            // A switch makes steps while the queue is empty; everything queued goes first.
+            let command = match is_switching {
+                true => queue.try_next(),
+                false if self.may_narrow() => queue.next_within(NARROWING_PATIENCE),
+                false => Some(queue.next()),
+            };
+            match command {
+                Some(Command::Stop) => return,
+                // If the caller is gone, nobody waits for the answer.
+                Some(Command::Measure(measured)) => drop(measured.send(self.rates())),
+                Some(Command::Load(load)) => self.begin_load(load),
+                Some(Command::LoadStep(step)) => self.step_load(step),
+                Some(Command::Unload(unload)) => self.unload(unload),
+                Some(Command::Apply(apply)) => self.begin_switch(apply),
+                Some(Command::Run(job, stop)) => self.serve(*job, &stop),
+                None if is_switching => self.advance_switch_idle(),
+                None => self.narrow(),
+            }
+            // Whoever asked has been told. Nothing more can be done on a failed device: the thread ends, and the daemon
+            // with it.
+            if self.ops.device().has_failed() {
+                return;
+            }
+        }
+    }
+
+    /// Unloads a model if it is the present one, with its prefix cache.
+    fn unload(&mut self, unload: UnloadCommand) {
+        let present = self.current.as_ref();
+        let goes = present.is_some_and(|current| {
+            let is_idle = || current.switch.is_none() && self.shared.queue.is_idle();
+            current.id == unload.model && (!unload.only_idle || is_idle())
+        });
+        if goes {
+            // Whoever asked for the change is told before the model that it was for is gone.
+            self.abandon_switch(EngineError::Superseded);
+            self.current = None;
+            self.ops.rest();
+            self.update_limit();
+            // Published last: whoever sees that there is no model sees its memory free, too.
+            self.shared.state.clear();
+        }
+        (unload.report)(goes);
+    }
+}

@@ -1,0 +1,91 @@
+//! What the thread of a load hands to the engine's thread: a plan that needs memory, then the model or an error.
+
+use std::sync::{Arc, mpsc};
+
+use sluice_checkpoint::{Checkpoint, Source, family::ModelConfig};
+use sluice_plan::Plan;
+use sluice_tokenizer::Tokenizer;
+
+use super::{LoadEvent, LoadReport, PlanSettings, planner::Planner, state::LevelSubstitution};
+use crate::{
+    error::EngineError,
+    residency::{Residency, WeightReader},
+    schedule::{self, LoadCommand},
+};
+
+/// What a load needs from the engine's thread.
+pub(crate) enum LoadStep {
+    /// Memory for this plan.
+    Budget {
+        plan: Arc<Plan>,
+        granted: mpsc::Sender<()>,
+    },
+    /// The end of the load.
+    Finished(LoadResult),
+}
+
+/// How a load ended, and whom to tell.
+pub(crate) struct LoadResult {
+    pub(super) result: Result<Box<ReadyModel>, EngineError>,
+    pub(super) report: LoadReport,
+}
+
+impl LoadResult {
+    /// The end of a load that failed before it began.
+    pub(super) fn failed(load: LoadCommand, error: EngineError) -> Self {
+        Self {
+            result: Err(error),
+            report: load.report,
+        }
+    }
+}
+
+impl schedule::LoadStep for LoadStep {
+    fn refuse(self) {
+        // A load that waits for memory notices that its sender is gone.
+        if let Self::Finished(LoadResult { result, mut report }) = self {
+            drop(result);
+            report(LoadEvent::Finished(Err(EngineError::Stopped)));
+        }
+    }
+}
+
+/// A model that is completely read.
+pub(super) struct ReadyModel {
+    pub(super) opened: OpenedCheckpoint,
+    pub(super) planner: Arc<Planner>,
+    pub(super) plan: Arc<Plan>,
+    pub(super) reader: Arc<WeightReader>,
+    pub(super) weights: Residency,
+    pub(super) settings: PlanSettings,
+    pub(super) substitution: Option<LevelSubstitution>,
+}
+
+/// A checkpoint whose small files have been read.
+pub(super) struct OpenedCheckpoint {
+    pub(super) checkpoint: Arc<Checkpoint>,
+    pub(super) config: ModelConfig,
+    pub(super) tokenizer: Option<Arc<Tokenizer>>,
+}
+
+impl OpenedCheckpoint {
+    /// Opens a checkpoint, and reads its small files.
+    pub(super) fn new(source: &Source) -> Result<Self, EngineError> {
+        let checkpoint = Checkpoint::open(source)?;
+        let config = checkpoint.model()?;
+        // The tokenizer first: it is small, and a broken one should not cost a long read.
+        let text = checkpoint
+            .tokenizer()?
+            .map(|files| {
+                let template = files.template.as_deref();
+                Tokenizer::with_template(&files.tokenizer, files.config.as_deref(), template)
+                    .map(Arc::new)
+            })
+            .transpose()?;
+        Ok(Self {
+            checkpoint: Arc::new(checkpoint),
+            config,
+            tokenizer: text,
+        })
+    }
+}

@@ -1,0 +1,202 @@
+//! The thread of a load: opens, converts and reads a model, while requests for the present one are served.
+
+mod level;
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use sluice_checkpoint::Source;
+use sluice_machine::Rates;
+use sluice_ops::{Ops, OpsError};
+use sluice_plan::Plan;
+use sluice_weights::WeightGroupPlan;
+
+use self::level::PreparedPlan;
+use super::{
+    LoadEvent, LoadReport, PlanSettings,
+    load_step::{LoadResult, LoadStep, OpenedCheckpoint, ReadyModel},
+    planner::Planner,
+    shared::Shared,
+    weight_cache::WeightCache,
+};
+use crate::{
+    error::EngineError,
+    residency::{LoadOutcome, Residency},
+    schedule::{self, LoadCommand},
+};
+
+/// How often a load that waits for memory checks whether it was cancelled.
+const CANCEL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The load in progress.
+pub(super) struct RunningLoad {
+    /// The budget that both models together must keep, once memory was granted.
+    limit_bytes: Option<u64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl RunningLoad {
+    /// Starts its thread; the end of the load where that is not possible.
+    pub(super) fn start(loader: Loader, load: LoadCommand) -> Result<Self, LoadResult> {
+        // Passed by channel and not by the closure: if the thread cannot start, the command is still here to be
+        // refused.
+        let (send, receive) = mpsc::channel::<LoadCommand>();
+        let spawned = thread::Builder::new()
+            .name("sluice-load".to_owned())
+            .spawn(move || {
+                if let Ok(load) = receive.recv() {
+                    loader.load(load);
+                }
+            });
+        match spawned {
+            Ok(thread) => {
+                // The thread is waiting for it.
+                let _ = send.send(load);
+                Ok(Self {
+                    limit_bytes: None,
+                    thread: Some(thread),
+                })
+            }
+            Err(error) => {
+                let error = EngineError::Ops(OpsError::Threads(error.to_string()));
+                Err(LoadResult::failed(load, error))
+            }
+        }
+    }
+
+    /// Sets the budget, once memory was granted.
+    pub(super) fn set_limit_bytes(&mut self, bytes: u64) {
+        self.limit_bytes = Some(bytes);
+    }
+
+    pub(super) fn limit_bytes(&self) -> Option<u64> {
+        self.limit_bytes
+    }
+}
+
+impl Drop for RunningLoad {
+    /// Whoever drops it has taken its end, or has stopped the queue, which ends it.
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // A panic was reported to whoever asked for the load.
+            drop(thread.join());
+        }
+    }
+}
+
+/// What the load's thread works with.
+pub(super) struct Loader {
+    pub(super) shared: Arc<Shared>,
+    pub(super) ops: Arc<Ops>,
+    pub(super) weight_cache: Arc<WeightCache>,
+    pub(super) rates: Option<Rates>,
+}
+
+impl Loader {
+    fn load(&self, load: LoadCommand) {
+        let LoadCommand {
+            source,
+            settings,
+            mut report,
+            cancel,
+        } = load;
+        let read = || self.read(&source, settings, &cancel, &mut report);
+        let result = catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(EngineError::Panicked));
+        let result = result.map(Box::new);
+        let refused = self
+            .shared
+            .queue
+            .post(LoadStep::Finished(LoadResult { result, report }));
+        if let Err(step) = refused {
+            schedule::LoadStep::refuse(step);
+        }
+    }
+
+    fn read(
+        &self,
+        source: &Source,
+        settings: PlanSettings,
+        cancel: &AtomicBool,
+        report: &mut LoadReport,
+    ) -> Result<ReadyModel, EngineError> {
+        let (ops, ledger) = (&self.ops, &self.shared.ledger);
+        let opened = OpenedCheckpoint::new(source)?;
+        let profile = ops.device().profile();
+        let machine = (self.shared).machine(profile, self.rates.clone());
+        let mut planner =
+            Planner::of_checkpoint(&opened.checkpoint, opened.config.clone(), machine)?;
+        planner.can_compress = self.weight_cache.folder.is_some();
+        planner.checkpoint = Some(Arc::clone(&opened.checkpoint));
+        let planner = Arc::new(planner);
+        let notice = &mut |notice| report(LoadEvent::Notice(notice));
+        (self.weight_cache).look_for_compressed(&opened.checkpoint, &planner, notice)?;
+        // Before the present model may have to go: conversion takes long, and if the disk is full the old model stays.
+        let PreparedPlan {
+            plan,
+            reader,
+            settings,
+            substitution,
+        } = self.prepare(&opened.checkpoint, &planner, settings, cancel, report)?;
+        self.wait_for_budget(&plan, cancel)?;
+        let total_bytes: u64 = plan.groups.iter().map(WeightGroupPlan::bytes).sum();
+        let mut progress = |units: usize| {
+            let done = plan.groups[..units].iter().map(WeightGroupPlan::bytes);
+            report(LoadEvent::Progress {
+                loaded_bytes: done.sum(),
+                total_bytes,
+            });
+        };
+        let weights = Residency::load(
+            &plan,
+            Arc::clone(&reader),
+            ops.device(),
+            ledger,
+            cancel,
+            &mut progress,
+        )?;
+        let LoadOutcome::Done(weights) = weights else {
+            return Err(EngineError::LoadCancelled);
+        };
+        Ok(ReadyModel {
+            opened,
+            planner,
+            plan,
+            reader,
+            weights,
+            settings,
+            substitution,
+        })
+    }
+
+    /// Waits for the running requests to end, and for memory.
+    fn wait_for_budget(&self, plan: &Arc<Plan>, cancel: &AtomicBool) -> Result<(), EngineError> {
+        if cancel.load(Ordering::Relaxed) {
+            return Err(EngineError::LoadCancelled);
+        }
+        let (granted, room) = mpsc::channel();
+        let plan = Arc::clone(plan);
+        if self
+            .shared
+            .queue
+            .post(LoadStep::Budget { plan, granted })
+            .is_err()
+        {
+            return Err(EngineError::LoadCancelled);
+        }
+        loop {
+            match room.recv_timeout(CANCEL_INTERVAL) {
+                Ok(()) => return Ok(()),
+                Err(mpsc::RecvTimeoutError::Timeout) if !cancel.load(Ordering::Relaxed) => {}
+                Err(_) => return Err(EngineError::LoadCancelled),
+            }
+        }
+    }
+}

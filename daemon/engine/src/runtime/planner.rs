@@ -1,0 +1,173 @@
+//! The planner of a model: what plans need to know of it, whether it is loaded or not.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use sluice_checkpoint::{Checkpoint, disk_bandwidth, family::ModelConfig, weight_cache};
+use sluice_cuda::HEAD_DIM_MAX;
+use sluice_plan::{BLOCK_DEFAULT, CANVAS_DEFAULT, Machine, Plan, PlanError, PlanInput, Workload};
+use sluice_shared::options::ResolvedPlanSettings;
+use sluice_weights::{Shape, SourceTensor};
+
+use crate::{error::EngineError, model::dry_run::DryRun};
+
+/// Makes plans for a model.
+#[derive(Debug)]
+pub(super) struct Planner {
+    pub(super) config: ModelConfig,
+    /// The tensors, with an estimate of their compressed size.
+    estimated_sources: Arc<Vec<SourceTensor>>,
+    /// The compressed copy, once it exists.
+    compressed_copy: RwLock<Option<CompressedCopy>>,
+    /// Whether a compressed copy can be written somewhere.
+    pub(super) can_compress: bool,
+    pub(super) machine: Machine,
+    /// The checkpoint, whose converted weights are found by its fingerprint; `None` for a model that is not loaded.
+    pub(super) checkpoint: Option<Arc<Checkpoint>>,
+    pub(super) dry_run: DryRun,
+    /// Rows that go through an MLP together, while memory is not short.
+    pub(super) mlp_rows: usize,
+}
+
+/// A checkpoint's weights, losslessly compressed.
+#[derive(Debug, Clone)]
+struct CompressedCopy {
+    container: Arc<Checkpoint>,
+    /// The model's tensors, with their exact compressed size.
+    sources: Arc<Vec<SourceTensor>>,
+}
+
+impl Planner {
+    /// A planner for a model with these tensors.
+    pub(super) fn new(config: ModelConfig, sources: Vec<SourceTensor>, machine: Machine) -> Self {
+        let rehearsal = DryRun::new(config.clone(), &sources, machine.device);
+        Self {
+            mlp_rows: rehearsal.mlp_rows(),
+            checkpoint: None,
+            dry_run: rehearsal,
+            config,
+            estimated_sources: sources.into(),
+            compressed_copy: RwLock::default(),
+            can_compress: true,
+            machine,
+        }
+    }
+
+    /// The model's tensors, with exact compressed sizes where a copy exists.
+    pub(super) fn sources(&self) -> Arc<Vec<SourceTensor>> {
+        let copy = self
+            .compressed_copy
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        let exact = copy.as_ref().map(|copy| &copy.sources);
+        Arc::clone(exact.unwrap_or(&self.estimated_sources))
+    }
+
+    /// The model's tensors with estimated compressed sizes, whether a copy exists or not.
+    pub(super) fn estimated_sources(&self) -> &[SourceTensor] {
+        &self.estimated_sources
+    }
+
+    /// The compressed copy that plans use, if it exists.
+    pub(super) fn compressed_copy(&self) -> Option<Arc<Checkpoint>> {
+        let copy = self
+            .compressed_copy
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        copy.as_ref().map(|copy| Arc::clone(&copy.container))
+    }
+
+    /// Uses this compressed copy for plans from now on, or none.
+    pub(super) fn set_compressed_copy(&self, container: Option<Arc<Checkpoint>>) {
+        let copy = container.map(|container| {
+            let sources = self.estimated_sources.iter().map(|source| SourceTensor {
+                // Only tensors that were to be compressed count: the copy may hold others as they are.
+                compressed_copy: (source.compressed_copy.as_ref())
+                    .and_then(|_| container.compressed(&source.spec.name)),
+                ..source.clone()
+            });
+            CompressedCopy {
+                sources: Arc::new(sources.collect()),
+                container,
+            }
+        });
+        *self
+            .compressed_copy
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = copy;
+    }
+
+    /// A planner for a checkpoint: checks its headers, and measures its disk for a moment.
+    pub(super) fn of_checkpoint(
+        checkpoint: &Checkpoint,
+        config: ModelConfig,
+        machine: Machine,
+    ) -> Result<Self, EngineError> {
+        let shape = &config.shape;
+        // Refused before anything is read: the GPU's attention kernels are compiled for these sizes.
+        let has_kernel = shape.head_dim <= HEAD_DIM_MAX && shape.head_dim.is_multiple_of(2);
+        if machine.device.gpu.is_some() && !has_kernel {
+            return Err(EngineError::HeadDim {
+                head_dim: shape.head_dim,
+            });
+        }
+        let sources = checkpoint.sources(shape.tensors())?;
+        let sources = weight_cache::with_estimated_compression(checkpoint, sources)?;
+        let machine = Machine {
+            disk: disk_bandwidth(checkpoint),
+            ..machine
+        };
+        Ok(Self::new(config, sources, machine))
+    }
+
+    /// A plan for the loaded model.
+    pub(super) fn plan(
+        &self,
+        choices: ResolvedPlanSettings,
+        budget_bytes: u64,
+        workload: Workload,
+    ) -> Result<Plan, EngineError> {
+        self.plan_beside(choices, budget_bytes, workload, self.mlp_rows, 0)
+    }
+
+    /// A plan, while KV caches of `held_bytes` are held, whatever their format, and with `mlp_rows` rows going through
+    /// an MLP at once.
+    pub(super) fn plan_beside(
+        &self,
+        choices: ResolvedPlanSettings,
+        budget_bytes: u64,
+        workload: Workload,
+        mlp_rows: usize,
+        held_bytes: u64,
+    ) -> Result<Plan, EngineError> {
+        let mut working =
+            self.dry_run
+                .working(&workload, mlp_rows, choices.settings.kv_cache_format)?;
+        // Running requests keep their caches during a switch, whatever the new plan's workload would need.
+        working.kv_cache_bytes = working.kv_cache_bytes.max(held_bytes);
+        let plan = Plan::new(&PlanInput {
+            shape: &self.config.shape,
+            sources: &self.sources(),
+            choices,
+            budget_bytes,
+            working,
+            workload,
+            machine: &self.machine,
+        })?;
+        // Without a folder the estimate would never become exact, so there would be no plan to put in force.
+        match plan.is_estimate() && !self.can_compress {
+            true => Err(PlanError::NotCompressed { level: plan.level }.into()),
+            false => Ok(plan),
+        }
+    }
+}
+
+/// The workload that a model is planned for before any request.
+pub(super) fn usual_workload(shape: &Shape) -> Workload {
+    Workload::new(default_canvas(shape.context_length), BLOCK_DEFAULT, 1)
+}
+
+/// The default canvas of a plan.
+#[must_use]
+pub fn default_canvas(context_length: usize) -> usize {
+    CANVAS_DEFAULT.min(context_length)
+}
