@@ -194,7 +194,8 @@ impl Reader<'_> {
             let is_all_of_module = path.last().is_some_and(|word| word == "*")
                 && self.modules.contains(&path[..path.len() - 1]);
             if is_all_of_module && both == from.len().min(to.len()) {
-                eprintln!("{place}: {STAR}"); continue;
+                eprintln!("{place}: {STAR}");
+                continue;
             }
             if let (Some(ours), Some(theirs)) = (from.get(both), to.get(both)) {
                 let level = levels.entry(from[..both].join("::")).or_default();
