@@ -16,10 +16,10 @@ pub(crate) fn reason(
     name: &ModelName,
     settings: PlanSettings,
 ) -> Option<GpuUnavailable> {
-    let card = engine.device().gpu()?.name().to_owned();
+    let gpu = engine.device().gpu()?.name().to_owned();
     let machine = engine.machine().ok()?;
     let unfit = |error: &EngineError| GpuUnavailable::Unfit {
-        name: card.clone(),
+        name: gpu.clone(),
         model: name.name.clone(),
         reason: error.to_string(),
     };

@@ -273,8 +273,8 @@ fn tell_device(engine: &Engine) {
 
 /// Makes the folder for compiled kernels once a GPU is known to use it.
 fn make_kernel_folder(config: &Config, engine: &Engine) {
-    let has_card = engine.device().gpu().is_some();
-    if let Some(folder) = kernel_folder(config).filter(|_| has_card)
+    let has_gpu = engine.device().gpu().is_some();
+    if let Some(folder) = kernel_folder(config).filter(|_| has_gpu)
         && env::var_os(KERNEL_FOLDER).is_some_and(|chosen| chosen == folder)
         && let Err(error) = fs::create_dir_all(&folder)
     {

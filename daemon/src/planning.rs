@@ -166,8 +166,8 @@ impl Planning {
 }
 
 /// The device that the plan is for, if the machine chose it or it is a GPU.
-fn device_note(device: &device::Device, no_card: Option<GpuUnavailable>) -> Option<String> {
-    if let Some(reason) = no_card {
+fn device_note(device: &device::Device, no_gpu: Option<GpuUnavailable>) -> Option<String> {
+    if let Some(reason) = no_gpu {
         return Some(format!("for the CPU, since no GPU is usable: {reason}"));
     }
     let gpu = device.gpu()?;

@@ -61,12 +61,12 @@ pub fn generation(
     request: Generation,
     serving: &ServingModel,
     table: &ModelTable,
-    default_dial: Preset,
+    default_preset: Preset,
     is_bus_bound: impl Fn(&Work) -> bool,
 ) -> Result<PreparedGeneration, Failure> {
     let info = &serving.loaded.info;
-    let default_dial = match info.mask {
-        Some(_) => default_dial,
+    let default_preset = match info.mask {
+        Some(_) => default_preset,
         None => {
             check_autoregressive(&request, serving)?;
             Preset::Exact
@@ -162,7 +162,7 @@ pub fn generation(
         &mut work,
         &diffusion.decoding,
         diffusion.steps.is_some(),
-        default_dial,
+        default_preset,
         is_bus_bound,
     );
     told.splice(0..0, sampler.settings.into_iter().chain(told_block));

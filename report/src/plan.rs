@@ -130,13 +130,13 @@ fn layers(layers: &[LayerPlan]) -> Vec<String> {
     let mut rows = vec![["layers", "weights", "format", "place", "bytes"].map(str::to_owned)];
     for (names, units) in groups {
         let mut name = ranges(&names);
-        for unit in merged_groups(units) {
+        for group in merged_groups(units) {
             rows.push([
                 std::mem::take(&mut name),
-                unit.kind().to_string(),
-                unit.format.unwrap_or_default().to_string(),
-                placement(&unit),
-                units::bytes(unit.bytes),
+                group.kind().to_string(),
+                group.format.unwrap_or_default().to_string(),
+                placement(&group),
+                units::bytes(group.bytes),
             ]);
         }
     }
@@ -155,25 +155,25 @@ fn layers(layers: &[LayerPlan]) -> Vec<String> {
 }
 
 /// Units of a layer that differ in size alone, such as the head's parts, as one.
-fn merged_groups(units: &[WeightGroupPlan]) -> Vec<WeightGroupPlan> {
+fn merged_groups(groups: &[WeightGroupPlan]) -> Vec<WeightGroupPlan> {
     let mut merged: Vec<WeightGroupPlan> = Vec::new();
-    for unit in units {
+    for group in groups {
         let is_alike = |known: &&mut WeightGroupPlan| {
             WeightGroupPlan {
                 bytes: 0,
                 ..**known
-            } == WeightGroupPlan { bytes: 0, ..*unit }
+            } == WeightGroupPlan { bytes: 0, ..*group }
         };
         match merged.iter_mut().find(is_alike) {
-            Some(known) => known.bytes += unit.bytes,
-            None => merged.push(*unit),
+            Some(known) => known.bytes += group.bytes,
+            None => merged.push(*group),
         }
     }
     merged
 }
 
-fn placement(unit: &WeightGroupPlan) -> String {
-    match (unit.is_streamed, unit.tier()) {
+fn placement(group: &WeightGroupPlan) -> String {
+    match (group.is_streamed, group.tier()) {
         (true, tier) => format!("streamed from {tier}"),
         (false, Tier::Device) => "device".to_owned(),
         (false, tier) => format!("rows from {tier}"),
@@ -211,7 +211,7 @@ mod tests {
 
     use super::*;
 
-    fn unit(kind: WeightGroupKind, tier: Tier, bytes: u64) -> WeightGroupPlan {
+    fn group(kind: WeightGroupKind, tier: Tier, bytes: u64) -> WeightGroupPlan {
         WeightGroupPlan {
             kind: kind.into(),
             tier: tier.into(),
@@ -231,8 +231,8 @@ mod tests {
     fn plan() -> Plan {
         use WeightGroupKind::{Attention, Embedding, LmHead};
 
-        let resident = || vec![unit(Attention, Tier::Device, 2048)];
-        let streamed = vec![unit(Attention, Tier::Host, 2048)];
+        let resident = || vec![group(Attention, Tier::Device, 2048)];
+        let streamed = vec![group(Attention, Tier::Host, 2048)];
         Plan {
             model: "m".to_owned(),
             level: Level::Standard.into(),
@@ -258,7 +258,7 @@ mod tests {
                 bytes: 4096,
             }],
             layers: vec![
-                layer("embedding", vec![unit(Embedding, Tier::Host, 1024)]),
+                layer("embedding", vec![group(Embedding, Tier::Host, 1024)]),
                 layer("0", resident()),
                 layer("1", resident()),
                 layer("2", streamed),
@@ -266,8 +266,8 @@ mod tests {
                 layer(
                     "lm_head",
                     vec![
-                        unit(LmHead, Tier::Device, 512),
-                        unit(LmHead, Tier::Device, 256),
+                        group(LmHead, Tier::Device, 512),
+                        group(LmHead, Tier::Device, 256),
                     ],
                 ),
             ],

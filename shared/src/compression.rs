@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn coded_files_are_known_by_their_names() {
+    fn compressed_files_are_known_by_their_names() {
         for right in ["a.sluice", "/m/llada-8b.q4.sluice"] {
             assert_eq!(check_container_path(right.into()), Ok(right.into()));
         }

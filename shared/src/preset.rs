@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_row_is_one_of_the_dial_and_parses() {
+    fn every_row_is_one_of_the_preset_and_parses() {
         let all = [
             Preset::Exact,
             Preset::Quality,
@@ -208,10 +208,10 @@ mod tests {
             Preset::Auto,
         ];
         assert_eq!(PRESETS.len(), all.len());
-        for dial in all {
-            assert_eq!(dial.to_string().parse(), Ok(dial));
-            let info = dial.info();
-            let ResolvedPreset { policy, decoding } = dial.resolve(|_| false);
+        for preset in all {
+            assert_eq!(preset.to_string().parse(), Ok(preset));
+            let info = preset.info();
+            let ResolvedPreset { policy, decoding } = preset.resolve(|_| false);
             // As shown in help texts, so nothing is left to defaults.
             assert_eq!(policy.to_string(), info.policy);
             assert_eq!(decoding.kv_cache.to_string(), info.kv_cache);

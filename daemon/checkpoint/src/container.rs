@@ -203,7 +203,7 @@ pub(super) fn each_chunk(
         };
         let bytes: &[u8] = bytemuck::cast_slice(&pages);
         CompressedMatrix::new(chunk.layout.clone(), &bytes[start..start + len])
-            .and_then(|coded| take(open_rows(coded, chunk, rows)))
+            .and_then(|compressed| take(open_rows(compressed, chunk, rows)))
             .map_err(|error| CheckpointError::damaged(&file.path, tensor.damage(chunk, &error)))?;
     }
     Ok(true)

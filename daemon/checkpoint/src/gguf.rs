@@ -208,11 +208,11 @@ impl Gguf {
     fn interleaved(&self, tensor: &Tensor) -> Result<Option<Interleaved>, CheckpointError> {
         // Values aren't rotated, so their rows are never interleaved. Biases of queries and keys are rows of one
         // element.
-        let is_turned = [".attn_q.", ".attn_k."]
+        let is_rotated = [".attn_q.", ".attn_k."]
             .iter()
             .any(|part| tensor.name.contains(part));
         // Unsupported types have no known size; they are refused by name later.
-        if !self.dialect.is_interleaved || !is_turned || tensor.bytes == 0 {
+        if !self.dialect.is_interleaved || !is_rotated || tensor.bytes == 0 {
             return Ok(None);
         }
         let rows = tensor.shape[0] as u64;

@@ -282,8 +282,8 @@ impl Checkpoint {
         out: &mut [u8],
     ) -> Result<(), CheckpointError> {
         debug_assert_eq!(part.end - part.start, out.len() as u64);
-        if let Some(coded) = &entry.compressed {
-            return container::decompress(coded, &self.files[entry.file], &part, out);
+        if let Some(compressed) = &entry.compressed {
+            return container::decompress(compressed, &self.files[entry.file], &part, out);
         }
         let (file, offset) = self.place(entry, &part);
         match entry.interleaved {
@@ -344,8 +344,8 @@ impl Checkpoint {
         cancel: &AtomicBool,
         take: TakeRows<'_>,
     ) -> Result<bool, CheckpointError> {
-        let coded = entry.compressed.as_ref().expect("a coded tensor");
-        container::each_chunk(coded, &self.files[entry.file], rows, via, cancel, take)
+        let compressed = entry.compressed.as_ref().expect("a coded tensor");
+        container::each_chunk(compressed, &self.files[entry.file], rows, via, cancel, take)
     }
 
     /// Checks that a tensor's file is still what it was when it was opened. Having been deleted, or replaced by another
@@ -363,9 +363,9 @@ impl Checkpoint {
     /// # Panics
     /// When `part` lies outside the tensor.
     pub fn will_need(&self, entry: &TensorEntry, part: Range<u64>) {
-        if let Some(coded) = &entry.compressed {
+        if let Some(compressed) = &entry.compressed {
             // Parts of a compressed tensor lie elsewhere in the file than its decompressed bytes say.
-            let place = coded.range_of(&part);
+            let place = compressed.range_of(&part);
             return self.files[entry.file].will_need(place.start, place.end - place.start);
         }
         let (file, offset) = self.place(entry, &part);

@@ -91,7 +91,7 @@ impl ConvertedWeights {
     ) -> Result<Option<Self>, CheckpointError> {
         let mut tensors: Vec<ConvertedTensor> = Vec::new();
         let mut known = vec![false; sources.len()];
-        for tensor in groups.iter().flat_map(|unit| &unit.tensors) {
+        for tensor in groups.iter().flat_map(|group| &group.tensors) {
             // Everything else is read from the checkpoint itself.
             let is_converted = tensor.storage.format() != tensor.source;
             // The parts of the LM head are one tensor.

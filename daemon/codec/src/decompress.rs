@@ -220,7 +220,7 @@ impl<'a> CompressedMatrix<'a> {
     ) -> Result<(), DecompressError> {
         let numbers = self.elements(rows)?;
         let mut values = [0.; RUN_MAX];
-        let mut widen = |symbols: &[u8], part: Range<usize>| {
+        let mut upcast = |symbols: &[u8], part: Range<usize>| {
             let values = &mut values[..part.len()];
             self.upcast_part(symbols, part.clone(), values);
             for (row, columns) in self.split_by_row(part.clone()) {
@@ -231,12 +231,12 @@ impl<'a> CompressedMatrix<'a> {
         };
         if self.layout.scheme() == Scheme::Plain {
             for start in numbers.clone().step_by(RUN_MAX) {
-                widen(&[], start..numbers.end.min(start + RUN_MAX));
+                upcast(&[], start..numbers.end.min(start + RUN_MAX));
             }
             return Ok(());
         }
         self.each_part(numbers, |symbols, part| match symbols {
-            Some(symbols) => widen(symbols, part),
+            Some(symbols) => upcast(symbols, part),
             None => self.fetch(part),
         })
     }

@@ -77,26 +77,26 @@ fn compressed(random: &mut Random, scheme: Scheme) -> Encoded {
 
 /// All that can be asked of a matrix, and how much of it there was.
 fn decompress_all(layout: &MatrixLayout, bytes: &[u8], some: Range<usize>) -> usize {
-    let Ok(mut coded) = CompressedMatrix::new(layout.clone(), bytes) else {
+    let Ok(mut compressed) = CompressedMatrix::new(layout.clone(), bytes) else {
         return 0;
     };
-    let mut good = usize::from(coded.check().is_ok());
-    let is_in_place = coded.check_tile_bounds().is_ok();
+    let mut good = usize::from(compressed.check().is_ok());
+    let is_in_place = compressed.check_tile_bounds().is_ok();
     // Whoever multiplies from it relies on that.
     assert!(is_in_place || good == 0);
     let rows = layout.rows();
     for rows in [0..rows, some] {
         let numbers = rows.len() * layout.width();
         let results = SimdPath::all().into_iter().map(|path| {
-            coded.set_path(path);
+            compressed.set_path(path);
             let mut original = vec![0xaa; numbers * layout.dtype().bytes()];
             let mut wide = vec![-1.; numbers];
-            let decoded = coded.decompress_rows(rows.clone(), &mut original);
-            let widened = coded.decompress_rows_f32(rows.clone(), &mut wide);
+            let decoded = compressed.decompress_rows(rows.clone(), &mut original);
+            let widened = compressed.decompress_rows_f32(rows.clone(), &mut wide);
             let wide: Vec<u32> = wide.into_iter().map(f32::to_bits).collect();
             let widened = widened.map(|()| wide);
             let mut pieces = vec![0; numbers];
-            let whole = coded.decompress_pieces_f32(rows.clone(), |row, column, values| {
+            let whole = compressed.decompress_pieces_f32(rows.clone(), |row, column, values| {
                 let start = (row - rows.start) * layout.width() + column;
                 let pieces = &mut pieces[start..start + values.len()];
                 for (piece, value) in pieces.iter_mut().zip(values) {
@@ -112,7 +112,7 @@ fn decompress_all(layout: &MatrixLayout, bytes: &[u8], some: Range<usize>) -> us
         good += usize::from(results[0].1.is_ok());
     }
     for tile in [0, layout.tiles() / 2, layout.tiles(), usize::MAX] {
-        if let Ok(parts) = coded.tile_bytes(tile) {
+        if let Ok(parts) = compressed.tile_bytes(tile) {
             assert!(parts.iter().all(|part| bytes.get(part.clone()).is_some()));
         }
     }
@@ -258,7 +258,7 @@ fn no_truncation_is_taken_and_no_flipped_byte_does_harm() {
 }
 
 #[test]
-fn a_flipped_bit_of_what_is_coded_is_noticed_or_meant() {
+fn a_flipped_bit_of_what_is_compressed_is_noticed_or_meant() {
     // Wherever a bit of codes or lengths is flipped, either `check` reports it or the elements differ.
     let mut random = Random(5);
     for scheme in [Scheme::Huffman, Scheme::Dictionary] {
@@ -284,13 +284,15 @@ fn a_flipped_bit_of_what_is_coded_is_noticed_or_meant() {
         for part in [from.layout.lengths(), from.layout.codes()] {
             for at in part.filter(|at| !whole.iter().any(|tile| tile.contains(at))) {
                 from.bytes[at] ^= 4;
-                let noticed =
-                    CompressedMatrix::new(from.layout.clone(), &from.bytes).map_or(true, |coded| {
+                let noticed = CompressedMatrix::new(from.layout.clone(), &from.bytes).map_or(
+                    true,
+                    |compressed| {
                         let mut out = vec![0; bytes.len()];
-                        coded.check().is_err()
-                            || coded.decompress_rows(0..3, &mut out).is_err()
+                        compressed.check().is_err()
+                            || compressed.decompress_rows(0..3, &mut out).is_err()
                             || out != bytes
-                    });
+                    },
+                );
                 assert!(noticed, "{scheme:?}: byte {at}");
                 from.bytes[at] ^= 4;
             }

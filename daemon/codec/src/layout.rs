@@ -143,7 +143,7 @@ impl MatrixLayout {
             .filter(|numbers| *numbers <= isize::MAX as usize / 4)
             .ok_or(too_large.clone())?;
         let tiles = numbers.div_ceil(tile);
-        let coded = matches!(scheme, Scheme::Huffman | Scheme::Trellis);
+        let compressed = matches!(scheme, Scheme::Huffman | Scheme::Trellis);
         let exact = |part, expected, found| {
             if expected == found {
                 Ok(())
@@ -198,7 +198,7 @@ impl MatrixLayout {
                 0
             },
             if tiled { tiles } else { 0 },
-            codes_len + if coded { PAD_BYTES } else { 0 },
+            codes_len + if compressed { PAD_BYTES } else { 0 },
             match scheme {
                 Scheme::Dictionary => escapes_len + PAD_BYTES,
                 _ => 0,

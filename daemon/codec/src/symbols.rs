@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_widen_as_elsewhere() {
+    fn halves_upcast_as_elsewhere() {
         for bits in 0..=u16::MAX {
             let expected = half::f16::from_bits(bits).to_f32();
             assert_eq!(f32_of_f16(bits).to_bits(), expected.to_bits(), "{bits:#x}");

@@ -236,9 +236,9 @@ mod tests {
         let layout = quantized.encoded.layout.clone();
         let mut out = vec![-1.; layout.elements()];
         let rows = layout.rows();
-        let coded = CompressedMatrix::new(layout, &quantized.encoded.bytes).unwrap();
-        coded.check().unwrap();
-        coded.decompress_rows_f32(0..rows, &mut out).unwrap();
+        let compressed = CompressedMatrix::new(layout, &quantized.encoded.bytes).unwrap();
+        compressed.check().unwrap();
+        compressed.decompress_rows_f32(0..rows, &mut out).unwrap();
         out
     }
 
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_matrices_are_coded_too() {
+    fn odd_matrices_are_compressed_too() {
         for (rows, width) in [(0, 0), (0, 5), (5, 0), (1, 1), (1, 300), (300, 1), (7, 129)] {
             for value in [0., 1., -2e-40, 3e38] {
                 let values = vec![value; rows * width];

@@ -27,10 +27,10 @@ fn assert_comes_back(number: DType, rows: usize, width: usize, bytes: &[u8]) {
         let what = format!("{number:?} {scheme:?} {rows} x {width} by {tile}");
         let Encoded {
             layout,
-            bytes: coded,
+            bytes: compressed,
         } = encode(number, rows, width, bytes, scheme, tile).unwrap();
-        let coded = CompressedMatrix::new(layout, &coded).unwrap();
-        assert_eq!(coded.check(), Ok(()), "{what}");
+        let compressed = CompressedMatrix::new(layout, &compressed).unwrap();
+        assert_eq!(compressed.check(), Ok(()), "{what}");
 
         let some = [
             0..rows,
@@ -43,11 +43,13 @@ fn assert_comes_back(number: DType, rows: usize, width: usize, bytes: &[u8]) {
             let numbers = rows.start * width..rows.end * width;
             let part = &bytes[numbers.start * number.bytes()..numbers.end * number.bytes()];
             let mut out = vec![0xcc; part.len()];
-            coded.decompress_rows(rows.clone(), &mut out).unwrap();
+            compressed.decompress_rows(rows.clone(), &mut out).unwrap();
             assert!(out == part, "{what}: rows {rows:?}");
 
             let mut out = vec![-1.; numbers.len()];
-            coded.decompress_rows_f32(rows.clone(), &mut out).unwrap();
+            compressed
+                .decompress_rows_f32(rows.clone(), &mut out)
+                .unwrap();
             let out: Vec<u32> = out.into_iter().map(f32::to_bits).collect();
             assert!(out == expected[numbers], "{what}: rows {rows:?} wide");
         }
@@ -146,22 +148,25 @@ fn weights_get_shorter() {
 fn what_is_asked_wrongly_is_refused() {
     let bytes = like_weights(DType::Bf16, 600, 4);
     let encoded = encode(DType::Bf16, 3, 200, &bytes, Lossless::Huffman, 256).unwrap();
-    let coded = CompressedMatrix::new(encoded.layout.clone(), &encoded.bytes).unwrap();
+    let compressed = CompressedMatrix::new(encoded.layout.clone(), &encoded.bytes).unwrap();
 
     assert!(encode(DType::Bf16, 3, 201, &bytes, Lossless::Huffman, 256).is_err());
     assert!(encode(DType::Bf16, 3, 200, &bytes, Lossless::Huffman, 100).is_err());
     assert!(encode(DType::Bf16, usize::MAX, 2, &bytes, Lossless::Plain, 256).is_err());
     assert_eq!(
-        coded.decompress_rows(1..2, &mut [0; 399]),
+        compressed.decompress_rows(1..2, &mut [0; 399]),
         Err(DecompressError::Space {
             expected: 400,
             found: 399
         })
     );
     let rows = |from, to| DecompressError::Rows { from, to, rows: 3 };
-    assert_eq!(coded.decompress_rows(2..4, &mut [0; 800]), Err(rows(2, 4)));
+    assert_eq!(
+        compressed.decompress_rows(2..4, &mut [0; 800]),
+        Err(rows(2, 4))
+    );
     #[expect(clippy::reversed_empty_ranges)]
-    let backwards = coded.decompress_rows(2..1, &mut []);
+    let backwards = compressed.decompress_rows(2..1, &mut []);
     assert_eq!(backwards, Err(rows(2, 1)));
     assert!(CompressedMatrix::new(encoded.layout, &encoded.bytes[1..]).is_err());
 }

@@ -124,10 +124,10 @@ impl Residency {
             ledger: ledger.clone(),
             weights_version: 0,
         };
-        for (number, unit) in plan.groups.iter().enumerate() {
+        for (number, group) in plan.groups.iter().enumerate() {
             progress(number);
-            let place = match unit.tier {
-                Tier::Device => match residency.bring(unit, device, cancel)? {
+            let place = match group.tier {
+                Tier::Device => match residency.bring(group, device, cancel)? {
                     LoadOutcome::Done(loaded) => GroupPlacement::Resident(loaded),
                     LoadOutcome::Cancelled => return Ok(LoadOutcome::Cancelled),
                 },
@@ -135,7 +135,7 @@ impl Residency {
                 Tier::Host | Tier::Disk => GroupPlacement::Rows,
             };
             residency.groups.push(GroupEntry {
-                plan: unit.clone(),
+                plan: group.clone(),
                 placement: place,
             });
         }
@@ -147,8 +147,8 @@ impl Residency {
     /// Weight groups that are counted and not there: a pass over them shows what memory it takes besides weights.
     #[must_use]
     pub fn dry_run(groups: &[WeightGroupPlan]) -> Self {
-        let held = groups.iter().map(|unit| GroupEntry {
-            plan: unit.clone(),
+        let held = groups.iter().map(|group| GroupEntry {
+            plan: group.clone(),
             placement: GroupPlacement::DryRun,
         });
         Self {
@@ -344,7 +344,7 @@ impl Residency {
     #[must_use]
     pub fn lm_head_part_rows(&self) -> usize {
         self.lm_head_parts()
-            .map(|(unit, _)| self.group(unit).plan.tensors[0].rows)
+            .map(|(group, _)| self.group(group).plan.tensors[0].rows)
             .max()
             .unwrap_or(0)
     }
@@ -411,14 +411,14 @@ impl Residency {
             .stream
             .as_ref()
             .map_or_else(Vec::new, WeightStream::in_flight);
-        let units = self.groups.iter().map(|held| WeightGroupState {
+        let groups = self.groups.iter().map(|held| WeightGroupState {
             group: held.plan.group,
             tier: held.plan.tier,
             storage: held.plan.storage(),
             bytes: held.plan.bytes(),
             in_flight: matches!(held.placement, GroupPlacement::Streamed(place) if in_flight.contains(&place)),
         });
-        units.collect()
+        groups.collect()
     }
 
     /// The present plan of every group.
@@ -487,7 +487,9 @@ impl Residency {
 
 fn index(groups: &[WeightGroupPlan]) -> HashMap<WeightGroup, usize> {
     let numbered = groups.iter().enumerate();
-    numbered.map(|(index, unit)| (unit.group, index)).collect()
+    numbered
+        .map(|(index, group)| (group.group, index))
+        .collect()
 }
 
 /// A weight group, held in place while this lives.

@@ -135,7 +135,7 @@ impl Engine {
         let ledger = Ledger::default();
         let OpenedDevice {
             device,
-            gpu_unavailable: no_card,
+            gpu_unavailable: no_gpu,
         } = Device::open(options.device, options.compute_dtype, options.threads)?;
         let ops = Ops::new(device.clone(), ledger.clone())?;
         // Measured after the device was opened: the driver's context is in the ledger, and no longer free.
@@ -178,7 +178,7 @@ impl Engine {
             thread: Mutex::new(Some(thread)),
             weight_cache: keeping,
             device,
-            gpu_unavailable: no_card,
+            gpu_unavailable: no_gpu,
         })
     }
 
@@ -290,7 +290,7 @@ impl Engine {
     /// some of them.
     #[must_use]
     pub fn has_exact_matmul(&self, plan: &Plan) -> bool {
-        let mut tensors = plan.groups.iter().flat_map(|unit| &unit.tensors);
+        let mut tensors = plan.groups.iter().flat_map(|group| &group.tensors);
         tensors.all(|tensor| match tensor.storage {
             Storage::Plain(format) => !ops::rounds_rows(&self.device, format),
             _ => true,

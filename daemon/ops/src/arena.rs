@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rehearsal_tells_what_the_run_will_need() {
+    fn a_dry_run_tells_what_the_run_will_need() {
         let run = |device: &Device, ledger: &Ledger, bytes| {
             let arena = Arc::new(Arena::new(device, ledger, bytes).unwrap());
             let a = arena.take(400).unwrap();

@@ -250,16 +250,16 @@ impl Ops {
         let mut out = self.pool.take(q.len(), q.width(), q.dtype())?;
         match &self.backend {
             Backend::Cpu(cpu) => cpu.attend(&mut out, q, keys, shape, &tasks.ranges),
-            Backend::Gpu(card) => {
-                let on_card = tasks.on_gpu.as_ref();
-                let on_card = on_card.expect("made for operations of a GPU");
-                for (source, these) in &on_card.launches {
+            Backend::Gpu(gpu) => {
+                let on_gpu = tasks.on_gpu.as_ref();
+                let on_gpu = on_gpu.expect("made for operations of a GPU");
+                for (source, these) in &on_gpu.launches {
                     let spans = match *source {
                         KeySource::Pass => keys.pass.map(|rows| rows.map(Activation::span)),
                         KeySource::Cache(index) => Some(keys.caches[index].spans(keys.layer)),
                     };
                     let spans = spans.expect("queries see what there is");
-                    card.attend(&out, q, spans, shape, on_card, these.clone())?;
+                    gpu.attend(&out, q, spans, shape, on_gpu, these.clone())?;
                 }
             }
             Backend::DryRun => {}

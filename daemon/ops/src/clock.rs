@@ -204,8 +204,8 @@ impl Ops {
                 begun: Instant::now(),
             }),
             // Launches return before their work is done: this thread's clock would tell what launching takes.
-            Backend::Gpu(card) => {
-                card.clock().switch_to(phase);
+            Backend::Gpu(gpu) => {
+                gpu.clock().switch_to(phase);
                 None
             }
             Backend::DryRun => None,
@@ -216,7 +216,7 @@ impl Ops {
     pub fn start_phase_times(&self) {
         match &self.backend {
             Backend::Cpu(_) => drop(self.take_phase_times()),
-            Backend::Gpu(card) => card.clock().start(),
+            Backend::Gpu(gpu) => gpu.clock().start(),
             Backend::DryRun => {}
         }
     }
@@ -225,7 +225,7 @@ impl Ops {
     pub fn take_phase_times(&self) -> Option<PhaseTimes> {
         let clock = match &self.backend {
             Backend::Cpu(cpu) => cpu.clock(),
-            Backend::Gpu(card) => return card.clock().take(),
+            Backend::Gpu(gpu) => return gpu.clock().take(),
             Backend::DryRun => return None,
         };
         let take = |nanos: &AtomicU64| Duration::from_nanos(nanos.swap(0, Ordering::Relaxed));

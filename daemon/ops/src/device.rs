@@ -62,10 +62,10 @@ impl Device {
     ) -> Result<OpenedDevice, OpsError> {
         let (opened, is_needed) = match choice {
             DeviceChoice::Cpu => {
-                let (device, no_card) = (Self::cpu(threads)?, None);
+                let (device, no_gpu) = (Self::cpu(threads)?, None);
                 return Ok(OpenedDevice {
                     device,
-                    gpu_unavailable: no_card,
+                    gpu_unavailable: no_gpu,
                 });
             }
             DeviceChoice::Auto => (first_gpu(), false),
@@ -174,19 +174,17 @@ impl Device {
     /// The dtype of activations between a layer's parts; the residual stream and all sums are `f32`.
     #[must_use]
     pub fn dtype(&self) -> DType {
-        self.profile.gpu.map_or(DType::F32, |card| card.dtype)
+        self.profile.gpu.map_or(DType::F32, |gpu| gpu.dtype)
     }
 
     /// Bytes of GPU memory that the driver takes for the context.
     pub fn context_bytes(&self) -> u64 {
-        self.profile.gpu.map_or(0, |card| card.context_bytes)
+        self.profile.gpu.map_or(0, |gpu| gpu.context_bytes)
     }
 
     /// Bytes of the cuBLAS workspace.
     pub fn workspace_bytes(&self) -> u64 {
-        self.profile
-            .gpu
-            .map_or(0, |card| card.workspace_bytes as u64)
+        self.profile.gpu.map_or(0, |gpu| gpu.workspace_bytes as u64)
     }
 
     /// The state of the memory in which weights and activations live.

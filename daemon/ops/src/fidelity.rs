@@ -83,8 +83,8 @@ impl Ops {
             logits: [piece()?, piece()?],
             columns,
             state: match &self.backend {
-                Backend::Gpu(card) => {
-                    ComparisonState::Gpu(card.start_comparison(targets, device, ledger)?)
+                Backend::Gpu(gpu) => {
+                    ComparisonState::Gpu(gpu.start_comparison(targets, device, ledger)?)
                 }
                 Backend::Cpu(_) | Backend::DryRun => {
                     ComparisonState::Cpu(targets.iter().copied().map(ComparisonRow::new).collect())
@@ -114,12 +114,12 @@ impl Ops {
             let pieces = parts.map(|part| part.rows(from, to));
             match &self.backend {
                 Backend::Cpu(cpu) => comparison.take_on_cpu(cpu, x, &pieces, first + from),
-                Backend::Gpu(card) => {
+                Backend::Gpu(gpu) => {
                     let ComparisonState::Gpu(state) = &comparison.state else {
                         unreachable!("began on the GPU")
                     };
                     let logits = comparison.logits.each_ref().map(DeviceBuffer::span);
-                    card.compare_lm_heads(state, logits, x, &pieces, first + from)?;
+                    gpu.compare_lm_heads(state, logits, x, &pieces, first + from)?;
                 }
                 Backend::DryRun => {}
             }

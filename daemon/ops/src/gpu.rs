@@ -173,14 +173,14 @@ impl GpuBackend {
         inputs: [(&Activation, &Indices); 2],
         table: &RopeTable,
     ) -> Result<(), OpsError> {
-        let turned = inputs.map(|(x, positions)| cuda::RopeRows {
+        let rotated = inputs.map(|(x, positions)| cuda::RopeRows {
             x: x.span(),
             positions: positions.span(),
             rows: x.len(),
             heads: x.width() / (2 * table.half),
         });
         let table_span = table.values.span();
-        Ok((self.gpu).rope(self.profile.dtype, turned, table_span, table.half)?)
+        Ok((self.gpu).rope(self.profile.dtype, rotated, table_span, table.half)?)
     }
 
     /// Adds the bias to `x`, which is `f32`, into the dtype of `out`, which may be where `x` lies.

@@ -163,9 +163,9 @@ impl Ops {
                         to.rows_mut(layer, which, 0..rows)
                             .copy_from_slice(&from.rows(layer, which)[..bytes]);
                     }
-                    Backend::Gpu(card) => {
+                    Backend::Gpu(gpu) => {
                         let span = |cache: &KvCache| cache.span(layer, which, 0..rows);
-                        card.copy(span(to), span(from))?;
+                        gpu.copy(span(to), span(from))?;
                     }
                     Backend::DryRun => {}
                 }
@@ -203,7 +203,7 @@ impl Ops {
                     cpu.store_rows(&shape, x, rows.clone(), room);
                 }
             }
-            Backend::Gpu(card) => card.put_rows(
+            Backend::Gpu(gpu) => gpu.put_rows(
                 [0, 1].map(|which| cache.span(layer, which, places.clone())),
                 [keys, values].map(|x| x.rows_span(rows.start, rows.len())),
             )?,
@@ -261,12 +261,12 @@ impl Ops {
             queries: queries.len(),
             keys: all,
         };
-        let is_card = self.device.is_gpu();
-        let mut sums = match is_card {
+        let is_gpu = self.device.is_gpu();
+        let mut sums = match is_gpu {
             true => None,
             false => Some(self.pool.take(shape.heads, all, DType::F32)?),
         };
-        let on_card = match is_card {
+        let on_gpu = match is_gpu {
             true => {
                 let segments = places.iter().flat_map(|place| [place.start, place.len()]);
                 Some((
@@ -276,7 +276,7 @@ impl Ops {
             }
             false => None,
         };
-        match (&self.backend, &mut sums, &on_card) {
+        match (&self.backend, &mut sums, &on_gpu) {
             (Backend::Cpu(cpu), Some(sums), _) => {
                 cpu.salience(sums, cache, layer, q, queries, shape, places);
                 // Summed over the heads in their order, so that the number of threads changes nothing.
@@ -288,8 +288,8 @@ impl Ops {
                     }
                 }
             }
-            (Backend::Gpu(card), _, Some((segments, scratch))) => {
-                card.salience(Salient {
+            (Backend::Gpu(gpu), _, Some((segments, scratch))) => {
+                gpu.salience(Salient {
                     out: found.sums.rows_span(layer, 1),
                     scratch: scratch.span(),
                     q: q.rows_span(queries.start, queries.len()),
@@ -330,18 +330,18 @@ impl Ops {
                     cache.keep_positions(layer, &of_layer(layer));
                 }
             }
-            Backend::Gpu(card) => {
+            Backend::Gpu(gpu) => {
                 let kept: Vec<u32> = (0..layers).flat_map(of_layer).collect();
                 // Uploaded over the sums, which have been read and are at least as large: at this point an allocation
                 // must not fail.
                 let there = sums.span().part(0, size_of_val(&kept[..]));
-                card.upload(there, &kept)?;
+                gpu.upload(there, &kept)?;
                 let row = cache.shape.row_bytes();
                 let all = cache
                     .memory
                     .span()
                     .part(0, cache.shape.bytes(cache.capacity));
-                card.keep_rows(all, layers, row, there, count)?;
+                gpu.keep_rows(all, layers, row, there, count)?;
             }
             Backend::DryRun => {}
         }

@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rehearsal_counts_what_it_does_not_hold() {
+    fn a_dry_run_counts_what_it_does_not_hold() {
         let ledger = Ledger::dry_run();
         let buffer = ledger.buffer::<f32>(MemoryKind::Weights, 1 << 45).unwrap();
         assert_eq!((buffer.len(), buffer.bytes()), (0, 1 << 47));

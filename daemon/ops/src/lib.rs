@@ -161,10 +161,10 @@ impl Ops {
         let mut out = self.pool.take(rows, width, dtype)?;
         match &self.backend {
             Backend::Cpu(_) => out.values_mut().copy_from_slice(values),
-            Backend::Gpu(card) => {
+            Backend::Gpu(gpu) => {
                 let plain = self.pool.take(rows, width, DType::F32)?;
-                card.upload(plain.span(), values)?;
-                card.convert(&out, &plain)?;
+                gpu.upload(plain.span(), values)?;
+                gpu.convert(&out, &plain)?;
             }
             Backend::DryRun => {}
         }
@@ -178,7 +178,7 @@ impl Ops {
         let mut all = self.pool.take(bytes as usize / 4, 1, DType::F32)?;
         match &self.backend {
             Backend::Cpu(_) => all.values_mut().fill(f32::NAN),
-            Backend::Gpu(card) => card.poison(all.span())?,
+            Backend::Gpu(gpu) => gpu.poison(all.span())?,
             Backend::DryRun => {}
         }
         Ok(())
@@ -188,9 +188,9 @@ impl Ops {
     pub fn probe_rows(&self, rows: usize, weight: &Weight<'_>) -> Result<Activation, OpsError> {
         let x = self.embed(&vec![0; rows], &weight.rows(0, 1))?;
         match &self.backend {
-            Backend::Gpu(card) => {
+            Backend::Gpu(gpu) => {
                 let out = self.pool.take(rows, x.width(), self.device.dtype())?;
-                card.convert(&out, &x)?;
+                gpu.convert(&out, &x)?;
                 Ok(out)
             }
             Backend::Cpu(_) | Backend::DryRun => Ok(x),
@@ -203,7 +203,7 @@ impl Ops {
     /// When some of the work failed.
     pub fn wait(&self) -> Result<(), OpsError> {
         match &self.backend {
-            Backend::Gpu(card) => card.wait(),
+            Backend::Gpu(gpu) => gpu.wait(),
             Backend::Cpu(_) | Backend::DryRun => Ok(()),
         }
     }
@@ -220,7 +220,7 @@ impl Ops {
         self.wait()?;
         let mut all = || (0..runs).try_for_each(|_| work());
         let seconds = match &self.backend {
-            Backend::Gpu(card) => card.time(&mut all)?,
+            Backend::Gpu(gpu) => gpu.time(&mut all)?,
             Backend::Cpu(_) | Backend::DryRun => {
                 let start = Instant::now();
                 all()?;
@@ -247,14 +247,14 @@ impl Ops {
     ) -> Result<Indices, OpsError> {
         let values: Vec<u32> = places.into_iter().map(|place| place as u32).collect();
         let bytes = size_of_val(&values[..]);
-        let on_card = match self.device.is_gpu() {
+        let on_gpu = match self.device.is_gpu() {
             true => Some(self.pool.take_bytes(bytes.max(room * size_of::<u32>()))?),
             false => None,
         };
-        if let (Backend::Gpu(card), Some(part)) = (&self.backend, &on_card) {
-            card.upload(part.span().part(0, bytes), &values)?;
+        if let (Backend::Gpu(gpu), Some(part)) = (&self.backend, &on_gpu) {
+            gpu.upload(part.span().part(0, bytes), &values)?;
         }
-        Ok(Indices::new(values, on_card))
+        Ok(Indices::new(values, on_gpu))
     }
 
     /// Row `ids[i]` of the table at row i, as `f32`.
@@ -274,7 +274,7 @@ impl Ops {
                 table.rows(id as usize, id as usize + 1).dequantize(row);
                 Ok(())
             })?,
-            Backend::Gpu(card) => card.embed(&out, &places, table)?,
+            Backend::Gpu(gpu) => gpu.embed(&out, &places, table)?,
             Backend::DryRun => {}
         }
         Ok(out)
@@ -302,7 +302,7 @@ impl Ops {
         }))?;
         match &self.backend {
             Backend::Cpu(_) => cpu::embed_rows(&mut out, ids, fill)?,
-            Backend::Gpu(card) => card.embed_rows(&out, ids, &firsts, fill)?,
+            Backend::Gpu(gpu) => gpu.embed_rows(&out, ids, &firsts, fill)?,
             Backend::DryRun => {}
         }
         Ok(out)
@@ -330,7 +330,7 @@ impl Ops {
             (Backend::Cpu(cpu), Some(scale)) => {
                 cpu.rms_norm(&mut out, x, rows.start, weight, scale, epsilon);
             }
-            (Backend::Gpu(card), _) => card.rms_norm(&out, x, rows.start, weight, epsilon)?,
+            (Backend::Gpu(gpu), _) => gpu.rms_norm(&out, x, rows.start, weight, epsilon)?,
             _ => {}
         }
         Ok(out)
@@ -359,8 +359,8 @@ impl Ops {
                     cpu.rope(x, table, positions);
                 }
             }
-            Backend::Gpu(card) => {
-                card.rope(inputs.map(|(x, positions)| (&*x, positions)), table)?;
+            Backend::Gpu(gpu) => {
+                gpu.rope(inputs.map(|(x, positions)| (&*x, positions)), table)?;
             }
             Backend::DryRun => {}
         }
@@ -379,7 +379,7 @@ impl Ops {
         let mut out = self.pool.take(x.len(), weight.rows, self.device.dtype())?;
         match &self.backend {
             Backend::Cpu(cpu) => cpu.gemm(x, weight, out.values_mut(), false),
-            Backend::Gpu(card) => card.matmul(x, weight, out.span(), out.dtype(), false)?,
+            Backend::Gpu(gpu) => gpu.matmul(x, weight, out.span(), out.dtype(), false)?,
             Backend::DryRun => {}
         }
         Ok(out)
@@ -413,9 +413,9 @@ impl Ops {
             DType::F32 => None,
             _ => Some(self.pool.take(x.len(), weight.rows, number)?),
         };
-        if let Backend::Gpu(card) = &self.backend {
-            card.matmul(x, weight, sum.span(), DType::F32, false)?;
-            card.add_bias(own.as_ref().unwrap_or(&sum), &sum, bias)?;
+        if let Backend::Gpu(gpu) = &self.backend {
+            gpu.matmul(x, weight, sum.span(), DType::F32, false)?;
+            gpu.add_bias(own.as_ref().unwrap_or(&sum), &sum, bias)?;
         }
         Ok(own.unwrap_or(sum))
     }
@@ -442,8 +442,8 @@ impl Ops {
                 let rows = start * weight.rows..(start + x.len()) * weight.rows;
                 cpu.gemm(x, weight, &mut out.values_mut()[rows], true);
             }
-            Backend::Gpu(card) => {
-                card.matmul(x, weight, out.rows_span(start, x.len()), DType::F32, true)?;
+            Backend::Gpu(gpu) => {
+                gpu.matmul(x, weight, out.rows_span(start, x.len()), DType::F32, true)?;
             }
             Backend::DryRun => {}
         }
@@ -458,7 +458,7 @@ impl Ops {
         let _timed = self.timed(Phase::Other);
         match &self.backend {
             Backend::Cpu(cpu) => cpu.silu_mul(gate, up),
-            Backend::Gpu(card) => card.silu_mul(gate, up)?,
+            Backend::Gpu(gpu) => gpu.silu_mul(gate, up)?,
             Backend::DryRun => {}
         }
         Ok(())
@@ -477,7 +477,7 @@ impl Ops {
                     out.copy_from_slice(x.row(row));
                 }
             }
-            Backend::Gpu(card) => card.take_rows(&out, x, rows)?,
+            Backend::Gpu(gpu) => gpu.take_rows(&out, x, rows)?,
             Backend::DryRun => {}
         }
         Ok(out)
@@ -503,7 +503,7 @@ impl Ops {
                 let values = &mut x.values_mut()[start * rows.width()..];
                 values[..rows.values().len()].copy_from_slice(rows.values());
             }
-            Backend::Gpu(card) => card.copy(x.rows_span(start, rows.len()), rows.span())?,
+            Backend::Gpu(gpu) => gpu.copy(x.rows_span(start, rows.len()), rows.span())?,
             Backend::DryRun => {}
         }
         Ok(())
@@ -516,7 +516,7 @@ impl Ops {
     pub fn read(&self, x: &Activation) -> Result<Vec<f32>, OpsError> {
         match &self.backend {
             Backend::Cpu(_) => Ok(x.values().to_vec()),
-            Backend::Gpu(card) => card.read(x),
+            Backend::Gpu(gpu) => gpu.read(x),
             Backend::DryRun => Ok(Vec::new()),
         }
     }

@@ -208,21 +208,19 @@ impl Ops {
             .min(part_rows * inputs);
         let columns = whole_columns(count.checked_div(inputs).unwrap_or(part_rows), part_rows);
         let (device, ledger) = (&self.device, &self.ledger);
-        let on_card = || LmHeadMemory::take(&self.pool, rows, count);
+        let on_gpu = || LmHeadMemory::take(&self.pool, rows, count);
         let state = match &self.backend {
             Backend::Gpu(_) if !groups.iter().all(LmHeadGroup::is_plain) => {
                 ReductionState::Copied {
-                    memory: on_card()?,
+                    memory: on_gpu()?,
                     running: start(&mut groups),
                     logits: vec![0.0; count],
                 }
             }
-            Backend::Gpu(card) => {
-                ReductionState::Gpu(Box::new(card.start_lm_head(&groups, on_card()?)?))
+            Backend::Gpu(gpu) => {
+                ReductionState::Gpu(Box::new(gpu.start_lm_head(&groups, on_gpu()?)?))
             }
-            Backend::DryRun if device.is_gpu() => ReductionState::DryRun {
-                _memory: on_card()?,
-            },
+            Backend::DryRun if device.is_gpu() => ReductionState::DryRun { _memory: on_gpu()? },
             Backend::Cpu(_) | Backend::DryRun => ReductionState::Cpu {
                 running: start(&mut groups),
                 logits: DeviceBuffer::new(device, ledger, MemoryKind::Logits, count)?,
@@ -258,12 +256,12 @@ impl Ops {
             let piece = part.rows(from, to);
             match &self.backend {
                 Backend::Cpu(cpu) => reduction.take_on_cpu(cpu, x, &piece, first + from),
-                Backend::Gpu(card) => {
+                Backend::Gpu(gpu) => {
                     let first = first + from;
                     let groups = &mut reduction.groups;
                     match &mut reduction.state {
                         ReductionState::Gpu(state) => {
-                            card.reduce_lm_head(state, x, &piece, first)?;
+                            gpu.reduce_lm_head(state, x, &piece, first)?;
                         }
                         ReductionState::Copied {
                             memory,
@@ -272,9 +270,9 @@ impl Ops {
                         } => {
                             let logits = &mut logits[..x.len() * piece.rows];
                             let there = memory.logits().part(0, size_of_val(logits));
-                            card.logits(x, &piece, there)?;
+                            gpu.logits(x, &piece, there)?;
                             // Waits for the GPU: the next piece overwrites these logits.
-                            card.download(there, logits)?;
+                            gpu.download(there, logits)?;
                             self.device
                                 .run(|| reduce(logits, piece.rows, first, groups, running));
                         }

@@ -84,11 +84,11 @@ impl Ops {
                 let logits = &mut rows.on_device.host_mut()[first..];
                 cpu.gemm_strided(x, part, logits, rows.lm_head_rows);
             }
-            Backend::Gpu(card) => {
+            Backend::Gpu(gpu) => {
                 let columns = first..first + part.rows;
                 let there = rows.device_span(&columns);
                 let bytes = x.len() * part.rows * size_of::<f32>();
-                card.logits(x, part, there.part(0, bytes))?;
+                gpu.logits(x, part, there.part(0, bytes))?;
                 if !rows.parts.contains(&columns) {
                     rows.parts.push(columns);
                 }
@@ -111,12 +111,12 @@ impl Ops {
         index: usize,
     ) -> Result<(&'a mut [f32], &'a mut [u32]), OpsError> {
         assert!(index < rows.count);
-        if let Backend::Gpu(card) = &self.backend {
+        if let Backend::Gpu(gpu) = &self.backend {
             // A row is scattered over the parts; only the one that is sampled is downloaded.
             for columns in &rows.parts {
                 let bytes = columns.len() * size_of::<f32>();
                 let there = rows.device_span(columns).part(index * bytes, bytes);
-                card.download(there, &mut rows.host[columns.clone()])?;
+                gpu.download(there, &mut rows.host[columns.clone()])?;
             }
         }
         let head_rows = rows.lm_head_rows;

@@ -154,12 +154,12 @@ fn measure_decompress() -> Vec<(Scheme, f64)> {
     let mut out = vec![0.0; DECOMPRESS_PIECE * DECOMPRESS_WIDTH];
     let measure = |CompressedSample { scheme, encoded }| {
         let Encoded { layout, bytes } = encoded;
-        let coded = CompressedMatrix::new(layout, &bytes).ok()?;
+        let compressed = CompressedMatrix::new(layout, &bytes).ok()?;
         let mut fastest = f64::INFINITY;
         for _ in 0..COPIES {
             let start = Instant::now();
             for row in (0..DECOMPRESS_ROWS).step_by(DECOMPRESS_PIECE) {
-                coded
+                compressed
                     .decompress_rows_f32(row..row + DECOMPRESS_PIECE, &mut out)
                     .ok()?;
             }
@@ -193,13 +193,13 @@ fn measure_compress() -> f64 {
     let mut fastest = f64::INFINITY;
     for _ in 0..COPIES {
         let start = Instant::now();
-        let coded = compress(
+        let compressed = compress(
             DType::Bf16,
             COMPRESSED_ROWS,
             CONVERTED_WEIGHTS / COMPRESSED_ROWS,
             &weights,
         );
-        if coded.is_err() {
+        if compressed.is_err() {
             return 0.0;
         }
         fastest = fastest.min(seconds_since(start));

@@ -32,16 +32,16 @@ const MLP_ROWS_DECOMPRESSED: usize = 2048;
 /// level converts to block formats go through in the shorter chunks, and a plan under which nothing is decompressed
 /// after all has some 84 MiB less for weights.
 pub fn mlp_rows(groups: &[WeightGroupPlan], profile: &Profile) -> usize {
-    let Some(card) = &profile.gpu else {
+    let Some(gpu) = &profile.gpu else {
         return MLP_ROWS;
     };
     let is_decoded = |tensor: &TensorPlan| {
         let kept = tensor
             .compressed
             .map_or(tensor.storage, Storage::Compressed);
-        is_decompressed_first(card, kept.on_gpu(), MLP_ROWS)
+        is_decompressed_first(gpu, kept.on_gpu(), MLP_ROWS)
     };
-    let mut tensors = groups.iter().flat_map(|unit| &unit.tensors);
+    let mut tensors = groups.iter().flat_map(|group| &group.tensors);
     match tensors.any(|tensor| tensor.part.is_of_mlp() && is_decoded(tensor)) {
         true => MLP_ROWS_DECOMPRESSED,
         false => MLP_ROWS,
@@ -50,20 +50,20 @@ pub fn mlp_rows(groups: &[WeightGroupPlan], profile: &Profile) -> usize {
 
 /// Bytes of decompression memory that the weight groups take on this device for this workload.
 pub(super) fn bytes(groups: &[WeightGroupPlan], profile: &Profile, workload: &Workload) -> u64 {
-    let Some(card) = &profile.gpu else { return 0 };
+    let Some(gpu) = &profile.gpu else { return 0 };
     let rows = workload.rows().max(workload.lm_head_rows());
     let is_decoded = |tensor: &&TensorPlan| {
         tensor.rows > 1
             && tensor.part != TensorPart::Embedding
-            && is_decompressed_first(card, tensor.storage.on_gpu(), rows)
+            && is_decompressed_first(gpu, tensor.storage.on_gpu(), rows)
     };
     // A tensor larger than the limit goes in pieces; a piece has at least so many rows, or the kernel would starve.
     let piece = |tensor: &TensorPlan| {
-        let row_bytes = tensor.width * card.dtype.bytes();
+        let row_bytes = tensor.width * gpu.dtype.bytes();
         let least = ROWS.min(tensor.rows) * row_bytes;
         (tensor.rows * row_bytes).min(BYTES_MAX.max(least))
     };
-    let tensors = groups.iter().flat_map(|unit| &unit.tensors);
+    let tensors = groups.iter().flat_map(|group| &group.tensors);
     let most = tensors.filter(is_decoded).map(piece).max().unwrap_or(0);
     most.next_multiple_of(PAGE_BYTES) as u64
 }

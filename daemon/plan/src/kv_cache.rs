@@ -22,10 +22,10 @@ pub fn resolve_kv_cache_format(
         KvCacheFormat::Bf16 => Some(Format::Bf16),
         KvCacheFormat::Q8_0 => Some(Format::Q8_0),
     };
-    let Some(card) = &profile.gpu else {
+    let Some(gpu) = &profile.gpu else {
         return Ok(asked.unwrap_or(Format::Bf16));
     };
-    let own = Format::from(card.dtype);
+    let own = Format::from(gpu.dtype);
     match asked.is_none_or(|asked| asked == own) {
         true => Ok(own),
         false => Err(PlanError::KvCacheFormat {
@@ -54,7 +54,7 @@ pub fn resolve_canvas_kv_cache_format(
 #[must_use]
 pub fn compute_format(profile: &Profile) -> Format {
     match &profile.gpu {
-        Some(card) => card.dtype.into(),
+        Some(gpu) => gpu.dtype.into(),
         None => Format::F32,
     }
 }

@@ -393,23 +393,23 @@ impl Plan {
     /// shorter by it: where memory is not short, compression only costs time.
     fn decompress_where_it_pays(&mut self, input: &PlanInput<'_>) {
         let asked = self.timing_input(input.shape, &input.workload, input.machine);
-        let time = |unit: &WeightGroupPlan| time::compute_s(unit, &asked);
+        let time = |group: &WeightGroupPlan| time::compute_s(group, &asked);
         let held = self.peak_bytes() + allocation_slack_bytes(input.machine);
         let mut room = self.budget_bytes.saturating_sub(held);
         // In the order of a pass, first come: all layers gain about the same for a byte, so there is little to choose
         // between them.
-        for unit in &mut self.groups {
-            let decoded = recipe::decompressed(unit);
+        for group in &mut self.groups {
+            let decoded = recipe::decompressed(group);
             let more = decoded
                 .resident_bytes()
-                .saturating_sub(unit.resident_bytes());
-            if decoded == *unit || more > room {
+                .saturating_sub(group.resident_bytes());
+            if decoded == *group || more > room {
                 continue;
             }
-            let times = time(&decoded).zip(time(unit));
+            let times = time(&decoded).zip(time(group));
             if times.is_none_or(|(now, before)| now < before) {
                 room -= more;
-                *unit = decoded;
+                *group = decoded;
             }
         }
         // Fewer tensors may need decompression now. With staging buffers the size stays as `place` set it, for any
@@ -470,7 +470,7 @@ impl Plan {
 
     /// The weight groups that pass through the staging buffers, in the order of a pass.
     pub fn streamed(&self) -> impl Iterator<Item = &WeightGroupPlan> {
-        self.groups.iter().filter(|unit| unit.is_streamed())
+        self.groups.iter().filter(|group| group.is_streamed())
     }
 
     /// Bytes by the ledger's kinds of memory.
@@ -495,7 +495,7 @@ impl Plan {
     /// compressed, and then there is an exact plan.
     #[must_use]
     pub fn is_estimate(&self) -> bool {
-        let mut tensors = self.groups.iter().flat_map(|unit| &unit.tensors);
+        let mut tensors = self.groups.iter().flat_map(|group| &group.tensors);
         tensors.any(
             |tensor| matches!(tensor.storage, Storage::Compressed(coding) if coding.is_estimate),
         )
@@ -507,7 +507,7 @@ impl Plan {
     pub fn exceptions(&self) -> Vec<(TensorPlan, Storage)> {
         let mut found: Vec<(TensorPlan, Storage)> = Vec::new();
         let from = recipe::RecipeInput::default();
-        let all = self.groups.iter().flat_map(|unit| &unit.tensors);
+        let all = self.groups.iter().flat_map(|group| &group.tensors);
         // Compressed tensors are exceptions for other reasons.
         for tensor in all.filter(|tensor| !matches!(tensor.storage, Storage::Compressed(_))) {
             let usual = recipe::storage(
@@ -587,9 +587,9 @@ fn place(
     if input.choices.level == Level::Off {
         return Err(too_small(needed + resident_decoded));
     }
-    let is_card = input.machine.device.gpu.is_some();
+    let is_gpu = input.machine.device.gpu.is_some();
     // Streamed to a GPU, compressed weights cross the bus as they are compressed.
-    let forms: Vec<WeightGroupPlan> = match is_card {
+    let forms: Vec<WeightGroupPlan> = match is_gpu {
         true => groups.iter().map(recipe::compressed).collect(),
         false => groups.to_vec(),
     };
@@ -599,7 +599,7 @@ fn place(
     let needed = needed + decoded_bytes;
     // From the system's cache a fourth buffer gains nothing: its bytes are better spent on residency. On a GPU the
     // fourth buffer is pinned host memory, which the plan counts apart.
-    let tries: &[_] = match is_card {
+    let tries: &[_] = match is_gpu {
         true => &[(HOST_STAGING_BUFFERS, None)],
         false => &[
             (HOST_STAGING_BUFFERS, Some(Tier::Host)),
@@ -621,7 +621,7 @@ fn place(
         // The cache gets what the plan leaves of the machine's memory; GPU memory takes none of it.
         // Decompression memory is part of both terms, and counted once.
         let peak_bytes = needed - decoded_bytes + slots.total_bytes() - freed;
-        let taken_bytes = if is_card { 0 } else { peak_bytes };
+        let taken_bytes = if is_gpu { 0 } else { peak_bytes };
         let cache_bytes = input.machine.page_cache_bytes.saturating_sub(taken_bytes);
         let tier = match file_bytes <= cache_bytes {
             true => Tier::Host,

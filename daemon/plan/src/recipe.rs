@@ -28,9 +28,9 @@ pub(super) fn storage(
         true => coding,
         false => coding.without_index(),
     };
-    let coded = (tensor.compressed).filter(|_| from.can_decompress && !is_read_by_row);
-    let coded = coded.map(kept);
-    let source = match coded {
+    let compressed = (tensor.compressed).filter(|_| from.can_decompress && !is_read_by_row);
+    let compressed = compressed.map(kept);
+    let source = match compressed {
         // A trellis-quantized tensor stays compressed at every level: decompressed it would be larger and no more
         // exact.
         Some(coding) if !coding.is_lossless() => Storage::Compressed(coding),
@@ -38,7 +38,7 @@ pub(super) fn storage(
     };
     let wanted = match level {
         Level::Off | Level::Standard => return source,
-        Level::Mild if let Some(coding) = coded => return Storage::Compressed(coding),
+        Level::Mild if let Some(coding) = compressed => return Storage::Compressed(coding),
         // What has neither a compressed original nor a copy is small, in blocks already, or read row by row.
         Level::Mild => return copy.map_or(source, |coding| Storage::Compressed(kept(coding))),
         Level::Moderate => Format::Q8_0,
@@ -96,11 +96,11 @@ pub(super) fn apply(
         EmbeddingPlacement::Device => false,
     };
     let from = RecipeInput::new(machine);
-    for unit in groups {
-        for tensor in &mut unit.tensors {
+    for group in groups {
+        for tensor in &mut group.tensors {
             tensor.storage = storage(level, from, tensor, compressed_copy_of(tensor, sources));
         }
-        unit.tier = match unit.group {
+        group.tier = match group.group {
             WeightGroup::Embedding if is_on_host => Tier::Host,
             _ => Tier::Device,
         };
@@ -116,7 +116,7 @@ pub(super) fn equal_levels(
 ) -> Vec<Level> {
     let from = RecipeInput::new(machine);
     let is_same = |other: Level| {
-        let mut tensors = groups.iter().flat_map(|unit| &unit.tensors);
+        let mut tensors = groups.iter().flat_map(|group| &group.tensors);
         tensors.all(|tensor| {
             let copy = compressed_copy_of(tensor, sources);
             storage(level, from, tensor, copy) == storage(other, from, tensor, copy)
@@ -146,8 +146,8 @@ fn compressed_copy_of(tensor: &TensorPlan, sources: &[SourceTensor]) -> Option<C
 /// A weight group as a GPU streams it: tensors that are compressed in the checkpoint and plain at this level cross the
 /// bus compressed.
 pub(super) fn compressed(group: &WeightGroupPlan) -> WeightGroupPlan {
-    let mut coded = group.clone();
-    for tensor in &mut coded.tensors {
+    let mut compressed = group.clone();
+    for tensor in &mut compressed.tensors {
         if let (Storage::Plain(format), Some(coding)) = (tensor.storage, tensor.compressed)
             && format == tensor.source
             && tensor.part != TensorPart::Embedding
@@ -155,7 +155,7 @@ pub(super) fn compressed(group: &WeightGroupPlan) -> WeightGroupPlan {
             tensor.storage = Storage::Compressed(coding);
         }
     }
-    coded
+    compressed
 }
 
 /// A weight group on the device with its losslessly compressed tensors decompressed; others as they are.

@@ -29,8 +29,12 @@ pub(super) fn streamed_set(
     // Groups differ in size, so the even set may free more than is needed: the largest that can stay does.
     let mut by_size = set.clone();
     by_size.sort_by_key(|&index| std::cmp::Reverse(groups[index].resident_bytes()));
-    for unit in by_size {
-        let without: Vec<usize> = set.iter().copied().filter(|&other| other != unit).collect();
+    for group in by_size {
+        let without: Vec<usize> = set
+            .iter()
+            .copied()
+            .filter(|&other| other != group)
+            .collect();
         if fits(&without) {
             set = without;
         }
@@ -50,8 +54,8 @@ pub(super) fn most_saved(
 
 /// The groups that may be streamed: those worth a read in every pass.
 fn candidates(groups: &[WeightGroupPlan]) -> Vec<usize> {
-    let may_stream = |unit: &WeightGroupPlan| {
-        !matches!(unit.group, WeightGroup::Embedding | WeightGroup::FinalNorm)
+    let may_stream = |group: &WeightGroupPlan| {
+        !matches!(group.group, WeightGroup::Embedding | WeightGroup::FinalNorm)
     };
     (0..groups.len())
         .filter(|&index| may_stream(&groups[index]))

@@ -47,13 +47,13 @@ pub fn estimate_switch(
         pairs.filter(|(from, to)| from != to).map(|(_, to)| to)
     };
     let is_converted = |tensor: &&TensorPlan| matches!(tensor.storage, Storage::Plain(format) if format != tensor.source);
-    let tensors = |unit: &'_ WeightGroupPlan| unit.tensors.clone();
-    let brought: Vec<TensorPlan> = (changed().filter(|unit| unit.tier == Tier::Device))
+    let tensors = |group: &'_ WeightGroupPlan| group.tensors.clone();
+    let brought: Vec<TensorPlan> = (changed().filter(|group| group.tier == Tier::Device))
         .flat_map(tensors)
         .collect();
     let needs_copy = brought.iter().any(|tensor| is_converted(&tensor))
         || changed()
-            .any(|unit| unit.is_streamed() && unit.tensors.iter().any(|t| is_converted(&t)));
+            .any(|group| group.is_streamed() && group.tensors.iter().any(|t| is_converted(&t)));
     // A copy holds all weights that the level converts, not only those of groups that change.
     let to_convert: Vec<TensorPlan> = match source {
         ConversionSource::WeightCache => Vec::new(),

@@ -96,11 +96,11 @@ fn what_the_budget_has_no_room_for_is_streamed_evenly() {
     let inner: Vec<&WeightGroupPlan> = plan
         .groups
         .iter()
-        .filter(|unit| unit.group.layer().is_some())
+        .filter(|group| group.group.layer().is_some())
         .collect();
-    let streamed = |units: &[&WeightGroupPlan]| -> u64 {
-        let streamed = units.iter().filter(|unit| unit.is_streamed());
-        streamed.map(|unit| unit.bytes()).sum()
+    let streamed = |groups: &[&WeightGroupPlan]| -> u64 {
+        let streamed = groups.iter().filter(|group| group.is_streamed());
+        streamed.map(|group| group.bytes()).sum()
     };
     let all = streamed(&inner);
     for third in inner.chunks(inner.len() / 3) {
@@ -115,7 +115,7 @@ fn what_the_plan_takes_itself_is_no_cache() {
         plan_with_kv_cache(&llada_8b(), Level::Standard, 8 * GIB, cache_bytes).unwrap()
     };
     let tiers =
-        |plan: &Plan| -> HashSet<&str> { plan.streamed().map(|unit| unit.tier.name()).collect() };
+        |plan: &Plan| -> HashSet<&str> { plan.streamed().map(|group| group.tier.name()).collect() };
     let host = with_cache(u64::MAX);
     assert_eq!(tiers(&host), HashSet::from([Tier::Host.name()]));
     assert_eq!(host.staging.count, 3);
@@ -177,14 +177,14 @@ fn plan_on_gpu(level: Level, budget_bytes: u64, machine: &Machine) -> Result<Pla
 }
 
 #[test]
-fn a_card_streams_what_it_has_no_room_for() {
+fn a_gpu_streams_what_it_has_no_room_for() {
     for budget in [4 * GIB, 6 * GIB, 8 * GIB, 12 * GIB] {
         let plan = plan_on_gpu(Level::Standard, budget, &gpu_machine(u64::MAX, u64::MAX)).unwrap();
         assert!(plan.peak_bytes() <= budget);
         // Within one weight group of it.
         assert!(plan.peak_bytes() + GIB / 4 > budget);
         assert_eq!(plan.staging.count, 3);
-        assert!(plan.streamed().all(|unit| unit.tier == Tier::Host));
+        assert!(plan.streamed().all(|group| group.tier == Tier::Host));
         let kept: u64 = plan.streamed().map(WeightGroupPlan::staging_bytes).sum();
         assert_eq!(
             plan.pinned_bytes, kept,
@@ -201,8 +201,8 @@ fn what_a_host_has_no_pinned_memory_for_is_read_in_every_pass() {
         let plan = plan_on_gpu(Level::Standard, 4 * GIB, &gpu_machine(pin_limit, cache)).unwrap();
         assert!(plan.pinned_bytes <= pin_limit);
         let bytes = |tier| {
-            let units = plan.streamed().filter(|unit| unit.tier == tier);
-            units.map(WeightGroupPlan::bytes).sum::<u64>()
+            let groups = plan.streamed().filter(|group| group.tier == tier);
+            groups.map(WeightGroupPlan::bytes).sum::<u64>()
         };
         assert_eq!(
             plan.staging.count, 3,
@@ -233,7 +233,7 @@ fn what_the_engine_has_pinned_is_there_for_what_comes_in_its_place() {
 }
 
 #[test]
-fn copies_to_a_card_run_beside_its_work() {
+fn copies_to_a_gpu_run_beside_its_work() {
     let linear = [Format::F32, Format::Bf16].map(|format| LinearRate {
         format,
         points: [(1, 1e-12), (64, 2e-12), (512, 1e-11)],
@@ -270,9 +270,9 @@ fn the_head_is_cut_by_the_shape_alone() {
         let heads = plan
             .groups
             .iter()
-            .filter(|unit| matches!(unit.group, WeightGroup::LmHead(_)));
+            .filter(|group| matches!(group.group, WeightGroup::LmHead(_)));
         heads
-            .map(|unit| (unit.group, unit.tensors[0].first_row))
+            .map(|group| (group.group, group.tensors[0].first_row))
             .collect()
     };
     let cut = cuts(Level::Off, u64::MAX);
@@ -295,7 +295,7 @@ fn a_row_length_that_blocks_cannot_divide_is_told() {
 }
 
 #[test]
-fn mild_is_an_estimate_until_weights_are_coded_and_auto_leaves_it_alone() {
+fn mild_is_an_estimate_until_weights_are_compressed_and_auto_leaves_it_alone() {
     let shape = llada_8b();
     let all = plan(&shape, Level::Mild, u64::MAX).unwrap();
     assert!(all.is_estimate());
@@ -392,7 +392,7 @@ proptest! {
             Ok(plan) => {
                 prop_assert!(plan.peak_bytes() <= budget);
                 prop_assert_eq!(plan.streamed().next().is_none(), all.peak_bytes() <= budget);
-                prop_assert!(plan.streamed().all(|unit| unit.staging_bytes() <= plan.staging.bytes_each));
+                prop_assert!(plan.streamed().all(|group| group.staging_bytes() <= plan.staging.bytes_each));
                 prop_assert!(plan.staging.count == 0 || plan.staging.count >= 3);
             }
             Err(PlanError::BudgetTooSmall { least_bytes, .. }) => {
@@ -418,10 +418,10 @@ proptest! {
         };
         let ceiling = from.peak_bytes().max(to.budget_bytes);
         let working = from.working.total_bytes();
-        let mut units = from.groups.clone();
+        let mut groups = from.groups.clone();
         let mut slots = from.staging;
-        let held = |units: &[WeightGroupPlan], slots: StagingBuffers| -> u64 {
-            units.iter().map(WeightGroupPlan::resident_bytes).sum::<u64>() + slots.total_bytes() + working
+        let held = |groups: &[WeightGroupPlan], slots: StagingBuffers| -> u64 {
+            groups.iter().map(WeightGroupPlan::resident_bytes).sum::<u64>() + slots.total_bytes() + working
         };
         for step in transition(&from, &to) {
             match step {
@@ -429,34 +429,34 @@ proptest! {
                     let new = to.groups[group].resident_bytes();
                     prop_assert!(new > 0);
                     if beside {
-                        prop_assert!(held(&units, slots) + new <= ceiling);
+                        prop_assert!(held(&groups, slots) + new <= ceiling);
                     }
-                    units[group] = to.groups[group].clone();
+                    groups[group] = to.groups[group].clone();
                 }
                 TransitionStep::Stream { evicted, staging: new } => {
                     for unit in evicted {
-                        units[unit] = to.groups[unit].clone();
-                        prop_assert_eq!(units[unit].resident_bytes(), 0);
+                        groups[unit] = to.groups[unit].clone();
+                        prop_assert_eq!(groups[unit].resident_bytes(), 0);
                     }
                     slots = new;
                 }
                 TransitionStep::Settle { evicted, brought } => {
                     for unit in evicted {
-                        units[unit] = to.groups[unit].clone();
+                        groups[unit] = to.groups[unit].clone();
                     }
                     for unit in brought {
-                        units[unit] = to.groups[unit].clone();
-                        prop_assert!(held(&units, StagingBuffers::default()) <= ceiling);
+                        groups[unit] = to.groups[unit].clone();
+                        prop_assert!(held(&groups, StagingBuffers::default()) <= ceiling);
                     }
                     slots = to.staging;
                 }
             }
-            prop_assert!(held(&units, slots) <= ceiling, "{} over {}", held(&units, slots), ceiling);
-            for unit in units.iter().filter(|unit| unit.is_streamed()) {
+            prop_assert!(held(&groups, slots) <= ceiling, "{} over {}", held(&groups, slots), ceiling);
+            for unit in groups.iter().filter(|unit| unit.is_streamed()) {
                 prop_assert!(unit.staging_bytes() <= slots.bytes_each && slots.count >= 3);
             }
         }
-        prop_assert_eq!(&units, &to.groups);
+        prop_assert_eq!(&groups, &to.groups);
         prop_assert_eq!(slots, to.staging);
     }
 }
@@ -569,8 +569,8 @@ fn what_is_streamed_takes_as_long_as_the_limit_wants() {
 }
 
 /// The matrices of these groups, compressed.
-fn compress(units: &mut [WeightGroupPlan], scheme: Scheme, index_bytes: u64) {
-    for tensor in units.iter_mut().flat_map(|unit| &mut unit.tensors) {
+fn compress(groups: &mut [WeightGroupPlan], scheme: Scheme, index_bytes: u64) {
+    for tensor in groups.iter_mut().flat_map(|group| &mut group.tensors) {
         if tensor.rows > 1 && tensor.part != TensorPart::Embedding {
             tensor.storage = Storage::Compressed(CompressedRange {
                 scheme,
@@ -585,7 +585,7 @@ fn compress(units: &mut [WeightGroupPlan], scheme: Scheme, index_bytes: u64) {
 }
 
 #[test]
-fn rows_go_through_an_mlp_in_longer_turns_where_a_card_decodes_it() {
+fn rows_go_through_an_mlp_in_longer_turns_where_a_gpu_decodes_it() {
     let with_blas = |workspace_bytes| {
         let machine = gpu_machine(0, 0);
         let card = machine.device.gpu.map(|card| GpuProfile {
@@ -603,29 +603,29 @@ fn rows_go_through_an_mlp_in_longer_turns_where_a_card_decodes_it() {
         let sources = sources.map(|source| SourceTensor { format, ..source });
         weight_groups(&sources.collect::<Vec<_>>())
     };
-    let coded = |scheme, index_bytes| {
-        let mut units = stored_as(Format::Bf16);
-        compress(&mut units, scheme, index_bytes);
+    let compressed = |scheme, index_bytes| {
+        let mut groups = stored_as(Format::Bf16);
+        compress(&mut groups, scheme, index_bytes);
         // At level standard those with room are decompressed once and for all, the others on their way.
-        for tensor in units.iter_mut().flat_map(|unit| &mut unit.tensors) {
+        for tensor in groups.iter_mut().flat_map(|group| &mut group.tensors) {
             if let Storage::Compressed(coding) = tensor.storage {
                 tensor.compressed = Some(coding);
                 tensor.storage = Storage::Plain(tensor.source);
             }
         }
-        units
+        groups
     };
-    for (units, rows) in [
-        (coded(Scheme::Huffman, 0), [512, 2048, 2048]),
-        (coded(Scheme::Trellis, 0), [512, 2048, 2048]),
-        (coded(Scheme::Dictionary, 64), [512, 512, 2048]),
+    for (groups, rows) in [
+        (compressed(Scheme::Huffman, 0), [512, 2048, 2048]),
+        (compressed(Scheme::Trellis, 0), [512, 2048, 2048]),
+        (compressed(Scheme::Dictionary, 64), [512, 512, 2048]),
         (stored_as(Format::Bf16), [512, 512, 512]),
         (stored_as(Format::Q4K), [512, 512, 2048]),
         (stored_as(Format::Q5K), [512, 2048, 2048]),
     ] {
         let found =
-            [Profile::cpu(2), own, blas].map(|profile| decompressed::mlp_rows(&units, &profile));
-        assert_eq!(found, rows, "{:?}", units[1].tensors[1]);
+            [Profile::cpu(2), own, blas].map(|profile| decompressed::mlp_rows(&groups, &profile));
+        assert_eq!(found, rows, "{:?}", groups[1].tensors[1]);
     }
 }
 
@@ -648,16 +648,17 @@ fn a_turn_of_2048_rows_decodes_an_mlp_once() {
         }),
         ..gpu_machine(u64::MAX, u64::MAX)
     };
-    let mut units = weight_groups(&sources_of(&shape));
-    compress(&mut units, Scheme::Huffman, 0);
+    let mut groups = weight_groups(&sources_of(&shape));
+    compress(&mut groups, Scheme::Huffman, 0);
     // The last layer's is for rows that are read alone.
-    let matrices = units.iter().filter(|unit| {
-        unit.group
+    let matrices = groups.iter().filter(|group| {
+        group
+            .group
             .layer()
             .is_some_and(|layer| layer + 1 < shape.layers)
     });
     let numbers = matrices
-        .flat_map(|unit| &unit.tensors)
+        .flat_map(|group| &group.tensors)
         .filter(|tensor| tensor.part.is_of_mlp())
         .map(TensorPlan::elements)
         .sum::<u64>() as f64;
@@ -679,7 +680,7 @@ fn a_turn_of_2048_rows_decodes_an_mlp_once() {
                 mlp_rows,
                 machine: &machine(decode_s),
             };
-            time::predict(&units, &asked).unwrap().compute_s
+            time::predict(&groups, &asked).unwrap().compute_s
         };
         // Beside all else, which is decompressed once.
         let decoded = |mlp_rows| compute_s(1e-9, mlp_rows) - compute_s(0.0, mlp_rows);
@@ -721,12 +722,12 @@ fn what_there_is_room_for_is_decoded_where_that_pays() {
         let decoded = Plan::new(&question).unwrap();
         let mut plan = decoded.clone();
         compress(&mut plan.groups, Scheme::Huffman, 0);
-        let coded = plan.clone();
+        let compressed = plan.clone();
         plan.budget_bytes = plan.peak_bytes().midpoint(decoded.peak_bytes());
         plan.decompress_where_it_pays(&question);
         assert!(plan.peak_bytes() <= plan.budget_bytes);
         if !pays {
-            assert!(plan.groups == coded.groups);
+            assert!(plan.groups == compressed.groups);
             continue;
         }
         // No further group has room, and each costs less now.
@@ -738,7 +739,7 @@ fn what_there_is_room_for_is_decoded_where_that_pays() {
             .unwrap();
         assert!(plan.peak_bytes() + largest > plan.budget_bytes);
         let [before, now] =
-            [&coded, &plan].map(|plan| plan.time(&shape, &question.workload, &machine));
+            [&compressed, &plan].map(|plan| plan.time(&shape, &question.workload, &machine));
         assert!(now.unwrap().total_s() < 0.7 * before.unwrap().total_s());
         plan.budget_bytes = u64::MAX;
         plan.decompress_where_it_pays(&question);

@@ -73,13 +73,13 @@ impl Machine {
             free_bytes: free_bytes.map(|free| free.saturating_add(held_bytes)),
             ..memory
         };
-        let is_card = device.gpu.is_some();
+        let is_gpu = device.gpu.is_some();
         Self {
             device,
             rates,
             disk: DiskBandwidth::default(),
             disk_read_limit_bytes_per_s: None,
-            pinned_memory_limit_bytes: if is_card {
+            pinned_memory_limit_bytes: if is_gpu {
                 default_pinned_memory_limit(&memory)
             } else {
                 0
@@ -127,11 +127,11 @@ impl TimingInput<'_> {
 fn by_rates(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Option<PassTime> {
     let machine = input.machine;
     let rates = machine.rates.as_ref()?;
-    let is_card = machine.device.gpu.is_some();
+    let is_gpu = machine.device.gpu.is_some();
     let mut time = PassTime {
         compute_s: attention(input.shape, input.workload, rates)?,
         copy_s: 0.0,
-        copies_overlap: is_card,
+        copies_overlap: is_gpu,
         disk_s: 0.0,
         reader_s: 0.0,
         cold_s: None,
@@ -144,23 +144,23 @@ fn by_rates(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Option<PassT
         machine.pinned_memory_limit_bytes,
         streamed(groups),
     ));
-    for unit in groups {
-        time.compute_s += compute_s(unit, input)?;
-        if !unit.is_streamed() {
+    for group in groups {
+        time.compute_s += compute_s(group, input)?;
+        if !group.is_streamed() {
             continue;
         }
-        let bytes = unit.file_bytes() as f64;
-        if is_card {
-            time.copy_s += unit.bytes() as f64 / rates.link_bytes_per_s?;
+        let bytes = group.file_bytes() as f64;
+        if is_gpu {
+            time.copy_s += group.bytes() as f64 / rates.link_bytes_per_s?;
             // Kept in pinned memory: read from disk by the first pass alone, then only copied.
-            if pinned.takes(unit) {
+            if pinned.takes(group) {
                 if let (Some(cold_s), Some(rate)) = (&mut cold_s, machine.disk.cold_bytes_per_s) {
                     *cold_s += bytes / rate;
                 }
                 continue;
             }
         }
-        let decoded = unit
+        let decoded = group
             .tensors
             .iter()
             .filter_map(TensorPlan::decompressed_from);
@@ -168,7 +168,7 @@ fn by_rates(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Option<PassT
             .map(|(coding, numbers)| Some(rates.decompress_s(coding.scheme)? * numbers as f64));
         let mut busy_s = decode_s.sum::<Option<f64>>()?;
         let mut disk_s = 0.0;
-        if unit.tier == Tier::Host {
+        if group.tier == Tier::Host {
             busy_s += bytes / rates.copy_bytes_per_s;
         } else {
             disk_s = bytes / machine.disk.direct_bytes_per_s?;
@@ -178,19 +178,19 @@ fn by_rates(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Option<PassT
         // The limit holds a buffer back until its bytes are due, however fast they were read.
         let pause_s = limit.map_or(0.0, |limit| (bytes / limit as f64 - read_s).max(0.0));
         if let (Tier::Host, Some(cold_s), Some(rate)) =
-            (unit.tier, &mut cold_s, machine.disk.cold_bytes_per_s)
+            (group.tier, &mut cold_s, machine.disk.cold_bytes_per_s)
         {
             *cold_s += (bytes / rate - pause_s).max(0.0);
         }
         time.disk_s += disk_s;
-        if !is_card {
+        if !is_gpu {
             // The reader occupies one core, which the pool of compute threads loses.
             time.copy_s += busy_s / machine.device.threads as f64;
         }
         time.reader_s += read_s + pause_s;
     }
     // Copies wait for the reader in any case: a pass is no shorter than either.
-    if is_card {
+    if is_gpu {
         time.reader_s = time.reader_s.max(time.copy_s);
     }
     time.cold_s = cold_s;
@@ -198,7 +198,7 @@ fn by_rates(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Option<PassT
 }
 
 fn streamed(groups: &[WeightGroupPlan]) -> impl Iterator<Item = &WeightGroupPlan> + Clone {
-    groups.iter().filter(|unit| unit.is_streamed())
+    groups.iter().filter(|group| group.is_streamed())
 }
 
 /// Pinned staging buffers for groups that are not kept in pinned memory: one is read into, one is copied from.
@@ -211,9 +211,9 @@ pub fn pinned_weights_limit<'a>(
     streamed: impl IntoIterator<Item = &'a WeightGroupPlan>,
 ) -> u64 {
     let (mut all, mut most) = (0, 0);
-    for unit in streamed {
-        all += unit.staging_bytes();
-        most = most.max(unit.staging_bytes());
+    for group in streamed {
+        all += group.staging_bytes();
+        most = most.max(group.staging_bytes());
     }
     match all <= limit_bytes {
         true => limit_bytes,
@@ -229,7 +229,7 @@ pub(super) fn pinned_bytes(groups: &[WeightGroupPlan], machine: &Machine) -> u64
     ));
     let kept = groups
         .iter()
-        .filter(|unit| unit.is_streamed() && pinned.takes(unit));
+        .filter(|group| group.is_streamed() && pinned.takes(group));
     kept.map(WeightGroupPlan::staging_bytes).sum()
 }
 
@@ -297,7 +297,7 @@ fn linear(group: WeightGroup, tensor: &TensorPlan, input: &TimingInput<'_>) -> O
         _ => rows,
     };
     let is_decoded_first = match &machine.device.gpu {
-        Some(card) => is_decompressed_first(card, tensor.storage.on_gpu(), turn_rows),
+        Some(gpu) => is_decompressed_first(gpu, tensor.storage.on_gpu(), turn_rows),
         None => true,
     };
     // Compressed weights are decompressed a few rows at a time and multiplied from there; besides that the matmul takes

@@ -38,9 +38,9 @@ pub fn transition(from: &Plan, to: &Plan) -> Vec<TransitionStep> {
     let mut state = TransitionState::new(from, to);
     let mut steps = Vec::new();
     let changed: Vec<usize> = (0..to.groups.len())
-        .filter(|&unit| state.groups[unit] != to.groups[unit])
+        .filter(|&group| state.groups[group] != to.groups[group])
         .collect();
-    let stays = |unit: &usize| to.groups[*unit].resident_bytes() > 0;
+    let stays = |group: &usize| to.groups[*group].resident_bytes() > 0;
 
     // Decompression memory has to exist before the first group that needs it.
     if state.staging.decompress_bytes < to.staging.decompress_bytes {
@@ -55,20 +55,20 @@ pub fn transition(from: &Plan, to: &Plan) -> Vec<TransitionStep> {
     }
 
     // What shrinks comes first: each makes room for the next.
-    let shrinks = |state: &TransitionState<'_>, unit: usize| {
-        let now = state.groups[unit].resident_bytes();
-        now > 0 && to.groups[unit].resident_bytes() <= now
+    let shrinks = |state: &TransitionState<'_>, group: usize| {
+        let now = state.groups[group].resident_bytes();
+        now > 0 && to.groups[group].resident_bytes() <= now
     };
-    for &unit in changed.iter().filter(|unit| stays(unit)) {
-        if shrinks(&state, unit) {
-            steps.push(state.bring(unit));
+    for &group in changed.iter().filter(|group| stays(group)) {
+        if shrinks(&state, group) {
+            steps.push(state.bring(group));
         }
     }
     // Evictions come before what grows, since they free memory; they need staging buffers for what they evict.
     let evicted: Vec<usize> = changed
         .iter()
         .copied()
-        .filter(|unit| !stays(unit))
+        .filter(|group| !stays(group))
         .collect();
     let mut is_streaming_settled = evicted.is_empty();
     if !is_streaming_settled && let Some(step) = state.stream(&evicted) {
@@ -76,15 +76,15 @@ pub fn transition(from: &Plan, to: &Plan) -> Vec<TransitionStep> {
         is_streaming_settled = true;
     }
     let mut left = Vec::new();
-    for &unit in changed.iter().filter(|unit| stays(unit)) {
-        if state.groups[unit] == to.groups[unit] {
+    for &group in changed.iter().filter(|group| stays(group)) {
+        if state.groups[group] == to.groups[group] {
             continue;
         }
         // A group that grows into memory that is still held by the old staging buffers has to wait for the settling
         // step.
-        match is_streaming_settled && state.fits(unit) {
-            true => steps.push(state.bring(unit)),
-            false => left.push(unit),
+        match is_streaming_settled && state.fits(group) {
+            true => steps.push(state.bring(group)),
+            false => left.push(group),
         }
     }
     if !is_streaming_settled || !left.is_empty() || state.staging != to.staging {
@@ -147,11 +147,11 @@ impl<'a> TransitionState<'a> {
 
     /// Streams the evicted groups and those streamed already, if staging buffers for both fit; else changes nothing.
     fn stream(&mut self, evicted: &[usize]) -> Option<TransitionStep> {
-        let mut units = self.groups.clone();
-        for &unit in evicted {
-            units[unit] = self.to.groups[unit].clone();
+        let mut groups = self.groups.clone();
+        for &group in evicted {
+            groups[group] = self.to.groups[group].clone();
         }
-        let streamed = || units.iter().filter(|unit| unit.is_streamed());
+        let streamed = || groups.iter().filter(|group| group.is_streamed());
         let is_any = streamed().next().is_some();
         // Buffers for either plan: the groups that are streamed during the switch are a mixture of both.
         let slots = StagingBuffers {
@@ -168,7 +168,7 @@ impl<'a> TransitionState<'a> {
                 .decompress_bytes
                 .max(self.to.staging.decompress_bytes),
         };
-        let before = std::mem::replace(&mut self.groups, units);
+        let before = std::mem::replace(&mut self.groups, groups);
         let slots_before = std::mem::replace(&mut self.staging, slots);
         // Where neither plan has staging buffers, nothing can be streamed on the way.
         if self.device_bytes() > self.ceiling_bytes || (is_any && slots.count == 0) {

@@ -16,17 +16,17 @@ pub(super) fn apply_preset(
     is_bus_bound: impl Fn(&Work) -> bool,
 ) -> Preset {
     let is_scheduled = has_steps && asked.policy.is_none();
-    let dial = asked.preset.unwrap_or(match is_scheduled {
+    let preset = asked.preset.unwrap_or(match is_scheduled {
         true => Preset::Exact,
         false => default,
     });
-    let bundle = dial.resolve(|bundle| {
+    let bundle = preset.resolve(|bundle| {
         let mut work = work.clone();
         overlay(&mut work, asked, bundle);
         is_bus_bound(&Work::Generate(work))
     });
     overlay(work, asked, &bundle);
-    dial
+    preset
 }
 
 /// Lays what was asked for over the bundle, word by word.
@@ -69,17 +69,17 @@ mod tests {
     /// What a request with these words comes to, on a machine where computing takes the time.
     fn settled(asked: &DecodingChoice, has_steps: bool, default: Preset) -> (Preset, Generate) {
         let mut work = Generate::greedy(ModelId(1), vec![1], 128);
-        let dial = apply_preset(&mut work, asked, has_steps, default, |_| false);
-        (dial, work)
+        let preset = apply_preset(&mut work, asked, has_steps, default, |_| false);
+        (preset, work)
     }
 
     #[test]
-    fn without_a_word_the_daemons_dial_is_meant() {
+    fn without_a_word_the_daemons_preset_is_meant() {
         let nothing = DecodingChoice::default();
         for default in [Preset::Exact, Preset::Balanced] {
-            let (dial, work) = settled(&nothing, false, default);
+            let (preset, work) = settled(&nothing, false, default);
             let ResolvedPreset { policy, decoding } = default.resolve(|_| false);
-            assert_eq!(dial, default);
+            assert_eq!(preset, default);
             assert_eq!((work.policy, work.decoding), (policy, decoding));
         }
     }
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn each_word_takes_the_place_of_the_dials_and_no_other() {
+    fn each_word_takes_the_place_of_the_presets_and_no_other() {
         let fast = settled(&DecodingChoice::default(), false, Preset::Fast).1;
         let with = |change: fn(&mut DecodingChoice)| {
             let mut asked = DecodingChoice {
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dial_asks_about_what_would_be_done() {
+    fn a_preset_asks_about_what_would_be_done() {
         let bound = |asked: DecodingChoice, is_bus_bound: fn(&Generate) -> bool| {
             let mut work = Generate::greedy(ModelId(1), vec![1], 128);
             apply_preset(&mut work, &asked, false, Preset::Exact, |work| {

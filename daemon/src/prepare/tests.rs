@@ -191,7 +191,7 @@ fn too_much_is_refused_before_it_is_tokenized() {
 }
 
 #[test]
-fn a_causal_model_knows_no_dial() {
+fn a_causal_model_knows_no_preset() {
     let mut causal = serving(true);
     let mut info = causal.loaded.info.clone();
     info.mask = None;

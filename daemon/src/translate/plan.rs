@@ -53,7 +53,7 @@ pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
         layers: layers(
             plan.groups
                 .iter()
-                .map(|unit| (unit.group, weight_group_plan(unit))),
+                .map(|group| (group.group, weight_group_plan(group))),
         )
         .map(|(name, units)| v1::LayerPlan {
             name,
@@ -114,21 +114,21 @@ pub fn is_lossless(plan: &Plan) -> bool {
     };
     plan.groups
         .iter()
-        .flat_map(|unit| &unit.tensors)
+        .flat_map(|group| &group.tensors)
         .all(is_own)
 }
 
 /// The weights as they stand.
 #[must_use]
 pub fn layer_statuses(units: &[WeightGroupState]) -> Vec<v1::LayerStatus> {
-    let unit = |unit: &WeightGroupState| v1::WeightGroupStatus {
-        kind: format::weight_group_kind(unit.group).into(),
-        tier: format::tier(unit.tier).into(),
-        format: Some(format::weight_format(unit.storage.weight_format())),
-        bytes: unit.bytes,
-        is_in_flight: unit.in_flight,
+    let group = |group: &WeightGroupState| v1::WeightGroupStatus {
+        kind: format::weight_group_kind(group.group).into(),
+        tier: format::tier(group.tier).into(),
+        format: Some(format::weight_format(group.storage.weight_format())),
+        bytes: group.bytes,
+        is_in_flight: group.in_flight,
     };
-    layers(units.iter().map(|state| (state.group, unit(state))))
+    layers(units.iter().map(|state| (state.group, group(state))))
         .map(|(name, units)| v1::LayerStatus {
             name,
             groups: units,
@@ -179,23 +179,23 @@ pub fn workload(asked: model::Workload, context_length: usize) -> Result<Workloa
     Ok(Workload::new(canvas, block, requests))
 }
 
-fn weight_group_plan(unit: &WeightGroupPlan) -> v1::WeightGroupPlan {
+fn weight_group_plan(group: &WeightGroupPlan) -> v1::WeightGroupPlan {
     v1::WeightGroupPlan {
-        kind: format::weight_group_kind(unit.group).into(),
-        tier: format::tier(unit.tier).into(),
-        format: Some(format::weight_format(unit.storage().weight_format())),
-        bytes: unit.bytes(),
-        is_streamed: unit.is_streamed(),
+        kind: format::weight_group_kind(group.group).into(),
+        tier: format::tier(group.tier).into(),
+        format: Some(format::weight_format(group.storage().weight_format())),
+        bytes: group.bytes(),
+        is_streamed: group.is_streamed(),
     }
 }
 
 /// Units gathered by the layer that people see them in.
 fn layers<T>(
-    units: impl Iterator<Item = (WeightGroup, T)>,
+    groups: impl Iterator<Item = (WeightGroup, T)>,
 ) -> impl Iterator<Item = (String, Vec<T>)> {
     let mut layers: Vec<(String, Vec<T>)> = Vec::new();
-    for (unit, of_unit) in units {
-        let name = match unit {
+    for (group, of_unit) in groups {
+        let name = match group {
             WeightGroup::Embedding => "embedding".to_owned(),
             WeightGroup::Attention(layer)
             | WeightGroup::GateUp(layer)
@@ -203,7 +203,7 @@ fn layers<T>(
             WeightGroup::FinalNorm | WeightGroup::LmHead(_) => "lm_head".to_owned(),
         };
         match layers.last_mut() {
-            Some((last, units)) if *last == name => units.push(of_unit),
+            Some((last, groups)) if *last == name => groups.push(of_unit),
             _ => layers.push((name, vec![of_unit])),
         }
     }
@@ -229,7 +229,7 @@ fn notes(plan: &Plan) -> Vec<String> {
             let (usual, storage, parts) = (usual.name(), storage.name(), parts.join(", "));
             format!("{usual} -> {storage}: {parts}, rows of {width}")
         });
-    let reads_disk = plan.streamed().any(|unit| unit.tier == Tier::Disk);
+    let reads_disk = plan.streamed().any(|group| group.tier == Tier::Disk);
     let unknown = (plan.pass.is_none() && reads_disk).then(|| {
         "the time of a pass is unknown: there is no file to measure the disk's bandwidth with"
             .to_owned()
@@ -248,7 +248,11 @@ fn notes(plan: &Plan) -> Vec<String> {
 /// Which levels change nothing for this model, and why.
 fn equal_levels(plan: &Plan) -> Option<String> {
     let (last, others) = plan.equal_levels.split_last()?;
-    let mut tensors: Vec<&TensorPlan> = plan.groups.iter().flat_map(|unit| &unit.tensors).collect();
+    let mut tensors: Vec<&TensorPlan> = plan
+        .groups
+        .iter()
+        .flat_map(|group| &group.tensors)
+        .collect();
     tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.elements()));
     // The embedding is in nobody's way: no level changes it.
     let largest = tensors
@@ -341,9 +345,9 @@ mod tests {
             (names[0], names[1], names[33]),
             ("embedding", "0", "lm_head")
         );
-        let units = wire.layers.iter().flat_map(|layer| &layer.groups);
-        let streamed = units.clone().filter(|unit| unit.is_streamed);
-        let bytes: u64 = streamed.map(|unit| unit.bytes).sum();
+        let groups = wire.layers.iter().flat_map(|layer| &layer.groups);
+        let streamed = groups.clone().filter(|group| group.is_streamed);
+        let bytes: u64 = streamed.map(|group| group.bytes).sum();
         assert_eq!(bytes, wire.streamed_bytes_per_pass);
         let memory: u64 = wire.memory.iter().map(|kind| kind.bytes).sum();
         assert_eq!(memory, wire.peak_bytes);

@@ -226,7 +226,7 @@ async fn what_does_not_go_together_is_refused_and_the_daemon_lives_on() {
 }
 
 #[tokio::test]
-async fn the_daemons_dial_is_for_requests_that_say_nothing() {
+async fn the_daemons_preset_is_for_requests_that_say_nothing() {
     let daemon = tiny(&["--preset", "balanced"]).await;
     let told = async |request| {
         let events = generate(&daemon, request).await.unwrap();
@@ -253,11 +253,11 @@ async fn the_daemons_dial_is_for_requests_that_say_nothing() {
 }
 
 #[tokio::test]
-async fn a_causal_model_has_no_dial() {
+async fn a_causal_model_has_no_preset() {
     let folder = checkpoints::fixture("llama-tiny");
     let daemon = Daemon::with_model(&folder, &["--preset", "fast"]).await;
-    let with = |dial: v1::DecodingPreset| {
-        tokens(&[1, 2, 3], 4).diffused(|diffusion| diffusion.preset = dial.into())
+    let with = |preset: v1::DecodingPreset| {
+        tokens(&[1, 2, 3], 4).diffused(|diffusion| diffusion.preset = preset.into())
     };
     let events = generate(&daemon, with(v1::DecodingPreset::Unspecified))
         .await

@@ -1,4 +1,4 @@
-//! Computing on a card, and doing without one: against the stand-in for NVIDIA's libraries, whatever this machine has.
+//! Computing on a GPU, and doing without one: against the stand-in for NVIDIA's libraries, whatever this machine has.
 
 use std::{fs, path::Path};
 
@@ -34,7 +34,7 @@ async fn start(libraries: &Path, environment: &[(&str, &str)], arguments: &[&str
 
 #[tokio::test]
 #[ignore = "on the stand-in: cargo ci"]
-async fn a_card_writes_what_the_cpu_writes() {
+async fn a_gpu_writes_what_the_cpu_writes() {
     let libraries = stand_in::build();
     let request = || {
         v1::GenerateRequest {
@@ -57,15 +57,15 @@ async fn a_card_writes_what_the_cpu_writes() {
     let cache = TempDir::new().unwrap();
     let cache_flag = format!("--weight-cache={}", cache.path().display());
     let arguments = ["--device", "cuda:0", "--compute-dtype", "f32", &cache_flag];
-    let card = start(libraries, &held, &arguments).await;
-    let events = generate(&card, request()).await.unwrap();
+    let gpu = start(libraries, &held, &arguments).await;
+    let events = generate(&gpu, request()).await.unwrap();
     let text = &done(&events).text;
     assert_eq!(
         (text, done(&events).is_exact),
         (&expected.text, expected.is_exact)
     );
 
-    let device = card.snapshot().await.device.unwrap();
+    let device = gpu.snapshot().await.device.unwrap();
     assert_eq!(
         (device.kind(), device.gpu_unavailable),
         (v1::DeviceKind::Cuda, None)
@@ -83,13 +83,13 @@ async fn a_card_writes_what_the_cpu_writes() {
     );
     assert_eq!(facts.other_processes_bytes, Some(1 << 30));
     assert_eq!(facts.utilization_percent, Some(37));
-    assert!(card.log().contains("running on a GPU"), "{}", card.log());
+    assert!(gpu.log().contains("running on a GPU"), "{}", gpu.log());
     assert!(cache.path().join("kernels").is_dir(), "for compiled ones");
 }
 
 #[tokio::test]
 #[ignore = "on the stand-in: cargo ci"]
-async fn what_nobody_tells_of_a_card_is_not_set() {
+async fn what_nobody_tells_of_a_gpu_is_not_set() {
     let libraries = stand_in::build();
     let silent = [("STAND_IN_NVML", "absent-figures")];
     let daemon = start(libraries, &silent, &["--device", "cuda"]).await;
@@ -100,16 +100,16 @@ async fn what_nobody_tells_of_a_card_is_not_set() {
             .iter()
             .all(|kind| kind.kind() != v1::MemoryKind::Context)
     );
-    let card = device.gpu.unwrap();
-    assert_eq!(card.other_processes_bytes, None);
-    assert_eq!(card.utilization_percent, None);
-    assert_eq!((card.temperature_c, card.power_w), (None, None));
-    assert_eq!((card.pcie_generation, card.clock_mhz), (None, None));
+    let gpu = device.gpu.unwrap();
+    assert_eq!(gpu.other_processes_bytes, None);
+    assert_eq!(gpu.utilization_percent, None);
+    assert_eq!((gpu.temperature_c, gpu.power_w), (None, None));
+    assert_eq!((gpu.pcie_generation, gpu.clock_mhz), (None, None));
 }
 
 #[tokio::test]
 #[ignore = "on the stand-in: cargo ci"]
-async fn a_card_that_fails_for_good_ends_the_daemon_so_that_it_can_start_again() {
+async fn a_gpu_that_fails_for_good_ends_the_daemon_so_that_it_can_start_again() {
     let libraries = stand_in::build();
     let failing = [("STAND_IN_FAIL_KERNEL", "head_reduce")];
     let mut daemon = start(libraries, &failing, &["--device", "cuda"]).await;
@@ -128,7 +128,7 @@ async fn a_card_that_fails_for_good_ends_the_daemon_so_that_it_can_start_again()
 
 #[tokio::test]
 #[ignore = "on the stand-in: cargo ci"]
-async fn a_card_computes_what_the_fixtures_expect() {
+async fn a_gpu_computes_what_the_fixtures_expect() {
     let libraries = stand_in::build();
     let folder = TempDir::new().unwrap();
     let fixture = support::checkpoints::fixture("llama-tiny");
@@ -158,11 +158,11 @@ async fn taken(daemon: &Daemon, what: &str, want: impl Fn(u64, &v1::DeviceStatus
 
 #[tokio::test]
 #[ignore = "on the stand-in: cargo ci"]
-async fn unloading_gives_all_of_the_card_back_but_what_its_driver_takes() {
+async fn unloading_gives_all_of_the_gpu_back_but_what_its_driver_takes() {
     let libraries = stand_in::build();
     let daemon = start(libraries, &[], &["--device", "cuda"]).await;
     generate(&daemon, chat("Tell me a story.")).await.unwrap();
-    taken(&daemon, "a model on the card", |taken, device| {
+    taken(&daemon, "a model on the GPU", |taken, device| {
         let mut kinds = device.memory.iter();
         let weights = kinds
             .find(|kind| kind.kind() == v1::MemoryKind::Weights)
@@ -251,7 +251,7 @@ const REFUSALS: [Refusal; 5] = [
 
 #[tokio::test]
 #[ignore = "on the stand-in: cargo ci"]
-async fn a_card_that_can_not_be_used_is_refused_where_it_was_asked_for() {
+async fn a_gpu_that_can_not_be_used_is_refused_where_it_was_asked_for() {
     let libraries = stand_in::build();
     for refusal in &REFUSALS {
         is_refused(libraries, refusal).await;
@@ -260,7 +260,7 @@ async fn a_card_that_can_not_be_used_is_refused_where_it_was_asked_for() {
 
 #[tokio::test]
 #[ignore = "on the stand-in: cargo ci"]
-async fn a_card_that_can_not_be_used_is_done_without_and_said_where_none_was_asked_for() {
+async fn a_gpu_that_can_not_be_used_is_done_without_and_said_where_none_was_asked_for() {
     let libraries = stand_in::build();
     for refusal in &REFUSALS {
         is_done_without(libraries, refusal).await;
@@ -269,16 +269,15 @@ async fn a_card_that_can_not_be_used_is_done_without_and_said_where_none_was_ask
 
 #[tokio::test]
 #[ignore = "on the stand-in: cargo ci"]
-async fn a_model_that_a_card_has_no_room_for_is_computed_by_the_cpu_unless_the_card_was_asked_for()
-{
+async fn a_model_that_a_gpu_has_no_room_for_is_computed_by_the_cpu_unless_the_gpu_was_asked_for() {
     let libraries = stand_in::build();
     // What the GPU's driver takes counts there, and not on the CPU.
     let arguments = ["--budget", "64MiB"];
-    let on_card = [&arguments[..], &["--device", "cuda:0"]].concat();
+    let on_gpu = [&arguments[..], &["--device", "cuda:0"]].concat();
     let folder = TempDir::new().unwrap();
     let socket = folder.path().join("s");
     let mut command = command(folder.path(), libraries, &[]);
-    command.arg("--socket").arg(&socket).args(&on_card);
+    command.arg("--socket").arg(&socket).args(&on_gpu);
     let daemon = Daemon::spawn(folder, socket, command).await;
     let model = daemon.model_state(ModelState::Failed).await;
     assert!(model.error.contains("is too small"), "{}", model.error);
@@ -288,13 +287,13 @@ async fn a_model_that_a_card_has_no_room_for_is_computed_by_the_cpu_unless_the_c
     let daemon = start(libraries, &[], &auto).await;
     let device = daemon.snapshot().await.device.unwrap();
     assert_eq!((device.kind(), &device.gpu), (v1::DeviceKind::Cpu, &None));
-    let no_card = device.gpu_unavailable.expect("the reason");
+    let no_gpu = device.gpu_unavailable.expect("the reason");
     assert!(
-        no_card
+        no_gpu
             .reason
             .contains("cannot run sluice-demo: the budget of 64.0 MiB")
     );
-    assert!(no_card.hint.contains("raise --budget"), "{}", no_card.hint);
+    assert!(no_gpu.hint.contains("raise --budget"), "{}", no_gpu.hint);
     let log = daemon.log();
     let warned = log.matches("no usable GPU, running on the CPU").count();
     assert_eq!(warned, 1, "{log}");
@@ -368,20 +367,16 @@ async fn is_done_without(libraries: &Path, refusal: &Refusal) {
     let daemon = start(libraries, refusal.environment, &["--device", "auto"]).await;
     let device = daemon.snapshot().await.device.unwrap();
     assert_eq!((device.kind(), &device.gpu), (v1::DeviceKind::Cpu, &None));
-    let no_card = device.gpu_unavailable.expect("the reason");
-    assert!(
-        no_card.reason.contains(refusal.reason),
-        "{}",
-        no_card.reason
-    );
-    assert!(no_card.hint.contains(refusal.hint), "{}", no_card.hint);
+    let no_gpu = device.gpu_unavailable.expect("the reason");
+    assert!(no_gpu.reason.contains(refusal.reason), "{}", no_gpu.reason);
+    assert!(no_gpu.hint.contains(refusal.hint), "{}", no_gpu.hint);
     let log = daemon.log();
     assert!(log.contains("no usable GPU, running on the CPU"), "{log}");
 }
 
 #[tokio::test]
 #[ignore = "on the stand-in: cargo ci"]
-async fn a_plan_says_which_card_it_is_for() {
+async fn a_plan_says_which_gpu_it_is_for() {
     let libraries = stand_in::build();
     let folder = TempDir::new().unwrap();
     let plan = async |environment: &[(&str, &str)], device: &[&str]| {
@@ -394,9 +389,9 @@ async fn a_plan_says_which_card_it_is_for() {
         assert!(output.status.success(), "{said}");
         String::from_utf8(output.stdout).unwrap()
     };
-    let card = plan(&[], &["--device", "cuda", "--compute-dtype", "f16"]).await;
-    assert!(card.contains("\ncontext "), "{card}");
-    assert!(card.contains("which computes in f16"), "{card}");
+    let gpu = plan(&[], &["--device", "cuda", "--compute-dtype", "f16"]).await;
+    assert!(gpu.contains("\ncontext "), "{gpu}");
+    assert!(gpu.contains("which computes in f16"), "{gpu}");
     let cpu = plan(&[("STAND_IN_DEVICES", "0")], &[]).await;
     assert!(!cpu.contains("\ncontext "), "{cpu}");
     let why = "for the CPU, since no GPU is usable: NVIDIA's driver finds no GPU";

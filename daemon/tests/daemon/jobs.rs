@@ -212,12 +212,12 @@ async fn a_model_is_compressed_by_its_name_and_inspected() {
         (model.file_format(), model.disk_bytes),
         (v1::FileFormat::Sluice, made.file_bytes)
     );
-    let coded = answer.container.unwrap();
+    let compressed = answer.container.unwrap();
     assert_eq!(
-        (coded.tile_elements, coded.file_bytes),
+        (compressed.tile_elements, compressed.file_bytes),
         (128, made.file_bytes)
     );
-    let schemes: Vec<_> = coded
+    let schemes: Vec<_> = compressed
         .summaries
         .iter()
         .map(v1::CompressionSummary::compression)
@@ -230,17 +230,17 @@ async fn a_model_is_compressed_by_its_name_and_inspected() {
             v1::Compression::Trellis
         ]
     );
-    let numbers: u64 = coded.summaries.iter().map(|sum| sum.elements).sum();
+    let numbers: u64 = compressed.summaries.iter().map(|sum| sum.elements).sum();
     assert_eq!(numbers, 3_934_976);
     let is_kept = |tensor: &&v1::ContainerTensor| tensor.name.contains(".0.");
     assert!(
-        coded
+        compressed
             .tensors
             .iter()
             .filter(is_kept)
             .all(|tensor| tensor.compression() == v1::Compression::None)
     );
-    let has = |name: &str| coded.files.iter().any(|file| file.name == name);
+    let has = |name: &str| compressed.files.iter().any(|file| file.name == name);
     assert!(has("config.json") && has("tokenizer.json") && has("model.safetensors"));
     let facts: Vec<_> = answer.facts.iter().map(|fact| fact.name.as_str()).collect();
     assert!(

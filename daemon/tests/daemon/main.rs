@@ -2,15 +2,15 @@
 
 mod bad_checkpoints;
 mod bad_requests;
-mod card;
 mod causal;
 mod check;
 mod clients;
-mod coded;
+mod compressed_files;
 mod configuration;
 mod decoding;
 mod fidelity;
 mod generating;
+mod gpu;
 mod jobs;
 mod library;
 mod memory;

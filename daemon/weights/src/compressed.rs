@@ -239,7 +239,7 @@ impl CompressedTensor {
         // Checked once, when they are read: matmuls rely on it, as they cannot return errors.
         for chunk in self.chunks_of(rows) {
             self.chunk_matrix(chunk, bytes, base)
-                .and_then(|coded| coded.check_tile_bounds())
+                .and_then(|compressed| compressed.check_tile_bounds())
                 .map_err(|error| self.damage(chunk, &error))?;
         }
         Ok(())

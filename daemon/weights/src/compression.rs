@@ -55,8 +55,8 @@ pub fn with_assumed_compression(mut sources: Vec<SourceTensor>) -> Vec<SourceTen
 /// by one from where they lie.
 pub fn compressible_dtype(source: &SourceTensor) -> Option<DType> {
     let (rows, _) = source.spec.size();
-    let is_coded = rows > 1 && source.spec.part != TensorPart::Embedding;
-    source.format.dtype().filter(|_| is_coded)
+    let is_compressed = rows > 1 && source.spec.part != TensorPart::Embedding;
+    source.format.dtype().filter(|_| is_compressed)
 }
 
 /// The estimated compression of a tensor; `None` if it doesn't save enough.
@@ -67,9 +67,10 @@ pub fn estimate_compressed(
 ) -> Option<Arc<CompressedTensor>> {
     let (size, format) = (source.spec.size(), source.format);
     let (_, scheme) = coder(dtype);
-    let coded = CompressedTensor::estimated(&source.spec.name, size, format, scheme, TILE, shares)?;
+    let compressed =
+        CompressedTensor::estimated(&source.spec.name, size, format, scheme, TILE, shares)?;
     let plain_bytes = (size.0 * format.bytes(size.1)) as f64;
     // Decompressing takes time in every pass, so a small saving isn't worth it.
-    let saves = coded.file_bytes() as f64 <= (1.0 - LEAST_SAVING) * plain_bytes;
-    saves.then(|| coded.into())
+    let saves = compressed.file_bytes() as f64 <= (1.0 - LEAST_SAVING) * plain_bytes;
+    saves.then(|| compressed.into())
 }

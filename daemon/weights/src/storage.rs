@@ -320,8 +320,8 @@ pub fn weight_groups(sources: &[SourceTensor]) -> Vec<WeightGroupPlan> {
     // and one for a whole vocabulary would be much larger than all others.
     let largest_in_layers = weight_groups_of(sources, usize::MAX)
         .iter()
-        .filter(|unit| unit.group.layer().is_some())
-        .map(|unit| unit.tensors.iter().map(TensorPlan::elements).sum::<u64>())
+        .filter(|group| group.group.layer().is_some())
+        .map(|group| group.tensors.iter().map(TensorPlan::elements).sum::<u64>())
         .max()
         .unwrap_or(u64::MAX);
     weight_groups_of(
@@ -331,15 +331,15 @@ pub fn weight_groups(sources: &[SourceTensor]) -> Vec<WeightGroupPlan> {
 }
 
 fn weight_groups_of(sources: &[SourceTensor], head_numbers_max: usize) -> Vec<WeightGroupPlan> {
-    let mut units: Vec<WeightGroupPlan> = Vec::new();
+    let mut groups: Vec<WeightGroupPlan> = Vec::new();
     // The last groups are searched first: consecutive tensors mostly share one.
-    let mut add = |unit: WeightGroup, tensor: TensorPlan| match units
+    let mut add = |unit: WeightGroup, tensor: TensorPlan| match groups
         .iter_mut()
         .rev()
         .find(|known| known.group == unit)
     {
         Some(known) => known.tensors.push(tensor),
-        None => units.push(WeightGroupPlan {
+        None => groups.push(WeightGroupPlan {
             group: unit,
             tier: Tier::Device,
             tensors: vec![tensor],
@@ -384,8 +384,8 @@ fn weight_groups_of(sources: &[SourceTensor], head_numbers_max: usize) -> Vec<We
             );
         }
     }
-    units.sort_by_key(|unit| order(unit.group));
-    units
+    groups.sort_by_key(|unit| order(unit.group));
+    groups
 }
 
 /// Sort key: the order of a pass.

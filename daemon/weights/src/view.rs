@@ -101,18 +101,18 @@ impl<'a> Weight<'a> {
                     ..coded
                 }),
                 WeightData::Host(bytes) => WeightData::Host(&bytes[from * stride..to * stride]),
-                WeightData::Gpu(card) => WeightData::Gpu(match card.compressed {
+                WeightData::Gpu(gpu) => WeightData::Gpu(match gpu.compressed {
                     // Chunks stay whole on the GPU: only the row index moves.
                     Some(coded) => GpuWeight {
                         compressed: Some(GpuCompressedRows {
                             first_row: coded.first_row + from,
                             ..coded
                         }),
-                        ..card
+                        ..gpu
                     },
                     None => GpuWeight {
-                        span: card.span.part(from * stride, (to - from) * stride),
-                        ..card
+                        span: gpu.span.part(from * stride, (to - from) * stride),
+                        ..gpu
                     },
                 }),
                 WeightData::None => WeightData::None,
@@ -143,7 +143,7 @@ impl<'a> Weight<'a> {
     #[must_use]
     pub fn on_gpu(&self) -> GpuWeight<'a> {
         match self.data {
-            WeightData::Gpu(card) => card,
+            WeightData::Gpu(gpu) => gpu,
             WeightData::Host(_) | WeightData::Compressed(_) | WeightData::None => {
                 unreachable!("operations of a GPU are given its own memory")
             }
@@ -156,9 +156,9 @@ impl<'a> Weight<'a> {
     /// When they are not on a GPU, or compressed there.
     #[must_use]
     pub fn span(&self) -> GpuSpan {
-        let card = self.on_gpu();
-        assert!(card.compressed.is_none(), "it is coded");
-        card.span
+        let gpu = self.on_gpu();
+        assert!(gpu.compressed.is_none(), "it is coded");
+        gpu.span
     }
 
     /// Dequantizes or decompresses all elements to `f32`, on the CPU.
@@ -168,7 +168,7 @@ impl<'a> Weight<'a> {
     pub fn dequantize(&self, out: &mut [f32]) {
         assert_eq!(out.len(), self.rows * self.width);
         match self.data {
-            WeightData::Compressed(coded) => coded.each(self.rows, |first, open| {
+            WeightData::Compressed(compressed) => compressed.each(self.rows, |first, open| {
                 let out = &mut out[first * self.width..][..open.local.len() * self.width];
                 open.matrix.decompress_rows_f32(open.local, out)
             }),
@@ -186,7 +186,7 @@ impl<'a> Weight<'a> {
         scratch: &mut [f32],
         mut sink: impl FnMut(usize, &[f32]),
     ) {
-        let WeightData::Compressed(coded) = self.data else {
+        let WeightData::Compressed(compressed) = self.data else {
             for first in (0..self.rows).step_by(count) {
                 let part = self.rows(first, self.rows.min(first + count));
                 let values = &mut scratch[..part.rows * part.width];
@@ -195,7 +195,7 @@ impl<'a> Weight<'a> {
             }
             return;
         };
-        coded.each(self.rows, |first, open| {
+        compressed.each(self.rows, |first, open| {
             // A chunk may have more rows than the scratch holds.
             for local in open.local.clone().step_by(count) {
                 let rows = local..open.local.end.min(local + count);
@@ -223,10 +223,10 @@ impl<'a> Weight<'a> {
             .format
             .dot_kernel(self.width)
             .expect("rows of whole vectors");
-        let WeightData::Compressed(coded) = self.data else {
+        let WeightData::Compressed(compressed) = self.data else {
             return dots(self.bytes(), x, out);
         };
-        coded.each(self.rows, |first, open| {
+        compressed.each(self.rows, |first, open| {
             // Pieces of a row come in order, and whole vectors at a time, so the sums are those of the uncompressed
             // kernel.
             let mut sums = [0.0; LANES];

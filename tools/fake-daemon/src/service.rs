@@ -244,7 +244,7 @@ impl ModelService for Service {
         let mut seen = self.seen();
         let request = request.into_inner();
         let by = request.model.clone().and_then(|model| model.by);
-        let coded = matches!(&by, Some(By::Path(path)) if path.ends_with(".sluice"));
+        let compressed = matches!(&by, Some(By::Path(path)) if path.ends_with(".sluice"));
         let not_loadable = match by {
             Some(By::Name(name)) if name == "o/odd" => {
                 "its model_type 'odd' is not known\x1b[2J".to_owned()
@@ -276,7 +276,7 @@ impl ModelService for Service {
                     },
                 })
                 .into(),
-            container: coded.then(contents),
+            container: compressed.then(contents),
             not_loadable_reason: not_loadable,
             ..Default::default()
         }))

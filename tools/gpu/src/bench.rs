@@ -3,7 +3,7 @@
 use std::{collections::HashMap, iter, path::Path};
 
 use serde_json::{Value, json};
-use sluice_ops::device::{self, Gpu as Card};
+use sluice_ops::device::{self, Gpu};
 
 use super::{
     Failure, Found, Report, about,
@@ -28,7 +28,7 @@ impl Timing {
             report.set(list, json!([]));
         }
         let mut failures = Failures::new(report);
-        let link = device.gpu().map(Card::measure_bandwidth).transpose();
+        let link = device.gpu().map(Gpu::measure_bandwidth).transpose();
         let link = link.unwrap_or_else(|error| {
             failures.add("copies", &error);
             None
@@ -108,9 +108,9 @@ impl Timing {
         let budgets = self.budgets.iter().filter_map(|budget| budget.bytes());
         let mut budgets: Vec<u64> = budgets.collect();
         budgets.sort_unstable();
-        let is_coded = model.extension().is_some_and(|kind| kind == "sluice");
+        let is_compressed = model.extension().is_some_and(|kind| kind == "sluice");
         loads.tell_header();
-        for level in self.levels.of(is_coded) {
+        for level in self.levels.of(is_compressed) {
             let all = budgets.iter().copied().map(Some);
             for budget_bytes in iter::once(None).chain(all) {
                 // The failure was reported where it happened.
@@ -122,7 +122,7 @@ impl Timing {
                     converted,
                     level,
                     budget_bytes,
-                    is_coded,
+                    is_compressed,
                 });
             }
         }

@@ -121,7 +121,7 @@ impl Checking {
         let numbers: Vec<DType> = match self.compute_dtype.and_then(ComputeDtype::dtype) {
             Some(number) => vec![number],
             None => {
-                let has_bf16 = device.gpu().is_none_or(|card| card.properties().has_bf16);
+                let has_bf16 = device.gpu().is_none_or(|gpu| gpu.properties().has_bf16);
                 let is_there = |number: &DType| has_bf16 || *number != DType::Bf16;
                 DType::ALL.into_iter().filter(is_there).collect()
             }

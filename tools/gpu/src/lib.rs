@@ -97,10 +97,10 @@ fn open(device: Device, number: Option<DType>) -> Result<device::Device, EngineE
 
 /// The device's properties, for the report.
 fn about(device: &device::Device) -> Value {
-    let Some(card) = device.gpu() else {
+    let Some(gpu) = device.gpu() else {
         return json!({ "kind": "cpu", "threads": device.threads() });
     };
-    let facts = card.properties();
+    let facts = gpu.properties();
     let version = |(major, minor): (u32, u32)| format!("{major}.{minor}");
     json!({
         "kind": "cuda",
@@ -108,12 +108,12 @@ fn about(device: &device::Device) -> Value {
         "capability": version(facts.capability),
         "driver": facts.driver_version,
         "cuda": version(facts.cuda_version),
-        "blas": card.blas().map(|blas| blas.name().to_owned()),
-        "blas_absence": card.blas_absence(),
+        "blas": gpu.blas().map(|blas| blas.name().to_owned()),
+        "blas_absence": gpu.blas_absence(),
         // Otherwise each weight group is an allocation of its own.
-        "maps_memory": card.arena().is_some(),
+        "maps_memory": gpu.arena().is_some(),
         "total_bytes": facts.total_bytes,
-        "context_bytes": card.context_bytes(),
+        "context_bytes": gpu.context_bytes(),
         "multiprocessors": facts.multiprocessors,
     })
 }

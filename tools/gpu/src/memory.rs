@@ -72,7 +72,7 @@ fn apart(
 }
 
 /// Free bytes of the GPU at three moments, and the ledger's bytes in between.
-pub(super) struct CardMemory {
+pub(super) struct GpuMemory {
     before_bytes: u64,
     with_model_bytes: u64,
     after_bytes: u64,
@@ -81,7 +81,7 @@ pub(super) struct CardMemory {
     tolerance_bytes: u64,
 }
 
-impl CardMemory {
+impl GpuMemory {
     /// `None` where no driver reports free memory, as on the CPU. Each of so many separate allocations may be rounded
     /// up.
     pub(super) fn new(
@@ -221,7 +221,7 @@ impl<'a> Watch<'a> {
         let copied = self
             .device
             .gpu()
-            .map_or(0, |card| 2 * card.beyond_cache(0) as u64);
+            .map_or(0, |gpu| 2 * gpu.beyond_cache(0) as u64);
         budget_bytes.max(self.context_bytes + MEASURING_BYTES + copied)
     }
 
@@ -287,7 +287,7 @@ impl Drop for Done<'_> {
 }
 
 fn context_bytes(device: &device::Device) -> u64 {
-    device.profile().gpu.map_or(0, |card| card.context_bytes)
+    device.profile().gpu.map_or(0, |gpu| gpu.context_bytes)
 }
 
 /// The peak, by plan, ledger and driver.
@@ -382,7 +382,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn memory(with_model: u64, after: u64) -> CardMemory {
+    fn memory(with_model: u64, after: u64) -> GpuMemory {
         let context = LedgerKindReport {
             kind: MemoryKind::Context,
             bytes: GIB,
@@ -394,7 +394,7 @@ mod tests {
             kinds: vec![context],
         };
         let [before, with_model, after] = [10 * GIB, with_model, after].map(Some);
-        CardMemory::new(before, with_model, after, &account, 100).expect("all is known")
+        GpuMemory::new(before, with_model, after, &account, 100).expect("all is known")
     }
 
     #[test]

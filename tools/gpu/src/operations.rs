@@ -121,8 +121,8 @@ impl StoredWeight {
                 let bytes: &[u8] = bytemuck::cast_slice(words);
                 self.weight(WeightData::Host(&bytes[..self.bytes()]))
             }
-            on_card @ DeviceBuffer::Gpu(_) => {
-                let span = on_card.span().part(0, self.bytes());
+            on_gpu @ DeviceBuffer::Gpu(_) => {
+                let span = on_gpu.span().part(0, self.bytes());
                 self.weight(WeightData::on_gpu(span, self.decompressed))
             }
         }
@@ -330,12 +330,12 @@ impl DevicePair<'_> {
             let places = [0, 1, 77, 4095, 2];
             for (side, ops) in [&self.cpu, &self.tried].into_iter().enumerate() {
                 let positions = [ops.indices(places[2..].to_vec())?, ops.indices(places)?];
-                let turned = [(&mut q[side], &positions[0]), (&mut k[side], &positions[1])];
-                ops.rope(turned, &tables[side])?;
+                let rotated = [(&mut q[side], &positions[0]), (&mut k[side], &positions[1])];
+                ops.rope(rotated, &tables[side])?;
             }
-            for (what, turned) in [("queries", q), ("keys", k)] {
+            for (what, rotated) in [("queries", q), ("keys", k)] {
                 let name = format!("rotary embedding of {what}, {heads} heads of {head_dim}");
-                self.check(name, [&turned[0], &turned[1]])?;
+                self.check(name, [&rotated[0], &rotated[1]])?;
             }
         }
         Ok(())

@@ -19,7 +19,7 @@ use sluice_shared::{
 
 use super::{
     Deadline, Report,
-    memory::{CardMemory, Peak, Watch, over_budget, tolerance_bytes},
+    memory::{GpuMemory, Peak, Watch, over_budget, tolerance_bytes},
     report::Failures,
     shared::{self, median},
     timing::Timing,
@@ -72,7 +72,7 @@ pub(super) struct Load<'a> {
     pub(super) level: Level,
     pub(super) budget_bytes: Option<u64>,
     /// Whether the checkpoint is a container of compressed weights.
-    pub(super) is_coded: bool,
+    pub(super) is_compressed: bool,
 }
 
 /// A loaded checkpoint.
@@ -100,7 +100,7 @@ impl Load<'_> {
 impl Loaded<'_> {
     /// Separate allocations, each of which the driver rounds up: none where weights lie side by side in the arena.
     fn allocations(&self) -> usize {
-        let is_mapped = (self.engine.device().gpu()).is_some_and(|card| card.arena().is_some());
+        let is_mapped = (self.engine.device().gpu()).is_some_and(|gpu| gpu.arena().is_some());
         match self.engine.in_force() {
             Some(now) if !is_mapped => now.plan.groups.len(),
             _ => 0,
@@ -202,10 +202,10 @@ impl Loads<'_> {
         drop(loaded);
         let after = self.watch.free_bytes();
         self.watch.begin_anew();
-        let card = CardMemory::new(before, with_model, after, &account, allocations);
-        if let Some(card) = &card {
-            card.tell();
-            for fault in card.faults() {
+        let gpu = GpuMemory::new(before, with_model, after, &account, allocations);
+        if let Some(gpu) = &gpu {
+            gpu.tell();
+            for fault in gpu.faults() {
                 self.failures.add(&load.words(), &fault);
             }
         }
@@ -217,7 +217,7 @@ impl Loads<'_> {
             "passes": passes,
             "same_tokens": is_equal,
             "requests": requests,
-            "card": card.as_ref().map(CardMemory::json),
+            "card": gpu.as_ref().map(GpuMemory::json),
         });
         self.report.add("loads", found);
     }
@@ -376,7 +376,7 @@ impl Loads<'_> {
         // What is decompressed at load takes another matmul kernel than what is streamed compressed, so tokens may
         // differ.
         let level = loaded.load.level;
-        if self.deadline.is_over() || (loaded.load.is_coded && level != Level::Mild) {
+        if self.deadline.is_over() || (loaded.load.is_compressed && level != Level::Mild) {
             return None;
         }
         let request = self.request(loaded.model, canvas);
@@ -463,8 +463,8 @@ struct Floors {
 impl Floors {
     /// The longest of them, measured rather than planned.
     fn longest_s(&self) -> Option<f64> {
-        let card_s = self.resident_s.or(self.planned_s);
-        self.bus_s.into_iter().chain(card_s).max_by(f64::total_cmp)
+        let gpu_s = self.resident_s.or(self.planned_s);
+        self.bus_s.into_iter().chain(gpu_s).max_by(f64::total_cmp)
     }
 
     fn json(&self) -> Value {

@@ -121,8 +121,8 @@ impl SpeedTest<'_> {
             width,
             data: match &memory.bytes {
                 DeviceBuffer::Host(words) => WeightData::Host(bytemuck::cast_slice(words)),
-                on_card @ DeviceBuffer::Gpu(_) => {
-                    WeightData::on_gpu(on_card.span(), decoded.on_gpu())
+                on_gpu @ DeviceBuffer::Gpu(_) => {
+                    WeightData::on_gpu(on_gpu.span(), decoded.on_gpu())
                 }
             },
             weights_version: 0,
@@ -198,12 +198,12 @@ impl SpeedTest<'_> {
         let (device, ledger) = (self.ops.device(), self.ops.ledger());
         let (number, width) = (device.dtype(), self.sizes.hidden_size);
         let chunks = DECOMPRESSED_WIDTHS * width.div_ceil(CHUNK_ROWS);
-        let on_card = GpuSample::new(device, ledger, sample, chunks)?;
-        let matrix = on_card.matrix();
+        let on_gpu = GpuSample::new(device, ledger, sample, chunks)?;
+        let matrix = on_gpu.matrix();
         let name = matrix.compression.name();
         let out = self.decompressed_buffer(matrix.rows())?;
         let seconds = self.median(|_, _| Ok(gpu.decompress(number, out.span(), &matrix)?))?;
-        let speed = self.decompression_speed(matrix.rows(), on_card.bytes(), name, seconds);
+        let speed = self.decompression_speed(matrix.rows(), on_gpu.bytes(), name, seconds);
         (self.report)(&speed);
         if !matrix.has_matmul() {
             return Ok(());
@@ -211,8 +211,8 @@ impl SpeedTest<'_> {
         let chunks = width / CHUNK_ROWS;
         let bytes = chunks * sample.encoded.bytes.len();
         let matrices = gpu.beyond_cache(bytes).div_ceil(bytes);
-        let on_card = GpuSample::new(device, ledger, sample, matrices * chunks)?;
-        let index = on_card.index(device, ledger)?;
+        let on_gpu = GpuSample::new(device, ledger, sample, matrices * chunks)?;
+        let index = on_gpu.index(device, ledger)?;
         let bytes = bytes + index.span().bytes() / matrices;
         for rows in &self.sizes.rows {
             let [x, out] = self.rows(*rows)?;
@@ -228,7 +228,7 @@ impl SpeedTest<'_> {
                         out_stride: width,
                         x: x.span(),
                         rows: *rows,
-                        weights: &on_card.part(first..first + chunks),
+                        weights: &on_gpu.part(first..first + chunks),
                         index: index.span(),
                         index_rows: matrices * width,
                         first_row: first * CHUNK_ROWS,

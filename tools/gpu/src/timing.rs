@@ -117,9 +117,9 @@ impl fmt::Display for Levels {
 
 impl Levels {
     /// The levels that a checkpoint can be loaded at: only a compressed one can stay compressed.
-    pub(super) fn of(&self, is_coded: bool) -> impl Iterator<Item = Level> {
+    pub(super) fn of(&self, is_compressed: bool) -> impl Iterator<Item = Level> {
         let levels = self.0.iter().copied();
-        levels.filter(move |level| is_coded || *level != Level::Mild)
+        levels.filter(move |level| is_compressed || *level != Level::Mild)
     }
 }
 
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn all_levels_are_those_that_can_be_streamed() {
         let all: Levels = "all".parse().unwrap();
-        let names = |is_coded| all.of(is_coded).map(Level::name).collect::<Vec<_>>();
+        let names = |is_compressed| all.of(is_compressed).map(Level::name).collect::<Vec<_>>();
         assert_eq!(names(true), ["standard", "mild", "moderate", "aggressive"]);
         assert_eq!(names(false), ["standard", "moderate", "aggressive"]);
         let two: Levels = "off,moderate".parse().unwrap();

@@ -1,5 +1,5 @@
 //! Matmuls with compressed weights compared with plain `f32`, on one core and on two:
-//! `cargo bench -p sluice-measure --bench coded`.
+//! `cargo bench -p sluice-measure --bench compressed`.
 //!
 //! The variants are run in turn, and the best time of each counts, so that other programs disturb all alike. Hence the loop
 //! of its own.
@@ -55,7 +55,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// A compressed matrix as a checkpoint has it.
-struct Coded {
+struct Compressed {
     tensor: std::sync::Arc<CompressedTensor>,
     bytes: Vec<u8>,
     format: Format,
@@ -76,11 +76,13 @@ fn bench(outputs: usize, width: usize) -> Result<(), Box<dyn Error>> {
     let model = folder.path().join("model.safetensors");
     serialize_to_file(BTreeMap::from([(NAME, tensor)]), None, &model)?;
     fs::write(folder.path().join("config.json"), "{}")?;
-    let coded = WAYS.map(|(name, how)| {
+    let compressed = WAYS.map(|(name, how)| {
         let target = folder.path().join("coded.sluice");
         Ok((name, code(folder.path(), &target, how)?))
     });
-    let coded: Vec<(&str, Coded)> = coded.into_iter().collect::<Result<_, Box<dyn Error>>>()?;
+    let compressed: Vec<(&str, Compressed)> = compressed
+        .into_iter()
+        .collect::<Result<_, Box<dyn Error>>>()?;
 
     let matrix = |format, data| Weight {
         format,
@@ -97,18 +99,18 @@ fn bench(outputs: usize, width: usize) -> Result<(), Box<dyn Error>> {
         ),
         ("bf16", 16.0, matrix(Format::Bf16, WeightData::Host(plain))),
     ];
-    ways.extend(coded.iter().map(|(name, coded)| {
+    ways.extend(compressed.iter().map(|(name, compressed)| {
         let rows = CompressedRows {
-            tensor: &coded.tensor,
-            bytes: &coded.bytes,
+            tensor: &compressed.tensor,
+            bytes: &compressed.bytes,
             base: 0,
             first_row: 0,
         };
-        let bits = coded.bytes.len() as f64 * 8.0 / numbers.len() as f64;
+        let bits = compressed.bytes.len() as f64 * 8.0 / numbers.len() as f64;
         (
             *name,
             bits,
-            matrix(coded.format, WeightData::Compressed(rows)),
+            matrix(compressed.format, WeightData::Compressed(rows)),
         )
     }));
 
@@ -166,7 +168,11 @@ fn bench(outputs: usize, width: usize) -> Result<(), Box<dyn Error>> {
 }
 
 /// Compresses a matrix and reads it back as a model keeps it in memory.
-fn code(folder: &Path, target: &Path, how: CompressionMethod) -> Result<Coded, Box<dyn Error>> {
+fn code(
+    folder: &Path,
+    target: &Path,
+    how: CompressionMethod,
+) -> Result<Compressed, Box<dyn Error>> {
     let options = CompressOptions {
         method: how,
         tile: 256,
@@ -197,7 +203,7 @@ fn code(folder: &Path, target: &Path, how: CompressionMethod) -> Result<Coded, B
         .ok_or("it isn't there")?
         .format
         .clone()?;
-    Ok(Coded {
+    Ok(Compressed {
         tensor,
         bytes,
         format,

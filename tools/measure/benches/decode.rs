@@ -128,32 +128,32 @@ fn bench(name: &str, matrix: &Matrix) -> Result<(), Box<dyn Error>> {
         }),
     );
     let values = widened(number, rows, width, plain)?;
-    let mut coded = Vec::new();
+    let mut compressed = Vec::new();
     for scheme in [Lossless::Dictionary, Lossless::Huffman] {
         for tile in [128, 256, 512] {
             let encoded = encode(number, rows, width, plain, scheme, tile)?;
-            coded.push((format!("{scheme:?} {tile}").to_lowercase(), encoded));
+            compressed.push((format!("{scheme:?} {tile}").to_lowercase(), encoded));
         }
     }
     for bits in [3., 4.] {
         let quantized = quantize(number, rows, width, &values, TrellisTarget::Bits(bits), 256)?;
-        coded.push((format!("rate {bits}"), quantized.encoded));
+        compressed.push((format!("rate {bits}"), quantized.encoded));
     }
-    for (name, encoded) in coded {
+    for (name, encoded) in compressed {
         let bits = matrix.bits(encoded.bytes.len());
         let lossless = !name.starts_with("trellis");
         let Encoded { layout, bytes } = encoded;
-        let coded = CompressedMatrix::new(layout, Vec::leak(bytes))?;
+        let compressed = CompressedMatrix::new(layout, Vec::leak(bytes))?;
         if lossless {
             let mut out = vec![1; plain.len()];
-            let one = coded.clone();
+            let one = compressed.clone();
             let run = move || {
                 let out = black_box(&mut out[..]);
                 one.decompress_rows(0..rows, out).expect("coded here");
             };
             way(&name, bits, Box::new(run));
             let mut out = vec![1; SOME_ROWS * width * size];
-            let one = coded.clone();
+            let one = compressed.clone();
             let run = move || {
                 for row in (0..rows).step_by(SOME_ROWS) {
                     let some = row..rows.min(row + SOME_ROWS);
@@ -169,7 +169,7 @@ fn bench(name: &str, matrix: &Matrix) -> Result<(), Box<dyn Error>> {
             for row in (0..rows).step_by(SOME_ROWS) {
                 let some = row..rows.min(row + SOME_ROWS);
                 let out = &mut out[..some.len() * width];
-                coded
+                compressed
                     .decompress_rows_f32(some, black_box(out))
                     .expect("coded here");
             }
@@ -178,7 +178,7 @@ fn bench(name: &str, matrix: &Matrix) -> Result<(), Box<dyn Error>> {
     }
 
     // Zstandard's own Huffman coder is not available alone; without matches it is what remains.
-    let packed = compressed(plain, None)?;
+    let packed = compress(plain, None)?;
     let mut out = vec![1; plain.len()];
     let bits = matrix.bits(packed.len());
     way(
@@ -194,8 +194,8 @@ fn bench(name: &str, matrix: &Matrix) -> Result<(), Box<dyn Error>> {
             ("zstd 1 of planes", None),
             ("huff0 in zstd, planes", Some(7)),
         ] {
-            let packed = compressed(&symbols, match_bytes)?;
-            let packed_rest = compressed(&rest, match_bytes)?;
+            let packed = compress(&symbols, match_bytes)?;
+            let packed_rest = compress(&rest, match_bytes)?;
             let bits = matrix.bits(packed.len() + packed_rest.len());
             let (mut symbols, rest) = (symbols.clone(), rest.clone());
             let mut out = vec![1_u8; plain.len()];
@@ -246,7 +246,7 @@ fn widened(
     Ok(values)
 }
 
-fn compressed(bytes: &[u8], match_bytes: Option<u32>) -> std::io::Result<Vec<u8>> {
+fn compress(bytes: &[u8], match_bytes: Option<u32>) -> std::io::Result<Vec<u8>> {
     let mut compressor = bulk::Compressor::new(1)?;
     if let Some(bytes) = match_bytes {
         compressor.set_parameter(CParameter::MinMatch(bytes))?;

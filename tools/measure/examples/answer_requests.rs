@@ -42,8 +42,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         .ok_or("the model has no tokenizer")?;
     for way in ways {
         let (policy, decoding) = match way.parse::<Preset>() {
-            Ok(dial) => {
-                let ResolvedPreset { policy, decoding } = dial.resolve(|_| false);
+            Ok(preset) => {
+                let ResolvedPreset { policy, decoding } = preset.resolve(|_| false);
                 (policy, decoding)
             }
             Err(_) => (way.parse()?, Decoding::default()),

@@ -226,8 +226,8 @@ impl Loaded {
             .flat_map(|sample| sample.targets.iter().copied())
             .collect();
         let mut comparison = ops.start_comparison(&targets, self.weights.lm_head_part_rows())?;
-        for (unit, first) in self.weights.lm_head_parts() {
-            let heads = [self.weights.acquire(unit)?, other.weights.acquire(unit)?];
+        for (group, first) in self.weights.lm_head_parts() {
+            let heads = [self.weights.acquire(group)?, other.weights.acquire(group)?];
             let [one, two] = heads.each_ref().map(|head| head.weight(TensorPart::LmHead));
             ops.compare_lm_heads(&mut comparison, rows, [&one, &two], first)?;
         }

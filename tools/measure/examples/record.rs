@@ -134,9 +134,9 @@ fn plans(name: &str, outline: &ModelOutline) {
 /// Everything in a plan that follows from the model and not from the machine.
 fn described(plan: &Plan) -> String {
     let mut text = String::new();
-    for unit in &plan.groups {
-        write!(text, "{} {}:", unit.tier.name(), unit.staging_bytes()).expect("a string grows");
-        for tensor in &unit.tensors {
+    for group in &plan.groups {
+        write!(text, "{} {}:", group.tier.name(), group.staging_bytes()).expect("a string grows");
+        for tensor in &group.tensors {
             write!(
                 text,
                 " {} {}+{}x{} {}",

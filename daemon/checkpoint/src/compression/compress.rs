@@ -348,7 +348,7 @@ impl Work<'_> {
                     .map_err(Refusal::Encode),
             };
             // Hashing the original bytes takes one core while the others compress.
-            let (_, coded) = rayon::join(
+            let (_, compressed) = rayon::join(
                 || hasher.update(bytes),
                 || {
                     let chunks = bytes.par_chunks(chunk_bytes).map(code);
@@ -356,7 +356,7 @@ impl Work<'_> {
                 },
             );
             // Written by one thread, in order: a container's chunks lie one after another.
-            for (chunk, lost) in coded? {
+            for (chunk, lost) in compressed? {
                 writer.chunk(&chunk.layout, &chunk.bytes)?;
                 loss.add(lost);
             }
@@ -494,8 +494,8 @@ impl Coder<'_> {
     ) -> Result<(Encoded, QuantizationLoss), EncodeError> {
         let quantizer = match self {
             Self::Lossless(lossless) => {
-                let coded = encode(dtype, rows, width, bytes, lossless, tile)?;
-                return Ok((coded, QuantizationLoss::default()));
+                let compressed = encode(dtype, rows, width, bytes, lossless, tile)?;
+                return Ok((compressed, QuantizationLoss::default()));
             }
             Self::Trellis(quantizer) => quantizer,
         };

@@ -314,13 +314,13 @@ fn decompress_batch(
     parts.into_par_iter().try_for_each(|(chunk, out)| {
         let from = (chunk.offset - start) as usize;
         let bytes = &bytes[from..from + chunk.layout.bytes()];
-        let coded = CompressedMatrix::new(chunk.layout.clone(), bytes)?;
+        let compressed = CompressedMatrix::new(chunk.layout.clone(), bytes)?;
         let rows = 0..chunk.layout.rows();
         if chunk.layout.scheme() != Scheme::Trellis {
-            return coded.decompress_rows(rows, out);
+            return compressed.decompress_rows(rows, out);
         }
         let mut values = vec![0.0; chunk.layout.elements()];
-        coded.decompress_rows_f32(rows, &mut values)?;
+        compressed.decompress_rows_f32(rows, &mut values)?;
         round(&values, chunk.layout.dtype(), out);
         Ok(())
     })

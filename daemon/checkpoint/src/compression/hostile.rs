@@ -138,7 +138,7 @@ fn read(checkpoint: &Checkpoint, entry: &TensorEntry) -> bool {
     if checkpoint.read_part(entry, part.clone(), &mut some).is_ok() && good {
         assert!(some == whole[part.start as usize..part.end as usize]);
     }
-    let Some(coded) = &entry.compressed else {
+    let Some(compressed) = &entry.compressed else {
         return good;
     };
     let (rows, width) = (entry.shape[0], entry.shape[1]);
@@ -159,10 +159,10 @@ fn read(checkpoint: &Checkpoint, entry: &TensorEntry) -> bool {
         .read_part(&stored, 0..stored.bytes, &mut bytes)
         .unwrap();
     for rows in [0..rows, rows / 3..rows - rows / 5] {
-        if coded.check(&bytes, 0, &rows).is_err() {
+        if compressed.check(&bytes, 0, &rows).is_err() {
             continue;
         }
-        for open in coded.open(&bytes, 0, &rows) {
+        for open in compressed.open(&bytes, 0, &rows) {
             let open = open.expect("it was checked");
             let mut values = vec![0.; open.local.len() * width];
             let widened = open
@@ -238,8 +238,8 @@ fn what_was_checked_can_be_read_and_nothing_panics() {
 /// Other bytes in a compressed tensor: at the beginning of a chunk, where its tables are, or anywhere.
 fn damage(random: &mut Random, file: &File, container: &Container) {
     let tensors = &container.header().tensors;
-    let coded: Vec<_> = tensors.iter().filter(|t| !t.chunks.is_empty()).collect();
-    let tensor = coded[random.below(coded.len())];
+    let compressed: Vec<_> = tensors.iter().filter(|t| !t.chunks.is_empty()).collect();
+    let tensor = compressed[random.below(compressed.len())];
     let chunks: Vec<_> = container.chunks(tensor).collect();
     let chunk = &chunks[random.below(chunks.len())];
     for _ in 0..=random.below(4) {

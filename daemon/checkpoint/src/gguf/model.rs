@@ -67,11 +67,11 @@ impl Gguf {
     ) -> Result<(), CheckpointError> {
         let key = self.dialect.key("rope.dimension_count");
         let head_dim = config.shape.head_dim;
-        if let Some(turned) = self.metadata.whole(&key)?
-            && turned != head_dim as u64
+        if let Some(rotated) = self.metadata.whole(&key)?
+            && rotated != head_dim as u64
         {
             let problem = format!(
-                "is {turned}; RoPE over part of a head is not supported (head dimension {head_dim})"
+                "is {rotated}; RoPE over part of a head is not supported (head dimension {head_dim})"
             );
             return Err(self.metadata.problem(&key, problem));
         }

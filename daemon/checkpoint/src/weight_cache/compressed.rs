@@ -96,7 +96,7 @@ fn sample(
         checkpoint.read_part(entry, start..start + part * size, out)?;
     }
     let count = (SAMPLE_PARTS * part) as usize;
-    let Ok(coded) = encode(dtype, 1, count, &bytes, coder(dtype).0, TILE) else {
+    let Ok(compressed) = encode(dtype, 1, count, &bytes, coder(dtype).0, TILE) else {
         return Ok(None);
     };
     let count = count as f64;
@@ -106,9 +106,9 @@ fn sample(
         share + SAMPLE_DEVIATIONS * (share.min(1.0) / count).sqrt()
     };
     Ok(Some(CompressionShares {
-        codes: share(coded.layout.codes_len()),
+        codes: share(compressed.layout.codes_len()),
         // The sample may have missed rare escapes: none found is no proof.
-        escapes: share(coded.layout.escapes_len().max(1)),
+        escapes: share(compressed.layout.escapes_len().max(1)),
     }))
 }
 
@@ -155,13 +155,13 @@ impl CompressedWeights {
             .iter()
             .filter_map(|tensor| {
                 // A matrix that saves too little isn't in the copy, and is read from the checkpoint.
-                let coded = tensor.compressed_copy.as_ref()?;
+                let compressed = tensor.compressed_copy.as_ref()?;
                 let matrix = Matrix {
                     name: tensor.spec.name.clone(),
                     size: tensor.spec.size(),
                     format: tensor.format,
                     dtype: tensor.format.dtype()?,
-                    bytes: coded.file_bytes(),
+                    bytes: compressed.file_bytes(),
                 };
                 known.insert(tensor.spec.name.clone()).then_some(matrix)
             })
@@ -240,10 +240,10 @@ impl CompressedWeights {
             cause,
         };
         fs::create_dir_all(&self.folder).map_err(refused)?;
-        let coded_bytes: u64 = self.matrices.iter().map(|matrix| matrix.bytes).sum();
+        let compressed_bytes: u64 = self.matrices.iter().map(|matrix| matrix.bytes).sum();
         // What an interrupted run has written needs no more space.
         let begun_bytes = fs::metadata(partial_of(&path)).map_or(0, |file| file.len());
-        let needed_bytes = coded_bytes.saturating_sub(begun_bytes);
+        let needed_bytes = compressed_bytes.saturating_sub(begun_bytes);
         check_free_space(needed_bytes, free_bytes(&self.folder).map_err(refused)?)
             .map_err(refused)?;
         let planned = |matrix: &Matrix| PlannedTensor {
@@ -366,17 +366,17 @@ impl Work<'_> {
         self.writer.begin_tensor(scheme)?;
         self.each_piece(entry, batch_bytes as u64, |work, bytes| {
             hasher.update(bytes);
-            let mut coded = Ok(Vec::new());
+            let mut compressed = Ok(Vec::new());
             // Workers share the machine with passes: they compress beside a generation, not instead of it.
             workers.run_beside(|busy| {
                 let chunks = bytes.par_chunks(chunk_bytes);
-                let coded_rows = |chunk: &[u8]| {
+                let compressed_rows = |chunk: &[u8]| {
                     let rows = chunk.len() / row_bytes;
                     busy.during(|| compress(matrix.dtype, rows, width, chunk))
                 };
-                coded = chunks.map(coded_rows).collect();
+                compressed = chunks.map(compressed_rows).collect();
             });
-            for chunk in coded.map_err(|error| Interrupt::Refused(io::Error::other(error)))? {
+            for chunk in compressed.map_err(|error| Interrupt::Refused(io::Error::other(error)))? {
                 work.writer.chunk(&chunk.layout, &chunk.bytes)?;
             }
             work.done_bytes += bytes.len() as u64;

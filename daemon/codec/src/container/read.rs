@@ -544,12 +544,12 @@ impl OriginalCheck {
 
 /// Decompresses a losslessly compressed chunk to its original bytes. Checks all of its bits, whatever the scheme.
 fn decompress(chunk: &Chunk, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), DecompressError> {
-    let coded = CompressedMatrix::new(chunk.layout.clone(), bytes)?;
-    coded.check()?;
+    let compressed = CompressedMatrix::new(chunk.layout.clone(), bytes)?;
+    compressed.check()?;
     out.clear();
     if chunk.layout.scheme() == Scheme::Trellis {
         return Ok(());
     }
     out.resize(chunk.layout.plain_bytes(), 0);
-    coded.decompress_rows(0..chunk.layout.rows(), out)
+    compressed.decompress_rows(0..chunk.layout.rows(), out)
 }

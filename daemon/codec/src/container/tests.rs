@@ -52,8 +52,8 @@ fn chunk(scheme: Lossless, rows: usize, width: usize, random: &mut Random) -> (E
         ((exponent << 7) as u16) | (random.next() as u16 & 0x807f)
     });
     let bytes: Vec<u8> = numbers.flat_map(u16::to_le_bytes).collect();
-    let coded = encode(DType::Bf16, rows, width, &bytes, scheme, TILE).unwrap();
-    (coded, bytes)
+    let compressed = encode(DType::Bf16, rows, width, &bytes, scheme, TILE).unwrap();
+    (compressed, bytes)
 }
 
 /// A tensor of the model and its chunks.
@@ -138,8 +138,8 @@ impl Model {
             Content::Compressed(chunks) => {
                 let scheme = chunks[0].0.layout.scheme();
                 writer.begin_tensor(scheme).unwrap();
-                for (coded, _) in chunks.iter().take(chunks_max) {
-                    writer.chunk(&coded.layout, &coded.bytes).unwrap();
+                for (compressed, _) in chunks.iter().take(chunks_max) {
+                    writer.chunk(&compressed.layout, &compressed.bytes).unwrap();
                 }
             }
         }
@@ -244,9 +244,12 @@ fn what_was_written_is_read() {
             Content::Compressed(chunks) => {
                 let found: Vec<Chunk> = container.chunks(tensor).collect();
                 assert_eq!(found.len(), chunks.len());
-                for (found, (coded, _)) in found.iter().zip(chunks) {
+                for (found, (compressed, _)) in found.iter().zip(chunks) {
                     container.read_chunk(found, &mut buffer).unwrap();
-                    assert_eq!((&found.layout, &buffer), (&coded.layout, &coded.bytes));
+                    assert_eq!(
+                        (&found.layout, &buffer),
+                        (&compressed.layout, &compressed.bytes)
+                    );
                 }
             }
         }
@@ -265,9 +268,9 @@ fn a_tensor_may_be_begun_again_in_another_way() {
         if !matches!(model.tensors[next].1, Content::Plain(_)) {
             // What is written first is longer.
             writer.begin_tensor(Scheme::Huffman).unwrap();
-            let (coded, _) = chunk(Lossless::Huffman, 256, 200, &mut Random(9));
-            writer.chunk(&coded.layout, &coded.bytes).unwrap();
-            assert_eq!(writer.tensor_bytes(), coded.bytes.len() as u64);
+            let (compressed, _) = chunk(Lossless::Huffman, 256, 200, &mut Random(9));
+            writer.chunk(&compressed.layout, &compressed.bytes).unwrap();
+            assert_eq!(writer.tensor_bytes(), compressed.bytes.len() as u64);
         }
         model.write_whole(&mut writer);
     }

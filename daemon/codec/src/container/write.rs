@@ -358,9 +358,9 @@ impl ContainerWriter {
     /// When all tensors are complete, or this one cannot be compressed.
     pub fn begin_tensor(&mut self, scheme: Scheme) -> Result<(), ContainerError> {
         let planned = &self.plan.tensors[self.header.tensors.len()];
-        let is_coded = scheme != Scheme::Plain;
+        let is_compressed = scheme != Scheme::Plain;
         assert!(
-            !is_coded || dtype(&planned.dtype).is_some() && matrix(&planned.shape).is_some(),
+            !is_compressed || dtype(&planned.dtype).is_some() && matrix(&planned.shape).is_some(),
             "only matrices of numbers are coded"
         );
         let (_, offset) = self.place();
@@ -453,7 +453,7 @@ impl ContainerWriter {
         let (extent, _) = self.place();
         let open = self.open.take().expect("a tensor was begun");
         let planned = &self.plan.tensors[self.header.tensors.len()];
-        let is_coded = open.scheme != Scheme::Plain;
+        let is_compressed = open.scheme != Scheme::Plain;
         let record = TensorRecord {
             name: planned.name.clone(),
             shape: planned.shape.clone(),
@@ -462,7 +462,7 @@ impl ContainerWriter {
             extent,
             offset: open.offset,
             length: open.end - open.offset,
-            chunk_rows: if is_coded { CHUNK_ROWS } else { 0 },
+            chunk_rows: if is_compressed { CHUNK_ROWS } else { 0 },
             chunks: open.chunks,
             hash: open.hasher.finish(),
             original_hash,

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_widen_alike_in_both_ways() {
+    fn rows_upcast_alike_in_both_ways() {
         // Of some symbol's levels one is 0.
         let means = std::array::from_fn(|at| (at * 77 % 256 + 32) as i8);
         let symbols: Vec<u8> = (0..=255)

@@ -51,12 +51,12 @@ impl Gpu {
         }
         holds("table", table, 2 * half, 4);
         // Queries and keys share a launch: in passes of few rows, launches take longer than the rotation.
-        let matrix = |turned: RopeRows| {
+        let matrix = |rotated: RopeRows| {
             [
-                address(turned.x),
-                address(turned.positions),
-                size(turned.rows),
-                size(turned.heads),
+                address(rotated.x),
+                address(rotated.positions),
+                size(rotated.rows),
+                size(rotated.heads),
             ]
         };
         let [q, k] = inputs.map(matrix);

@@ -80,7 +80,7 @@ fn the_toolkits_stand_in_for_linking_is_named() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn a_machine_without_a_card_is_refused() {
+fn a_machine_without_a_gpu_is_refused() {
     let settings = [("STAND_IN_DEVICES", "0")];
     apart::run("a_machine_without_a_card_is_refused", &settings, || {
         assert_eq!(refusal(), GpuUnavailable::NoDevice);
@@ -90,7 +90,7 @@ fn a_machine_without_a_card_is_refused() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn cards_that_are_hidden_are_told_from_none() {
+fn gpus_that_are_hidden_are_told_from_none() {
     let settings = [("CUDA_VISIBLE_DEVICES", "")];
     apart::run(
         "cards_that_are_hidden_are_told_from_none",
@@ -109,7 +109,7 @@ fn cards_that_are_hidden_are_told_from_none() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn a_card_that_is_named_and_not_found_is_not_hidden() {
+fn a_gpu_that_is_named_and_not_found_is_not_hidden() {
     let settings = [("CUDA_VISIBLE_DEVICES", "0"), ("STAND_IN_DEVICES", "0")];
     apart::run_without(
         &["libnvidia-ml.so.1"],
@@ -125,7 +125,7 @@ fn a_card_that_is_named_and_not_found_is_not_hidden() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn a_value_that_names_no_card_hides_all_whoever_counts_them() {
+fn a_value_that_names_no_gpu_hides_all_whoever_counts_them() {
     let settings = [("CUDA_VISIBLE_DEVICES", "-1")];
     apart::run_without(
         &["libnvidia-ml.so.1"],
@@ -140,7 +140,7 @@ fn a_value_that_names_no_card_hides_all_whoever_counts_them() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn a_card_that_is_not_there_is_refused_with_the_number_of_those_that_are() {
+fn a_gpu_that_is_not_there_is_refused_with_the_number_of_those_that_are() {
     let settings = [("STAND_IN_DEVICES", "2")];
     apart::run(
         "a_card_that_is_not_there_is_refused_with_the_number_of_those_that_are",
@@ -164,7 +164,7 @@ fn a_card_that_is_not_there_is_refused_with_the_number_of_those_that_are() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn an_old_card_is_refused() {
+fn an_old_gpu_is_refused() {
     let settings = [("STAND_IN_CAPABILITY", "7.0")];
     apart::run("an_old_card_is_refused", &settings, || {
         let refusal = refusal();
@@ -186,7 +186,7 @@ fn an_old_card_is_refused() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn a_full_card_is_refused() {
+fn a_full_gpu_is_refused() {
     let settings = [
         ("STAND_IN_MEMORY", "0x40000000"),
         ("STAND_IN_HELD", "0x3f000000"),
@@ -205,7 +205,7 @@ fn a_full_card_is_refused() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn a_card_that_is_held_alone_is_refused() {
+fn a_gpu_that_is_held_alone_is_refused() {
     let settings = [
         ("STAND_IN_CONTEXT_FAILS", "46"),
         ("STAND_IN_COMPUTE_MODE", "3"),
@@ -229,7 +229,7 @@ fn a_card_that_is_held_alone_is_refused() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn a_card_that_is_set_to_accept_nothing_is_refused() {
+fn a_gpu_that_is_set_to_accept_nothing_is_refused() {
     let settings = [
         ("STAND_IN_CONTEXT_FAILS", "46"),
         ("STAND_IN_COMPUTE_MODE", "2"),
@@ -266,7 +266,7 @@ fn a_driver_of_another_version_than_its_module_is_named() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn a_card_that_may_not_be_opened_is_named() {
+fn a_gpu_that_may_not_be_opened_is_named() {
     let settings = [("STAND_IN_CONTEXT_FAILS", "800")];
     apart::run("a_card_that_may_not_be_opened_is_named", &settings, || {
         let refusal = refusal();
@@ -459,19 +459,19 @@ fn all_memory_is_given_back() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn a_card_serves_many_threads() {
+fn a_gpu_serves_many_threads() {
     let settings = [("STAND_IN_DEVICES", "2")];
     apart::run("a_card_serves_many_threads", &settings, || {
         let before = Gpu::open(0).unwrap().memory().unwrap();
         // A GPU that was closed and opened again is another one for threads that knew it.
         for _ in 0..3 {
-            let cards = [Gpu::open(0).unwrap(), Gpu::open(1).unwrap()];
+            let gpus = [Gpu::open(0).unwrap(), Gpu::open(1).unwrap()];
             thread::scope(|scope| {
                 for seed in 0..8 {
-                    let cards = cards.clone();
+                    let gpus = gpus.clone();
                     scope.spawn(move || {
                         for round in 0..20 {
-                            let gpu = &cards[(seed + round) % 2];
+                            let gpu = &gpus[(seed + round) % 2];
                             let numbers = elements(1000 + 100 * seed + round);
                             let memory = gpu.allocate(numbers.len()).unwrap();
                             gpu.upload(memory.span(), &numbers).unwrap();
@@ -540,7 +540,7 @@ fn each_generation_gets_its_kernels() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn time_on_the_card_is_measured() {
+fn time_on_the_gpu_is_measured() {
     apart::run("time_on_the_card_is_measured", &[], || {
         let gpu = Gpu::open(0).unwrap();
         let memory = gpu.allocate(64 * MIB).unwrap();
@@ -555,7 +555,7 @@ fn time_on_the_card_is_measured() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn moments_in_a_cards_work_are_noted_again_and_again() {
+fn moments_in_a_gpus_work_are_noted_again_and_again() {
     apart::run(
         "moments_in_a_cards_work_are_noted_again_and_again",
         &[],

@@ -38,7 +38,7 @@ const ORDERS: [[(&str, &str); 1]; 2] = [
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn kernels_compute_as_on_a_card() {
+fn kernels_compute_as_on_a_gpu() {
     for order in ORDERS {
         for test in [
             "barrier",
@@ -83,7 +83,7 @@ fn threads_that_part_at_a_barrier_are_named() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn the_driver_keeps_a_cards_rules() {
+fn the_driver_keeps_a_gpus_rules() {
     for test in [
         "kernel_runs",
         "work_waits",

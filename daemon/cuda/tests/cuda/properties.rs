@@ -7,7 +7,7 @@ const GIB: u64 = 1 << 30;
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn cards_are_named_without_being_opened() {
+fn gpus_are_named_without_being_opened() {
     let settings = [("STAND_IN_DEVICES", "2")];
     apart::run("cards_are_named_without_being_opened", &settings, || {
         let devices = devices().unwrap();
@@ -88,7 +88,7 @@ fn what_nobody_tells_is_unknown() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn figures_that_a_card_does_not_have_are_unknown() {
+fn figures_that_a_gpu_does_not_have_are_unknown() {
     let settings = [("STAND_IN_NVML", "absent-figures")];
     apart::run(
         "figures_that_a_card_does_not_have_are_unknown",
@@ -109,7 +109,7 @@ fn figures_that_a_card_does_not_have_are_unknown() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn a_card_is_the_same_to_driver_and_nvml() {
+fn a_gpu_is_the_same_to_driver_and_nvml() {
     // The driver counts from the second GPU on, and NVML from the first.
     let settings = [("STAND_IN_DEVICES", "2"), ("CUDA_VISIBLE_DEVICES", "1")];
     apart::run("a_card_is_the_same_to_driver_and_nvml", &settings, || {

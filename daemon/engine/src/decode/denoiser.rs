@@ -227,8 +227,8 @@ impl Denoiser<'_> {
             // time.
             .collect();
         let mut reduction = ops.start_lm_head(groups, weights.lm_head_part_rows())?;
-        for (unit, first) in weights.lm_head_parts() {
-            let head = acquire(ops, weights, unit)?;
+        for (group, first) in weights.lm_head_parts() {
+            let head = acquire(ops, weights, group)?;
             ops.reduce_lm_head(&mut reduction, &x, &head.weight(TensorPart::LmHead), first)?;
         }
         // Waits for a GPU, so it is timed as a phase of its own.

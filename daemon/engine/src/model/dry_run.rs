@@ -132,8 +132,8 @@ impl DryRun {
         let never = AtomicBool::new(false);
         let hidden = finished(model.forward(ops, &weights, &mut next, &never))?;
         let x = model.final_norm(ops, &weights, &hidden)?;
-        for (unit, first) in weights.lm_head_parts() {
-            let head = weights.acquire(unit)?;
+        for (group, first) in weights.lm_head_parts() {
+            let head = weights.acquire(group)?;
             ops.take_logits(&mut logits, &x, &head.weight(TensorPart::LmHead), first)?;
         }
         Ok(())
@@ -220,8 +220,8 @@ impl DryRun {
             distributions: None,
         }];
         let mut reduction = ops.start_lm_head(groups, weights.lm_head_part_rows())?;
-        for (unit, first) in weights.lm_head_parts() {
-            let head = weights.acquire(unit)?;
+        for (group, first) in weights.lm_head_parts() {
+            let head = weights.acquire(group)?;
             ops.reduce_lm_head(&mut reduction, &x, &head.weight(TensorPart::LmHead), first)?;
         }
         Ok(())

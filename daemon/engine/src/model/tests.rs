@@ -43,19 +43,19 @@ impl World {
         Self::on(name, Profile::cpu(2), false)
     }
 
-    fn on(name: &str, profile: Profile, is_rehearsal: bool) -> Self {
+    fn on(name: &str, profile: Profile, is_dry_run: bool) -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
         let checkpoint = Checkpoint::open(&Source::Folder(folder.join(name))).unwrap();
         let config = checkpoint.model().unwrap();
         let sources = checkpoint.sources(config.shape.tensors()).unwrap();
-        let ops = match is_rehearsal {
+        let ops = match is_dry_run {
             true => Ops::new(Device::dry_run(profile), Ledger::dry_run()),
             false => Ops::new(Device::cpu(2).unwrap(), Ledger::default()),
         };
         let ops = ops.unwrap();
         let mut model = Transformer::new(config.clone(), &ops).unwrap();
         model.set_mlp_rows(MLP_ROWS);
-        let weights = match is_rehearsal {
+        let weights = match is_dry_run {
             true => Residency::dry_run(&weight_groups(&sources)),
             false => resident(checkpoint, &config, &sources, &ops),
         };
@@ -83,8 +83,8 @@ impl World {
 
     /// What passes of this workload are said to take.
     fn dry_run(&self, workload: &Workload) -> WorkingMemory {
-        let rehearsal = DryRun::new(self.config.clone(), &self.sources, self.profile);
-        rehearsal
+        let dry_run = DryRun::new(self.config.clone(), &self.sources, self.profile);
+        dry_run
             .working(workload, MLP_ROWS, KvCacheFormat::Auto)
             .unwrap()
     }
@@ -147,8 +147,8 @@ impl World {
         drop(hidden);
         let part_rows = weights.lm_head_part_rows();
         let mut reduction = ops.start_lm_head(groups, part_rows).unwrap();
-        for (unit, first) in weights.lm_head_parts() {
-            let head = weights.acquire(unit).unwrap();
+        for (group, first) in weights.lm_head_parts() {
+            let head = weights.acquire(group).unwrap();
             let part = head.weight(TensorPart::LmHead);
             ops.reduce_lm_head(&mut reduction, &x, &part, first)
                 .unwrap();
@@ -191,8 +191,8 @@ impl World {
                 continue;
             }
             let x = self.model.final_norm(ops, weights, &hidden).unwrap();
-            for (unit, first) in weights.lm_head_parts() {
-                let head = weights.acquire(unit).unwrap();
+            for (group, first) in weights.lm_head_parts() {
+                let head = weights.acquire(group).unwrap();
                 let part = head.weight(TensorPart::LmHead);
                 ops.take_logits(&mut logits, &x, &part, first).unwrap();
             }

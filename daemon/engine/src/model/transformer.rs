@@ -196,8 +196,8 @@ impl Transformer {
         let mut q = project(&x, TensorPart::Query, TensorPart::QueryBias)?;
         // Given back to the arena before attention takes its output: the order of drops is part of the planned peak.
         drop(x);
-        let turned = [(&mut q, query_positions), (&mut k, &rows.positions)];
-        ops.rope(turned, &self.rope)?;
+        let rotated = [(&mut q, query_positions), (&mut k, &rows.positions)];
+        ops.rope(rotated, &self.rope)?;
         let shape = AttentionShape {
             heads: self.config.shape.attention_heads,
             kv_heads: self.config.shape.kv_heads,
@@ -301,8 +301,8 @@ pub fn logits(
     hidden: &Activation,
 ) -> Result<Vec<f32>, EngineError> {
     let mut parts = Vec::new();
-    for (unit, _) in weights.lm_head_parts() {
-        let head = weights.acquire(unit)?;
+    for (group, _) in weights.lm_head_parts() {
+        let head = weights.acquire(group)?;
         let part = ops.linear(hidden, &head.weight(TensorPart::LmHead))?;
         parts.push((part.width(), ops.read(&part)?));
     }

@@ -182,21 +182,21 @@ impl Residency {
         ops: &Ops,
         cancel: &AtomicBool,
     ) -> Result<bool, EngineError> {
-        let units = &target.groups;
+        let groups = &target.groups;
         // Frees the staging buffers: the steps before have found that groups do not fit beside them.
         drop(self.end_stream());
         self.decompressed = None;
         for &index in evicted {
-            if self.groups[index].plan != units[index] {
+            if self.groups[index].plan != groups[index] {
                 self.groups[index] = GroupEntry {
-                    plan: units[index].clone(),
+                    plan: groups[index].clone(),
                     placement: GroupPlacement::Rows,
                 };
                 self.weights_version += 1;
             }
         }
         for &index in brought {
-            if self.groups[index].plan == units[index] {
+            if self.groups[index].plan == groups[index] {
                 continue;
             }
             if cancel.load(Ordering::Relaxed) {
@@ -205,7 +205,7 @@ impl Residency {
                 drop(self.start_stream());
                 return Ok(false);
             }
-            self.bring_anew(index, &units[index], ops)?;
+            self.bring_anew(index, &groups[index], ops)?;
         }
         self.staging = target.staging;
         self.start_stream()?;
@@ -277,7 +277,7 @@ mod tests {
             unreachable!("nobody cancels")
         };
         let brought: Vec<usize> = (0..target.groups.len())
-            .filter(|&unit| from.groups[unit] != target.groups[unit])
+            .filter(|&group| from.groups[group] != target.groups[group])
             .collect();
         assert!(brought.len() > 3);
 
@@ -287,8 +287,8 @@ mod tests {
         assert!(!settle(&set).unwrap(), "again, and nothing is lost");
         assert!(weights.is_whole());
         assert_eq!(weights.group_plans(), from.groups);
-        for unit in &from.groups {
-            assert!(weights.acquire(unit.group).is_ok());
+        for group in &from.groups {
+            assert!(weights.acquire(group.group).is_ok());
         }
 
         let mut settle = |cancel| weights.settle(&[], &brought, &target, &ops, cancel);

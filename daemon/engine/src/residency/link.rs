@@ -117,13 +117,13 @@ impl GpuLink {
         // The same rule in the same order as the plan's, so that exactly the planned groups are kept.
         let keep_limit_bytes = pinned_weights_limit(self.limit_bytes, cycle);
         let mut pinned = PinnedBudget::new(keep_limit_bytes);
-        let keeps: Vec<_> = cycle.iter().filter(|unit| pinned.takes(unit)).collect();
+        let keeps: Vec<_> = cycle.iter().filter(|group| pinned.takes(group)).collect();
         self.pinned.retain(|_, kept| keeps.contains(&&kept.group));
-        self.to_pin = keeps.iter().map(|unit| unit.group).collect();
+        self.to_pin = keeps.iter().map(|group| group.group).collect();
         self.pins_staging = keep_limit_bytes < self.limit_bytes;
         let staged = cycle
             .iter()
-            .filter(|unit| !self.to_pin.contains(&unit.group));
+            .filter(|group| !self.to_pin.contains(&group.group));
         let most = staged
             .map(WeightGroupPlan::staging_bytes)
             .max()

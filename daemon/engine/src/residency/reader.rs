@@ -103,8 +103,8 @@ impl LoadedGroup {
                 let bytes: &[u8] = bytemuck::cast_slice(pages);
                 let bytes = &bytes[start..start + len];
                 match coded {
-                    Some((tensor_coded, coding)) => WeightData::Compressed(CompressedRows {
-                        tensor: tensor_coded,
+                    Some((tensor_compressed, coding)) => WeightData::Compressed(CompressedRows {
+                        tensor: tensor_compressed,
                         bytes,
                         base: coding.start,
                         first_row: tensor.first_row,
@@ -112,12 +112,12 @@ impl LoadedGroup {
                     None => WeightData::Host(bytes),
                 }
             }
-            on_card @ DeviceBuffer::Gpu(_) => {
-                let all = on_card.span().part(start, len);
+            on_gpu @ DeviceBuffer::Gpu(_) => {
+                let all = on_gpu.span().part(start, len);
                 WeightData::Gpu(GpuWeight {
                     span: coded.map_or(all, |(_, coding)| all.part(0, coding.bytes as usize)),
-                    compressed: coded.map(|(tensor_coded, coding)| GpuCompressedRows {
-                        tensor: tensor_coded,
+                    compressed: coded.map(|(tensor_compressed, coding)| GpuCompressedRows {
+                        tensor: tensor_compressed,
                         index: index_of(coding, all),
                         base_row: tensor.first_row,
                         base_rows: tensor.rows,
@@ -211,7 +211,7 @@ impl WeightReader {
 
     /// Reads no more from copies that a plan does not use: others may evict them then.
     pub(crate) fn only_for(mut self, plan: &Plan) -> Self {
-        let tensors = || plan.groups.iter().flat_map(|unit| &unit.tensors);
+        let tensors = || plan.groups.iter().flat_map(|group| &group.tensors);
         let is_of_use = |entries: &[Option<TensorEntry>]| {
             tensors().any(|tensor| {
                 let format = tensor.storage.format();
@@ -221,8 +221,8 @@ impl WeightReader {
         };
         self.converted.retain(|(_, entries)| is_of_use(entries));
         let is_copy = !Arc::ptr_eq(&self.compressed.container, &self.checkpoint);
-        let is_coded = |tensor: &TensorPlan| matches!(tensor.storage, Storage::Compressed(_));
-        if is_copy && !tensors().any(is_coded) {
+        let is_compressed = |tensor: &TensorPlan| matches!(tensor.storage, Storage::Compressed(_));
+        if is_copy && !tensors().any(is_compressed) {
             // Only released: the planner keeps it open, and another plan may want it again.
             self.compressed.container.release();
             self.compressed = CompressedFile {
@@ -249,10 +249,10 @@ impl WeightReader {
     /// How many copies have changed since they were opened.
     pub(crate) fn changed_converted(&self) -> usize {
         let copies = self.converted.iter().map(|(copy, _)| copy);
-        let coded =
-            Some(&self.compressed.container).filter(|coded| !Arc::ptr_eq(coded, &self.checkpoint));
+        let compressed = Some(&self.compressed.container)
+            .filter(|compressed| !Arc::ptr_eq(compressed, &self.checkpoint));
         let changed = |copy: &&Arc<Checkpoint>| copy.check_all_unchanged().is_err();
-        copies.chain(coded).filter(changed).count()
+        copies.chain(compressed).filter(changed).count()
     }
 
     /// Reads a group to resident memory, converting tensors that are stored otherwise; `None` when cancelled.
@@ -384,14 +384,14 @@ impl WeightReader {
 
     /// How each of a group's tensors is compressed, where it stays compressed.
     pub(crate) fn compressed(&self, group: &WeightGroupPlan) -> Vec<Option<Arc<CompressedTensor>>> {
-        let coded = |tensor: &TensorPlan| match tensor.storage {
+        let compressed = |tensor: &TensorPlan| match tensor.storage {
             Storage::Compressed(_) => {
-                let (_, coded) = self.compressed.entry(tensor.tensor)?;
-                Some(Arc::clone(coded))
+                let (_, compressed) = self.compressed.entry(tensor.tensor)?;
+                Some(Arc::clone(compressed))
             }
             Storage::Plain(_) => None,
         };
-        group.tensors.iter().map(coded).collect()
+        group.tensors.iter().map(compressed).collect()
     }
 
     /// Checks compressed bytes as far as a matmul from them can fail, and writes the index that a GPU needs beside
@@ -403,7 +403,7 @@ impl WeightReader {
         starts: &[usize],
     ) -> Result<(), EngineError> {
         for (tensor, &start) in group.tensors.iter().zip(starts) {
-            if let (Storage::Compressed(coding), Some((entry, coded))) =
+            if let (Storage::Compressed(coding), Some((entry, compressed))) =
                 (tensor.storage, self.compressed.entry(tensor.tensor))
             {
                 let all = &mut memory[start..start + tensor.bytes() as usize];
@@ -412,10 +412,10 @@ impl WeightReader {
                 let path = self.compressed.container.path_of(entry);
                 let damaged = |damaged| CheckpointError::damaged(path, damaged);
                 // Checked once, here: kernels then need no bounds checks for damaged files.
-                (coded.check(bytes, coding.start, &rows)).map_err(damaged)?;
+                (compressed.check(bytes, coding.start, &rows)).map_err(damaged)?;
                 if coding.index_bytes > 0 {
                     let gap = (coding.index_start() - coding.bytes) as usize;
-                    (coded.index(&rows, bytes, &mut beside[gap..])).map_err(damaged)?;
+                    (compressed.index(&rows, bytes, &mut beside[gap..])).map_err(damaged)?;
                 }
             }
         }

@@ -414,15 +414,15 @@ impl StreamShared {
             drop(state);
             let begun = Instant::now();
             let FreeBuffer { mut memory, used } = free;
-            let unit = &self.cycle[next];
-            let bring = || self.bring(unit, &mut memory, used.as_ref(), link.as_mut());
+            let group = &self.cycle[next];
+            let bring = || self.bring(group, &mut memory, used.as_ref(), link.as_mut());
             // Whoever waits for this group must hear of it, even if reading panics.
             let mut result =
                 catch_unwind(AssertUnwindSafe(bring)).unwrap_or(Err(EngineError::Panicked));
             if let (Some(pace), Ok(Some(brought))) = (&mut pace, &result)
                 // With a read limit the group is withheld until its bytes are due; a cancel ends that, too.
                 && let Some(since) = brought.read_since
-                && !self.wait_until(pace.due(since, unit.file_bytes()))
+                && !self.wait_until(pace.due(since, group.file_bytes()))
             {
                 result = Ok(None);
             }
@@ -431,7 +431,7 @@ impl StreamShared {
             state.stats.pinned_bytes = link.as_ref().map_or(0, GpuLink::pinned_weight_bytes);
             match result {
                 Ok(Some(brought)) => {
-                    let coded = self.reader.compressed(unit);
+                    let coded = self.reader.compressed(group);
                     let loaded = LoadedGroup {
                         memory,
                         starts: brought.starts,
@@ -500,11 +500,11 @@ impl StreamShared {
         link: &mut GpuLink,
         pace: Option<&mut ReadPace>,
     ) -> MutexGuard<'_, StreamState> {
-        let (begun, unit) = (Instant::now(), &self.cycle[place]);
-        let read = || link.pin(&self.reader, unit, &self.abandon);
+        let (begun, group) = (Instant::now(), &self.cycle[place]);
+        let read = || link.pin(&self.reader, group, &self.abandon);
         let result = catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(EngineError::Panicked));
         if let (Some(pace), Ok(PinOutcome::Read)) = (pace, &result) {
-            self.wait_until(pace.due(begun, unit.file_bytes()));
+            self.wait_until(pace.due(begun, group.file_bytes()));
         }
         let mut state = self.state();
         state.pinning = None;

@@ -246,8 +246,8 @@ fn choose(
             logits.insert(ops.logits_rows(requests.len(), head_rows)?)
         }
     };
-    for (unit, first) in weights.lm_head_parts() {
-        let head = acquire(ops, weights, unit)?;
+    for (group, first) in weights.lm_head_parts() {
+        let head = acquire(ops, weights, group)?;
         ops.take_logits(logits, &x, &head.weight(TensorPart::LmHead), first)?;
     }
     let mut row = 0;

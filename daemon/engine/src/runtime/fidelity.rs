@@ -30,11 +30,14 @@ use crate::{
 fn extra_bytes(plan: &Plan, samples: &[FidelitySample]) -> u64 {
     let rows: usize = samples.iter().map(|sample| sample.rows.len()).sum();
     let heads = || {
-        let is_head = |unit: &&WeightGroupPlan| matches!(unit.group, WeightGroup::LmHead(_));
+        let is_head = |group: &&WeightGroupPlan| matches!(group.group, WeightGroup::LmHead(_));
         plan.groups.iter().filter(is_head)
     };
-    let width = heads().map(|unit| unit.tensors[0].width).max().unwrap_or(0);
-    let head = heads().map(|unit| unit.tensors[0].elements()).max();
+    let width = heads()
+        .map(|group| group.tensors[0].width)
+        .max()
+        .unwrap_or(0);
+    let head = heads().map(|group| group.tensors[0].elements()).max();
     let both_rows = (2 * rows * width * size_of::<f32>()) as u64;
     // At most as many bytes as the source, which may be `f32`.
     both_rows + head.unwrap_or(0) * size_of::<f32>() as u64 + (8 << 20)
@@ -189,7 +192,7 @@ impl Worker {
         let mut comparison = ops.start_comparison(&targets, weights.lm_head_part_rows())?;
         let heads = groups
             .iter()
-            .filter(|unit| matches!(unit.group, WeightGroup::LmHead(_)));
+            .filter(|group| matches!(group.group, WeightGroup::LmHead(_)));
         for head in heads {
             if cancel.load(Ordering::Relaxed) {
                 return Err(Interrupt::Cancelled);

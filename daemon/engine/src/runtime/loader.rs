@@ -147,8 +147,8 @@ impl Loader {
         } = self.prepare(&opened.checkpoint, &planner, settings, cancel, report)?;
         self.wait_for_budget(&plan, cancel)?;
         let total_bytes: u64 = plan.groups.iter().map(WeightGroupPlan::bytes).sum();
-        let mut progress = |units: usize| {
-            let done = plan.groups[..units].iter().map(WeightGroupPlan::bytes);
+        let mut progress = |groups: usize| {
+            let done = plan.groups[..groups].iter().map(WeightGroupPlan::bytes);
             report(LoadEvent::Progress {
                 loaded_bytes: done.sum(),
                 total_bytes,

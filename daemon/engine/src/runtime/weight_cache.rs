@@ -47,7 +47,7 @@ impl WeightCache {
         let Some(folder) = &self.folder else {
             return Ok((reader, None));
         };
-        if plan.groups.iter().all(|unit| reader.has_stored(unit)) {
+        if plan.groups.iter().all(|group| reader.has_stored(group)) {
             return Ok((reader, None));
         }
         let checkpoint = reader.checkpoint();
@@ -141,7 +141,7 @@ fn unusable(error: &CheckpointError) -> String {
 /// Whether the plan keeps tensors compressed that no readable file holds so.
 pub(super) fn lacks_compressed(reader: &WeightReader, plan: &Plan) -> bool {
     plan.is_estimate()
-        || (plan.groups.iter()).any(|unit| is_compressed(unit) && !reader.has_stored(unit))
+        || (plan.groups.iter()).any(|group| is_compressed(group) && !reader.has_stored(group))
 }
 
 fn has_compressed(plan: &Plan) -> bool {
@@ -155,7 +155,7 @@ fn is_compressed(group: &WeightGroupPlan) -> bool {
 
 /// Whether the plan streams groups that no file holds in the form in which they are used.
 pub(super) fn lacks_converted_weights(reader: &WeightReader, plan: &Plan) -> bool {
-    plan.streamed().any(|unit| !reader.has_stored(unit))
+    plan.streamed().any(|group| !reader.has_stored(group))
 }
 
 pub(super) fn no_weight_cache(plan: &Plan) -> EngineError {

@@ -82,14 +82,14 @@ fn least_bytes(source: &Path, level: Level) -> u64 {
 }
 
 fn is_compressed(plan: &Plan, scheme: Scheme) -> bool {
-    let mut tensors = plan.groups.iter().flat_map(|unit| &unit.tensors);
+    let mut tensors = plan.groups.iter().flat_map(|group| &group.tensors);
     tensors.any(
         |tensor| matches!(tensor.storage, Storage::Compressed(coding) if coding.scheme == scheme),
     )
 }
 
 #[test]
-fn what_is_coded_without_loss_computes_what_the_checkpoint_does() {
+fn what_is_compressed_without_loss_computes_what_the_checkpoint_does() {
     let (expected, _) = run(&demonstration(), settings(Level::Standard, None)).unwrap();
     let folder = tempfile::tempdir().unwrap();
     for (name, coder, scheme) in [
@@ -130,7 +130,7 @@ fn what_is_coded_without_loss_computes_what_the_checkpoint_does() {
 }
 
 #[test]
-fn rate_coded_weights_are_multiplied_from_where_they_lie() {
+fn rate_compressed_weights_are_multiplied_from_where_they_lie() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rate.sluice");
     write(
@@ -158,8 +158,13 @@ fn damage_is_named_with_its_tensor() {
     write(&path, CompressionMethod::Lossless(Lossless::Huffman), 256);
     let whole = fs::read(&path).unwrap();
     let container = Container::open(&path).unwrap();
-    let is_coded = |record: &&TensorRecord| record.scheme() == Some(Scheme::Huffman);
-    let record = container.header().tensors.iter().find(is_coded).unwrap();
+    let is_compressed = |record: &&TensorRecord| record.scheme() == Some(Scheme::Huffman);
+    let record = container
+        .header()
+        .tensors
+        .iter()
+        .find(is_compressed)
+        .unwrap();
     let chunk = container.chunks(record).next().unwrap();
     // Longer tiles than there are codes.
     let lengths = chunk.layout.lengths();

@@ -156,15 +156,15 @@ fn written(device: DeviceChoice, ways: &[&str]) -> Vec<Vec<u32>> {
 fn keys_are_chosen_as_on_the_cpu() {
     here::open_stand_in();
     let ways = ["dual", "dual:keep=0.3", "dual:keep=0.6,refresh=3"];
-    let on_card = written(DeviceChoice::Cuda(0), &ways);
-    assert_eq!(on_card, written(DeviceChoice::Cpu, &ways));
+    let on_gpu = written(DeviceChoice::Cuda(0), &ways);
+    assert_eq!(on_gpu, written(DeviceChoice::Cpu, &ways));
     // And what is left out matters.
-    assert_ne!(on_card[0], on_card[1]);
+    assert_ne!(on_gpu[0], on_gpu[1]);
 }
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn the_parts_of_a_pass_on_a_card_come_to_its_time() {
+fn the_parts_of_a_pass_on_a_gpu_come_to_its_time() {
     here::open_stand_in();
     let engine = Engine::start(EngineOptions {
         device: DeviceChoice::Cuda(0),

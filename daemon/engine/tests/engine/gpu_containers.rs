@@ -42,7 +42,7 @@ fn run(engine: &Engine, source: &Path, settings: PlanSettings) -> (GenerationRes
 }
 
 fn is_compressed(plan: &Plan, scheme: Scheme) -> bool {
-    let mut tensors = plan.groups.iter().flat_map(|unit| &unit.tensors);
+    let mut tensors = plan.groups.iter().flat_map(|group| &group.tensors);
     tensors.any(
         |tensor| matches!(tensor.storage, Storage::Compressed(coding) if coding.scheme == scheme),
     )
@@ -67,18 +67,18 @@ fn check(engine: &Engine, path: &Path, scheme: Scheme, expected: &GenerationResu
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn coded_weights_compute_what_they_are_decoded_to() {
+fn compressed_weights_compute_what_they_are_decoded_to() {
     here::open_stand_in();
     let folder = tempfile::tempdir().unwrap();
     let plain = small::write(folder.path(), 4);
-    let (card, cpu) = (engine(DeviceChoice::Cuda(0)), engine(DeviceChoice::Cpu));
-    let (expected, _) = run(&card, &plain, settings(Level::Standard, None));
+    let (gpu, cpu) = (engine(DeviceChoice::Cuda(0)), engine(DeviceChoice::Cpu));
+    let (expected, _) = run(&gpu, &plain, settings(Level::Standard, None));
     for (coder, scheme) in [
         (Lossless::Huffman, Scheme::Huffman),
         (Lossless::Dictionary, Scheme::Dictionary),
     ] {
         let path = compressed::write_compressed(folder.path(), CompressionMethod::Lossless(coder));
-        check(&card, &path, scheme, &expected);
+        check(&gpu, &path, scheme, &expected);
     }
     // What coding to a rate loses is the same wherever it is decoded.
     let path = compressed::write_compressed(
@@ -86,7 +86,7 @@ fn coded_weights_compute_what_they_are_decoded_to() {
         CompressionMethod::Trellis(TrellisTarget::Bits(4.5)),
     );
     let (expected, _) = run(&cpu, &path, settings(Level::Standard, None));
-    check(&card, &path, Scheme::Trellis, &expected);
+    check(&gpu, &path, Scheme::Trellis, &expected);
 }
 
 #[test]
@@ -103,19 +103,19 @@ fn a_longer_turn_of_rows_computes_what_shorter_ones_do() {
         folder.path(),
         CompressionMethod::Lossless(Lossless::Huffman),
     );
-    let card = engine(DeviceChoice::Cuda(0));
+    let gpu = engine(DeviceChoice::Cuda(0));
     let long = |path: &Path, budget| {
         let source = Source::Folder(path.to_owned());
-        let model = card.load_now(source, settings(Level::Standard, budget));
+        let model = gpu.load_now(source, settings(Level::Standard, budget));
         let request = Generate {
             steps: 1,
             eos: EosPolicy::Suppress,
             ..Generate::greedy(model.unwrap().id, (1..=520).collect(), 4)
         };
-        let Outcome::Generated(generated) = card.run(Work::Generate(request)).unwrap() else {
+        let Outcome::Generated(generated) = gpu.run(Work::Generate(request)).unwrap() else {
             unreachable!("nobody cancels")
         };
-        let plan = Plan::clone(&card.in_force().expect("a model is loaded").plan);
+        let plan = Plan::clone(&gpu.in_force().expect("a model is loaded").plan);
         assert!(generated.peak_device_bytes <= plan.budget_bytes);
         (generated.tokens, plan)
     };
@@ -124,7 +124,7 @@ fn a_longer_turn_of_rows_computes_what_shorter_ones_do() {
     let (tokens, plan) = long(&container, None);
     assert_eq!((&tokens, plan.working.mlp_rows), (&expected, 2048));
     // As much is streamed as can be, and decoded on its way.
-    let (tokens, plan) = long(&container, Some(least_bytes(&card, &container)));
+    let (tokens, plan) = long(&container, Some(least_bytes(&gpu, &container)));
     assert!(plan.streamed_bytes() > 0 && plan.staging.decompress_bytes > 0);
     assert_eq!(plan.working.mlp_rows, 2048);
     assert_eq!(tokens, expected);

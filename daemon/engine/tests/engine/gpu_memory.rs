@@ -81,7 +81,7 @@ fn nothing_is_timed_while_the_driver_finds_memory() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn what_a_card_can_do_is_measured_once_and_by_the_engines_thread() {
+fn what_a_gpu_can_do_is_measured_once_and_by_the_engines_thread() {
     apart::run(
         "what_a_card_can_do_is_measured_once_and_by_the_engines_thread",
         &[],
@@ -396,8 +396,8 @@ fn what_the_driver_counts_otherwise_is_told_once() {
         let model = load(&engine);
         assert!(told(&engine, model, || {}).0.is_empty());
         // In no account.
-        let card = engine.device().gpu().unwrap();
-        let _uncounted = card.allocate(100 << 20).unwrap();
+        let gpu = engine.device().gpu().unwrap();
+        let _uncounted = gpu.allocate(100 << 20).unwrap();
         let (notices, result) = told(&engine, model, || {});
         assert!(result.is_ok());
         assert!(
@@ -410,7 +410,7 @@ fn what_the_driver_counts_otherwise_is_told_once() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn the_first_card_that_can_be_used_is_taken() {
+fn the_first_gpu_that_can_be_used_is_taken() {
     let settings = [("STAND_IN_DEVICES", "2"), ("STAND_IN_OLD_CARD", "0")];
     apart::run(
         "the_first_card_that_can_be_used_is_taken",
@@ -418,8 +418,8 @@ fn the_first_card_that_can_be_used_is_taken() {
         || {
             let opened = Device::open(DeviceChoice::Auto, None, 1).unwrap();
             assert!(opened.gpu_unavailable.is_none());
-            let card = opened.device.gpu().expect("the second one");
-            assert_eq!(card.properties().pci_bus_id, "0000:02:00.0");
+            let gpu = opened.device.gpu().expect("the second one");
+            assert_eq!(gpu.properties().pci_bus_id, "0000:02:00.0");
             assert!(Device::open(DeviceChoice::Cuda(0), None, 1).is_err());
         },
     );
@@ -427,7 +427,7 @@ fn the_first_card_that_can_be_used_is_taken() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn where_no_card_can_be_used_the_first_ones_reason_is_told() {
+fn where_no_gpu_can_be_used_the_first_ones_reason_is_told() {
     let settings = [("STAND_IN_DEVICES", "2"), ("STAND_IN_CAPABILITY", "7.0")];
     apart::run(
         "where_no_card_can_be_used_the_first_ones_reason_is_told",
@@ -445,7 +445,7 @@ fn where_no_card_can_be_used_the_first_ones_reason_is_told() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn memory_that_a_card_refuses_is_refused_with_what_is_free() {
+fn memory_that_a_gpu_refuses_is_refused_with_what_is_free() {
     apart::run(
         "memory_that_a_card_refuses_is_refused_with_what_is_free",
         &[],

@@ -90,7 +90,7 @@ impl Streamed {
             panic!("nobody cancels");
         };
         let gpu = device.gpu().unwrap().clone();
-        let bytes = groups(&plan).map(|unit| unit.bytes()).sum::<u64>();
+        let bytes = groups(&plan).map(|group| group.bytes()).sum::<u64>();
         Self {
             weights,
             out: gpu.allocate(bytes as usize).unwrap(),
@@ -105,9 +105,9 @@ impl Streamed {
     /// Reads every weight of the first `count` groups.
     fn pass(&self, count: usize) {
         let mut at = 0;
-        for unit in groups(&self.plan).take(count) {
-            let guard = self.weights.acquire(unit.group).unwrap();
-            for tensor in &unit.tensors {
+        for group in groups(&self.plan).take(count) {
+            let guard = self.weights.acquire(group.group).unwrap();
+            for tensor in &group.tensors {
                 let from = guard.weight(tensor.part).span();
                 let to = self.out.span().part(at, from.bytes());
                 self.gpu.copy(to, from).unwrap();
@@ -121,7 +121,7 @@ impl Streamed {
         self.pass(usize::MAX);
         let mut found = vec![0; self.out.span().bytes()];
         self.gpu.download(self.out.span(), &mut found).unwrap();
-        let sources = groups(&self.plan).flat_map(|unit| &unit.tensors);
+        let sources = groups(&self.plan).flat_map(|group| &group.tensors);
         let mut rest = &found[..];
         for tensor in sources {
             let bytes = tensor.bytes() as usize;
@@ -161,7 +161,7 @@ impl Streamed {
 fn groups(plan: &Plan) -> impl Iterator<Item = &WeightGroupPlan> {
     plan.groups
         .iter()
-        .filter(|unit| unit.group != WeightGroup::Embedding)
+        .filter(|group| group.group != WeightGroup::Embedding)
 }
 
 /// Every pass sees the weights that the files have, however streams run.

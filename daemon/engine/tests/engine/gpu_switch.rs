@@ -69,7 +69,7 @@ fn generate(
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn levels_change_while_a_card_writes_and_lose_nothing() {
+fn levels_change_while_a_gpu_writes_and_lose_nothing() {
     for streams in ["eager", "random:1"] {
         let name = "levels_change_while_a_card_writes_and_lose_nothing";
         apart::run(name, &[("STAND_IN_STREAMS", streams)], || {

@@ -58,7 +58,7 @@ fn to(level: Level) -> PlanOptions {
 }
 
 fn is_compressed(plan: &Plan) -> bool {
-    let mut tensors = plan.groups.iter().flat_map(|unit| &unit.tensors);
+    let mut tensors = plan.groups.iter().flat_map(|group| &group.tensors);
     tensors
         .any(|tensor| matches!(tensor.storage, Storage::Compressed(coding) if coding.is_lossless()))
 }
@@ -87,7 +87,7 @@ fn foreseen(source: &Path, engine: &Engine) -> Plan {
 }
 
 #[test]
-fn mild_of_a_plain_folder_is_coded_on_the_way_in_and_read_by_the_next_load() {
+fn mild_of_a_plain_folder_is_compressed_on_the_way_in_and_read_by_the_next_load() {
     let folder = TempDir::new().unwrap();
     let plain = engine(None);
     let (_, loaded) = load(&plain, &demonstration(), settings(Level::Standard, None));
@@ -167,7 +167,7 @@ fn all_levels_are_switched_to_from_a_plain_folder_in_any_order() {
 }
 
 #[test]
-fn numbers_of_other_kinds_are_coded_as_far_as_that_saves_something() {
+fn numbers_of_other_kinds_are_compressed_as_far_as_that_saves_something() {
     for (element, share) in [
         (SynthDType::F32, 0.86..0.90),
         (SynthDType::F16, 0.82..0.90),

@@ -633,7 +633,7 @@ mod tests {
     }
 
     #[test]
-    fn coded_weights_come_to_the_same_bits() {
+    fn compressed_weights_come_to_the_same_bits() {
         let ops = ops();
         // Whole vectors in rows that tiles cross, and rows that are none; several chunks.
         for (width, outputs, tile) in [(256, 600, 512), (416, 300, 128), (200, 520, 256)] {
@@ -654,7 +654,7 @@ mod tests {
             ] {
                 let bytes = bytemuck::cast_slice(&plain);
                 let container = InContainer::new(bytes, [outputs, width], how, tile);
-                let coded = Weight {
+                let compressed = Weight {
                     data: WeightData::Compressed(CompressedRows {
                         tensor: &container.tensor,
                         bytes: &container.bytes,
@@ -665,7 +665,7 @@ mod tests {
                 };
                 // What it is decoded to: the same, or near it.
                 let mut decoded = vec![0.0; outputs * width];
-                coded.dequantize(&mut decoded);
+                compressed.dequantize(&mut decoded);
                 let decoded = Weight {
                     format: Format::F32,
                     data: WeightData::Host(bytemuck::cast_slice(&decoded)),
@@ -678,9 +678,9 @@ mod tests {
                 for rows in [1, 2, 17, MANY + 1] {
                     let mut x = ops.pool.take(rows, width, DType::F32).unwrap();
                     x.values_mut().copy_from_slice(&numbers(rows * width, 1));
-                    let all = [expected, coded].map(|weight| ops.linear(&x, &weight).unwrap());
+                    let all = [expected, compressed].map(|weight| ops.linear(&x, &weight).unwrap());
                     assert_eq!(all[0].values(), all[1].values(), "{rows} rows of {width}");
-                    let part = [expected, coded].map(|weight| {
+                    let part = [expected, compressed].map(|weight| {
                         let mut out = ops.linear(&x, &weight.rows(7, 290)).unwrap();
                         ops.linear_add(&mut out, 0, &x, &weight.rows(9, 292))
                             .unwrap();

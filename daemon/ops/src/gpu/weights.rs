@@ -42,13 +42,13 @@ pub(super) fn matmul(
     let kept = match lies.compressed {
         None => GpuStorage::Plain(weight.format),
         // Dictionary-compressed weights with an index may be multiplied as they are; others must be decompressed first.
-        Some(coded) if coded.index.bytes() > 0 => GpuStorage::DictionaryIndexed,
+        Some(compressed) if compressed.index.bytes() > 0 => GpuStorage::DictionaryIndexed,
         Some(_) => GpuStorage::Compressed,
     };
     let as_it_is = || match (kept, lies.compressed) {
-        (GpuStorage::DictionaryIndexed, Some(coded)) => {
-            let rows = coded.first_row..coded.first_row + weight.rows;
-            let matrix = coded.tensor.on_gpu(&rows, coded.base_row);
+        (GpuStorage::DictionaryIndexed, Some(compressed)) => {
+            let rows = compressed.first_row..compressed.first_row + weight.rows;
+            let matrix = compressed.tensor.on_gpu(&rows, compressed.base_row);
             let product = cuda::DictionaryMatmul {
                 out,
                 out_is_f32: out_number == DType::F32,
@@ -56,9 +56,9 @@ pub(super) fn matmul(
                 x: x.span(),
                 rows: x.len(),
                 weights: &matrix.at(lies.span),
-                index: coded.index,
-                index_rows: coded.base_rows,
-                first_row: coded.first_row - coded.base_row,
+                index: compressed.index,
+                index_rows: compressed.base_rows,
+                first_row: compressed.first_row - compressed.base_row,
                 accumulate,
             };
             gpu.matmul_dictionary(number, product)
@@ -101,11 +101,11 @@ pub(super) fn matmul(
 /// Decompresses or dequantizes a weight into the dtype that is computed in.
 fn decompress(gpu: &Gpu, dtype: DType, weight: &Weight<'_>, out: GpuSpan) -> Result<(), OpsError> {
     let lies = weight.on_gpu();
-    let Some(coded) = lies.compressed else {
+    let Some(compressed) = lies.compressed else {
         let (rows, width) = (weight.rows, weight.width);
         return Ok(gpu.dequantize(dtype, weight.format, out, lies.span, rows, width)?);
     };
-    let rows = coded.first_row..coded.first_row + weight.rows;
-    let matrix = coded.tensor.on_gpu(&rows, coded.base_row);
+    let rows = compressed.first_row..compressed.first_row + weight.rows;
+    let matrix = compressed.tensor.on_gpu(&rows, compressed.base_row);
     Ok(gpu.decompress(dtype, out, &matrix.at(lies.span))?)
 }

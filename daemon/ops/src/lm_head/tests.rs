@@ -336,7 +336,7 @@ fn groups_are_chosen_from_as_each_would_be_alone() {
 }
 
 #[test]
-fn pieces_of_a_part_are_whole_chunks_of_coded_rows() {
+fn pieces_of_a_part_are_whole_chunks_of_compressed_rows() {
     // LLaDA-8B's parts of 24,576 rows, by inputs that leave room for so many columns.
     for (columns, expected) in [
         (16_644, 16_640),

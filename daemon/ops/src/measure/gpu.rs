@@ -76,8 +76,8 @@ pub(super) fn measure_decompress(
     let numbers = CHUNK_ROWS * DECOMPRESS_WIDTH;
     let copies = CHUNKS_MAX.min(out.bytes() / (numbers * number.bytes()));
     let measure = |sample: CompressedSample| {
-        let on_card = GpuSample::new(ops.device(), ops.ledger(), &sample, copies)?;
-        let matrix = on_card.matrix();
+        let on_gpu = GpuSample::new(ops.device(), ops.ledger(), &sample, copies)?;
+        let matrix = on_gpu.matrix();
         let mut decode = || Ok(gpu.decompress(number, out, &matrix)?);
         // The driver compiles the kernel when it first runs.
         decode()?;

@@ -45,7 +45,7 @@ impl CompressedSample {
         let values: Vec<f32> = weights.iter().map(|weight| weight.to_f32()).collect();
         let target = TrellisTarget::Bits(BITS);
         let to_a_rate = quantize(DType::Bf16, rows, width, &values, target, TILE);
-        let coded = [
+        let compressed = [
             (Scheme::Huffman, without_loss(Lossless::Huffman)),
             (Scheme::Dictionary, without_loss(Lossless::Dictionary)),
             (
@@ -54,7 +54,7 @@ impl CompressedSample {
             ),
         ];
         let sample = |(scheme, encoded)| Self { scheme, encoded };
-        coded
+        compressed
             .into_iter()
             .filter_map(|(scheme, encoded)| Some((scheme, encoded.ok()?)))
             .map(sample)

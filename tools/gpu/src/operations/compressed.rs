@@ -40,14 +40,14 @@ impl DevicePair<'_> {
         let Encoded { layout, bytes } = &sample.encoded;
         let (rows, width) = (CHUNKS * CHUNK_ROWS, WIDTH);
         let mut numbers = vec![0.0; CHUNK_ROWS * width];
-        let coded = CompressedMatrix::new(layout.clone(), bytes);
-        let widened =
-            coded.and_then(|coded| coded.decompress_rows_f32(0..CHUNK_ROWS, &mut numbers));
+        let compressed = CompressedMatrix::new(layout.clone(), bytes);
+        let widened = compressed
+            .and_then(|compressed| compressed.decompress_rows_f32(0..CHUNK_ROWS, &mut numbers));
         widened.expect("it was coded here");
         let numbers = numbers.repeat(CHUNKS);
         let (device, ledger) = (self.tried.device(), self.tried.ledger());
-        let on_card = GpuSample::new(device, ledger, sample, CHUNKS)?;
-        let matrix = on_card.matrix();
+        let on_gpu = GpuSample::new(device, ledger, sample, CHUNKS)?;
+        let matrix = on_gpu.matrix();
         let name = matrix.compression.name();
         let number = self.tried.device().dtype();
         let found = self.tried.matrix(rows, width, &numbers, number)?;
@@ -59,7 +59,7 @@ impl DevicePair<'_> {
             return Ok(());
         }
         let (device, ledger) = (self.tried.device(), self.tried.ledger());
-        let index = on_card.index(device, ledger)?;
+        let index = on_gpu.index(device, ledger)?;
         for inputs in [1, 8, 33, 300] {
             self.poison()?;
             let [a, b] = self.activations(inputs, width, 2.0)?;

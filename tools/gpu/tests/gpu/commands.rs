@@ -23,7 +23,7 @@ async fn gpu(
 
 #[tokio::test]
 #[ignore = "on the stand-in: cargo ci"]
-async fn a_check_reports_what_it_found_before_the_card_failed() {
+async fn a_check_reports_what_it_found_before_the_gpu_failed() {
     let libraries = stand_in::build();
     let failing = [("STAND_IN_FAIL_KERNEL", "multiply_small_f32_q6_k")];
     let (report, code) = gpu(libraries, &failing, &["check", "--compute-dtype", "f32"]).await;
@@ -65,12 +65,12 @@ async fn a_benchmark_compares_the_account_with_what_the_driver_says() {
     assert_eq!(code, Some(exit::OK.into()), "{report}");
     let load = &report["loads"][0];
     assert_eq!(load["passes"][0]["pass_s"].as_array().unwrap().len(), 2);
-    let card = &load["card"];
-    assert_eq!(card["agrees"], true);
-    assert_eq!(card["kept_bytes"], 0);
+    let gpu = &load["card"];
+    assert_eq!(gpu["agrees"], true);
+    assert_eq!(gpu["kept_bytes"], 0);
     assert!(
-        card["counted_bytes"].as_u64() <= card["taken_bytes"].as_u64(),
-        "{card}"
+        gpu["counted_bytes"].as_u64() <= gpu["taken_bytes"].as_u64(),
+        "{gpu}"
     );
 }
 

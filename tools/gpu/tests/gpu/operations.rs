@@ -6,7 +6,7 @@ use sluice_gpu::{OperationSpeed, SpeedSizes, operations, speeds};
 use sluice_ops::device::{Device, DeviceChoice};
 use testkit::here;
 
-fn card(number: DType) -> Device {
+fn gpu(number: DType) -> Device {
     let opened = Device::open(DeviceChoice::Cuda(0), Some(number), 2).unwrap();
     assert!(opened.device.is_gpu() && opened.gpu_unavailable.is_none());
     opened.device
@@ -19,7 +19,7 @@ fn all_pass(checks: &[CheckResult]) {
 
 fn check_operations(number: DType) {
     here::open_stand_in();
-    let checks = operations(&card(number), 7, &mut |_| {}).unwrap();
+    let checks = operations(&gpu(number), 7, &mut |_| {}).unwrap();
     assert!(checks.len() > 80, "only {} checks", checks.len());
     all_pass(&checks);
 }
@@ -63,13 +63,13 @@ fn timed(device: &Device) -> Vec<OperationSpeed> {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn what_a_card_does_more_is_timed_beside_what_the_cpu_does_too() {
+fn what_a_gpu_does_more_is_timed_beside_what_the_cpu_does_too() {
     here::open_stand_in();
     let on_cpu = timed(&Device::cpu(2).unwrap());
-    let on_card = timed(&card(DType::Bf16));
+    let on_gpu = timed(&gpu(DType::Bf16));
     let is_on_cpu = |speed: &&OperationSpeed| on_cpu.iter().any(|other| other.name == speed.name);
-    assert_eq!(on_card.iter().filter(is_on_cpu).count(), on_cpu.len());
-    let more: Vec<_> = on_card.iter().filter(|speed| !is_on_cpu(speed)).collect();
+    assert_eq!(on_gpu.iter().filter(is_on_cpu).count(), on_cpu.len());
+    let more: Vec<_> = on_gpu.iter().filter(|speed| !is_on_cpu(speed)).collect();
     let names: Vec<_> = more.iter().map(|speed| speed.name.as_str()).collect();
     for name in [
         "linear, 1 x 256 x 256, bf16, by cuBLAS",

@@ -99,10 +99,10 @@ impl Sample {
         let mut values = Vec::new();
         for (chunk, layout) in self.chunks.iter().zip(&self.layouts) {
             let bytes = &self.bytes[chunk.start as usize..][..layout.bytes()];
-            let coded = codec::CompressedMatrix::new(layout.clone(), bytes).unwrap();
+            let compressed = codec::CompressedMatrix::new(layout.clone(), bytes).unwrap();
             let before = values.len();
             values.resize(before + layout.elements(), 0.0);
-            coded
+            compressed
                 .decompress_rows_f32(0..layout.rows(), &mut values[before..])
                 .unwrap();
         }

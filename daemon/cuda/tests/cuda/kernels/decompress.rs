@@ -51,7 +51,7 @@ fn check(gpu: &Gpu, sample: &Sample, original: &[u8]) {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn coded_matrices_are_decoded_as_the_codec_does_it() {
+fn compressed_matrices_are_decoded_as_the_codec_does_it() {
     on_gpu(|gpu| {
         let mut random = Random::new(41);
         for coding in CODINGS {

@@ -50,8 +50,8 @@ fn check(
     rows: usize,
 ) {
     let (width, memory) = (sample.width, sample.upload(gpu));
-    let coded = sample.matrix(&memory);
-    let outputs = coded.rows();
+    let compressed = sample.matrix(&memory);
+    let outputs = compressed.rows();
     let index = dictionary_index(width, sample.tile, &sample.chunks, &sample.bytes).unwrap();
     assert!(index.len() * 4 <= dictionary_index_bytes(&sample.chunks));
     let index = Buffer::of(gpu, &index);
@@ -74,7 +74,7 @@ fn check(
             out_stride,
             x: x_there.span(),
             rows,
-            weights: &coded,
+            weights: &compressed,
             index: index.span(),
             index_rows: outputs,
             first_row: 0,
@@ -143,7 +143,7 @@ fn by_chunks(gpu: &Gpu, number: DType, product: DictionaryMatmul<'_>, out: GpuSp
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn few_rows_are_multiplied_by_coded_weights() {
+fn few_rows_are_multiplied_by_compressed_weights() {
     on_gpu(|gpu| {
         let mut random = Random::new(51);
         for number in DType::ALL {
@@ -162,7 +162,7 @@ fn few_rows_are_multiplied_by_coded_weights() {
 
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
-fn tiles_are_multiplied_by_coded_weights_to_the_same_bits() {
+fn tiles_are_multiplied_by_compressed_weights_to_the_same_bits() {
     on_gpu(|gpu| {
         let mut random = Random::new(52);
         for number in DType::ALL {

@@ -194,11 +194,11 @@ fn rotary_embedding() {
                 let positions: Vec<u32> = (0..rows).map(|_| random.below(11) as u32).collect();
                 let x = elements(&mut random, number, rows * heads * 2 * half);
                 // Queries, and keys that are fewer and stand elsewhere.
-                let turned = [
+                let rotated = [
                     (rows, heads, &positions[..]),
                     (rows - 1, 1, &positions[1..]),
                 ];
-                let there = turned.map(|(rows, heads, positions)| {
+                let there = rotated.map(|(rows, heads, positions)| {
                     let x = &x[..rows * heads * 2 * half];
                     (
                         Buffer::of_elements(gpu, number, x),
@@ -209,12 +209,12 @@ fn rotary_embedding() {
                 let matrix = |index: usize| RopeRows {
                     x: there[index].0.span(),
                     positions: there[index].1.span(),
-                    rows: turned[index].0,
-                    heads: turned[index].1,
+                    rows: rotated[index].0,
+                    heads: rotated[index].1,
                 };
                 gpu.rope(number, [0, 1].map(matrix), table_there.span(), half)
                     .unwrap();
-                for ((there, _), (_, heads, positions)) in there.iter().zip(turned) {
+                for ((there, _), (_, heads, positions)) in there.iter().zip(rotated) {
                     for (i, found) in there.read_elements(gpu, number).into_iter().enumerate() {
                         let position = positions[i / (heads * 2 * half)] as usize;
                         let (cos, sin) = table[position * 2 * half..][..2 * half].split_at(half);

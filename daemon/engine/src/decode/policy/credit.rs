@@ -214,18 +214,18 @@ mod tests {
             scene(&policy, &[&[0.5, 0.4, 0.1]]).decide(&mut policy);
         }
         // The new favourite's credit is of this pass only.
-        let mut turned = scene(&policy, &[&[0.4, 0.45, 0.15]]);
-        let commit = turned.decide(&mut policy.clone()).commit[0];
+        let mut rotated = scene(&policy, &[&[0.4, 0.45, 0.15]]);
+        let commit = rotated.decide(&mut policy.clone()).commit[0];
         assert_eq!(
             (commit.token, (commit.confidence * 100.0).round()),
             (0, 40.0)
         );
         // What chance has chosen stays, with or without credit.
-        turned.draws = true;
+        rotated.draws = true;
         for (token, confidence) in [(1, 0.45), (2, 0.15)] {
-            turned.rows[0].1.token = token;
-            turned.rows[0].1.confidence = confidence;
-            let commit = turned.decide(&mut policy.clone()).commit[0];
+            rotated.rows[0].1.token = token;
+            rotated.rows[0].1.confidence = confidence;
+            let commit = rotated.decide(&mut policy.clone()).commit[0];
             assert_eq!(
                 (commit.token, (commit.confidence * 100.0).round()),
                 (token, (confidence * 100.0).round())

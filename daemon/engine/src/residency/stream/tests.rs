@@ -71,12 +71,14 @@ fn setup_limited(bytes_per_s: Option<u64>) -> (TempDir, Weights, WeightStream) {
     let checkpoint = Arc::new(Checkpoint::open(&Source::Folder(model)).unwrap());
     let sources = checkpoint.sources(shape.tensors()).unwrap();
     let mut cycle = weight_groups(&sources);
-    cycle.retain(|unit| unit.group.layer().is_some());
-    for unit in &mut cycle {
-        unit.tier = Tier::Host;
+    cycle.retain(|group| group.group.layer().is_some());
+    for group in &mut cycle {
+        group.tier = Tier::Host;
     }
     assert_eq!(cycle.len(), 6);
-    let largest = cycle.iter().map(|unit| layout::staging(unit.sizes()).bytes);
+    let largest = cycle
+        .iter()
+        .map(|group| layout::staging(group.sizes()).bytes);
     let slots = StagingBuffers {
         count: 3,
         bytes_each: largest.max().unwrap(),

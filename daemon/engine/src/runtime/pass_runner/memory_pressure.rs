@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_card_refuses_is_short_memory_and_what_it_fails_at_is_not() {
+    fn what_a_gpu_refuses_is_short_memory_and_what_it_fails_at_is_not() {
         let ledger = Ledger::default();
         let told = |failed| {
             as_refusal(

@@ -127,16 +127,16 @@ impl SwitchSteps {
         ops: &Arc<Ops>,
         cancel: &AtomicBool,
     ) -> Result<(), EngineError> {
-        let units = &target.groups;
+        let groups = &target.groups;
         match self.left.front() {
             None | Some(TransitionStep::Bring { beside: true, .. }) => return Ok(()),
             Some(&TransitionStep::Bring { group: unit, .. }) => {
-                weights.replace(unit, &units[unit], ops)?;
+                weights.replace(unit, &groups[unit], ops)?;
             }
             Some(TransitionStep::Stream {
                 evicted,
                 staging: slots,
-            }) => weights.stream(evicted, units, *slots)?,
+            }) => weights.stream(evicted, groups, *slots)?,
             Some(TransitionStep::Settle { evicted, brought }) => {
                 if !weights.settle(evicted, brought, target, ops, cancel)? {
                     return Ok(());

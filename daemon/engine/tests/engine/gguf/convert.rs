@@ -125,7 +125,7 @@ pub(crate) fn converted_folder(
         "attn_k" => Some(size(names.sizes[4].0)),
         _ => None,
     };
-    let is_turned = dialect == Dialect::LlamaCpp && matches!(&model[..], "llada" | "llama");
+    let is_rotated = dialect == Dialect::LlamaCpp && matches!(&model[..], "llada" | "llama");
     let mut add = |from: String, to: String, heads: Option<u32>| {
         let Some(entry) = checkpoint.tensor(&from) else {
             return;
@@ -137,7 +137,7 @@ pub(crate) fn converted_folder(
         checkpoint.read_part(entry, all, &mut bytes).unwrap();
         let mut numbers = vec![0.0; count];
         source.dequantize(&bytes, &mut numbers);
-        if let (Some(heads), true) = (heads, is_turned) {
+        if let (Some(heads), true) = (heads, is_rotated) {
             numbers = in_turn(&numbers, heads as usize, count / entry.shape[0]);
         }
         let exact = numbers.clone();

@@ -46,7 +46,7 @@ fn check_logits(name: &str, dialect: Dialect) {
                 return Ok(None);
             };
             met.borrow_mut()
-                .extend(plan.groups.iter().map(|unit| unit.tier));
+                .extend(plan.groups.iter().map(|group| group.tier));
             Ok(Some(plan))
         };
         for check in fixture_logits(folder.path(), &ops, &plan_for).unwrap() {

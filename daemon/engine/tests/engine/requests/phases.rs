@@ -67,7 +67,7 @@ fn streamed_weights_are_copied() {
 }
 
 #[test]
-fn coded_weights_are_decoded() {
+fn compressed_weights_are_decoded() {
     let folder = tempfile::tempdir().unwrap();
     for (name, how, level) in [
         (
