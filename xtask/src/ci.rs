@@ -1,13 +1,13 @@
-//! `cargo ci`: everything that CI runs, step by step. `cargo soak`: what takes too long for that.
+//! `cargo ci`: everything that CI runs, step by step.
 
 use std::io::{self, BufRead, BufReader, IsTerminal};
 use std::path::Path;
-use std::process::{Command, ExitCode, ExitStatus, Stdio};
-use std::time::Instant;
+use std::process::{Command, ExitCode, Stdio};
 
 use crate::outcome::Outcome;
+use crate::steps::{Step, command, ended, steps};
 use crate::system::{TemporaryFolder, cargo, has, root};
-use crate::{examples, first_build, layers, ptx, units, words};
+use crate::{examples, first_build, layers, ptx, soak, units, words};
 
 /// The version whose rules `deny.toml` is written for.
 const CARGO_DENY_VERSION: &str = "0.20.2";
@@ -23,10 +23,8 @@ pub(crate) enum Tests {
     Leave,
 }
 
-type Step = (&'static str, fn() -> io::Result<Outcome>);
-
 const TESTS: Step = ("test", tests);
-const CHECKS: [Step; 13] = [
+const CHECKS: [Step; 14] = [
     ("format", format),
     ("layers", layers::check),
     ("schema", schema),
@@ -37,6 +35,7 @@ const CHECKS: [Step; 13] = [
     ("fuzz targets", fuzz_targets),
     ("docs", docs),
     ("licences", licences),
+    ("advisories", advisories),
     ("unit files", units::check),
     ("examples", examples::check),
     ("kernels", ptx::ci_step),
@@ -45,15 +44,6 @@ const CHECKS: [Step; 13] = [
 pub(crate) fn run(tests: Tests) -> ExitCode {
     let tests = (tests == Tests::Run).then_some(TESTS);
     steps(tests.into_iter().chain(CHECKS))
-}
-
-/// What is run by hand, for as long as one likes.
-pub(crate) fn run_soak() -> ExitCode {
-    let hostile: fn() -> _ =
-        || command(cargo().args(["test", "--release", "--lib", "--", "--ignored"]));
-    let memory: fn() -> _ =
-        || command(cargo().args(["test", "--test", "engine", "--", "--ignored", SOAKED]));
-    steps([("hostile bytes", hostile), ("memory of a card", memory)].into_iter())
 }
 
 pub(crate) fn run_units() -> ExitCode {
@@ -73,36 +63,6 @@ pub(crate) fn run_examples() -> ExitCode {
     let build: fn() -> io::Result<Outcome> = || command(cargo().args(["build", "--bins"]));
     steps([("build", build), ("examples", examples::check as _)].into_iter())
 }
-
-fn steps(steps: impl Iterator<Item = Step>) -> ExitCode {
-    let start = Instant::now();
-    let mut skipped = Vec::new();
-    for (name, step) in steps {
-        println!("\n=== {name}");
-        let begin = Instant::now();
-        let outcome = step().unwrap_or_else(|error| Outcome::Failed(error.to_string()));
-        let seconds = begin.elapsed().as_secs_f64();
-        match outcome {
-            Outcome::Passed => println!("=== {name}: passed in {seconds:.1} s"),
-            Outcome::Skipped(why) => {
-                println!("=== {name}: skipped: {why}");
-                skipped.push(name);
-            }
-            Outcome::Failed(why) => {
-                println!("=== {name}: FAILED after {seconds:.1} s: {why}");
-                return ExitCode::FAILURE;
-            }
-        }
-    }
-    println!("\npassed in {:.1} s", start.elapsed().as_secs_f64());
-    if !skipped.is_empty() {
-        println!("skipped, wholly or partly: {}", skipped.join(", "));
-    }
-    ExitCode::SUCCESS
-}
-
-/// The test of the stand-in that is for [`run_soak`].
-const SOAKED: &str = "a_thousand_requests";
 
 /// With programs as they are now.
 fn words() -> io::Result<Outcome> {
@@ -124,15 +84,13 @@ fn stand_in() -> io::Result<Outcome> {
             "there is no C++ compiler for the stand-in; on Debian: apt-get install g++".to_owned(),
         ));
     }
-    tests_of(cargo().args(["test"]).args(TESTED).args([
-        "--no-fail-fast",
-        "--test",
-        "*",
-        "--",
-        "--ignored",
-        "--skip",
-        SOAKED,
-    ]))
+    let mut tests = cargo();
+    tests.arg("test").args(TESTED);
+    tests.args(["--no-fail-fast", "--test", "*", "--", "--ignored"]);
+    for test in soak::TESTS {
+        tests.args(["--skip", test]);
+    }
+    tests_of(&mut tests)
 }
 
 fn tests() -> io::Result<Outcome> {
@@ -282,28 +240,22 @@ fn licences() -> io::Result<Outcome> {
     ]))
 }
 
+/// Whether a crate of the lock file has a known vulnerability.
+fn advisories() -> io::Result<Outcome> {
+    if !has("cargo", &["deny", "fetch", "db"]) {
+        return Ok(Outcome::Skipped(
+            "cargo-deny is not here, or its database of advisories cannot be fetched".to_owned(),
+        ));
+    }
+    command(cargo().args([
+        "deny",
+        "check",
+        "--hide-inclusion-graph",
+        "--disable-fetch",
+        "advisories",
+    ]))
+}
+
 fn missing(tool: &str, remedy: &str) -> Outcome {
     Outcome::Skipped(format!("{tool} is not here; install it with: {remedy}"))
-}
-
-/// Runs a command in the repository's root, its output passed through.
-fn command(command: &mut Command) -> io::Result<Outcome> {
-    let status = command.current_dir(root()).status()?;
-    Ok(ended(command, status))
-}
-
-fn ended(command: &Command, status: ExitStatus) -> Outcome {
-    if status.success() {
-        return Outcome::Passed;
-    }
-    let program = command.get_program().to_string_lossy().into_owned();
-    let program = program.rsplit('/').next().unwrap_or_default();
-    let arguments: Vec<_> = command
-        .get_args()
-        .map(|argument| argument.to_string_lossy())
-        .collect();
-    Outcome::Failed(format!(
-        "`{program} {}` ended with {status}",
-        arguments.join(" ")
-    ))
 }

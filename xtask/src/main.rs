@@ -10,6 +10,8 @@ mod outcome;
 mod pictures;
 mod ptx;
 mod smollm2;
+mod soak;
+mod steps;
 mod system;
 mod units;
 mod words;
@@ -25,7 +27,7 @@ Usage: cargo xtask COMMAND
   model [--yardstick]    makes the demonstration model: training, judgement, model card; an hour or more
   pictures [NAME ...]    draws the pictures in docs/pictures: the client on a terminal, with a daemon of its own
   ci [--without-tests]   runs everything that CI runs, and stops at the first failure
-  soak                   runs the tests that take too long for that: many hostile inputs, many requests
+  soak                   runs what takes too long for that: hostile bytes, load, sanitizer, emulated processors
   examples               runs examples/ against a daemon of its own, with gRPC for Python and Node from their package indexes
   layers                 checks that no crate's modules import each other in a circle
   layers --picture [CRATE]
@@ -64,7 +66,7 @@ fn main() -> ExitCode {
         }
         ["ci"] => ci::run(ci::Tests::Run),
         ["ci", "--without-tests"] => ci::run(ci::Tests::Leave),
-        ["soak"] => ci::run_soak(),
+        ["soak"] => soak::run(),
         ["examples"] => ci::run_examples(),
         ["layers"] => ci::run_layers(),
         ["layers", "--picture"] => layers::picture(None),

@@ -13,6 +13,7 @@ mod generating;
 mod gpu;
 mod jobs;
 mod library;
+mod load;
 mod memory;
 mod planning;
 mod plans;

@@ -1,0 +1,123 @@
+//! `cargo soak`: what takes too long for `cargo ci`, by hand, for as long as one likes.
+
+use std::io;
+use std::process::{Command, ExitCode};
+
+use crate::outcome::Outcome;
+use crate::steps::{Step, command, steps};
+use crate::system::{cargo, has};
+
+/// Beginnings of the names of ignored tests that are run here alone.
+pub(crate) const TESTS: [&str; 2] = [THOUSAND, CROWD];
+const THOUSAND: &str = "a_thousand_requests";
+const CROWD: &str = "a_crowd_of_clients";
+
+/// How long clients keep a daemon busy, unless the variable says otherwise.
+const MINUTES: &str = "SLUICE_LOAD_MINUTES";
+const MINUTES_DEFAULT: &str = "60";
+
+/// Crates with code of their own for each kind of processor, or with `unsafe` code that reads what files say.
+const LOW_LEVEL: [&str; 8] = [
+    "-p",
+    "sluice-codec",
+    "-p",
+    "sluice-formats",
+    "-p",
+    "sluice-ops",
+    "-p",
+    "sluice-checkpoint",
+];
+
+/// Builds of the sanitizer and of a runner share no file with other builds.
+const SANITIZED: &str = "target/sanitizer";
+
+pub(crate) fn run() -> ExitCode {
+    let all: [Step; 5] = [
+        ("hostile bytes", hostile_bytes),
+        ("memory of a GPU", memory_of_a_gpu),
+        ("load", load),
+        ("address sanitizer", address_sanitizer),
+        ("another processor", another_processor),
+    ];
+    steps(all.into_iter())
+}
+
+fn hostile_bytes() -> io::Result<Outcome> {
+    command(cargo().args(["test", "--release", "--lib", "--", "--ignored"]))
+}
+
+fn memory_of_a_gpu() -> io::Result<Outcome> {
+    command(cargo().args(["test", "--test", "engine", "--", "--ignored", THOUSAND]))
+}
+
+fn load() -> io::Result<Outcome> {
+    let mut test = cargo();
+    test.args([
+        "test",
+        "--test",
+        "daemon",
+        "--",
+        "--ignored",
+        "--nocapture",
+        CROWD,
+    ]);
+    if std::env::var_os(MINUTES).is_none() {
+        test.env(MINUTES, MINUTES_DEFAULT);
+    }
+    command(&mut test)
+}
+
+fn address_sanitizer() -> io::Result<Outcome> {
+    if !has("rustup", &["run", "nightly", "rustc", "--version"]) {
+        return Ok(Outcome::Skipped(
+            "it needs a nightly compiler: rustup toolchain install nightly".to_owned(),
+        ));
+    }
+    let mut tests = Command::new("rustup");
+    tests.args([
+        "run",
+        "nightly",
+        "cargo",
+        "test",
+        "--lib",
+        "--target",
+        &target()?,
+    ]);
+    tests.args(["--target-dir", SANITIZED]).args(LOW_LEVEL);
+    // What one step sets for its Cargo must not reach this one's.
+    tests.env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");
+    command(tests.env("RUSTFLAGS", "-Zsanitizer=address"))
+}
+
+/// The kernels for processors without AVX-512, on one that has it.
+fn another_processor() -> io::Result<Outcome> {
+    let emulators = [
+        ("qemu-x86_64", "qemu-x86_64 -cpu Haswell"),
+        // It knows nothing later than AVX2.
+        ("valgrind", "valgrind --tool=none --quiet"),
+    ];
+    let Some((_, runner)) = emulators
+        .iter()
+        .find(|(program, _)| has(program, &["--version"]))
+    else {
+        return Ok(Outcome::Skipped(
+            "it needs an emulator; on Debian: apt-get install qemu-user or valgrind".to_owned(),
+        ));
+    };
+    let variable = target()?.to_uppercase().replace('-', "_");
+    command(
+        cargo()
+            .args(["test", "--lib"])
+            .args(LOW_LEVEL)
+            .env(format!("CARGO_TARGET_{variable}_RUNNER"), runner),
+    )
+}
+
+/// The target of this machine, as the compiler names it.
+fn target() -> io::Result<String> {
+    let output = Command::new("rustc").arg("-vV").output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let host = text.lines().find_map(|line| line.strip_prefix("host: "));
+    host.map(str::to_owned)
+        .ok_or_else(|| io::Error::other("rustc does not say its host"))
+}
