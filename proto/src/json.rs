@@ -3,7 +3,7 @@
 //!
 //! `build.rs` gives generated types the attributes that name the functions of this module.
 
-use std::{borrow::Cow, marker::PhantomData};
+use std::marker::PhantomData;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::IntoDeserializer};
 
@@ -83,7 +83,7 @@ impl<'de, E: Deserialize<'de> + Default> Deserialize<'de> for Name<E> {
 
 /// Bytes that are text.
 pub(crate) mod text {
-    use super::*;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     pub(crate) fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
         String::from_utf8_lossy(bytes).serialize(to)
@@ -96,7 +96,9 @@ pub(crate) mod text {
 
 /// The bytes of a token: `piece`, and beside it `bytes` where the piece is no text.
 pub(crate) mod piece {
-    use super::*;
+    use std::borrow::Cow;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     #[derive(Serialize, Deserialize, Default)]
     #[serde(default)]
@@ -121,7 +123,7 @@ pub(crate) mod piece {
 
 /// A hash, whose digits mean nothing as a number.
 pub(crate) mod hash {
-    use super::*;
+    use serde::Serializer;
 
     pub(crate) fn serialize<S: Serializer>(hash: &u64, to: S) -> Result<S::Ok, S::Error> {
         to.collect_str(&format_args!("{hash:016x}"))
