@@ -1,7 +1,9 @@
 //! Everything that a call can fail with, and the one table that turns it into a gRPC status.
 
+mod checkpoint;
 mod job;
 mod library;
+mod row;
 mod table;
 
 use std::{io, path::PathBuf, time::Duration};

@@ -5,10 +5,7 @@ use std::io;
 use sluice_checkpoint::compression::{CompressError, ContainerError};
 use tonic::Code;
 
-use super::{
-    Failure,
-    table::{ErrorRow, checkpoint},
-};
+use super::{Failure, checkpoint::checkpoint, row::ErrorRow};
 
 /// Rows of jobs; others have none here.
 pub(super) fn of(failure: &Failure) -> ErrorRow {

@@ -6,7 +6,7 @@ use sluice_hub::HubError;
 use sluice_shared::units;
 use tonic::Code;
 
-use super::{Failure, table::ErrorRow};
+use super::{Failure, row::ErrorRow};
 
 /// Rows of the library; others have none here.
 pub(super) fn of(failure: &Failure) -> ErrorRow {

@@ -1,8 +1,7 @@
 //! The table: code, reason, hint, figures and field of every failure.
 
-use std::{borrow::Cow, collections::HashMap, io, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
-use sluice_checkpoint::CheckpointError;
 use sluice_engine::{EngineError, RequestError};
 use sluice_ops::OpsError;
 use sluice_plan::PlanError;
@@ -11,60 +10,17 @@ use sluice_tokenizer::TokenizerError;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
-use super::{Failure, job, library};
+use super::{
+    Failure,
+    checkpoint::{broken_template, checkpoint},
+    job, library,
+    row::ErrorRow,
+};
 
 /// Who speaks in `ErrorInfo.domain`.
 pub(super) const DOMAIN: &str = "sluice";
 /// How soon a refused request may be tried again.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
-
-/// A row of the table.
-#[derive(Debug)]
-pub(super) struct ErrorRow {
-    pub(super) code: Code,
-    /// Stable; clients compare it.
-    pub(super) reason: &'static str,
-    pub(super) hint: Option<Cow<'static, str>>,
-    pub(super) figures: Vec<(&'static str, String)>,
-    /// The field on the wire that is wrong.
-    pub(super) field: Option<&'static str>,
-    pub(super) retry: bool,
-}
-
-impl ErrorRow {
-    pub(super) fn new(code: Code, reason: &'static str) -> Self {
-        Self {
-            code,
-            reason,
-            hint: None,
-            figures: Vec::new(),
-            field: None,
-            retry: false,
-        }
-    }
-
-    pub(super) fn invalid(reason: &'static str, field: &'static str) -> Self {
-        Self {
-            field: Some(field),
-            ..Self::new(Code::InvalidArgument, reason)
-        }
-    }
-
-    pub(super) fn hint(mut self, hint: impl Into<Cow<'static, str>>) -> Self {
-        self.hint = Some(hint.into());
-        self
-    }
-
-    pub(super) fn figure(mut self, name: &'static str, value: impl ToString) -> Self {
-        self.figures.push((name, value.to_string()));
-        self
-    }
-
-    pub(super) fn retry(mut self) -> Self {
-        self.retry = true;
-        self
-    }
-}
 
 pub(super) fn status(failure: &Failure) -> Status {
     let row = row(failure);
@@ -405,101 +361,5 @@ fn tokenizer(error: &TokenizerError) -> ErrorRow {
         TokenizerError::Template { .. } => ErrorRow::new(Code::InvalidArgument, "TEMPLATE_FAILED")
             .hint("the model's chat template may not accept these roles; raw text does not use it"),
         TokenizerError::Encode { .. } => ErrorRow::new(Code::InvalidArgument, "TEXT_NOT_TOKENIZED"),
-    }
-}
-
-fn broken_template(reason: &'static str) -> ErrorRow {
-    ErrorRow::new(Code::FailedPrecondition, reason)
-        .hint("the checkpoint is incomplete or damaged; fetch it again")
-}
-
-pub(super) fn checkpoint(error: &CheckpointError) -> ErrorRow {
-    match error {
-        CheckpointError::Io { cause, .. } => match cause.kind() {
-            io::ErrorKind::NotFound => {
-                ErrorRow::new(Code::NotFound, "CHECKPOINT_NOT_FOUND").hint("check the path")
-            }
-            io::ErrorKind::PermissionDenied => {
-                ErrorRow::new(Code::PermissionDenied, "CHECKPOINT_UNREADABLE")
-                    .hint("give sluiced's user permission to read it")
-            }
-            _ => ErrorRow::new(Code::FailedPrecondition, "CHECKPOINT_UNREADABLE")
-                .hint("the disk or the file system failed; the system's log may have details"),
-        },
-        CheckpointError::NotACheckpoint { .. } => {
-            ErrorRow::new(Code::FailedPrecondition, "NOT_A_CHECKPOINT")
-                .hint("name a folder that holds config.json and model.safetensors, or a .gguf or .sluice file")
-        }
-        CheckpointError::MissingFile { .. } => broken_template("FILE_MISSING"),
-        CheckpointError::NoWeights { .. } => ErrorRow::new(Code::FailedPrecondition, "NO_WEIGHTS").hint(
-            "name a checkpoint's folder, or a .gguf or .sluice file; one without weights is incomplete, fetch it again",
-        ),
-        CheckpointError::SeveralModels { count, .. } => {
-            ErrorRow::new(Code::FailedPrecondition, "SEVERAL_MODELS")
-                .hint("name one of the files instead of their folder")
-                .figure("count", count)
-        }
-        CheckpointError::ShardOutside { .. } => broken_template("SHARD_OUTSIDE"),
-        CheckpointError::TooLarge { bytes, max, .. } => broken_template("FILE_TOO_LARGE")
-            .figure("bytes", bytes)
-            .figure("max", max),
-        CheckpointError::MalformedFile { .. } => broken_template("FILE_MALFORMED"),
-        CheckpointError::WrongLength {
-            expected, found, ..
-        } => broken_template("FILE_WRONG_LENGTH")
-            .figure("expected_bytes", expected)
-            .figure("found_bytes", found),
-        CheckpointError::Changed { .. } => ErrorRow::new(Code::FailedPrecondition, "FILE_CHANGED")
-            .hint("don't change a checkpoint's files while the model is loaded or compressed"),
-        CheckpointError::DuplicateTensor { tensor, .. } => {
-            broken_template("TENSOR_TWICE").figure("tensor", tensor)
-        }
-        CheckpointError::MissingTensor { tensor } => {
-            broken_template("TENSOR_MISSING").figure("tensor", tensor)
-        }
-        CheckpointError::WrongShape {
-            tensor,
-            found,
-            expected,
-        } => broken_template("TENSOR_WRONG_SHAPE")
-            .figure("tensor", tensor)
-            .figure("found", format!("{found:?}"))
-            .figure("expected", format!("{expected:?}")),
-        CheckpointError::WrongFormat { tensor, found } => {
-            ErrorRow::new(Code::FailedPrecondition, "TENSOR_WRONG_FORMAT")
-                .hint("use a checkpoint stored as f32, f16 or bf16, or a GGUF file in q8_0, q6_k and the like")
-                .figure("tensor", tensor)
-                .figure("found", found)
-        }
-        CheckpointError::UnknownArchitecture { found, known } => {
-            ErrorRow::new(Code::FailedPrecondition, "UNKNOWN_ARCHITECTURE")
-                .hint("this version of sluiced does not support this architecture")
-                .figure("found", found)
-                .figure("known", known)
-        }
-        CheckpointError::Config { key, .. } => broken_template("CONFIG_INVALID").figure("key", key),
-        CheckpointError::Metadata { key, .. } => {
-            ErrorRow::new(Code::FailedPrecondition, "METADATA_INVALID")
-                .hint("the file is damaged or written by an unknown program; convert it again with llama.cpp's converter")
-                .figure("key", key)
-        }
-        CheckpointError::Unsupported { hint, .. } => {
-            ErrorRow::new(Code::FailedPrecondition, "CHECKPOINT_UNSUPPORTED").hint(hint.clone())
-        }
-        CheckpointError::WeightCache { path, cause } => {
-            let (code, hint) = match cause.kind() {
-                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => (
-                    Code::ResourceExhausted,
-                    "free space on that disk, or start sluiced with another --weight-cache",
-                ),
-                _ => (
-                    Code::FailedPrecondition,
-                    "start sluiced with a --weight-cache folder that its user can write to",
-                ),
-            };
-            ErrorRow::new(code, "CONVERSION_FAILED")
-                .hint(hint)
-                .figure("path", path.display())
-        }
     }
 }
