@@ -5,8 +5,10 @@ mod file;
 mod flags;
 mod layers;
 mod models;
+mod row;
 mod show;
 mod table;
+mod toml_file;
 mod values;
 
 use std::{
@@ -21,7 +23,6 @@ use sluice_engine::PlanSettings;
 use sluice_hub::Access;
 use sluice_shared::renames;
 
-use self::layers::Layers;
 pub use self::{
     flags::Flags,
     models::{ModelTable, ModelTables, ModelsFile},
@@ -32,6 +33,7 @@ pub use self::{
         Within,
     },
 };
+use self::{layers::Layers, table::ROWS};
 
 /// A value and the layer it came from.
 #[derive(Debug, Clone, PartialEq)]
@@ -184,7 +186,8 @@ pub fn resolve(
         return Err(ConfigError::RenamedVariable { old, new });
     }
     let layers = Layers {
-        flags,
+        rows: &ROWS,
+        flags: flags.texts(),
         environment,
         file: file::read(file_flag, environment)?,
         in_background,

@@ -1,24 +1,25 @@
 //! The settings as flags of `sluiced`.
 
-use std::{
-    collections::BTreeMap,
-    ffi::{OsStr, OsString},
-};
+use std::ffi::OsString;
 
 use clap::{
     Arg, ArgMatches, Args, Command, FromArgMatches,
     builder::{BoolValueParser, OsStringValueParser, StringValueParser, TypedValueParser},
 };
 
-use super::table::{ROWS, SettingRow, ValueForm};
+use super::{
+    layers::SettingTexts,
+    row::{SettingRow, ValueForm},
+    table::ROWS,
+};
 
-/// What the command line says of the settings: texts that are values of theirs, by key.
+/// What the command line says of the settings.
 #[derive(Debug, Default)]
-pub struct Flags(BTreeMap<&'static str, OsString>);
+pub struct Flags(SettingTexts);
 
 impl Flags {
-    pub(super) fn text(&self, row: &SettingRow) -> Option<&OsStr> {
-        self.0.get(row.key).map(OsString::as_os_str)
+    pub(super) fn texts(&self) -> &SettingTexts {
+        &self.0
     }
 }
 

@@ -1,6 +1,7 @@
 //! Laying flags over variables over the file over defaults.
 
 use std::{
+    collections::BTreeMap,
     ffi::{OsStr, OsString},
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
@@ -9,17 +10,19 @@ use std::{
 use sluice_shared::address::{self, Surroundings};
 
 use super::{
-    ConfigError, Environment, Flags, IdleUnload, OptionalPath, Setting, SettingSource,
-    SocketFolder, SocketPath,
-    file::FileLayer,
-    table::{BuiltIn, SettingRow, ValueForm},
+    ConfigError, Environment, IdleUnload, OptionalPath, Setting, SettingSource, SocketFolder,
+    SocketPath,
+    row::{SettingRow, ValueForm},
     values::Value,
     wrong,
 };
 
 /// All that is said of the settings.
 pub(super) struct Layers<'a> {
-    pub(super) flags: &'a Flags,
+    /// All settings that a layer may name.
+    pub(super) rows: &'a [SettingRow],
+    /// What the command line says.
+    pub(super) flags: &'a SettingTexts,
     pub(super) environment: &'a Environment,
     pub(super) file: Option<FileLayer>,
     /// The daemon was started on the way to an answer.
@@ -47,10 +50,12 @@ impl Layers<'_> {
 
     /// The text that counts, and its layer.
     fn named_text(&self, key: &str) -> Option<(OsString, SettingSource)> {
-        let row = SettingRow::find(key).expect("keys are those of the table");
+        let mut rows = self.rows.iter();
+        let row = rows.find(|row| row.key == key);
+        let row = row.expect("keys are those of the table");
         let here = &self.environment.current_folder;
-        let (text, folder, source) = if let Some(text) = self.flags.text(row) {
-            (text, &**here, SettingSource::Flag(row.flag))
+        let (text, folder, source) = if let Some(text) = self.flags.get(row.key) {
+            (&**text, &**here, SettingSource::Flag(row.flag))
         } else if let Some(text) = self.environment.variable(row.variable) {
             (&**text, &**here, SettingSource::Variable(row.variable))
         } else {
@@ -79,6 +84,30 @@ impl Layers<'_> {
             variable("HOME").map(|home| Path::new(home).join(usual).join("sluice"))
         }
     }
+}
+
+/// Texts that are values of the settings, by key.
+pub(super) type SettingTexts = BTreeMap<&'static str, OsString>;
+
+/// What a file says.
+#[derive(Debug)]
+pub(super) struct FileLayer {
+    pub(super) path: PathBuf,
+    pub(super) texts: SettingTexts,
+}
+
+/// The value of a setting that no layer names.
+pub(super) enum BuiltIn<T> {
+    /// The same everywhere, as people write it.
+    Is(&'static str),
+    /// Depends on the machine or the environment.
+    Computed {
+        compute: fn(&Layers<'_>) -> T,
+        /// In the help.
+        words: &'static str,
+        /// In the sample file.
+        example: &'static str,
+    },
 }
 
 pub(super) fn default_weight_cache(layers: &Layers<'_>) -> OptionalPath {

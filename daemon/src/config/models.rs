@@ -16,7 +16,7 @@ use sluice_shared::{
     sampling::{Sampling, SamplingOptions},
 };
 
-use super::{ConfigError, Environment, file, values::from_text};
+use super::{ConfigError, Environment, toml_file, values::from_text};
 use crate::model_name::ModelName;
 
 /// The file's name.
@@ -135,10 +135,10 @@ impl ModelsFile {
         environment: &Environment,
     ) -> Result<Self, ConfigError> {
         let beside = |config: PathBuf| config.with_file_name(FILE_NAME);
-        let named = file::named(config, environment);
+        let named = toml_file::named(config, environment);
         let places = match named {
             Some(config) => vec![beside(config)],
-            None => file::usual_paths(environment).map(beside).collect(),
+            None => toml_file::usual_paths(environment).map(beside).collect(),
         };
         let opened = Self {
             paths: places,
@@ -200,8 +200,8 @@ impl ModelsFile {
 }
 
 fn read(path: &Path) -> Result<ModelTables, ConfigError> {
-    let bytes = file::bytes_up_to(path, FILE_BYTES_MAX)?;
-    let tables: BTreeMap<String, ModelTable> = file::parse(path, &bytes)?;
+    let bytes = toml_file::bytes_up_to(path, FILE_BYTES_MAX)?;
+    let tables: BTreeMap<String, ModelTable> = toml_file::parse(path, &bytes)?;
     for (name, table) in &tables {
         if let Some((key, problem)) = table.problem() {
             let source_name = format!("[{name:?}] in {}", path.display());

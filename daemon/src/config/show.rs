@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{
     Config,
-    table::{SettingRow, ValueForm},
+    row::{SettingRow, ValueForm},
 };
 
 impl fmt::Display for Config {

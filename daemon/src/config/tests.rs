@@ -7,7 +7,7 @@ use sluice_engine::{PARALLEL_DEFAULT, PlanSettings};
 use sluice_shared::{address, level::Level, preset::Preset};
 use tempfile::TempDir;
 
-use super::{table::ROWS, *};
+use super::*;
 use crate::cli::Arguments;
 
 /// An environment of its own in a folder of its own.
