@@ -15,6 +15,7 @@ mod load;
 mod models;
 mod offline;
 mod operations;
+mod paths;
 mod plan;
 mod present;
 mod ps;

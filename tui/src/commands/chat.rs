@@ -22,7 +22,7 @@ use self::{
 };
 use super::{
     follow::{self, EndedRequest},
-    library, present,
+    paths, present,
 };
 use crate::{
     cli::Chat,
@@ -245,7 +245,7 @@ impl Talk {
         let model = match name {
             None => present::loaded(&present::list(&self.daemon).await?).cloned(),
             Some(name) => {
-                let subject = library::subject(Path::new(name))?;
+                let subject = paths::subject(Path::new(name))?;
                 let options = PlanOptions::default();
                 let model =
                     present::ensure_loaded(&self.daemon, &subject, options, interrupts, out);

@@ -25,10 +25,9 @@ use tonic::{Code, Response, Status, Streaming};
 
 use super::{
     follow::interrupts,
-    library::subject,
-    load::absolute,
-    offline::{self, flag},
+    offline::{self, flag, offline_hint},
     operations::{OnInterrupt, Step, follow, no_result},
+    paths::{absolute, subject},
     until_interrupted, usage,
 };
 use crate::{
@@ -220,13 +219,6 @@ fn alone(
         true => Err(offline_hint(command)),
         false => Ok(words()),
     }
-}
-
-/// The hint where no daemon runs and its work cannot be done in its place.
-pub(super) fn offline_hint(command: &str) -> String {
-    format!(
-        "start it with `sluiced` (or `systemctl start sluice`); or do it without a daemon: `sluiced {command}`"
-    )
 }
 
 async fn list(

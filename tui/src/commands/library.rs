@@ -1,6 +1,6 @@
 //! `sluice rm`, `inspect` and `unload`: models on disk, and unloading the loaded one.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use sluice_proto::v1::{
 use sluice_report as report;
 use sluice_shared::{compression::is_container_path, units};
 
-use super::{jobs, load::absolute, offline};
+use super::{offline, paths::subject};
 use crate::{
     cli::{Inspect, Remove},
     connection::DaemonConnection,
@@ -19,18 +19,6 @@ use crate::{
     output::{Failure, StandardOutput},
     text::sanitise_line,
 };
-
-/// A path if it exists or looks like one, as file names do; else a model's name.
-pub(super) fn subject(argument: &Path) -> Result<By, Failure> {
-    let text = argument.to_string_lossy();
-    let is_file =
-        argument.extension().is_some_and(|ending| ending == "gguf") || is_container_path(argument);
-    let looks_like_path = is_file || text.starts_with(['/', '.', '~']) || text.ends_with('/');
-    match argument.exists() || looks_like_path {
-        true => absolute(argument).map(By::Path),
-        false => Ok(By::Name(text.into_owned())),
-    }
-}
 
 /// Deletes a downloaded model.
 pub(super) async fn remove(
@@ -127,7 +115,7 @@ pub(super) async fn inspect(
     let daemon = match (is_container_path(&arguments.model), &model) {
         // With `--json` scripts expect the daemon's whole message, of which `sluiced inspect` prints the container alone.
         (true, _) if arguments.json => {
-            let hint = jobs::offline_hint("inspect FILE.sluice --json");
+            let hint = offline::offline_hint("inspect FILE.sluice --json");
             offline::daemon(socket, Err(hint)).await?
         }
         (true, By::Path(path)) => {
@@ -223,21 +211,6 @@ fn lines(facts: &InspectModelResponse) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_no_path_is_a_name() {
-        let name = |text: &str| Ok::<_, ()>(By::Name(text.to_owned()));
-        let meant = |text: &str| subject(Path::new(text)).map_err(drop);
-        assert_eq!(
-            meant("GSAI-ML/LLaDA-8B-Instruct"),
-            name("GSAI-ML/LLaDA-8B-Instruct")
-        );
-        assert_eq!(meant("a/b:Q4_K_M"), name("a/b:Q4_K_M"));
-        assert_eq!(meant("/nowhere"), Ok(By::Path("/nowhere".to_owned())));
-        for path in ["./nowhere", "src", "nowhere/", "llada.sluice", "m/q4.gguf"] {
-            assert!(matches!(meant(path), Ok(By::Path(_))), "{path}");
-        }
-    }
 
     #[test]
     fn unloading_shows_what_came_back() {

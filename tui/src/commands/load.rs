@@ -1,9 +1,6 @@
 //! `sluice load`.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
 use serde_json::json;
 use sluice_proto::v1::{
@@ -17,9 +14,9 @@ use tokio::signal::unix::Signal;
 
 use super::{
     follow::interrupts,
-    library::subject,
     models::describe,
     operations::{NewNotices, OnInterrupt, Step, follow, no_result},
+    paths::subject,
 };
 use crate::{
     cli::Load,
@@ -155,29 +152,11 @@ fn prediction(plan: &Plan) -> String {
     )
 }
 
-/// The path made absolute: the daemon has another working folder.
-pub(super) fn absolute(dir: &Path) -> Result<String, Failure> {
-    let shown = dir.display();
-    let path = std::path::absolute(dir)
-        .map_err(|error| Failure::new(format!("make '{shown}' absolute: {error}")))?;
-    let path = path.into_os_string().into_string();
-    path.map_err(|_| Failure::new(format!("the path '{shown}' is not UTF-8")))
-}
-
 #[cfg(test)]
 mod tests {
     use sluice_proto::v1::Level;
 
     use super::*;
-
-    #[test]
-    fn paths_become_absolute() {
-        let path = absolute(Path::new("models/x")).unwrap();
-        assert!(
-            path.starts_with('/') && path.ends_with("models/x"),
-            "{path}"
-        );
-    }
 
     #[test]
     fn the_plan_of_a_load_fits_a_line() {

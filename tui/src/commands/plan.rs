@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use sluice_proto::v1::{PlanRequest, Workload, model_ref::By};
 use sluice_report as report;
 
-use super::{library::subject, offline};
+use super::{offline, paths::subject};
 use crate::{
     cli::Plan,
     output::{Failure, StandardOutput},

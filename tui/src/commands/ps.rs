@@ -6,7 +6,7 @@ use serde_json::json;
 use sluice_proto::v1::{Model, ModelState, Snapshot};
 use sluice_shared::units;
 
-use super::{library, load, present, requests};
+use super::{library, load, paths, present, requests};
 use crate::{
     cli::Stop,
     connection::DaemonConnection,
@@ -111,7 +111,7 @@ pub(super) async fn stop(
 
 /// Checks that the named model is the one that is loaded or being loaded, so that no other client's model is unloaded.
 fn check_named(models: &[Model], name: &Path) -> Result<(), Failure> {
-    let subject = library::subject(name)?;
+    let subject = paths::subject(name)?;
     let named = present::find(models, &subject);
     let present = present::loading(models).or_else(|| present::loaded(models));
     match (present, named) {

@@ -10,7 +10,7 @@ use sluice_proto::v1::{self, ChatRole, GenerateRequest, generate_request::Input}
 use super::{
     background, chat, follow,
     input::{self, STDIN},
-    library, message, present, usage,
+    message, paths, present, usage,
 };
 use crate::{
     cli::{Chat, Run},
@@ -26,7 +26,7 @@ pub(super) async fn run(
     private: bool,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let subject = library::subject(&arguments.model)?;
+    let subject = paths::subject(&arguments.model)?;
     // Read before anything is started: a prompt that cannot be read must not cost a download.
     let prompt = prompt(&arguments)?;
     if arguments.json && prompt.is_none() {
