@@ -1,14 +1,17 @@
 //! The dashboard: what a bare `sluice` shows.
 //!
-//! [`event`] lists all that can happen, [`keys`] what keys do, [`state`] holds what is known, [`mod@update`] is the one function
-//! that changes it, [`view`] draws it. Each of the six pages is a module that draws and says what its keys do. This module runs
-//! them: it waits for the next event, and carries out what the update asks for.
+//! Each layer uses only those before it. First come words: [`keys`] says what keys do, [`event`] lists all that can happen and
+//! all that can be asked for, [`hit_areas`] what reacts to the mouse; [`chat`], [`requests`], [`jobs`], [`levels`] and others
+//! hold what is known of one subject. [`state`] is all of it. [`view`] draws the state, with a module of `pages` for each of
+//! the six pages. [`mod@update`] is the one function that changes the state. This module runs them: it waits for the next
+//! event, and carries out what the update asks for.
 
 pub mod chat;
 mod command;
 pub mod event;
 mod files;
 pub mod history;
+pub mod hit_areas;
 pub mod jobs;
 mod keyboard;
 pub mod keys;
@@ -18,9 +21,11 @@ pub mod options;
 mod pages;
 mod panels;
 pub mod persist;
+mod persister;
 mod prompt;
+pub mod reel;
 pub mod requests;
-mod sending;
+mod screen;
 pub mod state;
 mod tasks;
 mod terminal;
@@ -45,14 +50,16 @@ use crate::{
     record::Runs,
 };
 use event::{Effect, Event};
+use hit_areas::HitAreas;
 use keyboard::Keyboard;
 use keys::Page;
-use persist::{FixedLooks, Persister};
-use state::{DaemonLink, DashboardState, OpenedRun};
+use persist::FixedLooks;
+use persister::Persister;
+use reel::OpenedRun;
+use state::{DaemonLink, DashboardState};
 use tasks::Tasks;
 use terminal::{Ends, Session, Stops, SuspendTarget};
 use update::update;
-use view::HitAreas;
 
 /// Events that may wait for the update; beyond that the stream waits, and the daemon skips
 /// pictures for us.
@@ -115,7 +122,7 @@ async fn show(setup: DashboardSetup, replayed: Option<OpenedRun>) -> Result<(), 
         Some(run) => {
             let name = run.name.clone();
             state.link = DaemonLink::Replay { name };
-            pages::canvas::open(&mut state, Box::new(run));
+            update::canvas::open(&mut state, Box::new(run));
             Tasks::alone(setup.socket, sender)
         }
         None => Tasks::start(setup.socket, sender),

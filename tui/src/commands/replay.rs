@@ -10,7 +10,7 @@ use super::input::STANDARD_INPUT;
 use crate::{
     canvas::{Canvas, ids_text},
     cli::Replay,
-    dashboard::{self, DashboardSetup, state::OpenedRun},
+    dashboard::{self, DashboardSetup, reel::OpenedRun},
     json::{
         self,
         read::{Events, ReadError},

@@ -9,7 +9,7 @@ use sluice_proto::v1::{
 };
 use sluice_shared::{level::Level, options::PlanOptions};
 
-use super::{persist::PersistedState, state::OpenedRun, view::HitTarget};
+use super::{hit_areas::HitTarget, persist::PersistedState, reel::OpenedRun};
 use crate::record::Recording;
 
 /// Something that wakes the dashboard.

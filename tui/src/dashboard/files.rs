@@ -9,7 +9,7 @@ use std::{
 
 use tokio::{sync::mpsc::Sender, task::spawn_blocking};
 
-use super::{event::Event, state::OpenedRun};
+use super::{event::Event, reel::OpenedRun};
 use crate::record::{self, Recording};
 
 /// Writes a run to a new file.

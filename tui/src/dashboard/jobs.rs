@@ -12,8 +12,6 @@ use sluice_shared::bandwidth::Bandwidth;
 
 pub use work::{ProgressUnit, Work, WorkProgress, WorkTask};
 
-use super::state::{DashboardState, is_started_anew};
-
 /// Most ended work that is listed.
 pub const ENDED_MAX: usize = 32;
 
@@ -369,65 +367,13 @@ fn switched(before: &Snapshot, after: &Snapshot) -> WorkOutcome {
     }
 }
 
-impl DashboardState {
-    /// Work that runs, regardless of the filter.
-    #[must_use]
-    pub fn running(&self) -> Vec<Work> {
-        work::running(self)
-    }
-
-    /// Work that runs and work that ended, if it matches the filter.
-    #[must_use]
-    pub fn works(&self) -> (Vec<Work>, Vec<&EndedWork>) {
-        let wanted = self.filter.value().to_lowercase();
-        let finds = |words: String| words.to_lowercase().contains(&wanted);
-        let mut running = self.running();
-        running.retain(|work| finds(format!("{} {}", work.kind, work.what)));
-        let ended = self.jobs.ended.iter();
-        let ended = ended.filter(|ended| finds(format!("{} {}", ended.kind, ended.what)));
-        (running, ended.collect())
-    }
-
-    /// Models that match the filter.
-    #[must_use]
-    pub fn models(&self) -> Vec<&Model> {
-        let wanted = self.filter.value().to_lowercase();
-        let models = self.jobs.models.iter().flatten();
-        models
-            .filter(|model| {
-                let state = model.state().to_string();
-                let words = format!("{} {} {state}", model.name, model.family);
-                words.to_lowercase().contains(&wanted)
-            })
-            .collect()
-    }
-
-    /// The selected model; `None` where none is listed.
-    #[must_use]
-    pub fn selected_model(&self) -> Option<&Model> {
-        let models = self.models();
-        let named = |model: &&&Model| Some(&model.name) == self.jobs.model.as_ref();
-        // By name and not by index: the list may change between two answers of the daemon.
-        let found = models.iter().find(named).or(models.first());
-        found.copied()
-    }
-
-    /// The rows of the list of work, from top to bottom.
-    #[must_use]
-    pub fn work_rows(&self) -> Vec<WorkRow> {
-        let (running, ended) = self.works();
-        let running = running.into_iter().map(|work| WorkRow::Running(work.task));
-        running
-            .chain(ended.into_iter().map(|ended| WorkRow::Ended(ended.serial)))
-            .collect()
-    }
-
-    /// Index of the selected row of the list of work; 0 if it is gone.
-    #[must_use]
-    pub fn selected_work(&self) -> usize {
-        let rows = self.work_rows();
-        let selected = self.jobs.selected.as_ref();
-        let at = rows.iter().position(|row| Some(row) == selected);
-        at.unwrap_or(0)
+/// Whether the daemon was restarted between two snapshots. The process id alone does not tell: in a container it is the same
+/// each time.
+pub(super) fn is_started_anew(before: &Snapshot, after: &Snapshot) -> bool {
+    match (&before.daemon, &after.daemon) {
+        (Some(before), Some(after)) => {
+            before.process_id != after.process_id || after.uptime_ms < before.uptime_ms
+        }
+        _ => false,
     }
 }

@@ -5,17 +5,17 @@ mod presets;
 
 use std::collections::BTreeMap;
 
-use sluice_proto::v1::{FidelityResult, Operation, OperationKind, PassStatistics, Plan, Snapshot};
-use sluice_shared::{level::Level, options::PlanOptions, units};
+use sluice_proto::v1::{FidelityResult, Operation, OperationKind, Plan};
+use sluice_shared::{level::Level, options::PlanOptions, preset::PRESETS};
 
 pub use change::{ChangeStanding, PlanChange};
 pub use presets::{PresetStatistics, PresetTotals};
 
-use super::state::DashboardState;
-use crate::plans;
-
 /// Most fidelity measurements that are kept.
 pub const FIDELITIES_MAX: usize = 64;
+
+/// Index of the row below the presets, for any policy of the form of options.
+pub(super) const POLICY_ROW: usize = PRESETS.len();
 
 /// State of the levels page.
 #[derive(Debug, Default)]
@@ -152,133 +152,4 @@ impl Levels {
             Ok(plan) => (!plan.is_loadable).then(|| plan.not_loadable_reason.clone()),
         }
     }
-}
-
-impl DashboardState {
-    /// The level that is selected on the levels page.
-    #[must_use]
-    pub fn level(&self) -> Level {
-        let in_force = self.level_in_force();
-        let level = self.levels.selected.and_then(|at| Level::ALL.get(at));
-        level.copied().or(in_force).unwrap_or(Level::ALL[0])
-    }
-
-    /// The level of the settings in force, which may be `auto`; `None` while it is not known.
-    #[must_use]
-    pub fn level_in_force(&self) -> Option<Level> {
-        self.snapshot()?.settings.as_ref()?.level().checked()
-    }
-
-    /// The measured fidelity of a level of the present model; for `auto`, of the level that it resolves to.
-    #[must_use]
-    pub fn fidelity_of(&self, level: Level) -> Option<&LevelFidelity> {
-        let level = self.comes_to(level)?;
-        let (model, parameters) = self.model()?;
-        self.fidelity.iter().find(|known| {
-            known.level == level && known.model == model && known.parameters == parameters
-        })
-    }
-
-    /// Whether outputs at a level are exactly those of the checkpoint's own weights; `None` where that is not known.
-    #[must_use]
-    pub fn is_lossless(&self, level: Level) -> Option<bool> {
-        match self.levels.plan(level) {
-            Some(plan) => Some(plan.is_lossless),
-            None => level.is_lossless(),
-        }
-    }
-
-    /// The level that `auto` resolves to, or the level itself; `None` where that is not known.
-    pub(super) fn comes_to(&self, level: Level) -> Option<Level> {
-        match level {
-            Level::Auto => self.levels.plan(level)?.level().checked(),
-            level => Some(level),
-        }
-    }
-
-    /// Name and parameters of the model that is shown, to tell it from others.
-    fn model(&self) -> Option<(String, u64)> {
-        model(self.present()?)
-    }
-
-    /// The same of the model that is loaded at present.
-    pub(super) fn present_model(&self) -> Option<(String, u64)> {
-        model(self.present()?)
-    }
-
-    /// Keeps a measurement, in the place of an earlier one of the same level and model.
-    pub(super) fn add_fidelity(&mut self, fidelity: LevelFidelity) {
-        self.fidelity.retain(|known| {
-            (&known.model, known.parameters, known.level)
-                != (&fidelity.model, fidelity.parameters, fidelity.level)
-        });
-        self.fidelity.push(fidelity);
-        let excess = self.fidelity.len().saturating_sub(FIDELITIES_MAX);
-        self.fidelity.drain(..excess);
-    }
-}
-
-fn model(snapshot: &Snapshot) -> Option<(String, u64)> {
-    let model = snapshot.model.as_ref()?;
-    let shape = model.shape.as_ref().map(|shape| shape.parameters);
-    // Where the number of parameters is not known, the name alone tells models apart.
-    let parameters = shape.or(model.parameters).unwrap_or(0);
-    Some((model.name.clone(), parameters))
-}
-
-/// Rows of a panel: level, budget, progress of a switch, and planned beside measured figures.
-pub(super) fn level_lines(state: &DashboardState) -> Vec<(&'static str, String)> {
-    let snapshot = state.snapshot();
-    let mut facts = vec![("level", in_force(snapshot))];
-    let switching = snapshot.and_then(plans::switching);
-    let is_stepping = snapshot
-        .and_then(|s| s.weight_switch)
-        .is_some_and(|s| s.total_steps > 0);
-    match (switching, state.levels.converting) {
-        // Before the first step the switch shows no progress, but the conversion does.
-        (_, Some((done, total))) if !is_stepping => {
-            let words = format!("{} of {}", units::bytes(done), units::bytes(total));
-            facts.push(("convert", words));
-        }
-        (Some(words), _) => facts.push(("switching", words)),
-        (None, _) => {}
-    }
-    if let Some(plan) = snapshot.and_then(|snapshot| snapshot.plan.as_ref()) {
-        let measured = snapshot.and_then(|s| s.passes).unwrap_or_default();
-        facts.push(("peak", peak(plan, &measured)));
-        facts.push(("a pass", pass(plan, &measured)));
-    }
-    facts
-}
-
-fn in_force(snapshot: Option<&Snapshot>) -> String {
-    let settings = snapshot.and_then(|snapshot| snapshot.settings.as_ref());
-    let plan = snapshot.and_then(|snapshot| snapshot.plan.as_ref());
-    let Some(settings) = settings else {
-        return UNKNOWN.to_owned();
-    };
-    let level = match plan {
-        Some(plan) if plan.level() != settings.level() => {
-            format!("{} by {}", plan.level(), settings.level())
-        }
-        _ => settings.level().to_string(),
-    };
-    let budget = units::bytes(settings.budget_bytes);
-    format!("{level}, budget {budget}")
-}
-
-const UNKNOWN: &str = "unknown";
-
-fn peak(plan: &Plan, measured: &PassStatistics) -> String {
-    let known = measured.peak_bytes.map_or(UNKNOWN.into(), units::bytes);
-    format!("{} plan, {known} measured", units::bytes(plan.peak_bytes))
-}
-
-fn pass(plan: &Plan, measured: &PassStatistics) -> String {
-    let known = |ms: Option<f64>| ms.map_or(UNKNOWN.into(), units::duration_ms);
-    format!(
-        "{} plan, {} measured",
-        known(plan.pass_ms),
-        known(measured.mean_ms)
-    )
 }

@@ -2,6 +2,7 @@
 
 pub(super) mod graph;
 pub(super) mod layers;
+mod level;
 pub(super) mod memory;
 mod request;
 pub(super) mod work;

@@ -1,7 +1,7 @@
 //! State that survives the dashboard: conversations, prompts, commands, options and looks, in one file that only its owner
 //! can read.
 
-mod persister;
+mod schedule;
 
 use std::{
     collections::BTreeMap,
@@ -15,35 +15,30 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-pub use persister::PersistSchedule;
-pub(super) use persister::{Persister, due};
+pub use schedule::PersistSchedule;
+pub(super) use schedule::{PersistFile, WriteState, locked};
 
-use super::{
-    chat::{CONVERSATION_BYTES_MAX, CONVERSATIONS_MAX, Chat, Turn},
-    levels::{FIDELITIES_MAX, LevelFidelity},
-    options::RequestOptions,
-    state::{DashboardState, LineHistory},
-};
+use super::{chat::Turn, levels::LevelFidelity};
 use crate::{
     paint::{Glyphs, Theme},
     user_folders,
 };
 
 /// Version of the file's format; files of other versions are moved aside.
-const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 1;
 /// Bytes of the file; beyond that the earliest conversations are left out.
 pub const FILE_BYTES_MAX: usize = 2 << 20;
 /// Longest prompt that is kept.
-const PROMPT_BYTES_MAX: usize = 4 << 10;
+pub(super) const PROMPT_BYTES_MAX: usize = 4 << 10;
 /// Bytes of prompts that stay when the file would be too large: conversations are worth more.
-const PROMPTS_BYTES_MAX: usize = 64 << 10;
+pub(super) const PROMPTS_BYTES_MAX: usize = 64 << 10;
 /// Least time between two writes.
 pub const PERSIST_INTERVAL_MS: u64 = 10_000;
 
 /// What survives between runs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PersistedState {
-    version: u32,
+    pub(super) version: u32,
     /// The turns of each conversation, the earliest first.
     #[serde(default)]
     pub conversations: Vec<Vec<Turn>>,
@@ -102,7 +97,7 @@ impl From<&LevelFidelity> for PersistedFidelity {
 
 impl PersistedFidelity {
     /// The same as it is in the state; `None` if this version has no level of that name.
-    fn known(self) -> Option<LevelFidelity> {
+    pub(super) fn known(self) -> Option<LevelFidelity> {
         Some(LevelFidelity {
             level: self.level.parse().ok()?,
             model: self.model,
@@ -137,75 +132,6 @@ pub struct FixedLooks {
 }
 
 impl PersistedState {
-    /// The part of a state that is saved.
-    #[must_use]
-    pub fn of(state: &DashboardState) -> Self {
-        // Every dashboard starts with a new conversation; saved, the empty ones would pile up.
-        let all = state.chat.conversations.iter();
-        let said = all.filter(|conversation| !conversation.turns.is_empty());
-        let conversations = said.map(|conversation| conversation.turns.clone());
-        Self {
-            version: VERSION,
-            conversations: conversations.collect(),
-            prompts: short(&state.prompts.lines),
-            commands: state.commands.lines.clone(),
-            options: state.options.values(),
-            theme: state
-                .chosen_looks
-                .theme
-                .map(|theme| theme.name().to_owned()),
-            glyphs: state
-                .chosen_looks
-                .glyphs
-                .map(|glyphs| glyphs.name().to_owned()),
-            mouse: state.chosen_looks.mouse,
-            // JSON has no NaN or infinity: serde writes `null`, which would make the whole file unreadable.
-            fidelity: (state.fidelity.iter())
-                .filter(|figures| {
-                    figures.mean_kl_nats.is_finite() && figures.top_agreement.is_finite()
-                })
-                .map(PersistedFidelity::from)
-                .collect(),
-        }
-    }
-
-    /// Restores what was saved into a state. What exceeds the bounds or is not understood is left out: the file may be edited by
-    /// hand or come from another version.
-    pub fn restore(self, state: &mut DashboardState, fixed: FixedLooks) {
-        let mut conversations = self.conversations;
-        let excess = conversations.len().saturating_sub(CONVERSATIONS_MAX);
-        conversations.drain(..excess);
-        conversations.retain(|turns| is_sound(turns));
-        state.chat = Chat::restored(conversations);
-        for (recall, lines) in [
-            (&mut state.prompts, self.prompts),
-            (&mut state.commands, self.commands),
-        ] {
-            *recall = LineHistory::default();
-            lines.iter().for_each(|line| recall.push(line));
-        }
-        state.options = RequestOptions::restored(&self.options);
-        let fidelity = self
-            .fidelity
-            .into_iter()
-            .filter_map(PersistedFidelity::known);
-        state.fidelity = fidelity.take(FIDELITIES_MAX).collect();
-        state.chosen_looks = ChosenLooks {
-            theme: self.theme.and_then(|name| name.parse().ok()),
-            glyphs: self.glyphs.and_then(|name| name.parse().ok()),
-            mouse: self.mouse,
-        };
-        if let (Some(theme), false) = (state.chosen_looks.theme, fixed.theme) {
-            state.paint.theme = theme;
-        }
-        if let (Some(glyphs), false) = (state.chosen_looks.glyphs, fixed.glyphs) {
-            state.paint.glyphs = glyphs;
-        }
-        if let (Some(mouse), false) = (state.chosen_looks.mouse, fixed.mouse) {
-            state.mouse = mouse;
-        }
-    }
-
     /// The file's text, of at most [`FILE_BYTES_MAX`].
     fn text(&self) -> io::Result<String> {
         let mut kept = self.clone();
@@ -234,12 +160,6 @@ impl PersistedState {
     }
 }
 
-/// The lines that are short enough to be kept.
-fn short(lines: &[String]) -> Vec<String> {
-    let short = lines.iter().filter(|line| line.len() <= PROMPT_BYTES_MAX);
-    short.cloned().collect()
-}
-
 /// Drops the earliest lines beyond `bytes_max`. Returns whether any were dropped.
 fn drop_earliest(lines: &mut Vec<String>, bytes_max: usize) -> bool {
     let mut bytes = 0;
@@ -250,18 +170,6 @@ fn drop_earliest(lines: &mut Vec<String>, bytes_max: usize) -> bool {
     let excess = lines.len() - fitting.count();
     lines.drain(..excess);
     excess > 0
-}
-
-/// Whether turns alternate between prompts and answers, and stay within the bound of a conversation.
-fn is_sound(turns: &[Turn]) -> bool {
-    use super::chat::Speaker::{Assistant, User};
-    let pairs = turns.chunks(2);
-    let in_turn =
-        |pair: &[Turn]| matches!(pair, [a, b] if (a.speaker, b.speaker) == (User, Assistant));
-    let bytes: usize = turns.iter().map(|turn| turn.text.len()).sum();
-    !turns.is_empty()
-        && pairs.into_iter().all(in_turn)
-        && (turns.len() == 2 || bytes <= CONVERSATION_BYTES_MAX)
 }
 
 /// Path of the state file, by `$XDG_STATE_HOME` and `$HOME`; `None` where neither is set.
@@ -318,7 +226,7 @@ pub fn save(path: &Path, kept: &PersistedState) -> Result<(), String> {
 }
 
 /// Makes the folder that a file is in, readable by its owner alone.
-fn make_folder(path: &Path) -> io::Result<()> {
+pub(super) fn make_folder(path: &Path) -> io::Result<()> {
     user_folders::make_private(path.parent().unwrap_or(path))
 }
 
@@ -347,6 +255,3 @@ fn write(path: &Path, kept: &PersistedState) -> io::Result<()> {
     }
     result
 }
-
-#[cfg(test)]
-mod tests;

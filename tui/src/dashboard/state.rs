@@ -1,12 +1,14 @@
 //! What the dashboard knows. All of it survives a reconnect.
 
-use std::cell::Cell;
+mod jobs;
+mod levels;
+mod persisted;
+mod requests;
 
 use sluice_proto::v1::{ModelKind, ModelShape, Snapshot};
 use sluice_shared::preset::Preset;
 use tui_input::Input;
 
-pub use super::requests::{OwnRequest, Requests};
 use super::{
     chat::Chat,
     event::Effect,
@@ -17,11 +19,14 @@ use super::{
     line::EditLine,
     options::RequestOptions,
     persist::{ChosenLooks, PersistSchedule},
+    reel::{OpenedRun, PassReel},
+    requests::Requests,
 };
 use crate::{
     canvas::Canvas,
     paint::Paint,
     record::{Recording, Runs},
+    text::sanitise_line,
 };
 
 /// Age from which on the figures on the screen are shown as old. Snapshots come several times a second.
@@ -195,70 +200,6 @@ impl LineHistory {
     }
 }
 
-/// Which pass of a request is shown, and how.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PassReel {
-    /// Number of the pass; `None`: the latest, as it comes.
-    pub at: Option<u32>,
-    /// While passes are played: the time at which the next one is shown.
-    pub next_at_ms: Option<u64>,
-    /// Text, heat map, or both.
-    pub view: CanvasView,
-    /// Lines scrolled back from the end; 0 follows it.
-    pub scroll: usize,
-    /// Lines that the last drawn picture can be scrolled back. Only drawing knows how many lines a text makes, so the view
-    /// notes it here, and scrolling ends with the text.
-    scrollable: Cell<Option<usize>>,
-}
-
-impl PassReel {
-    /// Called before a picture is drawn.
-    pub(super) fn draws(&self) {
-        self.scrollable.set(Some(0));
-    }
-
-    /// Notes that a part of the picture can be scrolled back this many lines; the longest part counts.
-    pub(super) fn drew(&self, scrollable: usize) {
-        let most = self.scrollable.get().unwrap_or(0);
-        self.scrollable.set(Some(most.max(scrollable)));
-    }
-
-    /// Scrolls back by this many lines, as far as there are any; negative scrolls forward.
-    pub(super) fn scroll(&mut self, by: isize) {
-        let most = self.scrollable.get().unwrap_or(usize::MAX);
-        let scroll = self.scroll.min(most).saturating_add_signed(by);
-        self.scroll = scroll.min(most);
-    }
-
-    /// Returns to the latest pass and follows it.
-    pub(super) fn rewind(&mut self) {
-        self.at = None;
-        self.next_at_ms = None;
-        self.scroll = 0;
-    }
-}
-
-/// What the canvas page shows of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum CanvasView {
-    /// Both, where there is room for them.
-    #[default]
-    Both,
-    /// The text alone.
-    Text,
-    /// The heat map alone: the model's confidence, token by token and pass by pass.
-    Heat,
-}
-
-/// A run that was read from a file.
-#[derive(Debug, Clone, PartialEq)]
-pub struct OpenedRun {
-    /// The file, for the screen.
-    pub name: String,
-    /// The passes that the file holds.
-    pub recording: Recording,
-}
-
 impl DashboardState {
     /// A dashboard that has seen nothing yet.
     #[must_use]
@@ -386,6 +327,19 @@ impl DashboardState {
         }
     }
 
+    /// The index of the pass that the canvas page shows; `None` for the latest.
+    pub(super) fn pass_index(&self) -> Option<usize> {
+        self.recording()?.index_of(self.reel.at?)
+    }
+
+    /// Default path for saving the run that is shown; `None` without a run.
+    pub(super) fn run_path(&self) -> Option<String> {
+        let canvas = self.recording()?.canvas();
+        let request_id = canvas.queued.map_or(0, |queued| queued.request_id);
+        let file = self.runs.file(request_id, self.now_ms);
+        Some(sanitise_line(&file.display().to_string()))
+    }
+
     /// Makes the canvas page follow the selected request.
     pub(super) fn show_latest(&mut self) {
         // A replay has no requests: closing the run would leave an empty page.
@@ -452,16 +406,5 @@ impl DashboardState {
             self.modes.retain(|mode| *mode != Mode::Confirm);
             self.warn("the daemon was restarted; nothing was done");
         }
-    }
-}
-
-/// Whether the daemon was restarted between two snapshots. The process id alone does not tell: in a container it is the same
-/// each time.
-pub(super) fn is_started_anew(before: &Snapshot, after: &Snapshot) -> bool {
-    match (&before.daemon, &after.daemon) {
-        (Some(before), Some(after)) => {
-            before.process_id != after.process_id || after.uptime_ms < before.uptime_ms
-        }
-        _ => false,
     }
 }

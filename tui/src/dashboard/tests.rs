@@ -27,10 +27,11 @@ use sluice_shared::{
 
 use super::{
     event::{Effect, Event},
+    hit_areas::HitAreas,
     keys::{Mode, Page},
     state::DashboardState,
     update::update,
-    view::{HitAreas, view},
+    view::view,
 };
 use crate::paint::{Glyphs, Paint, Theme};
 

@@ -1,20 +1,34 @@
 //! The one function that changes the state.
 //!
 //! Nothing here does I/O: [`update`] takes an event and the time, and answers with effects
-//! for the runtime. What a key does on a page stands with the page.
+//! for the runtime. Each module below takes in what concerns one page or one kind of event.
+
+pub(super) mod canvas;
+mod chat;
+mod command;
+mod jobs;
+mod levels;
+pub(super) mod navigation;
+mod options;
+mod pages;
+mod requests;
+mod sending;
 
 use crossterm::event::KeyEvent;
 use sluice_proto::v1::generation_event;
 use sluice_shared::units;
 use tui_input::Input;
 
+use self::navigation::{SCROLL_LINES, enter, go};
 use super::{
-    command,
     event::{Effect, Event},
+    hit_areas::HitTarget,
+    jobs::is_started_anew,
     keys::{Action, Mode, Page},
-    line, pages, persist, prompt, requests, sending,
-    state::{AfterYes, DaemonLink, DashboardState, is_started_anew},
-    view::{HitTarget, prompt_columns},
+    line, persister, prompt,
+    requests::{OwnRequest, is_active},
+    state::{AfterYes, DaemonLink, DashboardState},
+    view::{help_lines, prompt_columns},
 };
 
 /// How long a message stays that is no error, and how long a first Esc waits for the second.
@@ -24,8 +38,6 @@ const SECOND_ESCAPE_MS: u64 = 2_000;
 const FIRST_ESCAPE: &str = "Esc again cancels what you asked for";
 /// Longest answer that is copied: terminals and multiplexers between them drop longer OSC 52 sequences.
 const COPY_BYTES_MAX: usize = 64 << 10;
-/// Lines that a page key scrolls.
-pub(super) const SCROLL_LINES: isize = 5;
 
 /// What an event led to.
 #[derive(Debug, Default, PartialEq)]
@@ -51,14 +63,14 @@ pub fn update(state: &mut DashboardState, event: Event, now_ms: u64) -> UpdateOu
         Event::Resized(columns, rows) => state.size = (columns, rows),
         Event::Tick => {
             changed = tick(state, shown_seconds);
-            effects.extend(persist::due(state).map(Effect::Persist));
+            effects.extend(persister::due(state).map(Effect::Persist));
         }
         Event::Connected => {
             state.link = DaemonLink::Connected;
             state.asks_past = true;
             // A watch broke with the connection; what is selected is followed anew.
             state.requests.watched = None;
-            pages::enter(state, &mut effects);
+            enter(state, &mut effects);
             // Prompts that waited while the connection was lost.
             sending::send_waiting(state, &mut effects);
         }
@@ -79,10 +91,10 @@ pub fn update(state: &mut DashboardState, event: Event, now_ms: u64) -> UpdateOu
                 effects.push(Effect::ListRequests);
             }
             state.history.take(&snapshot, now_ms);
-            pages::jobs::note(state, &snapshot, &mut effects);
-            pages::levels::note(state, &snapshot, &mut effects);
+            jobs::note(state, &snapshot, &mut effects);
+            levels::note(state, &snapshot, &mut effects);
             state.latest = Some((snapshot, now_ms));
-            pages::jobs::see(state);
+            jobs::see(state);
             if is_new {
                 // After `latest` is replaced: what is selected or asked again refers to the new daemon.
                 requests::begin_anew(state, &mut effects);
@@ -118,7 +130,7 @@ pub fn update(state: &mut DashboardState, event: Event, now_ms: u64) -> UpdateOu
                 recording.fail(message);
             }
         }
-        Event::Opened(opened) => pages::canvas::open(state, opened),
+        Event::Opened(opened) => canvas::open(state, opened),
         Event::Succeeded(message) => state.tell(message),
         Event::Failed(message) => state.warn(message),
         Event::Planned { .. }
@@ -129,9 +141,9 @@ pub fn update(state: &mut DashboardState, event: Event, now_ms: u64) -> UpdateOu
         | Event::ApplyFailed { .. }
         | Event::Measuring { .. }
         | Event::Measured(_)
-        | Event::MeasuringStopped => pages::levels::take(state, event, &mut effects),
-        Event::Models(models) => pages::jobs::list(state, models),
-        Event::Jobs(jobs) => pages::jobs::learn(state, &jobs),
+        | Event::MeasuringStopped => levels::take(state, event, &mut effects),
+        Event::Models(models) => jobs::list(state, models),
+        Event::Jobs(jobs) => jobs::learn(state, &jobs),
         Event::Requests(rows) => {
             let levels = &state.levels;
             if (state.jobs).learn_requests(&rows, |row| levels.is_own(row)) {
@@ -139,7 +151,7 @@ pub fn update(state: &mut DashboardState, event: Event, now_ms: u64) -> UpdateOu
             }
             state.requests.learn(rows);
         }
-        Event::Fidelity(measurements) => pages::levels::learn(state, &measurements),
+        Event::Fidelity(measurements) => levels::learn(state, &measurements),
         Event::Terminate => effects.push(Effect::Quit),
     }
     if may_select && requests::select(state, &mut effects) {
@@ -186,7 +198,7 @@ fn tick(state: &mut DashboardState, shown_seconds: u64) -> bool {
     }
     let counts = matches!(state.link, DaemonLink::Lost { .. }) || state.stale_ms().is_some();
     let next_second = state.now_ms / 1000 != shown_seconds;
-    let played = pages::canvas::play(state);
+    let played = canvas::play(state);
     // Ages and waits are shown in whole seconds, so they redraw once a second and not at each tick.
     message_ends || escape_ends || played || (counts && next_second)
 }
@@ -223,7 +235,7 @@ fn write(state: &mut DashboardState, key: &KeyEvent) {
             line::write(state.search_mut(), key);
             state.help_line = 0;
         }
-        Mode::Field => pages::options::write(state, key),
+        Mode::Field => options::write(state, key),
         _ => {}
     }
 }
@@ -242,7 +254,7 @@ fn paste(state: &mut DashboardState, text: &str) {
         }
         Mode::Command => line::paste(&mut state.command, text),
         Mode::Filter => line::paste(state.search_mut(), text),
-        Mode::Field => pages::options::paste(state, text),
+        Mode::Field => options::paste(state, text),
         // Nothing is being written.
         _ => {}
     }
@@ -258,9 +270,9 @@ fn act(state: &mut DashboardState, action: Action, key: &KeyEvent, effects: &mut
         (Mode::Command, _) => command::act(state, action, effects),
         (Mode::Filter, _) => filter(state, action),
         (Mode::Options | Mode::Field, _) if action != Action::Help => {
-            pages::options::act(state, action, effects);
+            options::act(state, action, effects);
         }
-        (Mode::Mask, _) if action != Action::Help => pages::chat::mask(state, action, effects),
+        (Mode::Mask, _) if action != Action::Help => chat::mask(state, action, effects),
         (Mode::Prompt, Action::HelpIfEmpty) if !state.prompt.value().is_empty() => {
             write(state, key);
         }
@@ -279,7 +291,7 @@ fn act(state: &mut DashboardState, action: Action, key: &KeyEvent, effects: &mut
             state.filter.reset();
             state.modes.push(Mode::Filter);
         }
-        (_, Action::Options) => pages::options::open(state, effects),
+        (_, Action::Options) => options::open(state, effects),
         (_, Action::Freeze) => freeze(state),
         (_, Action::Theme) => {
             state.paint.theme = state.paint.theme.next();
@@ -292,7 +304,7 @@ fn act(state: &mut DashboardState, action: Action, key: &KeyEvent, effects: &mut
             }
             state.modes = vec![Mode::Page, Mode::Prompt];
         }
-        (_, Action::NewConversation) => pages::chat::begin(state),
+        (_, Action::NewConversation) => chat::begin(state),
         (_, Action::Escape) => escape(state, effects),
         (Mode::Prompt, Action::Enter) => sending::send_prompt(state, effects),
         (Mode::Prompt, Action::Up) => up_or_down(state, -1),
@@ -305,14 +317,6 @@ fn act(state: &mut DashboardState, action: Action, key: &KeyEvent, effects: &mut
         (_, Action::Cancel) => cancel(state),
         _ => pages::act(state, action, effects),
     }
-}
-
-/// Shows another page.
-pub(super) fn go(state: &mut DashboardState, page: Page, effects: &mut Vec<Effect>) {
-    state.page = page;
-    state.filter.reset();
-    state.modes = vec![Mode::Page];
-    pages::enter(state, effects);
 }
 
 fn leave_prompt(state: &mut DashboardState) {
@@ -336,7 +340,7 @@ fn help(state: &mut DashboardState, action: Action) {
             return;
         }
     };
-    let last = super::view::help_lines(state).len().saturating_sub(1);
+    let last = help_lines(state).len().saturating_sub(1);
     state.help_line = state.help_line.saturating_add_signed(by).min(last);
 }
 
@@ -356,8 +360,8 @@ fn answer(state: &mut DashboardState, is_yes: bool, effects: &mut Vec<Effect>) {
     match question.after_yes {
         AfterYes::Nothing => {}
         AfterYes::CancelOwn(serial) => requests::cancel_own(state, serial, effects),
-        AfterYes::ForgetConversation => pages::chat::forget(state),
-        AfterYes::Preset(dial) => pages::levels::set_preset(state, dial),
+        AfterYes::ForgetConversation => chat::forget(state),
+        AfterYes::Preset(dial) => levels::set_preset(state, dial),
     }
 }
 
@@ -430,8 +434,8 @@ fn recall(state: &mut DashboardState, by: isize) {
 /// Asks whether to stop what is selected.
 fn cancel(state: &mut DashboardState) {
     match state.page {
-        Page::Jobs => return pages::jobs::cancel(state),
-        Page::Levels => return pages::levels::cancel(state),
+        Page::Jobs => return jobs::cancel(state),
+        Page::Levels => return levels::cancel(state),
         Page::Overview | Page::Memory | Page::Canvas | Page::Chat => {}
     }
     let selected = state.requests.selected;
@@ -443,7 +447,7 @@ fn cancel(state: &mut DashboardState) {
         }
         _ => {
             let mut own = state.requests.own.iter().rev();
-            let is_meant = |own: &&requests::OwnRequest| match own.request_id {
+            let is_meant = |own: &&OwnRequest| match own.request_id {
                 None => !state.requests.chosen,
                 known => known == selected,
             };
@@ -463,7 +467,7 @@ fn cancel(state: &mut DashboardState) {
     let rows = state.all_rows();
     let active = rows
         .iter()
-        .find(|row| Some(row.operation_id) == selected && requests::is_active(row));
+        .find(|row| Some(row.operation_id) == selected && is_active(row));
     match active.map(|row| row.operation_id) {
         Some(id) => state.ask(
             format!("Cancel request {id}?"),

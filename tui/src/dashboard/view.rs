@@ -3,228 +3,37 @@
 //! Every page has three shapes: panes beside each other, panes below each other, and for the smallest screens the most
 //! important pane alone. Areas that react to the mouse are noted as they are drawn.
 
+mod command;
 mod foot;
 
 pub(super) use foot::prompt_columns;
 use ratatui::{
     Frame,
-    layout::{Constraint, Layout, Position, Rect},
-    style::{Modifier, Style},
-    symbols::border,
+    layout::{Constraint, Layout, Rect},
     text::{Line, Span},
-    widgets::{Block, Clear, Paragraph, Wrap},
+    widgets::{Paragraph, Wrap},
 };
 use sluice_proto::v1::{Model, ModelState, Operation, Snapshot};
 use sluice_shared::units;
-use tui_input::Input;
 
 use super::{
-    command,
+    hit_areas::{HitAreas, HitTarget},
     keys::{Binding, Mode, Page, TABLES},
     pages,
+    screen::{Screen, ScreenShape},
     state::{DaemonLink, DashboardState},
 };
 use crate::{
     canvas::wrap_text,
     formats,
     output::START_HINT,
-    paint::{Paint, Role},
-    text::{clip, sanitise_line, width},
+    paint::Role,
+    text::{clip, sanitise_line},
 };
 
 /// Smallest screen that is drawn on; a smaller one only says the size that is needed.
 const LEAST_COLUMNS: u16 = 40;
 const LEAST_ROWS: u16 = 10;
-/// Width from which on panes are beside each other.
-const WIDE_COLUMNS: u16 = 100;
-/// Height from which on more than one pane fits.
-const TALL_ROWS: u16 = 20;
-
-/// Something that reacts to the mouse.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HitTarget {
-    /// The tab of a page.
-    Page(Page),
-    /// The prompt line.
-    Prompt,
-    /// A request of the list, by its id.
-    Request(u64),
-    /// A canvas, which scrolls.
-    Canvas,
-    /// A layer of the map, by its index.
-    Layer(usize),
-    /// A row of the page's list, by its index.
-    Row(usize),
-    /// A row of the page's second list, by its index.
-    OtherRow(usize),
-    /// A pass of the request, by its index.
-    Pass(usize),
-    /// A conversation, by its index.
-    Conversation(usize),
-}
-
-/// Areas of the last frame that react to the mouse.
-#[derive(Debug, Default, Clone)]
-pub struct HitAreas(Vec<(Rect, HitTarget)>);
-
-impl HitAreas {
-    /// The target at a place; of several the one drawn last, which is on top.
-    #[must_use]
-    pub fn at(&self, column: u16, row: u16) -> Option<HitTarget> {
-        let place = Position::new(column, row);
-        let hit = self.0.iter().rev().find(|(area, _)| area.contains(place));
-        hit.map(|(_, target)| *target)
-    }
-}
-
-/// The shape of a screen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ScreenShape {
-    /// Panes beside each other.
-    Wide,
-    /// Panes below each other.
-    Tall,
-    /// One pane alone.
-    Small,
-}
-
-impl ScreenShape {
-    fn of(area: Rect) -> Self {
-        Self::of_size((area.width, area.height))
-    }
-
-    /// The shape for a size in columns and rows.
-    pub(super) fn of_size((columns, rows): (u16, u16)) -> Self {
-        match (columns >= WIDE_COLUMNS, rows >= TALL_ROWS) {
-            (_, false) => Self::Small,
-            (true, true) => Self::Wide,
-            (false, true) => Self::Tall,
-        }
-    }
-}
-
-/// The screen that pages draw on.
-pub(super) struct Screen<'a, 'b> {
-    pub(super) frame: &'a mut Frame<'b>,
-    pub(super) state: &'a DashboardState,
-    pub(super) shape: ScreenShape,
-    hit_areas: HitAreas,
-}
-
-impl<'a> Screen<'a, '_> {
-    pub(super) fn paint(&self) -> &'a Paint {
-        &self.state.paint
-    }
-
-    /// The style of a role in the present theme.
-    pub(super) fn style(&self, role: Role) -> Style {
-        self.paint().style(role)
-    }
-
-    /// Notes that an area reacts to the mouse.
-    pub(super) fn hit_area(&mut self, area: Rect, target: HitTarget) {
-        self.hit_areas.0.push((area, target));
-    }
-
-    /// Draws a frame with a title, reversed where it has the keyboard. Returns the area inside.
-    pub(super) fn pane(&mut self, area: Rect, title: &str, is_focused: bool) -> Rect {
-        let role = if is_focused { Role::Focus } else { Role::Title };
-        let room = usize::from(area.width).saturating_sub(4);
-        let title = format!(" {} ", clip(&sanitise_line(title), room));
-        let block = Block::bordered()
-            .border_set(border::PLAIN)
-            .border_style(self.style(Role::Dim))
-            // The title inherits the border's style, which is dim.
-            .title(Span::styled(
-                title,
-                self.style(role).remove_modifier(Modifier::DIM),
-            ));
-        let inner = block.inner(area);
-        self.frame.render_widget(block, area);
-        inner
-    }
-
-    /// Draws lines as far as there are rows.
-    pub(super) fn lines(&mut self, area: Rect, lines: Vec<Line<'_>>) {
-        for (line, row) in lines.into_iter().zip(area.rows()) {
-            self.frame.render_widget(line, row);
-        }
-    }
-
-    /// Draws a frame with lines in it.
-    pub(super) fn framed(
-        &mut self,
-        area: Rect,
-        title: &str,
-        is_focused: bool,
-        lines: Vec<Line<'_>>,
-    ) {
-        let inner = self.pane(area, title, is_focused);
-        self.lines(inner, lines);
-    }
-
-    /// Draws words at the right end of a frame's lower edge.
-    pub(super) fn foot(&mut self, area: Rect, words: &str) {
-        let room = usize::from(area.width).saturating_sub(4);
-        let words = clip(words, room);
-        let columns = u16::try_from(width(&words)).unwrap_or(u16::MAX);
-        let place = Rect::new(
-            area.right().saturating_sub(columns + 2),
-            area.bottom().saturating_sub(1),
-            columns,
-            1,
-        );
-        let line = Line::styled(words, self.style(Role::Dim));
-        self.frame.render_widget(line, place);
-    }
-
-    /// Draws a frame in the middle of the screen, over its content. Returns the area inside.
-    pub(super) fn popup(&mut self, columns: u16, rows: u16, title: &str) -> Rect {
-        let area = self.frame.area();
-        // The last row stays free: it shows the keys.
-        let above = area.height.saturating_sub(1);
-        let (columns, rows) = (columns.min(area.width), rows.min(above));
-        let place = Rect::new(
-            area.x + (area.width - columns) / 2,
-            area.y + (above - rows) / 2,
-            columns,
-            rows,
-        );
-        self.frame.render_widget(Clear, place);
-        self.pane(place, title, true)
-    }
-
-    /// Draws an edited line, or `invitation` while it is empty; with the cursor if it has the keyboard.
-    pub(super) fn editor(&mut self, area: Rect, line: &Input, invitation: &str, is_focused: bool) {
-        let columns = usize::from(area.width);
-        let scroll = line.visual_scroll(columns.saturating_sub(1));
-        let value = sanitise_line(line.value());
-        let shown = match value.is_empty() {
-            true => Line::styled(clip(invitation, columns), self.style(Role::Dim)),
-            false => Line::raw(visible(&value, scroll, columns)),
-        };
-        self.frame.render_widget(shown, area);
-        if is_focused {
-            let column = line.visual_cursor().saturating_sub(scroll);
-            let column = u16::try_from(column.min(columns)).unwrap_or(0);
-            self.frame.set_cursor_position((area.x + column, area.y));
-        }
-    }
-}
-
-/// The part of a text that a line editor shows: `columns` from column `scroll` on.
-fn visible(text: &str, scroll: usize, columns: usize) -> String {
-    let mut at = 0;
-    let mut shown = String::new();
-    for character in text.chars() {
-        let wide = crate::text::char_width(character);
-        if at >= scroll && at + wide <= scroll + columns {
-            shown.push(character);
-        }
-        at += wide;
-    }
-    shown
-}
 
 /// Draws the whole screen, and returns the areas that react to the mouse.
 pub fn view(frame: &mut Frame<'_>, state: &DashboardState) -> HitAreas {
@@ -237,15 +46,9 @@ pub fn view(frame: &mut Frame<'_>, state: &DashboardState) -> HitAreas {
         frame.render_widget(Paragraph::new(words).wrap(Wrap { trim: true }), area);
         return HitAreas::default();
     }
-    let shape = ScreenShape::of(area);
-    let mut screen = Screen {
-        frame,
-        state,
-        shape,
-        hit_areas: HitAreas::default(),
-    };
+    let mut screen = Screen::new(frame, state);
     draw(&mut screen, area);
-    let targets = screen.hit_areas;
+    let targets = screen.into_hit_areas();
     // Pages draw in Unicode; one pass over the finished cells translates them for terminals that only show ASCII.
     state.paint.glyphs.translate(frame.buffer_mut());
     targets

@@ -5,7 +5,7 @@ use sluice_proto::v1::{
 };
 use sluice_shared::units;
 
-use super::super::{levels::RunningMeasurement, state::DashboardState};
+use super::super::levels::RunningMeasurement;
 
 /// Identifies work of one daemon.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -90,29 +90,8 @@ impl WorkProgress {
     }
 }
 
-/// All work that runs; work that concerns the whole daemon comes first.
-pub(super) fn running(state: &DashboardState) -> Vec<Work> {
-    let mut works = Vec::new();
-    let operations = (state.snapshot()).map_or(&[][..], |snapshot| &snapshot.operations);
-    let pulls = state.jobs.models.iter().flatten();
-    let pulls = pulls.filter_map(|model| Work::of_pull(model, operations));
-    let Some(snapshot) = state.snapshot() else {
-        return pulls.collect();
-    };
-    works.extend(Work::of_load(snapshot));
-    works.extend(Work::of_switch(snapshot, state.levels.converting));
-    let measuring = state.levels.measuring.as_ref();
-    for row in snapshot.requests() {
-        let own = measuring.filter(|own| own.request_id == Some(row.operation_id));
-        works.extend(Work::of_request(row, own));
-    }
-    works.extend(snapshot.jobs().map(Work::of_job));
-    works.extend(pulls);
-    works
-}
-
 impl Work {
-    pub(super) fn of_job(job: &Operation) -> Self {
+    pub(in super::super) fn of_job(job: &Operation) -> Self {
         let what = match job.output_path.as_str() {
             "" => job.input_path.clone(),
             output => format!("{} → {output}", job.input_path),
@@ -130,7 +109,10 @@ impl Work {
     }
 
     /// The work of a score or measurement that waits or runs. The progress of our own comes from its stream.
-    pub(super) fn of_request(row: &Operation, own: Option<&RunningMeasurement>) -> Option<Self> {
+    pub(in super::super) fn of_request(
+        row: &Operation,
+        own: Option<&RunningMeasurement>,
+    ) -> Option<Self> {
         let is_active = matches!(
             row.state(),
             OperationState::Queued | OperationState::Running
@@ -183,7 +165,7 @@ impl Work {
     }
 
     /// The load that is under way, if any.
-    pub(super) fn of_load(snapshot: &Snapshot) -> Option<Self> {
+    pub(in super::super) fn of_load(snapshot: &Snapshot) -> Option<Self> {
         let model = snapshot.model.as_ref()?;
         (model.state() == ModelState::Loading).then(|| Self {
             task: WorkTask::Load,
@@ -198,7 +180,10 @@ impl Work {
 
     /// The switch that is under way. Before its first step weights are converted, which is known only of a change that was asked
     /// for here.
-    pub(super) fn of_switch(snapshot: &Snapshot, converting: Option<(u64, u64)>) -> Option<Self> {
+    pub(in super::super) fn of_switch(
+        snapshot: &Snapshot,
+        converting: Option<(u64, u64)>,
+    ) -> Option<Self> {
         let steps = snapshot.weight_switch.map(|switch| switch.total_steps);
         let (kind, far) = match (snapshot.weight_switch, converting) {
             (_, Some((done, total))) if steps.unwrap_or(0) == 0 => {
@@ -233,7 +218,7 @@ impl Work {
     }
 
     /// The download of a model, if it is being downloaded.
-    pub(super) fn of_pull(model: &Model, operations: &[Operation]) -> Option<Self> {
+    pub(in super::super) fn of_pull(model: &Model, operations: &[Operation]) -> Option<Self> {
         (model.state() == ModelState::Pulling).then(|| {
             let step = model.progress_in(operations);
             Self {

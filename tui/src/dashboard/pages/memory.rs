@@ -10,15 +10,13 @@ use sluice_shared::units;
 
 use super::super::{
     history::Sample,
-    keys::Action,
     panels::{
         self,
         graph::{dots_across, graph, round_up, round_up_bytes},
         layers,
         memory::{budget, stack},
     },
-    state::DashboardState,
-    view::{Screen, ScreenShape},
+    screen::{Screen, ScreenShape},
 };
 use crate::{
     paint::Role,
@@ -31,18 +29,6 @@ const MAP_ROWS: u16 = 10;
 const GRAPH_FROM_ROWS: u16 = 30;
 /// Width of memory by kind beside the graphs.
 const HELD_COLUMNS: u16 = 66;
-
-pub(super) fn act(state: &mut DashboardState, action: Action) {
-    let layers = state.snapshot().map_or(0, |snapshot| snapshot.layers.len());
-    let last = layers.saturating_sub(1);
-    state.layer = match action {
-        Action::Left => state.layer.saturating_sub(1),
-        Action::Right => (state.layer + 1).min(last),
-        Action::First => 0,
-        Action::Last => last,
-        _ => state.layer.min(last),
-    };
-}
 
 pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     match screen.shape {

@@ -9,12 +9,12 @@ use sluice_shared::units;
 
 use super::{
     super::{
-        keys::{Action, Mode},
+        hit_areas::HitTarget,
+        keys::Mode,
         panels,
-        requests::{Requests, step_request},
+        requests::Requests,
+        screen::{Screen, ScreenShape},
         state::{DaemonLink, DashboardState},
-        update::SCROLL_LINES,
-        view::{HitTarget, Screen, ScreenShape},
     },
     canvas, memory,
 };
@@ -34,17 +34,6 @@ const GRAPH_FROM_ROWS: u16 = 34;
 const GRAPH_ROWS: u16 = 7;
 /// Rows that the list of requests always keeps.
 const REQUESTS_ROWS: u16 = 5;
-
-pub(super) fn act(state: &mut DashboardState, action: Action) {
-    match action {
-        Action::Up => step_request(state, -1),
-        Action::Down => step_request(state, 1),
-        Action::PageUp => state.reel.scroll(SCROLL_LINES),
-        Action::PageDown => state.reel.scroll(-SCROLL_LINES),
-        Action::NextPane => state.modes.push(Mode::Prompt),
-        _ => {}
-    }
-}
 
 pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     match screen.shape {

@@ -6,10 +6,7 @@ use ratatui::{
     text::{Line, Span},
 };
 
-use super::super::{
-    panels::bar_parts,
-    view::{HitTarget, Screen},
-};
+use super::super::{hit_areas::HitTarget, panels::bar_parts, screen::Screen};
 use crate::{
     paint::Role,
     text::{clip, sanitise_line, width},

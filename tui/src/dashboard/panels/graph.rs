@@ -6,7 +6,7 @@ use ratatui::{
     widgets::canvas::{Canvas, Line},
 };
 
-use super::super::view::Screen;
+use super::super::screen::Screen;
 use crate::paint::{Glyphs, Role};
 
 /// Number of dots of a graph across a width in columns.

@@ -9,10 +9,7 @@ use sluice_proto::v1::{
 };
 use sluice_shared::units;
 
-use super::super::{
-    state::DashboardState,
-    view::{HitTarget, Screen},
-};
+use super::super::{hit_areas::HitTarget, screen::Screen, state::DashboardState};
 use crate::{
     paint::{Paint, Role},
     text::{clip, sanitise_line, width},

@@ -5,10 +5,7 @@ use sluice_proto::v1::{DeviceStatus, GpuUnavailable, HostStatus, MemoryKind, Mem
 use sluice_report::plan::memory_label;
 use sluice_shared::units;
 
-use super::{
-    super::{levels, state::DashboardState},
-    bar, ratio,
-};
+use super::{super::state::DashboardState, bar, level::level_lines, ratio};
 use crate::{
     gpu,
     paint::{Paint, Role},
@@ -69,7 +66,7 @@ pub(in super::super) fn in_full(
         }
         None => lines.push((LinePriority::Much, said("device", UNKNOWN, columns))),
     }
-    for (name, value) in levels::level_lines(state) {
+    for (name, value) in level_lines(state) {
         // No other line tells the kinds of memory, so they go last.
         let worth = match name {
             "peak" | "a pass" => LinePriority::Detail,
@@ -298,7 +295,7 @@ pub(in super::super) fn in_brief(state: &DashboardState, columns: usize) -> Vec<
     let words = format!("{} resident · device {held}", known(host.resident_bytes));
     let mut lines = vec![first, said("sluiced", &words, columns)];
     lines.extend(device.and_then(|device| gpu_brief(device, columns)));
-    let facts = levels::level_lines(state).into_iter();
+    let facts = level_lines(state).into_iter();
     let facts = facts.map(|(name, value)| match name {
         "level" => format!("level    {value}"),
         name => format!("{name} {value}"),

@@ -1,6 +1,6 @@
 //! The panel of one request: its progress, its canvas, and the legend.
 
-use super::{super::view::Screen, work};
+use super::{super::screen::Screen, work};
 use crate::{
     canvas::{Canvas, Confidence, Look, MASK_MARK, TextRun, ids_text, runs, wrap, wrap_marked},
     paint::{Paint, Role},

@@ -6,8 +6,9 @@ use ratatui::style::{Color, Modifier};
 
 use super::{
     super::{
-        state::{CanvasView, DaemonLink, OpenedRun},
-        view::HitTarget,
+        hit_areas::HitTarget,
+        reel::{CanvasView, OpenedRun},
+        state::DaemonLink,
     },
     *,
 };

@@ -529,7 +529,7 @@ fn files_are_worked_on_by_commands() {
 
 #[test]
 fn the_mouse_selects_work_and_models() {
-    use super::super::{jobs::JobsPane, view::HitTarget};
+    use super::super::{hit_areas::HitTarget, jobs::JobsPane};
 
     let mut state = full();
     let (_, targets) = draw_with_targets(&state, SIZES[0]);

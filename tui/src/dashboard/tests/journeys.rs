@@ -4,9 +4,9 @@ use sluice_proto::v1::{GenerationLoading, SwitchTarget, WeightSwitch, generate_r
 
 use super::{
     super::{
+        hit_areas::HitTarget,
         requests::{ENDED_MAX, RECORDINGS_MAX},
         state::DaemonLink,
-        view::HitTarget,
     },
     *,
 };

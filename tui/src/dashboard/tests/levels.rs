@@ -485,7 +485,7 @@ fn the_question_and_the_selected_row_stand_out() {
 
 #[test]
 fn the_mouse_selects_in_both_lists() {
-    use super::super::{levels::LevelsPane, view::HitTarget};
+    use super::super::{hit_areas::HitTarget, levels::LevelsPane};
 
     let mut state = chooser();
     let (_, targets) = draw_with_targets(&state, SIZES[0]);

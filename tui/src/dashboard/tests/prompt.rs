@@ -273,7 +273,7 @@ fn what_is_told_hides_neither_the_keys_nor_the_prompt() {
     for page in Page::ALL {
         for size in SIZES {
             let mut state = opened();
-            super::super::update::go(&mut state, page, &mut Vec::new());
+            super::super::update::navigation::go(&mut state, page, &mut Vec::new());
             let before = shown(&state, size);
             let keys = before.lines().last().expect("a line").to_owned();
             assert!(keys.contains("q quit"), "{keys}");

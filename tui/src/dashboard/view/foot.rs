@@ -5,13 +5,14 @@ use ratatui::{
     text::{Line, Span},
 };
 
-use super::{Screen, ScreenShape};
 use crate::{
     canvas::wrap_text,
     dashboard::{
+        hit_areas::HitTarget,
         keys::{Action, Binding, Mode},
         pages,
         prompt::{Layout, ROWS_MAX},
+        screen::{Screen, ScreenShape},
         state::DashboardState,
     },
     paint::Role,
@@ -50,7 +51,7 @@ pub(super) fn prompt_rows(state: &DashboardState, area: Rect) -> u16 {
 pub(super) fn draw_prompt(screen: &mut Screen<'_, '_>, area: Rect) {
     let state = screen.state;
     let is_focused = state.mode() == Mode::Prompt;
-    screen.hit_area(area, super::HitTarget::Prompt);
+    screen.hit_area(area, HitTarget::Prompt);
     let invitation = match is_focused {
         true => "write a prompt; Enter sends it, Ctrl-J begins a line, ? helps, Esc leaves",
         false => "i or Enter writes a prompt",

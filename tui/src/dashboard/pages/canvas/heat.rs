@@ -9,7 +9,7 @@ use ratatui::{
 };
 use sluice_proto::v1::CanvasToken;
 
-use super::super::super::view::{HitTarget, Screen};
+use super::super::super::{hit_areas::HitTarget, screen::Screen};
 use crate::{
     canvas::{Canvas, Confidence, Look, MASK_MARK, runs},
     paint::{Paint, Role},

@@ -5,7 +5,7 @@ use ratatui::{
     text::{Line, Span},
 };
 
-use super::super::super::view::{HitTarget, Screen};
+use super::super::super::{hit_areas::HitTarget, screen::Screen};
 use crate::{paint::Role, record::Recording, text::width};
 
 /// Least width of the track.

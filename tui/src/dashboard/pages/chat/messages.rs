@@ -12,8 +12,9 @@ use sluice_shared::units;
 use super::{
     super::super::{
         chat::{AnswerTarget, PendingAnswer, Speaker, Turn, WordChoice},
+        hit_areas::HitTarget,
+        screen::{Screen, ScreenShape},
         state::DashboardState,
-        view::{HitTarget, Screen, ScreenShape},
     },
     LIST_COLUMNS,
 };
@@ -27,7 +28,7 @@ use crate::{
 const INDENT: &str = "  ";
 
 /// Width of a message's text on a screen of this size.
-pub(super) fn columns(size: (u16, u16)) -> usize {
+pub(in super::super::super) fn columns(size: (u16, u16)) -> usize {
     let beside = match ScreenShape::of_size(size) {
         ScreenShape::Wide => LIST_COLUMNS,
         ScreenShape::Tall | ScreenShape::Small => 0,
@@ -40,7 +41,7 @@ fn text_columns(pane: u16) -> usize {
 }
 
 /// Number of lines of the open conversation.
-pub(super) fn lines(state: &DashboardState) -> isize {
+pub(in super::super::super) fn lines(state: &DashboardState) -> isize {
     let rows = sheet(state, columns(state.size) + INDENT.len()).rows;
     isize::try_from(rows).unwrap_or(isize::MAX)
 }
@@ -453,7 +454,12 @@ fn word_positions(text: &str, words: &[Range<usize>], columns: usize) -> Vec<(us
 }
 
 /// Index of the word nearest to the cursor, `by` lines below.
-pub(super) fn word_below(text: &str, choice: &WordChoice, columns: usize, by: isize) -> usize {
+pub(in super::super::super) fn word_below(
+    text: &str,
+    choice: &WordChoice,
+    columns: usize,
+    by: isize,
+) -> usize {
     let places = word_positions(text, &choice.words, columns);
     let Some((line, column)) = places.get(choice.at).copied() else {
         return choice.at;

@@ -9,8 +9,9 @@ use sluice_shared::units;
 
 use super::super::{
     super::{
+        hit_areas::HitTarget,
         jobs::{EndedWork, Jobs, JobsPane, ProgressUnit, Work, WorkOutcome},
-        view::{HitTarget, Screen, ScreenShape},
+        screen::{Screen, ScreenShape},
     },
     table::{Cell, Column, Table, bar, column},
 };

@@ -12,8 +12,8 @@ use super::super::{
     super::{
         levels::ChangeStanding,
         panels::memory::kind_look,
+        screen::{Screen, ScreenShape},
         state::DashboardState,
-        view::{Screen, ScreenShape},
     },
     table::bar,
 };

@@ -9,9 +9,10 @@ use sluice_shared::{
 
 use super::super::{
     super::{
+        hit_areas::HitTarget,
         levels::LevelsPane,
+        screen::{Screen, ScreenShape},
         state::DashboardState,
-        view::{HitTarget, Screen, ScreenShape},
     },
     table::{Cell, Column, Table, column},
 };
@@ -19,8 +20,6 @@ use crate::{canvas::wrap_text, paint::Role};
 
 /// Rows of the text about the selected preset, where both lists are shown.
 pub(super) const ABOUT_ROWS: u16 = 6;
-/// Index of the row below the presets, for any policy of the form of options.
-pub(super) const POLICY_ROW: usize = PRESETS.len();
 /// Tokens of a request whose length is not set.
 const LENGTH: u32 = 128;
 

@@ -6,9 +6,10 @@ use sluice_shared::{level::Level, units};
 
 use super::super::{
     super::{
+        hit_areas::HitTarget,
         levels::{LevelsPane, percent},
+        screen::Screen,
         state::DashboardState,
-        view::{HitTarget, Screen},
     },
     table::{Cell, Column, Table, bar, column},
 };

@@ -2,7 +2,7 @@
 
 use sluice_proto::v1::GenerateRequest;
 
-use super::{event::Effect, pages, requests::OWN_MAX, state::DashboardState};
+use super::super::{chat::WaitingPrompt, event::Effect, requests::OWN_MAX, state::DashboardState};
 
 /// Sends the prompt, or has it wait for the answer before it.
 pub(super) fn send_prompt(state: &mut DashboardState, effects: &mut Vec<Effect>) {
@@ -35,10 +35,16 @@ pub(super) fn send_waiting(state: &mut DashboardState, effects: &mut Vec<Effect>
         && let Some(waiting) = state.chat.next_waiting()
     {
         let serial = state.requests.send();
-        let mut request = pages::chat::request(state, serial, &waiting);
+        let mut request = request(state, serial, &waiting);
         state.options.apply(state.model_kind(), &mut request);
         submit(state, serial, request, effects);
     }
+}
+
+/// The request for a prompt.
+fn request(state: &mut DashboardState, serial: u64, waiting: &WaitingPrompt) -> GenerateRequest {
+    let system = state.options.system();
+    state.chat.ask(serial, system.as_deref(), waiting)
 }
 
 /// Whether a request of ours can be sent now; if not, it is told why.

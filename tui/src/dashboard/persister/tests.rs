@@ -3,10 +3,18 @@
 use std::os::unix::fs::PermissionsExt;
 
 use super::{
-    super::chat::{AnswerLimit, AnswerOrigin, Speaker},
+    super::{
+        chat::{
+            AnswerLimit, AnswerOrigin, CONVERSATION_BYTES_MAX, CONVERSATIONS_MAX, Chat, Speaker,
+            Turn,
+        },
+        levels::LevelFidelity,
+        persist::{FILE_BYTES_MAX, PROMPT_BYTES_MAX, PROMPTS_BYTES_MAX, path, save},
+        state::LineHistory,
+    },
     *,
 };
-use crate::paint::Paint;
+use crate::paint::{Glyphs, Paint, Theme};
 
 fn state() -> DashboardState {
     let paint = Paint::new(Theme::Terminal, Glyphs::Braille, true);
@@ -144,7 +152,7 @@ fn a_second_dashboard_reads_and_writes_nothing() {
 
     let mut second = state();
     assert!(begun(&path, &mut second).is_none() && second.persist_schedule.is_none());
-    assert_eq!(second.message.clone().unwrap().text, persister::NOT_OURS);
+    assert_eq!(second.message.clone().unwrap().text, NOT_OURS);
     assert_eq!(second.prompts.lines, ["one", "two"]);
     second.prompts.push("lost");
     second.now_ms = 9 * PERSIST_INTERVAL_MS;

@@ -2,10 +2,9 @@
 
 use std::{
     fs::{self, File, TryLockError},
-    io,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use tokio::{
@@ -14,24 +13,19 @@ use tokio::{
 };
 
 use super::{
-    super::{event::Event, state::DashboardState},
-    FixedLooks, PERSIST_INTERVAL_MS, PersistedState, load, make_folder, save,
+    event::Event,
+    persist::{
+        FixedLooks, PERSIST_INTERVAL_MS, PersistFile, PersistSchedule, PersistedState, WriteState,
+        load, locked, make_folder,
+    },
+    state::DashboardState,
 };
 
 /// Shown where another dashboard writes the file.
-pub(super) const NOT_OURS: &str =
-    "another dashboard saves its conversations; this one's are not saved";
-
-/// What was last written, and when the state was last compared with it.
-#[derive(Debug)]
-pub struct PersistSchedule {
-    last: PersistedState,
-    compared_at_ms: u64,
-    file: Arc<PersistFile>,
-}
+const NOT_OURS: &str = "another dashboard saves its conversations; this one's are not saved";
 
 /// What is to be written now, if anything is. Writes begin at most every [`PERSIST_INTERVAL_MS`].
-pub(in super::super) fn due(state: &mut DashboardState) -> Option<Box<PersistedState>> {
+pub(super) fn due(state: &mut DashboardState) -> Option<Box<PersistedState>> {
     let now_ms = state.now_ms;
     let keeping = state.persist_schedule.as_mut()?;
     if now_ms.saturating_sub(keeping.compared_at_ms) < PERSIST_INTERVAL_MS {
@@ -52,49 +46,9 @@ pub(in super::super) fn due(state: &mut DashboardState) -> Option<Box<PersistedS
     })
 }
 
-/// The state file, locked for as long as this value lives.
-#[derive(Debug)]
-struct PersistFile {
-    path: PathBuf,
-    last_write: Mutex<WriteState>,
-    /// Where a file that could not be read is moved before the first write replaces it.
-    aside: Mutex<Option<PathBuf>>,
-    _lock: File,
-}
-
-/// State of the latest write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum WriteState {
-    Begun,
-    Done,
-    Failed,
-}
-
-impl PersistFile {
-    fn write(&self, kept: &PersistedState) -> Result<(), String> {
-        let mut aside = locked(&self.aside);
-        // Moved with the first write and not at the start: a dashboard that writes nothing leaves the file where it is.
-        if let Some(to) = &*aside {
-            match fs::rename(&self.path, to) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    let path = self.path.display();
-                    return Err(format!("cannot move {path} to {}: {error}", to.display()));
-                }
-                Ok(()) | Err(_) => *aside = None,
-            }
-        }
-        save(&self.path, kept)
-    }
-}
-
-/// Locks a value. Poison is ignored: no lock here is held while its value is half changed.
-fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
-    value.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Writes beside the screen, one after another.
 #[derive(Debug)]
-pub(in super::super) struct Persister {
+pub(super) struct Persister {
     file: Arc<PersistFile>,
     events: Sender<Event>,
     writing: Option<JoinHandle<()>>,
@@ -105,7 +59,7 @@ pub(in super::super) struct Persister {
 impl Persister {
     /// Restores a state from the file, or shows what is wrong with the file. Returns the writer, unless another dashboard writes
     /// the file or it cannot be written.
-    pub(in super::super) fn begin(
+    pub(super) fn begin(
         path: PathBuf,
         fixed: FixedLooks,
         state: &mut DashboardState,
@@ -136,12 +90,7 @@ impl Persister {
         }
         let keeper = match lock {
             Ok(lock) => Some(Self {
-                file: Arc::new(PersistFile {
-                    path,
-                    last_write: Mutex::new(WriteState::Done),
-                    aside: Mutex::new(aside),
-                    _lock: lock,
-                }),
+                file: Arc::new(PersistFile::new(path, aside, lock)),
                 events,
                 writing: None,
                 last_message: Arc::default(),
@@ -163,7 +112,7 @@ impl Persister {
     }
 
     /// Begins a write, which waits for the one before.
-    pub(in super::super) fn persist(&mut self, kept: PersistedState) {
+    pub(super) fn persist(&mut self, kept: PersistedState) {
         let before = self.writing.take();
         let (place, events, told) = (
             self.file.clone(),
@@ -195,14 +144,14 @@ impl Persister {
     }
 
     /// Waits for the write that is in progress.
-    pub(super) async fn rest(&mut self) {
+    async fn rest(&mut self) {
         if let Some(writing) = self.writing.take() {
             let _ = writing.await;
         }
     }
 
     /// Writes a last time, unless the file is known to be up to date.
-    pub(in super::super) async fn end(mut self, state: &DashboardState) -> Result<(), String> {
+    pub(super) async fn end(mut self, state: &DashboardState) -> Result<(), String> {
         // An earlier write that ended later would replace the last state.
         self.rest().await;
         let kept = PersistedState::of(state);
@@ -248,3 +197,6 @@ fn unread(path: &Path) -> PathBuf {
     let mut free = names.filter(|name| fs::symlink_metadata(name).is_err());
     free.next().unwrap_or_else(|| path.with_extension("unread"))
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,7 +20,7 @@ use crate::plans;
 const SLOW_FACTOR: f64 = 1.5;
 
 /// Applies a level, a budget, or both; `None` keeps what is in force. Asks first where the plan is lossy or slow.
-pub(in super::super::super) fn choose(
+pub(in super::super) fn choose(
     state: &mut DashboardState,
     level: Option<Level>,
     budget_bytes: Option<u64>,
@@ -53,7 +53,7 @@ pub(in super::super::super) fn choose(
 }
 
 /// Returns to the daemon's default budget. Its size is known to the daemon alone, so the user is always asked.
-pub(in super::super::super) fn default_budget(state: &mut DashboardState) {
+pub(in super::super) fn default_budget(state: &mut DashboardState) {
     let settings = latest(state).and_then(|latest| latest.settings.as_ref());
     if settings.is_some_and(SettingsStatus::is_default_budget) && !is_switching(state) {
         state.tell("no budget was set: the daemon's default is already in force");
@@ -222,7 +222,7 @@ fn loss(state: &DashboardState, plan: &Plan, present: Option<&Plan>) -> Option<S
 }
 
 /// Returns to the settings that the model was loaded with. Asks first if that takes more memory or time.
-pub(in super::super::super) fn restore(state: &mut DashboardState, effects: &mut Vec<Effect>) {
+pub(in super::super) fn restore(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     let words = "the settings the model was loaded with";
     let levels = &state.levels;
     let settings = state
