@@ -278,6 +278,32 @@ mod tests {
     }
 
     #[test]
+    fn a_circle_below_a_module_is_found_with_its_lines() {
+        let read = |path: &Path| {
+            let source = match path.to_str()? {
+                "lib.rs" => "mod a;",
+                "a.rs" => "mod x; mod y; mod z; pub use y::Y; pub struct Own;",
+                "a/x.rs" => "use super::{\n    Own, Y,\n};",
+                "a/y.rs" => "use crate::a::{Own,\n    x};\nuse super::z;",
+                "a/z.rs" => "use super::Own;",
+                _ => return None,
+            };
+            Some(source.to_owned())
+        };
+        let levels = modules::levels(Path::new("lib.rs"), &read).unwrap();
+        assert!(circles(&graph(&levels[""])).is_empty());
+        let modules = &levels["a"];
+        assert_eq!(circles(&graph(modules)), [BTreeSet::from(["x", "y"])]);
+        let lines: Vec<_> = modules.imports.iter().map(ToString::to_string).collect();
+        let expected = [
+            "x -> y  a/x.rs:1  a::Y",
+            "y -> x  a/y.rs:1  a::x",
+            "y -> z  a/y.rs:3  a::z",
+        ];
+        assert_eq!(lines, expected);
+    }
+
+    #[test]
     fn a_picture_has_the_arrows_that_no_others_imply() {
         let graph = graph_of(&[("top", "end"), ("top", "low"), ("end", "low")]);
         let expected = "flowchart TD\n    end_[\"end\"]\n    low_[\"low\"]\n    top_[\"top\"]\n    \

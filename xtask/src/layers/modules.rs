@@ -194,8 +194,7 @@ impl Reader<'_> {
             let is_all_of_module = path.last().is_some_and(|word| word == "*")
                 && self.modules.contains(&path[..path.len() - 1]);
             if is_all_of_module && both == from.len().min(to.len()) {
-                eprintln!("{place}: {STAR}");
-                continue;
+                return Err(format!("{place}: {STAR}"));
             }
             if let (Some(ours), Some(theirs)) = (from.get(both), to.get(both)) {
                 let level = levels.entry(from[..both].join("::")).or_default();
@@ -297,13 +296,18 @@ mod tests {
 
     /// The imports between the modules of a crate with these files.
     fn imports(files: &[(&str, &str)]) -> Result<Vec<String>, String> {
+        imports_below("", files)
+    }
+
+    /// The imports between the modules below one of its modules.
+    fn imports_below(above: &str, files: &[(&str, &str)]) -> Result<Vec<String>, String> {
         let read = |path: &Path| {
             let file = files.iter().find(|(name, _)| Path::new(name) == path)?;
             Some(file.1.to_owned())
         };
         let levels = levels(Path::new("src/lib.rs"), &read)?;
-        let root = levels.get("");
-        let imports = root.iter().flat_map(|modules| &modules.imports);
+        let level = levels.get(above);
+        let imports = level.iter().flat_map(|modules| &modules.imports);
         Ok(imports.map(Import::to_string).collect())
     }
 
@@ -388,6 +392,39 @@ mod tests {
     }
 
     #[test]
+    fn imports_at_depth_two_are_those_between_what_is_beside() {
+        let files = [
+            ("src/lib.rs", "mod a; mod b; pub use a::Outer;"),
+            (
+                "src/a.rs",
+                "mod x; mod y; mod z;\npub use self::{y::{Y as Renamed}, z::Z};\npub struct Outer; pub struct Own;",
+            ),
+            (
+                "src/a/x.rs",
+                "mod deep;\nuse super::{Own, Renamed};\nuse crate::b;",
+            ),
+            ("src/a/x/deep.rs", "fn f() {\n    crate::a::Z::new();\n}"),
+            (
+                "src/a/y.rs",
+                "use super::x::{self, deep};\nuse crate::Outer;",
+            ),
+            (
+                "src/a/z.rs",
+                "use self::inner::I; mod inner { use super::super::Z; }",
+            ),
+            ("src/b.rs", ""),
+        ];
+        let expected = [
+            "x -> z  src/a/x/deep.rs:2  a::Z::new",
+            "x -> y  src/a/x.rs:2  a::Renamed",
+            "y -> x  src/a/y.rs:1  a::x",
+            "y -> x  src/a/y.rs:1  a::x::deep",
+        ];
+        assert_eq!(imports_below("a", &files).unwrap(), expected);
+        assert_eq!(imports(&files).unwrap(), ["a -> b  src/a/x.rs:3  b"]);
+    }
+
+    #[test]
     fn imports_of_tests_are_none() {
         let found = imports(&[
             ("src/lib.rs", "mod a; mod b; #[cfg(test)] mod c;"),
@@ -415,6 +452,13 @@ mod tests {
         assert_eq!(
             refused(&[("src/lib.rs", "mod a;"), ("src/a.rs", "use crate::*;")]),
             format!("src/a.rs:1: {STAR}")
+        );
+        assert_eq!(
+            refused(&[(
+                "src/lib.rs",
+                "mod a { use std::fmt;\nmod b { use super::*; } }"
+            )]),
+            format!("src/lib.rs:2: {STAR}")
         );
     }
 }
