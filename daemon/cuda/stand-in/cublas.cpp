@@ -3,7 +3,7 @@
 //
 // It scribbles over its workspace in every multiplication, and refuses one that was freed.
 
-#include "card.h"
+#include "gpu.h"
 #include "cuda_on_cpu.h"
 #include "driver.h"
 

@@ -1,5 +1,5 @@
 // The dialect of CUDA C++ that the kernels are written in, as host C++: with this header in place of CUDA's, kernel
-// sources compile unchanged and run as `blocks.h` describes. What a kernel may not do on a card and would quietly do
+// sources compile unchanged and run as `blocks.h` describes. What a kernel may not do on a GPU and would quietly do
 // here (a partial mask, a matrix load that is not aligned) stops the program instead.
 
 #pragma once
@@ -265,7 +265,7 @@ inline uint16_t float_to_half(float x) {
     if (exponent < 0x38800000u) exponent = 0x38800000u;
     uint32_t rounded = as<uint32_t>(scaled + as<float>(exponent + 0x07800000u));
     uint32_t half = ((rounded >> 13) & 0x7c00u) + (rounded & 0x0fffu);
-    if (magnitude > 0x7f800000u) half = 0x7fffu; // as the card's NaN
+    if (magnitude > 0x7f800000u) half = 0x7fffu; // as the GPU's NaN
     return uint16_t(half | sign >> 16);
 }
 

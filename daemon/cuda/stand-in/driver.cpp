@@ -1,11 +1,11 @@
-// libcuda.so.1 on the CPU: as much of NVIDIA's driver as Sluice uses, with a card's rules and none of its speed.
+// libcuda.so.1 on the CPU: as much of NVIDIA's driver as Sluice uses, with a GPU's rules and none of its speed.
 //
 // When work runs that is sent to a stream is in `streams.cpp`. Types and codes are those of cuda.h.
 
 #include "driver.h"
 
 #include "blocks.h"
-#include "card.h"
+#include "gpu.h"
 #include "memory.h"
 #include "ptx.h"
 #include "registry.h"
@@ -124,10 +124,10 @@ template <class T> class Handles {
     std::map<void *, std::shared_ptr<T>> objects;
 };
 
-// A card's only context.
+// A GPU's only context.
 struct Context {
     int users = 0;
-    uint64_t used_bytes = card::CONTEXT_BYTES;
+    uint64_t used_bytes = gpu::CONTEXT_BYTES;
     // Of work that failed: what every later call answers.
     Code failure = SUCCESS;
     Streams work;
@@ -159,7 +159,7 @@ struct Context {
 struct Driver {
     std::mutex mutex;
     bool initialized = false;
-    // The cards that the process may see, by their numbers in the machine.
+    // The GPUs that the process may see, by their numbers in the machine.
     std::vector<int> visible;
     std::map<int, std::unique_ptr<Context>> contexts;
     std::map<void *, size_t> pinned;
@@ -179,7 +179,7 @@ bool fails(const char *setting_name, uint64_t &calls) { return ++calls == settin
 void tell_fault(int, siginfo_t *info, void *) {
     auto address = reinterpret_cast<uint64_t>(info->si_addr);
     std::string nearest = "no allocation is before it";
-    for (auto &[card, context] : driver.contexts) {
+    for (auto &[gpu, context] : driver.contexts) {
         if (AddressRange *range = context->range_of(address)) {
             nearest = "nothing is mapped there, " + std::to_string(address - range->address()) +
                       " bytes from the start of a range";
@@ -197,7 +197,7 @@ void tell_fault(int, siginfo_t *info, void *) {
     sigaction(SIGSEGV, &driver.before, nullptr);
 }
 
-// ---------------------------------------------------------------------------------------------- what the cards can do
+// ---------------------------------------------------------------------------------------------- what the GPUs can do
 
 // The shared memory that a block may have without asking for more.
 constexpr int SHARED_BYTES = 48 << 10;
@@ -211,7 +211,7 @@ unsigned ptx_version_max(int cuda) {
 }
 
 int shared_bytes_max() {
-    auto [major, minor] = card::capability();
+    auto [major, minor] = gpu::capability();
     switch (major * 10 + minor) {
     case 70: return 96 << 10;
     case 75: return 64 << 10;
@@ -224,7 +224,7 @@ int shared_bytes_max() {
 
 bool has_ranges() { return setting("STAND_IN_RANGES", 1) != 0; }
 
-bool attribute(int number, int card, int &value) {
+bool attribute(int number, int gpu, int &value) {
     switch (number) {
     case 1: value = 1024; return true;                        // threads of a block
     case 2: case 3: value = 1024; return true;                // block, x and y
@@ -238,7 +238,7 @@ bool attribute(int number, int card, int &value) {
     case 18: value = 0; return true;                          // integrated
     case 19: value = 1; return true;                          // maps host memory
     case 20: value = int(setting("STAND_IN_COMPUTE_MODE", 0)); return true;
-    case 33: value = card + 1; return true;                   // PCI bus
+    case 33: value = gpu + 1; return true;                   // PCI bus
     case 34: case 50: value = 0; return true;                 // PCI device and domain
     case 36: value = 5000000; return true;                    // memory clock, kHz
     case 37: value = 128; return true;                        // memory bus, bits
@@ -246,8 +246,8 @@ bool attribute(int number, int card, int &value) {
     case 39: value = 1536; return true;                       // threads of a multiprocessor
     case 40: value = 2; return true;                          // copy engines
     case 41: value = 1; return true;                          // unified addresses
-    case 75: value = card::capability(card).major; return true;
-    case 76: value = card::capability(card).minor; return true;
+    case 75: value = gpu::capability(gpu).major; return true;
+    case 76: value = gpu::capability(gpu).minor; return true;
     case 81: value = shared_bytes_max() + 1024; return true;  // shared memory of a multiprocessor
     case 97: value = shared_bytes_max(); return true;         // shared memory of a block that asks for it
     case 102: value = has_ranges(); return true;              // ranges of addresses
@@ -257,18 +257,18 @@ bool attribute(int number, int card, int &value) {
 
 // As the driver reads CUDA_VISIBLE_DEVICES: what follows a wrong one doesn't count.
 std::vector<int> visible_cards() {
-    std::vector<int> cards;
+    std::vector<int> gpus;
     const char *list = std::getenv("CUDA_VISIBLE_DEVICES");
     if (!list) {
-        for (int i = 0; i < card::count(); i++) cards.push_back(i);
-        return cards;
+        for (int i = 0; i < gpu::count(); i++) gpus.push_back(i);
+        return gpus;
     }
     for (char *end; *list; list = *end == ',' ? end + 1 : end) {
-        long card = std::strtol(list, &end, 10);
-        if (end == list || card < 0 || card >= card::count()) break;
-        cards.push_back(int(card));
+        long gpu = std::strtol(list, &end, 10);
+        if (end == list || gpu < 0 || gpu >= gpu::count()) break;
+        gpus.push_back(int(gpu));
     }
-    return cards;
+    return gpus;
 }
 
 // ---------------------------------------------------------------------------------------------- calls
@@ -279,7 +279,7 @@ template <class Call> int call(Call body) {
     return driver.initialized ? int(body()) : int(NOT_INITIALIZED);
 }
 
-template <class Call> int on_card(int ordinal, Call body) {
+template <class Call> int on_gpu(int ordinal, Call body) {
     return call([&]() -> Code {
         if (ordinal < 0 || size_t(ordinal) >= driver.visible.size()) return INVALID_DEVICE;
         return body(driver.visible[size_t(ordinal)]);
@@ -326,11 +326,11 @@ bool is_pinned(const void *start, size_t bytes) {
 
 void *at(uint64_t address) { return reinterpret_cast<void *>(address); }
 
-// How often memory of a card was asked for, and which time is refused on a test's behalf.
+// How often memory of a GPU was asked for, and which time is refused on a test's behalf.
 uint64_t allocations = 0, refused_allocation = 0;
 
 bool finds_room(const Context &context, size_t bytes) {
-    uint64_t taken = context.used_bytes + card::held_bytes(), total = card::total_bytes();
+    uint64_t taken = context.used_bytes + gpu::held_bytes(), total = gpu::total_bytes();
     bool is_refused = fails("STAND_IN_FAIL_ALLOCATION", allocations) || allocations == refused_allocation;
     return !is_refused && taken <= total && bytes <= total - taken;
 }
@@ -379,10 +379,10 @@ template <class Call> int in_range(uint64_t address, size_t bytes, Call body) {
 }
 
 Code load_module(Context &context, void **module, const char *image, std::string &log) {
-    auto [major, minor] = card::capability();
+    auto [major, minor] = gpu::capability();
     Ptx ptx = Ptx::read(image);
     if (ptx.version == 0) return log = "the image is no PTX", INVALID_IMAGE;
-    if (ptx.version > ptx_version_max(card::driver_version()))
+    if (ptx.version > ptx_version_max(gpu::driver_version()))
         return log = "the driver knows no PTX " + std::to_string(ptx.version), UNSUPPORTED_PTX_VERSION;
     if (ptx.target > unsigned(major * 10 + minor))
         return log = "the PTX is for sm_" + std::to_string(ptx.target) + " and newer", INVALID_PTX;
@@ -476,7 +476,7 @@ EXPORT cuInit(unsigned flags) {
 
 EXPORT cuDriverGetVersion(int *version) {
     if (int code = int(setting("STAND_IN_VERSION_FAILS", 0))) return code;
-    *version = card::driver_version();
+    *version = gpu::driver_version();
     return SUCCESS;
 }
 
@@ -492,53 +492,53 @@ EXPORT cuGetErrorString(int code, const char **text) {
     return *text = nullptr, INVALID_VALUE;
 }
 
-// ------------------------------------------------------------------ cards
+// ------------------------------------------------------------------ GPUs
 
 EXPORT cuDeviceGetCount(int *count) {
     return call([&] { return *count = int(driver.visible.size()), SUCCESS; });
 }
 
 EXPORT cuDeviceGet(int *device, int ordinal) {
-    return on_card(ordinal, [&](int) { return *device = ordinal, SUCCESS; });
+    return on_gpu(ordinal, [&](int) { return *device = ordinal, SUCCESS; });
 }
 
 EXPORT cuDeviceGetName(char *name, int bytes, int device) {
-    return on_card(device, [&](int) { return std::snprintf(name, size_t(bytes), "%s", card::NAME), SUCCESS; });
+    return on_gpu(device, [&](int) { return std::snprintf(name, size_t(bytes), "%s", gpu::NAME), SUCCESS; });
 }
 
 EXPORT cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
-    return on_card(device, [&](int number) { return card::uuid(number, uuid), SUCCESS; });
+    return on_gpu(device, [&](int number) { return gpu::uuid(number, uuid), SUCCESS; });
 }
 
 EXPORT cuDeviceGetUuid(unsigned char *uuid, int device) { return cuDeviceGetUuid_v2(uuid, device); }
 
 EXPORT cuDeviceGetPCIBusId(char *id, int bytes, int device) {
-    return on_card(device, [&](int number) {
-        return std::snprintf(id, size_t(bytes), "%s", card::pci_bus_id(number).c_str()), SUCCESS;
+    return on_gpu(device, [&](int number) {
+        return std::snprintf(id, size_t(bytes), "%s", gpu::pci_bus_id(number).c_str()), SUCCESS;
     });
 }
 
 EXPORT cuDeviceTotalMem_v2(size_t *bytes, int device) {
-    return on_card(device, [&](int) { return *bytes = card::total_bytes(), SUCCESS; });
+    return on_gpu(device, [&](int) { return *bytes = gpu::total_bytes(), SUCCESS; });
 }
 
 EXPORT cuDeviceGetAttribute(int *value, int number, int device) {
-    return on_card(device, [&](int card) { return attribute(number, card, *value) ? SUCCESS : INVALID_VALUE; });
+    return on_gpu(device, [&](int gpu) { return attribute(number, gpu, *value) ? SUCCESS : INVALID_VALUE; });
 }
 
 // ------------------------------------------------------------------ contexts
 
 EXPORT cuDevicePrimaryCtxSetFlags_v2(int device, unsigned) {
-    return on_card(device, [&](int) { return SUCCESS; });
+    return on_gpu(device, [&](int) { return SUCCESS; });
 }
 
 EXPORT cuDevicePrimaryCtxRetain(void **handle, int device) {
-    return on_card(device, [&](int card) {
+    return on_gpu(device, [&](int gpu) {
         if (Code code = Code(setting("STAND_IN_CONTEXT_FAILS", 0))) return code;
-        auto &context = driver.contexts[card];
+        auto &context = driver.contexts[gpu];
         if (!context) {
-            if (card::held_bytes() + card::CONTEXT_BYTES > card::total_bytes()) {
-                driver.contexts.erase(card);
+            if (gpu::held_bytes() + gpu::CONTEXT_BYTES > gpu::total_bytes()) {
+                driver.contexts.erase(gpu);
                 return OUT_OF_MEMORY;
             }
             context = std::make_unique<Context>();
@@ -550,8 +550,8 @@ EXPORT cuDevicePrimaryCtxRetain(void **handle, int device) {
 }
 
 EXPORT cuDevicePrimaryCtxRelease_v2(int device) {
-    return on_card(device, [&](int card) {
-        auto context = driver.contexts.find(card);
+    return on_gpu(device, [&](int gpu) {
+        auto context = driver.contexts.find(gpu);
         if (context == driver.contexts.end()) return INVALID_CONTEXT;
         if (--context->second->users > 0) return SUCCESS;
         context->second->work.finish_all();
@@ -580,8 +580,8 @@ EXPORT cuCtxSynchronize() {
 
 EXPORT cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
     return in_context([&](Context &context) {
-        uint64_t taken = context.used_bytes + card::held_bytes();
-        *total_bytes = card::total_bytes();
+        uint64_t taken = context.used_bytes + gpu::held_bytes();
+        *total_bytes = gpu::total_bytes();
         *free_bytes = *total_bytes - std::min<uint64_t>(taken, *total_bytes);
         return SUCCESS;
     });

@@ -13,7 +13,7 @@ __attribute__((visibility("default"))) bool send(void *stream, uint64_t blocks, 
 // Whether so many bytes from there on are allocated, in the context that this thread uses.
 __attribute__((visibility("default"))) bool holds(uint64_t address, size_t bytes);
 
-// What this process has of a card's memory, its context among it.
+// What this process has of a GPU's memory, its context among it.
 __attribute__((visibility("default"))) uint64_t used_bytes(int ordinal);
 
 } // namespace stand_in

@@ -61,11 +61,11 @@ std::string ptx(const char *version, const char *target, const char *name, const
            last_parameter + " " + name + "_param_2\n)\n.maxntid 256, 1, 1\n{\n\tret;\n}\n";
 }
 
-// A card that is open, a stream, and the kernel.
-struct Card {
+// A GPU that is open, a stream, and the kernel.
+struct GPU {
     void *context, *stream, *function;
 
-    Card() {
+    GPU() {
         CHECK(cuInit(0) == 0);
         CHECK(cuDevicePrimaryCtxRetain(&context, 0) == 0);
         CHECK(cuCtxSetCurrent(context) == 0);
@@ -93,54 +93,54 @@ struct Card {
 // ---------------------------------------------------------------------------------------------- work
 
 void kernel_runs() {
-    Card card;
+    GPU gpu;
     std::vector<float> in(COUNT), out(COUNT);
     for (size_t i = 0; i < COUNT; i++) in[i] = float(i);
-    uint64_t from = card.allocate(), to = card.allocate();
-    CHECK(cuMemcpyHtoDAsync_v2(from, in.data(), BYTES, card.stream) == 0);
-    CHECK(card.convert(to, from, COUNT) == 0);
-    CHECK(cuMemcpyDtoHAsync_v2(out.data(), to, BYTES, card.stream) == 0);
+    uint64_t from = gpu.allocate(), to = gpu.allocate();
+    CHECK(cuMemcpyHtoDAsync_v2(from, in.data(), BYTES, gpu.stream) == 0);
+    CHECK(gpu.convert(to, from, COUNT) == 0);
+    CHECK(cuMemcpyDtoHAsync_v2(out.data(), to, BYTES, gpu.stream) == 0);
     CHECK(in == out);
 }
 
 // A program that reads before it has waited, or writes to what a copy still needs, gets wrong numbers every time.
 void work_waits() {
-    Card card;
+    GPU gpu;
     void *memory;
     CHECK(cuMemHostAlloc(&memory, 2 * BYTES, 0) == 0);
     auto *pinned = static_cast<float *>(memory);
     std::vector<float> pageable(COUNT, 5);
-    uint64_t from = card.allocate(), to = card.allocate();
+    uint64_t from = gpu.allocate(), to = gpu.allocate();
 
-    CHECK(cuMemcpyHtoDAsync_v2(from, pageable.data(), BYTES, card.stream) == 0);
+    CHECK(cuMemcpyHtoDAsync_v2(from, pageable.data(), BYTES, gpu.stream) == 0);
     pageable.assign(COUNT, 6);
-    CHECK(card.convert(to, from, COUNT) == 0);
-    CHECK(cuMemcpyDtoHAsync_v2(pinned, to, BYTES, card.stream) == 0);
+    CHECK(gpu.convert(to, from, COUNT) == 0);
+    CHECK(cuMemcpyDtoHAsync_v2(pinned, to, BYTES, gpu.stream) == 0);
     CHECK(pinned[0] == 0);
-    CHECK(card.wait() == 0);
+    CHECK(gpu.wait() == 0);
     CHECK(pinned[0] == 5 && pinned[COUNT - 1] == 5);
 
     pinned[0] = 7;
-    CHECK(cuMemcpyHtoDAsync_v2(from, pinned, BYTES, card.stream) == 0);
+    CHECK(cuMemcpyHtoDAsync_v2(from, pinned, BYTES, gpu.stream) == 0);
     pinned[0] = 8;
-    CHECK(cuMemcpyDtoHAsync_v2(pageable.data(), from, BYTES, card.stream) == 0);
+    CHECK(cuMemcpyDtoHAsync_v2(pageable.data(), from, BYTES, gpu.stream) == 0);
     CHECK(pageable[0] == 8);
     CHECK(cuMemFreeHost(memory) == 0);
 }
 
 void streams_wait_for_events() {
-    Card card;
+    GPU gpu;
     void *other, *first, *second, *memory;
     CHECK(cuStreamCreate(&other, 1) == 0);
     CHECK(cuEventCreate(&first, 0) == 0 && cuEventCreate(&second, 0) == 0);
     CHECK(cuMemHostAlloc(&memory, BYTES, 0) == 0);
     auto *pinned = static_cast<unsigned char *>(memory);
-    uint64_t address = card.allocate();
+    uint64_t address = gpu.allocate();
     float milliseconds;
 
-    CHECK(cuMemsetD8Async(address, 3, BYTES, card.stream) == 0);
-    CHECK(cuEventRecord(first, card.stream) == 0);
-    CHECK(cuMemsetD8Async(address, 4, BYTES, card.stream) == 0);
+    CHECK(cuMemsetD8Async(address, 3, BYTES, gpu.stream) == 0);
+    CHECK(cuEventRecord(first, gpu.stream) == 0);
+    CHECK(cuMemsetD8Async(address, 4, BYTES, gpu.stream) == 0);
     CHECK(cuStreamWaitEvent(other, first, 0) == 0);
     CHECK(cuMemcpyDtoHAsync_v2(pinned, address, BYTES, other) == 0);
     CHECK(cuEventRecord(second, other) == 0);
@@ -149,44 +149,44 @@ void streams_wait_for_events() {
     while (cuEventQuery(second) == NOT_READY) polls++;
     CHECK(polls > 0 && pinned[0] == 3);
     CHECK(cuEventElapsedTime(&milliseconds, first, second) == 0 && milliseconds >= 0);
-    CHECK(card.wait() == 0);
+    CHECK(gpu.wait() == 0);
 }
 
 // ---------------------------------------------------------------------------------------------- order and time
 
 // STAND_IN_STREAMS=eager: who overwrites what is still needed, and forgot to wait for it, does so early.
 void work_runs_at_once() {
-    Card card;
+    GPU gpu;
     void *other, *memory;
     CHECK(cuStreamCreate(&other, 1) == 0);
     CHECK(cuMemHostAlloc(&memory, BYTES, 0) == 0);
     auto *pinned = static_cast<unsigned char *>(memory);
-    uint64_t address = card.allocate();
+    uint64_t address = gpu.allocate();
     CHECK(cuMemsetD8Async(address, 3, BYTES, other) == 0);
-    CHECK(cuMemcpyDtoHAsync_v2(pinned, address, BYTES, card.stream) == 0);
+    CHECK(cuMemcpyDtoHAsync_v2(pinned, address, BYTES, gpu.stream) == 0);
     CHECK(pinned[0] == 3 && pinned[BYTES - 1] == 3);
     pinned[0] = 9;
     CHECK(cuMemcpyHtoDAsync_v2(address, pinned, 1, other) == 0);
     pinned[0] = 0;
-    CHECK(cuMemcpyDtoHAsync_v2(pinned, address, 1, card.stream) == 0);
+    CHECK(cuMemcpyDtoHAsync_v2(pinned, address, 1, gpu.stream) == 0);
     CHECK(pinned[0] == 9);
 }
 
 // STAND_IN_STREAMS=random:1: any order that events allow, and no other.
 void work_runs_in_any_order_that_events_allow() {
-    Card card;
+    GPU gpu;
     void *other, *event;
     CHECK(cuStreamCreate(&other, 1) == 0 && cuEventCreate(&event, 0) == 0);
-    uint64_t address = card.allocate();
+    uint64_t address = gpu.allocate();
     auto last = [&](bool waits) {
-        CHECK(cuMemsetD8Async(address, 1, 1, card.stream) == 0);
-        CHECK(cuMemsetD8Async(address, 2, 1, card.stream) == 0);
-        CHECK(cuEventRecord(event, card.stream) == 0);
+        CHECK(cuMemsetD8Async(address, 1, 1, gpu.stream) == 0);
+        CHECK(cuMemsetD8Async(address, 2, 1, gpu.stream) == 0);
+        CHECK(cuEventRecord(event, gpu.stream) == 0);
         if (waits) CHECK(cuStreamWaitEvent(other, event, 0) == 0);
         CHECK(cuMemsetD8Async(address, 3, 1, other) == 0);
         CHECK(cuCtxSynchronize() == 0);
         unsigned char byte;
-        CHECK(cuMemcpyDtoHAsync_v2(&byte, address, 1, card.stream) == 0);
+        CHECK(cuMemcpyDtoHAsync_v2(&byte, address, 1, gpu.stream) == 0);
         return byte;
     };
     int counts[4] = {};
@@ -199,7 +199,7 @@ void work_runs_in_any_order_that_events_allow() {
 }
 
 // With a clock that is simulated, a link of 1 GB/s, and blocks of 3 ms.
-struct Timed : Card {
+struct Timed : GPU {
     static constexpr size_t LARGE = 10'000'000;
     void *copies, *begin, *pinned;
     uint64_t slot = allocate(LARGE), x = allocate();
@@ -228,53 +228,53 @@ struct Timed : Card {
 };
 
 void copies_run_beside_kernels() {
-    Timed card;
-    card.copy(card.copies);
-    void *copied = card.now(card.copies);
-    for (int i = 0; i < 4; i++) card.compute();
-    void *computed = card.now(card.stream);
-    CHECK(cuStreamWaitEvent(card.stream, copied, 0) == 0);
-    card.compute();
-    void *both = card.now(card.stream);
-    CHECK(card.is(copied, 10) && card.is(computed, 12) && card.is(both, 15));
+    Timed gpu;
+    gpu.copy(gpu.copies);
+    void *copied = gpu.now(gpu.copies);
+    for (int i = 0; i < 4; i++) gpu.compute();
+    void *computed = gpu.now(gpu.stream);
+    CHECK(cuStreamWaitEvent(gpu.stream, copied, 0) == 0);
+    gpu.compute();
+    void *both = gpu.now(gpu.stream);
+    CHECK(gpu.is(copied, 10) && gpu.is(computed, 12) && gpu.is(both, 15));
 }
 
-void streams_share_what_a_card_has_one_of() {
-    Timed card;
+void streams_share_what_a_gpu_has_one_of() {
+    Timed gpu;
     void *other;
     CHECK(cuStreamCreate(&other, 1) == 0);
-    card.copy(card.copies);
-    card.copy(other);
-    CHECK(cuMemcpyDtoHAsync_v2(card.pinned, card.slot, card.LARGE, card.stream) == 0);
-    void *one = card.now(card.copies), *two = card.now(other), *back = card.now(card.stream);
+    gpu.copy(gpu.copies);
+    gpu.copy(other);
+    CHECK(cuMemcpyDtoHAsync_v2(gpu.pinned, gpu.slot, gpu.LARGE, gpu.stream) == 0);
+    void *one = gpu.now(gpu.copies), *two = gpu.now(other), *back = gpu.now(gpu.stream);
     // The other direction has an engine of its own.
-    CHECK(card.is(back, 10) && card.is(one, 10) && card.is(two, 20));
+    CHECK(gpu.is(back, 10) && gpu.is(one, 10) && gpu.is(two, 20));
 }
 
 void work_begins_after_what_the_host_has_waited_for() {
-    Timed card;
-    card.copy(card.copies);
-    CHECK(cuStreamSynchronize(card.copies) == 0);
-    card.compute();
-    void *after_waiting = card.now(card.stream);
-    CHECK(card.is(after_waiting, 13));
+    Timed gpu;
+    gpu.copy(gpu.copies);
+    CHECK(cuStreamSynchronize(gpu.copies) == 0);
+    gpu.compute();
+    void *after_waiting = gpu.now(gpu.stream);
+    CHECK(gpu.is(after_waiting, 13));
     // And who asks instead of waiting learns it no sooner.
-    card.copy(card.copies);
-    void *copied = card.now(card.copies);
+    gpu.copy(gpu.copies);
+    void *copied = gpu.now(gpu.copies);
     int questions = 1;
     while (cuEventQuery(copied) == NOT_READY) questions++;
     CHECK(questions > 1000);
-    card.compute();
-    CHECK(card.is(card.now(card.stream), 26));
+    gpu.compute();
+    CHECK(gpu.is(gpu.now(gpu.stream), 26));
 }
 
 // ---------------------------------------------------------------------------------------------- memory
 
 void memory_is_counted() {
-    Card card;
+    GPU gpu;
     size_t before, after, total;
     CHECK(cuMemGetInfo_v2(&before, &total) == 0 && before < total);
-    uint64_t address = card.allocate(1 << 20);
+    uint64_t address = gpu.allocate(1 << 20);
     CHECK(cuMemGetInfo_v2(&after, &total) == 0 && after == before - (1 << 20));
     CHECK(cuMemFree_v2(address) == 0 && cuMemFree_v2(address) == INVALID_VALUE);
     CHECK(cuMemGetInfo_v2(&after, &total) == 0 && after == before);
@@ -282,21 +282,21 @@ void memory_is_counted() {
 }
 
 void fresh_memory_is_poison() {
-    Card card;
-    uint64_t address = card.allocate();
+    GPU gpu;
+    uint64_t address = gpu.allocate();
     std::vector<float> out(COUNT);
-    CHECK(cuMemcpyDtoHAsync_v2(out.data(), address, BYTES, card.stream) == 0);
+    CHECK(cuMemcpyDtoHAsync_v2(out.data(), address, BYTES, gpu.stream) == 0);
     for (float value : out) CHECK(value != value);
 }
 
 void copies_stay_inside() {
-    Card card;
+    GPU gpu;
     std::vector<char> bytes(BYTES + 1);
-    uint64_t address = card.allocate();
-    CHECK(cuMemcpyHtoDAsync_v2(address, bytes.data(), BYTES + 1, card.stream) == INVALID_VALUE);
-    CHECK(cuMemcpyHtoDAsync_v2(address + 1, bytes.data(), BYTES, card.stream) == INVALID_VALUE);
-    CHECK(cuMemcpyDtoHAsync_v2(bytes.data(), address - 1, 1, card.stream) == INVALID_VALUE);
-    CHECK(cuMemcpyHtoDAsync_v2(address + BYTES, bytes.data(), 0, card.stream) == 0);
+    uint64_t address = gpu.allocate();
+    CHECK(cuMemcpyHtoDAsync_v2(address, bytes.data(), BYTES + 1, gpu.stream) == INVALID_VALUE);
+    CHECK(cuMemcpyHtoDAsync_v2(address + 1, bytes.data(), BYTES, gpu.stream) == INVALID_VALUE);
+    CHECK(cuMemcpyDtoHAsync_v2(bytes.data(), address - 1, 1, gpu.stream) == INVALID_VALUE);
+    CHECK(cuMemcpyHtoDAsync_v2(address + BYTES, bytes.data(), 0, gpu.stream) == 0);
 }
 
 // A range of addresses with memory in the second of its pieces.
@@ -310,7 +310,7 @@ struct Range {
         CHECK(cuMemAddressReserve(&start, 4 * PIECE, 0, 0, 0) == 0);
         map(1);
     }
-    // As in cuda.h: pinned memory on card 0.
+    // As in cuda.h: pinned memory on GPU 0.
     static const void *on_device() {
         static const int properties[8] = {1, 0, 1, 0};
         return properties;
@@ -327,16 +327,16 @@ struct Range {
 };
 
 void ranges_have_memory_where_it_is_mapped() {
-    Card card;
+    GPU gpu;
     size_t before, after, total;
     CHECK(cuMemGetInfo_v2(&before, &total) == 0);
     Range range;
     CHECK(cuMemGetInfo_v2(&after, &total) == 0 && after == before - range.PIECE);
-    auto fills = [&](uint64_t from, size_t bytes) { return cuMemsetD8Async(from, 1, bytes, card.stream); };
+    auto fills = [&](uint64_t from, size_t bytes) { return cuMemsetD8Async(from, 1, bytes, gpu.stream); };
     CHECK(fills(range.at(1), range.PIECE) == 0);
     CHECK(fills(range.at(1), range.PIECE + 1) == INVALID_VALUE && fills(range.at(1) - 1, 1) == INVALID_VALUE);
     range.map(2);
-    CHECK(fills(range.at(1), 2 * range.PIECE) == 0 && card.wait() == 0);
+    CHECK(fills(range.at(1), 2 * range.PIECE) == 0 && gpu.wait() == 0);
     CHECK(cuMemUnmap(range.at(1) + 4096, range.PIECE) == INVALID_VALUE);
     CHECK(cuMemAddressFree(range.start, 4 * range.PIECE) == INVALID_VALUE);
     CHECK(cuMemUnmap(range.at(1), 2 * range.PIECE) == 0);
@@ -345,52 +345,52 @@ void ranges_have_memory_where_it_is_mapped() {
 }
 
 void kernel_reads_unmapped() {
-    Card card;
+    GPU gpu;
     Range range;
-    uint64_t to = card.allocate();
+    uint64_t to = gpu.allocate();
     // One block: of several, any may come first.
-    CHECK(card.convert(to, range.at(1), 1) == 0);
+    CHECK(gpu.convert(to, range.at(1), 1) == 0);
     CHECK(cuMemUnmap(range.at(1), range.PIECE) == 0);
-    card.wait();
+    gpu.wait();
 }
 
 // STAND_IN_FAIL_ALLOCATION=2
 void second_allocation_fails() {
-    Card card;
-    uint64_t address = card.allocate();
+    GPU gpu;
+    uint64_t address = gpu.allocate();
     CHECK(cuMemAlloc_v2(&address, BYTES) == OUT_OF_MEMORY);
-    card.allocate();
+    gpu.allocate();
 }
 
 void kernel_reads_far() {
-    Card card;
-    uint64_t from = card.allocate(), to = card.allocate(64 << 10);
+    GPU gpu;
+    uint64_t from = gpu.allocate(), to = gpu.allocate(64 << 10);
     // Its last block alone is outside: of several, any may come first.
-    CHECK(card.convert(to, from, (4096 / 4) + 1) == 0);
-    card.wait();
+    CHECK(gpu.convert(to, from, (4096 / 4) + 1) == 0);
+    gpu.wait();
 }
 
 void kernel_reads_freed() {
-    Card card;
-    uint64_t to = card.allocate(), from = card.allocate();
+    GPU gpu;
+    uint64_t to = gpu.allocate(), from = gpu.allocate();
     CHECK(cuMemFree_v2(from) == 0);
-    CHECK(card.convert(to, from, COUNT) == 0);
-    card.wait();
+    CHECK(gpu.convert(to, from, COUNT) == 0);
+    gpu.wait();
 }
 
 // Too near to be caught at once; it is when the memory is freed.
 void kernel_writes_a_little_far() {
-    Card card;
-    uint64_t to = card.allocate(), from = card.allocate(2 * BYTES);
-    CHECK(cuMemsetD8Async(from, 0, 2 * BYTES, card.stream) == 0);
-    CHECK(card.convert(to, from, COUNT + 1) == 0);
+    GPU gpu;
+    uint64_t to = gpu.allocate(), from = gpu.allocate(2 * BYTES);
+    CHECK(cuMemsetD8Async(from, 0, 2 * BYTES, gpu.stream) == 0);
+    CHECK(gpu.convert(to, from, COUNT + 1) == 0);
     cuMemFree_v2(to);
 }
 
 // ---------------------------------------------------------------------------------------------- kernels
 
 void stale_ptx_is_refused() {
-    Card card;
+    GPU gpu;
     void *module, *function;
     CHECK(cuModuleLoadData(&module, "no PTX") != 0);
     CHECK(cuModuleLoadData(&module, ptx("8.0", "sm_75", "convert_f32", ".u32").c_str()) == INVALID_PTX);
@@ -402,24 +402,24 @@ void stale_ptx_is_refused() {
 }
 
 void launches_have_bounds() {
-    Card card;
-    uint64_t address = card.allocate();
-    CHECK(card.convert(address, address, COUNT, 512) == TOO_MANY_THREADS);
-    CHECK(card.convert(address, address, COUNT, 2048) == INVALID_VALUE);
-    CHECK(card.convert(address, address, 0) == INVALID_VALUE);
-    CHECK(card.convert(address, address, COUNT, 256, 64 << 10) == INVALID_VALUE);
-    CHECK(cuFuncSetAttribute(card.function, 8, 64 << 10) == 0);
-    CHECK(card.convert(address, address, COUNT, 256, 64 << 10) == 0);
-    CHECK(cuFuncSetAttribute(card.function, 8, 128 << 10) == INVALID_VALUE);
+    GPU gpu;
+    uint64_t address = gpu.allocate();
+    CHECK(gpu.convert(address, address, COUNT, 512) == TOO_MANY_THREADS);
+    CHECK(gpu.convert(address, address, COUNT, 2048) == INVALID_VALUE);
+    CHECK(gpu.convert(address, address, 0) == INVALID_VALUE);
+    CHECK(gpu.convert(address, address, COUNT, 256, 64 << 10) == INVALID_VALUE);
+    CHECK(cuFuncSetAttribute(gpu.function, 8, 64 << 10) == 0);
+    CHECK(gpu.convert(address, address, COUNT, 256, 64 << 10) == 0);
+    CHECK(cuFuncSetAttribute(gpu.function, 8, 128 << 10) == INVALID_VALUE);
 }
 
 // STAND_IN_FAIL_KERNEL=1
 void failure_comes_at_the_wait_and_stays() {
-    Card card;
-    uint64_t address = card.allocate();
-    CHECK(card.convert(address, address, COUNT) == 0);
-    CHECK(card.wait() == ILLEGAL_ADDRESS);
-    CHECK(card.wait() == ILLEGAL_ADDRESS);
+    GPU gpu;
+    uint64_t address = gpu.allocate();
+    CHECK(gpu.convert(address, address, COUNT) == 0);
+    CHECK(gpu.wait() == ILLEGAL_ADDRESS);
+    CHECK(gpu.wait() == ILLEGAL_ADDRESS);
     CHECK(cuMemFree_v2(address) == ILLEGAL_ADDRESS);
 }
 
@@ -428,26 +428,26 @@ void failure_comes_at_the_wait_and_stays() {
 // Row after row: out[rows, outputs] = x[rows, width] · weights[outputs, width]ᵀ, and once more on top.
 void matrices_multiply() {
     constexpr int ROWS = 3, OUTPUTS = 5, WIDTH = 7, F32 = 0, COMPUTE_F32 = 68;
-    Card card;
+    GPU gpu;
     void *library;
-    CHECK(cublasCreate_v2(&library) == 0 && cublasSetStream_v2(library, card.stream) == 0);
+    CHECK(cublasCreate_v2(&library) == 0 && cublasSetStream_v2(library, gpu.stream) == 0);
     std::vector<float> x(ROWS * WIDTH), weights(OUTPUTS * WIDTH), out(ROWS * OUTPUTS);
     for (size_t i = 0; i < x.size(); i++) x[i] = float(i * 5 % 11) - 4;
     for (size_t i = 0; i < weights.size(); i++) weights[i] = float(i * 3 % 13) - 5;
     auto upload = [&](const std::vector<float> &from) {
-        uint64_t address = card.allocate(from.size() * 4);
-        CHECK(cuMemcpyHtoDAsync_v2(address, from.data(), from.size() * 4, card.stream) == 0);
+        uint64_t address = gpu.allocate(from.size() * 4);
+        CHECK(cuMemcpyHtoDAsync_v2(address, from.data(), from.size() * 4, gpu.stream) == 0);
         return reinterpret_cast<void *>(address);
     };
     void *x_there = upload(x), *weights_there = upload(weights);
     // It holds no numbers yet, and with a beta of 0 they don't count.
-    auto out_there = reinterpret_cast<void *>(card.allocate(out.size() * 4));
+    auto out_there = reinterpret_cast<void *>(gpu.allocate(out.size() * 4));
     for (float beta : {0.0f, 1.0f}) {
         float alpha = 1;
         CHECK(cublasGemmEx(library, 1, 0, OUTPUTS, ROWS, WIDTH, &alpha, weights_there, F32, WIDTH, x_there, F32, WIDTH,
                            &beta, out_there, F32, OUTPUTS, COMPUTE_F32, -1) == 0);
     }
-    CHECK(cuMemcpyDtoHAsync_v2(out.data(), reinterpret_cast<uint64_t>(out_there), out.size() * 4, card.stream) == 0);
+    CHECK(cuMemcpyDtoHAsync_v2(out.data(), reinterpret_cast<uint64_t>(out_there), out.size() * 4, gpu.stream) == 0);
     for (int r = 0; r < ROWS; r++)
         for (int o = 0; o < OUTPUTS; o++) {
             float sum = 0;
@@ -457,17 +457,17 @@ void matrices_multiply() {
     CHECK(cublasDestroy_v2(library) == 0);
 }
 
-// ---------------------------------------------------------------------------------------------- cards
+// ---------------------------------------------------------------------------------------------- GPUs
 
 // STAND_IN_DEVICES=0 or CUDA_VISIBLE_DEVICES=
 void no_cards() { CHECK(cuInit(0) == NO_DEVICE); }
 
 void contexts_end() {
-    Card card;
-    uint64_t address = card.allocate();
+    GPU gpu;
+    uint64_t address = gpu.allocate();
     CHECK(cuDevicePrimaryCtxRelease_v2(0) == 0);
     CHECK(cuMemFree_v2(address) == INVALID_CONTEXT);
-    CHECK(cuCtxSetCurrent(card.context) == INVALID_CONTEXT);
+    CHECK(cuCtxSetCurrent(gpu.context) == INVALID_CONTEXT);
 }
 
 const Test TESTS[] = {
@@ -477,7 +477,7 @@ const Test TESTS[] = {
     TEST(work_runs_at_once),
     TEST(work_runs_in_any_order_that_events_allow),
     TEST(copies_run_beside_kernels),
-    TEST(streams_share_what_a_card_has_one_of),
+    TEST(streams_share_what_a_gpu_has_one_of),
     TEST(work_begins_after_what_the_host_has_waited_for),
     TEST(memory_is_counted),
     TEST(fresh_memory_is_poison),

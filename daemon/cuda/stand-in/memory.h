@@ -1,4 +1,4 @@
-// A card's memory, which is the host's at addresses of its own.
+// A GPU's memory, which is the host's at addresses of its own.
 
 #pragma once
 

@@ -1,8 +1,8 @@
 // libnvidia-ml.so.1 on the CPU: what Sluice asks of NVIDIA's management library. Types and codes are those of nvml.h.
 //
-// STAND_IN_NVML=absent-figures: cards are found, and no figure of theirs is known.
+// STAND_IN_NVML=absent-figures: GPUs are found, and no figure of theirs is known.
 
-#include "card.h"
+#include "gpu.h"
 #include "driver.h"
 
 #include <unistd.h>
@@ -30,13 +30,13 @@ struct Utilization {
     unsigned gpu, memory;
 };
 
-// A handle is a card's number, counted from 1.
+// A handle is a GPU's number, counted from 1.
 void *handle_of(int ordinal) { return reinterpret_cast<void *>(uintptr_t(ordinal + 1)); }
 int ordinal_of(void *handle) { return int(reinterpret_cast<uintptr_t>(handle)) - 1; }
 
 std::string uuid_text(int ordinal) {
     unsigned char bytes[16];
-    card::uuid(ordinal, bytes);
+    gpu::uuid(ordinal, bytes);
     std::string text = "GPU";
     char digits[3];
     for (int i = 0; i < 16; i++) {
@@ -48,7 +48,7 @@ std::string uuid_text(int ordinal) {
 }
 
 template <class Is> int find(void **handle, Is is) {
-    for (int i = 0; i < card::count(); i++)
+    for (int i = 0; i < gpu::count(); i++)
         if (is(i)) return *handle = handle_of(i), SUCCESS;
     return NOT_FOUND;
 }
@@ -75,7 +75,7 @@ EXPORT int nvmlSystemGetDriverVersion(char *text, unsigned bytes) {
     return std::snprintf(text, bytes, "570.00"), SUCCESS;
 }
 
-EXPORT int nvmlDeviceGetCount_v2(unsigned *count) { return *count = unsigned(card::count()), SUCCESS; }
+EXPORT int nvmlDeviceGetCount_v2(unsigned *count) { return *count = unsigned(gpu::count()), SUCCESS; }
 
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
     return find(handle, [=](int i) { return unsigned(i) == index; });
@@ -85,7 +85,7 @@ EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
 EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **handle) {
     std::string wanted = id;
     return find(handle, [&](int i) {
-        std::string known = card::pci_bus_id(i);
+        std::string known = gpu::pci_bus_id(i);
         return wanted == known || wanted == "0000" + known;
     });
 }
@@ -99,20 +99,20 @@ EXPORT int nvmlDeviceGetUUID(void *handle, char *text, unsigned bytes) {
 }
 
 EXPORT int nvmlDeviceGetName(void *, char *text, unsigned bytes) {
-    return std::snprintf(text, bytes, "%s", card::NAME), SUCCESS;
+    return std::snprintf(text, bytes, "%s", gpu::NAME), SUCCESS;
 }
 
 EXPORT int nvmlDeviceGetMemoryInfo_v2(void *handle, Memory *memory) {
     if (memory->version != (2u << 24 | sizeof(Memory))) return INVALID_ARGUMENT;
-    unsigned long long total = card::total_bytes();
-    auto used = std::min<unsigned long long>(total, card::held_bytes() + used_bytes(ordinal_of(handle)));
+    unsigned long long total = gpu::total_bytes();
+    auto used = std::min<unsigned long long>(total, gpu::held_bytes() + used_bytes(ordinal_of(handle)));
     return figure(memory, {memory->version, total, 0, total - used, used});
 }
 
 EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, Process *to) {
     std::vector<Process> processes;
     // All that others hold is held by one.
-    if (card::held_bytes()) processes.push_back({1, card::held_bytes(), ~0u, ~0u});
+    if (gpu::held_bytes()) processes.push_back({1, gpu::held_bytes(), ~0u, ~0u});
     if (uint64_t used = used_bytes(ordinal_of(handle))) processes.push_back({unsigned(getpid()), used, ~0u, ~0u});
     unsigned room = *count;
     if (int code = figure(count, unsigned(processes.size()))) return code;

@@ -1,6 +1,6 @@
 #include "streams.h"
 
-#include "card.h"
+#include "gpu.h"
 #include "cuda_on_cpu.h"
 
 #include <algorithm>

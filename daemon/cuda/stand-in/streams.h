@@ -1,4 +1,4 @@
-// A card's streams: what was sent to them, when it runs, and how long it would take. README.md says what the environment
+// A GPU's streams: what was sent to them, when it runs, and how long it would take. README.md says what the environment
 // decides of it.
 
 #pragma once
@@ -16,11 +16,11 @@ namespace stand_in {
 class Streams;
 struct Stream;
 
-// What of a card does a piece of work, one after another.
+// What of a GPU does a piece of work, one after another.
 enum class Engine { NONE, TO_DEVICE, TO_HOST, COMPUTE };
 constexpr size_t ENGINES = 4;
 
-// What a piece of work would take on a card.
+// What a piece of work would take on a GPU.
 struct Cost {
     Engine engine = Engine::NONE;
     uint64_t ns = 0;
@@ -62,7 +62,7 @@ struct Stream {
     }
 };
 
-// All of one card's.
+// All of one GPU's.
 class Streams {
   public:
     Streams();

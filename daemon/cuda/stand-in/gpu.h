@@ -1,4 +1,4 @@
-// The card that the stand-in's libraries show, and what the environment makes of it; see README.md.
+// The GPU that the stand-in's libraries show, and what the environment makes of it; see README.md.
 
 #pragma once
 
@@ -14,10 +14,10 @@ inline uint64_t setting(const char *name, uint64_t otherwise) {
     return text && *text ? std::strtoull(text, nullptr, 0) : otherwise;
 }
 
-namespace card {
+namespace gpu {
 
 constexpr const char *NAME = "Stand-in (CPU)";
-// What a context takes of the card's memory.
+// What a context takes of the GPU's memory.
 constexpr uint64_t CONTEXT_BYTES = 128ull << 20;
 
 // In the machine, whatever the process may see of them.
@@ -39,7 +39,7 @@ inline int driver_version() { return int(setting("STAND_IN_DRIVER_VERSION", 1208
 struct Capability {
     int major = 8, minor = 6;
 };
-// Of the card with this number in the machine; most have the same.
+// Of the GPU with this number in the machine; most have the same.
 inline Capability capability(int ordinal = -1) {
     Capability capability;
     if (ordinal >= 0 && setting("STAND_IN_OLD_CARD", UINT64_MAX) == uint64_t(ordinal)) return {7, 0};
@@ -58,5 +58,5 @@ inline std::string pci_bus_id(int ordinal) {
     return text;
 }
 
-} // namespace card
+} // namespace gpu
 } // namespace stand_in
