@@ -217,7 +217,7 @@ impl Loads<'_> {
             "passes": passes,
             "same_tokens": is_equal,
             "requests": requests,
-            "card": gpu.as_ref().map(GpuMemory::json),
+            "gpu": gpu.as_ref().map(GpuMemory::json),
         });
         self.report.add("loads", found);
     }
@@ -470,8 +470,8 @@ impl Floors {
     fn json(&self) -> Value {
         json!({
             "bus_s": self.bus_s,
-            "card_s": self.resident_s.or(self.planned_s),
-            "card_is_measured": self.resident_s.is_some(),
+            "gpu_s": self.resident_s.or(self.planned_s),
+            "gpu_is_measured": self.resident_s.is_some(),
         })
     }
 }

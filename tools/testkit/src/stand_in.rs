@@ -43,7 +43,7 @@ fn compile() -> PathBuf {
         .expect("run bash, which compiles the stand-in");
     assert!(
         output.status.success(),
-        "the stand-in for NVIDIA's libraries cannot be compiled, and tests of the card need it\n{}",
+        "the stand-in for NVIDIA's libraries cannot be compiled, and tests of the GPU need it\n{}",
         String::from_utf8_lossy(&output.stderr)
     );
     fs::rename(&unfinished, &folder).expect("name the folder");

@@ -65,7 +65,7 @@ async fn a_benchmark_compares_the_account_with_what_the_driver_says() {
     assert_eq!(code, Some(exit::OK.into()), "{report}");
     let load = &report["loads"][0];
     assert_eq!(load["passes"][0]["pass_s"].as_array().unwrap().len(), 2);
-    let gpu = &load["card"];
+    let gpu = &load["gpu"];
     assert_eq!(gpu["agrees"], true);
     assert_eq!(gpu["kept_bytes"], 0);
     assert!(
@@ -112,7 +112,7 @@ async fn a_benchmark_streams_within_a_budget_and_goes_on_when_a_part_fails() {
     let pass = &streamed["passes"][0];
     assert!(pass["streamed_bytes"].as_u64() > Some(0), "{pass}");
     assert!(pass["streaming_efficiency"].as_f64() > Some(0.0), "{pass}");
-    assert_eq!(pass["floors"]["card_is_measured"], true);
+    assert_eq!(pass["floors"]["gpu_is_measured"], true);
     assert_eq!(pass["peak"]["is_within_budget"], true, "{pass}");
     assert_eq!(streamed["requests"][0]["most_shared_by"], 2, "{streamed}");
     assert_eq!(fits["as_without_budget"], true);

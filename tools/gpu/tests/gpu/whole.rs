@@ -1,4 +1,4 @@
-//! `tools/measure/on_card.py`, which runs everything that is wanted from a machine with a GPU, at a small size.
+//! `tools/measure/on_gpu.py`, which runs everything that is wanted from a machine with a GPU, at a small size.
 
 use std::path::Path;
 
@@ -31,7 +31,7 @@ async fn one_command_runs_every_part() {
     let shape =
         "--layers 2 --hidden-size 256 --attention-heads 4 --intermediate-size 512 --vocab-size 512";
     let output = Command::new("python3")
-        .arg(source.join("tools/measure/on_card.py"))
+        .arg(source.join("tools/measure/on_gpu.py"))
         .arg(folder.path().join("out"))
         .arg("--sluiced")
         .arg(&sluiced)
@@ -45,7 +45,7 @@ async fn one_command_runs_every_part() {
         .await
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    let found = std::fs::read(folder.path().join("out/on_card.json")).unwrap();
+    let found = std::fs::read(folder.path().join("out/on_gpu.json")).unwrap();
     let found: Value = serde_json::from_slice(&found).unwrap();
     assert!(found["machine"]["sluiced"].is_string(), "{found}");
     for part in PARTS {

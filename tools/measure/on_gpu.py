@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Everything that is wanted from a machine with an NVIDIA GPU, in one command:
 
-    python3 tools/measure/on_card.py OUT [--minutes 60]
+    python3 tools/measure/on_gpu.py OUT [--minutes 60]
 
 Checks kernels, models and memory, then times passes at every level, resident and streamed, the same passes in PyTorch (where
 the Python that runs this has it), single operations, and requests. What that needs is made first, unless it is there from an
 earlier run: sluiced and sluice-gpu are built (or --sluiced names one that has the other beside it), and a checkpoint of random weights in LLaDA-8B's shape is written to the
 folder --work (16 GB, and 13 GB for its copies at other levels; or --model names one).
 
-OUT/on_card.json has what was found, part by part, and grows with each part and each run; OUT/on_card.log has what was said.
+OUT/on_gpu.json has what was found, part by part, and grows with each part and each run; OUT/on_gpu.log has what was said.
 Minutes are shared out among the parts; what one leaves is the others'. A part that fails stops no other. What its minutes
 don't suffice for is asked to end, and tells what it found until then; so is everything when this is stopped by a signal.
 
@@ -75,8 +75,8 @@ class Parts:
     def __init__(self, out, minutes, environment):
         self.end = time.monotonic() + 60 * minutes
         self.environment = environment
-        self.file = out / "on_card.json"
-        self.log = open(out / "on_card.log", "ab")
+        self.file = out / "on_gpu.json"
+        self.log = open(out / "on_gpu.log", "ab")
         self.outcomes = []
         self.found = {"machine": {}, "parts": {}}
         if self.file.exists():
