@@ -10,8 +10,8 @@ use crate::support::{Daemon, generate, run, tokens, within};
 const MIB: u64 = 1 << 20;
 /// What may be resident beyond what is held: program, tokenizers, calls.
 const BEYOND_MAX: u64 = 40 * MIB;
-/// What may be resident without a model, on two threads.
-const UNLOADED_MAX: u64 = 24 * MIB;
+/// What may be resident without a model, on two threads. Some 20 MiB of it are pages of the program, which is not optimised here.
+const UNLOADED_MAX: u64 = 36 * MIB;
 
 /// 113 million parameters, 215 MiB in bf16.
 const SYNTH: [&str; 7] = [
