@@ -28,6 +28,7 @@ use crate::{
     listen::{self, ListenError, Listening},
     model_name::ModelName,
     models::{LoadRequest, Requester},
+    operations::STOPPED_AT_SHUTDOWN,
     services::{self, Daemon, Listeners},
     settings::{self, RememberedSettings, SettingOrigin},
     systemd,
@@ -443,16 +444,16 @@ async fn drain(daemon: &Daemon, seconds: u64) {
     }
 }
 
-/// Ends jobs and watchers, lets the last events reach their readers, closes connections.
+/// Ends jobs, downloads and watchers, lets the last events reach their readers, closes connections.
 ///
-/// Jobs end before `closing` is cancelled, since that ends the streams that tell of them.
+/// Jobs and downloads end before `closing` is cancelled, since that ends the streams that tell of them.
 async fn close(daemon: &Daemon, mut server: JoinHandle<Result<(), tonic::transport::Error>>) {
     // Again, for the death of the engine, which no drain came before.
     daemon.drain();
     daemon.operations.close();
-    let idle = daemon.operations.idle(&v1::OperationKind::FILES);
+    let idle = daemon.operations.idle(&STOPPED_AT_SHUTDOWN);
     if timeout(CANCEL_GRACE, idle).await.is_err() {
-        tracing::warn!("a job does not end; leaving it");
+        tracing::warn!("a job or a download does not end; leaving it");
     }
     daemon.closing.cancel();
     match timeout(STREAM_GRACE, &mut server).await {

@@ -25,6 +25,15 @@ use crate::failure::Failure;
 /// push out a load.
 pub const ENDED_MAX: usize = 64;
 
+/// Kinds that a shutdown stops before it ends the streams that tell of them. They can take hours, and what they have finished
+/// is kept.
+pub const STOPPED_AT_SHUTDOWN: [v1::OperationKind; 4] = [
+    v1::OperationKind::Compress,
+    v1::OperationKind::Decompress,
+    v1::OperationKind::Verify,
+    v1::OperationKind::Pull,
+];
+
 /// Tells watchers of the whole daemon that something changed, but not what: they make a new snapshot.
 #[derive(Debug, Clone)]
 pub struct ChangeNotifier(watch::Sender<()>);
@@ -170,11 +179,11 @@ impl Operations {
         active
     }
 
-    /// Lets no operation begin any more and stops jobs on files: they can take hours, and `compress` keeps its finished part.
+    /// Lets no operation begin any more and stops those of [`STOPPED_AT_SHUTDOWN`].
     pub fn close(&self) {
         self.lock().is_closed = true;
-        for operation in self.active_of(&v1::OperationKind::FILES) {
-            // Fails only for kinds that cannot be stopped, of which jobs are none.
+        for operation in self.active_of(&STOPPED_AT_SHUTDOWN) {
+            // Fails only for kinds that cannot be stopped, of which these are none.
             let _ = operation.cancel();
         }
     }

@@ -134,7 +134,7 @@ impl Daemon {
         let closing = CancellationToken::new();
         let library = Arc::new(library);
         let operations = Arc::new(Operations::new(changes.clone()));
-        let pulls = Pulls::new(library.clone(), operations.clone(), closing.clone());
+        let pulls = Pulls::new(library.clone(), operations.clone());
         let settings = Arc::new(settings);
         let engine_of = Arc::downgrade(&engine);
         let requests = Requests::new(operations.clone(), engine_of.clone(), changes.clone());

@@ -28,7 +28,6 @@ pub struct Pulls {
     library: Arc<Library>,
     operations: Arc<Operations>,
     active: Mutex<BTreeMap<String, ActivePull>>,
-    closing: CancellationToken,
 }
 
 #[derive(Debug, Clone)]
@@ -41,16 +40,11 @@ struct ActivePull {
 impl Pulls {
     /// Without any download.
     #[must_use]
-    pub fn new(
-        library: Arc<Library>,
-        operations: Arc<Operations>,
-        closing: CancellationToken,
-    ) -> Self {
+    pub fn new(library: Arc<Library>, operations: Arc<Operations>) -> Self {
         Self {
             library,
             operations,
             active: Mutex::default(),
-            closing,
         }
     }
 
@@ -87,7 +81,7 @@ impl Pulls {
         if active.len() >= PULLS_MAX {
             return Err(Failure::TooManyPulls { max: PULLS_MAX });
         }
-        let cancel = self.closing.child_token();
+        let cancel = CancellationToken::new();
         let cancels = cancel.clone();
         let description = OperationDescription {
             kind: v1::OperationKind::Pull,

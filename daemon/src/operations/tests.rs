@@ -149,6 +149,21 @@ async fn nothing_begins_once_the_daemon_is_about_to_end() {
 }
 
 #[test]
+fn a_download_is_stopped_when_the_daemon_is_about_to_end() {
+    let operations = operations();
+    let stopped = Arc::new(AtomicBool::new(false));
+    let stops = stopped.clone();
+    let cancel = Box::new(move || stops.store(true, Ordering::Relaxed));
+    let pull = OperationDescription {
+        kind: v1::OperationKind::Pull,
+        ..Default::default()
+    };
+    let _running = operations.begin(pull, Some(cancel)).unwrap();
+    operations.close();
+    assert!(stopped.load(Ordering::Relaxed));
+}
+
+#[test]
 fn work_that_is_dropped_has_failed_and_its_first_end_counts() {
     let operations = operations();
     let running = operations.begin(load(), None).unwrap();

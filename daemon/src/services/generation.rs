@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use futures_util::{StreamExt, stream};
+use futures_util::{Stream, StreamExt, stream};
 use sluice_engine::{Engine, PlanOptions, RequestError, Work};
 use sluice_plan::Plan;
 use sluice_proto::{
     model::{Generation, Scoring},
     v1::{self, OperationKind, generation_service_server::GenerationService},
 };
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::{
@@ -84,23 +85,30 @@ impl GenerationService for Service {
         }
         let record = self.0.requests.find(id);
         let record = record.ok_or(Failure::UnknownOperation { id })?;
-        let begun = (RecordReader::new(record), self.0.closing.clone());
-        let answers = stream::unfold(begun, |(mut reader, closing)| async {
-            let item = tokio::select! {
-                // The reader first, so that an end is sent that came just before the shutdown.
-                biased;
-                item = reader.next() => item?,
-                () = closing.cancelled() => return None,
-            };
-            Some((item, (reader, closing)))
-        })
-        .map(|item| {
+        let answers = watch(record, self.0.closing.clone()).map(|item| {
             item.map(|item| v1::WatchGenerationResponse {
                 event: Some(v1::GenerationEvent::clone(&item)),
             })
         });
         Ok(Response::new(answers.boxed()))
     }
+}
+
+/// The events of a generation for a watcher. If the daemon ends first, they end with [`Failure::Draining`].
+fn watch(
+    record: Arc<RequestRecord>,
+    closing: CancellationToken,
+) -> impl Stream<Item = Result<Arc<v1::GenerationEvent>, Status>> {
+    let reader = Some(RecordReader::new(record));
+    stream::unfold((reader, closing), |(reader, closing)| async {
+        let mut reader = reader?;
+        tokio::select! {
+            // The reader first, so that an end is sent that came just before the shutdown.
+            biased;
+            item = reader.next() => Some((item?, (Some(reader), closing))),
+            () = closing.cancelled() => Some((Err(Failure::Draining.into()), (None, closing))),
+        }
+    })
 }
 
 impl Daemon {
@@ -205,4 +213,33 @@ fn expected(
     // A plan makes a dry run of the canvas, so a canvas beyond the model's context is refused before.
     work.check(&serving.loaded.info)?;
     Ok(engine.plan(&PlanOptions::default(), work.workload()).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+
+    use tonic::Code;
+
+    use super::*;
+    use crate::{
+        operations::{ChangeNotifier, Operations},
+        requests::Requests,
+    };
+
+    #[tokio::test]
+    async fn a_watcher_of_an_unfinished_generation_hears_that_the_daemon_ends() {
+        let changes = ChangeNotifier::default();
+        let operations = Arc::new(Operations::new(changes.clone()));
+        let requests = Requests::new(operations, Weak::new(), changes);
+        let facts = RequestDescription::unknown(OperationKind::Generate);
+        let record = requests.create(facts, "m");
+        let closing = CancellationToken::new();
+        let mut events = Box::pin(watch(record, closing.clone()));
+        assert!(events.next().await.unwrap().is_ok());
+        closing.cancel();
+        let status = events.next().await.unwrap().unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(events.next().await.is_none());
+    }
 }

@@ -76,8 +76,8 @@ fn each_known<E: TryFrom<i32>>(field: &'static str, values: &[i32]) -> Result<Ve
     Ok(each.collect::<Result<_, InvalidField>>()?)
 }
 
-/// The present picture of an operation, then later ones, then the status that it ended with. The stream ends early when the
-/// daemon does.
+/// The present picture of an operation, then later ones, then the status that it ended with. A stream that outlives the daemon
+/// ends with [`Failure::Draining`]: only a finished operation ends with OK.
 pub(super) fn follow<R: OperationResponse>(
     operation: Arc<Operation>,
     closing: &CancellationToken,
@@ -160,7 +160,10 @@ impl Follower {
             // Before the shutdown, so that an end is sent that came just before it.
             // The sender lives in the operation that this follower holds.
             changed = self.statuses.changed() => changed.ok()?,
-            () = self.closing.cancelled() => return None,
+            () = self.closing.cancelled() => {
+                self.end = Some(None);
+                return Some(Err(Failure::Draining.into()));
+            }
         }
         // End and picture from one status, since another may be set between two looks.
         let picture = {
@@ -261,6 +264,9 @@ mod tests {
         let mut pictures: Pictures = follow(running.operation(), &closing);
         assert!(next(&mut pictures).await.is_active());
         closing.cancel();
+        // Not OK, which would mean that the load is done.
+        let status = pictures.next().await.unwrap().unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable);
         assert!(pictures.next().await.is_none());
     }
 }

@@ -385,6 +385,22 @@ async fn a_download_is_joined_and_cancelled() {
 }
 
 #[tokio::test]
+async fn who_follows_a_download_hears_that_the_shutdown_ended_it() {
+    let mut setting = Setting::new(&[]).await;
+    setting.hub.fault("model.safetensors", [Fault::Stall(1000)]);
+    let followed = pulling(&setting.daemon, NAME).await.unwrap();
+    until("the download", || async {
+        !setting.hub.asked_for("model.safetensors").is_empty()
+    })
+    .await;
+    setting.daemon.signal(rustix::process::Signal::TERM);
+    let ended = rest_of(followed).await.unwrap_err();
+    assert_eq!(ended.reason.as_deref(), Some("CANCELLED"));
+    let (status, _, log) = setting.daemon.ended().await;
+    assert_eq!(status.code(), Some(0), "{log}");
+}
+
+#[tokio::test]
 async fn failures_of_a_hub_come_with_a_hint() {
     let setting = Setting::new(&[]).await;
     setting.hub.wants("hf_right");
