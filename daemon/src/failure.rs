@@ -274,6 +274,9 @@ pub enum Failure {
     /// A bug: the engine went away with the request.
     #[error("the engine stopped before the request finished")]
     EngineLost,
+    /// A bug: the work of an operation ended without a result, as by a panic.
+    #[error("a task of the daemon failed")]
+    WorkLost,
     /// A bug: an outcome of another kind than the request.
     #[error("the engine answered with {0:?}")]
     WrongOutcome(Box<Outcome>),

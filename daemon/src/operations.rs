@@ -282,7 +282,7 @@ impl Deref for RunningOperation {
 impl Drop for RunningOperation {
     fn drop(&mut self) {
         if self.is_active() {
-            self.finish(Err(Failure::EngineLost));
+            self.finish(Err(Failure::WorkLost));
         }
     }
 }

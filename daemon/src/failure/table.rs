@@ -161,7 +161,7 @@ fn row(failure: &Failure) -> ErrorRow {
             .hint("this is a bug in sluiced; its log has details"),
         Failure::WrongOutcome(_) => ErrorRow::new(Code::Internal, "WRONG_OUTCOME")
             .hint("this is a bug in sluiced; its log has details"),
-        Failure::Task(_) => ErrorRow::new(Code::Internal, "TASK_FAILED")
+        Failure::WorkLost | Failure::Task(_) => ErrorRow::new(Code::Internal, "TASK_FAILED")
             .hint("this is a bug in sluiced; its log has details"),
     }
 }

@@ -79,6 +79,7 @@ fn name(failure: &Failure) -> &'static str {
         F::Cancelled => "cancelled",
         F::NoSeed(_) => "no seed",
         F::EngineLost => "engine lost",
+        F::WorkLost => "work lost",
         F::WrongOutcome(_) => "wrong outcome",
         F::Task(_) => "task",
     }
@@ -138,7 +139,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 135;
+const VARIANTS: usize = 136;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -343,6 +344,7 @@ async fn all() -> Vec<(Failure, Code)> {
         (F::Cancelled, Cancelled),
         (F::NoSeed(io::ErrorKind::Other.into()), Internal),
         (F::EngineLost, Internal),
+        (F::WorkLost, Internal),
         (F::WrongOutcome(Box::new(Outcome::Cancelled)), Internal),
         (F::Task(task), Internal),
     ];

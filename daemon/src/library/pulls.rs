@@ -125,8 +125,6 @@ impl Pulls {
                     tracing::info!(model = key, reason = %failure, "the download ends");
                 }
             }
-            // Before the end is told, so that the same call begins a new download and does not join an ended one.
-            pulls.lock().remove(&key);
             let result = model.map(|model| v1::PullResult { model: Some(model) });
             running.finish(result.map(Outcome::Pull));
         });
@@ -161,8 +159,11 @@ impl Pulls {
         found.map(|entry| entry.to_wire())
     }
 
+    /// The downloads that have not ended, however they ended: a panic in one must not keep its place.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, ActivePull>> {
-        self.active.lock().expect("nothing panics under this lock")
+        let mut active = self.active.lock().expect("nothing panics under this lock");
+        active.retain(|_, pull| pull.operation.is_active());
+        active
     }
 }
 
@@ -209,5 +210,40 @@ fn reporter(
             }
         }
         running.progress(step.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_hub::Access;
+
+    use super::*;
+    use crate::operations::ChangeNotifier;
+
+    #[tokio::test]
+    async fn a_download_that_panics_does_not_keep_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let offline = Access::new("http://127.0.0.1:1", None, true).unwrap();
+        let library = Library::new(Some(folder.path().to_owned()), None, offline);
+        let operations = Arc::new(Operations::new(ChangeNotifier::default()));
+        let pulls = Arc::new(Pulls::new(Arc::new(library), operations.clone()));
+        let running = operations
+            .begin(OperationDescription::default(), None)
+            .unwrap();
+        let lost = ActivePull {
+            revision: "other".to_owned(),
+            operation: running.operation(),
+        };
+        pulls.lock().insert("o/m".to_owned(), lost);
+        assert_eq!(pulls.list().len(), 1);
+        // As a panic does.
+        drop(running);
+        assert!(pulls.list().is_empty());
+        let pull = Pull {
+            name: "o/m".parse().unwrap(),
+            file: None,
+            revision: None,
+        };
+        pulls.begin(pull, None, 0).unwrap();
     }
 }

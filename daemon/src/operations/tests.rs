@@ -169,7 +169,9 @@ fn work_that_is_dropped_has_failed_and_its_first_end_counts() {
     let running = operations.begin(load(), None).unwrap();
     let operation = running.operation();
     drop(running);
-    assert_eq!(operation.to_wire().state(), v1::OperationState::Failed);
+    let failed = operation.to_wire();
+    assert_eq!(failed.state(), v1::OperationState::Failed);
+    assert_eq!(failed.error.unwrap().reason, "TASK_FAILED");
     let running = operations.begin(load(), None).unwrap();
     let operation = running.operation();
     running.finish(Ok(Outcome::Load(v1::LoadResult::default())));
