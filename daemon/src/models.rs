@@ -5,7 +5,10 @@ mod unload;
 
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use sluice_checkpoint::family::Family;
@@ -302,6 +305,7 @@ impl Models {
         let start = RestorePoint::new(asked, holds, self.settings.unremembered(&name, &asked));
         let card = engine.device().gpu().map(|gpu| gpu.name().to_owned());
         let source = name.source();
+        let cancel = Arc::new(AtomicBool::new(false));
         let (mut report, operation) = {
             // Check, operation and `loading` under one lock, so that only one of two callers begins a load.
             let mut known = self.lock();
@@ -314,13 +318,10 @@ impl Models {
                 model: name.name.clone(),
                 ..Default::default()
             };
-            let loads = self.engine.clone();
-            let cancel = move || {
-                if let Some(engine) = loads.upgrade() {
-                    engine.cancel_loads();
-                }
-            };
-            let running = self.operations.begin(description, Some(Box::new(cancel)))?;
+            let cancels = cancel.clone();
+            // Relaxed: the flag guards no other memory.
+            let cancels = Box::new(move || cancels.store(true, Ordering::Relaxed));
+            let running = self.operations.begin(description, Some(cancels))?;
             let operation = running.operation();
             known.loading = Some((name.clone(), operation.clone()));
             known.failed = None;
@@ -340,7 +341,8 @@ impl Models {
             operation.notice(problem);
         }
         let settings = engine.settings().with(&holds.change().over(asked));
-        engine.load(source, settings, Box::new(move |event| report.take(event)));
+        let report = Box::new(move |event| report.take(event));
+        engine.load(source, settings, cancel, report);
         Ok(operation)
     }
 

@@ -185,22 +185,23 @@ impl Engine {
     /// Loads a model with these settings, which become the engine's; changes of them that come meanwhile follow. If
     /// both models fit, with a request of the present one, that one serves until the new one is whole, and stays if the
     /// load fails; otherwise it goes first. Requests that wait when the model is replaced were made for the old model's
-    /// ids and are refused.
-    pub fn load(&self, source: Source, settings: PlanSettings, report: LoadReport) {
+    /// ids and are refused. Setting `cancel` cancels this load, be it in progress or still waiting for its turn.
+    pub fn load(
+        &self,
+        source: Source,
+        settings: PlanSettings,
+        cancel: Arc<AtomicBool>,
+        report: LoadReport,
+    ) {
         let load = LoadCommand {
             source,
             settings,
             report,
-            cancel: Arc::default(),
+            cancel,
         };
         if let Err(mut refused) = self.shared.queue.load(load) {
             (refused.report)(LoadEvent::Finished(Err(EngineError::Stopped)));
         }
-    }
-
-    /// Cancels the load in progress, and those that wait.
-    pub fn cancel_loads(&self) {
-        self.shared.queue.cancel_loads();
     }
 
     /// Unloads a model, between two requests and not during a load: all of its memory is freed, and the settings stay.

@@ -283,15 +283,6 @@ impl<S: LoadStep> Queue<S> {
         !state.stopped
     }
 
-    /// Cancels the load in progress and those that wait.
-    pub(crate) fn cancel_loads(&self) {
-        let state = self.state();
-        let waiting = state.loads.iter().map(|load| &load.cancel);
-        for cancel in waiting.chain(&state.loading) {
-            cancel.store(true, Ordering::Relaxed);
-        }
-    }
-
     /// Posts a step of the load in progress; returns it when the engine is stopping.
     pub(crate) fn post(&self, step: S) -> Result<(), S> {
         let mut state = self.state();

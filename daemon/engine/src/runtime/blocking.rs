@@ -28,7 +28,7 @@ impl Engine {
                 drop(send.send(result));
             }
         });
-        self.load(source, settings, report);
+        self.load(source, settings, Arc::default(), report);
         finished.recv().map_err(|_| EngineError::Stopped)?
     }
 

@@ -30,6 +30,9 @@ use crate::{
 impl Worker {
     /// Begins a load.
     pub(super) fn begin_load(&mut self, mut load: LoadCommand) {
+        if load.cancel.load(Ordering::Relaxed) {
+            return self.end_load(LoadResult::failed(load, EngineError::LoadCancelled));
+        }
         let notices = self.look_at_memory_now().notices;
         (notices.into_iter()).for_each(|notice| (load.report)(LoadEvent::Notice(notice)));
         let rates = match self.rates() {

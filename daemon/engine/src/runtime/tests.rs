@@ -394,7 +394,7 @@ fn the_present_model_serves_until_the_next_one_is_whole() {
         level: Level::Moderate,
         ..PlanSettings::default()
     };
-    world.engine.load(demonstration(), settings, report);
+    (world.engine).load(demonstration(), settings, Arc::default(), report);
     is_reading.recv().unwrap();
     // Twice, with a change that waits for the load between them.
     assert_eq!(world.generate().tokens, expected);
@@ -409,6 +409,29 @@ fn the_present_model_serves_until_the_next_one_is_whole() {
     let sink = Box::new(|_| {});
     let refused = world.engine.submit(Work::Generate(world.request(48)), sink);
     assert!(matches!(refused, Err(EngineError::ModelReplaced)));
+}
+
+/// A cancel is for one load: before its turn it ends at once, and the next one is read.
+#[test]
+fn a_load_that_is_cancelled_before_its_turn_is_not_begun() {
+    let world = world(Level::Standard, None);
+    let (send, events) = mpsc::channel();
+    for is_cancelled in [true, false] {
+        let cancel = Arc::new(AtomicBool::new(is_cancelled));
+        let send = send.clone();
+        let report = Box::new(move |event| send.send(event).unwrap());
+        (world.engine).load(demonstration(), PlanSettings::default(), cancel, report);
+    }
+    let first = events.recv().unwrap();
+    assert!(
+        matches!(
+            first,
+            LoadEvent::Finished(Err(EngineError::LoadCancelled))
+        ),
+        "{first:?}"
+    );
+    let is_over = |event: LoadEvent| matches!(event, LoadEvent::Finished(Ok(_)));
+    while !is_over(events.recv().unwrap()) {}
 }
 
 /// A load that is stopped, by a cancel or with the engine, says so and leaves nothing.
@@ -428,11 +451,11 @@ fn a_load_beside_ends_with_the_engine() {
             LoadEvent::Finished(result) => send.send(result).unwrap(),
             _ => {}
         });
-        world
-            .engine
-            .load(demonstration(), PlanSettings::default(), report);
+        let cancel = Arc::new(AtomicBool::new(false));
+        let settings = PlanSettings::default();
+        (world.engine).load(demonstration(), settings, cancel.clone(), report);
         is_reading.recv().unwrap();
-        world.engine.cancel_loads();
+        cancel.store(true, Ordering::Relaxed);
         drop(go_on);
         if stop {
             world.engine.stop();

@@ -28,7 +28,8 @@ pub(crate) fn load(
 ) -> (Loading, Result<Arc<LoadedModel>, EngineError>) {
     let (send, events) = mpsc::channel();
     let report = Box::new(move |event| send.send(event).unwrap());
-    engine.load(Source::Folder(source.to_owned()), settings, report);
+    let source = Source::Folder(source.to_owned());
+    engine.load(source, settings, Arc::default(), report);
     let mut loading = Loading::default();
     for event in events {
         match event {

@@ -185,7 +185,8 @@ fn nothing_is_kept_in_room_that_another_model_was_given() {
             let _ = wait.recv();
         }
     });
-    (world.engine).load(Source::Folder(fixture()), PlanSettings::default(), report);
+    let settings = PlanSettings::default();
+    (world.engine).load(Source::Folder(fixture()), settings, Arc::default(), report);
     let is_reading = |event: LoadEvent| matches!(event, LoadEvent::Progress { .. });
     while !is_reading(events.recv().unwrap()) {}
     assert_eq!(world.cached_bytes(), 0, "it had to make room");

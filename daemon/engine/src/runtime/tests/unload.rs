@@ -88,9 +88,8 @@ fn a_model_that_came_meanwhile_stays() {
             send.send(result).unwrap();
         }
     });
-    world
-        .engine
-        .load(demonstration(), PlanSettings::default(), report);
+    let settings = PlanSettings::default();
+    (world.engine).load(demonstration(), settings, Arc::default(), report);
     let went = unload(&world, false);
     let next = loaded.recv().unwrap().unwrap();
     assert!(!went.recv().unwrap());
