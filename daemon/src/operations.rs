@@ -17,7 +17,7 @@ use tonic::Status;
 
 pub use self::operation::{
     CancelFn, Detail, NOTICES_MAX, Operation, OperationDescription, OperationStatus, Outcome,
-    progress,
+    PROGRESS_INTERVAL, progress,
 };
 use crate::failure::Failure;
 

@@ -14,7 +14,7 @@ use sluice_engine::{Engine, runtime::RequestTicket};
 use sluice_proto::v1::{self, generation_event::Event};
 
 use self::record::RequestHandle;
-pub use self::record::{NOTICES_MAX, RecordReader, RequestDescription, RequestEnd, RequestRecord};
+pub use self::record::{RecordReader, RequestDescription, RequestEnd, RequestRecord};
 use crate::operations::{ChangeNotifier, OperationDescription, Operations};
 
 /// Requests that are remembered after their end.

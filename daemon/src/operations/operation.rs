@@ -18,7 +18,7 @@ use crate::failure::Failure;
 /// Notices that an operation keeps; later ones are dropped.
 pub const NOTICES_MAX: usize = 64;
 /// Least time between two pictures that differ in progress alone.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
+pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Callback that asks an operation's work to stop. It returns at once.
 pub type CancelFn = Box<dyn Fn() + Send + Sync>;
@@ -69,6 +69,8 @@ pub struct OperationStatus {
     progress: Option<v1::OperationProgress>,
     /// When followers last heard of progress.
     progress_told: Option<Instant>,
+    /// Whether something changed since, of which followers were not woken.
+    is_untold: bool,
     detail: Option<Arc<Detail>>,
     notices: Vec<String>,
 }
@@ -111,10 +113,17 @@ impl OperationStatus {
         self.detail.as_deref()
     }
 
-    /// Whether followers are woken for this progress: at once for a new stage, else at most every [`PROGRESS_INTERVAL`].
-    fn is_due(&mut self, is_new_stage: bool) -> bool {
+    /// Whether followers that sleep have not been woken for the latest progress.
+    #[must_use]
+    pub fn is_untold(&self) -> bool {
+        self.is_untold
+    }
+
+    /// Whether followers are woken for this progress: at once for a new stage or item, else at most every
+    /// [`PROGRESS_INTERVAL`].
+    fn is_due(&mut self, is_new: bool) -> bool {
         let told = self.progress_told;
-        let is_due = is_new_stage || told.is_none_or(|at| at.elapsed() >= PROGRESS_INTERVAL);
+        let is_due = is_new || told.is_none_or(|at| at.elapsed() >= PROGRESS_INTERVAL);
         if is_due {
             self.progress_told = Some(Instant::now());
         }
@@ -228,22 +237,24 @@ impl Operation {
 
     /// Marks the operation as running.
     pub fn start(&self) {
-        self.change(|status| status.started = Some(Moment::now()));
+        self.change_and_tell(|status| status.started = Some(Moment::now()));
     }
 
-    /// Sets the progress. Followers hear of it at most every 50 ms, and of a new stage at once.
+    /// Sets the progress. Followers are woken for it at most every 50 ms, and at once for a new stage or item.
     pub fn progress(&self, progress: v1::OperationProgress) {
-        self.status.send_if_modified(|status| {
+        self.change(|status| {
             let before = status.progress.as_ref();
-            let is_new_stage = before.is_none_or(|before| before.stage != progress.stage);
+            let is_new = before.is_none_or(|before| {
+                before.stage != progress.stage || before.item != progress.item
+            });
             status.progress = Some(progress);
-            status.is_due(is_new_stage)
+            status.is_due(is_new)
         });
     }
 
-    /// Changes a request's detail. Followers hear of it at most every 50 ms.
+    /// Changes a request's detail. Followers are woken for it at most every 50 ms.
     pub fn request(&self, change: impl FnOnce(&mut v1::RequestDetail)) {
-        self.status.send_if_modified(|status| {
+        self.change(|status| {
             let detail = status
                 .detail
                 .get_or_insert_with(|| Arc::new(Detail::Request(v1::RequestDetail::default())));
@@ -256,13 +267,18 @@ impl Operation {
 
     /// Sets the number of requests ahead of a waiting request.
     pub fn queued(&self, ahead: usize) {
-        self.status.send_modify(|status| status.ahead = Some(ahead));
+        self.change(|status| {
+            status.ahead = Some(ahead);
+            true
+        });
     }
 
     /// Sets the model that a request is made for.
     pub fn made_for(&self, model: &str) {
-        self.status
-            .send_modify(|status| status.model = Some(model.to_owned()));
+        self.change(|status| {
+            status.model = Some(model.to_owned());
+            true
+        });
     }
 
     /// Whether the operation has begun to run.
@@ -273,12 +289,12 @@ impl Operation {
 
     /// Sets what is known before the end. Followers hear of it at once.
     pub fn detail(&self, detail: Detail) {
-        self.change(|status| status.detail = Some(Arc::new(detail)));
+        self.change_and_tell(|status| status.detail = Some(Arc::new(detail)));
     }
 
     /// Adds a notice for followers. Only the first [`NOTICES_MAX`] are kept.
     pub fn notice(&self, text: impl Into<String>) {
-        self.change(|status| {
+        self.change_and_tell(|status| {
             if status.notices.len() < NOTICES_MAX {
                 status.notices.push(text.into());
             }
@@ -287,12 +303,12 @@ impl Operation {
 
     /// Ends the operation. False if it had ended before.
     pub(super) fn end(&self, result: Result<Option<Outcome>, Status>) -> bool {
-        self.status.send_if_modified(|status| {
-            if status.has_ended() {
-                return false;
-            }
-            if let (Ok(_), Some(progress)) = (&result, &mut status.progress) {
-                // Work reports its progress now and then, so the last report may be short of the total.
+        self.change(|status| {
+            // Work reports its progress now and then, so the last report may be short of the total. A generation that ends
+            // with an EOS token is really short of it.
+            if let (Ok(_), Some(progress)) = (&result, &mut status.progress)
+                && progress.unit() != v1::ProgressUnit::Positions
+            {
                 progress.done = progress.total.unwrap_or(progress.done);
             }
             status.ended = Some(Ended {
@@ -351,9 +367,28 @@ impl Operation {
         }
     }
 
-    fn change(&self, change: impl FnOnce(&mut OperationStatus)) {
-        self.status.send_modify(change);
-        self.changes.tell();
+    /// Changes the status unless the operation has ended. `change` returns whether followers are woken. Returns whether they
+    /// were.
+    fn change(&self, change: impl FnOnce(&mut OperationStatus) -> bool) -> bool {
+        self.status.send_if_modified(|status| {
+            if status.has_ended() {
+                return false;
+            }
+            let wakes = change(status);
+            status.is_untold = !wakes;
+            wakes
+        })
+    }
+
+    /// As [`Operation::change`], for what followers and watchers of the whole daemon hear of at once.
+    fn change_and_tell(&self, change: impl FnOnce(&mut OperationStatus)) {
+        let has_changed = self.change(|status| {
+            change(status);
+            true
+        });
+        if has_changed {
+            self.changes.tell();
+        }
     }
 }
 

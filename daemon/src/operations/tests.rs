@@ -196,6 +196,44 @@ fn those_who_follow_hear_of_progress_now_and_then_and_of_a_new_stage_at_once() {
     running.progress(progress(loading, v1::ProgressUnit::Bytes, 0, 0));
     assert!(statuses.has_changed().unwrap());
     assert_eq!(running.to_wire().progress.unwrap().total, None);
+    statuses.mark_unchanged();
+    running.progress(v1::OperationProgress {
+        item: "the next file".to_owned(),
+        ..progress(loading, v1::ProgressUnit::Bytes, 0, 0)
+    });
+    assert!(statuses.has_changed().unwrap());
+}
+
+#[test]
+fn an_operation_that_has_ended_changes_no_more() {
+    let operations = operations();
+    let running = operations.begin(load(), None).unwrap();
+    running.progress(bytes(9, 9));
+    running.finish(Ok(Outcome::Load(v1::LoadResult::default())));
+    let ended = running.to_wire();
+    let statuses = running.subscribe();
+    running.start();
+    running.progress(bytes(1, 9));
+    running.notice("late");
+    running.detail(Detail::PullPlan(v1::PullPlan::default()));
+    running.request(|request| request.passes = 1);
+    running.made_for("another");
+    running.queued(3);
+    assert_eq!(running.to_wire(), ended);
+    assert!(!statuses.has_changed().unwrap());
+}
+
+#[test]
+fn a_generation_that_ends_early_has_not_filled_all_positions() {
+    let operations = operations();
+    let running = operations.begin(load(), None).unwrap();
+    let (computing, positions) = (
+        v1::OperationStage::Computing,
+        v1::ProgressUnit::Positions,
+    );
+    running.progress(progress(computing, positions, 3, 64));
+    running.finish(Ok(Outcome::Score(v1::ScoreResult::default())));
+    assert_eq!(running.to_wire().progress.unwrap().done, 3);
 }
 
 #[test]

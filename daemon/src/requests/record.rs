@@ -14,11 +14,8 @@ use tonic::Status;
 
 use crate::{
     failure::Failure,
-    operations::{Operation, Outcome, progress},
+    operations::{NOTICES_MAX, Operation, Outcome, progress},
 };
-
-/// Notices that a request keeps; later ones are dropped.
-pub const NOTICES_MAX: usize = 16;
 
 /// The size of a request. It does not change once the request was made for a model.
 #[derive(Debug, Clone, Copy)]

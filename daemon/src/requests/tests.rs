@@ -3,6 +3,7 @@
 use tonic::Status;
 
 use super::*;
+use crate::operations::NOTICES_MAX;
 use v1::generation_event::Event;
 
 fn facts() -> RequestDescription {

@@ -9,7 +9,7 @@ use sluice_proto::{
     operations::OperationResponse,
     v1::{self, operation_service_server::OperationService},
 };
-use tokio::sync::watch;
+use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     failure::Failure,
-    operations::{Operation, OperationStatus},
+    operations::{Operation, OperationStatus, PROGRESS_INTERVAL},
 };
 
 /// The service; clones share the daemon.
@@ -116,6 +116,7 @@ fn pictures<R: OperationResponse>(
         operation,
         statuses,
         recorded,
+        looks_again: false,
         closing: closing.clone(),
         owner,
         end: None,
@@ -132,6 +133,8 @@ struct Follower {
     operation: Arc<Operation>,
     statuses: watch::Receiver<OperationStatus>,
     recorded: BoxFuture<'static, ()>,
+    /// Whether to look once more after [`PROGRESS_INTERVAL`], since later progress may have woken nobody.
+    looks_again: bool,
     closing: CancellationToken,
     /// Whose call it belongs to.
     owner: Option<OwnedRequest>,
@@ -147,24 +150,36 @@ impl Follower {
         if self.owner.as_ref().is_some_and(OwnedRequest::has_expired) {
             return None;
         }
-        let expired = async {
-            match &mut self.owner {
-                Some(owner) => owner.expire().await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            // The deadline first: afterwards the caller gets nothing more.
-            status = expired => return Some(Err(status)),
-            // Before the shutdown, so that an end is sent that came just before it.
-            // The sender lives in the operation that this follower holds.
-            changed = self.statuses.changed() => changed.ok()?,
-            () = self.closing.cancelled() => {
-                self.end = Some(None);
-                return Some(Err(Failure::Draining.into()));
+        loop {
+            let expired = async {
+                match &mut self.owner {
+                    Some(owner) => owner.expire().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                // The deadline first: afterwards the caller gets nothing more.
+                status = expired => return Some(Err(status)),
+                // Before the shutdown, so that an end is sent that came just before it.
+                // The sender lives in the operation that this follower holds.
+                changed = self.statuses.changed() => {
+                    changed.ok()?;
+                    break;
+                }
+                () = self.closing.cancelled() => {
+                    self.end = Some(None);
+                    return Some(Err(Failure::Draining.into()));
+                }
+                () = sleep(PROGRESS_INTERVAL), if self.looks_again => {
+                    self.looks_again = false;
+                    if self.statuses.borrow().is_untold() {
+                        break;
+                    }
+                }
             }
         }
+        self.looks_again = true;
         // End and picture from one status, since another may be set between two looks.
         let picture = {
             let status = self.statuses.borrow_and_update();
@@ -184,6 +199,8 @@ impl Follower {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tonic::Code;
 
     use super::*;
@@ -227,6 +244,21 @@ mod tests {
         assert_eq!(last.state(), v1::OperationState::Done);
         assert_eq!(last.progress.unwrap().done, 9);
         assert!(pictures.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn progress_before_a_stall_reaches_a_follower_that_sleeps() {
+        let running = running();
+        let closing = CancellationToken::new();
+        let mut pictures: Pictures = follow(running.operation(), &closing);
+        reading(&running, 1);
+        assert_eq!(next(&mut pictures).await.progress.unwrap().done, 1);
+        let mut following = Box::pin(next(&mut pictures));
+        assert!(following.as_mut().now_or_never().is_none());
+        // So soon after the first that it wakes nobody.
+        reading(&running, 2);
+        let later = tokio::time::timeout(Duration::from_secs(60), following).await;
+        assert_eq!(later.unwrap().progress.unwrap().done, 2);
     }
 
     #[tokio::test]
