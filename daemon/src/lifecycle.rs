@@ -27,7 +27,6 @@ use crate::{
     library::Library,
     listen::{self, ListenError, Listening},
     model_name::ModelName,
-    models::{LoadRequest, Requester},
     operations::STOPPED_AT_SHUTDOWN,
     services::{self, Daemon, Listeners},
     settings::{self, RememberedSettings, SettingOrigin},
@@ -303,14 +302,8 @@ fn configured_model(library: &Library, config: &Config) -> ModelName {
 
 /// In the background: the socket answers meanwhile, and a failure shows in the list of models.
 fn load_configured_model(daemon: &Arc<Daemon>, name: ModelName) {
-    let load = daemon.models.load(
-        &daemon.engine,
-        LoadRequest::of(name.clone()),
-        Requester::Configuration,
-    );
-    match load {
-        Ok(load) => services::remember_path(daemon, name, load),
-        Err(error) => unreachable!("the first load meets no other: {error}"),
+    if let Err(error) = services::load_configured(daemon, name) {
+        unreachable!("the first load meets no other: {error}");
     }
 }
 

@@ -4,6 +4,7 @@
 pub mod change;
 pub mod files;
 mod operation;
+mod persistence;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -19,6 +20,7 @@ pub use self::operation::{
     CancelFn, Detail, NOTICES_MAX, Operation, OperationDescription, OperationStatus, Outcome,
     PROGRESS_INTERVAL, progress,
 };
+pub use self::persistence::WriteQueue;
 use crate::failure::Failure;
 
 /// Operations that are remembered after their end. Requests are counted by themselves (`requests`), so that many of them don't

@@ -8,7 +8,6 @@ mod library;
 mod model;
 mod operation;
 mod optimizer;
-mod persistence;
 mod requests;
 mod snapshot;
 mod telemetry;
@@ -41,13 +40,13 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
-pub(crate) use self::library::remember_path;
+pub(crate) use self::library::load_configured;
 use crate::{
     failure::Failure,
     library::{Library, Pulls},
     measurements::Measurements,
     models::Models,
-    operations::{ChangeNotifier, Operations, change::SwitchTarget},
+    operations::{ChangeNotifier, Operations, WriteQueue, change::SwitchTarget},
     requests::Requests,
     settings::ModelSettings,
     telemetry::{GpuFigures, HostFacts},
@@ -104,7 +103,7 @@ pub struct Daemon {
     preparing: Arc<Semaphore>,
     wanted: Arc<AtomicUsize>,
     line: waiting::WaitingLine,
-    recording: persistence::WriteQueue,
+    writes: WriteQueue,
 }
 
 /// While one exists, a request is about to use the model, so that it is not unloaded as idle.
@@ -165,7 +164,7 @@ impl Daemon {
             preparing: Arc::new(Semaphore::new(PREPARING_MAX)),
             wanted: Arc::default(),
             line: waiting::WaitingLine::default(),
-            recording: persistence::WriteQueue::default(),
+            writes: WriteQueue::default(),
         }
     }
 
@@ -202,7 +201,7 @@ impl Daemon {
 
     /// Returns once all loads and changes that began have ended and are on disk.
     pub(crate) async fn is_recorded(&self) {
-        self.recording.finished().await;
+        self.writes.finished().await;
     }
 
     fn check_open(&self) -> Result<(), Failure> {

@@ -7,7 +7,10 @@
 mod remembered;
 mod sampler;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use sluice_engine::{Budget, PlanOptions};
 use sluice_proto::v1;
@@ -225,13 +228,19 @@ impl ModelSettings {
     }
 
     /// Keeps what was asked for of a model: it holds the next time, too. Writes a file: not for async code.
-    pub fn remember(&self, model: &ModelName, change: &PlanOptions) {
-        self.remembered().remember(model, change);
+    ///
+    /// # Errors
+    /// When the file cannot be written: then it holds until the daemon ends.
+    pub fn remember(&self, model: &ModelName, change: &PlanOptions) -> io::Result<()> {
+        self.remembered().remember(model, change)
     }
 
     /// Forgets what was asked for of a model. Writes a file: not for async code.
-    pub fn forget(&self, model: &ModelName) {
-        self.remembered().forget(model);
+    ///
+    /// # Errors
+    /// When the file cannot be written: then it is forgotten until the daemon ends.
+    pub fn forget(&self, model: &ModelName) -> io::Result<()> {
+        self.remembered().forget(model)
     }
 
     fn tables(&self) -> Arc<ModelTables> {

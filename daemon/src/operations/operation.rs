@@ -2,13 +2,14 @@
 
 use std::{
     fmt,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use sluice_proto::v1;
 pub use sluice_proto::v1::operation::{Detail, Outcome};
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
@@ -45,6 +46,8 @@ pub struct Operation {
     created: Moment,
     cancel: Option<CancelFn>,
     status: watch::Sender<OperationStatus>,
+    /// Cancelled once what it leaves on disk is written; unset for those that leave nothing.
+    saved: OnceLock<CancellationToken>,
     changes: ChangeNotifier,
 }
 
@@ -82,7 +85,7 @@ struct Ended {
 }
 
 impl OperationStatus {
-    /// Whether the operation has ended, so that its status changes no more.
+    /// Whether the operation has ended, so that its status changes no more, but for notices of what could not be saved.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.ended.is_some()
@@ -111,6 +114,12 @@ impl OperationStatus {
     #[must_use]
     pub fn detail(&self) -> Option<&Detail> {
         self.detail.as_deref()
+    }
+
+    fn add_notice(&mut self, text: String) {
+        if self.notices.len() < NOTICES_MAX {
+            self.notices.push(text);
+        }
     }
 
     /// Whether followers that sleep have not been woken for the latest progress.
@@ -176,6 +185,7 @@ impl Operation {
             created: Moment::now(),
             cancel,
             status: watch::Sender::default(),
+            saved: OnceLock::new(),
             changes,
         }
     }
@@ -208,6 +218,31 @@ impl Operation {
     #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<OperationStatus> {
         self.status.subscribe()
+    }
+
+    /// Returns once the operation has ended, with the status that it ended with.
+    pub async fn ended(&self) -> OperationStatus {
+        let mut statuses = self.subscribe();
+        let ended = statuses.wait_for(OperationStatus::has_ended).await;
+        ended.expect("the sender lives in the operation").clone()
+    }
+
+    /// Returns once an operation that has ended is on disk, if it leaves anything there.
+    pub async fn saved(&self) {
+        if let Some(saved) = self.saved.get() {
+            saved.cancelled().await;
+        }
+    }
+
+    /// Sets the signal that what it leaves on disk is written. Only the first one counts.
+    pub(super) fn is_saved_at(&self, saved: CancellationToken) {
+        let _ = self.saved.set(saved);
+    }
+
+    /// Adds a notice of what could not be saved. This is known only after the end, and before [`Operation::saved`] returns.
+    pub(super) fn not_saved(&self, problem: String) {
+        self.status.send_modify(|status| status.add_notice(problem));
+        self.changes.tell();
     }
 
     /// Bytes of weights that a load has read, and the total where it is known; `(0, None)` until it reads.
@@ -294,11 +329,7 @@ impl Operation {
 
     /// Adds a notice for followers. Only the first [`NOTICES_MAX`] are kept.
     pub fn notice(&self, text: impl Into<String>) {
-        self.change_and_tell(|status| {
-            if status.notices.len() < NOTICES_MAX {
-                status.notices.push(text.into());
-            }
-        });
+        self.change_and_tell(|status| status.add_notice(text.into()));
     }
 
     /// Ends the operation. False if it had ended before.
@@ -326,7 +357,7 @@ impl Operation {
     }
 
     /// The wire message of the given status. A follower passes the status that it saw: the current one may already contain
-    /// an end whose records are not on disk yet.
+    /// an end whose writes are not on disk yet.
     #[must_use]
     pub fn picture(&self, status: &OperationStatus) -> v1::Operation {
         let now = Instant::now();

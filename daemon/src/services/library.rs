@@ -1,6 +1,6 @@
 //! The part of `ModelService` about models on disk: listing, downloading, removing, inspecting.
 
-use std::{path::Path, sync::Arc};
+use std::{io, path::Path, sync::Arc};
 
 use sluice_checkpoint::{self as checkpoint, CachedWeights};
 use sluice_engine::PlanOptions;
@@ -18,8 +18,8 @@ use crate::{
     failure::Failure,
     library::{self, ModelEntry, RemovedModel},
     model_name::{EMBEDDED_NAME, ModelName},
-    models::UnloadReason,
-    operations::Operation,
+    models::{LoadRequest, Requester, UnloadReason},
+    operations::{Operation, OperationStatus},
     translate,
 };
 
@@ -319,14 +319,20 @@ fn converted_weights_name(kept: &CachedWeights, entries: &[ModelEntry]) -> Strin
     known.map_or_else(|| kept.model.clone(), |entry| entry.name.clone())
 }
 
-/// Saves the path of a model that was loaded by its path, once the load succeeded.
-pub(crate) fn remember_path(daemon: &Arc<Daemon>, name: ModelName, load: Arc<Operation>) {
+/// Begins to load the configured model, whose path is saved once the load succeeded.
+pub(crate) fn load_configured(
+    daemon: &Arc<Daemon>,
+    name: ModelName,
+) -> Result<Arc<Operation>, Failure> {
+    let request = LoadRequest::of(name.clone());
+    let load = || (daemon.models).load(&daemon.engine, request, Requester::Configuration);
     let record = daemon.clone();
-    daemon.recording.then(async move {
-        if is_loaded(&load).await {
-            drop(spawn_blocking(move || write_path(&record, &name)).await);
-        }
-    });
+    daemon.writes.begin(load, |load| {
+        is_loaded(load).then_some(move || {
+            write_path(&record, &name);
+            Vec::new()
+        })
+    })
 }
 
 fn write_path(daemon: &Daemon, name: &ModelName) {
@@ -338,11 +344,9 @@ fn write_path(daemon: &Daemon, name: &ModelName) {
     }
 }
 
-/// Waits for a load's end. Returns whether it succeeded.
-async fn is_loaded(load: &Operation) -> bool {
-    let mut statuses = load.subscribe();
-    let ended = statuses.wait_for(|status| status.has_ended()).await;
-    ended.is_ok_and(|status| status.outcome().is_some())
+/// Whether a load that has ended succeeded.
+pub(super) fn is_loaded(load: &OperationStatus) -> bool {
+    load.outcome().is_some()
 }
 
 /// What is saved of a load once it succeeded.
@@ -356,20 +360,22 @@ pub(super) struct LoadRecord {
 }
 
 impl LoadRecord {
-    pub(super) async fn once_loaded(self, load: Arc<Operation>) {
-        if is_loaded(&load).await {
-            // Awaited, since the next write in the queue starts when this future ends.
-            drop(spawn_blocking(move || self.write()).await);
-        }
-    }
-
-    fn write(&self) {
+    /// Saves it. Returns what could not be saved.
+    pub(super) fn write(&self) -> Vec<String> {
         write_path(&self.daemon, &self.name);
-        self.daemon.settings.remember(&self.name, &self.change);
+        let mut problems = Vec::new();
+        let saved = self.daemon.settings.remember(&self.name, &self.change);
+        problems.extend(saved.err().map(settings_not_saved));
         if self.make_default
             && let Err(failure) = self.daemon.library.set_default(&self.name)
         {
-            tracing::error!(reason = %failure, "cannot save the default model");
+            problems.push(format!("cannot save the default model: {failure}"));
         }
+        problems
     }
+}
+
+/// The notice for settings that hold only until the daemon ends.
+pub(super) fn settings_not_saved(error: io::Error) -> String {
+    format!("cannot save the requested model settings: {error}")
 }

@@ -45,26 +45,17 @@ impl ModelService for Service {
         if asked.make_default {
             self.0.library.check_default()?;
         }
-        let (name, change) = (request.name.clone(), request.requested);
-        let load = self
-            .0
-            .models
-            .load(&self.0.engine, request, Requester::Client)?;
         let record = library::LoadRecord {
             daemon: self.0.clone(),
-            name,
-            change,
+            name: request.name.clone(),
+            change: request.requested,
             make_default: asked.make_default,
         };
-        let recorded = (self.0.recording).then(record.once_loaded(load.clone()));
-        let ended = load.clone();
-        let pictures = operation::follow_until(load, &self.0.closing, async move {
-            // A failed load has nothing to write, so its client does not wait for the writes queued before it.
-            if ended.subscribe().borrow().outcome().is_some() {
-                recorded.finished().await;
-            }
-        });
-        Ok(Response::new(pictures))
+        let load = || (self.0.models).load(&self.0.engine, request, Requester::Client);
+        let load = self.0.writes.begin(load, |load| {
+            library::is_loaded(load).then_some(move || record.write())
+        })?;
+        Ok(Response::new(operation::follow(load, &self.0.closing)))
     }
 
     async fn unload_model(

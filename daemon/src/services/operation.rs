@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream};
+use futures_util::{StreamExt, stream};
 use sluice_proto::{
     model::{InvalidField, known},
     operations::OperationResponse,
@@ -76,22 +76,14 @@ fn each_known<E: TryFrom<i32>>(field: &'static str, values: &[i32]) -> Result<Ve
     Ok(each.collect::<Result<_, InvalidField>>()?)
 }
 
-/// The present picture of an operation, then later ones, then the status that it ended with. A stream that outlives the daemon
-/// ends with [`Failure::Draining`]: only a finished operation ends with OK.
+/// The present picture of an operation, then later ones, then the status that it ended with. The last picture waits for what
+/// the operation leaves on disk: a client that hears of an end finds it there. A stream that outlives the daemon ends with
+/// [`Failure::Draining`]: only a finished operation ends with OK.
 pub(super) fn follow<R: OperationResponse>(
     operation: Arc<Operation>,
     closing: &CancellationToken,
 ) -> ResponseStream<R> {
-    follow_until(operation, closing, async {})
-}
-
-/// As [`follow`], but the last picture waits for `recorded`: a client that hears of an end finds it on disk.
-pub(super) fn follow_until<R: OperationResponse>(
-    operation: Arc<Operation>,
-    closing: &CancellationToken,
-    recorded: impl Future<Output = ()> + Send + 'static,
-) -> ResponseStream<R> {
-    pictures(operation, closing, recorded.boxed(), None)
+    pictures(operation, closing, None)
 }
 
 /// As [`follow`], for a request that belongs to the call.
@@ -100,13 +92,12 @@ pub(super) fn follow_owned<R: OperationResponse>(
     closing: &CancellationToken,
 ) -> ResponseStream<R> {
     let operation = owner.record().operation().clone();
-    pictures(operation, closing, async {}.boxed(), Some(owner))
+    pictures(operation, closing, Some(owner))
 }
 
 fn pictures<R: OperationResponse>(
     operation: Arc<Operation>,
     closing: &CancellationToken,
-    recorded: BoxFuture<'static, ()>,
     owner: Option<OwnedRequest>,
 ) -> ResponseStream<R> {
     let mut statuses = operation.subscribe();
@@ -115,7 +106,6 @@ fn pictures<R: OperationResponse>(
     let follower = Follower {
         operation,
         statuses,
-        recorded,
         looks_again: false,
         closing: closing.clone(),
         owner,
@@ -132,7 +122,6 @@ fn pictures<R: OperationResponse>(
 struct Follower {
     operation: Arc<Operation>,
     statuses: watch::Receiver<OperationStatus>,
-    recorded: BoxFuture<'static, ()>,
     /// Whether to look once more after [`PROGRESS_INTERVAL`], since later progress may have woken nobody.
     looks_again: bool,
     closing: CancellationToken,
@@ -181,31 +170,32 @@ impl Follower {
         }
         self.looks_again = true;
         // End and picture from one status, since another may be set between two looks.
-        let picture = {
-            let status = self.statuses.borrow_and_update();
-            self.end = status.has_ended().then(|| status.error().cloned());
-            self.operation.picture(&status)
-        };
-        if self.end.is_some() {
+        let mut status = self.statuses.borrow_and_update().clone();
+        if status.has_ended() {
             // Not beyond the daemon's end, which closes all streams.
             tokio::select! {
-                () = &mut self.recorded => {}
+                () = self.operation.saved() => {}
                 () = self.closing.cancelled() => {}
             }
+            // With a notice of what could not be saved.
+            status = self.statuses.borrow_and_update().clone();
+            self.end = Some(status.error().cloned());
         }
-        Some(Ok(picture))
+        Some(Ok(self.operation.picture(&status)))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{sync::mpsc, time::Duration};
 
+    use futures_util::FutureExt;
     use tonic::Code;
 
     use super::*;
     use crate::operations::{
-        ChangeNotifier, OperationDescription, Operations, Outcome, RunningOperation, progress,
+        ChangeNotifier, OperationDescription, Operations, Outcome, RunningOperation, WriteQueue,
+        progress,
     };
 
     type Pictures = ResponseStream<v1::WatchOperationResponse>;
@@ -276,17 +266,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_last_picture_waits_for_what_is_written_down() {
+    async fn every_follower_gets_the_last_picture_once_it_is_saved_and_hears_what_was_not() {
         let running = running();
+        let (written, is_written) = mpsc::channel::<()>();
+        let write = move || {
+            let _ = is_written.recv();
+            vec!["the disk is full".to_owned()]
+        };
+        let begin = || Ok(running.operation());
+        let load = WriteQueue::default().begin(begin, |_| Some(write));
+        let load = load.unwrap();
         running.finish(Ok(Outcome::Load(v1::LoadResult::default())));
-        let (written, is_written) = tokio::sync::oneshot::channel::<()>();
         let closing = CancellationToken::new();
-        let mut pictures: Pictures = follow_until(running.operation(), &closing, async {
-            drop(is_written.await);
-        });
-        assert!(pictures.next().now_or_never().is_none());
+        let mut followers: [Pictures; 2] = [follow(load.clone(), &closing), follow(load, &closing)];
+        for pictures in &mut followers {
+            assert!(pictures.next().now_or_never().is_none());
+        }
         written.send(()).unwrap();
-        assert_eq!(next(&mut pictures).await.state(), v1::OperationState::Done);
+        for pictures in &mut followers {
+            let last = next(pictures).await;
+            assert_eq!(last.state(), v1::OperationState::Done);
+            assert_eq!(last.notices, ["the disk is full"]);
+        }
     }
 
     #[tokio::test]

@@ -16,6 +16,7 @@ use tonic::{Request, Response, Status};
 use super::{
     Daemon,
     deadline::Deadline,
+    library::settings_not_saved,
     operation,
     requests::{self, ResponseStream},
 };
@@ -25,7 +26,7 @@ use crate::{
     measurements::PendingMeasurement,
     model_name::ModelName,
     models::ServingModel,
-    operations::Operation,
+    operations::OperationStatus,
     prepare,
     requests::{RequestDescription, RequestRecord},
     translate,
@@ -299,37 +300,25 @@ enum AfterChange {
     AsItStarted(PlanOptions),
 }
 
-/// Writes the requested change to disk once it is in force or held for the next load.
-async fn record(
-    daemon: Arc<Daemon>,
-    model: ModelName,
-    change: PlanOptions,
-    afterwards: AfterChange,
-    operation: Arc<Operation>,
-) {
-    let mut statuses = operation.subscribe();
-    // The sender lives in the operation, so it is told of the end.
-    drop(statuses.wait_for(|status| status.has_ended()).await);
-    if !is_settled(&daemon, &change, &operation) {
-        return;
+impl AfterChange {
+    /// Saves the requested change. Returns what could not be saved.
+    fn write(self, daemon: &Daemon, model: &ModelName, change: &PlanOptions) -> Vec<String> {
+        let saved = match self {
+            Self::Remember => daemon.settings.remember(model, change),
+            Self::AsItStarted(asked) => {
+                let forgotten = daemon.settings.forget(model);
+                forgotten.and(daemon.settings.remember(model, &asked))
+            }
+        };
+        Vec::from_iter(saved.err().map(settings_not_saved))
     }
-    let write = move || match afterwards {
-        AfterChange::Remember => daemon.settings.remember(&model, &change),
-        AfterChange::AsItStarted(asked) => {
-            daemon.settings.forget(&model);
-            daemon.settings.remember(&model, &asked);
-        }
-    };
-    // Awaited, since the next write in the queue starts when this future ends.
-    drop(tokio::task::spawn_blocking(write).await);
 }
 
 /// Whether a change that has ended is in force, or held for the next load. What was in force is written down even if another
 /// change has followed, whose turn comes next.
-fn is_settled(daemon: &Daemon, change: &PlanOptions, operation: &Operation) -> bool {
+fn is_settled(daemon: &Daemon, change: &PlanOptions, ended: &OperationStatus) -> bool {
     let settings = daemon.engine.settings();
-    let is_in_force = operation.subscribe().borrow().outcome().is_some();
-    is_in_force || settings.with(change) == settings
+    ended.outcome().is_some() || settings.with(change) == settings
 }
 
 fn begin<R: OperationResponse>(
@@ -338,33 +327,25 @@ fn begin<R: OperationResponse>(
     change: PlanOptions,
     afterwards: AfterChange,
 ) -> Result<ResponseStream<R>, Status> {
-    let serving = changeable(daemon)?;
-    let model = serving.name.clone();
+    let model = changeable(daemon)?.name;
     tracing::info!(
         options = %change,
         "a client asks for another plan"
     );
-    let operation = daemon.operations.change(
-        &daemon.engine,
-        kind,
-        change,
-        serving.name.name,
-        daemon.switch_target.clone(),
-    )?;
-    let recorded = daemon.recording.then(record(
-        daemon.clone(),
-        model,
-        change,
-        afterwards,
-        operation.clone(),
-    ));
-    let (asked, ended) = (daemon.clone(), operation.clone());
+    let begin = || {
+        daemon.operations.change(
+            &daemon.engine,
+            kind,
+            change,
+            model.name.clone(),
+            daemon.switch_target.clone(),
+        )
+    };
+    let (asked, of) = (daemon.clone(), model.clone());
+    let operation = daemon.writes.begin(begin, move |ended| {
+        let is_settled = is_settled(&asked, &change, ended);
+        is_settled.then_some(move || afterwards.write(&asked, &of, &change))
+    })?;
     // The change goes on when the caller goes away; a watcher of the daemon sees its end.
-    let pictures = operation::follow_until(operation, &daemon.closing, async move {
-        // A refused change has nothing to write, so its client does not wait for the writes queued before it.
-        if is_settled(&asked, &change, &ended) {
-            recorded.finished().await;
-        }
-    });
-    Ok(pictures)
+    Ok(operation::follow(operation, &daemon.closing))
 }

@@ -82,7 +82,7 @@ impl RememberedSettings {
     }
 
     /// Adds the level and the budget that were asked for; what the change leaves out stays.
-    pub(super) fn remember(&mut self, model: &ModelName, change: &PlanOptions) {
+    pub(super) fn remember(&mut self, model: &ModelName, change: &PlanOptions) -> io::Result<()> {
         let kept = PlanOptions {
             level: change.level,
             budget: change.budget,
@@ -90,19 +90,20 @@ impl RememberedSettings {
         };
         let change = kept.over(self.take(model));
         if change.is_empty() {
-            return;
+            return Ok(());
         }
         while self.models.len() >= MODELS_MAX {
             self.models.pop_front();
         }
         self.models.push_back((key(model), change));
-        self.write();
+        self.write()
     }
 
     /// Forgets all of it.
-    pub(super) fn forget(&mut self, model: &ModelName) {
-        if !self.take(model).is_empty() {
-            self.write();
+    pub(super) fn forget(&mut self, model: &ModelName) -> io::Result<()> {
+        match self.take(model).is_empty() {
+            true => Ok(()),
+            false => self.write(),
         }
     }
 
@@ -113,9 +114,11 @@ impl RememberedSettings {
         taken.map_or_else(PlanOptions::default, |(_, change)| change)
     }
 
-    /// Writes the file. A failure, such as a full disk, is logged: the settings hold until the daemon ends.
-    fn write(&self) {
-        let Some(file) = &self.file else { return };
+    /// Writes the file. After a failure, such as a full disk, the settings hold until the daemon ends.
+    fn write(&self) -> io::Result<()> {
+        let Some(file) = &self.file else {
+            return Ok(());
+        };
         let line = |(model, change): &(String, PlanOptions)| RememberedModel {
             model: model.clone(),
             level: change.level.map(|level| level.name().to_owned()),
@@ -125,9 +128,8 @@ impl RememberedSettings {
             models: self.models.iter().map(line).collect(),
         };
         let text = serde_json::to_string_pretty(&written).expect("texts alone");
-        if let Err(error) = atomic_file::replace(file, &(text + "\n")) {
-            tracing::warn!(%error, file = %file.display(), "cannot save the requested model settings");
-        }
+        atomic_file::replace(file, &(text + "\n"))
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", file.display())))
     }
 }
 

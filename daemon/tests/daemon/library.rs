@@ -54,6 +54,18 @@ impl Setting {
     }
 
     async fn load(&self, name: &str, make_default: bool) -> Result<v1::Model, CallError> {
+        match self.last_of_load(name, make_default).await?.outcome {
+            Some(Outcome::Load(result)) => Ok(result.model.expect("a load ends with a model")),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The last picture of a load.
+    async fn last_of_load(
+        &self,
+        name: &str,
+        make_default: bool,
+    ) -> Result<v1::Operation, CallError> {
         let request = v1::LoadModelRequest {
             model: By::Name(name.to_owned()).into(),
             make_default,
@@ -61,11 +73,7 @@ impl Setting {
         };
         let answer = self.daemon.models().await.load_model(request).await;
         let mut pictures = pictures(answer).await?;
-        let last = pictures.pop().expect("there is one at once");
-        match last.outcome {
-            Some(Outcome::Load(result)) => Ok(result.model.expect("a load ends with a model")),
-            other => panic!("{other:?}"),
-        }
+        Ok(pictures.pop().expect("there is one at once"))
     }
 
     async fn list(&self) -> Vec<v1::Model> {
@@ -461,6 +469,17 @@ async fn the_default_model_is_there_after_a_restart() {
         matches!(&default[..], [model] if model.is_demonstration),
         "{default:?}"
     );
+}
+
+#[tokio::test]
+async fn a_default_that_cannot_be_saved_is_a_notice_of_the_load() {
+    let setting = Setting::new(&[]).await;
+    setting.pull(NAME).await.unwrap();
+    // No file takes the place of a folder.
+    fs::create_dir(setting.models().join(".default")).unwrap();
+    let load = setting.last_of_load(NAME, true).await.unwrap();
+    let notice = load.notices.last().unwrap();
+    assert!(notice.contains("cannot save the default model"), "{notice}");
 }
 
 #[tokio::test]
