@@ -183,6 +183,12 @@ pub enum Failure {
         /// How many there may be.
         max: usize,
     },
+    /// Enough changes wait or are under way.
+    #[error("{max} changes of level or budget are waiting, which is the limit")]
+    TooManyChanges {
+        /// How many there may be.
+        max: usize,
+    },
     /// Another revision of the same model is on its way to the same folder.
     #[error("{model} is being downloaded already, at revision {revision}")]
     PullingAnother {

@@ -36,6 +36,40 @@ pub const STOPPED_AT_SHUTDOWN: [v1::OperationKind; 4] = [
     v1::OperationKind::Pull,
 ];
 
+/// How many operations of some kinds may wait or run at once.
+struct Limit {
+    kinds: &'static [v1::OperationKind],
+    max: usize,
+    /// Refuses one more; gets the limit and one that is in the way.
+    refusal: fn(usize, &Operation) -> Failure,
+}
+
+/// The limits. A load is limited by `Models`, which must name the model in the way, and requests by the engine's queue.
+const LIMITS: [Limit; 3] = [
+    Limit {
+        kinds: &v1::OperationKind::FILES,
+        // Two would share cores and disk, and each takes memory of its own.
+        max: 1,
+        refusal: |_, other| Failure::OperationInProgress {
+            id: other.id(),
+            kind: other.kind(),
+            path: other.description().input_path.clone(),
+        },
+    },
+    Limit {
+        kinds: &[v1::OperationKind::Pull],
+        // More would only share the network's bandwidth.
+        max: 4,
+        refusal: |max, _| Failure::TooManyPulls { max },
+    },
+    Limit {
+        kinds: &v1::OperationKind::CHANGES,
+        // A change supersedes the one before, but during a load they all wait, and nobody can cancel them.
+        max: 16,
+        refusal: |max, _| Failure::TooManyChanges { max },
+    },
+];
+
 /// Tells watchers of the whole daemon that something changed, but not what: they make a new snapshot.
 #[derive(Debug, Clone)]
 pub struct ChangeNotifier(watch::Sender<()>);
@@ -89,14 +123,14 @@ impl Operations {
     /// Begins an operation, which is listed from here on and runs. `cancel` stops it; without that, nobody can.
     ///
     /// # Errors
-    /// When one of its kind is in the way, or the daemon is about to end.
+    /// When too many of its kind wait or run, or the daemon is about to end.
     pub fn begin(
         self: &Arc<Self>,
         description: OperationDescription,
         cancel: Option<CancelFn>,
     ) -> Result<RunningOperation, Failure> {
         let operation = {
-            // Check and insertion under one lock: two jobs on files, or a job and a shutdown, must not pass each other.
+            // Check and insertion under one lock: two operations, or one and a shutdown, must not pass each other.
             let mut known = self.lock();
             known.check(description.kind)?;
             let operation = known.create(description, cancel, self.changes.clone());
@@ -210,25 +244,20 @@ impl Operations {
 }
 
 impl Known {
-    /// Refuses an operation at shutdown, and a job on files beside another one.
+    /// Refuses an operation at shutdown, and beyond the limit of its kind.
     fn check(&self, kind: v1::OperationKind) -> Result<(), Failure> {
         if self.is_closed {
             return Err(Failure::Draining);
         }
-        // One job at a time: two would share cores and disk, and each takes memory of its own.
-        if !kind.is_on_files() {
-            return Ok(());
+        for limit in LIMITS.iter().filter(|limit| limit.kinds.contains(&kind)) {
+            let is_counted = |other: &&Arc<Operation>| {
+                limit.kinds.contains(&other.kind()) && other.is_active()
+            };
+            if let Some(other) = self.all.values().filter(is_counted).nth(limit.max - 1) {
+                return Err((limit.refusal)(limit.max, other));
+            }
         }
-        let is_in_the_way =
-            |other: &&Arc<Operation>| other.kind().is_on_files() && other.is_active();
-        match self.all.values().find(is_in_the_way) {
-            None => Ok(()),
-            Some(other) => Err(Failure::OperationInProgress {
-                id: other.id(),
-                kind: other.kind(),
-                path: other.description().input_path.clone(),
-            }),
-        }
+        Ok(())
     }
 
     fn create(

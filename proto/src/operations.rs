@@ -8,6 +8,9 @@ impl OperationKind {
     /// Work on files.
     pub const FILES: [Self; 3] = [Self::Compress, Self::Decompress, Self::Verify];
 
+    /// Changes of the plan in force.
+    pub const CHANGES: [Self; 2] = [Self::Apply, Self::Restore];
+
     /// Whether it is work on files.
     #[must_use]
     pub fn is_on_files(self) -> bool {

@@ -111,6 +111,12 @@ fn row(failure: &Failure) -> ErrorRow {
                 ),
             }
         }
+        Failure::TooManyChanges { max } => {
+            ErrorRow::new(Code::ResourceExhausted, "TOO_MANY_CHANGES")
+                .hint("changes wait while a model loads; sluice list shows its progress")
+                .figure("max", max)
+                .retry()
+        }
         Failure::AppliesToNextLoad => {
             ErrorRow::new(Code::FailedPrecondition, "NO_MODEL").hint("load one with sluice load")
         }

@@ -66,6 +66,7 @@ fn name(failure: &Failure) -> &'static str {
         F::SaveDefault { .. } => "record",
         F::ModelInUse { .. } => "model in use",
         F::TooManyPulls { .. } => "too many pulls",
+        F::TooManyChanges { .. } => "too many changes",
         F::PullingAnother { .. } => "pulling another",
         F::PullCancelled { .. } => "pull cancelled",
         F::Compression { error, .. } => job::coding_name(error),
@@ -139,7 +140,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 136;
+const VARIANTS: usize = 137;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -345,6 +346,7 @@ async fn all() -> Vec<(Failure, Code)> {
         (F::NoSeed(io::ErrorKind::Other.into()), Internal),
         (F::EngineLost, Internal),
         (F::WorkLost, Internal),
+        (F::TooManyChanges { max: 1 }, ResourceExhausted),
         (F::WrongOutcome(Box::new(Outcome::Cancelled)), Internal),
         (F::Task(task), Internal),
     ];

@@ -19,9 +19,6 @@ use crate::{
     },
 };
 
-/// Downloads at once; more would only share the network's bandwidth.
-const PULLS_MAX: usize = 4;
-
 /// The downloads under way.
 #[derive(Debug)]
 pub struct Pulls {
@@ -77,9 +74,6 @@ impl Pulls {
                 });
             }
             return Ok(known.operation.clone());
-        }
-        if active.len() >= PULLS_MAX {
-            return Err(Failure::TooManyPulls { max: PULLS_MAX });
         }
         let cancel = CancellationToken::new();
         let cancels = cancel.clone();

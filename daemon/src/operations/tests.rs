@@ -76,6 +76,30 @@ async fn one_runs_at_a_time_and_ends_when_it_is_cancelled() {
     ));
 }
 
+#[test]
+fn a_bounded_number_of_a_kind_waits_or_runs() {
+    let operations = operations();
+    let of = |kind| OperationDescription {
+        kind,
+        ..Default::default()
+    };
+    let kinds = [
+        (vec![v1::OperationKind::Pull], 4, "4 downloads"),
+        (v1::OperationKind::CHANGES.to_vec(), 16, "16 changes"),
+    ];
+    for (kinds, max, words) in kinds {
+        let mut next = kinds.into_iter().cycle();
+        let mut begin = || operations.begin(of(next.next().unwrap()), None);
+        let mut running: Vec<_> = (0..max).map(|_| begin().unwrap()).collect();
+        let refused = begin().unwrap_err();
+        assert!(refused.to_string().starts_with(words), "{refused}");
+        // An end makes place for another.
+        running.pop();
+        running.push(begin().unwrap());
+        assert!(begin().is_err());
+    }
+}
+
 #[tokio::test]
 async fn those_that_ended_are_remembered_up_to_a_bound() {
     let operations = operations();
