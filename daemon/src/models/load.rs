@@ -33,6 +33,8 @@ pub(super) struct LoadReporter {
     running: RunningOperation,
     /// The load's plan; `None` until the engine has made it.
     plan: Option<v1::Plan>,
+    /// What was said of the plan's prediction. The exact plan, which follows an estimate, would say it again.
+    prediction_note: Option<String>,
     begun: Instant,
 }
 
@@ -47,6 +49,7 @@ impl LoadReporter {
             about,
             running,
             plan: None,
+            prediction_note: None,
             begun: Instant::now(),
         }
     }
@@ -61,13 +64,15 @@ impl LoadReporter {
                     streamed = units::bytes(plan.streamed_bytes()),
                     "planned"
                 );
-                let busy = translate::plan::prediction_note(&plan);
-                if let Some(notice) = &busy {
+                let note = translate::plan::prediction_note(&plan);
+                if let Some(notice) = note
+                    && self.prediction_note.as_ref() != Some(&notice)
+                {
                     tracing::info!(model = self.about.name.name, notice, "while loading");
+                    self.running.notice(notice.clone());
+                    self.prediction_note = Some(notice);
                 }
                 let plan = translate::plan::plan(&plan, &self.about.name.name);
-                busy.into_iter()
-                    .for_each(|notice| self.running.notice(notice));
                 self.running
                     .detail(Detail::PlannedChange(v1::PlannedChange {
                         plan: Some(without_layers(plan.clone())),
@@ -185,5 +190,67 @@ impl Drop for LoadReporter {
         if self.running.is_active() {
             self.fail(Failure::EngineLost);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+
+    use sluice_checkpoint::family::PublishedShape;
+    use sluice_engine::{Engine, runtime::{EngineOptions, ModelOutline}};
+    use sluice_plan::{PassTime, Workload};
+    use sluice_shared::level::Level;
+
+    use super::*;
+    use crate::operations::{ChangeNotifier, OperationDescription, Operations};
+
+    #[test]
+    fn what_is_said_of_a_prediction_is_said_once() {
+        let options = EngineOptions {
+            threads: 1,
+            ..EngineOptions::default()
+        };
+        let machine = Engine::start(options).unwrap().machine().unwrap();
+        let shape = PublishedShape::find("tinyllama-1.1b").unwrap();
+        let outline = ModelOutline::of_published_shape(shape, machine);
+        let mut plan = outline
+            .plan(Level::Moderate, u64::MAX, Workload::default())
+            .unwrap();
+        plan.pass = Some(PassTime {
+            compute_s: 1.0,
+            copy_s: 0.0,
+            copies_overlap: false,
+            disk_s: 0.0,
+            reader_s: 0.0,
+            cold_s: None,
+            correction: 1.0,
+            others_share: 0.9,
+        });
+        let plan = Arc::new(plan);
+        let changes = ChangeNotifier::default();
+        let operations = Arc::new(Operations::new(changes.clone()));
+        let running = operations
+            .begin(OperationDescription::default(), None)
+            .unwrap();
+        let operation = running.operation();
+        let models = Models::new(Weak::new(), Arc::default(), operations, changes);
+        let about = LoadDescription {
+            name: ModelName::embedded(),
+            requester: Requester::Client,
+            asleep: None,
+            start: RestorePoint::default(),
+            gpu: None,
+        };
+        let mut report = LoadReporter::new(Arc::new(models), about, running);
+        // An estimate, then the exact plan.
+        for _ in 0..2 {
+            report.take(LoadEvent::Planned(plan.clone()));
+        }
+        let notices = operation.to_wire().notices;
+        assert!(
+            matches!(&notices[..], [notice] if notice.contains("other programs")),
+            "{notices:?}"
+        );
     }
 }

@@ -124,7 +124,7 @@ impl ChangeReporter {
                 };
                 let planned = v1::PlannedChange {
                     plan: Some(without_layers(plan)),
-                    plan_before: self.before.take(),
+                    plan_before: self.before.clone(),
                     total_steps: steps as u32,
                 };
                 self.running.detail(Detail::PlannedChange(planned));
@@ -290,7 +290,20 @@ mod tests {
             estimate: None,
         };
         let mut under_way = report(to(Level::Moderate));
+        under_way.before = Some(v1::Plan::default());
         under_way.take(planned);
+        // Where the first plan was an estimate, the exact one follows.
+        let again = ApplyEvent::Planned {
+            plan: plan.clone(),
+            steps: 7,
+            estimate: None,
+        };
+        under_way.take(again);
+        let Some(Detail::PlannedChange(planned)) = under_way.running.to_wire().detail else {
+            panic!("it is planned")
+        };
+        assert_eq!(planned.total_steps, 7);
+        assert!(planned.plan_before.is_some());
         let is_moderate = || {
             target
                 .get()
