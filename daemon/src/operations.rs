@@ -185,14 +185,6 @@ impl Operations {
         found.ok_or(Failure::UnknownOperation { id })
     }
 
-    /// Stops an operation. Returns whether it waited or ran.
-    ///
-    /// # Errors
-    /// When there is none, it is no longer remembered, or its kind cannot be stopped.
-    pub fn cancel(&self, id: u64) -> Result<bool, Failure> {
-        self.find(id)?.cancel()
-    }
-
     /// All listed operations, in the order of their ids.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Operation>> {
@@ -250,9 +242,8 @@ impl Known {
             return Err(Failure::Draining);
         }
         for limit in LIMITS.iter().filter(|limit| limit.kinds.contains(&kind)) {
-            let is_counted = |other: &&Arc<Operation>| {
-                limit.kinds.contains(&other.kind()) && other.is_active()
-            };
+            let is_counted =
+                |other: &&Arc<Operation>| limit.kinds.contains(&other.kind()) && other.is_active();
             if let Some(other) = self.all.values().filter(is_counted).nth(limit.max - 1) {
                 return Err((limit.refusal)(limit.max, other));
             }

@@ -198,7 +198,10 @@ mod tests {
     use std::sync::Weak;
 
     use sluice_checkpoint::family::PublishedShape;
-    use sluice_engine::{Engine, runtime::{EngineOptions, ModelOutline}};
+    use sluice_engine::{
+        Engine,
+        runtime::{EngineOptions, ModelOutline},
+    };
     use sluice_plan::{PassTime, Workload};
     use sluice_shared::level::Level;
 

@@ -64,16 +64,14 @@ async fn one_runs_at_a_time_and_ends_when_it_is_cancelled() {
     // What is not about files is not in the way.
     let load = operations.begin(load(), None).unwrap();
     assert_eq!(operations.active().len(), 2);
-    assert!(operations.cancel(1).unwrap());
+    assert!(first.cancel().unwrap());
     operations.idle(&v1::OperationKind::FILES).await;
     assert_eq!(first.to_wire().state(), v1::OperationState::Cancelled);
-    assert!(!operations.cancel(1).unwrap());
-    let refused = operations.cancel(load.id()).unwrap_err();
+    assert!(!first.cancel().unwrap());
+    let refused = load.cancel().unwrap_err();
     assert!(matches!(refused, Failure::NotCancellable { id: 2, .. }));
-    assert!(matches!(
-        operations.cancel(3),
-        Err(Failure::UnknownOperation { id: 3 })
-    ));
+    let unknown = operations.find(3).unwrap_err();
+    assert!(matches!(unknown, Failure::UnknownOperation { id: 3 }));
 }
 
 #[test]
@@ -251,10 +249,7 @@ fn an_operation_that_has_ended_changes_no_more() {
 fn a_generation_that_ends_early_has_not_filled_all_positions() {
     let operations = operations();
     let running = operations.begin(load(), None).unwrap();
-    let (computing, positions) = (
-        v1::OperationStage::Computing,
-        v1::ProgressUnit::Positions,
-    );
+    let (computing, positions) = (v1::OperationStage::Computing, v1::ProgressUnit::Positions);
     running.progress(progress(computing, positions, 3, 64));
     running.finish(Ok(Outcome::Score(v1::ScoreResult::default())));
     assert_eq!(running.to_wire().progress.unwrap().done, 3);

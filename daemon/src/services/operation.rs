@@ -64,9 +64,14 @@ impl OperationService for Service {
         request: Request<v1::CancelOperationRequest>,
     ) -> Result<Response<v1::CancelOperationResponse>, Status> {
         let id = request.into_inner().operation_id;
-        let was_active = self.0.operations.cancel(id)?;
-        tracing::info!(operation = id, was_active, "cancelled by a client");
-        Ok(Response::new(v1::CancelOperationResponse { was_active }))
+        let operation = self.0.operations.find(id)?;
+        let was_active = operation.cancel()?;
+        let kind = operation.kind();
+        tracing::info!(operation = id, %kind, was_active, "cancelled by a client");
+        Ok(Response::new(v1::CancelOperationResponse {
+            was_active,
+            operation: Some(operation.to_wire()),
+        }))
     }
 }
 

@@ -82,7 +82,9 @@ fn who_wins_is_the_order_of_the_list() {
         (SettingOrigin::Configuration, Level::Off)
     );
     let settings = world.settings(&[]);
-    settings.remember(&model(), &level(Level::Moderate)).unwrap();
+    settings
+        .remember(&model(), &level(Level::Moderate))
+        .unwrap();
     assert_eq!(
         holds(&[], &nothing),
         (SettingOrigin::Remembered, Level::Moderate)
@@ -130,15 +132,21 @@ fn what_was_asked_for_outlives_the_daemon_by_model() {
     let world = World::new();
     let budget = Budget::Bytes(2 << 30);
     let settings = world.settings(&[]);
-    settings.remember(&model(), &level(Level::Moderate)).unwrap();
-    settings.remember(
-        &model(),
-        &PlanOptions {
-            budget: Some(budget),
-            ..PlanOptions::default()
-        },
-    ).unwrap();
-    settings.remember(&ModelName::embedded(), &level(Level::Off)).unwrap();
+    settings
+        .remember(&model(), &level(Level::Moderate))
+        .unwrap();
+    settings
+        .remember(
+            &model(),
+            &PlanOptions {
+                budget: Some(budget),
+                ..PlanOptions::default()
+            },
+        )
+        .unwrap();
+    settings
+        .remember(&ModelName::embedded(), &level(Level::Off))
+        .unwrap();
     drop(settings);
 
     let again = world.settings(&[]);
@@ -179,7 +187,9 @@ fn a_bounded_number_of_models_is_remembered() {
     let settings = world.settings(&[]);
     let name = |number: usize| ModelName::at(Path::new(&format!("/m/{number}.gguf")));
     for number in 0..=remembered::MODELS_MAX {
-        settings.remember(&name(number), &level(Level::Off)).unwrap();
+        settings
+            .remember(&name(number), &level(Level::Off))
+            .unwrap();
     }
     let again = RememberedSettings::open(Some(world.0.path()));
     assert_eq!(again.of(&name(0)), PlanOptions::default());

@@ -367,7 +367,12 @@ async fn a_download_is_joined_and_cancelled() {
         let request = v1::CancelOperationRequest { operation_id };
         let mut client = setting.daemon.operations().await;
         let answer = client.cancel_operation(request).await;
-        assert!(answer.unwrap().into_inner().was_active);
+        let answer = answer.unwrap().into_inner();
+        assert!(answer.was_active);
+        // Whoever cancels by id alone learns what it was.
+        let cancelled = answer.operation.unwrap();
+        assert_eq!(cancelled.kind(), v1::OperationKind::Pull);
+        assert_eq!(cancelled.model, NAME);
         until("its end", || async {
             let model = setting.listed(NAME).await;
             model.is_some_and(|model| model.state() == v1::ModelState::Partial)

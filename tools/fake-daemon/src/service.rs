@@ -368,7 +368,10 @@ impl OperationService for Service {
         let id = request.into_inner().operation_id;
         self.seen().operations_cancelled.push(id);
         self.cancelled.notify_one();
-        Ok(Response::new(CancelOperationResponse { was_active: true }))
+        Ok(Response::new(CancelOperationResponse {
+            was_active: true,
+            operation: None,
+        }))
     }
 }
 

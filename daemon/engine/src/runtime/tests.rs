@@ -424,10 +424,7 @@ fn a_load_that_is_cancelled_before_its_turn_is_not_begun() {
     }
     let first = events.recv().unwrap();
     assert!(
-        matches!(
-            first,
-            LoadEvent::Finished(Err(EngineError::LoadCancelled))
-        ),
+        matches!(first, LoadEvent::Finished(Err(EngineError::LoadCancelled))),
         "{first:?}"
     );
     let is_over = |event: LoadEvent| matches!(event, LoadEvent::Finished(Ok(_)));
