@@ -1,12 +1,18 @@
 //! Downloads one file: resumes where it stopped, retries after interruptions, and never takes more than was promised.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use http::{
     StatusCode,
     header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE},
 };
-use tokio::task::spawn_blocking;
+use tokio::{sync::watch, task::spawn_blocking};
 
 use crate::{
     Client, HubError, HubName, RemoteFile, client::HubResponse, disk, folder::FolderLock, listing,
@@ -18,7 +24,7 @@ const PIECE_BYTES: usize = 4 << 20;
 
 /// Progress of a download.
 pub(crate) trait FetchProgress: Send {
-    /// Bytes of the file that are on disk.
+    /// Bytes of the file that are on disk and hashed.
     fn bytes(&mut self, bytes: u64);
     /// An attempt failed; the next follows after a pause.
     fn retry(&mut self, reason: &HubError, pause: Duration);
@@ -65,11 +71,13 @@ impl Fetch<'_> {
     ) -> Result<(), HubError> {
         let file_name = self.file.file_name();
         let part_path = self.folder.join(format!("{file_name}.part"));
-        // The lock goes along: a dropped future doesn't stop a write that has begun on another thread.
-        let (remote, lock) = (self.file.clone(), Arc::clone(self.lock));
-        // Opening hashes what is on disk already, so the final hash covers bytes of earlier runs as well.
-        let open = move || PartialFile::open(&part_path, remote, lock, &mut |_| {});
-        let mut part = blocking(open).await?;
+        let mut part = open_part(
+            part_path,
+            self.file.clone(),
+            Arc::clone(self.lock),
+            progress,
+        )
+        .await?;
         // What is on disk before the attempt is the mark for its progress.
         *had = part.bytes();
         progress.bytes(*had);
@@ -195,6 +203,32 @@ impl Fetch<'_> {
     }
 }
 
+/// Opens a partial file, which hashes what is on disk already, so that the final hash covers bytes of earlier runs as well.
+/// Hashing stops soon after the future was dropped. The lock goes along, for the other thread that does it.
+async fn open_part(
+    path: PathBuf,
+    remote: RemoteFile,
+    lock: Arc<FolderLock>,
+    progress: &mut dyn FetchProgress,
+) -> Result<PartialFile, HubError> {
+    let (hashed, mut hashing) = watch::channel(0);
+    let mut heard = move |bytes| match hashed.send(bytes) {
+        Ok(()) => ControlFlow::Continue(()),
+        // The receiver went with the future.
+        Err(_) => ControlFlow::Break(()),
+    };
+    let mut open = pin!(blocking(move || PartialFile::open(
+        &path, remote, lock, &mut heard
+    )));
+    loop {
+        tokio::select! {
+            biased;
+            part = &mut open => return part,
+            Ok(()) = hashing.changed() => progress.bytes(*hashing.borrow_and_update()),
+        }
+    }
+}
+
 /// First byte and total length from a header like `bytes 5-9/10`.
 fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
     let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
@@ -207,7 +241,7 @@ fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
 }
 
 /// Runs file operations on a thread that may block.
-async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, HubError> + Send + 'static,
 ) -> Result<T, HubError> {
     match spawn_blocking(work).await {
@@ -218,7 +252,55 @@ async fn blocking<T: Send + 'static>(
 
 #[cfg(test)]
 mod tests {
+    use std::{fs::File, future::Future, task::Poll};
+
     use super::*;
+
+    /// Progress that counts how often it is told of bytes.
+    struct CountedProgress(usize);
+
+    impl FetchProgress for CountedProgress {
+        fn bytes(&mut self, _: u64) {
+            self.0 += 1;
+        }
+
+        fn retry(&mut self, _: &HubError, _: Duration) {}
+    }
+
+    /// A cancelled pull must not hold its folder until a large partial file is hashed to its end.
+    #[tokio::test]
+    async fn hashing_is_told_of_and_stops_with_the_fetch() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.part");
+        // Without blocks on disk; a minute of hashing.
+        let bytes = 1 << 35;
+        File::create(&path).unwrap().set_len(bytes).unwrap();
+        let remote = RemoteFile {
+            path: "x".to_owned(),
+            bytes,
+            sha256: None,
+            blob: None,
+        };
+        let name = "o/m".parse().unwrap();
+        let lock = FolderLock::take(folder.path(), &name).unwrap();
+        let mut progress = CountedProgress(0);
+        {
+            let mut open = pin!(open_part(path, remote, Arc::new(lock), &mut progress));
+            let mut polls = 0;
+            // The first wake after the first poll is a piece that was hashed.
+            std::future::poll_fn(|context| {
+                polls += 1;
+                assert!(open.as_mut().poll(context).is_pending());
+                match polls {
+                    1 => Poll::Pending,
+                    _ => Poll::Ready(()),
+                }
+            })
+            .await;
+        }
+        assert!(progress.0 > 0);
+        FolderLock::take(folder.path(), &name).unwrap();
+    }
 
     #[test]
     fn ranges_are_read() {

@@ -4,6 +4,8 @@ use std::{
     fs::{self, File, TryLockError},
     path::{Path, PathBuf},
     sync::Arc,
+    thread::sleep,
+    time::{Duration, Instant},
 };
 
 use rustix::fs::{CWD, RenameFlags, renameat_with, statvfs};
@@ -15,6 +17,10 @@ use crate::{
 
 /// Name of the folder for partial downloads, in the folder of models.
 pub const PARTIAL: &str = ".partial";
+/// How long a lock is waited for: a cancelled pull ends its last write or its last piece of hashing within that.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+/// How often a lock is tried meanwhile.
+const LOCK_INTERVAL: Duration = Duration::from_millis(20);
 /// Bytes that must stay free on the disk.
 const MARGIN_BYTES: u64 = 64 << 20;
 
@@ -30,15 +36,22 @@ pub(crate) struct ModelFolder {
 pub struct FolderLock(#[expect(dead_code, reason = "held, not read")] File);
 
 impl FolderLock {
-    /// Takes the lock of a model in the folder of models.
+    /// Takes the lock of a model in the folder of models. Waits a moment for it, since a pull that was just cancelled may
+    /// still end a write: not for async code.
     ///
     /// # Errors
-    /// When another process holds it, or it cannot be created.
+    /// When another process goes on holding it, or it cannot be created.
     pub fn take(models: &Path, name: &HubName) -> Result<Self, HubError> {
         let partials = models.join(PARTIAL);
         make_folder(&partials)?;
         let path = partials.join(format!("{}.lock", key(name)));
-        Self::of(&path, &name.to_string())
+        let deadline = Instant::now() + LOCK_PATIENCE;
+        loop {
+            match Self::of(&path, &name.to_string()) {
+                Err(HubError::Locked { .. }) if Instant::now() < deadline => sleep(LOCK_INTERVAL),
+                taken => return taken,
+            }
+        }
     }
 
     pub(crate) fn of(path: &Path, name: &str) -> Result<Self, HubError> {
@@ -234,6 +247,23 @@ mod tests {
 
     fn text(folder: &Path) -> String {
         fs::read_to_string(folder.join("x")).unwrap()
+    }
+
+    #[test]
+    fn a_lock_that_is_about_to_go_is_waited_for() {
+        let models = tempfile::tempdir().unwrap();
+        let held = place(models.path(), "o/m");
+        let (send, begins) = std::sync::mpsc::channel();
+        let path = models.path().to_owned();
+        let next = std::thread::Builder::new()
+            .name("next".to_owned())
+            .spawn(move || {
+                send.send(()).unwrap();
+                FolderLock::take(&path, &"o/m".parse().unwrap())
+            });
+        begins.recv().unwrap();
+        drop(held);
+        assert!(next.unwrap().join().unwrap().is_ok());
     }
 
     #[test]

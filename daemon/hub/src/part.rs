@@ -3,6 +3,7 @@
 use std::{
     fs::{File, OpenOptions},
     io::{self, Read, Write},
+    ops::ControlFlow,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -68,12 +69,13 @@ impl Hash {
 }
 
 impl PartialFile {
-    /// Opens and hashes what is on disk. A file longer than promised cannot be right, so it starts anew.
+    /// Opens and hashes what is on disk. A file longer than promised cannot be right, so it starts anew. `heard` gets the
+    /// bytes that are hashed, and may stop that; the file is then of no use.
     pub(crate) fn open(
         path: &Path,
         remote: RemoteFile,
         lock: Arc<FolderLock>,
-        heard: &mut dyn FnMut(u64),
+        heard: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Self, HubError> {
         let bytes_max = remote.bytes;
         let file = OpenOptions::new()
@@ -107,7 +109,7 @@ impl PartialFile {
         Ok(part)
     }
 
-    fn read_through(&mut self, heard: &mut dyn FnMut(u64)) -> io::Result<()> {
+    fn read_through(&mut self, heard: &mut dyn FnMut(u64) -> ControlFlow<()>) -> io::Result<()> {
         let mut piece = vec![0; PIECE_BYTES];
         loop {
             let count = match self.file.read(&mut piece) {
@@ -118,7 +120,9 @@ impl PartialFile {
             };
             self.hash.update(&piece[..count]);
             self.bytes += count as u64;
-            heard(self.bytes);
+            if heard(self.bytes).is_break() {
+                return Err(io::Error::other("nobody waits for it any more"));
+            }
         }
     }
 
@@ -190,7 +194,9 @@ mod tests {
 
     fn open(path: &Path, remote: RemoteFile) -> Result<PartialFile, HubError> {
         let lock = FolderLock::of(&path.with_extension("lock"), "x")?;
-        PartialFile::open(path, remote, Arc::new(lock), &mut |_| {})
+        PartialFile::open(path, remote, Arc::new(lock), &mut |_| {
+            ControlFlow::Continue(())
+        })
     }
 
     #[test]

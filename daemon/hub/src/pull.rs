@@ -10,7 +10,7 @@ use std::{
 use crate::{
     Client, HubError, HubName, Manifest, PulledFile,
     choose::{self, ChosenFiles, INDEX, INDEX_BYTES_MAX, WantedModel},
-    fetch::{Fetch, FetchProgress},
+    fetch::{Fetch, FetchProgress, blocking},
     folder::ModelFolder,
     listing::{self, Listing},
 };
@@ -103,7 +103,8 @@ impl Pull {
         let chosen = self.choose(client, &listing, &mut retry).await?;
         let manifest = manifest(client, &chosen, revision, &listing.commit)?;
         // Locked from here on. The name has its label only since the files were chosen.
-        let place = ModelFolder::open(models, &chosen.name)?;
+        let (folder, name) = (models.to_owned(), chosen.name.clone());
+        let place = blocking(move || ModelFolder::open(&folder, &name)).await?;
         // Nothing is downloaded and no space is needed if the folder is complete.
         if place.is_complete(&manifest)? {
             return Ok(PulledModel {

@@ -620,7 +620,10 @@ async fn what_somebody_else_put_there_is_left_alone_and_two_do_not_write_at_once
     ));
     fs::remove_dir(setting.path("o/m")).unwrap();
     setting.hub.fault("model.safetensors", [Fault::Stall(10)]);
-    let client = setting.client(None);
+    let access = Access::new(&setting.hub.endpoint(), None, false);
+    // Longer than the second one waits for the first.
+    let stall = Duration::from_secs(60);
+    let client = Client::new(access.unwrap(), Patience { stall, ..PATIENCE });
     let mut quiet = |_| {};
     let first = setting.pull_with("o/m", &client, &mut quiet);
     let second = async {
@@ -629,8 +632,12 @@ async fn what_somebody_else_put_there_is_left_alone_and_two_do_not_write_at_once
         }
         setting.pull("o/m").await
     };
-    let (first, second) = tokio::join!(first, second);
+    let second = tokio::select! {
+        first = first => panic!("it stalls: {first:?}"),
+        second = second => second,
+    };
     assert!(matches!(second, Err(HubError::Locked { .. })), "{second:?}");
-    first.unwrap();
+    // The first one is cancelled by now, and lets go of the folder.
+    setting.pull("o/m").await.unwrap();
     setting.check_whole();
 }
