@@ -2,6 +2,7 @@
 //! after, followed and cancelled by id. The registry does not know what they do.
 
 pub mod change;
+pub(crate) mod command;
 pub mod files;
 mod operation;
 mod persistence;

@@ -22,30 +22,47 @@ pub struct LoadedModel {
     pub recommended: RecommendedSettings,
 }
 
-/// An event of a load.
+/// An event of a command that ends with a `T`.
 #[derive(Debug)]
-pub enum LoadEvent {
-    /// The plan it follows.
-    Planned(Arc<Plan>),
+pub enum CommandEvent<T> {
+    /// The plan it leads to. An estimate is followed by the exact plan.
+    Planned {
+        /// The plan that will be in force.
+        plan: Arc<Plan>,
+        /// Changes between passes; 0 for a load.
+        steps: usize,
+        /// How long the steps will take; `None` for a load, and where rates are not known.
+        estimate: Option<SwitchEstimate>,
+    },
     /// Something the user should hear of.
     Notice(String),
-    /// A converted copy is being written, from which weights will be read.
-    Converting {
-        /// Bytes of the copy that are done.
-        done_bytes: u64,
-        /// Bytes of it in all.
-        total_bytes: u64,
-    },
-    /// How much has been loaded so far.
+    /// How far the present stage is.
     Progress {
-        /// Bytes that are in place.
-        loaded_bytes: u64,
-        /// Bytes in all.
-        total_bytes: u64,
+        /// The stage, which says what is counted.
+        stage: CommandStage,
+        /// How much is done.
+        done: u64,
+        /// How much there is in all.
+        total: u64,
     },
-    /// The last event of every load.
-    Finished(Result<Arc<LoadedModel>, EngineError>),
+    /// The last event of every command.
+    Finished(Result<T, EngineError>),
 }
+
+/// A stage of a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CommandStage {
+    /// A converted copy is being written, from which weights will be read; the plan before stays in force. Counts bytes of the
+    /// copy.
+    Converting,
+    /// Weights are being read into memory. Counts bytes.
+    Loading,
+    /// Weights are exchanged between passes. Counts steps.
+    Switching,
+}
+
+/// An event of a load, which ends with the model.
+pub type LoadEvent = CommandEvent<Arc<LoadedModel>>;
 
 /// Takes a load's events, on the load's thread and the last one on the engine's; must not block.
 pub type LoadReport = Box<dyn FnMut(LoadEvent) + Send>;
@@ -53,37 +70,8 @@ pub type LoadReport = Box<dyn FnMut(LoadEvent) + Send>;
 /// Called on the engine's thread with whether a model was unloaded; must not block.
 pub type UnloadReport = Box<dyn FnOnce(bool) + Send>;
 
-/// An event of a change of the settings.
-#[derive(Debug)]
-pub enum ApplyEvent {
-    /// The plan it leads to, and in how many steps.
-    Planned {
-        /// The plan that will be in force.
-        plan: Arc<Plan>,
-        /// Changes between passes.
-        steps: usize,
-        /// How long the steps will take; `None` where rates are not known.
-        estimate: Option<SwitchEstimate>,
-    },
-    /// Something the user should hear of.
-    Notice(String),
-    /// A converted copy is being written, from which weights will be read; the plan before stays in force meanwhile.
-    Converting {
-        /// Bytes of the copy that are done.
-        done_bytes: u64,
-        /// Bytes of it in all.
-        total_bytes: u64,
-    },
-    /// How many steps have been made so far.
-    Progress {
-        /// Steps that have been made.
-        done_steps: usize,
-        /// Steps in all.
-        total_steps: usize,
-    },
-    /// The last event of every change: the plan now in force.
-    Finished(Result<Arc<Plan>, EngineError>),
-}
+/// An event of a change of the settings, which ends with the plan that is in force then.
+pub type ApplyEvent = CommandEvent<Arc<Plan>>;
 
 /// Takes a change's events, on the engine's thread; must not block.
 pub type ApplyReport = Box<dyn FnMut(ApplyEvent) + Send>;

@@ -19,7 +19,10 @@ pub mod event;
 pub mod request;
 pub mod runtime;
 
-pub use command::{ApplyEvent, Budget, LoadEvent, LoadedModel, PlanOptions, PlanSettings};
+pub use command::{
+    ApplyEvent, Budget, CommandEvent, CommandStage, LoadEvent, LoadedModel, PlanOptions,
+    PlanSettings,
+};
 pub use error::{EngineError, RequestError};
 pub use event::{Event, Outcome};
 pub use request::{CanvasSlot, Generate, MeasureFidelity, ModelId, Score, Work};

@@ -54,8 +54,8 @@ use self::{shared::Shared, state::EngineState, weight_cache::WeightCache, worker
 pub use crate::schedule::{QueueState, RequestTicket};
 use crate::{
     command::{
-        ApplyEvent, ApplyReport, LoadEvent, LoadReport, LoadedModel, PlanOptions, PlanSettings,
-        UnloadReport,
+        ApplyEvent, ApplyReport, CommandStage, LoadEvent, LoadReport, LoadedModel, PlanOptions,
+        PlanSettings, UnloadReport,
     },
     error::EngineError,
     event::EventSink,

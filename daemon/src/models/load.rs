@@ -3,15 +3,15 @@
 use std::{sync::Arc, time::Instant};
 
 use sluice_engine::{EngineError, LoadEvent, LoadedModel};
-use sluice_plan::PlanError;
-use sluice_proto::v1::{self, OperationStage, ProgressUnit};
+use sluice_plan::{Plan, PlanError};
+use sluice_proto::v1;
 use sluice_shared::units;
 
 use super::{ModelName, Models, Requester, RestorePoint, ServingModel, embedded};
 use crate::{
     allocator,
     failure::Failure,
-    operations::{Detail, Outcome, RunningOperation, change::without_layers, progress},
+    operations::{Outcome, RunningOperation, command::record},
     translate,
 };
 
@@ -32,7 +32,7 @@ pub(super) struct LoadReporter {
     about: LoadDescription,
     running: RunningOperation,
     /// The load's plan; `None` until the engine has made it.
-    plan: Option<v1::Plan>,
+    plan: Option<Arc<Plan>>,
     /// What was said of the plan's prediction. The exact plan, which follows an estimate, would say it again.
     prediction_note: Option<String>,
     begun: Instant,
@@ -55,56 +55,33 @@ impl LoadReporter {
     }
 
     pub(super) fn take(&mut self, event: LoadEvent) {
-        match event {
-            LoadEvent::Planned(plan) => {
-                tracing::info!(
-                    model = self.about.name.name,
-                    level = plan.level.name(),
-                    peak = units::bytes(plan.peak_bytes()),
-                    streamed = units::bytes(plan.streamed_bytes()),
-                    "planned"
-                );
-                let note = translate::plan::prediction_note(&plan);
-                if let Some(notice) = note
-                    && self.prediction_note.as_ref() != Some(&notice)
-                {
-                    tracing::info!(model = self.about.name.name, notice, "while loading");
-                    self.running.notice(notice.clone());
-                    self.prediction_note = Some(notice);
-                }
-                let plan = translate::plan::plan(&plan, &self.about.name.name);
-                self.running
-                    .detail(Detail::PlannedChange(v1::PlannedChange {
-                        plan: Some(without_layers(plan.clone())),
-                        ..Default::default()
-                    }));
-                self.plan = Some(plan);
-            }
-            LoadEvent::Notice(text) => {
-                tracing::warn!(model = self.about.name.name, notice = text, "while loading");
-                self.running.notice(text);
-            }
-            LoadEvent::Converting {
-                done_bytes,
-                total_bytes,
-            } => self.running.progress(progress(
-                OperationStage::Converting,
-                ProgressUnit::Bytes,
-                done_bytes,
-                total_bytes,
-            )),
-            LoadEvent::Progress {
-                loaded_bytes,
-                total_bytes,
-            } => self.running.progress(progress(
-                OperationStage::Loading,
-                ProgressUnit::Bytes,
-                loaded_bytes,
-                total_bytes,
-            )),
-            LoadEvent::Finished(Ok(loaded)) => self.succeed(loaded),
-            LoadEvent::Finished(Err(error)) => self.fail(self.refused(error)),
+        if let LoadEvent::Planned { plan, .. } = &event {
+            self.planned(plan.clone());
         }
+        match record(&self.running, None, event) {
+            None => {}
+            Some(Ok(loaded)) => self.succeed(loaded),
+            Some(Err(error)) => self.fail(self.refused(error)),
+        }
+    }
+
+    fn planned(&mut self, plan: Arc<Plan>) {
+        tracing::info!(
+            model = self.about.name.name,
+            level = plan.level.name(),
+            peak = units::bytes(plan.peak_bytes()),
+            streamed = units::bytes(plan.streamed_bytes()),
+            "planned"
+        );
+        let note = translate::plan::prediction_note(&plan);
+        if let Some(notice) = note
+            && self.prediction_note.as_ref() != Some(&notice)
+        {
+            tracing::info!(model = self.about.name.name, notice, "while loading");
+            self.running.notice(notice.clone());
+            self.prediction_note = Some(notice);
+        }
+        self.plan = Some(plan);
     }
 
     /// A model too large for the GPU gets an error of its own, since the CPU may have room for it.
@@ -150,9 +127,10 @@ impl LoadReporter {
         embedded::forget();
         allocator::give_back();
         // After `serving` is set, so that whoever hears of the end can use the model.
+        let plan = self.plan.take();
         self.running.finish(Ok(Outcome::Load(v1::LoadResult {
+            plan: plan.map(|plan| translate::plan::plan(&plan, &wire.name)),
             model: Some(wire),
-            plan: self.plan.take(),
         })));
     }
 
@@ -248,7 +226,11 @@ mod tests {
         let mut report = LoadReporter::new(Arc::new(models), about, running);
         // An estimate, then the exact plan.
         for _ in 0..2 {
-            report.take(LoadEvent::Planned(plan.clone()));
+            report.take(LoadEvent::Planned {
+                plan: plan.clone(),
+                steps: 0,
+                estimate: None,
+            });
         }
         let notices = operation.to_wire().notices;
         assert!(

@@ -6,11 +6,13 @@ use std::{
 };
 
 use sluice_engine::{ApplyEvent, Engine, EngineError, PlanOptions};
-use sluice_proto::v1::{self, OperationStage, ProgressUnit};
+use sluice_plan::Plan;
+use sluice_proto::v1;
 use sluice_shared::units;
 
 use super::{
-    Detail, Operation, OperationDescription, Operations, Outcome, RunningOperation, progress,
+    Operation, OperationDescription, Operations, Outcome, RunningOperation,
+    command::{record, without_layers},
 };
 use crate::{allocator, failure::Failure, translate};
 
@@ -106,74 +108,43 @@ struct ChangeReporter {
 
 impl ChangeReporter {
     fn take(&mut self, event: ApplyEvent) {
-        let model = &self.running.description().model;
-        match event {
-            ApplyEvent::Planned {
-                plan,
-                steps,
-                estimate: time,
-            } => {
-                self.is_under_way = true;
-                self.target.set(v1::SwitchTarget {
-                    level: v1::Level::from(plan.level).into(),
-                    budget_bytes: plan.budget_bytes,
-                });
-                let plan = v1::Plan {
-                    switch_estimate: time.map(translate::plan::switch_estimate),
-                    ..translate::plan::plan(&plan, model)
-                };
-                let planned = v1::PlannedChange {
-                    plan: Some(without_layers(plan)),
-                    plan_before: self.before.clone(),
-                    total_steps: steps as u32,
-                };
-                self.running.detail(Detail::PlannedChange(planned));
-            }
-            ApplyEvent::Notice(text) => {
-                tracing::warn!(notice = text, "while another plan is put in force");
-                self.running.notice(text);
-            }
-            ApplyEvent::Converting {
-                done_bytes,
-                total_bytes,
-            } => self.running.progress(progress(
-                OperationStage::Converting,
-                ProgressUnit::Bytes,
-                done_bytes,
-                total_bytes,
-            )),
-            ApplyEvent::Progress {
-                done_steps,
-                total_steps,
-            } => self.running.progress(progress(
-                OperationStage::Switching,
-                ProgressUnit::Steps,
-                done_steps as u64,
-                total_steps as u64,
-            )),
-            ApplyEvent::Finished(Ok(plan)) => {
-                let elapsed_ms = self.begun.elapsed().as_secs_f64() * 1000.0;
-                tracing::info!(
-                    level = plan.level.name(),
-                    budget = units::bytes(plan.budget_bytes),
-                    peak = units::bytes(plan.peak_bytes()),
-                    streamed = units::bytes(plan.streamed_bytes()),
-                    took = units::duration_ms(elapsed_ms),
-                    "another plan is in force"
-                );
-                let engine = self.engine.upgrade();
-                let applied = v1::ApplyResult {
-                    plan: Some(translate::plan::plan(&plan, model)),
-                    device_bytes: engine.map_or(0, |engine| engine.memory().used_bytes),
-                };
-                self.end(Ok(Outcome::Apply(applied)));
-            }
+        if let ApplyEvent::Planned { plan, .. } = &event {
+            self.is_under_way = true;
+            self.target.set(v1::SwitchTarget {
+                level: v1::Level::from(plan.level).into(),
+                budget_bytes: plan.budget_bytes,
+            });
+        }
+        match record(&self.running, self.before.as_ref(), event) {
+            None => {}
+            Some(Ok(plan)) => self.succeed(&plan),
             // The model went before the engine could change it, but the engine keeps the settings for the next load.
-            ApplyEvent::Finished(Err(EngineError::NoModel)) if self.is_held() => {
+            Some(Err(EngineError::NoModel)) if self.is_held() => {
                 self.fail(Failure::AppliesToNextLoad);
             }
-            ApplyEvent::Finished(Err(error)) => self.fail(error.into()),
+            Some(Err(error)) => self.fail(error.into()),
         }
+    }
+
+    fn succeed(&self, plan: &Plan) {
+        let elapsed_ms = self.begun.elapsed().as_secs_f64() * 1000.0;
+        tracing::info!(
+            level = plan.level.name(),
+            budget = units::bytes(plan.budget_bytes),
+            peak = units::bytes(plan.peak_bytes()),
+            streamed = units::bytes(plan.streamed_bytes()),
+            took = units::duration_ms(elapsed_ms),
+            "another plan is in force"
+        );
+        let engine = self.engine.upgrade();
+        let applied = v1::ApplyResult {
+            plan: Some(translate::plan::plan(
+                plan,
+                &self.running.description().model,
+            )),
+            device_bytes: engine.map_or(0, |engine| engine.memory().used_bytes),
+        };
+        self.end(Ok(Outcome::Apply(applied)));
     }
 
     /// Whether the engine's settings are those that the change asked for.
@@ -203,14 +174,6 @@ impl Drop for ChangeReporter {
     }
 }
 
-/// A plan as the operation's picture has it. With all layers it would be large, and pictures are sent often.
-pub(crate) fn without_layers(plan: v1::Plan) -> v1::Plan {
-    v1::Plan {
-        layers: Vec::new(),
-        ..plan
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use sluice_checkpoint::family::PublishedShape;
@@ -219,7 +182,7 @@ mod tests {
     use sluice_shared::level::Level;
 
     use super::*;
-    use crate::operations::ChangeNotifier;
+    use crate::operations::{ChangeNotifier, Detail};
 
     fn engine() -> Arc<Engine> {
         let options = EngineOptions {

@@ -21,7 +21,7 @@ use sluice_weights::WeightGroupPlan;
 
 use self::level::PreparedPlan;
 use super::{
-    LoadEvent, LoadReport, PlanSettings,
+    CommandStage, LoadEvent, LoadReport, PlanSettings,
     load_step::{LoadResult, LoadStep, OpenedCheckpoint, ReadyModel},
     planner::Planner,
     shared::Shared,
@@ -150,8 +150,9 @@ impl Loader {
         let mut progress = |groups: usize| {
             let done = plan.groups[..groups].iter().map(WeightGroupPlan::bytes);
             report(LoadEvent::Progress {
-                loaded_bytes: done.sum(),
-                total_bytes,
+                stage: CommandStage::Loading,
+                done: done.sum(),
+                total: total_bytes,
             });
         };
         let weights = Residency::load(

@@ -18,7 +18,7 @@ use sluice_shared::{
 };
 
 use super::{
-    ApplyEvent, ApplyReport,
+    ApplyEvent, ApplyReport, CommandStage,
     current_model::CurrentModel,
     state::SwitchProgress,
     weight_cache::lacks_converted_weights,
@@ -263,9 +263,10 @@ impl Worker {
                 let copy = conversion.poll(patience);
                 let is_needed = conversion.is_needed();
                 let (done_bytes, total_bytes) = conversion.progress();
-                switch.report(ApplyEvent::Converting {
-                    done_bytes,
-                    total_bytes,
+                switch.report(ApplyEvent::Progress {
+                    stage: CommandStage::Converting,
+                    done: done_bytes,
+                    total: total_bytes,
                 });
                 if let Some(copy) = copy {
                     let mut notices = Vec::new();
@@ -298,12 +299,13 @@ impl Worker {
                 let is_over = steps.is_over();
                 if is_further {
                     let SwitchProgress {
-                        done_steps: done,
-                        total_steps: steps,
+                        done_steps,
+                        total_steps,
                     } = steps.state();
                     switch.report(ApplyEvent::Progress {
-                        done_steps: done,
-                        total_steps: steps,
+                        stage: CommandStage::Switching,
+                        done: done_steps as u64,
+                        total: total_steps as u64,
                     });
                 }
                 if is_over {

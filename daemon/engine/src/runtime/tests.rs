@@ -382,7 +382,11 @@ fn the_present_model_serves_until_the_next_one_is_whole() {
     let (go_on, may_go_on) = mpsc::channel::<()>();
     let (send, finished) = mpsc::channel();
     let report = Box::new(move |event| match event {
-        LoadEvent::Progress { loaded_bytes, .. } if loaded_bytes > 0 => {
+        LoadEvent::Progress {
+            stage: CommandStage::Loading,
+            done,
+            ..
+        } if done > 0 => {
             let _ = reading.send(());
             // Blocks until the test continues.
             let _ = may_go_on.recv();

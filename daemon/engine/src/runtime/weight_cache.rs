@@ -19,7 +19,7 @@ use sluice_plan::{ConversionSource, Plan, SwitchEstimate, estimate_switch};
 use sluice_shared::units;
 use sluice_weights::{Storage, TensorPlan, WeightGroupPlan};
 
-use super::{LoadEvent, LoadReport, planner::Planner};
+use super::{CommandStage, LoadEvent, LoadReport, planner::Planner};
 use crate::{error::EngineError, residency::WeightReader};
 
 /// Where converted weights are kept, and which.
@@ -122,9 +122,10 @@ impl WeightCache {
         };
         let total_bytes = missing.plain_bytes();
         let progress = &mut |done_bytes| {
-            report(LoadEvent::Converting {
-                done_bytes,
-                total_bytes,
+            report(LoadEvent::Progress {
+                stage: CommandStage::Converting,
+                done: done_bytes,
+                total: total_bytes,
             });
         };
         let copy = missing.write(device.workers(), cancel, progress)?;
@@ -298,9 +299,10 @@ impl WeightCache {
         };
         let total_bytes = missing.tensor_bytes();
         let progress = &mut |done_bytes| {
-            report(LoadEvent::Converting {
-                done_bytes,
-                total_bytes,
+            report(LoadEvent::Progress {
+                stage: CommandStage::Converting,
+                done: done_bytes,
+                total: total_bytes,
             });
         };
         let written = write_converted(&missing, &reader, device.workers(), cancel, progress);

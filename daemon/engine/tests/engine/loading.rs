@@ -7,7 +7,8 @@ use std::{
 
 use sluice_checkpoint::Source;
 use sluice_engine::{
-    ApplyEvent, Engine, EngineError, LoadEvent, LoadedModel, PlanOptions, PlanSettings,
+    ApplyEvent, CommandStage, Engine, EngineError, LoadEvent, LoadedModel, PlanOptions,
+    PlanSettings,
 };
 use sluice_plan::Plan;
 use sluice_shared::level::Level;
@@ -33,12 +34,13 @@ pub(crate) fn load(
     let mut loading = Loading::default();
     for event in events {
         match event {
-            LoadEvent::Planned(plan) => loading.plans.push(plan),
+            LoadEvent::Planned { plan, .. } => loading.plans.push(plan),
             LoadEvent::Notice(notice) => loading.notices.push(notice),
-            LoadEvent::Converting {
-                done_bytes,
-                total_bytes,
-            } => loading.conversion.push((done_bytes, total_bytes)),
+            LoadEvent::Progress {
+                stage: CommandStage::Converting,
+                done,
+                total,
+            } => loading.conversion.push((done, total)),
             LoadEvent::Progress { .. } => {}
             LoadEvent::Finished(result) => return (loading, result),
         }

@@ -86,7 +86,7 @@ impl Loader {
         let mut plan = self.plan(planner, settings)?;
         // Reported before the copy is written, which takes long; the exact plan follows.
         if plan.is_estimate() {
-            report(LoadEvent::Planned(Arc::new(plan)));
+            report(planned(Arc::new(plan)));
             (self.weight_cache).compress(checkpoint, planner, device, cancel, report)?;
             plan = self.plan(planner, settings)?;
             if plan.is_estimate() {
@@ -94,7 +94,7 @@ impl Loader {
             }
         }
         let plan = Arc::new(plan);
-        report(LoadEvent::Planned(Arc::clone(&plan)));
+        report(planned(Arc::clone(&plan)));
         let reader =
             (self.weight_cache).reader(checkpoint, planner, &plan, device, cancel, report)?;
         Ok((plan, reader))
@@ -141,6 +141,15 @@ impl Loader {
             fitting,
         }
         .into()
+    }
+}
+
+/// A load has no steps between passes.
+fn planned(plan: Arc<Plan>) -> LoadEvent {
+    LoadEvent::Planned {
+        plan,
+        steps: 0,
+        estimate: None,
     }
 }
 

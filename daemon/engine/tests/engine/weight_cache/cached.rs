@@ -23,7 +23,10 @@ fn switch(engine: &Engine, level: Level) -> Switched {
         match event {
             ApplyEvent::Planned { estimate: time, .. } => switched.time = time,
             ApplyEvent::Notice(notice) => switched.notices.push(notice),
-            ApplyEvent::Converting { .. } => switched.converted = true,
+            ApplyEvent::Progress {
+                stage: CommandStage::Converting,
+                ..
+            } => switched.converted = true,
             ApplyEvent::Progress { .. } => {}
             ApplyEvent::Finished(result) => {
                 result.unwrap();

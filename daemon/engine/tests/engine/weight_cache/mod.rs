@@ -15,8 +15,8 @@ use std::{
 use rustix::process::{Resource, Rlimit, setrlimit};
 use sluice_checkpoint::{CheckpointError, Source, synth::SynthDType};
 use sluice_engine::{
-    ApplyEvent, Budget, Engine, EngineError, EngineOptions, Event, Generate, LoadedModel, Outcome,
-    PlanOptions, PlanSettings, Work,
+    ApplyEvent, Budget, CommandStage, Engine, EngineError, EngineOptions, Event, Generate,
+    LoadedModel, Outcome, PlanOptions, PlanSettings, Work,
 };
 use sluice_plan::{BLOCK_DEFAULT, CANVAS_DEFAULT, Plan, Workload};
 use sluice_shared::{level::Level, sampling::EosPolicy};
@@ -314,7 +314,11 @@ fn a_change_converts_beside_a_running_request() {
     let converted = changes
         .iter()
         .take_while(|event| !matches!(event, ApplyEvent::Finished(_)));
-    let converted = converted.filter(|event| matches!(event, ApplyEvent::Converting { .. }));
+    let is_converting = |event: &ApplyEvent| {
+        let converting = CommandStage::Converting;
+        matches!(event, ApplyEvent::Progress { stage, .. } if *stage == converting)
+    };
+    let converted = converted.filter(is_converting);
     assert!(converted.count() > 0);
     let outcome = passes.iter().find_map(|event| match event {
         Event::Finished(result) => Some(result.unwrap()),
