@@ -14,6 +14,7 @@ use std::{
 };
 
 use sluice_proto::v1;
+use sluice_shared::units;
 use tokio::sync::watch;
 use tonic::Status;
 
@@ -22,7 +23,7 @@ pub use self::operation::{
     PROGRESS_INTERVAL, progress,
 };
 pub use self::persistence::WriteQueue;
-use crate::failure::Failure;
+use crate::{allocator, failure::Failure};
 
 /// Operations that are remembered after their end. Requests are counted by themselves (`requests`), so that many of them don't
 /// push out a load.
@@ -140,6 +141,15 @@ impl Operations {
             operation
         };
         self.changes.tell();
+        let about = operation.description();
+        tracing::info!(
+            operation = operation.id(),
+            kind = %about.kind,
+            model = given(&about.model),
+            input = given(&about.input_path),
+            output = given(&about.output_path),
+            "an operation begins"
+        );
         Ok(RunningOperation {
             operation,
             operations: self.clone(),
@@ -273,6 +283,11 @@ impl Known {
     }
 }
 
+/// A text for the log, which leaves empty ones out.
+fn given(text: &str) -> Option<&str> {
+    Some(text).filter(|text| !text.is_empty())
+}
+
 /// An operation's handle for the code that does the work. If it is dropped before the end, as by a panic, the operation fails.
 #[derive(Debug)]
 pub struct RunningOperation {
@@ -287,8 +302,20 @@ impl RunningOperation {
         self.operation.clone()
     }
 
-    /// Ends the operation with its result or its failure. A later end is ignored.
+    /// Ends the operation with its result or its failure, and logs that. A later end is ignored.
     pub fn finish(&self, result: Result<Outcome, Failure>) {
+        // What the work freed would otherwise stay with the process as free memory of the allocator.
+        allocator::give_back();
+        let (id, kind) = (self.id(), self.kind());
+        let model = given(&self.description().model);
+        let took = units::duration_ms(self.elapsed_ms());
+        match &result {
+            Ok(_) => tracing::info!(operation = id, %kind, model, took, "an operation is done"),
+            Err(failure) => {
+                let reason = failure.to_string();
+                tracing::info!(operation = id, %kind, model, took, reason, "an operation ends");
+            }
+        }
         let result = result.map(Some).map_err(Status::from);
         self.operations.end(&self.operation, result);
     }

@@ -95,30 +95,19 @@ impl Pulls {
         let mut access = self.library.access().clone();
         // A client's token is for this download alone. The hub's address stays the daemon's: no client chooses whom it calls.
         access.token = token.or(access.token);
-        tracing::info!(model = key, "downloading a model for a client");
         let pulls = self.clone();
         tokio::spawn(async move {
             let client = Client::new(access, Patience::default());
             let mut report = reporter(&running, &folder, budget_bytes);
             let pulled = tokio::select! {
                 pulled = pull.run(&client, &folder, &mut report) => pulled.map_err(Failure::from),
-                () = cancel.cancelled() => Err(Failure::PullCancelled { model: key.clone() }),
+                () = cancel.cancelled() => Err(Failure::PullCancelled { model: key }),
             };
             drop(report);
             let model = match pulled {
                 Ok(pulled) => pulls.done(&pulled.name.to_string()).await,
                 Err(failure) => Err(failure),
             };
-            match &model {
-                Ok(model) => tracing::info!(
-                    model = model.name,
-                    size = units::bytes(model.disk_bytes),
-                    "model downloaded"
-                ),
-                Err(failure) => {
-                    tracing::info!(model = key, reason = %failure, "the download ends");
-                }
-            }
             let result = model.map(|model| v1::PullResult { model: Some(model) });
             running.finish(result.map(Outcome::Pull));
         });

@@ -1,6 +1,6 @@
 //! A load: the engine's events become an operation's progress, and in the end the model that serves.
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use sluice_engine::{EngineError, LoadEvent, LoadedModel};
 use sluice_plan::{Plan, PlanError};
@@ -9,7 +9,6 @@ use sluice_shared::units;
 
 use super::{ModelName, Models, Requester, RestorePoint, ServingModel, embedded};
 use crate::{
-    allocator,
     failure::Failure,
     operations::{Outcome, RunningOperation, command::record},
     translate,
@@ -35,7 +34,6 @@ pub(super) struct LoadReporter {
     plan: Option<Arc<Plan>>,
     /// What was said of the plan's prediction. The exact plan, which follows an estimate, would say it again.
     prediction_note: Option<String>,
-    begun: Instant,
 }
 
 impl LoadReporter {
@@ -50,7 +48,6 @@ impl LoadReporter {
             running,
             plan: None,
             prediction_note: None,
-            begun: Instant::now(),
         }
     }
 
@@ -99,7 +96,6 @@ impl LoadReporter {
         tracing::info!(
             model = self.about.name.name,
             weights = units::bytes(loaded.info.weight_bytes),
-            took = units::duration_ms(self.begun.elapsed().as_secs_f64() * 1000.0),
             "model ready"
         );
         for problem in &loaded.recommended.problems {
@@ -125,7 +121,6 @@ impl LoadReporter {
         // Freed outside the lock: a tokenizer is large, and calls wait for the lock.
         drop(before);
         embedded::forget();
-        allocator::give_back();
         // After `serving` is set, so that whoever hears of the end can use the model.
         let plan = self.plan.take();
         self.running.finish(Ok(Outcome::Load(v1::LoadResult {
@@ -138,14 +133,9 @@ impl LoadReporter {
         let model = &self.about.name.name;
         // A cancelled load says nothing about the model, so the model does not count as failed.
         let was_cancelled = matches!(failure, Failure::Engine(EngineError::LoadCancelled));
-        match self.about.requester {
-            _ if was_cancelled => tracing::info!(model, "load cancelled"),
-            Requester::Configuration => {
-                tracing::error!(model, reason = %failure, "cannot load the model");
-            }
-            Requester::Client | Requester::Request => {
-                tracing::info!(model, reason = %failure, "load failed");
-            }
+        // A client reads the failure itself; this one nobody hears of.
+        if self.about.requester == Requester::Configuration && !was_cancelled {
+            tracing::error!(model, reason = %failure, "cannot load the model");
         }
         {
             let mut known = self.models.lock();
@@ -157,7 +147,6 @@ impl LoadReporter {
                 known.failed = Some((self.about.name.clone(), failure.to_string()));
             }
         }
-        allocator::give_back();
         self.running.finish(Err(failure));
     }
 }

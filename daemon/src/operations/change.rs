@@ -1,9 +1,6 @@
 //! Changes of level and budget: what the engine reports of one becomes an operation.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    time::Instant,
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use sluice_engine::{ApplyEvent, Engine, EngineError, PlanOptions};
 use sluice_plan::Plan;
@@ -14,7 +11,7 @@ use super::{
     Operation, OperationDescription, Operations, Outcome, RunningOperation,
     command::{record, without_layers},
 };
-use crate::{allocator, failure::Failure, translate};
+use crate::{failure::Failure, translate};
 
 /// The target of the change under way, and the number of changes that ended.
 #[derive(Debug, Clone, Default)]
@@ -85,7 +82,6 @@ impl Operations {
             target,
             is_under_way: false,
             running,
-            begun: Instant::now(),
         };
         engine.apply(change, Box::new(move |event| report.take(event)));
         Ok(operation)
@@ -103,7 +99,6 @@ struct ChangeReporter {
     /// Whether the target is this change's. A refused change must not clear the target of another one.
     is_under_way: bool,
     running: RunningOperation,
-    begun: Instant,
 }
 
 impl ChangeReporter {
@@ -127,13 +122,11 @@ impl ChangeReporter {
     }
 
     fn succeed(&self, plan: &Plan) {
-        let elapsed_ms = self.begun.elapsed().as_secs_f64() * 1000.0;
         tracing::info!(
             level = plan.level.name(),
             budget = units::bytes(plan.budget_bytes),
             peak = units::bytes(plan.peak_bytes()),
             streamed = units::bytes(plan.streamed_bytes()),
-            took = units::duration_ms(elapsed_ms),
             "another plan is in force"
         );
         let engine = self.engine.upgrade();
@@ -154,13 +147,11 @@ impl ChangeReporter {
     }
 
     fn fail(&self, failure: Failure) {
-        tracing::info!(reason = %failure, "the plan stays as it is");
         self.end(Err(failure));
     }
 
     fn end(&self, result: Result<Outcome, Failure>) {
         self.target.end(self.is_under_way);
-        allocator::give_back();
         self.running.finish(result);
     }
 }
@@ -238,7 +229,6 @@ mod tests {
             running: operations()
                 .begin(OperationDescription::default(), None)
                 .unwrap(),
-            begun: Instant::now(),
         };
         let machine = engine.machine().unwrap();
         let outline = ModelOutline::of_published_shape(

@@ -23,7 +23,7 @@ use sluice_shared::compression::Coder;
 use tokio::task::spawn_blocking;
 
 use super::{Operation, OperationDescription, Operations, Outcome, progress};
-use crate::{allocator, failure::Failure, model_name::ModelName, translate::container as wire};
+use crate::{failure::Failure, model_name::ModelName, translate::container as wire};
 
 impl Operations {
     /// Begins to compress a model into a file.
@@ -126,20 +126,10 @@ impl Operations {
         let cancel = Box::new(move || stops.store(true, Ordering::Relaxed));
         let running = self.begin(description, Some(cancel))?;
         let operation = running.operation();
-        let (id, about) = (operation.id(), operation.description());
-        let (kind, input, output) = (about.kind, &about.input_path, &about.output_path);
-        tracing::info!(operation = id, %kind, input, output, "a job begins for a client");
         let operations = self.clone();
-        tokio::spawn(async move {
-            let worker = running.operation();
-            let work = move || {
-                let result = work(&worker, &stop);
-                // A job's buffers would otherwise stay with the process as free memory of the allocator.
-                allocator::give_back();
-                result
-            };
-            let result = spawn_blocking(work).await;
-            let result = result.unwrap_or_else(|error| Err(error.into()));
+        // After a panic, dropping `running` ends the job.
+        spawn_blocking(move || {
+            let result = work(&running, &stop);
             // The job knows only that it was stopped. The client is told whether the shutdown did it.
             let result = result.map_err(|failure| match failure {
                 Failure::JobCancelled { partial_path, .. } => Failure::JobCancelled {
@@ -148,10 +138,6 @@ impl Operations {
                 },
                 other => other,
             });
-            match &result {
-                Ok(_) => tracing::info!(operation = id, "a job is done"),
-                Err(failure) => tracing::info!(operation = id, reason = %failure, "a job ends"),
-            }
             running.finish(result);
         });
         Ok(operation)

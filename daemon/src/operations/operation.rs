@@ -245,6 +245,12 @@ impl Operation {
         self.changes.tell();
     }
 
+    /// How long the operation has run; 0 while it waits.
+    pub(super) fn elapsed_ms(&self) -> f64 {
+        let started = self.status.borrow().started;
+        started.map_or(0.0, |started| ms(started.at, Instant::now()))
+    }
+
     /// Bytes of weights that a load has read, and the total where it is known; `(0, None)` until it reads.
     #[must_use]
     pub fn loaded_bytes(&self) -> (u64, Option<u64>) {

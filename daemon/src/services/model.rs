@@ -41,7 +41,6 @@ impl ModelService for Service {
             name: self.0.resolve(asked.model).await?,
             requested: asked.options,
         };
-        tracing::info!(model = request.name.name, "loading a model for a client");
         if asked.make_default {
             self.0.library.check_default()?;
         }
