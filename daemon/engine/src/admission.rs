@@ -23,6 +23,7 @@ impl Work {
         let longest = |samples: &[Vec<u32>]| samples.iter().map(Vec::len).max();
         match self {
             Self::Generate(request) => request.workload(requests(request.guidance)),
+            // The answer is one block: all of its masked positions are read in one pass.
             Self::Score(request) => Workload::new(
                 request.prompt.len() + request.answer.len(),
                 request.answer.len(),
@@ -60,10 +61,12 @@ impl Generate {
         } = self.decoding;
         let block = match growth {
             CanvasGrowth::Fixed | CanvasGrowth::Append => self.block_length,
+            // A block may grow to twice its length, and finding the canvas's length reads the last positions.
             CanvasGrowth::Insert => decode::diffusion::lm_head_rows(self.block_length),
         };
         let canvas = self.prompt.len() + self.canvas.len();
         let workload = Workload::new(canvas, block, canvases * speculation.canvases() as usize)
+            // The most of any pass: the opening pass of a block computes more than those after it.
             .computing(decode::most_rows(self))
             .comparing(self.compared_rows());
         let workload = match caching.mode {
@@ -243,6 +246,7 @@ impl Generate {
         let asked = [
             (
                 "diffusion.pins",
+                // Such a model writes from left to right, so nothing can stand behind what it has not written yet.
                 self.canvas.iter().any(|slot| *slot != CanvasSlot::Masked),
             ),
             ("diffusion.guidance", self.guidance > 0.0),
@@ -271,6 +275,7 @@ impl Generate {
         if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
             return Err(RequestError::OnlyMaskedDiffusion { what });
         }
+        // The first token is predicted by the one before it, so there has to be one.
         if self.prompt.is_empty() {
             return Err(RequestError::Zero { what: "prompt" });
         }

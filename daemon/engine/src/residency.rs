@@ -126,6 +126,8 @@ impl Residency {
         };
         for (number, group) in plan.groups.iter().enumerate() {
             progress(number);
+            // One after the other: on its way to a GPU each group is assembled in host memory, which all at once would
+            // fill.
             let place = match group.tier {
                 Tier::Device => match residency.bring(group, device, cancel)? {
                     LoadOutcome::Done(loaded) => GroupPlacement::Resident(loaded),
@@ -154,11 +156,13 @@ impl Residency {
         Self {
             groups: held.collect(),
             index: index(groups),
+            // The plan counts weights and staging buffers by itself. A dry run finds what comes on top of them.
             staging: StagingBuffers::default(),
             stream: None,
             link: None,
             decompressed: None,
             reader: None,
+            // Never asked: nothing is streamed in a dry run, and its operations have a device of the right profile.
             device: Device::dry_run(Profile::cpu(0)),
             ledger: Ledger::dry_run(),
             weights_version: 0,
@@ -173,6 +177,7 @@ impl Residency {
         cancel: &AtomicBool,
     ) -> Result<LoadOutcome<LoadedGroup>, EngineError> {
         let pages = layout::resident(group.sizes()).bytes as usize / PAGE_BYTES;
+        // Before the read, so that a refusal by the budget costs no time.
         let memory = DeviceBuffer::new(device, &self.ledger, MemoryKind::Weights, pages)?;
         let loaded = self.reader().load(group, memory, device, cancel)?;
         Ok(match loaded {
@@ -209,6 +214,7 @@ impl Residency {
                 .iter()
                 .all(|slot| slot.bytes() == self.staging.bytes_each);
         if cycle.is_empty() {
+            // Nothing is streamed, so the link's pinned memory goes back to other programs.
             self.link = None;
             return Ok(());
         }
@@ -226,6 +232,7 @@ impl Residency {
             (link, _) => link,
         };
         if let Some(link) = &mut link {
+            // Before the thread starts: the link is the thread's alone from then on.
             link.fit(&cycle);
         }
         self.stream = Some(WeightStream::start(reader, cycle, slots, link)?);
@@ -309,6 +316,8 @@ impl Residency {
                 let stream = self
                     .stream
                     .as_ref()
+                    // The stream is missing where its buffers could not be allocated after a change. The error counts
+                    // as short memory, so something gives way and the pass is run again.
                     .ok_or_else(|| self.no_staging_buffers())?;
                 // While the pass waits, conversions may use its cores.
                 let waiting = self.device.wait();
@@ -373,6 +382,7 @@ impl Residency {
         // A fresh buffer is cheap here: at most a quarter of a MiB, once for every run of a token in a canvas.
         let mut bytes = vec![0; tensor.source.bytes(tensor.width)];
         self.reader().row(tensor, id as usize, &mut bytes)?;
+        // No level converts the embedding, so its rows have the checkpoint's format.
         tensor.source.dequantize(&bytes, out);
         Ok(())
     }
@@ -444,6 +454,7 @@ impl Residency {
         tensors.all(|tensor| match tensor.storage {
             Storage::Plain(format) => {
                 format == tensor.source
+                    // Weights that the file has quantized stay lossy when they are decompressed.
                     && tensor.compressed.is_none_or(|coding| coding.is_lossless())
             }
             Storage::Compressed(coding) => coding.is_lossless(),
@@ -553,6 +564,7 @@ fn weight<'a>(
         format: tensor.storage.format(),
         rows: tensor.rows,
         width: tensor.width,
+        // Without bytes in a dry run, whose operations only count memory.
         data: loaded.map_or(WeightData::None, |loaded| {
             loaded.tensor(index, tensor, decoded)
         }),

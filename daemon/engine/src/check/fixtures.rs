@@ -126,6 +126,7 @@ pub fn fixture_forwards(
     };
     let never = AtomicBool::new(false);
     let reader = WeightReader::new(Arc::new(checkpoint), &sources);
+    // No more than the plan counts with, so that the groups beyond it are really read in every pass.
     let reader = Arc::new(reader.with_pinned_memory_limit(plan.pinned_bytes));
     let (device, ledger) = (ops.device(), ops.ledger());
     let loaded = Residency::load(&plan, reader, device, ledger, &never, &mut |_| {})?;
@@ -331,6 +332,7 @@ pub fn fixture_samples(folder: &Path, options: EngineOptions) -> Result<Vec<Samp
         else {
             return Err(broken(folder));
         };
+        // A short list would leave prompts unchecked, and the case would still pass.
         if prompts.len() != answers.len() {
             return Err(broken(folder));
         }

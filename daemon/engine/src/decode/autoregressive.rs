@@ -27,6 +27,7 @@ use crate::{
 pub fn share_rows(unread: &[usize], rows_max: usize) -> Vec<usize> {
     let mut shares = vec![0; unread.len()];
     let mut order: Vec<usize> = (0..unread.len()).collect();
+    // A stable sort: of equal sequences the one that joined first.
     order.sort_by_key(|&index| unread[index]);
     let mut left = rows_max;
     for index in order {
@@ -67,6 +68,7 @@ impl Continuation {
         vocabulary: Arc<Vocabulary>,
     ) -> Self {
         let mut seen = request.prompt.clone();
+        // Sorted, because the sampler looks tokens up by binary search.
         seen.sort_unstable();
         seen.dedup();
         Self {
@@ -229,6 +231,7 @@ fn special_stops(stops: &[Vec<u8>], tokenizer: Option<&Tokenizer>) -> Vec<u32> {
     let id = |stop: &Vec<u8>| {
         let (text, stop) = (tokenizer?, std::str::from_utf8(stop).ok()?);
         let id = text.token_id(stop)?;
+        // A token with text of its own is found in the text, even where a stop string spans several tokens.
         text.piece(id).is_empty().then_some(id)
     };
     stops.iter().filter_map(id).collect()

@@ -168,6 +168,7 @@ impl Denoiser<'_> {
         for cache in memories.flat_map(|memory| &mut memory.kv_caches) {
             match &candidates {
                 Ok(_) => self.ops.keep_salient(cache)?,
+                // The pass is run again and sums attention from the start.
                 Err(_) => cache.forget_salience(),
             }
         }
@@ -202,6 +203,7 @@ impl Denoiser<'_> {
                             cache: caches.next().expect("a cache for each canvas"),
                             cache_positions: match &asked.pass.reach.cache_positions {
                                 Some(places) => slice::from_ref(places),
+                                // Unless the cache was compacted, a token's keys lie at the token's own position.
                                 None => &asked.pass.reach.computed,
                             },
                             seen,
@@ -246,6 +248,7 @@ impl Denoiser<'_> {
         // A check is a row of its own, at the same position as the token that it verifies, but holding a mask.
         positions.extend(checks.iter().map(|row| row.position));
         let mask = self.vocabulary.mask_id();
+        // The unconditional canvas has the same rows at the same positions, so one list of positions serves both.
         let tokens = pass.canvases().map(|canvas| {
             let computed = positions[..computed]
                 .iter()

@@ -122,6 +122,7 @@ pub fn rows(
         return Ok(take(&hidden)?);
     };
     let mut cache = ops.kv_cache(reading.cache, sample.tokens.len())?;
+    // In chunks, as requests read their prompts: the plan has activations for no more rows at once.
     for (index, tokens) in sample.tokens.chunks(reading.rows).enumerate() {
         let start = index * reading.rows;
         let here = |row: &usize| row.checked_sub(start).filter(|&row| row < tokens.len());

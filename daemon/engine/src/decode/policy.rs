@@ -193,6 +193,7 @@ pub fn policy(choice: &PolicyChoice) -> Box<dyn Policy> {
         }),
         other => unreachable!("policy '{other}' is in the registry but not implemented"),
     };
+    // Around the policy and not within each, since it only looks at what was about to be committed.
     match choice.apart() {
         0 => policy,
         positions => Box::new(Apart { policy, positions }),
@@ -213,6 +214,7 @@ impl BlockView<'_> {
     /// Commits the candidates of these rows, and of the highest one in any case.
     fn with_best(&self, mut rows: Vec<usize>) -> PolicyDecision {
         let best = self.ranked()[0];
+        // At least one commit in each pass, or a block might never end.
         if !rows.contains(&best) {
             rows.push(best);
         }

@@ -106,6 +106,7 @@ fn drawn(logits: &[f32], order: &mut [u32], draw: &DrawInput<'_>) -> Option<u32>
         y.total_cmp(&x).then(a.cmp(b))
     };
     let max = f64::from(logits[best(logits)? as usize]);
+    // The largest logit is subtracted first: at low temperatures its exponential would overflow.
     let weight = |id: u32| ((f64::from(logits[id as usize]) - max) / draw.temperature).exp();
     let mut kept = order;
     if let Some(top_k) = sampling.top_k.map(|k| k as usize)
@@ -123,6 +124,7 @@ fn drawn(logits: &[f32], order: &mut [u32], draw: &DrawInput<'_>) -> Option<u32>
     let least = sampling.min_p.unwrap_or(0.0);
     // Gumbel-max: the largest of logit + temperature · Gumbel noise is a draw from the softmax, without summing it up.
     let score = |id: u32| {
+        // By position and token alone, so that neither a kept prefix nor a shared pass changes a draw.
         let noise = draw.noise.gumbel(0, draw.position as u64, u64::from(id));
         f64::from(logits[id as usize]) + draw.temperature * noise
     };

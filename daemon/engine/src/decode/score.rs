@@ -99,6 +99,7 @@ impl DiffusionRequest for ScoreEstimate {
                 .map(|canvas| (canvas, self.request.guidance)),
             reach,
             rows,
+            // Only the probabilities of given tokens are read, which noise would not change.
             temperature: 0.0,
             noise: Noise::new(self.request.seed),
             suppressed: &[],
@@ -215,6 +216,7 @@ fn masked_positions(request: &Score, draw: usize) -> Vec<usize> {
         key(a).total_cmp(&key(b))
     });
     positions.truncate(count);
+    // The rows of a pass are in rising order.
     positions.sort_unstable();
     positions
 }

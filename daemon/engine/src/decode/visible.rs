@@ -79,6 +79,7 @@ fn find(text: &[u8], stop: &[u8]) -> Option<usize> {
 
 /// Bytes at the end of the text that are the beginning of `stop`.
 fn begun(text: &[u8], stop: &[u8]) -> usize {
+    // One byte less than the stop string, which would have been found as a whole. Stop strings are never empty.
     let longest = text.len().min(stop.len() - 1);
     let is_begun = |len: &usize| text.ends_with(&stop[..*len]);
     (1..=longest).rev().find(is_begun).unwrap_or(0)

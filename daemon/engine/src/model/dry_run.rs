@@ -116,6 +116,7 @@ impl DryRun {
                     .reserve(MemoryKind::KvCache, ((requests - 1) * PAGE_BYTES) as u64)?,
             ),
         };
+        // As many as `share_rows` gives out, which real passes call with the same number.
         let rows = workload.rows().min(mlp_rows).max(requests);
         let tokens: Vec<_> = (shares(rows, requests, workload.canvas_length).iter())
             .map(|&rows| vec![0; rows])
@@ -125,6 +126,7 @@ impl DryRun {
             .map(|(tokens, cache)| Sequence {
                 tokens,
                 positions: &positions[..tokens.len()],
+                // A pass reads at most one row of a request: the one that predicts its next token.
                 wanted: &[0],
                 sees: VisibleKeys::Before { cache },
             })
@@ -161,6 +163,7 @@ impl DryRun {
             0 => None,
             _ => Some(ops.ledger().reserve(MemoryKind::KvCache, bytes as u64)?),
         };
+        // Twice the canvas: each row may have a check row behind it.
         let tokens = vec![0; 2 * canvas];
         let positions: Vec<usize> = (0..canvas).collect();
         // Only sums matter for memory, so the rows are shared out in any way that is possible.

@@ -190,12 +190,14 @@ impl Transformer {
         let mut query_positions = &rows.positions;
         if is_last {
             x = ops.take_rows(&x, &rows.wanted)?;
+            // The residual shrinks as well: nothing behind this layer reads the other rows.
             hidden = ops.take_rows(&hidden, &rows.wanted)?;
             query_positions = &rows.wanted_positions;
         }
         let mut q = project(&x, TensorPart::Query, TensorPart::QueryBias)?;
         // Given back to the arena before attention takes its output: the order of drops is part of the planned peak.
         drop(x);
+        // Queries and keys together, in one launch on a GPU.
         let rotated = [(&mut q, query_positions), (&mut k, &rows.positions)];
         ops.rope(rotated, &self.rope)?;
         let shape = AttentionShape {
@@ -203,6 +205,8 @@ impl Transformer {
             kv_heads: self.config.shape.kv_heads,
             head_dim: self.config.shape.head_dim,
         };
+        // Before attention: queries read the cache even for keys of this pass, so that no result depends on how a
+        // prompt was cut.
         for CachedRows { cache, runs, .. } in &mut seen.caches {
             for (rows, start) in runs {
                 ops.put_kv(cache, layer, [&k, &v], rows.clone(), *start)?;
@@ -245,6 +249,8 @@ impl Transformer {
         hidden: &mut Activation,
     ) -> Result<(), EngineError> {
         let gate_up = acquire(ops, weights, WeightGroup::GateUp(layer))?;
+        // Both groups are held for all chunks of rows, since a streamed one would have to be read again for each. So an
+        // MLP holds two staging buffers at once, and a plan has three at least.
         let down = acquire(ops, weights, WeightGroup::Down(layer))?;
         let norm = gate_up.weight(TensorPart::MlpNorm);
         for start in (0..hidden.len()).step_by(self.mlp_rows) {

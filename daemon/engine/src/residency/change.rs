@@ -35,6 +35,7 @@ impl GroupPreparation {
             Ok(Ok(None)) => unreachable!("whoever cancels doesn't ask"),
             Ok(Err(error)) => Some(Err(error)),
             Err(mpsc::TryRecvError::Empty) => None,
+            // The thread has ended without a result, which only a panic explains.
             Err(mpsc::TryRecvError::Disconnected) => Some(Err(EngineError::Panicked)),
         }
     }
@@ -102,6 +103,7 @@ impl Residency {
                 plan: groups[index].clone(),
                 placement: GroupPlacement::Resident(loaded),
             };
+            // Requests compare versions to learn that their KV cache was computed with other weights.
             self.weights_version += 1;
         }
         // The stream's cycle lists the streamed groups, so it starts anew when one of them becomes resident.
@@ -187,6 +189,7 @@ impl Residency {
         drop(self.end_stream());
         self.decompressed = None;
         for &index in evicted {
+            // This may continue a cancelled call, which has evicted some of them already.
             if self.groups[index].plan != groups[index] {
                 self.groups[index] = GroupEntry {
                     plan: groups[index].clone(),
@@ -199,6 +202,7 @@ impl Residency {
             if self.groups[index].plan == groups[index] {
                 continue;
             }
+            // Only between two groups: in the middle of one the model would lack it.
             if cancel.load(Ordering::Relaxed) {
                 self.staging = self.staging_of_both(target.staging);
                 // If the buffers cannot be allocated now, the next pass tries again and reports it.
@@ -221,6 +225,7 @@ impl Residency {
                 .map(|held| held.plan.staging_bytes())
                 .max()
                 .unwrap_or(0),
+            // Groups have the forms of either plan until all have changed.
             decompress_bytes: self.staging.decompress_bytes.max(new.decompress_bytes),
         }
     }

@@ -43,6 +43,7 @@ pub(super) fn convert(
             source.resize(rows.len() * source_stride, 0);
             read(start..start + source.len() as u64, source)?;
             numbers.resize(rows.len() * width, 0.0);
+            // By way of `f32`, the only type that quantizers take.
             from.dequantize(source, numbers);
             to.quantize(numbers, out);
             Ok(())
@@ -95,6 +96,7 @@ fn in_pieces<E: Send>(
             return Ok(false);
         }
         let first_row = batch * batch_rows;
+        // Each thread's busy time is summed: the rest after a batch is a multiple of what it really took of the cores.
         workers.run_beside(|busy| {
             let pieces = out.par_chunks_mut(rows * stride).enumerate();
             result = pieces.try_for_each(|(piece, out)| {

@@ -168,6 +168,8 @@ impl GpuLink {
         let Some(entry) = self.ledger.pin(bytes, self.limit_bytes) else {
             return Ok(PinOutcome::Refused);
         };
+        // Exactly its size: pools that round up to powers of two have locked up to 1.9 times what was asked for (vLLM,
+        // SGLang).
         let mut memory = match HostMemory::pinned(&self.gpu, bytes as usize) {
             Ok(memory) => memory,
             // The system's own limit: not an error, and asking again for each group would only take time.
@@ -177,6 +179,7 @@ impl GpuLink {
             }
             Err(error) => return Err(error.into()),
         };
+        // A cancelled read frees the memory: kept half-filled, the group would be taken for whole.
         let Some(starts) = read(reader, group, &mut memory, cancel)? else {
             return Ok(PinOutcome::Cancelled);
         };
@@ -203,6 +206,8 @@ impl GpuLink {
     ) -> Result<Option<BroughtGroup>, EngineError> {
         let begun = Instant::now();
         let mut read_since = None;
+        // Read once into memory of its own, from which later passes copy. Where pinning is refused it is staged as
+        // others are.
         if self.wants(group) {
             match self.pin(reader, group, cancel)? {
                 PinOutcome::Read => read_since = Some(begun),
@@ -225,6 +230,8 @@ impl GpuLink {
                 (&*memory, &staged)
             }
         };
+        // On the GPU tensors lie as resident ones do, without the partial pages that direct reads leave between them on
+        // the host.
         let places = layout::resident(group.sizes()).placements;
         let parts = group.tensors.iter().zip(&places).zip(from);
         let parts = parts.map(|((tensor, place), &start)| {

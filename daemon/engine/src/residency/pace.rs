@@ -13,6 +13,7 @@ pub(super) struct ReadPace {
 impl ReadPace {
     pub(super) fn new(bytes_per_s: u64) -> Self {
         Self {
+            // A rate of 0 would make the time below infinite, on which `from_secs_f64` panics.
             bytes_per_s: bytes_per_s.max(1),
             last_due: None,
         }

@@ -115,6 +115,7 @@ impl LoadedGroup {
             on_gpu @ DeviceBuffer::Gpu(_) => {
                 let all = on_gpu.span().part(start, len);
                 WeightData::Gpu(GpuWeight {
+                    // The index lies behind the compressed bytes, in the same memory, and is no part of them.
                     span: coded.map_or(all, |(_, coding)| all.part(0, coding.bytes as usize)),
                     compressed: coded.map(|(tensor_compressed, coding)| GpuCompressedRows {
                         tensor: tensor_compressed,
@@ -216,10 +217,12 @@ impl WeightReader {
             tensors().any(|tensor| {
                 let format = tensor.storage.format();
                 let entry = entries[tensor.tensor].as_ref();
+                // Weights in the source's format are read from the checkpoint, whatever copies have.
                 format != tensor.source && entry.is_some_and(|entry| entry.format == Ok(format))
             })
         };
         self.converted.retain(|(_, entries)| is_of_use(entries));
+        // A compressed checkpoint is a container itself, which stays open.
         let is_copy = !Arc::ptr_eq(&self.compressed.container, &self.checkpoint);
         let is_compressed = |tensor: &TensorPlan| matches!(tensor.storage, Storage::Compressed(_));
         if is_copy && !tensors().any(is_compressed) {
@@ -280,6 +283,7 @@ impl WeightReader {
         for (tensor, place) in group.tensors.iter().zip(&layout.placements) {
             let out = &mut bytes[place.offset as usize..][..stored_bytes(tensor)];
             let done = match self.stored(tensor) {
+                // A compressed source goes the way of conversions, which decompress on all threads.
                 Some((checkpoint, entry)) if !entry.is_compressed() => {
                     read_in_pieces(checkpoint, entry, tensor, out, cancel, Some(workers))?
                 }
@@ -290,6 +294,7 @@ impl WeightReader {
             }
         }
         let starts = starts(&layout);
+        // Before the upload, which then copies the index with the group.
         self.check_compressed(group, bytes, &starts)?;
         if let Some(gpu) = device.gpu() {
             // No pass uses this memory yet, so the copy runs beside the passes of the model that serves.
@@ -344,6 +349,8 @@ impl WeightReader {
         memory: &mut [Page],
         cancel: &AtomicBool,
     ) -> Result<Option<Vec<usize>>, EngineError> {
+        // The same layout whether reads go past the cache or not, so that a staging buffer fits the group on every
+        // tier.
         let layout = layout::staging(group.sizes());
         let mut starts = Vec::with_capacity(layout.placements.len());
         for (tensor, place) in group.tensors.iter().zip(&layout.placements) {
@@ -351,6 +358,8 @@ impl WeightReader {
                 .stored(tensor)
                 .expect("what is streamed is stored as it is kept");
             let is_direct = group.tier == Tier::Disk && place.is_direct;
+            // Read and not mapped: a file that is cut short under a mapping kills the process, and page faults leave
+            // most of a drive's bandwidth unused.
             let start = if is_direct && !entry.is_compressed() {
                 read_direct(checkpoint, entry, tensor, place, memory, cancel)?
             } else {
@@ -378,6 +387,7 @@ impl WeightReader {
                 None => return Ok(None),
             }
         }
+        // In every pass: the file may have been damaged since the last one.
         self.check_compressed(group, bytemuck::cast_slice_mut(memory), &starts)?;
         Ok(Some(starts))
     }
@@ -433,6 +443,7 @@ impl WeightReader {
         let start = (row * out.len()) as u64;
         self.checkpoint
             .read_part(entry, start..start + out.len() as u64, out)?;
+        // After the read: a row of a file that was replaced meanwhile is refused.
         Ok(self.checkpoint.check_unchanged(entry)?)
     }
 

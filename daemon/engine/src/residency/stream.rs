@@ -146,6 +146,7 @@ impl StreamState {
             // The GPU has failed, which whoever waits for it is told.
             Err(_) => false,
         });
+        // Bounded even if nobody asks for the statistics, which is when transfers are settled.
         let beyond = self.transfers.len().saturating_sub(TRANSFERS_MAX);
         self.transfers.drain(..beyond);
     }
@@ -184,6 +185,7 @@ impl WeightStream {
         ledger: &Ledger,
     ) -> Result<Vec<DeviceBuffer<Page>>, EngineError> {
         let pages = staging.bytes_each as usize / PAGE_BYTES;
+        // An allocation for each buffer, since buffers change hands one by one.
         (0..staging.count)
             .map(|_| {
                 Ok(DeviceBuffer::new(
@@ -224,6 +226,7 @@ impl WeightStream {
             changed: Condvar::new(),
             abandon: AtomicBool::new(false),
         });
+        // A thread of its own: it blocks in reads and in waits, which a thread of the pool that computes must not.
         let thread = thread::Builder::new()
             .name("sluice-prefetch".to_owned())
             .spawn({
@@ -278,6 +281,7 @@ impl WeightStream {
             self.shared.changed.notify_all();
             state = self.shared.wait(state);
         };
+        // Counted here and not when it was read: what was read for a pass that was given up has served nobody.
         state.stats.bytes += self.shared.cycle[place].bytes();
         let slot = StagedGroup {
             loaded: Some(ready.loaded),
@@ -296,6 +300,7 @@ impl WeightStream {
                 });
             }
             _ => {
+                // On the CPU the host's clock tells both times. With a GPU it would tell only when the copy was sent.
                 state.stats.waited += begun.elapsed();
                 state.stats.copied += ready.time;
             }
@@ -309,6 +314,7 @@ impl WeightStream {
         let mut state = self.shared.state();
         let ready = std::mem::take(&mut state.ready);
         let free = std::mem::take(&mut state.free);
+        // On a GPU, copies into ready buffers have arrived: `stop` has waited for all of the link's.
         let slots = ready.into_iter().map(ReadyGroup::into_free).chain(free);
         let slots = slots.map(|slot| {
             if let Some(used) = slot.used {
@@ -374,6 +380,8 @@ impl StreamShared {
     /// Waits until `due`; false if the present read is cancelled before.
     fn wait_until(&self, due: Instant) -> bool {
         let mut state = self.state();
+        // The lock is held while the flag is read. Cancels are set under it, so none falls between this look and the
+        // wait.
         while !self.abandon.load(Ordering::Relaxed) {
             let left = due.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -428,6 +436,7 @@ impl StreamShared {
             }
             state = self.state();
             state.filling = None;
+            // The link belongs to this thread; all others see its bytes through the statistics.
             state.stats.pinned_bytes = link.as_ref().map_or(0, GpuLink::pinned_weight_bytes);
             match result {
                 Ok(Some(brought)) => {
@@ -444,9 +453,12 @@ impl StreamShared {
                         arrival: brought.arrival,
                     });
                 }
+                // Nothing was sent to the buffer, so its earlier mark still says until when the GPU uses it.
                 Ok(None) => state.free.push(FreeBuffer { memory, used }),
                 Err(error) => {
                     state.free.push(FreeBuffer { memory, used });
+                    // Kept for the next `take`, which has it tried again. Until then nothing is read: a broken disk
+                    // would fail over and over.
                     state.failed = Some((next, error));
                 }
             }
@@ -479,6 +491,7 @@ impl StreamShared {
     /// The next group that is to be kept in pinned memory: read while all staging buffers are full, so that later
     /// passes need not read it.
     fn next_to_pin(&self, state: &StreamState, link: Option<&GpuLink>) -> Option<usize> {
+        // Not while a failure waits to be reported: the same read would fail over and over.
         let link = link.filter(|_| state.failed.is_none())?;
         let count = self.cycle.len();
         let mut places = (0..count).map(|ahead| (state.next + ahead) % count);

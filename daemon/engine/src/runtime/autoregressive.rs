@@ -86,6 +86,7 @@ impl AutoregressiveRequest {
             resolve_kv_cache_format(kv, &profile)?,
         );
         let vocabulary = Arc::clone(&current.vocabulary);
+        // `evict_prefixes` has dropped entries of other weights, so the copied prefix belongs to these, too.
         let watch = WeightsWatch::new(&current.weights);
         let mut cache = worker.ops.kv_cache(shape, capacity)?;
         worker.reuse_prefix(&request.prompt, &mut cache)?;
@@ -143,6 +144,7 @@ impl AutoregressiveRequest {
 
     /// Takes the result of a pass that read so many rows of it.
     pub(super) fn take(&mut self, read: ReadRows, cost: &PassCost, emit: &mut dyn FnMut(Event)) {
+        // A request that got no rows has no event of this pass.
         if read.rows > 0 {
             self.continuation
                 .take(read.rows, read.candidate, cost, emit);
@@ -237,6 +239,7 @@ fn choose(
     let x = model.final_norm(ops, weights, &hidden)?;
     // Returned to the arena before the logits are computed.
     drop(hidden);
+    // All logits of a row at once, unlike a masked diffusion model's, because top-p needs all of them.
     let logits = match logits {
         Some(logits) if logits.count() >= x.len() => logits,
         logits => {
@@ -257,6 +260,7 @@ fn choose(
             if wanted.is_empty() {
                 return Ok(None);
             }
+            // Reading logits waits for a GPU, so it is a phase of its own.
             let _timed = ops.timed(Phase::Sampling);
             let (logits, order) = ops.read_logits(logits, row)?;
             row += 1;
@@ -330,6 +334,7 @@ impl Worker {
         let Some(current) = &mut self.current else {
             return;
         };
+        // Pushed before anything is evicted: the oldest entries go first, and this one only if it does not fit alone.
         current.prefix_cache.push(left);
         let peak = (current.plan.peak_bytes()).max(current.as_it_stands().peak_bytes());
         while current.prefix_cache.len() > KEPT_PREFIXES_MAX

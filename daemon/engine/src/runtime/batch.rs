@@ -89,11 +89,13 @@ impl Worker {
     pub(super) fn serve(&mut self, mut job: Job, stop: &Arc<AtomicBool>) {
         // A long step of a switch on the way looks at the same flag as the passes.
         self.cancel = Arc::clone(stop);
+        // The request's peak begins before its plan and caches, which are its own as well.
         self.shared.ledger.mark(PeakMark::Pass);
         let workload = job.work.workload();
         let prepared = self.prepare(&job.work, &workload);
         let mut served = PassRunner::new(self, workload, stop);
         match (prepared.and_then(|()| served.start()), &job.work) {
+            // A measurement changes the weights on its way, so it shares no pass.
             (Ok(()), Work::MeasureFidelity(request)) => {
                 let mut emit = |event| job.listener.tell(event);
                 let result = served.worker.measure_fidelity(request, stop, &mut emit);
@@ -114,6 +116,7 @@ impl Worker {
                 served.worker.end(job, Err(error));
             }
         }
+        // A fresh flag: the next steps of a switch must not see that this request was cancelled.
         self.cancel = Arc::default();
     }
 
@@ -137,12 +140,14 @@ impl Worker {
         let (places, count) = workload.cached_rows();
         let profile = self.ops.device().profile();
         let current = self.current_mut()?;
+        // The batch's format and not that of the settings, which may have changed since the batch began.
         let kv = current.serving_kv_cache_format.unwrap_or_default();
         let shape = KvCacheShape::of(
             &current.planner.config.shape,
             resolve_canvas_kv_cache_format(kv, &profile)?,
         );
         let head_rows = current.planner.config.shape.padded_vocab_size;
+        // All canvases of a request have one length, so they share the places evenly.
         let caches = (0..count).map(|_| self.ops.kv_cache(shape, places / count));
         let distributions = match workload.compared_rows() {
             0 => None,
@@ -210,6 +215,7 @@ impl Batch<'_> {
                 watch: None,
             },
             Work::Score(request) => RunningWork::Diffusion {
+                // Each draw is a canvas of its own, so nothing is kept from pass to pass.
                 memory: RequestMemory::default(),
                 request: Box::new(ScoreEstimate::new(request.clone(), vocabulary)),
                 watch: None,
@@ -244,6 +250,7 @@ impl Batch<'_> {
             peak_bytes: 0,
             failed: None,
         });
+        // With one request more, rows may cost time.
         self.allow_guesses();
     }
 
@@ -350,6 +357,7 @@ impl Batch<'_> {
             if let Outcome::Generated(generated) = &mut outcome {
                 generated.peak_device_bytes = peak_bytes.max(held_bytes);
             }
+            // Before the listener is told: whoever hears of the end finds the request out of the queue.
             worker.shared.queue.end(id);
             // A failure after a cancel is no failure: the caller asked for the end.
             let failed = failed.filter(|_| !cancel.load(Ordering::Relaxed));
@@ -362,6 +370,7 @@ impl Batch<'_> {
         let all = 0..self.members.len();
         if !self.is_split {
             match self.pass_of(all.clone()) {
+                // A shared pass does not tell whose failure it is, so each request runs alone until one leaves.
                 Err(Interrupt::Failed(_)) if all.len() > 1 => self.is_split = true,
                 // Alone, the failure is certainly its own.
                 Err(Interrupt::Failed(error)) => return self.members[0].failed = Some(error),
@@ -440,6 +449,7 @@ impl Batch<'_> {
         // Ends the borrow of the members.
         drop(asked);
         tell(members, &served.take_notices());
+        // Only after the notices were told: they may say what gave way before the pass failed.
         let (mut candidates, cost) = result?;
         let current = served.worker.current.as_ref();
         for member in members.iter_mut() {
@@ -480,6 +490,7 @@ impl Batch<'_> {
         } = self;
         let members = &mut members[range];
         let stop = served.cancel;
+        // All of them are of this kind: a batch belongs to one model.
         let mut requests: Vec<&mut AutoregressiveRequest> = members
             .iter_mut()
             .filter_map(|member| match &mut member.work {

@@ -64,6 +64,7 @@ impl Engine {
                         self.cancel(ticket);
                     }
                 }
+                // A cancelled request ends with an outcome and no error, so the reports get to the caller.
                 Event::Finished(result) => return result.map(|_| reports),
                 _ => {}
             }

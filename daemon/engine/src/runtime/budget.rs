@@ -112,6 +112,8 @@ impl Worker {
     fn settle_budget(&mut self, found: MemoryFindings) -> MemoryFindings {
         let is_switching = |current: &CurrentModel| current.switch.is_some();
         if found.is_relieved
+            // Not while a load was promised the memory or a switch is moving weights. The watch stays limited, so a
+            // later look tries again.
             && !self.has_promised_budget()
             && !self.current.as_ref().is_some_and(is_switching)
         {

@@ -31,6 +31,7 @@ impl Worker {
         // A plan needs compressed or converted weights, never both: levels use the one or the other.
         let reader = if lacks_compressed(&reader, plan) {
             let (checkpoint, planner) = (reader.checkpoint(), &current.planner);
+            // A copy that is there by now is used, whoever wrote it.
             let missing = self
                 .weight_cache
                 .look_for_compressed(checkpoint, planner, notice)?;
@@ -104,6 +105,7 @@ impl Worker {
         if let Err(error) = current.set_reader(Arc::new(reader)) {
             self.lose_stream(error);
         }
+        // After the copy is in use, since eviction leaves files that are.
         self.weight_cache.evict(notice);
     }
 

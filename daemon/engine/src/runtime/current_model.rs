@@ -101,6 +101,7 @@ impl CurrentModel {
     }
 
     pub(super) fn set_mlp_rows(&mut self, rows: usize) {
+        // Both together: plans count by this number, and passes compute by the model's.
         self.mlp_rows = rows;
         self.model.set_mlp_rows(rows);
     }

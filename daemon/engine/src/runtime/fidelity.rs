@@ -106,6 +106,8 @@ impl Worker {
         let kv = self.shared.state.settings().kv_cache_format;
         let profile = self.ops.device().profile();
         let kept_in = |kv| resolve_kv_cache_format(kv, &profile).map_err(EngineError::from);
+        // The source is read with an unrounded KV cache where the device has one: what the cache's format loses counts
+        // as the level's loss.
         let (format, exact) = (
             kept_in(kv)?,
             kept_in(KvCacheFormat::F32).or(kept_in(KvCacheFormat::Auto))?,
@@ -116,6 +118,7 @@ impl Worker {
             true => plan.level,
             false => self.current_mut()?.plan.level,
         };
+        // Taken before the plan changes again: into these forms the level's LM head is converted below.
         let head = self.current_mut()?.plan.groups.clone();
         let theirs = self.rows_at(Level::Standard, exact, before, &samples, cancel, &mut tell)?;
         self.divergence(level, &samples, &head, [&theirs, &ours], cancel)
@@ -189,6 +192,7 @@ impl Worker {
             .iter()
             .flat_map(|sample| sample.targets.iter().copied())
             .collect();
+        // In parts of the vocabulary: the logits of both sides would take more memory than the model's activations.
         let mut comparison = ops.start_comparison(&targets, weights.lm_head_part_rows())?;
         let heads = groups
             .iter()

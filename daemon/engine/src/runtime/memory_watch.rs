@@ -67,6 +67,7 @@ impl MemoryFigures {
         let memory = gpu.memory().ok()?;
         let counted_bytes = before.max(ledger.used_bytes());
         let arena = gpu.arena();
+        // The arena maps larger pieces than it hands out, and the driver counts them whole.
         let slack = arena.map_or(0, |arena| arena.mapped_bytes - arena.used_bytes);
         Some(Self {
             free_bytes: memory.free_bytes,
@@ -126,6 +127,7 @@ impl GpuMemoryWatch {
         let grown = figures.others_bytes().saturating_sub(start.others_bytes);
         // Whoever holds the difference: it is not available.
         if grown > figures.tolerance_bytes() {
+            // What is held stays ours, so plans may use it and what is free.
             let all = ledger.used_bytes() + figures.free_bytes;
             state.set_available_bytes(Some(all.saturating_sub(start.margin_bytes)));
             found.missing_bytes = start.margin_bytes.saturating_sub(figures.free_bytes);

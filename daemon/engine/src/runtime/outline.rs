@@ -30,6 +30,7 @@ impl ModelOutline {
             compressed: None,
             compressed_copy: None,
         });
+        // There are no weights to take a sample of, so sizes come from a typical model's exponents.
         let sources = with_assumed_compression(sources.collect());
         // Its disk is not known yet.
         let machine = Machine {
@@ -102,6 +103,7 @@ impl Engine {
         if let Some(planner) = self.shared.state.planner() {
             return Ok(planner.machine.clone());
         }
+        // Measured by the engine's thread, the only one that computes on the device.
         let (send, receive) = mpsc::channel();
         if !self.shared.queue.measure(send) {
             return Err(EngineError::Stopped);

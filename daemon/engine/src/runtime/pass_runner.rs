@@ -65,6 +65,7 @@ impl<'a> PassRunner<'a> {
         let found = self.worker.look_at_memory_now();
         self.notices.extend(found.notices);
         let current = self.worker.current_mut()?;
+        // A new batch begins with as many rows at once as the device takes, whatever the last one had to give up.
         current.set_mlp_rows(current.planner.mlp_rows);
         // Fixed for the batch: a cache's format cannot change while requests hold caches, whatever the settings become.
         current.serving_kv_cache_format = Some(kv);
@@ -263,6 +264,7 @@ impl<'a> PassRunner<'a> {
         // Taken before the switch's step below, whose streaming counts as this pass's.
         let before = self.weights().stream;
         self.worker.between_passes();
+        // After the switch's step, which may have freed what others need.
         self.yield_to_others();
         // A step of a switch is not part of the pass's phases.
         self.worker.ops.start_phase_times();
@@ -402,6 +404,7 @@ impl<'a> PassRunner<'a> {
 impl Worker {
     /// Between two passes a change of the settings may begin, or go a step further.
     fn between_passes(&mut self) {
+        // All that wait, in order: each takes over from the one before.
         while let Some(apply) = self.shared.queue.take_apply() {
             self.begin_switch(apply);
         }

@@ -113,6 +113,7 @@ impl Planner {
         let sources = checkpoint.sources(shape.tensors())?;
         let sources = weight_cache::with_estimated_compression(checkpoint, sources)?;
         let machine = Machine {
+            // Of the disk that this checkpoint lies on; the next model may lie on another.
             disk: disk_bandwidth(checkpoint),
             ..machine
         };

@@ -28,6 +28,7 @@ pub(super) fn longest_prefix(prefixes: &[KeptPrefix], prompt: &[u32]) -> Option<
     };
     let lengths = prefixes.iter().map(same).enumerate();
     lengths
+        // Of equally long ones the last, which is the latest.
         .max_by_key(|(_, same)| *same)
         .filter(|(_, same)| *same > 0)
 }

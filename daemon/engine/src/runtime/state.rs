@@ -210,6 +210,7 @@ impl EngineState {
     /// Publishes that there is no model.
     pub(super) fn clear(&self) {
         let mut present = self.lock();
+        // The settings stay: they are the engine's and not the model's.
         present.loaded_with = None;
         present.substitution = None;
         present.model = None;

@@ -66,6 +66,7 @@ impl WeightCache {
             Ok(Some(weights)) => Ok((reader.with_converted(Arc::new(weights), &sources), None)),
             Ok(None) => Ok((reader, Some(converted))),
             Err(error) => {
+                // An unusable copy costs a conversion, not the load.
                 notice(unusable(&error));
                 Ok((reader, Some(converted)))
             }
@@ -129,6 +130,7 @@ impl WeightCache {
             });
         };
         let copy = missing.write(device.workers(), cancel, progress)?;
+        // No copy and no error: the writer was cancelled.
         let copy = copy.ok_or(EngineError::LoadCancelled)?;
         planner.set_compressed_copy(Some(copy.into()));
         Ok(())
@@ -215,6 +217,7 @@ impl WeightCache {
     }
 
     fn tell_once(&self, words: String, notice: &mut dyn FnMut(String)) {
+        // Otherwise each switch would say it again, until a copy can be kept.
         if !self.has_told.swap(true, Ordering::Relaxed) {
             notice(words);
         }
@@ -228,6 +231,7 @@ impl WeightCache {
         to: &Plan,
     ) -> Option<SwitchEstimate> {
         let converted = match to.is_estimate() {
+            // Sizes are estimates only until the weights are compressed, which the switch has to do first.
             true => ConversionSource::CompressedToCache,
             false => self.conversion_source(planner, to),
         };
@@ -267,6 +271,7 @@ impl WeightCache {
         report: &mut LoadReport,
     ) -> Result<Arc<WeightReader>, EngineError> {
         let reader = self.find_reader(checkpoint, planner, plan, device, cancel, report)?;
+        // Only now: the copies that this plan reads are open and locked, so eviction leaves them.
         self.evict(&mut |notice| report(LoadEvent::Notice(notice)));
         Ok(reader)
     }
@@ -294,6 +299,7 @@ impl WeightCache {
         let is_needed = lacks_converted_weights(&reader, plan);
         let missing = match missing {
             Some(missing) if is_needed || self.can_keep(&missing, notice) => missing,
+            // Nothing is converted while it is streamed, so without a place for a copy the plan cannot be put in force.
             None if is_needed => return Err(no_weight_cache(plan)),
             _ => return Ok(Arc::new(reader)),
         };

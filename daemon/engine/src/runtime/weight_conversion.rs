@@ -46,6 +46,7 @@ impl WeightConversion {
             .spawn({
                 let (done_bytes, cancel) = (Arc::clone(&done_bytes), Arc::clone(&cancel));
                 move || {
+                    // Relaxed is enough: the figure is only shown, and the result comes through the channel.
                     let progress = &mut |done| done_bytes.store(done, Ordering::Relaxed);
                     let written = write(&cancel, progress);
                     // If it was cancelled, nobody waits for the result.
@@ -80,6 +81,7 @@ impl WeightConversion {
             Ok(Ok(None)) => unreachable!("whoever cancels doesn't ask"),
             Ok(Err(error)) => Some(Err(error.into())),
             Err(mpsc::RecvTimeoutError::Timeout) => None,
+            // The thread has ended without a result, which only a panic explains.
             Err(mpsc::RecvTimeoutError::Disconnected) => Some(Err(EngineError::Panicked)),
         }
     }

@@ -47,6 +47,7 @@ impl WeightSwitch {
     /// The settings that it leads to, once it has begun to take effect.
     pub(super) fn stepping_towards(&self) -> Option<PlanSettings> {
         let (settings, _) = self.request.as_ref()?;
+        // While it converts nothing has changed, and requests still keep to the old settings.
         (!self.is_converting()).then_some(*settings)
     }
 

@@ -69,6 +69,8 @@ impl Worker {
     pub(super) fn update_limit(&self) {
         let state = &self.shared.state;
         let of_load = self.loading.as_ref().and_then(RunningLoad::limit_bytes);
+        // The bytes that are allowed, even where other programs hold some of them: that lowers plans, but refuses no
+        // allocation for which the device still has room.
         let limit = of_load.unwrap_or_else(|| state.allowed_bytes(&state.settings()));
         self.shared.ledger.set_limit(limit);
     }

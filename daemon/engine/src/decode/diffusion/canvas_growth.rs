@@ -12,6 +12,7 @@ use crate::{
     request::CanvasSlot,
 };
 
+// The values of DAEDAL's publication, for blocks of 32.
 /// Masks that a canvas begins with.
 const FIRST: usize = 64;
 /// Masks that it grows by, and that replace one unsure position.
@@ -62,6 +63,7 @@ impl Diffusion {
         }
         self.put_masks(length, more);
         let slots = vec![CanvasSlot::Masked; length + more];
+        // Nothing is committed while the length is being found, so all blocks can be cut anew.
         self.blocks = blocks(&slots, self.request.block_length, self.request.steps);
     }
 
@@ -82,6 +84,7 @@ impl Diffusion {
         };
         self.put_masks(position + 1, more);
         self.blocks[self.block].end += more;
+        // Schedules share out the masks that a block has at its start, and these belong to it now.
         self.masked_at_start += more;
         for block in &mut self.blocks[self.block + 1..] {
             block.start += more;

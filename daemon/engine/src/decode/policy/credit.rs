@@ -80,6 +80,8 @@ impl Policy for Credit {
                 log_probabilities.push(top.log_probability);
                 favourites.add(top.token)
             });
+            // All credits shrink before the favourite's grows, as published: a new credit is not decayed in its first
+            // pass.
             for credit in &mut favourites.credits {
                 *credit *= self.decay;
             }
@@ -88,6 +90,7 @@ impl Policy for Credit {
             let chosen = view.draws.then_some(candidate);
             favourites.raised(&log_probabilities, self.weight, chosen)
         };
+        // Every masked position, not only those to commit: credit comes from the passes in which a token had to wait.
         let raised: Vec<Raised> = view.rows.iter().map(raise).collect();
         let mut commit = ranked(raised.len(), |row| raised[row].probability);
         let count = raised.iter().filter(|raised| raised.probability >= self.t);

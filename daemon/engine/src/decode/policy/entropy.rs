@@ -29,6 +29,7 @@ impl Policy for Entropy {
             spent += entropy;
             is_affordable
         });
+        // The ranking begins with the most certain, so the affordable rows are its first ones.
         view.best(affordable.count())
     }
 

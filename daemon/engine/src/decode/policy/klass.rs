@@ -54,6 +54,7 @@ impl Policy for Klass {
             }
         }
         match commit.is_empty() {
+            // As published: where nothing has settled the best position is committed, or the block would not end.
             true => view.best(1),
             false => view.commit(commit),
         }

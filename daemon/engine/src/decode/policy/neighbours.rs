@@ -15,6 +15,7 @@ impl Policy for Hierarchical {
         let rows = view.rows;
         let mut commit = Vec::new();
         let mut from = 0;
+        // A commit in each run splits it, so that a block fills in about log n passes if all goes well.
         let runs = rows.chunk_by(|a, b| a.position + 1 == b.position);
         for run in runs {
             let of_run = from..from + run.len();
@@ -55,6 +56,7 @@ impl Policy for Local {
         }
         let is_near = |position: usize| {
             let place = place(position);
+            // A view ends at the block, so anchors beyond it do not count.
             let to = is_anchor.len().min(place + self.radius + 1);
             is_anchor[place.saturating_sub(self.radius)..to].contains(&true)
         };

@@ -12,6 +12,7 @@ pub(super) struct Threshold {
 
 impl Policy for Threshold {
     fn decide(&mut self, view: &BlockView<'_>) -> PolicyDecision {
+        // The rows that reach the threshold are the first of the ranking, so their number says which they are.
         view.best(view.reaching(self.t))
     }
 
@@ -35,6 +36,7 @@ impl Policy for Factor {
             let score = view.rows[ranked[i - 1]].score;
             score >= 1.0 - self.f / (*i as f64 + 1.0)
         };
+        // The end is exclusive, so the n-th is never tested: upstream's quirk, whose tokens the fixtures have.
         let short = (2..n).find(|i| !reaches(i));
         view.best(short.map_or(n, |i| i - 1))
     }

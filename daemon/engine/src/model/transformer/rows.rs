@@ -152,6 +152,8 @@ pub(super) fn batched<'a>(
             }
             VisibleKeys::Before { cache: kept } => {
                 let first = kept.len();
+                // Each query sees the cache up to its own position, which also hides the capacity that is not written
+                // yet.
                 let places = (first..first + rows.len()).collect();
                 let wanted_places = sequence.wanted.iter().map(|row| first + row).collect();
                 caches.push(CachedRows {
@@ -218,6 +220,7 @@ impl<'a> CanvasRows<'a> {
         let alike = rows.partition_point(|&row| row < all);
         let mut ranges = vec![AttentionRange {
             queries: queries.start..queries.start + alike,
+            // Without the check rows: they hold masks at positions whose tokens are among these rows.
             keys: AttentionKeys::Pass(vec![segment(0, all)]),
         }];
         for (query, &row) in queries.zip(rows).skip(alike) {

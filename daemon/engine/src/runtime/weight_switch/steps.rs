@@ -83,6 +83,7 @@ impl SwitchSteps {
             wait = false;
         }
         if !swapped.is_empty() {
+            // All at once: a group that was streamed makes the stream restart, which is then done once.
             weights.swap(swapped, &target.groups)?;
             // The replaced groups have freed memory.
             self.prepare_ahead(target, weights, ops)?;
@@ -138,6 +139,7 @@ impl SwitchSteps {
                 staging: slots,
             }) => weights.stream(evicted, groups, *slots)?,
             Some(TransitionStep::Settle { evicted, brought }) => {
+                // Cancelled between two groups: the step stays first in the list, and the next call continues it.
                 if !weights.settle(evicted, brought, target, ops, cancel)? {
                     return Ok(());
                 }
