@@ -45,6 +45,7 @@ struct Factor {
 impl Factor {
     fn see(&mut self, measured_s: f64, predicted_s: f64) {
         let log = (measured_s / predicted_s).ln();
+        // Times of 0 or NaN teach nothing, and a NaN would stay in the average for good.
         if !log.is_finite() {
             return;
         }

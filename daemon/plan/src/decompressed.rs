@@ -53,6 +53,7 @@ pub(super) fn bytes(groups: &[WeightGroupPlan], profile: &Profile, workload: &Wo
     let Some(gpu) = &profile.gpu else { return 0 };
     let rows = workload.rows().max(workload.lm_head_rows());
     let is_decoded = |tensor: &&TensorPlan| {
+        // Vectors are not multiplied by, and the embedding is read row by row.
         tensor.rows > 1
             && tensor.part != TensorPart::Embedding
             && is_decompressed_first(gpu, tensor.storage.on_gpu(), rows)

@@ -26,6 +26,7 @@ pub fn resolve_kv_cache_format(
         return Ok(asked.unwrap_or(Format::Bf16));
     };
     let own = Format::from(gpu.dtype);
+    // A GPU's kernels read keys and values in the dtype that they compute in, and in no other.
     match asked.is_none_or(|asked| asked == own) {
         true => Ok(own),
         false => Err(PlanError::KvCacheFormat {

@@ -62,6 +62,7 @@ impl Workload {
             batch_requests: requests,
             // By default a pass computes every position; `computing` lowers that for windows and caches.
             rows: canvas * requests,
+            // The LM head reads masked rows of the open block and no others.
             lm_head_rows: block.min(canvas) * requests,
             checks: 0,
             cached_rows: 0,
@@ -152,6 +153,7 @@ impl Workload {
     #[must_use]
     pub fn with(&self, other: &Self) -> Self {
         Self {
+            // The longest of both, for what depends on one canvas; rows and caches of all of them add up.
             canvas_length: self.canvas_length.max(other.canvas_length),
             block_length: self.block_length.max(other.block_length),
             batch_requests: self.batch_requests + other.batch_requests,
@@ -183,6 +185,8 @@ impl Workload {
 
 /// The canvas of a plan that is asked for without a request.
 pub const CANVAS_DEFAULT: usize = 256;
+// On GSM8K, LLaDA-8B-Instruct reaches 12.9 without blocks, because end tokens fill the canvas, and 73.8 with blocks of
+// 32.
 /// The block of such a plan: LLaDA's.
 pub const BLOCK_DEFAULT: usize = 32;
 
@@ -345,6 +349,8 @@ pub enum PlanError {
     },
 }
 
+// More gain little: in llama.cpp, prefill with streamed experts went from 1014 to 1518 tokens/s with 3 buffers, to 1600
+// at most with 4, and no further with 6 (PR #28414).
 /// Staging buffers for weight groups that come from the host: an MLP holds two at once, one is being filled.
 const HOST_STAGING_BUFFERS: usize = 3;
 /// From disk, one more buffer is kept filled ahead.
@@ -382,6 +388,7 @@ impl Plan {
             working: input.working,
             equal_levels: same_as,
         };
+        // After `place`: decompressed weights get only what it has left of the budget.
         if input.choices.decompresses() {
             plan.decompress_where_it_pays(input);
         }
@@ -407,6 +414,7 @@ impl Plan {
                 continue;
             }
             let times = time(&decoded).zip(time(group));
+            // Without rates, plain weights are taken to multiply faster.
             if times.is_none_or(|(now, before)| now < before) {
                 room -= more;
                 *group = decoded;
@@ -480,6 +488,7 @@ impl Plan {
         MemoryKind::ALL.map(|kind| {
             let bytes = match kind {
                 MemoryKind::Context => working.context_bytes,
+                // The ledger counts a model's tables as weights, so the plan does, too.
                 MemoryKind::Weights => self.resident_bytes() + working.tables_bytes,
                 MemoryKind::StagingBuffers => self.staging.total_bytes(),
                 MemoryKind::Activations => working.activation_bytes,
@@ -623,6 +632,9 @@ fn place(
         let peak_bytes = needed - decoded_bytes + slots.total_bytes() - freed;
         let taken_bytes = if is_gpu { 0 } else { peak_bytes };
         let cache_bytes = input.machine.page_cache_bytes.saturating_sub(taken_bytes);
+        // All or nothing: a cache smaller than what goes round through it never hits. With 11.8 GiB a pass took 6.5 s
+        // from the cache and 7.1 s past it; the first one from a cold disk took 31 s through the cache and 7.9 s past
+        // it.
         let tier = match file_bytes <= cache_bytes {
             true => Tier::Host,
             false => Tier::Disk,
@@ -630,6 +642,7 @@ fn place(
         if only.is_some_and(|only| only != tier) {
             continue;
         }
+        // Pinned groups and cached files share what the machine has left.
         let limit_bytes = input.machine.pinned_memory_limit_bytes.min(cache_bytes);
         let all = streamed.iter().map(|&index| &forms[index]);
         let mut pinned = PinnedBudget::new(pinned_weights_limit(limit_bytes, all));
@@ -643,6 +656,7 @@ fn place(
         }
         return Ok(slots);
     }
+    // The least that works: in a small model the staging buffers may take more than streaming saves.
     let streaming = needed - spread::most_saved(groups, &forms, HOST_STAGING_BUFFERS);
     Err(too_small(streaming.min(all_resident)))
 }
@@ -654,6 +668,8 @@ fn auto(input: &PlanInput<'_>) -> Result<Plan, PlanError> {
     let mut plans = Vec::new();
     let mut refused = None;
     for level in Level::ALL {
+        // Each of the others is planned in full: whether a level fits, and how fast it is, follows from what it
+        // streams.
         if level == Level::Auto {
             continue;
         }

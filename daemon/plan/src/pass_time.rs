@@ -48,6 +48,7 @@ impl PassTime {
     /// measured.
     #[must_use]
     pub fn first_s(&self) -> Option<f64> {
+        // The reads that fill the cache come on top of what the reader does in any pass.
         Some(self.total_s().max(self.cold_s? + self.reader_s))
     }
 }

@@ -23,7 +23,9 @@ pub(super) fn storage(
     tensor: &TensorPlan,
     copy: Option<CompressedRange>,
 ) -> Storage {
+    // A GPU gathers rows of the embedding as they are stored, so it keeps them plain.
     let is_read_by_row = from.is_gpu && tensor.part == TensorPart::Embedding;
+    // The index is for GPU kernels; on the CPU it would only take memory.
     let kept = |coding: CompressedRange| match from.is_gpu {
         true => coding,
         false => coding.without_index(),
@@ -41,6 +43,8 @@ pub(super) fn storage(
         Level::Mild if let Some(coding) = compressed => return Storage::Compressed(coding),
         // What has neither a compressed original nor a copy is small, in blocks already, or read row by row.
         Level::Mild => return copy.map_or(source, |coding| Storage::Compressed(kept(coding))),
+        // KL divergence from the checkpoint 0.00027 with the demonstration model, 0.010 for the four bits below
+        // (docs/levels.md).
         Level::Moderate => Format::Q8_0,
         // The LM head decides every token directly: two bits more there cost little.
         Level::Aggressive if tensor.part == TensorPart::LmHead => Format::Q6K,
@@ -91,6 +95,8 @@ pub(super) fn apply(
     groups: &mut [WeightGroupPlan],
 ) {
     let is_on_host = match embedding {
+        // A pass reads a row of it for each token, so its memory is better spent on layers. `off` promises all weights
+        // on the device.
         EmbeddingPlacement::Auto => level != Level::Off,
         EmbeddingPlacement::Host => true,
         EmbeddingPlacement::Device => false,
@@ -122,6 +128,7 @@ pub(super) fn equal_levels(
             storage(level, from, tensor, copy) == storage(other, from, tensor, copy)
         })
     };
+    // `off` and `standard` store the same weights by definition, which is no news to anybody.
     let own = [Level::Off, Level::Standard].contains(&level);
     let others = [
         Level::Standard,
@@ -162,6 +169,7 @@ pub(super) fn compressed(group: &WeightGroupPlan) -> WeightGroupPlan {
 pub(super) fn decompressed(group: &WeightGroupPlan) -> WeightGroupPlan {
     let mut decoded = group.clone();
     for tensor in &mut decoded.tensors {
+        // Streamed groups stay compressed: fewer bytes cross the bus or are read.
         if let (Tier::Device, Storage::Compressed(coding)) = (group.tier, tensor.storage)
             && coding.is_lossless()
         {

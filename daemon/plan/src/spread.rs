@@ -55,6 +55,7 @@ pub(super) fn most_saved(
 /// The groups that may be streamed: those worth a read in every pass.
 fn candidates(groups: &[WeightGroupPlan]) -> Vec<usize> {
     let may_stream = |group: &WeightGroupPlan| {
+        // Rows of the embedding are read where they lie, and the norm's few KiB are not worth a read in each pass.
         !matches!(group.group, WeightGroup::Embedding | WeightGroup::FinalNorm)
     };
     (0..groups.len())

@@ -60,6 +60,7 @@ pub fn estimate_switch(
         ConversionSource::WrittenToCache if needs_copy => {
             to.groups.iter().flat_map(tensors).collect()
         }
+        // Compression has a rate of its own and is counted below.
         ConversionSource::WrittenToCache | ConversionSource::CompressedToCache => Vec::new(),
         ConversionSource::Checkpoint => brought.clone(),
     };
@@ -124,6 +125,7 @@ pub fn estimate_switch(
     {
         time.idle_s = time.idle_s.max(time.read_bytes as f64 / cold);
     }
+    // A group is assembled in host memory before it is copied to the GPU, so the two times add.
     if let Some(link) = rates.link_bytes_per_s {
         let bytes: u64 = brought.iter().map(TensorPlan::bytes).sum();
         time.idle_s += bytes as f64 / link;

@@ -140,6 +140,7 @@ fn by_rates(groups: &[WeightGroupPlan], input: &TimingInput<'_>) -> Option<PassT
     };
     let limit = machine.disk_read_limit_bytes_per_s;
     let mut cold_s = machine.disk.cold_bytes_per_s.map(|_| 0.0);
+    // The same rule as in `Plan::new` and in the engine's link, so that the predicted groups are those that are kept.
     let mut pinned = PinnedBudget::new(pinned_weights_limit(
         machine.pinned_memory_limit_bytes,
         streamed(groups),
@@ -217,6 +218,7 @@ pub fn pinned_weights_limit<'a>(
     }
     match all <= limit_bytes {
         true => limit_bytes,
+        // Groups that are read in every pass go through staging buffers, which are to be pinned as well.
         false => limit_bytes.saturating_sub(PINNED_STAGING_BUFFERS as u64 * most),
     }
 }
@@ -331,6 +333,7 @@ fn attention(shape: &Shape, workload: &Workload, rates: &Rates) -> Option<f64> {
     };
     let pairs = (workload.rows() * keys) as f64;
     let width = (shape.attention_heads * shape.head_dim) as f64;
+    // On the CPU attention multiplies `f32` by `f32`, which is what this rate is measured with.
     let rate = rates.linear(Format::F32)?;
     Some(2.0 * pairs * width * shape.layers as f64 * rate.per_row_s())
 }

@@ -119,6 +119,7 @@ impl<'a> TransitionState<'a> {
             groups: from.groups.clone(),
             staging: from.staging,
             working_bytes: from.working.total_bytes().max(to.working.total_bytes()),
+            // The old plan's memory is held already, even where the new budget is below it.
             ceiling_bytes: from.peak_bytes().max(to.budget_bytes),
         }
     }
@@ -140,6 +141,7 @@ impl<'a> TransitionState<'a> {
 
     fn bring(&mut self, group: usize) -> TransitionStep {
         let new = &self.to.groups[group];
+        // Both forms at once: only then can the new one be prepared while passes use the old one.
         let beside = self.device_bytes() + new.resident_bytes() <= self.ceiling_bytes;
         self.groups[group] = new.clone();
         TransitionStep::Bring { group, beside }
