@@ -118,6 +118,7 @@ impl CompressedTensor {
             let numbers = rows.len() * width;
             let share = |share: f64| (numbers as f64 * share).ceil() as usize;
             let (codes, escapes) = match scheme {
+                // A dictionary code has four bits, whatever the weights are.
                 Scheme::Dictionary => (numbers.div_ceil(2), share(shares.escapes)),
                 _ => (share(shares.codes), 0),
             };
@@ -164,6 +165,7 @@ impl CompressedTensor {
     pub fn compressed_bytes(&self, rows: &Range<usize>) -> Option<Range<u64>> {
         let chunks = self.chunks_of(rows);
         let (first, last) = (chunks.first()?, chunks.last()?);
+        // A chunk is a compressed matrix of its own, so no part of one can be taken out.
         (first.rows.start == rows.start && last.rows.end == rows.end)
             .then(|| first.offset - self.start..last.end() - self.start)
     }

@@ -14,6 +14,7 @@ const LEAST_SAVING: f64 = 1.0 / 16.0;
 /// The scheme for a dtype: dictionary coding, which is the fastest to compute with, unless it saves next to nothing.
 pub fn coder(dtype: DType) -> (Lossless, Scheme) {
     match dtype {
+        // 12 % more bytes than Huffman codes, but single rows multiply three times as fast, so that no level is a trap.
         DType::Bf16 | DType::F32 => (Lossless::Dictionary, Scheme::Dictionary),
         // Symbols of f16 include two bits of mantissa: fifteen of them cover too few elements.
         DType::F16 => (Lossless::Huffman, Scheme::Huffman),

@@ -31,6 +31,7 @@ pub fn is_decompressed_first(gpu: &GpuProfile, storage: GpuStorage, rows: usize)
     match storage {
         // cuBLAS and our kernels both read plain formats as they are.
         GpuStorage::Plain(format) if format.block_len() == 1 => false,
+        // A format without a kernel has to be dequantized, however few rows there are.
         GpuStorage::Plain(format) => gains || !format.has_gpu_matmul(),
         GpuStorage::DictionaryIndexed => gains,
         GpuStorage::Compressed => true,
@@ -51,6 +52,7 @@ impl Storage {
 /// Rows of a piece that is decompressed at once, for a matrix of `rows` rows and a buffer of `bytes`; `None` if the
 /// buffer is too small.
 pub fn piece_rows(rows: usize, row_bytes: usize, bytes: usize) -> Option<usize> {
+    // Whole chunks of a container: `CompressedTensor::on_gpu` takes nothing else.
     let most = bytes / row_bytes.max(1) / ROWS * ROWS;
     if rows * row_bytes <= bytes {
         return Some(rows.max(1));

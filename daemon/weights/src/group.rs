@@ -9,6 +9,7 @@ pub enum WeightGroup {
     Attention(usize),
     /// A layer's gate and up projections and the norm before them.
     GateUp(usize),
+    // Apart from gate and up: in LLaDA-8B all three in one group would make each staging buffer half as large again.
     /// A layer's down projection.
     Down(usize),
     /// The norm before the LM head.

@@ -43,6 +43,8 @@ fn layout(sizes: impl Iterator<Item = u64>, direct: bool) -> GroupLayout {
     let mut end = 0u64;
     let places = sizes
         .map(|bytes| {
+            // Decided by size and not by tier: a group has the same places whether it is read past the cache or through
+            // it.
             let is_direct = direct && bytes >= DIRECT_BYTES_MIN;
             let (alignment, room) = if is_direct {
                 // Direct I/O reads whole pages: the tensor's first byte may be anywhere in the first one, so one page

@@ -50,6 +50,7 @@ impl Shape {
         let (width, mlp) = (self.hidden_size, self.intermediate_size);
         let queries = self.attention_heads * self.head_dim;
         let kv = self.kv_heads * self.head_dim;
+        // With the padding, as files have it: the last 115 of LLaDA's 126,464 rows stand for no token.
         let table = [self.padded_vocab_size, width];
         let mut specs = vec![weight(names.embedding, &table, 0, TensorPart::Embedding)];
         for layer in 0..self.layers {

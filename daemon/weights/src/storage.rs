@@ -91,6 +91,7 @@ pub struct CompressedRange {
 impl CompressedRange {
     /// Offset of the index from their first byte.
     pub fn index_start(self) -> u64 {
+        // On a cache line, as tensors are, however many bytes the codes have.
         self.bytes.next_multiple_of(layout::ALIGNMENT)
     }
 
@@ -235,6 +236,7 @@ impl TensorPlan {
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
         match (self.storage, self.decompressed_from()) {
+            // Without the index, which no file has: it is made from these bytes when they are read.
             (Storage::Compressed(coding), _) | (_, Some((coding, _))) => coding.bytes,
             _ => self.bytes(),
         }
@@ -298,6 +300,7 @@ impl WeightGroupPlan {
     pub fn resident_bytes(&self) -> u64 {
         match self.tier {
             Tier::Device => layout::resident(self.sizes()).bytes,
+            // Staging buffers are shared by all streamed groups, so the plan counts them.
             Tier::Host | Tier::Disk => 0,
         }
     }

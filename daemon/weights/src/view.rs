@@ -96,6 +96,7 @@ impl<'a> Weight<'a> {
         Weight {
             rows: to - from,
             data: match self.data {
+                // Rows of a chunk cannot be cut out of its bytes, so these stay and the row index moves.
                 WeightData::Compressed(coded) => WeightData::Compressed(CompressedRows {
                     first_row: coded.first_row + from,
                     ..coded
@@ -254,6 +255,7 @@ impl<'a> CompressedRows<'a> {
         let rows = self.first_row..self.first_row + rows;
         for open in self.tensor.open(self.bytes, self.base, &rows) {
             open.and_then(|open| decode(open.rows.start - self.first_row, open))
+                // A matmul returns no error, so damage has to be found when the bytes are read.
                 .expect("coded bytes are checked when they are read");
         }
     }
