@@ -34,6 +34,7 @@ pub fn default_budget(free_bytes: u64) -> u64 {
 /// The default limit of pinned memory: at most half of the main memory, and three quarters of what is free.
 #[must_use]
 pub fn default_pinned_memory_limit(memory: &MemoryStats) -> u64 {
+    // Half, as mmgp limits it: no other program gets pinned memory, whether it is in use or not.
     let half = memory.total_bytes.map_or(0, |total| total / 2);
     let most_of_free = memory.free_bytes.map_or(0, |free| free / 4 * 3);
     half.min(most_of_free)
@@ -97,6 +98,7 @@ impl MemoryStats {
         let used = ["memory.current", "memory.usage_in_bytes"];
         let number = |name: &&str| file(name).trim().parse().ok();
         Self::of_counts(
+            // A group of version 2 without a limit says `max`, which is no number and so limits nothing.
             limits.iter().filter_map(number).min(),
             used.iter().find_map(number),
             &stat,
@@ -165,6 +167,7 @@ fn group_folders(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
             _ => continue,
         };
         for mount in mountinfo.lines().filter_map(Mount::parse) {
+            // Version 1 mounts a tree for each controller, of which only the memory controller's has the figures.
             if mount.kind == kind && (kind == "cgroup2" || mount.options.split(',').any(is_memory))
             {
                 folders.extend(mount.folders_up_from(group));

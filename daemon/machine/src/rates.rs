@@ -56,6 +56,8 @@ impl LinearRate {
         if rows == 0 {
             return 0.0;
         }
+        // The first pair whose end is not passed: it also extrapolates below the first point, which no row count
+        // reaches.
         let beside = |pair: &&[(usize, f64)]| rows <= pair[1].0;
         let mut pairs = self.points.windows(2);
         let pair = pairs.find(beside).unwrap_or(&self.points[POINTS - 2..]);

@@ -109,6 +109,7 @@ impl BusyTime {
         let begun = Instant::now();
         let done = work();
         let nanoseconds = begun.elapsed().as_nanos() as u64;
+        // Relaxed: the sum is read once all parts of the work have ended.
         self.0.fetch_add(nanoseconds, Ordering::Relaxed);
         done
     }
@@ -139,6 +140,7 @@ pub struct WaitingGuard(Arc<Background>);
 
 impl ComputingGuard {
     fn new(background: &Arc<Background>) -> Self {
+        // Relaxed is enough: whoever sees the count late does one piece without a rest.
         background.computing.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(background))
     }
@@ -152,6 +154,7 @@ impl Drop for ComputingGuard {
 
 impl WaitingGuard {
     fn new(background: &Arc<Background>) -> Self {
+        // A pass that waits does not compute: conversions have its cores until its weights are there.
         background.computing.fetch_sub(1, Ordering::Relaxed);
         Self(Arc::clone(background))
     }
@@ -170,6 +173,7 @@ impl Background {
 
     /// Does a piece of work, which tells what it took of all cores, and rests after it where a pass computes.
     fn work(&self, work: impl FnOnce() -> Duration) {
+        // Without the turn's lock: several conversions run side by side while no pass computes.
         if !self.is_computing() {
             work();
             return;
