@@ -101,6 +101,7 @@ impl Format {
     #[must_use]
     pub const fn has_gpu_matmul(self) -> bool {
         match self {
+            // The formats that levels convert to; all others only come from GGUF files.
             Self::F32 | Self::F16 | Self::Bf16 | Self::Q8_0 | Self::Q6K | Self::Q4K => true,
             Self::Q5K
             | Self::Q5_1
@@ -256,6 +257,7 @@ impl Format {
     /// Weights are dequantized in registers: writing them to memory would take longer than the products.
     #[must_use]
     pub fn dot_kernel(self, width: usize) -> Option<DotKernel> {
+        // Whole vectors only: the lanes fix the order of additions, which a rest would change.
         if !width.is_multiple_of(LANES) {
             return None;
         }

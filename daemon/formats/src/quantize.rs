@@ -31,6 +31,7 @@ impl Format {
             Self::Q8_0 => q8_0::quantize(values, bytes),
             Self::Q6K => q6_k::quantize(values, bytes),
             Self::Q4K => q4_k::quantize(values, bytes),
+            // Levels convert to 16, 8, 6 and 4 bits; all others only come from GGUF files.
             Self::Q5K
             | Self::Q5_1
             | Self::Q5_0

@@ -197,6 +197,7 @@ fn scales_and_minima(head: &[u8]) -> ([f32; 8], [f32; 8]) {
     let (above, minimum_above) = (half([head[0], head[1]]), half([head[2], head[3]]));
     let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
     let (first, second, third) = (word(4), word(8), word(12));
+    // Each byte of a word is a group; the masks keep bits from crossing into the next one.
     let high = |word: u32| (word >> 6 & 0x0303_0303) << 4;
     let both = |low: u32, high: u32, above: f32| {
         let (low, high) = (low.to_le_bytes(), high.to_le_bytes());

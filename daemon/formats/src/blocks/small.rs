@@ -83,6 +83,8 @@ fn q5_0_quants(
     minima: &mut [f32; 1],
 ) {
     let scale = half([block[0], block[1]]);
+    // Stored without a sign, 16 above the weight. As a minimum, the offset looks to integer kernels like that of
+    // `q5_1`.
     (scales[0], minima[0]) = (scale, -16.0 * scale);
     *out = five_bits(&block[6..], &block[2..6]);
 }

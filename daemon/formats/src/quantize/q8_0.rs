@@ -34,6 +34,7 @@ fn one(values: &[f32; SMALL_WEIGHTS], block: &mut [u8; Q8_0_BYTES]) {
         }
     };
     let largest = (values.iter()).fold(0, |largest, &value| magnitude(value).max(largest));
+    // 127 and not 128, as in ggml: the range is the same on both sides of zero.
     let scale = f32::from_bits(largest) / 127.0;
     // A block of zeros has scale 0 and quants 0, rather than NaN.
     let inverse = if scale != 0.0 { 1.0 / scale } else { 0.0 };
