@@ -157,6 +157,7 @@ fn split_parts(text: &str) -> (&str, impl Iterator<Item = (&str, &str)>) {
         .split(',')
         .map(str::trim)
         .filter(|part| !part.is_empty());
+    // A key without a value goes on as it is, so that the error can name the key.
     let pairs = pairs.map(|part| part.split_once('=').unwrap_or((part, "")));
     (word.trim(), pairs)
 }
@@ -234,6 +235,7 @@ impl fmt::Display for KvCacheReuse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut keys = Vec::new();
         let word = match self.mode {
+            // Without a cache the other settings have no effect.
             KvCacheMode::None => return f.write_str("none"),
             KvCacheMode::Prefix => "prefix",
             KvCacheMode::Dual => "dual",

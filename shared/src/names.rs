@@ -112,6 +112,7 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         return None;
     }
     let alike = known.into_iter();
+    // Jaro-Winkler weighs a common beginning more, which is what misspelt names mostly keep.
     let alike = alike.map(|known| (strsim::jaro_winkler(word, known), known));
     let nearest = alike.max_by(|one, other| one.0.total_cmp(&other.0))?;
     (nearest.0 >= ALIKE_MIN).then_some(nearest.1)

@@ -142,6 +142,7 @@ impl fmt::Display for Budget {
     /// As it is read back.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            // `pad` keeps the width that tables ask for.
             Self::Default => f.pad("default"),
             Self::Bytes(bytes) => f.pad(&units::bytes_exactly(*bytes)),
         }

@@ -70,6 +70,7 @@ impl SamplingOptions {
         Self {
             temperature: Some(0.0),
             sampling: Sampling {
+                // Values without effect, since the model's own defaults would fill unset ones.
                 top_k: Some(0),
                 top_p: Some(1.0),
                 min_p: Some(0.0),
@@ -149,6 +150,7 @@ impl Sampling {
         // Written so that NaN fails.
         let top_p = self.top_p.filter(|p| !(*p > 0.0 && *p <= 1.0));
         let min_p = self.min_p.filter(|p| !(0.0..=1.0).contains(p));
+        // Above 0, because positive logits are divided by it.
         let is_penalty = |penalty: &f64| *penalty > 0.0 && *penalty <= PENALTY_MAX;
         let penalty = self
             .repetition_penalty

@@ -20,6 +20,7 @@ pub fn bytes(count: u64) -> String {
         unit = next;
     }
     let decimals = match value {
+        // Limits lie where rounding would add a fourth digit.
         v if v < 9.995 => 2,
         v if v < 99.95 => 1,
         _ => 0,
@@ -120,6 +121,7 @@ pub fn bytes_to_type(count: u64) -> String {
 #[must_use]
 pub fn about_ms(ms: f64) -> String {
     let seconds = ms / 1000.0;
+    // From 95 s on, rounding to tens would say 100 s.
     if seconds < 95.0 {
         format!("{:.0} s", (seconds / 10.0).round().max(1.0) * 10.0)
     } else if seconds < 5700.0 {
@@ -143,6 +145,7 @@ pub fn bytes_exactly(bytes: u64) -> String {
 #[must_use]
 pub fn duration_ms(ms: f64) -> String {
     let seconds = ms / 1000.0;
+    // Limits lie where rounding would reach the next unit: 999.5 ms would read 1000 ms.
     if seconds < 0.9995 {
         format!("{ms:.0} ms")
     } else if seconds < 59.95 {
