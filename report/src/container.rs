@@ -67,6 +67,7 @@ pub fn lines(contents: &ContainerContents) -> Vec<String> {
         .tensors
         .iter()
         .map(|tensor| tensor.name.chars().count());
+    // At least as wide as the heading `tensor`; at most what leaves room for the other columns.
     let width = names.max().unwrap_or(0).clamp(6, 60);
     let row = |name: &str,
                shape: &str,
@@ -98,6 +99,7 @@ pub fn lines(contents: &ContainerContents) -> Vec<String> {
             tensor_bits_per_weight(tensor),
         ));
     }
+    // Of very many tensors the daemon sends the first, but the sums are of all.
     let left = all.tensors.saturating_sub(contents.tensors.len() as u64);
     if left > 0 {
         lines.push(format!("and {} more", units::count(left)));
@@ -194,6 +196,7 @@ pub fn notices(result: &Outcome) -> Vec<String> {
 fn compressed(path: &str, made: &CompressResult, elapsed_ms: f64) -> String {
     let loss = match made.relative_error {
         Some(0.0) => ", no error".to_owned(),
+        // 20 and not 10, since the error is the root of a ratio of squares.
         Some(error) => format!(", error {:.1} dB", 20.0 * error.log10()),
         None => String::new(),
     };

@@ -19,6 +19,7 @@ pub fn lines(plan: &Plan) -> Vec<String> {
         counted(workload.batch_requests(), "request"),
     )];
     let mut fact = |name: &str, value: String| lines.push(format!("{name:<12} {value}"));
+    // Compressed sizes are estimates until a copy has been written.
     let about = if plan.is_estimate { "about " } else { "" };
     fact("peak", format!("{about}{}", units::bytes(plan.peak_bytes)));
     fact("pass", pass(plan));
@@ -72,6 +73,7 @@ fn pass(plan: &Plan) -> String {
     });
     let parts: Vec<_> = parts.collect();
     let mut words = match parts.len() {
+        // A single part is the whole, which needs no second figure.
         0 | 1 => format!("about {}", units::duration_ms(total)),
         _ => format!("about {} ({})", units::duration_ms(total), parts.join(", ")),
     };
@@ -92,6 +94,7 @@ pub fn switch_estimate(time: &SwitchEstimate) -> String {
     };
     let idle = units::duration_ms(time.idle_ms);
     let busy = units::duration_ms(time.busy_ms);
+    // Compared as shown: a difference that rounding hides is not worth a word.
     match idle == busy {
         true => format!("about {idle} {work}"),
         false => format!("about {idle} {work}, up to {busy} while requests run"),
@@ -122,6 +125,7 @@ fn streamed(plan: &Plan) -> String {
 fn layers(layers: &[LayerPlan]) -> Vec<String> {
     let mut groups: Vec<(Vec<&str>, &[WeightGroupPlan])> = Vec::new();
     for layer in layers {
+        // Not only neighbours: streamed layers are spread evenly, so layers that are alike alternate with others.
         match groups.iter_mut().find(|(_, units)| *units == layer.groups) {
             Some((names, _)) => names.push(&layer.name),
             None => groups.push((vec![&layer.name], &layer.groups)),
@@ -132,6 +136,7 @@ fn layers(layers: &[LayerPlan]) -> Vec<String> {
         let mut name = ranges(&names);
         for group in merged_groups(units) {
             rows.push([
+                // Layers that are alike are named in their first row alone.
                 std::mem::take(&mut name),
                 group.kind().to_string(),
                 group.format.unwrap_or_default().to_string(),

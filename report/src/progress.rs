@@ -11,6 +11,7 @@ pub fn advance(verb: &str, done: u64, total: u64, bytes_per_second: Option<f64>)
         units::bytes(done),
         units::bytes(total)
     );
+    // Below a byte a second the transfer stands still, and the time that is left would be nonsense.
     if let Some(rate) = bytes_per_second.filter(|rate| *rate >= 1.0) {
         let left = total.saturating_sub(done) as f64 / rate;
         line += &format!(
@@ -30,6 +31,7 @@ const BAR_COLUMNS: u64 = 24;
 pub fn bar(part: u64, whole: u64) -> String {
     let filled = match whole {
         0 => 0,
+        // In 128 bits, so that no count of bytes overflows.
         whole => (u128::from(part.min(whole)) * u128::from(BAR_COLUMNS) / u128::from(whole)) as u64,
     };
     let filled = "━".repeat(filled as usize);

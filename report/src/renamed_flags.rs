@@ -30,6 +30,7 @@ fn tip(error: &Error, program: &Command, arguments: &[OsString]) -> Option<Strin
     let ContextValue::String(flag) = error.get(ContextKind::InvalidArg)? else {
         return None;
     };
+    // The subcommand decides: an old name such as `--cache` became different flags in different commands.
     let mut words = arguments.iter().skip(1).filter_map(|word| word.to_str());
     let command = words
         .find_map(|word| program.find_subcommand(word))
