@@ -84,6 +84,7 @@ impl DaemonAddress {
             Self::Socket(path) => Ok(Box::new(UnixStream::connect(path).await?)),
             Self::Port(address) => {
                 let stream = TcpStream::connect(address).await?;
+                // Calls are small messages that somebody waits for, which Nagle's algorithm would hold back.
                 stream.set_nodelay(true)?;
                 Ok(Box::new(stream))
             }

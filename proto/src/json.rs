@@ -17,6 +17,7 @@ impl<E> Named<E> {
         F::Names<Name<E>>: Serialize,
     {
         field
+            // A value of a newer daemon is written as the unspecified one, so that scripts get the rest of the object.
             .names(|number| Name(E::try_from(number).unwrap_or_default()))
             .serialize(to)
     }
@@ -110,6 +111,7 @@ pub(crate) mod piece {
 
     pub(crate) fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
         let piece = String::from_utf8_lossy(bytes);
+        // `from_utf8_lossy` borrows exactly where nothing had to be replaced.
         let is_text = matches!(piece, Cow::Borrowed(_));
         let bytes = (!is_text).then_some(Cow::Borrowed(bytes));
         Piece { piece, bytes }.serialize(to)
@@ -117,6 +119,7 @@ pub(crate) mod piece {
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
         let Piece { piece, bytes } = Piece::deserialize(from)?;
+        // `bytes` go first: where they are given, the piece has replacement characters.
         Ok(bytes.map_or_else(|| piece.into_owned().into_bytes(), Cow::into_owned))
     }
 }
@@ -137,6 +140,7 @@ where
     D: Deserializer<'de>,
 {
     let ms = Option::<f64>::deserialize(from)?;
+    // A negative time in a saved run once ended the client in the middle of its screen.
     Ok(ms.map_or_else(T::default, |ms| ms.max(0.0).into()))
 }
 

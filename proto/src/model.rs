@@ -212,6 +212,7 @@ impl TryFrom<v1::GenerateRequest> for Generation {
             WireInput::Chat(chat) => prompt(Prompt::Chat(conversation(chat)?)),
             WireInput::RawText(text) => prompt(raw_text(text)?),
             WireInput::Tokens(tokens) => prompt(Prompt::Tokens(ids("tokens", tokens)?)),
+            // The text is the canvas of an edit, which leaves no place for a length and for pins.
             WireInput::Edit(edit) => {
                 if length.is_some() {
                     return Err(invalid("length", "an edit takes its length from its text"));
@@ -287,6 +288,7 @@ impl TryFrom<v1::SamplingOptions> for SamplingChoice {
                 let problem = format!("is {hot}, but greedy draws nothing");
                 return Err(invalid("sampling.temperature", problem));
             }
+            // This sets every option, so that no default of the model or of the daemon comes back in.
             (true, None) => options.or(SamplingOptions::greedy()),
             (false, _) => options,
         };
@@ -380,6 +382,7 @@ fn edit_input(edit: v1::TextEdit) -> Result<Input, InvalidField> {
         );
         return Err(invalid("edit.span_end_bytes", problem));
     }
+    // Positions count bytes, and half a character cannot be tokenized.
     for (field, at) in [
         ("edit.span_start_bytes", span.start),
         ("edit.span_end_bytes", span.end),
@@ -439,6 +442,7 @@ fn checked<W: TryFrom<i32> + Default + PartialEq + Display, T>(
     checked: impl Fn(W) -> Option<T>,
 ) -> Result<Option<T>, InvalidField> {
     let value: W = known(field, number)?;
+    // 0 is the unspecified value of each enum: nothing is said.
     if value == W::default() {
         return Ok(None);
     }
@@ -449,6 +453,7 @@ fn checked<W: TryFrom<i32> + Default + PartialEq + Display, T>(
 }
 
 fn at_least_one(field: &'static str, value: Option<u32>) -> Result<Option<u32>, InvalidField> {
+    // 0 does not mean unset: these fields are optional in the schema.
     if value == Some(0) {
         return Err(invalid(field, "must be at least 1, not 0"));
     }

@@ -124,6 +124,8 @@ macro_rules! operation_responses {
     };
 }
 
+// Each call that starts an operation streams its pictures, so that a client needs one loop and no second call
+// (docs/decisions/2026-11-23-wire.md).
 operation_responses!(
     WatchOperationResponse,
     ScoreResponse,

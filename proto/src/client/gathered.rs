@@ -37,12 +37,14 @@ impl<T: AsyncRead + Unpin> AsyncRead for GatheredStream<T> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        // Most clients have no rest, since they wait for single answers.
         if !self.rest.is_zero() {
             ready!(self.until.as_mut().poll(context));
         }
         ready!(Pin::new(&mut self.inner).poll_read(context, buffer))?;
         // A full buffer says that there is more to be had.
         if buffer.remaining() > 0 && !self.rest.is_zero() {
+            // Read empty: what comes during the rest gathers in the socket's buffer and is read at once.
             let end = Instant::now() + self.rest;
             self.until.as_mut().reset(end);
         }

@@ -69,6 +69,7 @@ impl DiffusionChoice {
     /// The path of the first option that an autoregressive model cannot honour: any but the preset `exact`.
     #[must_use]
     pub fn beyond_exact(&self) -> Option<&'static str> {
+        // Taken apart by name, so that a new option cannot be forgotten below.
         let DecodingChoice {
             preset,
             policy,
@@ -77,6 +78,7 @@ impl DiffusionChoice {
             canvas_growth,
             speculation,
         } = &self.decoding;
+        // `exact` is accepted for models of both kinds, since `sluice bench` sends it to either.
         let is_inexact = preset.is_some_and(|preset| preset != Preset::Exact);
         let said = [
             ("diffusion.preset", is_inexact),

@@ -152,6 +152,7 @@ impl TryFrom<v1::PlanOptions> for PlanOptions {
 
     fn try_from(wire: v1::PlanOptions) -> Result<Self, InvalidField> {
         let budget = match wire.budget {
+            // `false` says as little as an unset field: only `true` asks for the default.
             None | Some(WireBudget::DefaultBudget(false)) => None,
             Some(WireBudget::DefaultBudget(true)) => Some(Budget::Default),
             Some(WireBudget::BudgetBytes(bytes)) => Some(Budget::Bytes(budget_bytes(bytes)?)),

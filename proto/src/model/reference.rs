@@ -26,6 +26,7 @@ impl TryFrom<Option<v1::ModelRef>> for ModelRef {
 
     fn try_from(wire: Option<v1::ModelRef>) -> Result<Self, InvalidField> {
         match wire.map(|model| model.by) {
+            // Unset means the loaded model. Requests that must name one go on with `named` or `name`.
             None => Ok(Self::Loaded),
             Some(None) => Err(invalid("model", "has neither a name nor a path")),
             Some(Some(By::Name(name))) => Ok(Self::Name(bounded("model", name)?)),
