@@ -421,8 +421,7 @@ fn pin(wire: v1::CanvasPin) -> Result<Pin, InvalidField> {
     })
 }
 
-/// A value that this side knows; a newer client's must not be taken for the default.
-/// The value of an enum's field.
+/// The value of an enum's field. One of a newer client's must not be taken for the default.
 ///
 /// # Errors
 /// When the schema of this program has no such value.

@@ -179,8 +179,8 @@ impl<'a> Weight<'a> {
 
     /// Dequantizes at most `count` rows at a time into `scratch`, and passes each piece to `sink` with its first row.
     ///
-    /// When `scratch` is too short for `count` rows, or compressed bytes were not checked when they were read. When it
-    /// has not, or compressed bytes were not checked when they were read.
+    /// # Panics
+    /// When `scratch` is too short for `count` rows, or compressed bytes were not checked when they were read.
     pub fn dequantize_by(
         &self,
         count: usize,
