@@ -28,7 +28,7 @@ const LOW_LEVEL: [&str; 8] = [
     "sluice-checkpoint",
 ];
 
-/// Builds of the sanitizer and of a runner share no file with other builds.
+/// What is built for the sanitizer, apart from other builds.
 const SANITIZED: &str = "target/sanitizer";
 
 pub(crate) fn run() -> ExitCode {
