@@ -174,7 +174,7 @@ pub struct DecodingArgs {
     pub details: DecodingDetails,
 }
 
-/// How to decode, in detail. What is given takes the place of what the dial says.
+/// How to decode, in detail. What is given takes the place of what the preset says.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Decoding")]
 pub struct DecodingDetails {

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_at_rest_is_known_to_be() {
+    fn a_gpu_at_rest_is_known_to_be() {
         let gpu = GpuStatus {
             utilization_percent: Some(0),
             ..Default::default()

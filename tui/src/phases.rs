@@ -236,17 +236,17 @@ mod tests {
 
     #[test]
     fn what_is_not_known_is_not_zero() {
-        let on_card = |waited_ms| PassTime {
+        let on_gpu = |waited_ms| PassTime {
             waited_ms,
             phases: None,
             ..pass([0.0; 5])
         };
         assert_eq!(
-            on_card(25.0).shares(),
+            on_gpu(25.0).shares(),
             "wait 25 %, decompress -, matmul -, attention -, lm_head -, other -"
         );
-        assert_eq!(on_card(25.0).bottleneck(None), None);
-        let bottleneck = on_card(71.0).bottleneck(Some(Tier::Host)).unwrap();
+        assert_eq!(on_gpu(25.0).bottleneck(None), None);
+        let bottleneck = on_gpu(71.0).bottleneck(Some(Tier::Host)).unwrap();
         assert_eq!(bottleneck.bound, Bound::Bus);
         let none = PassTime::default();
         assert_eq!(none.bottleneck(None), None);

@@ -21,9 +21,9 @@ pub fn streamed(plan: &Plan) -> String {
 /// The slowest tier that weights are streamed from; `None` if nothing is streamed, or where the tier is not known.
 #[must_use]
 pub fn streamed_from(plan: &Plan) -> Option<Tier> {
-    let units = plan.layers.iter().flat_map(|layer| &layer.groups);
-    let tiers = units.filter(|unit| unit.is_streamed);
-    let mut tiers = tiers.map(|unit| unit.tier());
+    let groups = plan.layers.iter().flat_map(|layer| &layer.groups);
+    let tiers = groups.filter(|group| group.is_streamed);
+    let mut tiers = tiers.map(|group| group.tier());
     let first = tiers.next()?;
     let slowest = tiers.find(|tier| *tier == Tier::Disk).unwrap_or(first);
     Some(slowest).filter(|tier| *tier != Tier::Unspecified)

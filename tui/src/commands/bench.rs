@@ -61,9 +61,9 @@ async fn rows(
 ) -> Result<(), Failure> {
     let daemon = DaemonConnection::connect(socket).await?;
     let mut first = None;
-    for dial in presets(arguments) {
-        let requests = requests(arguments, inputs, dial);
-        let name = dial.map_or("the daemon's preset", Preset::name);
+    for preset in presets(arguments) {
+        let requests = requests(arguments, inputs, preset);
+        let name = preset.map_or("the daemon's preset", Preset::name);
         let warmup = requests.iter().cycle().take(arguments.warmup as usize);
         let board = Board::new(format!("{name}, warming up"), arguments.warmup as usize);
         all(&daemon, warmup.cloned(), 1, &board).await?;
@@ -102,16 +102,16 @@ fn presets(arguments: &Bench) -> Vec<Option<Preset>> {
         true => PRESETS.iter().map(|row| row.preset).collect(),
         false => arguments.presets.clone(),
     };
-    let mut dials = Vec::new();
-    for dial in asked {
-        if !dials.contains(&Some(dial)) {
-            dials.push(Some(dial));
+    let mut presets = Vec::new();
+    for preset in asked {
+        if !presets.contains(&Some(preset)) {
+            presets.push(Some(preset));
         }
     }
-    if dials.is_empty() {
-        dials.push(None);
+    if presets.is_empty() {
+        presets.push(None);
     }
-    dials
+    presets
 }
 
 fn inputs(arguments: &Bench) -> Result<Vec<Input>, Failure> {
@@ -137,7 +137,7 @@ fn inputs(arguments: &Bench) -> Result<Vec<Input>, Failure> {
 }
 
 /// The requests of a row. Every row has the same seeds, so that rows are comparable.
-fn requests(arguments: &Bench, inputs: &[Input], dial: Option<Preset>) -> Vec<GenerateRequest> {
+fn requests(arguments: &Bench, inputs: &[Input], preset: Option<Preset>) -> Vec<GenerateRequest> {
     let seed = arguments.details.seed.unwrap_or(0);
     let count = inputs.len() * arguments.repeat as usize;
     let inputs = inputs.iter().cycle().take(count);
@@ -147,7 +147,7 @@ fn requests(arguments: &Bench, inputs: &[Input], dial: Option<Preset>) -> Vec<Ge
             length: arguments.length,
             ..Default::default()
         };
-        arguments.details.apply(dial, &mut request);
+        arguments.details.apply(preset, &mut request);
         // Greedy unless a temperature is given: chance would change the number of passes from row to row.
         let sampling = request.sampling_mut();
         sampling.greedy = sampling.temperature.is_none();
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn each_position_of_the_dial_is_a_row() {
+    fn each_preset_is_a_row() {
         assert_eq!(presets(&parsed(&[])), [None]);
         let asked = parsed(&["--preset", "exact,fast,exact"]);
         assert_eq!(presets(&asked), [Some(Preset::Exact), Some(Preset::Fast)]);
@@ -322,7 +322,7 @@ mod tests {
     fn seeds_differ_between_answers_and_not_between_rows() {
         let arguments = parsed(&["--repeat", "2", "--seed", "5", "--kv-cache", "dual"]);
         let inputs = inputs(&arguments).unwrap();
-        let of = |dial| requests(&arguments, &inputs, Some(dial));
+        let of = |preset| requests(&arguments, &inputs, Some(preset));
         let seeds = |requests: &[GenerateRequest]| -> Vec<_> {
             let seeds = requests.iter();
             let seeds = seeds.map(|request| request.sampling.unwrap().seed.unwrap());

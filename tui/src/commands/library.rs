@@ -201,9 +201,9 @@ fn lines(facts: &InspectModelResponse) -> Vec<String> {
             units::bytes(level.weight_bytes)
         ));
     }
-    if let Some(coded) = &facts.container {
+    if let Some(compressed) = &facts.container {
         lines.push(String::new());
-        lines.extend(report::container::lines(coded));
+        lines.extend(report::container::lines(compressed));
     }
     lines
 }

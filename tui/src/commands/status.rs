@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_tells_what_it_is_and_how_it_does() {
+    fn a_gpu_tells_what_it_is_and_how_it_does() {
         let gpu = GpuStatus {
             compute_dtype: Dtype::Bf16.into(),
             compute_capability: "8.6".into(),
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_tells_of_a_card_is_unknown() {
+    fn what_nobody_tells_of_a_gpu_is_unknown() {
         let gpu = GpuStatus {
             compute_dtype: Dtype::F16.into(),
             compute_capability: "7.5".into(),
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_can_not_be_used_is_said_with_what_to_do() {
+    fn a_gpu_that_can_not_be_used_is_said_with_what_to_do() {
         let device = DeviceStatus {
             kind: DeviceKind::Cpu.into(),
             gpu_unavailable: Some(GpuUnavailable {

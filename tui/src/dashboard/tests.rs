@@ -164,7 +164,7 @@ fn snapshot(requests: Vec<Operation>) -> Event {
 fn layers() -> Vec<LayerStatus> {
     use WeightGroupKind::{Attention, Down, Embedding, GateUp, LmHead};
 
-    let unit = |kind: WeightGroupKind, tier: Tier, format, is_in_flight| WeightGroupStatus {
+    let group = |kind: WeightGroupKind, tier: Tier, format, is_in_flight| WeightGroupStatus {
         kind: kind.into(),
         tier: tier.into(),
         format: Some(format),
@@ -178,7 +178,7 @@ fn layers() -> Vec<LayerStatus> {
     };
     let mut layers = vec![LayerStatus {
         name: "embedding".into(),
-        groups: vec![unit(Embedding, Tier::Host, bf16, false)],
+        groups: vec![group(Embedding, Tier::Host, bf16, false)],
     }];
     for (layer, tier, format) in [
         (0, Tier::Device, bf16),
@@ -192,13 +192,13 @@ fn layers() -> Vec<LayerStatus> {
         layers.push(LayerStatus {
             name: layer.to_string(),
             groups: parts
-                .map(|kind| unit(kind, tier, format, layer == 3 && kind == Down))
+                .map(|kind| group(kind, tier, format, layer == 3 && kind == Down))
                 .into(),
         });
     }
     layers.push(LayerStatus {
         name: "lm_head".into(),
-        groups: vec![unit(LmHead, Tier::Device, bf16, false)],
+        groups: vec![group(LmHead, Tier::Device, bf16, false)],
     });
     layers
 }
@@ -240,7 +240,7 @@ fn plan(level: Level) -> Plan {
 }
 
 /// A busy dashboard whose daemon has a GPU; `change` sets what is known of the device.
-fn on_card(change: impl FnOnce(&mut DeviceStatus)) -> DashboardState {
+fn on_gpu(change: impl FnOnce(&mut DeviceStatus)) -> DashboardState {
     let mut state = busy();
     let rows = vec![summary(3, OperationState::Running)];
     let Event::Snapshot(mut snapshot) = snapshot(rows) else {

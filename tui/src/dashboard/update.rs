@@ -361,7 +361,7 @@ fn answer(state: &mut DashboardState, is_yes: bool, effects: &mut Vec<Effect>) {
         AfterYes::Nothing => {}
         AfterYes::CancelOwn(serial) => requests::cancel_own(state, serial, effects),
         AfterYes::ForgetConversation => chat::forget(state),
-        AfterYes::Preset(dial) => levels::set_preset(state, dial),
+        AfterYes::Preset(preset) => levels::set_preset(state, preset),
     }
 }
 

@@ -200,7 +200,7 @@ fn measured() -> Vec<ScriptStep> {
 }
 
 #[test]
-fn a_bench_has_a_row_for_each_position_of_the_dial() {
+fn a_bench_has_a_row_for_each_preset() {
     let fake = FakeDaemon::start(measured());
     let output = fake.output(&["bench", "--preset", "exact,fast", "--repeat", "2"]);
     assert_eq!((code(&output), &*stderr(&output)), (0, ""));
@@ -228,9 +228,9 @@ fn a_bench_has_a_row_for_each_position_of_the_dial() {
     let seen = fake.seen.lock().unwrap();
     let presets = seen.generate.iter();
     let presets = presets.map(|request| request.diffusion().unwrap().preset());
-    let dials: Vec<DecodingPreset> = presets.collect();
-    assert_eq!(dials[..9], [DecodingPreset::Exact; 9]);
-    assert_eq!(dials[9..], [DecodingPreset::Fast; 9]);
+    let chosen: Vec<DecodingPreset> = presets.collect();
+    assert_eq!(chosen[..9], [DecodingPreset::Exact; 9]);
+    assert_eq!(chosen[9..], [DecodingPreset::Fast; 9]);
 }
 
 #[test]

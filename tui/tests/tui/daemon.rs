@@ -160,7 +160,7 @@ fn the_first_minute_of_the_dashboard_is_as_the_readme_says() {
 }
 
 #[test]
-fn a_bench_tells_what_the_dial_buys() {
+fn a_bench_tells_what_the_preset_buys() {
     let daemon = Daemon::start();
     let output = daemon.run(&[
         "bench",

@@ -318,7 +318,7 @@ fn jobs_are_listed_stopped_and_shown_with_the_status() {
 }
 
 #[test]
-fn a_coded_file_is_inspected_to_its_tensors() {
+fn a_compressed_file_is_inspected_to_its_tensors() {
     let fake = working(None);
     let output = stdout(&fake.output(&["inspect", "./m.sluice"]));
     for line in [

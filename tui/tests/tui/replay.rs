@@ -98,7 +98,7 @@ fn has_all(new: &Value, old: &Value, at: &str) {
 fn take_options(new: &Value, old: &mut Value, at: &str) {
     let fields = old.as_object_mut().expect("an event is an object");
     let mut take = |key| fields.remove(key).expect("it was always there");
-    let [steps, policy, dial, cache, window, growth, speculation] = [
+    let [steps, policy, preset, cache, window, growth, speculation] = [
         "steps",
         "policy",
         "dial",
@@ -109,7 +109,7 @@ fn take_options(new: &Value, old: &mut Value, at: &str) {
     ]
     .map(&mut take);
     let diffusion = &new["diffusion"];
-    if dial == "" {
+    if preset == "" {
         assert!(diffusion.is_null(), "{at}: autoregressive");
         return;
     }
@@ -118,7 +118,7 @@ fn take_options(new: &Value, old: &mut Value, at: &str) {
     for (key, now, then) in [
         ("steps", &diffusion["steps"], steps),
         ("policy", &diffusion["policy"], policy),
-        ("preset", &diffusion["preset"], dial),
+        ("preset", &diffusion["preset"], preset),
         (
             "kv_cache",
             &diffusion["kv_cache"],

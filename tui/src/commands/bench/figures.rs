@@ -184,7 +184,7 @@ pub(super) fn header() -> String {
 
 fn line(cells: [&str; 12]) -> String {
     let [
-        dial,
+        preset,
         rate,
         passes,
         each,
@@ -198,7 +198,7 @@ fn line(cells: [&str; 12]) -> String {
         same,
     ] = cells;
     format!(
-        "{dial:<8} {rate:>8} {passes:>7} {each:>6} {ms:>8} {least:>8} {waited:>6} {rows:>5} {head:>7} {peak:>9} \
+        "{preset:<8} {rate:>8} {passes:>7} {each:>6} {ms:>8} {least:>8} {waited:>6} {rows:>5} {head:>7} {peak:>9} \
          {first:>7} {same:>7}"
     )
 }

@@ -199,69 +199,69 @@ mod tests {
 
     #[test]
     fn requests_count_once_for_the_position_that_they_took() {
-        let mut dials = PresetStatistics::default();
-        assert_eq!(dials.of(2).tokens_a_pass(), None);
+        let mut presets = PresetStatistics::default();
+        assert_eq!(presets.of(2).tokens_a_pass(), None);
         for id in [1, 2, 1, 2] {
             // Watched once more, all of it is told once more.
-            dials.see(&started(id, "balanced"));
-            dials.see(&done(id, FinishReason::Eos));
-            dials.see(&done(id, FinishReason::Eos));
+            presets.see(&started(id, "balanced"));
+            presets.see(&done(id, FinishReason::Eos));
+            presets.see(&done(id, FinishReason::Eos));
         }
-        dials.see(&started(3, "balanced"));
-        dials.see(&done(3, FinishReason::Cancelled));
-        let sums = dials.of(2);
+        presets.see(&started(3, "balanced"));
+        presets.see(&done(3, FinishReason::Cancelled));
+        let sums = presets.of(2);
         assert_eq!(sums.requests, 2);
         assert_eq!(sums.tokens_a_pass(), Some(2.5));
         assert_eq!(sums.tokens_a_second(), Some(50.0));
-        assert_eq!(dials.of(0), PresetTotals::default());
+        assert_eq!(presets.of(0), PresetTotals::default());
     }
 
     #[test]
-    fn a_policy_of_its_own_is_not_the_dials() {
+    fn a_policy_of_its_own_is_not_the_presets() {
         for (policy, requests) in [("threshold", 1), ("entropy", 0)] {
-            let mut dials = PresetStatistics::default();
-            dials.see(&with_policy(1, "balanced", Some(policy)));
-            dials.see(&done(1, FinishReason::Eos));
-            assert_eq!(dials.of(2).requests, requests, "{policy}");
+            let mut presets = PresetStatistics::default();
+            presets.see(&with_policy(1, "balanced", Some(policy)));
+            presets.see(&done(1, FinishReason::Eos));
+            assert_eq!(presets.of(2).requests, requests, "{policy}");
         }
     }
 
     #[test]
     fn with_something_else_in_force_counting_begins_anew() {
-        let mut dials = PresetStatistics::default();
-        dials.note(&snapshot(1, Level::Standard, 4));
+        let mut presets = PresetStatistics::default();
+        presets.note(&snapshot(1, Level::Standard, 4));
         for (id, (pid, level, budget_bytes)) in (1..).zip([
             (1, Level::Moderate, 4),
             (1, Level::Moderate, 2),
             (2, Level::Moderate, 2),
         ]) {
-            dials.see(&started(2 * id, "fast"));
-            dials.see(&done(2 * id, FinishReason::Eos));
-            dials.see(&started(2 * id + 1, "fast"));
-            assert_eq!(dials.of(3).requests, 1, "{id}");
-            dials.note(&snapshot(pid, level, budget_bytes));
-            dials.note(&snapshot(pid, level, budget_bytes));
-            assert_eq!(dials.of(3), PresetTotals::default());
+            presets.see(&started(2 * id, "fast"));
+            presets.see(&done(2 * id, FinishReason::Eos));
+            presets.see(&started(2 * id + 1, "fast"));
+            assert_eq!(presets.of(3).requests, 1, "{id}");
+            presets.note(&snapshot(pid, level, budget_bytes));
+            presets.note(&snapshot(pid, level, budget_bytes));
+            assert_eq!(presets.of(3), PresetTotals::default());
             // Begun before, it is not what this came to.
-            dials.see(&done(2 * id + 1, FinishReason::Eos));
-            assert_eq!(dials.of(3), PresetTotals::default());
+            presets.see(&done(2 * id + 1, FinishReason::Eos));
+            assert_eq!(presets.of(3), PresetTotals::default());
         }
-        dials.see(&started(2, "fast"));
-        dials.see(&done(2, FinishReason::Eos));
-        assert_eq!(dials.of(3).requests, 1, "another daemon's request 2");
+        presets.see(&started(2, "fast"));
+        presets.see(&done(2, FinishReason::Eos));
+        assert_eq!(presets.of(3).requests, 1, "another daemon's request 2");
     }
 
     #[test]
     fn only_so_many_ends_are_awaited() {
-        let mut dials = PresetStatistics::default();
+        let mut presets = PresetStatistics::default();
         for id in 0..1_000 {
-            dials.see(&started(id, "fast"));
+            presets.see(&started(id, "fast"));
         }
-        assert_eq!(dials.pending.len(), PENDING_MAX);
+        assert_eq!(presets.pending.len(), PENDING_MAX);
         for id in 0..10_000 {
-            dials.see(&started(id, "fast"));
-            dials.see(&done(id, FinishReason::Eos));
+            presets.see(&started(id, "fast"));
+            presets.see(&done(id, FinishReason::Eos));
         }
-        assert_eq!(dials.taken.len(), TAKEN_MAX);
+        assert_eq!(presets.taken.len(), TAKEN_MAX);
     }
 }

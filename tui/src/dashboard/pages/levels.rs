@@ -22,7 +22,7 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     let list = screen.state.levels.list;
     match (screen.shape, list) {
         (ScreenShape::Wide, _) if area.height >= BOTH_ROWS => {
-            let [levels, about, dial, about_dial] = Layout::vertical([
+            let [levels, about, preset, about_preset] = Layout::vertical([
                 Constraint::Length(LEVELS_ROWS),
                 Constraint::Min(0),
                 Constraint::Length(PRESET_ROWS),
@@ -31,8 +31,8 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
             .areas(area);
             table::draw(screen, levels, true);
             about::draw(screen, about);
-            preset::draw(screen, dial, true);
-            preset::draw_about(screen, about_dial);
+            preset::draw(screen, preset, true);
+            preset::draw_about(screen, about_preset);
         }
         (shape, LevelsPane::Levels) => {
             let is_framed = shape != ScreenShape::Small;
@@ -45,9 +45,9 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
         (shape, LevelsPane::Presets) => {
             let is_framed = shape != ScreenShape::Small;
             let rows = PRESET_ROWS - if is_framed { 0 } else { 2 };
-            let [dial, about] =
+            let [preset, about] =
                 Layout::vertical([Constraint::Length(rows), Constraint::Min(0)]).areas(area);
-            preset::draw(screen, dial, is_framed);
+            preset::draw(screen, preset, is_framed);
             preset::draw_about(screen, about);
         }
     }

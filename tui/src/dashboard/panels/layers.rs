@@ -32,8 +32,8 @@ enum Placement {
 }
 
 impl Placement {
-    fn of(unit: &WeightGroupStatus) -> Self {
-        match (unit.is_in_flight, unit.tier()) {
+    fn of(group: &WeightGroupStatus) -> Self {
+        match (group.is_in_flight, group.tier()) {
             (true, _) => Self::InFlight,
             (_, Tier::Device) => Self::Device,
             (_, Tier::Host) => Self::Host,
@@ -116,15 +116,15 @@ impl MapRow {
                 cell(place.mark(), place.role())
             }
             Self::Part(kind) => {
-                let unit = layer.groups.iter().find(|unit| unit.kind() == kind);
-                match unit.map(Placement::of) {
+                let group = layer.groups.iter().find(|group| group.kind() == kind);
+                match group.map(Placement::of) {
                     Some(place) => cell(place.mark(), place.role()),
                     None => Span::raw(" ".repeat(cell_columns)),
                 }
             }
             Self::Format => {
-                let largest = layer.groups.iter().max_by_key(|unit| unit.bytes);
-                let mark = largest.and_then(|unit| unit.format);
+                let largest = layer.groups.iter().max_by_key(|group| group.bytes);
+                let mark = largest.and_then(|group| group.format);
                 let mark = mark.map_or('?', format_mark);
                 // A wide cell has the letter in its middle alone.
                 Span::styled(format!("{mark:<cell_columns$}"), paint.style(Role::Dim))
@@ -166,8 +166,8 @@ pub(in super::super) fn full(screen: &mut Screen<'_, '_>, area: Rect) {
         return;
     };
     // Parts are in the order in which a layer uses them; those of the embedding and the LM head share the first row.
-    let units = || snapshot.layers.iter().flat_map(|layer| &layer.groups);
-    let has = |kind| units().any(|unit| unit.kind() == kind);
+    let groups = || snapshot.layers.iter().flat_map(|layer| &layer.groups);
+    let has = |kind| groups().any(|group| group.kind() == kind);
     let inner = [
         ("attention", WeightGroupKind::Attention),
         ("gate_up", WeightGroupKind::GateUp),
@@ -268,11 +268,11 @@ fn about(layer: &LayerStatus) -> String {
         Ok(_) => format!("layer {}", layer.name),
         Err(_) => layer.name.clone(),
     };
-    let parts = layer.groups.iter().map(|unit| {
-        let place = Placement::of(unit).words();
-        let bytes = units::bytes(unit.bytes);
-        let format = unit.format.unwrap_or_default();
-        format!("{} {bytes} {format} {place}", unit.kind())
+    let parts = layer.groups.iter().map(|group| {
+        let place = Placement::of(group).words();
+        let bytes = units::bytes(group.bytes);
+        let format = group.format.unwrap_or_default();
+        format!("{} {bytes} {format} {place}", group.kind())
     });
     format!("{name}: {}", parts.collect::<Vec<_>>().join(" · "))
 }
@@ -302,16 +302,16 @@ mod tests {
 
     #[test]
     fn what_is_on_its_way_counts_before_where_it_lives() {
-        let unit = |tier: Tier, is_in_flight| WeightGroupStatus {
+        let group = |tier: Tier, is_in_flight| WeightGroupStatus {
             tier: tier.into(),
             is_in_flight,
             ..Default::default()
         };
-        assert_eq!(Placement::of(&unit(Tier::Disk, true)), Placement::InFlight);
+        assert_eq!(Placement::of(&group(Tier::Disk, true)), Placement::InFlight);
         let layer = [
-            unit(Tier::Device, false),
-            unit(Tier::Disk, false),
-            unit(Tier::Host, false),
+            group(Tier::Device, false),
+            group(Tier::Disk, false),
+            group(Tier::Host, false),
         ];
         assert_eq!(layer.iter().map(Placement::of).max(), Some(Placement::Disk));
     }

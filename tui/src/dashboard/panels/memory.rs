@@ -106,8 +106,8 @@ fn gpu_lines(
     paint: &Paint,
 ) -> Vec<(LinePriority, Line<'static>)> {
     // A machine without a GPU is as it should be; a GPU or driver that cannot be used may be a fault to look at.
-    if let Some(no_card) = device.gpu_unavailable.as_ref().filter(|why| why.is_fault) {
-        let line = said("no GPU", &no_card.reason, columns).style(paint.style(Role::Dim));
+    if let Some(no_gpu) = device.gpu_unavailable.as_ref().filter(|why| why.is_fault) {
+        let line = said("no GPU", &no_gpu.reason, columns).style(paint.style(Role::Dim));
         return vec![(LinePriority::Detail, line)];
     }
     let Some(gpu) = &device.gpu else {
@@ -364,12 +364,12 @@ pub(in super::super) fn weights(state: &DashboardState, columns: usize) -> Vec<L
     let Some(snapshot) = state.snapshot() else {
         return Vec::new();
     };
-    let units = snapshot.layers.iter().flat_map(|layer| &layer.groups);
+    let groups = snapshot.layers.iter().flat_map(|layer| &layer.groups);
     let mut tiers = vec![(Tier::Device, 0), (Tier::Host, 0), (Tier::Disk, 0)];
-    for unit in units {
-        match tiers.iter_mut().find(|(tier, _)| *tier == unit.tier()) {
-            Some((_, bytes)) => *bytes = u64::saturating_add(*bytes, unit.bytes),
-            None => tiers.push((unit.tier(), unit.bytes)),
+    for group in groups {
+        match tiers.iter_mut().find(|(tier, _)| *tier == group.tier()) {
+            Some((_, bytes)) => *bytes = u64::saturating_add(*bytes, group.bytes),
+            None => tiers.push((group.tier(), group.bytes)),
         }
     }
     let tiers = tiers.into_iter().filter(|(_, bytes)| *bytes > 0);

@@ -394,7 +394,7 @@ fn restoring_asks_where_it_takes_more() {
 }
 
 #[test]
-fn the_dial_asks_before_answers_differ_and_is_sent_from_then_on() {
+fn the_preset_asks_before_answers_differ_and_is_sent_from_then_on() {
     let mut state = chooser();
     press(&mut state, KeyCode::Tab);
     press(&mut state, KeyCode::Enter);
@@ -425,7 +425,7 @@ fn the_dial_asks_before_answers_differ_and_is_sent_from_then_on() {
 }
 
 #[test]
-fn the_dial_shows_what_requests_came_to() {
+fn the_preset_shows_what_requests_came_to() {
     let mut state = chooser();
     for id in [7, 8] {
         let started = WireEvent::Started(GenerationStarted {
@@ -452,7 +452,7 @@ fn the_dial_shows_what_requests_came_to() {
     press(&mut state, KeyCode::Tab);
     state.options.set("preset", "balanced").expect("known");
     state.levels.preset = 2;
-    pictures("dial", &state);
+    pictures("preset", &state);
 }
 
 #[test]

@@ -97,13 +97,13 @@ fn everything_at_a_glance_after_some_minutes() {
 }
 
 #[test]
-fn a_card_that_computes() {
-    pictures("card", &on_card(|_| {}));
+fn a_gpu_that_computes() {
+    pictures("gpu", &on_gpu(|_| {}));
 }
 
 #[test]
-fn a_card_of_which_little_is_known_shows_no_zeros() {
-    let state = on_card(|device| {
+fn a_gpu_of_which_little_is_known_shows_no_zeros() {
+    let state = on_gpu(|device| {
         device.free_bytes = None;
         device
             .memory
@@ -114,12 +114,12 @@ fn a_card_of_which_little_is_known_shows_no_zeros() {
             ..Default::default()
         });
     });
-    pictures("card_unknown", &state);
+    pictures("gpu_unknown", &state);
 }
 
 #[test]
-fn a_cpu_that_computes_for_want_of_a_card() {
-    let state = on_card(|device| {
+fn a_cpu_that_computes_for_want_of_a_gpu() {
+    let state = on_gpu(|device| {
         device.kind = DeviceKind::Cpu.into();
         device.gpu = None;
         device.gpu_unavailable = Some(GpuUnavailable {
@@ -128,7 +128,7 @@ fn a_cpu_that_computes_for_want_of_a_card() {
             is_fault: true,
         });
     });
-    pictures("no_card", &state);
+    pictures("no_gpu", &state);
     let terminal = draw(&state, (120, 40));
     let buffer = terminal.backend().buffer();
     let row = (0..40).find(|y| {
@@ -139,8 +139,8 @@ fn a_cpu_that_computes_for_want_of_a_card() {
 }
 
 #[test]
-fn a_machine_without_a_card_is_not_reminded_of_it() {
-    let state = on_card(|device| {
+fn a_machine_without_a_gpu_is_not_reminded_of_it() {
+    let state = on_gpu(|device| {
         device.kind = DeviceKind::Cpu.into();
         device.gpu = None;
         device.gpu_unavailable = Some(GpuUnavailable {
@@ -151,20 +151,20 @@ fn a_machine_without_a_card_is_not_reminded_of_it() {
     for size in SIZES {
         let screen = shown(&state, size);
         assert!(
-            !screen.contains("no card") && !screen.contains("NVIDIA"),
+            !screen.contains("no GPU") && !screen.contains("NVIDIA"),
             "{screen}"
         );
     }
 }
 
 #[test]
-fn the_memory_of_a_card_warns_by_colour_and_word() {
+fn the_memory_of_a_gpu_warns_by_colour_and_word() {
     for (free, role, word) in [
         (3 << 30, Role::Good, "50 %"),
         (1 << 30, Role::Warning, "83 % high"),
         (300 << 20, Role::Bad, "95 % very high"),
     ] {
-        let state = on_card(|device| device.free_bytes = Some(free));
+        let state = on_gpu(|device| device.free_bytes = Some(free));
         let terminal = draw(&state, (120, 40));
         let buffer = terminal.backend().buffer();
         let row = |y: u16| {
@@ -183,7 +183,7 @@ fn the_memory_of_a_card_warns_by_colour_and_word() {
 #[test]
 fn where_rows_are_short_details_go_before_the_level_does() {
     for (rows, kept) in [(32, "context"), (26, "memory"), (22, "37 % busy")] {
-        let screen = draw(&on_card(|_| {}), (100, rows));
+        let screen = draw(&on_gpu(|_| {}), (100, rows));
         let screen = screen.backend().to_string();
         for words in ["host", "NVIDIA", "cuda: 1.15 GiB", "level", "a pass", kept] {
             assert!(screen.contains(words), "{words} in {rows} rows: {screen}");

@@ -59,7 +59,7 @@ pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect, is_framed: bool) {
 
 fn title(state: &DashboardState) -> String {
     match state.options.preset() {
-        Some(dial) => format!("Presets; the next request uses {dial}"),
+        Some(preset) => format!("Presets; the next request uses {preset}"),
         None => "Presets; the next request uses the daemon's".to_owned(),
     }
 }

@@ -278,7 +278,7 @@ fn a_change_that_was_taken_over_says_no_more() {
 }
 
 #[test]
-fn any_policy_is_chosen_in_the_options_from_below_the_dial() {
+fn any_policy_is_chosen_in_the_options_from_below_the_preset() {
     let mut state = chooser();
     press(&mut state, KeyCode::Tab);
     for _ in 0..9 {
@@ -296,7 +296,7 @@ fn any_policy_is_chosen_in_the_options_from_below_the_dial() {
     press(&mut state, KeyCode::Enter);
     press(&mut state, KeyCode::Esc);
     assert_eq!(state.options.value("policy"), Some("threshold:t=0.7"));
-    pictures("dial_policy", &state);
+    pictures("preset_policy", &state);
 }
 
 #[test]
