@@ -322,7 +322,7 @@ pub struct Load {
     /// What it is loaded with.
     #[command(flatten)]
     pub options: PlanOptions,
-    /// Print each event as a JSON object on its own line; the last is "model"
+    /// Print each picture of the operation as a JSON object on its own line; the last has the result
     #[arg(long)]
     pub json: bool,
 }

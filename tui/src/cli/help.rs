@@ -45,8 +45,8 @@ Examples:
   sluice load GSAI-ML/LLaDA-8B-Instruct --default
   sluice load ~/models/LLaDA-8B-Instruct --level moderate --budget 4GiB
 
-Ctrl-C cancels the load. With --json each line is an object whose \"event\" is plan, conversion, progress, notice or
-model.";
+Ctrl-C cancels the load. With --json each line is a picture of the operation: its kind, state, progress,
+notices and more. The last one has the result, \"load\".";
 
 pub(super) const REPLAY: &str = "\
 Examples:
@@ -72,7 +72,8 @@ Ctrl-C cancels the download. If this program ends in another way, the download c
 A private or gated model needs a token: this program's HF_TOKEN is used for this download only and sent only to the
 hub; the daemon finds its own token as the hub's programs do. HF_ENDPOINT and HF_HUB_OFFLINE are read by the daemon.
 
-With --json each line is an object whose \"event\" is plan, progress, notice or model.";
+With --json each line is a picture of the operation: its kind, state, progress, notices and more. The last one has
+the result, \"pull\".";
 
 pub(super) const REMOVE: &str = "\
 Examples:
@@ -113,7 +114,8 @@ Ctrl-C cancels the job; the finished part is kept, and the same command resumes 
 this program ends in another way, the job continues: `sluice jobs` shows it. If no daemon runs, `sluiced compress`
 does the same as your user.
 
-With --json each line is an object whose \"event\" is job, progress or result.";
+With --json each line is a picture of the operation: its kind, state, progress, notices and more. The last one has
+the result, \"compress\".";
 
 pub(super) const DECOMPRESS: &str = "\
 Example:
@@ -123,7 +125,8 @@ Restores the original files byte for byte, unless weights were trellis-quantized
 checksum is verified. Ctrl-C cancels the job and removes its output. If no daemon runs,
 `sluiced decompress` does the same as your user.
 
-With --json each line is an object whose \"event\" is job, progress or result.";
+With --json each line is a picture of the operation: its kind, state, progress, notices and more. The last one has
+the result, \"decompress\".";
 
 pub(super) const VERIFY: &str = "\
 Example:
@@ -132,7 +135,8 @@ Example:
 Every checksum is verified. Damage is reported by tensor and tile, and the exit code is then 1.
 Ctrl-C cancels the job. If no daemon runs, `sluiced verify` does the same as your user.
 
-With --json each line is an object whose \"event\" is job, progress or result.";
+With --json each line is a picture of the operation: its kind, state, progress, notices and more. The last one has
+the result, \"verify\".";
 
 pub(super) const BUDGET: &str = "\
 Examples:
@@ -143,7 +147,8 @@ Weights that don't fit the budget are streamed through a few staging buffers in 
 budget gives the same text, only slower. If a budget is too small, the error names the minimum.
 
 The predicted effect is shown first, the measured one last. Ctrl-C stops watching, not the switch.
-With --json each line is an object whose \"event\" is planned, conversion, progress, notice or applied.";
+With --json each line is a picture of the operation: its kind, state, progress, notices and more. The last one has
+the result, \"apply\".";
 
 pub(super) const SWITCH: &str = "\
 Restores the level, the budget and the other settings that the daemon was started with or the loaded model
@@ -151,7 +156,8 @@ was loaded with. `--to source` restores the checkpoint's own weights: level off,
 don't fit the budget.
 
 The predicted effect is shown first, the measured one last. Ctrl-C stops watching, not the switch.
-With --json each line is an object whose \"event\" is planned, conversion, progress, notice or applied.";
+With --json each line is a picture of the operation: its kind, state, progress, notices and more. The last one has
+the result, \"apply\".";
 
 pub(super) fn plan() -> String {
     format!(
@@ -183,8 +189,9 @@ Examples:
 {}
 
 Running requests continue: weights change between passes. The predicted effect is shown first, the
-measured one last. Ctrl-C stops watching, not the switch. With --json each line is an object whose
-\"event\" is planned, conversion, progress, notice or applied.",
+measured one last. Ctrl-C stops watching, not the switch.
+With --json each line is a picture of the operation: its kind, state, progress, notices and more. The last one has
+the result, \"apply\".",
         levels()
     )
 }
@@ -214,9 +221,9 @@ measurement; the previous level is in force again afterwards.
 
 {}
 
-With --json: level, equal_to, samples, rows, mean_kl_nats, top_agreement (0 to 1), source_bound_nats,
-level_bound_nats, seed, ms, request_id, peak_bytes, pass_ms. A level with the same weights as
-a measured one names that one in equal_to, and its figures are null.",
+With --json: level, equal_to, peak_bytes, pass_ms, and result with samples, rows, mean_kl_nats, top_agreement (0 to 1),
+source_bound_nats, level_bound_nats and seed. A level with the same weights as a measured one names that one in
+equal_to, and its result is null.",
         levels()
     )
 }

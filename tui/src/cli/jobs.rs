@@ -83,7 +83,7 @@ pub struct FollowArgs {
     /// Return as soon as the job has started; the daemon continues it
     #[arg(long)]
     pub detach: bool,
-    /// Print each event as a JSON object on its own line; the last is "result"
+    /// Print each picture of the operation as a JSON object on its own line; the last has the result
     #[arg(long)]
     pub json: bool,
 }
@@ -108,7 +108,7 @@ pub enum JobsCommand {
         /// Number of the job, from `sluice jobs`
         #[arg(value_parser = parse_job_id)]
         id: u64,
-        /// Print each event as a JSON object on its own line; the last is "result"
+        /// Print each picture of the operation as a JSON object on its own line; the last has the result
         #[arg(long)]
         json: bool,
     },

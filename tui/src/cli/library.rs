@@ -19,7 +19,7 @@ pub struct Pull {
     /// Branch, tag or commit [default: main]
     #[arg(long, value_name = "REVISION")]
     pub revision: Option<String>,
-    /// Print each event as a JSON object on its own line; the last is "model"
+    /// Print each picture of the operation as a JSON object on its own line; the last has the result
     #[arg(long)]
     pub json: bool,
 }

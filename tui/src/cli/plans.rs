@@ -62,7 +62,7 @@ pub struct SetLevel {
     /// The level, and what else is to change.
     #[command(flatten)]
     pub options: PlanOptions,
-    /// Print each event as a JSON object on its own line; the last is "applied"
+    /// Print each picture of the operation as a JSON object on its own line; the last has the result
     #[arg(long)]
     pub json: bool,
 }
@@ -75,7 +75,7 @@ pub struct SetBudget {
     /// less a margin
     #[arg(value_name = "BYTES|default")]
     pub budget: Budget,
-    /// Print each event as a JSON object on its own line; the last is "applied"
+    /// Print each picture of the operation as a JSON object on its own line; the last has the result
     #[arg(long)]
     pub json: bool,
 }
@@ -88,7 +88,7 @@ pub struct Restore {
     /// others); or `source`, the checkpoint's own weights
     #[arg(long, value_name = "PLACE", value_enum, default_value_t = RestoreTo::Start)]
     pub to: RestoreTo,
-    /// Print each event as a JSON object on its own line; the last is "applied"
+    /// Print each picture of the operation as a JSON object on its own line; the last has the result
     #[arg(long)]
     pub json: bool,
 }

@@ -2,12 +2,12 @@
 
 use std::{os::unix::fs::symlink, path::Path, process::Command};
 
-use fake_daemon::{ChangeScript, FakeDaemon, operation, plan, switch_pictures};
+use fake_daemon::{ChangeScript, FakeDaemon, job, operation, plan, switch_pictures};
 use sluice_proto::v1::{
     Level, Operation, OperationKind, OperationProgress, OperationStage, PlanOptions, PlannedChange,
-    RestoreTarget,
+    RestoreTarget, VerifyResult,
     model_ref::By,
-    operation::Detail,
+    operation::{Detail, Outcome},
     plan_options::Budget::{self, BudgetBytes, DefaultBudget},
 };
 use testkit::eventually;
@@ -98,6 +98,36 @@ fn a_load_for_scripts_is_a_line_a_picture() {
     assert_eq!(lines[2]["notices"][0], "slow disk");
     assert_eq!(lines[2]["progress"]["stage"], "loading");
     assert_eq!(lines[3]["load"]["model"]["name"], "fake");
+}
+
+#[test]
+fn help_names_the_key_that_a_result_has_for_scripts() {
+    let change = ChangeScript {
+        apply: switch_pictures(Level::Moderate),
+        job: vec![Operation {
+            outcome: Some(Outcome::Verify(VerifyResult::default())),
+            ..job()
+        }],
+        ..Default::default()
+    };
+    let fake = FakeDaemon::with_changes(vec![], change);
+    for (arguments, key) in [
+        (&["load", "x"][..], "load"),
+        (&["pull", "o/m"], "pull"),
+        (&["level", "moderate"], "apply"),
+        (&["budget", "4GiB"], "apply"),
+        (&["restore"], "apply"),
+        (&["verify", "/m.sluice"], "verify"),
+    ] {
+        let output = fake.output(&[arguments, &["--json"]].concat());
+        let last = stdout(&output);
+        let last = last.lines().last().expect("a line");
+        let last: serde_json::Value = serde_json::from_str(last).expect("an object");
+        assert!(last[key].is_object(), "{arguments:?}: {last}");
+        let help = stdout(&fake.output(&[arguments[0], "--help"]));
+        assert!(help.contains(&format!("\"{key}\"")), "{help}");
+        assert!(!help.contains("event"), "{help}");
+    }
 }
 
 #[test]
