@@ -113,7 +113,7 @@ pub enum Command {
     Watch(Watch),
     /// Replays a saved run without a daemon
     Replay(Replay),
-    /// Cancels a request within one pass
+    /// Cancels a request within one pass, or another operation, and waits for its end
     Cancel(Cancel),
     /// Prints a completion script for a shell
     Completions {
@@ -355,7 +355,7 @@ pub struct Replay {
 /// `sluice cancel`.
 #[derive(Debug, Args)]
 pub struct Cancel {
-    /// The request, as `sluice requests` numbers it
+    /// The request, as `sluice requests` numbers it; or a load, a download or a job, as `sluice status --json` does
     #[arg(value_parser = parse_request_id)]
     pub id: u64,
     /// Print one JSON object

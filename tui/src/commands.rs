@@ -166,7 +166,8 @@ pub async fn run(cli: Cli, out: &mut StandardOutput) -> Result<(), Failure> {
         Some(Command::Cancel(arguments)) => {
             until_interrupted(async {
                 let daemon = DaemonConnection::connect(socket).await?;
-                requests::cancel(&daemon, &arguments, out).await
+                let ended = operations::cancel_and_wait(&daemon, arguments.id).await?;
+                ended.tell(arguments.json, out)
             })
             .await
         }

@@ -3,7 +3,7 @@
 //! [`cli`] is the command line, [`commands`] what each subcommand does, [`dashboard`] the
 //! screen that a bare `sluice` opens. They share [`canvas`] (tokens to styled text),
 //! [`live`] (a canvas redrawn in place), [`json`] (events for scripts), [`output`] (errors,
-//! exit codes, writing), [`record`] (a request's passes, to be seen again), [`plans`] (figures of plans in words), [`formats`]
+//! exit codes, writing), [`operations`] (finding and cancelling them), [`record`] (a request's passes, to be seen again), [`plans`] (figures of plans in words), [`formats`]
 //! (what files and weights are), [`phases`] (where the time of passes went), [`user_folders`] (where files are), [`settings`]
 //! (the user's own), [`gpu`] (what is known of a GPU) and [`text`] (making untrusted text safe to show).
 
@@ -16,6 +16,7 @@ pub mod formats;
 pub mod gpu;
 pub mod json;
 pub mod live;
+pub mod operations;
 pub mod output;
 pub mod paint;
 pub mod phases;

@@ -70,7 +70,7 @@ pub struct ReceivedCalls {
     pub decompressed: Vec<DecompressRequest>,
     /// Jobs to verify.
     pub verified: Vec<VerifyRequest>,
-    /// Jobs that were watched, by id.
+    /// Operations that were followed to their ends, by id.
     pub watched: Vec<u64>,
     /// Operations that were cancelled, by id.
     pub operations_cancelled: Vec<u64>,

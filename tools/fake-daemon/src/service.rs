@@ -197,7 +197,7 @@ impl ModelService for Service {
             ..begun.clone()
         };
         let script = [&[begun], &self.change.load[..]].concat();
-        self.play_operation(&script, done, "the load was cancelled")
+        self.play_operation(&script, done)
     }
 
     async fn unload_model(
@@ -222,7 +222,7 @@ impl ModelService for Service {
             })),
             ..operation(OperationKind::Pull)
         };
-        self.play_operation(&self.change.pull, done, "the download was cancelled")
+        self.play_operation(&self.change.pull, done)
     }
 
     async fn remove_model(
@@ -310,8 +310,8 @@ impl Service {
         &self,
         script: &[Operation],
         done: Operation,
-        refusal: &str,
     ) -> Answers<R> {
+        let refusal = refusal(done.kind());
         match self.change.hangs {
             true => self.operation(script, refusal),
             false => self.operation(&[script, &[done]].concat(), refusal),
@@ -319,11 +319,11 @@ impl Service {
     }
 
     fn job<R: OperationResponse>(&self) -> Answers<R> {
-        let refusal = "the job was cancelled; what is done is kept in /p";
         let begun = [Operation {
             progress: None,
             ..job()
         }];
+        let refusal = refusal(job().kind());
         self.operation(&[&begun, &self.change.job[..]].concat(), refusal)
     }
 }
@@ -357,7 +357,18 @@ impl OperationService for Service {
         &self,
         request: Request<WatchOperationRequest>,
     ) -> Answers<WatchOperationResponse> {
-        self.seen().watched.push(request.into_inner().operation_id);
+        let request = request.into_inner();
+        let id = request.operation_id;
+        let present = self.present(id)?;
+        if !request.follow {
+            let answer = WatchOperationResponse::of(present);
+            return Ok(Response::new(ReceiverStream::new(told([Ok(answer)]))));
+        }
+        self.seen().watched.push(id);
+        if self.seen().operations_cancelled.contains(&id) {
+            let end = Err(Status::cancelled(refusal(present.kind())));
+            return Ok(Response::new(ReceiverStream::new(told([end]))));
+        }
         self.job()
     }
 
@@ -375,7 +386,49 @@ impl OperationService for Service {
     }
 }
 
+/// A stream with these answers and no more.
+fn told<T, const COUNT: usize>(
+    answers: [Result<T, Status>; COUNT],
+) -> tokio::sync::mpsc::Receiver<Result<T, Status>> {
+    let (sender, receiver) = tokio::sync::mpsc::channel(COUNT);
+    for answer in answers {
+        let _ = sender.try_send(answer);
+    }
+    receiver
+}
+
+/// What the end of a cancelled operation says.
+fn refusal(kind: OperationKind) -> &'static str {
+    match kind {
+        OperationKind::Load => "the load was cancelled",
+        OperationKind::Pull => "the download was cancelled",
+        kind if kind.is_on_files() => "the job was cancelled; what is done is kept in /p",
+        _ => "the request was cancelled",
+    }
+}
+
 impl Service {
+    /// The operation with this id: the job, the load or download that was asked for, or the request of the scripts.
+    fn present(&self, id: u64) -> Result<Operation, Status> {
+        let begun = match id {
+            3 => job(),
+            5 if self.seen().pulled.is_empty() => Operation {
+                model: "on-its-way".into(),
+                ..operation(OperationKind::Load)
+            },
+            5 => Operation {
+                model: "o/m".into(),
+                ..operation(OperationKind::Pull)
+            },
+            7 => operation(OperationKind::Generate),
+            _ => return Err(Status::not_found(format!("there is no operation {id}"))),
+        };
+        Ok(Operation {
+            operation_id: id,
+            ..begun
+        })
+    }
+
     fn change<R: OperationResponse>(&self) -> Answers<R> {
         // Nobody cancels it: one that hangs says no more.
         self.operation(&self.change.apply, "")

@@ -90,7 +90,7 @@ Examples:
   sluice stop smollm2
   sluice stop --daemon
 
-A load in progress is cancelled. The next `sluice run` or `sluice load` loads a model again. A daemon started by
+A load in progress is cancelled, and its end is waited for. The next `sluice run` or `sluice load` loads a model again. A daemon started by
 `sluice run` runs until `sluice stop --daemon`, and unloads the model after 15 minutes without requests.";
 
 pub(super) const INSPECT: &str = "\

@@ -3,16 +3,15 @@
 use std::{
     io,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use serde_json::json;
 use sluice_proto::{
     operations::OperationResponse,
     v1::{
-        CancelOperationRequest, CompressRequest, Compression, DecompressRequest,
-        ListOperationsRequest, Operation, OperationKind, OperationProgress, OperationState,
-        VerifyRequest, WatchOperationRequest, model_ref::By, operation::Outcome,
+        CompressRequest, Compression, DecompressRequest, ListOperationsRequest, Operation,
+        OperationKind, OperationProgress, OperationState, VerifyRequest, WatchOperationRequest,
+        model_ref::By, operation::Outcome,
     },
 };
 use sluice_report::{container, progress::advance};
@@ -21,24 +20,22 @@ use sluice_shared::{
     compression::{Coder, DAMAGED_HINT, check_pattern_count},
     units,
 };
-use tonic::{Code, Response, Status, Streaming};
+use tonic::{Response, Status, Streaming};
 
 use super::{
     follow::interrupts,
     offline::{self, flag, offline_hint},
-    operations::{OnInterrupt, Step, follow, no_result},
+    operations::{OnInterrupt, Step, cancel_and_wait, follow, no_result},
     paths::{absolute, subject},
     until_interrupted, usage,
 };
 use crate::{
     cli::{Compress, Decompress, FollowArgs, Jobs, JobsCommand, Verify},
     connection::DaemonConnection,
+    operations,
     output::{Failure, StandardOutput, dim, say},
     text::sanitise_line,
 };
-
-/// How long `sluice jobs cancel` waits for the job's end: the chunk in progress is finished and written to disk first.
-const END_WAIT: Duration = Duration::from_secs(60);
 
 /// Compresses a checkpoint into a file.
 pub(super) async fn compress(
@@ -150,62 +147,24 @@ pub(super) async fn jobs(
     }
 }
 
-/// Cancels a job and waits for its end, so that another can begin.
+/// Cancels a job and waits for its end. An id may be any operation's, such as a request's, so what it is, is asked first.
 async fn cancel(
     daemon: &DaemonConnection,
     operation_id: u64,
     json: bool,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let mut tell = |was_active: bool, state: &str, line: String| match json {
-        true => out
-            .json(&json!({"operation_id": operation_id, "was_active": was_active, "state": state})),
-        false => out.line(&sanitise_line(&line)),
-    };
-    let request = CancelOperationRequest { operation_id };
-    let answer = daemon.operations().cancel_operation(request).await;
-    let answer = answer.map_err(|status| daemon.failure(status))?;
-    if !answer.into_inner().was_active {
-        return tell(
-            false,
-            "ended",
-            format!("job {operation_id} has already finished"),
-        );
-    }
-    let end = tokio::time::timeout(END_WAIT, ended(daemon, operation_id)).await;
-    let end = end.map_err(|_| {
-        Failure::new(format!(
-            "job {operation_id} is being cancelled but has not finished yet"
-        ))
-        .with_hint(format!(
-            "`sluice jobs watch {operation_id}` follows it to its end"
-        ))
-    })?;
-    match end {
-        Ok(()) => tell(
-            true,
-            "done",
-            format!("job {operation_id} was done before it could be stopped"),
-        ),
-        Err(status) if status.code() == Code::Cancelled => tell(
-            true,
-            "cancelled",
-            format!("job {operation_id}: {}", status.message()),
-        ),
-        Err(status) => Err(daemon.failure(status)),
-    }
+    check_is_job(&operations::find(daemon, operation_id).await?)?;
+    let ended = cancel_and_wait(daemon, operation_id).await?;
+    ended.tell(json, out)
 }
 
-/// Waits until a job has ended; the status is its failure.
-async fn ended(daemon: &DaemonConnection, operation_id: u64) -> Result<(), Status> {
-    let mut client = daemon.operations();
-    let request = WatchOperationRequest {
-        operation_id,
-        follow: true,
-    };
-    let mut stream = client.watch_operation(request).await?.into_inner();
-    while stream.message().await?.is_some() {}
-    Ok(())
+fn check_is_job(operation: &Operation) -> Result<(), Failure> {
+    if operation.kind().is_on_files() {
+        return Ok(());
+    }
+    let words = format!("operation {} is no job", operation.operation_id);
+    Err(Failure::new(words).with_hint("`sluice jobs` lists the jobs"))
 }
 
 /// The arguments with which `sluiced` does the work where no daemon runs. Without a daemon there is nothing to detach to, and
@@ -343,11 +302,7 @@ async fn show<R: OperationResponse>(
         &mut interrupts,
         on_interrupt,
         |job, progress| {
-            if !job.kind().is_on_files() {
-                // `sluice jobs watch` may be given the id of any operation, such as a request's.
-                let words = format!("operation {} is no job", job.operation_id);
-                return Err(Failure::new(words).with_hint("`sluice jobs` lists the jobs"));
-            }
+            check_is_job(job)?;
             if json {
                 out.json(job)?;
             } else if is_first {

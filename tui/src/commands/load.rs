@@ -1,10 +1,9 @@
 //! `sluice load`.
 
-use std::{path::PathBuf, time::Duration};
+use std::path::PathBuf;
 
-use serde_json::json;
 use sluice_proto::v1::{
-    CancelOperationRequest, LoadModelRequest, Model, OperationStage, Plan,
+    LoadModelRequest, Model, OperationStage, Plan,
     model_ref::By,
     operation::{Detail, Outcome},
 };
@@ -23,11 +22,7 @@ use crate::{
     connection::DaemonConnection,
     output::{Failure, StandardOutput, dim},
     plans,
-    text::sanitise_line,
 };
-
-/// How long `sluice stop` waits for the daemon to confirm the cancellation.
-const CANCEL_WAIT: Duration = Duration::from_secs(5);
 
 /// Loads a model; without an argument, the demonstration model.
 pub(super) async fn run(
@@ -99,39 +94,6 @@ pub(super) async fn model(
     match loaded.await?.outcome {
         Some(Outcome::Load(result)) => result.model.ok_or_else(no_result),
         _ => Err(no_result()),
-    }
-}
-
-/// Cancels the load of this model.
-pub(super) async fn stop(
-    daemon: &DaemonConnection,
-    model: &Model,
-    json: bool,
-    out: &mut StandardOutput,
-) -> Result<(), Failure> {
-    let was_loading = match model.operation_id {
-        Some(operation_id) => cancel(daemon, operation_id).await?,
-        None => false,
-    };
-    let name = &model.name;
-    if json {
-        return out.json(&json!({"name": name, "was_loading": was_loading}));
-    }
-    let name = sanitise_line(name);
-    out.line(&match was_loading {
-        true => format!("cancelled the load of {name}"),
-        false => format!("the load of {name} has already finished"),
-    })
-}
-
-/// Cancels an operation. Returns whether it was still active.
-async fn cancel(daemon: &DaemonConnection, operation_id: u64) -> Result<bool, Failure> {
-    let mut client = daemon.operations();
-    let call = client.cancel_operation(CancelOperationRequest { operation_id });
-    match tokio::time::timeout(CANCEL_WAIT, call).await {
-        Ok(Ok(answer)) => Ok(answer.into_inner().was_active),
-        Ok(Err(status)) => Err(daemon.failure(status)),
-        Err(_) => Err(unconfirmed()),
     }
 }
 

@@ -1,21 +1,27 @@
-//! Following an operation to its end: loads, downloads, changes of level, work on files and measurements alike.
+//! Following an operation to its end, and cancelling it: loads, downloads, changes of level, work on files, requests alike.
 
 use std::{future::Future, time::Duration};
 
+use serde_json::json;
 use sluice_proto::{
     operations::OperationResponse,
-    v1::{CancelOperationRequest, Operation, OperationProgress},
+    v1::{CancelOperationRequest, Operation, OperationProgress, WatchOperationRequest},
 };
 use tokio::signal::unix::Signal;
 use tonic::{Code, Response, Status, Streaming};
 
 use crate::{
     connection::DaemonConnection,
-    output::{Failure, ProgressLine},
+    operations,
+    output::{Failure, ProgressLine, StandardOutput},
+    text::sanitise_line,
 };
 
 /// How long an interrupted client waits for the daemon to take the cancellation.
 const CANCEL_WAIT: Duration = Duration::from_secs(5);
+
+/// How long a command that cancels waits for the operation's end: a job finishes the chunk in progress and writes it to disk first.
+const END_WAIT: Duration = Duration::from_secs(60);
 
 /// The effect of Ctrl-C on an operation that is followed.
 #[derive(Clone, Copy)]
@@ -164,6 +170,105 @@ async fn cancel(
         Ok(answer) => answer.map(|_| ()).map_err(|status| daemon.failure(status)),
         Err(_) => Err(on_interrupt.unconfirmed()),
     }
+}
+
+/// How an operation ended that a command cancelled.
+pub(super) struct CancelledOperation {
+    operation: Operation,
+    /// Whether it waited or ran when it was cancelled.
+    pub(super) was_active: bool,
+    pub(super) end: CancelEnd,
+    words: String,
+}
+
+/// The end of an operation that was cancelled.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum CancelEnd {
+    /// It had ended before.
+    Earlier,
+    /// It was done before it could be stopped.
+    Done,
+    /// It was stopped.
+    Cancelled,
+}
+
+/// Cancels an operation and waits for its end, so that another can begin.
+///
+/// # Errors
+/// The daemon's refusal, the operation's own failure, or that it has not ended in time.
+pub(super) async fn cancel_and_wait(
+    daemon: &DaemonConnection,
+    operation_id: u64,
+) -> Result<CancelledOperation, Failure> {
+    let (was_active, operation) = operations::cancel(daemon, operation_id).await?;
+    let name = sanitise_line(&operations::name(&operation));
+    let of = |end, words| CancelledOperation {
+        operation: operation.clone(),
+        was_active,
+        end,
+        words,
+    };
+    if !was_active {
+        let words = format!("{name} has already finished");
+        return Ok(of(CancelEnd::Earlier, words));
+    }
+    let end = tokio::time::timeout(END_WAIT, ended(daemon, operation_id)).await;
+    let end = end.map_err(|_| {
+        Failure::new(format!(
+            "{name} is being cancelled but has not finished yet"
+        ))
+        .with_hint("`sluice status` shows whether it is still running")
+    })?;
+    match end {
+        Ok(()) => {
+            let words = format!("{name} was done before it could be stopped");
+            Ok(of(CancelEnd::Done, words))
+        }
+        Err(status) if status.code() == Code::Cancelled => {
+            let words = match operation.kind().is_on_files() {
+                // The daemon says which part of the output remains.
+                true => format!("{name}: {}", sanitise_line(status.message())),
+                false => format!("cancelled {name}"),
+            };
+            Ok(of(CancelEnd::Cancelled, words))
+        }
+        Err(status) => Err(daemon.failure(status)),
+    }
+}
+
+impl CancelledOperation {
+    /// Says how it ended.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub(super) fn tell(&self, json: bool, out: &mut StandardOutput) -> Result<(), Failure> {
+        if !json {
+            return out.line(&self.words);
+        }
+        let state = match self.end {
+            CancelEnd::Earlier => "ended",
+            CancelEnd::Done => "done",
+            CancelEnd::Cancelled => "cancelled",
+        };
+        out.json(&json!({
+            "operation_id": self.operation.operation_id,
+            "kind": self.operation.kind().to_string(),
+            "was_active": self.was_active,
+            "state": state,
+        }))
+    }
+}
+
+/// Waits until an operation has ended; the status is its failure.
+async fn ended(daemon: &DaemonConnection, operation_id: u64) -> Result<(), Status> {
+    let mut client = daemon.operations();
+    let request = WatchOperationRequest {
+        operation_id,
+        follow: true,
+    };
+    let mut stream = client.watch_operation(request).await?.into_inner();
+    while stream.message().await?.is_some() {}
+    Ok(())
 }
 
 /// Follows a request that belongs to its call. An interrupt drops the stream, which cancels the request.

@@ -6,7 +6,11 @@ use serde_json::json;
 use sluice_proto::v1::{Model, ModelState, Snapshot};
 use sluice_shared::units;
 
-use super::{library, load, paths, present, requests};
+use super::{
+    library,
+    operations::{CancelEnd, cancel_and_wait},
+    paths, present, requests,
+};
 use crate::{
     cli::Stop,
     connection::DaemonConnection,
@@ -104,8 +108,35 @@ pub(super) async fn stop(
     }
     match present::loading(&models) {
         // A load that is under way would replace the loaded model, so it is what the user wants stopped.
-        Some(model) => load::stop(&daemon, model, arguments.json, out).await,
+        Some(model) => stop_load(&daemon, model, arguments.json, out).await,
         None => library::unload(&daemon, arguments.json, out).await,
+    }
+}
+
+/// Cancels the load of a model and waits for its end, so that another can begin. What was loaded before that is unloaded.
+async fn stop_load(
+    daemon: &DaemonConnection,
+    model: &Model,
+    json: bool,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
+    let ended = match model.operation_id {
+        Some(operation_id) => Some(cancel_and_wait(daemon, operation_id).await?),
+        None => None,
+    };
+    if matches!(&ended, Some(ended) if ended.end == CancelEnd::Done) {
+        return library::unload(daemon, json, out).await;
+    }
+    if json {
+        let was_loading = ended.is_some_and(|ended| ended.was_active);
+        return out.json(&json!({"name": model.name, "was_loading": was_loading}));
+    }
+    match ended {
+        Some(ended) => ended.tell(json, out),
+        None => out.line(&format!(
+            "the load of {} has already finished",
+            sanitise_line(&model.name)
+        )),
     }
 }
 

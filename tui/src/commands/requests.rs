@@ -1,13 +1,9 @@
-//! `sluice requests` and `sluice cancel`.
+//! `sluice requests`.
 
-use serde_json::json;
-use sluice_proto::v1::{
-    CancelOperationRequest, ListOperationsRequest, Operation, OperationKind, OperationState,
-};
+use sluice_proto::v1::{ListOperationsRequest, Operation, OperationKind, OperationState};
 use sluice_shared::units;
 
 use crate::{
-    cli::Cancel,
     connection::DaemonConnection,
     output::{Failure, StandardOutput},
     text::sanitise_line,
@@ -74,25 +70,4 @@ pub(super) fn row(request: &Operation) -> String {
         row += &format!("  {}", sanitise_line(&error.message));
     }
     row
-}
-
-/// Cancels a request.
-pub(super) async fn cancel(
-    daemon: &DaemonConnection,
-    arguments: &Cancel,
-    out: &mut StandardOutput,
-) -> Result<(), Failure> {
-    let operation_id = arguments.id;
-    let call = CancelOperationRequest { operation_id };
-    let answer = daemon.operations().cancel_operation(call).await;
-    let answer = answer.map_err(|status| daemon.failure(status))?;
-    let was_active = answer.into_inner().was_active;
-    if arguments.json {
-        return out.json(&json!({"operation_id": operation_id, "was_active": was_active}));
-    }
-    if was_active {
-        out.line(&format!("cancelled request {operation_id}"))
-    } else {
-        out.line(&format!("request {operation_id} has already finished"))
-    }
 }

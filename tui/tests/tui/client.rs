@@ -443,6 +443,12 @@ fn watching_and_cancelling_take_a_number() {
         stdout(&fake.output(&["cancel", "7"])),
         "cancelled request 7\n"
     );
+    // An id may be any operation's, and what is said is about that.
+    assert_eq!(
+        stdout(&fake.output(&["cancel", "5"])),
+        "cancelled the load of on-its-way\n"
+    );
+    assert_eq!(fake.seen.lock().unwrap().watched, [7, 5], "to their ends");
     assert_eq!(code(&fake.output(&["cancel", "seven"])), 64);
 }
 
@@ -581,6 +587,6 @@ fn scripts_learn_whether_there_was_something_to_cancel() {
     let output = fake.output(&["cancel", "7", "--json"]);
     assert_eq!(
         stdout(&output),
-        "{\"operation_id\":7,\"was_active\":true}\n"
+        "{\"operation_id\":7,\"kind\":\"generate\",\"was_active\":true,\"state\":\"cancelled\"}\n"
     );
 }

@@ -230,10 +230,11 @@ fn an_interrupt_cancels_a_job_of_ones_own_and_leaves_others_alone() {
     );
     assert_eq!(fake.seen.lock().unwrap().operations_cancelled, [3]);
 
+    let fake = working(None);
     let output = interrupted(&fake, &["jobs", "watch", "3"]);
     assert_eq!(code(&output), 130);
     assert_eq!(stderr(&output), "error: interrupted; the job continues\n");
-    assert_eq!(fake.seen.lock().unwrap().operations_cancelled, [3]);
+    assert!(fake.seen.lock().unwrap().operations_cancelled.is_empty());
 }
 
 #[test]
@@ -315,6 +316,18 @@ fn jobs_are_listed_stopped_and_shown_with_the_status() {
     let json: serde_json::Value =
         serde_json::from_str(&stdout(&fake.output(&["status", "--json"]))).unwrap();
     assert_eq!(json["operations"][0]["operation_id"], 3);
+}
+
+#[test]
+fn what_is_no_job_is_not_cancelled_as_one() {
+    let fake = working(None);
+    let output = fake.output(&["jobs", "cancel", "7"]);
+    assert_eq!((code(&output), &*stdout(&output)), (1, ""));
+    assert_eq!(
+        stderr(&output),
+        "error: operation 7 is no job\nhint: `sluice jobs` lists the jobs\n"
+    );
+    assert!(fake.seen.lock().unwrap().operations_cancelled.is_empty());
 }
 
 #[test]

@@ -323,7 +323,11 @@ fn stop_cancels_a_load() {
         (code(&output), &stdout(&output)[..]),
         (0, "cancelled the load of on-its-way\n")
     );
-    assert_eq!(fake.seen.lock().unwrap().operations_cancelled, [5]);
+    {
+        let seen = fake.seen.lock().unwrap();
+        assert_eq!(seen.operations_cancelled, [5]);
+        assert_eq!(seen.watched, [5], "until it had ended");
+    }
     let output = loading.wait_with_output().unwrap();
     assert_eq!(code(&output), 1, "{}", stderr(&output));
 }
