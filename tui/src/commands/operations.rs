@@ -20,6 +20,10 @@ use crate::{
 /// How long an interrupted client waits for the daemon to take the cancellation.
 const CANCEL_WAIT: Duration = Duration::from_secs(5);
 
+/// How long an interrupted client waits for the first picture of an operation: only that tells the id that cancelling needs. A
+/// daemon that answers at all sends it at once.
+const FIRST_PICTURE_WAIT: Duration = Duration::from_secs(1);
+
 /// How long a command that cancels waits for the operation's end: a job finishes the chunk in progress and writes it to disk first.
 const END_WAIT: Duration = Duration::from_secs(60);
 
@@ -92,7 +96,7 @@ pub(super) async fn follow<R: OperationResponse>(
             // Only the first picture tells the id that cancelling needs, so the call is awaited for a while. The daemon may
             // have begun the operation already: dropping the call would leave it running.
             tokio::select! {
-                answer = tokio::time::timeout(CANCEL_WAIT, &mut call) => {
+                answer = tokio::time::timeout(FIRST_PICTURE_WAIT, &mut call) => {
                     answer.map_err(|_| on_interrupt.unconfirmed())?
                 }
                 _ = interrupts.recv() => return Err(on_interrupt.unconfirmed()),
@@ -121,7 +125,7 @@ pub(super) async fn follow<R: OperationResponse>(
                 }
                 continue;
             }
-            () = tokio::time::sleep(CANCEL_WAIT), if is_unknown => {
+            () = tokio::time::sleep(FIRST_PICTURE_WAIT), if is_unknown => {
                 return Err(on_interrupt.unconfirmed());
             }
         };

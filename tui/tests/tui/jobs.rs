@@ -4,6 +4,7 @@ use std::{
     os::unix::fs::symlink,
     path::Path,
     process::{Command, Output},
+    time::{Duration, Instant},
 };
 
 use fake_daemon::{ChangeScript, FakeDaemon, job};
@@ -247,10 +248,12 @@ fn an_interrupt_ends_the_wait_for_a_daemon_that_says_nothing() {
     let arguments = ["verify", "m.sluice"];
     let child = fake.sluice(&arguments).spawn().unwrap();
     eventually("the job", || !fake.seen.lock().unwrap().verified.is_empty());
+    let begun = Instant::now();
     let output = interrupt(child);
     assert_eq!(code(&output), 130);
     let told = stderr(&output);
     assert!(told.contains("has not confirmed"), "{told}");
+    assert!(begun.elapsed() < Duration::from_secs(4), "a short wait");
 }
 
 #[test]
