@@ -130,10 +130,8 @@ pub enum Event {
     MeasuringStopped,
     /// The models that the daemon knows.
     Models(Vec<Model>),
-    /// Jobs that run, and some that ended.
-    Jobs(Vec<Operation>),
-    /// Requests that wait or run, and some that ended.
-    Requests(Vec<Operation>),
+    /// Operations that wait or run, and some that ended.
+    Operations(Vec<Operation>),
     /// Measurements of fidelity that the daemon keeps, the earliest first.
     Fidelity(Vec<FidelityMeasurement>),
     /// A signal asked the process to end, or the terminal is gone.
@@ -154,9 +152,9 @@ pub enum Effect {
     DropOwn(u64),
     /// Copy text to the terminal's clipboard.
     Copy(String),
-    /// List the requests, those that ended lately included.
-    ListRequests,
-    /// Cancel a request, by the daemon's id.
+    /// List the operations, those that ended lately included.
+    ListOperations,
+    /// Cancel an operation, by the daemon's id.
     Cancel(u64),
     /// Follow this request and no other; `None` follows none.
     Watch(Option<u64>),
@@ -181,25 +179,12 @@ pub enum Effect {
     ListModels,
     /// Load a model by its name or path, in the place of the present one.
     Load(String),
-    /// Cancel a load that is under way, by its operation's id.
-    CancelLoad(u64),
     /// Unload the model.
     Unload,
     /// Download a model by its name at the hub.
     Pull(String),
-    /// Cancel a download.
-    CancelPull {
-        /// The model's name, for the message.
-        name: String,
-        /// The id of the download's operation.
-        operation_id: u64,
-    },
-    /// List the jobs, those that ended lately included.
-    ListJobs,
     /// List the fidelity measurements that the daemon keeps.
     ListFidelity,
-    /// Cancel a job, by its operation's id.
-    CancelJob(u64),
     /// Compress a model into a file.
     Compress {
         /// The model's name.

@@ -5,7 +5,7 @@ mod presets;
 
 use std::collections::BTreeMap;
 
-use sluice_proto::v1::{FidelityResult, Operation, OperationKind, Plan};
+use sluice_proto::v1::{FidelityResult, Plan};
 use sluice_shared::{level::Level, options::PlanOptions, preset::PRESETS};
 
 pub use change::{ChangeStanding, PlanChange};
@@ -40,8 +40,6 @@ pub struct Levels {
     pub change: Option<PlanChange>,
     /// The fidelity measurement that was asked for here and waits or runs.
     pub measuring: Option<RunningMeasurement>,
-    /// The id of our last measurement that ended.
-    pub(super) measured: Option<u64>,
     /// Speed of requests, by their preset.
     pub presets: PresetStatistics,
 }
@@ -110,15 +108,22 @@ impl LevelFidelity {
         })
     }
 
-    /// Its figures: `KL 0.0123 nats, the same token in 98.7 %`.
+    /// The figures of a result: `KL 0.0123 nats, the same token in 98.7 %`.
+    #[must_use]
+    pub fn figures(result: &FidelityResult) -> String {
+        words(result.mean_kl_nats, result.top_agreement)
+    }
+
+    /// Its figures, as [`LevelFidelity::figures`] has them.
     #[must_use]
     pub fn words(&self) -> String {
-        format!(
-            "KL {:.4} nats, the same token in {}",
-            self.mean_kl_nats,
-            percent(self.top_agreement)
-        )
+        words(self.mean_kl_nats, self.top_agreement)
     }
+}
+
+fn words(mean_kl_nats: f64, top_agreement: f64) -> String {
+    let same = percent(top_agreement);
+    format!("KL {mean_kl_nats:.4} nats, the same token in {same}")
 }
 
 /// A share: `98.7 %`.
@@ -131,17 +136,6 @@ impl Levels {
     #[must_use]
     pub fn plan(&self, level: Level) -> Option<&Plan> {
         self.answers.get(&level)?.as_ref().ok().map(|plan| &**plan)
-    }
-
-    /// Whether an operation is our own measurement, the one that runs or the last. Until ours has an id, every measurement counts
-    /// as ours.
-    pub(super) fn is_own(&self, row: &Operation) -> bool {
-        let number = Some(row.operation_id);
-        let is_running = |own: &RunningMeasurement| match own.request_id {
-            None => row.kind() == OperationKind::MeasureFidelity,
-            known => known == number,
-        };
-        self.measured == number || self.measuring.as_ref().is_some_and(is_running)
     }
 
     /// Why a level cannot be applied, in the daemon's words; `None` if it can or is not planned yet.

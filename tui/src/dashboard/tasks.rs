@@ -10,9 +10,8 @@ use futures_util::{Stream, StreamExt};
 use sluice_proto::{
     operations::OperationResponse,
     v1::{
-        ApplyRequest, CancelOperationRequest, GenerateRequest, GenerationEvent,
-        ListOperationsRequest, OperationKind, RestoreRequest, UnloadModelRequest,
-        WatchGenerationRequest, WatchSnapshotsRequest, generation_event,
+        ApplyRequest, GenerateRequest, GenerationEvent, ListOperationsRequest, RestoreRequest,
+        UnloadModelRequest, WatchGenerationRequest, WatchSnapshotsRequest, generation_event,
     },
 };
 use sluice_shared::units;
@@ -24,7 +23,7 @@ use super::{
     event::{Effect, Event},
     files,
 };
-use crate::{connection::DaemonConnection, json::read::RunBounds, output::Failure};
+use crate::{connection::DaemonConnection, json::read::RunBounds, operations, output::Failure};
 
 /// First wait before reconnecting; it doubles up to [`RETRY_LONGEST`].
 const RETRY_FIRST: Duration = Duration::from_secs(1);
@@ -89,9 +88,9 @@ impl Tasks {
                     own.abort();
                 }
             }
-            Effect::ListRequests => {
+            Effect::ListOperations => {
                 // An empty list on failure: rows that left the snapshot stay listed, with an end that is not known.
-                self.spawn(|_| Event::Requests(Vec::new()), list_requests);
+                self.spawn(|_| Event::Operations(Vec::new()), list_operations);
             }
             Effect::Watch(request_id) => self.watch(request_id),
             Effect::AskPlans(asked, options) => {
@@ -149,9 +148,6 @@ impl Tasks {
             Effect::ListModels => {
                 self.spawn(Event::Failed, models::list);
             }
-            Effect::ListJobs => {
-                self.spawn(Event::Failed, jobs::list);
-            }
             Effect::ListFidelity => {
                 self.spawn(Event::Failed, levels::list_fidelity);
             }
@@ -175,41 +171,12 @@ impl Tasks {
                     jobs::verify(daemon, file, events).await
                 });
             }
-            Effect::Cancel(request_id) => self.tell(move |daemon| async move {
-                let call = CancelOperationRequest {
-                    operation_id: request_id,
-                };
-                let answer = daemon.operations().cancel_operation(call).await;
-                let answer = answer.map_err(|status| daemon.failure(status))?;
-                Ok(match answer.into_inner().was_active {
-                    true => format!("cancelled request {request_id}"),
-                    false => format!("request {request_id} has already finished"),
-                })
-            }),
-            Effect::CancelLoad(operation_id) => self.tell(move |daemon| async move {
-                let call = CancelOperationRequest { operation_id };
-                let answer = daemon.operations().cancel_operation(call).await;
-                let answer = answer.map_err(|status| daemon.failure(status))?;
-                Ok(match answer.into_inner().was_active {
-                    true => "the load was cancelled".to_owned(),
-                    false => "nothing was being loaded".to_owned(),
-                })
-            }),
-            Effect::CancelPull { name, operation_id } => self.tell(move |daemon| async move {
-                let call = CancelOperationRequest { operation_id };
-                let answer = daemon.operations().cancel_operation(call).await;
-                answer.map_err(|status| daemon.failure(status))?;
-                Ok(format!(
-                    "the download of {name} was stopped; what came stays"
-                ))
-            }),
-            Effect::CancelJob(operation_id) => self.tell(move |daemon| async move {
-                let call = CancelOperationRequest { operation_id };
-                let answer = daemon.operations().cancel_operation(call).await;
-                let answer = answer.map_err(|status| daemon.failure(status))?;
-                Ok(match answer.into_inner().was_active {
-                    true => format!("cancelled job {operation_id}"),
-                    false => format!("job {operation_id} has already finished"),
+            Effect::Cancel(operation_id) => self.tell(move |daemon| async move {
+                let (was_active, operation) = operations::cancel(&daemon, operation_id).await?;
+                let name = operations::name(&operation);
+                Ok(match was_active {
+                    true => format!("cancelling {name}"),
+                    false => format!("{name} has already finished"),
                 })
             }),
             Effect::Unload => self.tell(|daemon| async move {
@@ -394,15 +361,12 @@ async fn snapshots(
     Ok(())
 }
 
-async fn list_requests(daemon: DaemonConnection, events: Sender<Event>) -> Result<(), Failure> {
-    let request = ListOperationsRequest {
-        kinds: OperationKind::REQUESTS.map(Into::into).into(),
-        ..Default::default()
-    };
+async fn list_operations(daemon: DaemonConnection, events: Sender<Event>) -> Result<(), Failure> {
+    let request = ListOperationsRequest::default();
     let answer = daemon.operations().list_operations(request).await;
     let answer = answer.map_err(|status| daemon.failure(status))?;
-    let rows = answer.into_inner().operations;
-    let _ = events.send(Event::Requests(rows)).await;
+    let operations = answer.into_inner().operations;
+    let _ = events.send(Event::Operations(operations)).await;
     Ok(())
 }
 

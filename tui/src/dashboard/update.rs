@@ -85,13 +85,10 @@ pub fn update(state: &mut DashboardState, event: Event, now_ms: u64) -> UpdateOu
             let before = state.latest.as_ref().map(|(before, _)| &**before);
             // A restarted daemon numbers its operations anew, so its snapshot must not be compared with the one before.
             let is_new = before.is_some_and(|before| is_started_anew(before, &snapshot));
-            if let Some(before) = before.filter(|_| !is_new)
-                && state.requests.compare(before, &snapshot)
-            {
-                effects.push(Effect::ListRequests);
-            }
+            let before = before.filter(|_| !is_new);
+            let mut asks = before.is_some_and(|before| state.requests.compare(before, &snapshot));
             state.history.take(&snapshot, now_ms);
-            jobs::note(state, &snapshot, &mut effects);
+            asks |= jobs::note(state, &snapshot, &mut effects);
             levels::note(state, &snapshot, &mut effects);
             state.latest = Some((snapshot, now_ms));
             jobs::see(state);
@@ -100,7 +97,11 @@ pub fn update(state: &mut DashboardState, event: Event, now_ms: u64) -> UpdateOu
                 requests::begin_anew(state, &mut effects);
             }
             if std::mem::take(&mut state.asks_past) {
-                effects.extend([Effect::ListRequests, Effect::ListJobs, Effect::ListFidelity]);
+                effects.push(Effect::ListFidelity);
+                asks = true;
+            }
+            if asks && !effects.contains(&Effect::ListOperations) {
+                effects.push(Effect::ListOperations);
             }
             changed = state.frozen.is_none();
         }
@@ -142,14 +143,14 @@ pub fn update(state: &mut DashboardState, event: Event, now_ms: u64) -> UpdateOu
         | Event::Measuring { .. }
         | Event::Measured(_)
         | Event::MeasuringStopped => levels::take(state, event, &mut effects),
-        Event::Models(models) => jobs::list(state, models),
-        Event::Jobs(jobs) => jobs::learn(state, &jobs),
-        Event::Requests(rows) => {
-            let levels = &state.levels;
-            if (state.jobs).learn_requests(&rows, |row| levels.is_own(row)) {
+        Event::Models(models) => state.jobs.models = Some(models),
+        Event::Operations(operations) => {
+            if state.jobs.learn(&operations) {
                 effects.push(Effect::ListFidelity);
             }
-            state.requests.learn(rows);
+            let requests = operations.into_iter();
+            let requests = requests.filter(|operation| operation.kind().is_request());
+            state.requests.learn(requests.collect());
         }
         Event::Fidelity(measurements) => levels::learn(state, &measurements),
         Event::Terminate => effects.push(Effect::Quit),
@@ -174,7 +175,7 @@ fn may_select(event: &Event) -> bool {
         | Event::Wheel(..)
         | Event::Connected
         | Event::Snapshot(_)
-        | Event::Requests(_)
+        | Event::Operations(_)
         | Event::OwnFailed { .. }
         | Event::WatchFailed { .. } => true,
         _ => false,

@@ -1,6 +1,6 @@
 //! Work and models, as lists show them.
 
-use sluice_proto::v1::Model;
+use sluice_proto::v1::{Model, OperationKind};
 
 use super::{
     super::jobs::{EndedWork, Work, WorkRow},
@@ -11,23 +11,18 @@ impl DashboardState {
     /// All work that runs, regardless of the filter; work that concerns the whole daemon comes first.
     #[must_use]
     pub fn running(&self) -> Vec<Work> {
-        let mut works = Vec::new();
-        let operations = (self.snapshot()).map_or(&[][..], |snapshot| &snapshot.operations);
-        let pulls = self.jobs.models.iter().flatten();
-        let pulls = pulls.filter_map(|model| Work::of_pull(model, operations));
-        let Some(snapshot) = self.snapshot() else {
-            return pulls.collect();
-        };
-        works.extend(Work::of_load(snapshot));
-        works.extend(Work::of_switch(snapshot, self.levels.converting));
-        let measuring = self.levels.measuring.as_ref();
-        for row in snapshot.requests() {
-            let own = measuring.filter(|own| own.request_id == Some(row.operation_id));
-            works.extend(Work::of_request(row, own));
-        }
-        works.extend(snapshot.jobs().map(Work::of_job));
-        works.extend(pulls);
-        works
+        let snapshot = self.snapshot();
+        let mut all: Vec<_> = snapshot
+            .map_or(&[][..], |all| &all.operations)
+            .iter()
+            .collect();
+        all.sort_by_key(|operation| match operation.kind() {
+            OperationKind::Load => 0,
+            OperationKind::Apply | OperationKind::Restore => 1,
+            _ => 2,
+        });
+        let works = all.into_iter().filter(|operation| operation.is_active());
+        works.filter_map(Work::of).collect()
     }
 
     /// Work that runs and work that ended, if it matches the filter.
@@ -70,7 +65,9 @@ impl DashboardState {
     #[must_use]
     pub fn work_rows(&self) -> Vec<WorkRow> {
         let (running, ended) = self.works();
-        let running = running.into_iter().map(|work| WorkRow::Running(work.task));
+        let running = running
+            .into_iter()
+            .map(|work| WorkRow::Running(work.operation_id));
         running
             .chain(ended.into_iter().map(|ended| WorkRow::Ended(ended.serial)))
             .collect()

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use futures_util::StreamExt;
 use sluice_proto::{
     operations::OperationResponse,
-    v1::{CompressRequest, DecompressRequest, ListOperationsRequest, OperationKind, VerifyRequest},
+    v1::{CompressRequest, DecompressRequest, VerifyRequest},
 };
 use sluice_report::container;
 use tokio::sync::mpsc::Sender;
@@ -13,19 +13,6 @@ use tonic::{Response, Status, Streaming};
 
 use super::{super::event::Event, models};
 use crate::{connection::DaemonConnection, output::Failure};
-
-/// Lists the jobs.
-pub(super) async fn list(daemon: DaemonConnection, events: Sender<Event>) -> Result<(), Failure> {
-    let request = ListOperationsRequest {
-        kinds: OperationKind::FILES.map(Into::into).into(),
-        ..Default::default()
-    };
-    let answer = daemon.operations().list_operations(request).await;
-    let answer = answer.map_err(|status| daemon.failure(status))?;
-    let jobs = answer.into_inner().operations;
-    let _ = events.send(Event::Jobs(jobs)).await;
-    Ok(())
-}
 
 /// Compresses a model into a file.
 pub(super) async fn compress(

@@ -2,14 +2,12 @@
 
 use sluice_proto::v1::{
     FileFormat, ModelOrigin, Operation, OperationError, OperationKind, OperationProgress,
-    OperationState, SwitchTarget, WeightSwitch,
+    OperationStage, OperationState, PlannedChange, ProgressUnit,
+    operation::{Detail, Outcome},
 };
 
 use super::{
-    super::{
-        jobs::{ENDED_MAX, WorkOutcome},
-        levels::RunningMeasurement,
-    },
+    super::jobs::{ENDED_MAX, WorkOutcome},
     *,
 };
 
@@ -27,6 +25,7 @@ fn job(operation_id: u64, kind: OperationKind, done_bytes: u64) -> Operation {
         },
         progress: Some(OperationProgress {
             item: "model.layers.3.mlp".into(),
+            unit: ProgressUnit::Bytes.into(),
             done: done_bytes,
             total: Some(4 * GIB),
             ..Default::default()
@@ -82,7 +81,10 @@ fn load(done: u64) -> Operation {
         operation_id: 11,
         kind: OperationKind::Load.into(),
         state: OperationState::Running.into(),
+        model: "GSAI-ML/LLaDA-8B-Instruct".into(),
+        elapsed_ms: 2_000.0,
         progress: Some(OperationProgress {
+            unit: ProgressUnit::Bytes.into(),
             done,
             total: Some(15 * GIB),
             ..Default::default()
@@ -97,13 +99,51 @@ fn pull() -> Operation {
         operation_id: 12,
         kind: OperationKind::Pull.into(),
         state: OperationState::Running.into(),
+        model: "a/b:Q4_K_M".into(),
+        elapsed_ms: 40_000.0,
         progress: Some(OperationProgress {
+            unit: ProgressUnit::Bytes.into(),
             item: "b-Q4_K_M.gguf".into(),
             done: GIB,
             total: Some(4 * GIB),
             ..Default::default()
         }),
         ..Default::default()
+    }
+}
+
+/// A change of level between two of its steps.
+fn switch() -> Operation {
+    let change = PlannedChange {
+        plan: Some(Plan {
+            level: v1::Level::Moderate.into(),
+            budget_bytes: 4 * GIB,
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    Operation {
+        operation_id: 13,
+        kind: OperationKind::Apply.into(),
+        state: OperationState::Running.into(),
+        detail: Some(Detail::PlannedChange(change)),
+        elapsed_ms: 700.0,
+        progress: Some(OperationProgress {
+            stage: OperationStage::Switching.into(),
+            unit: ProgressUnit::Steps.into(),
+            done: 3,
+            total: Some(9),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+/// As the daemon lists it once it ended in this state.
+fn ended_as(operation: Operation, state: OperationState) -> Operation {
+    Operation {
+        state: state.into(),
+        ..operation
     }
 }
 
@@ -132,29 +172,26 @@ fn full() -> DashboardState {
     let mut on_disk = models();
     on_disk[0].state = ModelState::Available.into();
     feed(&mut state, Event::Models(on_disk));
-    state.levels.measuring = Some(RunningMeasurement {
-        level: Level::Moderate,
-        request_id: Some(9),
-        done: 12,
-        total: 48,
-    });
     for second in 0..3 {
         let change = |snapshot: &mut Snapshot| {
             let model = snapshot.model.as_mut().expect("set");
             model.name = "GSAI-ML/LLaDA-8B-Instruct".into();
             model.state = ModelState::Loading.into();
             model.operation_id = Some(11);
-            snapshot.operations.extend([load(second * GIB), pull()]);
-            snapshot.weight_switch = Some(WeightSwitch {
-                done_steps: 3,
-                total_steps: 9,
-            });
-            snapshot.switch_target = Some(SwitchTarget {
-                level: v1::Level::Moderate.into(),
-                budget_bytes: 4 * GIB,
-            });
+            let started = [load(second * GIB), pull(), switch()];
+            snapshot.operations.extend(started);
             let mut fidelity = summary(9, OperationState::Running);
             fidelity.kind = OperationKind::MeasureFidelity.into();
+            fidelity.detail = Some(Detail::Request(v1::RequestDetail {
+                level: v1::Level::Moderate.into(),
+                ..Default::default()
+            }));
+            fidelity.progress = Some(OperationProgress {
+                unit: ProgressUnit::Passes.into(),
+                done: 12,
+                total: Some(48),
+                ..Default::default()
+            });
             let mut score = summary(10, OperationState::Queued);
             score.kind = OperationKind::Score.into();
             snapshot.operations.extend([fidelity, score]);
@@ -178,30 +215,96 @@ fn ended() -> DashboardState {
     let jobs = vec![
         job(3, OperationKind::Compress, GIB),
         job(4, OperationKind::Verify, 2 * GIB),
+        load(GIB),
     ];
-    feed(
-        &mut state,
-        running(jobs, |snapshot| {
-            snapshot.model.as_mut().expect("set").state = ModelState::Loading.into();
-        }),
-    );
+    feed(&mut state, running(jobs, |_| {}));
     let effects = feed(
         &mut state,
         running(vec![job(4, OperationKind::Verify, 3 * GIB)], |_| {}),
     );
-    assert_eq!(effects, [Effect::ListModels, Effect::ListJobs]);
+    assert_eq!(effects, [Effect::ListModels, Effect::ListOperations]);
     let failed = Operation {
-        state: OperationState::Failed.into(),
         error: Some(OperationError {
             message: "no space left on the device".into(),
             ..Default::default()
         }),
         elapsed_ms: 13_000.0,
-        ..job(3, OperationKind::Compress, GIB)
+        ..ended_as(job(3, OperationKind::Compress, GIB), OperationState::Failed)
     };
-    let list = vec![failed, job(4, OperationKind::Verify, 3 * GIB)];
-    feed(&mut state, Event::Jobs(list));
+    let loaded = ended_as(load(15 * GIB), OperationState::Done);
+    let list = vec![failed, job(4, OperationKind::Verify, 3 * GIB), loaded];
+    feed(&mut state, Event::Operations(list));
     state
+}
+
+#[test]
+fn a_load_beside_a_loaded_model_is_listed_and_cancelled() {
+    let mut state = page();
+    let mut all = models();
+    all[1].state = ModelState::Loading.into();
+    all[1].operation_id = Some(11);
+    feed(&mut state, Event::Models(all));
+    // The snapshot's model is the one that serves.
+    feed(&mut state, running(vec![load(GIB)], |_| {}));
+    let screen = shown(&state, SIZES[0]);
+    assert!(screen.contains("1.00 GiB of 15.0 GiB"), "{screen}");
+    press(&mut state, KeyCode::Tab);
+    press(&mut state, KeyCode::Char('j'));
+    press(&mut state, KeyCode::Char('x'));
+    assert_eq!(
+        state.question.as_ref().map(|question| &*question.text),
+        Some("Cancel the load of GSAI-ML/LLaDA-8B-Instruct?")
+    );
+    assert_eq!(press(&mut state, KeyCode::Char('y')), [Effect::Cancel(11)]);
+    let effects = feed(&mut state, running(vec![], |_| {}));
+    assert_eq!(effects, [Effect::ListModels, Effect::ListOperations]);
+    let cancelled = ended_as(load(2 * GIB), OperationState::Cancelled);
+    feed(&mut state, Event::Operations(vec![cancelled]));
+    assert_eq!(state.jobs.ended[0].outcome, WorkOutcome::Cancelled);
+}
+
+#[test]
+fn changes_and_measurements_of_any_client_tell_how_far_they_are_and_how_they_ended() {
+    let mut state = page();
+    let mut converting = switch();
+    converting.progress = Some(OperationProgress {
+        stage: OperationStage::Converting.into(),
+        unit: ProgressUnit::Bytes.into(),
+        done: GIB,
+        total: Some(4 * GIB),
+        ..Default::default()
+    });
+    feed(&mut state, running(vec![converting], |_| {}));
+    let screen = shown(&state, SIZES[0]);
+    let row = screen.lines().find(|line| line.contains("convert "));
+    let row = row.expect("listed");
+    for words in ["to moderate within 4.00 GiB", "25 %", "700 ms"] {
+        assert!(row.contains(words), "{words}: {row}");
+    }
+    feed(&mut state, running(vec![switch()], |_| {}));
+    let screen = shown(&state, SIZES[0]);
+    assert!(screen.contains("3 of 9 steps"), "{screen}");
+    feed(&mut state, running(vec![], |_| {}));
+    let measured = Operation {
+        outcome: Some(Outcome::Fidelity(v1::FidelityResult {
+            mean_kl_nats: 0.0123,
+            top_agreement: 0.987,
+            ..Default::default()
+        })),
+        kind: OperationKind::MeasureFidelity.into(),
+        ..summary(14, OperationState::Done)
+    };
+    let list = vec![ended_as(switch(), OperationState::Cancelled), measured];
+    let effects = feed(&mut state, Event::Operations(list));
+    assert!(effects.contains(&Effect::ListFidelity), "{effects:?}");
+    let ended = state.jobs.ended.iter().map(|ended| &ended.outcome);
+    assert_eq!(
+        ended.collect::<Vec<_>>(),
+        [
+            &WorkOutcome::Done("KL 0.0123 nats, the same token in 98.7 %".into()),
+            &WorkOutcome::Cancelled,
+        ]
+    );
 }
 
 #[test]
@@ -225,20 +328,14 @@ fn rates_and_what_is_left_follow_from_what_was_seen() {
 }
 
 #[test]
-fn each_kind_of_work_is_cancelled_in_its_way_after_a_question() {
+fn each_kind_of_work_is_cancelled_after_a_question_about_it() {
     let ways = [
-        ("Cancel the load?", vec![Effect::CancelLoad(11)]),
+        ("Cancel the load of GSAI-ML/", vec![Effect::Cancel(11)]),
         ("", vec![]),
+        ("Cancel job 3?", vec![Effect::Cancel(3)]),
+        ("Stop the download of a/b:Q4_K_M?", vec![Effect::Cancel(12)]),
         ("Cancel request 9?", vec![Effect::Cancel(9)]),
         ("Cancel request 10?", vec![Effect::Cancel(10)]),
-        ("Cancel job 3?", vec![Effect::CancelJob(3)]),
-        (
-            "Stop the download of a/b:Q4_K_M?",
-            vec![Effect::CancelPull {
-                name: "a/b:Q4_K_M".into(),
-                operation_id: 12,
-            }],
-        ),
     ];
     for (row, (question, expected)) in ways.into_iter().enumerate() {
         let mut state = full();
@@ -269,17 +366,11 @@ fn the_selection_stays_with_its_job() {
     feed(
         &mut state,
         running(both().split_off(1), |snapshot| {
-            snapshot.weight_switch = Some(WeightSwitch {
-                done_steps: 1,
-                total_steps: 2,
-            });
+            snapshot.operations.push(switch());
         }),
     );
     press(&mut state, KeyCode::Char('x'));
-    assert_eq!(
-        press(&mut state, KeyCode::Char('y')),
-        [Effect::CancelJob(4)]
-    );
+    assert_eq!(press(&mut state, KeyCode::Char('y')), [Effect::Cancel(4)]);
 }
 
 #[test]
@@ -301,43 +392,34 @@ fn what_ended_tells_how() {
 }
 
 #[test]
-fn what_others_had_measured_or_scored_is_listed_once_it_ended() {
+fn what_was_measured_or_scored_is_listed_once_it_ended() {
     let request = |id, kind: OperationKind, state| {
         let mut row = summary(id, state);
         row.kind = kind.into();
         row
     };
     let mut state = page();
-    state.levels.measuring = Some(RunningMeasurement {
-        level: Level::Moderate,
-        request_id: Some(9),
-        done: 12,
-        total: 48,
-    });
     let kinds = [
         OperationKind::MeasureFidelity,
         OperationKind::Score,
         OperationKind::Generate,
     ];
-    let rows = |state| {
-        let ids = (9..).zip([kinds[0], kinds[0], kinds[1], kinds[2]]);
-        ids.map(|(id, kind)| request(id, kind, state)).collect()
-    };
-    feed(&mut state, snapshot(rows(OperationState::Running)));
-    let stopped = request(11, OperationKind::Score, OperationState::Cancelled);
-    feed(&mut state, snapshot(vec![stopped]));
-    feed(&mut state, Event::MeasuringStopped);
-    feed(&mut state, snapshot(vec![]));
-    // The daemon was asked how the other came out.
-    let done = request(10, OperationKind::MeasureFidelity, OperationState::Done);
-    let effects = feed(&mut state, Event::Requests(vec![done]));
-    assert_eq!(effects, [Effect::ListFidelity]);
+    let running = (10..).zip(kinds);
+    let running = running.map(|(id, kind)| request(id, kind, OperationState::Running));
+    feed(&mut state, snapshot(running.collect()));
+    let effects = feed(&mut state, snapshot(vec![]));
+    assert_eq!(effects, [Effect::ListOperations], "once for all");
+    let list = vec![
+        request(10, OperationKind::MeasureFidelity, OperationState::Done),
+        request(11, OperationKind::Score, OperationState::Cancelled),
+    ];
+    let effects = feed(&mut state, Event::Operations(list));
+    assert!(effects.contains(&Effect::ListFidelity), "{effects:?}");
     let ended = state.jobs.ended.iter();
     let ended: Vec<_> = ended.map(|e| (e.what.as_str(), &e.outcome)).collect();
     assert_eq!(
         ended,
         [
-            ("level moderate", &WorkOutcome::Cancelled),
             ("request 11", &WorkOutcome::Cancelled),
             ("request 10", &WorkOutcome::Done("done".into())),
         ]
@@ -375,7 +457,7 @@ fn a_daemon_started_anew_cannot_tell_how_jobs_ended() {
             snapshot.daemon.as_mut().expect("set").process_id = 200;
         }),
     );
-    assert!(!effects.contains(&Effect::ListJobs));
+    assert!(!effects.contains(&Effect::ListOperations));
     assert_eq!(state.jobs.ended[0].outcome, WorkOutcome::Unknown);
 }
 
@@ -466,23 +548,17 @@ fn a_download_is_begun_followed_and_its_end_told() {
     write(&mut state, "a/b:Q4_K_M");
     let effects = press(&mut state, KeyCode::Enter);
     assert_eq!(effects, [Effect::Pull("a/b:Q4_K_M".into())]);
-    feed(&mut state, Event::Models(models()));
-    // The list is asked for anew from time to time, and only then.
-    let polled = |state: &mut DashboardState, now_ms| {
-        let outcome = update(state, snapshot(vec![]), now_ms);
-        outcome.effects.contains(&Effect::ListModels)
-    };
-    assert!(!polled(&mut state, 500));
-    assert!(polled(&mut state, 2_100));
-    assert!(!polled(&mut state, 2_400));
-    let mut there = models();
-    there[2].state = ModelState::Available.into();
-    feed(&mut state, Event::Models(there));
-    assert_eq!(
-        state.jobs.ended[0].outcome,
-        WorkOutcome::Done("is there".into())
-    );
-    assert!(!polled(&mut state, 9_000));
+    // It begins, goes on and ends; the models are listed at either end, and only then.
+    let effects = feed(&mut state, running(vec![pull()], |_| {}));
+    assert_eq!(effects, [Effect::ListModels]);
+    assert_eq!(feed(&mut state, running(vec![pull()], |_| {})), []);
+    let effects = feed(&mut state, running(vec![], |_| {}));
+    assert_eq!(effects, [Effect::ListModels, Effect::ListOperations]);
+    let done = ended_as(pull(), OperationState::Done);
+    feed(&mut state, Event::Operations(vec![done]));
+    let ended = &state.jobs.ended[0];
+    assert_eq!(ended.outcome, WorkOutcome::Done("is there".into()));
+    assert_eq!(ended.elapsed_ms, 40_000.0);
 }
 
 #[test]
@@ -490,12 +566,7 @@ fn a_download_that_is_not_whole_is_gone_on_with() {
     let mut state = page();
     let mut partial = models();
     partial[2].state = ModelState::Partial.into();
-    feed(&mut state, Event::Models(models()));
     feed(&mut state, Event::Models(partial));
-    assert!(matches!(
-        state.jobs.ended[0].outcome,
-        WorkOutcome::Failed(_)
-    ));
     press(&mut state, KeyCode::Tab);
     press_down_to(&mut state, 2);
     press(&mut state, KeyCode::Char('p'));

@@ -483,7 +483,7 @@ fn requests_that_left_the_list_are_asked_about_and_kept() {
         &mut state,
         snapshot(vec![summary(3, OperationState::Running)]),
     );
-    assert_eq!(effects, [Effect::ListRequests]);
+    assert_eq!(effects, [Effect::ListOperations]);
     let states = |state: &DashboardState| -> Vec<_> {
         let rows = state.rows().into_iter();
         rows.map(|row| (row.operation_id, row.state())).collect()
@@ -494,7 +494,7 @@ fn requests_that_left_the_list_are_asked_about_and_kept() {
         error: Some("out of memory".to_owned().into()),
         ..summary(4, OperationState::Failed)
     };
-    feed(&mut state, Event::Requests(vec![failed]));
+    feed(&mut state, Event::Operations(vec![failed]));
     assert_eq!(states(&state), [running, (4, OperationState::Failed)]);
     let screen = shown(&state, SIZES[0]);
     assert!(screen.contains("out of memory"), "{screen}");

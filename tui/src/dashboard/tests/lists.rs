@@ -44,7 +44,7 @@ fn a_dashboard_that_comes_later_asks_for_what_ended_and_lists_it() {
     let mut state = state();
     feed(&mut state, Event::Connected);
     let effects = feed(&mut state, snapshot(vec![]));
-    let asked = [Effect::ListRequests, Effect::ListJobs, Effect::ListFidelity];
+    let asked = [Effect::ListOperations, Effect::ListFidelity];
     assert!(
         asked.iter().all(|asked| effects.contains(asked)),
         "{effects:?}"
@@ -53,10 +53,10 @@ fn a_dashboard_that_comes_later_asks_for_what_ended_and_lists_it() {
 
     let rows = vec![
         ended_request(1, OperationKind::Generate),
-        ended_request(2, OperationKind::Score),
+        ended_request(2, OperationKind::MeasureFidelity),
         ended_request(3, OperationKind::Generate),
     ];
-    let effects = feed(&mut state, Event::Requests(rows));
+    let effects = feed(&mut state, Event::Operations(rows));
     // The latest is shown, and can be watched to its end.
     assert_eq!(effects, [Effect::ListFidelity, Effect::Watch(Some(3))]);
     let ids: Vec<u64> = state.rows().iter().map(|row| row.operation_id).collect();
@@ -64,8 +64,8 @@ fn a_dashboard_that_comes_later_asks_for_what_ended_and_lists_it() {
     let screen = shown(&state, SIZES[0]);
     assert!(screen.contains("3    done"), "{screen}");
 
-    feed(&mut state, Event::Jobs(vec![ended_job(7)]));
-    feed(&mut state, Event::Jobs(vec![ended_job(7)]));
+    feed(&mut state, Event::Operations(vec![ended_job(7)]));
+    feed(&mut state, Event::Operations(vec![ended_job(7)]));
     press(&mut state, KeyCode::Char('6'));
     let screen = shown(&state, SIZES[0]);
     assert!(screen.contains("/models/m.sluice"), "{screen}");
@@ -84,14 +84,14 @@ fn a_dashboard_that_comes_later_asks_for_what_ended_and_lists_it() {
 #[test]
 fn a_job_of_a_new_daemon_is_not_taken_for_one_of_the_old() {
     let mut state = opened();
-    feed(&mut state, Event::Jobs(vec![ended_job(1)]));
+    feed(&mut state, Event::Operations(vec![ended_job(1)]));
     let Event::Snapshot(mut fresh) = snapshot(vec![]) else {
         unreachable!("it is a snapshot");
     };
     fresh.daemon.as_mut().expect("given").process_id = 200;
     feed(&mut state, Event::Connected);
     feed(&mut state, Event::Snapshot(fresh));
-    feed(&mut state, Event::Jobs(vec![ended_job(1)]));
+    feed(&mut state, Event::Operations(vec![ended_job(1)]));
     assert_eq!(state.jobs.ended.len(), 2);
 }
 

@@ -1,45 +1,44 @@
 //! Keys of the jobs page, and what the daemon tells of work and models.
 
-use sluice_proto::v1::{Model, ModelOrigin, ModelState, Operation, Snapshot};
+use sluice_proto::v1::{ModelOrigin, ModelState, OperationKind, Snapshot};
 use tui_input::Input;
 
 use super::{
     super::{
         event::Effect,
         hit_areas::HitTarget,
-        jobs::{JobsPane, WorkRow, WorkTask},
+        jobs::{JobsPane, WorkRow},
         keys::{Action, Mode, Page},
         state::{AfterYes, DashboardState},
     },
     navigation::list_models,
 };
 
-/// How often the models are listed while one is being downloaded: snapshots do not tell the end of a download.
-const PULL_POLL_MS: u64 = 2_000;
-
-/// Compares a snapshot with the one before, and asks for what it does not tell.
-pub(super) fn note(state: &mut DashboardState, snapshot: &Snapshot, effects: &mut Vec<Effect>) {
-    let (mut asks, mut is_other) = (false, false);
-    if let Some((before, _)) = &state.latest {
-        let levels = &state.levels;
-        asks = state
-            .jobs
-            .compare(before, snapshot, |row| levels.is_own(row));
-        let model = |snapshot: &Snapshot| {
-            let model = snapshot.model.as_ref();
-            model.map(|model| (model.name.clone(), model.state))
-        };
-        is_other =
-            model(before) != model(snapshot) || before.jobs().count() != snapshot.jobs().count();
-    }
-    let mut models = state.jobs.models.iter().flatten();
-    let pulls = models.any(|model| model.state() == ModelState::Pulling);
-    let is_due = state.now_ms.saturating_sub(state.jobs.asked_at_ms) >= PULL_POLL_MS;
-    if state.page == Page::Jobs && (is_other || (pulls && is_due)) {
+/// Compares a snapshot with the one before. Returns whether the daemon must be asked how work ended.
+pub(super) fn note(
+    state: &mut DashboardState,
+    snapshot: &Snapshot,
+    effects: &mut Vec<Effect>,
+) -> bool {
+    let Some((before, _)) = &state.latest else {
+        return false;
+    };
+    let asks = state.jobs.compare(before, snapshot);
+    let model = |snapshot: &Snapshot| {
+        let model = snapshot.model.as_ref();
+        model.map(|model| (model.name.clone(), model.state))
+    };
+    // Loads, downloads and work on files change the list of models.
+    let ids = |snapshot: &Snapshot| -> Vec<u64> {
+        let all = snapshot.operations.iter();
+        let all = all.filter(|operation| !operation.kind().is_request());
+        all.map(|operation| operation.operation_id).collect()
+    };
+    let is_other = model(before) != model(snapshot) || ids(before) != ids(snapshot);
+    if state.page == Page::Jobs && is_other {
         list_models(state, effects);
-    } else if asks {
-        effects.push(Effect::ListJobs);
     }
+    asks
 }
 
 /// Records the progress of running work.
@@ -47,16 +46,6 @@ pub(super) fn see(state: &mut DashboardState) {
     let running = state.running();
     let now_ms = state.now_ms;
     state.jobs.see(&running, now_ms);
-}
-
-/// Takes the daemon's list of jobs.
-pub(super) fn learn(state: &mut DashboardState, jobs: &[Operation]) {
-    state.jobs.learn(jobs);
-}
-
-/// Takes the daemon's list of models.
-pub(super) fn list(state: &mut DashboardState, models: Vec<Model>) {
-    state.jobs.list(models);
 }
 
 pub(super) fn act(state: &mut DashboardState, action: Action, effects: &mut Vec<Effect>) {
@@ -153,54 +142,39 @@ pub(super) fn unload(state: &mut DashboardState) {
     }
 }
 
-/// Asks whether to stop the selected job, load or download.
+/// Asks whether to stop the selected work, or the load or download of the selected model.
 pub(super) fn cancel(state: &mut DashboardState) {
-    let task = match state.jobs.list {
+    let operation_id = match state.jobs.list {
         JobsPane::Work => match state.work_rows().into_iter().nth(state.selected_work()) {
-            Some(WorkRow::Running(task)) => Some(task),
+            Some(WorkRow::Running(operation_id)) => Some(operation_id),
             Some(WorkRow::Ended(_)) => return state.warn("that has ended already"),
             None => None,
         },
         JobsPane::Models => state
             .selected_model()
-            .and_then(|model| match model.state() {
-                ModelState::Loading => Some(WorkTask::Load),
-                ModelState::Pulling => Some(WorkTask::Pull(model.name.clone())),
-                _ => None,
-            }),
+            .filter(|model| matches!(model.state(), ModelState::Loading | ModelState::Pulling))
+            .and_then(|model| model.operation_id),
     };
-    let (text, effect) = match task {
-        None => return state.warn("nothing that runs is selected"),
-        Some(WorkTask::Switch) => {
+    let Some(operation_id) = operation_id else {
+        return state.warn("nothing that runs is selected");
+    };
+    let operations = (state.snapshot()).map_or(&[][..], |snapshot| &snapshot.operations);
+    let mut all = operations.iter();
+    let Some(operation) = all.find(|operation| operation.operation_id == operation_id) else {
+        return state.warn("that has ended already");
+    };
+    let text = match operation.kind() {
+        OperationKind::Apply | OperationKind::Restore => {
             return state.warn("a switch has no cancel; another level takes over from it");
         }
-        Some(WorkTask::Load) => {
-            let model = state
-                .snapshot()
-                .and_then(|snapshot| snapshot.model.as_ref());
-            let Some(operation_id) = model.and_then(|model| model.operation_id) else {
-                return state.warn("that has ended already");
-            };
-            (
-                "Cancel the load?".to_owned(),
-                Effect::CancelLoad(operation_id),
-            )
+        OperationKind::Load => format!("Cancel the load of {}?", operation.model),
+        OperationKind::Pull => {
+            format!("Stop the download of {}? What came stays.", operation.model)
         }
-        Some(WorkTask::Job(id)) => (format!("Cancel job {id}?"), Effect::CancelJob(id)),
-        Some(WorkTask::Request(id)) => (format!("Cancel request {id}?"), Effect::Cancel(id)),
-        Some(WorkTask::Pull(name)) => {
-            let mut models = state.jobs.models.iter().flatten();
-            let model = models.find(|model| model.name == name);
-            let Some(operation_id) = model.and_then(|model| model.operation_id) else {
-                return state.warn("that has ended already");
-            };
-            (
-                format!("Stop the download of {name}? What came stays."),
-                Effect::CancelPull { name, operation_id },
-            )
-        }
+        kind if kind.is_on_files() => format!("Cancel job {operation_id}?"),
+        _ => format!("Cancel request {operation_id}?"),
     };
-    state.ask(text, vec![effect], AfterYes::Nothing);
+    state.ask(text, vec![Effect::Cancel(operation_id)], AfterYes::Nothing);
 }
 
 /// What a press of the mouse does.

@@ -15,7 +15,6 @@ use super::{
     super::{
         event::{Effect, Event},
         hit_areas::HitTarget,
-        jobs::{Work, WorkOutcome},
         keys::{Action, Mode, Page},
         levels::{
             ChangeStanding, LevelFidelity, LevelsPane, POLICY_ROW, PlanChange, RunningMeasurement,
@@ -58,13 +57,6 @@ pub(super) fn note(state: &mut DashboardState, snapshot: &Snapshot, effects: &mu
         (pid(snapshot), model, snapshot.settings.clone())
     };
     let before = state.latest.as_ref().map(|(before, _)| facts(before));
-    // A restarted daemon may give the id of our last measurement to another request.
-    if before
-        .as_ref()
-        .is_some_and(|(before, ..)| *before != pid(snapshot))
-    {
-        levels.measured = None;
-    }
     // Plans depend on the model and its settings; the first are asked for when the page is entered.
     if before.is_some_and(|before| before != facts(snapshot)) {
         choice::forget(state);
@@ -143,23 +135,18 @@ pub(super) fn take(state: &mut DashboardState, event: Event, effects: &mut Vec<E
                 let fidelity = model.and_then(|model| LevelFidelity::of(&result, model));
                 fidelity.ok_or_else(|| "the measurement is of an unknown model or level".into())
             });
-            let outcome = match result {
+            match result {
                 Ok(fidelity) => {
-                    let words = fidelity.words();
-                    state.tell(format!("{}: {words}", fidelity.level));
+                    state.tell(format!("{}: {}", fidelity.level, fidelity.words()));
                     state.add_fidelity(fidelity);
-                    WorkOutcome::Done(words)
                 }
-                Err(message) => {
-                    state.warn(message.clone());
-                    WorkOutcome::Failed(message)
-                }
-            };
-            end_measuring(state, outcome);
+                Err(message) => state.warn(message),
+            }
+            state.levels.measuring = None;
         }
         Event::MeasuringStopped => {
             state.tell("the measurement was cancelled");
-            end_measuring(state, WorkOutcome::Cancelled);
+            state.levels.measuring = None;
         }
         _ => {}
     }
@@ -197,13 +184,6 @@ fn failed(state: &mut DashboardState, serial: u64, message: String) {
         levels.change = Some(change);
     }
     state.warn(message);
-}
-
-fn end_measuring(state: &mut DashboardState, outcome: WorkOutcome) {
-    if let Some(measuring) = state.levels.measuring.take() {
-        state.levels.measured = measuring.request_id;
-        state.jobs.end(Work::of_measurement(&measuring), outcome);
-    }
 }
 
 /// Measures the fidelity of a level, unless it is lossless by definition.

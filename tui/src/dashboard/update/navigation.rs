@@ -46,11 +46,10 @@ pub(super) fn ask_plans(state: &mut DashboardState, effects: &mut Vec<Effect>) {
 /// Asks for the list of models.
 pub(super) fn list_models(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     if state.is_connected() {
-        state.jobs.asked_at_ms = state.now_ms;
         effects.push(Effect::ListModels);
         // The answer to an earlier list may have been lost with the connection.
         if state.jobs.is_asking() {
-            effects.push(Effect::ListJobs);
+            effects.push(Effect::ListOperations);
         }
     }
 }

@@ -10,7 +10,7 @@ use sluice_shared::units;
 use super::super::{
     super::{
         hit_areas::HitTarget,
-        jobs::{EndedWork, Jobs, JobsPane, ProgressUnit, Work, WorkOutcome},
+        jobs::{EndedWork, Jobs, JobsPane, Work, WorkOutcome},
         screen::{Screen, ScreenShape},
     },
     table::{Cell, Column, Table, bar, column},
@@ -97,25 +97,17 @@ fn work_row(jobs: &Jobs, work: &Work) -> Vec<Cell> {
     let far = work.progress.as_ref();
     let share = far.and_then(|far| far.share());
     let unknown = || Cell::styled("–", Role::Dim);
-    let rate = jobs.rate(&work.task).zip(far);
+    let rate = jobs.rate(work).zip(far);
     vec![
         work.what.clone().into(),
-        work.kind.clone().into(),
+        work.kind.into(),
         share.map_or_else(unknown, |share| format!("{:>3.0} %", share * 100.0).into()),
         share.map_or_else(unknown, |share| bar(share, BAR_COLUMNS).into()),
         far.map_or_else(unknown, |far| far.words().into()),
-        rate.map_or_else(unknown, |(rate, far)| {
-            match far.unit {
-                ProgressUnit::Bytes => format!("{}/s", units::bytes(rate as u64)),
-                ProgressUnit::Passes => format!("{rate:.1} passes/s"),
-                ProgressUnit::Steps => format!("{rate:.1} steps/s"),
-            }
-            .into()
-        }),
+        rate.map_or_else(unknown, |(rate, far)| far.rate_words(rate).into()),
         jobs.left_ms(work)
             .map_or_else(unknown, |ms| units::about_ms(ms).into()),
-        work.elapsed_ms
-            .map_or_else(unknown, |ms| units::duration_ms(ms).into()),
+        units::duration_ms(work.elapsed_ms).into(),
         work.threads
             .map_or_else(unknown, |threads| threads.to_string().into()),
     ]
@@ -132,15 +124,13 @@ fn ended_row(ended: &EndedWork) -> Vec<Cell> {
     let (words, _) = about_ended(ended);
     vec![
         Cell::styled(ended.what.clone(), Role::Dim),
-        Cell::styled(ended.kind.clone(), Role::Dim),
+        Cell::styled(ended.kind, Role::Dim),
         Cell::styled(word, role),
         Cell::default(),
         Cell::styled(words, role),
         Cell::default(),
         Cell::default(),
-        ended
-            .elapsed_ms
-            .map_or_else(Cell::default, |ms| units::duration_ms(ms).into()),
+        units::duration_ms(ended.elapsed_ms).into(),
         Cell::default(),
     ]
 }
