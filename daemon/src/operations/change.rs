@@ -57,7 +57,7 @@ impl Operations {
     /// Begins a change of the loaded model, whose name is `model`. A change cannot be cancelled; a later one supersedes it.
     ///
     /// # Errors
-    /// When the daemon is about to end.
+    /// When the daemon is about to end, or as many changes wait as may.
     pub fn change(
         self: &Arc<Self>,
         engine: &Arc<Engine>,

@@ -241,7 +241,9 @@ impl Operation {
 
     /// Adds a notice of what could not be saved. This is known only after the end, and before [`Operation::saved`] returns.
     pub(super) fn not_saved(&self, problem: String) {
-        self.status.send_modify(|status| status.add_notice(problem));
+        // Beyond the bound on notices: there are as many of these as files that an operation leaves, two at most.
+        self.status
+            .send_modify(|status| status.notices.push(problem));
         self.changes.tell();
     }
 

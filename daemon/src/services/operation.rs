@@ -127,7 +127,8 @@ fn pictures<R: OperationResponse>(
 struct Follower {
     operation: Arc<Operation>,
     statuses: watch::Receiver<OperationStatus>,
-    /// Whether to look once more after [`PROGRESS_INTERVAL`], since later progress may have woken nobody.
+    /// Whether to look once more after [`PROGRESS_INTERVAL`], since progress so soon after a wake wakes nobody. What comes
+    /// later does.
     looks_again: bool,
     closing: CancellationToken,
     /// Whose call it belongs to.
@@ -159,6 +160,7 @@ impl Follower {
                 // The sender lives in the operation that this follower holds.
                 changed = self.statuses.changed() => {
                     changed.ok()?;
+                    self.looks_again = true;
                     break;
                 }
                 () = self.closing.cancelled() => {
@@ -173,7 +175,6 @@ impl Follower {
                 }
             }
         }
-        self.looks_again = true;
         // End and picture from one status, since another may be set between two looks.
         let mut status = self.statuses.borrow_and_update().clone();
         if status.has_ended() {
@@ -254,6 +255,9 @@ mod tests {
         reading(&running, 2);
         let later = tokio::time::timeout(Duration::from_secs(60), following).await;
         assert_eq!(later.unwrap().progress.unwrap().done, 2);
+        // The same is not told again.
+        let more = tokio::time::timeout(4 * PROGRESS_INTERVAL, next(&mut pictures)).await;
+        assert!(more.is_err());
     }
 
     #[tokio::test]
