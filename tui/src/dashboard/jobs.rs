@@ -154,6 +154,8 @@ impl Jobs {
             let goes_on = others.any(|other| other.operation_id == operation.operation_id);
             if let Some(work) = Work::of(operation)
                 && (is_new_daemon || !goes_on)
+                // The daemon's list may have come before this snapshot.
+                && (is_new_daemon || !self.lists(work.operation_id))
             {
                 asks |= !is_new_daemon;
                 let outcome = match is_new_daemon {
@@ -191,12 +193,18 @@ impl Jobs {
             let outcome = operation.and_then(WorkOutcome::of);
             ended.outcome = outcome.unwrap_or(WorkOutcome::Unknown);
         }
-        for operation in operations {
-            if let Some(outcome) = WorkOutcome::of(operation)
-                && let Some(work) = Work::of(operation)
-                && !self.lists(work.operation_id)
-            {
-                is_measured |= operation.kind() == OperationKind::MeasureFidelity;
+        let mut ended: Vec<_> = operations
+            .iter()
+            .filter_map(|operation| {
+                let (outcome, work) = (WorkOutcome::of(operation)?, Work::of(operation)?);
+                Some((operation.kind(), work, outcome))
+            })
+            .collect();
+        // The daemon remembers more than are listed here; older ones would push out the newest.
+        ended.drain(..ended.len().saturating_sub(ENDED_MAX));
+        for (kind, work, outcome) in ended {
+            if !self.lists(work.operation_id) {
+                is_measured |= kind == OperationKind::MeasureFidelity;
                 self.end(work, outcome);
             }
         }
@@ -204,7 +212,7 @@ impl Jobs {
     }
 
     /// Whether work of the present daemon is listed as ended.
-    fn lists(&self, operation_id: u64) -> bool {
+    pub(super) fn lists(&self, operation_id: u64) -> bool {
         let mut ended = self.ended.iter();
         ended.any(|ended| !ended.is_past && ended.operation_id == operation_id)
     }

@@ -22,7 +22,11 @@ impl DashboardState {
             _ => 2,
         });
         let works = all.into_iter().filter(|operation| operation.is_active());
-        works.filter_map(Work::of).collect()
+        let works = works.filter_map(Work::of);
+        // Of an end, the daemon's list may tell before the next snapshot does.
+        works
+            .filter(|work| !self.jobs.lists(work.operation_id))
+            .collect()
     }
 
     /// Work that runs and work that ended, if it matches the filter.

@@ -461,6 +461,43 @@ fn a_daemon_started_anew_cannot_tell_how_jobs_ended() {
     assert_eq!(state.jobs.ended[0].outcome, WorkOutcome::Unknown);
 }
 
+/// The daemon's list of operations may come before the snapshot that lacks one.
+#[test]
+fn work_that_a_list_tells_the_end_of_is_listed_once() {
+    let mut state = page();
+    let work = job(7, OperationKind::Verify, 10);
+    feed(&mut state, running(vec![work.clone()], |_| {}));
+    let done = ended_as(work, OperationState::Cancelled);
+    feed(&mut state, Event::Operations(vec![done]));
+    assert_eq!((state.running().len(), state.jobs.ended.len()), (0, 1));
+    feed(&mut state, running(vec![], |_| {}));
+    assert_eq!((state.running().len(), state.jobs.ended.len()), (0, 1));
+}
+
+#[test]
+fn the_latest_of_what_the_daemon_remembers_is_kept() {
+    let mut state = page();
+    let list: Vec<_> = (1..=100)
+        .map(|id| {
+            ended_as(
+                job(id, OperationKind::Verify, 10),
+                OperationState::Cancelled,
+            )
+        })
+        .collect();
+    feed(&mut state, Event::Operations(list.clone()));
+    let kept = |state: &DashboardState| -> Vec<_> {
+        let ended = state.jobs.ended.iter();
+        ended
+            .map(|ended| (ended.operation_id, ended.serial))
+            .collect()
+    };
+    let first = kept(&state);
+    assert_eq!(first[0].0, 100);
+    feed(&mut state, Event::Operations(list));
+    assert_eq!(kept(&state), first);
+}
+
 #[test]
 fn only_so_much_of_what_ended_is_kept() {
     let mut state = page();
