@@ -26,6 +26,8 @@ const PIECE_BYTES: usize = 4 << 20;
 pub(crate) trait FetchProgress: Send {
     /// Bytes of the file that are on disk and hashed.
     fn bytes(&mut self, bytes: u64);
+    /// Bytes of the file that are hashed, of those that were on disk before the attempt.
+    fn hashed(&mut self, bytes: u64);
     /// An attempt failed; the next follows after a pause.
     fn retry(&mut self, reason: &HubError, pause: Duration);
 }
@@ -224,7 +226,7 @@ async fn open_part(
         tokio::select! {
             biased;
             part = &mut open => return part,
-            Ok(()) = hashing.changed() => progress.bytes(*hashing.borrow_and_update()),
+            Ok(()) = hashing.changed() => progress.hashed(*hashing.borrow_and_update()),
         }
     }
 }
@@ -256,11 +258,13 @@ mod tests {
 
     use super::*;
 
-    /// Progress that counts how often it is told of bytes.
+    /// Progress that counts how often it is told of hashed bytes.
     struct CountedProgress(usize);
 
     impl FetchProgress for CountedProgress {
-        fn bytes(&mut self, _: u64) {
+        fn bytes(&mut self, _: u64) {}
+
+        fn hashed(&mut self, _: u64) {
             self.0 += 1;
         }
 

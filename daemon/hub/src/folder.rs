@@ -262,6 +262,7 @@ mod tests {
                 FolderLock::take(&path, &"o/m".parse().unwrap())
             });
         begins.recv().unwrap();
+        sleep(3 * LOCK_INTERVAL);
         drop(held);
         assert!(next.unwrap().join().unwrap().is_ok());
     }

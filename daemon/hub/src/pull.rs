@@ -55,6 +55,11 @@ pub enum PullEvent {
         /// Bytes on disk.
         done_bytes: u64,
     },
+    /// A partial file of an earlier attempt is hashed, before the rest of it is downloaded.
+    Hashing {
+        /// Bytes of all files before it, and those of it that are hashed.
+        done_bytes: u64,
+    },
     /// An attempt failed; the next follows after a pause.
     Retry {
         /// The error, in words.
@@ -222,6 +227,12 @@ struct ProgressReport<'a> {
 impl FetchProgress for ProgressReport<'_> {
     fn bytes(&mut self, bytes: u64) {
         (self.report)(PullEvent::Progress {
+            done_bytes: self.before.saturating_add(bytes),
+        });
+    }
+
+    fn hashed(&mut self, bytes: u64) {
+        (self.report)(PullEvent::Hashing {
             done_bytes: self.before.saturating_add(bytes),
         });
     }

@@ -109,7 +109,9 @@ impl Pulls {
                 Err(failure) => Err(failure),
             };
             let result = model.map(|model| v1::PullResult { model: Some(model) });
-            running.finish(result.map(Outcome::Pull));
+            // The end gives memory back to the system, which takes some milliseconds.
+            let end = move || running.finish(result.map(Outcome::Pull));
+            drop(tokio::task::spawn_blocking(end).await);
         });
         Ok(operation)
     }
@@ -186,7 +188,14 @@ fn reporter(
                 step = progress(downloading, bytes, present_bytes, total_bytes);
             }
             PullEvent::File { name } => step.item = name,
-            PullEvent::Progress { done_bytes } => step.done = done_bytes,
+            PullEvent::Hashing { done_bytes } => {
+                step.set_stage(v1::OperationStage::Verifying);
+                step.done = done_bytes;
+            }
+            PullEvent::Progress { done_bytes } => {
+                step.set_stage(downloading);
+                step.done = done_bytes;
+            }
             PullEvent::Retry { reason, pause } => {
                 let pause = units::duration_ms(pause.as_secs_f64() * 1000.0);
                 running.notice(format!("{reason}; trying again in {pause}"));

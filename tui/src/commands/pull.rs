@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Instant};
 
 use sluice_proto::v1::{
-    Model, OperationProgress, PullModelRequest, PullPlan,
+    Model, OperationProgress, OperationStage, PullModelRequest, PullPlan,
     model_ref::By,
     operation::{Detail, Outcome},
 };
@@ -66,7 +66,7 @@ pub(super) async fn model(
         unconfirmed,
     };
     let (mut rate, mut notices) = (Bandwidth::default(), NewNotices::default());
-    let mut is_planned = false;
+    let (mut is_planned, mut stage) = (false, OperationStage::Downloading);
     let mut client = daemon.models();
     let call = client.pull_model(request);
     let pulled = follow(daemon, call, interrupts, cancels, |operation, progress| {
@@ -85,6 +85,10 @@ pub(super) async fn model(
         }
         let step = operation.progress.as_ref();
         if let Some(step) = step.filter(|_| operation.is_active()) {
+            // Hashing is no measure of the network.
+            if std::mem::replace(&mut stage, step.stage()) != step.stage() {
+                rate = Bandwidth::default();
+            }
             rate.record(Instant::now(), step.done);
             progress.show(&pulling(step, rate.bytes_per_second()));
         }
@@ -116,7 +120,11 @@ fn planned(plan: &PullPlan) -> String {
 }
 
 fn pulling(step: &OperationProgress, rate: Option<f64>) -> String {
-    let mut line = advance("pulling", step.done, step.total.unwrap_or(0), rate);
+    let what = match step.stage() {
+        OperationStage::Verifying => "hashing what is there",
+        _ => "pulling",
+    };
+    let mut line = advance(what, step.done, step.total.unwrap_or(0), rate);
     if !step.item.is_empty() {
         line += &format!(" · {}", step.item);
     }
