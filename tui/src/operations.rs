@@ -17,10 +17,15 @@ pub async fn find(daemon: &DaemonConnection, operation_id: u64) -> Result<Operat
     let answer = daemon.operations().watch_operation(request).await;
     let answer = answer.map_err(failed)?.into_inner().message().await;
     let operation = answer.map_err(failed)?.and_then(|answer| answer.operation);
-    operation.ok_or_else(|| Failure::new("the daemon's answer has no operation"))
+    operation.ok_or_else(no_operation)
 }
 
-/// Asks the daemon to stop an operation. Returns whether it waited or ran, and what it was before. Most work takes a moment to end.
+fn no_operation() -> Failure {
+    Failure::new("the daemon's answer has no operation")
+}
+
+/// Asks the daemon to stop an operation. Returns whether it waited or ran, and its present picture. Most work takes a moment to
+/// end.
 ///
 /// # Errors
 /// The daemon's, such as for an operation that cannot be cancelled.
@@ -28,11 +33,15 @@ pub async fn cancel(
     daemon: &DaemonConnection,
     operation_id: u64,
 ) -> Result<(bool, Operation), Failure> {
-    let operation = find(daemon, operation_id).await?;
     let request = CancelOperationRequest { operation_id };
     let answer = daemon.operations().cancel_operation(request).await;
-    let answer = answer.map_err(|status| daemon.failure(status))?;
-    Ok((answer.into_inner().was_active, operation))
+    let answer = answer
+        .map_err(|status| daemon.failure(status))?
+        .into_inner();
+    Ok((
+        answer.was_active,
+        answer.operation.ok_or_else(no_operation)?,
+    ))
 }
 
 /// What people call an operation: `request 7`, `job 3`, `the load of o/m`.

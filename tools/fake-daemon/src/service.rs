@@ -377,11 +377,12 @@ impl OperationService for Service {
         request: Request<CancelOperationRequest>,
     ) -> Result<Response<CancelOperationResponse>, Status> {
         let id = request.into_inner().operation_id;
+        let operation = Some(self.present(id)?);
         self.seen().operations_cancelled.push(id);
         self.cancelled.notify_one();
         Ok(Response::new(CancelOperationResponse {
             was_active: true,
-            operation: None,
+            operation,
         }))
     }
 }

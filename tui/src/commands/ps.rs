@@ -8,7 +8,7 @@ use sluice_shared::units;
 
 use super::{
     library,
-    operations::{CancelEnd, cancel_and_wait},
+    operations::{CancelEnd, CancelledOperation, cancel_and_wait},
     paths, present, requests,
 };
 use crate::{
@@ -113,7 +113,8 @@ pub(super) async fn stop(
     }
 }
 
-/// Cancels the load of a model and waits for its end, so that another can begin. What was loaded before that is unloaded.
+/// Cancels the load of a model and waits for its end, so that another can begin. A load that is done before it could be
+/// stopped is unloaded.
 async fn stop_load(
     daemon: &DaemonConnection,
     model: &Model,
@@ -124,8 +125,12 @@ async fn stop_load(
         Some(operation_id) => Some(cancel_and_wait(daemon, operation_id).await?),
         None => None,
     };
-    if matches!(&ended, Some(ended) if ended.end == CancelEnd::Done) {
-        return library::unload(daemon, json, out).await;
+    let was_late = |ended: &CancelledOperation| ended.end != CancelEnd::Cancelled;
+    if ended.as_ref().is_some_and(was_late) {
+        let models = present::list(daemon).await?;
+        if present::loaded(&models).is_some_and(|loaded| loaded.name == model.name) {
+            return library::unload(daemon, json, out).await;
+        }
     }
     if json {
         let was_loading = ended.is_some_and(|ended| ended.was_active);
