@@ -22,7 +22,7 @@ const QUESTION: &str = "Tell me a story about a fox.";
 struct Counts {
     answered: AtomicU64,
     refused: AtomicU64,
-    given_up: AtomicU64,
+    rude: AtomicU64,
     switched: AtomicU64,
 }
 
@@ -53,7 +53,7 @@ async fn client(
             continue;
         }
         if number % 2 == 1 {
-            let seed = counts.given_up.fetch_add(1, Ordering::Relaxed);
+            let seed = counts.rude.fetch_add(1, Ordering::Relaxed);
             let request = chat(QUESTION).sampled(|sampling| sampling.seed = Some(seed));
             if let Ok(answer) = daemon.generation().await.generate(request).await {
                 let mut stream = answer.into_inner();
@@ -99,7 +99,6 @@ async fn a_crowd_of_clients_gets_the_same_answers_and_leaves_nothing_behind() {
             .all(|operation| operation.ended_unix_ms.is_some())
     })
     .await;
-    // The level that it began with, so that what is held can be compared.
     let snapshot = daemon.snapshot().await;
     let (held, resident) = (
         snapshot.device.unwrap().used_bytes,
