@@ -219,6 +219,7 @@ impl<'a> CompressedMatrix<'a> {
         mut sink: impl FnMut(usize, usize, &[f32]),
     ) -> Result<(), DecompressError> {
         let numbers = self.elements(rows)?;
+        // On the stack, 8 KiB: the matmul of a single row allocates nothing.
         let mut values = [0.; RUN_MAX];
         let mut upcast = |symbols: &[u8], part: Range<usize>| {
             let values = &mut values[..part.len()];
@@ -250,6 +251,7 @@ impl<'a> CompressedMatrix<'a> {
                 upcast_plain(number, &self.bytes[part.start * size..part.end * size], out);
             }
             Table::Huffman(_) | Table::Dictionary(_) => {
+                // Merging and upcasting are one step: the original bytes are never written.
                 upcast(self.path, number, symbols, self.raw(part), out);
             }
             Table::Trellis(_, levels) => {
@@ -298,6 +300,7 @@ impl<'a> CompressedMatrix<'a> {
             return Ok(());
         }
         let mut places = self.tile_positions(0);
+        // As long as the longest tile.
         let mut out = [0; 512];
         let mut end = 0;
         for tile in 0..self.layout.tiles() {
@@ -448,6 +451,8 @@ impl<'a> CompressedMatrix<'a> {
             for place in &mut found[..group.len()] {
                 *place = places.next()?;
             }
+            // Whole tiles of the group are decoded as well, to bytes that are overwritten below: the decoder takes any
+            // start.
             if found[..group.len()].iter().any(|place| !place.whole) {
                 // All tiles but the last have as many elements as the first of the group. A shorter last tile decodes
                 // into what follows it; these symbols are dropped below.
@@ -463,6 +468,7 @@ impl<'a> CompressedMatrix<'a> {
                     symbols.copy_from_slice(&codes[place.at]);
                 }
                 if matches!(self.table, Table::Trellis(..)) {
+                    // All of the tile, even where only a part is wanted: a mark depends on all parities before it.
                     trellis::mark(self.path, symbols);
                 }
                 let symbols = &symbols[part.start - all.start..part.end - all.start];

@@ -47,6 +47,7 @@ pub(crate) fn decompress(
         // SAFETY: there is no such path on a processor without these features.
         SimdPath::Avx2(_) => unsafe { decompress_avx2(dictionary, codes, out) },
     };
+    // Whole vectors are 32 symbols each, so the rest begins with a whole byte of codes.
     decompress_portable(dictionary, &codes[done / 2..], &mut out[done..]);
 }
 
@@ -72,6 +73,7 @@ pub(crate) fn patch(codes: &[u8], escapes: &[u8], out: &mut [u8]) {
         let mut found = pairs & pairs >> 2 & 0x1111_1111_1111_1111;
         while found != 0 {
             let place = found.trailing_zeros() as usize / 4;
+            // A tile of an odd length has an unused last index, which is 15 in hostile bytes.
             let Some(out) = out.get_mut(place) else {
                 return;
             };

@@ -168,6 +168,7 @@ impl MatrixShape {
     ) -> Result<Self, LayoutError> {
         let numbers = rows
             .checked_mul(width)
+            // The widest dtype has four bytes, and no allocation is larger than `isize::MAX`.
             .filter(|numbers| *numbers <= isize::MAX as usize / 4)
             .ok_or(LayoutError::TooLarge { rows, width })?;
         let shape = Self {
@@ -200,6 +201,7 @@ impl MatrixShape {
 
     /// Huffman-codes symbols; tiles that would not get shorter are stored uncompressed.
     pub(crate) fn huffman(&self, codes: &Codes, symbols: &[u8]) -> EncodedPiece {
+        // `MatrixLayout::unit_bytes`, before there is a layout: its size depends on these codes.
         let unit = (self.tile / 256).max(1);
         let mut piece = EncodedPiece::default();
         for strip in symbols.chunks(self.tile * STRIP_TILES) {
@@ -231,6 +233,7 @@ impl MatrixShape {
             for tile in strip.chunks(self.tile) {
                 let index = |symbol: &u8| indices[usize::from(*symbol)];
                 let pairs = tile.chunks(2).map(|pair| {
+                    // Of an odd number of weights the last index is 0; `CompressedMatrix::check` refuses others.
                     let second = pair.get(1).map_or(0, index);
                     index(&pair[0]) | second << 4
                 });

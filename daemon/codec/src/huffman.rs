@@ -78,6 +78,7 @@ fn shortest(counts: &[u64; 256], bits_max: usize) -> [u8; 256] {
             (pair[0].0 + pair[1].0, symbols)
         });
         let mut merged: Vec<Package> = single.iter().cloned().chain(pairs).collect();
+        // Stable: among equal weights single symbols stay before pairs, on every machine.
         merged.sort_by_key(|(weight, _)| *weight);
         level = merged;
     }
@@ -188,6 +189,7 @@ impl Table {
         let lengths: [u8; 256] =
             std::array::from_fn(|symbol| packed[symbol / 2] >> (symbol % 2 * 4) & 15);
         let codes = Codes::new(&lengths)?;
+        // Eleven bits whatever the longest code: the packed entries below are looked up in it.
         let mut singles: Box<[(u8, u8); ENTRIES]> = boxed((0, 0));
         for (symbol, (code, bits)) in (0..=255).zip(codes.0) {
             if bits > 0 {
@@ -298,6 +300,7 @@ impl Table {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi2")]
+// Compiled a second time for `shrx`, which takes its count from any register, where `shr` takes it from `cl` alone.
 fn decode_bmi2<const ENTRIES: usize>(
     entries: &Boxed<ENTRIES>,
     from: [&[u8; READ_BYTES]; STREAMS],
@@ -355,6 +358,8 @@ fn decode_any<const ENTRIES: usize>(
                         // the next lookup overwrites the rest.
                         out.cast::<[u8; SYMBOLS]>().write(symbols);
                     }
+                    // The low six bits of an entry are its count of bits. x86 shifts by 64 bits look at no others, so
+                    // the remainder compiles to nothing.
                     words[n] >>= entry % 64;
                     progress[n] = progress[n].wrapping_add(entry as u32);
                 }

@@ -140,6 +140,7 @@ impl MatrixLayout {
         let too_large = LayoutError::TooLarge { rows, width };
         let numbers = rows
             .checked_mul(width)
+            // The widest dtype has four bytes, and no allocation is larger than `isize::MAX`.
             .filter(|numbers| *numbers <= isize::MAX as usize / 4)
             .ok_or(too_large.clone())?;
         let tiles = numbers.div_ceil(tile);

@@ -38,6 +38,8 @@ pub(crate) fn split(dtype: DType, bytes: &[u8], symbols: &mut [u8], raw: &mut [u
             let (numbers, _) = bytes.as_chunks::<4>();
             let (raws, _) = raw.as_chunks_mut::<3>();
             for ((symbol, raw), number) in symbols.iter_mut().zip(raws).zip(numbers) {
+                // As for bf16: the sign moves down to bit 23, the exponent's lowest, so that what is left fills three
+                // bytes.
                 let bits = u32::from_le_bytes(*number);
                 *symbol = (bits >> 23) as u8;
                 let rest = (bits >> 8) & 0x80_0000 | bits & 0x7f_ffff;
@@ -237,6 +239,7 @@ mod avx2 {
                 let (out, _) = out.as_chunks_mut::<32>();
                 let mut done = 0;
                 for (out, place) in out.iter_mut().zip((0..).step_by(8)) {
+                    // The portable path does the last few elements, whose raw bytes end before a load of 28 would.
                     let Some(bits) = f32_bits(symbols, raw, place) else {
                         break;
                     };
@@ -265,6 +268,7 @@ mod avx2 {
                         );
                         for (out, eight) in out.iter_mut().zip([low, high]) {
                             let wide = if dtype == DType::Bf16 {
+                                // A bf16 is the upper half of the f32 with the same value.
                                 let wide = _mm256_cvtepu16_epi32(eight);
                                 _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
                             } else {
@@ -279,6 +283,7 @@ mod avx2 {
             DType::F32 => {
                 let mut done = 0;
                 for (out, place) in out.iter_mut().zip((0..).step_by(8)) {
+                    // As in `merge`: the portable path does the last few elements.
                     let Some(bits) = f32_bits(symbols, raw, place) else {
                         break;
                     };

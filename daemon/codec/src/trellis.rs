@@ -83,6 +83,7 @@ impl Quantizer {
         tile: usize,
         exponent: f64,
     ) -> Result<Self, EncodeError> {
+        // Any dtype gives the same layout: trellis-quantized weights have no raw bits.
         let number = DType::F32;
         let numbers = MatrixShape::new(number, rows, width, tile)?.elements;
         // With codes of length 0 the layout's size is exactly the overhead.
@@ -112,6 +113,7 @@ impl Quantizer {
                 found: values.len(),
             });
         }
+        // The first such element, not any, so that the error doesn't depend on threads.
         if let Some(at) = values.par_iter().position_first(|value| !value.is_finite()) {
             return Err(EncodeError::NotFinite(at));
         }

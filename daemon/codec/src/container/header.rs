@@ -139,6 +139,8 @@ impl TensorRecord {
     #[must_use]
     pub fn original_bytes(&self) -> u64 {
         match (self.scheme(), self.dtype(), self.elements()) {
+            // A plain tensor may have a dtype whose element size isn't known here, such as i64: its stored length is
+            // its size.
             (Some(Scheme::Plain), ..) => self.length,
             (_, Some(number), Some(numbers)) => (numbers as u64) * number.bytes() as u64,
             _ => self.length,
@@ -190,6 +192,8 @@ impl TensorRecord {
             if self.chunk_rows != 0 || !self.chunks.is_empty() {
                 return Err("is not compressed, but has chunks".to_owned());
             }
+            // Only dtypes that can be compressed have a known size. Others are stored as they are, whatever their
+            // length.
             if let Some(number) = self.dtype()
                 && numbers
                     .checked_mul(number.bytes())
@@ -211,6 +215,8 @@ impl TensorRecord {
                 self.chunk_rows
             ));
         }
+        // A header gives chunks no offsets: each begins where the one before ends, so they can neither overlap nor
+        // leave gaps.
         let (mut end, mut checks) = (self.offset, 0);
         for chunk in self.chunks(tile) {
             let chunk = chunk?;
@@ -264,6 +270,8 @@ fn layout(
     varying: usize,
 ) -> Result<MatrixLayout, LayoutError> {
     let (codes, escapes) = match scheme {
+        // Indices take four bits per weight, so only escapes vary. A product that saturates is refused by
+        // `MatrixLayout::new`.
         Scheme::Dictionary => (rows.saturating_mul(width).div_ceil(2), varying),
         _ => (varying, 0),
     };
@@ -311,6 +319,7 @@ pub(super) fn matrix(shape: &[usize]) -> Option<(usize, usize)> {
 #[must_use]
 pub fn is_file_name(name: &str) -> bool {
     (1..=FILE_NAME_BYTES_MAX).contains(&name.len())
+        // This refuses `.` and `..`, too.
         && !name.starts_with('.')
         && !name.contains(['/', '\\'])
         && !name.chars().any(char::is_control)
@@ -406,6 +415,7 @@ impl Header {
         if chunks.sum::<usize>() > CHUNKS_MAX {
             return Err(format!("it has more than {CHUNKS_MAX} chunks"));
         }
+        // Files and shards share one set of names: `decompress` writes them all to one folder.
         names.clear();
         for file in self.shards.iter().chain(&self.files) {
             if !is_file_name(&file.name) {
@@ -423,6 +433,8 @@ impl Header {
                 ));
             }
         }
+        // No overflow: every length was just held to `FILE_BYTES_MAX`, and a header of 64 MiB has far fewer than 2^36
+        // files.
         let all: u64 = self.files.iter().map(|file| file.length).sum();
         if all > FILES_BYTES_MAX {
             return Err(format!(
@@ -477,6 +489,7 @@ impl Header {
             }
             end = place.end;
         }
+        // `bytes` was compared with the file's length, so nothing can follow the last part.
         if end != self.bytes {
             return Err(format!(
                 "it ends at byte {end}; its header declares {}",

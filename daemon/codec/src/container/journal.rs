@@ -105,6 +105,7 @@ impl Journal {
     }
 
     fn append_text(&mut self, text: &str) -> io::Result<()> {
+        // Not synced: `ContainerWriter::resume` reads each tensor back, so a line that outlives its bytes does no harm.
         self.chain = chained(self.chain, text.as_bytes());
         self.file
             .write_all(format!("{} {text}\n", self.chain).as_bytes())
@@ -124,6 +125,7 @@ struct Lines {
 
 impl Lines {
     fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
+        // The journal is untrusted, too: without a limit, a file without line ends would be read into memory whole.
         let mut line = Vec::new();
         let mut reader = io::Read::take(&mut self.reader, LINE_BYTES_MAX);
         let length = reader.read_until(b'\n', &mut line)? as u64;

@@ -113,6 +113,7 @@ impl<R: ReadAt> Container<R> {
         if prefix[..8] != MAGIC {
             return Err(not_one());
         }
+        // Before length and checksum: another version may have other things in their places.
         if word(8) != VERSION {
             return Err(ContainerError::Version {
                 path,

@@ -107,6 +107,7 @@ impl CompressionRules {
 fn is_embedding(name: &str) -> bool {
     layer_of(name).is_none()
         && name.split('.').any(|part| {
+            // GGUF says `token_embd`, Hugging Face `embed_tokens`, GPT-2 and LLaDA `wte`.
             part.contains("embd") || part.contains("embed") || matches!(part, "wte" | "wpe")
         })
 }
@@ -123,6 +124,7 @@ fn layer_of(name: &str) -> Option<&str> {
     for part in name.split('.') {
         let start = end;
         end += part.len();
+        // A name that begins with a number, such as `0.weight`, has no layer in front.
         if start > 0 && !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) {
             return Some(&name[..end]);
         }

@@ -27,6 +27,7 @@ pub(super) fn of_chunk(bytes: &[u8], layout: &MatrixLayout, checks: &mut Vec<u16
     let mut places = TilePositions::new(layout, bytes);
     for tile in 0..layout.tiles() {
         let [codes, escapes, raw] = places.next(tile).map(|part| Hash::of(&bytes[part]));
+        // A tile's codes, escapes and raw bits lie apart in the chunk, so each is hashed alone and the three are mixed.
         let first = codes.0.wrapping_mul(SPREAD) ^ escapes.0;
         checks.push(fold(Hash(first.wrapping_mul(SPREAD) ^ raw.0)));
     }
@@ -74,6 +75,7 @@ impl<'a> TilePositions<'a> {
             ),
             _ => (within(&layout.codes(), varying), 0..0),
         };
+        // Where a scheme has no raw bits, `within` cuts the range to nothing.
         let raw_bytes = raw_bytes(layout.dtype());
         let raw = numbers.start * raw_bytes..numbers.end * raw_bytes;
         [codes, escapes, within(&layout.raw(), raw)]

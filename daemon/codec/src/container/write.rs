@@ -214,6 +214,7 @@ impl ContainerWriter {
             writer.journal = Journal::resume(&journal_path, &found, whole)
                 .map_err(ContainerError::io("write", &journal_path))?;
         }
+        // After `resume`, which has found where complete tensors end: the file is cut off there.
         writer.wrote(Self::write_beginning)?;
         Ok(writer)
     }
@@ -290,6 +291,7 @@ impl ContainerWriter {
         let mut hasher = Hasher::default();
         let mut buffer = Vec::new();
         let mut at = record.offset;
+        // Everything from the tensor's first byte to its last passes through here once, in order, as the hash needs it.
         let mut take = |to: u64, checks: &mut dyn FnMut(&[u8])| {
             stop_if(cancel)?;
             buffer.resize((to - at) as usize, 0);

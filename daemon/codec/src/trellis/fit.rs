@@ -144,6 +144,7 @@ impl<'a> SampleRows<'a> {
     pub(super) fn deviation(&self) -> f64 {
         let squares: f64 = self.sizes.iter().map(|size| size * size).sum();
         let deviation = (squares / self.sizes.len().max(1) as f64).sqrt();
+        // Callers take its logarithm, which would be infinite for a matrix of zeros.
         deviation.max(f64::from(f32::MIN_POSITIVE))
     }
 
@@ -151,6 +152,7 @@ impl<'a> SampleRows<'a> {
     /// equidistant levels that a smaller step would take fewer bits and lose more.
     pub(super) fn possible(&self, step: f64) -> f64 {
         let same = self.deviation().log2() * (1. - self.exponent);
+        // Four octaves below: a sixteenth of a standard deviation, for which 128 symbols still suffice.
         step.max(same - 4.).min(same + 13.)
     }
 
@@ -324,6 +326,7 @@ impl SymbolSums {
             })
             .sum();
         if self.squares > 0. {
+            // Rounding may leave a difference just below zero where levels fit exactly.
             ((self.squares - gained).max(0.) / self.squares).sqrt()
         } else {
             0.

@@ -38,6 +38,7 @@ fn point(symbol: usize) -> f32 {
         return at;
     }
     let mut end = LINEAR_END;
+    // Not `powf`, whose last bits differ between platforms: levels belong to the format, so all machines need the same.
     while beyond >= 1. {
         end *= GROWTH;
         beyond -= 1.;

@@ -217,6 +217,8 @@ mod avx2 {
             unsafe { _mm256_loadu_si256(half.as_ptr().cast()) }
         };
         let parities = halves.iter().rev().fold(0, |word, half| {
+            // Bit 0 of each byte is shifted to bit 7, which `movemask` collects; what comes from the neighbour ends
+            // below it.
             let parities = _mm256_movemask_epi8(_mm256_slli_epi16::<7>(load(half)));
             word << 32 | u64::from(parities as u32)
         });
@@ -251,6 +253,7 @@ mod avx2 {
         let (most, least) = (_mm256_set1_ps(LINEAR_MAX), _mm256_set1_ps(-LINEAR_MAX));
         let zero = _mm256_set1_epi32(ZERO as i32);
         for (at, pair) in values.chunks(2).enumerate() {
+            // An odd last element is computed twice; `choose` reads no further than `count`.
             let [one, other] = [pair[0], *pair.last().expect("one at least")];
             let both = _mm256_set_m128(_mm_set1_ps(other), _mm_set1_ps(one));
             let value = _mm256_xor_ps(both, sign);
@@ -322,6 +325,7 @@ mod avx2 {
                 let (low, high) = (sums[vector], sums[vector + VECTORS]);
                 let best = |low, high| {
                     let upper = _mm256_cmp_ps::<_CMP_LT_OQ>(high, low);
+                    // Of equal operands `min` returns the second, as the portable path keeps `low`.
                     (_mm256_min_ps(high, low), _mm256_movemask_ps(upper) as u8)
                 };
                 let (to_even, from) = best(_mm256_add_ps(low, even), _mm256_add_ps(high, odd));
