@@ -77,6 +77,7 @@ impl Activation {
 
     /// Where `count` rows from `start` on lie on a GPU.
     pub(super) fn rows_span(&self, start: usize, count: usize) -> GpuSpan {
+        // Rows lie next to each other without padding, on a GPU too.
         let row = self.width * self.dtype.bytes();
         self.span().part(start * row, count * row)
     }

@@ -136,6 +136,7 @@ impl Layout {
         Some(taken)
     }
     fn give_back(&mut self, range: Range<usize>) {
+        // An empty matrix takes no line; an empty range in the list would never be merged.
         if range.start == range.end {
             return;
         }

@@ -154,6 +154,7 @@ impl Ops {
     fn gpu_tasks(&self, ranges: &[AttentionRange]) -> Result<GpuTasks, OpsError> {
         let (mut tasks, mut segments) = (Vec::new(), Vec::new());
         let mut launches: Vec<(KeySource, Range<usize>)> = Vec::new();
+        // Tasks and groups of segments that the ranges can lead to, whatever the queries see.
         let mut room = 0;
         for AttentionRange { queries, keys } in ranges {
             let first = tasks.len() / TASK_WORDS;
@@ -253,6 +254,7 @@ impl Ops {
             Backend::Gpu(gpu) => {
                 let on_gpu = tasks.on_gpu.as_ref();
                 let on_gpu = on_gpu.expect("made for operations of a GPU");
+                // A launch takes one matrix of keys and one of values, so each cache needs its own.
                 for (source, these) in &on_gpu.launches {
                     let spans = match *source {
                         KeySource::Pass => keys.pass.map(|rows| rows.map(Activation::span)),

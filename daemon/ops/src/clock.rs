@@ -129,6 +129,7 @@ impl GpuClock {
 
     fn start(&self) {
         let mut moments = self.lock();
+        // What an earlier pass left is dropped: it may have failed before its times were taken.
         moments.laps.clear();
         moments.phases.clear();
         moments.runs = true;
@@ -154,6 +155,7 @@ impl GpuClock {
         let before = self.lock().phases.last().copied();
         self.switch_to(phase);
         let done = work();
+        // Without this mark the matmul that follows would count as decompression.
         if let Some(before) = before {
             self.switch_to(before);
         }
@@ -173,6 +175,8 @@ impl GpuClock {
         if !std::mem::take(&mut moments.runs) {
             return None;
         }
+        // There is one interval fewer than marks: the last mark, of sampling or the one above, only ends the interval
+        // before it.
         let intervals = moments.laps.take_intervals().ok()?;
         let (mut times, mut waited) = (PhaseTimes::default(), Duration::ZERO);
         for (phase, interval) in moments.phases.iter().zip(intervals) {
@@ -215,6 +219,7 @@ impl Ops {
     /// Begins to time a pass.
     pub fn start_phase_times(&self) {
         match &self.backend {
+            // What was computed since the last pass, such as a probe of rates, belongs to none.
             Backend::Cpu(_) => drop(self.take_phase_times()),
             Backend::Gpu(gpu) => gpu.clock().start(),
             Backend::DryRun => {}

@@ -108,6 +108,7 @@ impl Device {
             true => DType::Bf16,
             false => DType::F16,
         };
+        // cuBLAS takes its workspace when it is opened, so it stands beside the context in every plan.
         let workspace_bytes = gpu.blas().map_or(0, Blas::workspace_bytes);
         let cpu = Self::cpu(threads)?;
         Ok(Self {
@@ -193,6 +194,7 @@ impl Device {
         let Some(gpu) = &self.gpu else {
             return MemoryStats::read();
         };
+        // A failed GPU answers nothing; unknown is `None`, never 0.
         let memory = gpu.memory().ok();
         MemoryStats {
             total_bytes: memory.map(|memory| memory.total_bytes),
@@ -207,6 +209,7 @@ impl Device {
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         match self.gpu {
             None => self.workers.within(work),
+            // A GPU's operations launch from whichever thread calls them.
             Some(_) => work(),
         }
     }

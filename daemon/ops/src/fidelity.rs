@@ -109,6 +109,7 @@ impl Ops {
     ) -> Result<(), OpsError> {
         assert!(x.iter().all(|x| x.len() == comparison.rows));
         assert_eq!(parts[0].rows, parts[1].rows);
+        // A head without rows has pieces of no columns, and `step_by(0)` would panic.
         for from in (0..parts[0].rows).step_by(comparison.columns.max(1)) {
             let to = parts[0].rows.min(from + comparison.columns);
             let pieces = parts.map(|part| part.rows(from, to));
@@ -165,6 +166,7 @@ impl ComparisonSide {
     fn take(&mut self, logits: &[f32], from: usize, target: u32) {
         let before = self.max;
         for (index, &logit) in logits.iter().enumerate() {
+            // Strictly larger, so that of equal logits the lower id is the top one, as in the choice of tokens.
             if logit > self.max {
                 self.max = logit;
                 self.top = from + index;
@@ -204,6 +206,7 @@ impl Comparison {
             // Both logits must exist at once: KL needs their difference token by token.
             cpu.gemm_on_this_pool(x[0], &pieces[0], one, false);
             cpu.gemm_on_this_pool(x[1], &pieces[1], other, false);
+            // Each row's sums are one thread's, in the order of tokens: the number of threads changes nothing.
             rows.par_iter_mut()
                 .zip(one.par_chunks_exact(width))
                 .zip(other.par_chunks_exact(width))

@@ -137,6 +137,7 @@ impl GpuBackend {
                 fill(id, staged)?;
             }
             self.upload(out.rows_span(row, count), &staging[..count * width])?;
+            // A row that repeats the one before has a run of length 0, and is left to `take_rows` below.
             row += count.max(1);
         }
         match is_first.iter().all(|first| *first) {

@@ -129,6 +129,7 @@ impl Ops {
     /// On a GPU, when the format is not the dtype it computes in.
     pub fn kv_cache(&self, shape: KvCacheShape, capacity: usize) -> Result<KvCache, OpsError> {
         if self.device.is_gpu() {
+            // The GPU's attention kernel reads nothing else.
             assert_eq!(shape.format, self.device.dtype().into());
         }
         let pages = shape.bytes(capacity).div_ceil(PAGE_BYTES);
@@ -155,6 +156,7 @@ impl Ops {
         rows: usize,
     ) -> Result<(), OpsError> {
         assert!(to.is_empty() && rows <= from.len && to.shape == from.shape);
+        // Capacities may differ, and with them where a layer begins: matrices are copied one by one.
         for layer in 0..to.shape.layers {
             for which in 0..2 {
                 match &self.backend {
@@ -192,6 +194,8 @@ impl Ops {
         start: usize,
     ) -> Result<(), OpsError> {
         let places = start..start + rows.len();
+        // Not `len`: a layer's rows are written before the pass counts them in, and a canvas overwrites positions
+        // anywhere.
         assert!(places.end <= cache.capacity);
         assert!(rows.end <= keys.len().min(values.len()));
         let _timed = self.timed(Phase::Attention);
@@ -262,6 +266,7 @@ impl Ops {
             keys: all,
         };
         let is_gpu = self.device.is_gpu();
+        // On the CPU each head sums apart, so that heads are shared out among threads without locks.
         let mut sums = match is_gpu {
             true => None,
             false => Some(self.pool.take(shape.heads, all, DType::F32)?),
@@ -321,6 +326,7 @@ impl Ops {
         else {
             return Ok(());
         };
+        // One read for all layers, at the end of the pass: a read for each layer would wait for the GPU as often.
         let values = self.read(&sums)?;
         let (layers, all) = (sums.len(), sums.width());
         let of_layer = |layer: usize| most_salient(&values[layer * all..][..all], &places, count);
@@ -372,6 +378,7 @@ impl KvCache {
 fn most_salient(sums: &[f32], places: &[Range<usize>], count: usize) -> Vec<u32> {
     let pooled = |at: usize| {
         let near = &sums[at.saturating_sub(1)..sums.len().min(at + 2)];
+        // Sums of softmax weights are not negative, so 0 is a safe beginning.
         near.iter().copied().fold(0.0, f32::max)
     };
     let pooled: Vec<f32> = (0..sums.len()).map(pooled).collect();

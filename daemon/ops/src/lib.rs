@@ -82,6 +82,7 @@ impl Ops {
                 Backend::DryRun
             }
             (None, false) => {
+                // Made in a dry run, too, and dropped: the peak of its kind in the ledger then has the scratch.
                 let cpu = CpuBackend::new(device.clone(), &ledger)?;
                 match ledger.is_dry_run() {
                     true => Backend::DryRun,
@@ -217,6 +218,7 @@ impl Ops {
         runs: usize,
         work: &mut dyn FnMut() -> Result<(), OpsError>,
     ) -> Result<f64, OpsError> {
+        // What was launched before must not be counted.
         self.wait()?;
         let mut all = || (0..runs).try_for_each(|_| work());
         let seconds = match &self.backend {
@@ -544,6 +546,8 @@ impl RopeTable {
             for (position, row) in values.chunks_exact_mut(head_dim).enumerate() {
                 let (cos, sin) = row.split_at_mut(half);
                 for i in 0..half {
+                    // The product is rounded to `f32` before the sine is taken, as in the reference; in `f64` the
+                    // angles of far positions would differ.
                     (sin[i], cos[i]) = (position as f32 * frequencies[i]).sin_cos();
                 }
             }

@@ -206,6 +206,7 @@ impl Ops {
         let count = PIECE_LOGITS
             .max(PIECE_COLUMNS_MIN * inputs)
             .min(part_rows * inputs);
+        // There may be no rows: then nothing can be divided by them.
         let columns = whole_columns(count.checked_div(inputs).unwrap_or(part_rows), part_rows);
         let (device, ledger) = (&self.device, &self.ledger);
         let on_gpu = || LmHeadMemory::take(&self.pool, rows, count);
@@ -253,6 +254,7 @@ impl Ops {
         assert_eq!(x.len(), inputs.sum::<usize>());
         for from in (0..part.rows).step_by(reduction.columns.max(1)) {
             let to = part.rows.min(from + reduction.columns);
+            // A piece at a time: all logits of a canvas of 1024 take 4.1 GiB in the reference.
             let piece = part.rows(from, to);
             match &self.backend {
                 Backend::Cpu(cpu) => reduction.take_on_cpu(cpu, x, &piece, first + from),
@@ -314,6 +316,7 @@ impl LmHeadReduction<'_> {
         };
         let mut running = running.iter();
         let groups = self.groups.iter_mut().map(|group| {
+            // States of all groups lie one after another, as `start` made them.
             let pairs = group.rows.iter().zip(running.by_ref());
             let candidates = pairs.map(|(row, running)| {
                 // Only now is the whole distribution there: a pass that failed before leaves no entry for the next one
@@ -381,6 +384,7 @@ fn reduce(
         let mut kept = kept.map(|distributions| distributions.pieces(first, width));
         let (states, others) = running.split_at_mut(rows.len());
         let (conditional, rest) = logits.split_at_mut(rows.len() * width);
+        // Unconditional rows follow the group's own, as `Ops::reduce_lm_head` is given them.
         let guided = if choice.guidance.is_some() {
             rows.len()
         } else {
@@ -399,6 +403,7 @@ fn reduce(
                 }),
                 row,
                 choice,
+                // Checks have no `moved`: their distribution is another one, and must not replace the position's own.
                 before: (running.moved.as_ref())
                     .and(kept.as_mut())
                     .map(|pieces| pieces.of(row.position)),
@@ -541,6 +546,7 @@ impl RunningRow {
         self.sum += exp::exp_total(logits, self.max);
         if ranking == RankingScore::Entropy {
             let possible = logits.iter().filter(|logit| **logit > f32::NEG_INFINITY);
+            // −∞ · 0 is NaN, so impossible tokens are left out.
             self.weighted += possible
                 .map(|&logit| f64::from((logit - self.max).exp()) * f64::from(logit))
                 .sum::<f64>();
@@ -558,6 +564,7 @@ impl RunningRow {
             // A vectorized maximum, then a search for its first place: ties go to the lower id, as in the reference's
             // arg-max.
             let most = exp::max(logits);
+            // Strictly larger: of equal logits in two pieces, the earlier piece has the lower id.
             if f64::from(most) > self.best_score {
                 let index = logits.iter().position(|&logit| logit == most);
                 self.best = index.map(|index| (from + index) as u32);

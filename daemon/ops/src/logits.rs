@@ -86,9 +86,11 @@ impl Ops {
             }
             Backend::Gpu(gpu) => {
                 let columns = first..first + part.rows;
+                // Part after part, since a matmul writes its output without gaps; on the CPU it writes with a stride.
                 let there = rows.device_span(&columns);
                 let bytes = x.len() * part.rows * size_of::<f32>();
                 gpu.logits(x, part, there.part(0, bytes))?;
+                // Memory is used again for the next pass, whose parts are the same.
                 if !rows.parts.contains(&columns) {
                     rows.parts.push(columns);
                 }

@@ -87,6 +87,7 @@ fn try_measure(ops: &Ops) -> Result<Rates, OpsError> {
         drop(memory);
         return measure_gpu(ops, gpu, copy_bytes_per_s);
     }
+    // The same memory serves every format: `FILL_BYTE` makes finite values in each.
     let linear = measure_linear(ops, WeightData::Host(bytemuck::cast_slice(&memory)))?;
     ops.release();
     Ok(Rates {
@@ -108,6 +109,7 @@ fn measure_gpu(ops: &Ops, gpu: &Gpu, copy_bytes_per_s: f64) -> Result<Rates, Ops
     gpu.fill(memory.span(), FILL_BYTE)?;
     let decoded = DeviceBuffer::for_decompression(device, ledger)?;
     let linear = gpu::measure_linear(ops, memory.span(), decoded.on_gpu());
+    // Before the error of `linear` is returned: a failed probe must not keep the arena.
     ops.release();
     Ok(Rates {
         copy_bytes_per_s,
@@ -211,6 +213,7 @@ fn measure_compress() -> f64 {
 fn measure_convert() -> Vec<(Format, f64)> {
     let source = sample_weights();
     let mut widened = vec![0.0; CONVERTED_WEIGHTS];
+    // Dequantizing counts as well: conversion reads bf16 and needs `f32`.
     let measure = |format: Format| {
         let mut out = vec![0; format.bytes(CONVERTED_WEIGHTS)];
         let mut fastest = f64::INFINITY;

@@ -104,6 +104,7 @@ struct RowSource<'a> {
 impl RowSource<'_> {
     /// Keys in a tile.
     fn tile_keys(&self) -> usize {
+        // By the stored length, padding included: that is what a dequantized row takes of the tile.
         TILE_KEYS.min(TILE_LEN / self.shape.stored_dim())
     }
 
@@ -147,6 +148,7 @@ impl CpuBackend {
         rows: Range<usize>,
         out: &mut [u8],
     ) {
+        // `max(1)` here and below only keeps no rows from dividing by zero: chunks of zero bytes would panic.
         let row_bytes = out.len() / rows.len().max(1);
         self.run(|| {
             out.par_chunks_exact_mut(row_bytes.max(1))
@@ -170,6 +172,7 @@ impl CpuBackend {
                 shape: cache.shape(),
             })
             .collect();
+        // Rows of the pass are treated as a cache of one layer in `f32`, so that one code path serves both.
         let pass = keys.pass.map(|rows| RowSource {
             rows: rows.map(|rows| bytemuck::cast_slice(rows.values())),
             shape: KvCacheShape {
@@ -189,6 +192,7 @@ impl CpuBackend {
             .flat_map(|range| range.tasks(shape, step))
             .collect();
         self.run(|| {
+            // Tasks of the same query write different heads of one row, so no slices could be shared out.
             let target = AttentionOutput::new(out);
             tasks.par_iter().for_each(|task| {
                 let kernel = Microkernel::best();
@@ -230,6 +234,8 @@ impl CpuBackend {
             // One query at a time, with a full row of scores: this happens once a block.
             sums.par_rows_mut().enumerate().for_each(|(head, sums)| {
                 self.scratch.with(|scratch| {
+                    // The maximum is taken over all keys before the first exponential, so the sums need no rescaling
+                    // from tile to tile.
                     let (scores, tile) = scratch.split_at_mut(sums.len());
                     sums.fill(0.0);
                     for query in queries.clone() {
@@ -391,6 +397,7 @@ fn store_row(shape: &KvCacheShape, values: &[f32], out: &mut [u8]) {
         return shape.format.quantize(values, out);
     }
     // Heads that are no whole blocks of the format are padded with zeros, which no attention score reads.
+    // Only the first `dim` elements are written below, so the padding stays zero from head to head.
     let mut padded = [0.0; HEAD_DIM_MAX];
     let heads = values.chunks_exact(dim);
     for (values, room) in heads.zip(out.chunks_exact_mut(shape.head_bytes())) {

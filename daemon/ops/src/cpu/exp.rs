@@ -78,6 +78,7 @@ fn max_body(values: &[f32]) -> f32 {
         }
     }
     let rest = chunks.remainder().iter().chain(&most);
+    // `f32::max` passes NaN over, too, so the rest is treated as the chunks are.
     rest.copied().fold(f32::NEG_INFINITY, f32::max)
 }
 
@@ -110,6 +111,7 @@ fn exp_lanes_body(values: &mut [f32], largest: &mut [f32], sums: &mut [f32], shr
             }
         }
         for lane in 0..LANES {
+            // The tile's terms were summed apart, so the earlier sum is scaled once and not for each term.
             sums[lane] = sums[lane] * shrunk[lane] + total[lane];
         }
         *largest = most;

@@ -49,6 +49,7 @@ const ROWS_MIN: usize = 64;
 impl CpuBackend {
     /// `x · weightᵀ` into `out`, or added to it.
     pub(crate) fn gemm(&self, x: &Activation, weight: &Weight<'_>, out: &mut [f32], adds: bool) {
+        // On the device's threads from here on: scratch is found by the index of the thread.
         self.run(|| self.gemm_on_this_pool(x, weight, out, adds));
     }
 
@@ -151,6 +152,7 @@ impl Grid {
         let several = weight.rows.div_ceil(threads * TILES);
         let tile_columns = several
             .max(rows.min(COLUMNS_MIN))
+            // Whole panels: a partly filled one takes as long as a full one.
             .next_multiple_of(kernel.columns);
         let tiles = weight.rows.div_ceil(tile_columns);
         // Where there are few weight rows, rows of `x` are shared out, too: not if decompression, which each part
@@ -249,6 +251,7 @@ impl<'a> Tile<'a> {
         if !matches!(weight.data, WeightData::Compressed(_)) {
             return self.gemm_dequantized(weight, column);
         }
+        // `SCRATCH_LEN` leaves room for some rows of the widest projection, so at least one row fits.
         let fitting = DEQUANTIZED_LEN / weight.width;
         // Whole panels, if at least one fits: a partly filled panel costs as much as a full one.
         let fitting = fitting - fitting % self.kernel.columns.min(fitting);
@@ -315,6 +318,8 @@ impl<'a> Tile<'a> {
     /// Multiplies what is packed by a panel of weights.
     fn gemm_panel(&mut self, weight: &Weight<'_>, column: usize) {
         let (rows, span) = self.packs.as_ref().expect("rows are packed first");
+        // The panel stays the same while the depth goes by, so the same few rows of weights are read from front to
+        // back.
         for from in span.clone().step_by(DEPTH) {
             let depth = DEPTH.min(span.end - from);
             let (format, bytes) = (weight.format, weight.bytes());
@@ -326,6 +331,7 @@ impl<'a> Tile<'a> {
             }
             // The piece that is dequantized next is prefetched: it is a short stretch of each of many rows, a pattern
             // that the hardware does not foresee.
+            // Measured with AVX2 and few rows, where dequantizing and packing are a quarter of a pass: 5 to 8 % off.
             let (ahead, next) = match from + depth < span.end {
                 true => (0, from + depth),
                 false => (weight.rows, span.start),
@@ -343,6 +349,7 @@ impl<'a> Tile<'a> {
                 start: self.out.start.wrapping_add(start),
                 stride: self.out.stride,
                 columns: weight.rows,
+                // The first block of the depth overwrites: the output's memory is not cleared beforehand.
                 adds: self.out.adds || from > 0,
             };
             let lanes = self.kernel.packed_lanes(rows.len());

@@ -124,6 +124,7 @@ impl Microkernel {
     pub(super) fn best() -> &'static Self {
         #[cfg(target_arch = "x86_64")]
         {
+            // Detection is cached by the standard library, so each tile can ask: a load and a branch.
             if is_x86_feature_detected!("avx512f") {
                 return &avx512::KERNEL;
             }
@@ -206,6 +207,8 @@ impl Microkernel {
     /// # Panics
     /// When `packed` is too small.
     pub(super) fn pack_weights(&self, weights: MatrixRows<'_>, packed: &mut [f32]) {
+        // Unused columns are computed with whatever their lanes hold, and not stored: a tile writes `out.columns` of
+        // them.
         assert!(weights.count <= self.columns);
         let packed = &mut packed[..self.columns * weights.depth];
         // SAFETY: `best` made sure of the instructions; rows and lanes were compared.
@@ -254,6 +257,7 @@ impl Microkernel {
     fn row_panels(&self, rows: usize) -> impl Iterator<Item = (usize, usize)> {
         let panels = rows.div_ceil(self.rows);
         (0..panels).map(move |panel| {
+            // The same division wherever panels are packed or read, so that neither has to store where they begin.
             let from = panel * rows / panels;
             (from, (panel + 1) * rows / panels - from)
         })

@@ -154,6 +154,7 @@ impl QuantizedGemm {
             return unsafe { self.dot(x, weight, out, scratch) };
         }
         let (lanes, tile_columns) = (self.kernel.lanes, self.kernel.columns);
+        // As in `linear`: vectors that straddle cache lines take twice as long to load.
         let line = scratch.as_ptr().align_offset(LINE * size_of::<f32>());
         let (packed, scratch) = scratch[line..].split_at_mut(PACKED_LEN);
         let (panel, scratch) = scratch.split_at_mut(PANEL_LEN);
@@ -170,6 +171,7 @@ impl QuantizedGemm {
             let rows = rows_max.min(count - first);
             let x = &x[first * width..][..rows * width];
             let panels = rows.div_ceil(ROWS);
+            // As many blocks of the depth as fit: each row of weights is then read in a long stretch.
             let blocks = (PACKED_LEN / (panels * words(DEPTH))).max(1);
             // Panels of nearly equal size, as in the `f32` kernel.
             let place = |panel: usize| {
@@ -239,6 +241,7 @@ impl QuantizedGemm {
         let (bytes, rest) = scratch[line..].split_at_mut(padded / BYTES);
         let (numbers, rest) = rest.split_at_mut(2 * groups);
         let both = &mut rest[..2 * groups];
+        // Scratch holds what the last operation left; `round` writes no padding.
         bytes.fill(0.0);
         both.fill(0.0);
         let bytes = bytemuck::cast_slice_mut(bytes);
@@ -246,6 +249,7 @@ impl QuantizedGemm {
         unsafe { (self.kernel.round)(x, bytes, both, 0, 1, self.groups.len) };
         let (scales, sums) = numbers.split_at_mut(groups);
         for (group, both) in both.as_chunks::<2>().0.iter().enumerate() {
+            // With one lane, `round` writes scale and sum of each group in turn; `dot` loads vectors of either.
             [scales[group], sums[group]] = *both;
         }
         let x = QuantizedRow {
@@ -330,6 +334,8 @@ impl QuantizedGemm {
         self.kernel
             .words
             .transpose(bytes, panel, self.kernel.columns);
+        // Scales and minima of a row lie next to each other, so one transposition serves both: all scales come first,
+        // then the minima.
         let both = MatrixRows::new(loose_scales, 2 * groups, weight.rows, 2 * groups);
         self.kernel
             .words

@@ -27,6 +27,8 @@ fn rms_norm_body(out: &mut [f32], row: &[f32], scale: &[f32], epsilon: f32) {
 fn rotate_body(row: &mut [f32], cos: &[f32], sin: &[f32]) {
     let half = cos.len();
     for head in row.chunks_exact_mut(2 * half) {
+        // Halves, as Hugging Face's models rotate them; weights of files whose pairs are neighbours are put in order
+        // when they are read.
         let (low, high) = head.split_at_mut(half);
         for ((low, high), (cos, sin)) in low.iter_mut().zip(high).zip(cos.iter().zip(sin)) {
             let (a, b) = (*low, *high);

@@ -44,6 +44,7 @@ impl Scratch {
     /// and `work` does not hand parts of itself to other threads.
     pub(super) fn with<R>(&self, work: impl FnOnce(&mut [f32]) -> R) -> R {
         let index = rayon::current_thread_index().expect("scratch is used on the device's threads");
+        // A panic in another operation leaves arbitrary values, which scratch always has: it stays usable.
         let mut scratch = self.threads[index]
             .lock()
             .unwrap_or_else(PoisonError::into_inner);

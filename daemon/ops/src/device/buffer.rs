@@ -87,6 +87,7 @@ impl<T: bytemuck::Pod> DeviceBuffer<T> {
         let mut buffer = Self::new(device, ledger, kind, len)?;
         match (&mut buffer, device.gpu()) {
             (Self::Gpu(buffer), Some(gpu)) => {
+                // Not in the ledger, which counts the GPU's memory here; freed once the copy is made.
                 let mut values = vec![T::zeroed(); len];
                 fill(&mut values);
                 gpu.upload(buffer.memory.span(), bytemuck::cast_slice(&values))?;
@@ -150,6 +151,7 @@ impl DeviceBuffer<Page> {
     /// # Errors
     /// As [`DeviceBuffer::new`].
     pub fn for_decompression(device: &Device, ledger: &Ledger) -> Result<Self, OpsError> {
+        // By the device, not by what is decompressed: a dry run must come to the same bytes.
         let bytes = if device.is_gpu() { BYTES_MAX } else { 0 };
         Self::new(device, ledger, MemoryKind::Scratch, bytes / PAGE_BYTES)
     }

@@ -57,6 +57,7 @@ impl GpuBackend {
             target_ids: DeviceBuffer::new(device, ledger, MemoryKind::Logits, targets.len())?,
             targets: targets.to_vec(),
         };
+        // Memory of a GPU begins with arbitrary contents.
         let start = vec![cuda::CompareState::START; targets.len()];
         self.upload(comparison.states.span(), &start)?;
         self.upload(comparison.target_ids.span(), targets)?;

@@ -29,6 +29,7 @@ pub(super) fn matmul(
         cuda::Matmul {
             out: out.part(start, out.bytes() - start),
             out_is_f32: out_number == DType::F32,
+            // Pieces of the weight fill some columns of each row, so the stride stays that of the whole output.
             out_stride: weight.rows,
             x: x.span(),
             weights,

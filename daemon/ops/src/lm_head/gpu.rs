@@ -62,6 +62,7 @@ impl GpuLmHead {
             max: state.max,
             sum: state.sum,
             best_score: state.best_score,
+            // No token is left where all logits are NaN; `candidate` makes an error of it.
             best: Some(state.best).filter(|&best| best != cuda::NO_TOKEN),
             best_logit: state.best_logit,
             target_logit: state.target_logit,
@@ -85,6 +86,7 @@ impl GpuBackend {
                 target: row.target.unwrap_or(cuda::NO_TOKEN),
             })
             .collect();
+        // Uploaded for each reduction: the arena's memory holds what the last operation left there.
         let start = vec![cuda::LmHeadState::START; rows.len()];
         self.upload(memory.states.span(), &start)?;
         self.upload(memory.rows.span(), &rows)?;

@@ -38,6 +38,7 @@ impl CpuTicks {
         let busy = user + nice + system + rest.iter().skip(1).sum::<u64>();
         // The program's name may contain spaces and parentheses: fields are counted from the last one.
         let (_, fields) = process.rsplit_once(") ")?;
+        // utime and stime are fields 14 and 15; state, the third, comes first after the name.
         let mut times = fields.split(' ').skip(11).map(str::parse::<u64>);
         let own = times.next()?.ok()? + times.next()?.ok()?;
         Some(Self {
@@ -51,6 +52,7 @@ impl CpuTicks {
     pub(super) fn others_until(self, later: Self) -> f64 {
         let total = later.total.saturating_sub(self.total);
         let busy = later.busy.saturating_sub(self.busy);
+        // The counts are not read at one moment, so that our own time may exceed what was busy.
         let own = later.own.saturating_sub(self.own);
         match total {
             0 => 0.0,

@@ -39,6 +39,7 @@ pub(super) fn measure_linear(
         all: memory,
         decompressed: decoded,
     };
+    // Reserved once: an allocation inside the timed part would count as the matmul's time.
     ops.reserve(arena_bytes(ops) as u64)?;
     let mut rates = unknown(POINT_ROWS);
     let mut probes = Vec::new();

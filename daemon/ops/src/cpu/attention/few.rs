@@ -50,7 +50,9 @@ pub(super) fn attend(
             largest[row] = most;
         }
         before += keys.len();
+        // Values take the place of the keys in `tile`: their scores are computed, so they are not needed any more.
         let (tile_of_values, stride) = task.source.tile(1, task.kv_head, keys, tile);
+        // `out` was scaled to the new maximum above, so terms of all tiles have the same scale when they are added.
         weigh(tile_of_values, stride, scores, dim, out);
     }
     for (row, (out, sum)) in out.chunks_exact(dim).zip(sums).enumerate() {
@@ -66,6 +68,7 @@ fn score_body(keys: &[f32], stride: usize, queries: &[f32], dim: usize, scores: 
     let count = scores.len() * dim / queries.len();
     // Keys outside, queries inside: each key is loaded once and stays in L1 for all heads that share it.
     for (index, key) in keys.chunks(stride).take(count).enumerate() {
+        // The last row ends with its own head, hence `chunks` above and not `chunks_exact`.
         let key = &key[..dim];
         for (row, query) in queries.chunks_exact(dim).enumerate() {
             // Several independent sums: one would make each addition wait for the one before.
@@ -86,6 +89,8 @@ fn score_body(keys: &[f32], stride: usize, queries: &[f32], dim: usize, scores: 
 
 #[inline(always)]
 fn weigh_body(values: &[f32], stride: usize, weights: &[f32], dim: usize, out: &mut [f32]) {
+    // Values outside, as in `score_body`. Each element of `out` gets its terms in the order of keys, whatever the
+    // vectors' width.
     let count = weights.len() * dim / out.len();
     for (index, values) in values.chunks(stride).take(count).enumerate() {
         for (row, out) in out.chunks_exact_mut(dim).enumerate() {

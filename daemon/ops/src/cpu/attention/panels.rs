@@ -57,6 +57,8 @@ pub(super) fn attend(
                 _ => query.fill(0.0),
             }
         }
+        // Queries stand in the place of weights, and keys in that of rows: scores then come out with a query in each
+        // lane.
         kernel.pack_weights(MatrixRows::new(loose, dim, columns, dim), packed);
     }
     out.fill(0.0);

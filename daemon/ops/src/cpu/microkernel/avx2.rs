@@ -35,6 +35,8 @@ unsafe fn tile_of<const ROWS: usize>(x: &[f32], panel: &[f32], out: TileOutput) 
     let mut sums = [[_mm256_setzero_ps(); 2]; ROWS];
     let (x, _) = x.as_chunks::<VECTOR>();
     let (panel, _) = panel.as_chunks::<COLUMNS>();
+    // Each sum adds one element after another with a single rounding (FMA), whatever `ROWS` is: a row's result doesn't
+    // depend on those beside it.
     for (x, weights) in x.iter().zip(panel) {
         let (halves, _) = weights.as_chunks();
         let (low, high) = (vector(&halves[0]), vector(&halves[1]));
@@ -87,6 +89,8 @@ unsafe fn transpose(rows: MatrixRows<'_>, out: &mut [f32], lanes: usize) {
     assert!(rows.count <= lanes && lanes.is_multiple_of(VECTOR) && out.len() == rows.depth * lanes);
     for first in (0..rows.count).step_by(VECTOR) {
         let rows = rows.part(first, VECTOR.min(rows.count - first));
+        // AVX2 loads have no masks that are as cheap as AVX-512's: what is left of the depth goes element by element
+        // below.
         let whole = rows.depth - rows.depth % VECTOR;
         for from in (0..whole).step_by(VECTOR) {
             let mut vectors = [_mm256_setzero_ps(); VECTOR];

@@ -17,6 +17,7 @@ pub(in crate::cpu) static KERNEL: Microkernel = Microkernel {
 };
 
 unsafe fn tile(rows: usize, x: &[f32], panel: &[f32], out: TileOutput) {
+    // A constant number of rows in each, so that the sums are registers and the loops over rows are unrolled.
     const TILES: [TileOf; 12] = [
         tile_of::<1>,
         tile_of::<2>,
@@ -139,6 +140,7 @@ fn transposed(rows: [__m512; VECTOR]) -> [__m512; VECTOR] {
     }
     let mut fours = pairs;
     for i in (0..VECTOR).step_by(4) {
+        // Casts to doubles are no instructions: `unpack` of doubles moves pairs of elements at once.
         let low = [_mm512_castps_pd(pairs[i]), _mm512_castps_pd(pairs[i + 2])];
         let high = [
             _mm512_castps_pd(pairs[i + 1]),

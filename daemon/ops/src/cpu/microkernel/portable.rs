@@ -23,6 +23,8 @@ unsafe fn tile(rows: usize, x: &[f32], panel: &[f32], out: TileOutput) {
     // SAFETY: `x` and the panel have as many elements for each of the depth as was asserted; the output is as the
     // caller says.
     unsafe {
+        // Weights are the left matrix: `gemm` writes columns of the result as vectors, and those are rows of the
+        // output.
         gemm::gemm(
             out.columns,
             rows,
@@ -42,6 +44,7 @@ unsafe fn tile(rows: usize, x: &[f32], panel: &[f32], out: TileOutput) {
             false,
             false,
             false,
+            // Tiles are shared out among threads already.
             Parallelism::None,
         );
     }

@@ -109,6 +109,7 @@ fn whole<const ROWS: usize, const STEPS: usize, const BITS: u32>(
         for (x, weights) in x.iter().zip(weights) {
             let weights = bytes(weights);
             for row in 0..ROWS {
+                // Unsigned by signed bytes, as for `dpbusd`: weights are stored without sign, with a minimum.
                 let products = _mm256_maddubs_epi16(weights, word(x[row]));
                 short[row] = _mm256_add_epi16(short[row], products);
             }
@@ -169,10 +170,12 @@ unsafe fn round(
         };
         // 127 and not 128, as in llama.cpp: `run` counts on no byte being larger.
         let scale = size / 127.0;
+        // False for NaN, too: the bytes are zero then, and the scale carries the NaN into the result.
         let inverse = match scale > 0.0 {
             true => _mm256_set1_ps(127.0 / size),
             false => _mm256_setzero_ps(),
         };
+        // Rounds to even, the CPU's default, as the AVX-512 kernel does: both give the same bytes.
         let whole = x.map(|x| _mm256_cvtps_epi32(_mm256_mul_ps(x, inverse)));
         // The lowest byte of each 32-bit lane. The packs interleave the two halves of the vectors, which the
         // permutation undoes.
@@ -189,6 +192,7 @@ unsafe fn round(
             sum(_mm256_add_epi32(whole[0], whole[1])),
             sum(_mm256_add_epi32(whole[2], whole[3])),
         ];
+        // Rows share a scale in groups of 32; where weights have a scale for each 16, so do the sums.
         if group == BLOCK {
             sums[0] = sums[0].wrapping_add(sums[1]);
         }
@@ -224,6 +228,7 @@ unsafe fn dot<const GROUP: usize>(weights: &QuantizedRow<'_, u8>, x: &QuantizedR
     for ((pieces, x_pieces), ((scales, minima), (x_scales, x_sums))) in
         pieces.zip(x_pieces).zip(numbers)
     {
+        // A sum of its own, so that the minima's additions don't wait for those of the products.
         sums[1] = _mm256_fmadd_ps(vector(minima), vector(x_sums), sums[1]);
         let scales = _mm256_mul_ps(vector(scales), vector(x_scales));
         let mut groups = first;
@@ -235,6 +240,7 @@ unsafe fn dot<const GROUP: usize>(weights: &QuantizedRow<'_, u8>, x: &QuantizedR
                     mem::transmute::<[i8; BLOCK], __m256i>(*x),
                 )
             };
+            // A pair of products is at most 2 · 63 · 127, so none saturates: `bits_max` is 6.
             let products = _mm256_maddubs_epi16(weights, x);
             let products = _mm256_cvtepi32_ps(wide(products));
             let scales = _mm256_permutevar8x32_ps(scales, groups);

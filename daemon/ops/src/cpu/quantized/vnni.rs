@@ -140,6 +140,7 @@ unsafe fn round(
             _ => f32::NAN,
         };
         let scale = size / 127.0;
+        // False for NaN, too: the bytes are zero then, and the scale carries the NaN into the result.
         let inverse = match scale > 0.0 {
             true => _mm512_set1_ps(127.0 / size),
             false => _mm512_setzero_ps(),
@@ -152,6 +153,7 @@ unsafe fn round(
             let narrow: [i8; VECTOR] = unsafe { mem::transmute(_mm512_cvtepi32_epi8(whole)) };
             bytes[VECTOR * half..][..VECTOR].copy_from_slice(&narrow);
         }
+        // Rows share a scale in groups of 32; where weights have a scale for each 16, so do the sums.
         if group == BLOCK {
             sums[0] = sums[0].wrapping_add(sums[1]);
         }
@@ -191,6 +193,8 @@ unsafe fn dot<const GROUPS: usize>(
         sums[2] = _mm512_fmadd_ps(vector(minima), vector(x_sums), sums[2]);
         let scales = _mm512_mul_ps(vector(scales), vector(x_scales));
         let mut groups = first;
+        // `dpbusd` starts from zero here: each vector of products has scales of its own, so none may be added up in
+        // integers.
         let pairs = bytes
             .as_chunks::<2>()
             .0
