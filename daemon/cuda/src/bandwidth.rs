@@ -44,6 +44,7 @@ impl Gpu {
     /// # Errors
     /// When the GPU has too little memory for the probe, or the driver fails.
     pub fn measure_bandwidth(&self) -> Result<LinkBandwidth, CudaError> {
+        // Taken twice, pinned and pageable.
         const HOST_BYTES: usize = PROBE_BYTES / 8;
         let part = self.beyond_cache(PROBE_BYTES / 2);
         let memory = self.allocate(2 * part)?;

@@ -151,6 +151,7 @@ impl Blas {
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` outlives the call.
         check("start", unsafe { (api.create)(&raw mut handle) }).map_err(named)?;
+        // Owned from here on: what fails below destroys the handle and frees the workspace.
         let mut blas = Self {
             api,
             handle: Mutex::new(Library(handle)),

@@ -123,6 +123,7 @@ impl OwnedContext {
                 free_bytes,
                 needed_bytes: CONTEXT_BYTES,
             }),
+            // The driver has one code for both: whether another process holds the GPU, or its mode allows no work.
             code::DEVICE_UNAVAILABLE => Err(GpuUnavailable::Busy {
                 name: name.to_owned(),
                 prohibited: driver.is_prohibited(device),

@@ -318,6 +318,7 @@ fn cuda_version(library: &Library) -> Result<(u32, u32), GpuUnavailable> {
         }
     }
     let number = u32::try_from(number).unwrap_or(0);
+    // CUDA encodes 12.4 as 12040.
     Ok((number / 1000, number % 1000 / 10))
 }
 

@@ -356,6 +356,7 @@ impl Gpu {
                 ptr::null_mut(),
             )
         };
+        // The text is made for failures alone, not for each launch.
         match code {
             0 => Ok(()),
             code => context.check(&format!("launch {kernel}"), code),

@@ -57,6 +57,7 @@ impl Gpu {
         if rows == 0 || width == 0 {
             return Ok(());
         }
+        // At least one row; the ids are on the GPU, so their range cannot be checked.
         holds_weights(table, format, width);
         self.send(
             &format!("embed_{}", format.name()),
@@ -94,6 +95,7 @@ impl Gpu {
         holds("out", out, rows * width, dtype.bytes());
         holds("x", x, rows * width, 4);
         holds_weights(weight, weight_format, width);
+        // A number for the kernel, not a kernel for each format: the weight is a vector of any plain format.
         let weight_format = vector_format(weight_format);
         if rows == 0 || width == 0 {
             return Ok(());
@@ -244,6 +246,7 @@ impl Gpu {
             self.synchronize().err().unwrap_or(refused)
         })?;
         let (rows, outputs) = (matmul.rows, matmul.outputs);
+        // Of the results only f16 can overflow: bf16 has the exponents of the `f32` sums.
         if dtype != DType::F16 || matmul.out_is_f32 || rows == 0 || outputs == 0 {
             return Ok(true);
         }
@@ -372,6 +375,7 @@ fn shape_of(
         ("multiply_few", [outputs.div_ceil(8), 1], 128)
     // Chosen by all outputs, so that a matrix that takes several launches is multiplied by one kernel throughout.
     } else if rows.div_ceil(128) * all_outputs.div_ceil(128) >= TILES_TO_BE_BUSY && rows > 64 {
+        // With 64 rows and fewer, half of each tile of 128 would be empty.
         ("multiply", [rows.div_ceil(128), outputs.div_ceil(128)], 256)
     } else {
         (
@@ -408,6 +412,7 @@ fn address(span: GpuSpan) -> KernelArgument<'static> {
 }
 
 fn size_64(size: usize) -> KernelArgument<'static> {
+    // Counts of elements, unlike rows and widths, may need more than 32 bits.
     KernelArgument::U64(size as u64)
 }
 

@@ -204,6 +204,7 @@ fn sizes(list: &str) -> Option<Vec<usize>> {
         .map(|parameter| {
             let number = parameter.split_whitespace().find_map(|word| {
                 let (kind, bits) = word.strip_prefix('.')?.split_at_checked(1)?;
+                // `.u64`, `.s32`, `.b8`, `.f32`; neither `.param` nor `.align` begins with one of these letters.
                 "usbf".contains(kind).then(|| bits.parse::<usize>().ok())?
             })?;
             let count = match parameter.split_once('[') {

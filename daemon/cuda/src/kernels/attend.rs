@@ -132,6 +132,7 @@ impl Gpu {
                 dtype.name(),
                 dim.expect("heads are no longer than that")
             ),
+            // Tasks go into the grid's first dimension: the second allows no more than 65,535 blocks.
             [parts * task_count, heads],
             128,
             &[

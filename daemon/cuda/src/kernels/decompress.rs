@@ -78,6 +78,7 @@ impl CompressedChunk {
         let strips = tiles.div_ceil(STRIP_TILES as u64);
         let codes = u64::from(self.codes_bytes);
         let raw = numbers * (source.bytes() as u64 - 1);
+        // Tables: 256 code lengths of 4 bits; 16 symbols; 128 code lengths, 64 means of a byte and an `f32` step.
         let (table, steps, codes, escapes, raw) = match compression {
             Compression::Huffman => (128, 0, codes + PAD_BYTES, 0, raw),
             Compression::Dictionary => {

@@ -43,7 +43,9 @@ impl Gpu {
         if count == 0 {
             return Ok(());
         }
+        // Nothing is left over: blocks have 32 or 256 weights.
         let runs = count / RUN;
+        // Rows are whole blocks, so that all weights are one sequence of runs: the kernel needs no shape.
         self.send(
             &format!("dequantize_{}_{}", dtype.name(), format.name()),
             [runs.div_ceil(THREADS as usize), 1],

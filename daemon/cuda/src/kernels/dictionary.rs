@@ -111,6 +111,8 @@ pub fn dictionary_index(
         let found = found.map_err(|tile| DictionaryIndexError { chunk: at, tile })?;
         let mut found = found.into_iter().peekable();
         for row in 0..chunk.rows as usize {
+            // Counted from the first escape, whose address kernels are given apart: a launch for some of the rows takes
+            // the same index.
             starts.push(escapes.len() as u32);
             // Sorted by row and column, so that a thread finds the next escape by looking at one word.
             while let Some((_, column, number)) = found.next_if(|(of, ..)| *of == row) {
@@ -244,6 +246,8 @@ impl Gpu {
         holds("out", out, (rows - 1) * out_stride + outputs, out_bytes);
         holds("x", x, rows * width, dtype.bytes());
         assert!(first_row + outputs <= index_rows, "rows beyond the index");
+        // A start and an end mark for each row, and one more of both. How many escapes lie between them only the index
+        // says.
         holds("index", index, 2 * (index_rows + 1), size_of::<u32>());
         // Widths are multiples of 16 elements, so every row is aligned if the first one is.
         let few = rows <= FEW_ROWS && x.address().is_multiple_of(16);

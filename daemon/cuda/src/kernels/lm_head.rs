@@ -143,6 +143,8 @@ impl Gpu {
         }
         self.send(
             "head_reduce",
+            // A block for each row, whose threads are joined in a fixed order: the same logits always give the same
+            // bits.
             [row_count, 1],
             REDUCE_THREADS,
             &[

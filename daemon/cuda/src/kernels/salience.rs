@@ -100,6 +100,7 @@ impl Gpu {
             scratch.part(0, sizes.softmax_bytes()),
             scratch.part(sizes.softmax_bytes(), heads * keys * 4),
         );
+        // Both kernels that read keys take the same list behind their own outputs.
         let seen = [
             address(q),
             address(k),
