@@ -49,6 +49,7 @@ fn measure(file: &CheckpointFile, memory: &mut [u8]) -> DiskBandwidth {
     let Some(direct) = file.direct().filter(|_| file.len >= FILE_BYTES_MIN) else {
         return DiskBandwidth::default();
     };
+    // All offsets and lengths below are whole pages, as direct reads need them.
     let page = PAGE_BYTES as u64;
     // The beginning has just been read for its header, and may be cached.
     let half = file.len / 2 / page * page;

@@ -80,6 +80,7 @@ impl ContainerFiles {
                 interleaved: None,
                 compressed: None,
             };
+            // Unknown schemes were refused when the header was read.
             let scheme = record.scheme().unwrap_or(Scheme::Plain);
             if let (true, Ok(number), Some((rows, width))) =
                 (scheme != Scheme::Plain, &entry.format, record.matrix())

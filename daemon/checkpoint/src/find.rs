@@ -26,6 +26,7 @@ pub(super) fn weight_files(source: &Source) -> Result<(Source, Vec<String>), Che
     let mut source = source.clone();
     if let Source::Folder(path) = &source {
         let metadata = fs::metadata(path).map_err(|error| CheckpointError::io(path, error))?;
+        // A single file named by the user goes before anything else in its folder.
         if metadata.is_file() {
             let (folder, name) = weight_file_in_folder(path)?;
             return Ok((Source::Folder(folder), vec![name]));

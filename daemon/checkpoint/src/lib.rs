@@ -223,6 +223,7 @@ impl Checkpoint {
     /// # Errors
     /// When it is missing, has another shape, or isn't stored as weights.
     pub fn check(&self, name: &str, shape: &[usize]) -> Result<Format, CheckpointError> {
+        // Errors name the tensor as the file does: whoever reads them looks for it there.
         let tensor = || self.name_in_file(name);
         let entry = self
             .tensor(name)

@@ -30,6 +30,7 @@ pub(super) fn read_header(
             "its header would have {header_bytes} bytes; this is no safetensors file"
         )));
     }
+    // No overflow: the length was just bounded.
     if header_bytes + 8 > file.len {
         return Err(CheckpointError::WrongLength {
             path: file.path.clone(),

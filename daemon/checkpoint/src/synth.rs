@@ -186,6 +186,7 @@ impl Writer<'_> {
             let bytes = self.elements.fill(&job, &mut buffer);
             // Blocks are written wherever they belong, in any order, so threads don't wait for each other.
             file.write_all_at(bytes, job.offset).map_err(Failure::Io)?;
+            // Held while it is reported, so that reports rise.
             let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
             let (done, report) = &mut *progress;
             *done += bytes.len() as u64;

@@ -94,6 +94,7 @@ pub fn compress(
             path: target.display().to_string(),
         }));
     }
+    // Opened as a model is, so that every header is checked before anything is written.
     let checkpoint = Checkpoint::open(source)?;
     let (folder, shards) = weight_files(source)?;
     let path = || match &folder {
@@ -291,6 +292,7 @@ impl Work<'_> {
                 return Ok(self.writer.end_tensor(original_hash)?);
             }
         }
+        // Also for dtypes that no coder takes, such as integers.
         let original_hash = self.write_plain()?;
         Ok(self.writer.end_tensor(original_hash)?)
     }
@@ -384,6 +386,7 @@ impl Work<'_> {
         piece_bytes: usize,
         mut each: impl FnMut(&mut ContainerWriter, &[u8]) -> Result<(), Refusal>,
     ) -> Result<(), CompressError> {
+        // Borrowed one by one: the closure has writer and progress while `read_pieces` has the checkpoint.
         let (name, writer, progress) = (self.name, &mut *self.writer, &mut *self.progress);
         let mut done = 0;
         read_pieces(
@@ -515,6 +518,7 @@ impl Coder<'_> {
 fn upcast(dtype: DType, width: usize, bytes: &[u8]) -> Vec<f32> {
     let rows = bytes.len() / dtype.bytes() / width;
     let mut values = vec![0.0; rows * width];
+    // Any size of tiles gives the same: a plain matrix has no tables.
     let plain = encode(dtype, rows, width, bytes, Lossless::Plain, TILES[0]);
     let plain = plain.expect("there are as many bytes as numbers need");
     CompressedMatrix::new(plain.layout, &plain.bytes)
@@ -554,6 +558,7 @@ fn in_order(checkpoint: &Checkpoint) -> Vec<(&str, &TensorEntry)> {
     let mut tensors: Vec<_> = checkpoint.tensors.iter().collect();
     tensors.sort_by_cached_key(|(name, _)| {
         let extent = extent_name(name);
+        // The extent's own place comes first: tensors of one extent must stay adjacent, whatever their ranks.
         (extents[extent], natural(extent), rank(name), natural(name))
     });
     let tensors = tensors.into_iter();

@@ -99,6 +99,7 @@ pub fn decompress(
         // A full disk may show only now.
         file.sync_all().map_err(refused())?;
     }
+    // The last moment at which a cancel leaves nothing behind.
     stop_if(cancel)?;
     // Every file is verified and synced by now.
     partial.keep_as(&target)?;
@@ -155,6 +156,7 @@ pub(super) fn shards<'a>(
             if !seen.insert(name.clone()) {
                 return Err(about("stands twice").into());
             }
+            // Offsets in a safetensors header count from the header's end.
             let offset = (header.len() as u64).checked_add(from as u64);
             tensors.push((tensor, offset.ok_or_else(|| about("lies beyond any file"))?));
         }
@@ -252,6 +254,7 @@ impl Work<'_> {
         let (mut bytes, mut out) = (Vec::new(), Vec::new());
         while let Some(first) = chunks.next() {
             stop_if(self.cancel)?;
+            // From the end of the batch before, so that the zeros between chunks are hashed, too.
             let start = end;
             let mut originals = first.layout.plain_bytes();
             let mut batch = vec![first];
@@ -319,6 +322,7 @@ fn decompress_batch(
         if chunk.layout.scheme() != Scheme::Trellis {
             return compressed.decompress_rows(rows, out);
         }
+        // Trellis-quantized weights have no original bytes: they are rounded to the dtype that they had.
         let mut values = vec![0.0; chunk.layout.elements()];
         compressed.decompress_rows_f32(rows, &mut values)?;
         round(&values, chunk.layout.dtype(), out);

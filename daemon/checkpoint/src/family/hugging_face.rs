@@ -150,6 +150,7 @@ fn rope(keys: &ConfigKeys<'_>, head_dim: usize) -> Result<Rope, CheckpointError>
         (None, None) => ("rope_scaling", &empty),
     };
     let inner = ConfigKeys(scaling);
+    // Newer files have the base inside `rope_parameters`, older ones beside `rope_scaling`.
     let theta = inner.positive("rope_theta", keys.positive("rope_theta", ROPE_THETA)?)?;
     // Older files call the key `type`.
     let kind = scaling.get("rope_type").or_else(|| scaling.get("type"));

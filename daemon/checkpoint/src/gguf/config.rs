@@ -242,6 +242,7 @@ impl Gguf {
                 _ => {}
             }
         }
+        // The architecture says how attention masks; a file that contradicts it is another model.
         let is_causal = matches!(self.dialect.model, GgufFamily::Llama | GgufFamily::Qwen2);
         let key = self.dialect.key("attention.causal");
         if let Some(found) = self.metadata.bool(&key)?

@@ -51,6 +51,7 @@ impl<'a> Cursor<'a> {
 
     /// Bytes that the header may still have.
     fn remaining(&self) -> u64 {
+        // No underflow: `check` lets `at` come no further than either.
         self.source.len.min(HEADER_BYTES_MAX) - self.at
     }
 

@@ -61,6 +61,7 @@ impl Dialect {
             // llama.cpp rotates halves for these, so their rows are in the published order.
             "qwen2" => Ok(llama_cpp(GgufFamily::Qwen2, "qwen2", false)),
             "dream" => Ok(llama_cpp(GgufFamily::Dream, "dream", false)),
+            // One architecture for all its models: only the key says which.
             DIFFUSE => match metadata.text(DIFFUSE_MODEL_KEY)? {
                 Some("llada") => Ok(diffuse(GgufFamily::Llada)),
                 Some("dream") => Ok(diffuse(GgufFamily::Dream)),

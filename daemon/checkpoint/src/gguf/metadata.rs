@@ -27,6 +27,7 @@ enum Type {
 
 impl Type {
     fn read(cursor: &mut Cursor<'_>) -> Result<Self, CheckpointError> {
+        // Numbers of ggml's `enum gguf_type`.
         Ok(match cursor.u32()? {
             0 => Self::Scalar(Scalar::U8),
             1 => Self::Scalar(Scalar::I8),

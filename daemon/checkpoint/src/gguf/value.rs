@@ -50,6 +50,7 @@ impl Texts {
 
     pub(super) fn get(&self, index: usize) -> Option<&str> {
         let end = *self.ends.get(index)?;
+        // Only ends are stored: each text begins where the one before ends.
         let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
         Some(&self.text[start..end])
     }

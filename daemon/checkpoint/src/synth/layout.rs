@@ -69,6 +69,7 @@ impl ShardLayout {
         // Shards are filled before their headers exist, so headers are reckoned with by their upper bound.
         let mut file = ALIGNMENT as u64;
         for (index, tensor) in layout.tensors.iter().enumerate() {
+            // The header grows with each tensor as well, so its entry counts.
             let bytes =
                 tensor.elements() * element.bytes() + tensor.name.len() as u64 + ENTRY_BYTES_MAX;
             // A tensor that is larger than a shard gets one of its own; no shard stays empty.

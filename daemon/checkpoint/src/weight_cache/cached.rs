@@ -101,6 +101,7 @@ pub fn evict(folder: &Path, bytes_max: u64) -> (Vec<EvictedWeights>, u64) {
         if held <= bytes_max {
             break;
         }
+        // A file in use counts towards the limit all the same; others go in its place.
         if kept.remove() {
             held -= kept.bytes;
             deleted.push(EvictedWeights {

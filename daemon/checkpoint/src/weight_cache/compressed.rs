@@ -250,6 +250,7 @@ impl CompressedWeights {
             name: matrix.name.clone(),
             shape: vec![matrix.size.0, matrix.size.1],
             dtype: matrix.format.name().to_owned(),
+            // One extent for all: readers of a copy find each tensor by its own offset.
             extent: ORIGIN.to_owned(),
         };
         let origin = super::origin(&self.source, &self.fingerprint, Level::Mild);
@@ -276,6 +277,7 @@ impl CompressedWeights {
             };
             let written = work.write();
             let written = match written {
+                // Replaces a copy that another version has written, whose name is the same.
                 Ok(()) => writer.finish(true).map(drop).map_err(Interrupt::from),
                 // The writer keeps the files locked until they are removed, so that another writer of the same copy
                 // begins with files of its own.

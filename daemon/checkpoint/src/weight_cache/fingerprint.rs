@@ -46,6 +46,7 @@ impl Checkpoint {
         for (file, stamp) in self.files.iter().zip(&self.stamps) {
             sum.number(file.len);
             match (stamp, file.embedded()) {
+                // Not the inode: a checkpoint that was moved to another disk with its times has the same fingerprint.
                 (Some(FileStamp { modified, .. }), _) => {
                     sum.number(modified.0.cast_unsigned());
                     sum.number(modified.1.cast_unsigned());

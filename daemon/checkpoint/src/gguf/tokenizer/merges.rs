@@ -87,6 +87,7 @@ pub(super) fn by_score<'a>(
                 pairs.push((score, left, right));
             }
         }
+        // Looked at for each token, so that memory is bounded while pairs are collected, not afterwards.
         if pairs.len() > pairs_max {
             return Err(metadata.problem(
                 TOKENS_KEY,

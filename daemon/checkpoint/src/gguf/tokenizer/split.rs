@@ -44,6 +44,7 @@ pub(super) fn of(metadata: &Metadata) -> Result<PreTokenizer, CheckpointError> {
             ..split(sequence([words(LLAMA_3), byte_level(false)]))
         }),
         Some("dbrx" | "smaug-bpe") => Ok(split(sequence([words(LLAMA_3), byte_level(false)]))),
+        // Qwen's tokenizer composes characters first, so that accents written in two ways are the same tokens.
         Some("qwen2" | "deepseek-r1-qwen") => Ok(PreTokenizer {
             normalizer: json!({ "type": "NFC" }),
             ..split(sequence([words(QWEN_2), byte_level(false)]))
