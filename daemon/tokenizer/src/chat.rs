@@ -129,6 +129,7 @@ fn environment(source: String) -> Result<Environment<'static>, Error> {
         .build()?;
     environment.set_syntax(syntax);
     environment.set_recursion_limit(DEPTH_MAX);
+    // Templates write plain text: HTML's escapes would become tokens.
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_function(
@@ -140,6 +141,7 @@ fn environment(source: String) -> Result<Environment<'static>, Error> {
     environment.add_function("strftime_now", |format: String| -> String {
         super::clock::strftime(&format, super::clock::seconds_now())
     });
+    // In the place of minijinja's own, which escapes for HTML.
     environment.add_filter("tojson", tojson);
     environment.add_template_owned(NAME, source)?;
     Ok(environment)

@@ -73,11 +73,14 @@ pub(super) fn strftime(format: &str, seconds: u64) -> String {
 fn civil(days: u64) -> (u64, u64, u64) {
     // Days since 0000-03-01: in years that begin with March the leap day comes last, and months follow one formula.
     let shifted = days + 719_468;
+    // The calendar repeats every 400 years, which have 146,097 days.
     let era = shifted / 146_097;
     let day_of_era = shifted % 146_097;
+    // Leap days are taken out: one in 4 years (1,460 days), none in 100 (36,524), one in 400 (146,096).
     let year_of_era =
         (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    // From March on, five months have 153 days: 31, 30, 31, 30 and 31.
     let shifted_month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
     let month = if shifted_month < 10 {

@@ -28,6 +28,7 @@ impl ControlTokens {
             .filter(|(_, token)| token.special)
             .map(|(&id, token)| (id, token.content.clone()))
             .collect();
+        // The library calls special only what `tokenizer.json` does; the configuration may name more.
         for string in config
             .tokens
             .iter()

@@ -213,6 +213,7 @@ impl Tokenizer {
                     })
                     .collect::<tokenizers::Result<Vec<_>>>()
             })?;
+            // In the library's order from here on: parts that are added tokens already are left alone by each step.
             if let Some(normalizer) = self.tokenizer.get_normalizer() {
                 parts.normalize(|part| normalizer.normalize(part))?;
             }
@@ -233,6 +234,7 @@ impl Tokenizer {
         let spells_control = |token: &Token| {
             self.control_tokens
                 .string(token.id)
+                // A string of a single character cannot be spelled in any other way.
                 .is_some_and(|string| string == token.value && string.chars().count() > 1)
         };
         if !tokens.iter().any(spells_control) {

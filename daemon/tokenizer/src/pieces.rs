@@ -27,6 +27,7 @@ impl TokenPieces {
             .into_iter()
             .map(|(token, id)| (id, token))
             .collect();
+        // By id, then by string: of two strings under one id the same is taken each time, whatever the map's order.
         tokens.sort_unstable();
         let Some(&(highest, _)) = tokens.last() else {
             return Err(TokenizerError::tokenizer("the vocabulary is empty"));
