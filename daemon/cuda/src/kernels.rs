@@ -263,9 +263,10 @@ impl Gpu {
     /// Multiplies without cuBLAS: one kernel for few rows, two for tiles.
     ///
     /// # Errors
-    /// As [`multiply`](Self::matmul).
+    /// As [`matmul`](Self::matmul).
     ///
-    /// As [`matmul`](Self::matmul). As [`multiply`](Self::matmul).
+    /// # Panics
+    /// As [`matmul`](Self::matmul).
     pub fn matmul_by_kernels(
         &self,
         dtype: DType,

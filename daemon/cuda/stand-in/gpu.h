@@ -42,7 +42,7 @@ struct Capability {
 // Of the GPU with this number in the machine; most have the same.
 inline Capability capability(int ordinal = -1) {
     Capability capability;
-    if (ordinal >= 0 && setting("STAND_IN_OLD_CARD", UINT64_MAX) == uint64_t(ordinal)) return {7, 0};
+    if (ordinal >= 0 && setting("STAND_IN_OLD_GPU", UINT64_MAX) == uint64_t(ordinal)) return {7, 0};
     if (const char *text = std::getenv("STAND_IN_CAPABILITY"))
         std::sscanf(text, "%d.%d", &capability.major, &capability.minor);
     return capability;

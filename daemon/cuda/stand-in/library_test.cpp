@@ -460,7 +460,7 @@ void matrices_multiply() {
 // ---------------------------------------------------------------------------------------------- GPUs
 
 // STAND_IN_DEVICES=0 or CUDA_VISIBLE_DEVICES=
-void no_cards() { CHECK(cuInit(0) == NO_DEVICE); }
+void no_gpus() { CHECK(cuInit(0) == NO_DEVICE); }
 
 void contexts_end() {
     GPU gpu;
@@ -492,7 +492,7 @@ const Test TESTS[] = {
     TEST(launches_have_bounds),
     TEST(failure_comes_at_the_wait_and_stays),
     TEST(matrices_multiply),
-    TEST(no_cards),
+    TEST(no_gpus),
     TEST(contexts_end),
 };
 

@@ -1,4 +1,4 @@
-//! Tests in this very process, with the stand-in loaded: all of them see the same GPU. With `SLUICE_TEST_CARD=1` they
+//! Tests in this very process, with the stand-in loaded: all of them see the same GPU. With `SLUICE_TEST_GPU=1` they
 //! see the machine's own.
 
 use std::{env, sync::OnceLock};
@@ -16,7 +16,7 @@ const LIBRARIES: [&str; 3] = ["libcuda.so.1", "libcublas.so.12", "libnvidia-ml.s
 pub fn open_stand_in() {
     static LOADED: OnceLock<()> = OnceLock::new();
     LOADED.get_or_init(|| {
-        if env::var_os("SLUICE_TEST_CARD").is_some_and(|value| value == "1") {
+        if env::var_os("SLUICE_TEST_GPU").is_some_and(|value| value == "1") {
             return;
         }
         let folder = stand_in::build();

@@ -124,7 +124,7 @@ fn a_part_that_finds_no_room_half_way_leaves_all_as_it_was() {
 fn a_part_that_the_gpu_has_no_room_for_is_refused_with_the_figures() {
     let settings = [("STAND_IN_MEMORY", "0x40000000")];
     apart::run(
-        "a_part_that_the_card_has_no_room_for_is_refused_with_the_figures",
+        "a_part_that_the_gpu_has_no_room_for_is_refused_with_the_figures",
         &settings,
         || {
             let gpu = Gpu::open(0).unwrap();
@@ -154,7 +154,7 @@ fn a_part_that_the_gpu_has_no_room_for_is_refused_with_the_figures() {
 fn a_gpu_that_cannot_map_memory_allocates_it() {
     let settings = [("STAND_IN_RANGES", "0")];
     apart::run(
-        "a_card_that_cannot_map_memory_allocates_it",
+        "a_gpu_that_cannot_map_memory_allocates_it",
         &settings,
         || {
             let gpu = Gpu::open(0).unwrap();
@@ -171,7 +171,7 @@ fn a_gpu_that_cannot_map_memory_allocates_it() {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn a_part_keeps_its_gpu() {
-    apart::run("a_part_keeps_its_card", &[], || {
+    apart::run("a_part_keeps_its_gpu", &[], || {
         let gpu = Gpu::open(0).unwrap();
         let before = free(&gpu);
         let (nothing, part) = (

@@ -82,7 +82,7 @@ fn the_toolkits_stand_in_for_linking_is_named() {
 #[ignore = "on the stand-in: cargo ci"]
 fn a_machine_without_a_gpu_is_refused() {
     let settings = [("STAND_IN_DEVICES", "0")];
-    apart::run("a_machine_without_a_card_is_refused", &settings, || {
+    apart::run("a_machine_without_a_gpu_is_refused", &settings, || {
         assert_eq!(refusal(), GpuUnavailable::NoDevice);
         assert_eq!(devices().unwrap_err(), GpuUnavailable::NoDevice);
     });
@@ -92,19 +92,15 @@ fn a_machine_without_a_gpu_is_refused() {
 #[ignore = "on the stand-in: cargo ci"]
 fn gpus_that_are_hidden_are_told_from_none() {
     let settings = [("CUDA_VISIBLE_DEVICES", "")];
-    apart::run(
-        "cards_that_are_hidden_are_told_from_none",
-        &settings,
-        || {
-            let refusal = refusal();
-            let visible = String::new();
-            assert_eq!(refusal, GpuUnavailable::Hidden { visible });
-            assert_eq!(
-                refusal.to_string(),
-                "CUDA_VISIBLE_DEVICES=\"\" hides every NVIDIA GPU"
-            );
-        },
-    );
+    apart::run("gpus_that_are_hidden_are_told_from_none", &settings, || {
+        let refusal = refusal();
+        let visible = String::new();
+        assert_eq!(refusal, GpuUnavailable::Hidden { visible });
+        assert_eq!(
+            refusal.to_string(),
+            "CUDA_VISIBLE_DEVICES=\"\" hides every NVIDIA GPU"
+        );
+    });
 }
 
 #[test]
@@ -113,7 +109,7 @@ fn a_gpu_that_is_named_and_not_found_is_not_hidden() {
     let settings = [("CUDA_VISIBLE_DEVICES", "0"), ("STAND_IN_DEVICES", "0")];
     apart::run_without(
         &["libnvidia-ml.so.1"],
-        "a_card_that_is_named_and_not_found_is_not_hidden",
+        "a_gpu_that_is_named_and_not_found_is_not_hidden",
         &settings,
         || {
             let refusal = refusal();
@@ -129,7 +125,7 @@ fn a_value_that_names_no_gpu_hides_all_whoever_counts_them() {
     let settings = [("CUDA_VISIBLE_DEVICES", "-1")];
     apart::run_without(
         &["libnvidia-ml.so.1"],
-        "a_value_that_names_no_card_hides_all_whoever_counts_them",
+        "a_value_that_names_no_gpu_hides_all_whoever_counts_them",
         &settings,
         || {
             let visible = "-1".to_owned();
@@ -143,7 +139,7 @@ fn a_value_that_names_no_gpu_hides_all_whoever_counts_them() {
 fn a_gpu_that_is_not_there_is_refused_with_the_number_of_those_that_are() {
     let settings = [("STAND_IN_DEVICES", "2")];
     apart::run(
-        "a_card_that_is_not_there_is_refused_with_the_number_of_those_that_are",
+        "a_gpu_that_is_not_there_is_refused_with_the_number_of_those_that_are",
         &settings,
         || {
             let refusal = Gpu::open(2).unwrap_err();
@@ -166,7 +162,7 @@ fn a_gpu_that_is_not_there_is_refused_with_the_number_of_those_that_are() {
 #[ignore = "on the stand-in: cargo ci"]
 fn an_old_gpu_is_refused() {
     let settings = [("STAND_IN_CAPABILITY", "7.0")];
-    apart::run("an_old_card_is_refused", &settings, || {
+    apart::run("an_old_gpu_is_refused", &settings, || {
         let refusal = refusal();
         assert!(matches!(
             &refusal,
@@ -191,7 +187,7 @@ fn a_full_gpu_is_refused() {
         ("STAND_IN_MEMORY", "0x40000000"),
         ("STAND_IN_HELD", "0x3f000000"),
     ];
-    apart::run("a_full_card_is_refused", &settings, || {
+    apart::run("a_full_gpu_is_refused", &settings, || {
         let refusal = refusal();
         assert!(matches!(
             refusal,
@@ -210,7 +206,7 @@ fn a_gpu_that_is_held_alone_is_refused() {
         ("STAND_IN_CONTEXT_FAILS", "46"),
         ("STAND_IN_COMPUTE_MODE", "3"),
     ];
-    apart::run("a_card_that_is_held_alone_is_refused", &settings, || {
+    apart::run("a_gpu_that_is_held_alone_is_refused", &settings, || {
         let refusal = refusal();
         assert!(matches!(
             &refusal,
@@ -235,7 +231,7 @@ fn a_gpu_that_is_set_to_accept_nothing_is_refused() {
         ("STAND_IN_COMPUTE_MODE", "2"),
     ];
     apart::run(
-        "a_card_that_is_set_to_accept_nothing_is_refused",
+        "a_gpu_that_is_set_to_accept_nothing_is_refused",
         &settings,
         || {
             let refusal = refusal();
@@ -268,7 +264,7 @@ fn a_driver_of_another_version_than_its_module_is_named() {
 #[ignore = "on the stand-in: cargo ci"]
 fn a_gpu_that_may_not_be_opened_is_named() {
     let settings = [("STAND_IN_CONTEXT_FAILS", "800")];
-    apart::run("a_card_that_may_not_be_opened_is_named", &settings, || {
+    apart::run("a_gpu_that_may_not_be_opened_is_named", &settings, || {
         let refusal = refusal();
         assert_eq!(
             refusal.to_string(),
@@ -461,7 +457,7 @@ fn all_memory_is_given_back() {
 #[ignore = "on the stand-in: cargo ci"]
 fn a_gpu_serves_many_threads() {
     let settings = [("STAND_IN_DEVICES", "2")];
-    apart::run("a_card_serves_many_threads", &settings, || {
+    apart::run("a_gpu_serves_many_threads", &settings, || {
         let before = Gpu::open(0).unwrap().memory().unwrap();
         // A GPU that was closed and opened again is another one for threads that knew it.
         for _ in 0..3 {
@@ -541,7 +537,7 @@ fn each_generation_gets_its_kernels() {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn time_on_the_gpu_is_measured() {
-    apart::run("time_on_the_card_is_measured", &[], || {
+    apart::run("time_on_the_gpu_is_measured", &[], || {
         let gpu = Gpu::open(0).unwrap();
         let memory = gpu.allocate(64 * MIB).unwrap();
         let timer = gpu.start_timer().unwrap();
@@ -557,7 +553,7 @@ fn time_on_the_gpu_is_measured() {
 #[ignore = "on the stand-in: cargo ci"]
 fn moments_in_a_gpus_work_are_noted_again_and_again() {
     apart::run(
-        "moments_in_a_cards_work_are_noted_again_and_again",
+        "moments_in_a_gpus_work_are_noted_again_and_again",
         &[],
         || {
             let gpu = Gpu::open(0).unwrap();

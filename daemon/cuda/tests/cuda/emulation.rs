@@ -124,7 +124,7 @@ fn a_simulated_clock_tells_what_runs_beside_what() {
     for test in [
         "kernel_runs",
         "copies_run_beside_kernels",
-        "streams_share_what_a_card_has_one_of",
+        "streams_share_what_a_gpu_has_one_of",
         "work_begins_after_what_the_host_has_waited_for",
     ] {
         passes("library_test", test, &settings);
@@ -141,9 +141,9 @@ fn the_environment_makes_things_fail() {
             "STAND_IN_FAIL_KERNEL",
             "1",
         ),
-        ("no_cards", "STAND_IN_DEVICES", "0"),
-        ("no_cards", "CUDA_VISIBLE_DEVICES", ""),
-        ("no_cards", "CUDA_VISIBLE_DEVICES", "1"),
+        ("no_gpus", "STAND_IN_DEVICES", "0"),
+        ("no_gpus", "CUDA_VISIBLE_DEVICES", ""),
+        ("no_gpus", "CUDA_VISIBLE_DEVICES", "1"),
     ] {
         passes("library_test", test, &[(name, value)]);
     }

@@ -9,7 +9,7 @@ const GIB: u64 = 1 << 30;
 #[ignore = "on the stand-in: cargo ci"]
 fn gpus_are_named_without_being_opened() {
     let settings = [("STAND_IN_DEVICES", "2")];
-    apart::run("cards_are_named_without_being_opened", &settings, || {
+    apart::run("gpus_are_named_without_being_opened", &settings, || {
         let devices = devices().unwrap();
         assert_eq!(devices.len(), 2);
         assert_eq!(devices[1].ordinal, 1);
@@ -91,7 +91,7 @@ fn what_nobody_tells_is_unknown() {
 fn figures_that_a_gpu_does_not_have_are_unknown() {
     let settings = [("STAND_IN_NVML", "absent-figures")];
     apart::run(
-        "figures_that_a_card_does_not_have_are_unknown",
+        "figures_that_a_gpu_does_not_have_are_unknown",
         &settings,
         || {
             let gpu = Gpu::open(0).unwrap();
@@ -112,7 +112,7 @@ fn figures_that_a_gpu_does_not_have_are_unknown() {
 fn a_gpu_is_the_same_to_driver_and_nvml() {
     // The driver counts from the second GPU on, and NVML from the first.
     let settings = [("STAND_IN_DEVICES", "2"), ("CUDA_VISIBLE_DEVICES", "1")];
-    apart::run("a_card_is_the_same_to_driver_and_nvml", &settings, || {
+    apart::run("a_gpu_is_the_same_to_driver_and_nvml", &settings, || {
         let gpu = Gpu::open(0).unwrap();
         assert_eq!(gpu.properties().pci_bus_id, "0000:02:00.0");
         // This process holds memory on that GPU only, and NVML must see it there.

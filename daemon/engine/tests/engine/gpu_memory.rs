@@ -83,7 +83,7 @@ fn nothing_is_timed_while_the_driver_finds_memory() {
 #[ignore = "on the stand-in: cargo ci"]
 fn what_a_gpu_can_do_is_measured_once_and_by_the_engines_thread() {
     apart::run(
-        "what_a_card_can_do_is_measured_once_and_by_the_engines_thread",
+        "what_a_gpu_can_do_is_measured_once_and_by_the_engines_thread",
         &[],
         || {
             let engine = Engine::start(options()).unwrap();
@@ -411,18 +411,14 @@ fn what_the_driver_counts_otherwise_is_told_once() {
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn the_first_gpu_that_can_be_used_is_taken() {
-    let settings = [("STAND_IN_DEVICES", "2"), ("STAND_IN_OLD_CARD", "0")];
-    apart::run(
-        "the_first_card_that_can_be_used_is_taken",
-        &settings,
-        || {
-            let opened = Device::open(DeviceChoice::Auto, None, 1).unwrap();
-            assert!(opened.gpu_unavailable.is_none());
-            let gpu = opened.device.gpu().expect("the second one");
-            assert_eq!(gpu.properties().pci_bus_id, "0000:02:00.0");
-            assert!(Device::open(DeviceChoice::Cuda(0), None, 1).is_err());
-        },
-    );
+    let settings = [("STAND_IN_DEVICES", "2"), ("STAND_IN_OLD_GPU", "0")];
+    apart::run("the_first_gpu_that_can_be_used_is_taken", &settings, || {
+        let opened = Device::open(DeviceChoice::Auto, None, 1).unwrap();
+        assert!(opened.gpu_unavailable.is_none());
+        let gpu = opened.device.gpu().expect("the second one");
+        assert_eq!(gpu.properties().pci_bus_id, "0000:02:00.0");
+        assert!(Device::open(DeviceChoice::Cuda(0), None, 1).is_err());
+    });
 }
 
 #[test]
@@ -430,7 +426,7 @@ fn the_first_gpu_that_can_be_used_is_taken() {
 fn where_no_gpu_can_be_used_the_first_ones_reason_is_told() {
     let settings = [("STAND_IN_DEVICES", "2"), ("STAND_IN_CAPABILITY", "7.0")];
     apart::run(
-        "where_no_card_can_be_used_the_first_ones_reason_is_told",
+        "where_no_gpu_can_be_used_the_first_ones_reason_is_told",
         &settings,
         || {
             let opened = Device::open(DeviceChoice::Auto, None, 1).unwrap();
@@ -447,7 +443,7 @@ fn where_no_gpu_can_be_used_the_first_ones_reason_is_told() {
 #[ignore = "on the stand-in: cargo ci"]
 fn memory_that_a_gpu_refuses_is_refused_with_what_is_free() {
     apart::run(
-        "memory_that_a_card_refuses_is_refused_with_what_is_free",
+        "memory_that_a_gpu_refuses_is_refused_with_what_is_free",
         &[],
         || {
             let device = Device::open(DeviceChoice::Cuda(0), None, 1).unwrap().device;

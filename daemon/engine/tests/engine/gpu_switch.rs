@@ -71,7 +71,7 @@ fn generate(
 #[ignore = "on the stand-in: cargo ci"]
 fn levels_change_while_a_gpu_writes_and_lose_nothing() {
     for streams in ["eager", "random:1"] {
-        let name = "levels_change_while_a_card_writes_and_lose_nothing";
+        let name = "levels_change_while_a_gpu_writes_and_lose_nothing";
         apart::run(name, &[("STAND_IN_STREAMS", streams)], || {
             let (_model, engine, least, id) = loaded();
             let expected = generate(&engine, id, 12).unwrap();
