@@ -14,7 +14,16 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 /// The Cargo that runs this program.
 pub(crate) fn cargo() -> Command {
-    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // Cargo says in the environment which package it runs. Build scripts that look there, such as ring's, would run again when
+    // Cargo is called by hand, and what they build would be built again.
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            cargo.env_remove(name);
+        }
+    }
+    cargo
 }
 
 /// The repository's root.
