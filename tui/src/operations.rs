@@ -24,6 +24,12 @@ fn no_operation() -> Failure {
     Failure::new("the daemon's answer has no operation")
 }
 
+/// The failure of a stream that ended without a result that this version knows.
+#[must_use]
+pub fn no_result() -> Failure {
+    Failure::new("the daemon ended the stream without a result")
+}
+
 /// Asks the daemon to stop an operation. Returns whether it waited or ran, and its present picture. Most work takes a moment to
 /// end.
 ///

@@ -12,14 +12,11 @@ use sluice_proto::v1::{
 };
 use sluice_shared::{level::Level, options::PlanOptions, units};
 
-use super::{
-    input,
-    operations::{no_result, owned},
-    until_interrupted,
-};
+use super::{input, operations::owned, until_interrupted};
 use crate::{
     cli::{Fidelity, LevelChoice},
     connection::DaemonConnection,
+    operations::no_result,
     output::{Failure, StandardOutput},
     plans,
     text::sanitise_line,

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
 use sluice_proto::v1::{
-    CancelOperationRequest, FinishReason, GenerateRequest, GenerationDone, GenerationEvent,
-    GenerationLoading, GenerationStarted, ListModelsRequest, WatchGenerationRequest,
-    generation_event::Event,
+    FinishReason, GenerateRequest, GenerationDone, GenerationEvent, GenerationLoading,
+    GenerationStarted, ListModelsRequest, WatchGenerationRequest, generation_event::Event,
 };
 use sluice_report::progress::bar;
 use sluice_shared::units;
@@ -18,6 +17,7 @@ use crate::{
     connection::DaemonConnection,
     json,
     live::Live,
+    operations,
     output::{Failure, ProgressLine, StandardOutput, dim},
 };
 
@@ -67,9 +67,7 @@ pub(super) async fn run(
     let events = stream.map(|answer| answer.map(|answer| answer.event));
     let (ended, request_id) = show(daemon, events, json, out, interrupts).await?;
     if let (None, Some(request_id)) = (&ended, request_id) {
-        let mut operations = daemon.operations();
-        let operation_id = request_id;
-        let cancel = operations.cancel_operation(CancelOperationRequest { operation_id });
+        let cancel = operations::cancel(daemon, request_id);
         // A confirmed cancellation means that the daemon is free again when the client exits. Without it, the dropped stream
         // cancels the request; a second Ctrl-C skips the wait.
         tokio::select! {
@@ -140,7 +138,7 @@ async fn show(
             }
             None => {
                 view.leave(out)?;
-                return Err(Failure::new("the daemon ended the stream without a result"));
+                return Err(operations::no_result());
             }
         };
         // A kind of event that a later daemon added: skipped, so that older clients keep working.

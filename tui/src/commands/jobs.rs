@@ -25,7 +25,7 @@ use tonic::{Response, Status, Streaming};
 use super::{
     follow::interrupts,
     offline::{self, flag, offline_hint},
-    operations::{OnInterrupt, Step, cancel_and_wait, follow, no_result},
+    operations::{OnInterrupt, Step, cancel_and_wait, follow},
     paths::{absolute, subject},
     until_interrupted, usage,
 };
@@ -33,6 +33,7 @@ use crate::{
     cli::{Compress, Decompress, FollowArgs, Jobs, JobsCommand, Verify},
     connection::DaemonConnection,
     operations,
+    operations::no_result,
     output::{Failure, StandardOutput, dim, say},
     text::sanitise_line,
 };

@@ -14,12 +14,13 @@ use tokio::signal::unix::Signal;
 use super::{
     follow::interrupts,
     models::describe,
-    operations::{NewNotices, OnInterrupt, Step, follow, no_result},
+    operations::{NewNotices, OnInterrupt, Step, follow},
     paths::subject,
 };
 use crate::{
     cli::Load,
     connection::DaemonConnection,
+    operations::no_result,
     output::{Failure, StandardOutput, dim},
     plans,
 };

@@ -5,7 +5,7 @@ use std::{future::Future, time::Duration};
 use serde_json::json;
 use sluice_proto::{
     operations::OperationResponse,
-    v1::{CancelOperationRequest, Operation, OperationProgress, WatchOperationRequest},
+    v1::{Operation, OperationProgress, WatchOperationRequest},
 };
 use tokio::signal::unix::Signal;
 use tonic::{Code, Response, Status, Streaming};
@@ -160,7 +160,7 @@ pub(super) async fn follow<R: OperationResponse>(
         }
     }
     let done = last.filter(|operation| operation.outcome.is_some());
-    done.ok_or_else(no_result)
+    done.ok_or_else(operations::no_result)
 }
 
 async fn cancel(
@@ -168,10 +168,9 @@ async fn cancel(
     operation_id: u64,
     on_interrupt: OnInterrupt,
 ) -> Result<(), Failure> {
-    let mut client = daemon.operations();
-    let call = client.cancel_operation(CancelOperationRequest { operation_id });
+    let call = operations::cancel(daemon, operation_id);
     match tokio::time::timeout(CANCEL_WAIT, call).await {
-        Ok(answer) => answer.map(|_| ()).map_err(|status| daemon.failure(status)),
+        Ok(answer) => answer.map(drop),
         Err(_) => Err(on_interrupt.unconfirmed()),
     }
 }
@@ -297,7 +296,7 @@ pub(super) async fn owned<R: OperationResponse>(
     }
     progress.clear();
     let done = last.filter(|operation| operation.outcome.is_some());
-    done.ok_or_else(no_result)
+    done.ok_or_else(operations::no_result)
 }
 
 /// Tells which notices are new in a picture: each picture has all notices so far.
@@ -310,9 +309,4 @@ impl NewNotices {
         let shown = std::mem::replace(&mut self.0, operation.notices.len());
         operation.notices.get(shown..).unwrap_or_default()
     }
-}
-
-/// The failure of a stream that ended without a result that this version knows.
-pub(super) fn no_result() -> Failure {
-    Failure::new("the daemon ended the stream without a result")
 }

@@ -14,11 +14,12 @@ use tokio::signal::unix::Signal;
 use super::{
     follow::interrupts,
     models::describe,
-    operations::{NewNotices, OnInterrupt, Step, follow, no_result},
+    operations::{NewNotices, OnInterrupt, Step, follow},
 };
 use crate::{
     cli::Pull,
     connection::DaemonConnection,
+    operations::no_result,
     output::{Failure, StandardOutput, dim},
 };
 

@@ -9,14 +9,11 @@ use sluice_proto::v1::{
 };
 use sluice_shared::units;
 
-use super::{
-    input, message,
-    operations::{no_result, owned},
-    until_interrupted, usage,
-};
+use super::{input, message, operations::owned, until_interrupted, usage};
 use crate::{
     cli::Score,
     connection::DaemonConnection,
+    operations::no_result,
     output::{Failure, StandardOutput},
 };
 

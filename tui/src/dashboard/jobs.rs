@@ -153,9 +153,8 @@ impl Jobs {
             let mut others = after.operations.iter();
             let goes_on = others.any(|other| other.operation_id == operation.operation_id);
             if let Some(work) = Work::of(operation)
-                && (is_new_daemon || !goes_on)
-                // The daemon's list may have come before this snapshot.
-                && (is_new_daemon || !self.lists(work.operation_id))
+                // The daemon's list may have told of the end before this snapshot did.
+                && (is_new_daemon || !goes_on && !self.lists(work.operation_id))
             {
                 asks |= !is_new_daemon;
                 let outcome = match is_new_daemon {

@@ -429,7 +429,7 @@ async fn forward(
             return Ok(());
         }
     }
-    Err(Failure::new("the daemon ended the stream without a result"))
+    Err(operations::no_result())
 }
 
 fn id(kind: &generation_event::Event) -> u64 {

@@ -15,7 +15,7 @@ use tokio::sync::mpsc::Sender;
 use tonic::{Code, Status};
 
 use super::{super::event::Event, words};
-use crate::{connection::DaemonConnection, output::Failure};
+use crate::{connection::DaemonConnection, operations, output::Failure};
 
 /// Asks for the plan of each level with these options, and reports each as it comes.
 pub(super) async fn ask_plans(
@@ -96,7 +96,7 @@ pub(super) async fn change<R: OperationResponse>(
             return Ok(());
         }
     }
-    Err(Failure::new("the daemon ended the stream without a result"))
+    Err(operations::no_result())
 }
 
 /// Asks for the fidelity measurements that the daemon keeps.
@@ -158,5 +158,5 @@ pub(super) async fn measure(
         };
         let _ = events.send(event).await;
     }
-    Err(Failure::new("the daemon ended the stream without a result"))
+    Err(operations::no_result())
 }
