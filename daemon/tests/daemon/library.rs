@@ -19,7 +19,8 @@ use testkit::hub::{COMMIT, Fault, Hub};
 use tonic::{Code, Streaming};
 
 use crate::support::{
-    Daemon, checkpoints, command, done, generate, pictures, rest_of, tokens, until, within,
+    self, Daemon, apply, checkpoints, command, done, generate, pictures, rest_of, tokens, until,
+    within,
 };
 
 const NAME: &str = "o/llada-tiny";
@@ -105,14 +106,7 @@ impl Setting {
 
     /// Puts a level in force; whether weights were converted for it.
     async fn switch(&self, level: v1::Level) -> bool {
-        let request = v1::ApplyRequest {
-            options: Some(v1::PlanOptions {
-                level: level.into(),
-                ..Default::default()
-            }),
-        };
-        let answer = self.daemon.optimizer().await.apply(request).await;
-        let pictures = pictures(answer).await.unwrap();
+        let pictures = apply(&self.daemon, support::level(level)).await.unwrap();
         // Weights of such a small model may be converted between two pictures.
         let Some(Detail::PlannedChange(planned)) = &pictures.last().unwrap().detail else {
             panic!("{pictures:?}")

@@ -9,7 +9,7 @@ use std::{
 use sluice_proto::v1;
 use tonic::Code;
 
-use crate::support::{Daemon, RequestOptions, chat, done, generate, next, pictures, until};
+use crate::support::{self, Daemon, RequestOptions, apply, chat, done, generate, next, until};
 
 const MIB: u64 = 1 << 20;
 /// What may be resident beyond what is held, as in `memory`, and what this many clients leave in buffers and lists.
@@ -41,14 +41,7 @@ async fn client(
                 0 => v1::Level::Mild,
                 _ => v1::Level::Standard,
             };
-            let change = v1::ApplyRequest {
-                options: Some(v1::PlanOptions {
-                    level: level.into(),
-                    ..Default::default()
-                }),
-            };
-            let mut optimizer = daemon.optimizer().await;
-            pictures(optimizer.apply(change).await).await.unwrap();
+            apply(daemon, support::level(level)).await.unwrap();
             tokio::time::sleep(Duration::from_millis(300)).await;
             continue;
         }

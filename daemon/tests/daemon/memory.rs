@@ -5,7 +5,7 @@ use std::path::Path;
 use sluice_proto::v1::{self, model_ref::By};
 use tempfile::TempDir;
 
-use crate::support::{Daemon, generate, run, tokens, within};
+use crate::support::{self, Daemon, apply, generate, run, tokens, within};
 
 const MIB: u64 = 1 << 20;
 /// What may be resident beyond what is held: program, tokenizers, calls.
@@ -57,22 +57,6 @@ async fn unload(daemon: &Daemon) {
     assert!(went.resident_bytes_after.unwrap() <= UNLOADED_MAX);
 }
 
-async fn switch(daemon: &Daemon, level: v1::Level) {
-    let change = v1::ApplyRequest {
-        options: Some(v1::PlanOptions {
-            level: level.into(),
-            ..Default::default()
-        }),
-    };
-    let mut optimizer = daemon.optimizer().await;
-    let mut stream = optimizer.apply(change).await.unwrap().into_inner();
-    while within("the change", stream.message())
-        .await
-        .unwrap()
-        .is_some()
-    {}
-}
-
 async fn load(daemon: &Daemon, model: &By) {
     let request = v1::LoadModelRequest {
         model: model.clone().into(),
@@ -100,7 +84,7 @@ async fn levels_that_change_leave_nothing_behind() {
         } else {
             v1::Level::Standard
         };
-        switch(&daemon, level).await;
+        apply(&daemon, support::level(level)).await.unwrap();
         look(&daemon, &level.to_string()).await;
     }
     generate(&daemon, tokens(&[1, 2, 3], 8)).await.unwrap();

@@ -12,7 +12,8 @@ use sluice_proto::{
 use tonic::Code;
 
 use crate::support::{
-    Daemon, checkpoints, done, generate, long, pictures, rest, rest_of, tokens, until, within,
+    Daemon, apply, checkpoints, done, generate, level, long, pictures, rest, rest_of, tokens,
+    until, within,
 };
 
 /// The settings that the daemon's snapshot shows.
@@ -30,15 +31,6 @@ async fn plan(daemon: &Daemon, request: v1::PlanRequest) -> Result<v1::Plan, Cal
     Ok(answer.into_inner().plan.unwrap())
 }
 
-fn level(level: v1::Level) -> v1::ApplyRequest {
-    v1::ApplyRequest {
-        options: Some(v1::PlanOptions {
-            level: level.into(),
-            ..Default::default()
-        }),
-    }
-}
-
 fn budget(bytes: u64) -> v1::ApplyRequest {
     v1::ApplyRequest {
         options: Some(v1::PlanOptions {
@@ -46,14 +38,6 @@ fn budget(bytes: u64) -> v1::ApplyRequest {
             ..Default::default()
         }),
     }
-}
-
-/// The pictures of a change to its end.
-async fn apply(
-    daemon: &Daemon,
-    request: v1::ApplyRequest,
-) -> Result<Vec<v1::Operation>, CallError> {
-    pictures(daemon.optimizer().await.apply(request).await).await
 }
 
 async fn restore(daemon: &Daemon) -> Result<Vec<v1::Operation>, CallError> {

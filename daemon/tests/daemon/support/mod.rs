@@ -320,6 +320,24 @@ pub(crate) fn done(events: &[Event]) -> &v1::GenerationDone {
     }
 }
 
+/// A change to a level.
+pub(crate) fn level(level: v1::Level) -> v1::ApplyRequest {
+    v1::ApplyRequest {
+        options: Some(v1::PlanOptions {
+            level: level.into(),
+            ..Default::default()
+        }),
+    }
+}
+
+/// The pictures of a change to its end.
+pub(crate) async fn apply(
+    daemon: &Daemon,
+    request: v1::ApplyRequest,
+) -> Result<Vec<v1::Operation>, CallError> {
+    pictures(daemon.optimizer().await.apply(request).await).await
+}
+
 /// All pictures of an operation, or what it ended with.
 pub(crate) async fn pictures<R: OperationResponse>(
     answer: Result<Response<Streaming<R>>, Status>,
