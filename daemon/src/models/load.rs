@@ -84,9 +84,9 @@ impl LoadReporter {
     /// A model too large for the GPU gets an error of its own, since the CPU may have room for it.
     fn refused(&self, error: EngineError) -> Failure {
         match (error, &self.about.gpu) {
-            (EngineError::Plan(error @ PlanError::BudgetTooSmall { .. }), Some(card)) => {
-                let card = card.clone();
-                Failure::TooLargeForGpu { gpu: card, error }
+            (EngineError::Plan(error @ PlanError::BudgetTooSmall { .. }), Some(gpu)) => {
+                let gpu = gpu.clone();
+                Failure::TooLargeForGpu { gpu, error }
             }
             (error, _) => error.into(),
         }
@@ -100,8 +100,6 @@ impl LoadReporter {
         );
         for problem in &loaded.recommended.problems {
             tracing::warn!(model = self.about.name.name, problem, "while loading");
-        }
-        for problem in &loaded.recommended.problems {
             self.running.notice(problem.clone());
         }
         let name = self.about.name.clone();
