@@ -230,14 +230,7 @@ fn licences() -> io::Result<Outcome> {
             ));
         }
     }
-    command(cargo().args([
-        "deny",
-        "check",
-        "--hide-inclusion-graph",
-        "licenses",
-        "bans",
-        "sources",
-    ]))
+    deny(&["licenses", "bans", "sources"])
 }
 
 /// Whether a crate of the lock file has a known vulnerability.
@@ -247,13 +240,12 @@ fn advisories() -> io::Result<Outcome> {
             "cargo-deny is not here, or its database of advisories cannot be fetched".to_owned(),
         ));
     }
-    command(cargo().args([
-        "deny",
-        "check",
-        "--hide-inclusion-graph",
-        "--disable-fetch",
-        "advisories",
-    ]))
+    deny(&["--disable-fetch", "advisories"])
+}
+
+fn deny(checks: &[&str]) -> io::Result<Outcome> {
+    let check = ["deny", "check", "--hide-inclusion-graph"];
+    command(cargo().args(check).args(checks))
 }
 
 fn missing(tool: &str, remedy: &str) -> Outcome {
