@@ -1,21 +1,58 @@
 //! Finds the files that hold a checkpoint's weights.
 
 use std::{
-    collections::BTreeMap,
-    fs,
+    collections::BTreeSet,
+    fmt, fs,
     path::{Path, PathBuf},
 };
 
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, IgnoredAny, MapAccess, Visitor},
+};
 
 use super::{CheckpointError, Source, file, parse_json};
 
-/// Largest shard index in bytes; one of a thousand layers stays below it.
-const INDEX_BYTES_MAX: u64 = 64 << 20;
+/// Largest shard index in bytes; one of 65,536 tensors has 8 MB.
+const INDEX_BYTES_MAX: u64 = 32 << 20;
+/// Files that an index may name.
+const SHARDS_MAX: usize = 4096;
 
 #[derive(Deserialize)]
 struct ShardIndex {
-    weight_map: BTreeMap<String, String>,
+    weight_map: Shards,
+}
+
+/// The files that a map of tensors names, each once. The tensors are told by the files themselves.
+struct Shards(BTreeSet<String>);
+
+impl<'de> Deserialize<'de> for Shards {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(ShardNames)
+    }
+}
+
+struct ShardNames;
+
+impl<'de> Visitor<'de> for ShardNames {
+    type Value = Shards;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a map of tensors to files")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Shards, A::Error> {
+        let mut shards = BTreeSet::new();
+        while let Some((IgnoredAny, name)) = map.next_entry::<IgnoredAny, String>()? {
+            shards.insert(name);
+            if shards.len() > SHARDS_MAX {
+                return Err(A::Error::custom(format_args!(
+                    "it names more than {SHARDS_MAX} files"
+                )));
+            }
+        }
+        Ok(Shards(shards))
+    }
 }
 
 /// The folder and the names of its weight files.
@@ -46,10 +83,7 @@ pub(super) fn weight_files(source: &Source) -> Result<(Source, Vec<String>), Che
         return Ok((source, vec![name]));
     };
     let index: ShardIndex = parse_json(&source, INDEX, &index)?;
-    let mut names: Vec<String> = index.weight_map.into_values().collect();
-    names.sort_unstable();
-    // Many tensors name the same shard.
-    names.dedup();
+    let names: Vec<String> = index.weight_map.0.into_iter().collect();
     for name in &names {
         // A shard must lie beside its index, whatever the index says.
         if Path::new(name)

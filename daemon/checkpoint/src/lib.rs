@@ -12,7 +12,7 @@ mod find;
 mod folder;
 pub mod gguf;
 mod recommended;
-mod safetensors;
+pub mod safetensors;
 pub mod synth;
 pub mod weight_cache;
 
@@ -39,6 +39,7 @@ use self::{
     file::CheckpointFile,
     find::{is_container, is_gguf, weight_files},
     gguf::{Gguf, Interleaved},
+    safetensors::HeaderAllowance,
     weight_cache::FileStamp,
 };
 
@@ -133,6 +134,7 @@ impl Checkpoint {
                 cause: "a .sluice file cannot be a shard".to_owned(),
             });
         }
+        let mut allowance = HeaderAllowance::default();
         for name in names {
             let stamp = FileStamp::of(&checkpoint.source, &name);
             let file = CheckpointFile::open(&checkpoint.source, &name)?;
@@ -151,7 +153,7 @@ impl Checkpoint {
                     checkpoint.container_files = Some(inside);
                     entries
                 }
-                false => safetensors::read_header(&file, index)?,
+                false => safetensors::read_header(&file, index, &mut allowance)?,
             };
             for (tensor, entry) in entries {
                 // It is unclear which of two tensors of one name is meant, so neither is taken.

@@ -159,9 +159,13 @@ impl ConvertedWeights {
             Err(CheckpointError::MissingFile { .. }) => return Ok(None),
             file => file?,
         };
-        let mut entries: BTreeMap<String, TensorEntry> = super::safetensors::read_header(&file, 0)?
-            .into_iter()
-            .collect();
+        let mut entries: BTreeMap<String, TensorEntry> = super::safetensors::read_header(
+            &file,
+            0,
+            &mut super::safetensors::HeaderAllowance::default(),
+        )?
+        .into_iter()
+        .collect();
         let metadata = read_metadata(&file)?;
         let malformed = |cause| CheckpointError::MalformedFile {
             path: file.path.clone(),

@@ -7,15 +7,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use safetensors::tensor::Metadata;
+use ::safetensors::tensor::Metadata;
 use serde_json::{Map, Value};
+use sluice_checkpoint::safetensors::{self, HeaderAllowance};
 use sluice_proto::v1;
 use sluice_shared::compression::is_container_path;
 
 /// Most bytes read of a `config.json`.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
-/// Largest header, as the format has it.
-const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// Bound on entries read from one model's folder.
 const FILES_MAX: usize = 2048;
 
@@ -77,7 +76,9 @@ pub(super) fn text(object: &Map<String, Value>, key: &str) -> String {
 /// All tensors of a folder by the name of their format, as far as headers can be read.
 pub(super) fn tensor_summaries(folder: &Path) -> BTreeMap<String, TensorSummary> {
     let mut groups: BTreeMap<String, TensorSummary> = BTreeMap::new();
-    for header in weight_files(folder).iter().filter_map(|file| header(file)) {
+    let mut allowance = HeaderAllowance::default();
+    let files = weight_files(folder);
+    for header in files.iter().filter_map(|file| header(file, &mut allowance)) {
         for tensor in header.tensors().values() {
             let group = groups.entry(format!("{:?}", tensor.dtype)).or_default();
             let sizes = tensor.shape.iter().map(|size| *size as u64);
@@ -123,17 +124,17 @@ fn weight_files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-fn header(path: &Path) -> Option<Metadata> {
+fn header(path: &Path, allowance: &mut HeaderAllowance) -> Option<Metadata> {
     let mut file = File::open(path).ok()?;
     let mut length = [0; 8];
     file.read_exact(&mut length).ok()?;
     let bytes = u64::from_le_bytes(length);
     // The length is the file's word: checked before anything of that size is read.
-    if bytes > HEADER_BYTES_MAX || bytes > file.metadata().ok()?.len() {
+    if bytes > file.metadata().ok()?.len() {
         return None;
     }
+    allowance.take_bytes(bytes).ok()?;
     let mut header = Vec::new();
     file.take(bytes).read_to_end(&mut header).ok()?;
-    // Not the crate's own reader, which needs the whole file in memory.
-    serde_json::from_slice(&header).ok()
+    safetensors::parse(&header, allowance).ok()
 }
