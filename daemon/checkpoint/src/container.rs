@@ -220,7 +220,7 @@ fn format_of(number: &str) -> Result<Format, String> {
 }
 
 /// Translates a container's error.
-fn refused(file: &CheckpointFile, error: ContainerError) -> CheckpointError {
+pub(super) fn refused(file: &CheckpointFile, error: ContainerError) -> CheckpointError {
     let path = file.path.clone();
     match error {
         ContainerError::Io { cause, .. } => CheckpointError::io(path.as_ref(), cause),

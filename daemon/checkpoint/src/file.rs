@@ -89,6 +89,14 @@ impl CheckpointFile {
         }
     }
 
+    /// What the system says of the open file; `None` for files in the program.
+    pub(super) fn metadata(&self) -> Option<io::Result<Metadata>> {
+        match &self.content {
+            Content::Disk { file, .. } => Some(file.metadata()),
+            Content::Memory(_) => None,
+        }
+    }
+
     /// Fills `out` from `offset` on.
     pub(super) fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), CheckpointError> {
         let result = self.fill_at(offset, out);

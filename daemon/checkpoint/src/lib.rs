@@ -14,6 +14,7 @@ pub mod gguf;
 mod recommended;
 pub mod safetensors;
 pub mod synth;
+mod verified;
 pub mod weight_cache;
 
 use std::{

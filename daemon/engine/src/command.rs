@@ -55,6 +55,8 @@ pub enum CommandStage {
     /// A converted copy is being written, from which weights will be read; the plan before stays in force. Counts bytes of the
     /// copy.
     Converting,
+    /// The weights of a container are compared with their checksums. Counts bytes of the file.
+    Verifying,
     /// Weights are being read into memory. Counts bytes.
     Loading,
     /// Weights are exchanged between passes. Counts steps.

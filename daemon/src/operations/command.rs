@@ -38,6 +38,7 @@ pub(crate) fn record<T>(
         CommandEvent::Progress { stage, done, total } => {
             let (stage, unit) = match stage {
                 CommandStage::Converting => (OperationStage::Converting, ProgressUnit::Bytes),
+                CommandStage::Verifying => (OperationStage::Verifying, ProgressUnit::Bytes),
                 CommandStage::Loading => (OperationStage::Loading, ProgressUnit::Bytes),
                 CommandStage::Switching => (OperationStage::Switching, ProgressUnit::Steps),
             };

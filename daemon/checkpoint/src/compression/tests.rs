@@ -507,3 +507,47 @@ fn a_rate_is_kept_to_and_the_head_loses_nothing() {
     // A bit more is half the error.
     assert!((3.5..4.5).contains(&(few.1 / more.1)), "{sizes:?}");
 }
+
+#[test]
+fn a_container_is_compared_once_and_again_when_it_changed() {
+    let folder = TempDir::new().unwrap();
+    let source = synthetic(folder.path(), SynthDType::Bf16);
+    let path = folder.path().join("model.sluice");
+    make(&source, &path, &options()).unwrap();
+    let kept = folder.path().join("kept");
+    let compare = || {
+        let checkpoint = Checkpoint::open(&Source::Folder(path.clone())).unwrap();
+        let mut read = 0;
+        let whole = checkpoint.verify(Some(&kept), &GO_ON, &mut |done, _| read = done);
+        whole.map(|whole| (whole, read > 0))
+    };
+    assert_eq!(compare().unwrap(), (true, true));
+    assert_eq!(compare().unwrap(), (true, false), "it is remembered");
+
+    // Somebody changes a bit and sets the time back.
+    let before = fs::metadata(&path).unwrap().modified().unwrap();
+    let mut bytes = fs::read(&path).unwrap();
+    let container = Container::open(&path).unwrap();
+    let tensor = &container.header().tensors[3];
+    bytes[tensor.offset as usize + 40] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    file.set_modified(before).unwrap();
+    let error = compare().unwrap_err().to_string();
+    assert!(
+        error.contains(&format!("it is damaged: tensor {}", tensor.name)),
+        "{error}"
+    );
+
+    let checkpoint = Checkpoint::open(&Source::Folder(path.clone())).unwrap();
+    let cancelled = AtomicBool::new(true);
+    let whole = checkpoint.verify(Some(&kept), &cancelled, &mut |_, _| {});
+    assert!(!whole.unwrap());
+    // A folder of weights has no checksums to compare.
+    let checkpoint = Checkpoint::open(&Source::Folder(source)).unwrap();
+    assert!(
+        checkpoint
+            .verify(Some(&kept), &cancelled, &mut |_, _| {})
+            .unwrap()
+    );
+}

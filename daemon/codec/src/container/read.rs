@@ -259,6 +259,37 @@ impl<R: ReadAt> Container<R> {
         }
     }
 
+    /// Compares the stored bytes of all tensors with their hashes, in file order, and returns the first damage. As fast as
+    /// the bytes are read, where [`Container::verify`] decompresses them. `progress` is told how far in the file it is.
+    ///
+    /// # Errors
+    /// When a file operation fails, or `cancel` was set.
+    pub fn compare(
+        &self,
+        cancel: &AtomicBool,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Option<Damage>, ContainerError> {
+        let mut tensors: Vec<_> = self.header.tensors.iter().collect();
+        tensors.sort_unstable_by_key(|tensor| tensor.offset);
+        for tensor in tensors {
+            let mut hasher = Hasher::default();
+            let mut at = tensor.offset;
+            self.pieces(at, tensor.length, PIECE_BYTES, cancel, |bytes| {
+                hasher.update(bytes);
+                at += bytes.len() as u64;
+                progress(at);
+            })?;
+            if hasher.finish() != tensor.hash {
+                let found = self.verify_tensor(tensor, cancel, progress)?;
+                let whole = || Damage::Tensor {
+                    tensor: tensor.name.clone(),
+                };
+                return Ok(Some(found.into_iter().next().unwrap_or_else(whole)));
+            }
+        }
+        Ok(None)
+    }
+
     /// Compares every byte with its checksums. `progress` is told how many bytes were read. Returns all damage found,
     /// in file order.
     ///

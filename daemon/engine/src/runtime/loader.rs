@@ -136,6 +136,18 @@ impl Loader {
         planner.can_compress = self.weight_cache.folder.is_some();
         planner.checkpoint = Some(Arc::clone(&opened.checkpoint));
         let planner = Arc::new(planner);
+        // Before anything is computed, converted or replaced: damaged weights give other answers without a word.
+        let folder = self.weight_cache.folder.as_deref();
+        let mut progress = |done, total| {
+            report(LoadEvent::Progress {
+                stage: CommandStage::Verifying,
+                done,
+                total,
+            });
+        };
+        if !opened.checkpoint.verify(folder, cancel, &mut progress)? {
+            return Err(EngineError::LoadCancelled);
+        }
         let notice = &mut |notice| report(LoadEvent::Notice(notice));
         (self.weight_cache).look_for_compressed(&opened.checkpoint, &planner, notice)?;
         // Before the present model may have to go: conversion takes long, and if the disk is full the old model stays.
