@@ -1,6 +1,7 @@
 //! Connecting to a daemon, and telling apart the ways in which that fails.
 
 mod gathered;
+mod retry;
 
 use std::{
     io,
@@ -10,6 +11,7 @@ use std::{
 
 use gathered::GatheredStream;
 use hyper_util::rt::TokioIo;
+pub use retry::when_there_is_room;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpStream, UnixStream},
@@ -81,7 +83,9 @@ enum DaemonAddress {
 impl DaemonAddress {
     async fn open(&self) -> io::Result<Box<dyn Wire>> {
         match self {
-            Self::Socket(path) => Ok(Box::new(UnixStream::connect(path).await?)),
+            Self::Socket(path) => Ok(Box::new(
+                retry::while_busy(|| UnixStream::connect(path)).await?,
+            )),
             Self::Port(address) => {
                 let stream = TcpStream::connect(address).await?;
                 // Calls are small messages that somebody waits for, which Nagle's algorithm would hold back.

@@ -6,6 +6,7 @@ use std::{
 };
 
 use serde::Serialize;
+use sluice_proto::client::when_there_is_room;
 use sluice_proto::v1::{
     self, FidelityMeasurement, FidelityResult, ListFidelityRequest, MeasureFidelityRequest, Plan,
     PlanRequest, SampleTexts, measure_fidelity_request::Samples, operation::Outcome,
@@ -192,8 +193,10 @@ async fn measure(
     request: MeasureFidelityRequest,
     level: v1::Level,
 ) -> Result<FidelityResult, Failure> {
-    let mut client = daemon.optimizer();
-    let call = client.measure_fidelity(request);
+    let call = when_there_is_room(|| {
+        let (mut client, request) = (daemon.optimizer(), request.clone());
+        async move { client.measure_fidelity(request).await }
+    });
     let operation = owned(daemon, call, |step| {
         format!(
             "{level}: {} of {} passes",

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
+use sluice_proto::client::when_there_is_room;
 use sluice_proto::v1::{
     FinishReason, GenerateRequest, GenerationDone, GenerationEvent, GenerationLoading,
     GenerationStarted, ListModelsRequest, WatchGenerationRequest, generation_event::Event,
@@ -56,9 +57,13 @@ pub(super) async fn run(
     out: &mut StandardOutput,
     interrupts: &mut Signal,
 ) -> Result<Option<EndedRequest>, Failure> {
-    let mut client = daemon.generation();
+    let client = daemon.generation();
+    let call = || {
+        let (mut client, request) = (client.clone(), request.clone());
+        async move { client.generate(request).await }
+    };
     let answer = tokio::select! {
-        answer = client.generate(request) => answer,
+        answer = when_there_is_room(call) => answer,
         _ = interrupts.recv() => return Ok(None),
     };
     let stream = answer

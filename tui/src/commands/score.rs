@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use sluice_proto::client::when_there_is_room;
 use sluice_proto::v1::{
     Chat, ChatRole, Operation, ScoreRequest, ScoreResult, TokenIds,
     operation::Outcome,
@@ -35,8 +36,10 @@ async fn score(
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let daemon = DaemonConnection::connect(socket).await?;
-    let mut client = daemon.generation();
-    let call = client.score(request);
+    let call = when_there_is_room(|| {
+        let (mut client, request) = (daemon.generation(), request.clone());
+        async move { client.score(request).await }
+    });
     let operation = owned(&daemon, call, |step| {
         format!("{} of {} draws", step.done, step.total.unwrap_or(0))
     });

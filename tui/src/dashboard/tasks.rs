@@ -8,6 +8,7 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use futures_util::{Stream, StreamExt};
 use sluice_proto::{
+    client::when_there_is_room,
     operations::OperationResponse,
     v1::{
         ApplyRequest, GenerateRequest, GenerationEvent, ListOperationsRequest, RestoreRequest,
@@ -376,7 +377,11 @@ async fn generate(
     request: GenerateRequest,
     events: Sender<Event>,
 ) -> Result<(), Failure> {
-    let answer = daemon.generation().generate(request).await;
+    let call = || {
+        let (mut client, request) = (daemon.generation(), request.clone());
+        async move { client.generate(request).await }
+    };
+    let answer = when_there_is_room(call).await;
     let stream = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner();
