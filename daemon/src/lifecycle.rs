@@ -141,6 +141,8 @@ async fn serve(
         weight_cache: config.weight_cache.value.0.clone(),
         keep_converted: config.keep_converted.value,
         weight_cache_bytes_max: config.weight_cache_limit.value.bytes(),
+        // The very program that runs, even if its file was replaced since.
+        tokenizer_program: Some(PathBuf::from("/proc/self/exe")),
     };
     let settings = settings::ModelSettings::new(
         settings::StartSettings {

@@ -10,9 +10,20 @@ use sluice_daemon::{
     lifecycle, logging, planning, synth,
 };
 use sluice_shared::exit;
+use sluice_tokenizer::process;
 
 fn main() -> ExitCode {
     allocator::settle();
+    if env::args_os()
+        .nth(1)
+        .is_some_and(|argument| argument == process::ARGUMENT)
+    {
+        // Before anything starts a thread: it forks.
+        return match process::serve() {
+            Ok(()) => ExitCode::from(exit::OK),
+            Err(_) => ExitCode::from(exit::FAILURE),
+        };
+    }
     let arguments = match Arguments::read(env::args_os()) {
         Ok(arguments) => arguments,
         Err(code) => return code,

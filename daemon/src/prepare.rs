@@ -2,23 +2,25 @@
 //! figures, pins and edits become a canvas.
 
 mod canvas;
+mod encoder;
 mod preset;
 mod samples;
 
-use sluice_checkpoint::family::Family;
 use sluice_engine::{
     CanvasSlot, EngineError, Generate, RequestError, Score, Work, decode::policy::policy,
 };
 use sluice_proto::{
     model::{
-        EosPolicy, Generation, Input, InvalidField, KindOptions, PinContent, Preset, Prompt,
-        Remasking, Role, Scoring, Turn,
+        EosPolicy, Generation, Input, KindOptions, PinContent, Preset, Prompt, Remasking, Role,
+        Scoring, Turn,
     },
     v1,
 };
 use sluice_shared::{decoding::Decoding, policy::PolicyChoice};
+use sluice_tokenizer::Patience;
 
-pub use self::samples::measuring;
+use self::encoder::{TextEncoder, empty};
+pub use self::{encoder::TEXT_BYTES_MAX, samples::measuring};
 use crate::{
     config::ModelTable,
     failure::Failure,
@@ -26,8 +28,6 @@ use crate::{
     settings::{self, SampledModel, SettingOrigin},
 };
 
-/// Text in one request, in bytes: several times any context, and tokenized in under a second.
-pub const TEXT_BYTES_MAX: usize = 1 << 20;
 /// Ids in one request.
 pub const IDS_MAX: usize = 1 << 20;
 
@@ -59,7 +59,7 @@ pub struct PreparedGeneration {
 /// What the request asks for that cannot be done with this model.
 pub fn generation(
     request: Generation,
-    serving: &ServingModel,
+    (serving, patience): (&ServingModel, &Patience),
     table: &ModelTable,
     default_preset: Preset,
     is_bus_bound: impl Fn(&Work) -> bool,
@@ -72,13 +72,14 @@ pub fn generation(
             Preset::Exact
         }
     };
-    check_size(&request)?;
+    let mut texts = TextEncoder::new(serving, patience);
+    check_size(&request, texts.text_bytes_max())?;
     let (diffusion, stops) = request.kind_options.into_parts();
     let mut told = Vec::new();
     let is_edit = matches!(request.input, Input::Edit { .. });
     let (prompt, canvas) = match request.input {
         Input::Prompt { prompt, length } => {
-            let prompt = prompt_ids(with_system(prompt, table, &mut told), serving)?;
+            let prompt = texts.prompt(with_system(prompt, table, &mut told))?;
             let length = match length {
                 Some(length) => length as usize,
                 None => LENGTH_DEFAULT
@@ -90,10 +91,7 @@ pub fn generation(
             let mut pins = Vec::with_capacity(diffusion.pins.len());
             for pin in diffusion.pins {
                 let content = with_space_before(pin.position, pin.content);
-                pins.push((
-                    pin.position,
-                    content_ids("diffusion.pins", content, serving)?,
-                ));
+                pins.push((pin.position, texts.content("diffusion.pins", content)?));
             }
             (prompt, canvas::with_pins(length, &pins)?)
         }
@@ -103,18 +101,14 @@ pub fn generation(
             span,
             span_length,
         } => {
-            let tokenizer = serving.tokenizer()?;
             let prompt = match &turns[..] {
                 [] if text.is_empty() => {
                     return Err(empty("edit.text", "the text to edit is empty").into());
                 }
                 [] => Vec::new(),
-                turns => chat_ids(
-                    serving,
-                    &with_model_instructions(turns.to_vec(), table, &mut told),
-                )?,
+                turns => texts.chat(&with_model_instructions(turns.to_vec(), table, &mut told))?,
             };
-            let tokens = tokenizer.encode_with_spans(&text)?;
+            let tokens = texts.session()?.encode_with_spans(&text)?;
             let span_length = span_length.map(|length| length as usize);
             let masks = span_length.unwrap_or(1);
             info.check_context(prompt.len(), masks)?;
@@ -189,11 +183,18 @@ pub fn generation(
 ///
 /// # Errors
 /// What the request asks for that cannot be done with this model.
-pub fn scoring(request: Scoring, serving: &ServingModel) -> Result<Score, Failure> {
+pub fn scoring(
+    request: Scoring,
+    serving: &ServingModel,
+    patience: &Patience,
+) -> Result<Score, Failure> {
+    let mut texts = TextEncoder::new(serving, patience);
     let (prompt, answer) = (size_of_prompt(&request.prompt), turns_size(&request.answer));
-    prompt.plus(answer).check("prompt")?;
-    let prompt = prompt_ids(request.prompt, serving)?;
-    let answer = content_ids("answer_text", request.answer, serving)?;
+    prompt
+        .plus(answer)
+        .check("prompt", texts.text_bytes_max())?;
+    let prompt = texts.prompt(request.prompt)?;
+    let answer = texts.content("answer_text", request.answer)?;
     let draws = match (request.draws, answer.len()) {
         (Some(draws), _) => draws as usize,
         // A single masked position has only one way to be drawn.
@@ -209,18 +210,6 @@ pub fn scoring(request: Scoring, serving: &ServingModel) -> Result<Score, Failur
         seed: request.seed.map_or_else(draw_seed, Ok)?,
         check_greedy: request.check_greedy,
     })
-}
-
-fn prompt_ids(prompt: Prompt, serving: &ServingModel) -> Result<Vec<u32>, Failure> {
-    let (field, ids) = match prompt {
-        Prompt::Tokens(ids) => return Ok(ids),
-        Prompt::Raw(text) => ("raw_text", raw_ids(serving, &text)?),
-        Prompt::Chat(turns) => ("chat", chat_ids(serving, &turns)?),
-    };
-    if ids.is_empty() {
-        return Err(empty(field, "the prompt has no tokens").into());
-    }
-    Ok(ids)
 }
 
 fn with_system(prompt: Prompt, table: &ModelTable, told: &mut Vec<v1::ResolvedSetting>) -> Prompt {
@@ -252,34 +241,6 @@ fn with_model_instructions(
     turns
 }
 
-/// Text as it stands, behind what the tokenizer puts before every text. LLaDA's puts nothing there.
-fn raw_ids(serving: &ServingModel, raw: &str) -> Result<Vec<u32>, Failure> {
-    let text = serving.tokenizer()?;
-    let ids = text.encode(raw)?;
-    match is_llada(serving) || ids.is_empty() {
-        true => Ok(ids),
-        false => Ok([text.bos_tokens()?, ids].concat()),
-    }
-}
-
-fn is_llada(serving: &ServingModel) -> bool {
-    serving.loaded.info.family == Family::Llada.name()
-}
-
-fn chat_ids(serving: &ServingModel, turns: &[Turn]) -> Result<Vec<u32>, Failure> {
-    let text = serving.tokenizer()?;
-    if !serving.can_chat() {
-        return Err(Failure::NoChatTemplate {
-            model: serving.name.name.clone(),
-        });
-    }
-    let turns: Vec<_> = turns
-        .iter()
-        .map(|turn| (turn.role.name(), turn.content.as_str()))
-        .collect();
-    Ok(text.encode_chat(&turns)?)
-}
-
 /// A word pinned behind others stands apart from them, as in the LLaDA authors' demonstration.
 fn with_space_before(position: u32, content: PinContent) -> PinContent {
     match content {
@@ -287,28 +248,6 @@ fn with_space_before(position: u32, content: PinContent) -> PinContent {
             PinContent::Text(format!(" {text}"))
         }
         content => content,
-    }
-}
-
-fn content_ids(
-    field: &'static str,
-    content: PinContent,
-    serving: &ServingModel,
-) -> Result<Vec<u32>, Failure> {
-    let ids = match content {
-        PinContent::Tokens(ids) => ids,
-        PinContent::Text(text) => serving.tokenizer()?.encode(&text)?,
-    };
-    if ids.is_empty() {
-        return Err(empty(field, "the text has no tokens").into());
-    }
-    Ok(ids)
-}
-
-fn empty(field: &'static str, problem: &str) -> InvalidField {
-    InvalidField {
-        field,
-        problem: problem.to_owned(),
     }
 }
 
@@ -339,9 +278,9 @@ impl RequestSize {
         }
     }
 
-    fn check(self, field: &'static str) -> Result<(), Failure> {
+    fn check(self, field: &'static str, text_bytes_max: usize) -> Result<(), Failure> {
         for (unit, found, max) in [
-            ("bytes of text", self.text_bytes, TEXT_BYTES_MAX),
+            ("bytes of text", self.text_bytes, text_bytes_max),
             ("ids", self.ids, IDS_MAX),
         ] {
             if found > max {
@@ -357,7 +296,7 @@ impl RequestSize {
     }
 }
 
-fn check_size(request: &Generation) -> Result<(), Failure> {
+fn check_size(request: &Generation, text_bytes_max: usize) -> Result<(), Failure> {
     let input = match &request.input {
         Input::Prompt { prompt, .. } => size_of_prompt(prompt),
         Input::Edit { turns, text, .. } => RequestSize {
@@ -370,7 +309,8 @@ fn check_size(request: &Generation) -> Result<(), Failure> {
         KindOptions::Autoregressive { .. } | KindOptions::Unsaid => &[],
     };
     let pins = pins.iter().map(|pin| turns_size(&pin.content));
-    pins.fold(input, RequestSize::plus).check("input")
+    let size = pins.fold(input, RequestSize::plus);
+    size.check("input", text_bytes_max)
 }
 
 fn size_of_prompt(prompt: &Prompt) -> RequestSize {

@@ -16,6 +16,11 @@ const CROWD: &str = "a_crowd_of_clients";
 const MINUTES: &str = "SLUICE_LOAD_MINUTES";
 const MINUTES_DEFAULT: &str = "60";
 
+/// Beginnings of the names of tests that change files at random, as often as the variable says.
+const MUTATED: &str = "mutated_";
+const MUTATIONS: &str = "SLUICE_MUTATIONS";
+const MUTATIONS_DEFAULT: &str = "1000000";
+
 /// Crates with code of their own for each kind of processor, or with `unsafe` code that reads what files say.
 const LOW_LEVEL: [&str; 8] = [
     "-p",
@@ -32,8 +37,9 @@ const LOW_LEVEL: [&str; 8] = [
 const SANITIZED: &str = "target/sanitizer";
 
 pub(crate) fn run() -> ExitCode {
-    let all: [Step; 5] = [
+    let all: [Step; 6] = [
         ("hostile bytes", hostile_bytes),
+        ("mutated files", mutated_files),
         ("memory of a GPU", memory_of_a_gpu),
         ("load", load),
         ("address sanitizer", address_sanitizer),
@@ -44,6 +50,16 @@ pub(crate) fn run() -> ExitCode {
 
 fn hostile_bytes() -> io::Result<Outcome> {
     command(cargo().args(["test", "--release", "--lib", "--", "--ignored"]))
+}
+
+fn mutated_files() -> io::Result<Outcome> {
+    let mut test = cargo();
+    test.args(["test", "--workspace", "--exclude", "sluice-measure"]);
+    test.args(["--", "--nocapture", MUTATED]);
+    if std::env::var_os(MUTATIONS).is_none() {
+        test.env(MUTATIONS, MUTATIONS_DEFAULT);
+    }
+    command(&mut test)
 }
 
 fn memory_of_a_gpu() -> io::Result<Outcome> {

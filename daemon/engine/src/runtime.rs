@@ -98,6 +98,11 @@ pub struct EngineOptions {
     /// Limit of the bytes of that folder: the least recently used files are evicted, but never one in use. `None`: no
     /// limit.
     pub weight_cache_bytes_max: Option<u64>,
+    /// The program to run tokenizers in, in a process of its own ([`Tokenizer::apart`]). `None`: in this process, where what
+    /// their files make of memory and time is not bounded.
+    ///
+    /// [`Tokenizer::apart`]: sluice_tokenizer::Tokenizer::apart
+    pub tokenizer_program: Option<PathBuf>,
 }
 
 impl Default for EngineOptions {
@@ -114,6 +119,7 @@ impl Default for EngineOptions {
             weight_cache: None,
             keep_converted: false,
             weight_cache_bytes_max: None,
+            tokenizer_program: None,
         }
     }
 }
@@ -154,6 +160,7 @@ impl Engine {
             pinned_memory_limit_bytes: options.pinned_memory_limit_bytes,
             last_model_id: AtomicU64::new(0),
             alive: AtomicBool::new(true),
+            tokenizer_program: options.tokenizer_program,
             corrections: TimeCorrections::default(),
         });
         let keeping = WeightCache {

@@ -6,7 +6,7 @@ use sluice_engine::{EngineError, RequestError};
 use sluice_ops::OpsError;
 use sluice_plan::PlanError;
 use sluice_shared::{level::Level, units};
-use sluice_tokenizer::TokenizerError;
+use sluice_tokenizer::{LimitReached, TokenizerError};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
@@ -60,6 +60,7 @@ fn row(failure: &Failure) -> ErrorRow {
         Failure::TooLong {
             field, found, max, ..
         } => ErrorRow::invalid("TOO_LONG", field)
+            .hint("send less, or load a model with a longer context")
             .figure("found", found)
             .figure("max", max),
         Failure::PinOutside {
@@ -191,6 +192,9 @@ fn engine(error: &EngineError) -> ErrorRow {
             .figure("head_dim", head_dim),
         EngineError::Ops(error) => ops(error),
         EngineError::Plan(error) => plan(error),
+        EngineError::Tokenizer(
+            error @ (TokenizerError::Limit(_) | TokenizerError::Process { .. }),
+        ) => tokenizer(error),
         EngineError::Tokenizer(_) => broken_template("TOKENIZER_INVALID"),
         EngineError::LoadCancelled => ErrorRow::new(Code::Cancelled, "CANCELLED"),
         EngineError::Superseded => ErrorRow::new(Code::Aborted, "SUPERSEDED")
@@ -366,6 +370,14 @@ fn tokenizer(error: &TokenizerError) -> ErrorRow {
         }
         TokenizerError::Template { .. } => ErrorRow::new(Code::InvalidArgument, "TEMPLATE_FAILED")
             .hint("the model's chat template may not accept these roles; raw text does not use it"),
+        TokenizerError::Limit(LimitReached::Wait | LimitReached::Gone) => {
+            ErrorRow::new(Code::Unavailable, "TOKENIZER_BUSY").hint("try again")
+        }
+        TokenizerError::Limit(_) => ErrorRow::new(Code::FailedPrecondition, "TOKENIZER_LIMIT").hint(
+            "no published model is known to need so much: don't trust the model's files, or send less text",
+        ),
+        TokenizerError::Process { .. } => ErrorRow::new(Code::Unavailable, "TOKENIZER_UNAVAILABLE")
+            .hint("sluiced runs its tokenizer in a process of its own: see that the system lets it start one"),
         TokenizerError::Encode { .. } => ErrorRow::new(Code::InvalidArgument, "TEXT_NOT_TOKENIZED"),
     }
 }

@@ -8,6 +8,7 @@ use std::{collections::BTreeSet, io};
 use sluice_ops::device::{self, CudaError};
 use sluice_proto::client::CallError;
 use sluice_shared::level::{KvCacheFormat, Level};
+use sluice_tokenizer::LimitReached;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
@@ -43,6 +44,11 @@ fn name(failure: &Failure) -> &'static str {
         F::Tokenizer(TokenizerError::Config { .. }) => "tokenizer config",
         F::Tokenizer(TokenizerError::Template { .. }) => "template",
         F::Tokenizer(TokenizerError::Encode { .. }) => "encode",
+        F::Tokenizer(TokenizerError::Process { .. }) => "tokenizer process",
+        F::Tokenizer(TokenizerError::Limit(LimitReached::Wait | LimitReached::Gone)) => {
+            "tokenizer busy"
+        }
+        F::Tokenizer(TokenizerError::Limit(_)) => "tokenizer limit",
         F::NoTokenizer { .. } => "no tokenizer",
         F::NoChatTemplate { .. } => "no chat template",
         F::TooLong { .. } => "too long",
@@ -140,7 +146,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 137;
+const VARIANTS: usize = 140;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -293,6 +299,18 @@ async fn all() -> Vec<(Failure, Code)> {
         (
             F::Tokenizer(TokenizerError::Encode { cause: text() }),
             InvalidArgument,
+        ),
+        (
+            F::Tokenizer(TokenizerError::Process { cause: text() }),
+            Unavailable,
+        ),
+        (
+            F::Tokenizer(TokenizerError::Limit(LimitReached::Wait)),
+            Unavailable,
+        ),
+        (
+            F::Tokenizer(TokenizerError::Limit(LimitReached::SessionMemory)),
+            FailedPrecondition,
         ),
         (F::NoTokenizer { model: text() }, FailedPrecondition),
         (F::NoChatTemplate { model: text() }, FailedPrecondition),

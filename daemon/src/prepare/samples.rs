@@ -3,7 +3,9 @@
 use sluice_engine::MeasureFidelity;
 use sluice_proto::model::{InvalidField, Measuring, Samples};
 
-use super::{RequestSize, draw_seed, empty};
+use sluice_tokenizer::Patience;
+
+use super::{RequestSize, TEXT_BYTES_MAX, TextEncoder, draw_seed, empty};
 use crate::{failure::Failure, models::ServingModel};
 
 /// Samples when nobody says how many: of stories, about a thousand masked positions.
@@ -15,7 +17,11 @@ const SAMPLE_TOKENS_MAX: usize = 256;
 ///
 /// # Errors
 /// What the request asks for that cannot be done with this model.
-pub fn measuring(request: Measuring, serving: &ServingModel) -> Result<MeasureFidelity, Failure> {
+pub fn measuring(
+    request: Measuring,
+    serving: &ServingModel,
+    patience: &Patience,
+) -> Result<MeasureFidelity, Failure> {
     let samples_max = request
         .max_samples
         .map_or(SAMPLES_DEFAULT, |max| max as usize);
@@ -25,7 +31,7 @@ pub fn measuring(request: Measuring, serving: &ServingModel) -> Result<MeasureFi
                 text_bytes: 0,
                 ids: samples.iter().map(Vec::len).sum(),
             };
-            size.check("ids")?;
+            size.check("ids", TEXT_BYTES_MAX)?;
             check_lengths(&samples, serving.loaded.info.context_length)?;
             spread(samples, samples_max)
         }
@@ -34,8 +40,8 @@ pub fn measuring(request: Measuring, serving: &ServingModel) -> Result<MeasureFi
                 text_bytes: texts.iter().map(String::len).sum(),
                 ids: 0,
             };
-            size.check("texts")?;
-            from_lines(&texts, samples_max, serving)?
+            size.check("texts", TEXT_BYTES_MAX)?;
+            from_lines(&texts, samples_max, serving, patience)?
         }
     };
     Ok(MeasureFidelity {
@@ -66,13 +72,15 @@ fn from_lines(
     texts: &[String],
     samples_max: usize,
     serving: &ServingModel,
+    patience: &Patience,
 ) -> Result<Vec<Vec<u32>>, Failure> {
     let tokens_max = SAMPLE_TOKENS_MAX.min(serving.loaded.info.context_length);
     let lines = texts.iter().flat_map(|text| text.lines());
     let lines: Vec<_> = lines.filter(|line| !line.trim().is_empty()).collect();
+    let mut encoder = TextEncoder::new(serving, patience);
     let mut samples = Vec::new();
     for line in spread(lines, samples_max) {
-        let mut ids = super::raw_ids(serving, line)?;
+        let mut ids = encoder.raw(line)?;
         ids.truncate(tokens_max);
         // A tokenizer may leave nothing of a line, and an autoregressive model cannot score a single token.
         let least = if serving.loaded.info.mask.is_some() {
@@ -127,7 +135,11 @@ mod tests {
     }
 
     fn measured(request: v1::MeasureFidelityRequest) -> Result<MeasureFidelity, Failure> {
-        measuring(Measuring::try_from(request).unwrap(), &serving(true))
+        measuring(
+            Measuring::try_from(request).unwrap(),
+            &serving(true),
+            &Patience::default(),
+        )
     }
 
     #[test]
@@ -176,7 +188,7 @@ mod tests {
         assert!(message.contains("1048577 bytes of text"), "{message}");
         let plain = serving(false);
         let checked = Measuring::try_from(request(&["a fox"])).unwrap();
-        let error = measuring(checked, &plain).unwrap_err();
+        let error = measuring(checked, &plain, &Patience::default()).unwrap_err();
         assert!(matches!(error, Failure::NoTokenizer { .. }));
     }
 }

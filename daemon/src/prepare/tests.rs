@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sluice_checkpoint::{RecommendedSettings, family::MaskToken};
 use sluice_engine::{LoadedModel, ModelId, model::ModelInfo};
 use sluice_proto::v1;
-use sluice_tokenizer::Tokenizer;
+use sluice_tokenizer::{Patience, Tokenizer};
 
 use super::*;
 use crate::{model_name::ModelName, models::RestorePoint};
@@ -68,7 +68,7 @@ fn generate(
     let checked = Generation::try_from(request).unwrap();
     generation(
         checked,
-        serving,
+        (serving, &Patience::default()),
         &ModelTable::default(),
         Preset::Fast,
         |_| false,
@@ -182,9 +182,10 @@ fn text_needs_a_tokenizer_and_ids_do_not() {
 fn too_much_is_refused_before_it_is_tokenized() {
     let text = "x".repeat(TEXT_BYTES_MAX + 1);
     let message = prepared(edit(&text, 0..2)).unwrap_err().to_string();
+    // The context of 200 tokens holds less than that, however long its tokens are.
     assert_eq!(
         message,
-        "the request has 1048577 bytes of text; the limit is 1048576"
+        "the request has 1048577 bytes of text; the limit is 6400"
     );
     let message = prepared(tokens(IDS_MAX + 1)).unwrap_err().to_string();
     assert!(message.contains("1048577 ids"), "{message}");
@@ -240,7 +241,14 @@ fn the_models_own_instructions_come_before_a_conversation_without_any() {
             ..ModelTable::default()
         };
         let checked = Generation::try_from(request).unwrap();
-        let prepared = generation(checked, &serving, &table, Preset::Exact, |_| false).unwrap();
+        let prepared = generation(
+            checked,
+            (&serving, &Patience::default()),
+            &table,
+            Preset::Exact,
+            |_| false,
+        )
+        .unwrap();
         let told = prepared.settings.iter().any(|told| told.name == "system");
         (prepared.work.prompt, told)
     };

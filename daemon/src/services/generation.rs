@@ -125,7 +125,7 @@ impl Daemon {
         let settings = self.settings.clone();
         let problem = self.settings.problem();
         let ((prepared, expected), serving) = self
-            .prepare(serving, move |serving| {
+            .prepare(serving, move |serving, patience| {
                 let streams = streams_weights(&engine);
                 let is_bus_bound = |work: &Work| {
                     if !streams {
@@ -136,7 +136,8 @@ impl Daemon {
                     pass.is_some_and(|pass| pass.waits())
                 };
                 let table = settings.table(&serving.name);
-                let prepared = prepare::generation(checked, serving, &table, dial, is_bus_bound)?;
+                let prepared =
+                    prepare::generation(checked, (serving, patience), &table, dial, is_bus_bound)?;
                 let asked = Work::Generate(prepared.work.clone());
                 let expected = expected(&engine, &asked, serving)?;
                 Ok((prepared, expected))
@@ -177,7 +178,9 @@ impl Daemon {
         let checked = Scoring::try_from(message)?;
         let serving = self.models.serving()?;
         let (work, serving) = self
-            .prepare(serving, move |serving| prepare::scoring(checked, serving))
+            .prepare(serving, move |serving, patience| {
+                prepare::scoring(checked, serving, patience)
+            })
             .await?;
         let facts = RequestDescription {
             kind: OperationKind::Score,

@@ -185,7 +185,9 @@ impl Daemon {
         let checked = Measuring::try_from(message)?;
         let serving = self.models.serving()?;
         let (work, serving) = self
-            .prepare(serving, move |serving| prepare::measuring(checked, serving))
+            .prepare(serving, move |serving, patience| {
+                prepare::measuring(checked, serving, patience)
+            })
             .await?;
         let facts = RequestDescription {
             kind: OperationKind::MeasureFidelity,

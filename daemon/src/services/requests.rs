@@ -1,6 +1,13 @@
 //! What all requests that compute share: preparation off the async threads, admission, and ownership by the answering stream.
 
-use std::{future::Future, pin::Pin, sync::Arc};
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use futures_util::stream::{self, Stream};
 use sluice_engine::{Work, event::EventSink};
@@ -8,6 +15,7 @@ use sluice_proto::{
     model::InvalidField,
     v1::{self, OperationKind},
 };
+use sluice_tokenizer::{Patience, limits::SESSION_WAIT_MAX};
 use tonic::Status;
 
 use super::{
@@ -54,17 +62,31 @@ where
     })
 }
 
+/// Held by whoever waits for something that runs on another thread: its drop says that nobody waits any more.
+#[derive(Default)]
+struct Presence {
+    gone: Arc<AtomicBool>,
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        self.gone.store(true, Ordering::Relaxed);
+    }
+}
+
 impl Daemon {
     /// Prepares a request, which tokenizes text, on a blocking thread. [`super::PREPARING_MAX`] bounds how many do at once.
     pub(super) async fn prepare<T: Send + 'static>(
         &self,
         serving: ServingModel,
-        prepare: impl FnOnce(&ServingModel) -> Result<T, Failure> + Send + 'static,
+        prepare: impl FnOnce(&ServingModel, &Patience) -> Result<T, Failure> + Send + 'static,
     ) -> Result<(T, ServingModel), Failure> {
         let place = self.preparing.clone().acquire_owned().await;
         let place = place.expect("the semaphore is never closed");
+        let caller = Presence::default();
+        let patience = Patience::new(SESSION_WAIT_MAX, caller.gone.clone());
         tokio::task::spawn_blocking(move || {
-            let work = prepare(&serving)?;
+            let work = prepare(&serving, &patience)?;
             // Inside the thread: the caller's future may be dropped while the work goes on, which must still count.
             drop(place);
             Ok((work, serving))

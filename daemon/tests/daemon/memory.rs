@@ -5,7 +5,7 @@ use std::path::Path;
 use sluice_proto::v1::{self, model_ref::By};
 use tempfile::TempDir;
 
-use crate::support::{self, Daemon, apply, generate, run, tokens, within};
+use crate::support::{self, Daemon, apply, chat, generate, run, tokens, within};
 
 const MIB: u64 = 1 << 20;
 /// What may be resident beyond what is held: program, tokenizers, calls.
@@ -110,4 +110,26 @@ async fn models_that_take_turns_leave_nothing_behind() {
         look(&daemon, name).await;
     }
     unload(&daemon).await;
+}
+
+#[tokio::test]
+async fn long_prompts_leave_nothing_behind() {
+    let daemon = Daemon::embedded().await;
+    // No text of the context's length is longer, and one byte more is refused before it is tokenized.
+    let refused = generate(&daemon, chat(&"a".repeat(1 << 20)))
+        .await
+        .unwrap_err();
+    let bound: usize = refused.message.rsplit(' ').next().unwrap().parse().unwrap();
+    let longest = "a".repeat(bound);
+    let ask = async || {
+        let error = generate(&daemon, chat(&longest)).await.unwrap_err();
+        assert_eq!(error.reason.as_deref(), Some("CONTEXT_EXCEEDED"), "{error}");
+    };
+    ask().await;
+    let (_, before) = look(&daemon, "asked once").await;
+    for _ in 0..1000 {
+        ask().await;
+    }
+    let (_, after) = look(&daemon, "asked a thousand times").await;
+    assert!(after <= before + before / 100, "{before} to {after} bytes");
 }

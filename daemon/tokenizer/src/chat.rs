@@ -3,8 +3,9 @@
 //! Templates come with checkpoints and are written for Hugging Face's Jinja set-up, which
 //! this follows: block trimming, Python's string methods, `raise_exception`,
 //! `strftime_now` and an unescaped `tojson`. They are not trusted: the source's size, the
-//! instructions, the depth and the output of one rendering are bounded. (What a few
-//! instructions may allocate by doubling a string is not.)
+//! length of an expression, the instructions, the depth and the output of one rendering are
+//! bounded. What a few instructions may allocate by doubling a string is bounded by the
+//! process that renders.
 
 use std::io;
 
@@ -15,16 +16,20 @@ use serde::Serialize;
 
 use super::config::{TEMPLATE_FILE, TokenizerConfig};
 use super::error::{TokenizerError, bounded};
+use super::expression_size;
+use super::limits::{RENDERED_BYTES_MAX, TEMPLATE_BYTES_MAX, TEMPLATE_STACK_BYTES};
 
 /// LLaDA's own, from GSAI-ML/LLaDA-8B-Instruct as published in February 2025 (MIT).
 const LLADA: &str = include_str!("llada_chat_template.jinja");
 
 /// The file name that errors give for it.
 const BUILT_IN: &str = "sluice (built in)";
+const CONFIG_FILE: &str = "tokenizer_config.json";
 
-// Bounds on untrusted templates. Instructions grow with the conversation, since a template loops over its turns.
-const SOURCE_BYTES_MAX: usize = 256 * 1024;
-const OUTPUT_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// What errors call the places that a template may come from.
+pub(super) const SOURCES: [&str; 3] = [BUILT_IN, CONFIG_FILE, TEMPLATE_FILE];
+
+// Instructions grow with the conversation, since a template loops over its turns.
 const INSTRUCTIONS_MAX: u64 = 200_000;
 const INSTRUCTIONS_PER_TURN_MAX: u64 = 1_000;
 const DEPTH_MAX: usize = 100;
@@ -43,17 +48,17 @@ impl ChatTemplate {
     ) -> Result<Self, TokenizerError> {
         let (file, source) = match &config.chat_template {
             Some(source) if config.has_template_file => (TEMPLATE_FILE, source.as_str()),
-            Some(source) => ("tokenizer_config.json", source.as_str()),
+            Some(source) => (CONFIG_FILE, source.as_str()),
             None => (BUILT_IN, LLADA),
         };
         let fail = |cause: String| TokenizerError::Template { file, cause };
-        if source.len() > SOURCE_BYTES_MAX {
+        if source.len() > TEMPLATE_BYTES_MAX {
             return Err(fail(format!(
-                "{} bytes exceed the limit of {SOURCE_BYTES_MAX}",
+                "{} bytes exceed the limit of {TEMPLATE_BYTES_MAX}",
                 source.len()
             )));
         }
-        let environment = environment(source.to_owned()).map_err(|error| fail(bounded(error)))?;
+        let environment = parse(source).map_err(fail)?;
 
         // A special token that the configuration does not name is LLaDA's if the vocabulary has it: the built-in
         // template needs both.
@@ -121,12 +126,26 @@ impl ChatTemplate {
 
 const NAME: &str = "chat";
 
+/// The template's environment, parsed on a stack that is deep enough for [`TEMPLATE_EXPRESSION_TOKENS_MAX`].
+///
+/// [`TEMPLATE_EXPRESSION_TOKENS_MAX`]: super::limits::TEMPLATE_EXPRESSION_TOKENS_MAX
+fn parse(source: &str) -> Result<Environment<'static>, String> {
+    let source = source.to_owned();
+    let thread = std::thread::Builder::new().stack_size(TEMPLATE_STACK_BYTES);
+    let parsing = thread.spawn(|| environment(source)).map_err(bounded)?;
+    let parsed = parsing.join();
+    parsed
+        .unwrap_or_else(|_| Err(Error::new(ErrorKind::SyntaxError, "the parser panicked")))
+        .map_err(bounded)
+}
+
 fn environment(source: String) -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder()
         .trim_blocks(true)
         .lstrip_blocks(true)
         .build()?;
+    expression_size::check(&source, &syntax)?;
     environment.set_syntax(syntax);
     environment.set_recursion_limit(DEPTH_MAX);
     // Templates write plain text: HTML's escapes would become tokens.
@@ -205,9 +224,9 @@ struct BoundedOutput(Vec<u8>);
 impl io::Write for BoundedOutput {
     // Checked before the copy: a template that writes one huge string is stopped before its memory is doubled.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > OUTPUT_BYTES_MAX {
+        if self.0.len() + bytes.len() > RENDERED_BYTES_MAX {
             return Err(io::Error::other(format!(
-                "the output exceeds {OUTPUT_BYTES_MAX} bytes"
+                "the output exceeds {RENDERED_BYTES_MAX} bytes"
             )));
         }
         self.0.extend_from_slice(bytes);

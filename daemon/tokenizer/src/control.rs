@@ -8,20 +8,24 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use aho_corasick::AhoCorasick;
 use tokenizers::Tokenizer as HfTokenizer;
 
-use super::config::TokenizerConfig;
+use super::{config::TokenizerConfig, error::TokenizerError};
 
 /// The strings that stand for control tokens.
 pub(super) struct ControlTokens {
     strings: HashMap<u32, String>,
-    /// Whether a byte begins one of them.
-    first_bytes: [bool; 256],
+    /// Finds all of them in one walk over a text: a file may declare tens of thousands.
+    finder: AhoCorasick,
 }
 
 impl ControlTokens {
     /// What either file calls special.
-    pub(super) fn new(tokenizer: &HfTokenizer, config: &TokenizerConfig) -> Self {
+    pub(super) fn new(
+        tokenizer: &HfTokenizer,
+        config: &TokenizerConfig,
+    ) -> Result<Self, TokenizerError> {
         let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
         let mut strings: HashMap<u32, String> = added
             .iter()
@@ -41,18 +45,17 @@ impl ControlTokens {
         }
         // An empty string would match everywhere.
         strings.retain(|_, string| !string.is_empty());
-        let mut first_bytes = [false; 256];
-        for string in strings.values() {
-            first_bytes[usize::from(string.as_bytes()[0])] = true;
-        }
-        Self {
-            strings,
-            first_bytes,
-        }
+        let finder = AhoCorasick::new(strings.values()).map_err(TokenizerError::tokenizer)?;
+        Ok(Self { strings, finder })
     }
 
     pub(super) fn contains(&self, id: u32) -> bool {
         self.strings.contains_key(&id)
+    }
+
+    /// All of them, by id.
+    pub(super) fn strings(&self) -> &HashMap<u32, String> {
+        &self.strings
     }
 
     pub(super) fn string(&self, id: u32) -> Option<&str> {
@@ -62,21 +65,13 @@ impl ControlTokens {
     /// Where `text` is to be broken: after the first character of each control string in it,
     /// overlapping ones included.
     pub(super) fn breaks(&self, text: &str) -> Vec<usize> {
-        let mut breaks = Vec::new();
-        // A look-up by byte rules out almost every position, so the scan is linear in practice.
-        for (start, &byte) in text.as_bytes().iter().enumerate() {
-            if self.first_bytes[usize::from(byte)] && text.is_char_boundary(start) {
-                let rest = &text[start..];
-                if self
-                    .strings
-                    .values()
-                    .any(|string| rest.starts_with(string.as_str()))
-                {
-                    breaks.push(start + rest.chars().next().map_or(0, char::len_utf8));
-                }
-            }
-        }
-        breaks
+        let matches = self.finder.find_overlapping_iter(text);
+        let mut starts: Vec<usize> = matches.map(|found| found.start()).collect();
+        starts.sort_unstable();
+        starts.dedup();
+        let after_first =
+            |start: usize| start + text[start..].chars().next().map_or(0, char::len_utf8);
+        starts.into_iter().map(after_first).collect()
     }
 
     /// `text` with `mark` at each of its breaks.

@@ -2,6 +2,11 @@
 
 use std::fmt::Display;
 
+use super::limits::{
+    PARSE_CPU_SECONDS_MAX, PARSE_MEMORY_BYTES_MAX, SESSION_CPU_SECONDS_MAX,
+    SESSION_MEMORY_BYTES_MAX,
+};
+
 /// Characters that an error quotes from a file at most.
 const QUOTED_CHARS_MAX: usize = 300;
 
@@ -28,6 +33,15 @@ pub enum TokenizerError {
         /// What the template engine said.
         cause: String,
     },
+    /// Memory or time that files and texts may take.
+    #[error(transparent)]
+    Limit(#[from] LimitReached),
+    /// The tokenizer's process cannot be started or reached.
+    #[error("the tokenizer's process: {cause}")]
+    Process {
+        /// What happened to it.
+        cause: String,
+    },
     /// A text cannot be tokenized.
     #[error("cannot tokenize the text: {cause}")]
     Encode {
@@ -36,7 +50,58 @@ pub enum TokenizerError {
     },
 }
 
+/// A limit that parsing, rendering or tokenizing reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum LimitReached {
+    /// Memory while the files were parsed.
+    #[error(
+        "parsing tokenizer.json and the chat template takes more than {} MiB of memory, or nests too deeply",
+        PARSE_MEMORY_BYTES_MAX >> 20
+    )]
+    ParseMemory,
+    /// CPU time while the files were parsed.
+    #[error(
+        "parsing tokenizer.json and the chat template takes more than {PARSE_CPU_SECONDS_MAX} s of CPU time"
+    )]
+    ParseCpu,
+    /// Memory for the texts of one request.
+    #[error(
+        "the model's chat template or tokenizer takes more than {} MiB of memory for this request, or nests too deeply",
+        SESSION_MEMORY_BYTES_MAX >> 20
+    )]
+    SessionMemory,
+    /// CPU time for the texts of one request.
+    #[error(
+        "the model's chat template or tokenizer takes more than {SESSION_CPU_SECONDS_MAX} s of CPU time for this request"
+    )]
+    SessionCpu,
+    /// Time.
+    #[error("the tokenizer did not answer in time")]
+    Wait,
+    /// Nobody waits any more.
+    #[error("the caller is gone")]
+    Gone,
+}
+
+impl LimitReached {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::ParseMemory,
+        Self::ParseCpu,
+        Self::SessionMemory,
+        Self::SessionCpu,
+        Self::Wait,
+        Self::Gone,
+    ];
+}
+
 impl TokenizerError {
+    pub(super) fn process(cause: impl Display) -> Self {
+        Self::Process {
+            cause: bounded(cause),
+        }
+    }
+
     pub(super) fn tokenizer(cause: impl Display) -> Self {
         Self::Tokenizer {
             cause: bounded(cause),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tokenizers::{DecoderWrapper, PreTokenizerWrapper, Tokenizer as HfTokenizer};
 
-use super::error::TokenizerError;
+use super::{error::TokenizerError, limits::VOCABULARY_BYTES_MAX};
 
 /// Highest id that a tokenizer may use. The largest vocabularies known hold about 260,000; the table is as long as the
 /// highest id, so an id of billions in a small file must not size it.
@@ -51,11 +51,26 @@ impl TokenPieces {
             if !is_special(id) {
                 spelling.write(&token, &mut bytes);
             }
-            let end = u32::try_from(bytes.len())
-                .map_err(|_| TokenizerError::tokenizer("the vocabulary's strings exceed 4 GiB"))?;
-            ends.push(end);
+            if bytes.len() > VOCABULARY_BYTES_MAX {
+                return Err(TokenizerError::tokenizer(format_args!(
+                    "the vocabulary's strings exceed {VOCABULARY_BYTES_MAX} bytes"
+                )));
+            }
+            ends.push(bytes.len() as u32);
         }
         Ok(Self { bytes, ends })
+    }
+
+    /// The tables, to be sent elsewhere.
+    pub(super) fn parts(&self) -> (&[u8], &[u32]) {
+        (&self.bytes, &self.ends)
+    }
+
+    /// The pieces of such tables; `None` where they don't fit each other.
+    pub(super) fn from_parts(bytes: Vec<u8>, ends: Vec<u32>) -> Option<Self> {
+        let is_whole =
+            ends.is_sorted() && ends.last().map(|&end| end as usize) == Some(bytes.len());
+        is_whole.then_some(Self { bytes, ends })
     }
 
     pub(super) fn get(&self, id: u32) -> &[u8] {

@@ -8,7 +8,7 @@ use tokenizers::decoders::byte_level::ByteLevel;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::{AddedToken, Tokenizer as HfTokenizer, TokenizerBuilder};
 
-use super::{Tokenizer, TokenizerError};
+use super::{Tokenizer, TokenizerError, TokenizerFiles};
 
 const LLADA_CONFIG: &[u8] = include_bytes!("testdata/llada_tokenizer_config.json");
 const CONTROL: [&str; 6] = [
@@ -530,7 +530,11 @@ fn a_template_of_its_own_file_goes_first() {
     let config = json!({ "chat_template": "old", "bos_token": "<|startoftext|>" }).to_string();
     let file = b"{{ bos_token }}{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";
     let load = |template: Option<&[u8]>| {
-        Tokenizer::with_template(TOKENIZER_JSON.as_bytes(), Some(config.as_bytes()), template)
+        Tokenizer::here(&TokenizerFiles {
+            tokenizer: TOKENIZER_JSON.as_bytes(),
+            config: Some(config.as_bytes()),
+            template,
+        })
     };
     let own = load(Some(file)).unwrap();
     assert!(own.has_chat_template());
@@ -551,7 +555,7 @@ fn a_template_of_its_own_file_goes_first() {
 
 #[test]
 fn what_the_tokenizer_puts_before_a_text_is_known() {
-    assert_eq!(TOKENIZER.bos_tokens().unwrap(), [0; 0]);
+    assert_eq!(TOKENIZER.bos_tokens(), [0; 0]);
     let mut tokenizer = tokenizer_value();
     let id = TOKENIZER.token_id("<|startoftext|>").unwrap();
     tokenizer["post_processor"] = json!({
@@ -568,5 +572,5 @@ fn what_the_tokenizer_puts_before_a_text_is_known() {
             "<|startoftext|>": { "id": "<|startoftext|>", "ids": [id], "tokens": ["<|startoftext|>"] },
         },
     });
-    assert_eq!(load(&tokenizer, None).unwrap().bos_tokens().unwrap(), [id]);
+    assert_eq!(load(&tokenizer, None).unwrap().bos_tokens(), [id]);
 }

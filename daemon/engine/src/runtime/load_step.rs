@@ -1,10 +1,13 @@
 //! What the thread of a load hands to the engine's thread: a plan that needs memory, then the model or an error.
 
-use std::sync::{Arc, mpsc};
+use std::{
+    path::Path,
+    sync::{Arc, atomic::AtomicBool, mpsc},
+};
 
 use sluice_checkpoint::{Checkpoint, Source, family::ModelConfig};
 use sluice_plan::Plan;
-use sluice_tokenizer::Tokenizer;
+use sluice_tokenizer::{LimitReached, Patience, Tokenizer, TokenizerError, limits::PARSE_WAIT_MAX};
 
 use super::{LoadEvent, LoadReport, PlanSettings, planner::Planner, state::LevelSubstitution};
 use crate::{
@@ -70,18 +73,36 @@ pub(super) struct OpenedCheckpoint {
 
 impl OpenedCheckpoint {
     /// Opens a checkpoint, and reads its small files.
-    pub(super) fn new(source: &Source) -> Result<Self, EngineError> {
+    ///
+    /// With a program to do that in, the tokenizer is parsed in a process of its own, until `cancel` is set.
+    pub(super) fn new(
+        source: &Source,
+        tokenizer_program: Option<&Path>,
+        cancel: &Arc<AtomicBool>,
+    ) -> Result<Self, EngineError> {
         let checkpoint = Checkpoint::open(source)?;
         let config = checkpoint.model()?;
         // The tokenizer first: it is small, and a broken one should not cost a long read.
         let text = checkpoint
             .tokenizer()?
             .map(|files| {
-                let template = files.template.as_deref();
-                Tokenizer::with_template(&files.tokenizer, files.config.as_deref(), template)
-                    .map(Arc::new)
+                let files = sluice_tokenizer::TokenizerFiles {
+                    tokenizer: &files.tokenizer,
+                    config: files.config.as_deref(),
+                    template: files.template.as_deref(),
+                };
+                let patience = Patience::new(PARSE_WAIT_MAX, Arc::clone(cancel));
+                match tokenizer_program {
+                    Some(program) => Tokenizer::apart(program, &files, &patience),
+                    None => Tokenizer::here(&files),
+                }
             })
-            .transpose()?;
+            .transpose()
+            .map_err(|error| match error {
+                TokenizerError::Limit(LimitReached::Gone) => EngineError::LoadCancelled,
+                error => error.into(),
+            })?
+            .map(Arc::new);
         Ok(Self {
             checkpoint: Arc::new(checkpoint),
             config,

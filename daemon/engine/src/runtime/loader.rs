@@ -124,11 +124,12 @@ impl Loader {
         &self,
         source: &Source,
         settings: PlanSettings,
-        cancel: &AtomicBool,
+        cancel: &Arc<AtomicBool>,
         report: &mut LoadReport,
     ) -> Result<ReadyModel, EngineError> {
         let (ops, ledger) = (&self.ops, &self.shared.ledger);
-        let opened = OpenedCheckpoint::new(source)?;
+        let opened =
+            OpenedCheckpoint::new(source, self.shared.tokenizer_program.as_deref(), cancel)?;
         let profile = ops.device().profile();
         let machine = (self.shared).machine(profile, self.rates.clone());
         let mut planner =

@@ -1,6 +1,9 @@
 //! State that the engine's handle, its thread and the thread of a load share.
 
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::{
+    path::PathBuf,
+    sync::atomic::{AtomicBool, AtomicU64},
+};
 
 use sluice_machine::{Profile, Rates};
 use sluice_ops::ledger::Ledger;
@@ -18,6 +21,8 @@ pub(super) struct Shared {
     pub(super) pinned_memory_limit_bytes: Option<u64>,
     pub(super) last_model_id: AtomicU64,
     pub(super) alive: AtomicBool,
+    /// The program that tokenizers run in; `None`: this process.
+    pub(super) tokenizer_program: Option<PathBuf>,
     /// Corrections of predicted times, learned from passes of all models.
     pub(super) corrections: TimeCorrections,
 }

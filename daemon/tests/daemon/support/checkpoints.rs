@@ -148,15 +148,25 @@ fn write_slow(folder: &Path) {
 }
 
 /// A linear congruential generator: any spread of small numbers will do.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn small(&mut self) -> f32 {
+    /// Any of 2^32 numbers.
+    pub(crate) fn next(&mut self) -> u32 {
         self.0 = self
             .0
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1);
-        ((self.0 >> 40) as f32 / (1 << 24) as f32 - 0.5) * 0.1
+        (self.0 >> 32) as u32
+    }
+
+    /// A number below `end`.
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        self.next() as usize % end
+    }
+
+    fn small(&mut self) -> f32 {
+        ((self.next() >> 8) as f32 / (1 << 24) as f32 - 0.5) * 0.1
     }
 }
 

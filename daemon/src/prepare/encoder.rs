@@ -1,0 +1,105 @@
+//! The texts of one request, which one session of the tokenizer turns into ids.
+
+use sluice_checkpoint::family::Family;
+use sluice_proto::model::{InvalidField, PinContent, Prompt, Turn};
+use sluice_tokenizer::{Patience, TokenizerSession};
+
+use crate::{failure::Failure, models::ServingModel};
+
+/// Text in one request, in bytes, whatever the model's context holds.
+pub const TEXT_BYTES_MAX: usize = 1 << 20;
+/// Bytes that a token is taken for at least, where the vocabulary's longest token has fewer: normalizers shorten texts.
+const TOKEN_BYTES_MIN: usize = 32;
+
+/// Turns texts into ids for one request.
+pub(super) struct TextEncoder<'a> {
+    serving: &'a ServingModel,
+    patience: &'a Patience,
+    /// Begun with the first text.
+    session: Option<TokenizerSession<'a>>,
+}
+
+impl<'a> TextEncoder<'a> {
+    pub(super) fn new(serving: &'a ServingModel, patience: &'a Patience) -> Self {
+        Self {
+            serving,
+            patience,
+            session: None,
+        }
+    }
+
+    /// Bytes of text beyond which no text of the context's length in tokens exists. Told before anything is tokenized,
+    /// which takes several hundred times the text's memory.
+    pub(super) fn text_bytes_max(&self) -> usize {
+        let tokenizer = self.serving.loaded.tokenizer.as_ref();
+        let longest = tokenizer.map_or(0, |tokenizer| tokenizer.longest_piece());
+        let context = self.serving.loaded.info.context_length;
+        TEXT_BYTES_MAX.min(context.saturating_mul(longest.max(TOKEN_BYTES_MIN)))
+    }
+
+    pub(super) fn session(&mut self) -> Result<&mut TokenizerSession<'a>, Failure> {
+        let session = match self.session.take() {
+            Some(session) => session,
+            None => self.serving.tokenizer()?.session(self.patience)?,
+        };
+        Ok(self.session.insert(session))
+    }
+
+    pub(super) fn prompt(&mut self, prompt: Prompt) -> Result<Vec<u32>, Failure> {
+        let (field, ids) = match prompt {
+            Prompt::Tokens(ids) => return Ok(ids),
+            Prompt::Raw(text) => ("raw_text", self.raw(&text)?),
+            Prompt::Chat(turns) => ("chat", self.chat(&turns)?),
+        };
+        if ids.is_empty() {
+            return Err(empty(field, "the prompt has no tokens").into());
+        }
+        Ok(ids)
+    }
+
+    /// Text as it stands, behind what the tokenizer puts before every text. LLaDA's puts nothing there.
+    pub(super) fn raw(&mut self, raw: &str) -> Result<Vec<u32>, Failure> {
+        let ids = self.session()?.encode(raw)?;
+        let is_llada = self.serving.loaded.info.family == Family::Llada.name();
+        match is_llada || ids.is_empty() {
+            true => Ok(ids),
+            false => Ok([self.serving.tokenizer()?.bos_tokens(), &ids].concat()),
+        }
+    }
+
+    pub(super) fn chat(&mut self, turns: &[Turn]) -> Result<Vec<u32>, Failure> {
+        self.serving.tokenizer()?;
+        if !self.serving.can_chat() {
+            return Err(Failure::NoChatTemplate {
+                model: self.serving.name.name.clone(),
+            });
+        }
+        let turns: Vec<_> = turns
+            .iter()
+            .map(|turn| (turn.role.name(), turn.content.as_str()))
+            .collect();
+        Ok(self.session()?.encode_chat(&turns)?)
+    }
+
+    pub(super) fn content(
+        &mut self,
+        field: &'static str,
+        content: PinContent,
+    ) -> Result<Vec<u32>, Failure> {
+        let ids = match content {
+            PinContent::Tokens(ids) => ids,
+            PinContent::Text(text) => self.session()?.encode(&text)?,
+        };
+        if ids.is_empty() {
+            return Err(empty(field, "the text has no tokens").into());
+        }
+        Ok(ids)
+    }
+}
+
+pub(super) fn empty(field: &'static str, problem: &str) -> InvalidField {
+    InvalidField {
+        field,
+        problem: problem.to_owned(),
+    }
+}

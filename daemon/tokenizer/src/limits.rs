@@ -1,0 +1,28 @@
+//! What a tokenizer and a chat template may take, whatever their files say.
+
+use std::time::Duration;
+
+/// Memory that parsing the files may take, and the tokenizer keep, beside the program itself.
+pub const PARSE_MEMORY_BYTES_MAX: u64 = 1 << 30;
+/// CPU time that parsing the files may take.
+pub const PARSE_CPU_SECONDS_MAX: u64 = 10;
+/// Time that a load waits for the parsed files.
+pub const PARSE_WAIT_MAX: Duration = Duration::from_secs(60);
+/// Memory that the texts of one request may take, beside the tokenizer itself.
+pub const SESSION_MEMORY_BYTES_MAX: u64 = 768 << 20;
+/// CPU time that the texts of one request may take.
+pub const SESSION_CPU_SECONDS_MAX: u64 = 5;
+/// Time that a request waits for its tokens, unless its own deadline comes first.
+pub const SESSION_WAIT_MAX: Duration = Duration::from_secs(30);
+/// Bytes of a vocabulary's tables that are kept in the process that asks: the pieces of all tokens, and the strings of
+/// control tokens.
+pub const VOCABULARY_BYTES_MAX: usize = 64 << 20;
+/// Bytes of a chat template's source.
+pub const TEMPLATE_BYTES_MAX: usize = 256 * 1024;
+/// Tokens of one expression or statement of a chat template, between its delimiters. The template engine's stack grows
+/// with chains such as `not not …` and `a.b.b …`, of which it counts some kinds alone.
+pub const TEMPLATE_EXPRESSION_TOKENS_MAX: usize = 4096;
+/// Stack on which templates are parsed and rendered: what [`TEMPLATE_EXPRESSION_TOKENS_MAX`] takes, several times.
+pub const TEMPLATE_STACK_BYTES: usize = 64 << 20;
+/// Bytes of a rendered conversation.
+pub const RENDERED_BYTES_MAX: usize = 4 << 20;

@@ -1,0 +1,287 @@
+//! The side that asks: starting the process, sessions with it, and starting it again where it is gone.
+
+use std::{
+    ffi::OsStr,
+    io::{self, IoSlice, Read, Write},
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{
+            ffi::OsStrExt,
+            net::UnixStream,
+            process::{CommandExt, ExitStatusExt},
+        },
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
+    time::Duration,
+};
+
+use rustix::{
+    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
+    process::Signal,
+};
+
+use super::{
+    ARGUMENT, NAME,
+    message::{
+        Question, read_ids, read_tokens, receive_answer, receive_vocabulary, send_files,
+        send_question,
+    },
+};
+use crate::{
+    Patience, TokenizerFiles,
+    coder::IdWithOffsets,
+    error::{LimitReached, TokenizerError},
+    limits::PARSE_WAIT_MAX,
+    vocabulary::Vocabulary,
+};
+
+/// How often a wait looks whether anybody still waits.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A tokenizer's process.
+pub struct TextProcess {
+    program: PathBuf,
+    files: OwnedFiles,
+    running: Mutex<Running>,
+}
+
+/// The files, for another process in the place of one that is gone.
+struct OwnedFiles {
+    tokenizer: Vec<u8>,
+    config: Option<Vec<u8>>,
+    template: Option<Vec<u8>>,
+}
+
+/// A process and the socket that sessions are sent over.
+struct Running {
+    child: Child,
+    control: UnixStream,
+}
+
+impl TextProcess {
+    pub(crate) fn start(
+        program: &Path,
+        files: &TokenizerFiles<'_>,
+        patience: &Patience,
+    ) -> Result<(Self, Vocabulary), TokenizerError> {
+        let (running, vocabulary) = Running::start(program, files, patience)?;
+        let own = |file: Option<&[u8]>| file.map(<[u8]>::to_vec);
+        let process = Self {
+            program: program.to_owned(),
+            files: OwnedFiles {
+                tokenizer: files.tokenizer.to_vec(),
+                config: own(files.config),
+                template: own(files.template),
+            },
+            running: Mutex::new(running),
+        };
+        Ok((process, vocabulary))
+    }
+
+    /// A session of its own worker. Where the process is gone, for want of the machine's memory say, another is started.
+    pub(crate) fn session(&self, patience: &Patience) -> Result<ProcessSession, TokenizerError> {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let stream = match running.session() {
+            Ok(stream) => stream,
+            Err(_) => {
+                let files = TokenizerFiles {
+                    tokenizer: &self.files.tokenizer,
+                    config: self.files.config.as_deref(),
+                    template: self.files.template.as_deref(),
+                };
+                // Others wait for it, too, so it doesn't end with this caller.
+                let wait = Patience::new(PARSE_WAIT_MAX, Arc::new(AtomicBool::new(false)));
+                *running = Running::start(&self.program, &files, &wait)?.0;
+                running.session().map_err(process_error)?
+            }
+        };
+        Ok(ProcessSession(Patient {
+            stream,
+            patience: patience.clone(),
+        }))
+    }
+}
+
+impl Running {
+    fn start(
+        program: &Path,
+        files: &TokenizerFiles<'_>,
+        patience: &Patience,
+    ) -> Result<(Self, Vocabulary), TokenizerError> {
+        let (control, theirs) = patient_pair().map_err(process_error)?;
+        let child = Command::new(program)
+            .arg0(OsStr::from_bytes(NAME.to_bytes()))
+            .arg(ARGUMENT)
+            // A group of its own: Ctrl-C is for the program that started it, which may still finish requests.
+            .process_group(0)
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(process_error)?;
+        let mut running = Self { child, control };
+        let stream = running.control.try_clone().map_err(process_error)?;
+        let mut patient = Patient {
+            stream,
+            patience: patience.clone(),
+        };
+        let parsed =
+            send_files(files, &mut patient).and_then(|()| receive_vocabulary(&mut patient));
+        match parsed {
+            Ok(vocabulary) => Ok((running, vocabulary?)),
+            Err(error) if is_gone(&error) => Err(running.how_it_ended()),
+            Err(error) => Err(told(error)),
+        }
+    }
+
+    /// Sends the process one end of a new pair of sockets.
+    fn session(&self) -> io::Result<UnixStream> {
+        let (ours, theirs) = patient_pair()?;
+        let descriptors = [theirs.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        // The buffer was made for it.
+        ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+        sendmsg(
+            &self.control,
+            &[IoSlice::new(&[0])],
+            &mut ancillary,
+            SendFlags::NOSIGNAL,
+        )?;
+        Ok(ours)
+    }
+
+    /// Why the process ended while it parsed the files.
+    fn how_it_ended(&mut self) -> TokenizerError {
+        // It closed its end of the socket, or was killed, so this doesn't take long.
+        match self.child.wait().map(|status| status.signal()) {
+            Ok(Some(signal)) if signal == Signal::XCPU.as_raw() => LimitReached::ParseCpu.into(),
+            Ok(Some(signal)) if signal != Signal::KILL.as_raw() => LimitReached::ParseMemory.into(),
+            ended => TokenizerError::process(format_args!(
+                "it ended before it had parsed the files ({ended:?})"
+            )),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A session: questions, and the answers of a worker of its own.
+pub(crate) struct ProcessSession(Patient);
+
+impl ProcessSession {
+    pub(crate) fn encode(&mut self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let answer = self.ask(&Question::Encode(text.to_owned()))?;
+        read_ids(&answer).map_err(process_error)
+    }
+
+    pub(crate) fn encode_with_offsets(
+        &mut self,
+        text: &str,
+    ) -> Result<Vec<IdWithOffsets>, TokenizerError> {
+        let answer = self.ask(&Question::EncodeWithOffsets(text.to_owned()))?;
+        read_tokens(&answer).map_err(process_error)
+    }
+
+    pub(crate) fn encode_chat(
+        &mut self,
+        turns: &[(&str, &str)],
+    ) -> Result<Vec<u32>, TokenizerError> {
+        let turns = turns
+            .iter()
+            .map(|&(role, content)| (role.to_owned(), content.to_owned()));
+        let answer = self.ask(&Question::EncodeChat(turns.collect()))?;
+        read_ids(&answer).map_err(process_error)
+    }
+
+    fn ask(&mut self, question: &Question) -> Result<Vec<u8>, TokenizerError> {
+        let asked = send_question(question, &mut self.0);
+        // A worker that died while it read has left the reason behind.
+        match receive_answer(&mut self.0) {
+            Ok(answer) => answer,
+            Err(error) => Err(told(
+                asked.err().filter(|sent| !is_gone(sent)).unwrap_or(error),
+            )),
+        }
+    }
+}
+
+/// A stream whose reads and writes wait as long as somebody waits for them.
+struct Patient {
+    stream: UnixStream,
+    patience: Patience,
+}
+
+/// Both ends of a pair of sockets; reads and writes of the first return now and then.
+fn patient_pair() -> io::Result<(UnixStream, UnixStream)> {
+    let (ours, theirs) = UnixStream::pair()?;
+    ours.set_read_timeout(Some(LOOK_INTERVAL))?;
+    ours.set_write_timeout(Some(LOOK_INTERVAL))?;
+    Ok((ours, theirs))
+}
+
+impl Patient {
+    fn retry<T>(
+        &mut self,
+        mut transfer: impl FnMut(&mut UnixStream) -> io::Result<T>,
+    ) -> io::Result<T> {
+        loop {
+            self.patience.left().map_err(io::Error::other)?;
+            match transfer(&mut self.stream) {
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                    ) => {}
+                done => return done,
+            }
+        }
+    }
+}
+
+impl Read for &mut Patient {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.retry(|stream| stream.read(bytes))
+    }
+}
+
+impl Write for &mut Patient {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.retry(|stream| stream.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Whether the other end is closed.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+    )
+}
+
+fn told(error: io::Error) -> TokenizerError {
+    let inner = error.get_ref();
+    match inner.and_then(|inner| inner.downcast_ref::<LimitReached>()) {
+        Some(&limit) => limit.into(),
+        None => process_error(error),
+    }
+}
+
+fn process_error(error: impl Into<io::Error>) -> TokenizerError {
+    TokenizerError::process(error.into())
+}

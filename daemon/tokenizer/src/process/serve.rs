@@ -1,0 +1,200 @@
+//! The process that tokenizes: it parses the files, then forks a supervisor and a worker for each session.
+
+use std::{
+    convert::Infallible,
+    fs,
+    io::{self, IoSliceMut},
+    mem::MaybeUninit,
+    os::{fd::AsFd, unix::net::UnixStream},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::retry_on_intr,
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
+    process::{
+        Pid, PidfdFlags, Resource, Rlimit, Signal, WaitId, WaitIdOptions, WaitOptions,
+        kill_process, pidfd_open, setrlimit, wait, waitid,
+    },
+};
+
+use super::{
+    NAME,
+    message::{
+        Answer, Question, receive_files, receive_question, send_answer, send_error, send_vocabulary,
+    },
+};
+use crate::{
+    coder::TextCoder,
+    error::{LimitReached, TokenizerError},
+    limits::{
+        PARSE_CPU_SECONDS_MAX, PARSE_MEMORY_BYTES_MAX, SESSION_CPU_SECONDS_MAX,
+        SESSION_MEMORY_BYTES_MAX, SESSION_WAIT_MAX,
+    },
+};
+
+/// Descriptors that the process may have open: its own few, and those of a session.
+const DESCRIPTORS_MAX: u64 = 32;
+
+/// Serves sessions until the other end of standard input, a Unix socket, is closed. The caller has one thread and exits
+/// afterwards.
+///
+/// # Errors
+/// When the system refuses a call, or the other end speaks out of turn.
+pub fn serve() -> io::Result<()> {
+    let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    close_others(&control);
+    // For lists of processes; without a name of its own nothing is worse.
+    let _ = rustix::thread::set_name(NAME);
+    for (resource, most) in [
+        (Resource::Core, 0),
+        (Resource::Fsize, 0),
+        (Resource::Nofile, DESCRIPTORS_MAX),
+        (Resource::Cpu, PARSE_CPU_SECONDS_MAX),
+    ] {
+        limit(resource, Some(most))?;
+    }
+    limit_memory(PARSE_MEMORY_BYTES_MAX)?;
+    let coder = match receive_files(&control, TextCoder::new)? {
+        Ok((coder, vocabulary)) => {
+            send_vocabulary(&vocabulary, &control)?;
+            coder
+        }
+        Err(error) => return send_error(&error, &control),
+    };
+    // Forking costs little, but for years: this process itself does nothing else from here on.
+    limit(Resource::Cpu, None)?;
+    while let Some(session) = next_session(&control)? {
+        // Supervisors that ended since the last session.
+        while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
+        if fork()?.is_none() {
+            drop(control);
+            let _ = supervise(session, &coder);
+            exit(0);
+        }
+    }
+    Ok(())
+}
+
+/// Closes what the program that started this one had open by oversight.
+fn close_others(control: &UnixStream) {
+    use std::os::fd::AsRawFd;
+    let first = control.as_raw_fd() + 1;
+    // SAFETY: nothing in this process uses a descriptor above its newest. An old kernel refuses the call, which is harmless.
+    unsafe {
+        libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, 0);
+    }
+}
+
+fn limit(resource: Resource, most: Option<u64>) -> io::Result<()> {
+    // The hard limit stays: what is raised later was never a file's to raise.
+    let maximum = rustix::process::getrlimit(resource).maximum;
+    let current = match (most, maximum) {
+        (Some(most), Some(maximum)) => Some(most.min(maximum)),
+        (most, maximum) => most.or(maximum),
+    };
+    Ok(setrlimit(resource, Rlimit { current, maximum })?)
+}
+
+/// Limits the address space to what is in use and so many bytes more.
+fn limit_memory(more: u64) -> io::Result<()> {
+    let statm = fs::read_to_string("/proc/self/statm")?;
+    let pages: Option<u64> = statm.split(' ').next().and_then(|pages| pages.parse().ok());
+    let in_use = pages.ok_or(io::ErrorKind::InvalidData)? * rustix::param::page_size() as u64;
+    limit(Resource::As, Some(in_use + more))
+}
+
+/// The descriptor of the next session; `None` when nobody will ask for one.
+fn next_session(control: &UnixStream) -> io::Result<Option<UnixStream>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let received = retry_on_intr(|| {
+        let into = &mut [IoSliceMut::new(&mut byte)];
+        recvmsg(control, into, &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+    })?;
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    let rights = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut rights) => rights.next(),
+        _ => None,
+    });
+    Ok(Some(rights.ok_or(io::ErrorKind::InvalidData)?.into()))
+}
+
+/// Forks; `None` in the child.
+fn fork() -> io::Result<Option<Pid>> {
+    // SAFETY: the process has one thread, so no lock is held by another that the child lacks.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(None),
+        child => Ok(Pid::from_raw(child)),
+    }
+}
+
+/// Ends this process at once: what runs at a program's exit was its parent's.
+fn exit(code: i32) -> ! {
+    // SAFETY: ends the process; nothing of it is used afterwards.
+    unsafe { libc::_exit(code) }
+}
+
+/// Lets a worker do the session, and tells how it ended where it could not. Kills it when the caller goes away or time is up.
+fn supervise(session: UnixStream, coder: &TextCoder) -> io::Result<()> {
+    let Some(worker) = fork()? else {
+        exit(i32::from(work(&session, coder).is_err()));
+    };
+    let ended = pidfd_open(worker, PidfdFlags::empty())?;
+    let mut watched = [
+        PollFd::new(&ended, PollFlags::IN),
+        // Without events, only that the other end was closed is told.
+        PollFd::new(&session, PollFlags::empty()),
+    ];
+    let wait = Timespec::try_from(SESSION_WAIT_MAX).expect("seconds fit");
+    retry_on_intr(|| poll(&mut watched, Some(&wait)))?;
+    let (has_ended, is_gone) = (
+        !watched[0].revents().is_empty(),
+        !watched[1].revents().is_empty(),
+    );
+    if !has_ended {
+        kill_process(worker, Signal::KILL)?;
+    }
+    let end = || waitid(WaitId::PidFd(ended.as_fd()), WaitIdOptions::EXITED);
+    let status = retry_on_intr(end)?;
+    let signal = status.and_then(|status| status.terminating_signal());
+    let error = match signal {
+        _ if is_gone => return Ok(()),
+        None => return Ok(()),
+        Some(_) if !has_ended => LimitReached::Wait,
+        Some(signal) if signal == Signal::XCPU.as_raw() => LimitReached::SessionCpu,
+        // The allocator aborts where it gets no memory, and so does the standard library at the stack's end.
+        Some(_) => LimitReached::SessionMemory,
+    };
+    send_error(&TokenizerError::Limit(error), &session)
+}
+
+fn work(session: &UnixStream, coder: &TextCoder) -> io::Result<Infallible> {
+    limit(Resource::Cpu, Some(SESSION_CPU_SECONDS_MAX))?;
+    limit_memory(SESSION_MEMORY_BYTES_MAX)?;
+    loop {
+        let question = receive_question(session)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let answer = match question {
+            Question::Encode(text) => coder.encode(&text).map(Answer::Ids),
+            Question::EncodeWithOffsets(text) => {
+                coder.encode_with_offsets(&text).map(Answer::Tokens)
+            }
+            Question::EncodeChat(turns) => {
+                let turns = turns
+                    .iter()
+                    .map(|(role, content)| (role.as_str(), content.as_str()));
+                coder
+                    .encode_chat(&turns.collect::<Vec<_>>())
+                    .map(Answer::Ids)
+            }
+        };
+        match answer {
+            Ok(answer) => send_answer(&answer, session)?,
+            Err(error) => send_error(&error, session)?,
+        }
+    }
+}
