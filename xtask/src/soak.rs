@@ -1,6 +1,7 @@
 //! `cargo soak`: what takes too long for `cargo ci`, by hand, for as long as one likes.
 
 use std::io;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use crate::outcome::Outcome;
@@ -33,16 +34,20 @@ const LOW_LEVEL: [&str; 8] = [
     "sluice-checkpoint",
 ];
 
-/// What is built for the sanitizer, apart from other builds.
+/// Crates whose threads share what they work on.
+const CONCURRENT: [&str; 4] = ["-p", "sluice-engine", "-p", "sluice-daemon"];
+
+/// What is built for the sanitizers, apart from other builds.
 const SANITIZED: &str = "target/sanitizer";
 
 pub(crate) fn run() -> ExitCode {
-    let all: [Step; 6] = [
+    let all: [Step; 7] = [
         ("hostile bytes", hostile_bytes),
         ("mutated files", mutated_files),
         ("memory of a GPU", memory_of_a_gpu),
         ("load", load),
         ("address sanitizer", address_sanitizer),
+        ("thread sanitizer", thread_sanitizer),
         ("another processor", another_processor),
     ];
     steps(all.into_iter())
@@ -84,25 +89,39 @@ fn load() -> io::Result<Outcome> {
 }
 
 fn address_sanitizer() -> io::Result<Outcome> {
+    sanitized("address", &[], &LOW_LEVEL)
+}
+
+/// The standard library has to be built with it, too: of locks that it doesn't see it reports races.
+fn thread_sanitizer() -> io::Result<Outcome> {
+    let root = Command::new("rustup")
+        .args(["run", "nightly", "rustc", "--print", "sysroot"])
+        .output();
+    let root = root.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    let sources = root.is_ok_and(|root| Path::new(&root).join("lib/rustlib/src").is_dir());
+    if !sources {
+        return Ok(Outcome::Skipped(
+            "it needs the standard library's sources: rustup component add rust-src --toolchain nightly"
+                .to_owned(),
+        ));
+    }
+    sanitized("thread", &["-Zbuild-std"], &CONCURRENT)
+}
+
+/// Runs the tests inside crates under a sanitizer.
+fn sanitized(sanitizer: &str, options: &[&str], crates: &[&str]) -> io::Result<Outcome> {
     if !has("rustup", &["run", "nightly", "rustc", "--version"]) {
         return Ok(Outcome::Skipped(
             "it needs a nightly compiler: rustup toolchain install nightly".to_owned(),
         ));
     }
     let mut tests = Command::new("rustup");
-    tests.args([
-        "run",
-        "nightly",
-        "cargo",
-        "test",
-        "--lib",
-        "--target",
-        &target()?,
-    ]);
-    tests.args(["--target-dir", SANITIZED]).args(LOW_LEVEL);
+    tests.args(["run", "nightly", "cargo", "test", "--lib"]);
+    tests.args(["--target", &target()?, "--target-dir", SANITIZED]);
+    tests.args(options).args(crates);
     // What one step sets for its Cargo must not reach this one's.
     tests.env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");
-    command(tests.env("RUSTFLAGS", "-Zsanitizer=address"))
+    command(tests.env("RUSTFLAGS", format!("-Zsanitizer={sanitizer}")))
 }
 
 /// The kernels for processors without AVX-512, on one that has it.
