@@ -15,7 +15,8 @@ use crate::{error::EngineError, residency::StreamStats};
 /// Takes a request's events, on the engine's thread; must not block.
 pub type EventSink = Box<dyn FnMut(Event) + Send>;
 
-/// A request's sink, which hears how the request ended, even when the engine's thread panics.
+/// A request's sink, which hears how the request ended, even when the engine's thread panics. One that panics itself hears
+/// nothing more, and its request is over.
 pub(crate) struct RequestListener(Option<EventSink>);
 
 impl RequestListener {
@@ -24,25 +25,48 @@ impl RequestListener {
     }
 
     pub(crate) fn tell(&mut self, event: Event) {
-        if let Some(sink) = &mut self.0 {
-            sink(event);
+        let Some(sink) = &mut self.0 else { return };
+        if !call(sink, event) {
+            self.give_up();
+        }
+    }
+
+    /// Whether the sink has panicked, so that nobody hears of the request any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Says that something of the request's has panicked, and drops the sink.
+    fn give_up(&mut self) {
+        if let Some(mut sink) = self.0.take() {
+            call(&mut sink, Event::Finished(Err(EngineError::Panicked)));
+            discard(sink);
         }
     }
 
     /// Sends the last event.
     pub(crate) fn finish(mut self, result: Result<Outcome, EngineError>) {
         if let Some(mut sink) = self.0.take() {
-            sink(Event::Finished(result));
+            call(&mut sink, Event::Finished(result));
+            discard(sink);
         }
     }
+}
+
+/// Calls a sink; whether it came back. It runs on the thread of all requests, which its panic must not end.
+fn call(sink: &mut EventSink, event: Event) -> bool {
+    catch_unwind(AssertUnwindSafe(|| sink(event))).is_ok()
+}
+
+/// Drops a sink, whose end may panic as well.
+fn discard(sink: EventSink) {
+    drop(catch_unwind(AssertUnwindSafe(|| drop(sink))));
 }
 
 impl Drop for RequestListener {
     fn drop(&mut self) {
         if thread::panicking() {
-            let tell = || self.tell(Event::Finished(Err(EngineError::Panicked)));
-            // The sink may be what panicked; the other requests' sinks must be called all the same.
-            drop(catch_unwind(AssertUnwindSafe(tell)));
+            self.give_up();
         }
     }
 }

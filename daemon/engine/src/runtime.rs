@@ -5,6 +5,7 @@ mod batch;
 mod blocking;
 mod budget;
 mod command_loop;
+mod contain;
 mod converted_weights;
 mod current_model;
 mod fidelity;
@@ -45,12 +46,18 @@ use sluice_plan::{Plan, SwitchEstimate, TimeCorrections, Workload};
 use sluice_shared::level::Level;
 use sluice_weights::Storage;
 
+use self::{
+    contain::{contained, contained_report},
+    shared::Shared,
+    state::EngineState,
+    weight_cache::WeightCache,
+    worker::Worker,
+};
 pub use self::{
     outline::{ModelOutline, machine},
     planner::default_canvas,
     state::{LevelSubstitution, PassTotals, PlanInForce, SwitchProgress},
 };
-use self::{shared::Shared, state::EngineState, weight_cache::WeightCache, worker::Worker};
 pub use crate::schedule::{QueueState, RequestTicket};
 use crate::{
     command::{
@@ -204,7 +211,7 @@ impl Engine {
         let load = LoadCommand {
             source,
             settings,
-            report,
+            report: contained_report(report),
             cancel,
         };
         if let Err(mut refused) = self.shared.queue.load(load) {
@@ -219,7 +226,7 @@ impl Engine {
         let unload = UnloadCommand {
             model,
             only_idle,
-            report,
+            report: Box::new(|goes| drop(contained(|| report(goes)))),
         };
         if let Err(refused) = self.shared.queue.unload(unload) {
             (refused.report)(false);
@@ -229,7 +236,11 @@ impl Engine {
     /// Puts other settings in force, between the passes of running requests, step by step. A change that comes during
     /// another one takes over from where that stands.
     pub fn apply(&self, change: PlanOptions, report: ApplyReport) {
-        if let Err(mut refused) = self.shared.queue.apply(ApplyCommand { change, report }) {
+        let apply = ApplyCommand {
+            change,
+            report: contained_report(report),
+        };
+        if let Err(mut refused) = self.shared.queue.apply(apply) {
             (refused.report)(ApplyEvent::Finished(Err(EngineError::Stopped)));
         }
     }

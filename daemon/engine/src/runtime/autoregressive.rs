@@ -10,6 +10,7 @@ use sluice_shared::level::KvCacheFormat;
 use sluice_weights::{Storage, TensorPart};
 
 use super::{
+    contain::contained,
     current_model::CurrentModel,
     prefix_cache::{KEPT_PREFIXES_MAX, KeptPrefix, longest_prefix, prefix_cache_bytes},
     worker::Worker,
@@ -265,7 +266,8 @@ fn choose(
             let (logits, order) = ops.read_logits(logits, row)?;
             row += 1;
             let position = request.cache.len() - 1;
-            let chosen = request.continuation.choose(logits, order);
+            // Its own state is left as it was, and the weights are not touched.
+            let chosen = contained(|| request.continuation.choose(logits, order))?;
             chosen
                 .ok_or(EngineError::Ops(OpsError::NotANumber { position }))
                 .map(Some)

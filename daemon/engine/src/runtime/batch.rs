@@ -1,6 +1,8 @@
 //! Continuous batching: waiting requests join between two passes where memory allows, and each leaves when it is done.
 //! All take part in every pass; each attends to its own canvas alone, and gets the result that it would get alone.
 
+mod running_work;
+
 use std::{
     ops::Range,
     sync::{
@@ -12,16 +14,15 @@ use std::{
 use sluice_ops::{KvCacheShape, LogitsRows, ledger::PeakMark};
 use sluice_plan::{Workload, resolve_canvas_kv_cache_format};
 
+use self::running_work::{RunningWork, diffusion_request};
 use super::{
     autoregressive::{self, AutoregressiveRequest, WeightsWatch},
+    contain::contained,
     pass_runner::PassRunner,
     worker::Worker,
 };
 use crate::{
-    decode::{
-        Denoiser, DiffusionRequest, PassRequest, RequestMemory, diffusion::Diffusion,
-        score::ScoreEstimate,
-    },
+    decode::{Denoiser, PassRequest, RequestMemory, score::ScoreEstimate},
     error::EngineError,
     event::{Event, Outcome, RequestListener},
     model::transformer::Interrupt,
@@ -42,31 +43,12 @@ struct BatchMember {
     failed: Option<EngineError>,
 }
 
-/// The work of a running request.
-enum RunningWork {
-    Diffusion {
-        request: Box<dyn DiffusionRequest>,
-        memory: RequestMemory,
-        /// Watches the weights that its KV cache was computed with, from the first pass on.
-        watch: Option<WeightsWatch>,
-    },
-    Autoregressive(Box<AutoregressiveRequest>),
-}
-
-impl RunningWork {
-    fn is_done(&self) -> bool {
-        match self {
-            Self::Diffusion {
-                request: filling, ..
-            } => filling.is_done(),
-            Self::Autoregressive(continuing) => continuing.is_done(),
-        }
-    }
-}
-
 impl BatchMember {
     fn is_over(&self) -> bool {
-        self.work.is_done() || self.failed.is_some() || self.cancel.load(Ordering::Relaxed)
+        self.failed.is_some()
+            || self.listener.is_gone()
+            || self.cancel.load(Ordering::Relaxed)
+            || self.work.is_done()
     }
 }
 
@@ -211,13 +193,13 @@ impl Batch<'_> {
             }
             Work::Generate(request) => RunningWork::Diffusion {
                 memory: worker.memory(&work.workload())?,
-                request: Box::new(Diffusion::new(request.clone(), vocabulary)),
+                request: contained(|| diffusion_request(request, vocabulary))?,
                 watch: None,
             },
             Work::Score(request) => RunningWork::Diffusion {
                 // Each draw is a canvas of its own, so nothing is kept from pass to pass.
                 memory: RequestMemory::default(),
-                request: Box::new(ScoreEstimate::new(request.clone(), vocabulary)),
+                request: contained(|| Box::new(ScoreEstimate::new(request.clone(), vocabulary)))?,
                 watch: None,
             },
             Work::MeasureFidelity(_) => unreachable!("comparisons share no passes"),
@@ -232,15 +214,15 @@ impl Batch<'_> {
             cancel,
         } = job;
         let mut emit = |event| listener.tell(event);
-        match &mut work {
+        let profile = self.runner.worker.ops.device().profile();
+        let started = contained(|| match &mut work {
             RunningWork::Diffusion {
                 request: filling, ..
             } => filling.start(&mut emit),
             RunningWork::Autoregressive(continuing) => {
-                let profile = self.runner.worker.ops.device().profile();
                 continuing.tell_start(&profile, &mut emit);
             }
-        }
+        });
         self.members.push(BatchMember {
             id,
             listener,
@@ -248,7 +230,7 @@ impl Batch<'_> {
             workload: asked.workload(),
             work,
             peak_bytes: 0,
-            failed: None,
+            failed: started.err(),
         });
         // With one request more, rows may cost time.
         self.allow_guesses();
@@ -347,21 +329,21 @@ impl Batch<'_> {
                 } => {
                     // Freed before the outcome is made, so that whoever hears of the end finds the memory free.
                     drop(memory);
-                    filling.outcome()
+                    contained(|| filling.outcome())
                 }
                 RunningWork::Autoregressive(continuing) => {
                     let keeper = failed.is_none().then_some(&mut *worker);
-                    Outcome::Generated(continuing.finish(keeper))
+                    contained(|| Outcome::Generated(continuing.finish(keeper)))
                 }
             };
-            if let Outcome::Generated(generated) = &mut outcome {
+            if let Ok(Outcome::Generated(generated)) = &mut outcome {
                 generated.peak_device_bytes = peak_bytes.max(held_bytes);
             }
             // Before the listener is told: whoever hears of the end finds the request out of the queue.
             worker.shared.queue.end(id);
             // A failure after a cancel is no failure: the caller asked for the end.
             let failed = failed.filter(|_| !cancel.load(Ordering::Relaxed));
-            listener.finish(failed.map_or(Ok(outcome), Err));
+            listener.finish(failed.map_or(outcome, Err));
         }
     }
 
@@ -423,7 +405,14 @@ impl Batch<'_> {
                 ..
             } = &mut member.work
             {
-                let mut passes = filling.passes();
+                let mut passes = match contained(|| filling.passes()) {
+                    Ok(passes) => passes,
+                    // The pass is for those that are left.
+                    Err(error) => {
+                        member.failed = Some(error);
+                        return Ok(());
+                    }
+                };
                 if filling.guesses() && !*guesses {
                     passes.truncate(1);
                 }
@@ -474,7 +463,8 @@ impl Batch<'_> {
                 request: filling, ..
             } = &mut member.work
             {
-                filling.take(&its, &cost, &mut emit);
+                let taken = contained(|| filling.take(&its, &cost, &mut emit));
+                member.failed = taken.err();
             }
         }
         Ok(())
@@ -512,7 +502,8 @@ impl Batch<'_> {
         for (member, read) in members.iter_mut().zip(reads) {
             let mut emit = |event| member.listener.tell(event);
             if let RunningWork::Autoregressive(continuing) = &mut member.work {
-                continuing.take(read, &cost, &mut emit);
+                let taken = contained(|| continuing.take(read, &cost, &mut emit));
+                member.failed = taken.err();
             }
         }
         Ok(())
