@@ -27,6 +27,7 @@ pub mod models;
 pub mod operations;
 pub mod requests;
 pub mod settings;
+pub mod stall;
 
 pub mod prepare;
 pub mod translate;
@@ -38,3 +39,4 @@ pub mod telemetry;
 
 mod gpu_fit;
 pub mod lifecycle;
+pub mod watchdog;

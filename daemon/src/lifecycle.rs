@@ -31,6 +31,7 @@ use crate::{
     services::{self, Daemon, Listeners},
     settings::{self, RememberedSettings, SettingOrigin},
     systemd,
+    watchdog::{self, Patience},
 };
 
 /// Threads that answer calls; computing is the engine's own threads' work.
@@ -181,6 +182,7 @@ async fn serve(
     };
     let server = tokio::spawn(services::serve(daemon.clone(), listeners));
     tokio::spawn(tell_systemd(daemon.clone()));
+    tokio::spawn(watchdog::watch(daemon.clone(), Patience::default()));
     if let Some(after) = config.idle_unload.value.after() {
         tokio::spawn(idle::watch(daemon.clone(), after));
     }
@@ -330,36 +332,27 @@ fn announce(listening: &Listening, port: Option<SocketAddr>, config: &Config) {
     }
 }
 
-/// Keeps systemd's status line and watchdog going until the end. The watchdog is patted only
-/// while the engine lives.
+/// Keeps systemd's status line true until the end.
 async fn tell_systemd(daemon: Arc<Daemon>) {
     let mut changes = daemon.changes.subscribe();
-    let interval = systemd::watchdog_interval();
     let mut told = String::new();
     loop {
-        if interval.is_some() && daemon.engine.is_alive() {
-            systemd::pat();
-        }
         let status = status_line(&daemon);
         if status != told && !daemon.is_draining() {
             systemd::status(&status);
             told = status;
         }
-        let pause = async {
-            match interval {
-                Some(interval) => sleep(interval).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             () = daemon.closing.cancelled() => return,
-            () = pause => {}
             changed = changes.changed() => if changed.is_err() { return },
         }
     }
 }
 
 fn status_line(daemon: &Daemon) -> String {
+    if let Some(stall) = daemon.stall.get() {
+        return stall.to_string();
+    }
     let Some(model) = daemon.models.present() else {
         return "no model".to_owned();
     };

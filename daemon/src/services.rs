@@ -49,6 +49,7 @@ use crate::{
     operations::{ChangeNotifier, Operations, WriteQueue, change::SwitchTarget},
     requests::Requests,
     settings::ModelSettings,
+    stall::StallReport,
     telemetry::{GpuFigures, HostFacts},
 };
 
@@ -85,6 +86,8 @@ pub struct Daemon {
     pub changes: ChangeNotifier,
     /// Target of the change of level or budget under way.
     pub switch_target: SwitchTarget,
+    /// Why the engine counts as stuck; `None` while it gets on.
+    pub stall: StallReport,
     /// Ends every stream that would not end by itself.
     pub closing: CancellationToken,
     /// Path of the Unix socket.
@@ -153,6 +156,7 @@ impl Daemon {
             measurements: Measurements::new(changes.clone()),
             changes,
             switch_target: SwitchTarget::default(),
+            stall: StallReport::default(),
             closing,
             socket,
             settings,
@@ -273,23 +277,29 @@ async fn follow_health(reporter: HealthReporter, daemon: Arc<Daemon>) {
     }
 }
 
-/// The daemon serves while it takes calls; generation only with a model.
 async fn report_health(reporter: &HealthReporter, daemon: &Daemon) {
-    let status = |serving: bool| match serving {
-        true => ServingStatus::Serving,
-        false => ServingStatus::NotServing,
-    };
+    for (service, serves) in health(daemon) {
+        let status = match serves {
+            true => ServingStatus::Serving,
+            false => ServingStatus::NotServing,
+        };
+        reporter.set_service_status(service, status).await;
+    }
+}
+
+/// Which services serve, the daemon as a whole first: it does while it takes calls and its engine gets on; generation only with a
+/// model.
+pub(crate) fn health(daemon: &Daemon) -> [(&'static str, bool); 6] {
     let open = !daemon.is_draining();
+    let gets_on = daemon.stall.get().is_none();
     // A sleeping model wakes for a request, so probes must not take it for a failure.
-    let generates = open && (daemon.models.serving().is_ok() || daemon.models.is_asleep());
-    for (service, serving) in [
-        ("", open),
-        ("sluice.v1.GenerationService", generates),
+    let has_model = daemon.models.serving().is_ok() || daemon.models.is_asleep();
+    [
+        ("", open && gets_on),
+        ("sluice.v1.GenerationService", open && gets_on && has_model),
         ("sluice.v1.ModelService", open),
         ("sluice.v1.OperationService", open),
         ("sluice.v1.OptimizerService", open),
         ("sluice.v1.TelemetryService", open),
-    ] {
-        reporter.set_service_status(service, status(serving)).await;
-    }
+    ]
 }

@@ -22,13 +22,13 @@ pub fn stopping(status: &str) {
     ]);
 }
 
-/// How often to [`pat`] the watchdog: half of its timeout, so that one late pat does no harm. `None` without a watchdog.
+/// How often to [`pat`] the watchdog at least: half of its timeout, so that one late pat does no harm. `None` without a watchdog.
 #[must_use]
 pub fn watchdog_interval() -> Option<Duration> {
     sd_notify::watchdog_enabled().map(|timeout| timeout / 2)
 }
 
-/// Tells the watchdog that the engine is alive.
+/// Tells the watchdog that the daemon and its engine get on.
 pub fn pat() {
     tell(&[NotifyState::Watchdog]);
 }

@@ -9,6 +9,7 @@ pub mod model;
 
 pub mod decode;
 
+pub mod heartbeat;
 pub mod schedule;
 
 pub mod admission;

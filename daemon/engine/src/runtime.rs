@@ -66,6 +66,7 @@ use crate::{
     },
     error::EngineError,
     event::EventSink,
+    heartbeat::{EnginePulse, Heartbeat},
     request::{ModelId, Work},
     schedule::{ApplyCommand, LoadCommand, Queue, UnloadCommand},
 };
@@ -168,6 +169,7 @@ impl Engine {
             last_model_id: AtomicU64::new(0),
             alive: AtomicBool::new(true),
             tokenizer_program: options.tokenizer_program,
+            heartbeat: Heartbeat::default(),
             corrections: TimeCorrections::default(),
         });
         let keeping = WeightCache {
@@ -387,6 +389,17 @@ impl Engine {
     #[must_use]
     pub fn is_alive(&self) -> bool {
         self.shared.alive.load(Ordering::Acquire) && !self.device.has_failed()
+    }
+
+    /// What the thread is doing, and whether it gets on.
+    #[must_use]
+    pub fn pulse(&self) -> EnginePulse {
+        let (activity, beats) = self.shared.heartbeat.now();
+        EnginePulse {
+            activity,
+            beats,
+            has_work: self.shared.queue.has_work(),
+        }
     }
 
     /// Cancels everything and waits for the thread to end.

@@ -371,6 +371,11 @@ impl<S: LoadStep> Queue<S> {
         self.state().end(id);
     }
 
+    /// Whether something waits that could begin.
+    pub(crate) fn has_work(&self) -> bool {
+        self.state().has_work()
+    }
+
     /// Waits for the next command. No request runs by then.
     pub(crate) fn next(&self) -> Command<S> {
         loop {

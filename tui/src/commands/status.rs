@@ -46,6 +46,9 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
                 server.socket_path,
             ),
         );
+        if let Some(stall) = &server.stall {
+            fact("", stall.clone());
+        }
     }
     fact(
         "model",

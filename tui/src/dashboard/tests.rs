@@ -96,6 +96,7 @@ fn snapshot(requests: Vec<Operation>) -> Event {
             uptime_ms: 185_000,
             state: DaemonState::Ready.into(),
             socket_path: "/run/sluice/sluice.sock".into(),
+            stall: None,
         }),
         device: Some(DeviceStatus {
             kind: DeviceKind::Cpu.into(),

@@ -21,6 +21,7 @@ pub use self::rows::{Sequence, VisibleKeys};
 use super::ModelInfo;
 use crate::{
     error::EngineError,
+    heartbeat::Heartbeat,
     residency::{Residency, WeightGuard},
 };
 
@@ -51,6 +52,7 @@ pub struct Transformer {
     config: ModelConfig,
     rope: RopeTable,
     mlp_rows: usize,
+    heartbeat: Heartbeat,
 }
 
 impl Transformer {
@@ -64,12 +66,18 @@ impl Transformer {
             config,
             rope,
             mlp_rows: MLP_ROWS,
+            heartbeat: Heartbeat::default(),
         })
     }
 
     /// Sets how many rows go through an MLP together: fewer take less memory, and give the same result.
     pub fn set_mlp_rows(&mut self, rows: usize) {
         self.mlp_rows = rows;
+    }
+
+    /// Sets what hears of each layer.
+    pub(crate) fn set_heartbeat(&mut self, heartbeat: Heartbeat) {
+        self.heartbeat = heartbeat;
     }
 
     /// The properties of the model with these weights.
@@ -157,6 +165,7 @@ impl Transformer {
             if cancel.load(Ordering::Relaxed) {
                 return Err(Interrupt::Cancelled);
             }
+            self.heartbeat.beat();
             hidden = self.attention(ops, weights, layer, hidden, rows, seen)?;
             self.mlp(ops, weights, layer, &mut hidden)?;
         }

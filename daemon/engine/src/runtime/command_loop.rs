@@ -8,6 +8,7 @@ use std::{
 use super::{shared::Shared, worker::Worker};
 use crate::{
     error::EngineError,
+    heartbeat::Activity,
     schedule::{Command, UnloadCommand},
 };
 
@@ -35,12 +36,19 @@ impl Worker {
                 .as_ref()
                 .is_some_and(|current| current.switch.is_some());
             let queue = &self.shared.queue;
+            if !is_switching {
+                self.shared.heartbeat.begin(Activity::Idle);
+            }
             // A switch makes steps while the queue is empty; everything queued goes first.
             let command = match is_switching {
                 true => queue.try_next(),
                 false if self.may_narrow() => queue.next_within(NARROWING_PATIENCE),
                 false => Some(queue.next()),
             };
+            self.shared.heartbeat.begin(match command {
+                Some(Command::Run(..)) => Activity::Passes,
+                _ => Activity::Change,
+            });
             match command {
                 Some(Command::Stop) => return,
                 // If the caller is gone, nobody waits for the answer.

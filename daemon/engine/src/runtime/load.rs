@@ -96,6 +96,7 @@ impl Worker {
         // The only step that can fail comes first, while the old model is still in place.
         let mut model = Transformer::new(opened.config, &self.ops)?;
         model.set_mlp_rows(planner.mlp_rows);
+        model.set_heartbeat(self.shared.heartbeat.clone());
         let mut info = model.info(&weights);
         add_end_of_turn(&mut info, opened.tokenizer.as_deref());
         let id = ModelId(self.shared.last_model_id.fetch_add(1, Ordering::Relaxed) + 1);

@@ -21,6 +21,7 @@ use super::{
 use crate::{
     error::EngineError,
     event::{PassCost, PassPhases, WeightsState},
+    heartbeat::Activity,
     model::transformer::Interrupt,
     residency::StreamStats,
 };
@@ -269,6 +270,7 @@ impl<'a> PassRunner<'a> {
         // A step of a switch is not part of the pass's phases.
         self.worker.ops.start_phase_times();
         loop {
+            self.worker.shared.heartbeat.begin(Activity::Passes);
             let begun = Instant::now();
             let Worker { current, ops, .. } = &mut *self.worker;
             let current = current.as_ref().ok_or(EngineError::NoModel)?;
@@ -406,6 +408,7 @@ impl Worker {
     fn between_passes(&mut self) {
         // All that wait, in order: each takes over from the one before.
         while let Some(apply) = self.shared.queue.take_apply() {
+            self.shared.heartbeat.begin(Activity::Change);
             self.begin_switch(apply);
         }
         self.advance_switch();

@@ -10,7 +10,7 @@ use sluice_ops::ledger::Ledger;
 use sluice_plan::{Machine, TimeCorrections};
 
 use super::{load_step::LoadStep, state::EngineState};
-use crate::schedule::Queue;
+use crate::{heartbeat::Heartbeat, schedule::Queue};
 
 /// State that the handle and the thread share.
 pub(super) struct Shared {
@@ -23,6 +23,7 @@ pub(super) struct Shared {
     pub(super) alive: AtomicBool,
     /// The program that tokenizers run in; `None`: this process.
     pub(super) tokenizer_program: Option<PathBuf>,
+    pub(super) heartbeat: Heartbeat,
     /// Corrections of predicted times, learned from passes of all models.
     pub(super) corrections: TimeCorrections,
 }

@@ -25,7 +25,7 @@ use super::{
     weight_switch::{SwitchRequest, SwitchStage, SwitchSteps, WeightSwitch},
     worker::Worker,
 };
-use crate::{error::EngineError, schedule::ApplyCommand};
+use crate::{error::EngineError, heartbeat::Activity, schedule::ApplyCommand};
 
 /// How often an idle engine checks whether there is something better to do than to wait for a conversion.
 const CONVERSION_PATIENCE: Duration = Duration::from_millis(50);
@@ -248,6 +248,7 @@ impl Worker {
     }
 
     fn advance(&mut self, wait: bool, cancel: &AtomicBool) -> Result<(), EngineError> {
+        self.shared.heartbeat.begin(Activity::Change);
         let Some(current) = &mut self.current else {
             return Ok(());
         };

@@ -1,5 +1,6 @@
 //! The engine with the demonstration model: whatever the plan, and while it changes, a text is what it would have been.
 
+mod beats;
 pub(super) mod panics;
 mod unload;
 
