@@ -17,7 +17,7 @@ use sluice_proto::{model::InvalidField, v1};
 use sluice_tokenizer::TokenizerError;
 use tonic::Status;
 
-use crate::model_name::EMBEDDED_NAME;
+use crate::{limits::MESSAGE_TIMEOUT, model_name::EMBEDDED_NAME};
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
@@ -259,6 +259,15 @@ pub enum Failure {
     /// The daemon is shutting down.
     #[error("sluiced is shutting down")]
     Draining,
+    /// Too many calls are under way.
+    #[error("too many calls are under way")]
+    TooManyCalls,
+    /// Messages that are being received take all memory that is meant for them.
+    #[error("too many large messages are being received")]
+    MessagesFull,
+    /// A message did not come to its end.
+    #[error("the message did not come within {} s", MESSAGE_TIMEOUT.as_secs())]
+    MessageTimeout,
     /// The caller's deadline passed.
     #[error("the deadline of {} ms has passed", .deadline.as_millis())]
     DeadlineExceeded {

@@ -18,9 +18,11 @@ pub mod listen;
 pub mod systemd;
 
 mod atomic_file;
+pub mod caller;
 pub mod failure;
 pub mod idle;
 pub mod library;
+pub mod limits;
 pub mod measurements;
 pub mod model_name;
 pub mod models;

@@ -10,6 +10,7 @@ use std::{
 };
 
 use listenfd::ListenFd;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sluice_engine::{Engine, EngineError, EngineOptions, PlanOptions};
 use sluice_ops::{OpsError, device::DeviceChoice};
 use sluice_proto::v1;
@@ -25,6 +26,7 @@ use crate::{
     config::{Config, Device, SettingSource},
     gpu_fit, idle,
     library::Library,
+    limits::DESCRIPTORS,
     listen::{self, ListenError, Listening},
     model_name::ModelName,
     operations::STOPPED_AT_SHUTDOWN,
@@ -87,6 +89,7 @@ pub fn kernel_folder(config: &Config) -> Option<PathBuf> {
 pub fn run(config: &Config, loads_at_start: bool) -> u8 {
     // Changes the environment, so it comes before any other thread.
     let handed_over = ListenFd::from_env();
+    raise_descriptors();
     let code = runtime::Builder::new_multi_thread()
         .worker_threads(CALL_THREADS)
         .enable_all()
@@ -109,6 +112,23 @@ pub fn run(config: &Config, loads_at_start: bool) -> u8 {
         }
         exit::FAILURE
     })
+}
+
+/// Raises the number of descriptors to what connections take, as far as the system lets it: 1024 is common.
+fn raise_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = limit
+        .maximum
+        .map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS));
+    if limit.current.is_some_and(|current| current < wanted) {
+        let raised = Rlimit {
+            current: Some(wanted),
+            ..limit
+        };
+        if let Err(error) = setrlimit(Resource::Nofile, raised) {
+            tracing::debug!(%error, "cannot raise the number of file descriptors");
+        }
+    }
 }
 
 async fn serve(

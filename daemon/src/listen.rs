@@ -20,7 +20,10 @@ use rustix::{
 };
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
-use crate::config::{SocketFolder, SocketPath};
+use crate::{
+    config::{SocketFolder, SocketPath},
+    limits::BACKLOG,
+};
 
 /// A listening Unix socket. Dropping it removes the file that this process made.
 #[derive(Debug)]
@@ -113,8 +116,6 @@ pub enum ListenError {
 
 /// Only the user and the group may connect.
 const SOCKET_MODE: u32 = 0o660;
-/// Connections that may wait to be accepted.
-const BACKLOG: i32 = 128;
 /// Time to wait for a connection to an existing socket. No answer by then counts as a living owner, so that the socket stays.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause between attempts to lock the socket's folder, which another daemon holds while it starts.

@@ -1,6 +1,7 @@
 //! What answers calls: the five services, health and reflection, behind bounds that keep
 //! any caller from taking the daemon's memory.
 
+mod calls;
 mod deadline;
 mod generation;
 mod incoming;
@@ -44,6 +45,10 @@ pub(crate) use self::library::load_configured;
 use crate::{
     failure::Failure,
     library::{Library, Pulls},
+    limits::{
+        CALLS_READ_MAX, HEADER_BYTES_MAX, PING_INTERVAL, PING_TIMEOUT, PREPARING_MAX,
+        REQUEST_BYTES_MAX, STREAMS_MAX, WINDOW_BYTES,
+    },
     measurements::Measurements,
     models::Models,
     operations::{ChangeNotifier, Operations, WriteQueue, change::SwitchTarget},
@@ -52,19 +57,6 @@ use crate::{
     stall::StallReport,
     telemetry::{GpuFigures, HostFacts},
 };
-
-/// Largest message that a call may send: above the bounds on text and ids, which give the better error.
-pub const REQUEST_BYTES_MAX: usize = 4 << 20;
-/// Connections at once, over both listeners; the next waits in the system's backlog.
-pub const CONNECTIONS_MAX: usize = 64;
-/// Calls at once on a connection, open streams among them.
-pub const STREAMS_MAX: u32 = 64;
-/// Calls of a connection that are read or prepared at once. A stream that is being answered does not count.
-const CALLS_READ_MAX: usize = 4;
-/// Bytes of a call's headers.
-const HEADER_BYTES_MAX: u32 = 16 << 10;
-/// Requests that are tokenized, and plans that are made, at once.
-const PREPARING_MAX: usize = 2;
 
 /// What all services share.
 pub struct Daemon {
@@ -244,7 +236,12 @@ pub async fn serve(
         .max_concurrent_streams(STREAMS_MAX)
         .concurrency_limit_per_connection(CALLS_READ_MAX)
         .http2_max_header_list_size(HEADER_BYTES_MAX)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .http2_keepalive_interval(Some(PING_INTERVAL))
+        .http2_keepalive_timeout(Some(PING_TIMEOUT))
         .layer(incoming::LocalNames)
+        .layer(calls::Calls::default())
         .add_service(
             generation
                 .max_decoding_message_size(REQUEST_BYTES_MAX)
@@ -258,10 +255,7 @@ pub async fn serve(
         .add_service(reflection().build_v1().expect(made_here))
         // For tools that still ask for the reflection service of before 2023.
         .add_service(reflection().build_v1alpha().expect(made_here))
-        .serve_with_incoming_shutdown(
-            incoming::connections(listeners, CONNECTIONS_MAX),
-            closing.cancelled_owned(),
-        )
+        .serve_with_incoming_shutdown(incoming::connections(listeners), closing.cancelled_owned())
         .await
 }
 

@@ -147,6 +147,14 @@ fn row(failure: &Failure) -> ErrorRow {
                 .figure("operation_id", id)
         }
         // No retry delay: it will not come back by itself.
+        Failure::TooManyCalls => ErrorRow::new(Code::ResourceExhausted, "TOO_MANY_CALLS")
+            .hint("end calls that are no longer needed, or try again")
+            .retry(),
+        Failure::MessagesFull => ErrorRow::new(Code::ResourceExhausted, "MESSAGES_FULL")
+            .hint("try again")
+            .retry(),
+        Failure::MessageTimeout => ErrorRow::new(Code::DeadlineExceeded, "MESSAGE_TIMEOUT")
+            .hint("send the message at once"),
         Failure::Draining => {
             ErrorRow::new(Code::Unavailable, "DRAINING").hint("start sluiced again and repeat")
         }

@@ -81,6 +81,9 @@ fn name(failure: &Failure) -> &'static str {
         F::UnknownOperation { .. } => "unknown operation",
         F::NotCancellable { .. } => "not cancellable",
         F::Draining => "draining",
+        F::TooManyCalls => "too many calls",
+        F::MessagesFull => "messages full",
+        F::MessageTimeout => "message timeout",
         F::DeadlineExceeded { .. } => "deadline",
         F::NotAGeneration { .. } => "not a generation",
         F::Cancelled => "cancelled",
@@ -146,7 +149,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 140;
+const VARIANTS: usize = 143;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -353,6 +356,9 @@ async fn all() -> Vec<(Failure, Code)> {
         ),
         (F::AppliesToNextLoad, FailedPrecondition),
         (F::Draining, Unavailable),
+        (F::TooManyCalls, ResourceExhausted),
+        (F::MessagesFull, ResourceExhausted),
+        (F::MessageTimeout, DeadlineExceeded),
         (
             F::DeadlineExceeded {
                 deadline: Duration::from_secs(1),

@@ -1,32 +1,46 @@
-//! Accepting connections, a bounded number at a time.
+//! Accepting connections, a bounded number at a time, and closing those that say nothing.
 
 mod authority;
+mod frames;
 mod hpack;
 mod local;
 mod opening;
+mod peers;
 
 use std::{
+    future::Future,
     io,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
-    time::Duration,
+    task::{Context, Poll},
+    time::{Duration, Instant},
 };
 
 use futures_util::stream::{self, Stream};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Sleep, sleep},
 };
+use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::transport::server::Connected;
 
 use authority::Authorities;
+use frames::{Flood, Frames};
 pub(super) use local::LocalNames;
 use opening::Opening;
+use peers::Peers;
+pub(super) use peers::{CallPlace, Peer};
+
+use crate::{
+    caller::User,
+    limits::{FIRST_CALL_TIMEOUT, FRAME_TIMEOUT, IDLE_TIMEOUT},
+};
 
 /// Pause after a failed accept, most likely for want of file descriptors: without it the loop would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How often it is told that connections cannot be accepted.
+const TELL_INTERVAL: Duration = Duration::from_secs(60);
 /// Bytes read from a connection at once.
 const READ_BYTES: usize = 8 << 10;
 
@@ -39,37 +53,50 @@ pub struct Listeners {
     pub tcp: Option<TcpListener>,
 }
 
-/// The transport of a call, found among the request's extensions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Transport {
-    Unix,
-    Tcp,
-}
-
-/// Accepted connections of both listeners; with `max` of them open, the next waits in the system's backlog.
-pub(super) fn connections(
-    listeners: Listeners,
-    max: usize,
-) -> impl Stream<Item = io::Result<Connection>> {
-    let places = Arc::new(Semaphore::new(max));
-    stream::unfold((listeners, places), |(listeners, places)| async {
-        // Before accepting, so that a connection without a place costs no descriptor.
-        let place = places.clone().acquire_owned().await;
-        let place = place.expect("the semaphore is never closed");
-        let stream = loop {
+/// Accepted connections of both listeners.
+pub(super) fn connections(listeners: Listeners) -> impl Stream<Item = io::Result<Connection>> {
+    let peers = Arc::new(Peers::default());
+    stream::unfold((listeners, peers), |(listeners, peers)| async {
+        let mut failures = Failures::default();
+        loop {
             match accept(&listeners).await {
-                Ok(stream) => break stream,
+                Ok((wire, user)) => {
+                    // Without a place it is closed at once, so that whoever comes next need not wait behind it.
+                    if let Some(peer) = peers.take(user) {
+                        return Some((Ok(Connection::new(wire, peer)), (listeners, peers)));
+                    }
+                    failures.tell(&"all places of connections have calls under way");
+                }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    failures.tell(&error);
+                    sleep(ACCEPT_PAUSE).await;
                 }
             }
-        };
-        Some((Ok(Connection::new(stream, place)), (listeners, places)))
+        }
     })
 }
 
-async fn accept(listeners: &Listeners) -> io::Result<Wire> {
+/// Tells once in a while that connections cannot be accepted, however often.
+#[derive(Default)]
+struct Failures {
+    told: Option<Instant>,
+    since: u64,
+}
+
+impl Failures {
+    fn tell(&mut self, reason: &dyn std::fmt::Display) {
+        self.since += 1;
+        if self.told.is_none_or(|told| told.elapsed() >= TELL_INTERVAL) {
+            tracing::warn!(%reason, times = self.since, "cannot accept a connection");
+            *self = Self {
+                told: Some(Instant::now()),
+                since: 0,
+            };
+        }
+    }
+}
+
+async fn accept(listeners: &Listeners) -> io::Result<(Wire, User)> {
     let tcp = async {
         match &listeners.tcp {
             Some(tcp) => tcp.accept().await,
@@ -77,12 +104,17 @@ async fn accept(listeners: &Listeners) -> io::Result<Wire> {
         }
     };
     tokio::select! {
-        accepted = listeners.unix.accept() => accepted.map(|(stream, _)| Wire::Unix(stream)),
+        accepted = listeners.unix.accept() => {
+            let (stream, _) = accepted?;
+            let peer = stream.peer_cred()?;
+            let user = User::Unix { uid: peer.uid(), gid: peer.gid() };
+            Ok((Wire::Unix(stream), user))
+        }
         accepted = tcp => {
             let (stream, _) = accepted?;
             // A pass's event is small: Nagle's algorithm would hold it back for the next one.
             stream.set_nodelay(true)?;
-            Ok(Wire::Tcp(stream))
+            Ok((Wire::Tcp(stream), User::Tcp))
         }
     }
 }
@@ -91,13 +123,19 @@ async fn accept(listeners: &Listeners) -> io::Result<Wire> {
 #[derive(Debug)]
 pub(super) struct Connection {
     wire: Wire,
+    peer: Arc<Peer>,
     opening: Opening,
+    frames: Frames,
+    /// When the present frame, or the connection, was begun.
+    begun: Instant,
+    /// Wakes the connection when its patience may be over.
+    alarm: Pin<Box<Sleep>>,
+    closing: Pin<Box<WaitForCancellationFutureOwned>>,
     /// Rewrites `:authority`, on the Unix socket alone: on TCP it is checked against DNS rebinding.
     authorities: Option<Authorities>,
     /// Bytes read from the wire. Those from `handed` on are not handed to the HTTP/2 library yet.
     taken: Vec<u8>,
     handed: usize,
-    _place: OwnedSemaphorePermit,
 }
 
 #[derive(Debug)]
@@ -107,7 +145,7 @@ enum Wire {
 }
 
 impl Connection {
-    fn new(wire: Wire, place: OwnedSemaphorePermit) -> Self {
+    fn new(wire: Wire, peer: Arc<Peer>) -> Self {
         let authorities = match wire {
             Wire::Unix(_) => Some(Authorities::new()),
             Wire::Tcp(_) => None,
@@ -115,22 +153,66 @@ impl Connection {
         Self {
             wire,
             opening: Opening::default(),
+            frames: Frames::new(),
+            begun: Instant::now(),
+            alarm: Box::pin(sleep(FRAME_TIMEOUT)),
+            closing: Box::pin(peer.closing.clone().cancelled_owned()),
+            peer,
             authorities,
             taken: Vec::new(),
             handed: 0,
-            _place: place,
         }
+    }
+
+    /// Until when it may go on saying nothing; `None`: for ever, since a call is under way.
+    fn patience(&self) -> Option<Instant> {
+        if self.frames.is_unfinished() {
+            return Some(self.begun + FRAME_TIMEOUT);
+        }
+        if self.peer.has_calls() {
+            return None;
+        }
+        match self.peer.has_called() {
+            true => Some(self.peer.silent_since() + IDLE_TIMEOUT),
+            false => Some(self.begun + FIRST_CALL_TIMEOUT),
+        }
+    }
+
+    /// Whether the connection is to end: another got its place, or its patience is over. Wakes the task when that may be.
+    fn is_over(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.closing.as_mut().poll(cx).is_ready() {
+            return true;
+        }
+        while self.alarm.as_mut().poll(cx).is_ready() {
+            let next = match self.patience() {
+                Some(until) if until <= Instant::now() => return true,
+                Some(until) => until,
+                None => Instant::now() + FRAME_TIMEOUT,
+            };
+            self.alarm.as_mut().reset(next.into());
+        }
+        // A frame that was begun has less time than the alarm may have been set to.
+        if let Some(until) = self.patience()
+            && until < self.alarm.deadline().into_std()
+        {
+            self.alarm.as_mut().reset(until.into());
+            return self.is_over(cx);
+        }
+        false
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.peer.leave();
     }
 }
 
 impl Connected for Connection {
-    type ConnectInfo = Transport;
+    type ConnectInfo = Arc<Peer>;
 
-    fn connect_info(&self) -> Transport {
-        match self.wire {
-            Wire::Unix(_) => Transport::Unix,
-            Wire::Tcp(_) => Transport::Tcp,
-        }
+    fn connect_info(&self) -> Arc<Peer> {
+        self.peer.clone()
     }
 }
 
@@ -156,12 +238,27 @@ impl AsyncRead for Connection {
         while own.handed == own.taken.len() {
             let mut bytes = [0; READ_BYTES];
             let mut read = ReadBuf::new(&mut bytes);
-            ready!(on_wire!(own, stream => Pin::new(stream).poll_read(cx, &mut read)))?;
+            match on_wire!(own, stream => Pin::new(stream).poll_read(cx, &mut read)) {
+                // The end of the stream, as if the client had closed it.
+                Poll::Pending if own.is_over(cx) => return Poll::Ready(Ok(())),
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(done) => done?,
+            }
             let came = read.filled();
             if came.is_empty() {
                 return Poll::Ready(Ok(()));
             }
             own.opening.see(came);
+            own.peer.touch();
+            let was_unfinished = own.frames.is_unfinished();
+            if let Err(Flood) = own.frames.see(came) {
+                let connection = own.peer.caller.connection;
+                tracing::info!(connection, "closed: a flood of control frames");
+                return Poll::Ready(Ok(()));
+            }
+            if !was_unfinished && own.frames.is_unfinished() {
+                own.begun = Instant::now();
+            }
             own.taken.clear();
             own.handed = 0;
             match &mut own.authorities {
@@ -183,7 +280,11 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        on_wire!(self, stream => Pin::new(stream).poll_write(cx, buf))
+        let written = on_wire!(self, stream => Pin::new(stream).poll_write(cx, buf));
+        if let Poll::Ready(Ok(bytes)) = written {
+            self.peer.sent(bytes);
+        }
+        written
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -199,7 +300,11 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        on_wire!(self, stream => Pin::new(stream).poll_write_vectored(cx, bufs))
+        let written = on_wire!(self, stream => Pin::new(stream).poll_write_vectored(cx, bufs));
+        if let Poll::Ready(Ok(bytes)) = written {
+            self.peer.sent(bytes);
+        }
+        written
     }
 
     fn is_write_vectored(&self) -> bool {

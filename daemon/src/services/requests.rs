@@ -75,7 +75,7 @@ impl Drop for Presence {
 }
 
 impl Daemon {
-    /// Prepares a request, which tokenizes text, on a blocking thread. [`super::PREPARING_MAX`] bounds how many do at once.
+    /// Prepares a request, which tokenizes text, on a blocking thread. [`crate::limits::PREPARING_MAX`] bounds how many do at once.
     pub(super) async fn prepare<T: Send + 'static>(
         &self,
         serving: ServingModel,

@@ -16,6 +16,7 @@ mod library;
 mod load;
 mod memory;
 mod mutated_tokenizers;
+mod peers;
 mod planning;
 mod plans;
 mod predictions;

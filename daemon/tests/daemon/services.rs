@@ -204,23 +204,3 @@ async fn a_caller_that_talks_nonsense_harms_nobody() {
     let log = daemon.log();
     assert!(!log.contains("panicked") && !log.contains("ERROR"), "{log}");
 }
-
-#[tokio::test]
-async fn callers_that_say_nothing_leave_room_for_others() {
-    let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
-    let mut silent = Vec::new();
-    for _ in 0..sluice_daemon::services::CONNECTIONS_MAX / 2 {
-        silent.push(UnixStream::connect(&daemon.socket).await.unwrap());
-    }
-    assert!(generate(&daemon, tokens(&[1], 8)).await.is_ok());
-    // Beyond the bound the next one waits, and is served when a place is free.
-    for _ in 0..sluice_daemon::services::CONNECTIONS_MAX {
-        silent.push(UnixStream::connect(&daemon.socket).await.unwrap());
-    }
-    drop(silent);
-    assert!(
-        within("a place", generate(&daemon, tokens(&[1], 8)))
-            .await
-            .is_ok()
-    );
-}

@@ -5,6 +5,7 @@
 
 use std::{
     net::{Ipv4Addr, Ipv6Addr},
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -15,7 +16,8 @@ use tonic::{
 };
 use tower::{Layer, Service};
 
-use super::Transport;
+use super::Peer;
+use crate::caller::User;
 
 /// The layer that refuses calls on TCP under any name but the loopback interface's.
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +49,8 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let is_tcp = request.extensions().get() == Some(&Transport::Tcp);
+        let peer: Option<&Arc<Peer>> = request.extensions().get();
+        let is_tcp = peer.is_some_and(|peer| peer.caller.user == User::Tcp);
         let name = name(&request);
         if is_tcp && !name.as_ref().is_some_and(is_loopback) {
             let name = name.map_or_else(|| "no name".to_owned(), |name| format!("`{name}`"));

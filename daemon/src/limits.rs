@@ -1,0 +1,61 @@
+//! What clients may take of the daemon, by name: connections, calls, bytes, waits.
+//!
+//! Limits of what files may hold stand beside their readers. docs/limits.md lists all of both kinds, docs/peers.md tells what
+//! happens to whom when one is reached.
+
+use std::time::Duration;
+
+/// Largest message that a call may send: above the bounds on text and ids, which give the better error.
+pub const REQUEST_BYTES_MAX: usize = 4 << 20;
+/// Connections at once, over both listeners.
+pub const CONNECTIONS_MAX: usize = 1024;
+/// Of them, one user's, other than the administrator's. All callers on TCP are one user.
+pub const USER_CONNECTIONS_MAX: usize = 768;
+/// Connections beyond these that the administrator may have: root, and the user that the daemon runs as.
+pub const ADMIN_CONNECTIONS: usize = 16;
+/// Connections that may wait to be accepted. The system's own limit may be lower (`net.core.somaxconn`).
+pub const BACKLOG: i32 = 4096;
+/// File descriptors that the daemon asks the system for: connections, and the files of models beside them.
+pub const DESCRIPTORS: u64 = 4096;
+/// Calls at once on a connection, open streams among them.
+pub const STREAMS_MAX: u32 = 64;
+/// Calls of a connection that are read or prepared at once. A stream that is being answered does not count.
+pub const CALLS_READ_MAX: usize = 4;
+/// Calls at once of all connections together, open streams among them.
+pub const CALLS_MAX: usize = 2048;
+/// Calls beyond these that the administrator may have.
+pub const ADMIN_CALLS: usize = 64;
+/// Of all, one user's, other than the administrator's.
+pub const USER_CALLS_MAX: usize = 1536;
+/// Bytes of a call's headers.
+pub const HEADER_BYTES_MAX: u32 = 16 << 10;
+/// Requests that are tokenized, and plans that are made, at once.
+pub const PREPARING_MAX: usize = 2;
+
+/// Bytes that a client may send before they are read: HTTP/2's windows of a connection and of a stream.
+pub const WINDOW_BYTES: u32 = 256 << 10;
+/// Bytes of messages at once, of all connections together, until their calls are answered or queued. Messages below
+/// [`SMALL_MESSAGE_BYTES`] are not counted.
+pub const MESSAGES_BYTES_MAX: usize = 64 << 20;
+/// Of them, one user's.
+pub const USER_MESSAGES_BYTES_MAX: usize = 48 << 20;
+/// Bytes of a message that are received without being counted.
+pub const SMALL_MESSAGE_BYTES: usize = 8 << 10;
+/// Bytes that wait for clients to read them, of all connections together. Beyond it, the connection that has read nothing
+/// for longest is closed.
+pub const UNREAD_BYTES_MAX: usize = 64 << 20;
+/// Frames a second of a connection that carry neither headers nor data: pings, settings, priorities, windows, resets.
+pub const CONTROL_FRAMES_PER_S: u32 = 2000;
+
+/// Time for HTTP/2's preface, and for a frame or a header block that was begun.
+pub const FRAME_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time until a connection's first call.
+pub const FIRST_CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time for a whole message.
+pub const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time without a call after which a connection is closed.
+pub const IDLE_TIMEOUT: Duration = Duration::from_secs(20 * 60);
+/// Time without a sign of life after which a client is pinged.
+pub const PING_INTERVAL: Duration = Duration::from_secs(2 * 60);
+/// Time for its answer.
+pub const PING_TIMEOUT: Duration = Duration::from_secs(60);

@@ -1,0 +1,220 @@
+//! A tower layer that counts calls, and bounds what each receives and leaves unread.
+
+use std::{
+    collections::HashMap,
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll, ready},
+};
+
+use http_body::{Body as HttpBody, Frame};
+use tokio::time::{Sleep, sleep};
+use tonic::{
+    Status,
+    body::Body,
+    codegen::{
+        Bytes,
+        http::{Request, Response},
+    },
+};
+use tower::{Layer, Service};
+
+use super::incoming::{CallPlace, Peer};
+use crate::{
+    caller::User,
+    failure::Failure,
+    limits::{MESSAGE_TIMEOUT, MESSAGES_BYTES_MAX, SMALL_MESSAGE_BYTES, USER_MESSAGES_BYTES_MAX},
+};
+
+/// Gives each call its [`crate::caller::Caller`], and bounds it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Calls {
+    account: Arc<MessageAccount>,
+}
+
+/// A service behind [`Calls`].
+#[derive(Debug, Clone)]
+pub(super) struct CountedCalls<S> {
+    inner: S,
+    account: Arc<MessageAccount>,
+}
+
+impl<S> Layer<S> for Calls {
+    type Service = CountedCalls<S>;
+
+    fn layer(&self, inner: S) -> CountedCalls<S> {
+        CountedCalls {
+            inner,
+            account: self.account.clone(),
+        }
+    }
+}
+
+impl<S> Service<Request<Body>> for CountedCalls<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>>,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let Some(peer) = request.extensions().get::<Arc<Peer>>().cloned() else {
+            return Box::pin(self.inner.call(request));
+        };
+        let Some(place) = peer.call() else {
+            let refused = Status::from(Failure::TooManyCalls).into_http();
+            return Box::pin(std::future::ready(Ok(refused)));
+        };
+        let share = Arc::new(Share {
+            account: self.account.clone(),
+            user: peer.caller.user,
+            bytes: Mutex::new(0),
+        });
+        let mut request = request.map(|body| {
+            Body::new(Message {
+                body,
+                received: 0,
+                share: share.clone(),
+                timeout: None,
+            })
+        });
+        request.extensions_mut().insert(peer.caller);
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let answer = answer.await?;
+            // The message has become a request, or an answer.
+            drop(share);
+            Ok(answer.map(|body| Body::new(Answer { body, place })))
+        })
+    }
+}
+
+/// Bytes of messages that are being received or prepared, by user.
+#[derive(Debug, Default)]
+struct MessageAccount {
+    held: Mutex<HashMap<User, usize>>,
+}
+
+/// What one call holds of the account.
+#[derive(Debug)]
+struct Share {
+    account: Arc<MessageAccount>,
+    user: User,
+    bytes: Mutex<usize>,
+}
+
+impl Share {
+    /// Takes so many bytes more.
+    fn take(&self, bytes: usize) -> Result<(), Failure> {
+        let mut held = self.account.lock();
+        let all: usize = held.values().sum();
+        let of_user = held.entry(self.user).or_default();
+        if all + bytes > MESSAGES_BYTES_MAX || *of_user + bytes > USER_MESSAGES_BYTES_MAX {
+            return Err(Failure::MessagesFull);
+        }
+        *of_user += bytes;
+        *self.bytes.lock().unwrap_or_else(PoisonError::into_inner) += bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut held = self.account.lock();
+        let bytes = *self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(of_user) = held.get_mut(&self.user) {
+            *of_user -= bytes;
+            if *of_user == 0 {
+                held.remove(&self.user);
+            }
+        }
+    }
+}
+
+impl MessageAccount {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<User, usize>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A message on its way in.
+struct Message {
+    body: Body,
+    received: usize,
+    share: Arc<Share>,
+    /// Begun when somebody waits for it.
+    timeout: Option<Pin<Box<Sleep>>>,
+}
+
+impl HttpBody for Message {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
+            let timeout = self
+                .timeout
+                .get_or_insert_with(|| Box::pin(sleep(MESSAGE_TIMEOUT)));
+            ready!(timeout.as_mut().poll(cx));
+            return Poll::Ready(Some(Err(Failure::MessageTimeout.into())));
+        };
+        let came = match &frame {
+            Some(Ok(frame)) => frame.data_ref().map_or(0, Bytes::len),
+            _ => 0,
+        };
+        let before = self.received;
+        self.received += came;
+        if came > 0 && self.received > SMALL_MESSAGE_BYTES {
+            // The first counted frame brings along what came before it.
+            let counted = match before > SMALL_MESSAGE_BYTES {
+                true => came,
+                false => self.received,
+            };
+            if let Err(full) = self.share.take(counted) {
+                return Poll::Ready(Some(Err(full.into())));
+            }
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+}
+
+/// An answer on its way out; the call lasts as long as it does.
+struct Answer {
+    body: Body,
+    place: CallPlace,
+}
+
+impl HttpBody for Answer {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if let Some(Ok(frame)) = &frame {
+            self.place.queued(frame.data_ref().map_or(0, Bytes::len));
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+}

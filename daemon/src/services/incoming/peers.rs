@@ -1,0 +1,302 @@
+//! Who is connected, and whose place another may have.
+
+use std::{
+    cmp::Reverse,
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    caller::{Caller, User},
+    limits::{
+        ADMIN_CALLS, ADMIN_CONNECTIONS, CALLS_MAX, CONNECTIONS_MAX, UNREAD_BYTES_MAX,
+        USER_CALLS_MAX, USER_CONNECTIONS_MAX,
+    },
+};
+
+/// All connections, by number.
+#[derive(Debug, Default)]
+pub(super) struct Peers {
+    state: Mutex<State>,
+    /// Bytes of answers that nobody has taken yet.
+    unread_bytes: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    connections: HashMap<u64, Arc<Peer>>,
+    last: u64,
+}
+
+/// A connection, as its calls know it.
+#[derive(Debug)]
+pub(in crate::services) struct Peer {
+    pub(in crate::services) caller: Caller,
+    peers: Arc<Peers>,
+    calls: AtomicUsize,
+    has_called: AtomicBool,
+    /// Bytes of answers that it has not taken yet.
+    unread_bytes: AtomicUsize,
+    /// When it last sent something, or took something of what was sent.
+    active: Mutex<Instant>,
+    /// Cancelled when another gets its place.
+    pub(super) closing: CancellationToken,
+}
+
+impl Peers {
+    /// A place for a connection of this user; `None` where all have calls under way. A connection without calls gives its
+    /// place up: the one that has been silent for longest, of the user with the most.
+    pub(super) fn take(self: &Arc<Self>, user: User) -> Option<Arc<Peer>> {
+        let mut state = self.state();
+        let (all, of_user) = match is_admin(user) {
+            true => (CONNECTIONS_MAX + ADMIN_CONNECTIONS, usize::MAX),
+            false => (CONNECTIONS_MAX, USER_CONNECTIONS_MAX),
+        };
+        if state.of(user) >= of_user {
+            state.evict(Some(user))?;
+        }
+        if state.connections.len() >= all {
+            state.evict(None)?;
+        }
+        state.last += 1;
+        let peer = Arc::new(Peer {
+            caller: Caller {
+                user,
+                connection: state.last,
+            },
+            peers: self.clone(),
+            calls: AtomicUsize::new(0),
+            has_called: AtomicBool::new(false),
+            unread_bytes: AtomicUsize::new(0),
+            active: Mutex::new(Instant::now()),
+            closing: CancellationToken::new(),
+        });
+        let number = state.last;
+        state.connections.insert(number, peer.clone());
+        Some(peer)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Root, and whoever the daemon runs as.
+fn is_admin(user: User) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    matches!(user, User::Unix { uid, .. } if uid == 0 || uid == own)
+}
+
+impl State {
+    fn of(&self, user: User) -> usize {
+        let theirs = |peer: &&Arc<Peer>| peer.caller.user == user;
+        self.connections.values().filter(theirs).count()
+    }
+
+    /// Takes the place of a connection without calls, of this user or of the one with the most.
+    fn evict(&mut self, user: Option<User>) -> Option<()> {
+        let is_idle = |peer: &&Arc<Peer>| {
+            peer.calls.load(Ordering::Relaxed) == 0
+                && user.is_none_or(|user| peer.caller.user == user)
+        };
+        let idle = self.connections.values().filter(is_idle);
+        let silent = idle.min_by_key(|peer| {
+            let of_user = user.map_or_else(|| self.of(peer.caller.user), |_| 0);
+            (Reverse(of_user), peer.silent_since())
+        })?;
+        silent.closing.cancel();
+        let number = silent.caller.connection;
+        self.connections.remove(&number);
+        Some(())
+    }
+}
+
+impl Peer {
+    /// It sent or took something.
+    pub(super) fn touch(&self) {
+        *self.active.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    pub(super) fn silent_since(&self) -> Instant {
+        *self.active.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn has_called(&self) -> bool {
+        self.has_called.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn has_calls(&self) -> bool {
+        self.calls.load(Ordering::Relaxed) > 0
+    }
+
+    /// Gives its place back.
+    pub(super) fn leave(&self) {
+        self.forget_unread();
+        let mut state = self.peers.state();
+        state.connections.remove(&self.caller.connection);
+    }
+
+    /// Counts a call until the result is dropped; `None` where there are too many.
+    pub(in crate::services) fn call(self: &Arc<Self>) -> Option<CallPlace> {
+        let state = self.peers.state();
+        let calls = |user: Option<User>| -> usize {
+            let peers = state.connections.values();
+            let peers = peers.filter(|peer| user.is_none_or(|user| peer.caller.user == user));
+            peers.map(|peer| peer.calls.load(Ordering::Relaxed)).sum()
+        };
+        let user = self.caller.user;
+        // The administrator is the one who can end what others do.
+        let is_full = match is_admin(user) {
+            true => calls(None) >= CALLS_MAX + ADMIN_CALLS,
+            false => calls(None) >= CALLS_MAX || calls(Some(user)) >= USER_CALLS_MAX,
+        };
+        if is_full {
+            return None;
+        }
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.has_called.store(true, Ordering::Relaxed);
+        Some(CallPlace(self.clone()))
+    }
+
+    /// So many bytes went out.
+    pub(super) fn sent(&self, bytes: usize) {
+        self.touch();
+        // Frames' heads go out, too, which nobody counted.
+        let left = |held: usize| Some(held.saturating_sub(bytes));
+        let held = self
+            .unread_bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
+        let gone = bytes.min(held.unwrap_or_else(|held| held));
+        self.peers.unread_bytes.fetch_sub(gone, Ordering::Relaxed);
+    }
+
+    /// Nothing waits any more.
+    fn forget_unread(&self) {
+        let held = self.unread_bytes.swap(0, Ordering::Relaxed);
+        self.peers.unread_bytes.fetch_sub(held, Ordering::Relaxed);
+    }
+
+    /// Where too many bytes wait to be read, closes the connection that has read nothing for longest.
+    fn relieve(&self) {
+        if self.peers.unread_bytes.load(Ordering::Relaxed) <= UNREAD_BYTES_MAX {
+            return;
+        }
+        let state = self.peers.state();
+        let unread = |peer: &Arc<Peer>| peer.unread_bytes.load(Ordering::Relaxed);
+        let holders = state.connections.values().filter(|peer| unread(peer) > 0);
+        if let Some(slowest) = holders.min_by_key(|peer| peer.silent_since()) {
+            tracing::debug!(
+                connection = slowest.caller.connection,
+                "closed: it does not read"
+            );
+            slowest.closing.cancel();
+        }
+    }
+}
+
+/// A call under way.
+#[derive(Debug)]
+pub(in crate::services) struct CallPlace(Arc<Peer>);
+
+impl CallPlace {
+    /// So many bytes of its answer wait to go out.
+    pub(in crate::services) fn queued(&self, bytes: usize) {
+        let peer = &self.0;
+        peer.unread_bytes.fetch_add(bytes, Ordering::Relaxed);
+        peer.peers.unread_bytes.fetch_add(bytes, Ordering::Relaxed);
+        peer.relieve();
+    }
+}
+
+impl Drop for CallPlace {
+    fn drop(&mut self) {
+        let peer = &self.0;
+        peer.touch();
+        // What waited for a call that was cut is thrown away, which nobody tells. Without calls nothing waits.
+        if peer.calls.fetch_sub(1, Ordering::Relaxed) == 1 {
+            peer.forget_unread();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(uid: u32) -> User {
+        User::Unix { uid, gid: uid }
+    }
+
+    #[test]
+    fn a_silent_connection_gives_its_place_to_another() {
+        let peers = Arc::new(Peers::default());
+        let first: Vec<_> = (0..USER_CONNECTIONS_MAX)
+            .map(|_| peers.take(user(70_000)).unwrap())
+            .collect();
+        let _call = first[0].call().unwrap();
+        let others: Vec<_> = (USER_CONNECTIONS_MAX..CONNECTIONS_MAX)
+            .map(|_| peers.take(user(70_001)).unwrap())
+            .collect();
+        // A user with all of his gives up one of his own: the longest silent without a call.
+        peers.take(user(70_000)).unwrap();
+        assert!(first[1].closing.is_cancelled() && !first[0].closing.is_cancelled());
+        // A third user takes one of the user with the most.
+        peers.take(user(70_002)).unwrap();
+        assert!(first[2].closing.is_cancelled());
+        assert!(others.iter().all(|peer| !peer.closing.is_cancelled()));
+    }
+
+    #[test]
+    fn where_all_have_calls_the_administrator_gets_in() {
+        let peers = Arc::new(Peers::default());
+        let calls: Vec<_> = (0..CONNECTIONS_MAX as u32)
+            .map(|number| {
+                let peer = peers.take(user(70_000 + number % 2)).unwrap();
+                (peer.call().unwrap(), peer)
+            })
+            .collect();
+        assert!(peers.take(user(70_002)).is_none());
+        let admin = peers.take(user(0)).unwrap();
+        admin.leave();
+        calls[0].1.leave();
+        assert!(peers.take(user(70_002)).is_some());
+    }
+
+    #[test]
+    fn calls_are_bounded_by_user() {
+        let peers = Arc::new(Peers::default());
+        let peer = peers.take(user(70_000)).unwrap();
+        let mut calls: Vec<_> = (0..USER_CALLS_MAX).map(|_| peer.call().unwrap()).collect();
+        assert!(peer.call().is_none());
+        assert!(peers.take(user(70_001)).unwrap().call().is_some());
+        calls.pop();
+        assert!(peer.call().is_some());
+    }
+
+    #[test]
+    fn who_does_not_read_is_closed_when_too_much_waits() {
+        let peers = Arc::new(Peers::default());
+        let slow = peers.take(user(70_000)).unwrap();
+        let unread = slow.call().unwrap();
+        unread.queued(UNREAD_BYTES_MAX);
+        slow.sent(10);
+        assert_eq!(
+            peers.unread_bytes.load(Ordering::Relaxed),
+            UNREAD_BYTES_MAX - 10
+        );
+        let quick = peers.take(user(70_001)).unwrap();
+        let read = quick.call().unwrap();
+        read.queued(11);
+        assert!(slow.closing.is_cancelled() && !quick.closing.is_cancelled());
+        drop(unread);
+        // More goes out than was counted: the heads of frames.
+        quick.sent(20);
+        assert_eq!(peers.unread_bytes.load(Ordering::Relaxed), 0);
+    }
+}

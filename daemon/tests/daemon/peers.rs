@@ -1,0 +1,171 @@
+//! Rude clients: they say nothing, never end a message, or read nothing. The others are served, and memory is bounded.
+
+use std::time::Duration;
+
+use sluice_daemon::limits::{
+    CONNECTIONS_MAX, CONTROL_FRAMES_PER_S, MESSAGES_BYTES_MAX, UNREAD_BYTES_MAX,
+};
+use sluice_proto::{
+    client::connect,
+    v1::{self, telemetry_service_client::TelemetryServiceClient},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::UnixStream,
+};
+
+use crate::support::{Daemon, checkpoints, done, generate, tokens, within};
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const MIB: u64 = 1 << 20;
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
+}
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const END_HEADERS: u8 = 4;
+
+/// The headers of a call of `Generate`, without compression.
+fn headers(stream: u32) -> Vec<u8> {
+    let mut block = Vec::new();
+    for (name, value) in [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/sluice.v1.GenerationService/Generate"),
+        (":authority", "localhost"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ] {
+        block.push(0);
+        for text in [name, value] {
+            block.push(text.len() as u8);
+            block.extend(text.as_bytes());
+        }
+    }
+    frame(HEADERS, END_HEADERS, stream, &block)
+}
+
+/// A connection that begins so and then says nothing.
+async fn silent(daemon: &Daemon, beginning: &[u8]) -> UnixStream {
+    let mut stream = UnixStream::connect(&daemon.socket).await.unwrap();
+    // It may have been closed already.
+    let _ = stream.write_all(beginning).await;
+    stream
+}
+
+async fn resident(daemon: &Daemon) -> u64 {
+    daemon
+        .snapshot()
+        .await
+        .host
+        .unwrap()
+        .resident_bytes
+        .unwrap()
+}
+
+#[tokio::test]
+async fn silent_connections_leave_room_for_others() {
+    let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
+    let alone = generate(&daemon, tokens(&[1], 8)).await.unwrap();
+    let settings = frame(SETTINGS, 0, 0, &[]);
+    let never_ending = [
+        PREFACE,
+        &settings,
+        &headers(1),
+        &frame(DATA, 0, 1, &[0, 0, 1, 0, 0]),
+    ]
+    .concat();
+    let beginnings = [&[][..], &PREFACE[..9], PREFACE, &never_ending];
+    let mut peers = Vec::new();
+    for count in [64, 65, 500, CONNECTIONS_MAX + 100] {
+        while peers.len() < count {
+            peers.push(silent(&daemon, beginnings[peers.len() % beginnings.len()]).await);
+        }
+        let served = generate(&daemon, tokens(&[1], 8)).await.unwrap();
+        assert_eq!(done(&served).token_ids, done(&alone).token_ids, "{count}");
+    }
+}
+
+#[tokio::test]
+async fn what_was_begun_has_to_come_to_its_end() {
+    let daemon = Daemon::embedded().await;
+    let mut half = silent(&daemon, &PREFACE[..9]).await;
+    let mut nothing = Vec::new();
+    within("the end of half a preface", half.read_to_end(&mut nothing))
+        .await
+        .unwrap();
+    let mut flood = silent(&daemon, PREFACE).await;
+    let pings = frame(PING, 0, 0, &[7; 8]).repeat(2 * CONTROL_FRAMES_PER_S as usize + 2);
+    // It may be closed in the middle of it.
+    let _ = flood
+        .write_all(&[&frame(SETTINGS, 0, 0, &[])[..], &pings].concat())
+        .await;
+    let _ = within("the end of a flood", flood.read_to_end(&mut nothing)).await;
+    assert!(daemon.log().contains("a flood of control frames"));
+}
+
+#[tokio::test]
+async fn messages_that_never_end_take_bounded_memory() {
+    let daemon = Daemon::embedded().await;
+    let before = resident(&daemon).await;
+    let opening = [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat();
+    // A message of 4 MiB less a little.
+    let length = (4_u32 << 20) - 100;
+    let mut rude = Vec::new();
+    for _ in 0..160 {
+        let mut stream = silent(&daemon, &opening).await;
+        rude.push(tokio::spawn(async move {
+            let begin = [&[0][..], &length.to_be_bytes()].concat();
+            let _ = stream
+                .write_all(&[headers(1), frame(DATA, 0, 1, &begin)].concat())
+                .await;
+            let piece = frame(DATA, 0, 1, &[0; 15 << 10]);
+            for _ in 0..68 {
+                // Within HTTP/2's first window; the daemon opens it again as it reads.
+                if stream.write_all(&piece.repeat(4)).await.is_err() {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(30)).await;
+            }
+            let _ = stream.read_to_end(&mut Vec::new()).await;
+        }));
+    }
+    let mut took = 0;
+    for _ in 0..10 {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        took = took.max(resident(&daemon).await.saturating_sub(before));
+    }
+    assert!(generate(&daemon, tokens(&[1], 8)).await.is_ok());
+    assert!(took < MESSAGES_BYTES_MAX as u64 * 2, "{} MiB", took / MIB);
+    rude.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test]
+async fn streams_that_nobody_reads_take_bounded_memory() {
+    let daemon = Daemon::embedded().await;
+    let before = resident(&daemon).await;
+    let mut unread = Vec::new();
+    for _ in 0..32 {
+        let channel = connect(&daemon.socket).await.unwrap();
+        for _ in 0..60 {
+            let mut client = TelemetryServiceClient::new(channel.clone());
+            let request = v1::WatchSnapshotsRequest::default();
+            if let Ok(stream) = client.watch_snapshots(request).await {
+                unread.push(stream);
+            }
+        }
+    }
+    assert!(unread.len() > 1800, "{} streams", unread.len());
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(generate(&daemon, tokens(&[1], 8)).await.is_ok());
+    let took = resident(&daemon).await.saturating_sub(before);
+    assert!(took < UNREAD_BYTES_MAX as u64 * 2, "{} MiB", took / MIB);
+}
