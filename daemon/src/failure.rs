@@ -186,7 +186,7 @@ pub enum Failure {
     /// Enough changes wait or are under way.
     #[error("{max} changes of level or budget are waiting, which is the limit")]
     TooManyChanges {
-        /// How many there may be.
+        /// How many there may be, of one user or of all.
         max: usize,
     },
     /// Another revision of the same model is on its way to the same folder.

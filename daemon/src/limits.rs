@@ -31,6 +31,10 @@ pub const USER_CALLS_MAX: usize = 1536;
 pub const HEADER_BYTES_MAX: u32 = 16 << 10;
 /// Requests that are tokenized, and plans that are made, at once.
 pub const PREPARING_MAX: usize = 2;
+/// Changes of level and budget that wait, run or are being written to disk.
+pub const CHANGES_MAX: usize = 16;
+/// The same of one user.
+pub const CHANGES_OF_USER_MAX: usize = 4;
 
 /// Bytes that a client may send before they are read: HTTP/2's windows of a connection and of a stream.
 pub const WINDOW_BYTES: u32 = 256 << 10;

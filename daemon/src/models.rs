@@ -162,6 +162,8 @@ pub struct Models {
     settings: Arc<ModelSettings>,
     operations: Arc<Operations>,
     changes: ChangeNotifier,
+    /// Held by whoever waits for the engine to unload.
+    unloading: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Default)]
@@ -209,6 +211,7 @@ impl Models {
             settings,
             operations,
             changes,
+            unloading: Arc::default(),
         }
     }
 

@@ -23,7 +23,11 @@ pub use self::operation::{
     PROGRESS_INTERVAL, progress,
 };
 pub use self::persistence::WriteQueue;
-use crate::{allocator, failure::Failure};
+use crate::{
+    allocator,
+    failure::Failure,
+    limits::{CHANGES_MAX, CHANGES_OF_USER_MAX},
+};
 
 /// Operations that are remembered after their end. Requests are counted by themselves (`requests`), so that many of them don't
 /// push out a load.
@@ -38,10 +42,12 @@ pub const STOPPED_AT_SHUTDOWN: [v1::OperationKind; 4] = [
     v1::OperationKind::Pull,
 ];
 
-/// How many operations of some kinds may wait or run at once.
+/// How many operations of some kinds may be unfinished at once: wait, run, or write to disk what they leave there.
 struct Limit {
     kinds: &'static [v1::OperationKind],
     max: usize,
+    /// How many of them may be one user's.
+    max_of_user: usize,
     /// Refuses one more; gets the limit and one that is in the way.
     refusal: fn(usize, &Operation) -> Failure,
 }
@@ -52,6 +58,7 @@ const LIMITS: [Limit; 3] = [
         kinds: &v1::OperationKind::FILES,
         // Two would share cores and disk, and each takes memory of its own.
         max: 1,
+        max_of_user: 1,
         refusal: |_, other| Failure::OperationInProgress {
             id: other.id(),
             kind: other.kind(),
@@ -62,12 +69,14 @@ const LIMITS: [Limit; 3] = [
         kinds: &[v1::OperationKind::Pull],
         // More would only share the network's bandwidth.
         max: 4,
+        max_of_user: 4,
         refusal: |max, _| Failure::TooManyPulls { max },
     },
     Limit {
         kinds: &v1::OperationKind::CHANGES,
-        // A change supersedes the one before, but during a load they all wait, and nobody can cancel them.
-        max: 16,
+        // A change supersedes the one before, but each leaves settings on disk, and nobody can cancel it.
+        max: CHANGES_MAX,
+        max_of_user: CHANGES_OF_USER_MAX,
         refusal: |max, _| Failure::TooManyChanges { max },
     },
 ];
@@ -134,7 +143,7 @@ impl Operations {
         let operation = {
             // Check and insertion under one lock: two operations, or one and a shutdown, must not pass each other.
             let mut known = self.lock();
-            known.check(description.kind)?;
+            known.check(&description)?;
             let operation = known.create(description, cancel, self.changes.clone());
             operation.start();
             known.all.insert(operation.id(), operation.clone());
@@ -247,15 +256,24 @@ impl Operations {
 }
 
 impl Known {
-    /// Refuses an operation at shutdown, and beyond the limit of its kind.
-    fn check(&self, kind: v1::OperationKind) -> Result<(), Failure> {
+    /// Refuses an operation at shutdown, and beyond the limits of its kind.
+    fn check(&self, one: &OperationDescription) -> Result<(), Failure> {
         if self.is_closed {
             return Err(Failure::Draining);
         }
-        for limit in LIMITS.iter().filter(|limit| limit.kinds.contains(&kind)) {
-            let is_counted =
-                |other: &&Arc<Operation>| limit.kinds.contains(&other.kind()) && other.is_active();
-            if let Some(other) = self.all.values().filter(is_counted).nth(limit.max - 1) {
+        for limit in LIMITS
+            .iter()
+            .filter(|limit| limit.kinds.contains(&one.kind))
+        {
+            let is_counted = |other: &&Arc<Operation>| {
+                limit.kinds.contains(&other.kind()) && !other.is_finished()
+            };
+            let counted = || self.all.values().filter(is_counted);
+            let is_theirs = |other: &&Arc<Operation>| other.description().user == one.user;
+            if let Some(other) = counted().filter(is_theirs).nth(limit.max_of_user - 1) {
+                return Err((limit.refusal)(limit.max_of_user, other));
+            }
+            if let Some(other) = counted().nth(limit.max - 1) {
                 return Err((limit.refusal)(limit.max, other));
             }
         }
@@ -277,7 +295,13 @@ impl Known {
     fn settle(&mut self, operation: &Operation) {
         self.ended.push_back(operation.id());
         while self.ended.len() > ENDED_MAX {
-            let earliest = self.ended.pop_front();
+            // Those that still write to disk are counted against their limit.
+            let all = &self.all;
+            let is_over = |id: &u64| all.get(id).is_none_or(|operation| operation.is_finished());
+            let Some(place) = self.ended.iter().position(is_over) else {
+                return;
+            };
+            let earliest = self.ended.remove(place);
             earliest.map(|earliest| self.all.remove(&earliest));
         }
     }

@@ -120,6 +120,12 @@ pub enum EngineError {
         /// Capacity of the queue.
         capacity: usize,
     },
+    /// As many loads, unloads or measurements of the device wait as may.
+    #[error("{max} commands of this kind are waiting, which is the limit")]
+    TooManyCommands {
+        /// How many may wait.
+        max: usize,
+    },
     /// No model is loaded.
     #[error("no model is loaded")]
     NoModel,

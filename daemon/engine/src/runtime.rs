@@ -216,9 +216,7 @@ impl Engine {
             report: contained_report(report),
             cancel,
         };
-        if let Err(mut refused) = self.shared.queue.load(load) {
-            (refused.report)(LoadEvent::Finished(Err(EngineError::Stopped)));
-        }
+        self.shared.queue.load(load);
     }
 
     /// Unloads a model, between two requests and not during a load: all of its memory is freed, and the settings stay.
@@ -236,14 +234,21 @@ impl Engine {
     }
 
     /// Puts other settings in force, between the passes of running requests, step by step. A change that comes during
-    /// another one takes over from where that stands.
-    pub fn apply(&self, change: PlanOptions, report: ApplyReport) {
+    /// another one takes over from where that stands. One that comes before another has begun is merged with it
+    /// ([`PlanOptions::over`]), and the other ends as superseded. Returns the change with what was merged into it; where
+    /// no plan is possible for that, the change alone is made.
+    pub fn apply(&self, change: PlanOptions, report: ApplyReport) -> PlanOptions {
         let apply = ApplyCommand {
             change,
+            merged: change,
             report: contained_report(report),
         };
-        if let Err(mut refused) = self.shared.queue.apply(apply) {
-            (refused.report)(ApplyEvent::Finished(Err(EngineError::Stopped)));
+        match self.shared.queue.apply(apply) {
+            Ok(merged) => merged,
+            Err(mut refused) => {
+                (refused.report)(ApplyEvent::Finished(Err(EngineError::Stopped)));
+                change
+            }
         }
     }
 

@@ -1,29 +1,33 @@
 //! What the engine's thread does next: loads first, one at a time, then unloading and changes of the settings, which
-//! wait for a load, then requests in the order of their admission, which may join those that run. The queue is bounded
-//! and refuses at once.
+//! wait for a load, then requests in the order of their admission, which may join those that run. All of it is
+//! bounded and refuses at once. While requests wait or run, what changes the model begins at most every
+//! [`CHANGE_INTERVAL`], so that no number of changes keeps requests from their turns.
+
+mod commands;
 
 use std::{
     collections::VecDeque,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
-        mpsc,
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use sluice_checkpoint::Source;
-use sluice_machine::Rates;
-use sluice_plan::Workload;
-
+pub(crate) use self::commands::{
+    ApplyCommand, Command, Job, LoadCommand, LoadStep, MeasureReply, UnloadCommand, WaitingRequest,
+};
 use crate::{
-    command::{
-        ApplyEvent, ApplyReport, LoadEvent, LoadReport, PlanOptions, PlanSettings, UnloadReport,
-    },
+    command::{ApplyEvent, LoadEvent, PlanOptions},
     error::EngineError,
     event::{EventSink, Outcome, RequestListener},
-    request::{ModelId, Work},
+    request::Work,
 };
+
+/// Least time between the beginnings of two loads, unloads or changes of the settings while requests wait or run.
+pub const CHANGE_INTERVAL: Duration = Duration::from_millis(100);
+/// Loads, unloads and measurements of the device that may wait, each. Changes of the settings wait as one.
+pub const COMMANDS_MAX: usize = 16;
 
 /// An admitted request's id, and its place in the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,67 +49,6 @@ pub struct QueueState {
     pub running: usize,
 }
 
-/// An admitted request.
-pub(crate) struct Job {
-    pub(crate) id: u64,
-    pub(crate) work: Work,
-    pub(crate) listener: RequestListener,
-    /// Set when the request is no longer wanted.
-    pub(crate) cancel: Arc<AtomicBool>,
-}
-
-/// The request at the front of the queue.
-pub(crate) struct WaitingRequest {
-    pub(crate) id: u64,
-    pub(crate) workload: Workload,
-}
-
-/// A model to load, and whom to report to.
-pub(crate) struct LoadCommand {
-    pub(crate) source: Source,
-    pub(crate) settings: PlanSettings,
-    pub(crate) report: LoadReport,
-    /// Set to cancel the load.
-    pub(crate) cancel: Arc<AtomicBool>,
-}
-
-/// A change of the settings, and whom to report to.
-pub(crate) struct ApplyCommand {
-    pub(crate) change: PlanOptions,
-    pub(crate) report: ApplyReport,
-}
-
-/// A request to unload a model.
-pub(crate) struct UnloadCommand {
-    /// The model to unload; another that came in its place stays.
-    pub(crate) model: ModelId,
-    /// Only if no request waits for it, and no change of it is in progress.
-    pub(crate) only_idle: bool,
-    /// Called with whether it was unloaded.
-    pub(crate) report: UnloadReport,
-}
-
-/// Receives the device's rates; once dropped, nobody waits for them.
-pub(crate) type MeasureReply = mpsc::Sender<Result<Option<Rates>, EngineError>>;
-
-/// What the load in progress needs from the engine's thread.
-pub(crate) trait LoadStep: Send {
-    /// Called when the engine stops, so that nobody will take the step.
-    fn refuse(self);
-}
-
-/// The next thing for the engine's thread to do.
-pub(crate) enum Command<S> {
-    Measure(MeasureReply),
-    Load(LoadCommand),
-    Unload(UnloadCommand),
-    LoadStep(S),
-    Apply(ApplyCommand),
-    /// A request, and the flag that stops its passes and those of all that join it.
-    Run(Box<Job>, Arc<AtomicBool>),
-    Stop,
-}
-
 /// The queue between the rest of the program and the engine's thread.
 pub(crate) struct Queue<S> {
     capacity: usize,
@@ -121,7 +64,10 @@ struct QueueInner<S> {
     /// What that load needs.
     step: Option<S>,
     unloads: VecDeque<UnloadCommand>,
-    applies: VecDeque<ApplyCommand>,
+    /// One: a later change takes over from one that has not begun.
+    apply: Option<ApplyCommand>,
+    /// When the last load, unload or change began.
+    last_change: Option<Instant>,
     waiting: VecDeque<Job>,
     /// Running requests, and the flag of each that it is no longer wanted.
     running: Vec<(u64, Arc<AtomicBool>)>,
@@ -139,7 +85,8 @@ impl<S> Default for QueueInner<S> {
             loading: None,
             step: None,
             unloads: VecDeque::new(),
-            applies: VecDeque::new(),
+            apply: None,
+            last_change: None,
             waiting: VecDeque::new(),
             running: Vec::new(),
             stop: Arc::default(),
@@ -150,30 +97,36 @@ impl<S> Default for QueueInner<S> {
 }
 
 impl<S> QueueInner<S> {
+    /// Whether what changes the model may begin: not in the middle of a load, which comes to its end first, and not so
+    /// soon after another that requests had no turn.
+    fn may_change(&self) -> bool {
+        let is_wanted = !self.waiting.is_empty() || !self.running.is_empty();
+        let is_early = |last: Instant| is_wanted && last.elapsed() < CHANGE_INTERVAL;
+        self.loading.is_none() && !self.last_change.is_some_and(is_early)
+    }
+
+    /// Counts a change that begins.
+    fn begin_change<T>(&mut self, change: Option<T>) -> Option<T> {
+        if change.is_some() {
+            self.last_change = Some(Instant::now());
+        }
+        change
+    }
+
     /// The next load, if none is in progress.
     fn next_load(&mut self) -> Option<LoadCommand> {
-        let load = match self.loading {
-            Some(_) => None,
-            None => self.loads.pop_front(),
-        }?;
+        let load = self.loads.pop_front()?;
         self.loading = Some(Arc::clone(&load.cancel));
         Some(load)
     }
 
-    /// The next change; it waits for a load, whose model it is for.
+    /// The next change, if it may begin.
     fn next_apply(&mut self) -> Option<ApplyCommand> {
-        match self.loading {
-            Some(_) => None,
-            None => self.applies.pop_front(),
-        }
-    }
-
-    /// The next unload; it waits for a load, whose model must first be whole.
-    fn next_unload(&mut self) -> Option<UnloadCommand> {
-        match self.loading {
-            Some(_) => None,
-            None => self.unloads.pop_front(),
-        }
+        let apply = match self.may_change() {
+            true => self.apply.take(),
+            false => None,
+        };
+        self.begin_change(apply)
     }
 
     fn has_work(&self) -> bool {
@@ -182,12 +135,21 @@ impl<S> QueueInner<S> {
 
     /// Whether there is something that comes before requests.
     fn has_commands(&self) -> bool {
-        let has_settings =
-            !self.loads.is_empty() || !self.unloads.is_empty() || !self.applies.is_empty();
+        let has_changes =
+            !self.loads.is_empty() || !self.unloads.is_empty() || self.apply.is_some();
         self.stopped
             || self.step.is_some()
             || !self.measures.is_empty()
-            || (self.loading.is_none() && has_settings)
+            || (has_changes && self.may_change())
+    }
+
+    /// Refuses a command when the engine is stopping, or as many of its kind wait as may.
+    fn check_commands(&self, waiting: usize) -> Result<(), EngineError> {
+        match (self.stopped, waiting) {
+            (true, _) => Err(EngineError::Stopped),
+            (false, COMMANDS_MAX..) => Err(EngineError::TooManyCommands { max: COMMANDS_MAX }),
+            (false, _) => Ok(()),
+        }
     }
 
     fn end(&mut self, id: u64) {
@@ -245,21 +207,22 @@ impl<S: LoadStep> Queue<S> {
         Ok(RequestTicket { id, ahead })
     }
 
-    /// Queues a load; returns it when the engine is stopping.
-    pub(crate) fn load(&self, load: LoadCommand) -> Result<(), LoadCommand> {
+    /// Queues a load, or tells whoever wants it why not.
+    pub(crate) fn load(&self, mut load: LoadCommand) {
         let mut state = self.state();
-        if state.stopped {
-            return Err(load);
+        if let Err(error) = state.check_commands(state.loads.len()) {
+            // Outside the lock: reports may call the engine.
+            drop(state);
+            return (load.report)(LoadEvent::Finished(Err(error)));
         }
         state.loads.push_back(load);
         self.changed.notify_all();
-        Ok(())
     }
 
-    /// Queues an unload; returns it when the engine is stopping.
+    /// Queues an unload; returns it when the engine is stopping, or as many wait as may.
     pub(crate) fn unload(&self, unload: UnloadCommand) -> Result<(), UnloadCommand> {
         let mut state = self.state();
-        if state.stopped {
+        if state.check_commands(state.unloads.len()).is_err() {
             return Err(unload);
         }
         state.unloads.push_back(unload);
@@ -270,17 +233,16 @@ impl<S: LoadStep> Queue<S> {
     /// Whether no request waits or runs, and no change waits.
     pub(crate) fn is_idle(&self) -> bool {
         let state = self.state();
-        state.running.is_empty() && state.waiting.is_empty() && state.applies.is_empty()
+        state.running.is_empty() && state.waiting.is_empty() && state.apply.is_none()
     }
 
-    /// Asks for the device's rates; false when the engine is stopping.
-    pub(crate) fn measure(&self, measured: MeasureReply) -> bool {
+    /// Asks for the device's rates.
+    pub(crate) fn measure(&self, measured: MeasureReply) -> Result<(), EngineError> {
         let mut state = self.state();
-        if !state.stopped {
-            state.measures.push_back(measured);
-            self.changed.notify_all();
-        }
-        !state.stopped
+        state.check_commands(state.measures.len())?;
+        state.measures.push_back(measured);
+        self.changed.notify_all();
+        Ok(())
     }
 
     /// Posts a step of the load in progress; returns it when the engine is stopping.
@@ -300,15 +262,26 @@ impl<S: LoadStep> Queue<S> {
         self.state().loading = None;
     }
 
-    /// Queues a change of the settings; returns it when the engine is stopping.
-    pub(crate) fn apply(&self, apply: ApplyCommand) -> Result<(), ApplyCommand> {
+    /// Queues a change of the settings, which takes over from one that has not begun: that one is told so. Returns what
+    /// the change stands for with what it took over, or the change when the engine is stopping.
+    pub(crate) fn apply(&self, mut apply: ApplyCommand) -> Result<PlanOptions, ApplyCommand> {
         let mut state = self.state();
         if state.stopped {
             return Err(apply);
         }
-        state.applies.push_back(apply);
+        let superseded = state.apply.take();
+        if let Some(superseded) = &superseded {
+            apply.merged = apply.change.over(superseded.merged);
+        }
+        let merged = apply.merged;
+        state.apply = Some(apply);
         self.changed.notify_all();
-        Ok(())
+        drop(state);
+        // Outside the lock: reports may call the engine.
+        if let Some(mut superseded) = superseded {
+            (superseded.report)(ApplyEvent::Finished(Err(EngineError::Superseded)));
+        }
+        Ok(merged)
     }
 
     /// A change of the settings that came while requests run.
@@ -418,11 +391,13 @@ impl<S: LoadStep> Queue<S> {
         if let Some(measured) = state.measures.pop_front() {
             return Some(Command::Measure(measured));
         }
-        if let Some(load) = state.next_load() {
-            return Some(Command::Load(load));
-        }
-        if let Some(unload) = state.next_unload() {
-            return Some(Command::Unload(unload));
+        if state.may_change() {
+            if let Some(load) = state.next_load() {
+                return state.begin_change(Some(Command::Load(load)));
+            }
+            if let Some(unload) = state.unloads.pop_front() {
+                return state.begin_change(Some(Command::Unload(unload)));
+            }
         }
         if let Some(apply) = state.next_apply() {
             return Some(Command::Apply(apply));
@@ -442,7 +417,7 @@ impl<S: LoadStep> Queue<S> {
         let waiting = std::mem::take(&mut state.waiting);
         let loads = std::mem::take(&mut state.loads);
         let unloads = std::mem::take(&mut state.unloads);
-        let applies = std::mem::take(&mut state.applies);
+        let apply = state.apply.take();
         // Dropping the senders tells those who wait for rates.
         state.measures.clear();
         let step = state.step.take();
@@ -464,7 +439,7 @@ impl<S: LoadStep> Queue<S> {
         for unload in unloads {
             (unload.report)(false);
         }
-        for mut apply in applies {
+        if let Some(mut apply) = apply {
             (apply.report)(ApplyEvent::Finished(Err(EngineError::Stopped)));
         }
     }
@@ -485,120 +460,4 @@ impl<S: LoadStep> Queue<S> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-
-    use super::*;
-    use crate::{event::Event, request::Score};
-
-    fn work() -> Work {
-        Work::Score(Score {
-            model: ModelId(1),
-            prompt: vec![1],
-            answer: vec![2],
-            draws: 1,
-            guidance: 0.0,
-            seed: 0,
-            check_greedy: false,
-        })
-    }
-
-    /// No load wants anything in these tests.
-    enum NoStep {}
-
-    impl LoadStep for NoStep {
-        fn refuse(self) {
-            match self {}
-        }
-    }
-
-    type Queue = super::Queue<NoStep>;
-
-    fn submit(queue: &Queue) -> (Result<RequestTicket, EngineError>, mpsc::Receiver<Event>) {
-        let (send, receive) = mpsc::channel();
-        let sink = Box::new(move |event| drop(send.send(event)));
-        (queue.submit(work(), sink), receive)
-    }
-
-    #[test]
-    fn a_full_queue_refuses_and_a_cancelled_place_is_free_again() {
-        let queue = Queue::new(1);
-        let (first, _events) = submit(&queue);
-        assert_eq!(first.unwrap().ahead, 0);
-        let Command::Run(running, _) = queue.next() else {
-            panic!("a request waits")
-        };
-        let (second, second_events) = submit(&queue);
-        assert_eq!(second.as_ref().unwrap().ahead, 1);
-        let (third, _events) = submit(&queue);
-        assert!(matches!(third, Err(EngineError::QueueFull { capacity: 1 })));
-
-        queue.cancel(second.unwrap().id);
-        assert!(matches!(
-            second_events.recv().unwrap(),
-            Event::Finished(Ok(Outcome::Cancelled))
-        ));
-        assert!(submit(&queue).0.is_ok());
-
-        queue.cancel(running.id);
-        assert!(running.cancel.load(Ordering::Relaxed));
-    }
-
-    #[test]
-    fn those_who_run_are_stopped_when_nobody_wants_any_of_them() {
-        let queue = Queue::new(4);
-        let (first, _events) = submit(&queue);
-        let (second, _events) = submit(&queue);
-        let (_third, _events) = submit(&queue);
-        let Command::Run(_, stop) = queue.next() else {
-            panic!("a request waits")
-        };
-        let stops = || stop.load(Ordering::Relaxed);
-        let joined = queue.join(&queue.front().unwrap()).unwrap();
-        assert_eq!((queue.snapshot().running, queue.snapshot().waiting), (2, 1));
-        queue.cancel(first.unwrap().id);
-        assert!(!stops());
-        queue.cancel(second.unwrap().id);
-        assert!(stops());
-        queue.join(&queue.front().unwrap()).unwrap();
-        assert!(!stops(), "somebody wants the one that joined");
-        queue.end(joined.id);
-        assert!(!stops() && queue.front().is_none());
-        queue.stop();
-        assert!(stops());
-    }
-
-    #[test]
-    fn one_that_was_put_back_is_the_next_again() {
-        let queue = Queue::new(4);
-        let (_, _events) = submit(&queue);
-        let (second, events) = submit(&queue);
-        drop(queue.next());
-        let joined = queue.join(&queue.front().unwrap()).unwrap();
-        queue.put_back(joined);
-        assert_eq!(queue.snapshot().running, 1);
-        let front = queue.front().unwrap();
-        assert_eq!(front.id, second.as_ref().unwrap().id);
-        let joined = queue.join(&front).unwrap();
-        queue.cancel(second.unwrap().id);
-        queue.put_back(joined);
-        assert!(matches!(
-            events.recv().unwrap(),
-            Event::Finished(Ok(Outcome::Cancelled))
-        ));
-        assert!(queue.front().is_none());
-    }
-
-    #[test]
-    fn stopping_tells_those_who_wait() {
-        let queue = Queue::new(4);
-        let (_, events) = submit(&queue);
-        queue.stop();
-        assert!(matches!(
-            events.recv().unwrap(),
-            Event::Finished(Err(EngineError::Stopped))
-        ));
-        assert!(matches!(submit(&queue).0, Err(EngineError::Stopped)));
-        assert!(matches!(queue.next(), Command::Stop));
-    }
-}
+mod tests;

@@ -114,7 +114,7 @@ fn row(failure: &Failure) -> ErrorRow {
         }
         Failure::TooManyChanges { max } => {
             ErrorRow::new(Code::ResourceExhausted, "TOO_MANY_CHANGES")
-                .hint("changes wait while a model loads; sluice list shows its progress")
+                .hint("wait for the end of those before; while a model loads, sluice list shows its progress")
                 .figure("max", max)
                 .retry()
         }
@@ -189,6 +189,12 @@ fn engine(error: &EngineError) -> ErrorRow {
             .hint("try again later, or start sluiced with a greater --queue")
             .figure("capacity", capacity)
             .retry(),
+        EngineError::TooManyCommands { max } => {
+            ErrorRow::new(Code::ResourceExhausted, "TOO_MANY_COMMANDS")
+                .hint("try again later")
+                .figure("max", max)
+                .retry()
+        }
         EngineError::NoModel => {
             ErrorRow::new(Code::FailedPrecondition, "NO_MODEL").hint("load one with sluice load")
         }

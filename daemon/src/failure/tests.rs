@@ -24,6 +24,7 @@ fn name(failure: &Failure) -> &'static str {
         F::Engine(E::Checkpoint(error)) => checkpoint_name(error),
         F::Engine(E::Request(error)) => request_name(error),
         F::Engine(E::QueueFull { .. }) => "queue full",
+        F::Engine(E::TooManyCommands { .. }) => "too many commands",
         F::Engine(E::NoModel) => "no model",
         F::Engine(E::ModelReplaced) => "model replaced",
         F::Engine(E::Ops(OpsError::OutOfMemory { .. })) => "out of memory",
@@ -149,7 +150,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 143;
+const VARIANTS: usize = 144;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -171,6 +172,10 @@ async fn all() -> Vec<(Failure, Code)> {
         (F::Field(field), InvalidArgument),
         (
             engine(EngineError::QueueFull { capacity: 1 }),
+            ResourceExhausted,
+        ),
+        (
+            engine(EngineError::TooManyCommands { max: 1 }),
             ResourceExhausted,
         ),
         (engine(EngineError::NoModel), FailedPrecondition),

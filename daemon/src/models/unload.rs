@@ -28,6 +28,9 @@ impl Models {
         engine: &Engine,
         reason: UnloadReason,
     ) -> Result<Option<ModelName>, Failure> {
+        // One at a time with the engine, and until it has answered, even if the caller leaves: those who leave earlier are
+        // forgotten, and the engine's queue gets no longer.
+        let turn = self.unloading.clone().lock_owned().await;
         let (id, name) = {
             let mut known = self.lock();
             if let Some((other, _)) = &known.loading {
@@ -49,6 +52,7 @@ impl Models {
             Some(id) => {
                 let (send, went) = oneshot::channel();
                 let report = Box::new(move |goes| {
+                    drop(turn);
                     // Fails if the caller is gone, which changes nothing.
                     let _ = send.send(goes);
                 });

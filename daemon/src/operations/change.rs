@@ -1,8 +1,8 @@
 //! Changes of level and budget: what the engine reports of one becomes an operation.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use sluice_engine::{ApplyEvent, Engine, EngineError, PlanOptions};
+use sluice_engine::{ApplyEvent, Engine, EngineError, PlanOptions, PlanSettings};
 use sluice_plan::Plan;
 use sluice_proto::v1;
 use sluice_shared::units;
@@ -11,7 +11,7 @@ use super::{
     Operation, OperationDescription, Operations, Outcome, RunningOperation,
     command::{record, without_layers},
 };
-use crate::{failure::Failure, translate};
+use crate::{caller::User, failure::Failure, translate};
 
 /// The target of the change under way, and the number of changes that ended.
 #[derive(Debug, Clone, Default)]
@@ -62,19 +62,23 @@ impl Operations {
         self: &Arc<Self>,
         engine: &Arc<Engine>,
         kind: v1::OperationKind,
-        change: PlanOptions,
+        change: &RequestedChange,
         model: String,
         target: SwitchTarget,
     ) -> Result<Arc<Operation>, Failure> {
-        let before = engine.in_force();
-        let before = before.map(|in_force| translate::plan::plan(&in_force.plan, &model));
         let description = OperationDescription {
             kind,
             model,
+            user: change.user,
             ..Default::default()
         };
         let running = self.begin(description, None)?;
         let operation = running.operation();
+        let model = &operation.description().model;
+        let before = engine.in_force();
+        let before = before.map(|in_force| translate::plan::plan(&in_force.plan, model));
+        let requested = change;
+        let change = change.options;
         let mut report = ChangeReporter {
             engine: Arc::downgrade(engine),
             change,
@@ -83,8 +87,42 @@ impl Operations {
             is_under_way: false,
             running,
         };
-        engine.apply(change, Box::new(move |event| report.take(event)));
+        let merged = engine.apply(change, Box::new(move |event| report.take(event)));
+        // Set once: a change is begun once.
+        let _ = requested.merged.set(merged);
         Ok(operation)
+    }
+}
+
+/// A change that a client asks for.
+#[derive(Debug, Clone)]
+pub struct RequestedChange {
+    /// What is to change.
+    pub options: PlanOptions,
+    /// Who asks.
+    pub user: Option<User>,
+    /// The same with the changes that it took over before they began, once the engine knows of it.
+    merged: Arc<OnceLock<PlanOptions>>,
+}
+
+impl RequestedChange {
+    /// A change that the engine does not know of yet.
+    #[must_use]
+    pub fn new(options: PlanOptions, user: Option<User>) -> Self {
+        Self {
+            options,
+            user,
+            merged: Arc::default(),
+        }
+    }
+
+    /// What of it is in force, or held for the next load, by these settings of the engine: with what it took over, or alone.
+    /// `None`: nothing.
+    #[must_use]
+    pub fn in_force(&self, settings: PlanSettings) -> Option<PlanOptions> {
+        let merged = self.merged.get().copied();
+        let mut stands_for = merged.into_iter().chain([self.options]);
+        stands_for.find(|options| settings.with(options) == settings)
     }
 }
 
@@ -201,7 +239,7 @@ mod tests {
         let operation = operations().change(
             &engine,
             v1::OperationKind::Apply,
-            change,
+            &RequestedChange::new(change, None),
             "m".to_owned(),
             SwitchTarget::default(),
         );
@@ -214,6 +252,25 @@ mod tests {
             )
         );
         assert_eq!(engine.settings().level, Level::Moderate);
+    }
+
+    #[test]
+    fn what_is_remembered_of_a_change_is_what_came_into_force() {
+        let change = RequestedChange::new(to(Level::Moderate), None);
+        let settings = |level| PlanSettings::default().with(&to(level));
+        assert_eq!(change.in_force(settings(Level::Off)), None);
+        let alone = change.in_force(settings(Level::Moderate));
+        assert_eq!(alone, Some(to(Level::Moderate)));
+        // It took over another one's budget, which came into force or did not.
+        let budget = PlanOptions {
+            budget: Some(sluice_engine::Budget::Bytes(9)),
+            ..PlanOptions::default()
+        };
+        let merged = change.options.over(budget);
+        change.merged.set(merged).unwrap();
+        let both = settings(Level::Moderate).with(&budget);
+        assert_eq!(change.in_force(both), Some(merged));
+        assert_eq!(change.in_force(settings(Level::Moderate)), alone);
     }
 
     #[test]

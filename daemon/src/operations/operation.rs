@@ -14,7 +14,7 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
 use super::ChangeNotifier;
-use crate::failure::Failure;
+use crate::{caller::User, failure::Failure};
 
 /// Notices that an operation keeps; later ones are dropped.
 pub const NOTICES_MAX: usize = 64;
@@ -37,6 +37,8 @@ pub struct OperationDescription {
     pub output_path: String,
     /// Number of threads; `None` where it is not fixed.
     pub threads: Option<usize>,
+    /// Who asked for it; `None`: the daemon itself.
+    pub user: Option<User>,
 }
 
 /// An operation: what it is, which never changes, and its watched state.
@@ -232,6 +234,12 @@ impl Operation {
         if let Some(saved) = self.saved.get() {
             saved.cancelled().await;
         }
+    }
+
+    /// Whether the operation has ended, and what it leaves on disk is written.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        !self.is_active() && self.saved.get().is_none_or(CancellationToken::is_cancelled)
     }
 
     /// Sets the signal that what it leaves on disk is written. Only the first one counts.

@@ -9,6 +9,7 @@ use std::{
 };
 
 use super::*;
+use crate::caller::User;
 
 fn verification() -> OperationDescription {
     OperationDescription {
@@ -77,17 +78,23 @@ async fn one_runs_at_a_time_and_ends_when_it_is_cancelled() {
 #[test]
 fn a_bounded_number_of_a_kind_waits_or_runs() {
     let operations = operations();
-    let of = |kind| OperationDescription {
+    let of = |kind, uid| OperationDescription {
         kind,
+        user: Some(User::Unix { uid, gid: 0 }),
         ..Default::default()
     };
+    let changes = v1::OperationKind::CHANGES.to_vec();
     let kinds = [
-        (vec![v1::OperationKind::Pull], 4, "4 downloads"),
-        (v1::OperationKind::CHANGES.to_vec(), 16, "16 changes"),
+        (vec![v1::OperationKind::Pull], 1..=1, 4, "4 downloads"),
+        // What one user may have, then what all may have.
+        (changes.clone(), 1..=1, 4, "4 changes"),
+        (changes, 2..=9, 12, "16 changes"),
     ];
-    for (kinds, max, words) in kinds {
+    let mut kept = Vec::new();
+    for (kinds, users, max, words) in kinds {
         let mut next = kinds.into_iter().cycle();
-        let mut begin = || operations.begin(of(next.next().unwrap()), None);
+        let mut uids = users.cycle();
+        let mut begin = || operations.begin(of(next.next().unwrap(), uids.next().unwrap()), None);
         let mut running: Vec<_> = (0..max).map(|_| begin().unwrap()).collect();
         let refused = begin().unwrap_err();
         assert!(refused.to_string().starts_with(words), "{refused}");
@@ -95,7 +102,40 @@ fn a_bounded_number_of_a_kind_waits_or_runs() {
         running.pop();
         running.push(begin().unwrap());
         assert!(begin().is_err());
+        kept.extend(running);
     }
+}
+
+#[tokio::test]
+async fn a_change_counts_until_what_it_leaves_is_on_disk() {
+    let operations = operations();
+    let apply = || OperationDescription {
+        kind: v1::OperationKind::Apply,
+        ..Default::default()
+    };
+    let (written, is_written) = mpsc::channel::<()>();
+    let write = move || {
+        let _ = is_written.recv();
+        Vec::new()
+    };
+    let writes = WriteQueue::default();
+    let first = operations.begin(apply(), None).unwrap();
+    let slow = writes.begin(|| Ok(first.operation()), |_| Some(write));
+    let slow = slow.unwrap();
+    let done = || Ok(Outcome::Apply(v1::ApplyResult::default()));
+    first.finish(done());
+    // More of them than are remembered end meanwhile.
+    for _ in 0..2 * ENDED_MAX {
+        let others: Vec<_> = (1..CHANGES_OF_USER_MAX)
+            .map(|_| operations.begin(apply(), None).unwrap())
+            .collect();
+        assert!(operations.begin(apply(), None).is_err());
+        others.iter().for_each(|other| other.finish(done()));
+    }
+    drop(written);
+    slow.saved().await;
+    let all = (0..CHANGES_OF_USER_MAX).map(|_| operations.begin(apply(), None));
+    assert!(Vec::from_iter(all).iter().all(Result::is_ok));
 }
 
 #[tokio::test]

@@ -21,12 +21,13 @@ use super::{
     requests::{self, ResponseStream},
 };
 use crate::{
+    caller::{Caller, User},
     events,
     failure::Failure,
     measurements::PendingMeasurement,
     model_name::ModelName,
     models::ServingModel,
-    operations::OperationStatus,
+    operations::{OperationStatus, change::RequestedChange},
     prepare,
     requests::{RequestDescription, RequestRecord},
     translate,
@@ -60,11 +61,12 @@ impl OptimizerService for Service {
         request: Request<v1::ApplyRequest>,
     ) -> Result<Response<Self::ApplyStream>, Status> {
         self.0.check_open()?;
+        let user = user(&request);
         let change = PlanOptions::try_from(request.into_inner()).map_err(Failure::from)?;
         Ok(Response::new(begin(
             &self.0,
             OperationKind::Apply,
-            change,
+            RequestedChange::new(change, user),
             AfterChange::Remember,
         )?))
     }
@@ -74,6 +76,7 @@ impl OptimizerService for Service {
         request: Request<v1::RestoreRequest>,
     ) -> Result<Response<Self::RestoreStream>, Status> {
         self.0.check_open()?;
+        let user = user(&request);
         let to = RestoreTarget::try_from(request.into_inner()).map_err(Failure::from)?;
         changeable(&self.0)?;
         let (change, afterwards) = match to {
@@ -94,7 +97,7 @@ impl OptimizerService for Service {
         Ok(Response::new(begin(
             &self.0,
             OperationKind::Restore,
-            change,
+            RequestedChange::new(change, user),
             afterwards,
         )?))
     }
@@ -316,38 +319,49 @@ impl AfterChange {
     }
 }
 
-/// Whether a change that has ended is in force, or held for the next load. What was in force is written down even if another
-/// change has followed, whose turn comes next.
-fn is_settled(daemon: &Daemon, change: &PlanOptions, ended: &OperationStatus) -> bool {
-    let settings = daemon.engine.settings();
-    ended.outcome().is_some() || settings.with(change) == settings
+/// What a change that has ended put in force, or what is held of it for the next load. What was in force is written down even
+/// if another change has followed, whose turn comes next.
+fn settled(
+    daemon: &Daemon,
+    change: &RequestedChange,
+    ended: &OperationStatus,
+) -> Option<PlanOptions> {
+    let in_force = change.in_force(daemon.engine.settings());
+    in_force.or_else(|| ended.outcome().map(|_| change.options))
+}
+
+/// Who makes a call.
+fn user<T>(request: &Request<T>) -> Option<User> {
+    Caller::of(request).map(|caller| caller.user)
 }
 
 fn begin<R: OperationResponse>(
     daemon: &Arc<Daemon>,
     kind: OperationKind,
-    change: PlanOptions,
+    change: RequestedChange,
     afterwards: AfterChange,
 ) -> Result<ResponseStream<R>, Status> {
     let model = changeable(daemon)?.name;
-    tracing::info!(
-        options = %change,
-        "a client asks for another plan"
-    );
+    let options = change.options;
     let begin = || {
         daemon.operations.change(
             &daemon.engine,
             kind,
-            change,
+            &change,
             model.name.clone(),
             daemon.switch_target.clone(),
         )
     };
-    let (asked, of) = (daemon.clone(), model.clone());
+    let (asked, of, requested) = (daemon.clone(), model.clone(), change.clone());
     let operation = daemon.writes.begin(begin, move |ended| {
-        let is_settled = is_settled(&asked, &change, ended);
-        is_settled.then_some(move || afterwards.write(&asked, &of, &change))
+        let settled = settled(&asked, &requested, ended)?;
+        Some(move || afterwards.write(&asked, &of, &settled))
     })?;
+    tracing::info!(
+        operation = operation.id(),
+        %options,
+        "a client asks for another plan"
+    );
     // The change goes on when the caller goes away; a watcher of the daemon sees its end.
     Ok(operation::follow(operation, &daemon.closing))
 }

@@ -8,6 +8,7 @@ mod clients;
 mod compressed_files;
 mod configuration;
 mod decoding;
+mod fairness;
 mod fidelity;
 mod generating;
 mod gpu;

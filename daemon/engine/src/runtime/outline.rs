@@ -98,16 +98,14 @@ impl Engine {
     /// asked. Waits for what that thread is doing.
     ///
     /// # Errors
-    /// When the device fails, or the engine is stopping.
+    /// When the device fails, the engine is stopping, or too many ask at once.
     pub fn machine(&self) -> Result<Machine, EngineError> {
         if let Some(planner) = self.shared.state.planner() {
             return Ok(planner.machine.clone());
         }
         // Measured by the engine's thread, the only one that computes on the device.
         let (send, receive) = mpsc::channel();
-        if !self.shared.queue.measure(send) {
-            return Err(EngineError::Stopped);
-        }
+        self.shared.queue.measure(send)?;
         let rates = receive.recv().map_err(|_| EngineError::Stopped)??;
         Ok(self.shared.machine(self.device.profile(), rates))
     }

@@ -406,8 +406,8 @@ impl<'a> PassRunner<'a> {
 impl Worker {
     /// Between two passes a change of the settings may begin, or go a step further.
     fn between_passes(&mut self) {
-        // All that wait, in order: each takes over from the one before.
-        while let Some(apply) = self.shared.queue.take_apply() {
+        // One: however fast changes come, each leaves time for a pass.
+        if let Some(apply) = self.shared.queue.take_apply() {
             self.shared.heartbeat.begin(Activity::Change);
             self.begin_switch(apply);
         }

@@ -18,7 +18,7 @@ use sluice_shared::{
 };
 
 use super::{
-    ApplyEvent, ApplyReport, CommandStage,
+    ApplyEvent, ApplyReport, CommandStage, PlanSettings,
     current_model::CurrentModel,
     state::SwitchProgress,
     weight_cache::lacks_converted_weights,
@@ -33,10 +33,15 @@ const CONVERSION_PATIENCE: Duration = Duration::from_millis(50);
 impl Worker {
     /// Makes a plan for other settings and begins to switch to it.
     pub(super) fn begin_switch(&mut self, apply: ApplyCommand) {
-        let ApplyCommand { change, mut report } = apply;
+        let ApplyCommand {
+            change,
+            merged,
+            mut report,
+        } = apply;
         let notices = self.look_at_memory_now().notices;
         (notices.into_iter()).for_each(|notice| report(ApplyEvent::Notice(notice)));
-        let settings = self.shared.state.settings().with(&change);
+        let before = self.shared.state.settings();
+        let mut settings = before.with(&merged);
         let Some(current) = &self.current else {
             // Nothing to switch: the next load follows the settings.
             self.shared.state.set_settings(settings);
@@ -55,8 +60,16 @@ impl Worker {
                 return report(ApplyEvent::Finished(Err(error)));
             }
         }
-        let budget = self.shared.state.budget_bytes(&settings);
-        let planned = current.plan(settings.resolved(), budget, current.workload());
+        let plan = |settings: &PlanSettings| {
+            let budget = self.shared.state.budget_bytes(settings);
+            current.plan(settings.resolved(), budget, current.workload())
+        };
+        let mut planned = plan(&settings);
+        if planned.is_err() && merged != change {
+            // What another asked for must not keep this one from what it asked for.
+            settings = before.with(&change);
+            planned = plan(&settings);
+        }
         let plan = match planned {
             Ok(plan) => Arc::new(plan),
             Err(error) => return report(ApplyEvent::Finished(Err(error))),

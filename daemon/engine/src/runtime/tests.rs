@@ -1,6 +1,7 @@
 //! The engine with the demonstration model: whatever the plan, and while it changes, a text is what it would have been.
 
 mod beats;
+mod changes;
 pub(super) mod panics;
 mod unload;
 
