@@ -1,5 +1,6 @@
-//! Who makes a call: what places are shared by, and what rights depend on.
+//! Who makes a call: what places and turns are shared by, and what rights depend on.
 
+use sluice_engine::ShareKey;
 use tonic::Request;
 
 /// The maker of a call, found among the request's extensions.
@@ -30,5 +31,17 @@ impl Caller {
     #[must_use]
     pub fn of<T>(request: &Request<T>) -> Option<Self> {
         request.extensions().get().copied()
+    }
+
+    /// The share that its turns are taken from. All who came over the loopback port share as one user.
+    #[must_use]
+    pub fn share(self) -> ShareKey {
+        ShareKey {
+            user: match self.user {
+                User::Unix { uid, .. } => uid.into(),
+                User::Tcp => u64::MAX,
+            },
+            connection: self.connection,
+        }
     }
 }

@@ -189,6 +189,22 @@ pub enum Failure {
         /// How many there may be, of one user or of all.
         max: usize,
     },
+    /// The line for a model, or for room in the engine's queue, has no place left for the caller's user.
+    #[error(
+        "too many requests are waiting: the line holds {max}, and keeps some places for other users"
+    )]
+    LineFull {
+        /// How many may wait.
+        max: usize,
+    },
+    /// The line for tokenizing and planning has no place left for the caller's user.
+    #[error(
+        "too many calls wait to be prepared: the line holds {max}, and keeps some places for other users"
+    )]
+    PreparingFull {
+        /// How many may wait.
+        max: usize,
+    },
     /// Another revision of the same model is on its way to the same folder.
     #[error("{model} is being downloaded already, at revision {revision}")]
     PullingAnother {

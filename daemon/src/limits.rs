@@ -31,6 +31,11 @@ pub const USER_CALLS_MAX: usize = 1536;
 pub const HEADER_BYTES_MAX: u32 = 16 << 10;
 /// Requests that are tokenized, and plans that are made, at once.
 pub const PREPARING_MAX: usize = 2;
+/// Requests and plans that wait for that; some places are kept for users who have few.
+pub const PREPARING_LINE_MAX: usize = 64;
+/// Requests that wait with the daemon for a model, or for room in the engine's queue; some places are kept for users who have
+/// few.
+pub const WAITING_MAX: usize = 512;
 /// Changes of level and budget that wait, run or are being written to disk.
 pub const CHANGES_MAX: usize = 16;
 /// The same of one user.

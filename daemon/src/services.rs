@@ -1,8 +1,10 @@
 //! What answers calls: the five services, health and reflection, behind bounds that keep
 //! any caller from taking the daemon's memory.
 
+mod call_terms;
 mod calls;
 mod deadline;
+mod gate;
 mod generation;
 mod incoming;
 mod library;
@@ -36,18 +38,18 @@ use sluice_proto::{
     },
 };
 use sluice_shared::preset::Preset;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
+use self::gate::Gate;
 pub(crate) use self::library::load_configured;
 use crate::{
     failure::Failure,
     library::{Library, Pulls},
     limits::{
-        CALLS_READ_MAX, HEADER_BYTES_MAX, PING_INTERVAL, PING_TIMEOUT, PREPARING_MAX,
-        REQUEST_BYTES_MAX, STREAMS_MAX, WINDOW_BYTES,
+        CALLS_READ_MAX, HEADER_BYTES_MAX, PING_INTERVAL, PING_TIMEOUT, PREPARING_LINE_MAX,
+        PREPARING_MAX, REQUEST_BYTES_MAX, STREAMS_MAX, WINDOW_BYTES,
     },
     measurements::Measurements,
     models::Models,
@@ -95,7 +97,7 @@ pub struct Daemon {
     /// Recent figures of the GPU.
     pub gpu_figures: GpuFigures,
     draining: CancellationToken,
-    preparing: Arc<Semaphore>,
+    preparing: Arc<Gate>,
     wanted: Arc<AtomicUsize>,
     line: waiting::WaitingLine,
     writes: WriteQueue,
@@ -146,7 +148,7 @@ impl Daemon {
             operations,
             requests: Arc::new(requests),
             measurements: Measurements::new(changes.clone()),
-            changes,
+            changes: changes.clone(),
             switch_target: SwitchTarget::default(),
             stall: StallReport::default(),
             closing,
@@ -157,7 +159,7 @@ impl Daemon {
             host: HostFacts::new(),
             gpu_figures: GpuFigures::default(),
             draining: CancellationToken::new(),
-            preparing: Arc::new(Semaphore::new(PREPARING_MAX)),
+            preparing: Gate::new(PREPARING_MAX, PREPARING_LINE_MAX, changes),
             wanted: Arc::default(),
             line: waiting::WaitingLine::default(),
             writes: WriteQueue::default(),
@@ -190,7 +192,7 @@ impl Daemon {
         self.wanted.load(Ordering::Acquire) > 0
     }
 
-    /// Requests that wait for a model to load.
+    /// Requests that wait for a model to load, or for room in the engine's queue.
     pub(crate) fn waiting_for_model(&self) -> usize {
         self.line.len()
     }

@@ -9,6 +9,7 @@ pub mod model;
 
 pub mod decode;
 
+pub mod fair;
 pub mod heartbeat;
 pub mod schedule;
 
@@ -26,5 +27,6 @@ pub use command::{
 };
 pub use error::{EngineError, RequestError};
 pub use event::{Event, Outcome};
+pub use fair::ShareKey;
 pub use request::{CanvasSlot, Generate, MeasureFidelity, ModelId, Score, Work};
 pub use runtime::{Engine, EngineOptions, PARALLEL_DEFAULT, PARALLEL_MAX};

@@ -134,6 +134,21 @@ impl Work {
         }
     }
 
+    /// Rows that its passes compute at most, all together: what a turn of it counts for among others.
+    #[must_use]
+    pub(crate) fn row_passes(&self) -> u64 {
+        let rows_and_passes = match self {
+            Self::Generate(generate) => (
+                generate.prompt.len() + generate.canvas.len(),
+                generate.steps,
+            ),
+            Self::Score(score) => (score.prompt.len() + score.answer.len(), score.draws),
+            Self::MeasureFidelity(measure) => (measure.samples.iter().map(Vec::len).sum(), 2),
+        };
+        let (rows, passes) = rows_and_passes;
+        (rows as u64).saturating_mul(passes as u64)
+    }
+
     /// Whether it may share passes with others. A fidelity measurement changes the weights on its way.
     #[must_use]
     pub fn is_batchable(&self) -> bool {

@@ -66,6 +66,7 @@ use crate::{
     },
     error::EngineError,
     event::EventSink,
+    fair::ShareKey,
     heartbeat::{EnginePulse, Heartbeat},
     request::{ModelId, Work},
     schedule::{ApplyCommand, LoadCommand, Queue, UnloadCommand},
@@ -86,7 +87,7 @@ pub struct EngineOptions {
     pub compute_dtype: Option<DType>,
     /// Threads that compute, or convert for a GPU; 0: one a core.
     pub threads: usize,
-    /// Requests that may wait, beside those that run.
+    /// Requests that may wait, beside those that run; some places are kept for users who have few.
     pub queue_max: usize,
     /// Most requests that share a pass; 1 to [`PARALLEL_MAX`].
     pub parallel: usize,
@@ -330,18 +331,29 @@ impl Engine {
         self.shared.state.model()
     }
 
-    /// Checks a request and queues it.
+    /// Checks a request and queues it, for a turn of its share.
     ///
     /// # Errors
-    /// At once, when it breaks a rule, was made for another model, or the queue is full.
-    pub fn submit(&self, work: Work, sink: EventSink) -> Result<RequestTicket, EngineError> {
+    /// At once, when it breaks a rule, was made for another model, or the queue has no place for its user.
+    pub fn submit(
+        &self,
+        share: ShareKey,
+        work: Work,
+        sink: EventSink,
+    ) -> Result<RequestTicket, EngineError> {
         let model = self.model().ok_or(EngineError::NoModel)?;
         // Its token ids belong to one model's vocabulary and mean nothing to another.
         if model.id != work.model() {
             return Err(EngineError::ModelReplaced);
         }
         work.check(&model.info)?;
-        self.shared.queue.submit(work, sink)
+        self.shared.queue.submit(share, work, sink)
+    }
+
+    /// Whether the queue has a place for a request of this share.
+    #[must_use]
+    pub fn has_place(&self, share: ShareKey) -> bool {
+        self.shared.queue.has_place(share)
     }
 
     /// Cancels a request: within a pass when nobody else shares it, else at the pass's end; at once when it waits (its

@@ -1,7 +1,7 @@
 //! What the engine's thread does next: loads first, one at a time, then unloading and changes of the settings, which
-//! wait for a load, then requests in the order of their admission, which may join those that run. All of it is
-//! bounded and refuses at once. While requests wait or run, what changes the model begins at most every
-//! [`CHANGE_INTERVAL`], so that no number of changes keeps requests from their turns.
+//! wait for a load, then requests by fair shares (`fair`), which may join those that run. All of it is bounded and refuses
+//! at once. While requests wait or run, what changes the model begins at most every [`CHANGE_INTERVAL`], so that no number
+//! of changes keeps requests from their turns.
 
 mod commands;
 
@@ -21,6 +21,7 @@ use crate::{
     command::{ApplyEvent, LoadEvent, PlanOptions},
     error::EngineError,
     event::{EventSink, Outcome, RequestListener},
+    fair::{FairQueue, ShareKey},
     request::Work,
 };
 
@@ -68,7 +69,7 @@ struct QueueInner<S> {
     apply: Option<ApplyCommand>,
     /// When the last load, unload or change began.
     last_change: Option<Instant>,
-    waiting: VecDeque<Job>,
+    waiting: FairQueue<Job>,
     /// Running requests, and the flag of each that it is no longer wanted.
     running: Vec<(u64, Arc<AtomicBool>)>,
     /// Set when none of them is wanted, to stop them within a pass.
@@ -87,7 +88,7 @@ impl<S> Default for QueueInner<S> {
             unloads: VecDeque::new(),
             apply: None,
             last_change: None,
-            waiting: VecDeque::new(),
+            waiting: FairQueue::default(),
             running: Vec::new(),
             stop: Arc::default(),
             last_id: 0,
@@ -158,7 +159,7 @@ impl<S> QueueInner<S> {
     }
 
     fn start(&mut self) -> Option<Job> {
-        let job = self.waiting.pop_front()?;
+        let job = self.waiting.pop()?;
         self.running.push((job.id, Arc::clone(&job.cancel)));
         // The flag may still be set from requests that were cancelled before; the new one is wanted.
         self.stop.store(false, Ordering::Relaxed);
@@ -182,29 +183,47 @@ impl<S: LoadStep> Queue<S> {
         }
     }
 
-    pub(crate) fn submit(&self, work: Work, sink: EventSink) -> Result<RequestTicket, EngineError> {
+    pub(crate) fn submit(
+        &self,
+        share: ShareKey,
+        work: Work,
+        sink: EventSink,
+    ) -> Result<RequestTicket, EngineError> {
         let mut state = self.state();
         if state.stopped {
             return Err(EngineError::Stopped);
         }
-        // An idle engine takes a request at once, so it does not count as waiting.
-        let starts_at_once = state.running.is_empty() && state.waiting.is_empty();
-        if state.waiting.len() >= self.capacity && !starts_at_once {
+        if !self.takes(&state, share) {
             return Err(EngineError::QueueFull {
                 capacity: self.capacity,
             });
         }
-        let ahead = state.waiting.len() + state.running.len();
         state.last_id += 1;
         let id = state.last_id;
-        state.waiting.push_back(Job {
+        let cost = work.row_passes();
+        let job = Job {
             id,
             work,
             listener: RequestListener::new(sink),
             cancel: Arc::default(),
-        });
+            share,
+            cost,
+        };
+        state.waiting.insert(share, id, cost, job);
+        let ahead = state.waiting.ahead(id).unwrap_or(0) + state.running.len();
         self.changed.notify_all();
         Ok(RequestTicket { id, ahead })
+    }
+
+    /// Whether a request of this share would be taken now.
+    pub(crate) fn has_place(&self, share: ShareKey) -> bool {
+        self.takes(&self.state(), share)
+    }
+
+    fn takes(&self, state: &QueueInner<S>, share: ShareKey) -> bool {
+        // An idle engine takes a request at once, so it does not count as waiting.
+        let starts_at_once = state.running.is_empty() && state.waiting.is_empty();
+        starts_at_once || state.waiting.has_place(share, self.capacity)
     }
 
     /// Queues a load, or tells whoever wants it why not.
@@ -296,13 +315,11 @@ impl<S: LoadStep> Queue<S> {
             state.update_stop();
             return;
         }
-        if let Some(index) = state.waiting.iter().position(|job| job.id == id) {
-            let job = state.waiting.remove(index);
-            // The sink must not run under the lock: it may call the engine.
-            drop(state);
-            if let Some(job) = job {
-                job.listener.finish(Ok(Outcome::Cancelled));
-            }
+        let job = state.waiting.remove(id);
+        // The sink must not run under the lock: it may call the engine.
+        drop(state);
+        if let Some(job) = job {
+            job.listener.finish(Ok(Outcome::Cancelled));
         }
     }
 
@@ -329,7 +346,7 @@ impl<S: LoadStep> Queue<S> {
         state.end(job.id);
         // A cancel or stop that came while it was starting found it among the running ones, and is honoured here.
         if !state.stopped && !job.cancel.load(Ordering::Relaxed) {
-            return state.waiting.push_front(job);
+            return state.waiting.put_back(job.share, job.id, job.cost, job);
         }
         let end = match state.stopped {
             true => Err(EngineError::Stopped),
@@ -414,7 +431,7 @@ impl<S: LoadStep> Queue<S> {
             cancel.store(true, Ordering::Relaxed);
         }
         state.update_stop();
-        let waiting = std::mem::take(&mut state.waiting);
+        let waiting = state.waiting.drain();
         let loads = std::mem::take(&mut state.loads);
         let unloads = std::mem::take(&mut state.unloads);
         let apply = state.apply.take();

@@ -305,7 +305,7 @@ settings! {
 
     /// Requests that may wait while others run
     ///
-    /// 1 to 1024; more are refused at once.
+    /// 1 to 1024; more wait in a line of the daemon.
     queue: Within<1, 1024> {
         value: "N",
         form: Number,

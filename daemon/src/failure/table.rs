@@ -118,6 +118,14 @@ fn row(failure: &Failure) -> ErrorRow {
                 .figure("max", max)
                 .retry()
         }
+        Failure::LineFull { max } => ErrorRow::new(Code::ResourceExhausted, "QUEUE_FULL")
+            .hint("try again later")
+            .figure("capacity", max)
+            .retry(),
+        Failure::PreparingFull { max } => ErrorRow::new(Code::ResourceExhausted, "PREPARING_FULL")
+            .hint("try again later")
+            .figure("max", max)
+            .retry(),
         Failure::AppliesToNextLoad => {
             ErrorRow::new(Code::FailedPrecondition, "NO_MODEL").hint("load one with sluice load")
         }

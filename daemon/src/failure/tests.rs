@@ -74,6 +74,8 @@ fn name(failure: &Failure) -> &'static str {
         F::ModelInUse { .. } => "model in use",
         F::TooManyPulls { .. } => "too many pulls",
         F::TooManyChanges { .. } => "too many changes",
+        F::LineFull { .. } => "line full",
+        F::PreparingFull { .. } => "preparing full",
         F::PullingAnother { .. } => "pulling another",
         F::PullCancelled { .. } => "pull cancelled",
         F::Compression { error, .. } => job::coding_name(error),
@@ -150,7 +152,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 144;
+const VARIANTS: usize = 146;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -376,6 +378,8 @@ async fn all() -> Vec<(Failure, Code)> {
         (F::EngineLost, Internal),
         (F::WorkLost, Internal),
         (F::TooManyChanges { max: 1 }, ResourceExhausted),
+        (F::LineFull { max: 1 }, ResourceExhausted),
+        (F::PreparingFull { max: 1 }, ResourceExhausted),
         (F::WrongOutcome(Box::new(Outcome::Cancelled)), Internal),
         (F::Task(task), Internal),
     ];
@@ -579,6 +583,7 @@ fn an_unknown_preset_names_the_known_ones() {
 fn what_passes_by_itself_says_when_to_retry() {
     let retries = |failure: Failure| Status::from(failure).get_details_retry_info().is_some();
     assert!(retries(EngineError::QueueFull { capacity: 1 }.into()));
+    assert!(retries(Failure::LineFull { max: 1 }));
     let model = String::new();
     assert!(retries(Failure::ModelLoading { model }));
     assert!(!retries(Failure::Draining));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt, stream};
-use sluice_engine::{Engine, PlanOptions, RequestError, Work};
+use sluice_engine::{Engine, PlanOptions, RequestError, ShareKey, Work};
 use sluice_plan::Plan;
 use sluice_proto::{
     model::{Generation, Scoring},
@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status};
 
 use super::{
     Daemon,
-    deadline::Deadline,
+    call_terms::CallTerms,
     operation,
     requests::{self, ResponseStream},
 };
@@ -39,16 +39,17 @@ impl GenerationService for Service {
         &self,
         request: Request<v1::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
-        let deadline = Deadline::of(request.metadata());
+        let terms = CallTerms::of(&request);
+        let share = terms.share;
         let message = request.into_inner();
         self.0.check_open()?;
         let check = Generation::try_from(message.clone()).map(drop);
         let make = move |daemon: Arc<Daemon>, waited| {
             let message = message.clone();
-            async move { daemon.admit_generation(message, waited).await }
+            async move { daemon.admit_generation(share, message, waited).await }
         };
         let kind = OperationKind::Generate;
-        let request = requests::admit(&self.0, deadline, (kind, check), make).await?;
+        let request = requests::admit(&self.0, terms, (kind, check), make).await?;
         let events = request.events().map(|event| {
             event.map(|event| v1::GenerateResponse {
                 event: Some(v1::GenerationEvent::clone(&event)),
@@ -61,16 +62,17 @@ impl GenerationService for Service {
         &self,
         request: Request<v1::ScoreRequest>,
     ) -> Result<Response<Self::ScoreStream>, Status> {
-        let deadline = Deadline::of(request.metadata());
+        let terms = CallTerms::of(&request);
+        let share = terms.share;
         let message = request.into_inner();
         self.0.check_open()?;
         let check = Scoring::try_from(message.clone()).map(drop);
         let make = move |daemon: Arc<Daemon>, waited| {
             let message = message.clone();
-            async move { daemon.admit_scoring(message, waited).await }
+            async move { daemon.admit_scoring(share, message, waited).await }
         };
         let kind = OperationKind::Score;
-        let request = requests::admit(&self.0, deadline, (kind, check), make).await?;
+        let request = requests::admit(&self.0, terms, (kind, check), make).await?;
         let pictures = operation::follow_owned(request, &self.0.closing);
         Ok(Response::new(pictures))
     }
@@ -114,6 +116,7 @@ fn watch(
 impl Daemon {
     async fn admit_generation(
         &self,
+        share: ShareKey,
         message: v1::GenerateRequest,
         waited: Option<Arc<RequestRecord>>,
     ) -> Result<Arc<RequestRecord>, Failure> {
@@ -125,7 +128,7 @@ impl Daemon {
         let settings = self.settings.clone();
         let problem = self.settings.problem();
         let ((prepared, expected), serving) = self
-            .prepare(serving, move |serving, patience| {
+            .prepare(share, serving, move |serving, patience| {
                 let streams = streams_weights(&engine);
                 let is_bus_bound = |work: &Work| {
                     if !streams {
@@ -166,11 +169,12 @@ impl Daemon {
             &prepared,
             expected,
         );
-        self.submit(record, Work::Generate(prepared.work), sink)
+        self.submit(share, record, Work::Generate(prepared.work), sink)
     }
 
     async fn admit_scoring(
         &self,
+        share: ShareKey,
         message: v1::ScoreRequest,
         waited: Option<Arc<RequestRecord>>,
     ) -> Result<Arc<RequestRecord>, Failure> {
@@ -178,7 +182,7 @@ impl Daemon {
         let checked = Scoring::try_from(message)?;
         let serving = self.models.serving()?;
         let (work, serving) = self
-            .prepare(serving, move |serving, patience| {
+            .prepare(share, serving, move |serving, patience| {
                 prepare::scoring(checked, serving, patience)
             })
             .await?;
@@ -197,7 +201,7 @@ impl Daemon {
             ..Default::default()
         };
         let sink = events::figures::figures(self.requests.clone(), record.clone(), facts);
-        self.submit(record, Work::Score(work), sink)
+        self.submit(share, record, Work::Score(work), sink)
     }
 }
 

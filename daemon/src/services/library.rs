@@ -3,7 +3,7 @@
 use std::{io, path::Path, sync::Arc};
 
 use sluice_checkpoint::{self as checkpoint, CachedWeights};
-use sluice_engine::PlanOptions;
+use sluice_engine::{PlanOptions, ShareKey};
 use sluice_hub::{HubName, Pull, Token};
 use sluice_plan::Plan;
 use sluice_proto::{
@@ -258,11 +258,11 @@ impl Daemon {
 
     pub(super) async fn inspect(
         self: &Arc<Self>,
+        share: ShareKey,
         model: ModelRef,
     ) -> Result<v1::InspectModelResponse, Failure> {
         let model = self.resolve(model).await?;
-        let place = self.preparing.clone().acquire_owned().await;
-        let place = place.expect("the semaphore is never closed");
+        let place = self.preparing.enter(share).await?;
         let daemon = self.clone();
         let answer = spawn_blocking(move || {
             let path = model.path.as_deref();

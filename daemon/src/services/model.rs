@@ -8,7 +8,7 @@ use sluice_proto::{
 };
 use tonic::{Request, Response, Status};
 
-use super::{Daemon, library, operation, requests::ResponseStream};
+use super::{Daemon, call_terms::CallTerms, library, operation, requests::ResponseStream};
 use crate::{
     failure::Failure,
     models::{self, Requester},
@@ -94,9 +94,10 @@ impl ModelService for Service {
         &self,
         request: Request<v1::InspectModelRequest>,
     ) -> Result<Response<v1::InspectModelResponse>, Status> {
+        let share = CallTerms::of(&request).share;
         let model = ModelRef::try_from(request.into_inner().model);
         let model = model.and_then(ModelRef::with_weights);
         let model = model.map_err(Failure::from)?;
-        Ok(Response::new(self.0.inspect(model).await?))
+        Ok(Response::new(self.0.inspect(share, model).await?))
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sluice_checkpoint::family::PublishedShape;
-use sluice_engine::{EngineError, PlanOptions, Work, runtime::ModelOutline};
+use sluice_engine::{EngineError, PlanOptions, ShareKey, Work, runtime::ModelOutline};
 use sluice_plan::PlanError;
 use sluice_proto::{
     model::{CompressJob, DecompressJob, Measuring, ModelRef, Planning, RestoreTarget, VerifyJob},
@@ -15,6 +15,7 @@ use tonic::{Request, Response, Status};
 
 use super::{
     Daemon,
+    call_terms::CallTerms,
     deadline::Deadline,
     library::settings_not_saved,
     operation,
@@ -49,10 +50,10 @@ impl OptimizerService for Service {
         &self,
         request: Request<v1::PlanRequest>,
     ) -> Result<Response<v1::PlanResponse>, Status> {
-        let deadline = Deadline::of(request.metadata());
+        let terms = CallTerms::of(&request);
         let asked = Planning::try_from(request.into_inner()).map_err(Failure::from)?;
-        let planning = blocking(&self.0, move |daemon| daemon.plan(asked));
-        let plan = Deadline::limit(deadline, planning).await?;
+        let planning = blocking(&self.0, terms.share, move |daemon| daemon.plan(asked));
+        let plan = Deadline::limit(terms.deadline, planning).await?;
         Ok(Response::new(v1::PlanResponse { plan: Some(plan) }))
     }
 
@@ -76,18 +77,18 @@ impl OptimizerService for Service {
         request: Request<v1::RestoreRequest>,
     ) -> Result<Response<Self::RestoreStream>, Status> {
         self.0.check_open()?;
-        let user = user(&request);
+        let (user, share) = (user(&request), CallTerms::of(&request).share);
         let to = RestoreTarget::try_from(request.into_inner()).map_err(Failure::from)?;
         changeable(&self.0)?;
         let (change, afterwards) = match to {
             RestoreTarget::Start => {
-                let change = blocking(&self.0, Daemon::as_it_started).await?;
+                let change = blocking(&self.0, share, Daemon::as_it_started).await?;
                 let start = self.0.models.serving()?.restore_point;
                 (change, AfterChange::AsItStarted(start.requested))
             }
             RestoreTarget::Source => {
                 let change = PlanOptions {
-                    level: Some(blocking(&self.0, Daemon::most_faithful).await?),
+                    level: Some(blocking(&self.0, share, Daemon::most_faithful).await?),
                     embedding: Some(EmbeddingPlacement::Auto),
                     ..PlanOptions::default()
                 };
@@ -106,16 +107,17 @@ impl OptimizerService for Service {
         &self,
         request: Request<v1::MeasureFidelityRequest>,
     ) -> Result<Response<Self::MeasureFidelityStream>, Status> {
-        let deadline = Deadline::of(request.metadata());
+        let terms = CallTerms::of(&request);
+        let share = terms.share;
         let message = request.into_inner();
         self.0.check_open()?;
         let check = Measuring::try_from(message.clone()).map(drop);
         let make = move |daemon: Arc<Daemon>, waited| {
             let message = message.clone();
-            async move { daemon.admit_measurement(message, waited).await }
+            async move { daemon.admit_measurement(share, message, waited).await }
         };
         let kind = OperationKind::MeasureFidelity;
-        let request = requests::admit(&self.0, deadline, (kind, check), make).await?;
+        let request = requests::admit(&self.0, terms, (kind, check), make).await?;
         let pictures = operation::follow_owned(request, &self.0.closing);
         Ok(Response::new(pictures))
     }
@@ -164,10 +166,10 @@ impl OptimizerService for Service {
 /// Runs planning on a blocking thread: it makes a dry run of a pass and may read headers from disk.
 async fn blocking<T: Send + 'static>(
     daemon: &Arc<Daemon>,
+    share: ShareKey,
     work: impl FnOnce(&Daemon) -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
-    let place = daemon.preparing.clone().acquire_owned().await;
-    let place = place.expect("the semaphore is never closed");
+    let place = daemon.preparing.enter(share).await?;
     let daemon = daemon.clone();
     tokio::task::spawn_blocking(move || {
         let result = work(&daemon);
@@ -180,6 +182,7 @@ async fn blocking<T: Send + 'static>(
 impl Daemon {
     async fn admit_measurement(
         &self,
+        share: ShareKey,
         message: v1::MeasureFidelityRequest,
         waited: Option<Arc<RequestRecord>>,
     ) -> Result<Arc<RequestRecord>, Failure> {
@@ -188,7 +191,7 @@ impl Daemon {
         let checked = Measuring::try_from(message)?;
         let serving = self.models.serving()?;
         let (work, serving) = self
-            .prepare(serving, move |serving, patience| {
+            .prepare(share, serving, move |serving, patience| {
                 prepare::measuring(checked, serving, patience)
             })
             .await?;
@@ -202,7 +205,7 @@ impl Daemon {
         let record = self.record(waited, facts, &serving.name.name);
         let measurement = PendingMeasurement::new(self.measurements.clone(), &serving, &work);
         let sink = events::figures::figures(self.requests.clone(), record.clone(), measurement);
-        self.submit(record, Work::MeasureFidelity(work), sink)
+        self.submit(share, record, Work::MeasureFidelity(work), sink)
     }
 
     fn plan(&self, asked: Planning) -> Result<v1::Plan, Failure> {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures_util::stream::{self, Stream};
-use sluice_engine::{Work, event::EventSink};
+use sluice_engine::{ShareKey, Work, event::EventSink};
 use sluice_proto::{
     model::InvalidField,
     v1::{self, OperationKind},
@@ -20,6 +20,7 @@ use tonic::Status;
 
 use super::{
     Daemon,
+    call_terms::CallTerms,
     deadline::Deadline,
     waiting::{self, AdmitFn},
 };
@@ -32,11 +33,11 @@ use crate::{
 /// The stream that answers a call.
 pub(super) type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Admits a request, or lets it wait for a model that loads. The returned request belongs to the call. `check` holds the
+/// Admits a request, or lets it wait for a model that loads or for room in the engine's queue. The returned request belongs to the call. `check` holds the
 /// rules that do not depend on the model: a request that breaks one is refused at once, not after the load.
 pub(super) async fn admit<F>(
     daemon: &Arc<Daemon>,
-    deadline: Option<Deadline>,
+    terms: CallTerms,
     (kind, check): (OperationKind, Result<(), InvalidField>),
     make: impl Fn(Arc<Daemon>, Option<Arc<RequestRecord>>) -> F + Send + Sync + 'static,
 ) -> Result<OwnedRequest, Status>
@@ -47,8 +48,9 @@ where
     let make: AdmitFn = Box::new(move |record| Box::pin(make(maker.clone(), record)));
     let admission = async {
         check?;
-        waiting::admit(daemon, kind, make).await
+        waiting::admit(daemon, terms, kind, make).await
     };
+    let deadline = terms.deadline;
     let admitted = Deadline::limit(deadline, admission).await;
     let record = admitted.map_err(|failure| {
         daemon.requests.totals().refused();
@@ -78,11 +80,11 @@ impl Daemon {
     /// Prepares a request, which tokenizes text, on a blocking thread. [`crate::limits::PREPARING_MAX`] bounds how many do at once.
     pub(super) async fn prepare<T: Send + 'static>(
         &self,
+        share: ShareKey,
         serving: ServingModel,
         prepare: impl FnOnce(&ServingModel, &Patience) -> Result<T, Failure> + Send + 'static,
     ) -> Result<(T, ServingModel), Failure> {
-        let place = self.preparing.clone().acquire_owned().await;
-        let place = place.expect("the semaphore is never closed");
+        let place = self.preparing.enter(share).await?;
         let caller = Presence::default();
         let patience = Patience::new(SESSION_WAIT_MAX, caller.gone.clone());
         tokio::task::spawn_blocking(move || {
@@ -113,13 +115,14 @@ impl Daemon {
     /// Hands a prepared request to the engine.
     pub(super) fn submit(
         &self,
+        share: ShareKey,
         record: Arc<RequestRecord>,
         work: Work,
         sink: EventSink,
     ) -> Result<Arc<RequestRecord>, Failure> {
         // Tokenizing may have taken until after the shutdown began.
         self.check_open()?;
-        let ticket = self.engine.submit(work, sink)?;
+        let ticket = self.engine.submit(share, work, sink)?;
         self.requests.admit(&record, ticket);
         tracing::info!(request = record.id(), ahead = ticket.ahead, "admitted");
         Ok(record)

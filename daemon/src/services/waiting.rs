@@ -1,21 +1,21 @@
-//! Requests that come while a model loads: they stand in line for it, listed and with word of how far it is, and are made for
-//! the model that comes of it, in the order in which they came. Those that waited with the engine when another model took the
-//! place of theirs come to this line, too.
+//! The daemon's line: requests that come while a model loads, or while the engine's queue has no room for their user. They are
+//! listed, and told why they wait and of how many are ahead. Turns go round between users and their connections, as in the
+//! engine's queue. Those that waited with the engine when another model took the place of theirs come to this line, too.
 
 use std::{
-    collections::VecDeque,
     future::Future,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use sluice_engine::EngineError;
+use sluice_engine::{EngineError, ShareKey, fair::FairQueue};
 use sluice_proto::v1::{self, OperationKind, generation_event::Event};
 use tokio::sync::watch;
 
-use super::{Daemon, ModelInUse};
+use super::{Daemon, ModelInUse, call_terms::CallTerms};
 use crate::{
     failure::Failure,
+    limits::WAITING_MAX,
     models::ComingModel,
     requests::{RequestDescription, RequestEnd, RequestRecord},
 };
@@ -29,10 +29,11 @@ pub(super) type AdmitFn = Box<
         + Sync,
 >;
 
-/// Ids of the requests that wait for a model, in order of arrival.
+/// The requests that wait with the daemon, by share.
 #[derive(Debug, Default)]
 pub(super) struct WaitingLine {
-    waiting: Mutex<VecDeque<u64>>,
+    /// Their ids, which grow in the order of arrival.
+    waiting: Mutex<FairQueue<u64>>,
     /// Told when a request leaves the line.
     moved: watch::Sender<()>,
 }
@@ -43,95 +44,103 @@ impl WaitingLine {
         self.lock().len()
     }
 
-    /// Puts a request at the end; how many are ahead of it. As many may wait as with the engine.
-    fn join(&self, id: u64, capacity: usize) -> Result<usize, Failure> {
+    /// Puts a request into the line; how many are ahead of it.
+    fn join(&self, id: u64, share: ShareKey) -> Result<usize, Failure> {
         let mut waiting = self.lock();
-        if waiting.len() >= capacity.max(1) {
-            return Err(EngineError::QueueFull { capacity }.into());
+        if !waiting.has_place(share, WAITING_MAX) {
+            return Err(Failure::LineFull { max: WAITING_MAX });
         }
-        Ok(insert(&mut waiting, id))
+        Ok(insert(&mut waiting, id, share))
     }
 
     /// Puts one back that the engine had; how many are ahead of it. It was let in before, and no more than the engine's queue
-    /// holds come at once.
-    fn rejoin(&self, id: u64) -> usize {
-        insert(&mut self.lock(), id)
+    /// holds come at once. It gets its old place, since the place follows from the id.
+    fn rejoin(&self, id: u64, share: ShareKey) -> usize {
+        insert(&mut self.lock(), id, share)
     }
 
-    fn leave(&self, id: u64) {
-        self.lock().retain(|waiting| *waiting != id);
+    /// Takes a request out of the line. One that was admitted has had a turn of its share.
+    fn leave(&self, id: u64, was_admitted: bool) {
+        let mut waiting = self.lock();
+        match was_admitted {
+            true => waiting.serve(id),
+            false => waiting.remove(id),
+        };
+        drop(waiting);
         self.moved.send_replace(());
     }
 
-    /// Waits until nobody is ahead of it.
-    async fn is_first(&self, id: u64) {
-        let mut moved = self.moved.subscribe();
-        // The sender lives in `self`, so `changed` cannot fail.
-        while self.lock().front() != Some(&id) && moved.changed().await.is_ok() {}
+    /// The request whose turn is next, among those of shares of which `has_room` is true.
+    fn next(&self, has_room: impl Fn(ShareKey) -> bool) -> Option<u64> {
+        self.lock().next_of(has_room)
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<u64>> {
+    fn lock(&self) -> MutexGuard<'_, FairQueue<u64>> {
         // Each change is one step, so a panic leaves nothing half-done.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Inserts by id: ids grow in the order of arrival, so a request that comes back gets its old place.
-fn insert(waiting: &mut VecDeque<u64>, id: u64) -> usize {
-    let place = waiting.partition_point(|other| *other < id);
-    waiting.insert(place, id);
-    place
+fn insert(waiting: &mut FairQueue<u64>, id: u64, share: ShareKey) -> usize {
+    // Nobody knows yet what it will cost: each counts for one turn.
+    waiting.insert(share, id, 1, id);
+    waiting.ahead(id).unwrap_or(0)
 }
 
 /// A request's place in the line, which it leaves however it ends.
 struct WaitingPlace {
     daemon: Arc<Daemon>,
     record: Arc<RequestRecord>,
+    share: ShareKey,
+    was_admitted: bool,
     _wanted: ModelInUse,
 }
 
 impl Drop for WaitingPlace {
     fn drop(&mut self) {
-        self.daemon.line.leave(self.record.id());
+        self.daemon.line.leave(self.record.id(), self.was_admitted);
         self.daemon.changes.tell();
     }
 }
 
-/// Admits a request at once where a model serves; otherwise it gets a place in the line for the one that comes.
+/// Admits a request at once where a model serves and there is room; otherwise it gets a place in the line.
 pub(super) async fn admit(
     daemon: &Arc<Daemon>,
+    terms: CallTerms,
     kind: OperationKind,
     make: AdmitFn,
 ) -> Result<Arc<RequestRecord>, Failure> {
+    let share = terms.share;
     // Before looking for the model, so that it is not unloaded as idle between the look and the submission.
     let wanted = daemon.want();
-    let coming = daemon.models.coming(&daemon.engine)?;
-    if coming.is_none() && daemon.line.len() == 0 {
+    let mut coming = daemon.models.coming(&daemon.engine)?;
+    // Not past those who wait, unless it will not wait itself: then it takes the room that there is, or none.
+    if coming.is_none() && (daemon.line.len() == 0 || !terms.waits) {
         match make(None).await {
-            Err(failure) if is_gone(&failure) => {
-                // The model was unloaded or replaced after the look above.
-                let coming = next(daemon, failure)?;
-                return stand_in_line(daemon, kind, make, coming, wanted);
-            }
+            // The model was unloaded or replaced after the look above.
+            Err(failure) if is_gone(&failure) => coming = next(daemon, failure)?,
+            Err(failure) if is_full(&failure) && terms.waits => {}
             Err(failure) => return Err(failure),
             Ok(record) => {
-                tokio::spawn(attend(daemon.clone(), record.clone(), make));
+                tokio::spawn(attend(daemon.clone(), share, record.clone(), make));
                 return Ok(record);
             }
         }
     }
-    stand_in_line(daemon, kind, make, coming, wanted)
+    stand_in_line(daemon, share, kind, make, coming, wanted)
 }
 
 /// Stays by a request until the engine begins with it. One whose model went before its turn waits for the next.
-async fn attend(daemon: Arc<Daemon>, record: Arc<RequestRecord>, make: AdmitFn) {
+async fn attend(daemon: Arc<Daemon>, share: ShareKey, record: Arc<RequestRecord>, make: AdmitFn) {
     while record.is_given_back().await {
         let place = WaitingPlace {
             daemon: daemon.clone(),
             record: record.clone(),
+            share,
+            was_admitted: false,
             _wanted: daemon.want(),
         };
-        let ahead = daemon.line.rejoin(record.id());
+        let ahead = daemon.line.rejoin(record.id(), share);
         daemon.requests.expect(&record, ahead);
         tracing::info!(
             request = record.id(),
@@ -154,6 +163,14 @@ fn is_gone(failure: &Failure) -> bool {
     )
 }
 
+/// Whether a request could not be made for want of room.
+fn is_full(failure: &Failure) -> bool {
+    matches!(
+        failure,
+        Failure::PreparingFull { .. } | Failure::Engine(EngineError::QueueFull { .. })
+    )
+}
+
 /// The load that a request waits for after its model went; `None` if another model serves already.
 fn next(daemon: &Daemon, failure: Failure) -> Result<Option<ComingModel>, Failure> {
     let coming = daemon.models.coming(&daemon.engine)?;
@@ -165,6 +182,7 @@ fn next(daemon: &Daemon, failure: Failure) -> Result<Option<ComingModel>, Failur
 
 fn stand_in_line(
     daemon: &Arc<Daemon>,
+    share: ShareKey,
     kind: OperationKind,
     make: AdmitFn,
     coming: Option<ComingModel>,
@@ -173,33 +191,47 @@ fn stand_in_line(
     let model = coming.as_ref().map_or("", |coming| &coming.model);
     let facts = RequestDescription::unknown(kind);
     let record = daemon.requests.create(facts, model);
-    let capacity = daemon.engine.queue().capacity;
-    let ahead = daemon.line.join(record.id(), capacity)?;
+    let ahead = daemon.line.join(record.id(), share)?;
     // Made before the record is listed: its drop leaves the line, whatever happens from here on.
     let place = WaitingPlace {
         daemon: daemon.clone(),
         record: record.clone(),
+        share,
+        was_admitted: false,
         _wanted: wanted,
     };
-    daemon.requests.expect(&record, ahead);
+    // Those that the engine has come before all who wait here.
+    let queue = daemon.engine.queue();
+    daemon
+        .requests
+        .expect(&record, ahead + queue.waiting + queue.running);
+    if coming.is_none() {
+        record.notice("waiting for room in the queue");
+    }
     let (daemon, waiting) = (daemon.clone(), record.clone());
     tokio::spawn(async move {
         wait(place, &make, coming).await;
-        attend(daemon, waiting, make).await;
+        attend(daemon, share, waiting, make).await;
     });
     Ok(record)
 }
 
 /// Waits for the model and makes the request for it, unless nobody wants that any more.
-async fn wait(place: WaitingPlace, make: &AdmitFn, coming: Option<ComingModel>) {
-    let WaitingPlace { daemon, record, .. } = &place;
+async fn wait(mut place: WaitingPlace, make: &AdmitFn, coming: Option<ComingModel>) {
+    let WaitingPlace {
+        daemon,
+        record,
+        share,
+        ..
+    } = &place;
     let admitted = tokio::select! {
         biased;
         () = record.unwanted() => return end_unwanted(daemon, record),
         // A model may take longer to load than there is time left.
         () = daemon.draining.cancelled() => Err(Failure::Draining),
-        admitted = become_admitted(daemon, record, make, coming) => admitted,
+        admitted = become_admitted(daemon, record, *share, make, coming) => admitted,
     };
+    let was_admitted = admitted.is_ok();
     match admitted {
         // A cancel between submission and the ticket's arrival found no ticket, so it is repeated.
         Ok(()) if record.is_unwanted() => drop(record.cancel()),
@@ -210,11 +242,13 @@ async fn wait(place: WaitingPlace, make: &AdmitFn, coming: Option<ComingModel>) 
             daemon.requests.end(record, None, ending);
         }
     }
+    place.was_admitted = was_admitted;
 }
 
 async fn become_admitted(
     daemon: &Arc<Daemon>,
     record: &Arc<RequestRecord>,
+    share: ShareKey,
     make: &AdmitFn,
     mut coming: Option<ComingModel>,
 ) -> Result<(), Failure> {
@@ -222,29 +256,35 @@ async fn become_admitted(
         if let Some(coming) = coming {
             come(coming, record).await;
         }
-        daemon.line.is_first(record.id()).await;
+        turn(daemon, record.id(), share).await;
         match make(Some(record.clone())).await {
             // Another model loads, or this one went again: wait for the next.
             Err(failure) if is_gone(&failure) => coming = next(daemon, failure)?,
-            Err(Failure::Engine(EngineError::QueueFull { .. })) => {
-                has_room(daemon).await;
-                coming = None;
-            }
+            Err(failure) if is_full(&failure) => coming = None,
             made => return made.map(drop),
         }
     }
 }
 
-/// Waits until the engine takes one more.
-async fn has_room(daemon: &Daemon) {
+/// Waits until it is a request's turn: there is room for its share, and of all of which that is true it is the next.
+async fn turn(daemon: &Daemon, id: u64, share: ShareKey) {
+    let mut moved = daemon.line.moved.subscribe();
     let mut changes = daemon.changes.subscribe();
-    let is_full = || {
-        let queue = daemon.engine.queue();
-        // An idle engine takes one request even if its queue has no capacity.
-        queue.waiting >= queue.capacity && queue.waiting + queue.running > 0
-    };
-    // The sender lives in the daemon, so `changed` cannot fail.
-    while is_full() && changes.changed().await.is_ok() {}
+    let has_room = |share| daemon.engine.has_place(share) && daemon.preparing.has_room(share);
+    // The senders live in the daemon, so `changed` cannot fail.
+    loop {
+        if daemon.line.next(|other| other == share) != Some(id) {
+            // Only the first of each connection looks at what changes with every pass.
+            let _ = moved.changed().await;
+        } else if daemon.line.next(has_room) != Some(id) {
+            tokio::select! {
+                _ = moved.changed() => {}
+                _ = changes.changed() => {}
+            }
+        } else {
+            return;
+        }
+    }
 }
 
 /// Waits until a load ends, however it ends, and shows its progress in the record. The reason of a failure comes from the
@@ -270,10 +310,7 @@ async fn come(coming: ComingModel, record: &RequestRecord) {
 
 /// Ends a request that was cancelled before the engine knew of it. A generation still gets its last event.
 fn end_unwanted(daemon: &Daemon, record: &Arc<RequestRecord>) {
-    tracing::info!(
-        request = record.id(),
-        "cancelled while it waited for a model"
-    );
+    tracing::info!(request = record.id(), "cancelled while it waited in line");
     let done = (record.kind() == OperationKind::Generate).then(|| {
         Event::Done(v1::GenerationDone {
             request_id: record.id(),

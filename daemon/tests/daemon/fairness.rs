@@ -3,10 +3,13 @@
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use sluice_proto::v1::{self, optimizer_service_client::OptimizerServiceClient};
+use sluice_proto::{
+    client::CallError,
+    v1::{self, optimizer_service_client::OptimizerServiceClient},
+};
 use tonic::transport::Channel;
 
-use crate::support::{Daemon, done, generate, level, tokens};
+use crate::support::{Daemon, checkpoints, done, generate, level, long, rest, tokens};
 
 /// How many changes a flood has.
 const CHANGES: usize = 17_000;
@@ -74,4 +77,34 @@ async fn changes_without_end_leave_turns_to_requests() {
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_without_end_from_many_leave_turns_to_requests() {
     answers_beside_a_flood(32).await;
+}
+
+#[tokio::test]
+async fn more_than_the_queue_holds_wait_for_room_and_are_served() {
+    let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &["--queue", "4"]).await;
+    // Over a connection each: more than the daemon takes at once, so that some wait in the system's backlog.
+    let answers = (0..300).map(|_| generate(&daemon, tokens(&[1, 2, 3], 32)));
+    for answer in join_all(answers).await {
+        assert_eq!(done(&answer.unwrap()).token_ids.len(), 32);
+    }
+    assert_eq!(daemon.snapshot().await.totals.unwrap().refused_requests, 0);
+}
+
+#[tokio::test]
+async fn a_connection_with_many_long_requests_leaves_turns_to_another() {
+    let arguments = ["--threads", "1", "--parallel", "1"];
+    let daemon = Daemon::with_model(checkpoints::slow(), &arguments).await;
+    let mut client = daemon.generation().await;
+    let mut greedy = Vec::new();
+    for _ in 0..40 {
+        greedy.push(client.generate(long()).await.unwrap().into_inner());
+    }
+    let events = generate(&daemon, tokens(&[1, 2, 3], 4)).await.unwrap();
+    assert_eq!(done(&events).token_ids.len(), 4);
+    // Beside it one of the forty is done by then, and perhaps the next, if that began before this one came.
+    let totals = daemon.snapshot().await.totals.unwrap();
+    assert!(totals.done_requests <= 3, "{totals:?}");
+    // The rest of the first is still there to read.
+    let first: Result<_, CallError> = rest(&mut greedy[0]).await;
+    assert_eq!(done(&first.unwrap()).token_ids.len(), 256);
 }

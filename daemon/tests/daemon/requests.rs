@@ -72,12 +72,10 @@ async fn a_full_queue_refuses_at_once() {
         panic!("a waiting request says so");
     };
     assert_eq!(queued.ahead, 1);
-    let refused = daemon
-        .generation()
-        .await
-        .generate(long())
-        .await
-        .unwrap_err();
+    let mut hasty = Request::new(long());
+    let refuse = "refuse".parse().unwrap();
+    hasty.metadata_mut().insert("sluice-when-full", refuse);
+    let refused = daemon.generation().await.generate(hasty).await.unwrap_err();
     let error = CallError::from(refused);
     assert_eq!(error.code, Code::ResourceExhausted);
     assert_eq!(error.reason.as_deref(), Some("QUEUE_FULL"));

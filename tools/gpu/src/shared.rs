@@ -78,7 +78,7 @@ fn run(
             Event::Finished(Err(error)) => drop(send.send(Err(error))),
             _ => {}
         });
-        engine.submit(Work::Generate(request), sink)?;
+        engine.submit(Default::default(), Work::Generate(request), sink)?;
     }
     drop(send);
     events.into_iter().collect()

@@ -140,7 +140,7 @@ fn generate(
     let (send, events) = mpsc::channel();
     // The receiver lives until the request is over.
     let sink = Box::new(move |event| send.send(event).unwrap_or_default());
-    engine.submit(Work::Generate(request), sink)?;
+    engine.submit(Default::default(), Work::Generate(request), sink)?;
     let (mut rows, mut passes) = (0, 0);
     for event in events {
         match event {

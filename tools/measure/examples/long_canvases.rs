@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (send, events) = mpsc::channel();
         // The receiver lives until the request is over.
         let sink = Box::new(move |event| send.send(event).unwrap_or_default());
-        engine.submit(Work::Generate(request), sink)?;
+        engine.submit(Default::default(), Work::Generate(request), sink)?;
         let (mut rows, mut times) = (0, Vec::new());
         let mut peak = 0;
         for event in events {

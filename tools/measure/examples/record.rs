@@ -401,6 +401,7 @@ fn generate(engine: &Engine, name: &str, request: Generate) -> Result<()> {
     let written = events.clone();
     let (send, done) = mpsc::channel();
     let queued = engine.submit(
+        Default::default(),
         Work::Generate(request),
         Box::new(move |event| match event {
             Event::Finished(result) => send.send(result).expect("it is waited for"),

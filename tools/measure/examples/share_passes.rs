@@ -130,7 +130,7 @@ fn measure(
                 }
                 _ => {}
             });
-            engine.submit(Work::Generate(request(index)), sink)?;
+            engine.submit(Default::default(), Work::Generate(request(index)), sink)?;
         }
         drop(send);
         let costs: Vec<PassCost> = events.into_iter().collect::<Result<_, String>>()?;

@@ -212,6 +212,7 @@ impl Batch<'_> {
             work: asked,
             mut listener,
             cancel,
+            ..
         } = job;
         let mut emit = |event| listener.tell(event);
         let profile = self.runner.worker.ops.device().profile();

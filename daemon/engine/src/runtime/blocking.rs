@@ -9,6 +9,7 @@ use super::{Engine, LoadEvent, LoadedModel, PlanSettings};
 use crate::{
     error::EngineError,
     event::{Event, Outcome, PassReport},
+    fair::ShareKey,
     request::{Generate, Work},
 };
 
@@ -43,7 +44,7 @@ impl Engine {
                 drop(send.send(result));
             }
         });
-        self.submit(work, sink)?;
+        self.submit(ShareKey::default(), work, sink)?;
         finished.recv().map_err(|_| EngineError::Stopped)?
     }
 
@@ -54,7 +55,7 @@ impl Engine {
     pub fn passes(&self, request: Generate, count: usize) -> Result<Vec<PassReport>, EngineError> {
         let (send, events) = mpsc::channel();
         let sink = Box::new(move |event| drop(send.send(event)));
-        let ticket = self.submit(Work::Generate(request), sink)?;
+        let ticket = self.submit(ShareKey::default(), Work::Generate(request), sink)?;
         let mut reports = Vec::new();
         for event in events {
             match event {

@@ -92,7 +92,9 @@ impl World {
             Event::Finished(Err(error)) => drop(send.send(Err(error))),
             _ => {}
         });
-        self.engine.submit(Work::Generate(request), sink).unwrap();
+        self.engine
+            .submit(Default::default(), Work::Generate(request), sink)
+            .unwrap();
         finished
     }
 
@@ -414,7 +416,9 @@ fn the_present_model_serves_until_the_next_one_is_whole() {
     let plan = changed.recv().unwrap().unwrap();
     assert_eq!(plan.level, Level::Aggressive);
     let sink = Box::new(|_| {});
-    let refused = world.engine.submit(Work::Generate(world.request(48)), sink);
+    let refused = world
+        .engine
+        .submit(Default::default(), Work::Generate(world.request(48)), sink);
     assert!(matches!(refused, Err(EngineError::ModelReplaced)));
 }
 

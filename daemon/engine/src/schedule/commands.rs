@@ -10,6 +10,7 @@ use crate::{
     command::{ApplyReport, LoadReport, PlanOptions, PlanSettings, UnloadReport},
     error::EngineError,
     event::RequestListener,
+    fair::ShareKey,
     request::{ModelId, Work},
 };
 
@@ -20,6 +21,10 @@ pub(crate) struct Job {
     pub(crate) listener: RequestListener,
     /// Set when the request is no longer wanted.
     pub(crate) cancel: Arc<AtomicBool>,
+    /// Whose turn it takes.
+    pub(super) share: ShareKey,
+    /// What its turn counts for, in rows of passes.
+    pub(super) cost: u64,
 }
 
 /// The request at the front of the queue.

@@ -34,7 +34,7 @@ type Queue = super::Queue<NoStep>;
 fn submit(queue: &Queue) -> (Result<RequestTicket, EngineError>, mpsc::Receiver<Event>) {
     let (send, receive) = mpsc::channel();
     let sink = Box::new(move |event| drop(send.send(event)));
-    (queue.submit(work(), sink), receive)
+    (queue.submit(ShareKey::default(), work(), sink), receive)
 }
 
 #[test]
@@ -106,6 +106,14 @@ fn one_that_was_put_back_is_the_next_again() {
     assert!(queue.front().is_none());
 }
 
+fn submit_by(queue: &Queue, user: u64) -> RequestTicket {
+    let share = ShareKey {
+        user,
+        connection: user,
+    };
+    queue.submit(share, work(), Box::new(drop)).unwrap()
+}
+
 /// A change to this budget; what it hears comes out of the channel.
 fn apply(queue: &Queue, change: PlanOptions) -> (PlanOptions, mpsc::Receiver<ApplyEvent>) {
     let (send, receive) = mpsc::channel();
@@ -118,6 +126,25 @@ fn apply(queue: &Queue, change: PlanOptions) -> (PlanOptions, mpsc::Receiver<App
         panic!("the queue is open")
     };
     (merged, receive)
+}
+
+#[test]
+fn one_user_with_many_requests_does_not_keep_others_out() {
+    let queue = Queue::new(16);
+    let first = submit_by(&queue, 1);
+    drop(queue.next());
+    let many: Vec<_> = (0..12).map(|_| submit_by(&queue, 1)).collect();
+    assert_eq!(many[11].ahead, 12);
+    let of = |user, connection| ShareKey { user, connection };
+    let refused = queue.submit(of(1, 1), work(), Box::new(drop));
+    assert!(matches!(refused, Err(EngineError::QueueFull { .. })));
+    // Neither another connection of the user's, nor another user.
+    assert!(queue.has_place(of(1, 2)) && queue.has_place(of(2, 1)));
+    // User 1 has just had a turn, so user 2 has the next.
+    let other = submit_by(&queue, 2);
+    assert_eq!(other.ahead, 1);
+    queue.end(first.id);
+    assert_eq!(queue.front().unwrap().id, other.id);
 }
 
 #[test]
@@ -157,7 +184,7 @@ fn changes_leave_turns_to_requests() {
     let queue = Queue::new(4);
     let change = PlanOptions::default();
     let (_, _events) = apply(&queue, change);
-    let waiting = queue.submit(work(), Box::new(drop)).unwrap();
+    let waiting = submit_by(&queue, 1);
     // The first comes before requests, as always.
     assert!(matches!(queue.next(), Command::Apply(_)));
     let (_, _events) = apply(&queue, change);
@@ -167,7 +194,7 @@ fn changes_leave_turns_to_requests() {
     assert_eq!(job.id, waiting.id);
     // Others may join meanwhile.
     assert!(queue.take_apply().is_none());
-    let joins = queue.submit(work(), Box::new(drop)).unwrap();
+    let joins = submit_by(&queue, 1);
     assert_eq!(queue.front().unwrap().id, joins.id);
     std::thread::sleep(CHANGE_INTERVAL);
     assert!(queue.front().is_none(), "the change comes first by now");

@@ -179,7 +179,9 @@ fn the_parts_of_a_pass_on_a_gpu_come_to_its_time() {
         let request = Generate::greedy(model, vec![1, 2, 3], 4);
         let (send, events) = mpsc::channel();
         let sink = Box::new(move |event| drop(send.send(event)));
-        engine.submit(Work::Generate(request), sink).unwrap();
+        engine
+            .submit(Default::default(), Work::Generate(request), sink)
+            .unwrap();
         let costs: Vec<_> = (events.iter())
             .filter_map(|event| match event {
                 Event::Pass(report) => Some(report.cost),

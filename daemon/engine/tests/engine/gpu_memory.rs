@@ -243,7 +243,9 @@ fn told_after(
         }
         send.send(event).unwrap();
     });
-    engine.submit(Work::Generate(request), sink).unwrap();
+    engine
+        .submit(Default::default(), Work::Generate(request), sink)
+        .unwrap();
     let mut notices = Vec::new();
     for event in events {
         match event {

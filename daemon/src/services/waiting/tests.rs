@@ -1,6 +1,6 @@
 //! The line, with a load that the test holds in its hand.
 
-use std::{future::ready, path::Path, time::Duration};
+use std::{collections::VecDeque, future::ready, path::Path, time::Duration};
 
 use futures_util::{StreamExt, stream::BoxStream};
 use sluice_engine::{Engine, EngineOptions, runtime::RequestTicket};
@@ -13,7 +13,7 @@ use crate::{
     library::Library,
     model_name::ModelName,
     operations::{RunningOperation, progress},
-    services::{deadline::Deadline, requests},
+    services::{call_terms::CallTerms, deadline::Deadline, requests},
     settings::ModelSettings,
 };
 
@@ -86,10 +86,19 @@ impl Taker {
         daemon: &Arc<Daemon>,
         deadline: Option<Deadline>,
     ) -> Result<Answers, Status> {
+        let terms = CallTerms {
+            share: ShareKey::default(),
+            deadline,
+            waits: true,
+        };
+        self.ask_by(daemon, terms).await
+    }
+
+    async fn ask_by(&self, daemon: &Arc<Daemon>, terms: CallTerms) -> Result<Answers, Status> {
         let taker = self.clone();
         let make = move |daemon: Arc<Daemon>, waited| ready(taker.take(&daemon, waited));
         let kind = (OperationKind::Generate, Ok(()));
-        let request = requests::admit(daemon, deadline, kind, make).await?;
+        let request = requests::admit(daemon, terms, kind, make).await?;
         Ok(request.events().boxed())
     }
 }
@@ -162,10 +171,6 @@ async fn requests_wait_for_the_load_and_are_made_in_order() {
         .operation()
         .to_wire();
     assert_eq!(listed.state(), v1::OperationState::Queued);
-
-    // Nobody waits beyond what the queue has room for.
-    let refused = taker.ask(&daemon, None).await.err().unwrap();
-    assert_eq!(refused.code(), Code::ResourceExhausted);
 
     let (loading, bytes) = (v1::OperationStage::Loading, v1::ProgressUnit::Bytes);
     load.progress(progress(loading, bytes, 3, 4));
@@ -284,4 +289,63 @@ async fn what_the_engine_gives_back_waits_for_the_next_model() {
     assert_eq!(taker.ids(), [one, two, one]);
     let record = daemon.requests.find(one).unwrap();
     assert!(record.is_admitted() && !record.has_ended());
+}
+
+/// A call of this user that waits where there is no room.
+fn by(user: u64) -> CallTerms {
+    CallTerms {
+        share: ShareKey {
+            user,
+            connection: user,
+        },
+        deadline: None,
+        waits: true,
+    }
+}
+
+#[tokio::test]
+async fn the_line_is_bounded_and_keeps_places_for_other_users() {
+    let (daemon, taker) = (daemon(), Taker::default());
+    let load = load(&daemon);
+    let mut waiting = Vec::new();
+    let refused = loop {
+        match taker.ask_by(&daemon, by(1)).await {
+            Ok(answers) => waiting.push(answers),
+            Err(refused) => break refused,
+        }
+    };
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert_eq!(waiting.len(), WAITING_MAX - WAITING_MAX / 4);
+    let mut other = taker.ask_by(&daemon, by(2)).await.unwrap();
+    // Only one of the others is ahead: turns go round.
+    let other = told(&mut other).await;
+    assert_eq!(other.ahead, 1);
+    daemon.models.end_by_hand(&load);
+    until(&daemon, || daemon.waiting_for_model() == 0).await;
+    assert_eq!(taker.ids()[1], other.request_id);
+}
+
+#[tokio::test]
+async fn who_finds_the_queue_full_waits_unless_it_says_otherwise() {
+    let (daemon, taker) = (daemon(), Taker::default());
+    let full = || taker.refuse(EngineError::QueueFull { capacity: 2 });
+    full();
+    let terms = CallTerms {
+        waits: false,
+        ..by(1)
+    };
+    let refused = taker.ask_by(&daemon, terms).await.err().unwrap();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+
+    full();
+    let mut answers = taker.ask_by(&daemon, by(1)).await.unwrap();
+    let Event::Queued(queued) = next(&mut answers).await else {
+        panic!("it has a number first")
+    };
+    let Event::Notice(notice) = next(&mut answers).await else {
+        panic!("it hears why it waits")
+    };
+    assert_eq!(notice.text, "waiting for room in the queue");
+    until(&daemon, || daemon.waiting_for_model() == 0).await;
+    assert_eq!(taker.ids(), [queued.request_id]);
 }

@@ -64,7 +64,8 @@ impl World {
             Event::Finished(Err(error)) => send.send(Err(error)).unwrap(),
             _ => {}
         });
-        self.engine.submit(Work::Generate(request), sink)?;
+        self.engine
+            .submit(Default::default(), Work::Generate(request), sink)?;
         finished.recv().unwrap()
     }
 
@@ -212,7 +213,10 @@ fn smaller_keys_and_values_make_no_room_while_larger_ones_are_held() {
     world.apply(budget(bytes)).unwrap();
     let (send, events) = mpsc::channel();
     let sink = Box::new(move |event| drop(send.send(event)));
-    world.engine.submit(Work::Generate(request), sink).unwrap();
+    world
+        .engine
+        .submit(Default::default(), Work::Generate(request), sink)
+        .unwrap();
     let mut notices = Vec::new();
     let mut take = |event| match event {
         Event::Notice(notice) => {
@@ -316,7 +320,10 @@ fn weights_that_change_meanwhile_are_told_of_and_nothing_is_kept() {
     let (send, events) = mpsc::channel();
     let sink = Box::new(move |event| drop(send.send(event)));
     let request = world.request(&text(3, 20), 400);
-    world.engine.submit(Work::Generate(request), sink).unwrap();
+    world
+        .engine
+        .submit(Default::default(), Work::Generate(request), sink)
+        .unwrap();
     // A pass of the prompt, by the weights as they are.
     let mut read = loop {
         if let Event::Pass(report) = events.recv().unwrap() {

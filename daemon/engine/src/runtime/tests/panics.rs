@@ -99,7 +99,10 @@ fn a_sink_that_panics_ends_its_request_alone() {
     // One that panics whatever it hears.
     let hopeless = Box::new(|_| panic!("a test panics in a sink"));
     let work = Work::Generate(world.request(48));
-    world.engine.submit(work, hopeless).unwrap();
+    world
+        .engine
+        .submit(ShareKey::default(), work, hopeless)
+        .unwrap();
     assert_eq!(world.generate().tokens, expected.tokens);
     assert_eq!(world.engine.queue().running, 0);
     assert!(world.engine.is_alive());
@@ -135,7 +138,10 @@ fn a_panic_in_what_is_shared_tells_everybody_and_ends_the_engine() {
         assert!(begun.elapsed() < Duration::from_secs(60), "it goes on");
         thread::sleep(Duration::from_millis(1));
     }
-    let work = Work::Generate(world.request(48));
-    let late = world.engine.submit(work, Box::new(drop));
+    let late = world.engine.submit(
+        ShareKey::default(),
+        Work::Generate(world.request(48)),
+        Box::new(drop),
+    );
     assert!(matches!(late, Err(EngineError::Stopped)));
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use sluice_engine::{
-    Budget, CanvasSlot, Event, Generate, Outcome, PlanSettings, Work,
+    Budget, CanvasSlot, Event, Generate, Outcome, PlanSettings, ShareKey, Work,
     event::{FinishReason, GenerationResult, PassReport},
 };
 use sluice_plan::Workload;
@@ -138,6 +138,23 @@ fn each_gets_what_it_gets_alone() {
 }
 
 #[test]
+fn what_each_gets_does_not_depend_on_whose_turn_it_is() {
+    let alone = World::diffusion(1);
+    let requests = stories(&alone);
+    let expected = alone.run(&requests);
+    let shared = World {
+        share: |index| ShareKey {
+            user: index as u64 % 2,
+            connection: index as u64 % 3,
+        },
+        ..World::diffusion(3)
+    };
+    let answers = shared.run(&stories(&shared));
+    assert_eq!(texts(&answers), texts(&expected));
+    assert_eq!(most_shared(&answers), 3);
+}
+
+#[test]
 fn all_go_on_in_every_pass_and_the_first_to_come_is_the_first_to_join() {
     let world = World::autoregressive(3);
     let requests = conversations(&world);
@@ -182,7 +199,10 @@ fn one_that_is_cancelled_leaves_the_others_alone() {
             Event::Finished(other) => panic!("{other:?}"),
             _ => {}
         });
-        let ticket = world.engine.submit(Work::Generate(request), sink).unwrap();
+        let ticket = world
+            .engine
+            .submit(Default::default(), Work::Generate(request), sink)
+            .unwrap();
         if index == 1 {
             send.send(ticket).unwrap();
         }

@@ -8,7 +8,7 @@ use std::{
 
 use sluice_checkpoint::Source;
 use sluice_engine::{
-    Engine, EngineOptions, Event, Generate, LoadedModel, Outcome, PlanSettings, Work,
+    Engine, EngineOptions, Event, Generate, LoadedModel, Outcome, PlanSettings, ShareKey, Work,
     event::{FinishReason, GenerationResult, PassReport},
 };
 use sluice_shared::decoding::Decoding;
@@ -18,6 +18,8 @@ use crate::checkpoints::{demonstration, fixture};
 pub(crate) struct World {
     pub(crate) engine: Arc<Engine>,
     pub(crate) model: Arc<LoadedModel>,
+    /// Whose each request is, by its place.
+    pub(crate) share: fn(usize) -> ShareKey,
 }
 
 impl World {
@@ -25,6 +27,7 @@ impl World {
         let engine = Engine::start(EngineOptions {
             threads: 2,
             parallel,
+            queue_max: 64,
             ..EngineOptions::default()
         })
         .unwrap();
@@ -34,6 +37,7 @@ impl World {
         Self {
             engine: Arc::new(engine),
             model,
+            share: |_| ShareKey::default(),
         }
     }
 
@@ -66,7 +70,8 @@ impl World {
                 drop(send.send((index, event)));
             });
             let work = Work::Generate(request.clone());
-            self.engine.submit(work, sink).unwrap();
+            let share = (self.share)(index);
+            self.engine.submit(share, work, sink).unwrap();
         }
         drop(send);
         let mut passes: BTreeMap<usize, Vec<PassReport>> = BTreeMap::new();

@@ -240,7 +240,9 @@ fn a_copy_overwritten_while_it_is_streamed_is_replaced_when_the_level_is_applied
                 send.send(result).unwrap();
             }
         });
-        engine.submit(request(&engine, 16), sink).unwrap();
+        engine
+            .submit(Default::default(), request(&engine, 16), sink)
+            .unwrap();
         let error = outcome.recv().unwrap().unwrap_err();
         assert!(
             error.to_string().contains(path.to_str().unwrap()),
@@ -307,7 +309,9 @@ fn a_change_converts_beside_a_running_request() {
     let (send, passes) = mpsc::channel();
     let sink = Box::new(move |event| drop(send.send(event)));
     let changes = {
-        engine.submit(request(&engine, 32), sink).unwrap();
+        engine
+            .submit(Default::default(), request(&engine, 32), sink)
+            .unwrap();
         assert!(matches!(passes.recv().unwrap(), Event::Started { .. }));
         apply(&engine, settings)
     };
@@ -416,7 +420,7 @@ fn change_and_held_request(
         hold(&event);
         drop(send.send(Happening::Request(event)));
     });
-    engine.submit(work, sink).unwrap();
+    engine.submit(Default::default(), work, sink).unwrap();
     submitted.send(()).unwrap();
     happenings.iter().collect()
 }

@@ -1,0 +1,33 @@
+//! What a call says beside its message: who makes it, how long it may take, and whether it waits.
+
+use sluice_engine::ShareKey;
+use tonic::Request;
+
+use super::deadline::Deadline;
+use crate::caller::Caller;
+
+/// Metadata by which a call says what becomes of it where the engine's queue is full: it waits in the daemon's line, unless
+/// this says `refuse`.
+const WHEN_FULL: &str = "sluice-when-full";
+
+/// What a call says beside its message.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CallTerms {
+    /// Whose turn it takes.
+    pub(super) share: ShareKey,
+    /// When it must be over.
+    pub(super) deadline: Option<Deadline>,
+    /// Whether it waits where the engine's queue is full.
+    pub(super) waits: bool,
+}
+
+impl CallTerms {
+    pub(super) fn of<T>(request: &Request<T>) -> Self {
+        let when_full = request.metadata().get(WHEN_FULL);
+        Self {
+            share: Caller::of(request).map_or_else(ShareKey::default, Caller::share),
+            deadline: Deadline::of(request.metadata()),
+            waits: when_full.is_none_or(|value| value != "refuse"),
+        }
+    }
+}
