@@ -11,9 +11,10 @@ use std::{
 
 use gathered::GatheredStream;
 use hyper_util::rt::TokioIo;
+use retry::CONNECT_WAIT;
 pub use retry::when_there_is_room;
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite},
     net::{TcpStream, UnixStream},
 };
 use tonic::{
@@ -40,16 +41,21 @@ pub async fn connect(socket: &Path) -> Result<Channel, ConnectError> {
 /// # Errors
 /// When nothing answers on the socket.
 pub async fn connect_at_rest(socket: &Path, rest: Duration) -> Result<Channel, ConnectError> {
-    let failed = |error: tonic::transport::Error| ConnectError {
-        socket: socket.display().to_string(),
-        cause: io_error(&error).map_or_else(
-            || error.to_string(),
-            |io| match io.kind() {
-                io::ErrorKind::NotFound => "no such socket".to_owned(),
-                _ => io.to_string(),
+    let failed = |error: tonic::transport::Error| {
+        let io = io_error(&error);
+        let is = |kind| io.is_some_and(|io| io.kind() == kind);
+        let is_busy = is(io::ErrorKind::WouldBlock) || is(io::ErrorKind::TimedOut);
+        ConnectError {
+            socket: socket.display().to_string(),
+            cause: match io {
+                _ if is_busy => BUSY.to_owned(),
+                Some(_) if is(io::ErrorKind::NotFound) => "no such socket".to_owned(),
+                Some(io) => io.to_string(),
+                None => error.to_string(),
             },
-        ),
-        is_denied: io_error(&error).is_some_and(|io| io.kind() == io::ErrorKind::PermissionDenied),
+            is_denied: is(io::ErrorKind::PermissionDenied),
+            is_busy,
+        }
     };
     let address = socket.to_str().filter(|name| name.starts_with("http://"));
     // For a path the name is never resolved: the connector below opens the socket.
@@ -65,7 +71,9 @@ pub async fn connect_at_rest(socket: &Path, rest: Duration) -> Result<Channel, C
         .connect_with_connector(tower::service_fn(move |_| {
             let place = place.clone();
             async move {
-                Ok::<_, io::Error>(TokioIo::new(GatheredStream::new(place.open().await?, rest)))
+                let open = retry::while_busy(|| place.open());
+                let (wire, first) = tokio::time::timeout(CONNECT_WAIT, open).await??;
+                Ok::<_, io::Error>(TokioIo::new(GatheredStream::new(wire, first, rest)))
             }
         }))
         .await
@@ -81,18 +89,28 @@ enum DaemonAddress {
 }
 
 impl DaemonAddress {
-    async fn open(&self) -> io::Result<Box<dyn Wire>> {
-        match self {
-            Self::Socket(path) => Ok(Box::new(
-                retry::while_busy(|| UnixStream::connect(path)).await?,
-            )),
+    /// A connection, and the first bytes that came over it. A server speaks first in HTTP/2: one that closes before it has
+    /// said anything has no place, and one that says nothing is stopped.
+    async fn open(&self) -> io::Result<(Box<dyn Wire>, Vec<u8>)> {
+        let mut wire: Box<dyn Wire> = match self {
+            Self::Socket(path) => Box::new(UnixStream::connect(path).await?),
             Self::Port(address) => {
                 let stream = TcpStream::connect(address).await?;
                 // Calls are small messages that somebody waits for, which Nagle's algorithm would hold back.
                 stream.set_nodelay(true)?;
-                Ok(Box::new(stream))
+                Box::new(stream)
             }
+        };
+        let mut first = vec![0; 256];
+        let read = match wire.read(&mut first).await {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => 0,
+            read => read?,
+        };
+        if read == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
         }
+        first.truncate(read);
+        Ok((wire, first))
     }
 }
 
@@ -110,7 +128,12 @@ pub struct ConnectError {
     pub cause: String,
     /// Whether a daemon may listen there, but not for this user.
     pub is_denied: bool,
+    /// Whether a daemon listens there that has no place, or does not answer.
+    pub is_busy: bool,
 }
+
+/// What [`ConnectError::cause`] says of a daemon that is busy.
+const BUSY: &str = "it does not answer: all its connections are taken, or it is stopped";
 
 /// The system's error, which lies beneath the transport's.
 fn io_error<'e>(error: &'e (dyn std::error::Error + 'static)) -> Option<&'e io::Error> {

@@ -1,6 +1,8 @@
 //! Finding the daemon and speaking to its services.
 
 use std::{
+    fs::File,
+    io::Read,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -15,7 +17,13 @@ use sluice_proto::{
     },
 };
 use sluice_shared::address::{Surroundings, socket_path};
-use tonic::{Status, transport::Channel};
+use tokio::time::sleep;
+use tonic::{
+    Request, Status,
+    metadata::{Ascii, MetadataValue},
+    service::{Interceptor, interceptor::InterceptedService},
+    transport::Channel,
+};
 
 use crate::output::Failure;
 
@@ -33,11 +41,66 @@ pub fn socket(flag: Option<&Path>) -> PathBuf {
     )
 }
 
+/// How long a command waits for the daemon without a word.
+const SILENCE_MAX: Duration = Duration::from_secs(2);
+
+/// Names the file that holds the token of this user, which says to a daemon who calls.
+pub const TOKEN_FILE: &str = "SLUICE_TOKEN_FILE";
+/// Bytes of that file.
+const TOKEN_FILE_BYTES_MAX: u64 = 4096;
+
 /// A connection to a daemon, cheap to clone.
 #[derive(Clone)]
 pub struct DaemonConnection {
     socket: PathBuf,
-    channel: Channel,
+    channel: DaemonChannel,
+}
+
+/// Calls with the user's token, if there is one.
+pub type DaemonChannel = InterceptedService<Channel, Token>;
+
+/// A token, as the header that brings it along.
+#[derive(Clone, Default)]
+pub struct Token(Option<MetadataValue<Ascii>>);
+
+impl Token {
+    /// The token in the file that [`TOKEN_FILE`] names, if it names one.
+    fn of_process() -> Result<Self, Failure> {
+        match std::env::var_os(TOKEN_FILE).filter(|path| !path.is_empty()) {
+            Some(path) => Self::read(Path::new(&path)),
+            None => Ok(Self::default()),
+        }
+    }
+
+    fn read(path: &Path) -> Result<Self, Failure> {
+        let failed = |problem: &dyn std::fmt::Display| {
+            Failure::new(format!("the token file {}: {problem}", path.display()))
+                .with_hint(format!("${TOKEN_FILE} names it; it holds the token alone"))
+        };
+        let mut text = String::new();
+        File::open(path)
+            .and_then(|file| file.take(TOKEN_FILE_BYTES_MAX).read_to_string(&mut text))
+            .map_err(|error| failed(&error))?;
+        let token = text.trim();
+        if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(failed(&"it holds no token"));
+        }
+        let mut header: MetadataValue<Ascii> = format!("Bearer {token}")
+            .parse()
+            .map_err(|error| failed(&error))?;
+        header.set_sensitive(true);
+        Ok(Self(Some(header)))
+    }
+}
+
+impl Interceptor for Token {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(header) = &self.0 {
+            let metadata = request.metadata_mut();
+            metadata.insert("authorization", header.clone());
+        }
+        Ok(request)
+    }
 }
 
 impl DaemonConnection {
@@ -46,7 +109,19 @@ impl DaemonConnection {
     /// # Errors
     /// With exit code 69 when nothing answers there.
     pub async fn connect(socket: PathBuf) -> Result<Self, Failure> {
-        Self::connect_at_rest(socket, Duration::ZERO).await
+        let notice = format!(
+            "waiting for sluiced at {}: it does not answer yet",
+            socket.display()
+        );
+        let connecting = Self::connect_at_rest(socket, Duration::ZERO);
+        tokio::pin!(connecting);
+        tokio::select! {
+            connected = &mut connecting => connected,
+            () = sleep(SILENCE_MAX) => {
+                eprintln!("{notice}");
+                connecting.await
+            }
+        }
     }
 
     /// The same with a pause between reads, for clients that read several streams: see [`client::connect_at_rest`].
@@ -54,15 +129,19 @@ impl DaemonConnection {
     /// # Errors
     /// With exit code 69 when nothing answers there.
     pub async fn connect_at_rest(socket: PathBuf, rest: Duration) -> Result<Self, Failure> {
+        let token = Token::of_process()?;
         match client::connect_at_rest(&socket, rest).await {
-            Ok(channel) => Ok(Self { socket, channel }),
+            Ok(channel) => Ok(Self {
+                socket,
+                channel: InterceptedService::new(channel, token),
+            }),
             Err(error) => Err(Failure::unreachable(&error)),
         }
     }
 
     /// Client of the service that generates text and scores it.
     #[must_use]
-    pub fn generation(&self) -> GenerationServiceClient<Channel> {
+    pub fn generation(&self) -> GenerationServiceClient<DaemonChannel> {
         GenerationServiceClient::new(self.channel.clone())
             .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
             .max_encoding_message_size(client::MESSAGE_BYTES_MAX)
@@ -70,28 +149,28 @@ impl DaemonConnection {
 
     /// Client of the service that lists, follows and cancels operations.
     #[must_use]
-    pub fn operations(&self) -> OperationServiceClient<Channel> {
+    pub fn operations(&self) -> OperationServiceClient<DaemonChannel> {
         OperationServiceClient::new(self.channel.clone())
             .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
     }
 
     /// Client of the service for loading, downloading and listing models.
     #[must_use]
-    pub fn models(&self) -> ModelServiceClient<Channel> {
+    pub fn models(&self) -> ModelServiceClient<DaemonChannel> {
         ModelServiceClient::new(self.channel.clone())
             .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
     }
 
     /// Client of the service for plans, levels, budgets and work on files.
     #[must_use]
-    pub fn optimizer(&self) -> OptimizerServiceClient<Channel> {
+    pub fn optimizer(&self) -> OptimizerServiceClient<DaemonChannel> {
         OptimizerServiceClient::new(self.channel.clone())
             .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
     }
 
     /// Client of the service for snapshots.
     #[must_use]
-    pub fn telemetry(&self) -> TelemetryServiceClient<Channel> {
+    pub fn telemetry(&self) -> TelemetryServiceClient<DaemonChannel> {
         TelemetryServiceClient::new(self.channel.clone())
             .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
     }
@@ -113,5 +192,29 @@ impl DaemonConnection {
     #[must_use]
     pub fn failure(&self, status: Status) -> Failure {
         Failure::from_status(status, &self.socket)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_token_goes_with_each_call_and_is_never_shown() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        assert!(Token::read(&path).is_err());
+        for bad in ["", "\n", "two words"] {
+            fs::write(&path, bad).unwrap();
+            assert!(Token::read(&path).is_err(), "{bad:?}");
+        }
+        fs::write(&path, "0123456789abcdef\n").unwrap();
+        let mut token = Token::read(&path).unwrap();
+        let request = token.call(Request::new(())).unwrap();
+        let header = request.metadata().get("authorization").unwrap();
+        assert_eq!(header.to_str().unwrap(), "Bearer 0123456789abcdef");
+        assert!(!format!("{request:?}").contains("0123456789abcdef"));
     }
 }

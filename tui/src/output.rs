@@ -83,10 +83,10 @@ impl Failure {
             code: exit::UNREACHABLE,
             message: error.to_string(),
             hint: Some(
-                if error.is_denied {
-                    DENIED_HINT
-                } else {
-                    START_HINT
+                match (error.is_denied, error.is_busy) {
+                    (true, _) => DENIED_HINT,
+                    (_, true) => BUSY_HINT,
+                    _ => START_HINT,
                 }
                 .to_owned(),
             ),
@@ -203,7 +203,11 @@ fn usage_words(error: &clap::Error) -> (String, Option<String>) {
 }
 
 /// Hint where the socket belongs to another user.
-const DENIED_HINT: &str = "the socket of the service is open to the group sluice: run `sudo usermod -aG sluice $USER` and log in again; or name your own daemon's socket with --socket";
+const DENIED_HINT: &str = "the socket of the service is open to the group sluice: run `sudo usermod -aG sluice $USER` (to load models and change levels as well: sluice,sluice-admin) and log in again; or name your own daemon's socket with --socket";
+
+/// Hint where a daemon listens and does not answer.
+const BUSY_HINT: &str =
+    "try again; if it stays so, look at its log (`journalctl -u sluice`), or restart it";
 
 /// Hint where no daemon runs.
 pub const START_HINT: &str = "start it with `sluiced` (or `systemctl start sluice`), or with a model by `sluice run NAME`; or name its socket with --socket or $SLUICE_SOCKET";
@@ -379,6 +383,7 @@ mod tests {
             socket: "/run/sluice/sluice.sock".into(),
             cause: "Permission denied (os error 13)".into(),
             is_denied: true,
+            is_busy: false,
         };
         let Failure::Reported { hint, .. } = Failure::unreachable(&error) else {
             panic!("told");

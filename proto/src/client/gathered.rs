@@ -16,15 +16,18 @@ use tokio::{
 /// them a thousand times; to read what gathered in the meantime costs a fraction.
 pub(super) struct GatheredStream<T> {
     inner: T,
+    /// Bytes that were read before, and how many of them were handed on.
+    first: (Vec<u8>, usize),
     rest: Duration,
     until: Pin<Box<Sleep>>,
 }
 
 impl<T> GatheredStream<T> {
     /// `rest` is what an answer may come later for it.
-    pub(super) fn new(inner: T, rest: Duration) -> Self {
+    pub(super) fn new(inner: T, first: Vec<u8>, rest: Duration) -> Self {
         Self {
             inner,
+            first: (first, 0),
             rest,
             until: Box::pin(sleep(Duration::ZERO)),
         }
@@ -37,6 +40,13 @@ impl<T: AsyncRead + Unpin> AsyncRead for GatheredStream<T> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        let (first, handed) = &mut self.first;
+        if *handed < first.len() {
+            let now = buffer.remaining().min(first.len() - *handed);
+            buffer.put_slice(&first[*handed..][..now]);
+            *handed += now;
+            return Poll::Ready(Ok(()));
+        }
         // Most clients have no rest, since they wait for single answers.
         if !self.rest.is_zero() {
             ready!(self.until.as_mut().poll(context));
@@ -95,7 +105,7 @@ mod tests {
     async fn what_came_while_it_rested_is_read_at_once() {
         let (mut writer, reader) = UnixStream::pair().expect("a pair");
         let rest = Duration::from_millis(30);
-        let mut gathered = GatheredStream::new(reader, rest);
+        let mut gathered = GatheredStream::new(reader, Vec::new(), rest);
         let mut buffer = [0; 64];
         writer.write_all(b"one").await.expect("written");
         let start = Instant::now();

@@ -32,12 +32,12 @@ where
     }
 }
 
-/// How long a connection is tried for while the line of those that wait to be accepted is full.
-const CONNECT_WAIT: Duration = Duration::from_secs(60);
+/// How long a connection is tried for while the daemon has no place for it.
+pub(super) const CONNECT_WAIT: Duration = Duration::from_secs(60);
 /// Pause between two such attempts.
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Opens a connection, again while the system says that the daemon has too many to accept. Nobody is told when one is.
+/// Opens a connection, again while the daemon has no place for it (`WouldBlock`). Nobody is told when there is one.
 pub(super) async fn while_busy<T, F>(open: impl Fn() -> F) -> io::Result<T>
 where
     F: Future<Output = io::Result<T>>,

@@ -11,7 +11,7 @@ use std::{
 use serde_json::Value;
 use testkit::{eventually, terminal::Journey};
 
-use crate::support::{code, sluice, stderr, stdout};
+use crate::support::{code, said, sluice, stderr, stdout};
 
 /// Reading the embedded model takes a moment, more so beside other tests.
 const READY_WITHIN: Duration = Duration::from_secs(180);
@@ -450,4 +450,24 @@ fn a_level_is_planned_put_in_force_and_taken_back() {
         before,
         "as if it had never left"
     );
+}
+
+#[test]
+fn a_daemon_that_is_stopped_is_told_of_within_two_seconds() {
+    let daemon = Daemon::start();
+    let pid = rustix::process::Pid::from_child(&daemon.child);
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    let begun = Instant::now();
+    let mut waiting = sluice(&["--socket", daemon.socket.to_str().unwrap(), "status"])
+        .spawn()
+        .unwrap();
+    let mut errors = waiting.stderr.take().unwrap();
+    said(&mut errors, "it does not answer yet");
+    assert!(
+        begun.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        begun.elapsed()
+    );
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    assert!(waiting.wait().unwrap().success());
 }
