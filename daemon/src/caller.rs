@@ -3,18 +3,24 @@
 use sluice_engine::ShareKey;
 use tonic::Request;
 
+use crate::role::Role;
+
 /// The maker of a call, found among the request's extensions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Caller {
-    /// The user behind the connection.
+    /// The user behind the call.
     pub user: User,
     /// The connection, by a number that no other had since the daemon started.
     pub connection: u64,
+    /// What the caller may do; `None`: nothing.
+    pub role: Option<Role>,
 }
 
-/// The user behind a connection, as far as the system tells.
+/// The user behind a call, as far as the system or a token tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum User {
+    /// The daemon itself.
+    Daemon,
     /// The user and group id of the process that opened the connection to the Unix socket.
     Unix {
         /// User id.
@@ -24,24 +30,94 @@ pub enum User {
     },
     /// Somebody on the loopback port: the system doesn't tell who.
     Tcp,
+    /// Who knows a token, by its number in the file.
+    Token(u32),
 }
 
 impl Caller {
-    /// The caller of a request; `None` for one that came over no connection of the daemon's.
+    /// The daemon itself, which may do everything.
+    pub const DAEMON: Self = Self {
+        user: User::Daemon,
+        connection: 0,
+        role: Some(Role::Admin),
+    };
+
+    /// The caller of a request; the daemon itself for one that came over no connection.
     #[must_use]
-    pub fn of<T>(request: &Request<T>) -> Option<Self> {
-        request.extensions().get().copied()
+    pub fn of<T>(request: &Request<T>) -> Self {
+        request.extensions().get().copied().unwrap_or(Self::DAEMON)
     }
 
-    /// The share that its turns are taken from. All who came over the loopback port share as one user.
+    /// The share that its turns are taken from. All who came over the loopback port without a token share as one user.
     #[must_use]
     pub fn share(self) -> ShareKey {
+        // Above all user ids, which have 32 bits.
+        const OTHERS: u64 = 1 << 32;
         ShareKey {
             user: match self.user {
                 User::Unix { uid, .. } => uid.into(),
-                User::Tcp => u64::MAX,
+                User::Daemon => OTHERS,
+                User::Tcp => OTHERS + 1,
+                User::Token(number) => OTHERS + 2 + u64::from(number),
             },
             connection: self.connection,
         }
+    }
+
+    /// Whether it may do what this role is for.
+    #[must_use]
+    pub fn may(self, role: Role) -> bool {
+        self.role >= Some(role)
+    }
+
+    /// Whether what `other` asked for is its own: of the same user, and of the same connection where nobody knows the user.
+    #[must_use]
+    pub fn is_same_as(self, other: Self) -> bool {
+        let is_known = self.user != User::Tcp;
+        self.user == other.user && (is_known || self.connection == other.connection)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn caller(user: User, connection: u64, role: Option<Role>) -> Caller {
+        Caller {
+            user,
+            connection,
+            role,
+        }
+    }
+
+    #[test]
+    fn a_role_may_what_those_before_it_may() {
+        let of = |role| caller(User::Tcp, 1, role);
+        assert!(!of(None).may(Role::Observe));
+        assert!(of(Some(Role::Operate)).may(Role::Generate));
+        assert!(!of(Some(Role::Operate)).may(Role::Admin));
+    }
+
+    #[test]
+    fn nobody_is_taken_for_another() {
+        let unix = |uid| User::Unix { uid, gid: 7 };
+        let users = [
+            User::Daemon,
+            unix(0),
+            unix(1),
+            User::Tcp,
+            User::Token(0),
+            User::Token(1),
+        ];
+        for (index, user) in users.into_iter().enumerate() {
+            for (other_index, other) in users.into_iter().enumerate() {
+                let (one, other) = (caller(user, 1, None), caller(other, 2, None));
+                let is_same = index == other_index;
+                assert_eq!(one.is_same_as(other), is_same && user != User::Tcp);
+                assert_eq!(one.share().user == other.share().user, is_same);
+            }
+        }
+        let anonymous = caller(User::Tcp, 1, None);
+        assert!(anonymous.is_same_as(anonymous));
     }
 }

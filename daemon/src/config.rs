@@ -28,7 +28,7 @@ pub use self::{
     models::{ModelTable, ModelTables, ModelsFile},
     table::Config,
     values::{
-        ComputeDtype, Device, DiskReadLimit, IdleUnload, Listen, LogFilter, MaxSlowdown,
+        ComputeDtype, Device, DiskReadLimit, Folders, IdleUnload, Listen, LogFilter, MaxSlowdown,
         OptionalPath, PinnedMemoryLimit, SocketFolder, SocketPath, Threads, WeightCacheLimit,
         Within,
     },

@@ -17,7 +17,11 @@ use sluice_proto::{model::InvalidField, v1};
 use sluice_tokenizer::TokenizerError;
 use tonic::Status;
 
-use crate::{limits::MESSAGE_TIMEOUT, model_name::EMBEDDED_NAME};
+use crate::{
+    limits::{MESSAGE_TIMEOUT, REQUEST_BYTES_MAX},
+    model_name::EMBEDDED_NAME,
+    role::Role,
+};
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
@@ -284,6 +288,47 @@ pub enum Failure {
     /// A message did not come to its end.
     #[error("the message did not come within {} s", MESSAGE_TIMEOUT.as_secs())]
     MessageTimeout,
+    /// The caller's role does not reach.
+    #[error(
+        "{call} needs the role {needed}; you have {}",
+        match .role { Some(role) => role.name(), None => "none" }
+    )]
+    NotAllowed {
+        /// Name of the call.
+        call: &'static str,
+        /// The least role that may make it.
+        needed: Role,
+        /// The caller's.
+        role: Option<Role>,
+    },
+    /// An operation belongs to another user, and the caller's role does not reach.
+    #[error("operation {id} belongs to another user")]
+    NotYours {
+        /// The operation's number.
+        id: u64,
+        /// The least role that may do this with anybody's.
+        needed: Role,
+    },
+    /// A path is not below a folder that the caller may name.
+    #[error("{} is not below a folder in which you may name files", .path.display())]
+    PathNotAllowed {
+        /// The path.
+        path: PathBuf,
+        /// The folders.
+        folders: Vec<PathBuf>,
+    },
+    /// A call brings a token that the daemon does not know.
+    #[error("the token is unknown")]
+    UnknownToken,
+    /// The bytes of a message are none of its kind.
+    #[error("cannot read the message: {cause}")]
+    MalformedMessage {
+        /// What is wrong with it.
+        cause: String,
+    },
+    /// A message is too large.
+    #[error("the message has more than {REQUEST_BYTES_MAX} bytes")]
+    MessageTooLarge,
     /// The caller's deadline passed.
     #[error("the deadline of {} ms has passed", .deadline.as_millis())]
     DeadlineExceeded {

@@ -17,6 +17,7 @@ pub mod synth;
 pub mod listen;
 pub mod systemd;
 
+pub mod access;
 mod atomic_file;
 pub mod caller;
 pub mod failure;
@@ -28,8 +29,10 @@ pub mod model_name;
 pub mod models;
 pub mod operations;
 pub mod requests;
+pub mod role;
 pub mod settings;
 pub mod stall;
+pub mod tokens;
 
 pub mod prepare;
 pub mod translate;

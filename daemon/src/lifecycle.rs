@@ -18,11 +18,13 @@ use sluice_shared::{exit, units};
 use tokio::{
     runtime,
     signal::unix::{Signal, SignalKind, signal},
+    sync::mpsc,
     task::JoinHandle,
     time::{sleep, timeout},
 };
 
 use crate::{
+    access::AccessRules,
     config::{Config, Device, SettingSource},
     gpu_fit, idle,
     library::Library,
@@ -33,6 +35,7 @@ use crate::{
     services::{self, Daemon, Listeners},
     settings::{self, RememberedSettings, SettingOrigin},
     systemd,
+    tokens::TokenFileError,
     watchdog::{self, Patience},
 };
 
@@ -56,6 +59,9 @@ enum StartError {
     /// The engine refused to start, for example because the requested GPU is missing.
     #[error("cannot start the engine: {0}")]
     Engine(#[from] EngineError),
+    /// The token file cannot be used.
+    #[error(transparent)]
+    Tokens(#[from] TokenFileError),
     /// The system refused the runtime or the signal handlers.
     #[error("cannot {operation}: {cause}")]
     System {
@@ -149,6 +155,7 @@ async fn serve(
         config.hub_cache.clone(),
         config.hub.clone(),
     );
+    let access = AccessRules::of(config)?;
     let name = configured_model(&library, config);
     let options = |device| EngineOptions {
         device,
@@ -189,15 +196,17 @@ async fn serve(
     make_kernel_folder(config, &engine);
     let socket = listening.path.clone();
     let daemon = Daemon::new(engine, library, settings, socket, config.preset.value);
-    let daemon = Arc::new(daemon);
+    let daemon = Arc::new(daemon.with_access(access));
     if loads_at_start {
         load_configured_model(&daemon, name);
     }
+    let (replace, replacements) = mpsc::channel(1);
     let address = port.as_ref().and_then(|port| port.local_addr().ok());
     let listeners = Listeners {
         unix: listening
             .take_listener()
             .expect("a socket that was just opened has its listener"),
+        replacements,
         tcp: port,
     };
     let server = tokio::spawn(services::serve(daemon.clone(), listeners));
@@ -213,7 +222,7 @@ async fn serve(
             tracing::info!(signal = name, "shutting down");
             tokio::select! {
                 () = drain(&daemon, config.drain_seconds.value.get() as u64) => exit::OK,
-                name = signals.next() => {
+                name = signals.impatient() => {
                     tracing::warn!(signal = name, "leaving at once");
                     listening.remove_file();
                     // A second signal means now: not even the engine's thread is waited for.
@@ -221,6 +230,7 @@ async fn serve(
                 }
             }
         }
+        () = listening.keep(replace) => unreachable!("it goes on"),
         () = engine_death(&daemon) => {
             match daemon.engine.device().has_failed() {
                 true => tracing::error!("the GPU failed; exiting for a clean restart"),
@@ -384,10 +394,12 @@ fn status_line(daemon: &Daemon) -> String {
     }
 }
 
-/// SIGTERM and SIGINT.
+/// The signals that end the daemon.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    /// The terminal was closed; `None` where whoever started the daemon has this ignored, as `nohup` does.
+    hangup: Option<Signal>,
 }
 
 impl Signals {
@@ -401,15 +413,47 @@ impl Signals {
         Ok(Self {
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,
+            hangup: match ignores_hangup() {
+                true => None,
+                false => Some(listen(SignalKind::hangup())?),
+            },
         })
     }
 
     async fn next(&mut self) -> &'static str {
+        let hangup = async {
+            match &mut self.hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = hangup => "SIGHUP",
+        }
+    }
+
+    /// A signal of somebody who doesn't want to wait. A terminal that closes may send SIGHUP more than once.
+    async fn impatient(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
         }
     }
+}
+
+/// Whether SIGHUP is ignored by inheritance, as the kernel tells.
+fn ignores_hangup() -> bool {
+    const HANGUP: u64 = 1 << (rustix::process::Signal::HUP.as_raw() - 1);
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mut ignored = status
+        .lines()
+        .filter_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = ignored
+        .next()
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & HANGUP != 0)
 }
 
 /// Returns when the engine's thread is gone though nobody stopped it.

@@ -68,3 +68,16 @@ pub const IDLE_TIMEOUT: Duration = Duration::from_secs(20 * 60);
 pub const PING_INTERVAL: Duration = Duration::from_secs(2 * 60);
 /// Time for its answer.
 pub const PING_TIMEOUT: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_limit_is_written_down() {
+        let written = include_str!("../../docs/limits.md");
+        let lines = include_str!("limits.rs").lines();
+        let names = lines.filter_map(|line| line.strip_prefix("pub const ")?.split(':').next());
+        for name in names {
+            assert!(written.contains(&format!("| `{name}` |")), "{name}");
+        }
+    }
+}

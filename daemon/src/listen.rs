@@ -15,10 +15,13 @@ use std::{
 
 use listenfd::ListenFd;
 use rustix::{
-    fs::{FlockOperation, Mode},
+    fs::{FlockOperation, Mode, OFlags},
     net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
 };
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::{
+    net::{TcpListener, UnixListener, UnixStream},
+    sync::mpsc,
+};
 
 use crate::{
     config::{SocketFolder, SocketPath},
@@ -33,9 +36,17 @@ pub struct Listening {
     pub path: PathBuf,
     /// Whether systemd opened it.
     pub activated: bool,
-    /// Device and inode of the file that this process made; `None` when systemd owns it. A path alone would not tell whether
-    /// another daemon has put its socket there since.
-    made: Option<(u64, u64)>,
+    /// `None` when systemd owns it.
+    made: Option<MadeSocket>,
+}
+
+/// A socket that this process made.
+#[derive(Debug)]
+struct MadeSocket {
+    /// Device and inode of its file. A path alone would not tell whether another daemon has put its socket there since.
+    file: (u64, u64),
+    /// Held as long as the daemon lives: a second one must not start beside it even when the socket's file is gone.
+    lock: SocketLock,
 }
 
 impl Listening {
@@ -49,11 +60,85 @@ impl Listening {
         let Some(made) = self.made.take() else {
             return;
         };
-        let present = fs::symlink_metadata(&self.path);
-        if present.is_ok_and(|file| (file.dev(), file.ino()) == made) {
+        if present(&self.path).is_ok_and(|file| file == Some(made.file)) {
             // Somebody else may have removed it first.
             let _ = fs::remove_file(&self.path);
         }
+        made.lock.remove();
+    }
+
+    /// Opens the socket again whenever its file is gone, such as by a cleaner of temporary folders, and hands the new
+    /// listener on. Never returns.
+    pub async fn keep(&mut self, replacements: mpsc::Sender<UnixListener>) {
+        let mut has_told = false;
+        loop {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+            let Some(made) = &mut self.made else {
+                // systemd keeps its own.
+                return std::future::pending().await;
+            };
+            let socket = self.path.display();
+            match present(&self.path) {
+                Ok(Some(file)) if file == made.file => has_told = false,
+                Ok(None) => match open_locked(&self.path) {
+                    Ok((listener, file)) => {
+                        made.file = file;
+                        tracing::warn!(%socket, "the socket's file was gone; it is open again");
+                        // Fails only where nobody serves any more.
+                        let _ = replacements.send(listener).await;
+                    }
+                    Err(error) => tell_once(&mut has_told, &error),
+                },
+                Ok(Some(_)) => tell_once(&mut has_told, &ListenError::Replaced(self.path.clone())),
+                Err(cause) => tell_once(&mut has_told, &fault("look at", &self.path, cause)),
+            }
+        }
+    }
+}
+
+/// Says once that the socket can't be reached: it is looked at every second.
+fn tell_once(has_told: &mut bool, error: &ListenError) {
+    if !std::mem::replace(has_told, true) {
+        tracing::error!(%error, "clients cannot connect");
+    }
+}
+
+/// Device and inode of what is at a path; `None` where there is nothing.
+fn present(path: &Path) -> io::Result<Option<(u64, u64)>> {
+    match fs::symlink_metadata(path) {
+        Ok(file) => Ok(Some((file.dev(), file.ino()))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// A lock on a file beside the socket. The kernel gives it back when the process is killed.
+#[derive(Debug)]
+struct SocketLock {
+    path: PathBuf,
+    _file: File,
+}
+
+impl SocketLock {
+    /// Takes the lock of a socket; the caller holds the folder's.
+    fn take(socket: &Path) -> Result<Self, ListenError> {
+        let mut path = socket.as_os_str().to_owned();
+        path.push(".lock");
+        let path = PathBuf::from(path);
+        let options = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = rustix::fs::open(&path, options, Mode::from_raw_mode(0o600));
+        let file = File::from(file.map_err(|errno| fault("open the lock", &path, errno.into()))?);
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self { path, _file: file }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(ListenError::Taken(socket.to_owned())),
+            Err(errno) => Err(fault("lock", &path, errno.into())),
+        }
+    }
+
+    /// Removes the file while the lock is still held. Whoever opened it before holds a lock on no file, which does no harm:
+    /// the folder's lock orders the start of daemons.
+    fn remove(self) {
+        let _ = fs::remove_file(&self.path);
     }
 }
 
@@ -72,6 +157,12 @@ pub enum ListenError {
         path = .0.display()
     )]
     Taken(PathBuf),
+    /// Somebody has put another file in the socket's place while the daemon runs.
+    #[error(
+        "another file is at {path}, in the place of sluiced's socket\nhint: restart sluiced",
+        path = .0.display()
+    )]
+    Replaced(PathBuf),
     /// A file that is not a socket has the path.
     #[error(
         "{path} is in the way and is not a socket\nhint: move it, or choose another --socket",
@@ -118,6 +209,8 @@ pub enum ListenError {
 const SOCKET_MODE: u32 = 0o660;
 /// Time to wait for a connection to an existing socket. No answer by then counts as a living owner, so that the socket stays.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often the socket's file is looked for.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause between attempts to lock the socket's folder, which another daemon holds while it starts.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// Attempts before the start fails: two seconds.
@@ -172,21 +265,28 @@ async fn bind(address: &SocketPath) -> Result<Listening, ListenError> {
 
     // Two daemons that both find a stale socket must not remove each other's new one. The
     // folder itself is the lock, so that no file is left behind.
-    let lock = lock_folder(folder).await?;
+    let folder_lock = lock_folder(folder).await?;
     clear_the_way(path).await?;
+    let lock = SocketLock::take(path)?;
+    let (listener, file) = open_locked(path)?;
+    drop(folder_lock);
 
+    Ok(Listening {
+        listener: Some(listener),
+        path: path.clone(),
+        activated: false,
+        made: Some(MadeSocket { file, lock }),
+    })
+}
+
+/// Opens the socket at a path where nothing is; also device and inode of its file. The caller holds the socket's lock.
+fn open_locked(path: &Path) -> Result<(UnixListener, (u64, u64)), ListenError> {
     let listener = bind_private(path).map_err(|cause| fault("open the socket", path, cause))?;
     let file = fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE))
         .and_then(|()| fs::symlink_metadata(path))
         .map_err(|cause| fault("set permissions of", path, cause))?;
-    drop(lock);
-
-    Ok(Listening {
-        listener: Some(to_tokio(listener).map_err(|cause| fault("listen on", path, cause))?),
-        path: path.clone(),
-        activated: false,
-        made: Some((file.dev(), file.ino())),
-    })
+    let listener = to_tokio(listener).map_err(|cause| fault("listen on", path, cause))?;
+    Ok((listener, (file.dev(), file.ino())))
 }
 
 /// A listening socket whose file never lets others in, not even for a moment.
@@ -356,6 +456,27 @@ mod tests {
         assert!(matches!(bind(&given).await, Err(ListenError::Taken(_))));
         assert!(UnixStream::connect(&path).await.is_ok());
         drop(living);
+    }
+
+    #[tokio::test]
+    async fn a_socket_whose_file_is_gone_is_opened_again_and_stays_taken() {
+        let place = TempDir::new().unwrap();
+        let path = place.path().join("s");
+        let given = address(path.clone(), SocketFolder::Given);
+        let mut first = bind(&given).await.unwrap();
+        fs::remove_file(&path).unwrap();
+        assert!(matches!(bind(&given).await, Err(ListenError::Taken(_))));
+        let (send, mut replacements) = mpsc::channel(1);
+        let replacement = tokio::select! {
+            () = first.keep(send) => unreachable!("it goes on"),
+            replacement = replacements.recv() => replacement.unwrap(),
+        };
+        let (_client, accepted) = tokio::join!(UnixStream::connect(&path), replacement.accept());
+        accepted.unwrap();
+        assert_eq!(mode(&path), 0o660);
+        drop(first);
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+        bind(&given).await.unwrap();
     }
 
     #[tokio::test]

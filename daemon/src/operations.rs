@@ -69,7 +69,7 @@ const LIMITS: [Limit; 3] = [
         kinds: &[v1::OperationKind::Pull],
         // More would only share the network's bandwidth.
         max: 4,
-        max_of_user: 4,
+        max_of_user: 3,
         refusal: |max, _| Failure::TooManyPulls { max },
     },
     Limit {
@@ -269,7 +269,8 @@ impl Known {
                 limit.kinds.contains(&other.kind()) && !other.is_finished()
             };
             let counted = || self.all.values().filter(is_counted);
-            let is_theirs = |other: &&Arc<Operation>| other.description().user == one.user;
+            let user = |one: &OperationDescription| one.caller.map(|caller| caller.user);
+            let is_theirs = |other: &&Arc<Operation>| user(other.description()) == user(one);
             if let Some(other) = counted().filter(is_theirs).nth(limit.max_of_user - 1) {
                 return Err((limit.refusal)(limit.max_of_user, other));
             }

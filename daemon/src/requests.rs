@@ -15,6 +15,7 @@ use sluice_proto::v1::{self, generation_event::Event};
 
 use self::record::RequestHandle;
 pub use self::record::{RecordReader, RequestDescription, RequestEnd, RequestRecord};
+use crate::caller::Caller;
 use crate::operations::{ChangeNotifier, OperationDescription, Operations};
 
 /// Requests that are remembered after their end.
@@ -104,13 +105,19 @@ impl Requests {
         }
     }
 
-    /// A request with an id, which [`Requests::expect`] or [`Requests::admit`] lists.
+    /// A request of this caller with an id, which [`Requests::expect`] or [`Requests::admit`] lists.
     #[must_use]
-    pub fn create(&self, facts: RequestDescription, model: &str) -> Arc<RequestRecord> {
+    pub fn create(
+        &self,
+        caller: Caller,
+        facts: RequestDescription,
+        model: &str,
+    ) -> Arc<RequestRecord> {
         let handle = Arc::new(RequestHandle::new(self.engine.clone()));
         let stops = handle.clone();
         let description = OperationDescription {
             kind: facts.kind,
+            caller: Some(caller),
             ..Default::default()
         };
         let cancel = Box::new(move || stops.stop());

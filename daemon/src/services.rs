@@ -11,6 +11,7 @@ mod library;
 mod model;
 mod operation;
 mod optimizer;
+mod permissions;
 mod requests;
 mod snapshot;
 mod telemetry;
@@ -45,6 +46,7 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 use self::gate::Gate;
 pub(crate) use self::library::load_configured;
 use crate::{
+    access::AccessRules,
     failure::Failure,
     library::{Library, Pulls},
     limits::{
@@ -82,6 +84,8 @@ pub struct Daemon {
     pub switch_target: SwitchTarget,
     /// Why the engine counts as stuck; `None` while it gets on.
     pub stall: StallReport,
+    /// Who may do what.
+    pub access: Arc<AccessRules>,
     /// Ends every stream that would not end by itself.
     pub closing: CancellationToken,
     /// Path of the Unix socket.
@@ -151,6 +155,7 @@ impl Daemon {
             changes: changes.clone(),
             switch_target: SwitchTarget::default(),
             stall: StallReport::default(),
+            access: Arc::default(),
             closing,
             socket,
             settings,
@@ -164,6 +169,13 @@ impl Daemon {
             line: waiting::WaitingLine::default(),
             writes: WriteQueue::default(),
         }
+    }
+
+    /// Lets callers do what these rules say; without, only root and the daemon's own user may do anything.
+    #[must_use]
+    pub fn with_access(mut self, access: AccessRules) -> Self {
+        self.access = Arc::new(access);
+        self
     }
 
     /// Makes the daemon refuse everything new.
@@ -233,7 +245,7 @@ pub async fn serve(
     let operation = OperationServiceServer::new(operation::Service(daemon.clone()));
     let optimizer = OptimizerServiceServer::new(optimizer::Service(daemon.clone()));
     let telemetry = TelemetryServiceServer::new(telemetry::Service(daemon.clone()));
-    let closing = daemon.closing.clone();
+    let (closing, access) = (daemon.closing.clone(), daemon.access.clone());
     Server::builder()
         .max_concurrent_streams(STREAMS_MAX)
         .concurrency_limit_per_connection(CALLS_READ_MAX)
@@ -243,7 +255,7 @@ pub async fn serve(
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .http2_keepalive_timeout(Some(PING_TIMEOUT))
         .layer(incoming::LocalNames)
-        .layer(calls::Calls::default())
+        .layer(calls::Calls::new(access.clone()))
         .add_service(
             generation
                 .max_decoding_message_size(REQUEST_BYTES_MAX)
@@ -257,7 +269,10 @@ pub async fn serve(
         .add_service(reflection().build_v1().expect(made_here))
         // For tools that still ask for the reflection service of before 2023.
         .add_service(reflection().build_v1alpha().expect(made_here))
-        .serve_with_incoming_shutdown(incoming::connections(listeners), closing.cancelled_owned())
+        .serve_with_incoming_shutdown(
+            incoming::connections(listeners, access),
+            closing.cancelled_owned(),
+        )
         .await
 }
 

@@ -15,9 +15,9 @@ use sluice_shared::{
 };
 
 use super::{
-    ComputeDtype, ConfigError, Device, DiskReadLimit, IdleUnload, Listen, LogFilter, MaxSlowdown,
-    ModelsFile, OptionalPath, PinnedMemoryLimit, Setting, SettingSource, SocketPath, Threads,
-    WeightCacheLimit, Within,
+    ComputeDtype, ConfigError, Device, DiskReadLimit, Folders, IdleUnload, Listen, LogFilter,
+    MaxSlowdown, ModelsFile, OptionalPath, PinnedMemoryLimit, Setting, SettingSource, SocketPath,
+    Threads, WeightCacheLimit, Within,
     layers::{
         self,
         BuiltIn::{self, Computed, Is},
@@ -26,6 +26,7 @@ use super::{
     row::{SettingRow, ValueForm},
     values::Value,
 };
+use crate::role::RoleRules;
 
 impl SettingRow {
     fn new<T: Value>(
@@ -150,6 +151,38 @@ settings! {
     /// sluice.service.d/listen.conf.
     listen: Listen {
         value: "ADDRESS|none",
+        form: Text,
+        built_in: Is("none"),
+    }
+
+    /// Who may do what: roles with users, @groups or * for everybody, such as "generate=*; operate=alice; admin=@wheel"
+    ///
+    /// Roles are observe, generate, operate and admin, each with what those before it may do. Root and the daemon's own user are
+    /// administrators. On the loopback port, callers without a token are everybody. See docs/peers.md.
+    roles: RoleRules {
+        value: "RULES",
+        form: Text,
+        built_in: Is("generate=*; admin=@sluice-admin"),
+    }
+
+    /// File of tokens for callers on the loopback port, a line each: ROLE TOKEN
+    ///
+    /// Only the daemon's user and group may be able to read it.
+    token_file: OptionalPath {
+        value: "FILE",
+        form: Path,
+        built_in: Computed {
+            compute: |_| OptionalPath(None),
+            words: "none",
+            example: "/etc/sluice/tokens",
+        },
+    }
+
+    /// Folders below which callers with the role operate may name models and files, beside those of downloads; separated by :
+    ///
+    /// Administrators may name any path that the daemon's user can open.
+    model_folders: Folders {
+        value: "DIR:DIR|none",
         form: Text,
         built_in: Is("none"),
     }

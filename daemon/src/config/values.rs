@@ -43,6 +43,54 @@ impl Value for OptionalPath {
     }
 }
 
+/// Folders by their absolute paths, separated by colons, or `none`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Folders(Vec<PathBuf>);
+
+impl Folders {
+    /// Folders that a setting may name.
+    const MAX: usize = 64;
+
+    /// The folders.
+    #[must_use]
+    pub fn folders(&self) -> &[PathBuf] {
+        &self.0
+    }
+}
+
+impl FromStr for Folders {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = text
+            .split(':')
+            .filter(|_| text != "none")
+            .map(PathBuf::from);
+        let folders: Vec<_> = named.collect();
+        if let Some(relative) = folders.iter().find(|folder| !folder.is_absolute()) {
+            return Err(format!("'{}' is not an absolute path", relative.display()));
+        }
+        match folders.len() {
+            0..=Self::MAX => Ok(Self(folders)),
+            more => Err(format!("{more} folders are more than {}", Self::MAX)),
+        }
+    }
+}
+
+impl fmt::Display for Folders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self
+            .0
+            .iter()
+            .map(|folder| folder.to_string_lossy())
+            .collect();
+        match names.is_empty() {
+            true => f.write_str("none"),
+            false => f.write_str(&names.join(":")),
+        }
+    }
+}
+
 /// A socket's path, and what may be done to the folder it lies in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SocketPath {
@@ -300,7 +348,7 @@ fn read_address(text: &str) -> Result<SocketAddr, String> {
     match address.ip().is_loopback() {
         true => Ok(address),
         false => Err(format!(
-            "{address} is reachable from other machines, and sluiced has no authentication: listen on 127.0.0.1:{port}, and \
+            "{address} is reachable from other machines, and sluiced does not encrypt: listen on 127.0.0.1:{port}, and \
              come from elsewhere through a tunnel, such as `ssh -L {port}:127.0.0.1:{port} HOST`",
             port = address.port()
         )),

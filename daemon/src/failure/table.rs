@@ -16,22 +16,28 @@ use super::{
     job, library,
     row::ErrorRow,
 };
+use crate::limits::REQUEST_BYTES_MAX;
 
 /// Who speaks in `ErrorInfo.domain`.
 pub(super) const DOMAIN: &str = "sluice";
+/// Bytes of an error's words, which may quote a file or a request.
+const MESSAGE_BYTES_MAX: usize = 2 << 10;
+/// Bytes of a figure, such as a path.
+const FIGURE_BYTES_MAX: usize = 512;
 /// How soon a refused request may be tried again.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 
 pub(super) fn status(failure: &Failure) -> Status {
     let row = row(failure);
-    let message = failure.to_string();
+    let message = bounded(failure.to_string(), MESSAGE_BYTES_MAX);
     let mut metadata: HashMap<String, String> = row
         .figures
         .into_iter()
-        .map(|(name, value)| (name.to_owned(), value))
+        .map(|(name, value)| (name.to_owned(), bounded(value, FIGURE_BYTES_MAX)))
         .collect();
     if let Some(hint) = row.hint {
-        metadata.insert("hint".to_owned(), hint.into_owned());
+        let hint = bounded(hint.into_owned(), MESSAGE_BYTES_MAX);
+        metadata.insert("hint".to_owned(), hint);
     }
     let mut details = ErrorDetails::new();
     details.set_error_info(row.reason, DOMAIN, metadata);
@@ -42,6 +48,15 @@ pub(super) fn status(failure: &Failure) -> Status {
         details.set_retry_info(Some(RETRY_DELAY));
     }
     Status::with_error_details(row.code, message, details)
+}
+
+/// The text, cut where it is longer. Errors travel in headers, and a client that finds those too large shows another error.
+fn bounded(mut text: String, bytes_max: usize) -> String {
+    if text.len() > bytes_max {
+        text.truncate(text.floor_char_boundary(bytes_max));
+        text.push('…');
+    }
+    text
 }
 
 fn row(failure: &Failure) -> ErrorRow {
@@ -154,7 +169,6 @@ fn row(failure: &Failure) -> ErrorRow {
                 .hint("ask for another change, such as `sluice restore`, which takes its place")
                 .figure("operation_id", id)
         }
-        // No retry delay: it will not come back by itself.
         Failure::TooManyCalls => ErrorRow::new(Code::ResourceExhausted, "TOO_MANY_CALLS")
             .hint("end calls that are no longer needed, or try again")
             .retry(),
@@ -163,6 +177,35 @@ fn row(failure: &Failure) -> ErrorRow {
             .retry(),
         Failure::MessageTimeout => ErrorRow::new(Code::DeadlineExceeded, "MESSAGE_TIMEOUT")
             .hint("send the message at once"),
+        Failure::NotAllowed { needed, .. } => ErrorRow::new(Code::PermissionDenied, "ROLE_NEEDED")
+            .hint(
+                "the administrator gives roles: `roles` in sluiced.toml by user or group, or a token \
+                 (docs/peers.md)",
+            )
+            .figure("needed", needed),
+        Failure::NotYours { needed, .. } => ErrorRow::new(Code::PermissionDenied, "NOT_YOURS")
+            .hint(format!("only its own user may do this, or the role {needed}"))
+            .figure("needed", needed),
+        Failure::PathNotAllowed { folders, .. } => {
+            let names: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
+            ErrorRow::new(Code::PermissionDenied, "PATH_NOT_ALLOWED").hint(match names.is_empty() {
+                true => "the administrator names folders for this: `model_folders` in sluiced.toml".to_owned(),
+                false => format!(
+                    "these are meant for it: {}; the administrator adds others with `model_folders` in sluiced.toml",
+                    names.join(", ")
+                ),
+            })
+        }
+        Failure::UnknownToken => ErrorRow::new(Code::Unauthenticated, "UNKNOWN_TOKEN")
+            .hint("ask the administrator for a token, or call without one"),
+        Failure::MalformedMessage { .. } => {
+            ErrorRow::invalid("MALFORMED_MESSAGE", "message")
+                .hint("text has to be UTF-8; was the client made from another version of the schema?")
+        }
+        Failure::MessageTooLarge => ErrorRow::new(Code::ResourceExhausted, "MESSAGE_TOO_LARGE")
+            .hint("send less text, or fewer token ids")
+            .figure("max", REQUEST_BYTES_MAX),
+        // No retry delay: it will not come back by itself.
         Failure::Draining => {
             ErrorRow::new(Code::Unavailable, "DRAINING").hint("start sluiced again and repeat")
         }

@@ -13,6 +13,7 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
 use super::*;
+use crate::role::Role;
 
 /// Names each variant; a new one does not compile until it stands here, and then fails the
 /// walk until [`all`] has an example of it.
@@ -84,6 +85,12 @@ fn name(failure: &Failure) -> &'static str {
         F::UnknownOperation { .. } => "unknown operation",
         F::NotCancellable { .. } => "not cancellable",
         F::Draining => "draining",
+        F::NotAllowed { .. } => "not allowed",
+        F::NotYours { .. } => "not yours",
+        F::PathNotAllowed { .. } => "path not allowed",
+        F::UnknownToken => "unknown token",
+        F::MalformedMessage { .. } => "malformed message",
+        F::MessageTooLarge => "message too large",
         F::TooManyCalls => "too many calls",
         F::MessagesFull => "messages full",
         F::MessageTimeout => "message timeout",
@@ -152,13 +159,14 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 146;
+const VARIANTS: usize = 152;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
     use Code::{
         Aborted, Cancelled, DataLoss, DeadlineExceeded, FailedPrecondition, Internal,
-        InvalidArgument, NotFound, PermissionDenied, ResourceExhausted, Unavailable,
+        InvalidArgument, NotFound, PermissionDenied, ResourceExhausted, Unauthenticated,
+        Unavailable,
     };
     use Failure as F;
     let text = || "text".to_owned();
@@ -363,6 +371,31 @@ async fn all() -> Vec<(Failure, Code)> {
         ),
         (F::AppliesToNextLoad, FailedPrecondition),
         (F::Draining, Unavailable),
+        (
+            F::NotAllowed {
+                call: "Apply",
+                needed: Role::Operate,
+                role: None,
+            },
+            PermissionDenied,
+        ),
+        (
+            F::NotYours {
+                id: 1,
+                needed: Role::Admin,
+            },
+            PermissionDenied,
+        ),
+        (
+            F::PathNotAllowed {
+                path: text().into(),
+                folders: Vec::new(),
+            },
+            PermissionDenied,
+        ),
+        (F::UnknownToken, Unauthenticated),
+        (F::MalformedMessage { cause: text() }, InvalidArgument),
+        (F::MessageTooLarge, ResourceExhausted),
         (F::TooManyCalls, ResourceExhausted),
         (F::MessagesFull, ResourceExhausted),
         (F::MessageTimeout, DeadlineExceeded),
@@ -554,6 +587,20 @@ async fn every_failure_reaches_the_client_whole() {
         assert!(!message.ends_with('.'), "{message}");
     }
     assert_eq!(met.len(), VARIANTS, "{met:?}");
+}
+
+#[test]
+fn words_and_figures_fit_into_headers() {
+    let path = "/ü".repeat(400_000);
+    let status = Status::from(Failure::PathNotAllowed {
+        path: path.into(),
+        folders: vec!["/ü".repeat(400_000).into(); 3],
+    });
+    // As they travel: percent-encoded, and in base64.
+    let words = 3 * status.message().len();
+    let all = words + status.details().len() * 4 / 3;
+    assert!(all < 16 << 10, "{all} bytes");
+    assert!(status.message().ends_with('…'));
 }
 
 #[test]

@@ -13,10 +13,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::Library;
 use crate::{
+    caller::Caller,
     failure::Failure,
     operations::{
         Detail, Operation, OperationDescription, Operations, Outcome, RunningOperation, progress,
     },
+    role::Role,
 };
 
 /// The downloads under way.
@@ -54,6 +56,7 @@ impl Pulls {
         self: &Arc<Self>,
         pull: Pull,
         token: Option<sluice_hub::Token>,
+        caller: Caller,
         budget_bytes: u64,
     ) -> Result<Arc<Operation>, Failure> {
         let folder = self.library.folder()?.to_owned();
@@ -80,6 +83,7 @@ impl Pulls {
         let description = OperationDescription {
             kind: v1::OperationKind::Pull,
             model: key.clone(),
+            caller: Some(caller),
             ..Default::default()
         };
         let running = self
@@ -94,7 +98,9 @@ impl Pulls {
         drop(active);
         let mut access = self.library.access().clone();
         // A client's token is for this download alone. The hub's address stays the daemon's: no client chooses whom it calls.
-        access.token = token.or(access.token);
+        // Its own token opens what its administrator may see, and that is nobody else's.
+        let own = access.token.take().filter(|_| caller.may(Role::Admin));
+        access.token = token.or(own);
         let pulls = self.clone();
         tokio::spawn(async move {
             let client = Client::new(access, Patience::default());
@@ -236,6 +242,6 @@ mod tests {
             file: None,
             revision: None,
         };
-        pulls.begin(pull, None, 0).unwrap();
+        pulls.begin(pull, None, Caller::DAEMON, 0).unwrap();
     }
 }

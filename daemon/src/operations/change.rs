@@ -11,7 +11,7 @@ use super::{
     Operation, OperationDescription, Operations, Outcome, RunningOperation,
     command::{record, without_layers},
 };
-use crate::{caller::User, failure::Failure, translate};
+use crate::{caller::Caller, failure::Failure, translate};
 
 /// The target of the change under way, and the number of changes that ended.
 #[derive(Debug, Clone, Default)]
@@ -69,7 +69,7 @@ impl Operations {
         let description = OperationDescription {
             kind,
             model,
-            user: change.user,
+            caller: Some(change.caller),
             ..Default::default()
         };
         let running = self.begin(description, None)?;
@@ -100,7 +100,7 @@ pub struct RequestedChange {
     /// What is to change.
     pub options: PlanOptions,
     /// Who asks.
-    pub user: Option<User>,
+    pub caller: Caller,
     /// The same with the changes that it took over before they began, once the engine knows of it.
     merged: Arc<OnceLock<PlanOptions>>,
 }
@@ -108,10 +108,10 @@ pub struct RequestedChange {
 impl RequestedChange {
     /// A change that the engine does not know of yet.
     #[must_use]
-    pub fn new(options: PlanOptions, user: Option<User>) -> Self {
+    pub fn new(options: PlanOptions, caller: Caller) -> Self {
         Self {
             options,
-            user,
+            caller,
             merged: Arc::default(),
         }
     }
@@ -239,7 +239,7 @@ mod tests {
         let operation = operations().change(
             &engine,
             v1::OperationKind::Apply,
-            &RequestedChange::new(change, None),
+            &RequestedChange::new(change, Caller::DAEMON),
             "m".to_owned(),
             SwitchTarget::default(),
         );
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn what_is_remembered_of_a_change_is_what_came_into_force() {
-        let change = RequestedChange::new(to(Level::Moderate), None);
+        let change = RequestedChange::new(to(Level::Moderate), Caller::DAEMON);
         let settings = |level| PlanSettings::default().with(&to(level));
         assert_eq!(change.in_force(settings(Level::Off)), None);
         let alone = change.in_force(settings(Level::Moderate));

@@ -45,7 +45,7 @@ impl Operations {
             },
             output_path: asked.output.display().to_string(),
             threads: Some(threads),
-            user: None,
+            caller: None,
         };
         let options = CompressOptions {
             method: compression_method(asked.method),

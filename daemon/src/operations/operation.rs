@@ -14,7 +14,7 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
 use super::ChangeNotifier;
-use crate::{caller::User, failure::Failure};
+use crate::{caller::Caller, failure::Failure};
 
 /// Notices that an operation keeps; later ones are dropped.
 pub const NOTICES_MAX: usize = 64;
@@ -38,7 +38,7 @@ pub struct OperationDescription {
     /// Number of threads; `None` where it is not fixed.
     pub threads: Option<usize>,
     /// Who asked for it; `None`: the daemon itself.
-    pub user: Option<User>,
+    pub caller: Option<Caller>,
 }
 
 /// An operation: what it is, which never changes, and its watched state.

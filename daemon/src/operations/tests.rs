@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::*;
-use crate::caller::User;
+use crate::caller::{Caller, User};
 
 fn verification() -> OperationDescription {
     OperationDescription {
@@ -80,13 +80,17 @@ fn a_bounded_number_of_a_kind_waits_or_runs() {
     let operations = operations();
     let of = |kind, uid| OperationDescription {
         kind,
-        user: Some(User::Unix { uid, gid: 0 }),
+        caller: Some(Caller {
+            user: User::Unix { uid, gid: 0 },
+            ..Caller::DAEMON
+        }),
         ..Default::default()
     };
     let changes = v1::OperationKind::CHANGES.to_vec();
     let kinds = [
-        (vec![v1::OperationKind::Pull], 1..=1, 4, "4 downloads"),
         // What one user may have, then what all may have.
+        (vec![v1::OperationKind::Pull], 1..=1, 3, "3 downloads"),
+        (vec![v1::OperationKind::Pull], 2..=9, 1, "4 downloads"),
         (changes.clone(), 1..=1, 4, "4 changes"),
         (changes, 2..=9, 12, "16 changes"),
     ];

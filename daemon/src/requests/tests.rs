@@ -23,7 +23,7 @@ fn requests() -> Requests {
 }
 
 fn admitted(registry: &Requests) -> Arc<RequestRecord> {
-    let record = registry.create(facts(), "m");
+    let record = registry.create(Caller::DAEMON, facts(), "m");
     registry.admit(&record, RequestTicket { id: 9, ahead: 1 });
     record
 }
@@ -171,7 +171,7 @@ fn large_ended_requests_are_forgotten_sooner() {
 fn a_request_that_ends_before_it_is_admitted_is_settled() {
     let registry = requests();
     for _ in 0..ENDED_MAX + 1 {
-        let record = registry.create(facts(), "m");
+        let record = registry.create(Caller::DAEMON, facts(), "m");
         registry.end(&record, None, done());
         registry.admit(&record, RequestTicket { id: 1, ahead: 0 });
     }
@@ -182,7 +182,7 @@ fn a_request_that_ends_before_it_is_admitted_is_settled() {
 fn what_is_counted_of_a_request_is_what_it_is_counted_out_with() {
     let registry = requests();
     for _ in 0..2 * ENDED_MAX {
-        let record = registry.create(facts(), "m");
+        let record = registry.create(Caller::DAEMON, facts(), "m");
         registry.expect(&record, 0);
         registry.end(&record, None, done());
         // Told late how many are ahead, which takes more bytes to say.

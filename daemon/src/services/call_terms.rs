@@ -1,6 +1,5 @@
 //! What a call says beside its message: who makes it, how long it may take, and whether it waits.
 
-use sluice_engine::ShareKey;
 use tonic::Request;
 
 use super::deadline::Deadline;
@@ -13,8 +12,8 @@ const WHEN_FULL: &str = "sluice-when-full";
 /// What a call says beside its message.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CallTerms {
-    /// Whose turn it takes.
-    pub(super) share: ShareKey,
+    /// Who makes it, and whose turn it takes.
+    pub(super) caller: Caller,
     /// When it must be over.
     pub(super) deadline: Option<Deadline>,
     /// Whether it waits where the engine's queue is full.
@@ -25,7 +24,7 @@ impl CallTerms {
     pub(super) fn of<T>(request: &Request<T>) -> Self {
         let when_full = request.metadata().get(WHEN_FULL);
         Self {
-            share: Caller::of(request).map_or_else(ShareKey::default, Caller::share),
+            caller: Caller::of(request),
             deadline: Deadline::of(request.metadata()),
             waits: when_full.is_none_or(|value| value != "refuse"),
         }

@@ -1,4 +1,5 @@
-//! A tower layer that counts calls, and bounds what each receives and leaves unread.
+//! A tower layer that tells who calls and whether the caller may, counts calls, and bounds what each receives and leaves
+//! unread.
 
 use std::{
     collections::HashMap,
@@ -11,33 +12,47 @@ use std::{
 use http_body::{Body as HttpBody, Frame};
 use tokio::time::{Sleep, sleep};
 use tonic::{
-    Status,
+    Code, Status,
     body::Body,
     codegen::{
         Bytes,
-        http::{Request, Response},
+        http::{HeaderMap, Request, Response, header::AUTHORIZATION},
     },
 };
 use tower::{Layer, Service};
 
-use super::incoming::{CallPlace, Peer};
+use super::{
+    incoming::{CallPlace, Peer},
+    permissions,
+};
 use crate::{
-    caller::User,
+    access::AccessRules,
+    caller::{Caller, User},
     failure::Failure,
     limits::{MESSAGE_TIMEOUT, MESSAGES_BYTES_MAX, SMALL_MESSAGE_BYTES, USER_MESSAGES_BYTES_MAX},
 };
 
 /// Gives each call its [`crate::caller::Caller`], and bounds it.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct Calls {
+    access: Arc<AccessRules>,
     account: Arc<MessageAccount>,
+}
+
+impl Calls {
+    pub(super) fn new(access: Arc<AccessRules>) -> Self {
+        Self {
+            access,
+            account: Arc::default(),
+        }
+    }
 }
 
 /// A service behind [`Calls`].
 #[derive(Debug, Clone)]
 pub(super) struct CountedCalls<S> {
     inner: S,
-    account: Arc<MessageAccount>,
+    calls: Calls,
 }
 
 impl<S> Layer<S> for Calls {
@@ -46,7 +61,7 @@ impl<S> Layer<S> for Calls {
     fn layer(&self, inner: S) -> CountedCalls<S> {
         CountedCalls {
             inner,
-            account: self.account.clone(),
+            calls: self.clone(),
         }
     }
 }
@@ -69,13 +84,16 @@ where
         let Some(peer) = request.extensions().get::<Arc<Peer>>().cloned() else {
             return Box::pin(self.inner.call(request));
         };
-        let Some(place) = peer.call() else {
-            let refused = Status::from(Failure::TooManyCalls).into_http();
-            return Box::pin(std::future::ready(Ok(refused)));
+        let (caller, place) = match self.calls.admit(&peer, &request) {
+            Ok(admitted) => admitted,
+            Err(refused) => {
+                let refused = Status::from(refused).into_http();
+                return Box::pin(std::future::ready(Ok(refused)));
+            }
         };
         let share = Arc::new(Share {
-            account: self.account.clone(),
-            user: peer.caller.user,
+            account: self.calls.account.clone(),
+            user: caller.user,
             bytes: Mutex::new(0),
         });
         let mut request = request.map(|body| {
@@ -86,14 +104,55 @@ where
                 timeout: None,
             })
         });
-        request.extensions_mut().insert(peer.caller);
+        request.extensions_mut().insert(caller);
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await?;
             // The message has become a request, or an answer.
             drop(share);
-            Ok(answer.map(|body| Body::new(Answer { body, place })))
+            Ok(match unreadable(answer.headers()) {
+                Some(failure) => Status::from(failure).into_http(),
+                None => answer.map(|body| Body::new(Answer { body, place })),
+            })
         })
+    }
+}
+
+impl Calls {
+    /// The caller, and a place for the call.
+    fn admit(
+        &self,
+        peer: &Arc<Peer>,
+        request: &Request<Body>,
+    ) -> Result<(Caller, CallPlace), Failure> {
+        let bearer = request.headers().get(AUTHORIZATION);
+        let token = bearer.map(|value| {
+            let text = value.to_str().unwrap_or_default();
+            text.strip_prefix("Bearer ").unwrap_or_default().trim()
+        });
+        let caller = self.access.by_token(peer.caller, token)?;
+        permissions::check(caller, request.uri().path())?;
+        let place = peer.call(caller).ok_or(Failure::TooManyCalls)?;
+        Ok((caller, place))
+    }
+}
+
+/// What was wrong with the message of a call, where the library could not read it. It says INTERNAL of bytes that are not
+/// of the schema, such as text that isn't UTF-8, and OUT_OF_RANGE of too many.
+fn unreadable(answer: &HeaderMap) -> Option<Failure> {
+    let status = Status::from_header_map(answer)?;
+    let said = status.message();
+    match status.code() {
+        Code::Internal => {
+            let cause = said.strip_prefix("failed to decode Protobuf message: ")?;
+            Some(Failure::MalformedMessage {
+                cause: cause.to_owned(),
+            })
+        }
+        Code::OutOfRange if said.contains("message length too large") => {
+            Some(Failure::MessageTooLarge)
+        }
+        _ => None,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt, stream};
-use sluice_engine::{Engine, PlanOptions, RequestError, ShareKey, Work};
+use sluice_engine::{Engine, PlanOptions, RequestError, Work};
 use sluice_plan::Plan;
 use sluice_proto::{
     model::{Generation, Scoring},
@@ -19,11 +19,13 @@ use super::{
     requests::{self, ResponseStream},
 };
 use crate::{
+    caller::Caller,
     events,
     failure::Failure,
     models::ServingModel,
     prepare,
     requests::{RecordReader, RequestDescription, RequestRecord},
+    role::Role,
 };
 
 /// The service; clones share the daemon.
@@ -40,13 +42,13 @@ impl GenerationService for Service {
         request: Request<v1::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let terms = CallTerms::of(&request);
-        let share = terms.share;
+        let caller = terms.caller;
         let message = request.into_inner();
         self.0.check_open()?;
         let check = Generation::try_from(message.clone()).map(drop);
         let make = move |daemon: Arc<Daemon>, waited| {
             let message = message.clone();
-            async move { daemon.admit_generation(share, message, waited).await }
+            async move { daemon.admit_generation(caller, message, waited).await }
         };
         let kind = OperationKind::Generate;
         let request = requests::admit(&self.0, terms, (kind, check), make).await?;
@@ -63,13 +65,13 @@ impl GenerationService for Service {
         request: Request<v1::ScoreRequest>,
     ) -> Result<Response<Self::ScoreStream>, Status> {
         let terms = CallTerms::of(&request);
-        let share = terms.share;
+        let caller = terms.caller;
         let message = request.into_inner();
         self.0.check_open()?;
         let check = Scoring::try_from(message.clone()).map(drop);
         let make = move |daemon: Arc<Daemon>, waited| {
             let message = message.clone();
-            async move { daemon.admit_scoring(share, message, waited).await }
+            async move { daemon.admit_scoring(caller, message, waited).await }
         };
         let kind = OperationKind::Score;
         let request = requests::admit(&self.0, terms, (kind, check), make).await?;
@@ -81,8 +83,12 @@ impl GenerationService for Service {
         &self,
         request: Request<v1::WatchGenerationRequest>,
     ) -> Result<Response<Self::WatchGenerationStream>, Status> {
+        let caller = Caller::of(&request);
         let id = request.into_inner().operation_id;
-        if self.0.operations.find(id)?.kind() != OperationKind::Generate {
+        let operation = self.0.operations.find(id)?;
+        // It shows what somebody asked and is answered.
+        operation::check_owner(caller, &operation, Role::Admin)?;
+        if operation.kind() != OperationKind::Generate {
             return Err(Failure::NotAGeneration { id }.into());
         }
         let record = self.0.requests.find(id);
@@ -116,7 +122,7 @@ fn watch(
 impl Daemon {
     async fn admit_generation(
         &self,
-        share: ShareKey,
+        caller: Caller,
         message: v1::GenerateRequest,
         waited: Option<Arc<RequestRecord>>,
     ) -> Result<Arc<RequestRecord>, Failure> {
@@ -128,7 +134,7 @@ impl Daemon {
         let settings = self.settings.clone();
         let problem = self.settings.problem();
         let ((prepared, expected), serving) = self
-            .prepare(share, serving, move |serving, patience| {
+            .prepare(caller.share(), serving, move |serving, patience| {
                 let streams = streams_weights(&engine);
                 let is_bus_bound = |work: &Work| {
                     if !streams {
@@ -155,7 +161,7 @@ impl Daemon {
             blocks: work.canvas.len().div_ceil(work.block_length),
             level: v1::Level::Unspecified,
         };
-        let record = self.record(waited, facts, &serving.name.name);
+        let record = self.record(waited, caller, facts, &serving.name.name);
         if let Some(problem) = problem {
             record.notice(&problem);
         }
@@ -169,12 +175,12 @@ impl Daemon {
             &prepared,
             expected,
         );
-        self.submit(share, record, Work::Generate(prepared.work), sink)
+        self.submit(caller.share(), record, Work::Generate(prepared.work), sink)
     }
 
     async fn admit_scoring(
         &self,
-        share: ShareKey,
+        caller: Caller,
         message: v1::ScoreRequest,
         waited: Option<Arc<RequestRecord>>,
     ) -> Result<Arc<RequestRecord>, Failure> {
@@ -182,7 +188,7 @@ impl Daemon {
         let checked = Scoring::try_from(message)?;
         let serving = self.models.serving()?;
         let (work, serving) = self
-            .prepare(share, serving, move |serving, patience| {
+            .prepare(caller.share(), serving, move |serving, patience| {
                 prepare::scoring(checked, serving, patience)
             })
             .await?;
@@ -193,7 +199,7 @@ impl Daemon {
             blocks: 0,
             level: v1::Level::Unspecified,
         };
-        let record = self.record(waited, facts, &serving.name.name);
+        let record = self.record(waited, caller, facts, &serving.name.name);
         let facts = v1::ScoreResult {
             answer_tokens: work.answer.len() as u32,
             draws: work.draws as u32,
@@ -201,7 +207,7 @@ impl Daemon {
             ..Default::default()
         };
         let sink = events::figures::figures(self.requests.clone(), record.clone(), facts);
-        self.submit(share, record, Work::Score(work), sink)
+        self.submit(caller.share(), record, Work::Score(work), sink)
     }
 }
 
@@ -240,7 +246,7 @@ mod tests {
         let operations = Arc::new(Operations::new(changes.clone()));
         let requests = Requests::new(operations, Weak::new(), changes);
         let facts = RequestDescription::unknown(OperationKind::Generate);
-        let record = requests.create(facts, "m");
+        let record = requests.create(Caller::DAEMON, facts, "m");
         let closing = CancellationToken::new();
         let mut events = Box::pin(watch(record, closing.clone()));
         assert!(events.next().await.unwrap().is_ok());

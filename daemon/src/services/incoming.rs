@@ -1,6 +1,7 @@
 //! Accepting connections, a bounded number at a time, and closing those that say nothing.
 
 mod authority;
+mod credentials;
 mod frames;
 mod hpack;
 mod local;
@@ -20,6 +21,7 @@ use futures_util::stream::{self, Stream};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    sync::mpsc,
     time::{Sleep, sleep},
 };
 use tokio_util::sync::WaitForCancellationFutureOwned;
@@ -33,6 +35,7 @@ use peers::Peers;
 pub(super) use peers::{CallPlace, Peer};
 
 use crate::{
+    access::AccessRules,
     caller::User,
     limits::{FIRST_CALL_TIMEOUT, FRAME_TIMEOUT, IDLE_TIMEOUT},
 };
@@ -49,31 +52,57 @@ const READ_BYTES: usize = 8 << 10;
 pub struct Listeners {
     /// The Unix socket, which is always there.
     pub unix: UnixListener,
+    /// Listeners that take the Unix socket's place, one after another.
+    pub replacements: mpsc::Receiver<UnixListener>,
     /// A port of the loopback interface, where one was asked for.
     pub tcp: Option<TcpListener>,
 }
 
 /// Accepted connections of both listeners.
-pub(super) fn connections(listeners: Listeners) -> impl Stream<Item = io::Result<Connection>> {
-    let peers = Arc::new(Peers::default());
-    stream::unfold((listeners, peers), |(listeners, peers)| async {
-        let mut failures = Failures::default();
+pub(super) fn connections(
+    listeners: Listeners,
+    access: Arc<AccessRules>,
+) -> impl Stream<Item = io::Result<Connection>> {
+    let acceptor = Acceptor {
+        listeners,
+        access,
+        peers: Arc::default(),
+        failures: Failures::default(),
+    };
+    stream::unfold(acceptor, |mut acceptor| async {
+        let connection = acceptor.next().await;
+        Some((Ok(connection), acceptor))
+    })
+}
+
+struct Acceptor {
+    listeners: Listeners,
+    access: Arc<AccessRules>,
+    peers: Arc<Peers>,
+    failures: Failures,
+}
+
+impl Acceptor {
+    /// The next connection that gets a place.
+    async fn next(&mut self) -> Connection {
         loop {
-            match accept(&listeners).await {
-                Ok((wire, user)) => {
+            match accept(&mut self.listeners).await {
+                Ok((wire, user, groups)) => {
+                    let role = self.access.role(user, &groups);
                     // Without a place it is closed at once, so that whoever comes next need not wait behind it.
-                    if let Some(peer) = peers.take(user) {
-                        return Some((Ok(Connection::new(wire, peer)), (listeners, peers)));
+                    if let Some(peer) = self.peers.take(user, role) {
+                        return Connection::new(wire, peer);
                     }
-                    failures.tell(&"all places of connections have calls under way");
+                    let reason = "all places of connections have calls under way";
+                    self.failures.tell(&reason);
                 }
                 Err(error) => {
-                    failures.tell(&error);
+                    self.failures.tell(&error);
                     sleep(ACCEPT_PAUSE).await;
                 }
             }
         }
-    })
+    }
 }
 
 /// Tells once in a while that connections cannot be accepted, however often.
@@ -96,25 +125,31 @@ impl Failures {
     }
 }
 
-async fn accept(listeners: &Listeners) -> io::Result<(Wire, User)> {
-    let tcp = async {
-        match &listeners.tcp {
-            Some(tcp) => tcp.accept().await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        accepted = listeners.unix.accept() => {
-            let (stream, _) = accepted?;
-            let peer = stream.peer_cred()?;
-            let user = User::Unix { uid: peer.uid(), gid: peer.gid() };
-            Ok((Wire::Unix(stream), user))
-        }
-        accepted = tcp => {
-            let (stream, _) = accepted?;
-            // A pass's event is small: Nagle's algorithm would hold it back for the next one.
-            stream.set_nodelay(true)?;
-            Ok((Wire::Tcp(stream), User::Tcp))
+/// The next connection, whose it is, and all groups of the process behind it.
+async fn accept(listeners: &mut Listeners) -> io::Result<(Wire, User, Vec<u32>)> {
+    loop {
+        let tcp = async {
+            match &listeners.tcp {
+                Some(tcp) => tcp.accept().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            accepted = listeners.unix.accept() => {
+                let (stream, _) = accepted?;
+                let peer = stream.peer_cred()?;
+                let user = User::Unix { uid: peer.uid(), gid: peer.gid() };
+                // Without them only rules about users and primary groups count.
+                let groups = credentials::groups(&stream).unwrap_or_default();
+                return Ok((Wire::Unix(stream), user, groups));
+            }
+            accepted = tcp => {
+                let (stream, _) = accepted?;
+                // A pass's event is small: Nagle's algorithm would hold it back for the next one.
+                stream.set_nodelay(true)?;
+                return Ok((Wire::Tcp(stream), User::Tcp, Vec::new()));
+            }
+            Some(replacement) = listeners.replacements.recv() => listeners.unix = replacement,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::{io, path::Path, sync::Arc};
 
 use sluice_checkpoint::{self as checkpoint, CachedWeights};
-use sluice_engine::{PlanOptions, ShareKey};
+use sluice_engine::PlanOptions;
 use sluice_hub::{HubName, Pull, Token};
 use sluice_plan::Plan;
 use sluice_proto::{
@@ -15,6 +15,7 @@ use tokio::task::spawn_blocking;
 
 use super::{Daemon, operation, requests::ResponseStream};
 use crate::{
+    caller::Caller,
     failure::Failure,
     library::{self, ModelEntry, RemovedModel},
     model_name::{EMBEDDED_NAME, ModelName},
@@ -89,17 +90,28 @@ impl Daemon {
     }
 
     /// The model that a reference names. Reads folders on a blocking thread.
-    pub(super) async fn resolve(self: &Arc<Self>, model: ModelRef) -> Result<ModelName, Failure> {
+    pub(super) async fn resolve(
+        self: &Arc<Self>,
+        caller: Caller,
+        model: ModelRef,
+    ) -> Result<ModelName, Failure> {
         let daemon = self.clone();
-        spawn_blocking(move || daemon.resolve_now(model)).await?
+        spawn_blocking(move || daemon.resolve_now(caller, model)).await?
     }
 
     /// As [`Daemon::resolve`], for blocking threads.
-    pub(super) fn resolve_now(&self, model: ModelRef) -> Result<ModelName, Failure> {
+    pub(super) fn resolve_now(
+        &self,
+        caller: Caller,
+        model: ModelRef,
+    ) -> Result<ModelName, Failure> {
         match model.with_weights()? {
             ModelRef::Loaded => Ok(self.models.serving()?.name),
             ModelRef::Name(name) | ModelRef::Shape(name) => self.library.model(&name),
-            ModelRef::Path(path) => Ok(self.library.at(&path)),
+            ModelRef::Path(path) => {
+                self.access.check_path(caller, &path)?;
+                Ok(self.library.at(&path))
+            }
         }
     }
 
@@ -130,6 +142,7 @@ impl Daemon {
 
     pub(super) fn pull(
         &self,
+        caller: Caller,
         asked: v1::PullModelRequest,
     ) -> Result<ResponseStream<v1::PullModelResponse>, Failure> {
         let given = |text: String| Some(text).filter(|text| !text.is_empty());
@@ -157,7 +170,7 @@ impl Daemon {
         };
         let budget = self.engine.settings().budget.bytes();
         let budget = budget.unwrap_or_else(|| self.engine.budget_default());
-        let operation = self.pulls.begin(pull, token, budget)?;
+        let operation = self.pulls.begin(pull, token, caller, budget)?;
         Ok(operation::follow(operation, &self.closing))
     }
 
@@ -258,11 +271,11 @@ impl Daemon {
 
     pub(super) async fn inspect(
         self: &Arc<Self>,
-        share: ShareKey,
+        caller: Caller,
         model: ModelRef,
     ) -> Result<v1::InspectModelResponse, Failure> {
-        let model = self.resolve(model).await?;
-        let place = self.preparing.enter(share).await?;
+        let model = self.resolve(caller, model).await?;
+        let place = self.preparing.enter(caller.share()).await?;
         let daemon = self.clone();
         let answer = spawn_blocking(move || {
             let path = model.path.as_deref();

@@ -8,8 +8,9 @@ use sluice_proto::{
 };
 use tonic::{Request, Response, Status};
 
-use super::{Daemon, call_terms::CallTerms, library, operation, requests::ResponseStream};
+use super::{Daemon, library, operation, requests::ResponseStream};
 use crate::{
+    caller::Caller,
     failure::Failure,
     models::{self, Requester},
 };
@@ -36,9 +37,10 @@ impl ModelService for Service {
         request: Request<v1::LoadModelRequest>,
     ) -> Result<Response<Self::LoadModelStream>, Status> {
         self.0.check_open()?;
+        let caller = Caller::of(&request);
         let asked = Loading::try_from(request.into_inner()).map_err(Failure::from)?;
         let request = models::LoadRequest {
-            name: self.0.resolve(asked.model).await?,
+            name: self.0.resolve(caller, asked.model).await?,
             requested: asked.options,
         };
         if asked.make_default {
@@ -69,7 +71,9 @@ impl ModelService for Service {
         request: Request<v1::PullModelRequest>,
     ) -> Result<Response<Self::PullModelStream>, Status> {
         self.0.check_open()?;
-        Ok(Response::new(self.0.pull(request.into_inner())?))
+        Ok(Response::new(
+            self.0.pull(Caller::of(&request), request.into_inner())?,
+        ))
     }
 
     async fn remove_model(
@@ -94,10 +98,10 @@ impl ModelService for Service {
         &self,
         request: Request<v1::InspectModelRequest>,
     ) -> Result<Response<v1::InspectModelResponse>, Status> {
-        let share = CallTerms::of(&request).share;
+        let caller = Caller::of(&request);
         let model = ModelRef::try_from(request.into_inner().model);
         let model = model.and_then(ModelRef::with_weights);
         let model = model.map_err(Failure::from)?;
-        Ok(Response::new(self.0.inspect(share, model).await?))
+        Ok(Response::new(self.0.inspect(caller, model).await?))
     }
 }

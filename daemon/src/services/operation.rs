@@ -18,8 +18,10 @@ use super::{
     requests::{OwnedRequest, ResponseStream},
 };
 use crate::{
+    caller::Caller,
     failure::Failure,
     operations::{Operation, OperationStatus, PROGRESS_INTERVAL},
+    role::Role,
 };
 
 /// The service; clones share the daemon.
@@ -63,8 +65,10 @@ impl OperationService for Service {
         &self,
         request: Request<v1::CancelOperationRequest>,
     ) -> Result<Response<v1::CancelOperationResponse>, Status> {
+        let caller = Caller::of(&request);
         let id = request.into_inner().operation_id;
         let operation = self.0.operations.find(id)?;
+        check_owner(caller, &operation, Role::Operate)?;
         let was_active = operation.cancel()?;
         let kind = operation.kind();
         tracing::info!(operation = id, %kind, was_active, "cancelled by a client");
@@ -72,6 +76,27 @@ impl OperationService for Service {
             was_active,
             operation: Some(operation.to_wire()),
         }))
+    }
+}
+
+/// Whether the caller may do with an operation what otherwise takes the role `needed`: with its own requests everybody may.
+///
+/// # Errors
+/// When it belongs to another.
+pub(super) fn check_owner(
+    caller: Caller,
+    operation: &Operation,
+    needed: Role,
+) -> Result<(), Failure> {
+    let is_request = operation.kind().is_request();
+    let owner = operation.description().caller.filter(|_| is_request);
+    let is_own = owner.is_some_and(|owner| owner.is_same_as(caller));
+    match is_own || caller.may(needed) {
+        true => Ok(()),
+        false => Err(Failure::NotYours {
+            id: operation.id(),
+            needed,
+        }),
     }
 }
 

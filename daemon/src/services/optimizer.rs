@@ -1,6 +1,6 @@
 //! `OptimizerService`: planning, changing level and budget, measuring fidelity, and jobs on files.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use sluice_checkpoint::family::PublishedShape;
 use sluice_engine::{EngineError, PlanOptions, ShareKey, Work, runtime::ModelOutline};
@@ -22,7 +22,7 @@ use super::{
     requests::{self, ResponseStream},
 };
 use crate::{
-    caller::{Caller, User},
+    caller::Caller,
     events,
     failure::Failure,
     measurements::PendingMeasurement,
@@ -52,7 +52,9 @@ impl OptimizerService for Service {
     ) -> Result<Response<v1::PlanResponse>, Status> {
         let terms = CallTerms::of(&request);
         let asked = Planning::try_from(request.into_inner()).map_err(Failure::from)?;
-        let planning = blocking(&self.0, terms.share, move |daemon| daemon.plan(asked));
+        let planning = blocking(&self.0, terms.caller.share(), move |daemon| {
+            daemon.plan(terms.caller, asked)
+        });
         let plan = Deadline::limit(terms.deadline, planning).await?;
         Ok(Response::new(v1::PlanResponse { plan: Some(plan) }))
     }
@@ -62,12 +64,12 @@ impl OptimizerService for Service {
         request: Request<v1::ApplyRequest>,
     ) -> Result<Response<Self::ApplyStream>, Status> {
         self.0.check_open()?;
-        let user = user(&request);
+        let caller = Caller::of(&request);
         let change = PlanOptions::try_from(request.into_inner()).map_err(Failure::from)?;
         Ok(Response::new(begin(
             &self.0,
             OperationKind::Apply,
-            RequestedChange::new(change, user),
+            RequestedChange::new(change, caller),
             AfterChange::Remember,
         )?))
     }
@@ -77,7 +79,8 @@ impl OptimizerService for Service {
         request: Request<v1::RestoreRequest>,
     ) -> Result<Response<Self::RestoreStream>, Status> {
         self.0.check_open()?;
-        let (user, share) = (user(&request), CallTerms::of(&request).share);
+        let caller = Caller::of(&request);
+        let share = caller.share();
         let to = RestoreTarget::try_from(request.into_inner()).map_err(Failure::from)?;
         changeable(&self.0)?;
         let (change, afterwards) = match to {
@@ -98,7 +101,7 @@ impl OptimizerService for Service {
         Ok(Response::new(begin(
             &self.0,
             OperationKind::Restore,
-            RequestedChange::new(change, user),
+            RequestedChange::new(change, caller),
             afterwards,
         )?))
     }
@@ -108,13 +111,13 @@ impl OptimizerService for Service {
         request: Request<v1::MeasureFidelityRequest>,
     ) -> Result<Response<Self::MeasureFidelityStream>, Status> {
         let terms = CallTerms::of(&request);
-        let share = terms.share;
+        let caller = terms.caller;
         let message = request.into_inner();
         self.0.check_open()?;
         let check = Measuring::try_from(message.clone()).map(drop);
         let make = move |daemon: Arc<Daemon>, waited| {
             let message = message.clone();
-            async move { daemon.admit_measurement(share, message, waited).await }
+            async move { daemon.admit_measurement(caller, message, waited).await }
         };
         let kind = OperationKind::MeasureFidelity;
         let request = requests::admit(&self.0, terms, (kind, check), make).await?;
@@ -136,8 +139,10 @@ impl OptimizerService for Service {
         request: Request<v1::CompressRequest>,
     ) -> Result<Response<Self::CompressStream>, Status> {
         self.0.check_open()?;
+        let caller = Caller::of(&request);
         let asked = CompressJob::try_from(request.into_inner()).map_err(Failure::from)?;
-        let model = self.0.resolve(asked.source.clone()).await?;
+        self.0.check_paths(caller, [asked.output.clone()]).await?;
+        let model = self.0.resolve(caller, asked.source.clone()).await?;
         let operation = self.0.operations.compress(&model, asked)?;
         Ok(Response::new(operation::follow(operation, &self.0.closing)))
     }
@@ -147,7 +152,10 @@ impl OptimizerService for Service {
         request: Request<v1::DecompressRequest>,
     ) -> Result<Response<Self::DecompressStream>, Status> {
         self.0.check_open()?;
+        let caller = Caller::of(&request);
         let asked = DecompressJob::try_from(request.into_inner()).map_err(Failure::from)?;
+        let paths = [asked.file.clone(), asked.output.clone()];
+        self.0.check_paths(caller, paths).await?;
         let operation = self.0.operations.decompress(asked)?;
         Ok(Response::new(operation::follow(operation, &self.0.closing)))
     }
@@ -157,7 +165,9 @@ impl OptimizerService for Service {
         request: Request<v1::VerifyRequest>,
     ) -> Result<Response<Self::VerifyStream>, Status> {
         self.0.check_open()?;
+        let caller = Caller::of(&request);
         let asked = VerifyJob::try_from(request.into_inner()).map_err(Failure::from)?;
+        self.0.check_paths(caller, [asked.file.clone()]).await?;
         let operation = self.0.operations.verify(asked)?;
         Ok(Response::new(operation::follow(operation, &self.0.closing)))
     }
@@ -182,7 +192,7 @@ async fn blocking<T: Send + 'static>(
 impl Daemon {
     async fn admit_measurement(
         &self,
-        share: ShareKey,
+        caller: Caller,
         message: v1::MeasureFidelityRequest,
         waited: Option<Arc<RequestRecord>>,
     ) -> Result<Arc<RequestRecord>, Failure> {
@@ -191,7 +201,7 @@ impl Daemon {
         let checked = Measuring::try_from(message)?;
         let serving = self.models.serving()?;
         let (work, serving) = self
-            .prepare(share, serving, move |serving, patience| {
+            .prepare(caller.share(), serving, move |serving, patience| {
                 prepare::measuring(checked, serving, patience)
             })
             .await?;
@@ -202,13 +212,27 @@ impl Daemon {
             blocks: 0,
             level,
         };
-        let record = self.record(waited, facts, &serving.name.name);
+        let record = self.record(waited, caller, facts, &serving.name.name);
         let measurement = PendingMeasurement::new(self.measurements.clone(), &serving, &work);
         let sink = events::figures::figures(self.requests.clone(), record.clone(), measurement);
-        self.submit(share, record, Work::MeasureFidelity(work), sink)
+        self.submit(caller.share(), record, Work::MeasureFidelity(work), sink)
     }
 
-    fn plan(&self, asked: Planning) -> Result<v1::Plan, Failure> {
+    /// Whether the caller may name these paths. Follows links, so not on the async threads.
+    async fn check_paths<const N: usize>(
+        self: &Arc<Self>,
+        caller: Caller,
+        paths: [PathBuf; N],
+    ) -> Result<(), Failure> {
+        let daemon = self.clone();
+        let check = move || {
+            let mut paths = paths.iter();
+            paths.try_for_each(|path| daemon.access.check_path(caller, path))
+        };
+        tokio::task::spawn_blocking(check).await?
+    }
+
+    fn plan(&self, caller: Caller, asked: Planning) -> Result<v1::Plan, Failure> {
         let mut settings = self.engine.settings();
         let (name, outline) = match asked.model.clone() {
             ModelRef::Loaded => return self.plan_loaded(&asked),
@@ -218,7 +242,7 @@ impl Daemon {
                 (name, ModelOutline::of_published_shape(shape, machine))
             }
             model => {
-                let model = self.resolve_now(model)?;
+                let model = self.resolve_now(caller, model)?;
                 let machine = self.engine.machine()?;
                 // The settings that a load of this model would have.
                 let holds = self.settings.for_load(&model, &PlanOptions::default());
@@ -331,11 +355,6 @@ fn settled(
 ) -> Option<PlanOptions> {
     let in_force = change.in_force(daemon.engine.settings());
     in_force.or_else(|| ended.outcome().map(|_| change.options))
-}
-
-/// Who makes a call.
-fn user<T>(request: &Request<T>) -> Option<User> {
-    Caller::of(request).map(|caller| caller.user)
 }
 
 fn begin<R: OperationResponse>(

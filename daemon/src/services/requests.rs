@@ -25,6 +25,7 @@ use super::{
     waiting::{self, AdmitFn},
 };
 use crate::{
+    caller::Caller,
     failure::Failure,
     models::ServingModel,
     requests::{RecordReader, RequestDescription, RequestRecord},
@@ -33,8 +34,8 @@ use crate::{
 /// The stream that answers a call.
 pub(super) type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Admits a request, or lets it wait for a model that loads or for room in the engine's queue. The returned request belongs to the call. `check` holds the
-/// rules that do not depend on the model: a request that breaks one is refused at once, not after the load.
+/// Admits a request, or lets it wait for a model that loads or for room in the engine's queue. The returned request belongs
+/// to the call. `check` holds the rules that do not depend on the model: a request that breaks one is refused at once, not after the load.
 pub(super) async fn admit<F>(
     daemon: &Arc<Daemon>,
     terms: CallTerms,
@@ -100,6 +101,7 @@ impl Daemon {
     pub(super) fn record(
         &self,
         waited: Option<Arc<RequestRecord>>,
+        caller: Caller,
         facts: RequestDescription,
         model: &str,
     ) -> Arc<RequestRecord> {
@@ -108,7 +110,7 @@ impl Daemon {
                 record.describe(facts, model);
                 record
             }
-            None => self.requests.create(facts, model),
+            None => self.requests.create(caller, facts, model),
         }
     }
 

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use super::{Daemon, ModelInUse, call_terms::CallTerms};
 use crate::{
+    caller::Caller,
     failure::Failure,
     limits::WAITING_MAX,
     models::ComingModel,
@@ -110,7 +111,7 @@ pub(super) async fn admit(
     kind: OperationKind,
     make: AdmitFn,
 ) -> Result<Arc<RequestRecord>, Failure> {
-    let share = terms.share;
+    let (caller, share) = (terms.caller, terms.caller.share());
     // Before looking for the model, so that it is not unloaded as idle between the look and the submission.
     let wanted = daemon.want();
     let mut coming = daemon.models.coming(&daemon.engine)?;
@@ -127,7 +128,7 @@ pub(super) async fn admit(
             }
         }
     }
-    stand_in_line(daemon, share, kind, make, coming, wanted)
+    stand_in_line(daemon, caller, kind, make, coming, wanted)
 }
 
 /// Stays by a request until the engine begins with it. One whose model went before its turn waits for the next.
@@ -182,7 +183,7 @@ fn next(daemon: &Daemon, failure: Failure) -> Result<Option<ComingModel>, Failur
 
 fn stand_in_line(
     daemon: &Arc<Daemon>,
-    share: ShareKey,
+    caller: Caller,
     kind: OperationKind,
     make: AdmitFn,
     coming: Option<ComingModel>,
@@ -190,7 +191,8 @@ fn stand_in_line(
 ) -> Result<Arc<RequestRecord>, Failure> {
     let model = coming.as_ref().map_or("", |coming| &coming.model);
     let facts = RequestDescription::unknown(kind);
-    let record = daemon.requests.create(facts, model);
+    let share = caller.share();
+    let record = daemon.requests.create(caller, facts, model);
     let ahead = daemon.line.join(record.id(), share)?;
     // Made before the record is listed: its drop leaves the line, whatever happens from here on.
     let place = WaitingPlace {

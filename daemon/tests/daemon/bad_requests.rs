@@ -1,7 +1,7 @@
 //! Requests that cannot be done: the right code, a message with the figures, a daemon that
 //! lives on.
 
-use sluice_proto::v1;
+use sluice_proto::{client::CallError, v1};
 use tonic::Code;
 
 use crate::support::{Daemon, RequestOptions, chat, checkpoints, done, generate, tokens, within};
@@ -118,9 +118,37 @@ async fn a_message_beyond_the_bounds_is_refused() {
     // More than the text bound, less than the message bound; then more than both.
     let (code, reason, _) = refused(&daemon, chat(&"x".repeat(2 << 20))).await;
     assert_eq!((code, reason.as_str()), (Code::InvalidArgument, "TOO_LONG"));
-    let (code, _, _) = refused(&daemon, chat(&"x".repeat(5 << 20))).await;
-    assert_eq!(code, Code::OutOfRange);
+    let (code, reason, _) = refused(&daemon, chat(&"x".repeat(5 << 20))).await;
+    assert_eq!(code, Code::ResourceExhausted);
+    assert_eq!(reason, "MESSAGE_TOO_LARGE");
     assert!(generate(&daemon, chat("Hello.")).await.is_ok());
+}
+
+/// As the schema's request, but with bytes where it has text.
+#[derive(Clone, PartialEq, prost::Message)]
+struct RawBytes {
+    #[prost(bytes = "vec", tag = "2")]
+    raw_text: Vec<u8>,
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_text_are_refused_as_the_callers_mistake() {
+    let daemon = Daemon::embedded().await;
+    let mut client = tonic::client::Grpc::new(daemon.channel().await);
+    client.ready().await.unwrap();
+    let path = "/sluice.v1.GenerationService/Generate".parse().unwrap();
+    let codec: tonic_prost::ProstCodec<RawBytes, ()> = tonic_prost::ProstCodec::default();
+    let message = RawBytes {
+        raw_text: vec![0xff, 0xfe],
+    };
+    let answer = client.server_streaming(tonic::Request::new(message), path, codec);
+    let error = CallError::from(answer.await.unwrap_err());
+    assert_eq!(error.code, Code::InvalidArgument);
+    assert_eq!(error.reason.as_deref(), Some("MALFORMED_MESSAGE"));
+    assert!(
+        error.message.contains("GenerateRequest") && error.message.contains("UTF-8"),
+        "{error}"
+    );
 }
 
 #[tokio::test]

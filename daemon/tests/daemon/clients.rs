@@ -218,7 +218,7 @@ async fn a_port_that_other_machines_reach_is_refused() {
         assert!(!output.status.success());
         let told = told.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(
-            told.contains("is reachable from other machines, and sluiced has no authentication: listen on 127.0.0.1:"),
+            told.contains("is reachable from other machines, and sluiced does not encrypt: listen on 127.0.0.1:"),
             "{told}"
         );
         assert!(told.contains("listen on 127.0.0.1:50051"), "{told}");

@@ -22,6 +22,7 @@ mod planning;
 mod plans;
 mod predictions;
 mod requests;
+mod roles;
 mod services;
 mod settings;
 mod shutdown;

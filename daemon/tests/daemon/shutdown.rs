@@ -7,9 +7,10 @@ use sluice_proto::{
     client::CallError,
     v1::{self, generation_event::Event},
 };
+use tokio::process::Command;
 use tonic::Code;
 
-use crate::support::{Daemon, RequestOptions, checkpoints, done, long, rest, tokens, until};
+use crate::support::{self, Daemon, RequestOptions, checkpoints, done, long, rest, tokens, until};
 
 fn short(length: u32) -> v1::GenerateRequest {
     tokens(&[1, 2, 3], length)
@@ -45,6 +46,33 @@ async fn what_runs_is_finished_and_nothing_new_is_taken() {
     let (status, _, log) = daemon.ended().await;
     assert_eq!(status.code(), Some(0), "{log}");
     assert!(!socket.exists());
+}
+
+#[tokio::test]
+async fn a_terminal_that_closes_ends_the_daemon_as_gently() {
+    let mut daemon = slow("55").await;
+    let (_, mut stream) = daemon.running(short(32)).await;
+    // A shell and the kernel may both send it.
+    daemon.signal(Signal::HUP);
+    daemon.signal(Signal::HUP);
+    let events = rest(&mut stream).await.unwrap();
+    assert_eq!(done(&events).finish_reason(), v1::FinishReason::Length);
+    let (status, _, log) = daemon.ended().await;
+    assert_eq!(status.code(), Some(0), "{log}");
+}
+
+#[tokio::test]
+async fn a_daemon_that_was_told_to_ignore_a_closed_terminal_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let mut shell = support::isolate(Command::new("sh"), folder.path());
+    let script = "trap '' HUP; exec \"$0\" --socket s";
+    shell.args(["-c", script, env!("CARGO_BIN_EXE_sluiced")]);
+    let daemon = Daemon::spawn(folder, socket, shell).await;
+    daemon.signal(Signal::HUP);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let state = daemon.snapshot().await.daemon.unwrap().state();
+    assert_ne!(state, v1::DaemonState::Draining);
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use sluice_shared::{address::SYSTEM_SOCKET, exit};
 use tempfile::TempDir;
 use testkit::not_run;
 
-use crate::support::{Daemon, command, run, within};
+use crate::support::{Daemon, command, run, until, within};
 
 #[tokio::test]
 async fn a_second_daemon_leaves_the_first_alone() {
@@ -27,6 +27,21 @@ async fn a_second_daemon_leaves_the_first_alone() {
     );
     assert!(message.contains("hint: "), "{message}");
     assert_eq!(first.snapshot().await.daemon.unwrap().socket_path, socket);
+}
+
+#[tokio::test]
+async fn a_socket_whose_file_is_gone_comes_back_and_no_second_daemon_starts() {
+    let first = Daemon::start(&[""; 0]).await;
+    let (_channel, socket) = (first.channel().await, first.socket.to_str().unwrap());
+    fs::remove_file(&first.socket).unwrap();
+    let folder = TempDir::new().unwrap();
+    let second = run(folder.path(), &["--socket", socket]).await;
+    assert_eq!(second.status.code(), Some(exit::FAILURE.into()));
+    let message = String::from_utf8_lossy(&second.stderr);
+    assert!(message.contains("another sluiced answers"), "{message}");
+    until("the socket", || async { first.socket.exists() }).await;
+    assert_eq!(first.snapshot().await.daemon.unwrap().socket_path, socket);
+    assert!(first.log().contains("the socket's file was gone"));
 }
 
 #[tokio::test]

@@ -18,6 +18,7 @@ use crate::{
         ADMIN_CALLS, ADMIN_CONNECTIONS, CALLS_MAX, CONNECTIONS_MAX, UNREAD_BYTES_MAX,
         USER_CALLS_MAX, USER_CONNECTIONS_MAX,
     },
+    role::Role,
 };
 
 /// All connections, by number.
@@ -52,9 +53,10 @@ pub(in crate::services) struct Peer {
 impl Peers {
     /// A place for a connection of this user; `None` where all have calls under way. A connection without calls gives its
     /// place up: the one that has been silent for longest, of the user with the most.
-    pub(super) fn take(self: &Arc<Self>, user: User) -> Option<Arc<Peer>> {
+    pub(super) fn take(self: &Arc<Self>, user: User, role: Option<Role>) -> Option<Arc<Peer>> {
         let mut state = self.state();
-        let (all, of_user) = match is_admin(user) {
+        // The administrator is the one who can end what others do.
+        let (all, of_user) = match role == Some(Role::Admin) {
             true => (CONNECTIONS_MAX + ADMIN_CONNECTIONS, usize::MAX),
             false => (CONNECTIONS_MAX, USER_CONNECTIONS_MAX),
         };
@@ -69,6 +71,7 @@ impl Peers {
             caller: Caller {
                 user,
                 connection: state.last,
+                role,
             },
             peers: self.clone(),
             calls: AtomicUsize::new(0),
@@ -85,12 +88,6 @@ impl Peers {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Root, and whoever the daemon runs as.
-fn is_admin(user: User) -> bool {
-    let own = rustix::process::geteuid().as_raw();
-    matches!(user, User::Unix { uid, .. } if uid == 0 || uid == own)
 }
 
 impl State {
@@ -143,16 +140,16 @@ impl Peer {
     }
 
     /// Counts a call until the result is dropped; `None` where there are too many.
-    pub(in crate::services) fn call(self: &Arc<Self>) -> Option<CallPlace> {
+    pub(in crate::services) fn call(self: &Arc<Self>, caller: Caller) -> Option<CallPlace> {
         let state = self.peers.state();
         let calls = |user: Option<User>| -> usize {
             let peers = state.connections.values();
             let peers = peers.filter(|peer| user.is_none_or(|user| peer.caller.user == user));
             peers.map(|peer| peer.calls.load(Ordering::Relaxed)).sum()
         };
+        // By connection: a token doesn't make another user of it here.
         let user = self.caller.user;
-        // The administrator is the one who can end what others do.
-        let is_full = match is_admin(user) {
+        let is_full = match caller.may(Role::Admin) {
             true => calls(None) >= CALLS_MAX + ADMIN_CALLS,
             false => calls(None) >= CALLS_MAX || calls(Some(user)) >= USER_CALLS_MAX,
         };
@@ -229,25 +226,35 @@ impl Drop for CallPlace {
 mod tests {
     use super::*;
 
+    const GENERATE: Option<Role> = Some(Role::Generate);
+
     fn user(uid: u32) -> User {
         User::Unix { uid, gid: uid }
+    }
+
+    fn take(peers: &Arc<Peers>, uid: u32) -> Option<Arc<Peer>> {
+        peers.take(user(uid), GENERATE)
+    }
+
+    fn call(peer: &Arc<Peer>) -> Option<CallPlace> {
+        peer.call(peer.caller)
     }
 
     #[test]
     fn a_silent_connection_gives_its_place_to_another() {
         let peers = Arc::new(Peers::default());
         let first: Vec<_> = (0..USER_CONNECTIONS_MAX)
-            .map(|_| peers.take(user(70_000)).unwrap())
+            .map(|_| take(&peers, 70_000).unwrap())
             .collect();
-        let _call = first[0].call().unwrap();
+        let _call = call(&first[0]).unwrap();
         let others: Vec<_> = (USER_CONNECTIONS_MAX..CONNECTIONS_MAX)
-            .map(|_| peers.take(user(70_001)).unwrap())
+            .map(|_| take(&peers, 70_001).unwrap())
             .collect();
         // A user with all of his gives up one of his own: the longest silent without a call.
-        peers.take(user(70_000)).unwrap();
+        take(&peers, 70_000).unwrap();
         assert!(first[1].closing.is_cancelled() && !first[0].closing.is_cancelled());
         // A third user takes one of the user with the most.
-        peers.take(user(70_002)).unwrap();
+        take(&peers, 70_002).unwrap();
         assert!(first[2].closing.is_cancelled());
         assert!(others.iter().all(|peer| !peer.closing.is_cancelled()));
     }
@@ -257,41 +264,41 @@ mod tests {
         let peers = Arc::new(Peers::default());
         let calls: Vec<_> = (0..CONNECTIONS_MAX as u32)
             .map(|number| {
-                let peer = peers.take(user(70_000 + number % 2)).unwrap();
-                (peer.call().unwrap(), peer)
+                let peer = take(&peers, 70_000 + number % 2).unwrap();
+                (call(&peer).unwrap(), peer)
             })
             .collect();
-        assert!(peers.take(user(70_002)).is_none());
-        let admin = peers.take(user(0)).unwrap();
+        assert!(take(&peers, 70_002).is_none());
+        let admin = peers.take(user(0), Some(Role::Admin)).unwrap();
         admin.leave();
         calls[0].1.leave();
-        assert!(peers.take(user(70_002)).is_some());
+        assert!(take(&peers, 70_002).is_some());
     }
 
     #[test]
     fn calls_are_bounded_by_user() {
         let peers = Arc::new(Peers::default());
-        let peer = peers.take(user(70_000)).unwrap();
-        let mut calls: Vec<_> = (0..USER_CALLS_MAX).map(|_| peer.call().unwrap()).collect();
-        assert!(peer.call().is_none());
-        assert!(peers.take(user(70_001)).unwrap().call().is_some());
+        let peer = take(&peers, 70_000).unwrap();
+        let mut calls: Vec<_> = (0..USER_CALLS_MAX).map(|_| call(&peer).unwrap()).collect();
+        assert!(call(&peer).is_none());
+        assert!(call(&take(&peers, 70_001).unwrap()).is_some());
         calls.pop();
-        assert!(peer.call().is_some());
+        assert!(call(&peer).is_some());
     }
 
     #[test]
     fn who_does_not_read_is_closed_when_too_much_waits() {
         let peers = Arc::new(Peers::default());
-        let slow = peers.take(user(70_000)).unwrap();
-        let unread = slow.call().unwrap();
+        let slow = take(&peers, 70_000).unwrap();
+        let unread = call(&slow).unwrap();
         unread.queued(UNREAD_BYTES_MAX);
         slow.sent(10);
         assert_eq!(
             peers.unread_bytes.load(Ordering::Relaxed),
             UNREAD_BYTES_MAX - 10
         );
-        let quick = peers.take(user(70_001)).unwrap();
-        let read = quick.call().unwrap();
+        let quick = take(&peers, 70_001).unwrap();
+        let read = call(&quick).unwrap();
         read.queued(11);
         assert!(slow.closing.is_cancelled() && !quick.closing.is_cancelled());
         drop(unread);

@@ -10,6 +10,7 @@ use tonic::{Code, Status, metadata::MetadataMap};
 
 use super::*;
 use crate::{
+    caller::{Caller, User},
     library::Library,
     model_name::ModelName,
     operations::{RunningOperation, progress},
@@ -72,7 +73,7 @@ impl Taker {
             return Err(failure);
         }
         let facts = RequestDescription::unknown(OperationKind::Generate);
-        let record = waited.unwrap_or_else(|| daemon.requests.create(facts, "m"));
+        let record = waited.unwrap_or_else(|| daemon.requests.create(Caller::DAEMON, facts, "m"));
         daemon
             .requests
             .admit(&record, RequestTicket { id: 1, ahead: 0 });
@@ -87,7 +88,7 @@ impl Taker {
         deadline: Option<Deadline>,
     ) -> Result<Answers, Status> {
         let terms = CallTerms {
-            share: ShareKey::default(),
+            caller: Caller::DAEMON,
             deadline,
             waits: true,
         };
@@ -292,11 +293,12 @@ async fn what_the_engine_gives_back_waits_for_the_next_model() {
 }
 
 /// A call of this user that waits where there is no room.
-fn by(user: u64) -> CallTerms {
+fn by(user: u32) -> CallTerms {
     CallTerms {
-        share: ShareKey {
-            user,
-            connection: user,
+        caller: Caller {
+            user: User::Token(user),
+            connection: user.into(),
+            ..Caller::DAEMON
         },
         deadline: None,
         waits: true,

@@ -1,0 +1,209 @@
+//! Who may do what: roles of those who connect, tokens of those whom the system doesn't know, and the folders in which
+//! paths may be named.
+
+use std::path::{Component, Path, PathBuf};
+
+use nix::unistd;
+
+use crate::{
+    caller::{Caller, User},
+    config::{Config, SettingSource},
+    failure::Failure,
+    role::{Role, RoleRules, Roles},
+    tokens::{TokenFileError, Tokens},
+};
+
+/// The rules by which callers are let in.
+#[derive(Debug)]
+pub struct AccessRules {
+    roles: Roles,
+    tokens: Tokens,
+    /// Folders below which operators may name paths.
+    folders: Vec<PathBuf>,
+    own_uid: u32,
+}
+
+impl Default for AccessRules {
+    /// Nobody but root and the daemon's own user may do anything.
+    fn default() -> Self {
+        Self {
+            roles: Roles::default(),
+            tokens: Tokens::default(),
+            folders: Vec::new(),
+            own_uid: rustix::process::geteuid().as_raw(),
+        }
+    }
+}
+
+impl AccessRules {
+    /// The rules of a configuration. Names of users and groups are looked up once. A rule about a name that the system
+    /// doesn't know is told in the log, and holds for nobody.
+    ///
+    /// # Errors
+    /// When the token file can't be used.
+    pub fn of(config: &Config) -> Result<Self, TokenFileError> {
+        let tokens = config.token_file.value.0.as_deref().map(Tokens::read);
+        let mut folders: Vec<PathBuf> = config.model_folders.value.folders().to_vec();
+        let own = [config.models.value.0.as_ref(), config.hub_cache.as_ref()];
+        folders.extend(own.into_iter().flatten().cloned());
+        Ok(Self {
+            roles: resolve(
+                &config.roles.value,
+                config.roles.source == SettingSource::Default,
+            ),
+            tokens: tokens.transpose()?.unwrap_or_default(),
+            folders,
+            ..Self::default()
+        })
+    }
+
+    /// The role of whoever opened a connection. `groups` are all that its process is in.
+    #[must_use]
+    pub fn role(&self, user: User, groups: &[u32]) -> Option<Role> {
+        match user {
+            User::Unix { uid, .. } if uid == 0 || uid == self.own_uid => Some(Role::Admin),
+            User::Unix { uid, gid } => self.roles.of(uid, &[groups, &[gid]].concat()),
+            User::Tcp | User::Token(_) => self.roles.of_strangers(),
+            User::Daemon => Some(Role::Admin),
+        }
+    }
+
+    /// The caller by its token, if the call brings one.
+    ///
+    /// # Errors
+    /// When the token is unknown.
+    pub fn by_token(&self, connected: Caller, token: Option<&str>) -> Result<Caller, Failure> {
+        let Some(token) = token else {
+            return Ok(connected);
+        };
+        let (number, role) = self.tokens.find(token).ok_or(Failure::UnknownToken)?;
+        Ok(Caller {
+            user: User::Token(number),
+            role: connected.role.max(Some(role)),
+            ..connected
+        })
+    }
+
+    /// Whether a caller may name this absolute path, to be read or written. What an administrator may name, the system
+    /// decides. The answer doesn't tell whether there is something.
+    ///
+    /// # Errors
+    /// When the path isn't below a folder that is meant for that.
+    pub fn check_path(&self, caller: Caller, path: &Path) -> Result<(), Failure> {
+        let is_below = |folder: &PathBuf| {
+            let leads_back = path.components().any(|part| part == Component::ParentDir);
+            path.starts_with(folder) && !leads_back && resolved(path).starts_with(resolved(folder))
+        };
+        if caller.may(Role::Admin) || self.folders.iter().any(is_below) {
+            return Ok(());
+        }
+        Err(Failure::PathNotAllowed {
+            path: path.to_owned(),
+            folders: self.folders.clone(),
+        })
+    }
+}
+
+/// The path without links, as far as it is there.
+fn resolved(path: &Path) -> PathBuf {
+    for present in path.ancestors() {
+        if let Ok(resolved) = present.canonicalize() {
+            let rest = path.strip_prefix(present).unwrap_or(Path::new(""));
+            return match rest.as_os_str().is_empty() {
+                true => resolved,
+                false => resolved.join(rest),
+            };
+        }
+        // A link that leads nowhere yet could lead anywhere later.
+        if present.is_symlink() {
+            return PathBuf::new();
+        }
+    }
+    path.to_owned()
+}
+
+fn resolve(rules: &RoleRules, is_built_in: bool) -> Roles {
+    // What can't be looked up counts as unknown.
+    let user = |name: &str| Some(unistd::User::from_name(name).ok()??.uid.as_raw());
+    let group = |name: &str| Some(unistd::Group::from_name(name).ok()??.gid.as_raw());
+    let (roles, unknown) = Roles::resolve(rules, user, group);
+    // The built-in rules name a group that most machines don't have.
+    if !unknown.is_empty() && !is_built_in {
+        tracing::warn!(
+            unknown = unknown.join(","),
+            "roles name users or groups that are not known"
+        );
+    }
+    roles
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::symlink};
+
+    use super::*;
+
+    fn caller(role: Role) -> Caller {
+        Caller {
+            user: User::Unix {
+                uid: 70_000,
+                gid: 70_000,
+            },
+            connection: 1,
+            role: Some(role),
+        }
+    }
+
+    #[test]
+    fn paths_are_named_below_the_folders_alone() {
+        let place = tempfile::tempdir().unwrap();
+        let (models, elsewhere) = (place.path().join("models"), place.path().join("elsewhere"));
+        fs::create_dir_all(models.join("a")).unwrap();
+        fs::create_dir(&elsewhere).unwrap();
+        symlink(&elsewhere, models.join("out")).unwrap();
+        symlink(place.path().join("later"), models.join("dangling")).unwrap();
+        let rules = AccessRules {
+            folders: vec![models.clone()],
+            ..AccessRules::default()
+        };
+        let check = |role, path: &Path| rules.check_path(caller(role), path);
+        for inside in ["a", "a/new/model.sluice", ""] {
+            check(Role::Operate, &models.join(inside)).unwrap();
+        }
+        for outside in [
+            models.join("out"),
+            models.join("out/model.gguf"),
+            models.join("dangling"),
+            models.join("../elsewhere"),
+            place.path().join("models-beside"),
+            elsewhere.clone(),
+            "/etc/shadow".into(),
+            "/nowhere/at/all".into(),
+        ] {
+            let refused = check(Role::Operate, &outside).unwrap_err();
+            assert!(matches!(refused, Failure::PathNotAllowed { .. }));
+            check(Role::Admin, &outside).unwrap();
+        }
+    }
+
+    #[test]
+    fn root_and_the_daemons_user_are_administrators() {
+        let rules = AccessRules {
+            roles: Roles::resolve(
+                &"generate=*; operate=@8".parse().unwrap(),
+                |_| None,
+                |_| None,
+            )
+            .0,
+            own_uid: 5,
+            ..AccessRules::default()
+        };
+        let unix = |uid, gid| User::Unix { uid, gid };
+        assert_eq!(rules.role(unix(0, 9), &[]), Some(Role::Admin));
+        assert_eq!(rules.role(unix(5, 9), &[]), Some(Role::Admin));
+        assert_eq!(rules.role(unix(6, 9), &[]), Some(Role::Generate));
+        assert_eq!(rules.role(unix(6, 8), &[]), Some(Role::Operate));
+        assert_eq!(rules.role(unix(6, 9), &[1, 8]), Some(Role::Operate));
+        assert_eq!(rules.role(User::Tcp, &[]), Some(Role::Generate));
+    }
+}
