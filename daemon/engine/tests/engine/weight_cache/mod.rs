@@ -401,6 +401,7 @@ fn change_and_held_request(
     mut hold: impl FnMut(&Event) + Send + 'static,
 ) -> Vec<Happening> {
     let (send, happenings) = mpsc::channel();
+    let (planned, is_planned) = mpsc::channel();
     let (submitted, is_submitted) = mpsc::channel();
     let change = PlanOptions {
         level: Some(settings.level),
@@ -411,11 +412,14 @@ fn change_and_held_request(
     let report = Box::new(move |event| {
         // However late this test's thread runs: the engine meets the request while it converts.
         if matches!(event, ApplyEvent::Planned { .. }) {
+            planned.send(()).unwrap();
             let () = is_submitted.recv().unwrap();
         }
         drop(report.send(Happening::Change(event)));
     });
     engine.apply(change, report);
+    // A request that waits would put off a change that comes so soon after another.
+    is_planned.recv().unwrap();
     let sink = Box::new(move |event| {
         hold(&event);
         drop(send.send(Happening::Request(event)));
