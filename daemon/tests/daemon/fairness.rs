@@ -9,7 +9,9 @@ use sluice_proto::{
 };
 use tonic::transport::Channel;
 
-use crate::support::{Daemon, checkpoints, done, generate, level, long, rest, tokens};
+use crate::support::{
+    Daemon, checkpoints, done, generate, level, long, many_descriptors, rest, tokens,
+};
 
 /// How many changes a flood has.
 const CHANGES: usize = 17_000;
@@ -81,6 +83,7 @@ async fn changes_without_end_from_many_leave_turns_to_requests() {
 
 #[tokio::test]
 async fn more_than_the_queue_holds_wait_for_room_and_are_served() {
+    many_descriptors();
     let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &["--queue", "4"]).await;
     // Over a connection each: more than the daemon takes at once, so that some wait in the system's backlog.
     let answers = (0..300).map(|_| generate(&daemon, tokens(&[1, 2, 3], 32)));

@@ -2,19 +2,22 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use sluice_daemon::limits::{
     CONNECTIONS_MAX, CONTROL_FRAMES_PER_S, MESSAGES_BYTES_MAX, UNREAD_BYTES_MAX,
 };
 use sluice_proto::{
     client::connect,
-    v1::{self, telemetry_service_client::TelemetryServiceClient},
+    v1::{self, generation_event::Event, telemetry_service_client::TelemetryServiceClient},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::UnixStream,
 };
 
-use crate::support::{Daemon, checkpoints, done, generate, tokens, within};
+use crate::support::{
+    Daemon, checkpoints, done, generate, many_descriptors, next, rest, tokens, within,
+};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const MIB: u64 = 1 << 20;
@@ -73,6 +76,7 @@ async fn resident(daemon: &Daemon) -> u64 {
 
 #[tokio::test]
 async fn silent_connections_leave_room_for_others() {
+    many_descriptors();
     let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
     let alone = generate(&daemon, tokens(&[1], 8)).await.unwrap();
     let settings = frame(SETTINGS, 0, 0, &[]);
@@ -168,4 +172,57 @@ async fn streams_that_nobody_reads_take_bounded_memory() {
     assert!(generate(&daemon, tokens(&[1], 8)).await.is_ok());
     let took = resident(&daemon).await.saturating_sub(before);
     assert!(took < UNREAD_BYTES_MAX as u64 * 2, "{} MiB", took / MIB);
+}
+
+/// Clients of the crowd.
+const CROWD: usize = 500;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crowd_that_leaves_reads_slowly_and_cancels_is_served_as_alone() {
+    many_descriptors();
+    let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
+    let prompt = |index: usize| tokens(&[1 + index as u32 % 7, 2, 3], 32);
+    let mut alone = Vec::new();
+    for index in 0..7 {
+        let events = generate(&daemon, prompt(index)).await.unwrap();
+        alone.push(done(&events).token_ids.clone());
+    }
+    let before = resident(&daemon).await;
+    let clients = (0..CROWD).map(|index| {
+        let (daemon, alone) = (&daemon, &alone);
+        async move {
+            let mut client = daemon.generation().await;
+            let mut stream = client.generate(prompt(index)).await.unwrap().into_inner();
+            let first = next(&mut stream).await.unwrap();
+            match index % 4 {
+                // Gone without a word.
+                0 => return None,
+                1 => {
+                    if let Some(Event::Queued(queued)) = first {
+                        // It may have ended by then.
+                        let _ = daemon.cancel(queued.request_id).await;
+                    }
+                }
+                2 => tokio::time::sleep(Duration::from_millis(2000)).await,
+                _ => {}
+            }
+            let events = rest(&mut stream).await.unwrap();
+            let is_whole = done(&events).finish_reason() == v1::FinishReason::Length;
+            // Who cancels gets what was written until then.
+            let expected = &alone[index % 7];
+            match is_whole {
+                true => assert_eq!(&done(&events).token_ids, expected, "client {index}"),
+                false => assert_eq!(index % 4, 1, "client {index} was not served"),
+            }
+            Some(is_whole)
+        }
+    });
+    let served = join_all(clients).await;
+    let took = resident(&daemon).await.saturating_sub(before);
+    let whole = served.iter().filter(|one| **one == Some(true)).count();
+    println!("{whole} of {CROWD} whole, {} MiB more", took / MIB);
+    // A half stays to the end, and some cancels come too late.
+    assert!(whole >= CROWD / 2, "{whole}");
+    assert!(took < 128 * MIB, "{} MiB", took / MIB);
+    assert_eq!(daemon.snapshot().await.totals.unwrap().refused_requests, 0);
 }

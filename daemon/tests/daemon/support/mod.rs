@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, setrlimit};
 use sluice_proto::{
     client::{self, CallError},
     operations::OperationResponse,
@@ -57,6 +57,16 @@ pub(crate) fn isolate(mut command: Command, folder: &Path) -> Command {
 pub(crate) async fn run(folder: &Path, arguments: &[&str]) -> Output {
     let output = command(folder).args(arguments).output();
     within("sluiced to end", output).await.unwrap()
+}
+
+/// Lets this process have as many descriptors as it may, for tests with many connections: 1024 is common.
+pub(crate) fn many_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    setrlimit(Resource::Nofile, raised).unwrap();
 }
 
 /// Waits, but not for ever.
