@@ -107,6 +107,16 @@ pub(super) struct GpuTasks {
     launches: Vec<(KeySource, Range<usize>)>,
 }
 
+/// Whether no query is in two ranges: tasks write the output's rows at the same time.
+fn are_disjoint(ranges: &[AttentionRange]) -> bool {
+    let mut queries: Vec<_> = (ranges.iter())
+        .map(|range| (range.queries.start, range.queries.end))
+        .filter(|(start, end)| start < end)
+        .collect();
+    queries.sort_unstable();
+    queries.windows(2).all(|pair| pair[0].1 <= pair[1].0)
+}
+
 /// Runs of queries at consecutive positions, each as long as a task may be.
 fn runs(places: &[usize]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
@@ -130,8 +140,9 @@ impl Ops {
     /// When memory cannot be allocated.
     ///
     /// # Panics
-    /// When a range sees no keys, or not each of its queries has a place.
+    /// When a range sees no keys, not each of its queries has a place, or two ranges share a query.
     pub fn attention_tasks(&self, ranges: Vec<AttentionRange>) -> Result<AttentionTasks, OpsError> {
+        assert!(are_disjoint(&ranges), "a query has one row of output");
         for AttentionRange { queries, keys } in &ranges {
             assert!(queries.is_empty() || keys.end() > 0);
             if let AttentionKeys::Causal {
@@ -410,5 +421,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn ranges_that_share_a_query_are_found() {
+        let range = |queries| AttentionRange {
+            queries,
+            keys: AttentionKeys::Pass(Vec::new()),
+        };
+        let are_disjoint = |all: &[std::ops::Range<usize>]| {
+            are_disjoint(&all.iter().cloned().map(range).collect::<Vec<_>>())
+        };
+        assert!(are_disjoint(&[4..6, 0..4, 2..2, 6..7]));
+        assert!(!are_disjoint(&[0..4, 3..5]));
+        assert!(!are_disjoint(&[1..2, 0..9]));
     }
 }

@@ -199,9 +199,11 @@ impl CpuBackend {
                 // By the group's rows, however heads are split into tasks: which kernel runs must not depend on the
                 // number of threads, or results would.
                 let rows = task.queries.len() * (shape.heads / shape.kv_heads);
+                // SAFETY: ranges have queries of their own, and tasks of a range differ in their queries or their heads.
+                let own = unsafe { target.part(task.queries.clone(), task.heads.clone()) };
                 self.scratch.with(|scratch| match rows < kernel.columns {
-                    true => few::attend(task, shape, q, scratch, &target),
-                    false => panels::attend(task, shape, q, kernel, scratch, &target),
+                    true => few::attend(task, shape, q, scratch, own),
+                    false => panels::attend(task, shape, q, kernel, scratch, own),
                 });
             });
         });
@@ -356,7 +358,7 @@ fn heads_step(shape: AttentionShape, ranges: &[RangeKeys<'_>], threads: usize) -
     group.div_ceil(parts).clamp(1, fitting)
 }
 
-/// The output matrix, of which each task writes its own rows and columns.
+/// The output matrix, of which each task gets its own rows and columns.
 struct AttentionOutput<'a> {
     start: *mut f32,
     rows: usize,
@@ -364,7 +366,7 @@ struct AttentionOutput<'a> {
     borrowed: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: tasks differ in their queries or their heads, so they write disjoint parts.
+// SAFETY: only its parts are written through, and whoever takes one vouches for its being disjoint from the others.
 unsafe impl Sync for AttentionOutput<'_> {}
 
 impl<'a> AttentionOutput<'a> {
@@ -378,12 +380,43 @@ impl<'a> AttentionOutput<'a> {
         }
     }
 
-    /// Writes one head of one query, which must be the caller's alone.
-    fn write(&self, (query, head): (usize, usize), dim: usize, values: impl Iterator<Item = f32>) {
-        assert!(query < self.rows && (head + 1) * dim <= self.width);
-        // SAFETY: the place is inside, and no other task's.
+    /// The part with these heads of these queries.
+    ///
+    /// # Safety
+    /// No other part that lives at the same time has any of these heads of any of these queries.
+    unsafe fn part(&self, queries: Range<usize>, heads: Range<usize>) -> OutputPart<'_> {
+        OutputPart {
+            whole: self,
+            queries,
+            heads,
+        }
+    }
+}
+
+/// Heads of queries in the output matrix that nobody else reads or writes.
+struct OutputPart<'a> {
+    whole: &'a AttentionOutput<'a>,
+    queries: Range<usize>,
+    heads: Range<usize>,
+}
+
+impl OutputPart<'_> {
+    /// Writes one head of one query.
+    ///
+    /// # Panics
+    /// When it lies outside of the part or of the matrix.
+    fn write(
+        &mut self,
+        (query, head): (usize, usize),
+        dim: usize,
+        values: impl Iterator<Item = f32>,
+    ) {
+        let whole = self.whole;
+        assert!(self.queries.contains(&query) && self.heads.contains(&head));
+        assert!(query < whole.rows && (head + 1) * dim <= whole.width);
+        // SAFETY: the place is inside the matrix, whose borrow the whole holds, and this part's alone.
         let out = unsafe {
-            slice::from_raw_parts_mut(self.start.add(query * self.width + head * dim), dim)
+            slice::from_raw_parts_mut(whole.start.add(query * whole.width + head * dim), dim)
         };
         for (out, value) in out.iter_mut().zip(values) {
             *out = value;

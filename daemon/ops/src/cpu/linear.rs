@@ -110,26 +110,21 @@ impl CpuBackend {
             let part = weight.rows(columns.start, columns.end);
             // Dot products dequantize the weights anew for every row of input: two rows took 1.4 to 2.1 times as long
             // as dequantizing once (a core of an EPYC, 576 outputs of 1536, `q8_0` to `q4_k`).
+            // SAFETY: the grid's tiles are disjoint.
+            let own = unsafe { out.tile(rows.clone(), columns) };
             if x.len() == 1 && part.has_dot_kernel() && QuantizedGemm::of(&part).is_none() {
-                return dot_tile(x, &part, &out, columns.start, &self.clock);
+                return dot_tile(x, &part, own, &self.clock);
             }
             self.scratch.with(|scratch| {
                 if let Some(products) = QuantizedGemm::of(&part) {
                     let x = &x.values()[rows.start * weight.width..rows.end * weight.width];
-                    assert!(columns.end <= out.columns && rows.end <= out.rows);
-                    let out = TileOutput {
-                        // A raw pointer, since tiles of the same rows interleave in memory: no slice covers just this
-                        // tile's part.
-                        start: out.start.wrapping_add(rows.start * stride + columns.start),
-                        stride,
-                        columns: columns.len(),
-                        adds,
-                    };
                     // SAFETY: rows and columns are inside the output and of this tile alone.
-                    return unsafe { products.gemm(x, &part, out, scratch) };
+                    return unsafe {
+                        products.gemm(x, &part, own.part(&rows, 0, part.rows), scratch)
+                    };
                 }
-                let mut tile = Tile::new(kernel, x, rows, &out, scratch);
-                tile.gemm_tile(&part, columns.start, &self.clock);
+                let mut tile = Tile::new(kernel, x, own, scratch);
+                tile.gemm_tile(&part, 0, &self.clock);
             });
         });
     }
@@ -187,7 +182,7 @@ impl Grid {
     }
 }
 
-/// The output matrix, of which each tile writes a part of its own.
+/// The output matrix, of which each tile gets a part of its own.
 struct Columns {
     start: *mut f32,
     /// Elements from the beginning of a row to that of the next.
@@ -199,15 +194,56 @@ struct Columns {
     adds: bool,
 }
 
-// SAFETY: tiles are disjoint, so that `Tile` and `dot_tile`, which alone write, write disjoint parts.
+// SAFETY: only its tiles are written through, and whoever takes one vouches for its being disjoint from the others.
 unsafe impl Sync for Columns {}
+
+impl Columns {
+    /// # Safety
+    /// The matrix lives as long as the tile, and meanwhile nobody else reads or writes these columns of these rows.
+    ///
+    /// # Panics
+    /// When they lie outside of the matrix.
+    unsafe fn tile(&self, rows: Range<usize>, columns: Range<usize>) -> OutputTile<'_> {
+        assert!(rows.end <= self.rows && columns.end <= self.columns);
+        OutputTile {
+            matrix: self,
+            rows,
+            columns,
+        }
+    }
+}
+
+/// Columns of rows in the output matrix that nobody else reads or writes.
+struct OutputTile<'a> {
+    matrix: &'a Columns,
+    rows: Range<usize>,
+    columns: Range<usize>,
+}
+
+impl OutputTile<'_> {
+    /// Some of its rows, and of their columns `count` from `column` on.
+    ///
+    /// # Panics
+    /// When they lie outside of the tile.
+    fn part(&self, rows: &Range<usize>, column: usize, count: usize) -> TileOutput {
+        assert!(self.rows.start <= rows.start && rows.end <= self.rows.end);
+        assert!(column + count <= self.columns.len());
+        let Columns { start, stride, .. } = *self.matrix;
+        TileOutput {
+            // A raw pointer, since tiles of the same rows interleave in memory: no slice covers just this tile's part.
+            start: start.wrapping_add(rows.start * stride + self.columns.start + column),
+            stride,
+            columns: count,
+            adds: self.matrix.adds,
+        }
+    }
+}
 
 /// Some rows of `x` on their way past weights, and the scratch that both are packed in.
 struct Tile<'a> {
     kernel: &'static Microkernel,
     x: &'a Activation,
-    rows: Range<usize>,
-    out: &'a Columns,
+    out: OutputTile<'a>,
     /// Packed rows of `x`, and which rows and which part of the depth those are.
     packed: &'a mut [f32],
     packs: Option<(Range<usize>, Range<usize>)>,
@@ -222,11 +258,10 @@ impl<'a> Tile<'a> {
     fn new(
         kernel: &'static Microkernel,
         x: &'a Activation,
-        rows: Range<usize>,
-        out: &'a Columns,
+        out: OutputTile<'a>,
         scratch: &'a mut [f32],
     ) -> Self {
-        assert!(kernel.columns * DEPTH <= PANEL_LEN && rows.end <= out.rows);
+        assert!(kernel.columns * DEPTH <= PANEL_LEN);
         // Vectors that straddle cache lines take twice as long to load.
         let line = scratch.as_ptr().align_offset(LINE * size_of::<f32>());
         let (packed, scratch) = scratch[line..].split_at_mut(PACKED_LEN);
@@ -235,7 +270,6 @@ impl<'a> Tile<'a> {
         Self {
             kernel,
             x,
-            rows,
             out,
             packed,
             packs: None,
@@ -245,9 +279,8 @@ impl<'a> Tile<'a> {
         }
     }
 
-    /// Multiplies all rows by these weights, into the columns from `column` on.
+    /// Multiplies all rows by these weights, into the tile's columns from `column` on.
     fn gemm_tile(&mut self, weight: &Weight<'_>, column: usize, clock: &PhaseClock) {
-        assert!(column + weight.rows <= self.out.columns);
         if !matches!(weight.data, WeightData::Compressed(_)) {
             return self.gemm_dequantized(weight, column);
         }
@@ -280,9 +313,10 @@ impl<'a> Tile<'a> {
         let rows_max = self.kernel.rows_in(PACKED_LEN / DEPTH);
         // Equal parts instead of full ones and a rest: each part goes past all weights, whose dequantization it pays
         // anew.
-        let parts = self.rows.len().div_ceil(rows_max);
-        for from in self.rows.clone().step_by(self.rows.len().div_ceil(parts)) {
-            let rows = from..self.rows.end.min(from + self.rows.len().div_ceil(parts));
+        let all = self.out.rows.clone();
+        let parts = all.len().div_ceil(rows_max);
+        for from in all.clone().step_by(all.len().div_ceil(parts)) {
+            let rows = from..all.end.min(from + all.len().div_ceil(parts));
             let lanes = self.kernel.packed_lanes(rows.len());
             // As much of the depth as keeps the packed rows within their cache budget, in whole blocks of [`DEPTH`]:
             // sums are then cut at the same places whatever the number of rows.
@@ -344,17 +378,12 @@ impl<'a> Tile<'a> {
             let weights = MatrixRows::new(self.dequantized, depth, weight.rows, depth);
             let panel = &mut self.panel[..self.kernel.columns * depth];
             self.kernel.pack_weights(weights, panel);
-            let start = rows.start * self.out.stride + column;
-            let out = TileOutput {
-                start: self.out.start.wrapping_add(start),
-                stride: self.out.stride,
-                columns: weight.rows,
-                // The first block of the depth overwrites: the output's memory is not cleared beforehand.
-                adds: self.out.adds || from > 0,
-            };
+            let mut out = self.out.part(rows, column, weight.rows);
+            // The first block of the depth overwrites: the output's memory is not cleared beforehand.
+            out.adds |= from > 0;
             let lanes = self.kernel.packed_lanes(rows.len());
             let packed = &self.packed[..lanes * span.len()];
-            // SAFETY: rows and columns are inside the output, as was asserted, and of this tile alone.
+            // SAFETY: rows and columns are of this tile alone.
             unsafe {
                 self.kernel.gemm_panel(
                     rows.len(),
@@ -369,13 +398,13 @@ impl<'a> Tile<'a> {
     }
 }
 
-/// The single row of `x` times the tile's rows, into the columns from `column` on. Compressed weights are decompressed
-/// as they are added up, element by element, which takes most of the time: all of it counts as decompression.
-fn dot_tile(x: &Activation, tile: &Weight<'_>, out: &Columns, column: usize, clock: &PhaseClock) {
+/// The single row of `x` times the tile's rows. Compressed weights are decompressed as they are added up, element by
+/// element, which takes most of the time: all of it counts as decompression.
+fn dot_tile(x: &Activation, tile: &Weight<'_>, out: OutputTile<'_>, clock: &PhaseClock) {
     let begun = Instant::now();
-    assert!(column + tile.rows <= out.columns && out.rows == 1);
+    let out = out.part(&(0..1), 0, tile.rows);
     // SAFETY: these columns are inside the only row, and no other tile's.
-    let out_tile = unsafe { slice::from_raw_parts_mut(out.start.add(column), tile.rows) };
+    let out_tile = unsafe { slice::from_raw_parts_mut(out.start, tile.rows) };
     // `dot` overwrites, so sums to add to are kept apart, in a buffer on the stack.
     if out.adds {
         let mut products = [0.0; DOTS];

@@ -365,4 +365,38 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn a_tile_without_columns_writes_nothing() {
+        for kernel in Microkernel::all() {
+            for rows in 1..=kernel.rows {
+                let packed = vec![1.0; kernel.packed_lanes(rows)];
+                let panel = vec![1.0; kernel.columns];
+                for adds in [false, true] {
+                    let mut out = vec![7.0; rows * kernel.columns];
+                    let target = TileOutput {
+                        start: out.as_mut_ptr(),
+                        stride: kernel.columns,
+                        columns: 0,
+                        adds,
+                    };
+                    // SAFETY: the output has all rows, and nobody else has it.
+                    unsafe { kernel.gemm_panel(rows, &packed, 1, 0, &panel, target) };
+                    assert!(out.iter().all(|&value| value == 7.0));
+                }
+            }
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn masks_have_a_bit_for_each_column() {
+        for columns in 0..=32 {
+            let [low, high] = avx512::masks(columns).map(u16::count_ones);
+            assert_eq!(
+                (low, high),
+                (columns.min(16) as u32, columns.saturating_sub(16) as u32)
+            );
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! Attention of a few queries, such as the one of an autoregressive decoding step: keys and values are read where they
 //! lie, since packing them would take longer than the arithmetic.
 
-use super::{AttentionOutput, HeadTask};
+use super::{HeadTask, OutputPart};
 use crate::{
     Activation, AttentionShape,
     cpu::{
@@ -15,7 +15,7 @@ pub(super) fn attend(
     shape: AttentionShape,
     q: &Activation,
     scratch: &mut [f32],
-    target: &AttentionOutput<'_>,
+    mut target: OutputPart<'_>,
 ) {
     let (dim, rows) = (shape.head_dim, task.rows());
     let tile_keys = task.source.tile_keys();

@@ -4,7 +4,7 @@
 
 use sluice_weights::HEAD_DIM_MAX;
 
-use super::{AttentionOutput, HeadTask, TASK_LEN, TASK_ROWS, TILE_KEYS, TILE_LEN};
+use super::{HeadTask, OutputPart, TASK_LEN, TASK_ROWS, TILE_KEYS, TILE_LEN};
 use crate::{
     Activation, AttentionShape,
     cpu::{
@@ -33,7 +33,7 @@ pub(super) fn attend(
     q: &Activation,
     kernel: &Microkernel,
     scratch: &mut [f32],
-    target: &AttentionOutput<'_>,
+    mut target: OutputPart<'_>,
 ) {
     let (dim, rows, columns) = (shape.head_dim, task.rows(), kernel.columns);
     let panels = rows.div_ceil(columns);

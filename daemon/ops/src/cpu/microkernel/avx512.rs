@@ -59,10 +59,9 @@ unsafe fn tile_of<const ROWS: usize>(x: &[f32], panel: &[f32], out: TileOutput) 
         }
     }
     // One mask serves full and partial panels alike, so that both take the same path.
-    let mask = u32::MAX >> (COLUMNS - out.columns);
+    let masks = masks(out.columns);
     for (row, sums) in sums.iter().enumerate() {
-        for (half, &sum) in sums.iter().enumerate() {
-            let mask = (mask >> (VECTOR * half)) as __mmask16;
+        for (half, (&sum, mask)) in sums.iter().zip(masks).enumerate() {
             let place = place(row).wrapping_add(VECTOR * half);
             // SAFETY: the mask leaves the output's columns alone, which are this tile's.
             unsafe {
@@ -74,6 +73,14 @@ unsafe fn tile_of<const ROWS: usize>(x: &[f32], panel: &[f32], out: TileOutput) 
             }
         }
     }
+}
+
+/// Masks of the first columns, in two vectors; there may be none.
+pub(in crate::cpu) fn masks(columns: usize) -> [__mmask16; 2] {
+    assert!(columns <= COLUMNS, "a tile has no more columns");
+    // Wider than all columns, so that neither none nor all of them shift by the full width.
+    let mask = (1_u64 << columns) - 1;
+    [mask as __mmask16, (mask >> VECTOR) as __mmask16]
 }
 
 /// Loads a vector. By value, since the intrinsic is a copy between pointers, which an unoptimised standard library checks for
@@ -102,7 +109,7 @@ unsafe fn transpose(rows: MatrixRows<'_>, out: &mut [f32], lanes: usize) {
         let last = VECTOR.min(rows.count - first) - 1;
         for from in (0..rows.depth).step_by(VECTOR) {
             let count = VECTOR.min(rows.depth - from);
-            let mask = (u32::from(u16::MAX) >> (VECTOR - count)) as __mmask16;
+            let [mask, _] = masks(count);
             let mut vectors = [_mm512_setzero_ps(); VECTOR];
             for (row, vector) in vectors.iter_mut().enumerate() {
                 // The last row is loaded again for those that do not exist: a mask for each row would cost more than

@@ -4,7 +4,7 @@ use std::{arch::x86_64::*, mem};
 
 use super::{
     BLOCK, ByteKernel, QuantizedRow, Tile, TileOutput,
-    microkernel::avx512::{KERNEL as WORDS, vector},
+    microkernel::avx512::{KERNEL as WORDS, masks, vector},
 };
 
 const VECTOR: usize = 16;
@@ -90,10 +90,9 @@ unsafe fn tile<const ROWS: usize, const STEPS: usize>(
             }
         }
     }
-    let mask = u32::MAX >> (COLUMNS - out.columns);
+    let masks = masks(out.columns);
     for (row, sums) in sums.iter().enumerate() {
-        for (half, &sum) in sums.iter().enumerate() {
-            let mask = (mask >> (VECTOR * half)) as __mmask16;
+        for (half, (&sum, mask)) in sums.iter().zip(masks).enumerate() {
             let place = out.start.wrapping_add(row * out.stride + VECTOR * half);
             // SAFETY: the mask leaves the output's columns alone, which are this tile's.
             unsafe {
