@@ -27,6 +27,7 @@ use std::{
 };
 
 pub use incoming::Listeners;
+use sluice_checkpoint::VerifiedFiles;
 use sluice_engine::Engine;
 use sluice_proto::{
     FILE_DESCRIPTOR_SET,
@@ -134,7 +135,8 @@ impl Daemon {
         let closing = CancellationToken::new();
         let library = Arc::new(library);
         let operations = Arc::new(Operations::new(changes.clone()));
-        let pulls = Pulls::new(library.clone(), operations.clone());
+        let verified = VerifiedFiles::new(engine.weight_cache().map(|(folder, _)| folder));
+        let pulls = Pulls::new(library.clone(), operations.clone(), verified);
         let settings = Arc::new(settings);
         let engine_of = Arc::downgrade(&engine);
         let requests = Requests::new(operations.clone(), engine_of.clone(), changes.clone());

@@ -82,6 +82,14 @@ pub enum CheckpointError {
         /// What its reader found wrong.
         cause: String,
     },
+    /// A file's bytes are not those whose digest lies beside it.
+    #[error("{path} is damaged or was changed: {said_by} has another digest for it")]
+    WrongDigest {
+        /// Path of the file.
+        path: String,
+        /// What says which digest it should have.
+        said_by: String,
+    },
     /// A file has fewer or more bytes than its header says.
     #[error(
         "{path} is truncated or damaged: its header declares {expected} bytes, the file has {found}"

@@ -5,6 +5,7 @@
 mod bandwidth;
 pub mod compression;
 mod container;
+mod digests;
 mod error;
 pub mod family;
 mod file;
@@ -31,8 +32,10 @@ use sluice_weights::{CompressedTensor, SourceTensor, TensorSpec};
 pub use self::{
     bandwidth::disk_bandwidth,
     container::{ReadMode, TakeRows},
+    digests::FileDigest,
     error::CheckpointError,
     recommended::RecommendedSettings,
+    verified::VerifiedFiles,
     weight_cache::{CachedWeights, RemovedWeights, cached_weights, remove_cached},
 };
 use self::{

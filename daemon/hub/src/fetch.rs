@@ -1,6 +1,7 @@
 //! Downloads one file: resumes where it stopped, retries after interruptions, and never takes more than was promised.
 
 use std::{
+    fs::Metadata,
     ops::ControlFlow,
     path::{Path, PathBuf},
     pin::pin,
@@ -15,8 +16,12 @@ use http::{
 use tokio::{sync::watch, task::spawn_blocking};
 
 use crate::{
-    Client, HubError, HubName, RemoteFile, client::HubResponse, disk, folder::FolderLock, listing,
-    part::PartialFile,
+    Client, HubError, HubName, RemoteFile,
+    client::HubResponse,
+    disk,
+    folder::FolderLock,
+    listing,
+    part::{self, PartialFile},
 };
 
 /// Bytes that are gathered before they are written and hashed.
@@ -43,14 +48,15 @@ pub(crate) struct Fetch<'a> {
 }
 
 impl Fetch<'_> {
-    /// Downloads the missing bytes of the file, verifies it and renames it to its final name.
-    pub(crate) async fn run(&self, progress: &mut dyn FetchProgress) -> Result<(), HubError> {
+    /// Downloads the missing bytes of the file, verifies it and renames it to its final name. Returns what the system says
+    /// of it then.
+    pub(crate) async fn run(&self, progress: &mut dyn FetchProgress) -> Result<Metadata, HubError> {
         let mut attempts = self.client.attempts();
         let mut before = None;
         loop {
             let mut had = 0;
             match self.attempt(&mut had, progress).await {
-                Ok(()) => return Ok(()),
+                Ok(metadata) => return Ok(metadata),
                 Err(error) => {
                     // A connection that breaks often, but delivers something each time, is no reason to give up: only
                     // attempts without progress count.
@@ -70,7 +76,7 @@ impl Fetch<'_> {
         &self,
         had: &mut u64,
         progress: &mut dyn FetchProgress,
-    ) -> Result<(), HubError> {
+    ) -> Result<Metadata, HubError> {
         let file_name = self.file.file_name();
         let part_path = self.folder.join(format!("{file_name}.part"));
         let mut part = open_part(
@@ -213,19 +219,38 @@ async fn open_part(
     lock: Arc<FolderLock>,
     progress: &mut dyn FetchProgress,
 ) -> Result<PartialFile, HubError> {
+    hashing(progress, move |heard| {
+        PartialFile::open(&path, remote, lock, heard)
+    })
+    .await
+}
+
+/// Whether a complete file has the promised hash: what the system says of it, or `None`. Hashing stops soon after the future
+/// was dropped.
+pub(crate) async fn compare(
+    path: PathBuf,
+    remote: RemoteFile,
+    progress: &mut dyn FetchProgress,
+) -> Result<Option<Metadata>, HubError> {
+    hashing(progress, move |heard| part::compare(&path, &remote, heard)).await
+}
+
+/// Does work that hashes on a thread that may block, and tells how many bytes are hashed meanwhile.
+async fn hashing<T: Send + 'static>(
+    progress: &mut dyn FetchProgress,
+    work: impl FnOnce(&mut dyn FnMut(u64) -> ControlFlow<()>) -> Result<T, HubError> + Send + 'static,
+) -> Result<T, HubError> {
     let (hashed, mut hashing) = watch::channel(0);
     let mut heard = move |bytes| match hashed.send(bytes) {
         Ok(()) => ControlFlow::Continue(()),
         // The receiver went with the future.
         Err(_) => ControlFlow::Break(()),
     };
-    let mut open = pin!(blocking(move || PartialFile::open(
-        &path, remote, lock, &mut heard
-    )));
+    let mut done = pin!(blocking(move || work(&mut heard)));
     loop {
         tokio::select! {
             biased;
-            part = &mut open => return part,
+            result = &mut done => return result,
             Ok(()) = hashing.changed() => progress.hashed(*hashing.borrow_and_update()),
         }
     }

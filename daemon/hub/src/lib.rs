@@ -35,4 +35,4 @@ pub use listing::RemoteFile;
 pub use manifest::{MANIFEST, Manifest, PulledFile};
 pub use name::{HubName, HubNameError};
 pub use patience::Patience;
-pub use pull::{Pull, PullEvent, PulledModel, REVISION_DEFAULT};
+pub use pull::{HashedFile, IsKnown, Pull, PullEvent, PulledModel, REVISION_DEFAULT};

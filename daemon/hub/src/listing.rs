@@ -41,6 +41,12 @@ impl RemoteFile {
         self.path.rsplit('/').next().unwrap_or(&self.path)
     }
 
+    /// The hash of its bytes that the hub gives: the SHA-256, or git's.
+    #[must_use]
+    pub fn hash(&self) -> Option<&str> {
+        self.sha256.as_deref().or_else(|| self.git_hash())
+    }
+
     /// Git's hash of its bytes, if there is no SHA-256.
     pub(crate) fn git_hash(&self) -> Option<&str> {
         let blob = self.blob.as_deref().filter(|_| self.sha256.is_none())?;

@@ -1,7 +1,7 @@
 //! A partial file: written under a temporary name, hashed as it grows, and renamed when it is complete and verified.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{File, Metadata, OpenOptions},
     io::{self, Read, Write},
     ops::ControlFlow,
     os::unix::fs::OpenOptionsExt,
@@ -60,6 +60,29 @@ impl Hash {
         }
     }
 
+    /// Adds what the file has from its position on; returns how many bytes that was.
+    fn read_through(
+        &mut self,
+        mut file: &File,
+        heard: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> io::Result<u64> {
+        let mut piece = vec![0; PIECE_BYTES];
+        let mut bytes = 0;
+        loop {
+            let count = match file.read(&mut piece) {
+                Ok(0) => return Ok(bytes),
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            self.update(&piece[..count]);
+            bytes += count as u64;
+            if heard(bytes).is_break() {
+                return Err(io::Error::other("nobody waits for it any more"));
+            }
+        }
+    }
+
     fn end(self) -> String {
         match self {
             Self::Sha256(hash) => hex(&hash.finalize()),
@@ -110,20 +133,8 @@ impl PartialFile {
     }
 
     fn read_through(&mut self, heard: &mut dyn FnMut(u64) -> ControlFlow<()>) -> io::Result<()> {
-        let mut piece = vec![0; PIECE_BYTES];
-        loop {
-            let count = match self.file.read(&mut piece) {
-                Ok(0) => return Ok(()),
-                Ok(count) => count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(error),
-            };
-            self.hash.update(&piece[..count]);
-            self.bytes += count as u64;
-            if heard(self.bytes).is_break() {
-                return Err(io::Error::other("nobody waits for it any more"));
-            }
-        }
+        self.bytes = self.hash.read_through(&self.file, heard)?;
+        Ok(())
     }
 
     /// Bytes so far.
@@ -151,12 +162,13 @@ impl PartialFile {
         Ok(())
     }
 
-    /// Verifies the hash, if one was promised, and renames the file to its final name.
-    pub(crate) fn finish(self, target: &Path) -> Result<(), HubError> {
+    /// Verifies the hash, if one was promised, and renames the file to its final name. Returns what the system says of it
+    /// then.
+    pub(crate) fn finish(self, target: &Path) -> Result<Metadata, HubError> {
         let found = self.hash.end();
-        let promised = self.remote.sha256.as_deref();
-        let promised = promised.or_else(|| self.remote.git_hash());
-        if let Some(expected) = promised.filter(|expected| !expected.eq_ignore_ascii_case(&found)) {
+        if let Some(expected) =
+            (self.remote.hash()).filter(|expected| !expected.eq_ignore_ascii_case(&found))
+        {
             // Removed at once: resuming wrong bytes would fail again.
             remove(&self.path)?;
             return Err(HubError::WrongHash {
@@ -169,8 +181,29 @@ impl PartialFile {
         self.file
             .sync_all()
             .map_err(|cause| failed("write", &self.path, cause))?;
-        std::fs::rename(&self.path, target).map_err(|cause| failed("rename", &self.path, cause))
+        std::fs::rename(&self.path, target).map_err(|cause| failed("rename", &self.path, cause))?;
+        // After the rename, which is a change of the inode.
+        let metadata = self.file.metadata();
+        metadata.map_err(|cause| failed("read", target, cause))
     }
+}
+
+/// Hashes a complete file. Returns what the system says of it, or `None` if it has another hash than was promised.
+pub(crate) fn compare(
+    path: &Path,
+    remote: &RemoteFile,
+    heard: &mut dyn FnMut(u64) -> ControlFlow<()>,
+) -> Result<Option<Metadata>, HubError> {
+    let read = |cause| failed("read", path, cause);
+    let file = File::open(path).map_err(read)?;
+    let metadata = file.metadata().map_err(read)?;
+    let mut hash = Hash::of(remote);
+    hash.read_through(&file, heard).map_err(read)?;
+    let found = hash.end();
+    let is_promised = remote
+        .hash()
+        .is_some_and(|hash| hash.eq_ignore_ascii_case(&found));
+    Ok(is_promised.then_some(metadata))
 }
 
 fn hex(bytes: &[u8]) -> String {

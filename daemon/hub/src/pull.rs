@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeSet,
+    fs::Metadata,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -10,7 +11,8 @@ use std::{
 use crate::{
     Client, HubError, HubName, Manifest, PulledFile,
     choose::{self, ChosenFiles, INDEX, INDEX_BYTES_MAX, WantedModel},
-    fetch::{Fetch, FetchProgress, blocking},
+    disk::remove,
+    fetch::{self, Fetch, FetchProgress, blocking},
     folder::ModelFolder,
     listing::{self, Listing},
 };
@@ -70,18 +72,33 @@ pub enum PullEvent {
 }
 
 /// A downloaded model.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct PulledModel {
     /// Its name, with a label if the repository has several models.
     pub name: HubName,
     /// The folder that holds its files.
     pub folder: PathBuf,
-    /// Whether it was complete before.
+    /// Whether it was complete and intact before.
     pub was_present: bool,
+    /// The files that were hashed, and have the promised hash.
+    pub hashed: Vec<HashedFile>,
 }
 
+/// A file that has the promised hash.
+#[derive(Debug, Clone)]
+pub struct HashedFile {
+    /// What the system says of it.
+    pub metadata: Metadata,
+    /// The hash in hexadecimal digits: SHA-256, or git's.
+    pub hash: String,
+}
+
+/// Whether a file of this description is known to have this hash.
+pub type IsKnown<'a> = &'a (dyn Fn(&Metadata, &str) -> bool + Send + Sync);
+
 impl Pull {
-    /// Downloads the model to the folder of models.
+    /// Downloads the model to the folder of models. Of one that is there files are hashed unless `is_known` has them, and
+    /// damaged ones are downloaded again.
     ///
     /// # Errors
     /// Any [`HubError`]. Downloaded bytes stay, unless they are wrong.
@@ -89,6 +106,7 @@ impl Pull {
         &self,
         client: &Client,
         models: &Path,
+        is_known: IsKnown<'_>,
         report: &mut (dyn FnMut(PullEvent) + Send),
     ) -> Result<PulledModel, HubError> {
         let revision = self.revision.as_deref().unwrap_or(REVISION_DEFAULT);
@@ -110,13 +128,30 @@ impl Pull {
         // Locked from here on. The name has its label only since the files were chosen.
         let (folder, name) = (models.to_owned(), chosen.name.clone());
         let place = blocking(move || ModelFolder::open(&folder, &name)).await?;
+        let mut hashed = Vec::new();
         // Nothing is downloaded and no space is needed if the folder is complete.
         if place.is_complete(&manifest)? {
-            return Ok(PulledModel {
-                name: chosen.name,
-                folder: place.target,
-                was_present: true,
-            });
+            let resolved = PullEvent::Resolved {
+                name: chosen.name.clone(),
+                files: manifest.files.len(),
+                total_bytes: manifest.bytes(),
+                present_bytes: manifest.bytes(),
+                weight_bytes: chosen.weight_bytes,
+            };
+            let damaged =
+                find_damaged(&place, &manifest, is_known, resolved, &mut hashed, report).await?;
+            if damaged.is_empty() {
+                return Ok(PulledModel {
+                    name: chosen.name,
+                    folder: place.target,
+                    was_present: true,
+                    hashed,
+                });
+            }
+            // Otherwise the new folder would take them over.
+            for path in damaged {
+                remove(&path)?;
+            }
         }
         let present_bytes = place.prepare(&manifest)?;
         let total_bytes = manifest.bytes();
@@ -143,7 +178,8 @@ impl Pull {
                     folder: &place.partial,
                     lock: &place.lock,
                 };
-                fetch.run(&mut telling).await?;
+                let metadata = fetch.run(&mut telling).await?;
+                hashed.extend(file.hashed(metadata));
             }
             telling.before += file.remote.bytes;
             (telling.report)(PullEvent::Progress {
@@ -156,6 +192,7 @@ impl Pull {
             name: chosen.name,
             folder: place.target,
             was_present: false,
+            hashed,
         })
     }
 
@@ -183,6 +220,47 @@ impl Pull {
         };
         choose::choose(&listing.files, &self.name, &wanted, index.as_deref())
     }
+}
+
+impl PulledFile {
+    fn hashed(&self, metadata: Metadata) -> Option<HashedFile> {
+        let hash = self.remote.hash()?.to_owned();
+        Some(HashedFile { metadata, hash })
+    }
+}
+
+/// The files of a complete folder that don't have the promised hash; `hashed` gets the others that were read. The first event
+/// is told before anything is.
+async fn find_damaged(
+    place: &ModelFolder,
+    manifest: &Manifest,
+    is_known: IsKnown<'_>,
+    resolved: PullEvent,
+    hashed: &mut Vec<HashedFile>,
+    report: &mut (dyn FnMut(PullEvent) + Send),
+) -> Result<Vec<PathBuf>, HubError> {
+    let mut resolved = Some(resolved);
+    let mut damaged = Vec::new();
+    let mut telling = ProgressReport { report, before: 0 };
+    for file in &manifest.files {
+        let path = place.target.join(&file.name);
+        let is_known = |hash| {
+            let metadata = std::fs::metadata(&path);
+            metadata.is_ok_and(|metadata| is_known(&metadata, hash))
+        };
+        if file.remote.hash().is_some_and(|hash| !is_known(hash)) {
+            resolved.take().into_iter().for_each(&mut *telling.report);
+            (telling.report)(PullEvent::File {
+                name: file.name.clone(),
+            });
+            match fetch::compare(path.clone(), file.remote.clone(), &mut telling).await? {
+                Some(metadata) => hashed.extend(file.hashed(metadata)),
+                None => damaged.push(path),
+            }
+        }
+        telling.before += file.remote.bytes;
+    }
+    Ok(damaged)
 }
 
 /// The manifest of the selected files.

@@ -63,7 +63,8 @@ impl Setting {
             file: None,
             revision: None,
         };
-        pull.run(client, self.models.path(), report).await
+        pull.run(client, self.models.path(), &|_, _| false, report)
+            .await
     }
 
     fn path(&self, path: &str) -> PathBuf {
@@ -140,6 +141,44 @@ async fn a_model_comes_whole_with_word_of_how_far_it_is() {
     let asked = setting.hub.seen().len();
     assert!(setting.pull("o/m").await.unwrap().was_present);
     assert_eq!(setting.hub.seen().len(), asked + 1);
+}
+
+#[tokio::test]
+async fn damaged_files_are_found_and_mended_by_the_next_pull() {
+    let setting = Setting::new();
+    let pulled = setting.pull("o/m").await.unwrap();
+    assert_eq!(pulled.hashed.len(), 3);
+    let again = setting.pull("o/m").await.unwrap();
+    assert!(again.was_present && again.hashed.len() == 3);
+    for (name, length) in [("model.safetensors", 100_000), ("config.json", 2)] {
+        let path = setting.path("o/m").join(name);
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[length / 2] ^= 4;
+        fs::write(&path, bytes).unwrap();
+        let before = setting.hub.asked_for("model.safetensors").len();
+        let pulled = setting.pull("o/m").await.unwrap();
+        assert!(!pulled.was_present);
+        setting.check_whole();
+        assert_eq!(fs::read(setting.path("o/m/config.json")).unwrap(), b"{}");
+        let asked = setting.hub.asked_for("model.safetensors").len() - before;
+        assert_eq!(
+            asked,
+            usize::from(name != "config.json"),
+            "whole files stay"
+        );
+    }
+
+    // What is known isn't read.
+    let pull = Pull {
+        name: "o/m".parse().unwrap(),
+        file: None,
+        revision: None,
+    };
+    let client = setting.client(None);
+    let mut quiet = |_| {};
+    let known = pull.run(&client, setting.models.path(), &|_, _| true, &mut quiet);
+    let known = known.await.unwrap();
+    assert!(known.was_present && known.hashed.is_empty());
 }
 
 #[tokio::test]

@@ -429,7 +429,7 @@ mod tests {
             queries,
             keys: AttentionKeys::Pass(Vec::new()),
         };
-        let are_disjoint = |all: &[std::ops::Range<usize>]| {
+        let are_disjoint = |all: &[Range<usize>]| {
             are_disjoint(&all.iter().cloned().map(range).collect::<Vec<_>>())
         };
         assert!(are_disjoint(&[4..6, 0..4, 2..2, 6..7]));

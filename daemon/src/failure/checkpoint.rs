@@ -39,6 +39,12 @@ pub(super) fn checkpoint(error: &CheckpointError) -> ErrorRow {
             .figure("bytes", bytes)
             .figure("max", max),
         CheckpointError::MalformedFile { .. } => broken_template("FILE_MALFORMED"),
+        CheckpointError::WrongDigest { .. } => {
+            ErrorRow::new(Code::FailedPrecondition, "FILE_DAMAGED").hint(
+                "fetch it again; `sluice pull` of the same model mends it. Files that you have changed on purpose belong in a \
+                 folder without the list of digests",
+            )
+        }
         CheckpointError::WrongLength {
             expected, found, ..
         } => broken_template("FILE_WRONG_LENGTH")

@@ -144,6 +144,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
         C::ShardOutside { .. } => "shard outside",
         C::TooLarge { .. } => "too large",
         C::MalformedFile { .. } => "malformed",
+        C::WrongDigest { .. } => "wrong digest",
         C::WrongLength { .. } => "wrong length",
         C::Changed { .. } => "changed",
         C::DuplicateTensor { .. } => "duplicate",
@@ -477,6 +478,10 @@ fn broken_checkpoints() -> Vec<CheckpointError> {
         C::MalformedFile {
             path: text(),
             cause: text(),
+        },
+        C::WrongDigest {
+            path: text(),
+            said_by: text(),
         },
         C::WrongLength {
             path: text(),

@@ -2,11 +2,13 @@
 
 use std::{
     collections::BTreeMap,
+    fs::Metadata,
     path::Path,
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use sluice_hub::{Client, Patience, Pull, PullEvent, REVISION_DEFAULT};
+use sluice_checkpoint::{FileDigest, VerifiedFiles};
+use sluice_hub::{Client, HashedFile, Patience, Pull, PullEvent, REVISION_DEFAULT};
 use sluice_proto::v1;
 use sluice_shared::units;
 use tokio_util::sync::CancellationToken;
@@ -26,6 +28,8 @@ use crate::{
 pub struct Pulls {
     library: Arc<Library>,
     operations: Arc<Operations>,
+    /// Files whose digests were compared, here or by a load.
+    verified: VerifiedFiles,
     active: Mutex<BTreeMap<String, ActivePull>>,
 }
 
@@ -39,10 +43,15 @@ struct ActivePull {
 impl Pulls {
     /// Without any download.
     #[must_use]
-    pub fn new(library: Arc<Library>, operations: Arc<Operations>) -> Self {
+    pub fn new(
+        library: Arc<Library>,
+        operations: Arc<Operations>,
+        verified: VerifiedFiles,
+    ) -> Self {
         Self {
             library,
             operations,
+            verified,
             active: Mutex::default(),
         }
     }
@@ -105,13 +114,17 @@ impl Pulls {
         tokio::spawn(async move {
             let client = Client::new(access, Patience::default());
             let mut report = reporter(&running, &folder, budget_bytes);
+            let verified = &pulls.verified;
+            let is_known = |metadata: &Metadata, hash: &str| {
+                FileDigest::of_hex(hash).is_some_and(|digest| verified.has(metadata, &digest))
+            };
             let pulled = tokio::select! {
-                pulled = pull.run(&client, &folder, &mut report) => pulled.map_err(Failure::from),
+                pulled = pull.run(&client, &folder, &is_known, &mut report) => pulled.map_err(Failure::from),
                 () = cancel.cancelled() => Err(Failure::PullCancelled { model: key }),
             };
             drop(report);
             let model = match pulled {
-                Ok(pulled) => pulls.done(&pulled.name.to_string()).await,
+                Ok(pulled) => pulls.done(&pulled.name.to_string(), pulled.hashed).await,
                 Err(failure) => Err(failure),
             };
             let result = model.map(|model| v1::PullResult { model: Some(model) });
@@ -144,9 +157,19 @@ impl Pulls {
         models.collect()
     }
 
-    async fn done(&self, name: &str) -> Result<v1::Model, Failure> {
+    async fn done(&self, name: &str, hashed: Vec<HashedFile>) -> Result<v1::Model, Failure> {
         let (library, name) = (self.library.clone(), name.to_owned());
-        let found = tokio::task::spawn_blocking(move || library.find(&name)).await?;
+        let verified = self.verified.clone();
+        let look = move || {
+            // So that a load needn't read them to compare the same again.
+            for HashedFile { metadata, hash } in hashed {
+                if let Some(digest) = FileDigest::of_hex(&hash) {
+                    verified.add(&metadata, &digest);
+                }
+            }
+            library.find(&name)
+        };
+        let found = tokio::task::spawn_blocking(look).await?;
         found.map(|entry| entry.to_wire())
     }
 
@@ -224,7 +247,11 @@ mod tests {
         let offline = Access::new("http://127.0.0.1:1", None, true).unwrap();
         let library = Library::new(Some(folder.path().to_owned()), None, offline);
         let operations = Arc::new(Operations::new(ChangeNotifier::default()));
-        let pulls = Arc::new(Pulls::new(Arc::new(library), operations.clone()));
+        let pulls = Arc::new(Pulls::new(
+            Arc::new(library),
+            operations.clone(),
+            VerifiedFiles::new(None),
+        ));
         let running = operations
             .begin(OperationDescription::default(), None)
             .unwrap();

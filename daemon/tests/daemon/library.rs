@@ -192,6 +192,31 @@ async fn the_embedded_model_is_inspected_and_stays() {
     assert_eq!(error.reason.as_deref(), Some("EMBEDDED"));
 }
 
+/// What a pull has hashed isn't read again by the load; what the disk damages later is refused, and mended by a pull.
+#[tokio::test]
+async fn a_damaged_file_of_a_pulled_model_is_refused_and_mended() {
+    let setting = Setting::new(&[]).await;
+    setting.pull(NAME).await.unwrap();
+    let verified = setting.daemon.folder.path().join(".cache/sluice/verified");
+    let lines = || fs::read_to_string(&verified).unwrap().lines().count();
+    assert_eq!(lines(), 3, "all were hashed");
+    let before = fs::metadata(&verified).unwrap().modified().unwrap();
+    setting.load(NAME, false).await.unwrap();
+    let after = fs::metadata(&verified).unwrap().modified().unwrap();
+    assert_eq!(before, after, "nothing was compared");
+
+    let path = setting.models().join(NAME).join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let error = setting.load(NAME, false).await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("FILE_DAMAGED"), "{error:?}");
+    assert!(error.to_string().contains("model.safetensors"), "{error}");
+    setting.pull(NAME).await.unwrap();
+    setting.load(NAME, false).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_model_is_pulled_listed_inspected_loaded_and_removed() {
     let setting = Setting::new(&[]).await;

@@ -107,6 +107,10 @@ pub fn compress(
     if checkpoint.is_container() {
         return Err(CompressError::AlreadyCompressed { path: path() });
     }
+    // Damaged weights would get checksums that say they are whole.
+    if !checkpoint.verify(None, cancel, &mut |_, _| {})? {
+        return Err(CompressError::Cancelled);
+    }
     let pool = pool(options.threads)?;
     let files = ModelFiles::beside(&folder, &shards)?;
     let taken = files.taken.iter().map(|(name, _)| name);

@@ -543,7 +543,7 @@ fn a_container_is_compared_once_and_again_when_it_changed() {
     let cancelled = AtomicBool::new(true);
     let whole = checkpoint.verify(Some(&kept), &cancelled, &mut |_, _| {});
     assert!(!whole.unwrap());
-    // A folder of weights has no checksums to compare.
+    // A folder without a list of digests has nothing to compare.
     let checkpoint = Checkpoint::open(&Source::Folder(source)).unwrap();
     assert!(
         checkpoint

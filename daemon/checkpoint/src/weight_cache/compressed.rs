@@ -193,11 +193,40 @@ impl CompressedWeights {
         self.matrices.iter().map(Matrix::plain_bytes).sum()
     }
 
-    /// Opens the copy, if it exists.
+    /// Opens the copy, if it exists and was compared with its checksums since it changed last.
     ///
     /// # Errors
     /// When a file of this name cannot be read or isn't this copy.
-    pub fn open(&self) -> Result<Option<Checkpoint>, CheckpointError> {
+    pub fn open_verified(&self) -> Result<Option<Checkpoint>, CheckpointError> {
+        let copy = self.open()?;
+        Ok(copy.filter(|copy| copy.is_verified(&self.folder)))
+    }
+
+    /// Opens the copy, if it exists, and compares it with its checksums, unless that was done since it changed last. A
+    /// damaged one is removed. Returns `None` also if cancelled.
+    ///
+    /// # Errors
+    /// When a file of this name cannot be read, isn't this copy, or is damaged.
+    pub fn open_and_verify(
+        &self,
+        cancel: &AtomicBool,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Option<Checkpoint>, CheckpointError> {
+        let Some(copy) = self.open()? else {
+            return Ok(None);
+        };
+        match copy.verify(Some(&self.folder), cancel, progress) {
+            Ok(is_whole) => Ok(is_whole.then_some(copy)),
+            Err(error) => {
+                // It would be found damaged again by the next load; if it cannot be removed, writing replaces it.
+                drop(fs::remove_file(self.path()));
+                Err(error)
+            }
+        }
+    }
+
+    /// Opens the copy, if it exists.
+    fn open(&self) -> Result<Option<Checkpoint>, CheckpointError> {
         let path = self.path();
         // If existence cannot be determined, opening gives the error.
         if !path.try_exists().unwrap_or(true) {
@@ -223,8 +252,9 @@ impl CompressedWeights {
         Ok(Some(copy))
     }
 
-    /// Writes the copy on these threads. `progress` is told how many uncompressed bytes are done. Returns `None` if
-    /// cancelled. Unless all goes well, nothing is left of it; what a killed run has left complete is taken over.
+    /// Writes the copy on these threads, unless an intact one is there. `progress` is told how many uncompressed bytes are
+    /// done. Returns `None` if cancelled. Unless all goes well, nothing is left of it; what a killed run has left complete
+    /// is taken over.
     ///
     /// # Errors
     /// When a file operation fails, free space is too little, or the source changed.
@@ -234,6 +264,10 @@ impl CompressedWeights {
         cancel: &AtomicBool,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Option<Checkpoint>, CheckpointError> {
+        // Whoever looked for one may have had no time to compare it. One that is not usable is replaced.
+        if let Ok(Some(copy)) = self.open_and_verify(cancel, &mut |_, _| {}) {
+            return Ok(Some(copy));
+        }
         let path = self.path();
         let refused = |cause| CheckpointError::WeightCache {
             path: path.clone(),
@@ -295,7 +329,10 @@ impl CompressedWeights {
             Err(Interrupt::Source(error)) => return Err(error),
         }
         match self.open()? {
-            Some(copy) => Ok(Some(copy)),
+            Some(copy) => {
+                copy.remember_written(&self.folder);
+                Ok(Some(copy))
+            }
             None => Err(refused(io::ErrorKind::NotFound.into())),
         }
     }

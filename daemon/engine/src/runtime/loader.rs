@@ -17,6 +17,7 @@ use sluice_checkpoint::Source;
 use sluice_machine::Rates;
 use sluice_ops::{Ops, OpsError};
 use sluice_plan::Plan;
+use sluice_shared::level::Level;
 use sluice_weights::WeightGroupPlan;
 
 use self::level::PreparedPlan;
@@ -149,8 +150,13 @@ impl Loader {
         if !opened.checkpoint.verify(folder, cancel, &mut progress)? {
             return Err(EngineError::LoadCancelled);
         }
-        let notice = &mut |notice| report(LoadEvent::Notice(notice));
-        (self.weight_cache).look_for_compressed(&opened.checkpoint, &planner, notice)?;
+        // Other levels use a copy only where they aren't possible; it is compared then.
+        if matches!(settings.level, Level::Mild | Level::Auto) {
+            (self.weight_cache).compare_compressed(&opened.checkpoint, &planner, cancel, report)?;
+        } else {
+            let notice = &mut |notice| report(LoadEvent::Notice(notice));
+            (self.weight_cache).look_for_compressed(&opened.checkpoint, &planner, notice)?;
+        }
         // Before the present model may have to go: conversion takes long, and if the disk is full the old model stays.
         let PreparedPlan {
             plan,

@@ -73,10 +73,47 @@ impl WeightCache {
         }
     }
 
-    /// Makes plans use the compressed copy, if it exists; otherwise returns what to write, if there is a folder for it.
-    /// `notice` is told of a file in its place that is not usable.
+    /// Makes plans use the compressed copy, if it exists and was compared with its checksums; otherwise returns what to
+    /// write, if there is a folder for it. `notice` is told of a file in its place that is not usable.
     pub(super) fn look_for_compressed(
         &self,
+        checkpoint: &Arc<Checkpoint>,
+        planner: &Planner,
+        notice: &mut dyn FnMut(String),
+    ) -> Result<Option<CompressedWeights>, EngineError> {
+        let open = &mut |weights: &CompressedWeights| weights.open_verified();
+        self.look_for_compressed_by(open, checkpoint, planner, notice)
+    }
+
+    /// The same, and compares it where that was not done before, which takes as long as reading it.
+    pub(super) fn compare_compressed(
+        &self,
+        checkpoint: &Arc<Checkpoint>,
+        planner: &Planner,
+        cancel: &AtomicBool,
+        report: &mut LoadReport,
+    ) -> Result<(), EngineError> {
+        let mut notices = Vec::new();
+        let open = &mut |weights: &CompressedWeights| {
+            weights.open_and_verify(cancel, &mut |done, total| {
+                report(LoadEvent::Progress {
+                    stage: CommandStage::Verifying,
+                    done,
+                    total,
+                });
+            })
+        };
+        let notice = &mut |notice| notices.push(notice);
+        let missing = self.look_for_compressed_by(open, checkpoint, planner, notice);
+        for notice in notices {
+            report(LoadEvent::Notice(notice));
+        }
+        missing.map(drop)
+    }
+
+    fn look_for_compressed_by(
+        &self,
+        open: OpenCompressed<'_>,
         checkpoint: &Arc<Checkpoint>,
         planner: &Planner,
         notice: &mut dyn FnMut(String),
@@ -95,7 +132,7 @@ impl WeightCache {
         let Some(weights) = CompressedWeights::new(folder, checkpoint, sources)? else {
             return Ok(None);
         };
-        match weights.open() {
+        match open(&weights) {
             Ok(Some(copy)) => {
                 planner.set_compressed_copy(Some(copy.into()));
                 Ok(None)
@@ -136,6 +173,10 @@ impl WeightCache {
         Ok(())
     }
 }
+
+/// Opens a compressed copy, if there is one that may be computed with.
+type OpenCompressed<'a> =
+    &'a mut dyn FnMut(&CompressedWeights) -> Result<Option<Checkpoint>, CheckpointError>;
 
 fn unusable(error: &CheckpointError) -> String {
     format!("cannot use converted weights from the weight cache: {error}")

@@ -73,6 +73,51 @@ fn copies(folder: &Path) -> Vec<String> {
     names.filter(|name| name.contains("mild")).collect()
 }
 
+/// A copy that the disk has damaged is thrown away and made again, whether a load or a switch finds it.
+#[test]
+fn a_damaged_copy_is_made_again() {
+    let folder = TempDir::new().unwrap();
+    let first = engine(Some(folder.path()));
+    let (_, loaded) = load(&first, &demonstration(), settings(Level::Mild, None));
+    loaded.unwrap();
+    let (expected, _) = tokens(&first);
+    drop(first);
+    let path = folder.path().join(&copies(folder.path())[0]);
+    let whole = fs::read(&path).unwrap();
+    for (first, is_damaged) in [
+        (Level::Mild, false),
+        (Level::Mild, true),
+        (Level::Standard, true),
+    ] {
+        let mut bytes = whole.clone();
+        if is_damaged {
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 16;
+        }
+        fs::write(&path, bytes).unwrap();
+        let engine = engine(Some(folder.path()));
+        let (loading, loaded) = load(&engine, &demonstration(), settings(first, None));
+        loaded.unwrap();
+        if first == Level::Standard {
+            apply(&engine, to(Level::Mild)).unwrap();
+        } else {
+            // An intact copy is compared again, since the file was written anew, and taken.
+            assert_eq!(loading.conversion.is_empty(), !is_damaged);
+            let mut notices = loading.notices.iter();
+            assert_eq!(notices.any(|notice| notice.contains("damaged")), is_damaged);
+        }
+        assert!(is_compressed(&engine.in_force().unwrap().plan));
+        assert_eq!(tokens(&engine), (expected.clone(), true));
+        // But for what it says of its origin, in the same order each time.
+        let now = fs::read(&path).unwrap();
+        assert_eq!(now.len(), whole.len());
+        assert!(
+            now[now.len() / 2] == whole[whole.len() / 2],
+            "it is whole again"
+        );
+    }
+}
+
 /// What is foreseen of a checkpoint at `mild` before anything is compressed.
 fn foreseen(source: &Path, engine: &Engine) -> Plan {
     let outline = ModelOutline::of_checkpoint(

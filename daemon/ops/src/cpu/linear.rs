@@ -119,9 +119,8 @@ impl CpuBackend {
                 if let Some(products) = QuantizedGemm::of(&part) {
                     let x = &x.values()[rows.start * weight.width..rows.end * weight.width];
                     // SAFETY: rows and columns are inside the output and of this tile alone.
-                    return unsafe {
-                        products.gemm(x, &part, own.part(&rows, 0, part.rows), scratch)
-                    };
+                    unsafe { products.gemm(x, &part, own.part(&rows, 0, part.rows), scratch) };
+                    return;
                 }
                 let mut tile = Tile::new(kernel, x, own, scratch);
                 tile.gemm_tile(&part, 0, &self.clock);
