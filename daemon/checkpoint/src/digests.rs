@@ -71,13 +71,11 @@ impl FileDigest {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Option<Self>, CheckpointError> {
         Ok(match self {
-            Self::Sha256(_) => {
-                hash(Sha256::new(), file, cancel, progress)?.map(|digits| Self::Sha256(digits))
-            }
+            Self::Sha256(_) => hash(Sha256::new(), file, cancel, progress)?.map(Self::Sha256),
             Self::Git(_) => {
                 let head = format!("blob {}\0", file.len);
                 let begun = Sha1::new_with_prefix(head);
-                hash(begun, file, cancel, progress)?.map(|digits| Self::Git(digits))
+                hash(begun, file, cancel, progress)?.map(Self::Git)
             }
         })
     }
