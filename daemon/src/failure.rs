@@ -6,7 +6,7 @@ mod library;
 mod row;
 mod table;
 
-use std::{io, path::PathBuf, time::Duration};
+use std::{collections::HashMap, io, path::PathBuf, time::Duration};
 
 use sluice_checkpoint::{CheckpointError, compression::CompressError, family::PUBLISHED_SHAPES};
 use sluice_engine::{EngineError, RequestError, event::Outcome};
@@ -15,12 +15,14 @@ use sluice_ops::OpsError;
 use sluice_plan::PlanError;
 use sluice_proto::{model::InvalidField, v1};
 use sluice_tokenizer::TokenizerError;
-use tonic::Status;
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::{
     limits::{MESSAGE_TIMEOUT, REQUEST_BYTES_MAX},
     model_name::EMBEDDED_NAME,
     role::Role,
+    state::SaveError,
 };
 
 /// Why a call failed.
@@ -167,13 +169,22 @@ pub enum Failure {
         /// The system's words.
         cause: io::Error,
     },
-    /// The default cannot be written down.
-    #[error("cannot write {}: {cause}", .path.display())]
-    SaveDefault {
-        /// The file that records it.
-        path: PathBuf,
-        /// The system's words.
-        cause: io::Error,
+    /// What outlives the daemon cannot be written.
+    #[error(transparent)]
+    SaveState(SaveError),
+    /// What was asked for is done, and is lost when the daemon ends.
+    #[error("{kept}: {error}")]
+    NotSaved {
+        /// What is done, and what of it is not kept.
+        kept: String,
+        /// The reason.
+        error: SaveError,
+    },
+    /// An operation that was under way when the daemon before this one ended.
+    #[error("interrupted: sluiced was ended")]
+    Interrupted {
+        /// What it did.
+        kind: v1::OperationKind,
     },
     /// The model is loaded, or being loaded.
     #[error("the model {model} is loaded")]
@@ -401,6 +412,17 @@ impl From<&Failure> for Status {
     fn from(failure: &Failure) -> Self {
         table::status(failure)
     }
+}
+
+/// The status that an operation of an earlier daemon ended with.
+pub(crate) fn earlier_status(error: &v1::OperationError) -> Status {
+    let code = i32::try_from(error.grpc_code).unwrap_or_default();
+    let mut metadata: HashMap<_, _> = error.figures.clone().into_iter().collect();
+    if !error.hint.is_empty() {
+        metadata.insert("hint".to_owned(), error.hint.clone());
+    }
+    let details = ErrorDetails::with_error_info(&error.reason, table::DOMAIN, metadata);
+    Status::with_error_details(Code::from(code), &error.message, details)
 }
 
 #[cfg(test)]

@@ -32,6 +32,7 @@ pub mod requests;
 pub mod role;
 pub mod settings;
 pub mod stall;
+pub mod state;
 pub mod tokens;
 
 pub mod prepare;

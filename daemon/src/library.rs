@@ -11,7 +11,7 @@ mod remembered;
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard},
+    sync::Arc,
 };
 
 use sluice_hub::{Access, FolderLock, Manifest, PARTIAL};
@@ -22,10 +22,13 @@ pub(crate) use self::inspect::{inspect, sampling};
 pub use self::{
     entry::{EntryOrigin, ModelEntry},
     pulls::Pulls,
+    remembered::NewPath,
 };
 use crate::{
+    atomic_file,
     failure::Failure,
     model_name::{EMBEDDED_NAME, ModelName},
+    state::StateStore,
 };
 
 /// All models on disk that can be called by a name.
@@ -37,8 +40,8 @@ pub struct Library {
     hub_cache: Option<PathBuf>,
     /// How the hub is reached.
     access: Access,
-    /// Held while the list of remembered paths is written.
-    writing: Mutex<()>,
+    /// Where the default and the remembered paths are.
+    state: Arc<StateStore>,
 }
 
 /// What became of a model that was to be removed.
@@ -53,17 +56,24 @@ pub enum RemovedModel {
 impl Library {
     /// The library in these folders, which need not be there yet.
     #[must_use]
-    pub fn new(folder: Option<PathBuf>, hub_cache: Option<PathBuf>, access: Access) -> Self {
+    pub fn new(
+        folder: Option<PathBuf>,
+        hub_cache: Option<PathBuf>,
+        access: Access,
+        state: Arc<StateStore>,
+    ) -> Self {
         Self {
             folder,
             hub_cache,
             access,
-            writing: Mutex::default(),
+            state,
         }
     }
 
-    fn writing(&self) -> MutexGuard<'_, ()> {
-        self.writing.lock().expect("nothing panics under this lock")
+    /// What outlives the daemon.
+    #[must_use]
+    pub fn state(&self) -> &Arc<StateStore> {
+        &self.state
     }
 
     /// How the hub is reached.
@@ -183,9 +193,11 @@ impl Library {
                 name => self.unknown(name, &entries),
             });
         };
+        // While it is still there: afterwards it is no default any more.
+        let default = self.default().and_then(|default| default.path);
+        let is_default = default.as_ref() == Some(&entry.path);
         if entry.origin == EntryOrigin::Path {
-            self.forget(&entry.path)?;
-            self.drop_default(entry)?;
+            self.forget(entry, is_default)?;
             return Ok(RemovedModel::Forgotten(entry.path.clone()));
         }
         let failed = |cause: io::Error| Failure::RemoveModel {
@@ -201,7 +213,14 @@ impl Library {
             _ => None,
         };
         if entry.is_partial {
-            fs::remove_dir_all(&entry.folder).map_err(failed)?;
+            fs::remove_dir_all(&entry.folder)
+                .and_then(|()| {
+                    entry
+                        .folder
+                        .parent()
+                        .map_or(Ok(()), atomic_file::sync_folder)
+                })
+                .map_err(failed)?;
             return Ok(RemovedModel::Deleted(entry.disk_bytes));
         }
         let Some(manifest) = manifest else {
@@ -219,23 +238,34 @@ impl Library {
             }
         }
         // `remove_dir` fails for folders that are not empty, so the user's own files stay.
-        if fs::remove_dir(&entry.folder).is_ok()
-            && let Some(owner) = entry.folder.parent()
-        {
-            let _ = fs::remove_dir(owner);
+        let mut changed = entry.folder.as_path();
+        while let Some(around) = changed.parent().filter(|_| fs::remove_dir(changed).is_ok()) {
+            changed = around;
+            if self.folder.as_deref() == Some(changed) {
+                break;
+            }
         }
-        self.drop_default(entry)?;
+        atomic_file::sync_folder(changed).map_err(failed)?;
+        self.forget(entry, is_default)?;
         drop(lock);
         Ok(RemovedModel::Deleted(manifest.bytes()))
     }
 
-    /// Forgets the default if it is the removed model, so that the embedded one takes its place.
-    fn drop_default(&self, entry: &ModelEntry) -> Result<(), Failure> {
-        let default = self.default();
-        match default.is_some_and(|default| default.path.as_ref() == Some(&entry.path)) {
-            true => self.clear_default(),
-            false => Ok(()),
+    /// Forgets the path of the removed model. If it is the default, the embedded one takes its place.
+    fn forget(&self, entry: &ModelEntry, is_default: bool) -> Result<(), Failure> {
+        let is_path = |path: &String| Path::new(path) == entry.path;
+        let is_remembered = self.state.read(|state| state.paths.iter().any(is_path));
+        if !is_default && !is_remembered {
+            return Ok(());
         }
+        let saved = self.state.save(|state| {
+            state.paths.retain(|path| !is_path(path));
+            state.default_model.take_if(|_| is_default);
+        });
+        saved.map_err(|error| Failure::NotSaved {
+            kept: format!("{} is forgotten only until sluiced ends", entry.name),
+            error,
+        })
     }
 
     fn unknown(&self, name: &str, entries: &[ModelEntry]) -> Failure {

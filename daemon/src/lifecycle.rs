@@ -33,7 +33,8 @@ use crate::{
     model_name::ModelName,
     operations::STOPPED_AT_SHUTDOWN,
     services::{self, Daemon, Listeners},
-    settings::{self, RememberedSettings, SettingOrigin},
+    settings::{self, SettingOrigin},
+    state::StateStore,
     systemd,
     tokens::TokenFileError,
     watchdog::{self, Patience},
@@ -150,10 +151,16 @@ async fn serve(
         Some(address) => Some(listen::open_port(address).await?),
         None => None,
     };
+    let state = StateStore::open(config.models.value.0.as_deref());
+    let state = Arc::new(state.map_err(|cause| StartError::System {
+        operation: "start a thread",
+        cause,
+    })?);
     let library = Library::new(
         config.models.value.0.clone(),
         config.hub_cache.clone(),
         config.hub.clone(),
+        state.clone(),
     );
     let access = AccessRules::of(config)?;
     let name = configured_model(&library, config);
@@ -178,7 +185,7 @@ async fn serve(
             budget: config.budget.clone(),
         },
         config.model_settings.clone(),
-        RememberedSettings::open(config.models.value.0.as_deref()),
+        state,
     );
     let holds = settings.for_load(&name, &PlanOptions::default());
     let mut engine = Engine::start(options(config.device.value.choice()))?;
@@ -245,11 +252,12 @@ async fn serve(
     tracing::info!(code, "sluiced ends");
     let has_stopped = stop_engine(&daemon).await;
     // After the engine, whose thread ends loads and changes: each end may still put a write into the queue.
-    if timeout(STREAM_GRACE, daemon.is_recorded()).await.is_err() {
-        tracing::warn!("requested model settings are not saved");
+    let is_recorded = timeout(STREAM_GRACE, daemon.is_recorded()).await.is_ok();
+    if !is_recorded {
+        tracing::warn!("the daemon's state is not saved");
     }
-    // Returning would drop the engine, which waits for its thread.
-    if !has_stopped {
+    // Returning would drop the engine and the state, which wait for their threads.
+    if !has_stopped || !is_recorded {
         std::process::exit(code.into());
     }
     Ok(code)

@@ -16,22 +16,27 @@ use std::{
 use sluice_proto::v1;
 use sluice_shared::units;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
+
+use self::operation::Recorded;
 
 pub use self::operation::{
     CancelFn, Detail, NOTICES_MAX, Operation, OperationDescription, OperationStatus, Outcome,
-    PROGRESS_INTERVAL, progress,
+    PROGRESS_INTERVAL, Unsaved, progress,
 };
 pub use self::persistence::WriteQueue;
+pub use crate::state::ENDED_MAX;
 use crate::{
     allocator,
     failure::Failure,
     limits::{CHANGES_MAX, CHANGES_OF_USER_MAX},
+    state::StateStore,
 };
 
-/// Operations that are remembered after their end. Requests are counted by themselves (`requests`), so that many of them don't
-/// push out a load.
-pub const ENDED_MAX: usize = 64;
+/// Ids that are set aside on disk at once, so that no later daemon gives them again: two such writes in the time that it takes to
+/// begin as many operations.
+const IDS_RESERVED: u64 = 1024;
 
 /// Kinds that a shutdown stops before it ends the streams that tell of them. They can take hours, and what they have finished
 /// is kept.
@@ -109,11 +114,15 @@ impl ChangeNotifier {
 pub struct Operations {
     known: Mutex<Known>,
     changes: ChangeNotifier,
+    /// Keeps what ended, and which ids were given.
+    state: Arc<StateStore>,
 }
 
 #[derive(Debug, Default)]
 struct Known {
     last_id: u64,
+    /// The last id that no later daemon gives.
+    reserved_id: u64,
     all: BTreeMap<u64, Arc<Operation>>,
     /// Ids of ended operations other than requests, the earliest first.
     ended: VecDeque<u64>,
@@ -122,13 +131,53 @@ struct Known {
 }
 
 impl Operations {
-    /// An empty registry.
+    /// An empty registry that nothing outlives.
     #[must_use]
     pub fn new(changes: ChangeNotifier) -> Self {
-        Self {
-            known: Mutex::default(),
-            changes,
+        Self::after(Arc::default(), changes)
+    }
+
+    /// The registry with what earlier daemons did. Writes a file: not for async code.
+    #[must_use]
+    pub fn after(state: Arc<StateStore>, changes: ChangeNotifier) -> Self {
+        let (last_id, earlier) =
+            state.read(|state| (state.last_operation_id, state.operations.clone()));
+        let mut known = Known {
+            last_id,
+            reserved_id: last_id + IDS_RESERVED,
+            ..Known::default()
+        };
+        let mut interrupted = Vec::new();
+        for picture in earlier {
+            let was_active = picture.is_active();
+            let operation = Operation::of_earlier_daemon(picture, changes.clone());
+            if was_active {
+                interrupted.push(operation.to_wire());
+            }
+            known.ended.push_back(operation.id());
+            known.all.insert(operation.id(), Arc::new(operation));
         }
+        let reserved_id = known.reserved_id;
+        // The thread that writes says in the log what it could not write. Then ids may be given again after a kill.
+        let _ = state.save(|state| {
+            interrupted
+                .into_iter()
+                .for_each(|one| state.put_operation(one));
+            state.last_operation_id = reserved_id;
+        });
+        Self {
+            known: Mutex::new(known),
+            changes,
+            state,
+        }
+    }
+
+    /// Writes which ids were given, so that the next daemon goes on there, and waits for all writes before it: not for async
+    /// code.
+    pub fn save(&self) {
+        let last_id = self.lock().last_id;
+        // As above.
+        let _ = self.state.save(|state| state.last_operation_id = last_id);
     }
 
     /// Begins an operation, which is listed from here on and runs. `cancel` stops it; without that, nobody can.
@@ -144,11 +193,15 @@ impl Operations {
             // Check and insertion under one lock: two operations, or one and a shutdown, must not pass each other.
             let mut known = self.lock();
             known.check(&description)?;
-            let operation = known.create(description, cancel, self.changes.clone());
+            let operation = self.create_in(&mut known, description, cancel);
+            if !operation.kind().is_request() {
+                operation.is_recorded_at(Recorded::default());
+            }
             operation.start();
             known.all.insert(operation.id(), operation.clone());
             operation
         };
+        self.record(&operation, |recorded| &recorded.begin);
         self.changes.tell();
         let about = operation.description();
         tracing::info!(
@@ -171,8 +224,37 @@ impl Operations {
         description: OperationDescription,
         cancel: CancelFn,
     ) -> Arc<Operation> {
+        self.create_in(&mut self.lock(), description, Some(cancel))
+    }
+
+    fn create_in(
+        &self,
+        known: &mut Known,
+        description: OperationDescription,
+        cancel: Option<CancelFn>,
+    ) -> Arc<Operation> {
+        known.last_id += 1;
+        if known.last_id + IDS_RESERVED / 2 >= known.reserved_id {
+            known.reserved_id += IDS_RESERVED;
+            let reserved_id = known.reserved_id;
+            self.state
+                .change(move |state| state.last_operation_id = reserved_id, drop);
+        }
         let changes = self.changes.clone();
-        self.lock().create(description, Some(cancel), changes)
+        Arc::new(Operation::new(known.last_id, description, cancel, changes))
+    }
+
+    /// Has the operation's picture written, and tells by this signal that it is on disk, or cannot be.
+    fn record(&self, operation: &Operation, signal: fn(&Recorded) -> &CancellationToken) {
+        let Some(recorded) = operation.recorded() else {
+            return;
+        };
+        let (picture, signal) = (operation.lasting_picture(), signal(recorded).clone());
+        // An operation goes on where the list cannot be written, which the log says.
+        self.state.change(
+            |state| state.put_operation(picture),
+            move |_| signal.cancel(),
+        );
     }
 
     /// Lists an operation that [`Operations::create`] made.
@@ -191,6 +273,7 @@ impl Operations {
             // Ended requests are counted by `Requests`, which bounds the bytes of their events as well.
             if !operation.kind().is_request() {
                 self.lock().settle(operation);
+                self.record(operation, |recorded| &recorded.end);
             }
             self.changes.tell();
         }
@@ -279,16 +362,6 @@ impl Known {
             }
         }
         Ok(())
-    }
-
-    fn create(
-        &mut self,
-        description: OperationDescription,
-        cancel: Option<CancelFn>,
-        changes: ChangeNotifier,
-    ) -> Arc<Operation> {
-        self.last_id += 1;
-        Arc::new(Operation::new(self.last_id, description, cancel, changes))
     }
 
     /// Counts an operation among the ended ones and forgets the earliest beyond the bound. Followers of a forgotten one

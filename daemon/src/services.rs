@@ -122,7 +122,7 @@ impl Drop for ModelInUse {
 }
 
 impl Daemon {
-    /// A daemon around an engine, without a model.
+    /// A daemon around an engine, without a model. Writes a file: not for async code, but at the start.
     #[must_use]
     pub fn new(
         engine: Arc<Engine>,
@@ -134,7 +134,9 @@ impl Daemon {
         let changes = ChangeNotifier::default();
         let closing = CancellationToken::new();
         let library = Arc::new(library);
-        let operations = Arc::new(Operations::new(changes.clone()));
+        let operations = Operations::after(library.state().clone(), changes.clone());
+        operations.clear_up_files();
+        let operations = Arc::new(operations);
         let verified = VerifiedFiles::new(engine.weight_cache().map(|(folder, _)| folder));
         let pulls = Pulls::new(library.clone(), operations.clone(), verified);
         let settings = Arc::new(settings);
@@ -211,9 +213,13 @@ impl Daemon {
         self.line.len()
     }
 
-    /// Returns once all loads and changes that began have ended and are on disk.
+    /// Returns once all loads and changes that began have ended, and all that outlives the daemon is on disk or cannot be
+    /// written.
     pub(crate) async fn is_recorded(&self) {
         self.writes.finished().await;
+        let operations = self.operations.clone();
+        // Fails only by a panic, which is in the log.
+        let _ = tokio::task::spawn_blocking(move || operations.save()).await;
     }
 
     fn check_open(&self) -> Result<(), Failure> {

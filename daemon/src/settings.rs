@@ -2,27 +2,23 @@
 //!
 //! Several may have said something of the same setting. Who wins is said once, by the order of [`SettingOrigin`], and found by
 //! one function, [`resolve`], for all of them. A model's own word stands in a file that its user writes
-//! ([`ModelsFile`]); what was asked for while an earlier daemon ran is kept beside the models ([`RememberedSettings`]).
+//! ([`ModelsFile`]); what was asked for while an earlier daemon ran is in the daemon's state ([`StateStore`]).
 
 mod remembered;
 mod sampler;
 
-use std::{
-    io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::sync::Arc;
 
 use sluice_engine::{Budget, PlanOptions};
 use sluice_proto::v1;
 use sluice_shared::level::Level;
 
-pub use self::{
-    remembered::RememberedSettings,
-    sampler::{SampledModel, Sampler},
-};
+pub(crate) use self::remembered::{forget, remember};
+pub use self::sampler::{SampledModel, Sampler};
 use crate::{
     config::{self, ModelTable, ModelTables, ModelsFile},
     model_name::ModelName,
+    state::StateStore,
 };
 
 /// Whose word a setting is. Of several that say something, the first of this list wins.
@@ -158,28 +154,24 @@ impl Default for StartSettings {
 pub struct ModelSettings {
     start: StartSettings,
     file: Arc<ModelsFile>,
-    remembered: Mutex<RememberedSettings>,
+    state: Arc<StateStore>,
 }
 
 impl ModelSettings {
     /// What was said at the start, what stands in the file, and what is remembered.
     #[must_use]
-    pub fn new(
-        started: StartSettings,
-        file: Arc<ModelsFile>,
-        remembered: RememberedSettings,
-    ) -> Self {
+    pub fn new(started: StartSettings, file: Arc<ModelsFile>, state: Arc<StateStore>) -> Self {
         Self {
             start: started,
             file,
-            remembered: Mutex::new(remembered),
+            state,
         }
     }
 
     /// What a model is loaded with where this is asked for.
     #[must_use]
     pub fn for_load(&self, model: &ModelName, asked: &PlanOptions) -> LoadSettings {
-        let remembered = self.remembered().of(model);
+        let remembered = self.state.read(|state| remembered::of(state, model));
         self.holds(model, asked, remembered)
     }
 
@@ -227,30 +219,8 @@ impl ModelSettings {
         self.file.current().1
     }
 
-    /// Keeps what was asked for of a model: it holds the next time, too. Writes a file: not for async code.
-    ///
-    /// # Errors
-    /// When the file cannot be written: then it holds until the daemon ends.
-    pub fn remember(&self, model: &ModelName, change: &PlanOptions) -> io::Result<()> {
-        self.remembered().remember(model, change)
-    }
-
-    /// Forgets what was asked for of a model. Writes a file: not for async code.
-    ///
-    /// # Errors
-    /// When the file cannot be written: then it is forgotten until the daemon ends.
-    pub fn forget(&self, model: &ModelName) -> io::Result<()> {
-        self.remembered().forget(model)
-    }
-
     fn tables(&self) -> Arc<ModelTables> {
         self.file.current().0
-    }
-
-    fn remembered(&self) -> MutexGuard<'_, RememberedSettings> {
-        self.remembered
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -202,7 +202,7 @@ mod tests {
         };
         let engine = Arc::new(Engine::start(options).unwrap());
         let access = Access::new("http://127.0.0.1:1", None, true).unwrap();
-        let library = Library::new(None, None, access);
+        let library = Library::new(None, None, access, Arc::default());
         let daemon = Daemon::new(
             engine.clone(),
             library,

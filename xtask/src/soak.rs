@@ -22,6 +22,11 @@ const MUTATED: &str = "mutated_";
 const MUTATIONS: &str = "SLUICE_MUTATIONS";
 const MUTATIONS_DEFAULT: &str = "1000000";
 
+/// Beginning of the names of tests that kill a daemon as often as the variable says.
+const KILLED: &str = "killed_";
+const KILLS: &str = "SLUICE_KILLS";
+const KILLS_DEFAULT: &str = "200";
+
 /// Crates with code of their own for each kind of processor, or with `unsafe` code that reads what files say.
 const LOW_LEVEL: [&str; 8] = [
     "-p",
@@ -41,9 +46,10 @@ const CONCURRENT: [&str; 4] = ["-p", "sluice-engine", "-p", "sluice-daemon"];
 const SANITIZED: &str = "target/sanitizer";
 
 pub(crate) fn run() -> ExitCode {
-    let all: [Step; 7] = [
+    let all: [Step; 8] = [
         ("hostile bytes", hostile_bytes),
         ("mutated files", mutated_files),
+        ("kills", kills),
         ("memory of a GPU", memory_of_a_gpu),
         ("load", load),
         ("address sanitizer", address_sanitizer),
@@ -63,6 +69,15 @@ fn mutated_files() -> io::Result<Outcome> {
     test.args(["--", "--nocapture", MUTATED]);
     if std::env::var_os(MUTATIONS).is_none() {
         test.env(MUTATIONS, MUTATIONS_DEFAULT);
+    }
+    command(&mut test)
+}
+
+fn kills() -> io::Result<Outcome> {
+    let mut test = cargo();
+    test.args(["test", "--test", "daemon", "--", "--nocapture", KILLED]);
+    if std::env::var_os(KILLS).is_none() {
+        test.env(KILLS, KILLS_DEFAULT);
     }
     command(&mut test)
 }

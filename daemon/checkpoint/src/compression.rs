@@ -22,7 +22,7 @@ pub use sluice_codec::{
 
 pub use self::{
     compress::{CompressOptions, CompressResult, CompressionMethod, compress},
-    decompress::{DecompressResult, decompress},
+    decompress::{DecompressResult, decompress, remove_abandoned},
     error::CompressError,
     verify::verify,
 };

@@ -73,7 +73,7 @@ impl PartialFolder {
     /// Creates a hidden folder, named after the work, next to the target, since a rename works only within a file
     /// system. Removes what killed runs of the same work left there: it may take the space that this one needs.
     pub(super) fn create(target: &Path, work: &str) -> Result<Self, FolderError> {
-        let prefix = format!(".sluice-{work}-");
+        let prefix = partial_prefix(work);
         clear_up(target, &prefix);
         let mut attempt = 0;
         loop {
@@ -129,8 +129,13 @@ impl Drop for PartialFolder {
     }
 }
 
+/// What the names of folders of this work begin with; then comes the process, and the attempt.
+pub(super) fn partial_prefix(work: &str) -> String {
+    format!(".sluice-{work}-")
+}
+
 /// Removes folders beside `target` that no process works in any more. Folders that cannot be examined or removed stay.
-fn clear_up(target: &Path, prefix: &str) {
+pub(super) fn clear_up(target: &Path, prefix: &str) {
     let around = target.parent().and_then(|around| fs::read_dir(around).ok());
     for entry in around.into_iter().flatten().flatten() {
         let name = entry.file_name();

@@ -3,6 +3,7 @@
 use std::io;
 
 use sluice_checkpoint::compression::{CompressError, ContainerError};
+use sluice_proto::v1::OperationKind;
 use tonic::Code;
 
 use super::{Failure, checkpoint::checkpoint, row::ErrorRow};
@@ -26,6 +27,15 @@ pub(super) fn of(failure: &Failure) -> ErrorRow {
                 (Some(_), true) => {
                     row.hint("start sluiced again, then run the same command to resume")
                 }
+            }
+        }
+        Failure::Interrupted { kind } => {
+            let row = ErrorRow::new(Code::Aborted, "INTERRUPTED");
+            match kind {
+                OperationKind::Compress | OperationKind::Pull => row.hint(
+                    "what it finished is kept; run the same command again to resume",
+                ),
+                _ => row.hint("run the same command again"),
             }
         }
         _ => unreachable!("the table asks for rows of jobs alone"),

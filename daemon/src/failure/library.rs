@@ -7,6 +7,7 @@ use sluice_shared::units;
 use tonic::Code;
 
 use super::{Failure, row::ErrorRow};
+use crate::state::SaveError;
 
 /// Rows of the library; others have none here.
 pub(super) fn of(failure: &Failure) -> ErrorRow {
@@ -41,12 +42,12 @@ pub(super) fn of(failure: &Failure) -> ErrorRow {
         Failure::NotOurs { folder, .. } => ErrorRow::new(Code::FailedPrecondition, "NOT_OURS")
             .hint("delete the folder by hand if you are sure")
             .figure("folder", folder.display()),
-        Failure::RemoveModel { path, .. } => ErrorRow::new(Code::FailedPrecondition, "CANNOT_REMOVE")
-            .hint("the daemon's user needs write permission for it")
-            .figure("path", path.display()),
-        Failure::SaveDefault { path, .. } => ErrorRow::new(Code::FailedPrecondition, "CANNOT_RECORD")
-            .hint("the daemon's user needs write permission for it; or name the model in the configuration")
-            .figure("path", path.display()),
+        Failure::RemoveModel { path, .. } => {
+            ErrorRow::new(Code::FailedPrecondition, "CANNOT_REMOVE")
+                .hint("the daemon's user needs write permission for it")
+                .figure("path", path.display())
+        }
+        Failure::SaveState(error) | Failure::NotSaved { error, .. } => state(error),
         Failure::ModelInUse { model } => ErrorRow::new(Code::FailedPrecondition, "MODEL_IN_USE")
             .hint("unload it first with `sluice unload`, or add --force")
             .figure("model", model),
@@ -63,6 +64,27 @@ pub(super) fn of(failure: &Failure) -> ErrorRow {
         Failure::PullCancelled { model } => ErrorRow::new(Code::Cancelled, "CANCELLED")
             .hint(format!("`sluice pull {model}` resumes it")),
         other => unreachable!("no failure of the library: {other}"),
+    }
+}
+
+/// Rows of why the daemon's state is not on disk.
+fn state(error: &SaveError) -> ErrorRow {
+    match error {
+        SaveError::Io { path, cause } => {
+            let row = match cause.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+                    ErrorRow::new(Code::ResourceExhausted, "NO_SPACE")
+                        .hint("free space on that disk, and repeat the command")
+                }
+                _ => ErrorRow::new(Code::FailedPrecondition, "CANNOT_RECORD").hint(
+                    "the daemon's user needs write permission for it; or write it into the configuration: sluiced --print-config",
+                ),
+            };
+            row.figure("path", path.display())
+        }
+        SaveError::Locked { folder } => ErrorRow::new(Code::FailedPrecondition, "STATE_LOCKED")
+            .hint("end the other one, or start one of the two with another --models")
+            .figure("folder", folder.display()),
     }
 }
 

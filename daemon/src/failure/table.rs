@@ -151,12 +151,14 @@ fn row(failure: &Failure) -> ErrorRow {
         | Failure::Embedded
         | Failure::NotOurs { .. }
         | Failure::RemoveModel { .. }
-        | Failure::SaveDefault { .. }
+        | Failure::SaveState(_)
+        | Failure::NotSaved { .. }
         | Failure::ModelInUse { .. }
         | Failure::TooManyPulls { .. }
         | Failure::PullingAnother { .. }
         | Failure::PullCancelled { .. } => library::of(failure),
         Failure::Compression { .. }
+        | Failure::Interrupted { .. }
         | Failure::OperationInProgress { .. }
         | Failure::JobCancelled { .. } => job::of(failure),
         Failure::UnknownOperation { id } => ErrorRow::new(Code::NotFound, "UNKNOWN_OPERATION")

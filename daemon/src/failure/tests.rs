@@ -71,7 +71,10 @@ fn name(failure: &Failure) -> &'static str {
         F::Embedded => "embedded",
         F::NotOurs { .. } => "not ours",
         F::RemoveModel { .. } => "remove",
-        F::SaveDefault { .. } => "record",
+        F::SaveState(SaveError::Io { .. }) => "record",
+        F::SaveState(SaveError::Locked { .. }) => "state locked",
+        F::NotSaved { .. } => "not saved",
+        F::Interrupted { .. } => "interrupted",
         F::ModelInUse { .. } => "model in use",
         F::TooManyPulls { .. } => "too many pulls",
         F::TooManyChanges { .. } => "too many changes",
@@ -160,7 +163,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 152;
+const VARIANTS: usize = 156;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {

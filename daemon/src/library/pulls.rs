@@ -245,7 +245,12 @@ mod tests {
     async fn a_download_that_panics_does_not_keep_its_place() {
         let folder = tempfile::tempdir().unwrap();
         let offline = Access::new("http://127.0.0.1:1", None, true).unwrap();
-        let library = Library::new(Some(folder.path().to_owned()), None, offline);
+        let library = Library::new(
+            Some(folder.path().to_owned()),
+            None,
+            offline,
+            Arc::default(),
+        );
         let operations = Arc::new(Operations::new(ChangeNotifier::default()));
         let pulls = Arc::new(Pulls::new(
             Arc::new(library),

@@ -1,5 +1,4 @@
-//! Models that were loaded by their path: a list of paths in a file beside the models, so that they stay in the list and
-//! have a name. The files themselves are their owner's, and nothing here touches them.
+//! Models that were loaded by their path: a list of paths in the daemon's state, so that they stay in the list and have a name. The files themselves are their owner's, and nothing here touches them.
 
 use std::{
     ffi::OsStr,
@@ -10,94 +9,58 @@ use super::{
     Library,
     entry::{EntryOrigin, ModelEntry},
     inspect::is_gguf,
-    model_files::{ModelFiles, small_text},
+    model_files::ModelFiles,
     real,
 };
-use crate::{atomic_file, failure::Failure, model_name::ModelName};
+use crate::{model_name::ModelName, state::State};
 
-/// Name of the file, in the folder of models.
-const FILE_NAME: &str = ".paths";
-/// Paths that are remembered; one more makes the first be forgotten.
-pub(super) const PATHS_MAX: usize = 64;
 /// Longest path that is remembered, in bytes.
 const PATH_BYTES_MAX: usize = 4096;
 
-impl Library {
-    /// Remembers a model by its path, unless the library has it otherwise or there is no folder to write in.
-    ///
-    /// # Errors
-    /// When the list cannot be written.
-    pub fn remember(&self, path: &Path) -> Result<(), Failure> {
-        let Some(text) = path.to_str().filter(|_| self.folder.is_some()) else {
-            return Ok(());
-        };
-        // A line break would add a second path to the file.
-        if text.len() > PATH_BYTES_MAX || text.contains('\n') || !path.is_absolute() {
-            return Ok(());
-        }
-        // Held from reading to writing, so that two loads do not lose each other's path.
-        let writing = self.writing();
-        let place = real(path);
-        if self
-            .entries()
-            .iter()
-            .any(|entry| real(&entry.path) == place)
-        {
-            return Ok(());
-        }
-        // Paths that lead nowhere are dropped only here: a disk that is not mounted now may be back later.
-        let mut paths = self.remembered();
-        paths.retain(|path| path.exists());
-        paths.push(path.to_owned());
-        let excess = paths.len().saturating_sub(PATHS_MAX);
-        paths.drain(..excess);
-        self.write(&paths)?;
-        drop(writing);
-        Ok(())
-    }
+/// A path to be remembered. Those that lead nowhere give way to it, and only then: a disk that is not mounted now may be back
+/// later.
+#[derive(Debug)]
+pub struct NewPath {
+    text: String,
+    gone: Vec<PathBuf>,
+}
 
-    /// Forgets a path; whether it was remembered.
-    ///
-    /// # Errors
-    /// When the list cannot be written.
-    pub(super) fn forget(&self, path: &Path) -> Result<bool, Failure> {
-        let writing = self.writing();
-        let mut paths = self.remembered();
-        let before = paths.len();
-        paths.retain(|known| known != path);
-        let is_known = paths.len() < before;
-        if is_known {
-            self.write(&paths)?;
+impl NewPath {
+    /// Remembers it.
+    pub fn put_in(&self, state: &mut State) {
+        state
+            .paths
+            .retain(|path| !self.gone.iter().any(|gone| gone == Path::new(path)));
+        state.put_path(&self.text);
+    }
+}
+
+impl Library {
+    /// What is to be remembered of a model that was loaded by its path; `None` where the library has it otherwise.
+    #[must_use]
+    pub fn new_path(&self, path: &Path) -> Option<NewPath> {
+        let text = path.to_str().filter(|_| self.folder.is_some())?;
+        if text.len() > PATH_BYTES_MAX || !path.is_absolute() {
+            return None;
         }
-        drop(writing);
-        Ok(is_known)
+        let place = real(path);
+        let mut entries = self.entries().into_iter();
+        if entries.any(|entry| real(&entry.path) == place) {
+            return None;
+        }
+        let mut gone = self.remembered();
+        gone.retain(|path| !path.exists());
+        Some(NewPath {
+            text: text.to_owned(),
+            gone,
+        })
     }
 
     /// The paths, in the order in which they were first used.
     fn remembered(&self) -> Vec<PathBuf> {
-        let file = self.folder.as_ref().map(|folder| folder.join(FILE_NAME));
-        let bytes_max = (PATHS_MAX * (PATH_BYTES_MAX + 1)) as u64;
-        let text = file.and_then(|file| small_text(&file, bytes_max));
-        let text = text.unwrap_or_default();
-        let paths = text.lines().map(PathBuf::from);
-        paths
-            .filter(|path| path.is_absolute())
-            .take(PATHS_MAX)
-            .collect()
-    }
-
-    fn write(&self, paths: &[PathBuf]) -> Result<(), Failure> {
-        let folder = self.folder()?;
-        let failed = |cause| Failure::SaveDefault {
-            path: folder.join(FILE_NAME),
-            cause,
-        };
-        let lines: Vec<_> = paths.iter().filter_map(|path| path.to_str()).collect();
-        let text = lines
-            .iter()
-            .map(|line| format!("{line}\n"))
-            .collect::<String>();
-        atomic_file::replace(&folder.join(FILE_NAME), &text).map_err(failed)
+        let paths = self.state.read(|state| state.paths.clone());
+        let paths = paths.into_iter().map(PathBuf::from);
+        paths.filter(|path| path.is_absolute()).collect()
     }
 
     /// Adds those of the remembered models that are there and that the library doesn't have otherwise.

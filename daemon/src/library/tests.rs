@@ -4,7 +4,21 @@ use super::*;
 
 fn library(folder: &Path) -> Library {
     let access = Access::new("http://127.0.0.1:1", None, true).unwrap();
-    Library::new(Some(folder.to_owned()), None, access)
+    Library::new(Some(folder.to_owned()), None, access, Arc::default())
+}
+
+fn set_default(library: &Library, model: &ModelName) {
+    let record = library.default_record(model);
+    let saved = library
+        .state()
+        .save(|state| state.default_model = Some(record));
+    saved.unwrap();
+}
+
+fn remember(library: &Library, path: &Path) {
+    if let Some(path) = library.new_path(path) {
+        library.state().save(|state| path.put_in(state)).unwrap();
+    }
 }
 
 fn put(folder: &Path, file: &str, bytes: &[u8]) {
@@ -229,18 +243,25 @@ fn the_default_is_a_name_or_a_path_that_is_still_there() {
     put(&models.join("o/m"), "config.json", b"{}");
     put(&models.join("o/m"), "model.safetensors", b"xx");
     let own = library.model("o/m").unwrap();
-    library.set_default(&own).unwrap();
+    set_default(&library, &own);
     assert_eq!(library.default(), Some(own));
     fs::create_dir(&elsewhere).unwrap();
     let other = ModelName::at(&elsewhere);
-    library.set_default(&other).unwrap();
+    set_default(&library, &other);
     assert_eq!(library.default(), Some(other));
     fs::remove_dir(&elsewhere).unwrap();
     assert_eq!(library.default(), None);
-    let nowhere = Library::new(None, None, library.access().clone());
+    let nowhere = Library::new(None, None, library.access().clone(), Arc::default());
     assert!(matches!(
-        nowhere.set_default(&ModelName::embedded()),
+        nowhere.check_default(),
         Err(Failure::NoModelsFolder)
+    ));
+    // A file where the folder should be.
+    fs::write(&elsewhere, "").unwrap();
+    let library = self::library(&elsewhere.join("models"));
+    assert!(matches!(
+        library.check_default(),
+        Err(Failure::SaveState(_))
     ));
 }
 
@@ -258,10 +279,10 @@ fn a_model_used_by_its_path_stays_listed_until_it_is_gone_or_forgotten() {
     put(&folder.path().join("pulled"), "config.json", b"{}");
     put(&folder.path().join("pulled"), "model.safetensors", b"");
     for name in ["mine", "other/mine", "gone", "m-Q8_0.gguf", "mine"] {
-        library.remember(&place(name)).unwrap();
+        remember(&library, &place(name));
     }
     // What the library has anyway needs no second line.
-    library.remember(&folder.path().join("pulled")).unwrap();
+    remember(&library, &folder.path().join("pulled"));
     fs::remove_dir_all(place("gone")).unwrap();
     let other = place("other/mine").to_string_lossy().into_owned();
     let mut expected = vec![
@@ -295,13 +316,13 @@ fn a_model_used_by_its_path_stays_listed_until_it_is_gone_or_forgotten() {
 fn no_more_paths_are_remembered_than_a_bound() {
     let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let library = library(folder.path());
-    for number in 0..remembered::PATHS_MAX + 3 {
+    for number in 0..crate::state::PATHS_MAX + 3 {
         let name = format!("m{number:03}.gguf");
         put(elsewhere.path(), &name, b"GGUF");
-        library.remember(&elsewhere.path().join(name)).unwrap();
+        remember(&library, &elsewhere.path().join(name));
     }
     let names = names(&library);
-    assert_eq!(names.len(), remembered::PATHS_MAX);
+    assert_eq!(names.len(), crate::state::PATHS_MAX);
     assert_eq!(names[0], "m003");
 }
 

@@ -115,6 +115,16 @@ impl Operations {
         })
     }
 
+    /// Removes what jobs of an earlier daemon left that was killed, and that nobody can use. What `compress` has done stays for the
+    /// next run of the same command. Reads folders: not for async code, but at the start.
+    pub fn clear_up_files(&self) {
+        for operation in self.all() {
+            if operation.kind() == OperationKind::Decompress {
+                compression::remove_abandoned(Path::new(&operation.description().output_path));
+            }
+        }
+    }
+
     /// Begins a job on a thread of its own. `work` checks the flag now and then, at least once a chunk.
     pub(super) fn work(
         self: &Arc<Self>,

@@ -14,10 +14,15 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
 use super::ChangeNotifier;
-use crate::{caller::Caller, failure::Failure};
+use crate::{
+    caller::Caller,
+    failure::{Failure, earlier_status},
+};
 
 /// Notices that an operation keeps; later ones are dropped.
 pub const NOTICES_MAX: usize = 64;
+/// Characters of a notice or an error that outlive the daemon.
+const LASTING_CHARS_MAX: usize = 1000;
 /// Least time between two pictures that differ in progress alone.
 pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -50,6 +55,10 @@ pub struct Operation {
     status: watch::Sender<OperationStatus>,
     /// Cancelled once what it leaves on disk is written; unset for those that leave nothing.
     saved: OnceLock<CancellationToken>,
+    /// Unset for requests, which no list outlives.
+    recorded: OnceLock<Recorded>,
+    /// The last picture of an operation of an earlier daemon.
+    earlier: Option<Box<v1::Operation>>,
     changes: ChangeNotifier,
 }
 
@@ -60,6 +69,22 @@ impl fmt::Debug for Operation {
             .field("description", &self.description)
             .finish_non_exhaustive()
     }
+}
+
+/// What of an operation could not be saved, for those who follow it.
+#[derive(Debug)]
+pub enum Unsaved {
+    /// Nobody asked for it to be kept.
+    Notice(String),
+    /// Somebody asked for it.
+    Failure(Failure),
+}
+
+/// When begin and end of an operation are on disk.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Recorded {
+    pub(super) begin: CancellationToken,
+    pub(super) end: CancellationToken,
 }
 
 /// The part of an operation that changes.
@@ -78,6 +103,8 @@ pub struct OperationStatus {
     is_untold: bool,
     detail: Option<Arc<Detail>>,
     notices: Vec<String>,
+    /// Why what it leaves is not on disk.
+    unsaved: Option<Status>,
 }
 
 #[derive(Debug, Clone)]
@@ -104,6 +131,12 @@ impl OperationStatus {
     #[must_use]
     pub fn error(&self) -> Option<&Status> {
         self.ended.as_ref()?.result.as_ref().err()
+    }
+
+    /// The status that streams end with: that of a failure, or of what could not be saved.
+    #[must_use]
+    pub fn last_status(&self) -> Option<&Status> {
+        self.error().or(self.unsaved.as_ref())
     }
 
     /// Progress within the current stage; `None` until the work reports any.
@@ -188,8 +221,48 @@ impl Operation {
             cancel,
             status: watch::Sender::default(),
             saved: OnceLock::new(),
+            recorded: OnceLock::new(),
+            earlier: None,
             changes,
         }
+    }
+
+    /// An operation of an earlier daemon, by its last picture. One that was under way then has failed.
+    pub(super) fn of_earlier_daemon(mut picture: v1::Operation, changes: ChangeNotifier) -> Self {
+        let kind = picture.kind();
+        if picture.is_active() {
+            let status = Status::from(Failure::Interrupted { kind });
+            picture.set_state(v1::OperationState::Failed);
+            picture.error = Some(operation_error(&status));
+        }
+        let result = match &picture.error {
+            Some(error) if picture.state() != v1::OperationState::Done => {
+                Err(earlier_status(error))
+            }
+            _ => Ok(picture.outcome.clone().map(Arc::new)),
+        };
+        let description = OperationDescription {
+            kind,
+            model: picture.model.clone(),
+            input_path: picture.input_path.clone(),
+            output_path: picture.output_path.clone(),
+            threads: picture.threads.map(|threads| threads as usize),
+            caller: None,
+        };
+        // It has ended, so there is nothing to stop.
+        let cancel: Option<CancelFn> = match picture.is_cancellable {
+            true => Some(Box::new(|| {})),
+            false => None,
+        };
+        let mut earlier = Self::new(picture.operation_id, description, cancel, changes);
+        earlier.status.send_modify(|status| {
+            status.ended = Some(Ended {
+                at: Moment::now(),
+                result,
+            });
+        });
+        earlier.earlier = Some(Box::new(picture));
+        earlier
     }
 
     /// The operation's id, counted from 1.
@@ -229,17 +302,43 @@ impl Operation {
         ended.expect("the sender lives in the operation").clone()
     }
 
-    /// Returns once an operation that has ended is on disk, if it leaves anything there.
+    /// Returns once it is on disk that the operation began, if that is kept.
+    pub async fn begin_saved(&self) {
+        if let Some(recorded) = self.recorded.get() {
+            recorded.begin.cancelled().await;
+        }
+    }
+
+    /// Returns once it is on disk that the operation ended, and what it leaves there, if it leaves anything.
     pub async fn saved(&self) {
         if let Some(saved) = self.saved.get() {
             saved.cancelled().await;
         }
+        if let Some(recorded) = self.recorded.get() {
+            recorded.end.cancelled().await;
+        }
     }
 
-    /// Whether the operation has ended, and what it leaves on disk is written.
+    /// Whether the operation has ended, and that and what it leaves is on disk.
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        !self.is_active() && self.saved.get().is_none_or(CancellationToken::is_cancelled)
+        !self.is_active() && self.is_saved()
+    }
+
+    fn is_saved(&self) -> bool {
+        let recorded = self.recorded.get();
+        self.saved.get().is_none_or(CancellationToken::is_cancelled)
+            && recorded.is_none_or(|recorded| recorded.end.is_cancelled())
+    }
+
+    /// Sets the signals that begin and end are on disk. Only the first ones count.
+    pub(super) fn is_recorded_at(&self, recorded: Recorded) {
+        let _ = self.recorded.set(recorded);
+    }
+
+    /// The signals that begin and end are on disk.
+    pub(super) fn recorded(&self) -> Option<&Recorded> {
+        self.recorded.get()
     }
 
     /// Sets the signal that what it leaves on disk is written. Only the first one counts.
@@ -247,11 +346,13 @@ impl Operation {
         let _ = self.saved.set(saved);
     }
 
-    /// Adds a notice of what could not be saved. This is known only after the end, and before [`Operation::saved`] returns.
-    pub(super) fn not_saved(&self, problem: String) {
-        // Beyond the bound on notices: there are as many of these as files that an operation leaves, two at most.
-        self.status
-            .send_modify(|status| status.notices.push(problem));
+    /// Says what could not be saved. This is known only after the end, and before [`Operation::saved`] returns.
+    pub(super) fn not_saved(&self, unsaved: Unsaved) {
+        self.status.send_modify(|status| match unsaved {
+            // Beyond the bound on notices, by one.
+            Unsaved::Notice(notice) => status.notices.push(notice),
+            Unsaved::Failure(failure) => status.unsaved = Some(failure.into()),
+        });
         self.changes.tell();
     }
 
@@ -366,16 +467,49 @@ impl Operation {
         })
     }
 
-    /// The wire message of the current status.
+    /// The wire message of the current status. Until an end is on disk, it runs.
     #[must_use]
     pub fn to_wire(&self) -> v1::Operation {
-        self.picture(&self.status.borrow())
+        // Saved first: what cannot be saved is said before.
+        let is_saved = self.is_saved();
+        let mut status = self.status.borrow().clone();
+        status.ended.take_if(|_| !is_saved);
+        self.picture(&status)
+    }
+
+    /// The picture that outlives the daemon: what it shows while it runs and the layers of plans are left out, and long words
+    /// are cut.
+    pub(super) fn lasting_picture(&self) -> v1::Operation {
+        let mut picture = self.picture(&self.status.borrow());
+        let is_lasting = matches!(picture.detail, Some(Detail::PullPlan(_)));
+        picture.detail.take_if(|_| !is_lasting);
+        picture
+            .progress
+            .take_if(|_| picture.ended_unix_ms.is_none());
+        let plan = match &mut picture.outcome {
+            Some(Outcome::Load(load)) => load.plan.as_mut(),
+            Some(Outcome::Apply(applied)) => applied.plan.as_mut(),
+            _ => None,
+        };
+        if let Some(plan) = plan {
+            plan.layers.clear();
+        }
+        let words = picture.error.iter_mut().map(|error| &mut error.message);
+        for text in words.chain(&mut picture.notices) {
+            if let Some((end, _)) = text.char_indices().nth(LASTING_CHARS_MAX) {
+                text.truncate(end);
+            }
+        }
+        picture
     }
 
     /// The wire message of the given status. A follower passes the status that it saw: the current one may already contain
     /// an end whose writes are not on disk yet.
     #[must_use]
     pub fn picture(&self, status: &OperationStatus) -> v1::Operation {
+        if let Some(earlier) = &self.earlier {
+            return (**earlier).clone();
+        }
         let now = Instant::now();
         let ended = status.ended.as_ref().map(|ended| ended.at);
         let until = ended.map_or(now, |ended| ended.at);
@@ -400,7 +534,7 @@ impl Operation {
                 .flatten(),
             progress: status.progress.clone(),
             notices: status.notices.clone(),
-            error: status.error().map(operation_error),
+            error: status.last_status().map(operation_error),
             created_unix_ms: self.created.unix_ms,
             started_unix_ms: status.started.map(|started| started.unix_ms),
             ended_unix_ms: ended.map(|ended| ended.unix_ms),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
-use super::{Operation, OperationStatus};
+use super::{Operation, OperationStatus, Unsaved};
 use crate::failure::Failure;
 
 /// The chain of pending writes: one task for each load or change that is not on disk yet. Holds the signal that the last one
@@ -17,7 +17,7 @@ pub struct WriteQueue(Mutex<Option<CancellationToken>>);
 impl WriteQueue {
     /// Begins an operation and queues its write. `after_end` gets the status that the operation ended with, and returns the
     /// write, or `None` if there is nothing to write. The write runs on a blocking thread after all those queued before it,
-    /// and returns what could not be saved, in words. Followers get the last picture after it.
+    /// and returns what could not be saved. Followers get the last picture after it.
     ///
     /// # Errors
     /// Those of `begin`.
@@ -27,7 +27,7 @@ impl WriteQueue {
         after_end: impl FnOnce(&OperationStatus) -> Option<W> + Send + 'static,
     ) -> Result<Arc<Operation>, Failure>
     where
-        W: FnOnce() -> Vec<String> + Send + 'static,
+        W: FnOnce() -> Option<Unsaved> + Send + 'static,
     {
         // Held while the operation begins: the order on disk must be the order in which the engine was asked.
         let mut last = self.lock();
@@ -48,9 +48,8 @@ impl WriteQueue {
             }
             let Some(write) = write else { return };
             // A panic is in the log already.
-            for problem in spawn_blocking(write).await.unwrap_or_default() {
-                tracing::warn!(operation = ended.id(), problem, "not saved");
-                ended.not_saved(problem);
+            if let Some(unsaved) = spawn_blocking(write).await.unwrap_or_default() {
+                ended.not_saved(unsaved);
             }
             drop(saved);
         });
@@ -99,7 +98,7 @@ mod tests {
             move |_: &OperationStatus| {
                 Some(move || {
                     written.lock().unwrap().push(word);
-                    Vec::new()
+                    None
                 })
             }
         };
@@ -125,7 +124,7 @@ mod tests {
     async fn an_operation_with_nothing_to_write_does_not_wait_for_others() {
         let queue = WriteQueue::default();
         let (first, second) = (begun(), begun());
-        let nothing = |_: &OperationStatus| None::<fn() -> Vec<String>>;
+        let nothing = |_: &OperationStatus| None::<fn() -> Option<Unsaved>>;
         queue.begin(|| Ok(first.operation()), nothing).unwrap();
         let second_operation = queue.begin(|| Ok(second.operation()), nothing).unwrap();
         succeed(&second);

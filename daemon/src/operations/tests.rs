@@ -120,7 +120,7 @@ async fn a_change_counts_until_what_it_leaves_is_on_disk() {
     let (written, is_written) = mpsc::channel::<()>();
     let write = move || {
         let _ = is_written.recv();
-        Vec::new()
+        None
     };
     let writes = WriteQueue::default();
     let first = operations.begin(apply(), None).unwrap();
@@ -309,4 +309,78 @@ fn notices_are_kept_up_to_a_bound() {
     let notices = running.to_wire().notices;
     assert_eq!(notices.len(), NOTICES_MAX);
     assert_eq!(notices[NOTICES_MAX - 1], (NOTICES_MAX - 1).to_string());
+}
+
+#[tokio::test]
+async fn the_next_daemon_lists_what_ended_and_what_was_interrupted_under_other_ids() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || {
+        let state = StateStore::open(Some(folder.path())).unwrap();
+        Arc::new(Operations::after(
+            Arc::new(state),
+            ChangeNotifier::default(),
+        ))
+    };
+    let first = open();
+    let done = first.work(verification(), |_, _| Ok(verified())).unwrap();
+    done.ended().await;
+    done.saved().await;
+    let failed = first.begin(load(), None).unwrap();
+    failed.notice("a notice");
+    failed.finish(Err(Failure::NoModelsFolder));
+    failed.operation().saved().await;
+    let running = first.begin(load(), None).unwrap();
+    running.operation().begin_saved().await;
+    let requests = (0..3000).map(|_| {
+        let request = OperationDescription {
+            kind: v1::OperationKind::Generate,
+            ..Default::default()
+        };
+        first.create(request, Box::new(|| {})).id()
+    });
+    let last_id = requests.max().unwrap();
+    // Text keeps times to a digit less.
+    let timeless = |operation: &Operation| v1::Operation {
+        queued_ms: 0.0,
+        elapsed_ms: 0.0,
+        ..operation.to_wire()
+    };
+    let pictures = [timeless(&done), timeless(&failed.operation())];
+    // As at a kill, nobody tells the end of what runs.
+    let process = (running.operation(), first.clone());
+    std::mem::forget(running);
+    first.state.save(|_| {}).unwrap();
+    drop((process, first));
+
+    // The store lives on in the operation that was forgotten, and has the lock.
+    let text = std::fs::read_to_string(folder.path().join(".state.json")).unwrap();
+    assert!(!text.contains("generate"), "{text}");
+    let again = tempfile::tempdir().unwrap();
+    std::fs::write(again.path().join(".state.json"), text).unwrap();
+    let state = StateStore::open(Some(again.path())).unwrap();
+    let next = Arc::new(Operations::after(
+        Arc::new(state),
+        ChangeNotifier::default(),
+    ));
+    let all: Vec<_> = next.all().iter().map(|one| timeless(one)).collect();
+    assert_eq!(all[..2], pictures);
+    let [.., interrupted] = &all[..] else {
+        panic!()
+    };
+    assert_eq!(interrupted.state(), v1::OperationState::Failed);
+    let error = interrupted.error.as_ref().unwrap();
+    assert_eq!(error.reason, "INTERRUPTED");
+    assert_eq!(error.message, "interrupted: sluiced was ended");
+    assert_eq!(interrupted.ended_unix_ms, None);
+    assert!(!next.find(1).unwrap().is_active());
+    let refused = next.find(3).unwrap().subscribe().borrow().error().cloned();
+    assert_eq!(refused.unwrap().code(), tonic::Code::Aborted);
+    let one = next.work(verification(), |_, _| Ok(verified())).unwrap();
+    assert!(one.id() > last_id, "{} was given before", one.id());
+    // A clean end leaves no gap.
+    one.saved().await;
+    one.ended().await;
+    let id = one.id();
+    next.save();
+    assert_eq!(next.state.read(|state| state.last_operation_id), id);
 }

@@ -1,6 +1,6 @@
 //! The part of `ModelService` about models on disk: listing, downloading, removing, inspecting.
 
-use std::{io, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 use sluice_checkpoint::{self as checkpoint, CachedWeights};
 use sluice_engine::PlanOptions;
@@ -20,7 +20,9 @@ use crate::{
     library::{self, ModelEntry, RemovedModel},
     model_name::{EMBEDDED_NAME, ModelName},
     models::{LoadRequest, Requester, UnloadReason},
-    operations::{Operation, OperationStatus},
+    operations::{Operation, OperationStatus, Unsaved},
+    settings,
+    state::SaveError,
     translate,
 };
 
@@ -339,22 +341,15 @@ pub(crate) fn load_configured(
 ) -> Result<Arc<Operation>, Failure> {
     let request = LoadRequest::of(name.clone());
     let load = || (daemon.models).load(&daemon.engine, request, Requester::Configuration);
-    let record = daemon.clone();
+    let record = LoadRecord {
+        daemon: daemon.clone(),
+        name,
+        change: PlanOptions::default(),
+        make_default: false,
+    };
     daemon.writes.begin(load, |load| {
-        is_loaded(load).then_some(move || {
-            write_path(&record, &name);
-            Vec::new()
-        })
+        is_loaded(load).then_some(move || record.write())
     })
-}
-
-fn write_path(daemon: &Daemon, name: &ModelName) {
-    if let Some(path) = &name.path
-        && let Err(failure) = daemon.library.remember(path)
-    {
-        // Not fatal: only the list lacks the model.
-        tracing::info!(reason = %failure, "cannot save the model's path");
-    }
 }
 
 /// Whether a load that has ended succeeded.
@@ -374,21 +369,40 @@ pub(super) struct LoadRecord {
 
 impl LoadRecord {
     /// Saves it. Returns what could not be saved.
-    pub(super) fn write(&self) -> Vec<String> {
-        write_path(&self.daemon, &self.name);
-        let mut problems = Vec::new();
-        let saved = self.daemon.settings.remember(&self.name, &self.change);
-        problems.extend(saved.err().map(settings_not_saved));
-        if self.make_default
-            && let Err(failure) = self.daemon.library.set_default(&self.name)
-        {
-            problems.push(format!("cannot save the default model: {failure}"));
+    pub(super) fn write(&self) -> Option<Unsaved> {
+        let library = &self.daemon.library;
+        let path = self.name.path.as_ref();
+        let path = path.and_then(|path| library.new_path(path));
+        let default = self
+            .make_default
+            .then(|| library.default_record(&self.name));
+        let saved = library.state().save(|state| {
+            if let Some(path) = &path {
+                path.put_in(state);
+            }
+            settings::remember(state, &self.name, &self.change);
+            if default.is_some() {
+                state.default_model = default;
+            }
+        });
+        let (error, name) = (saved.err()?, &self.name.name);
+        if self.make_default {
+            let kept = format!("{name} is loaded, but is not the default after a restart");
+            return Some(Unsaved::Failure(Failure::NotSaved { kept, error }));
         }
-        problems
+        if self.change.level.is_some() || self.change.budget.is_some() {
+            return Some(settings_not_saved(name, error));
+        }
+        path.map(|_| Unsaved::Notice(format!("the path of {name} is not remembered: {error}")))
     }
 }
 
-/// The notice for settings that hold only until the daemon ends.
-pub(super) fn settings_not_saved(error: io::Error) -> String {
-    format!("cannot save the requested model settings: {error}")
+/// What is said of settings that hold only until the daemon ends.
+pub(super) fn settings_not_saved(model: &str, error: SaveError) -> Unsaved {
+    let kept = format!("level and budget of {model} are in force, but not after a restart");
+    match error {
+        // It was said at the start, and all else goes on.
+        SaveError::Locked { .. } => Unsaved::Notice(format!("{kept}: {error}")),
+        SaveError::Io { .. } => Unsaved::Failure(Failure::NotSaved { kept, error }),
+    }
 }

@@ -106,8 +106,8 @@ fn each_known<E: TryFrom<i32>>(field: &'static str, values: &[i32]) -> Result<Ve
     Ok(each.collect::<Result<_, InvalidField>>()?)
 }
 
-/// The present picture of an operation, then later ones, then the status that it ended with. The last picture waits for what
-/// the operation leaves on disk: a client that hears of an end finds it there. A stream that outlives the daemon ends with
+/// The present picture of an operation, then later ones, then the status that it ended with. The first picture waits until it is
+/// on disk that the operation began, the last until what the operation leaves is: what a client hears of outlives a kill. A stream that outlives the daemon ends with
 /// [`Failure::Draining`]: only a finished operation ends with OK.
 pub(super) fn follow<R: OperationResponse>(
     operation: Arc<Operation>,
@@ -136,6 +136,7 @@ fn pictures<R: OperationResponse>(
     let follower = Follower {
         operation,
         statuses,
+        is_first: true,
         looks_again: false,
         closing: closing.clone(),
         owner,
@@ -152,6 +153,8 @@ fn pictures<R: OperationResponse>(
 struct Follower {
     operation: Arc<Operation>,
     statuses: watch::Receiver<OperationStatus>,
+    /// Whether the first picture is still to be sent.
+    is_first: bool,
     /// Whether to look once more after [`PROGRESS_INTERVAL`], since progress so soon after a wake wakes nobody. What comes
     /// later does.
     looks_again: bool,
@@ -169,6 +172,12 @@ impl Follower {
         }
         if self.owner.as_ref().is_some_and(OwnedRequest::has_expired) {
             return None;
+        }
+        if std::mem::take(&mut self.is_first) {
+            tokio::select! {
+                () = self.operation.begin_saved() => {}
+                () = self.closing.cancelled() => {}
+            }
         }
         loop {
             let expired = async {
@@ -208,9 +217,9 @@ impl Follower {
                 () = self.operation.saved() => {}
                 () = self.closing.cancelled() => {}
             }
-            // With a notice of what could not be saved.
+            // With what could not be saved.
             status = self.statuses.borrow_and_update().clone();
-            self.end = Some(status.error().cloned());
+            self.end = Some(status.last_status().cloned());
         }
         Some(Ok(self.operation.picture(&status)))
     }
@@ -224,9 +233,12 @@ mod tests {
     use tonic::Code;
 
     use super::*;
-    use crate::operations::{
-        ChangeNotifier, OperationDescription, Operations, Outcome, RunningOperation, WriteQueue,
-        progress,
+    use crate::{
+        operations::{
+            ChangeNotifier, OperationDescription, Operations, Outcome, RunningOperation, Unsaved,
+            WriteQueue, progress,
+        },
+        state::SaveError,
     };
 
     type Pictures = ResponseStream<v1::WatchOperationResponse>;
@@ -305,7 +317,12 @@ mod tests {
         let (written, is_written) = mpsc::channel::<()>();
         let write = move || {
             let _ = is_written.recv();
-            vec!["the disk is full".to_owned()]
+            let text = || "text".to_owned();
+            let folder = "/m".into();
+            Some(Unsaved::Failure(Failure::NotSaved {
+                kept: text(),
+                error: SaveError::Locked { folder },
+            }))
         };
         let begin = || Ok(running.operation());
         let load = WriteQueue::default().begin(begin, |_| Some(write));
@@ -320,7 +337,10 @@ mod tests {
         for pictures in &mut followers {
             let last = next(pictures).await;
             assert_eq!(last.state(), v1::OperationState::Done);
-            assert_eq!(last.notices, ["the disk is full"]);
+            assert_eq!(last.error.unwrap().reason, "STATE_LOCKED");
+            // It is done, and the call fails all the same.
+            let status = pictures.next().await.unwrap().unwrap_err();
+            assert_eq!(status.code(), Code::FailedPrecondition);
         }
     }
 

@@ -28,10 +28,10 @@ use crate::{
     measurements::PendingMeasurement,
     model_name::ModelName,
     models::ServingModel,
-    operations::{OperationStatus, change::RequestedChange},
+    operations::{OperationStatus, Unsaved, change::RequestedChange},
     prepare,
     requests::{RequestDescription, RequestRecord},
-    translate,
+    settings, translate,
 };
 
 /// The service; clones share the daemon.
@@ -334,15 +334,16 @@ enum AfterChange {
 
 impl AfterChange {
     /// Saves the requested change. Returns what could not be saved.
-    fn write(self, daemon: &Daemon, model: &ModelName, change: &PlanOptions) -> Vec<String> {
-        let saved = match self {
-            Self::Remember => daemon.settings.remember(model, change),
+    fn write(self, daemon: &Daemon, model: &ModelName, change: &PlanOptions) -> Option<Unsaved> {
+        let saved = daemon.library.state().save(|state| match self {
+            Self::Remember => settings::remember(state, model, change),
             Self::AsItStarted(asked) => {
-                let forgotten = daemon.settings.forget(model);
-                forgotten.and(daemon.settings.remember(model, &asked))
+                settings::forget(state, model);
+                settings::remember(state, model, &asked);
             }
-        };
-        Vec::from_iter(saved.err().map(settings_not_saved))
+        });
+        let error = saved.err()?;
+        Some(settings_not_saved(&model.name, error))
     }
 }
 

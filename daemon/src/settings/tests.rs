@@ -10,6 +10,7 @@ use super::*;
 use crate::{
     cli::Arguments,
     config::{Config, Environment},
+    state::{SavedModel, State},
 };
 
 /// A daemon's surroundings in a folder of their own.
@@ -47,13 +48,19 @@ impl World {
             level: config.level,
             budget: config.budget,
         };
-        let remembered = RememberedSettings::open(Some(self.0.path()));
-        ModelSettings::new(started, config.model_settings, remembered)
+        let state = StateStore::open(Some(self.0.path())).unwrap();
+        ModelSettings::new(started, config.model_settings, Arc::new(state))
     }
 }
 
 fn model() -> ModelName {
     ModelName::at(Path::new("/m/some.gguf"))
+}
+
+/// Keeps what is asked for.
+fn asked(settings: &ModelSettings, model: &ModelName, change: &PlanOptions) {
+    let saved = settings.state.save(|state| remember(state, model, change));
+    saved.unwrap();
 }
 
 fn level(level: Level) -> PlanOptions {
@@ -82,9 +89,7 @@ fn who_wins_is_the_order_of_the_list() {
         (SettingOrigin::Configuration, Level::Off)
     );
     let settings = world.settings(&[]);
-    settings
-        .remember(&model(), &level(Level::Moderate))
-        .unwrap();
+    asked(&settings, &model(), &level(Level::Moderate));
     assert_eq!(
         holds(&[], &nothing),
         (SettingOrigin::Remembered, Level::Moderate)
@@ -95,8 +100,11 @@ fn who_wins_is_the_order_of_the_list() {
     let flags = ["--level", "mild"];
     let of_flag = (SettingOrigin::CommandLine, Level::Mild);
     assert_eq!(holds(&flags, &nothing), of_flag);
-    let asked = level(Level::Auto);
-    assert_eq!(holds(&flags, &asked), (SettingOrigin::Request, Level::Auto));
+    let request = level(Level::Auto);
+    assert_eq!(
+        holds(&flags, &request),
+        (SettingOrigin::Request, Level::Auto)
+    );
 
     // Another model has what was said of all.
     let other = ModelName::at(Path::new("/m/other.gguf"));
@@ -132,21 +140,13 @@ fn what_was_asked_for_outlives_the_daemon_by_model() {
     let world = World::new();
     let budget = Budget::Bytes(2 << 30);
     let settings = world.settings(&[]);
-    settings
-        .remember(&model(), &level(Level::Moderate))
-        .unwrap();
-    settings
-        .remember(
-            &model(),
-            &PlanOptions {
-                budget: Some(budget),
-                ..PlanOptions::default()
-            },
-        )
-        .unwrap();
-    settings
-        .remember(&ModelName::embedded(), &level(Level::Off))
-        .unwrap();
+    asked(&settings, &model(), &level(Level::Moderate));
+    let to = PlanOptions {
+        budget: Some(budget),
+        ..PlanOptions::default()
+    };
+    asked(&settings, &model(), &to);
+    asked(&settings, &ModelName::embedded(), &level(Level::Off));
     drop(settings);
 
     let again = world.settings(&[]);
@@ -156,7 +156,8 @@ fn what_was_asked_for_outlives_the_daemon_by_model() {
     let embedded = again.for_load(&ModelName::embedded(), &PlanOptions::default());
     assert_eq!(embedded.level.value, Level::Off);
     assert_eq!(embedded.budget.origin, SettingOrigin::BuiltIn);
-    again.forget(&model()).unwrap();
+    again.state.save(|state| forget(state, &model())).unwrap();
+    drop(again);
     let load = world
         .settings(&[])
         .for_load(&model(), &PlanOptions::default());
@@ -164,37 +165,22 @@ fn what_was_asked_for_outlives_the_daemon_by_model() {
 }
 
 #[test]
-fn a_memory_that_is_not_whole_says_as_much_as_it_can() {
-    let world = World::new();
-    let of = |text: &str| {
-        world.file(".settings.json", text);
-        RememberedSettings::open(Some(world.0.path())).of(&model())
-    };
-    // Of a later version.
-    let later = r#"{"version": 2, "models": [
-        {"model": "/m/some.gguf", "level": "sublime", "budget": "1GiB", "colour": "red"}]}"#;
-    let change = of(later);
-    assert_eq!(change.level, None);
-    assert_eq!(change.budget, Some(Budget::Bytes(1 << 30)));
-    for broken in ["", "[", "[1]", "{\"models\": 3}"] {
-        assert_eq!(of(broken), PlanOptions::default(), "{broken}");
-    }
-}
-
-#[test]
-fn a_bounded_number_of_models_is_remembered() {
-    let world = World::new();
-    let settings = world.settings(&[]);
-    let name = |number: usize| ModelName::at(Path::new(&format!("/m/{number}.gguf")));
-    for number in 0..=remembered::MODELS_MAX {
-        settings
-            .remember(&name(number), &level(Level::Off))
-            .unwrap();
-    }
-    let again = RememberedSettings::open(Some(world.0.path()));
-    assert_eq!(again.of(&name(0)), PlanOptions::default());
-    assert_eq!(again.of(&name(1)), level(Level::Off));
-    assert_eq!(again.of(&name(remembered::MODELS_MAX)), level(Level::Off));
+fn words_of_a_later_version_count_as_unset() {
+    let mut state = State::default();
+    state.put_model(SavedModel {
+        model: "/m/some.gguf".to_owned(),
+        level: Some("sublime".to_owned()),
+        budget: Some("1GiB".to_owned()),
+    });
+    let asked = remembered::of(&state, &model());
+    assert_eq!(asked.level, None);
+    assert_eq!(asked.budget, Some(Budget::Bytes(1 << 30)));
+    // They stay until something else is asked for.
+    remember(&mut state, &model(), &PlanOptions::default());
+    assert_eq!(state.models[0].level.as_deref(), Some("sublime"));
+    remember(&mut state, &model(), &level(Level::Off));
+    assert_eq!(state.models[0].level.as_deref(), Some("off"));
+    assert_eq!(state.models[0].budget.as_deref(), Some("1GiB"));
 }
 
 #[test]

@@ -496,14 +496,31 @@ async fn the_default_model_is_there_after_a_restart() {
 }
 
 #[tokio::test]
-async fn a_default_that_cannot_be_saved_is_a_notice_of_the_load() {
+async fn who_asks_for_a_default_that_cannot_be_saved_gets_the_error_and_the_model() {
     let setting = Setting::new(&[]).await;
     setting.pull(NAME).await.unwrap();
     // No file takes the place of a folder.
-    fs::create_dir(setting.models().join(".default")).unwrap();
-    let load = setting.last_of_load(NAME, true).await.unwrap();
-    let notice = load.notices.last().unwrap();
-    assert!(notice.contains("cannot save the default model"), "{notice}");
+    let file = setting.models().join(".state.json");
+    fs::remove_file(&file).unwrap();
+    fs::create_dir_all(file.join("in the way")).unwrap();
+    let error = setting.load(NAME, true).await.unwrap_err();
+    assert_eq!(error.code, Code::FailedPrecondition);
+    assert_eq!(error.reason.as_deref(), Some("CANNOT_RECORD"));
+    let words = "o/llada-tiny is loaded, but is not the default after a restart: cannot write ";
+    assert!(error.message.starts_with(words), "{}", error.message);
+    let model = setting.daemon.snapshot().await.model.unwrap();
+    assert_eq!((&*model.name, model.state()), (NAME, v1::ModelState::Ready));
+    // A load that asks for nothing to be kept is done.
+    setting.load(NAME, false).await.unwrap();
+    let error = apply(&setting.daemon, support::level(v1::Level::Moderate)).await;
+    let error = error.unwrap_err();
+    let words = "level and budget of o/llada-tiny are in force, but not after a restart: ";
+    assert!(error.message.starts_with(words), "{}", error.message);
+    let settings = setting.daemon.snapshot().await.settings.unwrap();
+    assert_eq!(settings.level(), v1::Level::Moderate);
+    fs::remove_dir_all(&file).unwrap();
+    setting.load(NAME, true).await.unwrap();
+    assert!(setting.listed(NAME).await.unwrap().is_default);
 }
 
 #[tokio::test]

@@ -13,6 +13,7 @@ mod fidelity;
 mod generating;
 mod gpu;
 mod jobs;
+mod kills;
 mod library;
 mod load;
 mod memory;

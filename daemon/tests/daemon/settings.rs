@@ -49,12 +49,12 @@ async fn written(daemon: &Daemon, word: Option<&str>) {
     let file = daemon
         .folder
         .path()
-        .join(".local/share/sluice/models/.settings.json");
+        .join(".local/share/sluice/models/.state.json");
     until("the file", || async {
         let text = fs::read_to_string(&file);
         text.is_ok_and(|text| match word {
             Some(word) => text.contains(word),
-            None => !text.contains("sluice-demo"),
+            None => text.contains("\"models\": []"),
         })
     })
     .await;

@@ -219,13 +219,21 @@ pub(super) fn row(job: &Operation) -> String {
         job.kind(),
         job.state(),
         share(job),
-        units::duration_ms(job.elapsed_ms),
+        time(job),
         files(job),
     );
     if let Some(error) = &job.error {
         row += &format!(": {}", error.message);
     }
     sanitise_line(&row)
+}
+
+/// How long it has run or ran; `?` where it was interrupted at a time that nobody knows.
+fn time(job: &Operation) -> String {
+    match job.is_active() || job.ended_unix_ms.is_some() {
+        true => units::duration_ms(job.elapsed_ms),
+        false => "?".to_owned(),
+    }
 }
 
 /// The share that is done, such as `37 %`; `?` while it is not known.

@@ -19,7 +19,15 @@ use sluice_codec::{
 use sluice_formats::DType;
 
 use super::{BATCH_BYTES, CompressError, Progress, ProgressBytes, check_free_space, pool, stop_if};
-use crate::folder::{PartialFolder, free_target};
+use crate::folder::{PartialFolder, clear_up, free_target, partial_prefix};
+
+/// Unfinished folders have it in their names.
+const WORK: &str = "decompress";
+
+/// Removes unfinished folders that killed runs left beside `target`: those that have a name of ours and that no process works in.
+pub fn remove_abandoned(target: &Path) {
+    clear_up(target, &partial_prefix(WORK));
+}
 
 /// Result of a decompression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +63,7 @@ pub fn decompress(
         .map(TensorRecord::original_bytes)
         .sum();
     // Created before the check of free space, since it first removes what killed runs left.
-    let partial = PartialFolder::create(&target, "decompress")?;
+    let partial = PartialFolder::create(&target, WORK)?;
     check_free_space(&target, original_bytes)?;
     let pool = pool(threads)?;
     for file in &header.files {

@@ -156,6 +156,12 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
         .collect();
     examples.extend([
         (
+            Failure::Interrupted {
+                kind: v1::OperationKind::Pull,
+            },
+            Code::Aborted,
+        ),
+        (
             Failure::Compression {
                 error: E::Checkpoint(missing()),
                 partial_path: Some(path()),

@@ -1,6 +1,6 @@
 //! Examples of what the library and its hub can fail with.
 
-use std::io;
+use std::{io, sync::Arc};
 
 use super::*;
 
@@ -42,6 +42,10 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
         operation: "write",
         path: path(),
         cause: kind.into(),
+    };
+    let unsaved = |kind: io::ErrorKind| SaveError::Io {
+        path: path(),
+        cause: Arc::new(kind.into()),
     };
     let gated = |has_token| H::Gated {
         repository: text(),
@@ -193,11 +197,19 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
             FailedPrecondition,
         ),
         (
-            Failure::SaveDefault {
-                path: path(),
-                cause: cause(),
-            },
+            Failure::SaveState(unsaved(io::ErrorKind::PermissionDenied)),
             FailedPrecondition,
+        ),
+        (
+            Failure::SaveState(SaveError::Locked { folder: path() }),
+            FailedPrecondition,
+        ),
+        (
+            Failure::NotSaved {
+                kept: text(),
+                error: unsaved(io::ErrorKind::StorageFull),
+            },
+            ResourceExhausted,
         ),
         (Failure::ModelInUse { model: text() }, FailedPrecondition),
         (Failure::TooManyPulls { max: 1 }, ResourceExhausted),

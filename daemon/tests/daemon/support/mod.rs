@@ -217,9 +217,13 @@ impl Daemon {
         (id, stream)
     }
 
-    pub(crate) fn signal(&self, signal: Signal) {
+    pub(crate) fn pid(&self) -> Pid {
         let pid = i32::try_from(self.child.id().unwrap()).unwrap();
-        rustix::process::kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+        Pid::from_raw(pid).unwrap()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(self.pid(), signal).unwrap();
     }
 
     /// Waits for the process; how long it took from now, and what it logged.
