@@ -57,11 +57,11 @@ pub const UNREAD_BYTES_MAX: usize = 64 << 20;
 pub const CONTROL_FRAMES_PER_S: u32 = 2000;
 
 /// Time for HTTP/2's preface, and for a frame or a header block that was begun.
-pub const FRAME_TIMEOUT: Duration = Duration::from_secs(5);
+pub const FRAME_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time until a connection's first call.
 pub const FIRST_CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for a whole message.
-pub const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
+pub const MESSAGE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time without a call after which a connection is closed.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(20 * 60);
 /// Time without a sign of life after which a client is pinged.

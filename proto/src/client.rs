@@ -66,18 +66,33 @@ pub async fn connect_at_rest(socket: &Path, rest: Duration) -> Result<Channel, C
         }
         None => DaemonAddress::Socket(socket.to_owned()),
     };
-    Endpoint::from_shared(name)
-        .map_err(failed)?
-        .connect_with_connector(tower::service_fn(move |_| {
-            let place = place.clone();
-            async move {
-                let open = retry::while_busy(|| place.open());
-                let (wire, first) = tokio::time::timeout(CONNECT_WAIT, open).await??;
-                Ok::<_, io::Error>(TokioIo::new(GatheredStream::new(wire, first, rest)))
-            }
-        }))
-        .await
-        .map_err(failed)
+    let connector = tower::service_fn(move |_| {
+        let place = place.clone();
+        async move {
+            let open = retry::while_busy(|| place.open());
+            let (wire, first) = tokio::time::timeout(CONNECT_WAIT, open).await??;
+            Ok::<_, io::Error>(TokioIo::new(GatheredStream::new(wire, first, rest)))
+        }
+    });
+    let endpoint = Endpoint::from_shared(name).map_err(failed)?;
+    let mut attempts = 1;
+    loop {
+        match endpoint.connect_with_connector(connector.clone()).await {
+            Err(error) if attempts < HANDSHAKES_MAX && is_cut(&error) => attempts += 1,
+            connected => return connected.map_err(failed),
+        }
+    }
+}
+
+/// How often a connection is begun that the daemon cuts before it is established, such as to give its place to another.
+const HANDSHAKES_MAX: u32 = 4;
+
+fn is_cut(error: &tonic::transport::Error) -> bool {
+    let kind = io_error(error).map(io::Error::kind);
+    matches!(
+        kind,
+        Some(io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+    )
 }
 
 /// Where a daemon listens.
