@@ -215,8 +215,12 @@ fn containers(folder: &Path) {
     let room = 24 + u32::from_le_bytes(whole[12..16].try_into().unwrap()) as usize;
     try_all("containers", |random| {
         let mut file = whole.clone();
-        if random.below(4) == 0 {
+        let kind = random.below(8);
+        if kind == 0 {
             change_bytes(&mut file[..room], random);
+        } else if kind == 1 {
+            // Weights, which nothing reads before they are compared.
+            change_bytes(&mut file[room..], random);
         } else {
             let mut header = header.clone();
             change_json(&mut header, random);

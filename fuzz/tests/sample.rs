@@ -1,0 +1,127 @@
+//! A bounded sample of what the fuzzers try: bytes at random, and changed ones of a small container and a small GGUF file.
+
+use std::{fs, sync::atomic::AtomicBool};
+
+use sluice_checkpoint::{
+    Source,
+    compression::{CompressOptions, CompressionMethod, Lossless, compress},
+};
+
+/// Inputs of each target.
+const COUNT: usize = 20_000;
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        ((u128::from(self.next()) * end.max(1) as u128) >> 64) as usize
+    }
+
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.next() as u8).collect()
+    }
+
+    /// Some bytes changed, or cut off.
+    fn changed(&mut self, seed: &[u8]) -> Vec<u8> {
+        let mut bytes = seed.to_vec();
+        for _ in 0..1 + self.below(4) {
+            let at = self.below(bytes.len());
+            bytes[at] = [0, 1, 0xff, self.next() as u8][self.below(4)];
+        }
+        if self.below(8) == 0 {
+            bytes.truncate(self.below(bytes.len()));
+        }
+        bytes
+    }
+}
+
+#[test]
+fn compressed_matrices() {
+    let mut random = Random(1);
+    for _ in 0..COUNT {
+        let len = 14 + random.below(2000);
+        let mut bytes = random.bytes(len);
+        // Small ones, most of the time: rows and width, in two bytes each.
+        if random.below(4) > 0 {
+            (bytes[5], bytes[7]) = (0, 0);
+        }
+        sluice_fuzz::codec(&bytes);
+    }
+}
+
+#[test]
+fn containers() {
+    let folder = tempfile::tempdir().unwrap();
+    let header = br#"{"a.0.w":{"dtype":"BF16","shape":[64,64],"data_offsets":[0,8192]}}"#;
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(header);
+    let mut random = Random(2);
+    file.extend((0..4096).flat_map(|_| (0x3c00 | random.next() as u16 & 0x80ff).to_le_bytes()));
+    fs::write(folder.path().join("model.safetensors"), file).unwrap();
+    fs::write(folder.path().join("config.json"), "{}").unwrap();
+    let path = folder.path().join("a.sluice");
+    let options = CompressOptions {
+        method: CompressionMethod::Lossless(Lossless::Huffman),
+        tile: 128,
+        keep: Vec::new(),
+        all: true,
+        threads: 1,
+        replace: true,
+    };
+    let source = Source::Folder(folder.path().to_owned());
+    compress(
+        &source,
+        &path,
+        &options,
+        &AtomicBool::new(false),
+        &mut |_, _| {},
+    )
+    .unwrap();
+    let whole = fs::read(path).unwrap();
+    let length = u32::from_le_bytes(whole[12..16].try_into().unwrap()) as usize;
+    // The target makes a container with a sound checksum of a header alone.
+    let header = &whole[24..24 + length];
+    for _ in 0..COUNT {
+        let seed = [header, &whole][random.below(2)];
+        sluice_fuzz::container(&random.changed(seed));
+    }
+}
+
+#[test]
+fn gguf_files() {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let mut seed = b"GGUF\x03\0\0\0".to_vec();
+    seed.extend(1_u64.to_le_bytes());
+    seed.extend(3_u64.to_le_bytes());
+    for (key, kind, value) in [
+        ("general.architecture", 8_u32, text("llama")),
+        ("llama.block_count", 4, vec![1, 0, 0, 0]),
+        (
+            "tokenizer.ggml.tokens",
+            9,
+            [
+                &[8, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0][..],
+                &text("a"),
+                &text("b"),
+            ]
+            .concat(),
+        ),
+    ] {
+        seed.extend([text(key), kind.to_le_bytes().to_vec(), value].concat());
+    }
+    seed.extend(text("token_embd.weight"));
+    seed.extend([1, 0, 0, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    seed.extend(0_u64.to_le_bytes());
+    seed.resize(seed.len().next_multiple_of(32) + 128, 0);
+    let mut random = Random(3);
+    for _ in 0..COUNT {
+        sluice_fuzz::gguf(&random.changed(&seed));
+    }
+}
