@@ -176,7 +176,7 @@ mod tests {
             models.join("dangling"),
             models.join("../elsewhere"),
             place.path().join("models-beside"),
-            elsewhere.clone(),
+            elsewhere,
             "/etc/shadow".into(),
             "/nowhere/at/all".into(),
         ] {

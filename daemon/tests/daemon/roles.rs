@@ -4,6 +4,7 @@ use std::{
     fs::{self, Permissions},
     os::unix::{fs::PermissionsExt, net::UnixStream as StdStream},
     path::Path,
+    thread,
 };
 
 use hyper_util::rt::TokioIo;
@@ -254,10 +255,7 @@ async fn paths_are_named_below_the_folders_and_nothing_is_told_of_others() {
             output_path: output.clone(),
             ..Default::default()
         };
-        let verify = v1::VerifyRequest {
-            input_path: output,
-            ..Default::default()
-        };
+        let verify = v1::VerifyRequest { input_path: output };
         for refused in [
             models.load_model(by(Some(&operator), load)).await.err(),
             models
@@ -313,7 +311,8 @@ async fn connected_as(socket: &Path, uid: u32, groups: &[u32]) -> Channel {
         rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
         StdStream::connect(path).unwrap()
     };
-    let stream = std::thread::spawn(open).join().unwrap();
+    let opening = thread::Builder::new().spawn(open).unwrap();
+    let stream = opening.join().unwrap();
     stream.set_nonblocking(true).unwrap();
     let mut stream = Some(TokioIo::new(UnixStream::from_std(stream).unwrap()));
     Endpoint::from_static("http://localhost")
