@@ -35,7 +35,7 @@ pub const PREPARING_MAX: usize = 2;
 pub const PREPARING_LINE_MAX: usize = 64;
 /// Requests that wait with the daemon for a model, or for room in the engine's queue; some places are kept for users who have
 /// few.
-pub const WAITING_MAX: usize = 512;
+pub const WAITING_MAX: usize = 1024;
 /// Changes of level and budget that wait, run or are being written to disk.
 pub const CHANGES_MAX: usize = 16;
 /// The same of one user.
@@ -43,8 +43,8 @@ pub const CHANGES_OF_USER_MAX: usize = 4;
 
 /// Bytes that a client may send before they are read: HTTP/2's windows of a connection and of a stream.
 pub const WINDOW_BYTES: u32 = 256 << 10;
-/// Bytes of messages at once, of all connections together, until their calls are answered or queued. Messages below
-/// [`SMALL_MESSAGE_BYTES`] are not counted.
+/// Bytes of messages at once, of all connections together, until their calls are answered, or their requests begin. Messages
+/// below [`SMALL_MESSAGE_BYTES`] are not counted.
 pub const MESSAGES_BYTES_MAX: usize = 64 << 20;
 /// Of them, one user's.
 pub const USER_MESSAGES_BYTES_MAX: usize = 48 << 20;

@@ -105,10 +105,11 @@ where
             })
         });
         request.extensions_mut().insert(caller);
+        request.extensions_mut().insert(HeldMessage(share.clone()));
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await?;
-            // The message has become a request, or an answer.
+            // The message has become an answer, or is held by the request that waits with it.
             drop(share);
             Ok(match unreadable(answer.headers()) {
                 Some(failure) => Status::from(failure).into_http(),
@@ -155,6 +156,10 @@ fn unreadable(answer: &HeaderMap) -> Option<Failure> {
         _ => None,
     }
 }
+
+/// Keeps a call's message counted, for a request that waits with it after the call was answered.
+#[derive(Debug, Clone)]
+pub(super) struct HeldMessage(#[expect(dead_code, reason = "its end counts")] Arc<Share>);
 
 /// Bytes of messages that are being received or prepared, by user.
 #[derive(Debug, Default)]

@@ -7,7 +7,7 @@ use sluice_daemon::limits::{
     CONNECTIONS_MAX, CONTROL_FRAMES_PER_S, MESSAGES_BYTES_MAX, UNREAD_BYTES_MAX,
 };
 use sluice_proto::{
-    client::connect,
+    client::{CallError, connect},
     v1::{self, generation_event::Event, telemetry_service_client::TelemetryServiceClient},
 };
 use tokio::{
@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use crate::support::{
-    Daemon, checkpoints, done, generate, many_descriptors, next, rest, tokens, within,
+    Daemon, checkpoints, done, generate, long, many_descriptors, next, rest, tokens, within,
 };
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -225,4 +225,36 @@ async fn a_crowd_that_leaves_reads_slowly_and_cancels_is_served_as_alone() {
     assert!(whole >= CROWD / 2, "{whole}");
     assert!(took < 128 * MIB, "{} MiB", took / MIB);
     assert_eq!(daemon.snapshot().await.totals.unwrap().refused_requests, 0);
+}
+
+#[tokio::test]
+async fn long_messages_that_wait_in_line_are_counted() {
+    let arguments = ["--threads", "1", "--parallel", "1", "--queue", "1"];
+    let daemon = Daemon::with_model(checkpoints::slow(), &arguments).await;
+    let (_, _running) = daemon.running(long()).await;
+    let mut client = daemon.generation().await;
+    // One more with the engine, and one in the daemon's line, which others don't pass.
+    let mut waiting = vec![
+        client.generate(long()).await.unwrap(),
+        client.generate(long()).await.unwrap(),
+    ];
+    let before = resident(&daemon).await;
+    // 3 MiB each, all together more than messages may have.
+    let large = || tokens(&vec![200_000_000; 3 << 18], 32);
+    let mut refused = 0;
+    for _ in 0..40 {
+        match client.generate(large()).await {
+            Ok(stream) => waiting.push(stream),
+            Err(status) => {
+                let error = CallError::from(status);
+                assert_eq!(error.reason.as_deref(), Some("MESSAGES_FULL"), "{error}");
+                refused += 1;
+            }
+        }
+    }
+    println!("{} wait, {refused} refused", waiting.len());
+    assert!(refused > 0);
+    let took = resident(&daemon).await.saturating_sub(before);
+    assert!(took < 2 * MESSAGES_BYTES_MAX as u64, "{} MiB", took / MIB);
+    assert!(waiting.len() <= 2 + MESSAGES_BYTES_MAX / (3 << 20));
 }

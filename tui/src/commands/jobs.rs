@@ -230,7 +230,7 @@ pub(super) fn row(job: &Operation) -> String {
 
 /// How long it has run or ran; `?` where it was interrupted at a time that nobody knows.
 fn time(job: &Operation) -> String {
-    match job.is_active() || job.ended_unix_ms.is_some() {
+    match job.is_active() || job.ended_unix_ms.is_some() || job.elapsed_ms > 0.0 {
         true => units::duration_ms(job.elapsed_ms),
         false => "?".to_owned(),
     }
