@@ -145,7 +145,7 @@ settings! {
     }
 
     /// Loopback address to listen on beside the socket, such as 127.0.0.1:50051, or none; port 0 takes any free port and
-    /// prints it. Every user of this machine can connect there, and nothing asks who they are
+    /// prints it. Every user of this machine can connect there; what they may do, `roles` and `token_file` say
     ///
     /// Addresses that other machines can reach are refused. The unit's sandbox must allow the port: see
     /// sluice.service.d/listen.conf.

@@ -102,11 +102,13 @@ impl State {
             peer.calls.load(Ordering::Relaxed) == 0
                 && user.is_none_or(|user| peer.caller.user == user)
         };
+        let mut of_user: HashMap<User, usize> = HashMap::new();
+        for peer in self.connections.values() {
+            *of_user.entry(peer.caller.user).or_default() += 1;
+        }
         let idle = self.connections.values().filter(is_idle);
-        let silent = idle.min_by_key(|peer| {
-            let of_user = user.map_or_else(|| self.of(peer.caller.user), |_| 0);
-            (Reverse(of_user), peer.silent_since())
-        })?;
+        let silent =
+            idle.min_by_key(|peer| (Reverse(of_user[&peer.caller.user]), peer.silent_since()))?;
         silent.closing.cancel();
         let number = silent.caller.connection;
         self.connections.remove(&number);
