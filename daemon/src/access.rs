@@ -61,8 +61,8 @@ impl AccessRules {
     #[must_use]
     pub fn role(&self, user: User, groups: &[u32]) -> Option<Role> {
         match user {
-            User::Unix { uid, .. } if uid == 0 || uid == self.own_uid => Some(Role::Admin),
-            User::Unix { uid, gid } => self.roles.of(uid, &[groups, &[gid]].concat()),
+            User::Unix { uid } if uid == 0 || uid == self.own_uid => Some(Role::Admin),
+            User::Unix { uid } => self.roles.of(uid, groups),
             User::Tcp | User::Token(_) => self.roles.of_strangers(),
             User::Daemon => Some(Role::Admin),
         }
@@ -145,10 +145,7 @@ mod tests {
 
     fn caller(role: Role) -> Caller {
         Caller {
-            user: User::Unix {
-                uid: 70_000,
-                gid: 70_000,
-            },
+            user: User::Unix { uid: 70_000 },
             connection: 1,
             role: Some(role),
         }
@@ -198,12 +195,12 @@ mod tests {
             own_uid: 5,
             ..AccessRules::default()
         };
-        let unix = |uid, gid| User::Unix { uid, gid };
-        assert_eq!(rules.role(unix(0, 9), &[]), Some(Role::Admin));
-        assert_eq!(rules.role(unix(5, 9), &[]), Some(Role::Admin));
-        assert_eq!(rules.role(unix(6, 9), &[]), Some(Role::Generate));
-        assert_eq!(rules.role(unix(6, 8), &[]), Some(Role::Operate));
-        assert_eq!(rules.role(unix(6, 9), &[1, 8]), Some(Role::Operate));
+        let unix = |uid| User::Unix { uid };
+        assert_eq!(rules.role(unix(0), &[9]), Some(Role::Admin));
+        assert_eq!(rules.role(unix(5), &[9]), Some(Role::Admin));
+        assert_eq!(rules.role(unix(6), &[9]), Some(Role::Generate));
+        assert_eq!(rules.role(unix(6), &[8]), Some(Role::Operate));
+        assert_eq!(rules.role(unix(6), &[9, 1, 8]), Some(Role::Operate));
         assert_eq!(rules.role(User::Tcp, &[]), Some(Role::Generate));
     }
 }

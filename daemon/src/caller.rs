@@ -21,12 +21,10 @@ pub struct Caller {
 pub enum User {
     /// The daemon itself.
     Daemon,
-    /// The user and group id of the process that opened the connection to the Unix socket.
+    /// The user of the process that opened the connection to the Unix socket.
     Unix {
         /// User id.
         uid: u32,
-        /// Primary group id.
-        gid: u32,
     },
     /// Somebody on the loopback port: the system doesn't tell who.
     Tcp,
@@ -42,10 +40,17 @@ impl Caller {
         role: Some(Role::Admin),
     };
 
-    /// The caller of a request; the daemon itself for one that came over no connection.
+    /// Somebody of whom nothing is known, who may do nothing.
+    const NOBODY: Self = Self {
+        user: User::Tcp,
+        connection: 0,
+        role: None,
+    };
+
+    /// The caller of a request; nobody for one that came over no connection of the daemon's.
     #[must_use]
     pub fn of<T>(request: &Request<T>) -> Self {
-        request.extensions().get().copied().unwrap_or(Self::DAEMON)
+        request.extensions().get().copied().unwrap_or(Self::NOBODY)
     }
 
     /// The share that its turns are taken from. All who came over the loopback port without a token share as one user.
@@ -55,7 +60,7 @@ impl Caller {
         const OTHERS: u64 = 1 << 32;
         ShareKey {
             user: match self.user {
-                User::Unix { uid, .. } => uid.into(),
+                User::Unix { uid } => uid.into(),
                 User::Daemon => OTHERS,
                 User::Tcp => OTHERS + 1,
                 User::Token(number) => OTHERS + 2 + u64::from(number),
@@ -100,7 +105,7 @@ mod tests {
 
     #[test]
     fn nobody_is_taken_for_another() {
-        let unix = |uid| User::Unix { uid, gid: 7 };
+        let unix = |uid| User::Unix { uid };
         let users = [
             User::Daemon,
             unix(0),

@@ -11,8 +11,10 @@ pub const REQUEST_BYTES_MAX: usize = 4 << 20;
 pub const CONNECTIONS_MAX: usize = 1024;
 /// Of them, one user's, other than the administrator's. All callers on TCP are one user.
 pub const USER_CONNECTIONS_MAX: usize = 768;
-/// Connections beyond these that the administrator may have: root, and the user that the daemon runs as.
+/// Connections beyond these that administrators may have. On the port nobody is one before a call brings its token.
 pub const ADMIN_CONNECTIONS: usize = 16;
+/// Connections beyond all of these that are being closed, and have their descriptors still.
+pub const CLOSING_MAX: usize = 64;
 /// Connections that may wait to be accepted. The system's own limit may be lower (`net.core.somaxconn`).
 pub const BACKLOG: i32 = 4096;
 /// File descriptors that the daemon asks the system for: connections, and the files of models beside them.
@@ -23,7 +25,7 @@ pub const STREAMS_MAX: u32 = 64;
 pub const CALLS_READ_MAX: usize = 4;
 /// Calls at once of all connections together, open streams among them.
 pub const CALLS_MAX: usize = 2048;
-/// Calls beyond these that the administrator may have.
+/// Calls beyond these that administrators may have, by connection or token.
 pub const ADMIN_CALLS: usize = 64;
 /// Of all, one user's, other than the administrator's.
 pub const USER_CALLS_MAX: usize = 1536;
@@ -43,15 +45,21 @@ pub const CHANGES_OF_USER_MAX: usize = 4;
 
 /// Bytes that a client may send before they are read: HTTP/2's windows of a connection and of a stream.
 pub const WINDOW_BYTES: u32 = 256 << 10;
-/// Bytes of messages at once, of all connections together, until their calls are answered, or their requests begin. Messages
-/// below [`SMALL_MESSAGE_BYTES`] are not counted.
+/// Bytes of messages on their way in or being prepared, of all connections together. Messages below [`SMALL_MESSAGE_BYTES`]
+/// are not counted.
 pub const MESSAGES_BYTES_MAX: usize = 64 << 20;
 /// Of them, one user's.
 pub const USER_MESSAGES_BYTES_MAX: usize = 48 << 20;
+/// Bytes of messages of requests that wait to begin.
+pub const WAITING_BYTES_MAX: usize = 64 << 20;
+/// Of them, one user's.
+pub const USER_WAITING_BYTES_MAX: usize = 32 << 20;
+/// Bytes beyond each of the two that administrators may have.
+pub const ADMIN_MESSAGES_BYTES: usize = 8 << 20;
 /// Bytes of a message that are received without being counted.
 pub const SMALL_MESSAGE_BYTES: usize = 8 << 10;
-/// Bytes that wait for clients to read them, of all connections together. Beyond it, the connection that has read nothing
-/// for longest is closed.
+/// Bytes that wait for clients to read them, of all connections together. Beyond it, the connection that leaves most is closed,
+/// of the user who leaves most.
 pub const UNREAD_BYTES_MAX: usize = 64 << 20;
 /// Frames a second of a connection that carry neither headers nor data: pings, settings, priorities, windows, resets.
 pub const CONTROL_FRAMES_PER_S: u32 = 2000;
@@ -71,13 +79,94 @@ pub const PING_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
-    #[test]
-    fn every_limit_is_written_down() {
-        let written = include_str!("../../docs/limits.md");
-        let lines = include_str!("limits.rs").lines();
-        let names = lines.filter_map(|line| line.strip_prefix("pub const ")?.split(':').next());
-        for name in names {
-            assert!(written.contains(&format!("| `{name}` |")), "{name}");
+    use super::*;
+
+    /// As docs/limits.md writes it.
+    trait Written {
+        fn written(self) -> String;
+    }
+
+    fn count(number: u64) -> String {
+        let digits = number.to_string();
+        let groups = digits.as_bytes().rchunks(3).rev();
+        let groups = groups.map(|group| String::from_utf8_lossy(group).into_owned());
+        groups.collect::<Vec<_>>().join(",")
+    }
+
+    impl Written for u64 {
+        fn written(self) -> String {
+            match self {
+                bytes if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => {
+                    format!("{} MiB", bytes >> 20)
+                }
+                bytes if bytes >= 8 << 10 && bytes.is_multiple_of(1 << 10) => {
+                    format!("{} KiB", bytes >> 10)
+                }
+                number => count(number),
+            }
         }
+    }
+
+    impl Written for Duration {
+        fn written(self) -> String {
+            match self.as_secs() {
+                seconds if seconds >= 120 => format!("{} min", seconds / 60),
+                seconds => format!("{seconds} s"),
+            }
+        }
+    }
+
+    /// Rows of the table for each of these.
+    macro_rules! rows {
+        ($($name:ident as $form:ty),+) => {
+            [$((stringify!($name), <$form>::try_from($name).expect("fits").written())),+]
+        };
+    }
+
+    #[test]
+    fn every_limit_is_written_down_with_its_value() {
+        let written = include_str!("../../docs/limits.md");
+        let rows = rows![
+            REQUEST_BYTES_MAX as u64,
+            CONNECTIONS_MAX as u64,
+            USER_CONNECTIONS_MAX as u64,
+            ADMIN_CONNECTIONS as u64,
+            CLOSING_MAX as u64,
+            BACKLOG as u64,
+            DESCRIPTORS as u64,
+            STREAMS_MAX as u64,
+            CALLS_READ_MAX as u64,
+            CALLS_MAX as u64,
+            ADMIN_CALLS as u64,
+            USER_CALLS_MAX as u64,
+            HEADER_BYTES_MAX as u64,
+            PREPARING_MAX as u64,
+            PREPARING_LINE_MAX as u64,
+            WAITING_MAX as u64,
+            CHANGES_MAX as u64,
+            CHANGES_OF_USER_MAX as u64,
+            WINDOW_BYTES as u64,
+            MESSAGES_BYTES_MAX as u64,
+            USER_MESSAGES_BYTES_MAX as u64,
+            WAITING_BYTES_MAX as u64,
+            USER_WAITING_BYTES_MAX as u64,
+            ADMIN_MESSAGES_BYTES as u64,
+            SMALL_MESSAGE_BYTES as u64,
+            UNREAD_BYTES_MAX as u64,
+            CONTROL_FRAMES_PER_S as u64,
+            FRAME_TIMEOUT as Duration,
+            FIRST_CALL_TIMEOUT as Duration,
+            MESSAGE_TIMEOUT as Duration,
+            IDLE_TIMEOUT as Duration,
+            PING_INTERVAL as Duration,
+            PING_TIMEOUT as Duration
+        ];
+        for (name, value) in &rows {
+            let row = format!("| `{name}` | {value} |");
+            assert!(written.contains(&row), "docs/limits.md lacks {row}");
+        }
+        let source = include_str!("limits.rs");
+        let constants = source.matches("\npub const ").count();
+        assert_eq!(rows.len(), constants, "a limit is not in this test");
     }
 }

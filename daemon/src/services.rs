@@ -8,6 +8,7 @@ mod gate;
 mod generation;
 mod incoming;
 mod library;
+mod messages;
 mod model;
 mod operation;
 mod optimizer;

@@ -81,7 +81,7 @@ fn a_bounded_number_of_a_kind_waits_or_runs() {
     let of = |kind, uid| OperationDescription {
         kind,
         caller: Some(Caller {
-            user: User::Unix { uid, gid: 0 },
+            user: User::Unix { uid },
             ..Caller::DAEMON
         }),
         ..Default::default()

@@ -2,7 +2,7 @@
 
 use tonic::Request;
 
-use super::deadline::Deadline;
+use super::{deadline::Deadline, messages::HeldMessage};
 use crate::caller::Caller;
 
 /// Metadata by which a call says what becomes of it where the engine's queue is full: it waits in the daemon's line, unless
@@ -10,7 +10,7 @@ use crate::caller::Caller;
 const WHEN_FULL: &str = "sluice-when-full";
 
 /// What a call says beside its message.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct CallTerms {
     /// Who makes it, and whose turn it takes.
     pub(super) caller: Caller,
@@ -18,6 +18,8 @@ pub(super) struct CallTerms {
     pub(super) deadline: Option<Deadline>,
     /// Whether it waits where the engine's queue is full.
     pub(super) waits: bool,
+    /// Counts its message as long as it is there; `None` for a call that came over no connection.
+    pub(super) message: Option<HeldMessage>,
 }
 
 impl CallTerms {
@@ -27,6 +29,7 @@ impl CallTerms {
             caller: Caller::of(request),
             deadline: Deadline::of(request.metadata()),
             waits: when_full.is_none_or(|value| value != "refuse"),
+            message: request.extensions().get().cloned(),
         }
     }
 }

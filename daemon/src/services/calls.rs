@@ -2,10 +2,9 @@
 //! unread.
 
 use std::{
-    collections::HashMap,
     future::Future,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -23,13 +22,14 @@ use tower::{Layer, Service};
 
 use super::{
     incoming::{CallPlace, Peer},
+    messages::{HeldMessage, MessageAccount, Share},
     permissions,
 };
 use crate::{
     access::AccessRules,
-    caller::{Caller, User},
+    caller::Caller,
     failure::Failure,
-    limits::{MESSAGE_TIMEOUT, MESSAGES_BYTES_MAX, SMALL_MESSAGE_BYTES, USER_MESSAGES_BYTES_MAX},
+    limits::{MESSAGE_TIMEOUT, SMALL_MESSAGE_BYTES},
 };
 
 /// Gives each call its [`crate::caller::Caller`], and bounds it.
@@ -81,9 +81,13 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
+        // Every connection has one; a call without is nobody's.
         let Some(peer) = request.extensions().get::<Arc<Peer>>().cloned() else {
-            return Box::pin(self.inner.call(request));
+            let refused = Status::from(Failure::TooManyCalls).into_http();
+            return Box::pin(std::future::ready(Ok(refused)));
         };
+        // Of several messages, each has its own time and bytes; of a client that asks on, the calls are counted.
+        let is_stream = request.uri().path().starts_with("/grpc.reflection.");
         let (caller, place) = match self.calls.admit(&peer, &request) {
             Ok(admitted) => admitted,
             Err(refused) => {
@@ -91,17 +95,15 @@ where
                 return Box::pin(std::future::ready(Ok(refused)));
             }
         };
-        let share = Arc::new(Share {
-            account: self.calls.account.clone(),
-            user: caller.user,
-            bytes: Mutex::new(0),
-        });
+        let share = Arc::new(Share::new(self.calls.account.clone(), caller));
         let mut request = request.map(|body| {
             Body::new(Message {
                 body,
+                progress: MessageProgress::default(),
                 received: 0,
                 share: share.clone(),
                 timeout: None,
+                is_stream,
             })
         });
         request.extensions_mut().insert(caller);
@@ -157,65 +159,50 @@ fn unreadable(answer: &HeaderMap) -> Option<Failure> {
     }
 }
 
-/// Keeps a call's message counted, for a request that waits with it after the call was answered.
-#[derive(Debug, Clone)]
-pub(super) struct HeldMessage(#[expect(dead_code, reason = "its end counts")] Arc<Share>);
-
-/// Bytes of messages that are being received or prepared, by user.
-#[derive(Debug, Default)]
-struct MessageAccount {
-    held: Mutex<HashMap<User, usize>>,
-}
-
-/// What one call holds of the account.
-#[derive(Debug)]
-struct Share {
-    account: Arc<MessageAccount>,
-    user: User,
-    bytes: Mutex<usize>,
-}
-
-impl Share {
-    /// Takes so many bytes more.
-    fn take(&self, bytes: usize) -> Result<(), Failure> {
-        let mut held = self.account.lock();
-        let all: usize = held.values().sum();
-        let of_user = held.entry(self.user).or_default();
-        if all + bytes > MESSAGES_BYTES_MAX || *of_user + bytes > USER_MESSAGES_BYTES_MAX {
-            return Err(Failure::MessagesFull);
-        }
-        *of_user += bytes;
-        *self.bytes.lock().unwrap_or_else(PoisonError::into_inner) += bytes;
-        Ok(())
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        let mut held = self.account.lock();
-        let bytes = *self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(of_user) = held.get_mut(&self.user) {
-            *of_user -= bytes;
-            if *of_user == 0 {
-                held.remove(&self.user);
-            }
-        }
-    }
-}
-
-impl MessageAccount {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<User, usize>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A message on its way in.
+/// The messages of a call on their way in: one, but for reflection.
 struct Message {
     body: Body,
+    progress: MessageProgress,
     received: usize,
     share: Arc<Share>,
     /// Begun when somebody waits for it.
     timeout: Option<Pin<Box<Sleep>>>,
+    /// Whether others may follow, at any time.
+    is_stream: bool,
+}
+
+/// How far the present message is, in gRPC's framing.
+#[derive(Debug, Default)]
+struct MessageProgress {
+    /// Flag and length.
+    head: [u8; 5],
+    head_bytes: usize,
+    /// Bytes of the message still to come.
+    left: usize,
+}
+
+impl MessageProgress {
+    /// Looks at bytes that came; whether they end with the end of a message.
+    fn see(&mut self, mut bytes: &[u8]) -> bool {
+        while !bytes.is_empty() {
+            if self.left > 0 {
+                let now = self.left.min(bytes.len());
+                self.left -= now;
+                bytes = &bytes[now..];
+                continue;
+            }
+            let now = (self.head.len() - self.head_bytes).min(bytes.len());
+            self.head[self.head_bytes..][..now].copy_from_slice(&bytes[..now]);
+            self.head_bytes += now;
+            bytes = &bytes[now..];
+            if self.head_bytes == self.head.len() {
+                self.head_bytes = 0;
+                let [_, length @ ..] = self.head;
+                self.left = u32::from_be_bytes(length) as usize;
+            }
+        }
+        self.left == 0 && self.head_bytes == 0
+    }
 }
 
 impl HttpBody for Message {
@@ -227,17 +214,23 @@ impl HttpBody for Message {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
+            if self.is_stream && self.received == 0 {
+                return Poll::Pending;
+            }
             let timeout = self
                 .timeout
                 .get_or_insert_with(|| Box::pin(sleep(MESSAGE_TIMEOUT)));
             ready!(timeout.as_mut().poll(cx));
             return Poll::Ready(Some(Err(Failure::MessageTimeout.into())));
         };
-        let came = match &frame {
-            Some(Ok(frame)) => frame.data_ref().map_or(0, Bytes::len),
-            _ => 0,
+        let Some(came) = frame
+            .as_ref()
+            .and_then(|frame| frame.as_ref().ok()?.data_ref())
+        else {
+            return Poll::Ready(frame);
         };
-        let before = self.received;
+        let is_whole = self.progress.see(came);
+        let (before, came) = (self.received, came.len());
         self.received += came;
         if came > 0 && self.received > SMALL_MESSAGE_BYTES {
             // The first counted frame brings along what came before it.
@@ -248,6 +241,10 @@ impl HttpBody for Message {
             if let Err(full) = self.share.take(counted) {
                 return Poll::Ready(Some(Err(full.into())));
             }
+        }
+        if is_whole && self.is_stream {
+            self.share.release();
+            (self.received, self.timeout) = (0, None);
         }
         Poll::Ready(frame)
     }
@@ -280,5 +277,30 @@ impl HttpBody for Answer {
 
     fn is_end_stream(&self) -> bool {
         self.body.is_end_stream()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_told_apart_wherever_they_are_cut() {
+        let two = [
+            &[0, 0, 0, 0, 3, 7, 7, 7][..],
+            &[0, 0, 0, 0, 0],
+            &[1, 0, 0, 1, 4],
+        ]
+        .concat();
+        let all = [&two[..], &[9; 260]].concat();
+        for piece in [1, 2, 5, 7, all.len()] {
+            let mut progress = MessageProgress::default();
+            let mut seen = 0;
+            for bytes in all.chunks(piece) {
+                seen += bytes.len();
+                let is_whole = [8, 13, all.len()].contains(&seen);
+                assert_eq!(progress.see(bytes), is_whole, "{seen} bytes, by {piece}");
+            }
+        }
     }
 }

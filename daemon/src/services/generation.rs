@@ -15,7 +15,6 @@ use tonic::{Request, Response, Status};
 use super::{
     Daemon,
     call_terms::CallTerms,
-    calls::HeldMessage,
     operation,
     requests::{self, ResponseStream},
 };
@@ -44,13 +43,11 @@ impl GenerationService for Service {
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let terms = CallTerms::of(&request);
         let caller = terms.caller;
-        let held: Option<HeldMessage> = request.extensions().get().cloned();
         let message = request.into_inner();
         self.0.check_open()?;
         let check = Generation::try_from(message.clone()).map(drop);
         let make = move |daemon: Arc<Daemon>, waited| {
-            // Counted as long as it can be made again.
-            let (message, _) = (message.clone(), &held);
+            let message = message.clone();
             async move { daemon.admit_generation(caller, message, waited).await }
         };
         let kind = OperationKind::Generate;
@@ -69,13 +66,11 @@ impl GenerationService for Service {
     ) -> Result<Response<Self::ScoreStream>, Status> {
         let terms = CallTerms::of(&request);
         let caller = terms.caller;
-        let held: Option<HeldMessage> = request.extensions().get().cloned();
         let message = request.into_inner();
         self.0.check_open()?;
         let check = Scoring::try_from(message.clone()).map(drop);
         let make = move |daemon: Arc<Daemon>, waited| {
-            // Counted as long as it can be made again.
-            let (message, _) = (message.clone(), &held);
+            let message = message.clone();
             async move { daemon.admit_scoring(caller, message, waited).await }
         };
         let kind = OperationKind::Score;

@@ -7,6 +7,7 @@ mod hpack;
 mod local;
 mod opening;
 mod peers;
+mod rare;
 
 use std::{
     future::Future,
@@ -28,11 +29,12 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::transport::server::Connected;
 
 use authority::Authorities;
-use frames::{Flood, Frames};
+use frames::{Flood, Frames, Progress};
 pub(super) use local::LocalNames;
 use opening::Opening;
 use peers::Peers;
 pub(super) use peers::{CallPlace, Peer};
+use rare::RareWarning;
 
 use crate::{
     access::AccessRules,
@@ -42,8 +44,8 @@ use crate::{
 
 /// Pause after a failed accept, most likely for want of file descriptors: without it the loop would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How often it is told that connections cannot be accepted.
-const TELL_INTERVAL: Duration = Duration::from_secs(60);
+/// What is told where connections cannot be accepted.
+const NOT_ACCEPTED: &str = "cannot accept a connection";
 /// Bytes read from a connection at once.
 const READ_BYTES: usize = 8 << 10;
 
@@ -67,7 +69,7 @@ pub(super) fn connections(
         listeners,
         access,
         peers: Arc::default(),
-        failures: Failures::default(),
+        failures: RareWarning::default(),
     };
     stream::unfold(acceptor, |mut acceptor| async {
         let connection = acceptor.next().await;
@@ -79,7 +81,7 @@ struct Acceptor {
     listeners: Listeners,
     access: Arc<AccessRules>,
     peers: Arc<Peers>,
-    failures: Failures,
+    failures: RareWarning,
 }
 
 impl Acceptor {
@@ -94,33 +96,13 @@ impl Acceptor {
                         return Connection::new(wire, peer);
                     }
                     let reason = "all places of connections have calls under way";
-                    self.failures.tell(&reason);
+                    self.failures.tell(NOT_ACCEPTED, &reason);
                 }
                 Err(error) => {
-                    self.failures.tell(&error);
+                    self.failures.tell(NOT_ACCEPTED, &error);
                     sleep(ACCEPT_PAUSE).await;
                 }
             }
-        }
-    }
-}
-
-/// Tells once in a while that connections cannot be accepted, however often.
-#[derive(Default)]
-struct Failures {
-    told: Option<Instant>,
-    since: u64,
-}
-
-impl Failures {
-    fn tell(&mut self, reason: &dyn std::fmt::Display) {
-        self.since += 1;
-        if self.told.is_none_or(|told| told.elapsed() >= TELL_INTERVAL) {
-            tracing::warn!(%reason, times = self.since, "cannot accept a connection");
-            *self = Self {
-                told: Some(Instant::now()),
-                since: 0,
-            };
         }
     }
 }
@@ -138,9 +120,10 @@ async fn accept(listeners: &mut Listeners) -> io::Result<(Wire, User, Vec<u32>)>
             accepted = listeners.unix.accept() => {
                 let (stream, _) = accepted?;
                 let peer = stream.peer_cred()?;
-                let user = User::Unix { uid: peer.uid(), gid: peer.gid() };
-                // Without them only rules about users and primary groups count.
-                let groups = credentials::groups(&stream).unwrap_or_default();
+                let user = User::Unix { uid: peer.uid() };
+                // Where the others can't be had, only rules about users and primary groups count.
+                let mut groups = credentials::groups(&stream).unwrap_or_default();
+                groups.push(peer.gid());
                 return Ok((Wire::Unix(stream), user, groups));
             }
             accepted = tcp => {
@@ -215,7 +198,7 @@ impl Connection {
 
     /// Whether the connection is to end: another got its place, or its patience is over. Wakes the task when that may be.
     fn is_over(&mut self, cx: &mut Context<'_>) -> bool {
-        if self.closing.as_mut().poll(cx).is_ready() {
+        if self.peer.is_closing() || self.closing.as_mut().poll(cx).is_ready() {
             return true;
         }
         while self.alarm.as_mut().poll(cx).is_ready() {
@@ -271,6 +254,10 @@ impl AsyncRead for Connection {
         // A loop, since all that was read may be held back until the rest of a frame comes, and returning no bytes would mean
         // the connection's end.
         while own.handed == own.taken.len() {
+            // Also while there is something to read: who goes on sending is closed all the same.
+            if own.peer.is_closing() {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+            }
             let mut bytes = [0; READ_BYTES];
             let mut read = ReadBuf::new(&mut bytes);
             match on_wire!(own, stream => Pin::new(stream).poll_read(cx, &mut read)) {
@@ -285,14 +272,13 @@ impl AsyncRead for Connection {
             }
             own.opening.see(came);
             own.peer.touch();
-            let was_unfinished = own.frames.is_unfinished();
-            if let Err(Flood) = own.frames.see(came) {
-                let connection = own.peer.caller.connection;
-                tracing::info!(connection, "closed: a flood of control frames");
-                return Poll::Ready(Ok(()));
-            }
-            if !was_unfinished && own.frames.is_unfinished() {
-                own.begun = Instant::now();
+            match own.frames.see(came) {
+                Ok(Progress::Begun) => own.begun = Instant::now(),
+                Ok(Progress::Same) => {}
+                Err(Flood) => {
+                    own.peer.warn("a flood of control frames");
+                    return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+                }
             }
             own.taken.clear();
             own.handed = 0;
@@ -309,25 +295,35 @@ impl AsyncRead for Connection {
     }
 }
 
+/// Ends a write that waits for a peer whose connection is over: nothing else would, where the peer doesn't read.
+fn unless_over<T>(
+    connection: &mut Connection,
+    cx: &mut Context<'_>,
+    done: Poll<io::Result<T>>,
+) -> Poll<io::Result<T>> {
+    match done.is_pending() && connection.is_over(cx) {
+        true => Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into())),
+        false => done,
+    }
+}
+
 impl AsyncWrite for Connection {
     fn poll_write(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let written = on_wire!(self, stream => Pin::new(stream).poll_write(cx, buf));
-        if let Poll::Ready(Ok(bytes)) = written {
-            self.peer.sent(bytes);
-        }
-        written
+        self.poll_write_vectored(cx, &[io::IoSlice::new(buf)])
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        on_wire!(self, stream => Pin::new(stream).poll_flush(cx))
+        let done = on_wire!(self, stream => Pin::new(stream).poll_flush(cx));
+        unless_over(&mut self, cx, done)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        on_wire!(self, stream => Pin::new(stream).poll_shutdown(cx))
+        let done = on_wire!(self, stream => Pin::new(stream).poll_shutdown(cx));
+        unless_over(&mut self, cx, done)
     }
 
     fn poll_write_vectored(
@@ -339,13 +335,10 @@ impl AsyncWrite for Connection {
         if let Poll::Ready(Ok(bytes)) = written {
             self.peer.sent(bytes);
         }
-        written
+        unless_over(&mut self, cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
-        match &self.wire {
-            Wire::Unix(stream) => stream.is_write_vectored(),
-            Wire::Tcp(stream) => stream.is_write_vectored(),
-        }
+        true
     }
 }

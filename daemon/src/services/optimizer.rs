@@ -16,7 +16,6 @@ use tonic::{Request, Response, Status};
 use super::{
     Daemon,
     call_terms::CallTerms,
-    calls::HeldMessage,
     deadline::Deadline,
     library::settings_not_saved,
     operation,
@@ -113,13 +112,11 @@ impl OptimizerService for Service {
     ) -> Result<Response<Self::MeasureFidelityStream>, Status> {
         let terms = CallTerms::of(&request);
         let caller = terms.caller;
-        let held: Option<HeldMessage> = request.extensions().get().cloned();
         let message = request.into_inner();
         self.0.check_open()?;
         let check = Measuring::try_from(message.clone()).map(drop);
         let make = move |daemon: Arc<Daemon>, waited| {
-            // Counted as long as it can be made again.
-            let (message, _) = (message.clone(), &held);
+            let message = message.clone();
             async move { daemon.admit_measurement(caller, message, waited).await }
         };
         let kind = OperationKind::MeasureFidelity;

@@ -46,12 +46,16 @@ where
     F: Future<Output = Result<Arc<RequestRecord>, Failure>> + Send + 'static,
 {
     let maker = daemon.clone();
-    let make: AdmitFn = Box::new(move |record| Box::pin(make(maker.clone(), record)));
+    let (message, deadline) = (terms.message.clone(), terms.deadline);
+    let make: AdmitFn = Box::new(move |record| {
+        // It counts as long as the request can be made of it.
+        let _ = &message;
+        Box::pin(make(maker.clone(), record))
+    });
     let admission = async {
         check?;
         waiting::admit(daemon, terms, kind, make).await
     };
-    let deadline = terms.deadline;
     let admitted = Deadline::limit(deadline, admission).await;
     let record = admitted.map_err(|failure| {
         daemon.requests.totals().refused();

@@ -123,10 +123,16 @@ pub(super) async fn admit(
             Err(failure) if is_full(&failure) && terms.waits => {}
             Err(failure) => return Err(failure),
             Ok(record) => {
+                if let Some(message) = &terms.message {
+                    message.admitted();
+                }
                 tokio::spawn(attend(daemon.clone(), share, record.clone(), make));
                 return Ok(record);
             }
         }
+    }
+    if let Some(message) = &terms.message {
+        message.wait_in_line()?;
     }
     stand_in_line(daemon, caller, kind, make, coming, wanted)
 }

@@ -35,6 +35,15 @@ pub(super) struct Frames {
     since: Instant,
 }
 
+/// What bytes brought.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// A frame, or a header block, was begun in them.
+    Begun,
+    /// They belong to what was begun before.
+    Same,
+}
+
 /// The peer sent more control frames than [`CONTROL_FRAMES_PER_S`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Flood;
@@ -56,13 +65,19 @@ impl Frames {
         self.left > 0 || self.head_bytes > 0 || self.in_header_block
     }
 
-    pub(super) fn see(&mut self, mut came: &[u8]) -> Result<(), Flood> {
+    /// Looks at bytes that came; whether the last thing that was begun was begun in them.
+    pub(super) fn see(&mut self, mut came: &[u8]) -> Result<Progress, Flood> {
+        let mut progress = Progress::Same;
         while !came.is_empty() {
             if self.left > 0 {
                 let now = self.left.min(came.len());
                 self.left -= now;
                 came = &came[now..];
                 continue;
+            }
+            // All frames of a header block are one thing.
+            if self.head_bytes == 0 && !self.in_header_block {
+                progress = Progress::Begun;
             }
             let now = (HEAD_BYTES - self.head_bytes).min(came.len());
             self.head[self.head_bytes..][..now].copy_from_slice(&came[..now]);
@@ -73,7 +88,7 @@ impl Frames {
                 self.begin()?;
             }
         }
-        Ok(())
+        Ok(progress)
     }
 
     fn begin(&mut self) -> Result<(), Flood> {
@@ -135,6 +150,20 @@ mod tests {
         }
         frames.see(&frame(DATA, 0, 0)).unwrap();
         assert!(!frames.is_unfinished());
+    }
+
+    #[tokio::test]
+    async fn each_frame_has_its_own_time_and_a_header_block_one() {
+        let mut frames = Frames::new();
+        assert_eq!(frames.see(&[b'P'; PREFACE_BYTES]), Ok(Progress::Same));
+        let two = frame(DATA, 0, 20).repeat(2);
+        assert_eq!(frames.see(&two[..40]), Ok(Progress::Begun));
+        assert_eq!(frames.see(&two[40..45]), Ok(Progress::Same));
+        // The end of one and the beginning of the next in one read.
+        let more = [&two[45..], &frame(HEADERS, 0, 3)[..]].concat();
+        assert_eq!(frames.see(&more), Ok(Progress::Begun));
+        let rest = frame(CONTINUATION, 0, 2);
+        assert_eq!(frames.see(&rest), Ok(Progress::Same));
     }
 
     #[tokio::test(start_paused = true)]

@@ -12,10 +12,11 @@ use std::{
 
 use tokio_util::sync::CancellationToken;
 
+use super::rare::RareWarning;
 use crate::{
     caller::{Caller, User},
     limits::{
-        ADMIN_CALLS, ADMIN_CONNECTIONS, CALLS_MAX, CONNECTIONS_MAX, UNREAD_BYTES_MAX,
+        ADMIN_CALLS, ADMIN_CONNECTIONS, CALLS_MAX, CLOSING_MAX, CONNECTIONS_MAX, UNREAD_BYTES_MAX,
         USER_CALLS_MAX, USER_CONNECTIONS_MAX,
     },
     role::Role,
@@ -25,14 +26,26 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     state: Mutex<State>,
-    /// Bytes of answers that nobody has taken yet.
+    /// Bytes of answers that nobody has taken yet, but those of connections that are being closed.
     unread_bytes: AtomicUsize,
+    /// Tells of connections that are closed.
+    warning: RareWarning,
 }
 
 #[derive(Debug, Default)]
 struct State {
     connections: HashMap<u64, Arc<Peer>>,
+    /// Of the connections, those that are not being closed, and calls under way, by user.
+    users: HashMap<User, UserPlaces>,
+    all: UserPlaces,
     last: u64,
+}
+
+/// Places that are taken.
+#[derive(Debug, Default, Clone, Copy)]
+struct UserPlaces {
+    connections: usize,
+    calls: usize,
 }
 
 /// A connection, as its calls know it.
@@ -46,7 +59,9 @@ pub(in crate::services) struct Peer {
     unread_bytes: AtomicUsize,
     /// When it last sent something, or took something of what was sent.
     active: Mutex<Instant>,
-    /// Cancelled when another gets its place.
+    /// Set when another gets its place, or too much waits for it. It takes no more calls then.
+    is_closing: AtomicBool,
+    /// Cancelled at the same time.
     pub(super) closing: CancellationToken,
 }
 
@@ -60,10 +75,14 @@ impl Peers {
             true => (CONNECTIONS_MAX + ADMIN_CONNECTIONS, usize::MAX),
             false => (CONNECTIONS_MAX, USER_CONNECTIONS_MAX),
         };
-        if state.of(user) >= of_user {
+        // Those that are being closed have their descriptors still.
+        if state.connections.len() >= all + CLOSING_MAX {
+            return None;
+        }
+        if state.of(user).connections >= of_user {
             state.evict(Some(user))?;
         }
-        if state.connections.len() >= all {
+        if state.all.connections >= all {
             state.evict(None)?;
         }
         state.last += 1;
@@ -78,10 +97,12 @@ impl Peers {
             has_called: AtomicBool::new(false),
             unread_bytes: AtomicUsize::new(0),
             active: Mutex::new(Instant::now()),
+            is_closing: AtomicBool::new(false),
             closing: CancellationToken::new(),
         });
         let number = state.last;
         state.connections.insert(number, peer.clone());
+        state.count(user, |places| places.connections += 1);
         Some(peer)
     }
 
@@ -91,28 +112,47 @@ impl Peers {
 }
 
 impl State {
-    fn of(&self, user: User) -> usize {
-        let theirs = |peer: &&Arc<Peer>| peer.caller.user == user;
-        self.connections.values().filter(theirs).count()
+    fn of(&self, user: User) -> UserPlaces {
+        self.users.get(&user).copied().unwrap_or_default()
+    }
+
+    /// Changes the places of a user, and those of all alike.
+    fn count(&mut self, user: User, change: impl Fn(&mut UserPlaces)) {
+        change(&mut self.all);
+        let places = self.users.entry(user).or_default();
+        change(places);
+        if places.connections == 0 && places.calls == 0 {
+            self.users.remove(&user);
+        }
     }
 
     /// Takes the place of a connection without calls, of this user or of the one with the most.
     fn evict(&mut self, user: Option<User>) -> Option<()> {
         let is_idle = |peer: &&Arc<Peer>| {
             peer.calls.load(Ordering::Relaxed) == 0
+                && !peer.is_closing()
                 && user.is_none_or(|user| peer.caller.user == user)
         };
-        let mut of_user: HashMap<User, usize> = HashMap::new();
-        for peer in self.connections.values() {
-            *of_user.entry(peer.caller.user).or_default() += 1;
-        }
         let idle = self.connections.values().filter(is_idle);
-        let silent =
-            idle.min_by_key(|peer| (Reverse(of_user[&peer.caller.user]), peer.silent_since()))?;
-        silent.closing.cancel();
-        let number = silent.caller.connection;
-        self.connections.remove(&number);
+        let silent = idle.min_by_key(|peer| {
+            let theirs = self.of(peer.caller.user).connections;
+            (Reverse(theirs), peer.silent_since())
+        })?;
+        let silent = silent.clone();
+        self.close(&silent);
         Some(())
+    }
+
+    /// Begins to close a connection; false if that was begun before. It gives its place back at once, and its descriptor when
+    /// its task hears of it.
+    fn close(&mut self, peer: &Peer) -> bool {
+        if peer.is_closing.swap(true, Ordering::Relaxed) {
+            return false;
+        }
+        self.count(peer.caller.user, |places| places.connections -= 1);
+        peer.forget_unread();
+        peer.closing.cancel();
+        true
     }
 }
 
@@ -134,30 +174,35 @@ impl Peer {
         self.calls.load(Ordering::Relaxed) > 0
     }
 
+    pub(super) fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::Relaxed)
+    }
+
+    /// Says why the connection is closed, but not of each.
+    pub(super) fn warn(&self, reason: &str) {
+        self.peers.warning.tell("a connection is closed", &reason);
+    }
+
     /// Gives its place back.
     pub(super) fn leave(&self) {
-        self.forget_unread();
         let mut state = self.peers.state();
+        state.close(self);
         state.connections.remove(&self.caller.connection);
     }
 
     /// Counts a call until the result is dropped; `None` where there are too many.
     pub(in crate::services) fn call(self: &Arc<Self>, caller: Caller) -> Option<CallPlace> {
-        let state = self.peers.state();
-        let calls = |user: Option<User>| -> usize {
-            let peers = state.connections.values();
-            let peers = peers.filter(|peer| user.is_none_or(|user| peer.caller.user == user));
-            peers.map(|peer| peer.calls.load(Ordering::Relaxed)).sum()
-        };
+        let mut state = self.peers.state();
         // By connection: a token doesn't make another user of it here.
         let user = self.caller.user;
         let is_full = match caller.may(Role::Admin) {
-            true => calls(None) >= CALLS_MAX + ADMIN_CALLS,
-            false => calls(None) >= CALLS_MAX || calls(Some(user)) >= USER_CALLS_MAX,
+            true => state.all.calls >= CALLS_MAX + ADMIN_CALLS,
+            false => state.all.calls >= CALLS_MAX || state.of(user).calls >= USER_CALLS_MAX,
         };
-        if is_full {
+        if is_full || self.is_closing() {
             return None;
         }
+        state.count(user, |places| places.calls += 1);
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.has_called.store(true, Ordering::Relaxed);
         Some(CallPlace(self.clone()))
@@ -181,20 +226,28 @@ impl Peer {
         self.peers.unread_bytes.fetch_sub(held, Ordering::Relaxed);
     }
 
-    /// Where too many bytes wait to be read, closes the connection that has read nothing for longest.
+    /// Where too many bytes wait to be read, closes the connection that leaves most of them, of the user who leaves most.
     fn relieve(&self) {
         if self.peers.unread_bytes.load(Ordering::Relaxed) <= UNREAD_BYTES_MAX {
             return;
         }
-        let state = self.peers.state();
-        let unread = |peer: &Arc<Peer>| peer.unread_bytes.load(Ordering::Relaxed);
-        let holders = state.connections.values().filter(|peer| unread(peer) > 0);
-        if let Some(slowest) = holders.min_by_key(|peer| peer.silent_since()) {
-            tracing::debug!(
-                connection = slowest.caller.connection,
-                "closed: it does not read"
-            );
-            slowest.closing.cancel();
+        let mut state = self.peers.state();
+        // Somebody else may have done it meanwhile.
+        if self.peers.unread_bytes.load(Ordering::Relaxed) <= UNREAD_BYTES_MAX {
+            return;
+        }
+        let unread = |peer: &Peer| peer.unread_bytes.load(Ordering::Relaxed);
+        let mut of_user: HashMap<User, usize> = HashMap::new();
+        for peer in state.connections.values() {
+            *of_user.entry(peer.caller.user).or_default() += unread(peer);
+        }
+        let open = (state.connections.values()).filter(|peer| !peer.is_closing());
+        let most = open.max_by_key(|peer| (of_user[&peer.caller.user], unread(peer)));
+        if let Some(most) = most.cloned()
+            && state.close(&most)
+        {
+            drop(state);
+            most.warn("it does not read, and too much waits for it");
         }
     }
 }
@@ -207,8 +260,12 @@ impl CallPlace {
     /// So many bytes of its answer wait to go out.
     pub(in crate::services) fn queued(&self, bytes: usize) {
         let peer = &self.0;
-        peer.unread_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if peer.is_closing() {
+            return;
+        }
+        // The sum first: it must never be less than what is taken off for one of them.
         peer.peers.unread_bytes.fetch_add(bytes, Ordering::Relaxed);
+        peer.unread_bytes.fetch_add(bytes, Ordering::Relaxed);
         peer.relieve();
     }
 }
@@ -217,6 +274,8 @@ impl Drop for CallPlace {
     fn drop(&mut self) {
         let peer = &self.0;
         peer.touch();
+        let mut state = peer.peers.state();
+        state.count(peer.caller.user, |places| places.calls -= 1);
         // What waited for a call that was cut is thrown away, which nobody tells. Without calls nothing waits.
         if peer.calls.fetch_sub(1, Ordering::Relaxed) == 1 {
             peer.forget_unread();
@@ -231,7 +290,7 @@ mod tests {
     const GENERATE: Option<Role> = Some(Role::Generate);
 
     fn user(uid: u32) -> User {
-        User::Unix { uid, gid: uid }
+        User::Unix { uid }
     }
 
     fn take(peers: &Arc<Peers>, uid: u32) -> Option<Arc<Peer>> {
@@ -304,6 +363,10 @@ mod tests {
         read.queued(11);
         assert!(slow.closing.is_cancelled() && !quick.closing.is_cancelled());
         drop(unread);
+        assert_eq!(peers.unread_bytes.load(Ordering::Relaxed), 11);
+        // Who only began to read slowly is left alone, whoever was active last.
+        slow.touch();
+        assert!(call(&slow).is_none(), "it takes no more calls");
         // More goes out than was counted: the heads of frames.
         quick.sent(20);
         assert_eq!(peers.unread_bytes.load(Ordering::Relaxed), 0);

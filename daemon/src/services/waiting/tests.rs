@@ -91,6 +91,7 @@ impl Taker {
             caller: Caller::DAEMON,
             deadline,
             waits: true,
+            message: None,
         };
         self.ask_by(daemon, terms).await
     }
@@ -302,6 +303,7 @@ fn by(user: u32) -> CallTerms {
         },
         deadline: None,
         waits: true,
+        message: None,
     }
 }
 
