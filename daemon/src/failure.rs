@@ -228,6 +228,12 @@ pub enum Failure {
         /// The branch, tag or commit that is on its way.
         revision: String,
     },
+    /// The same model is on its way to the same folder, for somebody whom the hub may show more or less.
+    #[error("{model} is being downloaded already, with another token")]
+    PullingWithAnotherToken {
+        /// The model's name.
+        model: String,
+    },
     /// A download was cancelled.
     #[error("the download of {model} was cancelled; the downloaded part is kept")]
     PullCancelled {

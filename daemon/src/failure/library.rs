@@ -61,6 +61,11 @@ pub(super) fn of(failure: &Failure) -> ErrorRow {
                 .figure("model", model)
                 .figure("revision", revision)
         }
+        Failure::PullingWithAnotherToken { model } => {
+            ErrorRow::new(Code::FailedPrecondition, "PULLING_WITH_ANOTHER_TOKEN")
+                .hint("`sluice list` shows its progress; pull it again once that has ended")
+                .figure("model", model)
+        }
         Failure::PullCancelled { model } => ErrorRow::new(Code::Cancelled, "CANCELLED")
             .hint(format!("`sluice pull {model}` resumes it")),
         other => unreachable!("no failure of the library: {other}"),

@@ -156,6 +156,7 @@ fn row(failure: &Failure) -> ErrorRow {
         | Failure::ModelInUse { .. }
         | Failure::TooManyPulls { .. }
         | Failure::PullingAnother { .. }
+        | Failure::PullingWithAnotherToken { .. }
         | Failure::PullCancelled { .. } => library::of(failure),
         Failure::Compression { .. }
         | Failure::Interrupted { .. }

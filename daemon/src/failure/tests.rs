@@ -81,6 +81,7 @@ fn name(failure: &Failure) -> &'static str {
         F::LineFull { .. } => "line full",
         F::PreparingFull { .. } => "preparing full",
         F::PullingAnother { .. } => "pulling another",
+        F::PullingWithAnotherToken { .. } => "pulling with another token",
         F::PullCancelled { .. } => "pull cancelled",
         F::Compression { error, .. } => job::coding_name(error),
         F::OperationInProgress { .. } => "operation in progress",
@@ -163,7 +164,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 156;
+const VARIANTS: usize = 157;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use sluice_checkpoint::{FileDigest, VerifiedFiles};
-use sluice_hub::{Client, HashedFile, Patience, Pull, PullEvent, REVISION_DEFAULT};
+use sluice_hub::{Client, HashedFile, Patience, Pull, PullEvent, REVISION_DEFAULT, Token};
 use sluice_proto::v1;
 use sluice_shared::units;
 use tokio_util::sync::CancellationToken;
@@ -37,6 +37,8 @@ pub struct Pulls {
 struct ActivePull {
     /// The requested revision.
     revision: String,
+    /// What opens the hub for it.
+    token: Option<Token>,
     operation: Arc<Operation>,
 }
 
@@ -56,15 +58,15 @@ impl Pulls {
         }
     }
 
-    /// Begins a download, or joins the one of the same name and revision. It goes on when nobody listens any more. `budget_bytes` is
-    /// what weights are compared with, for advice.
+    /// Begins a download, or joins the one of the same name, revision and token. It goes on when nobody listens any more.
+    /// `budget_bytes` is what weights are compared with, for advice.
     ///
     /// # Errors
-    /// When there is no place for it, too many are under way, or another revision is.
+    /// When there is no place for it, too many are under way, or another revision is, or the same with another token.
     pub fn begin(
         self: &Arc<Self>,
         pull: Pull,
-        token: Option<sluice_hub::Token>,
+        token: Option<Token>,
         caller: Caller,
         budget_bytes: u64,
     ) -> Result<Arc<Operation>, Failure> {
@@ -75,6 +77,11 @@ impl Pulls {
         };
         let named = pull.revision.clone();
         let revision = named.unwrap_or_else(|| REVISION_DEFAULT.to_owned());
+        let mut access = self.library.access().clone();
+        // A client's token is for this download alone. The hub's address stays the daemon's: no client chooses whom it calls.
+        // Its own token opens what its administrator may see, and that is nobody else's.
+        let own = access.token.take().filter(|_| caller.may(Role::Admin));
+        access.token = token.or(own);
         let mut active = self.lock();
         if let Some(known) = active.get(&key) {
             // Two revisions would be written to the same folder.
@@ -84,6 +91,10 @@ impl Pulls {
                     model: key,
                     revision,
                 });
+            }
+            // It tells what only its token may see: names of files, their sizes, and whether there is a model at all.
+            if known.token != access.token {
+                return Err(Failure::PullingWithAnotherToken { model: key });
             }
             return Ok(known.operation.clone());
         }
@@ -101,15 +112,11 @@ impl Pulls {
         let operation = running.operation();
         let known = ActivePull {
             revision,
+            token: access.token.clone(),
             operation: operation.clone(),
         };
         active.insert(key.clone(), known);
         drop(active);
-        let mut access = self.library.access().clone();
-        // A client's token is for this download alone. The hub's address stays the daemon's: no client chooses whom it calls.
-        // Its own token opens what its administrator may see, and that is nobody else's.
-        let own = access.token.take().filter(|_| caller.may(Role::Admin));
-        access.token = token.or(own);
         let pulls = self.clone();
         tokio::spawn(async move {
             let client = Client::new(access, Patience::default());
@@ -239,29 +246,60 @@ mod tests {
     use sluice_hub::Access;
 
     use super::*;
-    use crate::operations::ChangeNotifier;
+    use crate::{caller::User, operations::ChangeNotifier};
+
+    fn without_network(folder: &Path, token: Option<Token>) -> Arc<Pulls> {
+        let offline = Access::new("http://127.0.0.1:1", token, true).unwrap();
+        let library = Library::new(Some(folder.to_owned()), None, offline, Arc::default());
+        Arc::new(Pulls::new(
+            Arc::new(library),
+            Arc::new(Operations::new(ChangeNotifier::default())),
+            VerifiedFiles::new(None),
+        ))
+    }
+
+    fn pull() -> Pull {
+        Pull {
+            name: "o/m".parse().unwrap(),
+            file: None,
+            revision: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_download_is_joined_with_the_same_token_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = Token::new("hf_own");
+        let pulls = without_network(folder.path(), own.clone());
+        let operator = Caller {
+            user: User::Token(1),
+            connection: 1,
+            role: Some(Role::Operate),
+        };
+        let begin = |caller, token| pulls.begin(pull(), token, caller, 0);
+        // The administrator's goes with the daemon's own token. Nothing here gives it a turn to end.
+        let first = begin(Caller::DAEMON, None).unwrap();
+        for token in [None, Token::new("hf_other")] {
+            let refused = begin(operator, token).unwrap_err();
+            assert!(matches!(refused, Failure::PullingWithAnotherToken { .. }));
+        }
+        for (caller, token) in [(Caller::DAEMON, None), (operator, own)] {
+            let joined = begin(caller, token).unwrap();
+            assert_eq!(joined.id(), first.id());
+        }
+    }
 
     #[tokio::test]
     async fn a_download_that_panics_does_not_keep_its_place() {
         let folder = tempfile::tempdir().unwrap();
-        let offline = Access::new("http://127.0.0.1:1", None, true).unwrap();
-        let library = Library::new(
-            Some(folder.path().to_owned()),
-            None,
-            offline,
-            Arc::default(),
-        );
-        let operations = Arc::new(Operations::new(ChangeNotifier::default()));
-        let pulls = Arc::new(Pulls::new(
-            Arc::new(library),
-            operations.clone(),
-            VerifiedFiles::new(None),
-        ));
+        let pulls = without_network(folder.path(), None);
+        let operations = pulls.operations.clone();
         let running = operations
             .begin(OperationDescription::default(), None)
             .unwrap();
         let lost = ActivePull {
             revision: "other".to_owned(),
+            token: None,
             operation: running.operation(),
         };
         pulls.lock().insert("o/m".to_owned(), lost);
@@ -269,11 +307,6 @@ mod tests {
         // As a panic does.
         drop(running);
         assert!(pulls.list().is_empty());
-        let pull = Pull {
-            name: "o/m".parse().unwrap(),
-            file: None,
-            revision: None,
-        };
-        pulls.begin(pull, None, Caller::DAEMON, 0).unwrap();
+        pulls.begin(pull(), None, Caller::DAEMON, 0).unwrap();
     }
 }

@@ -220,6 +220,10 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
             },
             FailedPrecondition,
         ),
+        (
+            Failure::PullingWithAnotherToken { model: text() },
+            FailedPrecondition,
+        ),
         (Failure::PullCancelled { model: text() }, Cancelled),
     ]);
     examples
