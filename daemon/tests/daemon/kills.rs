@@ -1,6 +1,6 @@
 //! What was acknowledged is there after a kill that comes right after.
 
-use std::{env, fs, path::PathBuf};
+use std::{env, fs, future::ready, path::PathBuf, time::Duration};
 
 use rustix::process::{Resource, Rlimit, Signal, prlimit};
 use sluice_proto::{
@@ -307,23 +307,41 @@ async fn killed_a_daemon_is_followed_by_one_with_other_ids_and_without_leftovers
     let packed = victim.daemon.folder.path().join("slow.sluice");
     let answer = victim.compress("slow", packed.clone()).await;
     let before = victim.done(answer).await.operation_id;
-    let output = victim.daemon.folder.path().join("unpacked");
-    let request = v1::DecompressRequest {
-        input_path: packed.to_str().unwrap().to_owned(),
-        output_path: output.to_str().unwrap().to_owned(),
-        threads: Some(1),
-    };
-    let answer = victim.daemon.optimizer().await.decompress(request).await;
-    let mut stream = answer.unwrap().into_inner();
-    within("a picture", stream.message()).await.unwrap();
     let partial = |victim: &Victim| {
         let entries = fs::read_dir(victim.daemon.folder.path()).unwrap();
         let mut names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.any(|name| name.starts_with(".sluice-decompress-"))
     };
-    while !partial(&victim) && !output.exists() {
-        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    let mut is_halfway = false;
+    for attempt in 0..20 {
+        let output = victim
+            .daemon
+            .folder
+            .path()
+            .join(format!("unpacked-{attempt}"));
+        let request = v1::DecompressRequest {
+            input_path: packed.to_str().unwrap().to_owned(),
+            output_path: output.to_str().unwrap().to_owned(),
+            threads: Some(1),
+        };
+        let answer = victim.daemon.optimizer().await.decompress(request).await;
+        let mut stream = answer.unwrap().into_inner();
+        within("a picture", stream.message()).await.unwrap();
+        while !partial(&victim) && !output.exists() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // Stopped, the daemon doesn't end the job between the look and the kill.
+        victim.daemon.signal(Signal::STOP);
+        stands_still(&victim.daemon).await;
+        is_halfway = partial(&victim);
+        if is_halfway {
+            break;
+        }
+        // The job was quicker.
+        victim.daemon.signal(Signal::CONT);
+        while stream.message().await.unwrap().is_some() {}
     }
+    assert!(is_halfway, "each job ended before it could be killed");
     // A user's folder, whatever its name.
     let others = victim.daemon.folder.path().join(".sluice-decompress-mine");
     fs::create_dir(&others).unwrap();
@@ -335,6 +353,25 @@ async fn killed_a_daemon_is_followed_by_one_with_other_ids_and_without_leftovers
         .await;
     let after = victim.done(answer).await.operation_id;
     assert!(after > before + 1, "{after} after {before}");
+}
+
+/// Waits until no thread of the daemon runs.
+async fn stands_still(daemon: &Daemon) {
+    let threads = format!("/proc/{}/task", daemon.pid().as_raw_nonzero());
+    let is_stopped = |thread: fs::DirEntry| {
+        let text = fs::read_to_string(thread.path().join("stat"));
+        // The state follows the name, which may have any characters. A thread may be gone by now.
+        text.map_or(true, |text| {
+            text.rsplit(')')
+                .next()
+                .is_some_and(|rest| rest.starts_with(" T"))
+        })
+    };
+    until("it stands still", || {
+        let mut threads = fs::read_dir(&threads).unwrap();
+        ready(threads.all(|thread| is_stopped(thread.unwrap())))
+    })
+    .await;
 }
 
 #[tokio::test]
