@@ -212,9 +212,9 @@ pub enum Failure {
         /// How many may wait.
         max: usize,
     },
-    /// The line for tokenizing and planning has no place left for the caller's user.
+    /// The line for tokenizing and planning, or that for unloading, has no place left for the caller's user.
     #[error(
-        "too many calls wait to be prepared: the line holds {max}, and keeps some places for other users"
+        "too many calls wait for their turn: the line holds {max}, and keeps some places for other users"
     )]
     PreparingFull {
         /// How many may wait.

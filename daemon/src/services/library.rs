@@ -117,13 +117,10 @@ impl Daemon {
         }
     }
 
-    pub(super) async fn unload(&self) -> Result<v1::UnloadModelResponse, Failure> {
+    pub(super) async fn unload(&self, caller: Caller) -> Result<v1::UnloadModelResponse, Failure> {
         let held = || (self.engine.memory().used_bytes, self.host.resident_bytes());
         let before = held();
-        let name = self
-            .models
-            .unload(&self.engine, UnloadReason::Requested)
-            .await?;
+        let name = self.unload_in_turn(caller).await?;
         let after = held();
         if let Some(name) = &name {
             let freed = before.0.saturating_sub(after.0);
@@ -140,6 +137,15 @@ impl Daemon {
             resident_bytes_before: before.1,
             resident_bytes_after: after.1,
         })
+    }
+
+    /// Unloads for a caller, who waits in a bounded line. Only the first of it is with the engine or next to it, so that an
+    /// unload of the idle model stands behind one of them at most.
+    async fn unload_in_turn(&self, caller: Caller) -> Result<Option<ModelName>, Failure> {
+        let _place = self.unloading.enter(caller.share()).await?;
+        self.models
+            .unload(&self.engine, UnloadReason::Requested)
+            .await
     }
 
     pub(super) fn pull(
@@ -178,6 +184,7 @@ impl Daemon {
 
     pub(super) async fn remove(
         self: &Arc<Self>,
+        caller: Caller,
         name: String,
         force: bool,
     ) -> Result<v1::RemoveModelResponse, Failure> {
@@ -198,9 +205,7 @@ impl Daemon {
             if !force {
                 return Err(Failure::ModelInUse { model: name });
             }
-            self.models
-                .unload(&self.engine, UnloadReason::Requested)
-                .await?;
+            self.unload_in_turn(caller).await?;
         }
         let (daemon, asked) = (self.clone(), name.clone());
         let removed = spawn_blocking(move || {
@@ -406,3 +411,6 @@ pub(super) fn settings_not_saved(model: &str, error: SaveError) -> Unsaved {
         SaveError::Io { .. } => Unsaved::Failure(Failure::NotSaved { kept, error }),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -61,9 +61,10 @@ impl ModelService for Service {
 
     async fn unload_model(
         &self,
-        _: Request<v1::UnloadModelRequest>,
+        request: Request<v1::UnloadModelRequest>,
     ) -> Result<Response<v1::UnloadModelResponse>, Status> {
-        Ok(Response::new(self.0.unload().await?))
+        let caller = Caller::of(&request);
+        Ok(Response::new(self.0.unload(caller).await?))
     }
 
     async fn pull_model(
@@ -80,6 +81,7 @@ impl ModelService for Service {
         &self,
         request: Request<v1::RemoveModelRequest>,
     ) -> Result<Response<v1::RemoveModelResponse>, Status> {
+        let caller = Caller::of(&request);
         let v1::RemoveModelRequest {
             model,
             force,
@@ -89,7 +91,7 @@ impl ModelService for Service {
         let name = name.map_err(Failure::from)?;
         let removed = match converted_weights_only {
             true => self.0.remove_converted_weights(name).await?,
-            false => self.0.remove(name, force).await?,
+            false => self.0.remove(caller, name, force).await?,
         };
         Ok(Response::new(removed))
     }
