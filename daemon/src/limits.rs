@@ -35,6 +35,10 @@ pub const HEADER_BYTES_MAX: u32 = 16 << 10;
 pub const PREPARING_MAX: usize = 2;
 /// Requests and plans that wait for that; some places are kept for users who have few.
 pub const PREPARING_LINE_MAX: usize = 64;
+/// Lists of models that are made at once.
+pub const LISTING_MAX: usize = 2;
+/// Calls that wait for that; some places are kept for users who have few.
+pub const LISTING_LINE_MAX: usize = 64;
 /// Unloads that wait for the one under way; some places are kept for users who have few.
 pub const UNLOADING_LINE_MAX: usize = 32;
 /// Requests that wait with the daemon for a model, or for room in the engine's queue; some places are kept for users who have

@@ -1,10 +1,12 @@
 //! Reads what a model's small files and headers say, without loading it. Files are untrusted, so all reads are bounded.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     fs::{self, File},
     io::Read,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
 use ::safetensors::tensor::Metadata;
@@ -18,12 +20,20 @@ const CONFIG_BYTES_MAX: u64 = 1 << 20;
 /// Bound on entries read from one model's folder.
 const FILES_MAX: usize = 2048;
 
+/// Folders whose headers are remembered.
+const SUMMARIES_MAX: usize = 2048;
+/// Files in them, of 56 bytes each.
+const STAMPS_MAX: usize = 16_384;
+
 /// What a list shows of a model; reading it needs no headers.
 pub(super) struct ModelFiles {
     pub(super) disk_bytes: u64,
     pub(super) file_format: v1::FileFormat,
     pub(super) family: String,
 }
+
+/// The tensors of a folder, by the name of their format.
+pub(super) type TensorSummaries = BTreeMap<String, TensorSummary>;
 
 /// Weights of one storage format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -73,11 +83,89 @@ pub(super) fn text(object: &Map<String, Value>, key: &str) -> String {
     text.chars().take(100).collect()
 }
 
-/// All tensors of a folder by the name of their format, as far as headers can be read.
-pub(super) fn tensor_summaries(folder: &Path) -> BTreeMap<String, TensorSummary> {
-    let mut groups: BTreeMap<String, TensorSummary> = BTreeMap::new();
+/// All tensors of a folder by the name of their format, as far as headers can be read. Those of files that have not changed
+/// are remembered.
+pub(super) fn tensor_summaries(folder: &Path) -> TensorSummaries {
+    remembered_summaries(&weight_files(folder), read_summaries)
+}
+
+fn remembered_summaries(
+    files: &[PathBuf],
+    read: impl FnOnce(&[PathBuf]) -> TensorSummaries,
+) -> TensorSummaries {
+    static REMEMBERED: Mutex<RememberedSummaries> = Mutex::new(RememberedSummaries::new());
+    let Some(stamps) = stamps(files) else {
+        return read(files);
+    };
+    // Each change is one step, so a panic leaves nothing half-done.
+    let remembered = || REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = remembered().get(&stamps) {
+        return known;
+    }
+    // Not under the lock: headers take their time.
+    let read = read(files);
+    // Not what was read, if one changed meanwhile.
+    if self::stamps(files).as_ref() == Some(&stamps) {
+        remembered().add(stamps, read.clone());
+    }
+    read
+}
+
+/// What tells one state of a file from another: device, inode, length, and when content and inode changed last.
+type Stamp = [i64; 7];
+
+fn stamps(files: &[PathBuf]) -> Option<Vec<Stamp>> {
+    let stamp = |file: &PathBuf| {
+        let facts = fs::metadata(file).ok()?;
+        Some([
+            facts.dev().cast_signed(),
+            facts.ino().cast_signed(),
+            facts.size().cast_signed(),
+            facts.mtime(),
+            facts.mtime_nsec(),
+            facts.ctime(),
+            facts.ctime_nsec(),
+        ])
+    };
+    files.iter().map(stamp).collect()
+}
+
+/// What headers said, by the states of the files of a folder, the one used last at the end.
+#[derive(Debug)]
+struct RememberedSummaries {
+    known: VecDeque<(Vec<Stamp>, TensorSummaries)>,
+}
+
+impl RememberedSummaries {
+    const fn new() -> Self {
+        Self {
+            known: VecDeque::new(),
+        }
+    }
+
+    fn get(&mut self, stamps: &[Stamp]) -> Option<TensorSummaries> {
+        let place = self.known.iter().position(|(known, _)| known == stamps)?;
+        let found = self.known.remove(place)?;
+        let summaries = found.1.clone();
+        self.known.push_back(found);
+        Some(summaries)
+    }
+
+    fn add(&mut self, stamps: Vec<Stamp>, summaries: TensorSummaries) {
+        self.known.retain(|(known, _)| *known != stamps);
+        self.known.push_back((stamps, summaries));
+        let files = |known: &VecDeque<(Vec<Stamp>, _)>| -> usize {
+            known.iter().map(|(stamps, _)| stamps.len()).sum()
+        };
+        while files(&self.known) > STAMPS_MAX || self.known.len() > SUMMARIES_MAX {
+            self.known.pop_front();
+        }
+    }
+}
+
+fn read_summaries(files: &[PathBuf]) -> TensorSummaries {
+    let mut groups = TensorSummaries::new();
     let mut allowance = HeaderAllowance::default();
-    let files = weight_files(folder);
     for header in files.iter().filter_map(|file| header(file, &mut allowance)) {
         for tensor in header.tensors().values() {
             let group = groups.entry(format!("{:?}", tensor.dtype)).or_default();
@@ -137,4 +225,60 @@ fn header(path: &Path, allowance: &mut HeaderAllowance) -> Option<Metadata> {
     let mut header = Vec::new();
     file.take(bytes).read_to_end(&mut header).ok()?;
     safetensors::parse(&header, allowance).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    /// A file with the header of one tensor of so many elements.
+    fn write(path: &Path, elements: u64) {
+        let end = 2 * elements;
+        let header =
+            format!(r#"{{"w":{{"dtype":"BF16","shape":[{elements}],"data_offsets":[0,{end}]}}}}"#);
+        let mut file = File::create(path).unwrap();
+        file.write_all(&(header.len() as u64).to_le_bytes())
+            .unwrap();
+        file.write_all(header.as_bytes()).unwrap();
+        file.set_len(8 + header.len() as u64 + end).unwrap();
+    }
+
+    #[test]
+    fn headers_are_read_again_only_where_a_file_has_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model.safetensors");
+        write(&file, 10);
+        let read = tensor_summaries(folder.path());
+        assert_eq!(read["BF16"].parameters, 10);
+        let again = remembered_summaries(&[file.clone()], |_| panic!("it has not changed"));
+        assert_eq!(again, read);
+        // Another file in the place of the first, of the same length.
+        let other = folder.path().join("other");
+        write(&other, 10);
+        let header = fs::read(&other).unwrap();
+        fs::write(
+            &other,
+            String::from_utf8_lossy(&header).replace("BF16", "I16\" "),
+        )
+        .unwrap();
+        fs::rename(&other, &file).unwrap();
+        assert!(!tensor_summaries(folder.path()).contains_key("BF16"));
+    }
+
+    #[test]
+    fn what_was_used_last_is_remembered_longest() {
+        let mut remembered = RememberedSummaries::new();
+        let of = |number: usize| vec![[number as i64; 7]];
+        for number in 0..SUMMARIES_MAX {
+            remembered.add(of(number), TensorSummaries::new());
+        }
+        assert!(remembered.get(&of(0)).is_some());
+        remembered.add(of(SUMMARIES_MAX), TensorSummaries::new());
+        assert!(remembered.get(&of(0)).is_some());
+        assert!(remembered.get(&of(1)).is_none());
+        remembered.add(vec![[-1; 7]; STAMPS_MAX], TensorSummaries::new());
+        assert_eq!(remembered.known.len(), 1);
+    }
 }

@@ -27,8 +27,22 @@ use crate::{
 };
 
 impl Daemon {
-    /// All models, and the converted weights that are kept of them. Reads folders: not for async code.
-    pub(super) fn list(&self) -> v1::ListModelsResponse {
+    /// All models, and the converted weights that are kept of them. It reads folders, so few are made at once.
+    pub(super) async fn list(
+        self: &Arc<Self>,
+        caller: Caller,
+    ) -> Result<v1::ListModelsResponse, Failure> {
+        let place = self.listing.enter(caller.share()).await?;
+        let daemon = self.clone();
+        let list = move || {
+            let list = daemon.list_now();
+            drop(place);
+            list
+        };
+        Ok(spawn_blocking(list).await?)
+    }
+
+    fn list_now(&self) -> v1::ListModelsResponse {
         let models = self.all_models();
         let kinds = [v1::OperationKind::Load, v1::OperationKind::Pull];
         let active = self.operations.active_of(&kinds);
@@ -281,8 +295,8 @@ impl Daemon {
         caller: Caller,
         model: ModelRef,
     ) -> Result<v1::InspectModelResponse, Failure> {
-        let model = self.resolve(caller, model).await?;
         let place = self.preparing.enter(caller.share()).await?;
+        let model = self.resolve(caller, model).await?;
         let daemon = self.clone();
         let answer = spawn_blocking(move || {
             let path = model.path.as_deref();

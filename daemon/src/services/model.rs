@@ -25,11 +25,9 @@ impl ModelService for Service {
 
     async fn list_models(
         &self,
-        _: Request<v1::ListModelsRequest>,
+        request: Request<v1::ListModelsRequest>,
     ) -> Result<Response<v1::ListModelsResponse>, Status> {
-        let daemon = self.0.clone();
-        let list = tokio::task::spawn_blocking(move || daemon.list()).await;
-        Ok(Response::new(list.map_err(Failure::from)?))
+        Ok(Response::new(self.0.list(Caller::of(&request)).await?))
     }
 
     async fn load_model(

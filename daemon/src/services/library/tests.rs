@@ -9,7 +9,11 @@ use sluice_shared::preset::Preset;
 
 use super::*;
 use crate::{
-    caller::User, library::Library, limits::UNLOADING_LINE_MAX, role::Role, settings::ModelSettings,
+    caller::User,
+    library::Library,
+    limits::{LISTING_LINE_MAX, LISTING_MAX, UNLOADING_LINE_MAX},
+    role::Role,
+    settings::ModelSettings,
 };
 
 /// With this folder of models.
@@ -31,6 +35,35 @@ fn caller(user: u32, role: Role) -> Caller {
         user: User::Token(user),
         connection: user.into(),
         role: Some(role),
+    }
+}
+
+#[tokio::test]
+async fn lists_are_made_few_at_a_time_and_wait_in_a_bounded_line() {
+    let daemon = daemon(None);
+    let [one, other] = [1, 2].map(|user| caller(user, Role::Observe));
+    let mut inside = Vec::new();
+    for _ in 0..LISTING_MAX {
+        inside.push(daemon.listing.enter(other.share()).await.unwrap());
+    }
+    let mut waiting = Vec::new();
+    let refused = loop {
+        let mut list = Box::pin(daemon.list(one));
+        match list.as_mut().now_or_never() {
+            None => waiting.push(list),
+            Some(refused) => break refused.unwrap_err(),
+        }
+        assert!(waiting.len() <= LISTING_LINE_MAX);
+    };
+    assert!(matches!(
+        refused,
+        Failure::PreparingFull {
+            max: LISTING_LINE_MAX
+        }
+    ));
+    drop(inside);
+    for list in futures_util::future::join_all(waiting).await {
+        assert_eq!(list.unwrap().models.len(), 1);
     }
 }
 
