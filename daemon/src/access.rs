@@ -57,6 +57,13 @@ impl AccessRules {
         })
     }
 
+    /// With folders below which operators may name paths.
+    #[cfg(test)]
+    pub(crate) fn with_folders(mut self, folders: impl Iterator<Item = PathBuf>) -> Self {
+        self.folders.extend(folders);
+        self
+    }
+
     /// The role of whoever opened a connection. `groups` are all that its process is in.
     #[must_use]
     pub fn role(&self, user: User, groups: &[u32]) -> Option<Role> {

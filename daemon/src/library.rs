@@ -116,7 +116,10 @@ impl Library {
     /// # Errors
     /// When there is none.
     pub fn find(&self, name: &str) -> Result<ModelEntry, Failure> {
-        let entries = self.entries();
+        self.find_in(&self.entries(), name)
+    }
+
+    fn find_in(&self, entries: &[ModelEntry], name: &str) -> Result<ModelEntry, Failure> {
         let is_listed = entries.iter().any(|entry| entry.name == name);
         let name = names::full(name).filter(|_| !is_listed).unwrap_or(name);
         let is_whole = |entry: &&ModelEntry| !entry.is_partial;
@@ -132,7 +135,7 @@ impl Library {
         match (exact, &alike[..]) {
             (Some(entry), _) => Ok(entry.clone()),
             (None, [entry]) => Ok((*entry).clone()),
-            _ => Err(self.unknown(name, &entries)),
+            _ => Err(self.unknown(name, entries)),
         }
     }
 
@@ -160,12 +163,26 @@ impl Library {
     /// # Errors
     /// When there is none.
     pub fn model(&self, name: &str) -> Result<ModelName, Failure> {
-        match name {
-            EMBEDDED_NAME => Ok(ModelName::embedded()),
-            name => match self.find(name) {
-                Err(_) if name == names::DEMONSTRATION => Ok(ModelName::embedded()),
-                found => found.map(|entry| entry.model()),
-            },
+        self.model_among(name, |_| true)
+    }
+
+    /// As [`Library::model`], where some of the models are as if they were not there.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn model_among(
+        &self,
+        name: &str,
+        is_known: impl FnMut(&ModelEntry) -> bool,
+    ) -> Result<ModelName, Failure> {
+        if name == EMBEDDED_NAME {
+            return Ok(ModelName::embedded());
+        }
+        let mut entries = self.entries();
+        entries.retain(is_known);
+        match self.find_in(&entries, name) {
+            Err(_) if name == names::DEMONSTRATION => Ok(ModelName::embedded()),
+            found => found.map(|entry| entry.model()),
         }
     }
 

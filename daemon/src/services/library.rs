@@ -1,6 +1,9 @@
 //! The part of `ModelService` about models on disk: listing, downloading, removing, inspecting.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use sluice_checkpoint::{self as checkpoint, CachedWeights};
 use sluice_engine::PlanOptions;
@@ -17,7 +20,7 @@ use super::{Daemon, operation, requests::ResponseStream};
 use crate::{
     caller::Caller,
     failure::Failure,
-    library::{self, ModelEntry, RemovedModel},
+    library::{self, EntryOrigin, ModelEntry, RemovedModel},
     model_name::{EMBEDDED_NAME, ModelName},
     models::{LoadRequest, Requester, UnloadReason},
     operations::{Operation, OperationStatus, Unsaved},
@@ -35,15 +38,15 @@ impl Daemon {
         let place = self.listing.enter(caller.share()).await?;
         let daemon = self.clone();
         let list = move || {
-            let list = daemon.list_now();
+            let list = daemon.list_now(caller);
             drop(place);
             list
         };
         Ok(spawn_blocking(list).await?)
     }
 
-    fn list_now(&self) -> v1::ListModelsResponse {
-        let models = self.all_models();
+    fn list_now(&self, caller: Caller) -> v1::ListModelsResponse {
+        let models = self.all_models(caller);
         let kinds = [v1::OperationKind::Load, v1::OperationKind::Pull];
         let active = self.operations.active_of(&kinds);
         let operations = active.iter().map(|operation| operation.to_wire()).collect();
@@ -55,7 +58,17 @@ impl Daemon {
             };
         };
         let entries = self.library.entries();
-        let kept = checkpoint::cached_weights(folder).into_iter();
+        let mut kept = checkpoint::cached_weights(folder);
+        let held = self.models.paths_in_use();
+        kept.retain(|kept| {
+            let path = kept.checkpoint.as_deref();
+            path.is_none_or(|path| {
+                // A folder may be named for the file in it.
+                let is_held = |held: &PathBuf| path.starts_with(held) || held.starts_with(path);
+                held.iter().any(is_held) || self.access.check_path(caller, path).is_ok()
+            })
+        });
+        let kept = kept.into_iter();
         let kept = kept.map(|kept| v1::ConvertedWeights {
             model: converted_weights_name(&kept, &entries),
             path: (kept.checkpoint.as_ref())
@@ -73,8 +86,9 @@ impl Daemon {
         }
     }
 
-    /// All models: present ones first, then those on their way and on disk. Reads folders: not for async code.
-    pub(super) fn all_models(&self) -> Vec<v1::Model> {
+    /// All models that a caller is told of: present ones first, then those on their way and on disk. Reads folders: not for
+    /// async code.
+    fn all_models(&self, caller: Caller) -> Vec<v1::Model> {
         let mut models = self.models.list();
         let entries = self.library.entries();
         for model in &mut models {
@@ -86,7 +100,8 @@ impl Daemon {
             }
         }
         models.extend(self.pulls.list());
-        for entry in &entries {
+        let held = self.models.paths_in_use();
+        for entry in (entries.iter()).filter(|entry| self.tells_of(caller, entry, &held)) {
             let is_known = |model: &v1::Model| match entry.is_partial {
                 // It is shown as the download that it is.
                 true => model.name == entry.name,
@@ -103,6 +118,14 @@ impl Daemon {
                 && (default.path.is_some() || model.is_demonstration);
         }
         models
+    }
+
+    /// Whether a caller is told of a model on disk. What somebody loaded from elsewhere is told only to those who may name
+    /// its path, unless it is one of those that are held.
+    fn tells_of(&self, caller: Caller, entry: &ModelEntry, held: &[PathBuf]) -> bool {
+        entry.origin != EntryOrigin::Path
+            || held.contains(&entry.path)
+            || self.access.check_path(caller, &entry.path).is_ok()
     }
 
     /// The model that a reference names. Reads folders on a blocking thread.
@@ -123,7 +146,16 @@ impl Daemon {
     ) -> Result<ModelName, Failure> {
         match model.with_weights()? {
             ModelRef::Loaded => Ok(self.models.serving()?.name),
-            ModelRef::Name(name) | ModelRef::Shape(name) => self.library.model(&name),
+            ModelRef::Name(name) | ModelRef::Shape(name) => {
+                let held = self.models.paths_in_use();
+                let is_told = |entry: &ModelEntry| self.tells_of(caller, entry, &held);
+                let model = self.library.model_among(&name, is_told)?;
+                // A name is no way around the rules for paths: links may lead out of the folder of models.
+                if let Some(path) = model.path.as_ref().filter(|path| !held.contains(path)) {
+                    self.access.check_path(caller, path)?;
+                }
+                Ok(model)
+            }
             ModelRef::Path(path) => {
                 self.access.check_path(caller, &path)?;
                 Ok(self.library.at(&path))
@@ -310,7 +342,7 @@ impl Daemon {
                 })?;
             }
             let known = daemon
-                .all_models()
+                .all_models(Caller::DAEMON)
                 .into_iter()
                 .find(|known| Path::new(&known.path) == path.unwrap_or(Path::new("")));
             let wire = known.unwrap_or_else(|| model.to_wire(v1::ModelState::Available));

@@ -1,6 +1,6 @@
 //! Models on disk and in memory, as callers of every role meet them.
 
-use std::path::Path;
+use std::{fs, os::unix::fs::symlink, path::Path};
 
 use futures_util::FutureExt;
 use sluice_engine::{Engine, EngineOptions};
@@ -9,6 +9,7 @@ use sluice_shared::preset::Preset;
 
 use super::*;
 use crate::{
+    access::AccessRules,
     caller::User,
     library::Library,
     limits::{LISTING_LINE_MAX, LISTING_MAX, UNLOADING_LINE_MAX},
@@ -27,7 +28,8 @@ fn daemon(models: Option<&Path>) -> Arc<Daemon> {
     let library = Library::new(models.map(Path::to_owned), None, access, Arc::default());
     let (settings, dial) = (ModelSettings::default(), Preset::default());
     let daemon = Daemon::new(engine, library, settings, "s".into(), dial);
-    Arc::new(daemon)
+    let rules = AccessRules::default().with_folders(models.into_iter().map(Path::to_owned));
+    Arc::new(daemon.with_access(rules))
 }
 
 fn caller(user: u32, role: Role) -> Caller {
@@ -36,6 +38,67 @@ fn caller(user: u32, role: Role) -> Caller {
         connection: user.into(),
         role: Some(role),
     }
+}
+
+/// A folder that is a model at a glance.
+fn put_model(folder: &Path) {
+    fs::create_dir_all(folder).unwrap();
+    fs::write(folder.join("config.json"), r#"{"model_type":"llada"}"#).unwrap();
+    fs::write(folder.join("model.safetensors"), "").unwrap();
+}
+
+/// A daemon whose administrator has loaded a model from elsewhere, and which has a link in its folder of models.
+fn with_elsewhere(place: &Path) -> Arc<Daemon> {
+    let models = place.join("models");
+    put_model(&models.join("own"));
+    put_model(&place.join("elsewhere/remembered"));
+    put_model(&place.join("elsewhere/linked"));
+    symlink(place.join("elsewhere/linked"), models.join("linked")).unwrap();
+    let daemon = daemon(Some(&models));
+    let remembered = daemon.library.new_path(&place.join("elsewhere/remembered"));
+    let saved = (daemon.library.state()).save(|state| remembered.unwrap().put_in(state));
+    saved.unwrap();
+    daemon
+}
+
+#[tokio::test]
+async fn a_name_leads_no_further_than_a_path() {
+    let place = tempfile::tempdir().unwrap();
+    let daemon = with_elsewhere(place.path());
+    let admin = caller(1, Role::Admin);
+    let resolve = |caller, name: &str| daemon.resolve_now(caller, ModelRef::Name(name.to_owned()));
+    let listed = |caller| {
+        let models = daemon.list_now(caller).models;
+        let mut names: Vec<_> = models.into_iter().map(|model| model.name).collect();
+        names.retain(|name| name != EMBEDDED_NAME);
+        names
+    };
+    for name in ["own", "linked", "remembered"] {
+        resolve(admin, name).unwrap();
+    }
+    assert_eq!(listed(admin), ["linked", "own", "remembered"]);
+    for role in [Role::Observe, Role::Operate] {
+        let other = caller(2, role);
+        resolve(other, "own").unwrap();
+        let refused = resolve(other, "linked").unwrap_err();
+        assert!(matches!(refused, Failure::PathNotAllowed { .. }));
+        // Neither what nearly is its name.
+        for name in ["remembered", "rememberd"] {
+            let unknown = resolve(other, name).unwrap_err();
+            assert!(
+                matches!(&unknown, Failure::UnknownModel { near, .. } if near.is_empty()),
+                "{unknown:?}"
+            );
+        }
+        assert_eq!(listed(other), ["linked", "own"]);
+    }
+    // The present model is everybody's to know.
+    let remembered = resolve(admin, "remembered").unwrap();
+    let load = daemon.models.load_by_hand(remembered.clone());
+    let observer = caller(2, Role::Observe);
+    assert_eq!(resolve(observer, "remembered").unwrap(), remembered);
+    assert_eq!(listed(observer), ["remembered", "linked", "own"]);
+    daemon.models.end_by_hand(&load);
 }
 
 #[tokio::test]
