@@ -91,42 +91,50 @@ impl AccessRules {
         })
     }
 
-    /// Whether a caller may name this absolute path, to be read or written. What an administrator may name, the system
-    /// decides. The answer doesn't tell whether there is something.
+    /// The place that a caller means by an absolute path, to be read or written: for administrators the path itself, since
+    /// the system decides what they may name; for others the path without links, as it was when it was checked. The answer
+    /// doesn't tell whether there is something.
     ///
     /// # Errors
     /// When the path isn't below a folder that is meant for that.
-    pub fn check_path(&self, caller: Caller, path: &Path) -> Result<(), Failure> {
-        let is_below = |folder: &PathBuf| {
-            let leads_back = path.components().any(|part| part == Component::ParentDir);
-            path.starts_with(folder) && !leads_back && resolved(path).starts_with(resolved(folder))
-        };
-        if caller.may(Role::Admin) || self.folders.iter().any(is_below) {
-            return Ok(());
+    pub fn check_path(&self, caller: Caller, path: &Path) -> Result<PathBuf, Failure> {
+        if caller.may(Role::Admin) {
+            return Ok(path.to_owned());
         }
-        Err(Failure::PathNotAllowed {
-            path: path.to_owned(),
-            folders: self.folders.clone(),
-        })
+        let leads_back = path.components().any(|part| part == Component::ParentDir);
+        // Once: what is checked is what is opened.
+        let place = resolved(path).filter(|_| !leads_back);
+        let is_below = |place: &PathBuf| {
+            let mut named = self
+                .folders
+                .iter()
+                .filter(|folder| path.starts_with(folder));
+            named.any(|folder| resolved(folder).is_some_and(|folder| place.starts_with(folder)))
+        };
+        place
+            .filter(is_below)
+            .ok_or_else(|| Failure::PathNotAllowed {
+                path: path.to_owned(),
+                folders: self.folders.clone(),
+            })
     }
 }
 
-/// The path without links, as far as it is there.
-fn resolved(path: &Path) -> PathBuf {
+/// The path without links, as far as it is there. `None` where a link leads nowhere yet, and could lead anywhere later.
+fn resolved(path: &Path) -> Option<PathBuf> {
     for present in path.ancestors() {
         if let Ok(resolved) = present.canonicalize() {
             let rest = path.strip_prefix(present).unwrap_or(Path::new(""));
-            return match rest.as_os_str().is_empty() {
+            return Some(match rest.as_os_str().is_empty() {
                 true => resolved,
                 false => resolved.join(rest),
-            };
+            });
         }
-        // A link that leads nowhere yet could lead anywhere later.
         if present.is_symlink() {
-            return PathBuf::new();
+            return None;
         }
     }
-    path.to_owned()
+    Some(path.to_owned())
 }
 
 fn resolve(rules: &RoleRules, is_built_in: bool) -> Roles {
@@ -166,14 +174,24 @@ mod tests {
         fs::create_dir(&elsewhere).unwrap();
         symlink(&elsewhere, models.join("out")).unwrap();
         symlink(place.path().join("later"), models.join("dangling")).unwrap();
+        symlink(models.join("a"), models.join("in")).unwrap();
         let rules = AccessRules {
             folders: vec![models.clone()],
             ..AccessRules::default()
         };
         let check = |role, path: &Path| rules.check_path(caller(role), path);
-        for inside in ["a", "a/new/model.sluice", ""] {
-            check(Role::Operate, &models.join(inside)).unwrap();
+        let real = models.canonicalize().unwrap();
+        for (inside, place) in [
+            ("a", "a"),
+            ("a/new/model.sluice", "a/new/model.sluice"),
+            // What is opened later is not the link, which may lead elsewhere by then.
+            ("in/model.sluice", "a/model.sluice"),
+        ] {
+            let path = models.join(inside);
+            assert_eq!(check(Role::Operate, &path).unwrap(), real.join(place));
+            assert_eq!(check(Role::Admin, &path).unwrap(), path);
         }
+        assert_eq!(check(Role::Operate, &models).unwrap(), real);
         for outside in [
             models.join("out"),
             models.join("out/model.gguf"),

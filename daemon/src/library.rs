@@ -309,6 +309,7 @@ impl ModelEntry {
         ModelName {
             name: self.name.clone(),
             path: Some(self.path.clone()),
+            checked: None,
         }
     }
 
@@ -318,6 +319,12 @@ impl ModelEntry {
     pub fn holds(&self, path: &Path) -> bool {
         let path = real(path);
         path.starts_with(real(&self.path)) || path == real(&self.folder)
+    }
+
+    /// Whether this path is where the model's own leads.
+    #[must_use]
+    pub fn leads_to(&self, path: &Path) -> bool {
+        real(&self.path) == path
     }
 
     /// As the wire has a model that is not loaded.

@@ -16,6 +16,9 @@ pub struct ModelName {
     pub name: String,
     /// Where it lies; `None`: inside the program.
     pub path: Option<PathBuf>,
+    /// Where the path led when a caller's right to it was checked: this is opened, not the path, which may lead elsewhere
+    /// by then. `None`: the path itself.
+    pub checked: Option<PathBuf>,
 }
 
 impl ModelName {
@@ -25,6 +28,7 @@ impl ModelName {
         Self {
             name: EMBEDDED_NAME.to_owned(),
             path: None,
+            checked: None,
         }
     }
 
@@ -41,16 +45,23 @@ impl ModelName {
         Self {
             name: name.to_string_lossy().into_owned(),
             path: Some(path.to_owned()),
+            checked: None,
         }
     }
 
     /// Where the engine reads it from.
     #[must_use]
     pub fn source(&self) -> Source {
-        match &self.path {
-            Some(path) => Source::Folder(path.clone()),
+        match self.place() {
+            Some(place) => Source::Folder(place.to_owned()),
             None => Source::Embedded(embedded::EMBEDDED_FILES),
         }
+    }
+
+    /// The path that it is opened by.
+    #[must_use]
+    pub fn place(&self) -> Option<&Path> {
+        self.checked.as_deref().or(self.path.as_deref())
     }
 
     pub(crate) fn to_wire(&self, state: v1::ModelState) -> v1::Model {

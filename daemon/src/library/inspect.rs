@@ -64,7 +64,7 @@ pub(crate) fn inspect(
     budget_bytes: u64,
     not_loadable: impl Fn(&Plan) -> Option<String>,
 ) -> v1::InspectModelResponse {
-    let path = model.path.as_deref();
+    let path = model.place();
     let folder = path.map(|path| match path.is_file() {
         true => path.parent().unwrap_or(path),
         false => path,

@@ -151,14 +151,17 @@ impl Daemon {
                 let is_told = |entry: &ModelEntry| self.tells_of(caller, entry, &held);
                 let model = self.library.model_among(&name, is_told)?;
                 // A name is no way around the rules for paths: links may lead out of the folder of models.
-                if let Some(path) = model.path.as_ref().filter(|path| !held.contains(path)) {
-                    self.access.check_path(caller, path)?;
+                match model.path.as_ref().filter(|path| !held.contains(path)) {
+                    Some(path) => {
+                        let place = self.access.check_path(caller, path)?;
+                        Ok(opened_at(model, place))
+                    }
+                    None => Ok(model),
                 }
-                Ok(model)
             }
             ModelRef::Path(path) => {
-                self.access.check_path(caller, &path)?;
-                Ok(self.library.at(&path))
+                let place = self.access.check_path(caller, &path)?;
+                Ok(opened_at(self.library.at(&place), place))
             }
         }
     }
@@ -259,7 +262,9 @@ impl Daemon {
             let removed = daemon.library.remove(&asked)?;
             // Weights converted from a deleted model are of no use.
             let is_of_it = |kept: &CachedWeights| match (&found, &kept.checkpoint) {
-                (Some(entry), Some(path)) => path.starts_with(&entry.path) || *path == entry.folder,
+                (Some(entry), Some(path)) => {
+                    path.starts_with(&entry.path) || *path == entry.folder || entry.leads_to(path)
+                }
                 _ => false,
             };
             let kept = daemon.remove_converted_weights_where(is_of_it);
@@ -332,7 +337,7 @@ impl Daemon {
         let daemon = self.clone();
         let answer = spawn_blocking(move || {
             let path = model.path.as_deref();
-            if let Some(path) = path {
+            if let Some(path) = model.place() {
                 // A wrong path is the caller's mistake, so it is an error and not a fact in the answer.
                 std::fs::metadata(path).map_err(|cause| {
                     Failure::from(checkpoint::CheckpointError::Io {
@@ -371,6 +376,14 @@ impl Daemon {
     }
 }
 
+/// The model, to be opened at the place that was checked.
+fn opened_at(model: ModelName, place: PathBuf) -> ModelName {
+    ModelName {
+        checked: Some(place).filter(|place| model.path.as_ref() != Some(place)),
+        ..model
+    }
+}
+
 /// The name that lists use for the model of converted weights.
 fn converted_weights_name(kept: &CachedWeights, entries: &[ModelEntry]) -> String {
     let Some(path) = &kept.checkpoint else {
@@ -381,7 +394,9 @@ fn converted_weights_name(kept: &CachedWeights, entries: &[ModelEntry]) -> Strin
         };
     };
     let mut whole = entries.iter().filter(|entry| !entry.is_partial);
-    let known = whole.find(|entry| entry.path == *path || entry.folder == *path);
+    // It may have been opened without the links in its path.
+    let known =
+        whole.find(|entry| entry.path == *path || entry.folder == *path || entry.leads_to(path));
     known.map_or_else(|| kept.model.clone(), |entry| entry.name.clone())
 }
 

@@ -141,8 +141,9 @@ impl OptimizerService for Service {
         self.0.check_open()?;
         let caller = Caller::of(&request);
         let asked = CompressJob::try_from(request.into_inner()).map_err(Failure::from)?;
-        self.0.check_paths(caller, [asked.output.clone()]).await?;
+        let [output] = self.0.check_paths(caller, [asked.output.clone()]).await?;
         let model = self.0.resolve(caller, asked.source.clone()).await?;
+        let asked = CompressJob { output, ..asked };
         let operation = self.0.operations.compress(&model, asked)?;
         Ok(Response::new(operation::follow(operation, &self.0.closing)))
     }
@@ -155,7 +156,12 @@ impl OptimizerService for Service {
         let caller = Caller::of(&request);
         let asked = DecompressJob::try_from(request.into_inner()).map_err(Failure::from)?;
         let paths = [asked.file.clone(), asked.output.clone()];
-        self.0.check_paths(caller, paths).await?;
+        let [file, output] = self.0.check_paths(caller, paths).await?;
+        let asked = DecompressJob {
+            file,
+            output,
+            ..asked
+        };
         let operation = self.0.operations.decompress(asked)?;
         Ok(Response::new(operation::follow(operation, &self.0.closing)))
     }
@@ -167,7 +173,8 @@ impl OptimizerService for Service {
         self.0.check_open()?;
         let caller = Caller::of(&request);
         let asked = VerifyJob::try_from(request.into_inner()).map_err(Failure::from)?;
-        self.0.check_paths(caller, [asked.file.clone()]).await?;
+        let [file] = self.0.check_paths(caller, [asked.file.clone()]).await?;
+        let asked = VerifyJob { file };
         let operation = self.0.operations.verify(asked)?;
         Ok(Response::new(operation::follow(operation, &self.0.closing)))
     }
@@ -218,16 +225,18 @@ impl Daemon {
         self.submit(caller.share(), record, Work::MeasureFidelity(work), sink)
     }
 
-    /// Whether the caller may name these paths. Follows links, so not on the async threads.
-    async fn check_paths<const N: usize>(
+    /// The places that a caller means by these paths, if it may name them. Follows links, so not on the async threads.
+    pub(super) async fn check_paths<const N: usize>(
         self: &Arc<Self>,
         caller: Caller,
-        paths: [PathBuf; N],
-    ) -> Result<(), Failure> {
+        mut paths: [PathBuf; N],
+    ) -> Result<[PathBuf; N], Failure> {
         let daemon = self.clone();
         let check = move || {
-            let mut paths = paths.iter();
-            paths.try_for_each(|path| daemon.access.check_path(caller, path))
+            for path in &mut paths {
+                *path = daemon.access.check_path(caller, path)?;
+            }
+            Ok(paths)
         };
         tokio::task::spawn_blocking(check).await?
     }

@@ -102,6 +102,34 @@ async fn a_name_leads_no_further_than_a_path() {
 }
 
 #[tokio::test]
+async fn what_was_checked_is_opened_and_not_where_a_link_leads_later() {
+    let place = tempfile::tempdir().unwrap();
+    let daemon = with_elsewhere(place.path());
+    let models = place.path().join("models");
+    let own = models.join("own").canonicalize().unwrap();
+    let link = models.join("alias");
+    symlink(&own, &link).unwrap();
+    let operator = caller(2, Role::Operate);
+    let resolve = |caller, model| daemon.resolve_now(caller, model).unwrap();
+    let by_path = resolve(operator, ModelRef::Path(link.clone()));
+    let by_name = resolve(operator, ModelRef::Name("alias".to_owned()));
+    let output = [link.join("new.sluice")];
+    let output = daemon.check_paths(operator, output).await.unwrap();
+    fs::remove_file(&link).unwrap();
+    symlink(place.path().join("elsewhere/linked"), &link).unwrap();
+    assert_eq!(by_path.place(), Some(&*own));
+    assert_eq!(by_name.place(), Some(&*own));
+    // Settings and lists know it by the path that it has there.
+    assert_eq!(by_name.path, Some(link.clone()));
+    assert_eq!(output, [own.join("new.sluice")]);
+    let refused = daemon.resolve_now(operator, ModelRef::Path(link.clone()));
+    assert!(matches!(refused, Err(Failure::PathNotAllowed { .. })));
+    // An administrator's is taken as it is.
+    let by_admin = resolve(caller(1, Role::Admin), ModelRef::Path(link.clone()));
+    assert_eq!(by_admin.place(), Some(&*link));
+}
+
+#[tokio::test]
 async fn lists_are_made_few_at_a_time_and_wait_in_a_bounded_line() {
     let daemon = daemon(None);
     let [one, other] = [1, 2].map(|user| caller(user, Role::Observe));
