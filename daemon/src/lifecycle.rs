@@ -37,7 +37,7 @@ use crate::{
     state::StateStore,
     systemd,
     tokens::TokenFileError,
-    watchdog::{self, Patience},
+    watchdog::{self, StallLimits},
 };
 
 /// Threads that answer calls; computing is the engine's own threads' work.
@@ -218,7 +218,7 @@ async fn serve(
     };
     let server = tokio::spawn(services::serve(daemon.clone(), listeners));
     tokio::spawn(tell_systemd(daemon.clone()));
-    tokio::spawn(watchdog::watch(daemon.clone(), Patience::default()));
+    tokio::spawn(watchdog::watch(daemon.clone(), StallLimits::default()));
     if let Some(after) = config.idle_unload.value.after() {
         tokio::spawn(idle::watch(daemon.clone(), after));
     }

@@ -18,22 +18,22 @@ use crate::{services::Daemon, stall::Stall, systemd};
 /// How often the engine is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long the engine may take between two beats.
+/// How long the engine may take between two beats: beyond it, it is stuck.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
-    /// A layer of a pass, at least.
+pub struct StallLimits {
+    /// Least limit for a layer of a pass.
     pub layer_min: Duration,
-    /// A layer of a pass, in whole passes: as predicted for the plan in force, or as the last one took, whichever is longer.
+    /// Limit for a layer of a pass, in whole passes: as predicted for the plan in force, or as the last one took, whichever is longer.
     pub layer_passes: u32,
-    /// A layer of a pass of which nothing is predicted.
+    /// Limit for a layer of a pass of which nothing is predicted.
     pub layer_unknown: Duration,
-    /// A step of a load or a change. One weight group may be read from a slow disk and converted.
+    /// Limit for a step of a load or a change. One weight group may be read from a slow disk and converted.
     pub step: Duration,
-    /// The beginning of something while it waits and the engine does nothing.
+    /// Limit for the beginning of something that waits while the engine does nothing.
     pub idle: Duration,
 }
 
-impl Default for Patience {
+impl Default for StallLimits {
     fn default() -> Self {
         Self {
             layer_min: Duration::from_secs(10),
@@ -45,7 +45,7 @@ impl Default for Patience {
     }
 }
 
-impl Patience {
+impl StallLimits {
     /// How long the next beat may take. `pass` is the time of a whole pass.
     fn with(&self, pulse: &EnginePulse, pass: Option<Duration>) -> Option<Duration> {
         match (pulse.activity, pass) {
@@ -72,37 +72,35 @@ impl Judge {
     fn look(
         &mut self,
         pulse: EnginePulse,
-        patience: Option<Duration>,
+        limit: Option<Duration>,
         since: Duration,
     ) -> Option<Stall> {
         let gets_on = (pulse.activity, pulse.beats) != (self.seen.activity, self.seen.beats);
         // Time in which nobody looked, as while the process was stopped, says nothing about the engine.
         let seen = since.min(2 * LOOK_INTERVAL);
-        self.quiet = match (gets_on, patience) {
+        self.quiet = match (gets_on, limit) {
             (false, Some(_)) => self.quiet + seen,
             _ => Duration::ZERO,
         };
         self.seen = pulse;
-        patience
-            .filter(|patience| self.quiet > *patience)
-            .map(|_| Stall {
-                activity: pulse.activity,
-                quiet: self.quiet,
-            })
+        limit.filter(|limit| self.quiet > *limit).map(|_| Stall {
+            activity: pulse.activity,
+            quiet: self.quiet,
+        })
     }
 }
 
 /// Watches the engine, and pats systemd's watchdog as long as it gets on; until the daemon closes. On the runtime that answers
 /// calls: where that is stuck, nobody pats.
-pub async fn watch(daemon: Arc<Daemon>, patience: Patience) {
+pub async fn watch(daemon: Arc<Daemon>, limits: StallLimits) {
     let interval = systemd::watchdog_interval();
     let pause = interval.map_or(LOOK_INTERVAL, |interval| interval.min(LOOK_INTERVAL));
     let mut judge = Judge::default();
     let mut looked = tokio::time::Instant::now();
     loop {
         let pulse = daemon.engine.pulse();
-        let patience = patience.with(&pulse, pass_time(&daemon.engine));
-        let stall = judge.look(pulse, patience, looked.elapsed());
+        let limit = limits.with(&pulse, pass_time(&daemon.engine));
+        let stall = judge.look(pulse, limit, looked.elapsed());
         looked = tokio::time::Instant::now();
         if daemon.stall.set(stall) {
             match stall {
@@ -159,39 +157,36 @@ mod tests {
 
     #[test]
     fn a_layer_may_take_as_long_as_several_passes() {
-        let patience = Patience::default();
-        let layer = |seconds| patience.with(&passes(1), Some(Duration::from_secs(seconds)));
+        let limits = StallLimits::default();
+        let layer = |seconds| limits.with(&passes(1), Some(Duration::from_secs(seconds)));
         assert_eq!(layer(0), Some(Duration::from_secs(10)));
         assert_eq!(layer(60), Some(Duration::from_secs(600)));
-        assert_eq!(
-            patience.with(&passes(1), None),
-            Some(patience.layer_unknown)
-        );
+        assert_eq!(limits.with(&passes(1), None), Some(limits.layer_unknown));
         // Who has nothing to do may do nothing.
         let idle = |has_work| EnginePulse {
             activity: Activity::Idle,
             beats: 1,
             has_work,
         };
-        assert_eq!(patience.with(&idle(false), None), None);
-        assert_eq!(patience.with(&idle(true), None), Some(patience.idle));
+        assert_eq!(limits.with(&idle(false), None), None);
+        assert_eq!(limits.with(&idle(true), None), Some(limits.idle));
     }
 
     #[test]
     fn who_gets_on_however_slowly_is_not_stuck() {
         let mut judge = Judge::default();
-        let patience = Some(Duration::from_secs(30));
+        let limit = Some(Duration::from_secs(30));
         for second in 0..1000 {
             // A layer every twenty seconds.
-            let stall = judge.look(passes(second / 20), patience, SECOND);
+            let stall = judge.look(passes(second / 20), limit, SECOND);
             assert_eq!(stall, None, "after {second} s");
         }
-        let stuck = (0..100).find_map(|_| judge.look(passes(50), patience, SECOND));
+        let stuck = (0..100).find_map(|_| judge.look(passes(50), limit, SECOND));
         let quiet = stuck.unwrap().quiet;
         assert!(quiet > Duration::from_secs(30) && quiet < Duration::from_secs(33));
-        assert_eq!(judge.look(passes(51), patience, SECOND), None);
+        assert_eq!(judge.look(passes(51), limit, SECOND), None);
         // Nobody looked for an hour, since the whole process was stopped.
-        assert_eq!(judge.look(passes(51), patience, 3600 * SECOND), None);
+        assert_eq!(judge.look(passes(51), limit, 3600 * SECOND), None);
     }
 
     #[tokio::test]
@@ -218,11 +213,11 @@ mod tests {
             let _ = frozen.recv();
         });
         engine.unload(ModelId(1), false, report);
-        let patience = Patience {
+        let limits = StallLimits {
             step: SECOND,
-            ..Patience::default()
+            ..StallLimits::default()
         };
-        tokio::spawn(watch(daemon.clone(), patience));
+        tokio::spawn(watch(daemon.clone(), limits));
         let mut changes = daemon.changes.subscribe();
         let stuck = async {
             while daemon.stall.get().is_none() {
