@@ -5,11 +5,16 @@
 //! what it got is paid for, a clock follows the turns that were given, and the next turn goes to the share that is least
 //! far ahead. Nobody starves, since a share moves ahead by every turn it gets. Ties go to who came first, so the order
 //! follows from what came and went alone.
+//!
+//! Putting in, taking out and looking who is next take the logarithm of what waits, since shares are kept in the order of
+//! their turns ([`round`]). Counting who is ahead takes one look at all that waits.
 
-use std::collections::{BTreeMap, VecDeque};
+mod round;
 
-/// Shares that are remembered while nothing of theirs waits; of more, the one least far ahead is forgotten.
-const IDLE_SHARES_MAX: usize = 256;
+use std::collections::{BTreeMap, BTreeSet};
+
+use round::Round;
+
 /// Of so many places one is kept for users who have few.
 const PLACES_FOR_ONE_KEPT: usize = 8;
 
@@ -22,32 +27,39 @@ pub struct ShareKey {
     pub connection: u64,
 }
 
-/// What waits in one line, by share. The caller bounds it, by [`FairQueue::has_place`].
+/// How far something is open to a share, from the widest to the narrowest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Room {
+    /// This share finds a place.
+    Free,
+    /// Another connection of the user's may find one.
+    NotForConnection,
+    /// Another user may find one.
+    NotForUser,
+    /// Nobody finds one.
+    None,
+}
+
+/// What waits in one line, by share. The caller bounds it, by [`FairQueue::room`].
 #[derive(Debug)]
 pub struct FairQueue<T> {
-    users: BTreeMap<u64, UserShare<T>>,
-    /// The virtual time at which the last turn began.
-    clock: u64,
+    users: Round<UserShare<T>>,
+    /// Whose each number is.
+    keys: BTreeMap<u64, ShareKey>,
 }
 
 #[derive(Debug)]
 struct UserShare<T> {
-    paid_until: u64,
-    /// The clock among the user's connections.
-    clock: u64,
-    connections: BTreeMap<u64, ConnectionShare<T>>,
+    connections: Round<ConnectionShare<T>>,
+    /// All that waits of the user's.
+    numbers: BTreeSet<u64>,
 }
 
-#[derive(Debug)]
-struct ConnectionShare<T> {
-    paid_until: u64,
-    /// By number, which grows in the order of admission.
-    items: VecDeque<Item<T>>,
-}
+/// By number, which grows in the order of admission.
+type ConnectionShare<T> = BTreeMap<u64, Item<T>>;
 
 #[derive(Debug)]
 struct Item<T> {
-    number: u64,
     cost: u64,
     value: T,
 }
@@ -55,8 +67,8 @@ struct Item<T> {
 impl<T> Default for FairQueue<T> {
     fn default() -> Self {
         Self {
-            users: BTreeMap::new(),
-            clock: 0,
+            users: Round::default(),
+            keys: BTreeMap::new(),
         }
     }
 }
@@ -64,52 +76,9 @@ impl<T> Default for FairQueue<T> {
 impl<T> Default for UserShare<T> {
     fn default() -> Self {
         Self {
-            paid_until: 0,
-            clock: 0,
-            connections: BTreeMap::new(),
+            connections: Round::default(),
+            numbers: BTreeSet::new(),
         }
-    }
-}
-
-impl<T> Default for ConnectionShare<T> {
-    fn default() -> Self {
-        Self {
-            paid_until: 0,
-            items: VecDeque::new(),
-        }
-    }
-}
-
-impl<T> UserShare<T> {
-    fn len(&self) -> usize {
-        let connections = self.connections.values();
-        connections.map(ConnectionShare::len).sum()
-    }
-
-    /// The number of what came first.
-    fn earliest(&self) -> Option<u64> {
-        let connections = self.connections.values();
-        connections.filter_map(ConnectionShare::earliest).min()
-    }
-
-    /// The connection whose turn is next, among those with something that waits and of which `is_open` is true.
-    fn next(&self, is_open: impl Fn(u64) -> bool) -> Option<u64> {
-        let open = self.connections.iter().filter(|(id, _)| is_open(**id));
-        let turns = open.filter_map(|(id, connection)| {
-            let begins = connection.paid_until.max(self.clock);
-            Some(((begins, connection.earliest()?), *id))
-        });
-        turns.min().map(|(_, id)| id)
-    }
-}
-
-impl<T> ConnectionShare<T> {
-    fn len(&self) -> usize {
-        self.items.len()
-    }
-
-    fn earliest(&self) -> Option<u64> {
-        self.items.front().map(|item| item.number)
     }
 }
 
@@ -117,250 +86,240 @@ impl<T> FairQueue<T> {
     /// How much waits.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.users.values().map(UserShare::len).sum()
+        self.keys.len()
     }
 
     /// Whether nothing waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.keys.is_empty()
     }
 
-    /// Whether one more of this share may wait where `capacity` may in all. One place in eight is kept for users who have
-    /// less than an even share among those who wait and one more, and one in eight for such connections of a user;
-    /// whoever is alone has the rest.
+    /// Whether one more of this share may wait where `capacity` may in all.
     #[must_use]
     pub fn has_place(&self, key: ShareKey, capacity: usize) -> bool {
+        self.room(key, capacity) == Room::Free
+    }
+
+    /// Whether one more of this share may wait where `capacity` may in all, and if not, who else may. One place in eight is
+    /// kept for users who have less than an even share among those who wait and one more, and one in eight for such
+    /// connections of a user; whoever is alone has the rest. Who has nothing there is never kept out of a place that is free, so
+    /// no more shares find none than have something there.
+    #[must_use]
+    pub fn room(&self, key: ShareKey, capacity: usize) -> Room {
         let free = capacity.saturating_sub(self.len());
         let kept = capacity / PLACES_FOR_ONE_KEPT;
+        if free == 0 {
+            return Room::None;
+        }
         if free > 2 * kept {
-            return true;
+            return Room::Free;
         }
-        let user = self.users.get(&key.user);
-        let is_below = |own: usize, others: usize| own < capacity / (others + 2);
+        let is_below = |own: usize, waiting: usize| {
+            let others = waiting - usize::from(own > 0);
+            own < (capacity / (others + 2)).max(1)
+        };
+        let user = self.users.get(key.user);
         if free > kept {
-            let Some(user) = user else { return true };
-            let own = user.connections.get(&key.connection);
-            let others = user.connections.iter();
-            let others = others.filter(|(id, share)| **id != key.connection && share.len() > 0);
-            return is_below(own.map_or(0, ConnectionShare::len), others.count());
+            let Some(user) = user else { return Room::Free };
+            let own = user.connections.get(key.connection);
+            let own = own.map_or(0, BTreeMap::len);
+            return match is_below(own, user.connections.waiting()) {
+                true => Room::Free,
+                false => Room::NotForConnection,
+            };
         }
-        let others = self.users.iter();
-        let others = others.filter(|(id, share)| **id != key.user && share.len() > 0);
-        free > 0 && is_below(user.map_or(0, UserShare::len), others.count())
+        let own = user.map_or(0, |user| user.numbers.len());
+        match is_below(own, self.users.waiting()) {
+            true => Room::Free,
+            false => Room::NotForUser,
+        }
     }
 
     /// Puts something into the line. Its place inside its connection follows from `number`, which grows in the order of
-    /// admission, so that what comes back gets its old place. `cost` is what its turn counts for, in any unit.
+    /// admission and is nobody else's, so that what comes back gets its old place. `cost` is what its turn counts for, in any unit.
     pub fn insert(&mut self, key: ShareKey, number: u64, cost: u64, value: T) {
-        let user = self.users.entry(key.user).or_default();
-        let items = &mut user.connections.entry(key.connection).or_default().items;
-        let place = items.partition_point(|item| item.number < number);
-        let item = Item {
-            number,
-            // Whoever is given a turn moves ahead: otherwise nobody else would have one.
-            cost: cost.max(1),
-            value,
-        };
-        items.insert(place, item);
+        self.insert_paid_back(key, number, (cost, 0), value);
     }
 
-    /// The number of what is next, among shares of which `is_open` is true.
-    pub fn next_of(&self, is_open: impl Fn(ShareKey) -> bool) -> Option<u64> {
-        let key = self.next_key(is_open)?;
-        self.users
-            .get(&key.user)?
-            .connections
-            .get(&key.connection)?
-            .earliest()
-    }
-
-    /// What is next.
-    #[must_use]
-    pub fn front(&self) -> Option<&T> {
-        let key = self.next_key(|_| true)?;
-        let connection = self
-            .users
-            .get(&key.user)?
-            .connections
-            .get(&key.connection)?;
-        connection.items.front().map(|item| &item.value)
-    }
-
-    /// Takes what is next out of the line, which is its share's turn.
-    pub fn pop(&mut self) -> Option<T> {
-        let key = self.next_key(|_| true)?;
-        self.take_turn(key, 0).map(|item| item.value)
-    }
-
-    /// Takes this one out of the line, whoever is next, as its share's turn.
-    pub fn serve(&mut self, number: u64) -> Option<T> {
-        let (key, place) = self.find(number)?;
-        self.take_turn(key, place).map(|item| item.value)
-    }
-
-    /// Takes this one out of the line without a turn.
-    pub fn remove(&mut self, number: u64) -> Option<T> {
-        let (key, place) = self.find(number)?;
-        let connection = self
-            .users
-            .get_mut(&key.user)?
-            .connections
-            .get_mut(&key.connection)?;
-        let item = connection.items.remove(place)?;
-        self.forget_idle(key.user);
-        Some(item.value)
-    }
-
-    /// Puts something back that had its turn, which counts as not given.
-    pub fn put_back(&mut self, key: ShareKey, number: u64, cost: u64, value: T) {
-        self.insert(key, number, cost, value);
-        let cost = cost.max(1);
-        if let Some(user) = self.users.get_mut(&key.user) {
-            user.paid_until = user.paid_until.saturating_sub(cost);
-            if let Some(connection) = user.connections.get_mut(&key.connection) {
-                connection.paid_until = connection.paid_until.saturating_sub(cost);
-            }
-        }
-    }
-
-    /// How many have their turn before this one, if nothing else comes; `None` if it does not wait.
-    #[must_use]
-    pub fn ahead(&self, number: u64) -> Option<usize> {
-        self.find(number)?;
-        let mut line = self.outline();
-        let mut ahead = 0;
-        while line.pop()? != number {
-            ahead += 1;
-        }
-        Some(ahead)
-    }
-
-    /// Takes all of it out, in the order of admission.
-    pub fn drain(&mut self) -> Vec<T> {
-        let users = std::mem::take(&mut self.users).into_values();
-        let connections = users.flat_map(|user| user.connections.into_values());
-        let mut items = Vec::from_iter(connections.flat_map(|connection| connection.items));
-        items.sort_by_key(|item| item.number);
-        items.into_iter().map(|item| item.value).collect()
-    }
-
-    /// The share whose turn is next.
-    fn next_key(&self, is_open: impl Fn(ShareKey) -> bool) -> Option<ShareKey> {
-        let turns = self.users.iter().filter_map(|(&user, share)| {
-            let connection = share.next(|connection| is_open(ShareKey { user, connection }))?;
-            let begins = share.paid_until.max(self.clock);
-            Some(((begins, share.earliest()?), ShareKey { user, connection }))
-        });
-        turns.min().map(|(_, key)| key)
-    }
-
-    fn find(&self, number: u64) -> Option<(ShareKey, usize)> {
-        for (&user, share) in &self.users {
-            for (&connection, share) in &share.connections {
-                let place = share.items.iter().position(|item| item.number == number);
-                if let Some(place) = place {
-                    return Some((ShareKey { user, connection }, place));
+    /// The number of what is next, among shares that find room. Looks at no more shares than find none, and one.
+    pub fn next_of(&self, room: impl Fn(ShareKey) -> Room) -> Option<u64> {
+        for (user, share) in self.users.in_turn() {
+            for (connection, items) in share.connections.in_turn() {
+                match room(ShareKey { user, connection }) {
+                    Room::Free => return items.keys().next().copied(),
+                    Room::NotForConnection => {}
+                    Room::NotForUser => break,
+                    Room::None => return None,
                 }
             }
         }
         None
     }
 
-    fn take_turn(&mut self, key: ShareKey, place: usize) -> Option<Item<T>> {
-        let user = self.users.get_mut(&key.user)?;
-        let connection = user.connections.get_mut(&key.connection)?;
-        let item = connection.items.remove(place)?;
-        connection.paid_until = begin(&mut user.clock, connection.paid_until) + item.cost;
-        user.paid_until = begin(&mut self.clock, user.paid_until) + item.cost;
-        self.forget_idle(key.user);
-        Some(item)
+    /// What is next.
+    #[must_use]
+    pub fn front(&self) -> Option<&T> {
+        let (_, user) = self.users.in_turn().next()?;
+        let (_, items) = user.connections.in_turn().next()?;
+        items.values().next().map(|item| &item.value)
     }
 
-    /// Forgets shares of which nothing waits once the clock has passed them: they are like new ones.
-    fn forget_idle(&mut self, user: u64) {
-        if let Some(user) = self.users.get_mut(&user) {
-            let clock = user.clock;
-            forget(
-                &mut user.connections,
-                |share| (!share.items.is_empty(), share.paid_until),
-                clock,
-            );
+    /// Takes what is next out of the line, which is its share's turn.
+    pub fn pop(&mut self) -> Option<T> {
+        self.serve(self.next_of(|_| Room::Free)?)
+    }
+
+    /// Takes this one out of the line, whoever is next, as its share's turn.
+    pub fn serve(&mut self, number: u64) -> Option<T> {
+        self.take(number, |cost| cost)
+    }
+
+    /// Takes this one out of the line without a turn.
+    pub fn remove(&mut self, number: u64) -> Option<T> {
+        self.take(number, |_| 0)
+    }
+
+    /// Puts something back that had its turn, which counts as not given.
+    pub fn put_back(&mut self, key: ShareKey, number: u64, cost: u64, value: T) {
+        self.insert_paid_back(key, number, (cost, cost.max(1)), value);
+    }
+
+    /// What this one holds; `None` if it does not wait.
+    #[must_use]
+    pub fn get(&self, number: u64) -> Option<&T> {
+        let key = self.keys.get(&number)?;
+        let user = self.users.get(key.user)?;
+        let items = user.connections.get(key.connection)?;
+        items.get(&number).map(|item| &item.value)
+    }
+
+    /// How many have their turn before this one, if nothing else comes; `None` if it does not wait.
+    #[must_use]
+    pub fn ahead(&self, number: u64) -> Option<usize> {
+        let key = self.keys.get(&number)?;
+        // While a user has something that waits, each turn begins where the one before is paid for, whoever else has turns
+        // between. So a turn's beginning follows from its user's own turns, and one look at each user's tells which come
+        // before.
+        let mut turns = Vec::new();
+        self.users.get(key.user)?.turns(&mut turns);
+        let own = turns.iter().position(|turn| turn.number == number)?;
+        let paid: u64 = turns[..own].iter().map(|turn| turn.cost).sum();
+        let begins = self.users.begins(key.user)? + paid;
+        let place = (begins, turns[own].earliest, key.user);
+        let mut ahead = own;
+        for user in self.users.waiting_ids().filter(|user| *user != key.user) {
+            let mut begins = self.users.begins(user)?;
+            if begins > place.0 {
+                continue;
+            }
+            self.users.get(user)?.turns(&mut turns);
+            for turn in &turns {
+                if (begins, turn.earliest, user) > place {
+                    break;
+                }
+                begins += turn.cost;
+                ahead += 1;
+            }
         }
-        let clock = self.clock;
-        forget(
-            &mut self.users,
-            |share| (share.len() > 0, share.paid_until),
-            clock,
-        );
+        Some(ahead)
     }
 
-    /// The same line, of numbers alone.
-    fn outline(&self) -> FairQueue<u64> {
-        let items = |items: &VecDeque<Item<T>>| {
-            let numbers = items.iter().map(|item| Item {
-                number: item.number,
-                cost: item.cost,
-                value: item.number,
-            });
-            numbers.collect()
+    /// Takes all of it out, in the order of admission.
+    pub fn drain(&mut self) -> Vec<T> {
+        let numbers = Vec::from_iter(self.keys.keys().copied());
+        let items = numbers.into_iter().map(|number| self.remove(number));
+        let items = items.flatten().collect();
+        *self = Self::default();
+        items
+    }
+
+    /// Puts something in whose share gets back what it has `paid`.
+    fn insert_paid_back(&mut self, key: ShareKey, number: u64, (cost, paid): (u64, u64), value: T) {
+        let item = Item {
+            // Whoever is given a turn moves ahead: otherwise nobody else would have one.
+            cost: cost.max(1),
+            value,
         };
-        let connections = |connections: &BTreeMap<u64, ConnectionShare<T>>| {
-            let shares = connections.iter().map(|(id, share)| {
-                let copy = ConnectionShare {
-                    paid_until: share.paid_until,
-                    items: items(&share.items),
-                };
-                (*id, copy)
+        self.keys.insert(number, key);
+        self.users.change(key.user, |user| {
+            user.pay_back(paid);
+            let UserShare {
+                connections,
+                numbers,
+            } = &mut user.content;
+            numbers.insert(number);
+            user.earliest = numbers.first().copied();
+            connections.change(key.connection, |connection| {
+                connection.pay_back(paid);
+                connection.content.insert(number, item);
+                connection.earliest = connection.content.keys().next().copied();
             });
-            shares.collect()
-        };
-        let users = self.users.iter().map(|(id, share)| {
-            let copy = UserShare {
-                paid_until: share.paid_until,
-                clock: share.clock,
-                connections: connections(&share.connections),
-            };
-            (*id, copy)
         });
-        FairQueue {
-            users: users.collect(),
-            clock: self.clock,
-        }
+    }
+
+    /// Takes one out, whose turn counts for what `charge` makes of its cost; for 0 it is none.
+    fn take(&mut self, number: u64, charge: impl Fn(u64) -> u64) -> Option<T> {
+        let key = self.keys.remove(&number)?;
+        self.users.change(key.user, |user| {
+            let UserShare {
+                connections,
+                numbers,
+            } = &mut user.content;
+            numbers.remove(&number);
+            user.earliest = numbers.first().copied();
+            let item = connections.change(key.connection, |connection| {
+                let item = connection.content.remove(&number)?;
+                connection.earliest = connection.content.keys().next().copied();
+                connection.charged = charge(item.cost);
+                Some(item)
+            })?;
+            user.charged = charge(item.cost);
+            Some(item.value)
+        })
     }
 }
 
-/// When a turn begins, which moves the clock.
-fn begin(clock: &mut u64, paid_until: u64) -> u64 {
-    let begins = paid_until.max(*clock);
-    *clock = begins;
-    begins
+/// A turn that a user will have.
+struct Turn {
+    number: u64,
+    cost: u64,
+    /// The number of what came first of all that the user has waiting by then.
+    earliest: u64,
 }
 
-/// `about` tells whether anything of a share waits, and until when it has paid.
-fn forget<S>(shares: &mut BTreeMap<u64, S>, about: impl Fn(&S) -> (bool, u64), clock: u64) {
-    shares.retain(|_, share| {
-        let (waits, paid_until) = about(share);
-        waits || paid_until > clock
-    });
-    let idle = |shares: &BTreeMap<u64, S>| {
-        let idle = shares.iter().filter_map(|(id, share)| {
-            let (waits, paid_until) = about(share);
-            (!waits).then_some((paid_until, *id))
+impl<T> UserShare<T> {
+    /// All turns of the user's, in order, in place of what `turns` held.
+    fn turns(&self, turns: &mut Vec<Turn>) {
+        turns.clear();
+        // By when each begins among the user's own.
+        let mut order = Vec::with_capacity(self.numbers.len());
+        for id in self.connections.waiting_ids() {
+            let items = self.connections.get(id).into_iter().flatten();
+            let mut begins = self.connections.begins(id).unwrap_or(0);
+            for (&number, item) in items {
+                order.push((begins, number, item.cost));
+                begins += item.cost;
+            }
+        }
+        order.sort_unstable();
+        let planned = order.into_iter().map(|(_, number, cost)| Turn {
+            number,
+            cost,
+            earliest: number,
         });
-        let mut idle = Vec::from_iter(idle);
-        idle.sort_unstable();
-        idle
-    };
-    let idle = idle(shares);
-    for (_, id) in idle.iter().take(idle.len().saturating_sub(IDLE_SHARES_MAX)) {
-        shares.remove(id);
+        turns.extend(planned);
+        let mut earliest = u64::MAX;
+        for turn in turns.iter_mut().rev() {
+            earliest = earliest.min(turn.number);
+            turn.earliest = earliest;
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{round::IDLE_SHARES_MAX, *};
 
     fn key(user: u64, connection: u64) -> ShareKey {
         ShareKey { user, connection }
@@ -465,14 +424,109 @@ mod tests {
     fn only_so_many_idle_shares_are_remembered() {
         let mut line = FairQueue::default();
         for number in 0..2000 {
-            line.insert(key(1, number), number, 3, ());
-            line.insert(key(number + 2, 0), number, 3, ());
+            line.insert(key(1, number), 2 * number, 3, ());
+            line.insert(key(number + 2, 0), 2 * number + 1, 3, ());
             line.pop();
             line.pop();
         }
         assert!(line.is_empty());
         assert!(line.users.len() <= IDLE_SHARES_MAX);
-        let connections = line.users.values().map(|user| user.connections.len());
+        let connections = line.users.all().map(|user| user.connections.len());
         assert!(connections.max().unwrap_or(0) <= IDLE_SHARES_MAX);
+    }
+
+    /// A line made by chance of a few users and connections, of which some had turns; and what still waits.
+    fn mixed(seed: u64) -> (FairQueue<u64>, BTreeSet<u64>) {
+        let mut state = seed;
+        let mut below = move |bound: u64| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (state >> 33) % bound
+        };
+        let (mut line, mut waiting) = (FairQueue::default(), BTreeSet::new());
+        for number in 1..60 {
+            let (user, connection) = (below(4), below(3));
+            line.insert(key(user, connection), number, 1 + below(7), number);
+            waiting.insert(number);
+            match below(8) {
+                0 => drop(line.pop().map(|number| waiting.remove(&number))),
+                1 => drop(
+                    line.serve(below(number))
+                        .map(|number| waiting.remove(&number)),
+                ),
+                2 => drop(
+                    line.remove(below(number))
+                        .map(|number| waiting.remove(&number)),
+                ),
+                _ => {}
+            }
+        }
+        (line, waiting)
+    }
+
+    #[test]
+    fn those_ahead_are_those_who_have_their_turn_before() {
+        for seed in 0..200 {
+            let (mut line, waiting) = mixed(seed);
+            assert_eq!(line.len(), waiting.len());
+            let ahead = waiting.iter().map(|&number| (line.ahead(number), number));
+            let mut ahead = Vec::from_iter(ahead);
+            ahead.sort_unstable();
+            for (place, (ahead, number)) in ahead.into_iter().enumerate() {
+                assert_eq!(
+                    (ahead, line.pop()),
+                    (Some(place), Some(number)),
+                    "seed {seed}"
+                );
+            }
+            assert!(line.is_empty());
+        }
+    }
+
+    #[test]
+    fn who_is_next_is_found_without_asking_everybody() {
+        let all = Vec::from_iter((0..1024).map(|share| (share % 2, share, 1)));
+        let line = line(&all);
+        let asked = std::cell::Cell::new(0);
+        let next = |room: &dyn Fn(ShareKey) -> Room| {
+            asked.set(0);
+            let next = line.next_of(|key| {
+                asked.set(asked.get() + 1);
+                room(key)
+            });
+            (next, asked.get())
+        };
+        assert_eq!(next(&|_| Room::Free), (Some(1), 1));
+        assert_eq!(next(&|_| Room::None), (None, 1));
+        assert_eq!(next(&|_| Room::NotForUser), (None, 2));
+        let second = |key: ShareKey| match key.user {
+            0 => Room::NotForUser,
+            _ => Room::Free,
+        };
+        assert_eq!(next(&second), (Some(2), 2));
+    }
+
+    /// What it costs where as many wait as the daemon lets wait, each of a connection of its own.
+    #[test]
+    fn a_long_line_costs_little() {
+        const LONG: u64 = 1024;
+        for users in [1, 32, LONG] {
+            let mut line = FairQueue::default();
+            let began = std::time::Instant::now();
+            for number in 0..LONG {
+                line.insert(key(number % users, number), number, 1, number);
+                assert!(line.ahead(number).is_some());
+            }
+            let joined = began.elapsed();
+            let began = std::time::Instant::now();
+            while let Some(number) = line.front().copied() {
+                assert_eq!(line.pop(), Some(number));
+            }
+            let (joined, left) = (joined / LONG as u32, began.elapsed() / LONG as u32);
+            println!("{LONG} of {users} users: {joined:?} to join, {left:?} for a turn");
+            // A hundred times what they take, for slow and busy machines.
+            assert!(joined.as_millis() < 50 && left.as_millis() < 5);
+        }
     }
 }

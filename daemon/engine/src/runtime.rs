@@ -66,7 +66,7 @@ use crate::{
     },
     error::EngineError,
     event::EventSink,
-    fair::ShareKey,
+    fair::{Room, ShareKey},
     heartbeat::{EnginePulse, Heartbeat},
     request::{ModelId, Work},
     schedule::{ApplyCommand, LoadCommand, Queue, UnloadCommand},
@@ -350,10 +350,10 @@ impl Engine {
         self.shared.queue.submit(share, work, sink)
     }
 
-    /// Whether the queue has a place for a request of this share.
+    /// Whether the queue has a place for a request of this share, and if not, for whose.
     #[must_use]
-    pub fn has_place(&self, share: ShareKey) -> bool {
-        self.shared.queue.has_place(share)
+    pub fn room(&self, share: ShareKey) -> Room {
+        self.shared.queue.room(share)
     }
 
     /// Cancels a request: within a pass when nobody else shares it, else at the pass's end; at once when it waits (its

@@ -21,7 +21,7 @@ use crate::{
     command::{ApplyEvent, LoadEvent, PlanOptions},
     error::EngineError,
     event::{EventSink, Outcome, RequestListener},
-    fair::{FairQueue, ShareKey},
+    fair::{FairQueue, Room, ShareKey},
     request::Work,
 };
 
@@ -193,7 +193,7 @@ impl<S: LoadStep> Queue<S> {
         if state.stopped {
             return Err(EngineError::Stopped);
         }
-        if !self.takes(&state, share) {
+        if self.room_in(&state, share) != Room::Free {
             return Err(EngineError::QueueFull {
                 capacity: self.capacity,
             });
@@ -215,15 +215,17 @@ impl<S: LoadStep> Queue<S> {
         Ok(RequestTicket { id, ahead })
     }
 
-    /// Whether a request of this share would be taken now.
-    pub(crate) fn has_place(&self, share: ShareKey) -> bool {
-        self.takes(&self.state(), share)
+    /// Whether a request of this share would be taken now, and if not, whose would.
+    pub(crate) fn room(&self, share: ShareKey) -> Room {
+        self.room_in(&self.state(), share)
     }
 
-    fn takes(&self, state: &QueueInner<S>, share: ShareKey) -> bool {
+    fn room_in(&self, state: &QueueInner<S>, share: ShareKey) -> Room {
         // An idle engine takes a request at once, so it does not count as waiting.
-        let starts_at_once = state.running.is_empty() && state.waiting.is_empty();
-        starts_at_once || state.waiting.has_place(share, self.capacity)
+        match state.running.is_empty() && state.waiting.is_empty() {
+            true => Room::Free,
+            false => state.waiting.room(share, self.capacity),
+        }
     }
 
     /// Queues a load, or tells whoever wants it why not.

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use sluice_engine::fair::{FairQueue, ShareKey};
+use sluice_engine::fair::{FairQueue, Room, ShareKey};
 use tokio::sync::oneshot;
 
 use crate::{failure::Failure, operations::ChangeNotifier};
@@ -99,10 +99,13 @@ impl Gate {
         turn.await.map_err(|_| Failure::WorkLost)
     }
 
-    /// Whether this share would be let in, or into the line.
-    pub(super) fn has_room(&self, share: ShareKey) -> bool {
+    /// Whether this share would be let in, or into the line, and if not, who would.
+    pub(super) fn room(&self, share: ShareKey) -> Room {
         let state = self.lock();
-        state.free > 0 || state.line.has_place(share, self.line_max)
+        match state.free {
+            0 => state.line.room(share, self.line_max),
+            _ => Room::Free,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, GateState> {
@@ -153,7 +156,7 @@ mod tests {
         let gate = Gate::new(1, 8, ChangeNotifier::default());
         let _inside = gate.enter(of(1)).await.unwrap();
         let mut waiting = Vec::new();
-        while gate.has_room(of(1)) {
+        while gate.room(of(1)) == Room::Free {
             let mut entering = Box::pin(gate.enter(of(1)));
             assert!(entering.as_mut().now_or_never().is_none());
             waiting.push(entering);
@@ -161,8 +164,8 @@ mod tests {
         assert_eq!(waiting.len(), 6);
         let refused = gate.enter(of(1)).now_or_never().unwrap().unwrap_err();
         assert!(matches!(refused, Failure::PreparingFull { max: 8 }));
-        assert!(gate.has_room(of(2)));
+        assert_eq!(gate.room(of(2)), Room::Free);
         waiting.clear();
-        assert!(gate.has_room(of(1)));
+        assert_eq!(gate.room(of(1)), Room::Free);
     }
 }

@@ -8,9 +8,12 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use sluice_engine::{EngineError, ShareKey, fair::FairQueue};
+use sluice_engine::{
+    EngineError, ShareKey,
+    fair::{FairQueue, Room},
+};
 use sluice_proto::v1::{self, OperationKind, generation_event::Event};
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 use super::{Daemon, ModelInUse, call_terms::CallTerms};
 use crate::{
@@ -33,66 +36,87 @@ pub(super) type AdmitFn = Box<
 /// The requests that wait with the daemon, by share.
 #[derive(Debug, Default)]
 pub(super) struct WaitingLine {
-    /// Their ids, which grow in the order of arrival.
-    waiting: Mutex<FairQueue<u64>>,
-    /// Told when a request leaves the line.
-    moved: watch::Sender<()>,
+    state: Mutex<LineState>,
+}
+
+#[derive(Debug, Default)]
+struct LineState {
+    /// By id, which grows in the order of arrival: what to tell each of, that it is its turn.
+    waiting: FairQueue<Arc<Notify>>,
+    /// Whether somebody calls the next, [`call_in_turn`].
+    is_called: bool,
 }
 
 impl WaitingLine {
     /// How many wait.
     pub(super) fn len(&self) -> usize {
-        self.lock().len()
+        self.lock().waiting.len()
     }
 
     /// Puts a request into the line; how many are ahead of it.
     fn join(&self, id: u64, share: ShareKey) -> Result<usize, Failure> {
-        let mut waiting = self.lock();
-        if !waiting.has_place(share, WAITING_MAX) {
+        let mut state = self.lock();
+        if !state.waiting.has_place(share, WAITING_MAX) {
             return Err(Failure::LineFull { max: WAITING_MAX });
         }
-        Ok(insert(&mut waiting, id, share))
+        Ok(state.insert(id, share))
     }
 
     /// Puts one back that the engine had; how many are ahead of it. It was let in before, and no more than the engine's queue
     /// holds come at once. It gets its old place, since the place follows from the id.
     fn rejoin(&self, id: u64, share: ShareKey) -> usize {
-        insert(&mut self.lock(), id, share)
+        self.lock().insert(id, share)
     }
 
     /// Takes a request out of the line. One that was admitted has had a turn of its share.
     fn leave(&self, id: u64, was_admitted: bool) {
-        let mut waiting = self.lock();
+        let waiting = &mut self.lock().waiting;
         match was_admitted {
             true => waiting.serve(id),
             false => waiting.remove(id),
         };
-        drop(waiting);
-        self.moved.send_replace(());
     }
 
-    /// The request whose turn is next, among those of shares of which `has_room` is true.
-    fn next(&self, has_room: impl Fn(ShareKey) -> bool) -> Option<u64> {
-        self.lock().next_of(has_room)
+    /// The request whose turn is next, among those of shares that find room.
+    fn next(&self, room: impl Fn(ShareKey) -> Room) -> Option<u64> {
+        self.lock().waiting.next_of(room)
     }
 
-    fn lock(&self) -> MutexGuard<'_, FairQueue<u64>> {
+    /// Tells the one whose turn is next; false where nobody waits, so that nobody calls any more.
+    fn call(&self, room: impl Fn(ShareKey) -> Room) -> bool {
+        let mut state = self.lock();
+        if let Some(next) = state.waiting.next_of(room)
+            && let Some(turn) = state.waiting.get(next)
+        {
+            turn.notify_one();
+        }
+        state.is_called = !state.waiting.is_empty();
+        state.is_called
+    }
+
+    /// What a request is told by.
+    fn turn_of(&self, id: u64) -> Option<Arc<Notify>> {
+        self.lock().waiting.get(id).cloned()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LineState> {
         // Each change is one step, so a panic leaves nothing half-done.
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn insert(waiting: &mut FairQueue<u64>, id: u64, share: ShareKey) -> usize {
-    // Nobody knows yet what it will cost: each counts for one turn.
-    waiting.insert(share, id, 1, id);
-    waiting.ahead(id).unwrap_or(0)
+impl LineState {
+    fn insert(&mut self, id: u64, share: ShareKey) -> usize {
+        // Nobody knows yet what it will cost: each counts for one turn.
+        self.waiting.insert(share, id, 1, Arc::default());
+        self.waiting.ahead(id).unwrap_or(0)
+    }
 }
 
 /// A request's place in the line, which it leaves however it ends.
 struct WaitingPlace {
     daemon: Arc<Daemon>,
     record: Arc<RequestRecord>,
-    share: ShareKey,
     was_admitted: bool,
     _wanted: ModelInUse,
 }
@@ -143,7 +167,6 @@ async fn attend(daemon: Arc<Daemon>, share: ShareKey, record: Arc<RequestRecord>
         let place = WaitingPlace {
             daemon: daemon.clone(),
             record: record.clone(),
-            share,
             was_admitted: false,
             _wanted: daemon.want(),
         };
@@ -204,7 +227,6 @@ fn stand_in_line(
     let place = WaitingPlace {
         daemon: daemon.clone(),
         record: record.clone(),
-        share,
         was_admitted: false,
         _wanted: wanted,
     };
@@ -226,18 +248,13 @@ fn stand_in_line(
 
 /// Waits for the model and makes the request for it, unless nobody wants that any more.
 async fn wait(mut place: WaitingPlace, make: &AdmitFn, coming: Option<ComingModel>) {
-    let WaitingPlace {
-        daemon,
-        record,
-        share,
-        ..
-    } = &place;
+    let WaitingPlace { daemon, record, .. } = &place;
     let admitted = tokio::select! {
         biased;
         () = record.unwanted() => return end_unwanted(daemon, record),
         // A model may take longer to load than there is time left.
         () = daemon.draining.cancelled() => Err(Failure::Draining),
-        admitted = become_admitted(daemon, record, *share, make, coming) => admitted,
+        admitted = become_admitted(daemon, record, make, coming) => admitted,
     };
     let was_admitted = admitted.is_ok();
     match admitted {
@@ -256,7 +273,6 @@ async fn wait(mut place: WaitingPlace, make: &AdmitFn, coming: Option<ComingMode
 async fn become_admitted(
     daemon: &Arc<Daemon>,
     record: &Arc<RequestRecord>,
-    share: ShareKey,
     make: &AdmitFn,
     mut coming: Option<ComingModel>,
 ) -> Result<(), Failure> {
@@ -264,7 +280,7 @@ async fn become_admitted(
         if let Some(coming) = coming {
             come(coming, record).await;
         }
-        turn(daemon, record.id(), share).await;
+        turn(daemon, record.id()).await;
         match make(Some(record.clone())).await {
             // Another model loads, or this one went again: wait for the next.
             Err(failure) if is_gone(&failure) => coming = next(daemon, failure)?,
@@ -275,24 +291,34 @@ async fn become_admitted(
 }
 
 /// Waits until it is a request's turn: there is room for its share, and of all of which that is true it is the next.
-async fn turn(daemon: &Daemon, id: u64, share: ShareKey) {
-    let mut moved = daemon.line.moved.subscribe();
-    let mut changes = daemon.changes.subscribe();
-    let has_room = |share| daemon.engine.has_place(share) && daemon.preparing.has_room(share);
-    // The senders live in the daemon, so `changed` cannot fail.
-    loop {
-        if daemon.line.next(|other| other == share) != Some(id) {
-            // Only the first of each connection looks at what changes with every pass.
-            let _ = moved.changed().await;
-        } else if daemon.line.next(has_room) != Some(id) {
-            tokio::select! {
-                _ = moved.changed() => {}
-                _ = changes.changed() => {}
-            }
-        } else {
-            return;
-        }
+async fn turn(daemon: &Arc<Daemon>, id: u64) {
+    // It stands in line as long as this is waited for.
+    let Some(turn) = daemon.line.turn_of(id) else {
+        return;
+    };
+    if !std::mem::replace(&mut daemon.line.lock().is_called, true) {
+        tokio::spawn(call_in_turn(daemon.clone()));
     }
+    // What it was told earlier may no longer be so.
+    while daemon.line.next(|share| room(daemon, share)) != Some(id) {
+        turn.notified().await;
+    }
+}
+
+/// Finds out whose turn it is whenever something changes, for all who wait, as long as anybody does: they would otherwise all
+/// look with every pass.
+async fn call_in_turn(daemon: Arc<Daemon>) {
+    let mut changes = daemon.changes.subscribe();
+    while daemon.line.call(|share| room(&daemon, share)) {
+        // The sender lives in the daemon, so `changed` cannot fail.
+        let _ = changes.changed().await;
+    }
+}
+
+/// What there is for a share where requests are prepared, and in the engine's queue. The locks of both are taken, so they are
+/// never held while the line's is waited for.
+fn room(daemon: &Daemon, share: ShareKey) -> Room {
+    daemon.engine.room(share).max(daemon.preparing.room(share))
 }
 
 /// Waits until a load ends, however it ends, and shows its progress in the record. The reason of a failure comes from the

@@ -139,7 +139,11 @@ fn one_user_with_many_requests_does_not_keep_others_out() {
     let refused = queue.submit(of(1, 1), work(), Box::new(drop));
     assert!(matches!(refused, Err(EngineError::QueueFull { .. })));
     // Neither another connection of the user's, nor another user.
-    assert!(queue.has_place(of(1, 2)) && queue.has_place(of(2, 1)));
+    assert_eq!(queue.room(of(1, 1)), Room::NotForConnection);
+    assert_eq!(
+        [of(1, 2), of(2, 1)].map(|share| queue.room(share)),
+        [Room::Free; 2]
+    );
     // User 1 has just had a turn, so user 2 has the next.
     let other = submit_by(&queue, 2);
     assert_eq!(other.ahead, 1);

@@ -1,8 +1,13 @@
 //! The line, with a load that the test holds in its hand.
 
-use std::{collections::VecDeque, future::ready, path::Path, time::Duration};
+use std::{
+    collections::VecDeque,
+    future::ready,
+    path::Path,
+    time::{Duration, Instant},
+};
 
-use futures_util::{StreamExt, stream::BoxStream};
+use futures_util::{FutureExt, StreamExt, stream::BoxStream};
 use sluice_engine::{Engine, EngineOptions, runtime::RequestTicket};
 use sluice_hub::Access;
 use sluice_shared::preset::Preset;
@@ -352,4 +357,46 @@ async fn who_finds_the_queue_full_waits_unless_it_says_otherwise() {
     assert_eq!(notice.text, "waiting for room in the queue");
     until(&daemon, || daemon.waiting_for_model() == 0).await;
     assert_eq!(taker.ids(), [queued.request_id]);
+}
+
+/// What it costs that as many wait as may, over a connection each: to join, at each change while there is no room, and to be
+/// admitted.
+#[tokio::test]
+async fn a_full_line_costs_little() {
+    const CHANGES: u32 = 1000;
+    let (daemon, taker) = (daemon(), Taker::default());
+    let load = load(&daemon);
+    let began = Instant::now();
+    let mut waiting = Vec::new();
+    for user in 0..WAITING_MAX {
+        waiting.push(taker.ask_by(&daemon, by(user as u32)).await.unwrap());
+    }
+    let joined = began.elapsed() / WAITING_MAX as u32;
+
+    // All places for preparing are taken.
+    let mut preparing = Vec::new();
+    while daemon.preparing.room(by(5000).caller.share()) == Room::Free {
+        let share = by(1_000_000 + preparing.len() as u32).caller.share();
+        let gate = daemon.preparing.clone();
+        let mut entering = Box::pin(async move { gate.enter(share).await });
+        let entered = entering.as_mut().now_or_never();
+        preparing.push((entering, entered));
+    }
+    daemon.models.end_by_hand(&load);
+    let began = Instant::now();
+    for _ in 0..CHANGES {
+        daemon.changes.tell();
+        tokio::task::yield_now().await;
+    }
+    let change = began.elapsed() / CHANGES;
+    assert!(taker.ids().is_empty());
+
+    let began = Instant::now();
+    drop(preparing);
+    until(&daemon, || daemon.waiting_for_model() == 0).await;
+    let turn = began.elapsed() / WAITING_MAX as u32;
+    println!("{WAITING_MAX} connections: {joined:?} to join, {change:?} a change, {turn:?} a turn");
+    assert_eq!(taker.ids().len(), WAITING_MAX);
+    // Far more than they take, for slow and busy machines.
+    assert!(joined.as_millis() < 50 && change.as_millis() < 10 && turn.as_millis() < 50);
 }
