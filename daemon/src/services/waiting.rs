@@ -139,8 +139,16 @@ pub(super) async fn admit(
     // Before looking for the model, so that it is not unloaded as idle between the look and the submission.
     let wanted = daemon.want();
     let mut coming = daemon.models.coming(&daemon.engine)?;
-    // Not past those who wait, unless it will not wait itself: then it takes the room that there is, or none.
-    if coming.is_none() && (daemon.line.len() == 0 || !terms.waits) {
+    // Not past those who wait. One that will not wait itself takes room that none of them could have, or none.
+    let is_first = match terms.waits {
+        true => daemon.line.len() == 0,
+        false => daemon.line.next(|share| room(daemon, share)).is_none(),
+    };
+    if coming.is_none() && !is_first && !terms.waits {
+        let capacity = daemon.engine.queue().capacity;
+        return Err(EngineError::QueueFull { capacity }.into());
+    }
+    if coming.is_none() && is_first {
         match make(None).await {
             // The model was unloaded or replaced after the look above.
             Err(failure) if is_gone(&failure) => coming = next(daemon, failure)?,

@@ -400,3 +400,22 @@ async fn a_full_line_costs_little() {
     // Far more than they take, for slow and busy machines.
     assert!(joined.as_millis() < 50 && change.as_millis() < 10 && turn.as_millis() < 50);
 }
+
+#[tokio::test]
+async fn who_would_not_wait_does_not_go_before_those_who_do() {
+    let (daemon, taker) = (daemon(), Taker::default());
+    let impatient = CallTerms {
+        waits: false,
+        ..by(1)
+    };
+    // One of the same user is in line, and there is room for it.
+    let first = u64::MAX;
+    daemon.line.join(first, by(1).caller.share()).unwrap();
+    for _ in 0..3 {
+        let refused = taker.ask_by(&daemon, impatient).await.err().unwrap();
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+    }
+    assert!(taker.ids().is_empty());
+    daemon.line.leave(first, false);
+    assert!(taker.ask_by(&daemon, impatient).await.is_ok());
+}
