@@ -134,6 +134,9 @@ mod tests {
         let written = include_str!("../../docs/limits.md");
         let rows = rows![
             REQUEST_BYTES_MAX as u64,
+            UNLOADING_LINE_MAX as u64,
+            LISTING_LINE_MAX as u64,
+            LISTING_MAX as u64,
             CONNECTIONS_MAX as u64,
             USER_CONNECTIONS_MAX as u64,
             ADMIN_CONNECTIONS as u64,

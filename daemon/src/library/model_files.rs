@@ -252,7 +252,9 @@ mod tests {
         write(&file, 10);
         let read = tensor_summaries(folder.path());
         assert_eq!(read["BF16"].parameters, 10);
-        let again = remembered_summaries(&[file.clone()], |_| panic!("it has not changed"));
+        let again = remembered_summaries(std::slice::from_ref(&file), |_| {
+            panic!("it has not changed")
+        });
         assert_eq!(again, read);
         // Another file in the place of the first, of the same length.
         let other = folder.path().join("other");

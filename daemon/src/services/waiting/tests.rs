@@ -412,7 +412,11 @@ async fn who_would_not_wait_does_not_go_before_those_who_do() {
     let first = u64::MAX;
     daemon.line.join(first, by(1).caller.share()).unwrap();
     for _ in 0..3 {
-        let refused = taker.ask_by(&daemon, impatient).await.err().unwrap();
+        let refused = taker
+            .ask_by(&daemon, impatient.clone())
+            .await
+            .err()
+            .unwrap();
         assert_eq!(refused.code(), Code::ResourceExhausted);
     }
     assert!(taker.ids().is_empty());
