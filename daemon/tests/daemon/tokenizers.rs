@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    os::unix::fs::{PermissionsExt, symlink},
     path::Path,
     sync::{
         Arc,
@@ -227,6 +228,11 @@ fn children(task: &str) -> Vec<Pid> {
     pids.map(|pid| Pid::from_raw(pid).unwrap()).collect()
 }
 
+fn is_over(pid: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+    stat.is_ok_and(|stat| stat.contains(") Z "))
+}
+
 #[test]
 fn who_leaves_is_not_waited_for_and_leaves_no_process() {
     let slow = "{% set ns = namespace(s='a') %}{% for _ in range(40) %}\
@@ -242,10 +248,6 @@ fn who_leaves_is_not_waited_for_and_leaves_no_process() {
         let error = waiting.join().unwrap().unwrap_err();
         assert_eq!(error, TokenizerError::Limit(LimitReached::Gone));
     });
-    let is_over = |pid: Pid| {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
-        stat.is_ok_and(|stat| stat.contains(") Z "))
-    };
     let began = Instant::now();
     while !children(&format!("{process}/task/{process}"))
         .into_iter()
@@ -266,4 +268,39 @@ fn a_process_that_was_killed_is_started_again() {
         .encode("a story")
         .or_else(|_| tokenizer.encode("a story"));
     assert_eq!(answer.unwrap(), ids);
+}
+
+#[test]
+fn nobody_waits_longer_than_they_would_for_another_process() {
+    // A program that says nothing stands for one that takes long to parse the files.
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("sluiced");
+    symlink(PROGRAM, &program).unwrap();
+    let started = Tokenizer::apart(&program, &files(DEMO, DEMO_CONFIG), &Patience::default());
+    let tokenizer = started.unwrap();
+    fs::remove_file(&program).unwrap();
+    fs::write(&program, "#!/bin/sh\nexec sleep 600\n").unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let process = children("thread-self")[0];
+    kill_process(process, Signal::KILL).unwrap();
+    let began = Instant::now();
+    while !is_over(process) {
+        assert!(began.elapsed() < PATIENCE, "it is still there");
+        thread::sleep(Duration::from_millis(10));
+    }
+    let gone = Arc::new(AtomicBool::new(false));
+    let session = |patience: Patience| tokenizer.session(&patience).map(drop).unwrap_err();
+    thread::scope(|scope| {
+        let impatient =
+            scope.spawn(|| session(Patience::new(Duration::from_millis(300), Arc::default())));
+        let leaving = scope.spawn(|| session(Patience::new(Duration::from_secs(60), gone.clone())));
+        thread::sleep(Duration::from_millis(500));
+        gone.store(true, Ordering::Relaxed);
+        let began = Instant::now();
+        let is = TokenizerError::Limit;
+        assert_eq!(impatient.join().unwrap(), is(LimitReached::Wait));
+        assert_eq!(leaving.join().unwrap(), is(LimitReached::Gone));
+        // The start itself would be given up after a minute.
+        assert!(began.elapsed() < Duration::from_secs(20));
+    });
 }

@@ -14,7 +14,11 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
     time::Duration,
 };
 
@@ -42,10 +46,24 @@ use crate::{
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A tokenizer's process.
-pub struct TextProcess {
+pub struct TextProcess(Arc<Process>);
+
+struct Process {
     program: PathBuf,
     files: OwnedFiles,
-    running: Mutex<Running>,
+    state: Mutex<ProcessState>,
+    /// Told when a start ends.
+    started: Condvar,
+    /// Nobody needs the tokenizer any more.
+    is_dropped: Arc<AtomicBool>,
+}
+
+enum ProcessState {
+    Running(Running),
+    /// Another is being started in the place of one that is gone.
+    Starting,
+    /// That failed. Those who wait for it hear why, and the next who comes tries again.
+    Failed(TokenizerError),
 }
 
 /// The files, for another process in the place of one that is gone.
@@ -69,39 +87,90 @@ impl TextProcess {
     ) -> Result<(Self, Vocabulary), TokenizerError> {
         let (running, vocabulary) = Running::start(program, files, patience)?;
         let own = |file: Option<&[u8]>| file.map(<[u8]>::to_vec);
-        let process = Self {
+        let process = Process {
             program: program.to_owned(),
             files: OwnedFiles {
                 tokenizer: files.tokenizer.to_vec(),
                 config: own(files.config),
                 template: own(files.template),
             },
-            running: Mutex::new(running),
+            state: Mutex::new(ProcessState::Running(running)),
+            started: Condvar::new(),
+            is_dropped: Arc::default(),
         };
-        Ok((process, vocabulary))
+        Ok((Self(Arc::new(process)), vocabulary))
     }
 
     /// A session of its own worker. Where the process is gone, for want of the machine's memory say, another is started.
     pub(crate) fn session(&self, patience: &Patience) -> Result<ProcessSession, TokenizerError> {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let stream = match running.session() {
-            Ok(stream) => stream,
-            Err(_) => {
-                let files = TokenizerFiles {
-                    tokenizer: &self.files.tokenizer,
-                    config: self.files.config.as_deref(),
-                    template: self.files.template.as_deref(),
-                };
-                // Others wait for it, too, so it doesn't end with this caller.
-                let wait = Patience::new(PARSE_WAIT_MAX, Arc::new(AtomicBool::new(false)));
-                *running = Running::start(&self.program, &files, &wait)?.0;
-                running.session().map_err(process_error)?
+        let mut state = self.0.lock();
+        let mut has_waited = false;
+        loop {
+            patience.left()?;
+            match &*state {
+                ProcessState::Running(running) => match running.session() {
+                    Ok(stream) => {
+                        let patience = patience.clone();
+                        return Ok(ProcessSession(Patient { stream, patience }));
+                    }
+                    // It was started for this caller, and is gone again.
+                    Err(error) if has_waited => return Err(process_error(error)),
+                    Err(_) => self.start_again(&mut state)?,
+                },
+                ProcessState::Failed(error) if has_waited => return Err(error.clone()),
+                ProcessState::Failed(_) => self.start_again(&mut state)?,
+                ProcessState::Starting => {}
             }
+            // A caller who leaves tells nobody, so it looks now and then.
+            let waited = self.0.started.wait_timeout(state, LOOK_INTERVAL);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            has_waited = true;
+        }
+    }
+
+    /// Starts another process, on a thread of its own: several may wait for it, each as long as its own patience lasts.
+    fn start_again(&self, state: &mut ProcessState) -> Result<(), TokenizerError> {
+        let process = self.0.clone();
+        let start = move || {
+            let wait = Patience::new(PARSE_WAIT_MAX, process.is_dropped.clone());
+            let files = process.files.borrow();
+            let started = Running::start(&process.program, &files, &wait);
+            *process.lock() = match started {
+                Ok((running, _)) => ProcessState::Running(running),
+                Err(error) => ProcessState::Failed(error),
+            };
+            process.started.notify_all();
         };
-        Ok(ProcessSession(Patient {
-            stream,
-            patience: patience.clone(),
-        }))
+        thread::Builder::new()
+            .name("tokenizer-start".into())
+            .spawn(start)
+            .map_err(process_error)?;
+        // The new thread waits for the lock before it says how it went.
+        *state = ProcessState::Starting;
+        Ok(())
+    }
+}
+
+impl Drop for TextProcess {
+    fn drop(&mut self) {
+        self.0.is_dropped.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Process {
+    fn lock(&self) -> MutexGuard<'_, ProcessState> {
+        // Each change is one step, so a panic leaves nothing half-done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl OwnedFiles {
+    fn borrow(&self) -> TokenizerFiles<'_> {
+        TokenizerFiles {
+            tokenizer: &self.tokenizer,
+            config: self.config.as_deref(),
+            template: self.template.as_deref(),
+        }
     }
 }
 
