@@ -21,7 +21,9 @@ pub use sluice_codec::{
 };
 
 pub use self::{
-    compress::{CompressOptions, CompressResult, CompressionMethod, compress},
+    compress::{
+        CompressOptions, CompressResult, CompressionMethod, SourceCheck, compress, compress_checked,
+    },
     decompress::{DecompressResult, decompress, remove_abandoned},
     error::CompressError,
     verify::verify,

@@ -13,7 +13,7 @@ use std::{
 
 use sluice_checkpoint::compression::{
     self, CompressError, CompressOptions, CompressionMethod, ContainerError, Glob, Lossless,
-    ProgressBytes, TrellisTarget, partial_of,
+    ProgressBytes, SourceCheck, TrellisTarget, partial_of,
 };
 use sluice_proto::{
     model::{self, CompressJob, DecompressJob, VerifyJob},
@@ -26,7 +26,7 @@ use super::{Operation, OperationDescription, Operations, Outcome, progress};
 use crate::{failure::Failure, model_name::ModelName, translate::container as wire};
 
 impl Operations {
-    /// Begins to compress a model into a file.
+    /// Begins to compress a model into a file. `weight_cache` is where it is remembered which files are intact.
     ///
     /// # Errors
     /// When no work on files can begin now.
@@ -34,6 +34,7 @@ impl Operations {
         self: &Arc<Self>,
         model: &ModelName,
         asked: CompressJob,
+        weight_cache: Option<PathBuf>,
     ) -> Result<Arc<Operation>, Failure> {
         let threads = threads(asked.threads);
         let description = OperationDescription {
@@ -62,8 +63,14 @@ impl Operations {
         };
         let (source, output) = (model.source(), asked.output);
         self.work(description, move |operation, stop| {
+            let mut checked = reporter(operation, OperationStage::Verifying);
+            let check = SourceCheck {
+                remembered: weight_cache.as_deref(),
+                progress: &mut |amount| checked("", amount),
+            };
             let mut report = reporter(operation, OperationStage::Compressing);
-            let made = compression::compress(&source, &output, &options, stop, &mut report);
+            let made =
+                compression::compress_checked(&source, &output, &options, check, stop, &mut report);
             let made = made.map_err(|error| {
                 let kept = partial_path(&error, &output);
                 failure(error, kept)

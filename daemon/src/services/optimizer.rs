@@ -144,7 +144,9 @@ impl OptimizerService for Service {
         let [output] = self.0.check_paths(caller, [asked.output.clone()]).await?;
         let model = self.0.resolve(caller, asked.source.clone()).await?;
         let asked = CompressJob { output, ..asked };
-        let operation = self.0.operations.compress(&model, asked)?;
+        let weight_cache = self.0.engine.weight_cache();
+        let weight_cache = weight_cache.map(|(folder, _)| folder.to_owned());
+        let operation = (self.0.operations).compress(&model, asked, weight_cache)?;
         Ok(Response::new(operation::follow(operation, &self.0.closing)))
     }
 

@@ -75,6 +75,32 @@ pub struct CompressResult {
     pub error: Option<f64>,
 }
 
+/// How the source is compared with the digests that lie beside it, before anything is made of it.
+pub struct SourceCheck<'a> {
+    /// The folder where it is remembered which files were compared, and are not again.
+    pub remembered: Option<&'a Path>,
+    /// Told how many bytes of how many were read.
+    pub progress: &'a mut (dyn FnMut(ProgressBytes) + Send),
+}
+
+/// Compresses as [`compress_checked`] does, without memory of earlier comparisons.
+///
+/// # Errors
+/// As there.
+pub fn compress(
+    source: &Source,
+    target: &Path,
+    options: &CompressOptions,
+    cancel: &AtomicBool,
+    progress: Progress<'_>,
+) -> Result<CompressResult, CompressError> {
+    let check = SourceCheck {
+        remembered: None,
+        progress: &mut |_| {},
+    };
+    compress_checked(source, target, options, check, cancel, progress)
+}
+
 /// Compresses a folder's safetensors, with the files that belong to them, to a container. The file has a temporary name
 /// until it is complete. An interrupted run leaves complete tensors behind, and the next run with the same options
 /// resumes.
@@ -82,10 +108,11 @@ pub struct CompressResult {
 /// # Errors
 /// A source that cannot be read or changes meanwhile, a target that exists, a file operation that failed, or `cancel`
 /// set.
-pub fn compress(
+pub fn compress_checked(
     source: &Source,
     target: &Path,
     options: &CompressOptions,
+    check: SourceCheck<'_>,
     cancel: &AtomicBool,
     progress: Progress<'_>,
 ) -> Result<CompressResult, CompressError> {
@@ -108,7 +135,13 @@ pub fn compress(
         return Err(CompressError::AlreadyCompressed { path: path() });
     }
     // Damaged weights would get checksums that say they are whole.
-    if !checkpoint.verify(None, cancel, &mut |_, _| {})? {
+    let mut checked = |done_bytes, total_bytes| {
+        (check.progress)(ProgressBytes {
+            done_bytes,
+            total_bytes,
+        });
+    };
+    if !checkpoint.verify(check.remembered, cancel, &mut checked)? {
         return Err(CompressError::Cancelled);
     }
     let pool = pool(options.threads)?;

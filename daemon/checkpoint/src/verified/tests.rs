@@ -7,7 +7,10 @@ use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
-use crate::{Checkpoint, CheckpointError, Source};
+use crate::{
+    Checkpoint, CheckpointError, Source,
+    compression::{CompressOptions, CompressionMethod, Lossless, SourceCheck, compress_checked},
+};
 
 const WEIGHTS: &str = "model.safetensors";
 const CONFIG: &str = "config.json";
@@ -149,4 +152,41 @@ fn what_huggingface_hub_noted_holds_until_a_file_is_changed() {
     let kept = TempDir::new().unwrap();
     fs::write(folder.path().join(CONFIG), "{ }").unwrap();
     assert!(!verify(folder.path(), kept.path()).unwrap());
+}
+
+#[test]
+fn a_source_that_is_compressed_is_compared_once_and_says_how_far_it_is() {
+    let (folder, kept) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    put(folder.path());
+    let [(_, weights), _] = files();
+    let list = json!({"endpoint": "e", "files": [
+        {"name": WEIGHTS, "path": WEIGHTS, "bytes": 1, "sha256": sha256(&weights), "blob": null},
+    ]});
+    fs::write(folder.path().join(".sluice.json"), list.to_string()).unwrap();
+    let options = CompressOptions {
+        method: CompressionMethod::Lossless(Lossless::Huffman),
+        tile: 256,
+        keep: Vec::new(),
+        all: false,
+        threads: 1,
+        replace: true,
+    };
+    let compress = || {
+        let mut last = None;
+        let check = SourceCheck {
+            remembered: Some(kept.path()),
+            progress: &mut |amount| last = Some(amount),
+        };
+        let (source, target) = (
+            Source::Folder(folder.path().to_owned()),
+            kept.path().join("m.sluice"),
+        );
+        let go_on = AtomicBool::new(false);
+        compress_checked(&source, &target, &options, check, &go_on, &mut |_, _| {}).unwrap();
+        last
+    };
+    let whole = compress().expect("it is compared");
+    assert_eq!(whole.done_bytes, whole.total_bytes);
+    assert_eq!(whole.total_bytes, weights.len() as u64);
+    assert_eq!(compress(), None, "it is remembered");
 }
