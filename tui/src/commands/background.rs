@@ -57,7 +57,9 @@ pub(super) async fn daemon(
             "start it with `sluiced --listen 127.0.0.1:PORT`: only one with a socket of its own is started on the way",
         )),
         Err(_) if !has_listener(&socket) => start(&socket, flag).await,
-        result => result,
+        // Another may have started one since.
+        Err(_) => DaemonConnection::connect(socket).await,
+        connected => connected,
     }
 }
 
