@@ -134,5 +134,7 @@ async fn long_prompts_leave_nothing_behind() {
         ask().await;
     }
     let (_, after) = look(&daemon, "asked a thousand times").await;
-    assert!(after <= before + before / 100, "{before} to {after} bytes");
+    // A hundredth; a thread that is first used now has a stack, too.
+    let more = (before / 100).max(MIB);
+    assert!(after <= before + more, "{before} to {after} bytes");
 }

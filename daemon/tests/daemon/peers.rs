@@ -143,7 +143,7 @@ async fn messages_that_never_end_take_bounded_memory() {
                 if stream.write_all(&piece.repeat(4)).await.is_err() {
                     return;
                 }
-                tokio::time::sleep(Duration::from_millis(200)).await;
+                tokio::time::sleep(Duration::from_millis(500)).await;
             }
             let _ = stream.read_to_end(&mut Vec::new()).await;
         }));
