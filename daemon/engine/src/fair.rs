@@ -7,7 +7,7 @@
 //! follows from what came and went alone.
 //!
 //! Putting in, taking out and looking who is next take the logarithm of what waits, since shares are kept in the order of
-//! their turns ([`round`]). Counting who is ahead takes one look at all that waits.
+//! their turns (`round`). Counting who is ahead takes one look at all that waits.
 
 mod round;
 
