@@ -14,24 +14,11 @@ use tokio::{
 };
 use tonic::Code;
 
-use crate::support::{Daemon, run, until, within};
-
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const RESET: u8 = 3;
-const SETTINGS: u8 = 4;
-const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
-
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();
-    frame.extend([kind, flags]);
-    frame.extend(stream.to_be_bytes());
-    frame.extend(payload);
-    frame
-}
+use crate::support::{
+    Daemon,
+    http2::{DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RESET, SETTINGS, frame},
+    run, until, within,
+};
 
 /// A header that goes into the dynamic table, name and all, as gRPC's C core writes it.
 fn literal(name: &str, value: &str) -> Vec<u8> {

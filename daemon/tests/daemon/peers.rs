@@ -17,26 +17,14 @@ use tokio::{
 };
 
 use crate::support::{
-    Daemon, checkpoints, done, generate, long, many_descriptors, next, rest, tokens, until, within,
+    Daemon, checkpoints, done, generate,
+    http2::{
+        DATA, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, SETTINGS, WINDOW_UPDATE, frame,
+    },
+    long, many_descriptors, next, rest, tokens, until, within,
 };
 
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const MIB: u64 = 1 << 20;
-
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();
-    frame.extend([kind, flags]);
-    frame.extend(stream.to_be_bytes());
-    frame.extend(payload);
-    frame
-}
-
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const SETTINGS: u8 = 4;
-const PING: u8 = 6;
-const END_HEADERS: u8 = 4;
-const END_STREAM: u8 = 1;
 
 /// The headers of a call of `Generate`, without compression.
 fn headers(stream: u32) -> Vec<u8> {
@@ -174,7 +162,6 @@ fn descriptors(daemon: &Daemon) -> usize {
 
 /// The beginning of a connection with windows that never close.
 fn endless_windows() -> Vec<u8> {
-    const WINDOW_UPDATE: u8 = 8;
     const INITIAL_WINDOW_SIZE: [u8; 6] = [0, 4, 0x7f, 0xff, 0xff, 0xff];
     let settings = frame(SETTINGS, 0, 0, &INITIAL_WINDOW_SIZE);
     let window = frame(WINDOW_UPDATE, 0, 0, &[0x7f, 0, 0, 0]);
