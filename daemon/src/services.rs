@@ -133,7 +133,7 @@ impl Daemon {
         library: Library,
         settings: ModelSettings,
         socket: PathBuf,
-        dial: Preset,
+        preset: Preset,
     ) -> Self {
         let changes = ChangeNotifier::default();
         let closing = CancellationToken::new();
@@ -167,7 +167,7 @@ impl Daemon {
             closing,
             socket,
             settings,
-            default_preset: dial,
+            default_preset: preset,
             started: Instant::now(),
             host: HostFacts::new(),
             gpu_figures: GpuFigures::default(),

@@ -1,4 +1,5 @@
-//! Models that were loaded by their path: a list of paths in the daemon's state, so that they stay in the list and have a name. The files themselves are their owner's, and nothing here touches them.
+//! Models that were loaded by their path: a list of paths in the daemon's state, so that they stay in the list and have a
+//! name. The files themselves are their owner's, and nothing here touches them.
 
 use std::{
     ffi::OsStr,

@@ -81,14 +81,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        // Every connection has one; a call without is nobody's.
-        let Some(peer) = request.extensions().get::<Arc<Peer>>().cloned() else {
-            let refused = Status::from(Failure::TooManyCalls).into_http();
-            return Box::pin(std::future::ready(Ok(refused)));
-        };
-        // Of several messages, each has its own time and bytes; of a client that asks on, the calls are counted.
-        let is_stream = request.uri().path().starts_with("/grpc.reflection.");
-        let (caller, place) = match self.calls.admit(&peer, &request) {
+        let (caller, place) = match self.calls.admit(&request) {
             Ok(admitted) => admitted,
             Err(refused) => {
                 let refused = Status::from(refused).into_http();
@@ -96,6 +89,8 @@ where
             }
         };
         let share = Arc::new(Share::new(self.calls.account.clone(), caller));
+        // Reflection alone takes several messages in one call.
+        let is_stream = request.uri().path().starts_with("/grpc.reflection.");
         let mut request = request.map(|body| {
             Body::new(Message {
                 body,
@@ -123,11 +118,10 @@ where
 
 impl Calls {
     /// The caller, and a place for the call.
-    fn admit(
-        &self,
-        peer: &Arc<Peer>,
-        request: &Request<Body>,
-    ) -> Result<(Caller, CallPlace), Failure> {
+    fn admit(&self, request: &Request<Body>) -> Result<(Caller, CallPlace), Failure> {
+        // Each connection of the daemon's has one.
+        let peer: Option<&Arc<Peer>> = request.extensions().get();
+        let peer = peer.ok_or(Failure::TooManyCalls)?;
         let bearer = request.headers().get(AUTHORIZATION);
         let token = bearer.map(|value| {
             let text = value.to_str().unwrap_or_default();

@@ -130,7 +130,7 @@ impl Daemon {
         let checked = Generation::try_from(message)?;
         let serving = self.models.serving()?;
         let engine = self.engine.clone();
-        let dial = self.default_preset;
+        let preset = self.default_preset;
         let settings = self.settings.clone();
         let problem = self.settings.problem();
         let ((prepared, expected), serving) = self
@@ -145,8 +145,13 @@ impl Daemon {
                     pass.is_some_and(|pass| pass.waits())
                 };
                 let table = settings.table(&serving.name);
-                let prepared =
-                    prepare::generation(checked, (serving, patience), &table, dial, is_bus_bound)?;
+                let prepared = prepare::generation(
+                    checked,
+                    (serving, patience),
+                    &table,
+                    preset,
+                    is_bus_bound,
+                )?;
                 let asked = Work::Generate(prepared.work.clone());
                 let expected = expected(&engine, &asked, serving)?;
                 Ok((prepared, expected))

@@ -198,7 +198,7 @@ impl Connection {
 
     /// Whether the connection is to end: another got its place, or its patience is over. Wakes the task when that may be.
     fn is_over(&mut self, cx: &mut Context<'_>) -> bool {
-        if self.peer.is_closing() || self.closing.as_mut().poll(cx).is_ready() {
+        if self.closing.as_mut().poll(cx).is_ready() {
             return true;
         }
         while self.alarm.as_mut().poll(cx).is_ready() {

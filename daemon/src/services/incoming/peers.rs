@@ -59,9 +59,7 @@ pub(in crate::services) struct Peer {
     unread_bytes: AtomicUsize,
     /// When it last sent something, or took something of what was sent.
     active: Mutex<Instant>,
-    /// Set when another gets its place, or too much waits for it. It takes no more calls then.
-    is_closing: AtomicBool,
-    /// Cancelled at the same time.
+    /// Cancelled when another gets its place, or too much waits for it. It takes no more calls then.
     pub(super) closing: CancellationToken,
 }
 
@@ -97,7 +95,6 @@ impl Peers {
             has_called: AtomicBool::new(false),
             unread_bytes: AtomicUsize::new(0),
             active: Mutex::new(Instant::now()),
-            is_closing: AtomicBool::new(false),
             closing: CancellationToken::new(),
         });
         let number = state.last;
@@ -146,7 +143,7 @@ impl State {
     /// Begins to close a connection; false if that was begun before. It gives its place back at once, and its descriptor when
     /// its task hears of it.
     fn close(&mut self, peer: &Peer) -> bool {
-        if peer.is_closing.swap(true, Ordering::Relaxed) {
+        if peer.is_closing() {
             return false;
         }
         self.count(peer.caller.user, |places| places.connections -= 1);
@@ -175,7 +172,7 @@ impl Peer {
     }
 
     pub(super) fn is_closing(&self) -> bool {
-        self.is_closing.load(Ordering::Relaxed)
+        self.closing.is_cancelled()
     }
 
     /// Says why the connection is closed, but not of each.

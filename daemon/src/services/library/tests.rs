@@ -26,8 +26,8 @@ fn daemon(models: Option<&Path>) -> Arc<Daemon> {
     let engine = Arc::new(Engine::start(options).unwrap());
     let access = Access::new("http://127.0.0.1:1", None, true).unwrap();
     let library = Library::new(models.map(Path::to_owned), None, access, Arc::default());
-    let (settings, dial) = (ModelSettings::default(), Preset::default());
-    let daemon = Daemon::new(engine, library, settings, "s".into(), dial);
+    let (settings, preset) = (ModelSettings::default(), Preset::default());
+    let daemon = Daemon::new(engine, library, settings, "s".into(), preset);
     let rules = AccessRules::default().with_folders(models.into_iter().map(Path::to_owned));
     Arc::new(daemon.with_access(rules))
 }

@@ -36,8 +36,8 @@ fn daemon() -> Arc<Daemon> {
     let engine = Arc::new(Engine::start(options).unwrap());
     let access = Access::new("http://127.0.0.1:1", None, true).unwrap();
     let library = Library::new(None, None, access, Arc::default());
-    let (settings, dial) = (ModelSettings::default(), Preset::default());
-    Arc::new(Daemon::new(engine, library, settings, "s".into(), dial))
+    let (settings, preset) = (ModelSettings::default(), Preset::default());
+    Arc::new(Daemon::new(engine, library, settings, "s".into(), preset))
 }
 
 /// A load that ends when the test says so.
