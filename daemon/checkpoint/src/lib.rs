@@ -9,6 +9,7 @@ mod digests;
 mod error;
 pub mod family;
 mod file;
+mod file_version;
 mod find;
 mod folder;
 pub mod gguf;
@@ -34,6 +35,7 @@ pub use self::{
     container::{ReadMode, TakeRows},
     digests::FileDigest,
     error::CheckpointError,
+    file_version::FileVersion,
     recommended::RecommendedSettings,
     verified::VerifiedFiles,
     weight_cache::{CachedWeights, RemovedWeights, cached_weights, remove_cached},

@@ -2,9 +2,9 @@
 //! remembered by their stamps.
 
 use std::{
+    collections::HashSet,
     fs::{self, File, Metadata},
     io::{Read, Write},
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError, atomic::AtomicBool},
 };
@@ -16,6 +16,7 @@ use super::{
     container::refused,
     digests::{FileDigest, FolderDigests},
     file::CheckpointFile,
+    file_version::FileVersion,
 };
 
 /// Name of the file with the stamps, in the folder of converted weights.
@@ -104,19 +105,9 @@ impl VerifiedFiles {
     }
 }
 
-/// Device, inode, length, when content and inode changed last, and what the file was compared with. Whoever changes a
-/// file's bytes can set back the time of its content, but not that of its inode.
+/// A file's version, and what it was compared with.
 fn line(metadata: &Metadata, compared_with: &str) -> String {
-    format!(
-        "{:x}:{:x} {} {}.{} {}.{} {compared_with}",
-        metadata.dev(),
-        metadata.ino(),
-        metadata.len(),
-        metadata.mtime(),
-        metadata.mtime_nsec(),
-        metadata.ctime(),
-        metadata.ctime_nsec()
-    )
+    format!("{} {compared_with}", FileVersion::from(metadata))
 }
 
 impl Checkpoint {
@@ -170,11 +161,13 @@ impl Checkpoint {
                 small.push(CheckpointFile::open(&self.source, name)?);
             }
         }
+        let known: HashSet<_> = verified.lines().into_iter().collect();
         let files = self.files.iter().chain(&small).filter_map(|file| {
             let name = Path::new(&file.path).file_name()?.to_str()?;
             let (digest, said_by) = digests.of(name)?;
             let metadata = file.metadata()?.ok()?;
-            (!verified.has(&metadata, &digest)).then_some((file, metadata, digest, said_by))
+            let is_known = known.contains(&line(&metadata, &digest.words()));
+            (!is_known).then_some((file, metadata, digest, said_by))
         });
         let files: Vec<_> = files.collect();
         let total = files.iter().map(|(file, ..)| file.len).sum();
@@ -192,7 +185,7 @@ impl Checkpoint {
             }
             // Not what was compared, if it changed meanwhile.
             if let Some(Ok(now)) = file.metadata()
-                && line(&now, "") == line(&metadata, "")
+                && FileVersion::from(&now) == FileVersion::from(&metadata)
             {
                 verified.add(&metadata, &digest);
             }

@@ -4,14 +4,16 @@ use std::{
     collections::{BTreeMap, VecDeque},
     fs::{self, File},
     io::Read,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
 
 use ::safetensors::tensor::Metadata;
 use serde_json::{Map, Value};
-use sluice_checkpoint::safetensors::{self, HeaderAllowance};
+use sluice_checkpoint::{
+    FileVersion,
+    safetensors::{self, HeaderAllowance},
+};
 use sluice_proto::v1;
 use sluice_shared::compression::is_container_path;
 
@@ -23,7 +25,7 @@ const FILES_MAX: usize = 2048;
 /// Folders whose headers are remembered.
 const SUMMARIES_MAX: usize = 2048;
 /// Files in them, of 56 bytes each.
-const STAMPS_MAX: usize = 16_384;
+const VERSIONS_MAX: usize = 16_384;
 
 /// What a list shows of a model; reading it needs no headers.
 pub(super) struct ModelFiles {
@@ -94,46 +96,32 @@ fn remembered_summaries(
     read: impl FnOnce(&[PathBuf]) -> TensorSummaries,
 ) -> TensorSummaries {
     static REMEMBERED: Mutex<RememberedSummaries> = Mutex::new(RememberedSummaries::new());
-    let Some(stamps) = stamps(files) else {
+    let Some(versions) = versions(files) else {
         return read(files);
     };
     // Each change is one step, so a panic leaves nothing half-done.
     let remembered = || REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(known) = remembered().get(&stamps) {
+    if let Some(known) = remembered().get(&versions) {
         return known;
     }
     // Not under the lock: headers take their time.
     let read = read(files);
     // Not what was read, if one changed meanwhile.
-    if self::stamps(files).as_ref() == Some(&stamps) {
-        remembered().add(stamps, read.clone());
+    if self::versions(files).as_ref() == Some(&versions) {
+        remembered().add(versions, read.clone());
     }
     read
 }
 
-/// What tells one state of a file from another: device, inode, length, and when content and inode changed last.
-type Stamp = [i64; 7];
-
-fn stamps(files: &[PathBuf]) -> Option<Vec<Stamp>> {
-    let stamp = |file: &PathBuf| {
-        let facts = fs::metadata(file).ok()?;
-        Some([
-            facts.dev().cast_signed(),
-            facts.ino().cast_signed(),
-            facts.size().cast_signed(),
-            facts.mtime(),
-            facts.mtime_nsec(),
-            facts.ctime(),
-            facts.ctime_nsec(),
-        ])
-    };
-    files.iter().map(stamp).collect()
+fn versions(files: &[PathBuf]) -> Option<Vec<FileVersion>> {
+    let version = |file: &PathBuf| fs::metadata(file).ok().as_ref().map(FileVersion::from);
+    files.iter().map(version).collect()
 }
 
 /// What headers said, by the states of the files of a folder, the one used last at the end.
 #[derive(Debug)]
 struct RememberedSummaries {
-    known: VecDeque<(Vec<Stamp>, TensorSummaries)>,
+    known: VecDeque<(Vec<FileVersion>, TensorSummaries)>,
 }
 
 impl RememberedSummaries {
@@ -143,21 +131,21 @@ impl RememberedSummaries {
         }
     }
 
-    fn get(&mut self, stamps: &[Stamp]) -> Option<TensorSummaries> {
-        let place = self.known.iter().position(|(known, _)| known == stamps)?;
+    fn get(&mut self, versions: &[FileVersion]) -> Option<TensorSummaries> {
+        let place = self.known.iter().position(|(known, _)| known == versions)?;
         let found = self.known.remove(place)?;
         let summaries = found.1.clone();
         self.known.push_back(found);
         Some(summaries)
     }
 
-    fn add(&mut self, stamps: Vec<Stamp>, summaries: TensorSummaries) {
-        self.known.retain(|(known, _)| *known != stamps);
-        self.known.push_back((stamps, summaries));
-        let files = |known: &VecDeque<(Vec<Stamp>, _)>| -> usize {
-            known.iter().map(|(stamps, _)| stamps.len()).sum()
+    fn add(&mut self, versions: Vec<FileVersion>, summaries: TensorSummaries) {
+        self.known.retain(|(known, _)| *known != versions);
+        self.known.push_back((versions, summaries));
+        let files = |known: &VecDeque<(Vec<FileVersion>, _)>| -> usize {
+            known.iter().map(|(versions, _)| versions.len()).sum()
         };
-        while files(&self.known) > STAMPS_MAX || self.known.len() > SUMMARIES_MAX {
+        while files(&self.known) > VERSIONS_MAX || self.known.len() > SUMMARIES_MAX {
             self.known.pop_front();
         }
     }
@@ -272,15 +260,21 @@ mod tests {
     #[test]
     fn what_was_used_last_is_remembered_longest() {
         let mut remembered = RememberedSummaries::new();
-        let of = |number: usize| vec![[number as i64; 7]];
-        for number in 0..SUMMARIES_MAX {
-            remembered.add(of(number), TensorSummaries::new());
+        let file = tempfile::tempfile().unwrap();
+        let version = |bytes: usize| {
+            file.set_len(bytes as u64).unwrap();
+            FileVersion::from(&file.metadata().unwrap())
+        };
+        let all = Vec::from_iter((0..SUMMARIES_MAX + 2).map(version));
+        for version in &all[..SUMMARIES_MAX] {
+            remembered.add(vec![*version], TensorSummaries::new());
         }
-        assert!(remembered.get(&of(0)).is_some());
-        remembered.add(of(SUMMARIES_MAX), TensorSummaries::new());
-        assert!(remembered.get(&of(0)).is_some());
-        assert!(remembered.get(&of(1)).is_none());
-        remembered.add(vec![[-1; 7]; STAMPS_MAX], TensorSummaries::new());
+        assert!(remembered.get(&all[..1]).is_some());
+        remembered.add(vec![all[SUMMARIES_MAX]], TensorSummaries::new());
+        assert!(remembered.get(&all[..1]).is_some());
+        assert!(remembered.get(&all[1..2]).is_none());
+        let many = vec![all[SUMMARIES_MAX + 1]; VERSIONS_MAX];
+        remembered.add(many, TensorSummaries::new());
         assert_eq!(remembered.known.len(), 1);
     }
 }
