@@ -215,6 +215,8 @@ impl Config {
             embedding: self.embedding.value,
             max_slowdown: self.max_slowdown.value.0,
             kv_cache_format: self.kv_cache_format.value,
+            // Mixes belong to one model each: a daemon takes the latest of the one that it loads.
+            mix: None,
         }
     }
 

@@ -35,7 +35,7 @@ macro_rules! same_values {
     };
 }
 
-same_values!(Level as Level: Off = Off, Standard = Standard, Mild = Mild, Moderate = Moderate, Aggressive = Aggressive, Auto = Auto);
+same_values!(Level as Level: Off = Off, Standard = Standard, Mild = Mild, Moderate = Moderate, Aggressive = Aggressive, Optimized = Optimized, Auto = Auto);
 same_values!(EmbeddingPlacement as EmbeddingPlacement: Auto = Auto, Host = Host, Device = Device);
 same_values!(KvCacheFormat as KvCacheFormat: Auto = Auto, F32 = F32, Bf16 = Bf16, Q80 = Q8_0);
 same_values!(DecodingPreset as Preset: Exact = Exact, Quality = Quality, Balanced = Balanced, Fast = Fast, Auto = Auto);

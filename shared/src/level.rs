@@ -16,6 +16,8 @@ pub enum Level {
     Moderate,
     /// Four bits a weight.
     Aggressive,
+    /// Formats chosen group by group: the weights of a [mix](crate::mix).
+    Optimized,
     /// The most faithful level whose pass takes at most [`max_slowdown`](crate::options::PlanSettings::max_slowdown)
     /// times as long as the fastest level's.
     Auto,
@@ -139,12 +141,13 @@ impl FromStr for KvCacheFormat {
 
 impl Level {
     /// All levels, the most faithful first, `auto` last.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Off,
         Self::Standard,
         Self::Mild,
         Self::Moderate,
         Self::Aggressive,
+        Self::Optimized,
         Self::Auto,
     ];
 
@@ -157,6 +160,7 @@ impl Level {
             Self::Mild => "mild",
             Self::Moderate => "moderate",
             Self::Aggressive => "aggressive",
+            Self::Optimized => "optimized",
             Self::Auto => "auto",
         }
     }
@@ -168,7 +172,7 @@ impl Level {
             Self::Mild => Some("lossless"),
             Self::Moderate => Some("q8"),
             Self::Aggressive => Some("q4"),
-            Self::Off | Self::Standard | Self::Auto => None,
+            Self::Off | Self::Standard | Self::Optimized | Self::Auto => None,
         }
     }
 
@@ -181,6 +185,7 @@ impl Level {
             Self::Mild => "losslessly compressed weights, about 12 bits per bf16 weight",
             Self::Moderate => "8-bit weights (q8_0)",
             Self::Aggressive => "4-bit weights (q4_k), 6-bit LM head",
+            Self::Optimized => "formats chosen by `sluice optimize`, weight group by weight group",
             Self::Auto => "the most faithful level within the allowed slowdown",
         }
     }
@@ -194,7 +199,12 @@ impl Level {
                 block_length: 32,
                 steps: 64,
             }),
-            Self::Off | Self::Standard | Self::Mild | Self::Moderate | Self::Auto => None,
+            Self::Off
+            | Self::Standard
+            | Self::Mild
+            | Self::Moderate
+            | Self::Optimized
+            | Self::Auto => None,
         }
     }
 
@@ -208,6 +218,8 @@ impl Level {
             Self::Mild | Self::Auto => &[Self::Standard],
             // The smaller of the two lossless levels first: LLaDA-8B takes 10.5 GiB at `mild`, 14.0 GiB at `standard`.
             Self::Moderate => &[Self::Mild, Self::Standard],
+            // A mix may be more faithful than either of the quantized levels.
+            Self::Optimized => &[Self::Mild, Self::Standard],
             Self::Aggressive => &[Self::Moderate, Self::Mild, Self::Standard],
         }
     }
@@ -217,7 +229,7 @@ impl Level {
     pub fn is_lossless(self) -> Option<bool> {
         match self {
             Self::Off | Self::Standard | Self::Mild => Some(true),
-            Self::Moderate | Self::Aggressive => Some(false),
+            Self::Moderate | Self::Aggressive | Self::Optimized => Some(false),
             Self::Auto => None,
         }
     }
@@ -289,7 +301,7 @@ mod tests {
         }
         let error = "Off".parse::<Level>().unwrap_err();
         assert!(
-            error.contains("off, standard, mild, moderate, aggressive, auto"),
+            error.contains("off, standard, mild, moderate, aggressive, optimized, auto"),
             "{error}"
         );
     }

@@ -7,6 +7,7 @@ pub mod bandwidth;
 pub mod compression;
 pub mod decoding;
 pub mod level;
+pub mod mix;
 pub mod names;
 pub mod options;
 pub mod policy;

@@ -4,6 +4,7 @@ use std::{fmt, str::FromStr};
 
 use crate::{
     level::{EmbeddingPlacement, KvCacheFormat, Level, MAX_SLOWDOWN},
+    mix::MixId,
     units,
 };
 
@@ -32,6 +33,9 @@ pub struct PlanOptions {
     /// Format of an autoregressive model's KV cache: f32, bf16, q8_0, or auto for bf16, on a GPU for the dtype it computes in
     #[cfg_attr(feature = "clap", arg(long, value_name = "FORMAT"))]
     pub kv_cache_format: Option<KvCacheFormat>,
+    /// Mix that level optimized computes with, such as 3f2a91c4: one that `sluice optimize` made, by default the latest
+    #[cfg_attr(feature = "clap", arg(long, value_name = "ID"))]
+    pub mix: Option<MixId>,
 }
 
 impl PlanOptions {
@@ -44,6 +48,7 @@ impl PlanOptions {
             embedding: self.embedding.or(other.embedding),
             max_slowdown: self.max_slowdown.or(other.max_slowdown),
             kv_cache_format: self.kv_cache_format.or(other.kv_cache_format),
+            mix: self.mix.or(other.mix),
         }
     }
 
@@ -61,6 +66,7 @@ impl PlanOptions {
             self.embedding.map(|place| place.to_string()),
             self.max_slowdown.map(|factor| factor.to_string()),
             self.kv_cache_format.map(|format| format.to_string()),
+            self.mix.map(|mix| mix.to_string()),
         ];
         let values = NAMES.into_iter().zip(values);
         values.filter_map(|(name, value)| Some((name, value?)))
@@ -82,12 +88,13 @@ impl PlanOptions {
 }
 
 /// The options' names as flags, in their order.
-const NAMES: [&str; 5] = [
+const NAMES: [&str; 6] = [
     "level",
     "budget",
     "embedding",
     "max-slowdown",
     "kv-cache-format",
+    "mix",
 ];
 
 impl fmt::Display for PlanOptions {
@@ -162,6 +169,8 @@ pub struct PlanSettings {
     pub max_slowdown: f64,
     /// Format of an autoregressive model's KV cache, from the next request on.
     pub kv_cache_format: KvCacheFormat,
+    /// The mix of [`Level::Optimized`]; `None`: the latest.
+    pub mix: Option<MixId>,
 }
 
 impl Default for PlanSettings {
@@ -179,6 +188,7 @@ impl From<PlanOptions> for PlanSettings {
             embedding: options.embedding.unwrap_or_default(),
             max_slowdown: options.max_slowdown.unwrap_or(MAX_SLOWDOWN),
             kv_cache_format: options.kv_cache_format.unwrap_or_default(),
+            mix: options.mix,
         }
     }
 }
@@ -192,6 +202,7 @@ impl From<PlanSettings> for PlanOptions {
             embedding: Some(settings.embedding),
             max_slowdown: Some(settings.max_slowdown),
             kv_cache_format: Some(settings.kv_cache_format),
+            mix: settings.mix,
         }
     }
 }
@@ -258,6 +269,7 @@ mod tests {
             embedding: Some(EmbeddingPlacement::Host),
             max_slowdown: Some(2.0),
             kv_cache_format: Some(KvCacheFormat::Q8_0),
+            mix: Some(MixId::of_hash(7)),
         }
     }
 
@@ -271,8 +283,9 @@ mod tests {
             embedding: Some(EmbeddingPlacement::Device),
             max_slowdown: Some(3.0),
             kv_cache_format: Some(KvCacheFormat::F32),
+            mix: Some(MixId::of_hash(8)),
         };
-        // Each of the five is said by one, by the other, by both or by neither.
+        // Each of the six is said by one, by the other, by both or by neither.
         for (first, second, expected) in [
             (all(), others, all()),
             (all(), nothing, all()),
@@ -321,7 +334,8 @@ mod tests {
         assert_eq!(PlanOptions::default().to_string(), "");
         assert_eq!(
             all().to_string(),
-            "level mild, budget 7, embedding host, max-slowdown 2, kv-cache-format q8_0"
+            "level mild, budget 7, embedding host, max-slowdown 2, kv-cache-format q8_0, \
+             mix 00000007"
         );
     }
 

@@ -270,6 +270,7 @@ impl Checkpoint {
                 format: self.check(&spec.name, &spec.shape)?,
                 compressed: self.compressed(&spec.name),
                 compressed_copy: None,
+                mixed: None,
                 spec,
             })
         };

@@ -9,6 +9,7 @@
 mod cached;
 mod compressed;
 mod fingerprint;
+mod mix;
 mod write;
 
 use std::{
@@ -21,13 +22,16 @@ use safetensors::tensor::Metadata;
 use serde_json::{Map, Value, json};
 use sluice_machine::page::PAGE_BYTES;
 use sluice_shared::level::Level;
-use sluice_weights::{SourceTensor, TensorPlan, WeightGroupPlan};
+use sluice_weights::{SourceTensor, Storage, TensorPlan, WeightGroupPlan};
 
 pub use self::cached::{
     CachedWeights, EvictedWeights, RemovedWeights, cached_weights, evict, remove_cached,
 };
 pub use self::compressed::{CompressedWeights, with_estimated_compression};
 pub(super) use self::fingerprint::FileStamp;
+pub use self::mix::{
+    MatrixWriter, MixMatrix, MixRecord, MixedGroup, Mixes, OpenMix, QuantizeMatrix,
+};
 use super::{
     Checkpoint, CheckpointError, Source, TensorEntry, file::CheckpointFile,
     safetensors::HEADER_BYTES_MAX,
@@ -93,7 +97,8 @@ impl ConvertedWeights {
         let mut known = vec![false; sources.len()];
         for tensor in groups.iter().flat_map(|group| &group.tensors) {
             // Everything else is read from the checkpoint itself.
-            let is_converted = tensor.storage.format() != tensor.source;
+            let is_converted =
+                matches!(tensor.storage, Storage::Plain(format) if format != tensor.source);
             // The parts of the LM head are one tensor.
             if is_converted && !std::mem::replace(&mut known[tensor.tensor], true) {
                 let spec = &sources[tensor.tensor].spec;

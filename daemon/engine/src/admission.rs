@@ -11,7 +11,7 @@ use crate::{
     decode::{self, fidelity::ROWS_PER_SAMPLE_MAX, policy::policy},
     error::RequestError,
     model::ModelInfo,
-    request::{CanvasSlot, Generate, MeasureFidelity, Score, Work},
+    request::{CanvasSlot, Generate, MeasureFidelity, MeasureMix, Score, Work},
 };
 
 impl Work {
@@ -29,11 +29,13 @@ impl Work {
                 request.answer.len(),
                 requests(request.guidance),
             ),
-            Self::MeasureFidelity(request) => Workload::new(
-                longest(&request.samples).unwrap_or(1),
-                ROWS_PER_SAMPLE_MAX,
-                1,
-            ),
+            Self::MeasureFidelity(request) | Self::MeasureMix(MeasureMix { on: request, .. }) => {
+                Workload::new(
+                    longest(&request.samples).unwrap_or(1),
+                    ROWS_PER_SAMPLE_MAX,
+                    1,
+                )
+            }
         }
     }
 
@@ -46,6 +48,7 @@ impl Work {
             Self::Generate(generate) => generate.check(model),
             Self::Score(score) => score.check(model),
             Self::MeasureFidelity(compare) => compare.check(model),
+            Self::MeasureMix(measure) => measure.on.check(model),
         }
     }
 }

@@ -4,7 +4,7 @@ use sluice_checkpoint::CheckpointError;
 use sluice_cuda::CudaError;
 use sluice_ops::OpsError;
 use sluice_plan::PlanError;
-use sluice_shared::level::Level;
+use sluice_shared::{level::Level, mix::MixId};
 use sluice_tokenizer::TokenizerError;
 
 /// A request breaks a rule; nothing was computed.
@@ -163,6 +163,12 @@ pub enum EngineError {
         /// Converted bytes that each pass would stream.
         streamed_bytes: u64,
     },
+    /// There are no optimized weights, or none of this name.
+    #[error(
+        "this model has no {}",
+        .0.map_or_else(|| "optimized weights".to_owned(), |mix| format!("mix {mix}"))
+    )]
+    NoMix(Option<MixId>),
     /// The engine is shutting down.
     #[error("the engine is shutting down")]
     Stopped,

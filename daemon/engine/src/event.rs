@@ -251,6 +251,8 @@ pub enum Outcome {
     Scored(ScoreResult),
     /// A measurement of a level.
     Fidelity(FidelityResult),
+    /// What each part of a mix costs, in the order in which they were asked for.
+    MixParts(Vec<PartLoss>),
     /// Cancelled before it had a result of its kind: an estimate, or a request that was still waiting.
     Cancelled,
 }
@@ -303,8 +305,19 @@ pub struct FidelityResult {
     pub source_bound: f64,
     /// The bound under the level's weights.
     pub level_bound: f64,
+    /// Standard error of `mean_kl`, samples being independent and their rows not.
+    pub kl_standard_error: f64,
     /// Time that the measurement took.
     pub elapsed: Duration,
+}
+
+/// What a part of a mix costs: the divergence from the checkpoint's own weights, which all others are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PartLoss {
+    /// Mean of KL(checkpoint ‖ mix) over all rows, in nats.
+    pub mean_kl: f64,
+    /// Standard error of that mean, samples being independent and their rows not.
+    pub standard_error: f64,
 }
 
 /// An estimate of a likelihood.

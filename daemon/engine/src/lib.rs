@@ -28,5 +28,7 @@ pub use command::{
 pub use error::{EngineError, RequestError};
 pub use event::{Event, Outcome};
 pub use fair::ShareKey;
-pub use request::{CanvasSlot, Generate, MeasureFidelity, ModelId, Score, Work};
+pub use request::{
+    CanvasSlot, Generate, MatrixKey, MeasureFidelity, MeasureMix, ModelId, Score, Work,
+};
 pub use runtime::{Engine, EngineOptions, PARALLEL_DEFAULT, PARALLEL_MAX};

@@ -1,11 +1,15 @@
 //! Requests to the engine, in token ids. Which are admitted: `admission`.
 
+use std::sync::Arc;
+
 use sluice_shared::{
     decoding::Decoding,
     level::Level,
+    mix::MixId,
     policy::PolicyChoice,
     sampling::{EosPolicy, Remasking, Sampling},
 };
+use sluice_weights::TensorPart;
 
 /// The load of a model that a request was made for: ids mean nothing to another model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -112,6 +116,20 @@ pub struct MeasureFidelity {
     pub seed: u64,
 }
 
+/// Measure parts of a mix one after another, each with the checkpoint's own weights everywhere else.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MeasureMix {
+    /// The texts to measure on; its level doesn't matter.
+    pub on: MeasureFidelity,
+    /// The mix.
+    pub mix: MixId,
+    /// The matrices of each part.
+    pub parts: Vec<Arc<[MatrixKey]>>,
+}
+
+/// A matrix of a model: its layer, which is 0 for parts outside of layers, and its part.
+pub type MatrixKey = (usize, TensorPart);
+
 /// The work of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Work {
@@ -121,6 +139,8 @@ pub enum Work {
     Score(Score),
     /// Measure a level.
     MeasureFidelity(MeasureFidelity),
+    /// Measure parts of a mix.
+    MeasureMix(MeasureMix),
 }
 
 impl Work {
@@ -131,6 +151,7 @@ impl Work {
             Self::Generate(generate) => generate.model,
             Self::Score(score) => score.model,
             Self::MeasureFidelity(compare) => compare.model,
+            Self::MeasureMix(measure) => measure.on.model,
         }
     }
 
@@ -143,7 +164,8 @@ impl Work {
                 generate.steps,
             ),
             Self::Score(score) => (score.prompt.len() + score.answer.len(), score.draws),
-            Self::MeasureFidelity(measure) => (measure.samples.iter().map(Vec::len).sum(), 2),
+            Self::MeasureFidelity(measure) => (measure.rows(), 2),
+            Self::MeasureMix(measure) => (measure.on.rows(), 1 + measure.parts.len()),
         };
         let (rows, passes) = rows_and_passes;
         (rows as u64).saturating_mul(passes as u64)
@@ -152,7 +174,13 @@ impl Work {
     /// Whether it may share passes with others. A fidelity measurement changes the weights on its way.
     #[must_use]
     pub fn is_batchable(&self) -> bool {
-        !matches!(self, Self::MeasureFidelity(_))
+        !matches!(self, Self::MeasureFidelity(_) | Self::MeasureMix(_))
+    }
+}
+
+impl MeasureFidelity {
+    fn rows(&self) -> usize {
+        self.samples.iter().map(Vec::len).sum()
     }
 }
 

@@ -13,6 +13,7 @@ mod load;
 mod load_step;
 mod loader;
 mod memory_watch;
+mod mixes;
 mod outline;
 mod pass_runner;
 mod planner;

@@ -515,6 +515,10 @@ impl Plan {
     #[must_use]
     pub fn exceptions(&self) -> Vec<(TensorPlan, Storage)> {
         let mut found: Vec<(TensorPlan, Storage)> = Vec::new();
+        // A mix chooses tensor by tensor: what it leaves as it is is no exception.
+        if self.level == Level::Optimized {
+            return found;
+        }
         let from = recipe::RecipeInput::default();
         let all = self.groups.iter().flat_map(|group| &group.tensors);
         // Compressed tensors are exceptions for other reasons.
@@ -527,7 +531,7 @@ impl Plan {
                     width: 1 << 16,
                     ..*tensor
                 },
-                None,
+                recipe::OtherForms::default(),
             );
             let is_known = |(known, _): &(TensorPlan, Storage)| {
                 known.part == tensor.part && known.width == tensor.width
@@ -670,7 +674,8 @@ fn auto(input: &PlanInput<'_>) -> Result<Plan, PlanError> {
     for level in Level::ALL {
         // Each of the others is planned in full: whether a level fits, and how fast it is, follows from what it
         // streams.
-        if level == Level::Auto {
+        // A mix is for those who ask for it: its fidelity depends on the budget that it was made for.
+        if matches!(level, Level::Auto | Level::Optimized) {
             continue;
         }
         let choices = ResolvedPlanSettings {

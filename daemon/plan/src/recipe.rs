@@ -13,15 +13,38 @@ use super::time::Machine;
 /// `q4_k`, not by `q5_k` or `q4_1`, which would lose much for little.
 const LEAST_SAVING: f64 = 0.2;
 
-/// How this tensor, of which there may be a compressed copy, is stored at this level, which is not `auto`. Vectors stay
-/// as they are. A row length that blocks cannot divide takes the next format up, and nothing gets larger than it was.
+/// The forms beside the checkpoint's own that files have of a tensor.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct OtherForms {
+    /// Its lossless copy.
+    copy: Option<CompressedRange>,
+    /// Its quantized weights in the mix of level `optimized`.
+    mixed: Option<CompressedRange>,
+}
+
+impl OtherForms {
+    /// An embedding's rows are read one by one from the checkpoint, even where the tied LM head has the same tensor
+    /// compressed or in the mix.
+    fn of(tensor: &TensorPlan, sources: &[SourceTensor]) -> Self {
+        if tensor.part == TensorPart::Embedding {
+            return Self::default();
+        }
+        let source = &sources[tensor.tensor];
+        Self {
+            copy: source.compressed_copy_range(tensor.first_row, tensor.rows),
+            mixed: source.mixed_range(tensor.first_row, tensor.rows),
+        }
+    }
+}
+
+/// How this tensor is stored at this level, which is not `auto`. Vectors stay as they are. A row length that blocks cannot divide takes the next format up, and nothing gets larger than it was.
 /// What a GGUF file has in blocks already was rounded once; it is rounded again only where that saves a fifth of its
 /// bytes.
 pub(super) fn storage(
     level: Level,
     from: RecipeInput,
     tensor: &TensorPlan,
-    copy: Option<CompressedRange>,
+    forms: OtherForms,
 ) -> Storage {
     // A GPU gathers rows of the embedding as they are stored, so it keeps them plain.
     let is_read_by_row = from.is_gpu && tensor.part == TensorPart::Embedding;
@@ -42,7 +65,15 @@ pub(super) fn storage(
         Level::Off | Level::Standard => return source,
         Level::Mild if let Some(coding) = compressed => return Storage::Compressed(coding),
         // What has neither a compressed original nor a copy is small, in blocks already, or read row by row.
-        Level::Mild => return copy.map_or(source, |coding| Storage::Compressed(kept(coding))),
+        Level::Mild => {
+            return forms
+                .copy
+                .map_or(source, |copy| Storage::Compressed(kept(copy)));
+        }
+        // What the mix leaves alone is the checkpoint's.
+        Level::Optimized => {
+            return (forms.mixed).map_or(source, |mixed| Storage::Compressed(kept(mixed)));
+        }
         // KL divergence from the checkpoint 0.00027 with the demonstration model, 0.010 for the four bits below
         // (docs/levels.md).
         Level::Moderate => Format::Q8_0,
@@ -104,7 +135,7 @@ pub(super) fn apply(
     let from = RecipeInput::new(machine);
     for group in groups {
         for tensor in &mut group.tensors {
-            tensor.storage = storage(level, from, tensor, compressed_copy_of(tensor, sources));
+            tensor.storage = storage(level, from, tensor, OtherForms::of(tensor, sources));
         }
         group.tier = match group.group {
             WeightGroup::Embedding if is_on_host => Tier::Host,
@@ -124,8 +155,8 @@ pub(super) fn equal_levels(
     let is_same = |other: Level| {
         let mut tensors = groups.iter().flat_map(|group| &group.tensors);
         tensors.all(|tensor| {
-            let copy = compressed_copy_of(tensor, sources);
-            storage(level, from, tensor, copy) == storage(other, from, tensor, copy)
+            let forms = OtherForms::of(tensor, sources);
+            storage(level, from, tensor, forms) == storage(other, from, tensor, forms)
         })
     };
     // `off` and `standard` store the same weights by definition, which is no news to anybody.
@@ -141,13 +172,6 @@ pub(super) fn equal_levels(
         !is_itself && is_same(*other)
     });
     others.collect()
-}
-
-/// The compressed copy of a tensor's rows. An embedding's rows are read one by one from the checkpoint, even where the
-/// tied LM head has the same tensor compressed.
-fn compressed_copy_of(tensor: &TensorPlan, sources: &[SourceTensor]) -> Option<CompressedRange> {
-    let copy = sources[tensor.tensor].compressed_copy_range(tensor.first_row, tensor.rows);
-    copy.filter(|_| tensor.part != TensorPart::Embedding)
 }
 
 /// A weight group as a GPU streams it: tensors that are compressed in the checkpoint and plain at this level cross the
@@ -216,7 +240,15 @@ mod tests {
             bytes: 400_000,
             index_bytes: 0,
             format: Bf16,
+            mix: 0,
             is_estimate: true,
+        };
+        let mixed = CompressedRange {
+            scheme: Scheme::Trellis,
+            bytes: 100_000,
+            mix: 7,
+            is_estimate: false,
+            ..copy
         };
         let narrow = tensor(TensorPart::Query, 576, 576, Q4_1);
         for (level, tensor, expected) in [
@@ -245,10 +277,18 @@ mod tests {
             (Level::Aggressive, stored(Q4_0), Plain(Q4_0)),
             (Level::Aggressive, stored(Q2K), Plain(Q2K)),
             (Level::Aggressive, narrow, Plain(Q4_1)),
+            // What the mix has, and what it leaves alone.
+            (Level::Optimized, query, Compressed(mixed)),
+            (Level::Optimized, head, Plain(Bf16)),
+            (Level::Optimized, stored(Q4K), Plain(Q4K)),
         ] {
-            let copy = (tensor == query).then_some(copy);
+            let is_query = tensor == query;
+            let forms = OtherForms {
+                copy: is_query.then_some(copy),
+                mixed: is_query.then_some(mixed),
+            };
             assert_eq!(
-                storage(level, RecipeInput::default(), &tensor, copy),
+                storage(level, RecipeInput::default(), &tensor, forms),
                 expected,
                 "{level} {tensor:?}"
             );

@@ -25,6 +25,7 @@ pub(crate) fn sources_of(shape: &Shape) -> Vec<SourceTensor> {
             format: Format::Bf16,
             compressed: None,
             compressed_copy: None,
+            mixed: None,
         })
         .collect();
     with_assumed_compression(sources)

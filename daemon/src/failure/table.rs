@@ -273,6 +273,8 @@ fn engine(error: &EngineError) -> ErrorRow {
         )
         .hint("start sluiced with --weight-cache DIR, raise the budget, or choose level standard")
         .figure("streamed_bytes", streamed_bytes),
+        EngineError::NoMix(_) => ErrorRow::new(Code::FailedPrecondition, "NO_MIX")
+            .hint("sluice optimize makes one; sluice list shows those that exist"),
         EngineError::Stopped => {
             ErrorRow::new(Code::Unavailable, "STOPPED").hint("start sluiced again and repeat")
         }

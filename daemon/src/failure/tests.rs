@@ -36,6 +36,7 @@ fn name(failure: &Failure) -> &'static str {
         F::Engine(E::LoadCancelled) => "load cancelled",
         F::Engine(E::Superseded) => "superseded",
         F::Engine(E::NoWeightCache { .. }) => "no derivatives",
+        F::Engine(E::NoMix(_)) => "no mix",
         F::Engine(E::Tokenizer(_)) => "checkpoint's tokenizer",
         F::Engine(E::Stopped) => "stopped",
         F::Engine(E::Ops(OpsError::Threads(_))) => "threads",
@@ -164,7 +165,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 157;
+const VARIANTS: usize = 158;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -230,6 +231,7 @@ async fn all() -> Vec<(Failure, Code)> {
             }),
             FailedPrecondition,
         ),
+        (engine(EngineError::NoMix(None)), FailedPrecondition),
         (
             engine(EngineError::Tokenizer(TokenizerError::Tokenizer {
                 cause: text(),

@@ -149,6 +149,12 @@ impl CompressedTensor {
         self.is_estimate
     }
 
+    /// The format that its rows decompress to.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
     /// The compression scheme.
     #[must_use]
     pub fn scheme(&self) -> Scheme {

@@ -22,8 +22,8 @@ pub use self::{
     rope::{Llama3Scaling, Rope},
     shape::{Shape, TensorNaming},
     storage::{
-        CompressedRange, SourceTensor, Storage, TensorPlan, Tier, WeightFormat, WeightGroupPlan,
-        weight_groups,
+        CompressedRange, MixedTensor, SourceTensor, Storage, TensorPlan, Tier, WeightFormat,
+        WeightGroupPlan, weight_groups,
     },
     view::{CompressedRows, GpuCompressedRows, GpuWeight, Weight, WeightData},
 };

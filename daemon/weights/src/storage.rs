@@ -20,6 +20,17 @@ pub struct SourceTensor {
     /// How its lossless copy in the converted-weight cache is compressed, or an estimate of it; `None` if a copy saves
     /// nothing.
     pub compressed_copy: Option<Arc<CompressedTensor>>,
+    /// What takes its place at level `optimized`; `None` if the mix leaves it as it is.
+    pub mixed: Option<MixedTensor>,
+}
+
+/// A tensor's quantized weights in a mix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MixedTensor {
+    /// The number of the mix, which is never 0.
+    pub mix: u32,
+    /// The weights, as the mix's file holds them.
+    pub compressed: Arc<CompressedTensor>,
 }
 
 impl SourceTensor {
@@ -31,6 +42,17 @@ impl SourceTensor {
     /// The compression of these rows in the copy.
     pub fn compressed_copy_range(&self, first_row: usize, rows: usize) -> Option<CompressedRange> {
         self.range_of(self.compressed_copy.as_ref()?, first_row, rows)
+    }
+
+    /// These rows in the mix.
+    pub fn mixed_range(&self, first_row: usize, rows: usize) -> Option<CompressedRange> {
+        let mixed = self.mixed.as_ref()?;
+        let range = self.range_of(&mixed.compressed, first_row, rows)?;
+        Some(CompressedRange {
+            mix: mixed.mix,
+            format: mixed.compressed.format(),
+            ..range
+        })
     }
 
     fn range_of(
@@ -48,6 +70,7 @@ impl SourceTensor {
             bytes: bytes.end - bytes.start,
             index_bytes: compressed.index_bytes(&rows),
             format: self.format,
+            mix: 0,
             is_estimate: compressed.is_estimate(),
         })
     }
@@ -84,6 +107,8 @@ pub struct CompressedRange {
     pub index_bytes: u64,
     /// The format that they decompress to.
     pub format: Format,
+    /// The number of the mix whose file holds them; 0 for the checkpoint and its lossless copy.
+    pub mix: u32,
     /// Whether `bytes` is an estimate, because nobody has compressed these rows yet.
     pub is_estimate: bool,
 }
@@ -130,6 +155,15 @@ impl Storage {
                 Scheme::Dictionary => "dictionary",
                 Scheme::Trellis => "trellis",
             },
+        }
+    }
+
+    /// The number of the mix whose file holds it; 0 where it is none's.
+    #[must_use]
+    pub fn mix(self) -> u32 {
+        match self {
+            Self::Plain(_) => 0,
+            Self::Compressed(range) => range.mix,
         }
     }
 

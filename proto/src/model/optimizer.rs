@@ -2,6 +2,7 @@
 
 use sluice_shared::{
     level::{Level, check_max_slowdown},
+    mix::MixId,
     options::{Budget, PlanOptions},
 };
 
@@ -172,6 +173,7 @@ impl TryFrom<v1::PlanOptions> for PlanOptions {
                 wire.kv_cache_format,
                 v1::KvCacheFormat::checked,
             )?,
+            mix: MixId::from_number(wire.mix),
         })
     }
 }
@@ -187,6 +189,7 @@ impl From<PlanOptions> for v1::PlanOptions {
             embedding_placement: wire_value::<v1::EmbeddingPlacement, _>(options.embedding),
             max_slowdown: options.max_slowdown,
             kv_cache_format: wire_value::<v1::KvCacheFormat, _>(options.kv_cache_format),
+            mix: options.mix.map_or(0, MixId::number),
         }
     }
 }

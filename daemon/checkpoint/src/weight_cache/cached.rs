@@ -9,7 +9,7 @@ use std::{
     time::SystemTime,
 };
 
-use sluice_shared::level::Level;
+use sluice_shared::{level::Level, mix::MixId};
 
 use super::{
     LEVEL_KEY, PATH_KEY, SOURCE_KEY, Source, VERSION_KEY,
@@ -179,8 +179,12 @@ impl<'a> Parts<'a> {
             Some(stem) => (stem, true),
             None => (name.strip_suffix(".safetensors")?, false),
         };
-        // From the right: a model's name may contain hyphens.
-        let (rest, level) = stem.rsplit_once('-')?;
+        // From the right: a model's name may contain hyphens. A mix has its name behind the level's.
+        let (rest, last) = stem.rsplit_once('-')?;
+        let (rest, level) = match last.parse::<MixId>() {
+            Ok(_) => rest.rsplit_once('-')?,
+            Err(_) => (rest, last),
+        };
         let (model, fingerprint) = rest.rsplit_once('-')?;
         let is_fingerprint = fingerprint.len() == DIGITS
             && fingerprint.bytes().all(|digit| digit.is_ascii_hexdigit());

@@ -46,7 +46,7 @@ const BATCH_BYTES: usize = 8 << 20;
 /// Bytes of plain tensors that are copied at once: a multiple of every tile's size.
 const PLAIN_BYTES: u64 = 1 << 20;
 /// Name of the file inside that says what the copy was made from.
-const ORIGIN: &str = "origin.json";
+pub(super) const ORIGIN: &str = "origin.json";
 /// Longest such file; real ones have some hundred bytes.
 const ORIGIN_BYTES_MAX: u64 = 64 << 10;
 /// Ending of these copies' names.
@@ -463,7 +463,9 @@ pub(super) fn origin(path: &Path) -> Option<HashMap<String, String>> {
     said_by(&copy).ok()?
 }
 
-fn said_by(copy: &Checkpoint) -> Result<Option<HashMap<String, String>>, CheckpointError> {
+pub(super) fn said_by(
+    copy: &Checkpoint,
+) -> Result<Option<HashMap<String, String>>, CheckpointError> {
     let said = copy.small_file(ORIGIN, ORIGIN_BYTES_MAX)?;
     Ok(said.and_then(|said| serde_json::from_slice(&said).ok()))
 }

@@ -41,6 +41,8 @@ pub struct WeightReader {
     entries: Vec<TensorEntry>,
     /// The tensors that are stored compressed, in the checkpoint or a copy beside it.
     compressed: CompressedFile,
+    /// Files of mixes, with the mix's number: during a switch between two mixes, two are read from.
+    mixes: Vec<(u32, CompressedFile)>,
     /// Converted copies on disk, with the tensors they have: during a switch between two levels, two are read from.
     converted: Vec<(Arc<Checkpoint>, Vec<Option<TensorEntry>>)>,
     /// Limit of the bytes a second that are streamed; `None` without one.
@@ -145,6 +147,7 @@ impl WeightReader {
             compressed: CompressedFile::new(Arc::clone(&checkpoint), sources),
             entries,
             checkpoint,
+            mixes: Vec::new(),
             converted: Vec::new(),
             limit_bytes_per_s: None,
             pinned_memory_limit_bytes: 0,
@@ -210,6 +213,20 @@ impl WeightReader {
         self
     }
 
+    /// Also reads the quantized weights of a mix, which the sources name by this number.
+    pub(crate) fn with_mix(
+        mut self,
+        mix: u32,
+        weights: Arc<Checkpoint>,
+        sources: &[SourceTensor],
+    ) -> Self {
+        weights.hold();
+        self.mixes.retain(|(known, _)| *known != mix);
+        self.mixes
+            .push((mix, CompressedFile::new(weights, sources)));
+        self
+    }
+
     /// Reads no more from copies that a plan does not use: others may evict them then.
     pub(crate) fn only_for(mut self, plan: &Plan) -> Self {
         let tensors = || plan.groups.iter().flat_map(|group| &group.tensors);
@@ -222,9 +239,16 @@ impl WeightReader {
             })
         };
         self.converted.retain(|(_, entries)| is_of_use(entries));
+        self.mixes.retain(|(mix, file)| {
+            let is_used = tensors().any(|tensor| tensor.storage.mix() == *mix);
+            if !is_used {
+                file.container.release();
+            }
+            is_used
+        });
         // A compressed checkpoint is a container itself, which stays open.
         let is_copy = !Arc::ptr_eq(&self.compressed.container, &self.checkpoint);
-        let is_compressed = |tensor: &TensorPlan| matches!(tensor.storage, Storage::Compressed(_));
+        let is_compressed = |tensor: &TensorPlan| matches!(tensor.storage, Storage::Compressed(range) if range.mix == 0);
         if is_copy && !tensors().any(is_compressed) {
             // Only released: the planner keeps it open, and another plan may want it again.
             self.compressed.container.release();
@@ -254,8 +278,10 @@ impl WeightReader {
         let copies = self.converted.iter().map(|(copy, _)| copy);
         let compressed = Some(&self.compressed.container)
             .filter(|compressed| !Arc::ptr_eq(compressed, &self.checkpoint));
+        let mixes = self.mixes.iter().map(|(_, file)| &file.container);
         let changed = |copy: &&Arc<Checkpoint>| copy.check_all_unchanged().is_err();
-        copies.chain(compressed).filter(changed).count()
+        let all = copies.chain(compressed).chain(mixes);
+        all.filter(changed).count()
     }
 
     /// Reads a group to resident memory, converting tensors that are stored otherwise; `None` when cancelled.
@@ -395,8 +421,8 @@ impl WeightReader {
     /// How each of a group's tensors is compressed, where it stays compressed.
     pub(crate) fn compressed(&self, group: &WeightGroupPlan) -> Vec<Option<Arc<CompressedTensor>>> {
         let compressed = |tensor: &TensorPlan| match tensor.storage {
-            Storage::Compressed(_) => {
-                let (_, compressed) = self.compressed.entry(tensor.tensor)?;
+            Storage::Compressed(range) => {
+                let (_, compressed) = self.compressed_file(range)?.entry(tensor.tensor)?;
                 Some(Arc::clone(compressed))
             }
             Storage::Plain(_) => None,
@@ -413,13 +439,14 @@ impl WeightReader {
         starts: &[usize],
     ) -> Result<(), EngineError> {
         for (tensor, &start) in group.tensors.iter().zip(starts) {
-            if let (Storage::Compressed(coding), Some((entry, compressed))) =
-                (tensor.storage, self.compressed.entry(tensor.tensor))
+            if let Storage::Compressed(coding) = tensor.storage
+                && let Some(file) = self.compressed_file(coding)
+                && let Some((entry, compressed)) = file.entry(tensor.tensor)
             {
                 let all = &mut memory[start..start + tensor.bytes() as usize];
                 let (bytes, beside) = all.split_at_mut(coding.bytes as usize);
                 let rows = tensor.first_row..tensor.first_row + tensor.rows;
-                let path = self.compressed.container.path_of(entry);
+                let path = file.container.path_of(entry);
                 let damaged = |damaged| CheckpointError::damaged(path, damaged);
                 // Checked once, here: kernels then need no bounds checks for damaged files.
                 (compressed.check(bytes, coding.start, &rows)).map_err(damaged)?;
@@ -454,11 +481,23 @@ impl WeightReader {
             .check_unchanged(&self.entries[tensor.tensor])?)
     }
 
+    /// The container that holds such compressed rows; `None` where it is not open.
+    fn compressed_file(&self, range: CompressedRange) -> Option<&CompressedFile> {
+        match range.mix {
+            0 => Some(&self.compressed),
+            mix => {
+                let mut mixes = self.mixes.iter();
+                mixes.find_map(|(known, file)| (*known == mix).then_some(file))
+            }
+        }
+    }
+
     /// Where a tensor lies in the form in which it is used; `None` where no file has that.
     fn stored(&self, tensor: &TensorPlan) -> Option<(&Checkpoint, &TensorEntry)> {
-        if matches!(tensor.storage, Storage::Compressed(_)) {
-            let (entry, _) = self.compressed.entry(tensor.tensor)?;
-            return Some((&self.compressed.container, entry));
+        if let Storage::Compressed(range) = tensor.storage {
+            let file = self.compressed_file(range)?;
+            let (entry, _) = file.entry(tensor.tensor)?;
+            return Some((&file.container, entry));
         }
         let format = tensor.storage.format();
         if format == tensor.source {

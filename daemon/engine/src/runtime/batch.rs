@@ -84,6 +84,12 @@ impl Worker {
                 served.rest();
                 served.worker.end(job, result);
             }
+            (Ok(()), Work::MeasureMix(request)) => {
+                let mut emit = |event| job.listener.tell(event);
+                let result = served.worker.measure_mix(request, stop, &mut emit);
+                served.rest();
+                served.worker.end(job, result);
+            }
             (Ok(()), Work::Generate(_) | Work::Score(_)) => Batch {
                 runner: served,
                 members: Vec::new(),
@@ -202,7 +208,9 @@ impl Batch<'_> {
                 request: contained(|| Box::new(ScoreEstimate::new(request.clone(), vocabulary)))?,
                 watch: None,
             },
-            Work::MeasureFidelity(_) => unreachable!("comparisons share no passes"),
+            Work::MeasureFidelity(_) | Work::MeasureMix(_) => {
+                unreachable!("comparisons share no passes")
+            }
         })
     }
 

@@ -8,7 +8,9 @@ use sluice_plan::Plan;
 use sluice_weights::{Tier, WeightGroupPlan};
 
 use super::{
-    weight_cache::{lacks_compressed, lacks_converted_weights, no_weight_cache, write_converted},
+    weight_cache::{
+        lacks_compressed, lacks_converted_weights, no_weight_cache, with_mix_of, write_converted,
+    },
     weight_conversion::WeightConversion,
     worker::Worker,
 };
@@ -27,6 +29,7 @@ impl Worker {
             return Err(EngineError::NoModel);
         };
         let reader = WeightReader::clone(&current.reader);
+        let reader = with_mix_of(reader, &current.planner, plan)?;
         let conversion;
         // A plan needs compressed or converted weights, never both: levels use the one or the other.
         let reader = if lacks_compressed(&reader, plan) {

@@ -2,7 +2,10 @@
 //! of both LM heads beside each other. Afterwards the plan in force is restored, whatever happens.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Instant,
 };
 
@@ -11,19 +14,34 @@ use sluice_ops::{Activation, KvCacheShape};
 use sluice_plan::{Plan, resolve_kv_cache_format};
 use sluice_shared::{
     level::{KvCacheFormat, Level},
+    mix::MixId,
     options::ResolvedPlanSettings,
 };
 use sluice_weights::{TensorPart, WeightGroup, WeightGroupPlan};
 
-use super::worker::Worker;
+use super::{weight_cache::with_mix_of, worker::Worker};
 use crate::{
     decode::fidelity::{self, FidelitySample, SampleReading},
     error::EngineError,
-    event::{Event, FidelityResult, Outcome},
+    event::{Event, FidelityResult, Outcome, PartLoss},
     model::transformer::Interrupt,
-    request::MeasureFidelity,
-    residency::LoadOutcome,
+    request::{MeasureFidelity, MeasureMix},
+    residency::{LoadOutcome, WeightReader},
 };
+
+/// What a measurement puts in force.
+#[derive(Debug, Clone, Copy)]
+struct ComparedWeights {
+    level: Level,
+    /// The mix of level `optimized`; `None`: the latest.
+    mix: Option<MixId>,
+}
+
+impl ComparedWeights {
+    fn level(level: Level) -> Self {
+        Self { level, mix: None }
+    }
+}
 
 /// Memory that a measurement takes beside a plan: both sides' rows, a converted part of the LM head, and a second piece
 /// of logits.
@@ -51,6 +69,33 @@ impl Worker {
         cancel: &AtomicBool,
         emit: &mut dyn FnMut(Event),
     ) -> Result<Outcome, EngineError> {
+        self.measure_beside_plan(cancel, |worker, before| {
+            worker
+                .compare_levels(request, before, cancel, emit)
+                .map(Outcome::Fidelity)
+        })
+    }
+
+    /// Measures parts of a mix. Between its passes no settings change.
+    pub(super) fn measure_mix(
+        &mut self,
+        request: &MeasureMix,
+        cancel: &AtomicBool,
+        emit: &mut dyn FnMut(Event),
+    ) -> Result<Outcome, EngineError> {
+        self.measure_beside_plan(cancel, |worker, before| {
+            worker
+                .compare_parts(request, before, cancel, emit)
+                .map(Outcome::MixParts)
+        })
+    }
+
+    /// Measures under other plans, and puts the one in force back.
+    fn measure_beside_plan(
+        &mut self,
+        cancel: &AtomicBool,
+        measure: impl FnOnce(&mut Self, &Plan) -> Result<Outcome, Interrupt>,
+    ) -> Result<Outcome, EngineError> {
         while self.current_mut()?.switch.is_some() {
             if cancel.load(Ordering::Relaxed) {
                 return Ok(Outcome::Cancelled);
@@ -59,15 +104,63 @@ impl Worker {
             self.advance_switch_idle();
         }
         let before = self.current_mut()?.plan.clone();
-        let result = self.compare_levels(request, &before, cancel, emit);
+        let result = measure(self, &before);
         // Even when cancelled: the flag below is fresh, so that the way back is not cancelled, too.
         self.switch_now(Plan::clone(&before), &AtomicBool::new(false))?;
         match result {
-            Ok(compared) => Ok(Outcome::Fidelity(compared)),
+            Ok(outcome) => Ok(outcome),
             Err(Interrupt::Cancelled) => Ok(Outcome::Cancelled),
             Err(Interrupt::Failed(_)) if cancel.load(Ordering::Relaxed) => Ok(Outcome::Cancelled),
             Err(Interrupt::Failed(error)) => Err(error),
         }
+    }
+
+    /// Measures each part of a mix against the checkpoint's own rows, which are computed once.
+    fn compare_parts(
+        &mut self,
+        request: &MeasureMix,
+        before: &Plan,
+        cancel: &AtomicBool,
+        emit: &mut dyn FnMut(Event),
+    ) -> Result<Vec<PartLoss>, Interrupt> {
+        emit(Event::Started {
+            blocks: 1,
+            is_exact: true,
+        });
+        let current = self.current_mut()?;
+        let samples = fidelity::samples(&request.on, current.vocabulary.mask);
+        let total = (1 + request.parts.len()) * samples.len();
+        let mut done = 0;
+        let mut tell = || {
+            done += 1;
+            emit(Event::ScoreProgress { done, total });
+        };
+        let [_, exact] = self.kv_cache_formats()?;
+        let source = ComparedWeights::level(Level::Standard);
+        let theirs = self.rows_at(source, exact, before, &samples, cancel, &mut tell)?;
+        let mut losses = Vec::with_capacity(request.parts.len());
+        for part in &request.parts {
+            let current = self.current_mut()?;
+            let name = current
+                .planner
+                .mixes
+                .select(request.mix, Arc::clone(part))?;
+            let mixed = ComparedWeights {
+                level: Level::Optimized,
+                mix: Some(name),
+            };
+            // Both sides with the same KV cache: the part alone is to be measured.
+            let ours = self.rows_at(mixed, exact, before, &samples, cancel, &mut tell)?;
+            let plan = Arc::clone(&self.current_mut()?.plan);
+            self.switch_to(source, exact, before, &samples, cancel)?;
+            let rows = [&theirs, &ours];
+            let compared = self.divergence(Level::Optimized, &samples, &plan, rows, cancel)?;
+            losses.push(PartLoss {
+                mean_kl: compared.mean_kl,
+                standard_error: compared.kl_standard_error,
+            });
+        }
+        Ok(losses)
     }
 
     fn compare_levels(
@@ -103,42 +196,51 @@ impl Worker {
             done += 1;
             emit(Event::ScoreProgress { done, total });
         };
-        let kv = self.shared.state.settings().kv_cache_format;
-        let profile = self.ops.device().profile();
-        let kept_in = |kv| resolve_kv_cache_format(kv, &profile).map_err(EngineError::from);
         // The source is read with an unrounded KV cache where the device has one: what the cache's format loses counts
         // as the level's loss.
-        let (format, exact) = (
-            kept_in(kv)?,
-            kept_in(KvCacheFormat::F32).or(kept_in(KvCacheFormat::Auto))?,
-        );
+        let [format, exact] = self.kv_cache_formats()?;
         // Level first, source second: the divergence below needs the source's LM head in force.
-        let ours = self.rows_at(level, format, before, &samples, cancel, &mut tell)?;
+        let subject = ComparedWeights {
+            level,
+            mix: choices.settings.mix,
+        };
+        let ours = self.rows_at(subject, format, before, &samples, cancel, &mut tell)?;
+        // Taken before the plan changes again: into its forms the level's LM head is converted below.
+        let of_level = Arc::clone(&self.current_mut()?.plan);
         let level = match plan.is_estimate() {
             true => plan.level,
-            false => self.current_mut()?.plan.level,
+            false => of_level.level,
         };
-        // Taken before the plan changes again: into these forms the level's LM head is converted below.
-        let head = self.current_mut()?.plan.groups.clone();
-        let theirs = self.rows_at(Level::Standard, exact, before, &samples, cancel, &mut tell)?;
-        self.divergence(level, &samples, &head, [&theirs, &ours], cancel)
+        let source = ComparedWeights::level(Level::Standard);
+        let theirs = self.rows_at(source, exact, before, &samples, cancel, &mut tell)?;
+        self.divergence(level, &samples, &of_level, [&theirs, &ours], cancel)
             .map(|compared| FidelityResult {
                 elapsed: started.elapsed(),
                 ..compared
             })
     }
 
-    /// The rows of all samples, one after another, at a level, with the KV cache in a format.
-    fn rows_at(
+    /// The formats of an autoregressive model's KV cache: the one in force, and the most exact that there is.
+    fn kv_cache_formats(&self) -> Result<[Format; 2], EngineError> {
+        let kv = self.shared.state.settings().kv_cache_format;
+        let profile = self.ops.device().profile();
+        let kept_in = |kv| resolve_kv_cache_format(kv, &profile).map_err(EngineError::from);
+        let exact = kept_in(KvCacheFormat::F32).or(kept_in(KvCacheFormat::Auto))?;
+        Ok([kept_in(kv)?, exact])
+    }
+
+    /// Puts weights in force, with room for a measurement. Returns how an autoregressive model reads samples.
+    fn switch_to(
         &mut self,
-        level: Level,
+        weights: ComparedWeights,
         kept_in: Format,
         before: &Plan,
         samples: &[FidelitySample],
         cancel: &AtomicBool,
-        tell: &mut dyn FnMut(),
-    ) -> Result<Activation, Interrupt> {
-        let choices = self.shared.state.settings().resolved();
+    ) -> Result<Option<SampleReading>, EngineError> {
+        let mut choices = self.shared.state.settings().resolved();
+        choices.level = weights.level;
+        choices.settings.mix = weights.mix;
         let current = self.current_mut()?;
         let shape = &current.planner.config.shape;
         let reading = shape.causal.then(|| SampleReading {
@@ -155,9 +257,22 @@ impl Worker {
             .budget_bytes
             .saturating_sub(extra_bytes(before, samples))
             .saturating_sub(reading.map_or(0, |reading| reading.cache.bytes(longest) as u64));
-        let choices = ResolvedPlanSettings { level, ..choices };
         let plan = current.planner.plan(choices, budget, before.workload)?;
         self.switch_now(plan, cancel)?;
+        Ok(reading)
+    }
+
+    /// The rows of all samples, one after another, by these weights, with the KV cache in a format.
+    fn rows_at(
+        &mut self,
+        weights: ComparedWeights,
+        kept_in: Format,
+        before: &Plan,
+        samples: &[FidelitySample],
+        cancel: &AtomicBool,
+        tell: &mut dyn FnMut(),
+    ) -> Result<Activation, Interrupt> {
+        let reading = self.switch_to(weights, kept_in, before, samples, cancel)?;
         let Self { current, ops, .. } = self;
         let current = current.as_ref().ok_or(EngineError::NoModel)?;
         let count = samples.iter().map(|sample| sample.rows.len()).sum();
@@ -176,17 +291,21 @@ impl Worker {
         Ok(kept)
     }
 
-    /// Compares the logits of both LM heads: the checkpoint's, which is in force, and that of the level's groups.
+    /// Compares the logits of both LM heads: the checkpoint's, which is in force, and that of the level's plan.
     fn divergence(
         &mut self,
         level: Level,
         samples: &[FidelitySample],
-        groups: &[WeightGroupPlan],
+        plan: &Plan,
         rows: [&Activation; 2],
         cancel: &AtomicBool,
     ) -> Result<FidelityResult, Interrupt> {
         let Self { current, ops, .. } = self;
-        let current = current.as_ref().ok_or(EngineError::NoModel)?;
+        let current = current.as_mut().ok_or(EngineError::NoModel)?;
+        // The way back to the source has closed the mix that the level's LM head may be in.
+        let reader = WeightReader::clone(&current.reader);
+        let reader = with_mix_of(reader, &current.planner, plan)?;
+        current.set_reader(Arc::new(reader))?;
         let weights = &current.weights;
         let targets: Vec<u32> = samples
             .iter()
@@ -194,7 +313,8 @@ impl Worker {
             .collect();
         // In parts of the vocabulary: the logits of both sides would take more memory than the model's activations.
         let mut comparison = ops.start_comparison(&targets, weights.lm_head_part_rows())?;
-        let heads = groups
+        let heads = plan
+            .groups
             .iter()
             .filter(|group| matches!(group.group, WeightGroup::LmHead(_)));
         for head in heads {
@@ -224,9 +344,14 @@ impl Worker {
         let count_read = read.clone().count() as f64;
         let mut at = 0;
         let mut likelihood = [0.0; 2];
+        let mean_kl = mean(&|row| divergences[row].kl);
+        let mut squares = 0.0;
         for sample in read {
             let rows = &divergences[at..at + sample.rows.len()];
             at += rows.len();
+            // A ratio of sums over samples, linearized.
+            let off: f64 = rows.iter().map(|row| row.kl - mean_kl).sum();
+            squares += off * off;
             for (side, sum) in likelihood.iter_mut().enumerate() {
                 let all: f64 = rows.iter().map(|row| row.target[side]).sum();
                 *sum += all / rows.len() as f64 / count_read;
@@ -236,7 +361,8 @@ impl Worker {
             level,
             samples: samples.len(),
             rows: divergences.len(),
-            mean_kl: mean(&|row| divergences[row].kl),
+            mean_kl,
+            kl_standard_error: squares.sqrt() / count,
             top_agreement: mean(&|row| f64::from(divergences[row].same_top)),
             source_bound: -likelihood[0],
             level_bound: -likelihood[1],

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use sluice_checkpoint::Source;
+use sluice_checkpoint::{Source, weight_cache::Mixes};
 use sluice_machine::Rates;
 use sluice_ops::{Ops, OpsError};
 use sluice_plan::Plan;
@@ -24,6 +24,7 @@ use self::level::PreparedPlan;
 use super::{
     CommandStage, LoadEvent, LoadReport, PlanSettings,
     load_step::{LoadResult, LoadStep, OpenedCheckpoint, ReadyModel},
+    mixes::ModelMixes,
     planner::Planner,
     shared::Shared,
     weight_cache::WeightCache,
@@ -137,6 +138,9 @@ impl Loader {
             Planner::of_checkpoint(&opened.checkpoint, opened.config.clone(), machine)?;
         planner.can_compress = self.weight_cache.folder.is_some();
         planner.checkpoint = Some(Arc::clone(&opened.checkpoint));
+        if let Some(folder) = &self.weight_cache.folder {
+            planner.mixes = ModelMixes::new(Mixes::new(folder, &opened.checkpoint)?);
+        }
         let planner = Arc::new(planner);
         // Before anything is computed, converted or replaced: damaged weights give other answers without a word.
         let folder = self.weight_cache.folder.as_deref();

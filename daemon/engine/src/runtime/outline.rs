@@ -29,6 +29,7 @@ impl ModelOutline {
             format: Format::Bf16,
             compressed: None,
             compressed_copy: None,
+            mixed: None,
         });
         // There are no weights to take a sample of, so sizes come from a typical model's exponents.
         let sources = with_assumed_compression(sources.collect());

@@ -5,9 +5,10 @@ use std::sync::{Arc, PoisonError, RwLock};
 use sluice_checkpoint::{Checkpoint, disk_bandwidth, family::ModelConfig, weight_cache};
 use sluice_cuda::HEAD_DIM_MAX;
 use sluice_plan::{BLOCK_DEFAULT, CANVAS_DEFAULT, Machine, Plan, PlanError, PlanInput, Workload};
-use sluice_shared::options::ResolvedPlanSettings;
+use sluice_shared::{level::Level, options::ResolvedPlanSettings};
 use sluice_weights::{Shape, SourceTensor};
 
+use super::mixes::ModelMixes;
 use crate::{error::EngineError, model::dry_run::DryRun};
 
 /// Makes plans for a model.
@@ -18,6 +19,8 @@ pub(super) struct Planner {
     estimated_sources: Arc<Vec<SourceTensor>>,
     /// The compressed copy, once it exists.
     compressed_copy: RwLock<Option<CompressedCopy>>,
+    /// The mixes of level `optimized`.
+    pub(super) mixes: ModelMixes,
     /// Whether a compressed copy can be written somewhere.
     pub(super) can_compress: bool,
     pub(super) machine: Machine,
@@ -47,6 +50,7 @@ impl Planner {
             config,
             estimated_sources: sources.into(),
             compressed_copy: RwLock::default(),
+            mixes: ModelMixes::default(),
             can_compress: true,
             machine,
         }
@@ -145,9 +149,14 @@ impl Planner {
                 .working(&workload, mlp_rows, choices.settings.kv_cache_format)?;
         // Running requests keep their caches during a switch, whatever the new plan's workload would need.
         working.kv_cache_bytes = working.kv_cache_bytes.max(held_bytes);
+        let mut sources = self.sources();
+        if choices.level == Level::Optimized {
+            let own = Vec::clone(&sources);
+            sources = Arc::new(self.mixes.apply(choices.settings.mix, own)?);
+        }
         let plan = Plan::new(&PlanInput {
             shape: &self.config.shape,
-            sources: &self.sources(),
+            sources: &sources,
             choices,
             budget_bytes,
             working,

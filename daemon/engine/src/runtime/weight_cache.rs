@@ -182,6 +182,18 @@ fn unusable(error: &CheckpointError) -> String {
     format!("cannot use converted weights from the weight cache: {error}")
 }
 
+/// A reader that also reads the mix that the plan takes weights from, if there is one.
+pub(super) fn with_mix_of(
+    reader: WeightReader,
+    planner: &Planner,
+    plan: &Plan,
+) -> Result<WeightReader, EngineError> {
+    Ok(match planner.mixes.of_plan(plan)? {
+        Some(mix) => reader.with_mix(mix.id.number(), mix.container, &planner.sources()),
+        None => reader,
+    })
+}
+
 /// Whether the plan keeps tensors compressed that no readable file holds so.
 pub(super) fn lacks_compressed(reader: &WeightReader, plan: &Plan) -> bool {
     plan.is_estimate()
@@ -335,6 +347,7 @@ impl WeightCache {
         {
             reader = reader.with_compressed(copy, &sources);
         }
+        let reader = with_mix_of(reader, planner, plan)?;
         let notice = &mut |notice| report(LoadEvent::Notice(notice));
         let (reader, missing) = self.look_up(reader, planner, plan, notice)?;
         let is_needed = lacks_converted_weights(&reader, plan);

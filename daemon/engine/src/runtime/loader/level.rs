@@ -159,6 +159,7 @@ fn is_of_level(error: &EngineError) -> bool {
         error,
         EngineError::Plan(PlanError::BudgetTooSmall { .. } | PlanError::NotCompressed { .. })
             | EngineError::NoWeightCache { .. }
+            | EngineError::NoMix(_)
             | EngineError::Checkpoint(CheckpointError::WeightCache { .. })
     )
 }

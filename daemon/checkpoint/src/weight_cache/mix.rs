@@ -1,0 +1,312 @@
+//! Mixes: quantized weights that the optimizer chose for a checkpoint, matrix by matrix. Each is a container in the
+//! folder of converted weights, which has the matrices of the mix, a note on its origin, and a record of what was
+//! chosen. What a mix lacks is the checkpoint's.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::SystemTime,
+};
+
+use serde::{Deserialize, Serialize};
+use sluice_codec::{
+    Encoded, Scheme,
+    container::{ContainerError, ContainerPlan, ContainerWriter, Hash, PlannedTensor, partial_of},
+};
+use sluice_shared::{level::Level, mix::MixId};
+use sluice_weights::{MixedTensor, SourceTensor, compression::TILE};
+
+use super::{
+    Checkpoint, CheckpointError, Source, VERSION, check_origin,
+    compressed::{EXTENSION, ORIGIN, said_by},
+    expect, name_of, origin,
+    write::{check_free_space, free_bytes},
+};
+
+/// Key of the mix's name in the note on its origin.
+const MIX_KEY: &str = "sluice.mix";
+/// Name of the record in a mix's file.
+const RECORD: &str = "sluice-mix.json";
+/// Longest record: some hundred bytes for each matrix of the largest models.
+const RECORD_BYTES_MAX: u64 = 8 << 20;
+
+/// What was chosen, and by what.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct MixRecord {
+    /// Hash of the calibration that the weights were quantized by; empty: none.
+    pub calibration: String,
+    /// Bytes that the plan's weights were to fit in.
+    pub weight_bytes: u64,
+    /// Mean KL divergence from the checkpoint that was predicted for all groups together, in nats.
+    pub predicted_kl_nats: f64,
+    /// The groups that a format was chosen for, in the order of a pass.
+    pub groups: Vec<MixedGroup>,
+}
+
+/// Matrices that have one format, and what that costs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MixedGroup {
+    /// Names of the checkpoint's tensors.
+    pub tensors: Vec<String>,
+    /// Bits per weight.
+    pub bits: f64,
+    /// Bytes of all of them.
+    pub bytes: u64,
+    /// Its part of the predicted KL divergence, in nats.
+    pub predicted_kl_nats: f64,
+}
+
+/// A mix that is open.
+#[derive(Debug, Clone)]
+pub struct OpenMix {
+    /// Its name.
+    pub id: MixId,
+    /// Its matrices.
+    pub container: Arc<Checkpoint>,
+    /// What was chosen.
+    pub record: Arc<MixRecord>,
+}
+
+impl OpenMix {
+    /// The model's tensors, with those of the mix beside them.
+    pub fn apply(&self, sources: &mut [SourceTensor]) {
+        for source in sources {
+            let compressed = self.container.compressed(&source.spec.name);
+            source.mixed = compressed.map(|compressed| MixedTensor {
+                mix: self.id.number(),
+                compressed,
+            });
+        }
+    }
+}
+
+/// A matrix that a mix is to have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MixMatrix {
+    /// Name of the checkpoint's tensor.
+    pub name: String,
+    /// Rows and width.
+    pub size: (usize, usize),
+    /// How it is compressed.
+    pub scheme: Scheme,
+}
+
+/// The mixes of a checkpoint.
+#[derive(Debug, Clone)]
+pub struct Mixes {
+    folder: PathBuf,
+    name: String,
+    fingerprint: String,
+    source: Arc<Checkpoint>,
+}
+
+impl Mixes {
+    /// The mixes of this checkpoint in this folder.
+    ///
+    /// # Errors
+    /// When the checkpoint cannot be read.
+    pub fn new(folder: &Path, source: &Arc<Checkpoint>) -> Result<Self, CheckpointError> {
+        Ok(Self {
+            folder: folder.to_owned(),
+            name: name_of(source),
+            fingerprint: source.fingerprint()?,
+            source: Arc::clone(source),
+        })
+    }
+
+    /// Path of a mix's file, whether it exists or not.
+    #[must_use]
+    pub fn path(&self, mix: MixId) -> PathBuf {
+        self.folder.join(format!("{}{mix}{EXTENSION}", self.stem()))
+    }
+
+    fn stem(&self) -> String {
+        let Self {
+            name, fingerprint, ..
+        } = self;
+        format!("{name}-{fingerprint}-{}-", Level::Optimized)
+    }
+
+    /// All mixes whose files exist, the latest last.
+    #[must_use]
+    pub fn all(&self) -> Vec<MixId> {
+        let stem = self.stem();
+        // A folder that cannot be read has none: whoever asks for one is told that there is none.
+        let files = fs::read_dir(&self.folder).into_iter().flatten();
+        let known = files.filter_map(|file| {
+            let file = file.ok()?;
+            let name = file.file_name().into_string().ok()?;
+            let mix: MixId = (name.strip_prefix(&stem)?.strip_suffix(EXTENSION)?)
+                .parse()
+                .ok()?;
+            let modified = file.metadata().ok()?.modified().ok()?;
+            Some((modified, mix))
+        });
+        let mut known: Vec<(SystemTime, MixId)> = known.collect();
+        known.sort();
+        known.into_iter().map(|(_, mix)| mix).collect()
+    }
+
+    /// Opens a mix, if it exists, and compares it with its checksums, unless that was done since it changed last.
+    /// Returns `None` also if cancelled.
+    ///
+    /// # Errors
+    /// When its file cannot be read, is damaged, or is another checkpoint's.
+    pub fn open(
+        &self,
+        mix: MixId,
+        cancel: &AtomicBool,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Option<OpenMix>, CheckpointError> {
+        let path = self.path(mix);
+        // If existence cannot be determined, opening gives the error.
+        if !path.try_exists().unwrap_or(true) {
+            return Ok(None);
+        }
+        let container = Checkpoint::open(&Source::Folder(path.clone()))?;
+        let malformed = |cause: String| CheckpointError::MalformedFile {
+            path: path.display().to_string(),
+            cause,
+        };
+        let said = said_by(&container)?.ok_or_else(|| malformed(format!("it has no {ORIGIN}")))?;
+        check_origin(&said, &self.fingerprint, Level::Optimized).map_err(malformed)?;
+        expect(&said, MIX_KEY, &mix.to_string()).map_err(malformed)?;
+        let record = container.small_file(RECORD, RECORD_BYTES_MAX)?;
+        let record = record.ok_or_else(|| malformed(format!("it has no {RECORD}")))?;
+        let record = serde_json::from_slice(&record)
+            .map_err(|error| malformed(format!("{RECORD}: {error}")))?;
+        for name in container.names() {
+            // A hostile shape would otherwise be multiplied by.
+            let entry = container.tensor(name);
+            let original = self.source.tensor(name);
+            if entry.map(|entry| &entry.shape) != original.map(|entry| &entry.shape) {
+                let cause = format!("tensor {name} has not the checkpoint's shape");
+                return Err(malformed(cause));
+            }
+        }
+        if !container.verify(Some(&self.folder), cancel, progress)? {
+            return Ok(None);
+        }
+        Ok(Some(OpenMix {
+            id: mix,
+            container: container.into(),
+            record: Arc::new(record),
+        }))
+    }
+
+    /// Writes a mix. `quantize` is given a matrix by its index, and gives its chunks one after another to the writer.
+    /// An interrupted run leaves whole matrices behind, which the next one with the same identity takes over. Returns
+    /// `None` if cancelled.
+    ///
+    /// # Errors
+    /// When a file operation fails, free space is too little, or the source changed.
+    pub fn write(
+        &self,
+        mix: MixId,
+        (matrices, record): (&[MixMatrix], &MixRecord),
+        cancel: &AtomicBool,
+        quantize: QuantizeMatrix<'_>,
+    ) -> Result<Option<OpenMix>, CheckpointError> {
+        let path = self.path(mix);
+        let refused = |cause| CheckpointError::WeightCache {
+            path: path.clone(),
+            cause,
+        };
+        fs::create_dir_all(&self.folder).map_err(refused)?;
+        let needed_bytes = record.groups.iter().map(|group| group.bytes).sum::<u64>();
+        // What an interrupted run has written needs no more space.
+        let begun_bytes = fs::metadata(partial_of(&path)).map_or(0, |file| file.len());
+        check_free_space(
+            needed_bytes.saturating_sub(begun_bytes),
+            free_bytes(&self.folder).map_err(refused)?,
+        )
+        .map_err(refused)?;
+        let plan = self.container_plan(mix, matrices, record);
+        let written = ContainerWriter::begin(&path, plan, cancel, &mut |_| {}).and_then(|writer| {
+            let mut writer = MatrixWriter { writer };
+            while let Some(index) = writer.writer.next() {
+                if cancel.load(Ordering::Relaxed) {
+                    return Err(ContainerError::Cancelled);
+                }
+                writer.writer.begin_tensor(matrices[index].scheme)?;
+                let original_hash = match quantize(index, &mut writer) {
+                    Ok(hash) => hash,
+                    Err(error) => return Ok(Err(error)),
+                };
+                writer.writer.end_tensor(original_hash)?;
+            }
+            // Before it gets its name: weights of a source that changed meanwhile would be a mixture.
+            if let Err(error) = self.source.check_all_unchanged() {
+                return Ok(Err(error));
+            }
+            writer.writer.finish(true).map(|_| Ok(()))
+        });
+        match written {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Err(error),
+            Err(ContainerError::Cancelled) => return Ok(None),
+            Err(ContainerError::Io { cause, .. }) => return Err(refused(cause)),
+            Err(other) => return Err(refused(io::Error::other(other))),
+        }
+        let written = Checkpoint::open(&Source::Folder(path.clone()))?;
+        written.remember_written(&self.folder);
+        self.open(mix, cancel, &mut |_, _| {})
+    }
+
+    fn container_plan(
+        &self,
+        mix: MixId,
+        matrices: &[MixMatrix],
+        record: &MixRecord,
+    ) -> ContainerPlan {
+        let planned = |matrix: &MixMatrix| PlannedTensor {
+            name: matrix.name.clone(),
+            shape: vec![matrix.size.0, matrix.size.1],
+            // Quantized weights are exact in `f32` alone.
+            dtype: "f32".to_owned(),
+            // One extent for all: readers find each tensor by its own offset.
+            extent: ORIGIN.to_owned(),
+        };
+        let mut origin = origin(&self.source, &self.fingerprint, Level::Optimized);
+        origin.insert(MIX_KEY, mix.to_string());
+        let origin = serde_json::to_string(&origin).expect("words make JSON");
+        let record = serde_json::to_vec(record).expect("names and numbers make JSON");
+        ContainerPlan {
+            tile: TILE,
+            tensors: matrices.iter().map(planned).collect(),
+            shards: Vec::new(),
+            identity: format!("{VERSION} {origin} {:?}", Hash::of(&record)),
+            files: vec![
+                (ORIGIN.to_owned(), origin.into_bytes()),
+                (RECORD.to_owned(), record),
+            ],
+        }
+    }
+}
+
+/// Quantizes a matrix, by its index, and returns the hash of the bytes that it was made from.
+pub type QuantizeMatrix<'a> =
+    &'a mut dyn FnMut(usize, &mut MatrixWriter) -> Result<Hash, CheckpointError>;
+
+/// Where the chunks of a matrix are written to, in order.
+pub struct MatrixWriter {
+    writer: ContainerWriter,
+}
+
+impl MatrixWriter {
+    /// Writes the next chunk.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn chunk(&mut self, chunk: &Encoded) -> Result<(), CheckpointError> {
+        let written = self.writer.chunk(&chunk.layout, &chunk.bytes);
+        written.map_err(|error| CheckpointError::MalformedFile {
+            path: "a mix".to_owned(),
+            cause: error.to_string(),
+        })
+    }
+}
