@@ -119,6 +119,25 @@ impl Factor {
         unreachable!("the last round returns")
     }
 
+    /// Factors any positive definite matrix, of which no row is dead.
+    pub(crate) fn undamped(width: usize, values: &[f32]) -> Result<Self, FactorError> {
+        let dead = vec![false; width];
+        let mut lower = prepared(values, width, &dead, 0.);
+        let not_positive = |column| FactorError::NotPositive {
+            column,
+            damping: 0.,
+        };
+        cholesky(&mut lower, width).map_err(not_positive)?;
+        Ok(Self {
+            width,
+            lower,
+            moments: values.iter().step_by(width + 1).copied().collect(),
+            dead,
+            damping: 0.,
+            added: 0.,
+        })
+    }
+
     /// Inputs of the layer.
     #[must_use]
     pub fn width(&self) -> usize {

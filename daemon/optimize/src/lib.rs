@@ -9,6 +9,7 @@ pub mod blocks;
 pub mod factor;
 pub mod feedback;
 pub mod moments;
+pub mod prune;
 
 mod matmul;
 #[cfg(test)]
