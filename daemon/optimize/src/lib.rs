@@ -5,6 +5,7 @@
 //! error of a replacement Ŵ is tr(E H Eᵀ) with E = W - Ŵ, the mean squared error of the outputs. Results don't depend
 //! on the number of threads.
 
+pub mod allocate;
 pub mod blocks;
 pub mod factor;
 pub mod feedback;
