@@ -13,7 +13,7 @@ pub fn codec(input: &[u8]) {
         return;
     };
     let short = |at: usize| usize::from(u16::from_le_bytes([header[at], header[at + 1]]));
-    let Some(scheme) = Scheme::from_id(header[0] % 5) else {
+    let Some(scheme) = Scheme::from_id(header[0] % 6) else {
         return;
     };
     let dtype = DType::ALL[usize::from(header[1]) % 3];
@@ -24,7 +24,7 @@ pub fn codec(input: &[u8]) {
         (0, _) => (short(8), short(10)),
         (_, Scheme::Plain) => (rows * width * dtype.bytes(), 0),
         (_, Scheme::Dictionary) => ((rows * width).div_ceil(2), short(10)),
-        (_, Scheme::Huffman | Scheme::Trellis) => (short(8), 0),
+        (_, Scheme::Huffman | Scheme::Trellis | Scheme::Columns) => (short(8), 0),
     };
     let Ok(layout) = MatrixLayout::new(scheme, dtype, rows, width, tile, codes, escapes) else {
         return;

@@ -8,10 +8,12 @@ use std::ops::Range;
 use thiserror::Error;
 
 use crate::{
+    columns::ColumnMatrix,
     dictionary,
     huffman::{self, STAGE_BYTES, STREAMS},
     layout::{
-        CODE_LENGTHS_BYTES, DICTIONARY_BYTES, MatrixLayout, PAD_BYTES, STRIP_TILES, Scheme, WHOLE,
+        CODE_LENGTHS_BYTES, COLUMN_ROWS_MAX, DICTIONARY_BYTES, MatrixLayout, PAD_BYTES,
+        STRIP_TILES, Scheme, TILE_COLUMNS, WHOLE,
     },
     simd::SimdPath,
     symbols::{merge, raw_bytes, upcast, upcast_plain},
@@ -52,6 +54,16 @@ pub enum DecompressError {
         /// Rows of the matrix.
         rows: usize,
     },
+    /// The matrix doesn't have the requested columns, or is not one that is decompressed by columns.
+    #[error("columns {from} to {to} are outside of a matrix of {width} columns")]
+    Columns {
+        /// The first requested column.
+        from: usize,
+        /// The end of the requested columns, exclusive.
+        to: usize,
+        /// Columns that can be asked for.
+        width: usize,
+    },
     /// The output isn't exactly as long as the rows.
     #[error("the output has space for {found} bytes; the rows have {expected}")]
     Space {
@@ -60,7 +72,7 @@ pub enum DecompressError {
         /// Bytes or elements that the output has space for.
         found: usize,
     },
-    /// Trellis-quantized weights don't have their original values any more.
+    /// Quantized weights don't have their original values any more.
     #[error("trellis-quantized weights cannot be restored to their original bytes")]
     Lossy,
 }
@@ -81,6 +93,7 @@ enum Table {
     Huffman(huffman::Table),
     Dictionary([u8; DICTIONARY_BYTES]),
     Trellis(huffman::Table, trellis::TrellisLevels),
+    Columns(ColumnMatrix),
 }
 
 impl<'a> CompressedMatrix<'a> {
@@ -97,7 +110,7 @@ impl<'a> CompressedMatrix<'a> {
         let (padded, lengths) = match layout.scheme() {
             Scheme::Plain => (0..0, 0..0),
             Scheme::Dictionary => (layout.escapes(), layout.table()),
-            Scheme::Huffman | Scheme::Trellis => (layout.codes(), layout.table()),
+            Scheme::Huffman | Scheme::Trellis | Scheme::Columns => (layout.codes(), layout.table()),
         };
         // Decoders read whole words that may reach into the padding, and expect zeros there: they treat any read past
         // the end as zeros.
@@ -124,6 +137,9 @@ impl<'a> CompressedMatrix<'a> {
                 let codes = huffman::Table::new(&lengths).ok_or(DecompressError::Table)?;
                 Table::Trellis(codes, levels)
             }
+            Scheme::Columns => Table::Columns(
+                ColumnMatrix::read(table, &bytes[layout.steps()]).ok_or(DecompressError::Table)?,
+            ),
         };
         Ok(Self {
             layout,
@@ -180,7 +196,7 @@ impl<'a> CompressedMatrix<'a> {
                     merge(self.path, self.layout.dtype(), symbols, self.raw(part), out);
                 })
             }
-            Scheme::Trellis => Err(DecompressError::Lossy),
+            Scheme::Trellis | Scheme::Columns => Err(DecompressError::Lossy),
         }
     }
 
@@ -190,13 +206,19 @@ impl<'a> CompressedMatrix<'a> {
         rows: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), DecompressError> {
-        let numbers = self.elements(rows)?;
+        let numbers = self.elements(rows.clone())?;
         check_space(numbers.len(), out.len())?;
         let first = numbers.start;
         if self.layout.scheme() == Scheme::Plain {
             // No symbols to decode: one pass over all elements.
             self.upcast_part(&[], numbers, out);
             return Ok(());
+        }
+        if self.layout.scheme() == Scheme::Columns {
+            return self.each_block(rows.clone(), |row, column, values| {
+                let start = (row - rows.start) * self.layout.width() + column;
+                out[start..start + values.len()].copy_from_slice(values);
+            });
         }
         self.each_part(numbers, |symbols, part| {
             let out = &mut out[part.start - first..part.end - first];
@@ -212,13 +234,17 @@ impl<'a> CompressedMatrix<'a> {
 
     /// Decompresses rows to `f32` in pieces, in order, none longer than 2048 elements or a row; `sink` is given the
     /// row, its first column and the elements. For a single row of input the pieces are multiplied while they are in
-    /// the first-level cache, and never written to memory.
+    /// the first-level cache, and never written to memory. Of [`Scheme::Columns`] the pieces of a row come in order, but
+    /// those of all rows in turn.
     pub fn decompress_pieces_f32(
         &self,
         rows: Range<usize>,
         mut sink: impl FnMut(usize, usize, &[f32]),
     ) -> Result<(), DecompressError> {
-        let numbers = self.elements(rows)?;
+        let numbers = self.elements(rows.clone())?;
+        if self.layout.scheme() == Scheme::Columns {
+            return self.each_block(rows, sink);
+        }
         // On the stack, 8 KiB: the matmul of a single row allocates nothing.
         let mut values = [0.; RUN_MAX];
         let mut upcast = |symbols: &[u8], part: Range<usize>| {
@@ -242,10 +268,70 @@ impl<'a> CompressedMatrix<'a> {
         })
     }
 
+    /// Decompresses columns of a [`Scheme::Columns`] matrix to `f32`, for a matmul that goes through the inputs: column
+    /// after column, all rows of each. `out` must have exactly their size. Columns from a multiple of
+    /// [`TILE_COLUMNS`] on take least time.
+    pub fn decompress_columns_f32(
+        &self,
+        columns: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<(), DecompressError> {
+        let width = match self.layout.scheme() {
+            Scheme::Columns => self.layout.width(),
+            _ => 0,
+        };
+        let (Table::Columns(matrix), true) = (
+            &self.table,
+            columns.start <= columns.end && columns.end <= width,
+        ) else {
+            return Err(DecompressError::Columns {
+                from: columns.start,
+                to: columns.end,
+                width,
+            });
+        };
+        check_space(columns.len() * self.layout.rows(), out.len())?;
+        let codes = &self.bytes[self.layout.codes()];
+        let mut places = self.tile_positions(columns.start / TILE_COLUMNS);
+        let start = |_| Ok(places.next()?.at.start);
+        matrix.decompress(self.path, codes, columns, start, out)
+    }
+
+    /// Decompresses rows of a [`Scheme::Columns`] matrix, a few columns at a time; `sink` is given the row, its first
+    /// column and the elements.
+    fn each_block(
+        &self,
+        rows: Range<usize>,
+        mut sink: impl FnMut(usize, usize, &[f32]),
+    ) -> Result<(), DecompressError> {
+        // A tile for each stream.
+        const COLUMNS: usize = STREAMS * TILE_COLUMNS;
+        if rows.is_empty() {
+            return Ok(());
+        }
+        // On the stack, 48 KiB: decoding a row allocates nothing.
+        let mut block = [0.; COLUMNS * COLUMN_ROWS_MAX];
+        let all = self.layout.rows();
+        for first in (0..self.layout.width()).step_by(COLUMNS) {
+            let columns = first..self.layout.width().min(first + COLUMNS);
+            let block = &mut block[..columns.len() * all];
+            self.decompress_columns_f32(columns.clone(), block)?;
+            for row in rows.clone() {
+                let mut values = [0.; COLUMNS];
+                for (value, column) in values.iter_mut().zip(block.chunks(all)) {
+                    *value = column[row];
+                }
+                sink(row, first, &values[..columns.len()]);
+            }
+        }
+        Ok(())
+    }
+
     /// Computes elements `part` as `f32` from their symbols; an uncompressed matrix has none.
     fn upcast_part(&self, symbols: &[u8], part: Range<usize>, out: &mut [f32]) {
         let number = self.layout.dtype();
         match &self.table {
+            Table::Columns(_) => unreachable!("it is decompressed by columns"),
             Table::Plain => {
                 let size = number.bytes();
                 upcast_plain(number, &self.bytes[part.start * size..part.end * size], out);
@@ -318,6 +404,10 @@ impl<'a> CompressedMatrix<'a> {
                     symbols.iter().all(|symbol| symbol & trellis::SECOND == 0)
                 }
                 _ if place.whole => true,
+                Table::Columns(matrix) => {
+                    let columns = count / self.layout.rows();
+                    matrix.check(&self.bytes[self.layout.codes()], place.at.clone(), columns)
+                }
                 Table::Huffman(table) | Table::Trellis(table, _) => {
                     let codes = &self.bytes[self.layout.codes()];
                     // The fast decoder doesn't tell how many bits a tile consumed.
@@ -377,7 +467,7 @@ impl<'a> CompressedMatrix<'a> {
             Scheme::Dictionary => {
                 within(layout.codes(), numbers.start / 2..numbers.end.div_ceil(2))
             }
-            Scheme::Huffman | Scheme::Trellis => {
+            Scheme::Huffman | Scheme::Trellis | Scheme::Columns => {
                 within(layout.codes(), self.tile_positions(tile).next()?.at)
             }
         };
@@ -388,7 +478,7 @@ impl<'a> CompressedMatrix<'a> {
         // Raw bits of a tile follow from its place alone; codes and escapes are found by lengths.
         let size = raw_bytes(layout.dtype());
         let raw = match layout.scheme() {
-            Scheme::Trellis => 0..0,
+            Scheme::Trellis | Scheme::Columns => 0..0,
             _ => within(layout.raw(), numbers.start * size..numbers.end * size),
         };
         Ok([codes, escapes, raw])
@@ -418,8 +508,8 @@ impl<'a> CompressedMatrix<'a> {
     ) -> Result<(), DecompressError> {
         match &self.table {
             _ if elements.is_empty() => Ok(()),
-            // Callers handle uncompressed matrices themselves: these have no symbols.
-            Table::Plain => Ok(()),
+            // Callers handle these themselves: they have no symbols, or not in this order.
+            Table::Plain | Table::Columns(_) => Ok(()),
             Table::Huffman(table) | Table::Trellis(table, _) => {
                 self.each_tile(table, &elements, sink)
             }
@@ -623,7 +713,7 @@ impl TilePositions<'_, '_> {
         }
         let place = TileBytes {
             at: self.start..end,
-            whole: self.lengths[tile] == WHOLE,
+            whole: self.is_whole(tile),
         };
         self.start = end;
         self.tile += 1;
@@ -631,9 +721,17 @@ impl TilePositions<'_, '_> {
     }
 
     fn length(&self, tile: usize) -> usize {
+        if self.matrix.layout.scheme() == Scheme::Columns {
+            let (lengths, _) = self.lengths.as_chunks::<2>();
+            return u16::from_le_bytes(lengths[tile]).into();
+        }
         match self.lengths[tile] {
             WHOLE => self.matrix.layout.tile_elements(tile).len(),
             length => usize::from(length) * self.unit,
         }
+    }
+
+    fn is_whole(&self, tile: usize) -> bool {
+        self.matrix.layout.scheme() != Scheme::Columns && self.lengths[tile] == WHOLE
     }
 }

@@ -6,8 +6,8 @@ use std::{env, ops::Range};
 use sluice_formats::DType;
 
 use crate::{
-    CompressedMatrix, Encoded, LayoutError, Lossless, MatrixLayout, Scheme, TrellisTarget, encode,
-    quantize, simd::SimdPath,
+    ColumnsEncoder, CompressedMatrix, Encoded, LayoutError, Lossless, MatrixLayout, Scheme,
+    TrellisTarget, encode, quantize, simd::SimdPath,
 };
 
 /// Bytes of a made-up matrix at most.
@@ -71,8 +71,27 @@ fn compressed(random: &mut Random, scheme: Scheme) -> Encoded {
                 .unwrap()
                 .encoded;
         }
+        Scheme::Columns => return columns(random, number, rows, width, &values),
     };
     encode(number, rows, width, &bytes, lossless, tile).unwrap()
+}
+
+/// Columns of many steps, some of them zero.
+fn columns(
+    random: &mut Random,
+    dtype: DType,
+    rows: usize,
+    width: usize,
+    values: &[f32],
+) -> Encoded {
+    let mut encoder = ColumnsEncoder::new(dtype, width, &vec![1.; rows], 0.2).unwrap();
+    let mut decoded = vec![0.; rows];
+    for column in 0..width {
+        let values: Vec<f32> = values.iter().skip(column).step_by(width).copied().collect();
+        let step = random.one_of(&[0., 0.01, 0.1, 0.2, 0.2, 1., 30.]);
+        encoder.quantize_column(column, &values, step, &mut decoded);
+    }
+    encoder.finish().unwrap()
 }
 
 /// All that can be asked of a matrix, and how much of it there was.
@@ -309,8 +328,12 @@ fn a_header_alone_takes_no_memory() {
             Scheme::Dictionary => (numbers / 2, u32::MAX as usize),
             _ => (u32::MAX as usize, 0),
         };
+        let (rows, width) = match scheme {
+            Scheme::Columns => (1 << 8, 1 << 42),
+            _ => (1 << 25, 1 << 25),
+        };
         let layout =
-            MatrixLayout::new(scheme, DType::Bf16, 1 << 25, 1 << 25, 128, codes, escapes).unwrap();
+            MatrixLayout::new(scheme, DType::Bf16, rows, width, 128, codes, escapes).unwrap();
         assert!(CompressedMatrix::new(layout, &[0; 4096]).is_err());
     }
 }

@@ -48,7 +48,7 @@ pub(crate) fn code_lengths(counts: &[u64; 256]) -> [u8; 256] {
 }
 
 /// Builds an optimal length-limited prefix code (package-merge, Larmore and Hirschberg 1990).
-fn shortest(counts: &[u64; 256], bits_max: usize) -> [u8; 256] {
+pub(crate) fn shortest(counts: &[u64; 256], bits_max: usize) -> [u8; 256] {
     let mut weights: Vec<(u64, u8)> = (0..=255)
         .map(|symbol| (counts[usize::from(symbol)], symbol))
         .filter(|(count, _)| *count > 0)
@@ -136,6 +136,11 @@ impl Codes {
     /// Bits of a symbol's code.
     pub(crate) fn bits(&self, symbol: u8) -> u8 {
         self.0[usize::from(symbol)].1
+    }
+
+    /// A symbol's code, least significant bit first, and its bits.
+    pub(crate) fn code(&self, symbol: u8) -> (u16, u8) {
+        self.0[usize::from(symbol)]
     }
 
     /// Bytes of these symbols' codes.

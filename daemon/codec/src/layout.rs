@@ -2,15 +2,17 @@
 //!
 //! The parts, in order, each beginning at a multiple of [`ALIGN_BYTES`]; integers and floats are little-endian:
 //!
-//! | part | huffman | dictionary | rate | plain |
-//! | --- | --- | --- | --- | --- |
-//! | table | 256 code lengths, 4 bits each | 16 symbols, the last one unused | 128 code lengths, 64 means, an `f32` step | |
-//! | steps | | | a byte a row | |
-//! | offsets | a `u32` a strip of 32 tiles and one more, into codes | the same, into escapes | as huffman | |
-//! | lengths | a byte a tile, in units of [`MatrixLayout::unit_bytes`] | a byte a tile, escapes | as huffman | |
-//! | codes | bit streams, padded | 4 bits per weight | as huffman | the elements as they are |
-//! | escapes | | symbols that the dictionary lacks, padded | | |
-//! | raw | what the symbols leave of the elements | the same | | |
+//! | part | huffman | dictionary | rate | columns | plain |
+//! | --- | --- | --- | --- | --- | --- |
+//! | table | 256 code lengths, 4 bits each | 16 symbols, the last one unused | 128 code lengths, 64 means, an `f32` step | an `f32` step | |
+//! | steps | | | a byte a row | a byte a row | |
+//! | offsets | a `u32` a strip of 32 tiles and one more, into codes | the same, into escapes | as huffman | as huffman | |
+//! | lengths | a byte a tile, in units of [`MatrixLayout::unit_bytes`] | a byte a tile, escapes | as huffman | a `u16` a tile, bytes | |
+//! | codes | bit streams, padded | 4 bits per weight | as huffman | as huffman | the elements as they are |
+//! | escapes | | symbols that the dictionary lacks, padded | | | |
+//! | raw | what the symbols leave of the elements | the same | | | |
+//!
+//! A tile is a number of consecutive elements; of [`Scheme::Columns`] it is [`TILE_COLUMNS`] whole columns.
 //!
 //! In lengths, [`WHOLE`] marks a tile whose symbols are stored uncompressed in codes (or escapes), a byte each. Padded
 //! parts end with [`PAD_BYTES`] zeros, so that a decoder may read words that begin anywhere in them.
@@ -34,6 +36,11 @@ pub const PAD_BYTES: usize = 16;
 pub const WHOLE: u8 = 255;
 /// Elements a tile may have.
 pub const TILES: [usize; 3] = [128, 256, 512];
+
+/// Columns of a tile of [`Scheme::Columns`]; the last tile may have fewer.
+pub const TILE_COLUMNS: usize = 8;
+/// Most rows of a matrix of [`Scheme::Columns`].
+pub const COLUMN_ROWS_MAX: usize = 256;
 
 /// Bytes of the lengths of Huffman codes.
 pub(crate) const CODE_LENGTHS_BYTES: usize = 128;
@@ -61,16 +68,30 @@ pub enum Scheme {
     /// Lossy, to a chosen bit rate: trellis-coded quantization (TCQ), with Huffman codes for the levels.
     #[serde(rename = "rate")]
     Trellis = 3,
+    /// Lossy: trellis-coded quantization down the columns, each with a step and a code of its own.
+    Columns = 4,
 }
 
 impl Scheme {
     /// Every scheme, in the order of ids.
-    pub const ALL: [Self; 4] = [Self::Plain, Self::Huffman, Self::Dictionary, Self::Trellis];
+    pub const ALL: [Self; 5] = [
+        Self::Plain,
+        Self::Huffman,
+        Self::Dictionary,
+        Self::Trellis,
+        Self::Columns,
+    ];
 
     /// The scheme that has this id in files.
     #[must_use]
     pub fn from_id(id: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|scheme| scheme.id() == id)
+    }
+
+    /// Whether the original bytes come back.
+    #[must_use]
+    pub const fn is_lossless(self) -> bool {
+        !matches!(self, Self::Trellis | Self::Columns)
     }
 
     /// The id that files store.
@@ -94,6 +115,9 @@ pub enum LayoutError {
         /// Elements of a row.
         width: usize,
     },
+    /// More rows than [`COLUMN_ROWS_MAX`] of [`Scheme::Columns`].
+    #[error("columns of {0} rows are not supported; at most 256 are")]
+    Rows(usize),
     /// A part's length is not the one that scheme and shape require, or is above the maximum.
     #[error("{part} has {found} bytes; at most {expected} are possible")]
     Part {
@@ -143,8 +167,14 @@ impl MatrixLayout {
             // The widest dtype has four bytes, and no allocation is larger than `isize::MAX`.
             .filter(|numbers| *numbers <= isize::MAX as usize / 4)
             .ok_or(too_large.clone())?;
-        let tiles = numbers.div_ceil(tile);
-        let compressed = matches!(scheme, Scheme::Huffman | Scheme::Trellis);
+        let (tile, tiles) = match scheme {
+            Scheme::Columns if rows > COLUMN_ROWS_MAX => return Err(LayoutError::Rows(rows)),
+            // Without rows there is nothing in the columns. The size of other schemes' tiles doesn't matter.
+            Scheme::Columns if rows == 0 => (TILE_COLUMNS * COLUMN_ROWS_MAX, 0),
+            Scheme::Columns => (TILE_COLUMNS * rows, width.div_ceil(TILE_COLUMNS)),
+            _ => (tile, numbers.div_ceil(tile)),
+        };
+        let compressed = matches!(scheme, Scheme::Huffman | Scheme::Trellis | Scheme::Columns);
         let exact = |part, expected, found| {
             if expected == found {
                 Ok(())
@@ -159,7 +189,14 @@ impl MatrixLayout {
         // Codes and escapes are never longer than the symbols themselves, a byte each, because a tile that would grow
         // is stored uncompressed. Strip offsets are `u32`.
         let within = |part, found| {
-            let expected = numbers.min(u32::MAX as usize);
+            let expected = match scheme {
+                // An escape and its symbol have 18 bits, a column's class and step four bytes at most.
+                Scheme::Columns => numbers
+                    .saturating_mul(3)
+                    .saturating_add(width.saturating_mul(4)),
+                _ => numbers,
+            };
+            let expected = expected.min(u32::MAX as usize);
             if found <= expected {
                 Ok(())
             } else {
@@ -174,7 +211,7 @@ impl MatrixLayout {
             Scheme::Plain => exact("codes", numbers * dtype.bytes(), codes_len)?,
             Scheme::Dictionary => exact("codes", numbers.div_ceil(2), codes_len)?,
             // A tile that its codes wouldn't shorten is stored uncompressed.
-            Scheme::Huffman | Scheme::Trellis => within("codes", codes_len)?,
+            Scheme::Huffman | Scheme::Trellis | Scheme::Columns => within("codes", codes_len)?,
         }
         match scheme {
             Scheme::Dictionary => within("escapes", escapes_len)?,
@@ -190,15 +227,20 @@ impl MatrixLayout {
                 Scheme::Huffman => CODE_LENGTHS_BYTES,
                 Scheme::Dictionary => DICTIONARY_BYTES,
                 Scheme::Trellis => TRELLIS_TABLE_BYTES,
+                Scheme::Columns => size_of::<f32>(),
             },
             // A matrix of width 0 may declare any number of rows; their step bytes still count.
-            if scheme == Scheme::Trellis { rows } else { 0 },
+            if scheme.is_lossless() { 0 } else { rows },
             if tiled {
                 (tiles.div_ceil(STRIP_TILES) + 1) * 4
             } else {
                 0
             },
-            if tiled { tiles } else { 0 },
+            match scheme {
+                Scheme::Plain => 0,
+                Scheme::Columns => 2 * tiles,
+                _ => tiles,
+            },
             codes_len + if compressed { PAD_BYTES } else { 0 },
             match scheme {
                 Scheme::Dictionary => escapes_len + PAD_BYTES,
@@ -248,7 +290,7 @@ impl MatrixLayout {
         self.scheme
     }
 
-    /// The dtype that the matrix decompresses to; for [`Scheme::Trellis`] the dtype that it had before.
+    /// The dtype that the matrix decompresses to; for lossy schemes the dtype that it had before.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -266,7 +308,7 @@ impl MatrixLayout {
         self.width
     }
 
-    /// Elements of a tile; the last one may have fewer.
+    /// Elements of a tile; the last one may have fewer. Of [`Scheme::Columns`] these follow from the rows.
     #[must_use]
     pub fn tile(&self) -> usize {
         self.tile
@@ -296,7 +338,8 @@ impl MatrixLayout {
         self.tiles
     }
 
-    /// Index range of one tile's elements in the matrix; empty beyond the last tile.
+    /// Index range of one tile's elements in the matrix, row after row; of [`Scheme::Columns`] column after column. Empty
+    /// beyond the last tile.
     #[must_use]
     pub fn tile_elements(&self, tile: usize) -> Range<usize> {
         let place = |tile: usize| tile.saturating_mul(self.tile).min(self.elements);
@@ -306,8 +349,11 @@ impl MatrixLayout {
     /// Bytes that one step of a compressed tile's length byte stands for.
     #[must_use]
     pub fn unit_bytes(&self) -> usize {
-        // A tile's length is one byte, so tiles of 512 count in pairs of bytes.
-        (self.tile / 256).max(1)
+        match self.scheme {
+            Scheme::Columns => 1,
+            // A tile's length is one byte, so tiles of 512 count in pairs of bytes.
+            _ => (self.tile / 256).max(1),
+        }
     }
 
     /// Bytes of all elements when they are decompressed.
@@ -323,7 +369,7 @@ impl MatrixLayout {
     }
 
     /// Byte range of the table: Huffman code lengths, or the dictionary; for [`Scheme::Trellis`] also the means and the
-    /// step.
+    /// step; for [`Scheme::Columns`] the step alone.
     #[must_use]
     pub fn table(&self) -> Range<usize> {
         self.parts[0].clone()
@@ -341,7 +387,7 @@ impl MatrixLayout {
         self.parts[2].clone()
     }
 
-    /// Byte range of the tiles' lengths, one byte each.
+    /// Byte range of the tiles' lengths, one byte each, or two of [`Scheme::Columns`].
     #[must_use]
     pub fn lengths(&self) -> Range<usize> {
         self.parts[3].clone()
@@ -390,9 +436,9 @@ mod tests {
     #[test]
     fn every_scheme_keeps_its_id() {
         let ids = Scheme::ALL.map(Scheme::id);
-        assert_eq!(ids, [0, 1, 2, 3]);
+        assert_eq!(ids, [0, 1, 2, 3, 4]);
         assert_eq!(ids.map(Scheme::from_id), Scheme::ALL.map(Some));
-        assert_eq!(Scheme::from_id(4), None);
+        assert_eq!(Scheme::from_id(5), None);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! are untrusted: a decoder may refuse them or return other values, but it never panics, never reads outside of them,
 //! and never allocates more than their length accounts for.
 
+mod columns;
 pub mod container;
 pub mod decompress;
 pub mod encode;
@@ -17,6 +18,7 @@ mod huffman;
 mod simd;
 mod symbols;
 
+pub use columns::ColumnsEncoder;
 pub use decompress::{CompressedMatrix, DecompressError};
 pub use encode::{EncodeError, Encoded, Lossless, encode};
 pub use layout::{LayoutError, MatrixLayout, Scheme};

@@ -29,12 +29,15 @@ use crate::{
     huffman::{self, Codes},
     layout::{CODE_LENGTHS_BYTES, MatrixLayout, Scheme, TRELLIS_LENGTHS_BYTES},
 };
-use fit::{FittedSteps, ROW_EXPONENT, SampleRows, SymbolSums};
-use levels::MEANS;
-use viterbi::ViterbiSearch;
+use fit::{FittedSteps, SampleRows, SymbolSums};
 
-pub(crate) use levels::{SECOND, TrellisLevels};
-pub(crate) use viterbi::mark;
+pub(crate) use fit::{BIT_COST, ROW_EXPONENT};
+#[cfg(test)]
+pub(crate) use levels::mean_part;
+pub(crate) use levels::{
+    MEANS, MIDDLE, PARTS, SECOND, SYMBOLS, TrellisLevels, ZERO, candidate, row_byte, row_ratio,
+};
+pub(crate) use viterbi::{SymbolCosts, ViterbiSearch, mark};
 
 /// What a quantization aims at.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -565,8 +565,8 @@ impl OriginalCheck {
     }
 
     fn problem(self, tensor: &TensorRecord) -> Option<String> {
-        // Trellis quantization is lossy: the original bytes cannot be restored.
-        let is_original = tensor.scheme() == Some(Scheme::Trellis)
+        // Of lossy schemes the original bytes cannot be restored.
+        let is_original = tensor.scheme().is_some_and(|scheme| !scheme.is_lossless())
             || self.original.finish() == tensor.original_hash;
         self.problem.or_else(|| {
             (!is_original).then(|| "its decompressed bytes do not match their hash".to_owned())
@@ -579,7 +579,7 @@ fn decompress(chunk: &Chunk, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Deco
     let compressed = CompressedMatrix::new(chunk.layout.clone(), bytes)?;
     compressed.check()?;
     out.clear();
-    if chunk.layout.scheme() == Scheme::Trellis {
+    if !chunk.layout.scheme().is_lossless() {
         return Ok(());
     }
     out.resize(chunk.layout.plain_bytes(), 0);

@@ -59,11 +59,15 @@ impl<'a> TilePositions<'a> {
             self.at = u32::from_le_bytes(offset.expect("four bytes")) as usize;
         }
         let numbers = layout.tile_elements(tile);
-        let length = self.bytes[layout.lengths().start + tile];
-        let length = match (length, layout.scheme()) {
-            (WHOLE, _) => numbers.len(),
-            (escapes, Scheme::Dictionary) => usize::from(escapes),
-            (units, _) => usize::from(units) * layout.unit_bytes(),
+        let lengths = &self.bytes[layout.lengths()];
+        let length = match layout.scheme() {
+            Scheme::Columns => {
+                let (lengths, _) = lengths.as_chunks::<2>();
+                usize::from(u16::from_le_bytes(lengths[tile]))
+            }
+            _ if lengths[tile] == WHOLE => numbers.len(),
+            Scheme::Dictionary => usize::from(lengths[tile]),
+            _ => usize::from(lengths[tile]) * layout.unit_bytes(),
         };
         // No overflow: an offset has 32 bits, and a strip 32 lengths. Places beyond the part are cut by `within`.
         let varying = self.at..self.at + length;

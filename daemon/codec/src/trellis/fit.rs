@@ -12,12 +12,12 @@ use crate::{encode::add, huffman, simd::SimdPath};
 /// The price of a bit in squared steps (the Lagrange multiplier of rate-distortion optimization). At high rates one
 /// more bit halves the step, which quarters the error: the derivative is 2 ln 2 of the error, and that is a twelfth of
 /// a squared step, less what the trellis gains (1.2 dB). Values from 0.08 to 0.12 make no difference.
-const BIT_COST: f32 = 0.09;
+pub(crate) const BIT_COST: f32 = 0.09;
 /// The power of its root mean square by which a row's step grows. One step for all rows loses least if each row has a
 /// code of its own; with one code for all, steps proportional to the rows' sizes give shorter codes. In between is
 /// best: where rows differ by a factor of 1.65 (one standard deviation), half a dB better than one step, and a whole
 /// one better than steps as the sizes.
-pub(super) const ROW_EXPONENT: f64 = 0.5;
+pub(crate) const ROW_EXPONENT: f64 = 0.5;
 /// How far from its target a fit may end, in bits per weight or in octaves of error.
 const TOLERANCE: f64 = 0.002;
 /// Rounds that learn costs: the code lengths of one round are the costs of the next.

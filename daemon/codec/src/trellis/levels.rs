@@ -23,12 +23,12 @@ const LINEAR_END: f32 = 48.;
 /// each by this factor: up to 5,000 steps, with an error of at most a tenth.
 const GROWTH: f32 = 1.35;
 /// Parts of a step that means are stored in.
-pub(super) const PARTS: f32 = 256.;
+pub(crate) const PARTS: f32 = 256.;
 
 /// Symbols that are moved to means.
-pub(super) const MIDDLE: std::ops::Range<usize> = ZERO - MEANS / 2..ZERO + MEANS / 2;
+pub(crate) const MIDDLE: std::ops::Range<usize> = ZERO - MEANS / 2..ZERO + MEANS / 2;
 /// Number of symbols that are moved to means.
-pub(super) const MEANS: usize = TRELLIS_MEANS;
+pub(crate) const MEANS: usize = TRELLIS_MEANS;
 
 /// The level of a symbol before means are applied, in steps.
 fn point(symbol: usize) -> f32 {
@@ -66,7 +66,7 @@ pub(crate) fn candidate(value: f32, parity: usize) -> usize {
 }
 
 /// A mean as the table stores it: its offset from the symbol's level, in parts of a step.
-pub(super) fn mean_part(symbol: usize, mean: f64) -> i8 {
+pub(crate) fn mean_part(symbol: usize, mean: f64) -> i8 {
     // The cast saturates, and maps NaN to 0.
     ((mean - f64::from(point(symbol))) * f64::from(PARTS)).round() as i8
 }
@@ -83,7 +83,7 @@ pub(crate) struct TrellisLevels {
 
 impl TrellisLevels {
     /// From the means of the middle symbols and a part of the matrix's step.
-    pub(super) fn new(means: [i8; MEANS], part: f32) -> Self {
+    pub(crate) fn new(means: [i8; MEANS], part: f32) -> Self {
         let mut all = Box::new([0.; 2 * SYMBOLS]);
         for symbol in 0..SYMBOLS {
             let mean = match symbol {
@@ -98,7 +98,7 @@ impl TrellisLevels {
     }
 
     /// The first quantizer's levels, in steps.
-    pub(super) fn in_steps(&self) -> [f32; SYMBOLS] {
+    pub(crate) fn in_steps(&self) -> [f32; SYMBOLS] {
         std::array::from_fn(|symbol| self.all[symbol] / PARTS)
     }
 
@@ -109,8 +109,12 @@ impl TrellisLevels {
 
     /// Computes a row's elements from flagged symbols and the row's step byte.
     pub(crate) fn dequantize(&self, path: SimdPath, step: u8, symbols: &[u8], out: &mut [f32]) {
+        self.scale(path, self.row_part(step), symbols, out);
+    }
+
+    /// Computes elements from flagged symbols: levels times `part`.
+    pub(crate) fn scale(&self, path: SimdPath, part: f32, symbols: &[u8], out: &mut [f32]) {
         assert_eq!(symbols.len(), out.len());
-        let part = self.row_part(step);
         let (blocks, rest) = symbols.as_chunks::<32>();
         let (outs, rest_out) = out.as_chunks_mut::<32>();
         for (symbols, out) in blocks.iter().zip(outs) {
@@ -225,7 +229,7 @@ const STEP_RATIOS: [f32; 8] = [
 
 /// A row's step as a byte, from its ratio to the matrix's: eight steps an octave, from 8 octaves below to 24 above.
 /// Byte 0 is step 0.
-pub(super) fn row_byte(ratio: f64) -> u8 {
+pub(crate) fn row_byte(ratio: f64) -> u8 {
     if ratio > 0. {
         let step = ratio.log2() * STEPS_AN_OCTAVE + f64::from(STEP_SAME);
         step.round().clamp(1., 255.) as u8
@@ -235,7 +239,7 @@ pub(super) fn row_byte(ratio: f64) -> u8 {
 }
 
 /// The factor from the matrix's step to a row's, by the row's byte.
-pub(super) fn row_ratio(byte: u8) -> f32 {
+pub(crate) fn row_ratio(byte: u8) -> f32 {
     if byte == 0 {
         return 0.;
     }

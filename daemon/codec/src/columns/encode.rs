@@ -1,0 +1,65 @@
+//! Codes of a column's symbols.
+
+use super::{
+    bits::{BitReader, BitWriter},
+    classes::{Class, ENTRIES, ENTRY_SYMBOLS, ESCAPED, ESCAPED_BITS, FILL},
+};
+
+/// Bits of a column's codes.
+pub(super) fn codes_bits(class: &Class, symbols: &[u8]) -> usize {
+    let words = words(class, symbols).map(|(word, count)| {
+        let (_, bits, is_escape) = class.code(&word[..class.together]);
+        let escaped = if is_escape { count } else { 0 };
+        usize::from(bits) + escaped * ESCAPED_BITS as usize
+    });
+    words.sum()
+}
+
+/// Writes a column's codes, and after them the symbols that have none.
+pub(super) fn write_codes(class: &Class, symbols: &[u8], out: &mut BitWriter) {
+    for (word, _) in words(class, symbols) {
+        let (code, bits, _) = class.code(&word[..class.together]);
+        out.put(code.into(), bits.into());
+    }
+    for (word, count) in words(class, symbols) {
+        if class.code(&word[..class.together]).2 {
+            for symbol in &word[..count] {
+                out.put((*symbol).into(), ESCAPED_BITS);
+            }
+        }
+    }
+}
+
+/// The words of a column, the last one filled up, and how many symbols of each are the column's.
+fn words(class: &Class, symbols: &[u8]) -> impl Iterator<Item = ([u8; ENTRY_SYMBOLS], usize)> {
+    symbols.chunks(class.together).map(|symbols| {
+        let mut word = [FILL; ENTRY_SYMBOLS];
+        word[..symbols.len()].copy_from_slice(symbols);
+        (word, symbols.len())
+    })
+}
+
+/// Reads a column's codes word by word: what tests and checks hold the fast decoder to. `symbols` is as long as whole
+/// words make it; what is beyond the column's `count` are the fillings.
+pub(super) fn read_codes(
+    class: &Class,
+    from: &mut BitReader<'_>,
+    count: usize,
+    symbols: &mut Vec<u8>,
+) {
+    symbols.clear();
+    while symbols.len() < count {
+        let entry = class.singles[from.peek() as usize % ENTRIES];
+        from.at += (entry & 0xffff) as usize;
+        let word = ((entry >> 32) as u32).to_le_bytes();
+        symbols.extend_from_slice(&word[..class.together]);
+    }
+    read_escaped(&mut symbols[..count], from);
+}
+
+/// Reads the symbols that follow a column's codes, to where they belong.
+pub(super) fn read_escaped(symbols: &mut [u8], from: &mut BitReader<'_>) {
+    for symbol in symbols.iter_mut().filter(|symbol| **symbol == ESCAPED) {
+        *symbol = from.take(ESCAPED_BITS) as u8;
+    }
+}

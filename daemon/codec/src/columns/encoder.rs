@@ -1,0 +1,275 @@
+//! The encoder: a column at a time.
+
+use sluice_formats::DType;
+
+use super::{
+    bits::BitWriter,
+    classes::{CLASSES, Class, ESCAPED_BITS, class},
+    encode::{codes_bits, write_codes},
+    header::{ColumnHeader, HEADER_BITS, HeaderCoder},
+    matrix::ColumnScales,
+};
+use crate::{
+    encode::{EncodeError, Encoded},
+    layout::{COLUMN_ROWS_MAX, LayoutError, MatrixLayout, STRIP_TILES, Scheme, TILE_COLUMNS},
+    simd::SimdPath,
+    trellis::{BIT_COST, ROW_EXPONENT, SYMBOLS, ViterbiSearch, candidate, mark, row_byte},
+};
+
+/// Bits of a tile beside its columns: its length, its share of an offset, and half a byte of padding.
+const TILE_BITS: u32 = 16 + 1 + 4;
+
+/// Quantizes a chunk column by column, in any order of columns; the caller sees what each column decodes to before it
+/// goes on, so that it can feed errors back into columns that are still to come.
+///
+/// A chunk has at most 256 rows. An element is stored as `row factor · column step · level`: row factors follow from
+/// `row_sizes`, steps are the caller's, rounded to a quarter of an octave, and levels are chosen by a Viterbi search
+/// through the trellis, by squared error and bits (see Marcellin and Fischer 1990, and WaterSIC, arXiv 2603.04956, for
+/// the order of columns and their steps).
+pub struct ColumnsEncoder {
+    dtype: DType,
+    width: usize,
+    /// Row factors as bytes.
+    bytes: Vec<u8>,
+    scales: ColumnScales,
+    headers: Vec<Option<ColumnHeader>>,
+    /// Symbols column after column, without marks.
+    symbols: Vec<u8>,
+    not_finite: Option<usize>,
+    search: Box<ViterbiSearch>,
+    work: Work,
+}
+
+/// Buffers of a column.
+struct Work {
+    scaled: Vec<f32>,
+    symbols: Vec<u8>,
+    levels: Vec<f32>,
+}
+
+/// What a column may be quantized to.
+struct Choice {
+    class: u8,
+    bits: usize,
+    /// Squared error in squared steps, and the price of the bits.
+    cost: f32,
+}
+
+impl ColumnsEncoder {
+    /// An encoder for a chunk of as many rows as `row_sizes` has. `dtype` is the dtype that the elements had;
+    /// decompression doesn't need it. `row_sizes` are the root mean squares of the rows, in any unit: only their
+    /// ratios matter, by which larger rows get larger steps. `step` is the chunk's base step, in the elements' unit:
+    /// columns may have steps within sixteen octaves of it.
+    ///
+    /// # Errors
+    /// When there are more than 256 rows, or the chunk has too many elements.
+    pub fn new(
+        dtype: DType,
+        width: usize,
+        row_sizes: &[f32],
+        step: f32,
+    ) -> Result<Self, EncodeError> {
+        let rows = row_sizes.len();
+        // Refuses what no layout has.
+        layout(dtype, rows, width, 0)?;
+        let squares: f64 = row_sizes.iter().map(|size| f64::from(*size).powi(2)).sum();
+        let mean = (squares / rows.max(1) as f64).sqrt();
+        let byte = |size: &f32| row_byte((f64::from(*size) / mean).powf(ROW_EXPONENT));
+        let bytes: Vec<u8> = row_sizes.iter().map(byte).collect();
+        // Keeps the largest level finite: 5,000 steps, sixteen octaves of column steps, and row factors.
+        let step = step.clamp(f32::MIN_POSITIVE * 1e8, f32::MAX * 1e-18);
+        Ok(Self {
+            dtype,
+            width,
+            scales: ColumnScales::new(step, &bytes),
+            bytes,
+            headers: vec![None; width],
+            symbols: vec![0; rows * width],
+            not_finite: None,
+            search: ViterbiSearch::new(),
+            work: Work {
+                scaled: vec![0.; rows],
+                symbols: vec![0; rows],
+                levels: vec![0.; rows],
+            },
+        })
+    }
+
+    /// Quantizes `values`, one of each row, of a column with about this step: the nearest that the format has, a
+    /// quarter of an octave apart. Writes what they decode to, bit for bit, into `decoded`. A step of 0 makes a column
+    /// of zeros, and so does a step for which zeros cost less than anything else. Returns the bits that the column
+    /// takes, its share of what its tile has beside codes included; what its class and step take depends on the columns
+    /// beside it, and is counted as an average. Quantizing a column again replaces it.
+    ///
+    /// # Panics
+    /// When there is no such column, or `values` or `decoded` don't have one number for each row.
+    pub fn quantize_column(
+        &mut self,
+        column: usize,
+        values: &[f32],
+        step: f32,
+        decoded: &mut [f32],
+    ) -> u32 {
+        let rows = self.bytes.len();
+        assert!(column < self.width && values.len() == rows && decoded.len() == rows);
+        if let Some(row) = values.iter().position(|value| !value.is_finite()) {
+            self.not_finite.get_or_insert(row * self.width + column);
+        }
+        let kept = column * rows..(column + 1) * rows;
+        let header = ColumnHeader::new(0, step / self.scales.step());
+        self.scales.to_steps(header, values, &mut self.work.scaled);
+        let best = match step > 0. {
+            true => self.choose(kept.clone()),
+            false => None,
+        };
+        let header = match &best {
+            Some(best) => header.with_class(best.class),
+            None => ColumnHeader::ZERO,
+        };
+        self.headers[column] = Some(header);
+        let symbols = &mut self.work.symbols;
+        symbols.copy_from_slice(&self.symbols[kept]);
+        mark(SimdPath::best(), symbols);
+        self.scales
+            .decode(SimdPath::best(), header, symbols, decoded);
+        best.map_or(0, |best| best.bits as u32) + HEADER_BITS + TILE_BITS / TILE_COLUMNS as u32
+    }
+
+    /// Chooses class and symbols of the scaled column, and keeps the symbols; `None` if zeros cost less.
+    fn choose(&mut self, kept: std::ops::Range<usize>) -> Option<Choice> {
+        let scaled = &self.work.scaled;
+        // The class is guessed from symbols that are chosen one by one.
+        let mut counts = [0_u32; SYMBOLS];
+        for value in scaled {
+            let (even, odd) = (candidate(*value, 0), candidate(*value, 1));
+            let off = |symbol: usize| (value - (symbol as f32 - 64. + 0.25)).abs();
+            counts[if off(even) < off(odd) { even } else { odd }] += 1;
+        }
+        let expected = |index: &u8| {
+            let costs = class(*index).prices.costs;
+            let each = counts.iter().zip(costs);
+            each.map(|(count, cost)| *count as f32 * cost).sum::<f32>()
+        };
+        let by_cost = |one: &u8, other: &u8| expected(one).total_cmp(&expected(other));
+        let mut next = (0..CLASSES as u8).min_by(by_cost)?;
+        let mut best: Option<Choice> = None;
+        let mut tried = [false; CLASSES];
+        // What the search finds may suit another class better, in which it finds something else: a few rounds.
+        while !tried[usize::from(next)] {
+            tried[usize::from(next)] = true;
+            let class = class(next);
+            let symbols = &mut self.work.symbols;
+            self.search
+                .choose(SimdPath::best(), &self.work.scaled, &class.prices, symbols);
+            let bits = codes_bits(class, symbols);
+            let error = squared_error(class, &self.work.scaled, symbols, &mut self.work.levels);
+            let cost = error + BIT_COST * bits as f32;
+            let around = next.saturating_sub(1)..=(next + 1).min(CLASSES as u8 - 1);
+            if best.as_ref().is_none_or(|best| cost < best.cost) {
+                self.symbols[kept.clone()].copy_from_slice(symbols);
+                best = Some(Choice {
+                    class: next,
+                    bits,
+                    cost,
+                });
+                let fewest = |index: &u8| codes_bits(super::classes::class(*index), symbols);
+                next = around.min_by_key(fewest)?;
+            }
+        }
+        let zeros: f32 = self.work.scaled.iter().map(|value| value * value).sum();
+        best.filter(|best| best.cost < zeros)
+    }
+
+    /// The compressed chunk.
+    ///
+    /// # Errors
+    /// When an element was infinite or NaN, or the result would be too large.
+    ///
+    /// # Panics
+    /// When a column hasn't been quantized.
+    pub fn finish(self) -> Result<Encoded, EncodeError> {
+        if let Some(at) = self.not_finite {
+            return Err(EncodeError::NotFinite(at));
+        }
+        let rows = self.bytes.len();
+        let mut codes = Vec::new();
+        let (mut offsets, mut lengths) = (Vec::new(), Vec::new());
+        let columns: Vec<ColumnHeader> = self
+            .headers
+            .iter()
+            .map(|header| header.expect("all columns have been quantized"))
+            .collect();
+        let tiles = match rows {
+            0 => &[][..],
+            _ => &columns,
+        };
+        let each = self.symbols.chunks(rows.max(1) * TILE_COLUMNS);
+        for (tile, (headers, symbols)) in tiles.chunks(TILE_COLUMNS).zip(each).enumerate() {
+            if tile % STRIP_TILES == 0 {
+                offsets.push(codes.len());
+            }
+            let bytes = write_tile(rows, headers, symbols);
+            lengths.extend((bytes.len() as u16).to_le_bytes());
+            codes.extend(bytes);
+        }
+        offsets.push(codes.len());
+        let layout = layout(self.dtype, rows, self.width, codes.len())?;
+        let mut bytes = vec![0; layout.bytes()];
+        let offsets: Vec<u8> = offsets
+            .into_iter()
+            // A layout's codes have fewer bytes.
+            .flat_map(|offset| (offset as u32).to_le_bytes())
+            .collect();
+        for (part, of) in [
+            (layout.table(), &self.scales.step().to_le_bytes()[..]),
+            (layout.steps(), &self.bytes),
+            (layout.offsets(), &offsets),
+            (layout.lengths(), &lengths),
+            (layout.codes(), &codes),
+        ] {
+            bytes[part.start..part.start + of.len()].copy_from_slice(of);
+        }
+        Ok(Encoded { layout, bytes })
+    }
+}
+
+fn layout(
+    dtype: DType,
+    rows: usize,
+    width: usize,
+    codes: usize,
+) -> Result<MatrixLayout, LayoutError> {
+    // Tiles of this scheme have a size of their own, so any size will do.
+    MatrixLayout::new(Scheme::Columns, dtype, rows, width, 256, codes, 0)
+}
+
+/// The bytes of a tile.
+pub(super) fn write_tile(rows: usize, headers: &[ColumnHeader], symbols: &[u8]) -> Vec<u8> {
+    let mut coder = HeaderCoder::new();
+    let mut out = BitWriter::default();
+    for (header, symbols) in headers.iter().zip(symbols.chunks(rows)) {
+        coder.write(*header, &mut out);
+        if let Some(index) = header.class {
+            write_codes(class(index), symbols, &mut out);
+        }
+    }
+    out.finish()
+}
+
+/// The squared error of symbols, in squared steps.
+fn squared_error(class: &Class, values: &[f32], symbols: &mut [u8], levels: &mut [f32]) -> f32 {
+    let path = SimdPath::best();
+    mark(path, symbols);
+    class.levels.scale(path, 1. / 256., symbols, levels);
+    for symbol in symbols {
+        *symbol &= 0x7f;
+    }
+    let each = values.iter().zip(levels);
+    each.map(|(value, level)| (value - *level).powi(2)).sum()
+}
+
+// A tile's length is stored in 16 bits.
+const _: () = assert!(
+    TILE_COLUMNS * (COLUMN_ROWS_MAX * (crate::huffman::BITS_MAX + ESCAPED_BITS as usize) / 8 + 8)
+        < 1 << 16
+);

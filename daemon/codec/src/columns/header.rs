@@ -1,0 +1,178 @@
+//! What a column has besides its codes: its class and its step.
+//!
+//! Both are stored as differences from the column before, whose class and step are mostly near: small numbers have short
+//! codes (Exp-Golomb codes of order 1).
+
+use super::{
+    bits::{BitReader, BitWriter},
+    classes::CLASSES,
+};
+
+/// Steps an octave.
+const STEPS_AN_OCTAVE: i32 = 4;
+/// Steps are this far from the chunk's at most, in either direction: 16 octaves.
+const STEP_MAX: i32 = 16 * STEPS_AN_OCTAVE - 1;
+/// 2^(i/4), written out so that every machine computes the same steps.
+const STEP_RATIOS: [f32; STEPS_AN_OCTAVE as usize] =
+    [1., 1.189_207_1, std::f32::consts::SQRT_2, 1.681_792_8];
+/// The class that the first column of a tile is compared with: 3 bits a weight.
+const CLASS_FIRST: i32 = 13;
+/// Bits that the two numbers of a column are expected to have: it is not known before its neighbours are.
+pub(super) const HEADER_BITS: u32 = 6;
+/// Most zeros that a number's code begins with: more than any code has, so that damaged ones end.
+const ZEROS_MAX: u32 = 9;
+
+/// The class and the step of a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ColumnHeader {
+    /// Index of its class, or `None` where all elements are zero; then the step doesn't matter, and isn't stored.
+    pub(super) class: Option<u8>,
+    /// Its step beside the chunk's, in quarters of an octave.
+    step: i8,
+}
+
+impl ColumnHeader {
+    /// A column of zeros.
+    pub(super) const ZERO: Self = Self {
+        class: None,
+        step: 0,
+    };
+
+    /// A column of this class, with the step that is nearest to `ratio` times the chunk's.
+    pub(super) fn new(class: u8, ratio: f32) -> Self {
+        // Only the encoder computes a logarithm: what it finds is stored.
+        let step = (ratio.log2() * STEPS_AN_OCTAVE as f32).round();
+        Self {
+            class: Some(class),
+            step: (step as i32).clamp(-STEP_MAX, STEP_MAX) as i8,
+        }
+    }
+
+    /// The same step, another class.
+    pub(super) fn with_class(self, class: u8) -> Self {
+        Self {
+            class: Some(class),
+            ..self
+        }
+    }
+
+    /// The factor from the chunk's step to this one.
+    pub(super) fn ratio(self) -> f32 {
+        let step = i32::from(self.step);
+        // Powers of two are built from exponent bits, which is exact.
+        let power = (127 + step.div_euclid(STEPS_AN_OCTAVE)) as u32;
+        STEP_RATIOS[step.rem_euclid(STEPS_AN_OCTAVE) as usize] * f32::from_bits(power << 23)
+    }
+}
+
+/// Codes the headers of a tile's columns, one after the other.
+pub(super) struct HeaderCoder {
+    class: i32,
+    step: i32,
+}
+
+impl HeaderCoder {
+    pub(super) fn new() -> Self {
+        Self {
+            class: CLASS_FIRST,
+            step: 0,
+        }
+    }
+
+    pub(super) fn write(&mut self, header: ColumnHeader, out: &mut BitWriter) {
+        // Class 0 stands for a column of zeros, after which the next one is compared with the one before.
+        let class = header.class.map_or(0, |class| i32::from(class) + 1);
+        put(class - self.class, out);
+        if header.class.is_some() {
+            put(i32::from(header.step) - self.step, out);
+            (self.class, self.step) = (class, header.step.into());
+        }
+    }
+
+    /// Reads a header. What no encoder writes becomes one that is possible.
+    pub(super) fn read(&mut self, from: &mut BitReader<'_>) -> ColumnHeader {
+        let class = (self.class + take(from)).clamp(0, CLASSES as i32);
+        if class == 0 {
+            return ColumnHeader::ZERO;
+        }
+        let step = (self.step + take(from)).clamp(-STEP_MAX, STEP_MAX);
+        (self.class, self.step) = (class, step);
+        ColumnHeader {
+            class: Some((class - 1) as u8),
+            step: step as i8,
+        }
+    }
+}
+
+fn put(number: i32, out: &mut BitWriter) {
+    // 0, -1, 1, -2, ... in turn.
+    let turned = (number << 1 ^ number >> 31) as u32 + 2;
+    let bits = turned.ilog2();
+    // As many zeros as bits beyond the first, a one, then the bits below the leading one.
+    out.put(1 << (bits - 1), bits);
+    out.put(turned & !(1 << bits), bits);
+}
+
+fn take(from: &mut BitReader<'_>) -> i32 {
+    let zeros = from.peek().trailing_zeros().min(ZEROS_MAX);
+    from.at += zeros as usize + 1;
+    let bits = zeros + 1;
+    let turned = (1 << bits | from.take(bits)) - 2;
+    (turned >> 1) as i32 ^ -((turned & 1) as i32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_come_back() {
+        let mut out = BitWriter::default();
+        for number in -300..=300 {
+            put(number, &mut out);
+        }
+        let bytes = out.finish();
+        let mut from = BitReader::new(&bytes, 0);
+        for number in -300..=300 {
+            assert_eq!(take(&mut from), number);
+        }
+    }
+
+    #[test]
+    fn near_headers_are_short() {
+        let mut out = BitWriter::default();
+        let mut coder = HeaderCoder::new();
+        for _ in 0..10 {
+            coder.write(ColumnHeader::new(CLASS_FIRST as u8 - 1, 1.), &mut out);
+        }
+        assert_eq!(out.finish().len(), 10 * (2 + 2) / 8);
+    }
+
+    #[test]
+    fn steps_are_near_what_they_should_be() {
+        for ratio in [1e-4_f32, 0.7, 1., 1.09, 3., 6e4] {
+            let found = ColumnHeader::new(3, ratio).ratio();
+            assert!((found / ratio).log2().abs() < 0.126, "{found} for {ratio}");
+        }
+        assert_eq!(ColumnHeader::new(3, 0.).step, -63);
+        assert_eq!(ColumnHeader::new(3, f32::INFINITY).step, 63);
+    }
+
+    #[test]
+    fn any_bits_are_some_header() {
+        for bytes in [[0; 8], [0xff; 8], [0x55; 8], [0, 0, 0, 7, 0xaa, 1, 2, 3]] {
+            let mut from = BitReader::new(&bytes, 0);
+            let mut coder = HeaderCoder::new();
+            while from.at < 200 {
+                let before = from.at;
+                let header = coder.read(&mut from);
+                assert!(from.at > before);
+                assert!(
+                    header
+                        .class
+                        .is_none_or(|class| usize::from(class) < CLASSES)
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! A compressed matrix of this scheme: what its columns are multiplied by, decompression, and checks.
+
+use std::ops::Range;
+
+use super::{
+    bits::BitReader,
+    classes::class,
+    decode::each_column,
+    encode::read_codes,
+    encoder::write_tile,
+    header::{ColumnHeader, HeaderCoder},
+};
+use crate::{
+    simd::SimdPath,
+    trellis::{PARTS, SYMBOLS, mark, row_ratio},
+};
+
+/// The steps of a chunk and its rows.
+#[derive(Clone, Debug)]
+pub(crate) struct ColumnScales {
+    step: f32,
+    /// Row factors.
+    factors: Vec<f32>,
+}
+
+/// Parses what a matrix has besides its columns: `table` is its step.
+pub(crate) type ColumnMatrix = ColumnScales;
+
+impl ColumnScales {
+    /// From the chunk's step and the rows' bytes.
+    pub(super) fn new(step: f32, bytes: &[u8]) -> Self {
+        Self {
+            step,
+            factors: bytes.iter().map(|byte| row_ratio(*byte)).collect(),
+        }
+    }
+
+    /// From a table and the rows' bytes; `None` if the table is too short.
+    pub(crate) fn read(table: &[u8], rows: &[u8]) -> Option<Self> {
+        Some(Self::new(f32::from_le_bytes(*table.first_chunk()?), rows))
+    }
+
+    /// The chunk's step.
+    pub(super) fn step(&self) -> f32 {
+        self.step
+    }
+
+    /// Computes a column's elements in steps.
+    pub(super) fn to_steps(&self, header: ColumnHeader, values: &[f32], out: &mut [f32]) {
+        let step = self.step * header.ratio();
+        for ((out, value), factor) in out.iter_mut().zip(values).zip(&self.factors) {
+            // A row of zeros has factor 0.
+            let value = value / (step * factor);
+            *out = if value.is_finite() { value } else { 0. };
+        }
+    }
+
+    /// Computes a column's elements from marked symbols.
+    pub(super) fn decode(
+        &self,
+        path: SimdPath,
+        header: ColumnHeader,
+        symbols: &[u8],
+        out: &mut [f32],
+    ) {
+        let Some(index) = header.class else {
+            return out.fill(0.);
+        };
+        // Level times column step, then times row factor: each product is rounded, so the order is part of the format.
+        let part = self.step / PARTS * header.ratio();
+        class(index).levels.scale(path, part, symbols, out);
+        for (out, factor) in out.iter_mut().zip(&self.factors) {
+            *out *= factor;
+        }
+    }
+
+    /// Decompresses columns into `out`, one after the other. `start` says where a tile's codes begin.
+    pub(crate) fn decompress<E>(
+        &self,
+        path: SimdPath,
+        codes: &[u8],
+        columns: Range<usize>,
+        start: impl FnMut(usize) -> Result<usize, E>,
+        out: &mut [f32],
+    ) -> Result<(), E> {
+        let rows = self.factors.len();
+        if rows == 0 {
+            return Ok(());
+        }
+        each_column(
+            path,
+            codes,
+            rows,
+            &columns,
+            start,
+            |column, header, symbols| {
+                let out = &mut out[(column - columns.start) * rows..][..rows];
+                mark(path, symbols);
+                self.decode(path, header, symbols, out);
+            },
+        )
+    }
+
+    /// Whether an encoder would have made this tile, of so many columns.
+    pub(crate) fn check(&self, codes: &[u8], tile: Range<usize>, columns: usize) -> bool {
+        let rows = self.factors.len();
+        let mut from = BitReader::new(codes, tile.start * 8);
+        let mut coder = HeaderCoder::new();
+        let (mut headers, mut symbols) = (Vec::new(), Vec::new());
+        let mut column = Vec::new();
+        for _ in 0..columns {
+            let header = coder.read(&mut from);
+            headers.push(header);
+            column.clear();
+            if let Some(index) = header.class {
+                read_codes(class(index), &mut from, rows, &mut column);
+            }
+            column.resize(rows, 0);
+            symbols.extend_from_slice(&column);
+        }
+        // Stray bits, codes that are not the shortest, and fillings that are not what they should be all show here.
+        debug_assert!(symbols.iter().all(|symbol| usize::from(*symbol) < SYMBOLS));
+        write_tile(rows, &headers, &symbols) == codes[tile]
+    }
+}
