@@ -86,8 +86,8 @@ impl ContainerFiles {
                 (scheme != Scheme::Plain, &entry.format, record.matrix())
             {
                 let format = match scheme {
-                    // Trellis-quantized values are exact in `f32` only; the dtype that they had before doesn't matter.
-                    Scheme::Trellis => Format::F32,
+                    // Quantized values are exact in `f32` only; the dtype that they had before doesn't matter.
+                    Scheme::Trellis | Scheme::Columns => Format::F32,
                     Scheme::Plain | Scheme::Huffman | Scheme::Dictionary => *number,
                 };
                 entry.format = Ok(format);

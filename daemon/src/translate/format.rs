@@ -35,6 +35,7 @@ pub fn compression(scheme: Scheme) -> v1::Compression {
         Scheme::Huffman => v1::Compression::Huffman,
         Scheme::Dictionary => v1::Compression::Dictionary,
         Scheme::Trellis => v1::Compression::Trellis,
+        Scheme::Columns => v1::Compression::Columns,
     }
 }
 
@@ -123,11 +124,8 @@ mod tests {
         for place in [Tier::Device, Tier::Host, Tier::Disk] {
             assert_eq!(tier(place).to_string(), place.name());
         }
-        for (scheme, word) in
-            Scheme::ALL
-                .into_iter()
-                .zip(["bf16", "huffman", "dictionary", "trellis"])
-        {
+        let words = ["bf16", "huffman", "dictionary", "trellis", "columns"];
+        for (scheme, word) in Scheme::ALL.into_iter().zip(words) {
             let format = Format::Bf16;
             let stored = WeightFormat { format, scheme };
             assert_eq!(weight_format(stored).to_string(), word);

@@ -52,11 +52,11 @@ pub struct OpenRows<'a> {
 }
 
 impl OpenRows<'_> {
-    /// Decompresses rows of the chunk to their original bytes; trellis-quantized ones to `f32`.
+    /// Decompresses rows of the chunk to their original bytes; quantized ones to `f32`.
     pub fn decompress(&self, rows: Range<usize>, out: &mut [u8]) -> Result<(), DecompressError> {
         let layout = self.matrix.layout();
-        if layout.scheme() != Scheme::Trellis {
-            // Lossless rows keep their format; trellis-quantized ones have values that fit no 16-bit dtype exactly.
+        if layout.scheme().is_lossless() {
+            // Lossless rows keep their format; quantized ones have values that fit no 16-bit dtype exactly.
             return self.matrix.decompress_rows(rows, out);
         }
         let mut numbers = vec![0.0_f32; rows.len() * layout.width()];

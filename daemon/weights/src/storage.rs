@@ -139,7 +139,7 @@ impl CompressedRange {
     /// Whether they decompress to their original values.
     #[must_use]
     pub fn is_lossless(&self) -> bool {
-        self.scheme != Scheme::Trellis
+        self.scheme.is_lossless()
     }
 }
 
@@ -154,6 +154,7 @@ impl Storage {
                 Scheme::Huffman => "huffman",
                 Scheme::Dictionary => "dictionary",
                 Scheme::Trellis => "trellis",
+                Scheme::Columns => "columns",
             },
         }
     }

@@ -53,6 +53,8 @@ impl CompressionMethod {
             (Wire::Unspecified, None) => Ok(Self::Lossless(Coder::default())),
             (Wire::Huffman, None) => Ok(Self::Lossless(Coder::Huffman)),
             (Wire::Dictionary, None) => Ok(Self::Lossless(Coder::Dictionary)),
+            // What this takes besides bits has no request yet.
+            (Wire::Columns, _) => Err(invalid("compression", "columns cannot be asked for")),
             (Wire::None, _) => Err(invalid("compression", "none compresses nothing")),
             (Wire::Huffman | Wire::Dictionary, Some(_)) => {
                 let problem = format!("cannot be combined with {compression}, which is lossless");

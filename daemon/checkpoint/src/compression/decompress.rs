@@ -227,9 +227,10 @@ impl Work<'_> {
             let damage = damage.unwrap_or(Damage::Tensor { tensor });
             return Err(self.container.damaged(damage).into());
         }
-        // Trellis quantization is lossy: there is no original to compare with.
+        // Of lossy schemes there is no original to compare with.
+        let is_lossless = self.tensor.scheme().is_none_or(Scheme::is_lossless);
         let is_original = original_hash.finish() == self.tensor.original_hash;
-        if self.tensor.scheme() != Some(Scheme::Trellis) && !is_original {
+        if is_lossless && !is_original {
             let cause = "its decompressed bytes do not match their hash".to_owned();
             let damage = Damage::Original { tensor, cause };
             return Err(self.container.damaged(damage).into());
@@ -327,10 +328,10 @@ fn decompress_batch(
         let bytes = &bytes[from..from + chunk.layout.bytes()];
         let compressed = CompressedMatrix::new(chunk.layout.clone(), bytes)?;
         let rows = 0..chunk.layout.rows();
-        if chunk.layout.scheme() != Scheme::Trellis {
+        if chunk.layout.scheme().is_lossless() {
             return compressed.decompress_rows(rows, out);
         }
-        // Trellis-quantized weights have no original bytes: they are rounded to the dtype that they had.
+        // Quantized weights have no original bytes: they are rounded to the dtype that they had.
         let mut values = vec![0.0; chunk.layout.elements()];
         compressed.decompress_rows_f32(rows, &mut values)?;
         round(&values, chunk.layout.dtype(), out);
@@ -338,7 +339,7 @@ fn decompress_batch(
     })
 }
 
-/// Rounds trellis-quantized weights to their original dtype.
+/// Rounds quantized weights to their original dtype.
 fn round(values: &[f32], dtype: DType, out: &mut [u8]) {
     for (value, out) in values.iter().zip(out.chunks_exact_mut(dtype.bytes())) {
         match dtype {

@@ -20,7 +20,7 @@ pub fn gpu_compression(scheme: Scheme) -> Compression {
         Scheme::Huffman => Compression::Huffman,
         Scheme::Dictionary => Compression::Dictionary,
         Scheme::Trellis => Compression::Trellis,
-        Scheme::Plain => unreachable!("what is kept coded has a scheme"),
+        Scheme::Plain | Scheme::Columns => unreachable!("what is kept coded has a scheme"),
     }
 }
 

@@ -76,7 +76,13 @@ impl Placement {
 /// One character for a format: the number of bits of a block format, else a letter.
 fn format_mark(format: WeightFormat) -> char {
     match (format.compression(), format.dtype()) {
-        (Compression::Huffman | Compression::Dictionary | Compression::Trellis, _) => 'c',
+        (
+            Compression::Huffman
+            | Compression::Dictionary
+            | Compression::Trellis
+            | Compression::Columns,
+            _,
+        ) => 'c',
         (Compression::None | Compression::Unspecified, dtype) => match dtype {
             Dtype::F32 => 'F',
             Dtype::F16 => 'h',
