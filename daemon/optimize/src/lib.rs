@@ -7,6 +7,7 @@
 
 pub mod allocate;
 pub mod blocks;
+pub mod columns;
 pub mod factor;
 pub mod feedback;
 pub mod moments;
