@@ -4,6 +4,8 @@
 //! Positions of different kinds, such as masked and clean ones of a diffusion model, are collected in separate
 //! [`Moments`] and merged with a weight afterwards.
 
+mod parts;
+
 use rayon::prelude::*;
 use thiserror::Error;
 
