@@ -5,6 +5,7 @@ mod compressed;
 pub mod compression;
 pub mod decompressed;
 mod group;
+mod input;
 pub mod layout;
 mod limits;
 mod rope;
@@ -18,6 +19,7 @@ pub use self::{
         open_rows,
     },
     group::{TensorPart, TensorSpec, WeightGroup},
+    input::MatrixInput,
     limits::{CONTEXT_LENGTH_MAX, END_TOKENS_MAX, HEAD_DIM_MAX, HIDDEN_SIZE_MAX},
     rope::{Llama3Scaling, Rope},
     shape::{Shape, TensorNaming},
