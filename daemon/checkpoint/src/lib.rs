@@ -3,6 +3,7 @@
 //! not mapped: one that is truncated under a mapping would kill the process.
 
 mod bandwidth;
+pub mod calibration;
 pub mod compression;
 mod container;
 mod digests;

@@ -267,7 +267,9 @@ fn entry(shape: &[u64], start: u64, end: u64) -> Value {
 }
 
 /// The metadata of a file whose header was checked.
-fn read_metadata(file: &CheckpointFile) -> Result<HashMap<String, String>, CheckpointError> {
+pub(super) fn read_metadata(
+    file: &CheckpointFile,
+) -> Result<HashMap<String, String>, CheckpointError> {
     let mut length = [0; 8];
     file.read_at(0, &mut length)?;
     // The file may have changed since, so the length is bounded again.
