@@ -1,5 +1,7 @@
 //! Weight groups: weights that are used together, and that live, stream and change together.
 
+use crate::KeptKvHeads;
+
 /// Weights that are used together. Their order is that of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WeightGroup {
@@ -102,6 +104,8 @@ pub struct TensorSpec {
     pub layer: usize,
     /// Its role in the group.
     pub part: TensorPart,
+    /// The KV heads whose rows or columns a pruned layer's tensor has; `None` where it has all, or none of any head.
+    pub kept_kv_heads: Option<KeptKvHeads>,
 }
 
 impl TensorSpec {

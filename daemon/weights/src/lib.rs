@@ -6,6 +6,7 @@ pub mod compression;
 pub mod decompressed;
 mod group;
 mod input;
+mod kept;
 pub mod layout;
 mod limits;
 mod rope;
@@ -20,6 +21,7 @@ pub use self::{
     },
     group::{TensorPart, TensorSpec, WeightGroup},
     input::MatrixInput,
+    kept::{KeptKvHeads, KeptUnits},
     limits::{CONTEXT_LENGTH_MAX, END_TOKENS_MAX, HEAD_DIM_MAX, HIDDEN_SIZE_MAX},
     rope::{Llama3Scaling, Rope},
     shape::{Shape, TensorNaming},

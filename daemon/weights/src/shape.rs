@@ -80,6 +80,7 @@ impl Shape {
                     shape: shape[..1].to_vec(),
                     layer,
                     part,
+                    kept_kv_heads: None,
                 }));
             }
         }
@@ -168,5 +169,6 @@ fn weight(name: &str, shape: &[usize], layer: usize, part: TensorPart) -> Tensor
         shape: shape.to_vec(),
         layer,
         part,
+        kept_kv_heads: None,
     }
 }

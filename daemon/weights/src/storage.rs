@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sluice_codec::Scheme;
 use sluice_formats::Format;
 
-use super::{CompressedTensor, TensorPart, TensorSpec, WeightGroup, layout};
+use super::{CompressedTensor, KeptKvHeads, TensorPart, TensorSpec, WeightGroup, layout};
 
 /// A tensor of the checkpoint, and how it is stored there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -293,6 +293,8 @@ pub struct WeightGroupPlan {
     pub tier: Tier,
     /// Its tensors, in the order of their use.
     pub tensors: Vec<TensorPlan>,
+    /// The KV heads that a pruned layer's attention has; `None` where it has the shape's.
+    pub kept_kv_heads: Option<KeptKvHeads>,
 }
 
 impl WeightGroupPlan {
@@ -371,17 +373,21 @@ pub fn weight_groups(sources: &[SourceTensor]) -> Vec<WeightGroupPlan> {
 fn weight_groups_of(sources: &[SourceTensor], head_numbers_max: usize) -> Vec<WeightGroupPlan> {
     let mut groups: Vec<WeightGroupPlan> = Vec::new();
     // The last groups are searched first: consecutive tensors mostly share one.
-    let mut add = |unit: WeightGroup, tensor: TensorPlan| match groups
-        .iter_mut()
-        .rev()
-        .find(|known| known.group == unit)
-    {
-        Some(known) => known.tensors.push(tensor),
-        None => groups.push(WeightGroupPlan {
-            group: unit,
-            tier: Tier::Device,
-            tensors: vec![tensor],
-        }),
+    let mut add = |unit: WeightGroup, tensor: TensorPlan| {
+        let kept = &sources[tensor.tensor].spec.kept_kv_heads;
+        match groups.iter_mut().rev().find(|known| known.group == unit) {
+            Some(known) => {
+                known.tensors.push(tensor);
+                // The norm before them has none of its own.
+                known.kept_kv_heads = known.kept_kv_heads.take().or_else(|| kept.clone());
+            }
+            None => groups.push(WeightGroupPlan {
+                group: unit,
+                tier: Tier::Device,
+                tensors: vec![tensor],
+                kept_kv_heads: kept.clone(),
+            }),
+        }
     };
     for (index, source) in sources.iter().enumerate() {
         let (rows, width) = source.spec.size();
