@@ -25,8 +25,8 @@ use sluice_ops::{
 };
 use sluice_plan::{Plan, StagingBuffers};
 use sluice_weights::{
-    Storage, TensorPart, Tier, Weight, WeightData, WeightFormat, WeightGroup, WeightGroupPlan,
-    layout,
+    KeptKvHeads, Storage, TensorPart, Tier, Weight, WeightData, WeightFormat, WeightGroup,
+    WeightGroupPlan, layout,
 };
 
 pub(crate) use self::change::GroupPreparation;
@@ -518,6 +518,12 @@ enum Bytes<'a> {
 }
 
 impl WeightGuard<'_> {
+    /// The KV heads that the group's attention has; `None` where it has the shape's.
+    #[must_use]
+    pub fn kept_kv_heads(&self) -> Option<&KeptKvHeads> {
+        self.plan.kept_kv_heads.as_ref()
+    }
+
     /// One of the group's weights.
     ///
     /// # Panics

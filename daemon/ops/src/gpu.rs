@@ -81,6 +81,11 @@ impl GpuBackend {
         Ok(self.gpu.upload(to, bytemuck::cast_slice(values))?)
     }
 
+    /// Sets all bits to 0, which is zero in every floating-point format of a GPU.
+    pub(super) fn zero(&self, memory: GpuSpan) -> Result<(), OpsError> {
+        Ok(self.gpu.fill(memory, 0)?)
+    }
+
     pub(super) fn copy(&self, to: GpuSpan, from: GpuSpan) -> Result<(), OpsError> {
         Ok(self.gpu.copy(to, from)?)
     }
@@ -257,6 +262,19 @@ impl GpuBackend {
             rows.len(),
             x.width(),
         )?)
+    }
+
+    /// Gathers heads of `x` into `out`, each a row of `width` elements whatever rows the matrices have.
+    pub(super) fn take_heads(
+        &self,
+        out: &Activation,
+        x: &Activation,
+        heads: &Indices,
+        width: usize,
+    ) -> Result<(), OpsError> {
+        let bytes = x.dtype().bytes();
+        let (out, x) = (out.span(), x.span());
+        Ok((self.gpu).take_rows(bytes, out, x, heads.span(), heads.len(), width)?)
     }
 
     /// Attention of some of the tasks, to keys and values in the queries' dtype, of this pass or of a cache.

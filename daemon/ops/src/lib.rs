@@ -10,6 +10,7 @@ pub mod device;
 mod error;
 mod fidelity;
 mod gpu;
+mod heads;
 mod kv_cache;
 pub mod ledger;
 mod lm_head;

@@ -1,5 +1,7 @@
 //! Packed passes beside each request's own, and what they take beside what a dry run says.
 
+mod pruned;
+
 use std::{
     path::Path,
     sync::{Arc, atomic::AtomicBool},
@@ -18,7 +20,7 @@ use sluice_shared::{
     level::{KvCacheFormat, Level},
     options::ResolvedPlanSettings,
 };
-use sluice_weights::{SourceTensor, TensorPart, weight_groups};
+use sluice_weights::{SourceTensor, TensorPart, TensorSpec, weight_groups};
 
 use super::{
     dry_run::DryRun,
@@ -46,8 +48,19 @@ impl World {
     fn on(name: &str, profile: Profile, is_dry_run: bool) -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
         let checkpoint = Checkpoint::open(&Source::Folder(folder.join(name))).unwrap();
+        let specs = checkpoint.model().unwrap().shape.tensors();
+        Self::of(checkpoint, specs, profile, is_dry_run)
+    }
+
+    /// The model with these tensors, which may be pruned.
+    fn of(
+        checkpoint: Checkpoint,
+        specs: Vec<TensorSpec>,
+        profile: Profile,
+        is_dry_run: bool,
+    ) -> Self {
         let config = checkpoint.model().unwrap();
-        let sources = checkpoint.sources(config.shape.tensors()).unwrap();
+        let sources = checkpoint.sources(specs).unwrap();
         let ops = match is_dry_run {
             true => Ops::new(Device::dry_run(profile), Ledger::dry_run()),
             false => Ops::new(Device::cpu(2).unwrap(), Ledger::default()),

@@ -5,7 +5,8 @@
 //! Differences from the reference implementations: the last layer's queries, attention output and MLP are computed only
 //! for the rows that are read, and the MLP goes through the rows in chunks; neither changes an element beyond float
 //! order. Rows of several sequences may share a pass; each attends to its own sequence alone. Of a sequence with a KV
-//! cache, a pass computes only some rows.
+//! cache, a pass computes only some rows. A pruned layer has the rows and columns of the KV heads that it keeps, each
+//! with its query heads; between the projections its rows have the model's layout, with zeros in the place of the others.
 
 mod rows;
 
@@ -193,9 +194,16 @@ impl Transformer {
                 true => ops.linear_biased(x, &group.weight(part), &group.weight(bias)),
                 false => ops.linear(x, &group.weight(part)),
             };
+        let kv_heads = self.config.shape.kv_heads;
+        // KV caches have one layout in all plans and layers, so that they outlive a switch between plans whose layers
+        // have different heads.
+        let spread = |x: Activation| match group.kept_kv_heads() {
+            Some(kept) => ops.spread_heads(x, kept, kv_heads),
+            None => Ok(x),
+        };
         // Keys and values first: the last layer needs those of all rows, and its `x` shrinks below.
-        let mut k = project(&x, TensorPart::Key, TensorPart::KeyBias)?;
-        let v = project(&x, TensorPart::Value, TensorPart::ValueBias)?;
+        let mut k = spread(project(&x, TensorPart::Key, TensorPart::KeyBias)?)?;
+        let v = spread(project(&x, TensorPart::Value, TensorPart::ValueBias)?)?;
         let mut query_positions = &rows.positions;
         if is_last {
             x = ops.take_rows(&x, &rows.wanted)?;
@@ -203,15 +211,16 @@ impl Transformer {
             hidden = ops.take_rows(&hidden, &rows.wanted)?;
             query_positions = &rows.wanted_positions;
         }
-        let mut q = project(&x, TensorPart::Query, TensorPart::QueryBias)?;
+        let q = project(&x, TensorPart::Query, TensorPart::QueryBias)?;
         // Given back to the arena before attention takes its output: the order of drops is part of the planned peak.
         drop(x);
+        let mut q = spread(q)?;
         // Queries and keys together, in one launch on a GPU.
         let rotated = [(&mut q, query_positions), (&mut k, &rows.positions)];
         ops.rope(rotated, &self.rope)?;
         let shape = AttentionShape {
             heads: self.config.shape.attention_heads,
-            kv_heads: self.config.shape.kv_heads,
+            kv_heads,
             head_dim: self.config.shape.head_dim,
         };
         // Before attention: queries read the cache even for keys of this pass, so that no result depends on how a
@@ -244,6 +253,12 @@ impl Transformer {
                 ops.choose_salient(kept.cache, layer, &q, queries, shape, places, *count)?;
             }
         }
+        // Given back before heads are gathered into rows of their own.
+        drop(q);
+        let attended = match group.kept_kv_heads() {
+            Some(kept) => ops.gather_heads(attended, kept, kv_heads)?,
+            None => attended,
+        };
         let output = group.weight(TensorPart::AttentionOutput);
         ops.linear_add(&mut hidden, 0, &attended, &output)?;
         Ok(hidden)
