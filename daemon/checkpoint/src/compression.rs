@@ -7,6 +7,7 @@ mod compress;
 mod decompress;
 mod error;
 mod files;
+mod prune_error;
 mod verify;
 
 use std::{fs, path::Path};
@@ -26,7 +27,12 @@ pub use self::{
     },
     decompress::{DecompressResult, decompress, remove_abandoned},
     error::CompressError,
+    prune_error::PruneError,
     verify::verify,
+};
+pub(crate) use self::{
+    compress::{check_target, dtype_name, in_order, read_pieces},
+    files::ModelFiles,
 };
 use super::{
     Source,
@@ -79,7 +85,7 @@ pub fn container_of(source: &Source) -> Result<Option<Container>, CompressError>
 }
 
 /// A pool of threads for compression; 0 for one per core. A pool of its own, because its size is the user's to choose.
-fn pool(threads: usize) -> Result<rayon::ThreadPool, CompressError> {
+pub(crate) fn pool(threads: usize) -> Result<rayon::ThreadPool, CompressError> {
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .thread_name(|index| format!("sluice-codec-{index}"))
@@ -88,7 +94,7 @@ fn pool(threads: usize) -> Result<rayon::ThreadPool, CompressError> {
 }
 
 /// Checks free space before minutes of work.
-fn check_free_space(target: &Path, needed_bytes: u64) -> Result<(), CompressError> {
+pub(crate) fn check_free_space(target: &Path, needed_bytes: u64) -> Result<(), CompressError> {
     // If the folder cannot be examined, the error appears when it is written to.
     let absolute = std::path::absolute(target).ok();
     let folder = absolute.as_deref().and_then(Path::parent);
@@ -107,7 +113,7 @@ fn check_free_space(target: &Path, needed_bytes: u64) -> Result<(), CompressErro
 }
 
 /// Returns an error if the flag is set. Relaxed ordering suffices: no other data depends on the flag.
-fn stop_if(cancel: &std::sync::atomic::AtomicBool) -> Result<(), CompressError> {
+pub(crate) fn stop_if(cancel: &std::sync::atomic::AtomicBool) -> Result<(), CompressError> {
     match cancel.load(std::sync::atomic::Ordering::Relaxed) {
         true => Err(CompressError::Cancelled),
         false => Ok(()),

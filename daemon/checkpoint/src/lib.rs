@@ -14,6 +14,7 @@ mod file_version;
 mod find;
 mod folder;
 pub mod gguf;
+pub mod pruning;
 mod recommended;
 pub mod safetensors;
 pub mod synth;

@@ -230,7 +230,7 @@ pub fn compress_checked(
 }
 
 /// Checks the target before hours of work: it must not be part of the source, and must be replaceable.
-fn check_target<'a>(
+pub(crate) fn check_target<'a>(
     target: &Path,
     source: &Source,
     mut names: impl Iterator<Item = &'a String>,
@@ -448,7 +448,7 @@ impl Work<'_> {
 }
 
 /// Reads a tensor piece by piece.
-fn read_pieces(
+pub(crate) fn read_pieces(
     checkpoint: &Checkpoint,
     entry: &TensorEntry,
     piece_bytes: usize,
@@ -578,7 +578,7 @@ impl From<ContainerError> for Refusal {
 
 /// All tensors by extent: in the order of a pass if the model's family is known, otherwise by name. Each layer's
 /// tensors are adjacent, so that they form one extent.
-fn in_order(checkpoint: &Checkpoint) -> Vec<(&str, &TensorEntry)> {
+pub(crate) fn in_order(checkpoint: &Checkpoint) -> Vec<(&str, &TensorEntry)> {
     let model = checkpoint.model().ok();
     let specs = model.iter().flat_map(|model| model.shape.stored());
     let ranks: HashMap<String, usize> = specs
@@ -621,7 +621,7 @@ fn planned(name: &str, entry: &TensorEntry) -> PlannedTensor {
 }
 
 /// The dtype's name in safetensors, in lower case.
-fn dtype_name(entry: &TensorEntry) -> String {
+pub(crate) fn dtype_name(entry: &TensorEntry) -> String {
     match &entry.format {
         Ok(format) => format.name().to_owned(),
         Err(other) => other.clone(),

@@ -56,6 +56,11 @@ pub fn decompress(
 ) -> Result<DecompressResult, CompressError> {
     let target = free_target(target)?;
     let header = container.header();
+    if header.shards.is_empty() && !header.tensors.is_empty() {
+        return Err(CompressError::NoOriginal {
+            path: container.path().to_owned(),
+        });
+    }
     let shards = shards(container, cancel)?;
     let original_bytes = header
         .tensors

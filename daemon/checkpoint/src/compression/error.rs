@@ -8,6 +8,7 @@ use std::{
 use sluice_codec::{EncodeError, container::ContainerError};
 use sluice_shared::compression::DAMAGED_HINT;
 
+use super::PruneError;
 use crate::{CheckpointError, folder::FolderError};
 
 /// Why compression or decompression failed. Nothing that looks finished is left.
@@ -69,6 +70,17 @@ pub enum CompressError {
         /// Why it cannot be compressed.
         cause: EncodeError,
     },
+    /// The model cannot be pruned as it was asked for.
+    #[error(transparent)]
+    Prune(#[from] PruneError),
+    /// The container has no headers of weight files: its tensors are not those of the files that it was made from.
+    #[error(
+        "{path} cannot be decompressed: it is a pruned model, whose tensors are not those of the files that it was made from"
+    )]
+    NoOriginal {
+        /// Path of the container.
+        path: String,
+    },
     /// A file operation failed.
     #[error("cannot {operation} {path}: {cause}", path = path.display())]
     Io {
@@ -119,6 +131,8 @@ impl CompressError {
                 cause: EncodeError::NotFinite(_),
                 ..
             } => "exclude it with --keep NAME, or use --lossless",
+            Self::Prune(error) => error.hint(),
+            Self::NoOriginal { .. } => "load the .sluice file itself; the original is not in it",
             Self::Threads(_) => "the system refused to start threads; try a smaller --threads",
             _ => return None,
         })

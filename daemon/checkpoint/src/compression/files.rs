@@ -34,14 +34,14 @@ const FILES_BYTES_MAX: usize = 512 << 20;
 
 /// Included files with their bytes, and names of skipped ones.
 #[derive(Debug, Default)]
-pub(super) struct ModelFiles {
-    pub(super) taken: Vec<(String, Vec<u8>)>,
-    pub(super) skipped: Vec<String>,
+pub(crate) struct ModelFiles {
+    pub(crate) taken: Vec<(String, Vec<u8>)>,
+    pub(crate) skipped: Vec<String>,
 }
 
 impl ModelFiles {
     /// Reads a folder's files that are no weights, no larger than a tokenizer, and not hidden.
-    pub(super) fn beside(source: &Source, shards: &[String]) -> Result<Self, CompressError> {
+    pub(crate) fn beside(source: &Source, shards: &[String]) -> Result<Self, CompressError> {
         let mut files = Self::default();
         let mut taken_bytes = 0;
         // Sorted by name, since the order is part of the source's hash.

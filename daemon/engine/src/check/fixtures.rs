@@ -120,7 +120,7 @@ pub fn fixture_forwards(
     let config = checkpoint.model()?;
     let shape = config.shape.clone();
     let model = Transformer::new(config, ops)?;
-    let sources = checkpoint.sources(shape.tensors())?;
+    let sources = checkpoint.model_sources(&shape)?;
     let Some(plan) = plan_for(&shape, &sources)? else {
         return Ok(Vec::new());
     };

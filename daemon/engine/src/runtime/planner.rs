@@ -114,7 +114,7 @@ impl Planner {
                 head_dim: shape.head_dim,
             });
         }
-        let sources = checkpoint.sources(shape.tensors())?;
+        let sources = checkpoint.model_sources(shape)?;
         let sources = weight_cache::with_estimated_compression(checkpoint, sources)?;
         let machine = Machine {
             // Of the disk that this checkpoint lies on; the next model may lie on another.

@@ -1,0 +1,64 @@
+//! Why a model cannot be pruned as it was asked for. It is here and not beside the pruning, since jobs on files have one
+//! error.
+
+use std::path::PathBuf;
+
+/// What is wrong with the model or the shares.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum PruneError {
+    /// The model cannot be pruned at all.
+    #[error("{path} {reason}", path = path.display())]
+    NotPrunable {
+        /// Path of the model.
+        path: PathBuf,
+        /// Why, as a phrase that follows the path.
+        reason: &'static str,
+    },
+    /// A share is none.
+    #[error("the share of {units} to remove is {share}; it must be at least 0 and below 1")]
+    Share {
+        /// What it is a share of.
+        units: &'static str,
+        /// The share that was asked for.
+        share: f64,
+    },
+    /// So many would leave a layer without any.
+    #[error(
+        "removing {removed} of {all} {units} would leave a layer without any: at most {most} can be removed"
+    )]
+    NothingLeft {
+        /// What is removed.
+        units: &'static str,
+        /// How many would be removed.
+        removed: usize,
+        /// How many there are.
+        all: usize,
+        /// How many can be removed.
+        most: usize,
+    },
+    /// The shares are so small that nothing would be removed.
+    #[error(
+        "these shares remove nothing: the model has {kv_groups} KV groups, and {channels} channels in each MLP"
+    )]
+    NothingRemoved {
+        /// KV groups in all layers.
+        kv_groups: usize,
+        /// Channels of each MLP.
+        channels: usize,
+    },
+}
+
+impl PruneError {
+    /// What the user can do about it.
+    #[must_use]
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::NotPrunable { .. } => {
+                "give the original: a folder with safetensors, or a .sluice file that was compressed losslessly"
+            }
+            Self::Share { .. } => "give shares such as --heads 0.2 --channels 0.1",
+            Self::NothingLeft { .. } => "remove a smaller share",
+            Self::NothingRemoved { .. } => "remove a larger share with --heads or --channels",
+        }
+    }
+}
