@@ -15,6 +15,7 @@ mod find;
 mod folder;
 pub mod gguf;
 pub mod pruning;
+pub mod quantize;
 mod recommended;
 pub mod safetensors;
 pub mod synth;

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::Shape;
+use super::{Shape, TensorPart, TensorSpec};
 
 /// The rows that one or more matrices multiply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,6 +32,26 @@ impl MatrixInput {
             ]
         };
         (0..layers).flat_map(each).chain([Self::LmHead])
+    }
+
+    /// The input of a tensor; `None` for embeddings and vectors, which multiply nothing.
+    #[must_use]
+    pub fn of(spec: &TensorSpec) -> Option<Self> {
+        let layer = spec.layer;
+        match spec.part {
+            TensorPart::Query | TensorPart::Key | TensorPart::Value => Some(Self::Attention(layer)),
+            TensorPart::AttentionOutput => Some(Self::AttentionOutput(layer)),
+            TensorPart::Gate | TensorPart::Up => Some(Self::Mlp(layer)),
+            TensorPart::Down => Some(Self::Down(layer)),
+            TensorPart::LmHead => Some(Self::LmHead),
+            TensorPart::Embedding
+            | TensorPart::AttentionNorm
+            | TensorPart::QueryBias
+            | TensorPart::KeyBias
+            | TensorPart::ValueBias
+            | TensorPart::MlpNorm
+            | TensorPart::FinalNorm => None,
+        }
     }
 
     /// Elements of a row.

@@ -16,6 +16,7 @@ use super::{
     compressed::{self, EXTENSION},
     expect,
     fingerprint::DIGITS,
+    mix::CANDIDATE,
     read_metadata,
     write::{LockState, try_lock},
 };
@@ -181,7 +182,8 @@ impl<'a> Parts<'a> {
         };
         // From the right: a model's name may contain hyphens. A mix has its name behind the level's.
         let (rest, last) = stem.rsplit_once('-')?;
-        let (rest, level) = match last.parse::<MixId>() {
+        let mix = last.strip_prefix(CANDIDATE).unwrap_or(last);
+        let (rest, level) = match mix.parse::<MixId>() {
             Ok(_) => rest.rsplit_once('-')?,
             Err(_) => (rest, last),
         };

@@ -31,6 +31,8 @@ use super::{
 const MIX_KEY: &str = "sluice.mix";
 /// Name of the record in a mix's file.
 const RECORD: &str = "sluice-mix.json";
+/// Stands before the name of a mix that others are compared by.
+pub(super) const CANDIDATE: &str = "c";
 /// Longest record: some hundred bytes for each matrix of the largest models.
 const RECORD_BYTES_MAX: u64 = 8 << 20;
 
@@ -102,6 +104,8 @@ pub struct Mixes {
     name: String,
     fingerprint: String,
     source: Arc<Checkpoint>,
+    /// Stands before the mix's name in names of files.
+    prefix: &'static str,
 }
 
 impl Mixes {
@@ -115,7 +119,17 @@ impl Mixes {
             name: name_of(source),
             fingerprint: source.fingerprint()?,
             source: Arc::clone(source),
+            prefix: "",
         })
+    }
+
+    /// Mixes that an optimizer compares others by: matrices all of one rate, which nobody computes with otherwise.
+    #[must_use]
+    pub fn candidates(&self) -> Self {
+        Self {
+            prefix: CANDIDATE,
+            ..self.clone()
+        }
     }
 
     /// Path of a mix's file, whether it exists or not.
@@ -126,9 +140,12 @@ impl Mixes {
 
     fn stem(&self) -> String {
         let Self {
-            name, fingerprint, ..
+            name,
+            fingerprint,
+            prefix,
+            ..
         } = self;
-        format!("{name}-{fingerprint}-{}-", Level::Optimized)
+        format!("{name}-{fingerprint}-{}-{prefix}", Level::Optimized)
     }
 
     /// All mixes whose files exist, the latest last.
@@ -203,28 +220,28 @@ impl Mixes {
     /// `None` if cancelled.
     ///
     /// # Errors
-    /// When a file operation fails, free space is too little, or the source changed.
-    pub fn write(
+    /// When a file operation or `quantize` fails, free space is too little, or the source changed.
+    pub fn write<E: From<CheckpointError>>(
         &self,
         mix: MixId,
         (matrices, record): (&[MixMatrix], &MixRecord),
         cancel: &AtomicBool,
-        quantize: QuantizeMatrix<'_>,
-    ) -> Result<Option<OpenMix>, CheckpointError> {
+        quantize: &mut dyn FnMut(usize, &mut MatrixWriter) -> Result<Hash, E>,
+    ) -> Result<Option<OpenMix>, E> {
         let path = self.path(mix);
         let refused = |cause| CheckpointError::WeightCache {
             path: path.clone(),
             cause,
         };
-        fs::create_dir_all(&self.folder).map_err(refused)?;
+        fs::create_dir_all(&self.folder).map_err(&refused)?;
         let needed_bytes = record.groups.iter().map(|group| group.bytes).sum::<u64>();
         // What an interrupted run has written needs no more space.
         let begun_bytes = fs::metadata(partial_of(&path)).map_or(0, |file| file.len());
         check_free_space(
             needed_bytes.saturating_sub(begun_bytes),
-            free_bytes(&self.folder).map_err(refused)?,
+            free_bytes(&self.folder).map_err(&refused)?,
         )
-        .map_err(refused)?;
+        .map_err(&refused)?;
         let plan = self.container_plan(mix, matrices, record);
         let written = ContainerWriter::begin(&path, plan, cancel, &mut |_| {}).and_then(|writer| {
             let mut writer = MatrixWriter { writer };
@@ -241,7 +258,7 @@ impl Mixes {
             }
             // Before it gets its name: weights of a source that changed meanwhile would be a mixture.
             if let Err(error) = self.source.check_all_unchanged() {
-                return Ok(Err(error));
+                return Ok(Err(error.into()));
             }
             writer.writer.finish(true).map(|_| Ok(()))
         });
@@ -249,12 +266,12 @@ impl Mixes {
             Ok(Ok(())) => {}
             Ok(Err(error)) => return Err(error),
             Err(ContainerError::Cancelled) => return Ok(None),
-            Err(ContainerError::Io { cause, .. }) => return Err(refused(cause)),
-            Err(other) => return Err(refused(io::Error::other(other))),
+            Err(ContainerError::Io { cause, .. }) => return Err(refused(cause).into()),
+            Err(other) => return Err(refused(io::Error::other(other)).into()),
         }
         let written = Checkpoint::open(&Source::Folder(path.clone()))?;
         written.remember_written(&self.folder);
-        self.open(mix, cancel, &mut |_, _| {})
+        Ok(self.open(mix, cancel, &mut |_, _| {})?)
     }
 
     fn container_plan(
@@ -287,10 +304,6 @@ impl Mixes {
         }
     }
 }
-
-/// Quantizes a matrix, by its index, and returns the hash of the bytes that it was made from.
-pub type QuantizeMatrix<'a> =
-    &'a mut dyn FnMut(usize, &mut MatrixWriter) -> Result<Hash, CheckpointError>;
 
 /// Where the chunks of a matrix are written to, in order.
 pub struct MatrixWriter {
