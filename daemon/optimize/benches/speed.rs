@@ -10,7 +10,7 @@ use sluice_optimize::{
     columns::{self, ColumnsOptions, QuantizeTarget},
     factor::{DAMPING, Factor},
     feedback::Importance,
-    moments::Moments,
+    moments::{Moments, SecondMoments},
     prune,
 };
 
@@ -24,51 +24,17 @@ fn main() {
     if is_wanted("moments") {
         time_moments(4096, 4096);
     }
-    for width in [1024, 2048, 4096] {
-        if !["factor", "columns", "blocks", "prune"]
-            .iter()
-            .any(|name| is_wanted(name))
-        {
-            continue;
-        }
-        let moments = inputs_of(width);
-        let start = Start::now();
-        let factor = Factor::new(&moments, DAMPING).expect("random inputs have a factor");
-        if is_wanted("factor") {
-            let operations = (width as f64).powi(3) / 3.;
-            report(&format!("factor {width}"), &start, operations, None);
-            println!("  {:?}", factor.rate_gains());
-        }
-        if is_wanted("columns") && width != 2048 {
-            time_columns(width, &factor);
-        }
-        if is_wanted("blocks") && width == 1024 {
-            time_blocks(width, &factor);
-        }
-        if is_wanted("prune") && width == 2048 {
-            let weight = numbers(2, 1024 * width);
-            let start = Start::now();
-            let order = prune::removal_order(&weight, &moments, 1, width / 10, 1e-2);
-            let operations = 4. / 3. * (width as f64).powi(3);
-            report(
-                "prune: a tenth of 2048 inputs of 1024 outputs",
-                &start,
-                operations,
-                None,
-            );
-            let removed = order.expect("random inputs have an order").order;
-            let kept: Vec<usize> = (0..width)
-                .filter(|input| !removed.contains(input))
-                .collect();
-            let start = Start::now();
-            let found = prune::compensate(&weight, &moments, &kept, 1e-2);
-            report("prune: compensation", &start, 0., None);
-            let found = found.expect("random inputs have a factor");
-            println!(
-                "  error {:.4} of that without",
-                found.error / found.error_before
-            );
-        }
+    if is_wanted("factor") {
+        [2048, 4096, 12288].into_iter().for_each(time_factor);
+    }
+    if is_wanted("columns") {
+        [1024, 4096].into_iter().for_each(time_columns);
+    }
+    if is_wanted("blocks") {
+        time_blocks(1024);
+    }
+    if is_wanted("prune") {
+        time_pruning(2048, 1024);
     }
 }
 
@@ -89,7 +55,20 @@ fn time_moments(width: usize, rows: usize) {
     );
 }
 
-fn time_columns(width: usize, factor: &Factor) {
+fn time_factor(width: usize) {
+    // Neighbours of an autoregressive process resemble each other.
+    let at = |place: usize| (-((place / width).abs_diff(place % width) as f32) / 16.).exp();
+    let values = (0..width * width).map(at).collect();
+    let moments = SecondMoments::new(width, values).expect("a square matrix");
+    let start = Start::now();
+    let factor = Factor::new(&moments, DAMPING).expect("the matrix is positive definite");
+    let operations = (width as f64).powi(3) / 3.;
+    report(&format!("factor {width}"), &start, operations, None);
+    println!("  {:?}", factor.rate_gains());
+}
+
+fn time_columns(width: usize) {
+    let factor = &Factor::new(&inputs_of(width), DAMPING).expect("random inputs have a factor");
     let weights = numbers(3, width * width);
     let run = |name: &str, importance, target, feedback| {
         let options = ColumnsOptions {
@@ -129,7 +108,28 @@ fn time_columns(width: usize, factor: &Factor) {
     );
 }
 
-fn time_blocks(width: usize, factor: &Factor) {
+fn time_pruning(width: usize, outputs: usize) {
+    let (moments, weight) = (inputs_of(width), numbers(2, outputs * width));
+    let start = Start::now();
+    let order = prune::removal_order(&weight, &moments, 1, width / 10, 1e-2);
+    let name = format!("prune: a tenth of {width} inputs of {outputs} outputs");
+    report(&name, &start, 0., None);
+    let removed = order.expect("random inputs have an order").order;
+    let kept: Vec<usize> = (0..width)
+        .filter(|input| !removed.contains(input))
+        .collect();
+    let start = Start::now();
+    let found = prune::compensate(&weight, &moments, &kept, 1e-2);
+    report("prune: compensation", &start, 0., None);
+    let found = found.expect("random inputs have a factor");
+    println!(
+        "  error {:.4} of that without",
+        found.error / found.error_before
+    );
+}
+
+fn time_blocks(width: usize) {
+    let factor = &Factor::new(&inputs_of(width), DAMPING).expect("random inputs have a factor");
     let weights = numbers(4, 4 * width * width);
     for format in [Format::Q8_0, Format::Q6K, Format::Q4K, Format::Q4_0] {
         for (name, importance, feedback) in [
@@ -151,7 +151,7 @@ fn time_blocks(width: usize, factor: &Factor) {
 }
 
 /// Second moments of inputs that share directions.
-fn inputs_of(width: usize) -> sluice_optimize::moments::SecondMoments {
+fn inputs_of(width: usize) -> SecondMoments {
     let (rows, shared) = (2 * width, 64);
     let (own, sources) = (numbers(5, rows * width), numbers(6, rows * shared));
     let inputs: Vec<f32> = (0..rows * width)

@@ -203,25 +203,23 @@ impl Remaining {
 
     /// vᵀ W, of now.
     fn products(&self, v: &[f32]) -> Vec<f32> {
+        let dot =
+            |other: &Vec<f32>| -> f32 { v.iter().zip(other).map(|(v, other)| v * other).sum() };
+        let shares: Vec<f32> = self.values.iter().map(dot).collect();
         let mut products = vec![0.; self.width];
-        products
-            .par_chunks_mut(PIECE)
-            .enumerate()
-            .for_each(|(piece, products)| {
-                let start = piece * PIECE;
-                let rows = self.weight.chunks_exact(self.width);
-                for (v, row) in v.iter().zip(rows) {
-                    for (product, value) in products.iter_mut().zip(&row[start..]) {
-                        *product += v * value;
-                    }
+        let pieces = products.par_chunks_mut(PIECE).enumerate();
+        pieces.for_each(|(piece, products)| {
+            let start = piece * PIECE;
+            let mut add = |share: f32, row: &[f32]| {
+                for (product, value) in products.iter_mut().zip(&row[start..]) {
+                    *product += share * value;
                 }
-                for (inputs, values) in self.inputs.iter().zip(&self.values) {
-                    let share: f32 = v.iter().zip(values).map(|(v, other)| v * other).sum();
-                    for (product, other) in products.iter_mut().zip(&inputs[start..]) {
-                        *product -= share * other;
-                    }
-                }
-            });
+            };
+            let rows = self.weight.chunks_exact(self.width);
+            v.iter().zip(rows).for_each(|(v, row)| add(*v, row));
+            let removals = shares.iter().zip(&self.inputs);
+            removals.for_each(|(share, inputs)| add(-share, inputs));
+        });
         products
     }
 
