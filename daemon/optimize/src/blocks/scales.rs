@@ -9,7 +9,6 @@ use super::{
 };
 
 /// Writes the scales of a block, and nothing else of it. `weights` say how much the error of each value counts.
-#[inline(always)]
 pub(super) fn put(format: Format, values: &[f32], weights: &[f32], block: &mut [u8]) {
     match format {
         Format::Q8_0 => single(values, weights, (-127., 127.), block),
@@ -20,13 +19,11 @@ pub(super) fn put(format: Format, values: &[f32], weights: &[f32], block: &mut [
     }
 }
 
-#[inline(always)]
 fn single(values: &[f32], weights: &[f32], (least, most): (f32, f32), block: &mut [u8]) {
     let levels = SignedLevels { least, most };
     put_scale(half(search::scale(values, weights, levels)), block);
 }
 
-#[inline(always)]
 fn q6_k(values: &[f32], weights: &[f32], block: &mut [u8]) {
     const LEN: usize = K_WEIGHTS / 16;
     let levels = SignedLevels {
@@ -66,7 +63,6 @@ fn q6_k(values: &[f32], weights: &[f32], block: &mut [u8]) {
     put_q6_k_scales(above, &stored, block);
 }
 
-#[inline(always)]
 fn q4_k(values: &[f32], weights: &[f32], block: &mut [u8]) {
     const LEN: usize = K_WEIGHTS / 8;
     const MOST: f32 = 63.;
@@ -110,7 +106,6 @@ fn q4_k(values: &[f32], weights: &[f32], block: &mut [u8]) {
 }
 
 /// The candidate of the least error, the first of equals; those without an error are left out, but for the first.
-#[inline(always)]
 fn best<T: Copy>(candidates: impl IntoIterator<Item = T>, error: impl Fn(T) -> Option<f32>) -> T {
     let mut candidates = candidates.into_iter();
     let mut best = candidates.next().expect("there is a candidate");
