@@ -276,25 +276,39 @@ impl<'a> CompressedMatrix<'a> {
         columns: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), DecompressError> {
-        let width = match self.layout.scheme() {
-            Scheme::Columns => self.layout.width(),
-            _ => 0,
+        let matrix = self.column_matrix(&columns)?;
+        let rows = self.layout.rows();
+        check_space(columns.len() * rows, out.len())?;
+        self.decompress_columns(matrix, columns, out, rows)
+    }
+
+    /// What columns are multiplied by, if the matrix has these columns.
+    fn column_matrix(&self, columns: &Range<usize>) -> Result<&ColumnMatrix, DecompressError> {
+        let (matrix, width) = match &self.table {
+            Table::Columns(matrix) => (Some(matrix), self.layout.width()),
+            _ => (None, 0),
         };
-        let (Table::Columns(matrix), true) = (
-            &self.table,
-            columns.start <= columns.end && columns.end <= width,
-        ) else {
-            return Err(DecompressError::Columns {
+        matrix
+            .filter(|_| columns.start <= columns.end && columns.end <= width)
+            .ok_or(DecompressError::Columns {
                 from: columns.start,
                 to: columns.end,
                 width,
-            });
-        };
-        check_space(columns.len() * self.layout.rows(), out.len())?;
+            })
+    }
+
+    /// Decompresses columns to places `stride` elements apart.
+    fn decompress_columns(
+        &self,
+        matrix: &ColumnMatrix,
+        columns: Range<usize>,
+        out: &mut [f32],
+        stride: usize,
+    ) -> Result<(), DecompressError> {
         let codes = &self.bytes[self.layout.codes()];
         let mut places = self.tile_positions(columns.start / TILE_COLUMNS);
         let start = |_| Ok(places.next()?.at.start);
-        matrix.decompress(self.path, codes, columns, start, out)
+        matrix.decompress(self.path, codes, columns, start, out, stride)
     }
 
     /// Decompresses rows of a [`Scheme::Columns`] matrix, a few columns at a time; `sink` is given the row, its first
@@ -306,19 +320,21 @@ impl<'a> CompressedMatrix<'a> {
     ) -> Result<(), DecompressError> {
         // A tile for each stream.
         const COLUMNS: usize = STREAMS * TILE_COLUMNS;
+        // A cache line more than a column has: elements of a row would share a few sets of the cache otherwise.
+        const STRIDE: usize = COLUMN_ROWS_MAX + 16;
         if rows.is_empty() {
             return Ok(());
         }
-        // On the stack, 48 KiB: decoding a row allocates nothing.
-        let mut block = [0.; COLUMNS * COLUMN_ROWS_MAX];
-        let all = self.layout.rows();
+        // On the stack, 51 KiB: decoding a row allocates nothing.
+        let mut block = [0.; COLUMNS * STRIDE];
         for first in (0..self.layout.width()).step_by(COLUMNS) {
             let columns = first..self.layout.width().min(first + COLUMNS);
-            let block = &mut block[..columns.len() * all];
-            self.decompress_columns_f32(columns.clone(), block)?;
+            let matrix = self.column_matrix(&columns)?;
+            self.decompress_columns(matrix, columns.clone(), &mut block, STRIDE)?;
+            let (columns_of, _) = block.as_chunks::<STRIDE>();
             for row in rows.clone() {
                 let mut values = [0.; COLUMNS];
-                for (value, column) in values.iter_mut().zip(block.chunks(all)) {
+                for (value, column) in values.iter_mut().zip(columns_of) {
                     *value = column[row];
                 }
                 sink(row, first, &values[..columns.len()]);

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::{
     bits::BitReader,
-    classes::{Class, ENTRIES, ENTRY_SYMBOLS, class},
+    classes::{Class, ENTRIES, ENTRY_SYMBOLS, ESCAPED, class},
     encode::read_escaped,
     header::{ColumnHeader, HeaderCoder},
 };
@@ -21,8 +21,10 @@ use crate::{
 
 /// Lookups per 64-bit word: five codes, after up to seven bits of a started byte, are 62 bits.
 const LOOKUPS: usize = 5;
-/// Symbols that a round yields at most.
-const ROUND_SYMBOLS: usize = LOOKUPS * ENTRY_SYMBOLS;
+/// Lookups that are worth a call: what a column lacks when there are fewer left is decoded alone.
+const LOOKUPS_MIN: usize = 3;
+/// Symbols that a stream without a tile is said to have.
+const IDLE: u32 = u32::MAX;
 /// Most bytes of a column's codes that are read: the longest codes and one word.
 const READ_BYTES: usize = (COLUMN_ROWS_MAX * BITS_MAX).div_ceil(8) + 8;
 /// Symbols of a column while it is decoded, with what is written past its end.
@@ -43,10 +45,16 @@ struct Stream<'c> {
     from: BitReader<'c>,
     header: ColumnHeader,
     class: &'static Class,
-    /// Symbols of the current column, in whole words.
-    count: usize,
-    /// The last bytes of all, with zeros after them, where fewer are left than may be read.
-    copy: Option<Box<[u8; READ_BYTES]>>,
+}
+
+/// What the loops need to know of all streams.
+struct Lanes<'c> {
+    entries: [&'static [u64; ENTRIES]; STREAMS],
+    from: [&'c [u8; READ_BYTES]; STREAMS],
+    /// Low half: bits read; high half: symbols written. One addition of an entry advances both.
+    progress: [u32; STREAMS],
+    /// Symbols of each column, in whole words; of a stream without a tile more than there can be.
+    counts: [u32; STREAMS],
 }
 
 /// Decodes the symbols of `columns` of a matrix of `rows` rows, and passes each column's to `sink`, in any order.
@@ -60,7 +68,14 @@ pub(super) fn each_column<E>(
     mut sink: impl FnMut(usize, ColumnHeader, &mut [u8]),
 ) -> Result<(), E> {
     assert!((1..=COLUMN_ROWS_MAX).contains(&rows));
-    let mut tiles = columns.start / TILE_COLUMNS..columns.end.div_ceil(TILE_COLUMNS);
+    let codes = &Codes::new(codes);
+    let mut queue = Queue {
+        tiles: columns.start / TILE_COLUMNS..columns.end.div_ceil(TILE_COLUMNS),
+        columns_end: columns.end,
+        rows,
+        codes,
+        start: &mut start,
+    };
     let mut sink = |column, header, symbols: &mut [u8]| {
         // The columns of a tile before the first one that is wanted are decoded as well.
         if columns.contains(&column) {
@@ -69,66 +84,128 @@ pub(super) fn each_column<E>(
     };
     // On the stack: decoding a column allocates nothing.
     let mut stages = [[0; STAGE_BYTES]; STREAMS];
-    let mut progress = [0; STREAMS];
     let mut streams: [Option<Stream<'_>>; STREAMS] = Default::default();
+    let mut lanes = Lanes {
+        entries: [&class(0).entries; STREAMS],
+        from: [&NOTHING; STREAMS],
+        progress: [0; STREAMS],
+        counts: [IDLE; STREAMS],
+    };
+    for (n, stream) in streams.iter_mut().enumerate() {
+        *stream = queue.open(n, &mut lanes, &mut sink)?;
+    }
     loop {
-        for (stream, progress) in streams.iter_mut().zip(&mut progress) {
-            while stream.is_none() {
-                let Some(tile) = tiles.next() else { break };
-                let first = tile * TILE_COLUMNS;
-                let all = first..columns.end.min(first + TILE_COLUMNS);
-                let mut next = Stream::new(codes, start(tile)?, all);
-                *progress = next.begin(rows, &mut sink);
-                *stream = Some(next).filter(|next| !next.columns.is_empty());
-            }
-        }
-        let left = streams
-            .iter()
-            .zip(progress)
-            .filter_map(|(stream, progress)| {
-                Some(stream.as_ref()?.count - (progress >> 16) as usize)
-            });
-        let Some(least) = left.min() else {
+        let least = lanes.least();
+        if least >= IDLE - COLUMN_ROWS_MAX as u32 {
             return Ok(());
-        };
-        let rounds = least / ROUND_SYMBOLS;
-        if rounds > 0 {
-            let mut entries = [&class(0).entries; STREAMS];
-            let mut from = [&NOTHING; STREAMS];
-            for (n, stream) in streams.iter().enumerate() {
-                match stream {
-                    Some(stream) => (entries[n], from[n]) = (&stream.class.entries, stream.bytes()),
-                    None => progress[n] = 0,
+        }
+        let lookups = least as usize / ENTRY_SYMBOLS;
+        if lookups >= LOOKUPS_MIN {
+            // Streams without a tile run along, but must not run out of their space.
+            for (progress, count) in lanes.progress.iter_mut().zip(lanes.counts) {
+                if count == IDLE {
+                    *progress = 0;
                 }
             }
-            let entries = entries.map(|entries| &**entries);
             match path {
-                SimdPath::Portable => decode_any(entries, from, rounds, &mut progress, &mut stages),
+                SimdPath::Portable => decode_any(&mut lanes, lookups, &mut stages),
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: there is no such path on a processor without these features.
-                SimdPath::Avx2(_) => unsafe {
-                    decode_bmi2(entries, from, rounds, &mut progress, &mut stages);
-                },
+                SimdPath::Avx2(_) => unsafe { decode_bmi2(&mut lanes, lookups, &mut stages) },
             }
+            continue;
         }
-        let each = streams.iter_mut().zip(&mut progress).zip(&mut stages);
-        for ((stream, progress), stage) in each {
-            let Some(open) = stream else { continue };
-            if open.count - (*progress >> 16) as usize >= ROUND_SYMBOLS {
+        for (n, stream) in streams.iter_mut().enumerate() {
+            if lanes.left(n) as usize >= LOOKUPS_MIN * ENTRY_SYMBOLS {
                 continue;
             }
-            open.finish(*progress, stage);
+            let Some(open_stream) = stream else { continue };
+            let stage = &mut stages[n];
+            open_stream.finish(n, &lanes, stage);
             let symbols = &mut stage[..rows];
-            if symbols.iter().fold(0, |all, symbol| all | symbol) & 0x80 != 0 {
-                read_escaped(symbols, &mut open.from);
+            if has_escaped(symbols) {
+                read_escaped(symbols, &mut open_stream.from);
             }
-            sink(open.columns.start, open.header, symbols);
-            open.columns.start += 1;
-            *progress = open.begin(rows, &mut sink);
-            if open.columns.is_empty() {
-                *stream = None;
+            sink(open_stream.columns.start, open_stream.header, symbols);
+            open_stream.columns.start += 1;
+            if !open_stream.begin(n, codes, rows, &mut lanes, &mut sink) {
+                *stream = queue.open(n, &mut lanes, &mut sink)?;
             }
         }
+    }
+}
+
+/// The tiles that no stream has taken yet.
+struct Queue<'c, F> {
+    tiles: Range<usize>,
+    /// The end of the columns that are wanted.
+    columns_end: usize,
+    rows: usize,
+    codes: &'c Codes<'c>,
+    /// Where a tile's codes begin.
+    start: F,
+}
+
+impl<'c, E, F: FnMut(usize) -> Result<usize, E>> Queue<'c, F> {
+    /// Opens the next tile that has a column which isn't zero.
+    fn open(
+        &mut self,
+        n: usize,
+        lanes: &mut Lanes<'c>,
+        sink: &mut impl FnMut(usize, ColumnHeader, &mut [u8]),
+    ) -> Result<Option<Stream<'c>>, E> {
+        lanes.idle(n);
+        for tile in self.tiles.by_ref() {
+            let first = tile * TILE_COLUMNS;
+            let all = first..self.columns_end.min(first + TILE_COLUMNS);
+            let mut next = Stream::new(self.codes.all, (self.start)(tile)?, all);
+            if next.begin(n, self.codes, self.rows, lanes, sink) {
+                return Ok(Some(next));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The codes of all tiles, and their last bytes with zeros after them, so that as many bytes as a column may have can be
+/// read from any place.
+struct Codes<'c> {
+    all: &'c [u8],
+    end: [u8; 2 * READ_BYTES],
+}
+
+impl<'c> Codes<'c> {
+    fn new(all: &'c [u8]) -> Self {
+        let mut end = [0; 2 * READ_BYTES];
+        let last = &all[all.len().saturating_sub(READ_BYTES)..];
+        end[READ_BYTES - last.len()..READ_BYTES].copy_from_slice(last);
+        Self { all, end }
+    }
+
+    fn from(&self, at: usize) -> &[u8; READ_BYTES] {
+        let bytes = self.all.get(at..).unwrap_or_default();
+        bytes.first_chunk().unwrap_or_else(|| {
+            let end = self.end[READ_BYTES - bytes.len()..].first_chunk();
+            end.expect("there are as many zeros")
+        })
+    }
+}
+
+impl Lanes<'_> {
+    /// Symbols that a stream's column lacks.
+    fn left(&self, n: usize) -> u32 {
+        self.counts[n] - (self.progress[n] >> 16)
+    }
+
+    /// The least of them.
+    fn least(&self) -> u32 {
+        (0..STREAMS).fold(u32::MAX, |least, n| least.min(self.left(n)))
+    }
+
+    fn idle(&mut self, n: usize) {
+        self.entries[n] = &class(0).entries;
+        self.from[n] = &NOTHING;
+        (self.progress[n], self.counts[n]) = (0, IDLE);
     }
 }
 
@@ -140,56 +217,48 @@ impl<'c> Stream<'c> {
             from: BitReader::new(codes, start.saturating_mul(8)),
             header: ColumnHeader::ZERO,
             class: class(0),
-            count: 0,
-            copy: None,
         }
     }
 
-    /// Begins with the next column that isn't zero, if there is one. Returns its progress.
-    fn begin(&mut self, rows: usize, mut sink: impl FnMut(usize, ColumnHeader, &mut [u8])) -> u32 {
+    /// Begins with the next column that isn't zero, if there is one.
+    fn begin<'l>(
+        &mut self,
+        n: usize,
+        codes: &'l Codes<'_>,
+        rows: usize,
+        lanes: &mut Lanes<'l>,
+        sink: &mut impl FnMut(usize, ColumnHeader, &mut [u8]),
+    ) -> bool {
         while !self.columns.is_empty() {
             self.header = self.headers.read(&mut self.from);
             if let Some(index) = self.header.class {
                 self.class = class(index);
-                self.count = rows.next_multiple_of(self.class.together);
-                break;
+                lanes.entries[n] = &self.class.entries;
+                lanes.from[n] = codes.from(self.from.at / 8);
+                lanes.progress[n] = (self.from.at % 8) as u32;
+                lanes.counts[n] = rows.next_multiple_of(self.class.together) as u32;
+                return true;
             }
             sink(self.columns.start, self.header, &mut []);
             self.columns.start += 1;
         }
-        let rest = self.from.rest();
-        self.copy = (rest.len() < READ_BYTES).then(|| {
-            let mut copy = Box::new(NOTHING);
-            copy[..rest.len()].copy_from_slice(rest);
-            copy
-        });
-        (self.from.at % 8) as u32
+        false
     }
 
-    /// The current column's bytes.
-    fn bytes(&self) -> &[u8; READ_BYTES] {
-        match &self.copy {
-            Some(copy) => copy,
-            None => self
-                .from
-                .rest()
-                .first_chunk()
-                .expect("it isn't near the end"),
-        }
-    }
-
-    /// Decodes what the rounds left of a column.
-    fn finish(&mut self, mut progress: u32, stage: &mut [u8; STAGE_BYTES]) {
-        let bytes = self.bytes();
+    /// Decodes what is left of a column.
+    fn finish(&mut self, n: usize, lanes: &Lanes<'_>, stage: &mut [u8; STAGE_BYTES]) {
+        let mut progress = lanes.progress[n];
         loop {
             let (bits, at) = ((progress & 0xffff) as usize, (progress >> 16) as usize);
-            if at >= self.count {
+            let left = (lanes.counts[n] as usize).saturating_sub(at);
+            if left == 0 {
                 self.from.at = self.from.at / 8 * 8 + bits;
                 return;
             }
-            let word = bytes[bits / 8..].first_chunk().expect("longest codes fit");
-            let window = (u64::from_le_bytes(*word) >> (bits % 8)) as usize % ENTRIES;
-            let entry = match self.count - at >= ENTRY_SYMBOLS {
+            let word = lanes.from[n][bits / 8..].first_chunk();
+            let word = u64::from_le_bytes(*word.expect("the longest codes fit"));
+            let window = (word >> (bits % 8)) as usize % ENTRIES;
+            let entry = match left >= ENTRY_SYMBOLS {
                 true => self.class.entries[window],
                 false => self.class.singles[window],
             };
@@ -199,64 +268,77 @@ impl<'c> Stream<'c> {
     }
 }
 
+fn has_escaped(symbols: &[u8]) -> bool {
+    let (words, rest) = symbols.as_chunks::<8>();
+    let words = words
+        .iter()
+        .fold(0, |all, word| all | u64::from_le_bytes(*word));
+    let rest = rest.iter().fold(0, |all, symbol| all | symbol);
+    words & 0x8080_8080_8080_8080 != 0 || rest & ESCAPED != 0
+}
+
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi2")]
 // Compiled a second time for `shrx`, as in `huffman`.
-fn decode_bmi2(
+fn decode_bmi2(lanes: &mut Lanes<'_>, lookups: usize, stages: &mut [[u8; STAGE_BYTES]; STREAMS]) {
+    decode_any(lanes, lookups, stages);
+}
+
+/// Advances all streams by so many lookups that none of them gets beyond its column.
+#[inline(always)]
+fn decode_any(lanes: &mut Lanes<'_>, lookups: usize, stages: &mut [[u8; STAGE_BYTES]; STREAMS]) {
+    let Lanes { entries, from, .. } = *lanes;
+    let mut progress = lanes.progress;
+    let most = progress.into_iter().max().unwrap_or(0) >> 16;
+    // Each lookup yields one symbol at least, and takes eleven bits at most: so many symbols, so many bits.
+    assert!(most as usize + lookups * ENTRY_SYMBOLS <= COLUMN_ROWS_MAX);
+    for _ in 0..lookups / LOOKUPS {
+        round(entries, from, LOOKUPS, &mut progress, stages);
+    }
+    if !lookups.is_multiple_of(LOOKUPS) {
+        round(entries, from, lookups % LOOKUPS, &mut progress, stages);
+    }
+    lanes.progress = progress;
+}
+
+/// Some lookups in the next word of each stream.
+#[inline(always)]
+fn round(
     entries: [&[u64; ENTRIES]; STREAMS],
     from: [&[u8; READ_BYTES]; STREAMS],
-    rounds: usize,
+    lookups: usize,
     progress: &mut [u32; STREAMS],
     stages: &mut [[u8; STAGE_BYTES]; STREAMS],
 ) {
-    decode_any(entries, from, rounds, progress, stages);
-}
-
-/// Advances all streams by so many rounds that none of them gets beyond its column.
-#[inline(always)]
-fn decode_any(
-    entries: [&[u64; ENTRIES]; STREAMS],
-    from: [&[u8; READ_BYTES]; STREAMS],
-    rounds: usize,
-    all: &mut [u32; STREAMS],
-    stages: &mut [[u8; STAGE_BYTES]; STREAMS],
-) {
-    let mut progress = *all;
-    let most = progress.into_iter().max().unwrap_or(0) >> 16;
-    // Each lookup yields one symbol at least, and takes eleven bits at most: so many symbols, so many bits.
-    assert!(most as usize + rounds * ROUND_SYMBOLS <= COLUMN_ROWS_MAX);
-    for _ in 0..rounds {
-        let mut words = [0_u64; STREAMS];
+    let mut words = [0_u64; STREAMS];
+    for n in 0..STREAMS {
+        let bits = progress[n] as usize & 0xffff;
+        // SAFETY: the caller's assertion: fewer than `COLUMN_ROWS_MAX` symbols were read, of at most `BITS_MAX` bits
+        // each, after less than a byte, and `from[n]` has space for as many and this word.
+        let word = unsafe {
+            from[n]
+                .as_ptr()
+                .add(bits / 8)
+                .cast::<u64>()
+                .read_unaligned()
+        };
+        words[n] = u64::from_le(word) >> (bits % 8);
+    }
+    for _ in 0..lookups {
         for n in 0..STREAMS {
-            let bits = progress[n] as usize & 0xffff;
-            // SAFETY: fewer than `COLUMN_ROWS_MAX` symbols were read, of at most `BITS_MAX` bits each, after less than
-            // a byte, and `from[n]` has space for as many and this word.
-            let word = unsafe {
-                from[n]
-                    .as_ptr()
-                    .add(bits / 8)
-                    .cast::<u64>()
-                    .read_unaligned()
-            };
-            words[n] = u64::from_le(word) >> (bits % 8);
-        }
-        for _ in 0..LOOKUPS {
-            for n in 0..STREAMS {
-                let entry = entries[n][words[n] as usize % ENTRIES];
-                let symbols = ((entry >> 32) as u32).to_le_bytes();
-                let at = (progress[n] >> 16) as usize;
-                // SAFETY: fewer than `COLUMN_ROWS_MAX` symbols were written, and `stages[n]` has space for an entry
-                // more.
-                unsafe {
-                    let out = stages[n].as_mut_ptr().add(at);
-                    // Always four bytes: the next lookup overwrites what is too much.
-                    out.cast::<[u8; ENTRY_SYMBOLS]>().write(symbols);
-                }
-                // The low six bits of an entry are its count of bits, and x86 shifts by no others.
-                words[n] >>= entry % 64;
-                progress[n] = progress[n].wrapping_add(entry as u32);
+            let entry = entries[n][words[n] as usize % ENTRIES];
+            let symbols = ((entry >> 32) as u32).to_le_bytes();
+            let at = (progress[n] >> 16) as usize;
+            // SAFETY: as above: fewer than `COLUMN_ROWS_MAX` symbols were written, and `stages[n]` has space for an
+            // entry more.
+            unsafe {
+                let out = stages[n].as_mut_ptr().add(at);
+                // Always four bytes: the next lookup overwrites what is too much.
+                out.cast::<[u8; ENTRY_SYMBOLS]>().write(symbols);
             }
+            // The low six bits of an entry are its count of bits, and x86 shifts by no others.
+            words[n] >>= entry % 64;
+            progress[n] = progress[n].wrapping_add(entry as u32);
         }
     }
-    *all = progress;
 }

@@ -91,11 +91,17 @@ impl HeaderCoder {
 
     /// Reads a header. What no encoder writes becomes one that is possible.
     pub(super) fn read(&mut self, from: &mut BitReader<'_>) -> ColumnHeader {
-        let class = (self.class + take(from)).clamp(0, CLASSES as i32);
+        // Both numbers are in one word, whatever the bits are.
+        let word = from.peek();
+        let (class, bits) = take(word);
+        let class = (self.class + class).clamp(0, CLASSES as i32);
         if class == 0 {
+            from.at += bits as usize;
             return ColumnHeader::ZERO;
         }
-        let step = (self.step + take(from)).clamp(-STEP_MAX, STEP_MAX);
+        let (step, more) = take(word >> bits);
+        let step = (self.step + step).clamp(-STEP_MAX, STEP_MAX);
+        from.at += (bits + more) as usize;
         (self.class, self.step) = (class, step);
         ColumnHeader {
             class: Some((class - 1) as u8),
@@ -113,13 +119,16 @@ fn put(number: i32, out: &mut BitWriter) {
     out.put(turned & !(1 << bits), bits);
 }
 
-fn take(from: &mut BitReader<'_>) -> i32 {
-    let zeros = from.peek().trailing_zeros().min(ZEROS_MAX);
-    from.at += zeros as usize + 1;
+/// The number that the low bits of a word begin with, and its bits.
+fn take(word: u64) -> (i32, u32) {
+    let zeros = (word as u32).trailing_zeros().min(ZEROS_MAX);
     let bits = zeros + 1;
-    let turned = (1 << bits | from.take(bits)) - 2;
-    (turned >> 1) as i32 ^ -((turned & 1) as i32)
+    let rest = (word >> bits) as u32 & ((1 << bits) - 1);
+    let turned = (1 << bits | rest) - 2;
+    ((turned >> 1) as i32 ^ -((turned & 1) as i32), 2 * bits)
 }
+
+const _: () = assert!(4 * (ZEROS_MAX + 1) <= 57);
 
 #[cfg(test)]
 mod tests {
@@ -134,7 +143,9 @@ mod tests {
         let bytes = out.finish();
         let mut from = BitReader::new(&bytes, 0);
         for number in -300..=300 {
-            assert_eq!(take(&mut from), number);
+            let (found, bits) = take(from.peek());
+            assert_eq!(found, number);
+            from.at += bits as usize;
         }
     }
 

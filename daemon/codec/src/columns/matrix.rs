@@ -68,13 +68,11 @@ impl ColumnScales {
         };
         // Level times column step, then times row factor: each product is rounded, so the order is part of the format.
         let part = self.step / PARTS * header.ratio();
-        class(index).levels.scale(path, part, symbols, out);
-        for (out, factor) in out.iter_mut().zip(&self.factors) {
-            *out *= factor;
-        }
+        let levels = &class(index).levels;
+        levels.scale_each(path, part, &self.factors, symbols, out);
     }
 
-    /// Decompresses columns into `out`, one after the other. `start` says where a tile's codes begin.
+    /// Decompresses columns into `out`, `stride` elements apart. `start` says where a tile's codes begin.
     pub(crate) fn decompress<E>(
         &self,
         path: SimdPath,
@@ -82,6 +80,7 @@ impl ColumnScales {
         columns: Range<usize>,
         start: impl FnMut(usize) -> Result<usize, E>,
         out: &mut [f32],
+        stride: usize,
     ) -> Result<(), E> {
         let rows = self.factors.len();
         if rows == 0 {
@@ -94,7 +93,7 @@ impl ColumnScales {
             &columns,
             start,
             |column, header, symbols| {
-                let out = &mut out[(column - columns.start) * rows..][..rows];
+                let out = &mut out[(column - columns.start) * stride..][..rows];
                 mark(path, symbols);
                 self.decode(path, header, symbols, out);
             },

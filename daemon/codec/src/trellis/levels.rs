@@ -128,10 +128,48 @@ impl TrellisLevels {
         self.look_up(part, rest, rest_out);
     }
 
+    /// The same, then times each element's factor.
+    pub(crate) fn scale_each(
+        &self,
+        path: SimdPath,
+        part: f32,
+        factors: &[f32],
+        symbols: &[u8],
+        out: &mut [f32],
+    ) {
+        assert!(symbols.len() == out.len() && factors.len() == out.len());
+        let (blocks, rest) = symbols.as_chunks::<32>();
+        let (outs, rest_out) = out.as_chunks_mut::<32>();
+        let (each, rest_factors) = factors.as_chunks::<32>();
+        for ((symbols, factors), out) in blocks.iter().zip(each).zip(outs) {
+            match path {
+                SimdPath::Portable => {
+                    self.look_up(part, symbols, out);
+                    multiply(out, factors);
+                }
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: there is no such path on a processor without these features.
+                SimdPath::Avx2(_) => unsafe {
+                    // Stores and loads of 32 elements take no time beside what they are computed from.
+                    avx2::dequantize(self, part, symbols, out);
+                    avx2::multiply(out, factors);
+                },
+            }
+        }
+        self.look_up(part, rest, rest_out);
+        multiply(rest_out, rest_factors);
+    }
+
     fn look_up(&self, part: f32, symbols: &[u8], out: &mut [f32]) {
         for (out, symbol) in out.iter_mut().zip(symbols) {
             *out = self.all[usize::from(*symbol)] * part;
         }
+    }
+}
+
+fn multiply(out: &mut [f32], factors: &[f32]) {
+    for (out, factor) in out.iter_mut().zip(factors) {
+        *out *= factor;
     }
 }
 
@@ -143,6 +181,13 @@ mod avx2 {
 
     /// Integers below this magnitude have equidistant levels.
     const LINEAR: i8 = 48;
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn multiply(out: &mut [f32; 32], factors: &[f32; 32]) {
+        for (out, factor) in out.iter_mut().zip(factors) {
+            *out *= factor;
+        }
+    }
 
     #[target_feature(enable = "avx2")]
     pub(super) fn dequantize(
