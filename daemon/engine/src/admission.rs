@@ -11,7 +11,9 @@ use crate::{
     decode::{self, fidelity::ROWS_PER_SAMPLE_MAX, policy::policy},
     error::RequestError,
     model::ModelInfo,
-    request::{CanvasSlot, Generate, MeasureFidelity, MeasureMix, Score, Work},
+    request::{
+        CanvasSlot, CollectInputs, Generate, InputPass, MeasureFidelity, MeasureMix, Score, Work,
+    },
 };
 
 impl Work {
@@ -36,6 +38,12 @@ impl Work {
                     1,
                 )
             }
+            Self::CollectInputs(request) => {
+                let passes = request.passes.iter();
+                let longest = passes.clone().map(|pass| pass.tokens.len()).max();
+                let most_read = passes.map(|pass| pass.rows.len()).max();
+                Workload::new(longest.unwrap_or(1), most_read.unwrap_or(1), 1)
+            }
         }
     }
 
@@ -49,6 +57,7 @@ impl Work {
             Self::Score(score) => score.check(model),
             Self::MeasureFidelity(compare) => compare.check(model),
             Self::MeasureMix(measure) => measure.on.check(model),
+            Self::CollectInputs(collect) => collect.check(model),
         }
     }
 }
@@ -338,6 +347,30 @@ impl MeasureFidelity {
     }
 }
 
+impl CollectInputs {
+    fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
+        if self.passes.is_empty() || self.inputs.is_empty() {
+            return Err(RequestError::Zero { what: "passes" });
+        }
+        if self.passes.len() > INPUT_PASSES_MAX {
+            return Err(RequestError::TooManySamples {
+                samples: self.passes.len(),
+                max: INPUT_PASSES_MAX,
+            });
+        }
+        for InputPass { tokens, rows } in &self.passes {
+            check_lengths(&[], tokens.len(), model)?;
+            let is_rising = rows.is_sorted_by(|a, b| a < b);
+            if !is_rising || rows.last().is_none_or(|row| *row >= tokens.len()) {
+                return Err(RequestError::Zero { what: "rows" });
+            }
+            let mask = model.mask.map(|mask| mask.token_id);
+            check_ids(tokens.iter().filter(|id| Some(**id) != mask), model)?;
+        }
+        Ok(())
+    }
+}
+
 /// Longest canvas of which a share of the keys can be kept: as many scores fit in a thread's scratch.
 const KEEP_CANVAS_MAX: usize = 1 << 17;
 
@@ -346,6 +379,9 @@ const FIDELITY_ROWS_MAX: usize = 1024;
 
 /// Most texts of one comparison: a thousand rows measure a level to a few percent.
 pub const FIDELITY_SAMPLES_MAX: usize = 256;
+
+/// Most passes of one request for inputs: others wait for all of them.
+pub const INPUT_PASSES_MAX: usize = 64;
 
 /// Most draws of one estimate: beyond this the standard error no longer pays for the time.
 pub const SCORE_DRAWS_MAX: usize = 65_536;

@@ -253,6 +253,11 @@ pub enum Outcome {
     Fidelity(FidelityResult),
     /// What each part of a mix costs, in the order in which they were asked for.
     MixParts(Vec<PartLoss>),
+    /// The sink has the inputs of all passes.
+    InputsCollected {
+        /// Whether all passes saw the checkpoint's own weights, bit for bit.
+        is_lossless: bool,
+    },
     /// Cancelled before it had a result of its kind: an estimate, or a request that was still waiting.
     Cancelled,
 }

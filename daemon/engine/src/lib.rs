@@ -14,6 +14,7 @@ pub mod heartbeat;
 pub mod schedule;
 
 pub mod admission;
+pub mod calibration;
 pub mod check;
 pub mod command;
 pub mod error;
@@ -29,6 +30,6 @@ pub use error::{EngineError, RequestError};
 pub use event::{Event, Outcome};
 pub use fair::ShareKey;
 pub use request::{
-    CanvasSlot, Generate, MatrixKey, MeasureFidelity, MeasureMix, ModelId, Score, Work,
+    CanvasSlot, CollectInputs, Generate, MatrixKey, MeasureFidelity, MeasureMix, ModelId, Score, Work,
 };
 pub use runtime::{Engine, EngineOptions, PARALLEL_DEFAULT, PARALLEL_MAX};

@@ -1,7 +1,8 @@
 //! Requests to the engine, in token ids. Which are admitted: `admission`.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
+use sluice_checkpoint::calibration::PositionKind;
 use sluice_shared::{
     decoding::Decoding,
     level::Level,
@@ -9,7 +10,7 @@ use sluice_shared::{
     policy::PolicyChoice,
     sampling::{EosPolicy, Remasking, Sampling},
 };
-use sluice_weights::TensorPart;
+use sluice_weights::{MatrixInput, TensorPart};
 
 /// The load of a model that a request was made for: ids mean nothing to another model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -130,6 +131,56 @@ pub struct MeasureMix {
 /// A matrix of a model: its layer, which is 0 for parts outside of layers, and its part.
 pub type MatrixKey = (usize, TensorPart);
 
+/// Run passes, and give the inputs of some of the model's matrices to a sink.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CollectInputs {
+    /// The model whose ids these are.
+    pub model: ModelId,
+    /// The passes, one after another. At least one, at most [`crate::admission::INPUT_PASSES_MAX`].
+    pub passes: Vec<InputPass>,
+    /// The inputs that are wanted.
+    pub inputs: Vec<MatrixInput>,
+    /// Who gets them.
+    pub sink: InputSink,
+}
+
+/// A pass over a canvas, or over a text by an autoregressive model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InputPass {
+    /// Its tokens; unlike elsewhere, masks of a masked diffusion model among them.
+    pub tokens: Vec<u32>,
+    /// Rows that are read at its end, rising. At least one.
+    pub rows: Vec<usize>,
+}
+
+/// Rows of an input at positions of one kind, in the order of their positions.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InputRows {
+    /// The input.
+    pub input: MatrixInput,
+    /// What stands at the positions.
+    pub kind: PositionKind,
+    /// The rows, one after another.
+    pub values: Vec<f32>,
+}
+
+/// Takes rows during a pass, on a thread that computes it; false says that no more are wanted. While it blocks, so do
+/// all requests.
+#[derive(Clone)]
+pub struct InputSink(pub Arc<dyn Fn(InputRows) -> bool + Send + Sync>);
+
+impl fmt::Debug for InputSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("InputSink")
+    }
+}
+
+impl PartialEq for InputSink {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
 /// The work of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Work {
@@ -141,6 +192,8 @@ pub enum Work {
     MeasureFidelity(MeasureFidelity),
     /// Measure parts of a mix.
     MeasureMix(MeasureMix),
+    /// Collect inputs of matrices.
+    CollectInputs(CollectInputs),
 }
 
 impl Work {
@@ -152,6 +205,7 @@ impl Work {
             Self::Score(score) => score.model,
             Self::MeasureFidelity(compare) => compare.model,
             Self::MeasureMix(measure) => measure.on.model,
+            Self::CollectInputs(collect) => collect.model,
         }
     }
 
@@ -166,15 +220,19 @@ impl Work {
             Self::Score(score) => (score.prompt.len() + score.answer.len(), score.draws),
             Self::MeasureFidelity(measure) => (measure.rows(), 2),
             Self::MeasureMix(measure) => (measure.on.rows(), 1 + measure.parts.len()),
+            Self::CollectInputs(collect) => {
+                (collect.passes.iter().map(|pass| pass.tokens.len()).sum(), 1)
+            }
         };
         let (rows, passes) = rows_and_passes;
         (rows as u64).saturating_mul(passes as u64)
     }
 
-    /// Whether it may share passes with others. A fidelity measurement changes the weights on its way.
+    /// Whether it may share passes with others. A fidelity measurement changes the weights on its way, and whoever
+    /// collects inputs wants those of its own positions.
     #[must_use]
     pub fn is_batchable(&self) -> bool {
-        !matches!(self, Self::MeasureFidelity(_) | Self::MeasureMix(_))
+        matches!(self, Self::Generate(_) | Self::Score(_))
     }
 }
 

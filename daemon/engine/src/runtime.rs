@@ -4,6 +4,7 @@ mod autoregressive;
 mod batch;
 mod blocking;
 mod budget;
+mod collect_inputs;
 mod command_loop;
 mod contain;
 mod converted_weights;
@@ -35,7 +36,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use sluice_checkpoint::Source;
+use sluice_checkpoint::{Source, calibration::ModelIdentity};
 use sluice_formats::DType;
 use sluice_machine::default_budget;
 use sluice_ops::{
@@ -330,6 +331,19 @@ impl Engine {
     #[must_use]
     pub fn model(&self) -> Option<Arc<LoadedModel>> {
         self.shared.state.model()
+    }
+
+    /// What tells the present model's checkpoint from others, by which its calibration is found. Reads a few bytes of each
+    /// tensor.
+    ///
+    /// # Errors
+    /// Without a model, or when those bytes cannot be read.
+    pub fn model_identity(&self, name: &str) -> Result<ModelIdentity, EngineError> {
+        let planner = self.shared.state.planner().ok_or(EngineError::NoModel)?;
+        let checkpoint = planner.checkpoint.as_ref().ok_or(EngineError::NoModel)?;
+        let (family, shape) = (planner.config.family.name(), &planner.config.shape);
+        let fingerprint = checkpoint.fingerprint()?;
+        Ok(ModelIdentity::new(name, family, fingerprint, shape))
     }
 
     /// Checks a request and queues it, for a turn of its share.

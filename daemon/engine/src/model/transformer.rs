@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use sluice_checkpoint::family::ModelConfig;
 use sluice_ops::{Activation, AttentionShape, KeyRows, Ops, OpsError, Phase, RopeTable};
 use sluice_plan::MLP_ROWS;
-use sluice_weights::{TensorPart, WeightGroup};
+use sluice_weights::{MatrixInput, TensorPart, WeightGroup};
 
 use self::rows::{BatchKeys, BatchRows, CachedRows};
 pub use self::rows::{Sequence, VisibleKeys};
@@ -44,6 +44,30 @@ impl From<EngineError> for Interrupt {
 impl From<OpsError> for Interrupt {
     fn from(error: OpsError) -> Self {
         Self::Failed(error.into())
+    }
+}
+
+/// Sees the inputs of the layers' matrices, as they are computed.
+pub trait InputObserver: Send {
+    /// Sees the next rows of an input.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    fn see(&mut self, input: MatrixInput, rows: &Activation, ops: &Ops) -> Result<(), EngineError>;
+}
+
+/// The observer of a pass, if there is one.
+type Observer<'a, 'b> = &'a mut Option<&'b mut dyn InputObserver>;
+
+fn observe(
+    observer: Observer<'_, '_>,
+    ops: &Ops,
+    input: MatrixInput,
+    rows: &Activation,
+) -> Result<(), EngineError> {
+    match observer {
+        Some(observer) => observer.see(input, rows, ops),
+        None => Ok(()),
     }
 }
 
@@ -127,8 +151,26 @@ impl Transformer {
         sequences: &mut [Sequence<'_>],
         cancel: &AtomicBool,
     ) -> Result<Activation, Interrupt> {
+        self.forward_observed(ops, weights, sequences, cancel, None)
+    }
+
+    /// [`Transformer::forward`], whose matrices' inputs the observer sees.
+    ///
+    /// # Errors
+    /// As there, and those of the observer.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn forward_observed(
+        &self,
+        ops: &Ops,
+        weights: &Residency,
+        sequences: &mut [Sequence<'_>],
+        cancel: &AtomicBool,
+        mut observer: Option<&mut dyn InputObserver>,
+    ) -> Result<Activation, Interrupt> {
         let (rows, mut seen) = rows::batched(sequences, ops)?;
-        let mut layers = || self.layers(ops, weights, &rows, &mut seen, cancel);
+        let mut layers = || self.layers(ops, weights, &rows, &mut seen, cancel, &mut observer);
         // All operations of a resident pass run on one pool thread: handing each over would take longer than an
         // operation on a single row. Streamed passes wait for the reader, which must not block a pool thread that
         // conversions need.
@@ -152,6 +194,7 @@ impl Transformer {
         rows: &BatchRows,
         seen: &mut BatchKeys<'_>,
         cancel: &AtomicBool,
+        observer: Observer<'_, '_>,
     ) -> Result<Activation, Interrupt> {
         // The embedding's rows may be read from a file below; a file replaced meanwhile would mix two models.
         weights.check_unchanged()?;
@@ -167,8 +210,8 @@ impl Transformer {
                 return Err(Interrupt::Cancelled);
             }
             self.heartbeat.beat();
-            hidden = self.attention(ops, weights, layer, hidden, rows, seen)?;
-            self.mlp(ops, weights, layer, &mut hidden)?;
+            hidden = self.attention(ops, weights, layer, hidden, (rows, seen), observer)?;
+            self.mlp(ops, weights, layer, &mut hidden, observer)?;
         }
         Ok(hidden)
     }
@@ -181,14 +224,15 @@ impl Transformer {
         weights: &Residency,
         layer: usize,
         mut hidden: Activation,
-        rows: &BatchRows,
-        seen: &mut BatchKeys<'_>,
+        (rows, seen): (&BatchRows, &mut BatchKeys<'_>),
+        observer: Observer<'_, '_>,
     ) -> Result<Activation, EngineError> {
         let is_last = layer + 1 == self.config.shape.layers;
         let group = acquire(ops, weights, WeightGroup::Attention(layer))?;
         let norm = group.weight(TensorPart::AttentionNorm);
         let all = 0..hidden.len();
         let mut x = ops.rms_norm(&hidden, all, &norm, self.config.epsilon)?;
+        observe(observer, ops, MatrixInput::Attention(layer), &x)?;
         let project =
             |x: &Activation, part: TensorPart, bias: TensorPart| match self.config.shape.biases {
                 true => ops.linear_biased(x, &group.weight(part), &group.weight(bias)),
@@ -259,6 +303,12 @@ impl Transformer {
             Some(kept) => ops.gather_heads(attended, kept, kv_heads)?,
             None => attended,
         };
+        observe(
+            observer,
+            ops,
+            MatrixInput::AttentionOutput(layer),
+            &attended,
+        )?;
         let output = group.weight(TensorPart::AttentionOutput);
         ops.linear_add(&mut hidden, 0, &attended, &output)?;
         Ok(hidden)
@@ -271,6 +321,7 @@ impl Transformer {
         weights: &Residency,
         layer: usize,
         hidden: &mut Activation,
+        observer: Observer<'_, '_>,
     ) -> Result<(), EngineError> {
         let gate_up = acquire(ops, weights, WeightGroup::GateUp(layer))?;
         // Both groups are held for all chunks of rows, since a streamed one would have to be read again for each. So an
@@ -280,9 +331,11 @@ impl Transformer {
         for start in (0..hidden.len()).step_by(self.mlp_rows) {
             let rows = start..hidden.len().min(start + self.mlp_rows);
             let x = ops.rms_norm(hidden, rows, &norm, self.config.epsilon)?;
+            observe(observer, ops, MatrixInput::Mlp(layer), &x)?;
             let mut gate = ops.linear(&x, &gate_up.weight(TensorPart::Gate))?;
             let up = ops.linear(&x, &gate_up.weight(TensorPart::Up))?;
             ops.silu_mul(&mut gate, &up)?;
+            observe(observer, ops, MatrixInput::Down(layer), &gate)?;
             ops.linear_add(hidden, start, &gate, &down.weight(TensorPart::Down))?;
         }
         Ok(())

@@ -90,6 +90,12 @@ impl Worker {
                 served.rest();
                 served.worker.end(job, result);
             }
+            (Ok(()), Work::CollectInputs(request)) => {
+                let mut emit = |event| job.listener.tell(event);
+                let result = served.collect_inputs(request, &mut emit);
+                served.rest();
+                served.worker.end(job, result);
+            }
             (Ok(()), Work::Generate(_) | Work::Score(_)) => Batch {
                 runner: served,
                 members: Vec::new(),
@@ -208,8 +214,8 @@ impl Batch<'_> {
                 request: contained(|| Box::new(ScoreEstimate::new(request.clone(), vocabulary)))?,
                 watch: None,
             },
-            Work::MeasureFidelity(_) | Work::MeasureMix(_) => {
-                unreachable!("comparisons share no passes")
+            Work::MeasureFidelity(_) | Work::MeasureMix(_) | Work::CollectInputs(_) => {
+                unreachable!("they share no passes")
             }
         })
     }

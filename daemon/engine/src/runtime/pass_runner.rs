@@ -45,6 +45,8 @@ pub(super) struct PassRunner<'a> {
     frugal_plans: usize,
     /// Nothing is left that could give way to other programs.
     has_yielded: bool,
+    /// Whether the times of passes correct what is predicted.
+    pub(super) learns: bool,
 }
 
 impl<'a> PassRunner<'a> {
@@ -57,6 +59,7 @@ impl<'a> PassRunner<'a> {
             notices: Vec::new(),
             frugal_plans: 0,
             has_yielded: false,
+            learns: true,
         }
     }
 
@@ -331,7 +334,7 @@ impl<'a> PassRunner<'a> {
         let shape = &planner.config.shape;
         // The first pass finds caches empty, and predictions for autoregressive models are for one row a request.
         let is_usual = !shape.causal || rows == self.workload.batch_requests;
-        if current.switch.is_some() || measured.passes < 2 || !is_usual {
+        if current.switch.is_some() || measured.passes < 2 || !is_usual || !self.learns {
             return;
         }
         let workload = self.workload.with_rows(rows);

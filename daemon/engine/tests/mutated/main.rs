@@ -1,5 +1,5 @@
 //! Files of models with random changes, up to where a load would read weights: configurations, headers and indexes of
-//! safetensors, headers of GGUF files and of containers. Whatever they say, they are taken or refused, within bounds of
+//! safetensors, headers of GGUF files and of containers, calibrations. Whatever they say, they are taken or refused, within bounds of
 //! memory and time that this program holds them to: it ends where one is crossed, and names the change.
 
 mod bounds;
@@ -11,13 +11,18 @@ use std::{env, fs, path::Path, sync::atomic::AtomicBool};
 use serde_json::Value;
 use sluice_checkpoint::{
     Checkpoint, Source,
+    calibration::{
+        Calibration, CalibrationOrigin, CalibrationWriter, InputRows, ModelIdentity, PositionKind,
+    },
     compression::{CompressOptions, CompressionMethod, Container, Lossless, compress},
 };
 use sluice_codec::container::{Hash, MAGIC, VERSION};
 use sluice_engine::runtime::ModelOutline;
 use sluice_machine::Profile;
+use sluice_optimize::moments::Moments;
 use sluice_plan::{BLOCK_DEFAULT, Machine, Workload};
 use sluice_shared::level::Level;
+use sluice_weights::MatrixInput;
 use tempfile::TempDir;
 
 use self::{
@@ -92,6 +97,7 @@ fn mutated_files_are_taken_or_refused_within_bounds() {
     index(folder.path());
     gguf_files(folder.path());
     containers(folder.path());
+    calibrations(folder.path());
 }
 
 fn configurations(folder: &Path) {
@@ -239,5 +245,67 @@ fn containers(folder: &Path) {
         }
         fs::write(&path, file).unwrap();
         open(&path)
+    });
+}
+
+fn calibrations(folder: &Path) {
+    let path = folder.join("a.calibration.safetensors");
+    let model = ModelIdentity {
+        name: "tiny".to_owned(),
+        family: "llada".to_owned(),
+        fingerprint: "0".repeat(16),
+        layers: 2,
+        hidden_size: 6,
+        attention_size: 4,
+        intermediate_size: 9,
+    };
+    let origin = CalibrationOrigin {
+        model: model.clone(),
+        text_hash: 1,
+        seed: 1,
+        passes: 8,
+        positions: 600,
+        is_full: true,
+        is_lossless: true,
+    };
+    let inputs: Vec<InputRows> = MatrixInput::all(2)
+        .map(|input| InputRows {
+            input,
+            kind: PositionKind::Masked,
+            rows: 2,
+        })
+        .collect();
+    let writer = CalibrationWriter::create(&path, origin, &inputs, false).unwrap();
+    for InputRows { input, kind, .. } in &inputs {
+        let width = model.width(*input);
+        let mut moments = Moments::new(width, true);
+        moments.add(&vec![1.5; 2 * width]).unwrap();
+        writer.put(*input, *kind, &mut moments).unwrap();
+    }
+    writer.finish(true).unwrap();
+    let read = || {
+        let calibration = Calibration::open(&path)?;
+        inputs
+            .iter()
+            .try_for_each(|of| calibration.input(of.input, of.kind).map(drop))
+    };
+    read().expect("what the others are made of is sound");
+    let whole = fs::read(&path).unwrap();
+    let length = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&whole[8..8 + length]).unwrap();
+    try_all("calibrations", |random| {
+        let mut file = match random.below(3) {
+            0 => whole.clone(),
+            _ => {
+                let mut header = header.clone();
+                change_json(&mut header, random);
+                with_header(header.to_string().as_bytes(), &whole[8 + length..])
+            }
+        };
+        if random.below(2) == 0 {
+            change_bytes(&mut file, random);
+        }
+        fs::write(&path, file).unwrap();
+        read().is_ok()
     });
 }
