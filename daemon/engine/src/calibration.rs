@@ -6,7 +6,6 @@ mod decodes;
 mod error;
 mod passes;
 mod sweeps;
-mod turns;
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +25,6 @@ pub use self::error::CalibrateError;
 use self::{
     passes::{counts, masked_texts, positions},
     sweeps::{Memory, sweeps},
-    turns::Turns,
 };
 use crate::{
     command::LoadedModel,
@@ -35,6 +33,7 @@ use crate::{
     fair::ShareKey,
     request::{CollectInputs, InputPass, InputRows, InputSink, Work},
     runtime::Engine,
+    turns::Turns,
 };
 
 /// Longest pass: as a sample of a fidelity measurement.

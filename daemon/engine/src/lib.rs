@@ -19,8 +19,10 @@ pub mod check;
 pub mod command;
 pub mod error;
 pub mod event;
+pub mod optimization;
 pub mod request;
 pub mod runtime;
+mod turns;
 
 pub use command::{
     ApplyEvent, Budget, CommandEvent, CommandStage, LoadEvent, LoadedModel, PlanOptions,
@@ -30,6 +32,7 @@ pub use error::{EngineError, RequestError};
 pub use event::{Event, Outcome};
 pub use fair::ShareKey;
 pub use request::{
-    CanvasSlot, CollectInputs, Generate, MatrixKey, MeasureFidelity, MeasureMix, ModelId, Score, Work,
+    CanvasSlot, CollectInputs, Generate, MatrixKey, MeasureFidelity, MeasureMix, ModelId, Score,
+    Work,
 };
 pub use runtime::{Engine, EngineOptions, PARALLEL_DEFAULT, PARALLEL_MAX};

@@ -48,6 +48,7 @@ use sluice_plan::{Plan, SwitchEstimate, TimeCorrections, Workload};
 use sluice_shared::level::Level;
 use sluice_weights::Storage;
 
+pub(crate) use self::planner::{Planner, usual_workload};
 use self::{
     contain::{contained, contained_report},
     shared::Shared,
@@ -344,6 +345,11 @@ impl Engine {
         let (family, shape) = (planner.config.family.name(), &planner.config.shape);
         let fingerprint = checkpoint.fingerprint()?;
         Ok(ModelIdentity::new(name, family, fingerprint, shape))
+    }
+
+    /// What plans of the present model are made by.
+    pub(crate) fn planner(&self) -> Option<Arc<Planner>> {
+        self.shared.state.planner()
     }
 
     /// Checks a request and queues it, for a turn of its share.

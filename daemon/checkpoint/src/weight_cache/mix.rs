@@ -41,8 +41,8 @@ const RECORD_BYTES_MAX: u64 = 8 << 20;
 pub struct MixRecord {
     /// Hash of the calibration that the weights were quantized by; empty: none.
     pub calibration: String,
-    /// Bytes that the plan's weights were to fit in.
-    pub weight_bytes: u64,
+    /// Device memory that the plan was to fit in.
+    pub budget_bytes: u64,
     /// Mean KL divergence from the checkpoint that was predicted for all groups together, in nats.
     pub predicted_kl_nats: f64,
     /// The groups that a format was chosen for, in the order of a pass.

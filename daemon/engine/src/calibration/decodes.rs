@@ -10,12 +10,12 @@ use sluice_formats::noise::Noise;
 use super::{
     CalibrateError, CalibrationOptions, CalibrationProgress, PASS_TOKENS_MAX,
     passes::{positions, rows_of},
-    turns::Turns,
 };
 use crate::{
     command::LoadedModel,
     event::{Event, Outcome, PassReport, TokenState},
     request::{Generate, InputPass, Work},
+    turns::Turns,
 };
 
 /// A stream of random numbers that no other purpose uses.

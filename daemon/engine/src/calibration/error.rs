@@ -4,7 +4,7 @@ use sluice_checkpoint::calibration::CalibrationError;
 use sluice_optimize::moments::MomentsError;
 use sluice_weights::MatrixInput;
 
-use crate::error::EngineError;
+use crate::{error::EngineError, turns::TurnError};
 
 /// Why a calibration failed. No file is left.
 #[derive(Debug, thiserror::Error)]
@@ -41,4 +41,13 @@ pub enum CalibrateError {
     /// It was cancelled.
     #[error("cancelled")]
     Cancelled,
+}
+
+impl From<TurnError> for CalibrateError {
+    fn from(error: TurnError) -> Self {
+        match error {
+            TurnError::Engine(error) => error.into(),
+            TurnError::Cancelled => Self::Cancelled,
+        }
+    }
 }

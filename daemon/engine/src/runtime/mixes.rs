@@ -15,7 +15,7 @@ const OPEN_MAX: usize = 3;
 
 /// The mixes of a model. An outline of one that is not loaded has none.
 #[derive(Debug, Default)]
-pub(super) struct ModelMixes {
+pub(crate) struct ModelMixes {
     mixes: Option<Mixes>,
     /// The last used one last.
     open: Mutex<Vec<NamedMix>>,
@@ -37,6 +37,11 @@ impl ModelMixes {
             mixes: Some(mixes),
             open: Mutex::default(),
         }
+    }
+
+    /// The files of all mixes; `None` where there is no folder for them.
+    pub(crate) fn files(&self) -> Option<&Mixes> {
+        self.mixes.as_ref()
     }
 
     /// Adds to the model's tensors those of a mix; of the latest where none is named.
@@ -108,7 +113,11 @@ impl ModelMixes {
         }
         drop(open);
         let never = AtomicBool::new(false);
-        let mix = mixes.open(name, &never, &mut |_, _| {})?;
+        let open = |mixes: &Mixes| mixes.open(name, &never, &mut |_, _| {});
+        let mix = match open(mixes)? {
+            None => open(&mixes.candidates())?,
+            chosen => chosen,
+        };
         let mix = mix.ok_or(EngineError::NoMix(Some(name)))?;
         let found = NamedMix {
             name,

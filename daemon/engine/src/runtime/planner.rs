@@ -13,19 +13,19 @@ use crate::{error::EngineError, model::dry_run::DryRun};
 
 /// Makes plans for a model.
 #[derive(Debug)]
-pub(super) struct Planner {
-    pub(super) config: ModelConfig,
+pub(crate) struct Planner {
+    pub(crate) config: ModelConfig,
     /// The tensors, with an estimate of their compressed size.
     estimated_sources: Arc<Vec<SourceTensor>>,
     /// The compressed copy, once it exists.
     compressed_copy: RwLock<Option<CompressedCopy>>,
     /// The mixes of level `optimized`.
-    pub(super) mixes: ModelMixes,
+    pub(crate) mixes: ModelMixes,
     /// Whether a compressed copy can be written somewhere.
     pub(super) can_compress: bool,
-    pub(super) machine: Machine,
+    pub(crate) machine: Machine,
     /// The checkpoint, whose converted weights are found by its fingerprint; `None` for a model that is not loaded.
-    pub(super) checkpoint: Option<Arc<Checkpoint>>,
+    pub(crate) checkpoint: Option<Arc<Checkpoint>>,
     pub(super) dry_run: DryRun,
     /// Rows that go through an MLP together, while memory is not short.
     pub(super) mlp_rows: usize,
@@ -57,7 +57,7 @@ impl Planner {
     }
 
     /// The model's tensors, with exact compressed sizes where a copy exists.
-    pub(super) fn sources(&self) -> Arc<Vec<SourceTensor>> {
+    pub(crate) fn sources(&self) -> Arc<Vec<SourceTensor>> {
         let copy = self
             .compressed_copy
             .read()
@@ -125,7 +125,7 @@ impl Planner {
     }
 
     /// A plan for the loaded model.
-    pub(super) fn plan(
+    pub(crate) fn plan(
         &self,
         choices: ResolvedPlanSettings,
         budget_bytes: u64,
@@ -172,7 +172,7 @@ impl Planner {
 }
 
 /// The workload that a model is planned for before any request.
-pub(super) fn usual_workload(shape: &Shape) -> Workload {
+pub(crate) fn usual_workload(shape: &Shape) -> Workload {
     Workload::new(default_canvas(shape.context_length), BLOCK_DEFAULT, 1)
 }
 

@@ -1,4 +1,4 @@
-//! Requests of a calibration, one after another, each of which waits in the queue as anybody's does.
+//! Requests of a job, one after another, each of which waits in the queue as anybody's does.
 
 use std::{
     sync::{
@@ -9,7 +9,6 @@ use std::{
     time::Duration,
 };
 
-use super::CalibrateError;
 use crate::{
     error::EngineError,
     event::{Event, Outcome},
@@ -21,29 +20,44 @@ use crate::{
 /// How often it is looked whether to stop, and whether a full queue has a place.
 const LOOK: Duration = Duration::from_millis(25);
 
+/// Why a job cannot go on.
+#[derive(Debug)]
+pub(crate) enum TurnError {
+    /// A request was refused, or failed.
+    Engine(EngineError),
+    /// It is to stop.
+    Cancelled,
+}
+
+impl From<EngineError> for TurnError {
+    fn from(error: EngineError) -> Self {
+        Self::Engine(error)
+    }
+}
+
 /// Whoever submits them.
-pub(super) struct Turns<'a> {
-    pub(super) engine: &'a Engine,
-    pub(super) share: ShareKey,
-    pub(super) stop: &'a AtomicBool,
+pub(crate) struct Turns<'a> {
+    pub(crate) engine: &'a Engine,
+    pub(crate) share: ShareKey,
+    pub(crate) stop: &'a AtomicBool,
 }
 
 impl Turns<'_> {
     /// # Errors
-    /// When the calibration is to stop.
-    pub(super) fn check(&self) -> Result<(), CalibrateError> {
+    /// When the job is to stop.
+    pub(crate) fn check(&self) -> Result<(), TurnError> {
         match self.stop.load(Ordering::Relaxed) {
-            true => Err(CalibrateError::Cancelled),
+            true => Err(TurnError::Cancelled),
             false => Ok(()),
         }
     }
 
     /// Submits a request as soon as the queue has a place. `watch` sees its events, on the engine's thread.
-    pub(super) fn submit(
+    pub(crate) fn submit(
         &self,
         work: Work,
         watch: impl FnMut(&Event) + Send + Clone + 'static,
-    ) -> Result<Turn<'_>, CalibrateError> {
+    ) -> Result<Turn<'_>, TurnError> {
         loop {
             self.check()?;
             let (send, ended) = mpsc::channel();
@@ -70,7 +84,7 @@ impl Turns<'_> {
 }
 
 /// A request under way; dropped, it is cancelled.
-pub(super) struct Turn<'a> {
+pub(crate) struct Turn<'a> {
     turns: &'a Turns<'a>,
     ticket: RequestTicket,
     ended: Receiver<Result<Outcome, EngineError>>,
@@ -80,8 +94,8 @@ impl Turn<'_> {
     /// What the request sends next; `None` once it has dropped the sender.
     ///
     /// # Errors
-    /// When the calibration is to stop.
-    pub(super) fn next<T>(&self, items: &Receiver<T>) -> Result<Option<T>, CalibrateError> {
+    /// When the job is to stop.
+    pub(crate) fn next<T>(&self, items: &Receiver<T>) -> Result<Option<T>, TurnError> {
         loop {
             self.turns.check()?;
             match items.recv_timeout(LOOK) {
@@ -95,8 +109,8 @@ impl Turn<'_> {
     /// Waits for the end.
     ///
     /// # Errors
-    /// When the request failed, or the calibration is to stop.
-    pub(super) fn finish(self) -> Result<Outcome, CalibrateError> {
+    /// When the request failed, or the job is to stop.
+    pub(crate) fn finish(self) -> Result<Outcome, TurnError> {
         match self.next(&self.ended)? {
             Some(result) => Ok(result?),
             None => Err(EngineError::Stopped.into()),

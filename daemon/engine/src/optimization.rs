@@ -1,0 +1,369 @@
+//! The optimizer: the most faithful mix of rates that fits a budget.
+//!
+//! All matrices are quantized to one rate first. Each group of them is then put in force alone, and the divergence from
+//! the checkpoint's own outputs is measured: at another rate R it goes as 4^-R, as the rate-distortion bound does
+//! (a quadratic model: small errors of independent matrices add up in KL). Rates that minimize the sum under a budget
+//! follow in closed form (`sluice_optimize::allocate`), and every matrix is quantized again, to its group's.
+//!
+//! What a killed run has done is found again: matrices in the unfinished file of a mix, measurements beside the one that
+//! they are of.
+
+mod error;
+mod groups;
+mod losses;
+mod write;
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use rayon::ThreadPoolBuilder;
+use sluice_checkpoint::{
+    calibration::Calibration,
+    weight_cache::{MixRecord, MixedGroup, OpenMix},
+};
+use sluice_machine::page::PAGE_BYTES;
+use sluice_optimize::allocate::{AllocateError, RateCurve, rates};
+use sluice_plan::{Plan, PlanError, allocation_slack_bytes};
+use sluice_shared::{
+    level::Level,
+    mix::MixId,
+    options::{PlanSettings, ResolvedPlanSettings},
+};
+use sluice_weights::SourceTensor;
+
+pub use self::{
+    error::OptimizeError,
+    groups::{GroupKind, MatrixGroup, groups},
+};
+use self::{
+    losses::{GroupLoss, measure_losses},
+    write::MixWriter,
+};
+use crate::{
+    command::LoadedModel,
+    error::EngineError,
+    event::{Outcome, PartLoss},
+    fair::ShareKey,
+    request::{MatrixKey, MeasureFidelity, MeasureMix, Work},
+    runtime::{Engine, usual_workload},
+    turns::Turns,
+};
+
+/// Bits per weight that all groups are measured at: low enough that losses stand out, high enough that they go as 4^-R.
+const BITS_MEASURED: f64 = 3.0;
+/// Lowest rate that is chosen: below, losses rise faster than 4^-R.
+pub const BITS_MIN: f64 = 1.75;
+/// Highest rate that is chosen; the codes have no smaller steps.
+pub const BITS_MAX: f64 = 6.5;
+/// Share of the budget that rates are not chosen for, since a matrix comes to within half a percent of its rate.
+const SLACK: f64 = 0.005;
+
+/// What to optimize for.
+#[derive(Debug, Clone)]
+pub struct OptimizeOptions {
+    /// Whose turns it takes.
+    pub share: ShareKey,
+    /// Name of the model, for people.
+    pub model_name: String,
+    /// Texts as ids that losses are measured on.
+    pub samples: Vec<Vec<u32>>,
+    /// Other texts, that the result is measured on.
+    pub test_samples: Vec<Vec<u32>>,
+    /// Hash of both, by which measurements of an earlier run are found.
+    pub text_hash: u64,
+    /// Seed of the masks.
+    pub seed: u64,
+    /// The calibration to quantize by; `None`: all inputs count alike.
+    pub calibration: Option<PathBuf>,
+    /// Device memory that the plan may take.
+    pub budget_bytes: u64,
+    /// Threads that quantize.
+    pub threads: usize,
+}
+
+/// How far an optimization is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OptimizeProgress {
+    /// Matrices are quantized.
+    Quantizing {
+        /// The tensor at work.
+        tensor: String,
+        /// Weights that are done.
+        done: u64,
+        /// Weights of all matrices.
+        total: u64,
+        /// Whether to the one rate that groups are measured at, or to those that were chosen.
+        is_final: bool,
+    },
+    /// Losses of groups are measured.
+    Measuring {
+        /// Groups that are done.
+        done: usize,
+        /// All groups.
+        total: usize,
+    },
+}
+
+/// The mix that was made.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OptimizeSummary {
+    /// Its name.
+    pub mix: MixId,
+    /// What was chosen.
+    pub record: Arc<MixRecord>,
+    /// The group of each choice.
+    pub groups: Vec<MatrixGroup>,
+    /// Mean bits per weight of all matrices.
+    pub bits: f64,
+    /// Predicted divergence with the same rate for all matrices in as many bytes, in nats.
+    pub uniform_kl_nats: f64,
+    /// Predicted divergence by bytes of the plan, at mean rates from the lowest to the highest.
+    pub curve: Vec<LossPoint>,
+    /// The divergence that was measured on the other texts.
+    pub measured: PartLoss,
+}
+
+/// A point of the curve of loss against bytes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LossPoint {
+    /// Mean bits per weight.
+    pub bits: f64,
+    /// Bytes of the plan.
+    pub bytes: u64,
+    /// Predicted divergence, in nats.
+    pub kl_nats: f64,
+}
+
+/// Optimizes the present model's weights for a budget. Blocks: not for the engine's own thread. The mix is left in the
+/// folder of converted weights, and not put in force.
+///
+/// # Errors
+/// When the budget is too small, there is no folder for it, the calibration is another model's, a pass or the file fails,
+/// or `stop` is set.
+pub fn optimize(
+    engine: &Engine,
+    options: &OptimizeOptions,
+    stop: &AtomicBool,
+    report: &mut dyn FnMut(OptimizeProgress),
+) -> Result<OptimizeSummary, OptimizeError> {
+    let model = engine.model().ok_or(EngineError::NoModel)?;
+    let planner = engine.planner().ok_or(EngineError::NoModel)?;
+    let mixes = planner.mixes.files().ok_or(EngineError::NoMix(None))?;
+    let checkpoint = planner.checkpoint.as_ref().ok_or(EngineError::NoModel)?;
+    let calibration = match &options.calibration {
+        Some(path) => {
+            let identity = engine.model_identity(&options.model_name)?;
+            Some(Calibration::open_for(path, &identity)?)
+        }
+        None => None,
+    };
+    let sources = planner.sources();
+    let groups = groups(&sources);
+    let pool = ThreadPoolBuilder::new()
+        .num_threads(options.threads)
+        .thread_name(|index| format!("sluice-mix-{index}"))
+        .build()
+        .map_err(|error| OptimizeError::Threads(error.to_string()))?;
+    let writer = MixWriter {
+        checkpoint,
+        calibration: calibration.as_ref(),
+        sources: &sources,
+        groups: &groups,
+        pool: &pool,
+        stop,
+    };
+    let turns = Turns {
+        engine,
+        share: options.share,
+        stop,
+    };
+    let equal = vec![BITS_MEASURED; groups.len()];
+    let candidates = mixes.candidates();
+    let candidate = writer.write(&candidates, &equal, &MixRecord::default(), false, report)?;
+    // What the plan takes besides these matrices, whatever their rates.
+    let settings = PlanSettings {
+        level: Level::Optimized,
+        mix: Some(candidate.id),
+        ..engine.settings()
+    };
+    let plan = planner.plan(
+        ResolvedPlanSettings::from(settings),
+        u64::MAX,
+        usual_workload(&planner.config.shape),
+    )?;
+    let other_bytes = other_bytes(&plan, candidate.id) + allocation_slack_bytes(&planner.machine);
+    let weights: u64 = groups.iter().map(|group| group.weights).sum();
+    let bits_of = |bytes: u64| bytes as f64 * 8.0 * (1.0 - SLACK);
+    let least_bytes = other_bytes + (weights as f64 * BITS_MIN / 8.0 / (1.0 - SLACK)).ceil() as u64;
+    // Before minutes of passes.
+    if options.budget_bytes < least_bytes {
+        return Err(EngineError::Plan(PlanError::BudgetTooSmall {
+            budget_bytes: options.budget_bytes,
+            least_bytes,
+            level: Level::Optimized,
+            canvas: plan.workload.canvas_length,
+            fitting: None,
+        })
+        .into());
+    }
+    let measure = Measure {
+        turns: &turns,
+        model: &model,
+        seed: options.seed,
+    };
+    let losses = measure_losses(
+        &measure,
+        (&candidate, &candidates, &groups, &sources),
+        (&options.samples, options.text_hash),
+        report,
+    )?;
+    let curves = curves(&groups, &losses);
+    let budget_bits = bits_of(options.budget_bytes - other_bytes);
+    let bits = rates(&curves, budget_bits)?;
+    let record = record(
+        &groups,
+        &sources,
+        &curves,
+        &bits,
+        options,
+        calibration.as_ref(),
+    );
+    let mix = writer.write(mixes, &bits, &record, true, report)?;
+    let whole: Vec<Arc<[MatrixKey]>> = vec![
+        groups
+            .iter()
+            .flat_map(|group| group.keys(&sources).to_vec())
+            .collect(),
+    ];
+    let measured = measure.parts(mix.id, whole, &options.test_samples)?;
+    let mean = |rates: &[f64]| {
+        let bits = rates.iter().zip(&groups);
+        bits.map(|(bits, group)| bits * group.weights as f64)
+            .sum::<f64>()
+            / weights as f64
+    };
+    let uniform = mean(&bits);
+    Ok(OptimizeSummary {
+        mix: mix.id,
+        bits: uniform,
+        uniform_kl_nats: curves.iter().map(|curve| loss(curve, uniform)).sum(),
+        curve: curve(&curves, weights, other_bytes)?,
+        record: mix.record,
+        groups,
+        measured: measured.first().copied().ok_or(OptimizeError::Cancelled)?,
+    })
+}
+
+/// Bytes of a plan besides the matrices of a mix, with a page for each group that may take one more at another rate.
+fn other_bytes(plan: &Plan, mix: MixId) -> u64 {
+    let tensors = plan.groups.iter().flat_map(|group| &group.tensors);
+    let mixed = tensors.filter(|tensor| tensor.storage.mix() == mix.number());
+    let mixed_bytes: u64 = mixed.map(|tensor| tensor.bytes()).sum();
+    plan.peak_bytes() - mixed_bytes + (plan.groups.len() * PAGE_BYTES) as u64
+}
+
+/// How each group's loss goes with its rate.
+fn curves(groups: &[MatrixGroup], losses: &[GroupLoss]) -> Vec<RateCurve> {
+    let sensitivities = losses::sensitivities(groups, losses);
+    let each = groups.iter().zip(sensitivities);
+    each.map(|(group, sensitivity)| RateCurve {
+        weights: group.weights as f64,
+        sensitivity,
+        bits_min: BITS_MIN,
+        bits_max: BITS_MAX,
+    })
+    .collect()
+}
+
+fn loss(curve: &RateCurve, bits: f64) -> f64 {
+    curve.sensitivity * (-2.0 * bits).exp2()
+}
+
+/// Predicted losses from the lowest mean rate to the highest.
+fn curve(
+    curves: &[RateCurve],
+    weights: u64,
+    other_bytes: u64,
+) -> Result<Vec<LossPoint>, AllocateError> {
+    /// Quarters of a bit.
+    const STEPS_A_BIT: f64 = 4.0;
+    let count = ((BITS_MAX - BITS_MIN) * STEPS_A_BIT) as usize;
+    let points = (0..=count).map(|step| {
+        let bits = BITS_MIN + step as f64 / STEPS_A_BIT;
+        let rates = rates(curves, bits * weights as f64)?;
+        let losses = curves.iter().zip(rates);
+        Ok(LossPoint {
+            bits,
+            bytes: other_bytes + (bits * weights as f64 / 8.0) as u64,
+            kl_nats: losses.map(|(curve, rate)| loss(curve, rate)).sum(),
+        })
+    });
+    points.collect()
+}
+
+fn record(
+    groups: &[MatrixGroup],
+    sources: &[SourceTensor],
+    curves: &[RateCurve],
+    bits: &[f64],
+    options: &OptimizeOptions,
+    calibration: Option<&Calibration>,
+) -> MixRecord {
+    let mixed: Vec<MixedGroup> = groups
+        .iter()
+        .zip(curves.iter().zip(bits))
+        .map(|(group, (curve, &bits))| MixedGroup {
+            tensors: (group.tensors.iter())
+                .map(|&index| sources[index].spec.name.clone())
+                .collect(),
+            bits,
+            bytes: (group.weights as f64 * bits / 8.0) as u64,
+            predicted_kl_nats: loss(curve, bits),
+        })
+        .collect();
+    MixRecord {
+        calibration: write::calibration_name(calibration),
+        budget_bytes: options.budget_bytes,
+        predicted_kl_nats: mixed.iter().map(|group| group.predicted_kl_nats).sum(),
+        groups: mixed,
+    }
+}
+
+/// Measures parts of mixes, as requests.
+struct Measure<'a> {
+    turns: &'a Turns<'a>,
+    model: &'a LoadedModel,
+    seed: u64,
+}
+
+impl Measure<'_> {
+    fn parts(
+        &self,
+        mix: MixId,
+        parts: Vec<Arc<[MatrixKey]>>,
+        samples: &[Vec<u32>],
+    ) -> Result<Vec<PartLoss>, OptimizeError> {
+        let work = Work::MeasureMix(MeasureMix {
+            on: MeasureFidelity {
+                model: self.model.id,
+                level: None,
+                samples: samples.to_vec(),
+                seed: self.seed,
+            },
+            mix,
+            parts,
+        });
+        match self.turns.submit(work, |_| {})?.finish()? {
+            Outcome::MixParts(losses) => Ok(losses),
+            _ => Err(OptimizeError::Cancelled),
+        }
+    }
+}
+
+/// The open mix that groups are measured in.
+type Candidate = OpenMix;
+
+#[cfg(test)]
+mod tests;

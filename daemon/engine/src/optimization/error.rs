@@ -1,0 +1,55 @@
+//! Errors of an optimization.
+
+use sluice_checkpoint::{CheckpointError, calibration::CalibrationError, quantize::QuantizeError};
+use sluice_optimize::allocate::AllocateError;
+
+use crate::{error::EngineError, turns::TurnError};
+
+/// Why an optimization failed. What it has done is found again by the next one with the same model and texts.
+#[derive(Debug, thiserror::Error)]
+pub enum OptimizeError {
+    /// A pass was refused or failed, there is no model, or the budget is too small.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The calibration cannot be used.
+    #[error(transparent)]
+    Calibration(#[from] CalibrationError),
+    /// A matrix cannot be quantized.
+    #[error(transparent)]
+    Quantize(QuantizeError),
+    /// No choice of rates is possible.
+    #[error(transparent)]
+    Allocate(#[from] AllocateError),
+    /// Threads can't be started.
+    #[error("cannot start threads: {0}")]
+    Threads(String),
+    /// It was cancelled.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+impl From<CheckpointError> for OptimizeError {
+    fn from(error: CheckpointError) -> Self {
+        Self::Engine(error.into())
+    }
+}
+
+impl From<QuantizeError> for OptimizeError {
+    fn from(error: QuantizeError) -> Self {
+        match error {
+            QuantizeError::Cancelled => Self::Cancelled,
+            QuantizeError::Checkpoint(error) => error.into(),
+            QuantizeError::Calibration(error) => error.into(),
+            other => Self::Quantize(other),
+        }
+    }
+}
+
+impl From<TurnError> for OptimizeError {
+    fn from(error: TurnError) -> Self {
+        match error {
+            TurnError::Engine(error) => error.into(),
+            TurnError::Cancelled => Self::Cancelled,
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Optimizations of the demonstration model: within its budget, in force while requests run, and undone bit for bit.
+
+use std::{
+    path::Path,
+    sync::{atomic::Ordering, mpsc},
+};
+
+use sluice_checkpoint::Source;
+use sluice_plan::Workload;
+use sluice_shared::options::{Budget, PlanOptions};
+use tempfile::TempDir;
+
+use super::*;
+use crate::{
+    calibration::{CalibrationOptions, calibrate},
+    command::ApplyEvent,
+    event::GenerationResult,
+    request::Generate,
+    runtime::EngineOptions,
+};
+
+struct World {
+    engine: Engine,
+    folder: TempDir,
+}
+
+impl World {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let engine = Engine::start(EngineOptions {
+            threads: 2,
+            weight_cache: Some(folder.path().join("weights")),
+            ..EngineOptions::default()
+        });
+        let world = Self {
+            engine: engine.unwrap(),
+            folder,
+        };
+        let settings = PlanSettings {
+            level: Level::Standard,
+            ..PlanSettings::default()
+        };
+        // Large enough that pages and tables are nothing beside its weights.
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model");
+        let source = Source::Folder(source);
+        world.engine.load_now(source, settings).unwrap();
+        world
+    }
+
+    fn options(&self, budget_bytes: u64) -> OptimizeOptions {
+        let sample = |first: u32| {
+            let ids = (0..40 + first).map(move |at| (first * 31 + at * 7) % 240 + 3);
+            ids.collect::<Vec<_>>()
+        };
+        OptimizeOptions {
+            share: ShareKey::default(),
+            model_name: "tiny".to_owned(),
+            samples: (0..14).map(sample).collect(),
+            test_samples: (20..24).map(sample).collect(),
+            text_hash: 1,
+            seed: 5,
+            calibration: None,
+            budget_bytes,
+            threads: 2,
+        }
+    }
+
+    fn calibrated(&self, options: OptimizeOptions) -> OptimizeOptions {
+        let target = self.folder.path().join("tiny.calibration.safetensors");
+        let of_calibration = CalibrationOptions {
+            share: ShareKey::default(),
+            model_name: "tiny".to_owned(),
+            samples: options.samples.clone(),
+            text_hash: 1,
+            seed: 5,
+            positions_max: 1500,
+            is_full: true,
+            memory_bytes: 1 << 30,
+            threads: 1,
+            target: target.clone(),
+            may_replace: false,
+        };
+        calibrate(
+            &self.engine,
+            &of_calibration,
+            &AtomicBool::new(false),
+            &mut |_| {},
+        )
+        .unwrap();
+        OptimizeOptions {
+            calibration: Some(target),
+            ..options
+        }
+    }
+
+    fn optimize(&self, options: &OptimizeOptions) -> Result<OptimizeSummary, OptimizeError> {
+        optimize(&self.engine, options, &AtomicBool::new(false), &mut |_| {})
+    }
+
+    /// A budget with room for so many bits per weight of all matrices, and nothing to stream.
+    fn budget(&self, bits: f64) -> u64 {
+        let of = |level| PlanOptions {
+            level: Some(level),
+            budget: Some(Budget::Bytes(1 << 40)),
+            ..PlanOptions::default()
+        };
+        let plan = self
+            .engine
+            .plan(&of(Level::Standard), Workload::new(256, 32, 1));
+        let planner = self.engine.planner().unwrap();
+        let groups = groups(&planner.sources());
+        let weights: u64 = groups.iter().map(|group| group.weights).sum();
+        // The checkpoint is in bf16.
+        plan.unwrap().peak_bytes() - 2 * weights + (weights as f64 * bits / 8.0) as u64
+    }
+
+    fn apply(&self, change: PlanOptions) -> Result<(), EngineError> {
+        let (send, ended) = mpsc::channel();
+        let report = Box::new(move |event| {
+            if let ApplyEvent::Finished(result) = event {
+                drop(send.send(result.map(drop)));
+            }
+        });
+        self.engine.apply(change, report);
+        ended.recv().unwrap()
+    }
+
+    fn generate(&self) -> GenerationResult {
+        let id = self.engine.model().unwrap().id;
+        let request = Generate::greedy(id, vec![5, 6, 7], 40);
+        match self.engine.run(Work::Generate(request)).unwrap() {
+            Outcome::Generated(generated) => generated,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn at(level: Level) -> PlanOptions {
+    PlanOptions {
+        level: Some(level),
+        ..PlanOptions::default()
+    }
+}
+
+#[test]
+fn a_mix_fits_its_budget_and_is_undone_bit_for_bit() {
+    let world = World::new();
+    let before = world.generate();
+    let budget_bytes = world.budget(5.0);
+    let options = world.calibrated(world.options(budget_bytes));
+    let made = world.optimize(&options).unwrap();
+    assert!(made.bits < 5.0 && made.bits > 4.7, "{}", made.bits);
+    assert_eq!(made.groups.len(), 5 * 5 + 1);
+    assert!(made.record.predicted_kl_nats <= made.uniform_kl_nats);
+    assert!(
+        made.curve
+            .windows(2)
+            .all(|pair| { pair[0].bytes < pair[1].bytes && pair[0].kl_nats >= pair[1].kl_nats })
+    );
+    assert!(made.measured.mean_kl > 0.0);
+    let change = PlanOptions {
+        budget: Some(Budget::Bytes(budget_bytes)),
+        mix: Some(made.mix),
+        ..at(Level::Optimized)
+    };
+    // In force in the middle of a request, which goes on.
+    let id = world.engine.model().unwrap().id;
+    let (send, events) = mpsc::channel();
+    let sink = Box::new(move |event| drop(send.send(event)));
+    let request = Work::Generate(Generate::greedy(id, vec![5, 6, 7], 64));
+    world
+        .engine
+        .submit(ShareKey::default(), request, sink)
+        .unwrap();
+    world.apply(change).unwrap();
+    let ended = events.iter().find_map(|event| match event {
+        crate::Event::Finished(result) => Some(result),
+        _ => None,
+    });
+    assert!(
+        matches!(ended, Some(Ok(Outcome::Generated(_)))),
+        "{ended:?}"
+    );
+    let in_force = world.engine.in_force().unwrap();
+    assert_eq!(in_force.plan.level, Level::Optimized);
+    assert_eq!(in_force.plan.streamed_bytes(), 0);
+    assert!(in_force.plan.peak_bytes() <= budget_bytes);
+    assert!(!world.generate().is_lossless);
+    // And back.
+    world
+        .apply(PlanOptions {
+            budget: Some(Budget::Default),
+            ..at(Level::Standard)
+        })
+        .unwrap();
+    let after = world.generate();
+    assert!(after.is_lossless);
+    assert_eq!(after.tokens, before.tokens);
+}
+
+#[test]
+fn mixes_replace_each_other_and_the_latest_is_the_default() {
+    let world = World::new();
+    let loose = world.optimize(&world.options(world.budget(5.5))).unwrap();
+    let tight = world.optimize(&world.options(world.budget(2.5))).unwrap();
+    assert_ne!(loose.mix, tight.mix);
+    let with = |mix| PlanOptions {
+        mix: Some(mix),
+        ..at(Level::Optimized)
+    };
+    let bytes = || world.engine.in_force().unwrap().plan.weight_bytes();
+    world.apply(at(Level::Optimized)).unwrap();
+    let latest = bytes();
+    world.apply(with(loose.mix)).unwrap();
+    let more = bytes();
+    world.apply(with(tight.mix)).unwrap();
+    assert_eq!(bytes(), latest);
+    assert!(more > latest + latest / 4, "{more} {latest}");
+    let unknown = MixId::of_hash(1);
+    let error = world.apply(with(unknown)).unwrap_err();
+    assert!(matches!(error, EngineError::NoMix(Some(mix)) if mix == unknown));
+    assert_eq!(bytes(), latest);
+}
+
+#[test]
+fn what_is_impossible_is_refused_and_what_was_done_is_found_again() {
+    let world = World::new();
+    let error = world.apply(at(Level::Optimized)).unwrap_err();
+    assert!(matches!(error, EngineError::NoMix(None)), "{error}");
+    let small = world.optimize(&world.options(world.budget(1.0)));
+    let Err(OptimizeError::Engine(EngineError::Plan(PlanError::BudgetTooSmall {
+        least_bytes,
+        ..
+    }))) = small
+    else {
+        panic!("{small:?}")
+    };
+    assert!(least_bytes > world.budget(1.0) && least_bytes < world.budget(2.2));
+    // Stopped in the middle of the measurements.
+    let options = world.options(world.budget(4.0));
+    let stop = AtomicBool::new(false);
+    let stopped = optimize(&world.engine, &options, &stop, &mut |step| {
+        if matches!(step, OptimizeProgress::Measuring { done: 4.., .. }) {
+            stop.store(true, Ordering::Relaxed);
+        }
+    });
+    assert!(
+        matches!(stopped, Err(OptimizeError::Cancelled)),
+        "{stopped:?}"
+    );
+    let mut first = None;
+    let mut quantized = 0;
+    let made = optimize(
+        &world.engine,
+        &options,
+        &AtomicBool::new(false),
+        &mut |step| match step {
+            OptimizeProgress::Measuring { done, .. } => _ = first.get_or_insert(done),
+            OptimizeProgress::Quantizing { is_final, .. } if !is_final => quantized += 1,
+            OptimizeProgress::Quantizing { .. } => {}
+        },
+    );
+    made.unwrap();
+    assert_eq!((first, quantized), (Some(4), 0));
+}

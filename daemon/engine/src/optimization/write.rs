@@ -1,0 +1,102 @@
+//! Writing mixes: every matrix of every group, quantized to the group's rate.
+
+use std::sync::{Arc, atomic::AtomicBool};
+
+use rayon::ThreadPool;
+use sluice_checkpoint::{
+    Checkpoint,
+    calibration::Calibration,
+    quantize::MatrixQuantizer,
+    weight_cache::{MixMatrix, MixRecord, Mixes, OpenMix},
+};
+use sluice_codec::Scheme;
+use sluice_shared::mix::MixId;
+use sluice_weights::SourceTensor;
+
+use super::{MatrixGroup, OptimizeError, OptimizeProgress};
+
+/// Changed when the same choice leads to other bytes, so that no mix consists of two versions.
+const REVISION: u32 = 1;
+
+/// What mixes are written from.
+pub(super) struct MixWriter<'a> {
+    pub(super) checkpoint: &'a Arc<Checkpoint>,
+    pub(super) calibration: Option<&'a Calibration>,
+    pub(super) sources: &'a [SourceTensor],
+    pub(super) groups: &'a [MatrixGroup],
+    pub(super) pool: &'a ThreadPool,
+    pub(super) stop: &'a AtomicBool,
+}
+
+impl MixWriter<'_> {
+    /// Writes the mix in which each group has its rate, unless it is there.
+    pub(super) fn write(
+        &self,
+        mixes: &Mixes,
+        bits: &[f64],
+        record: &MixRecord,
+        is_final: bool,
+        report: &mut dyn FnMut(OptimizeProgress),
+    ) -> Result<OpenMix, OptimizeError> {
+        let id = self.name(bits);
+        if let Some(mix) = mixes.open(id, self.stop, &mut |_, _| {})? {
+            return Ok(mix);
+        }
+        let each = self.groups.iter().zip(bits);
+        let rates: Vec<(usize, f64)> = each
+            .flat_map(|(group, &bits)| group.tensors.iter().map(move |&tensor| (tensor, bits)))
+            .collect();
+        let matrices: Vec<MixMatrix> = rates
+            .iter()
+            .map(|&(tensor, _)| MixMatrix {
+                name: self.sources[tensor].spec.name.clone(),
+                size: self.sources[tensor].spec.size(),
+                scheme: Scheme::Columns,
+            })
+            .collect();
+        let weights = |matrix: &MixMatrix| (matrix.size.0 * matrix.size.1) as u64;
+        let total = matrices.iter().map(weights).sum();
+        let mut quantizer = MatrixQuantizer::new(self.checkpoint, self.calibration, self.stop);
+        let mix = mixes.write(id, (&matrices, record), self.stop, &mut |index, writer| {
+            report(OptimizeProgress::Quantizing {
+                tensor: matrices[index].name.clone(),
+                done: matrices[..index].iter().map(weights).sum(),
+                total,
+                is_final,
+            });
+            let (tensor, bits) = rates[index];
+            let spec = &self.sources[tensor].spec;
+            let quantized = self
+                .pool
+                .install(|| quantizer.quantize(spec, bits, &mut |chunk| writer.chunk(chunk)))?;
+            Ok::<_, OptimizeError>(quantized.original_hash)
+        })?;
+        mix.ok_or(OptimizeError::Cancelled)
+    }
+
+    /// The name of a choice: the same for the same calibration and rates.
+    fn name(&self, bits: &[f64]) -> MixId {
+        let mut text = format!("{REVISION} {}", calibration_name(self.calibration));
+        for bits in bits {
+            // Rates of two runs may differ in their last digits, which changes no byte that matters.
+            text.push_str(&format!(" {bits:.4}"));
+        }
+        MixId::of_hash(text.bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
+            (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        }))
+    }
+}
+
+/// What a calibration was made of, by which it is told from others; empty: there is none.
+pub(super) fn calibration_name(calibration: Option<&Calibration>) -> String {
+    calibration.map_or_else(String::new, |calibration| {
+        let origin = calibration.origin();
+        format!(
+            "{:016x}-{}-{}-{}",
+            origin.text_hash,
+            origin.seed,
+            origin.positions,
+            if origin.is_full { "full" } else { "diagonal" }
+        )
+    })
+}
