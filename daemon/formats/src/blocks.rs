@@ -7,7 +7,7 @@ mod small;
 
 use half::f16;
 
-pub use self::plain::add_dot_products;
+pub use self::plain::{add_dot_products, add_scaled};
 pub(super) use self::{
     k::{
         K_WEIGHTS, Q2_K_BYTES, Q3_K_BYTES, Q4_K_BYTES, Q5_K_BYTES, Q6_K_BYTES, decode_q2_k,

@@ -8,7 +8,7 @@ mod quantize;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 
 pub use self::{
-    blocks::{LANES, add_dot_products},
+    blocks::{LANES, add_dot_products, add_scaled},
     dtype::DType,
 };
 

@@ -1,6 +1,7 @@
 //! The vocabulary of everything that deals with weights: which tensors a model has, in which weight groups they live,
 //! stream and change, and how they are stored.
 
+mod columns;
 mod compressed;
 pub mod compression;
 pub mod decompressed;

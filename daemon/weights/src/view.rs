@@ -1,10 +1,13 @@
 //! Weights as operations see them.
 
-use sluice_codec::DecompressError;
+use sluice_codec::{DecompressError, Scheme};
 use sluice_cuda::GpuSpan;
 use sluice_formats::{Format, LANES, add_dot_products};
 
-use crate::{CompressedTensor, OpenRows};
+use crate::{CompressedTensor, OpenRows, columns};
+
+/// A matmul returns no error, so damage has to be found when the bytes are read.
+const CHECKED: &str = "coded bytes are checked when they are read";
 
 /// A matrix or vector of weights, wherever it lies.
 #[derive(Debug, Clone, Copy)]
@@ -208,6 +211,24 @@ impl<'a> Weight<'a> {
         });
     }
 
+    /// Whether it is decompressed by columns: then [`Weight::chunks`] takes less time than [`Weight::dequantize_by`],
+    /// which decompresses a whole chunk for any rows of it.
+    #[must_use]
+    pub fn has_columns(&self) -> bool {
+        matches!(self.data, WeightData::Compressed(compressed) if compressed.has_columns())
+    }
+
+    /// The chunks that its rows are in, each with the index of its first row in this weight.
+    ///
+    /// # Panics
+    /// When it isn't compressed, or compressed bytes were not checked when they were read.
+    pub fn chunks(&self) -> impl Iterator<Item = (usize, OpenRows<'a>)> + use<'a> {
+        let WeightData::Compressed(compressed) = self.data else {
+            unreachable!("only compressed weights are in chunks");
+        };
+        compressed.chunks(self.rows)
+    }
+
     /// Whether [`Weight::dot`] supports this format and width.
     #[must_use]
     pub fn has_dot_kernel(&self) -> bool {
@@ -227,6 +248,11 @@ impl<'a> Weight<'a> {
         let WeightData::Compressed(compressed) = self.data else {
             return dots(self.bytes(), x, out);
         };
+        if compressed.has_columns() {
+            return compressed.each(self.rows, |first, open| {
+                columns::dot(&open, x, &mut out[first..first + open.local.len()])
+            });
+        }
         compressed.each(self.rows, |first, open| {
             // Pieces of a row come in order, and whole vectors at a time, so the sums are those of the uncompressed
             // kernel.
@@ -246,17 +272,28 @@ impl<'a> Weight<'a> {
 }
 
 impl<'a> CompressedRows<'a> {
+    fn has_columns(self) -> bool {
+        self.tensor.scheme() == Scheme::Columns
+    }
+
+    /// Opens the chunks of so many rows, with the index of each one's first row in this weight.
+    fn chunks(self, rows: usize) -> impl Iterator<Item = (usize, OpenRows<'a>)> + use<'a> {
+        let rows = self.first_row..self.first_row + rows;
+        let chunks = self.tensor.open(self.bytes, self.base, &rows);
+        chunks.map(move |open| {
+            let open = open.expect(CHECKED);
+            (open.rows.start - self.first_row, open)
+        })
+    }
+
     /// Calls `decode` for the rows of each chunk, with the index of the first of them in this weight.
     fn each(
         self,
         rows: usize,
         mut decode: impl FnMut(usize, OpenRows<'a>) -> Result<(), DecompressError>,
     ) {
-        let rows = self.first_row..self.first_row + rows;
-        for open in self.tensor.open(self.bytes, self.base, &rows) {
-            open.and_then(|open| decode(open.rows.start - self.first_row, open))
-                // A matmul returns no error, so damage has to be found when the bytes are read.
-                .expect("coded bytes are checked when they are read");
+        for (first, open) in self.chunks(rows) {
+            decode(first, open).expect(CHECKED);
         }
     }
 }

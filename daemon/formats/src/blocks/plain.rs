@@ -25,6 +25,21 @@ pub fn add_dot_products(weights: &[f32], x: &[f32], sums: &mut Out) {
     widest!(all(weights: &[f32], x: &[f32], sums: &mut Out));
 }
 
+/// Adds weights of one input, each times `x`, to as many partial sums, rounding as [`add_dot_products`] does.
+///
+/// # Panics
+/// When there are not as many.
+pub fn add_scaled(weights: &[f32], x: f32, sums: &mut [f32]) {
+    #[inline(always)]
+    fn all(weights: &[f32], x: f32, sums: &mut [f32]) {
+        assert_eq!(weights.len(), sums.len());
+        for (sum, weight) in sums.iter_mut().zip(weights) {
+            *sum += weight * x;
+        }
+    }
+    widest!(all(weights: &[f32], x: f32, sums: &mut [f32]));
+}
+
 /// Upcasts bf16, which is the upper half of an `f32`, by a shift.
 ///
 /// # Panics
