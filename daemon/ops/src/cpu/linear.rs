@@ -9,6 +9,7 @@ use std::{
 };
 
 use rayon::prelude::*;
+use sluice_codec::container::CHUNK_ROWS;
 use sluice_formats::Format;
 use sluice_weights::{Weight, WeightData};
 
@@ -137,6 +138,8 @@ struct Grid {
     /// Rows of weights, and how many of them a tile has.
     columns: usize,
     tile_columns: usize,
+    /// Weight rows of the first chunk that come before the first tile's, where tiles are whole chunks.
+    before: usize,
 }
 
 impl Grid {
@@ -148,7 +151,15 @@ impl Grid {
             .max(rows.min(COLUMNS_MIN))
             // Whole panels: a partly filled one takes as long as a full one.
             .next_multiple_of(kernel.columns);
-        let tiles = weight.rows.div_ceil(tile_columns);
+        // Whole chunks, where any rows take as long to decompress as all of a chunk's.
+        let (tile_columns, before) = match weight.data {
+            WeightData::Compressed(compressed) if weight.has_columns() => (
+                tile_columns.next_multiple_of(CHUNK_ROWS),
+                compressed.first_row % CHUNK_ROWS,
+            ),
+            _ => (tile_columns, 0),
+        };
+        let tiles = (before + weight.rows).div_ceil(tile_columns);
         // Where there are few weight rows, rows of `x` are shared out, too: not if decompression, which each part
         // repeats, is most of the work.
         let parts = match weight.data {
@@ -160,23 +171,30 @@ impl Grid {
             tile_rows: rows.div_ceil(parts),
             columns: weight.rows,
             tile_columns,
+            before,
         }
     }
 
     fn len(&self) -> usize {
-        self.rows.div_ceil(self.tile_rows) * self.columns.div_ceil(self.tile_columns)
+        self.rows.div_ceil(self.tile_rows) * self.across()
+    }
+
+    /// Tiles that the weights' rows are divided into.
+    fn across(&self) -> usize {
+        (self.before + self.columns).div_ceil(self.tile_columns)
     }
 
     /// Rows of `x` and rows of weights of a tile.
     fn tile(&self, number: usize) -> (Range<usize>, Range<usize>) {
-        let across = self.columns.div_ceil(self.tile_columns);
+        let across = self.across();
         let (row, column) = (
             number / across * self.tile_rows,
             number % across * self.tile_columns,
         );
+        let end = column + self.tile_columns - self.before;
         (
             row..self.rows.min(row + self.tile_rows),
-            column..self.columns.min(column + self.tile_columns),
+            column.saturating_sub(self.before)..self.columns.min(end),
         )
     }
 }
@@ -283,6 +301,9 @@ impl<'a> Tile<'a> {
         if !matches!(weight.data, WeightData::Compressed(_)) {
             return self.gemm_dequantized(weight, column);
         }
+        if weight.has_columns() {
+            return self.gemm_columns(weight, column, clock);
+        }
         // `SCRATCH_LEN` leaves room for some rows of the widest projection, so at least one row fits.
         let fitting = DEQUANTIZED_LEN / weight.width;
         // Whole panels, if at least one fits: a partly filled panel costs as much as a full one.
@@ -307,8 +328,49 @@ impl<'a> Tile<'a> {
         self.decompressed = decoded;
     }
 
+    /// The same for weights that are decompressed by columns: as many columns as a block of the depth has at a time, which
+    /// lie as panels need them. The depth is cut where it is for all weights, so sums are the same.
+    fn gemm_columns(&mut self, weight: &Weight<'_>, column: usize, clock: &PhaseClock) {
+        // Taken out, since methods below borrow all of `self`.
+        let decoded = std::mem::take(&mut self.decompressed);
+        for (first, open) in weight.chunks() {
+            let outputs = open.matrix.layout().rows();
+            self.each_span(weight.width, |tile, span| {
+                for from in span.clone().step_by(DEPTH) {
+                    let depth = DEPTH.min(span.end - from);
+                    let values = &mut decoded[..depth * outputs];
+                    let begun = Instant::now();
+                    let columns = open
+                        .matrix
+                        .decompress_columns_f32(from..from + depth, values);
+                    columns.expect("coded bytes are checked when they are read");
+                    clock.add_decompressed(begun.elapsed());
+                    let inputs = MatrixRows::new(values, outputs, depth, outputs);
+                    for output in open.local.clone().step_by(tile.kernel.columns) {
+                        let count = tile.kernel.columns.min(open.local.end - output);
+                        let panel = &mut tile.panel[..tile.kernel.columns * depth];
+                        tile.kernel.pack_inputs(inputs, output, panel);
+                        let place = column + first + output - open.local.start;
+                        tile.multiply_panel(from, depth, place, count);
+                    }
+                }
+            });
+        }
+        self.decompressed = decoded;
+    }
+
     /// The same for weights that are not compressed.
     fn gemm_dequantized(&mut self, weight: &Weight<'_>, column: usize) {
+        self.each_span(weight.width, |tile, _| {
+            for first in (0..weight.rows).step_by(tile.kernel.columns) {
+                let last = weight.rows.min(first + tile.kernel.columns);
+                tile.gemm_panel(&weight.rows(first, last), column + first);
+            }
+        });
+    }
+
+    /// Packs all rows part by part, as much of the depth as there is space for at a time, and calls `multiply` for each.
+    fn each_span(&mut self, width: usize, mut multiply: impl FnMut(&mut Self, Range<usize>)) {
         let rows_max = self.kernel.rows_in(PACKED_LEN / DEPTH);
         // Equal parts instead of full ones and a rest: each part goes past all weights, whose dequantization it pays
         // anew.
@@ -320,13 +382,10 @@ impl<'a> Tile<'a> {
             // As much of the depth as keeps the packed rows within their cache budget, in whole blocks of [`DEPTH`]:
             // sums are then cut at the same places whatever the number of rows.
             let span = PACKED_LEN / lanes / DEPTH * DEPTH;
-            for from in (0..weight.width).step_by(span) {
-                let span = from..weight.width.min(from + span);
+            for from in (0..width).step_by(span) {
+                let span = from..width.min(from + span);
                 self.pack(&rows, &span);
-                for first in (0..weight.rows).step_by(self.kernel.columns) {
-                    let last = weight.rows.min(first + self.kernel.columns);
-                    self.gemm_panel(&weight.rows(first, last), column + first);
-                }
+                multiply(self, span);
             }
         }
     }
@@ -350,7 +409,7 @@ impl<'a> Tile<'a> {
 
     /// Multiplies what is packed by a panel of weights.
     fn gemm_panel(&mut self, weight: &Weight<'_>, column: usize) {
-        let (rows, span) = self.packs.as_ref().expect("rows are packed first");
+        let (_, span) = self.packs.clone().expect("rows are packed first");
         // The panel stays the same while the depth goes by, so the same few rows of weights are read from front to
         // back.
         for from in span.clone().step_by(DEPTH) {
@@ -377,22 +436,30 @@ impl<'a> Tile<'a> {
             let weights = MatrixRows::new(self.dequantized, depth, weight.rows, depth);
             let panel = &mut self.panel[..self.kernel.columns * depth];
             self.kernel.pack_weights(weights, panel);
-            let mut out = self.out.part(rows, column, weight.rows);
-            // The first block of the depth overwrites: the output's memory is not cleared beforehand.
-            out.adds |= from > 0;
-            let lanes = self.kernel.packed_lanes(rows.len());
-            let packed = &self.packed[..lanes * span.len()];
-            // SAFETY: rows and columns are of this tile alone.
-            unsafe {
-                self.kernel.gemm_panel(
-                    rows.len(),
-                    packed,
-                    span.len(),
-                    from - span.start,
-                    panel,
-                    out,
-                );
-            }
+            self.multiply_panel(from, depth, column, weight.rows);
+        }
+    }
+
+    /// Multiplies what is packed by the packed panel: a block of the depth from `from` on, and the weights of `count`
+    /// outputs, which go to the tile's columns from `column` on.
+    fn multiply_panel(&mut self, from: usize, depth: usize, column: usize, count: usize) {
+        let (rows, span) = self.packs.as_ref().expect("rows are packed first");
+        let mut out = self.out.part(rows, column, count);
+        // The first block of the depth overwrites: the output's memory is not cleared beforehand.
+        out.adds |= from > 0;
+        let lanes = self.kernel.packed_lanes(rows.len());
+        let packed = &self.packed[..lanes * span.len()];
+        let panel = &self.panel[..self.kernel.columns * depth];
+        // SAFETY: rows and columns are of this tile alone.
+        unsafe {
+            self.kernel.gemm_panel(
+                rows.len(),
+                packed,
+                span.len(),
+                from - span.start,
+                panel,
+                out,
+            );
         }
     }
 }
@@ -435,6 +502,7 @@ mod tests {
             compress,
         },
     };
+    use sluice_codec::{ColumnsEncoder, container::Chunk};
 
     use sluice_formats::{DType, Format, noise::Noise};
     use sluice_weights::{CompressedRows, CompressedTensor};
@@ -710,20 +778,130 @@ mod tests {
                     CompressionMethod::Lossless(_) => uncoded,
                     CompressionMethod::Trellis(_) => decoded,
                 };
-                for rows in [1, 2, 17, MANY + 1] {
-                    let mut x = ops.pool.take(rows, width, DType::F32).unwrap();
-                    x.values_mut().copy_from_slice(&numbers(rows * width, 1));
-                    let all = [expected, compressed].map(|weight| ops.linear(&x, &weight).unwrap());
-                    assert_eq!(all[0].values(), all[1].values(), "{rows} rows of {width}");
-                    let part = [expected, compressed].map(|weight| {
-                        let mut out = ops.linear(&x, &weight.rows(7, 290)).unwrap();
-                        ops.linear_add(&mut out, 0, &x, &weight.rows(9, 292))
-                            .unwrap();
-                        out
-                    });
-                    assert_eq!(part[0].values(), part[1].values(), "{rows} rows of {width}");
-                }
+                same_bits(&ops, &expected, &compressed);
             }
+        }
+    }
+
+    /// All outputs and some of them, of one row and of many.
+    fn same_bits(ops: &Ops, expected: &Weight<'_>, compressed: &Weight<'_>) {
+        let width = expected.width;
+        for rows in [1, 2, 17, MANY + 1] {
+            let mut x = ops.pool.take(rows, width, DType::F32).unwrap();
+            x.values_mut().copy_from_slice(&numbers(rows * width, 1));
+            let all = [expected, compressed].map(|weight| ops.linear(&x, weight).unwrap());
+            assert_eq!(all[0].values(), all[1].values(), "{rows} rows of {width}");
+            let part = [expected, compressed].map(|weight| {
+                let mut out = ops.linear(&x, &weight.rows(7, 290)).unwrap();
+                ops.linear_add(&mut out, 0, &x, &weight.rows(9, 292))
+                    .unwrap();
+                out
+            });
+            assert_eq!(part[0].values(), part[1].values(), "{rows} rows of {width}");
+        }
+    }
+
+    /// Chunks of columns with steps of their own, some of them zero.
+    fn in_columns(rows: usize, width: usize) -> (CompressedTensor, Vec<u8>) {
+        let values = numbers(rows * width, 4);
+        let (mut chunks, mut bytes) = (Vec::new(), Vec::new());
+        for first in (0..rows).step_by(CHUNK_ROWS) {
+            let rows = first..rows.min(first + CHUNK_ROWS);
+            let sizes = vec![1.0; rows.len()];
+            let mut encoder = ColumnsEncoder::new(DType::Bf16, width, &sizes, 0.1).unwrap();
+            let mut decoded = vec![0.0; rows.len()];
+            for column in 0..width {
+                let values: Vec<f32> = rows
+                    .clone()
+                    .map(|row| values[row * width + column])
+                    .collect();
+                let step = [0.0, 0.05, 0.1, 0.4][column % 4];
+                encoder.quantize_column(column, &values, step, &mut decoded);
+            }
+            let encoded = encoder.finish().unwrap();
+            bytes.resize(bytes.len().next_multiple_of(64), 0);
+            chunks.push(Chunk {
+                rows,
+                offset: bytes.len() as u64,
+                layout: encoded.layout,
+            });
+            bytes.extend(encoded.bytes);
+        }
+        let name = "columns".to_owned();
+        let tensor = CompressedTensor::new(name, Scheme::Columns, Format::F32, width, 0, chunks);
+        (tensor, bytes)
+    }
+
+    #[test]
+    fn columns_come_to_the_same_bits() {
+        let ops = ops();
+        // Rows of whole vectors and others, of several chunks, and more of the depth than is multiplied at a time.
+        for (width, outputs) in [(256, 600), (416, 300), (200, 520), (1000, 292)] {
+            let (tensor, bytes) = in_columns(outputs, width);
+            tensor.check(&bytes, 0, &(0..outputs)).unwrap();
+            let compressed = Weight {
+                format: Format::F32,
+                rows: outputs,
+                width,
+                data: WeightData::Compressed(CompressedRows {
+                    tensor: &tensor,
+                    bytes: &bytes,
+                    base: 0,
+                    first_row: 0,
+                }),
+                weights_version: 0,
+            };
+            let mut decoded = vec![0.0; outputs * width];
+            compressed.dequantize(&mut decoded);
+            let expected = Weight {
+                data: WeightData::Host(bytemuck::cast_slice(&decoded)),
+                ..compressed
+            };
+            same_bits(&ops, &expected, &compressed);
+            // Chunks begin in the middle of what others begin with.
+            same_bits_of_rows(&ops, &expected, &compressed, 290);
+        }
+    }
+
+    fn same_bits_of_rows(ops: &Ops, expected: &Weight<'_>, compressed: &Weight<'_>, end: usize) {
+        for rows in [1, MANY] {
+            let mut x = ops.pool.take(rows, expected.width, DType::F32).unwrap();
+            x.values_mut()
+                .copy_from_slice(&numbers(rows * expected.width, 1));
+            for first in [1, 100, 255] {
+                let some = [expected, compressed]
+                    .map(|weight| ops.linear(&x, &weight.rows(first, end)).unwrap());
+                assert_eq!(some[0].values(), some[1].values());
+            }
+        }
+    }
+
+    #[test]
+    fn tiles_of_columns_are_whole_chunks() {
+        let (tensor, bytes) = in_columns(1100, 32);
+        let all = Weight {
+            format: Format::F32,
+            rows: 1100,
+            width: 32,
+            data: WeightData::Compressed(CompressedRows {
+                tensor: &tensor,
+                bytes: &bytes,
+                base: 0,
+                first_row: 0,
+            }),
+            weights_version: 0,
+        };
+        for (first, last) in [(0, 1100), (10, 1000), (255, 256), (256, 512)] {
+            let weight = all.rows(first, last);
+            let grid = Grid::new(5, &weight, 2, Microkernel::best());
+            let mut end = 0;
+            for number in 0..grid.len() {
+                let (rows, columns) = grid.tile(number);
+                assert!(rows == (0..5) && columns.start == end && !columns.is_empty());
+                assert!(end == 0 || (first + end).is_multiple_of(CHUNK_ROWS));
+                end = columns.end;
+            }
+            assert_eq!(end, weight.rows);
         }
     }
 }

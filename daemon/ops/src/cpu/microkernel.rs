@@ -215,6 +215,26 @@ impl Microkernel {
         unsafe { (self.transpose)(weights, packed, self.columns) };
     }
 
+    /// Packs a panel of weights that come input by input: of each the weights of all outputs, of which the panel takes
+    /// those from `from` on. Where fewer are left, the other lanes keep what they hold.
+    ///
+    /// # Panics
+    /// When `packed` has not as many elements as lanes and inputs make.
+    pub(super) fn pack_inputs(&self, inputs: MatrixRows<'_>, from: usize, packed: &mut [f32]) {
+        let lanes = self.columns;
+        assert_eq!(packed.len(), lanes * inputs.count);
+        match lanes {
+            _ if from + lanes > inputs.depth => {
+                let len = inputs.depth - from;
+                for (input, lanes) in packed.chunks_exact_mut(lanes).enumerate() {
+                    lanes[..len].copy_from_slice(&inputs.row(input)[from..]);
+                }
+            }
+            16 => copy_lanes::<16>(inputs, from, packed),
+            _ => copy_lanes::<COLUMNS_MAX>(inputs, from, packed),
+        }
+    }
+
     /// Writes word `k` of row `i` at `k * lanes + i`: only moves bits, so that words of packed bytes may go through it.
     ///
     /// # Panics
