@@ -53,11 +53,13 @@ pub(super) fn storage(
         true => coding,
         false => coding.without_index(),
     };
-    let compressed = (tensor.compressed).filter(|_| from.can_decompress && !is_read_by_row);
+    let compressed = (tensor.compressed).filter(|coding| {
+        let is_supported = !from.is_gpu || coding.has_gpu_kernel();
+        from.can_decompress && is_supported && !is_read_by_row
+    });
     let compressed = compressed.map(kept);
     let source = match compressed {
-        // A trellis-quantized tensor stays compressed at every level: decompressed it would be larger and no more
-        // exact.
+        // A quantized tensor stays compressed at every level: decompressed it would be larger and no more exact.
         Some(coding) if !coding.is_lossless() => Storage::Compressed(coding),
         _ => Storage::Plain(tensor.source),
     };
@@ -182,6 +184,7 @@ pub(super) fn compressed(group: &WeightGroupPlan) -> WeightGroupPlan {
         if let (Storage::Plain(format), Some(coding)) = (tensor.storage, tensor.compressed)
             && format == tensor.source
             && tensor.part != TensorPart::Embedding
+            && coding.has_gpu_kernel()
         {
             tensor.storage = Storage::Compressed(coding);
         }

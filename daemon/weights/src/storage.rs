@@ -136,6 +136,12 @@ impl CompressedRange {
         }
     }
 
+    /// Whether a GPU can decompress them.
+    #[must_use]
+    pub fn has_gpu_kernel(&self) -> bool {
+        self.scheme != Scheme::Columns
+    }
+
     /// Whether they decompress to their original values.
     #[must_use]
     pub fn is_lossless(&self) -> bool {

@@ -9,7 +9,7 @@ use std::{
 
 use rayon::prelude::*;
 use sluice_checkpoint::CheckpointError;
-use sluice_codec::DecompressError;
+use sluice_codec::{DecompressError, Scheme};
 use sluice_machine::Workers;
 use sluice_weights::{OpenRows, TensorPlan};
 
@@ -62,19 +62,38 @@ pub(super) fn decompress(
     let width = tensor.width;
     // A chunk is short: whoever reads the next one checks for a cancel.
     let never = AtomicBool::new(false);
+    if open.matrix.layout().scheme() == Scheme::Columns {
+        // Any rows take as long as all rows of a chunk, so they are not shared out.
+        let mut result = Ok(());
+        workers.run_beside(|busy| {
+            result = busy.during(|| decompress_rows(tensor, open, open.local.clone(), out));
+        });
+        return result;
+    }
     in_pieces(workers, out, width, to.bytes(width), &never, |rows, out| {
         let local = open.local.start + rows.start..open.local.start + rows.end;
-        if to == tensor.source {
-            return open.decompress(local, out);
-        }
-        SCRATCH.with_borrow_mut(|(_, numbers)| {
-            numbers.resize(local.len() * width, 0.0);
-            open.matrix.decompress_rows_f32(local, numbers)?;
-            to.quantize(numbers, out);
-            Ok(())
-        })
+        decompress_rows(tensor, open, local, out)
     })
     .map(drop)
+}
+
+/// Decompresses some rows of a chunk to the format that they are stored in.
+fn decompress_rows(
+    tensor: &TensorPlan,
+    open: &OpenRows<'_>,
+    rows: Range<usize>,
+    out: &mut [u8],
+) -> Result<(), DecompressError> {
+    let to = tensor.storage.format();
+    if to == tensor.source {
+        return open.decompress(rows, out);
+    }
+    SCRATCH.with_borrow_mut(|(_, numbers)| {
+        numbers.resize(rows.len() * tensor.width, 0.0);
+        open.matrix.decompress_rows_f32(rows, numbers)?;
+        to.quantize(numbers, out);
+        Ok(())
+    })
 }
 
 /// Makes rows of `stride` bytes, one piece a thread at a time, and gives way to passes. False when cancelled.
