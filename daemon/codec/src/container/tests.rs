@@ -1,5 +1,6 @@
 //! Containers made on the spot, whole and otherwise.
 
+mod columns;
 mod hostile;
 mod resume;
 
