@@ -1,7 +1,10 @@
-//! The shape of the model, written with exactly the keys of LLaDA's `config.json`.
+//! The shape of the model, written with exactly the keys of LLaDA's `config.json`, or of Llama's for a causal one.
+
+pub mod llama;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use sluice_weights::{Shape, TensorNaming};
 
 /// The name of the embedding.
 pub const EMBEDDING: &str = "model.transformer.wte.weight";
@@ -35,7 +38,7 @@ pub struct ModelConfig {
     pub rms_norm_eps: f64,
     /// The longest canvas the model is meant for.
     pub max_sequence_length: usize,
-    /// Whether attention only looks back: not in LLaDA, but in the autoregressive yardstick beside it.
+    /// Whether attention only looks back: not in LLaDA, but in the autoregressive network beside it, which is a Llama.
     #[serde(default)]
     pub causal: bool,
 }
@@ -81,6 +84,29 @@ impl ModelConfig {
         tensors
     }
 
+    /// The shape as the engine's plans see it; its tensors are those of [`Self::tensors`], in the same order.
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        Shape {
+            // LLaDA's layers with causal attention are Llama's, which has its own names for them.
+            naming: match self.causal {
+                false => TensorNaming::Llada,
+                true => TensorNaming::HuggingFace,
+            },
+            layers: self.n_layers,
+            hidden_size: self.d_model,
+            attention_heads: self.n_heads,
+            kv_heads: self.n_heads,
+            head_dim: self.d_model / self.n_heads,
+            intermediate_size: self.mlp_hidden_size,
+            padded_vocab_size: self.vocab_size,
+            context_length: self.max_sequence_length,
+            causal: self.causal,
+            tied: false,
+            biases: false,
+        }
+    }
+
     /// Number of weights.
     #[must_use]
     pub fn parameters(&self) -> usize {
@@ -90,7 +116,7 @@ impl ModelConfig {
             .sum()
     }
 
-    /// The whole `config.json`.
+    /// The whole `config.json` of a network that is not causal.
     #[must_use]
     pub fn to_llada_json(&self, mask_id: u32, eos_id: u32) -> Value {
         json!({
@@ -139,5 +165,26 @@ impl ModelConfig {
             "vocab_size": self.vocab_size,
             "weight_tying": false,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_engine_expects_the_same_tensors_in_the_same_order() {
+        let own = ModelConfig::demonstration(1280);
+        let specs = own.shape().tensors().into_iter();
+        let expected: Vec<_> = specs.map(|spec| (spec.name, spec.shape)).collect();
+        assert_eq!(own.tensors(), expected);
+        // Llama's tensors have other names and the same shapes.
+        let causal = ModelConfig {
+            causal: true,
+            ..own
+        };
+        let specs = causal.shape().tensors().into_iter();
+        let shapes = specs.map(|spec| spec.shape);
+        assert!(shapes.eq(expected.into_iter().map(|(_, shape)| shape)));
     }
 }

@@ -1,5 +1,6 @@
-//! From a checkpoint to a folder that reads like any LLaDA model (configuration, BF16 weights, tokenizer), and back to a
-//! model to train on. The model card is written once the model has been judged.
+//! From a checkpoint to a folder that reads like any LLaDA model, or like any Llama where attention is causal
+//! (configuration, BF16 weights, tokenizer), and back to a model to train on. The model card is written once the model has
+//! been judged.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -10,7 +11,7 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 
 use crate::{
-    config::{EMBEDDING, HEAD, ModelConfig},
+    config::{EMBEDDING, HEAD, ModelConfig, llama},
     file,
     model::Model,
     vocabulary::Vocabulary,
@@ -27,17 +28,21 @@ pub const WEIGHTS_NAME: &str = "model.safetensors";
 /// Writes the folder; files already there are replaced one by one, the weights as a whole.
 pub fn export(folder: &Path, model: &Model, vocabulary: &Vocabulary) -> Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    let config = model
-        .config
-        .to_llada_json(vocabulary.mask_id, vocabulary.end_id);
+    let causal = model.config.causal;
+    let config = if causal {
+        llama::to_json(&model.config, vocabulary.begin_id, &vocabulary.eos_ids())
+    } else {
+        let (mask_id, end_id) = (vocabulary.mask_id, vocabulary.end_id);
+        model.config.to_llada_json(mask_id, end_id)
+    };
     write_json(&folder.join(CONFIG_NAME), &config)?;
     write_json(
         &folder.join("tokenizer_config.json"),
-        &vocabulary.config_json(),
+        &vocabulary.config_json(causal),
     )?;
     write_json(
         &folder.join("generation_config.json"),
-        &vocabulary.generation_json(),
+        &vocabulary.generation_json(causal),
     )?;
     vocabulary.save(&folder.join(TOKENIZER_NAME))?;
     file::replace(&folder.join(WEIGHTS_NAME), weights(model)?)
@@ -70,10 +75,10 @@ pub fn read(
     let tensors = SafeTensors::deserialize(&file)
         .with_context(|| format!("understand {}", path.display()))?;
     let mut weights: BTreeMap<String, Vec<f32>> = BTreeMap::new();
-    for (name, _) in found.tensors() {
+    for ((name, _), spec) in found.tensors().into_iter().zip(found.shape().tensors()) {
         let view = tensors
-            .tensor(&name)
-            .with_context(|| format!("find {name}"))?;
+            .tensor(&spec.name)
+            .with_context(|| format!("find {}", spec.name))?;
         ensure!(view.dtype() == Dtype::BF16, "{name} is not in BF16");
         let values = view
             .data()
@@ -110,19 +115,26 @@ fn carried(rows: &[f32], same: &[Vec<u32>], width: usize, count: usize) -> Vec<f
 pub fn read_config(folder: &Path) -> Result<ModelConfig> {
     let path = folder.join(CONFIG_NAME);
     let text = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
-    serde_json::from_slice(&text).with_context(|| format!("understand {}", path.display()))
+    let json: Value = serde_json::from_slice(&text)?;
+    let config = if json["model_type"] == llama::MODEL_TYPE {
+        llama::from_json(json)
+    } else {
+        serde_json::from_value(json)
+    };
+    config.with_context(|| format!("understand {}", path.display()))
 }
 
 /// The weights file of a model; the same weights always give the same bytes.
 pub fn weights(model: &Model) -> Result<Vec<u8>> {
     let mut parts = Vec::new();
-    for (name, variable) in model.variables() {
+    // Named as the family names them, in the order of the variables.
+    for (spec, (_, variable)) in model.config.shape().tensors().iter().zip(model.variables()) {
         let values = variable.flatten_all()?.to_vec1::<f32>()?;
         let data: Vec<u8> = values
             .iter()
             .flat_map(|value| bf16::from_f32(*value).to_le_bytes())
             .collect();
-        parts.push((name, variable.dims().to_vec(), data));
+        parts.push((spec.name.clone(), variable.dims().to_vec(), data));
     }
     let views = parts
         .iter()

@@ -23,7 +23,8 @@ use crate::random::Random;
 pub enum Objective {
     /// Fill in masked tokens, in any order.
     Diffusion,
-    /// Predict each token from those before it; the yardstick.
+    /// Predict each token from those before it: a causal network, which is exported as a Llama.
+    #[value(alias = "causal")]
     Autoregressive,
 }
 

@@ -43,6 +43,8 @@ pub const TRAINING_SAMPLES: u64 = 20_000;
 /// The tokenizer with the ids that training and decoding need to know.
 pub struct Vocabulary {
     tokenizer: Tokenizer,
+    /// Begins every conversation.
+    pub begin_id: u32,
     /// Ends the text and fills what is left of the canvas.
     pub end_id: u32,
     /// Stands where nothing has been written yet.
@@ -114,12 +116,12 @@ impl Vocabulary {
                 .token_to_id(token)
                 .with_context(|| format!("the tokenizer lacks {token}"))
         };
-        let (end_id, mask_id, turn_end_id) = (id(END)?, id(MASK)?, id(TURN_END)?);
         Ok(Self {
+            begin_id: id(BEGIN)?,
+            end_id: id(END)?,
+            mask_id: id(MASK)?,
+            turn_end_id: id(TURN_END)?,
             tokenizer,
-            end_id,
-            mask_id,
-            turn_end_id,
         })
     }
 
@@ -192,9 +194,16 @@ impl Vocabulary {
         Ok((self.encode_messages(&sample.messages)?, answer))
     }
 
-    /// The whole `tokenizer_config.json`.
+    /// The ids that end the text of an autoregressive model, the usual one first. It is trained to the end of a turn; it
+    /// has no canvas to fill.
     #[must_use]
-    pub fn config_json(&self) -> Value {
+    pub fn eos_ids(&self) -> [u32; 2] {
+        [self.turn_end_id, self.end_id]
+    }
+
+    /// The whole `tokenizer_config.json` of a masked diffusion model, or of a causal one, which has no masks.
+    #[must_use]
+    pub fn config_json(&self, causal: bool) -> Value {
         let added = SPECIAL_TOKENS.iter().filter_map(|token| {
             let id = self.tokenizer.token_to_id(token)?;
             let entry = json!({
@@ -203,30 +212,38 @@ impl Vocabulary {
             });
             Some((id.to_string(), entry))
         });
-        json!({
+        let mut json = json!({
             "add_bos_token": false,
             "add_eos_token": false,
             "added_tokens_decoder": added.collect::<serde_json::Map<_, _>>(),
             "bos_token": BEGIN,
             "chat_template": CHAT_TEMPLATE,
             "clean_up_tokenization_spaces": false,
-            "eos_token": END,
-            "mask_token": MASK,
+            "eos_token": if causal { TURN_END } else { END },
             "model_max_length": 512,
             "pad_token": END,
             "tokenizer_class": "PreTrainedTokenizerFast",
-        })
+        });
+        if !causal {
+            json["mask_token"] = json!(MASK);
+        }
+        json
     }
 
     /// The whole `generation_config.json`.
     #[must_use]
-    pub fn generation_json(&self) -> Value {
-        json!({
-            "bos_token_id": self.tokenizer.token_to_id(BEGIN),
-            "eos_token_id": self.end_id,
-            "pad_token_id": self.end_id,
-            "block_length": BLOCK_LENGTH,
-        })
+    pub fn generation_json(&self, causal: bool) -> Value {
+        let (bos, pad) = (self.begin_id, self.end_id);
+        if causal {
+            json!({ "bos_token_id": bos, "eos_token_id": self.eos_ids(), "pad_token_id": pad })
+        } else {
+            json!({
+                "bos_token_id": bos,
+                "eos_token_id": pad,
+                "pad_token_id": pad,
+                "block_length": BLOCK_LENGTH,
+            })
+        }
     }
 }
 

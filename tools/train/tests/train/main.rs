@@ -1,5 +1,8 @@
 //! The training program and what it is made of.
 
+mod runs;
+
+mod export;
 mod judge;
 mod kill;
 mod training;

@@ -1,25 +1,10 @@
 //! Training for real, with a model small enough for a test.
 
-use std::{
-    collections::BTreeMap,
-    path::Path,
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
-};
+use std::{path::Path, sync::atomic::AtomicBool};
 
 use candle_core::{Device, Tensor};
-use half::bf16;
-use safetensors::{Dtype, SafeTensors};
-use sluice_checkpoint::{Checkpoint, Source, family};
-use sluice_engine::{
-    model::transformer::{Sequence, Transformer, VisibleKeys, logits},
-    residency::{LoadOutcome, Residency, WeightReader},
-};
-use sluice_ops::{Ops, device, ledger::Ledger};
-use sluice_plan::{Machine, Plan, PlanInput, WorkingMemory, Workload};
-use sluice_shared::level::Level;
 use sluice_train::{
-    batch::{Batch, BatchOptions},
+    batch::Batch,
     config::ModelConfig,
     export, gradient,
     likelihood::{self, LikelihoodOptions},
@@ -27,62 +12,10 @@ use sluice_train::{
     model::Model,
     objective::Objective,
     ops::{self, Pack},
-    trainer::{TrainOptions, Trainer},
-    vocabulary::Vocabulary,
+    trainer::TrainOptions,
 };
-use sluice_weights::Shape;
 
-const VOCABULARY: usize = 512;
-
-fn micro() -> ModelConfig {
-    ModelConfig {
-        d_model: 64,
-        n_heads: 2,
-        n_layers: 3,
-        mlp_hidden_size: 96,
-        ..ModelConfig::demonstration(VOCABULARY)
-    }
-}
-
-fn options(folder: &Path) -> TrainOptions {
-    TrainOptions {
-        output: folder.to_owned(),
-        batch: BatchOptions {
-            seed: 5,
-            objective: Objective::Diffusion,
-            parts: 2,
-            part_tokens: 300,
-            length_max: 512,
-            length_warm_up_steps: 0,
-            exercise_steps: 0,
-        },
-        steps: 60,
-        seconds: None,
-        from: None,
-        learning_rate: 0.004,
-        warm_up_steps: 5,
-        threads: 2,
-        loader_threads: 1,
-        recompute_interval: None,
-        checkpoint_interval: Duration::MAX,
-        report_steps: 10,
-        evaluate_steps: 0,
-    }
-}
-
-fn vocabulary() -> Vocabulary {
-    Vocabulary::train(5, VOCABULARY, 500).expect("train tokenizer")
-}
-
-fn open(options: TrainOptions) -> Trainer {
-    Trainer::open(options, vocabulary(), micro(), &Device::Cpu).expect("open")
-}
-
-fn steps(trainer: &mut Trainer, count: usize) -> Vec<f64> {
-    (0..count)
-        .map(|_| trainer.step().expect("step").loss)
-        .collect()
-}
+use crate::runs::{VOCABULARY, micro, open, options, steps, vocabulary};
 
 #[test]
 fn the_loss_falls_for_either_objective() {
@@ -297,137 +230,6 @@ fn an_untrained_model_is_as_good_as_guessing() {
             nats > guessing && nats < most * guessing,
             "causal {causal}: {nats}"
         );
-    }
-}
-
-/// The weights as an export stores them.
-fn rounded(model: &Model) -> Model {
-    let weights = model
-        .variables()
-        .iter()
-        .map(|(name, variable)| {
-            let values = variable
-                .flatten_all()
-                .and_then(|flat| flat.to_vec1::<f32>());
-            let round = |value: f32| bf16::from_f32(value).to_f32();
-            let values = values.expect("numbers").into_iter().map(round).collect();
-            (name.clone(), values)
-        })
-        .collect();
-    Model::from_weights(model.config.clone(), weights, &Device::Cpu).expect("model")
-}
-
-#[test]
-fn the_engine_computes_the_same_logits() {
-    let folder = tempfile::tempdir().expect("folder");
-    let mut trainer = open(options(folder.path()));
-    steps(&mut trainer, 10);
-    let output = folder.path().join("model");
-    export::export(&output, &trainer.model, &vocabulary()).expect("export");
-    let batch = Batch::draw(&options(folder.path()).batch, &vocabulary(), 20).expect("draw");
-    let part = &batch.parts[0];
-    let all: Vec<u32> = (0..part.ids.len() as u32).collect();
-    let expected = rounded(&trainer.model)
-        .logits(&part.ids, &part.pack, &all)
-        .and_then(|logits| Ok(logits.flatten_all()?.to_vec1::<f32>()?))
-        .expect("logits");
-
-    let checkpoint = Checkpoint::open(&Source::Folder(output)).expect("open");
-    let config =
-        family::ModelConfig::read(&checkpoint.config().expect("config"), None).expect("config");
-    let shape = config.shape.clone();
-    let device = device::Device::cpu(2).expect("device");
-    let ops = Ops::new(device, Ledger::default()).expect("ops");
-    let model = Transformer::new(config, &ops).expect("model");
-    let weights = weights(checkpoint, &shape, &ops);
-    let wanted: Vec<Vec<usize>> = part
-        .pack
-        .sequences()
-        .map(|rows| (0..rows.len()).collect())
-        .collect();
-    let mut sequences: Vec<_> = part
-        .pack
-        .sequences()
-        .zip(&wanted)
-        .map(|(rows, wanted)| Sequence {
-            tokens: &part.ids[rows],
-            positions: wanted,
-            wanted,
-            sees: VisibleKeys::Each { checks: 0 },
-        })
-        .collect();
-    let hidden = model
-        .forward(&ops, &weights, &mut sequences, &AtomicBool::new(false))
-        .expect("forward");
-    let hidden = model.final_norm(&ops, &weights, &hidden).expect("norm");
-    let logits = logits(&ops, &weights, &hidden).expect("logits");
-
-    assert_eq!(logits.len(), expected.len());
-    let largest = logits
-        .iter()
-        .zip(&expected)
-        .map(|(ours, theirs)| (ours - theirs).abs())
-        .fold(0.0, f32::max);
-    assert!(largest < 5e-4, "largest difference {largest}");
-}
-
-/// All weights of a checkpoint, as it has them.
-fn weights(checkpoint: Checkpoint, shape: &Shape, ops: &Ops) -> Residency {
-    let sources = checkpoint.sources(shape.tensors()).expect("tensors");
-    let plan = Plan::new(&PlanInput {
-        shape,
-        sources: &sources,
-        choices: Level::Off.into(),
-        budget_bytes: u64::MAX,
-        workload: Workload::default(),
-        working: WorkingMemory::default(),
-        machine: &Machine::unmeasured(ops.device().profile(), 0),
-    })
-    .expect("plan");
-    let reader = Arc::new(WeightReader::new(Arc::new(checkpoint), &sources));
-    let never = AtomicBool::new(false);
-    let (device, ledger) = (ops.device(), ops.ledger());
-    match Residency::load(&plan, reader, device, ledger, &never, &mut |_| {}).expect("load") {
-        LoadOutcome::Done(weights) => weights,
-        LoadOutcome::Cancelled => unreachable!("nobody cancels"),
-    }
-}
-
-#[test]
-fn the_export_is_a_whole_llada_folder() {
-    let folder = tempfile::tempdir().expect("folder");
-    let trainer = open(options(folder.path()));
-    let vocabulary = vocabulary();
-    let output = folder.path().join("model");
-
-    export::export(&output, &trainer.model, &vocabulary).expect("export");
-
-    let file = std::fs::read(output.join("model.safetensors")).expect("weights");
-    let tensors = SafeTensors::deserialize(&file).expect("read weights");
-    let found: BTreeMap<String, Vec<usize>> = tensors
-        .tensors()
-        .into_iter()
-        .map(|(name, view)| (name, view.shape().to_vec()))
-        .collect();
-    assert_eq!(found, micro().tensors().into_iter().collect());
-    assert!(
-        tensors
-            .tensors()
-            .iter()
-            .all(|(_, view)| view.dtype() == Dtype::BF16)
-    );
-    let config: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(output.join("config.json")).expect("config"))
-            .expect("json");
-    assert_eq!(config["model_type"], "llada");
-    assert_eq!(config["mask_token_id"], vocabulary.mask_id);
-    assert_eq!(config["mlp_hidden_size"], 96);
-    for name in [
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "generation_config.json",
-    ] {
-        assert!(output.join(name).exists(), "{name} is missing");
     }
 }
 
