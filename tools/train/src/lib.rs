@@ -25,6 +25,7 @@ pub mod likelihood;
 pub mod log;
 pub mod optimizer;
 pub mod parallel;
+pub mod quantization;
 pub mod trainer;
 
 pub mod export;

@@ -4,7 +4,10 @@
 //! 2502.09992, equation 14); it covers the whole canvas, padding included. For an autoregressive model it is exact. Both
 //! are divided by the number of answer tokens, the end of turn included.
 
+pub mod command;
+
 use anyhow::Result;
+use candle_core::{D, DType, Tensor};
 
 use crate::{
     batch::{OwnedCanvas, Part},
@@ -37,6 +40,99 @@ pub fn negative_log_likelihood(
     vocabulary: &Vocabulary,
     options: &LikelihoodOptions,
 ) -> Result<f64> {
+    let all = held_out(model, vocabulary, options, |sample| {
+        Ok((sample.nats(&sample.logits(model)?)?, sample.answer_length))
+    })?;
+    let nats: f64 = all.iter().map(|(nats, _)| nats).sum();
+    let tokens: usize = all.iter().map(|(_, tokens)| tokens).sum();
+    Ok(nats / tokens as f64)
+}
+
+/// How far a model's predictions for the held-out samples are from those of a reference.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Comparison {
+    /// Nats for each answer token, by the reference and by the model.
+    pub nats: [f64; 2],
+    /// Mean KL divergence of the model from the reference over all predictions.
+    pub kl: f64,
+    /// Share of the predictions for which both have the same likeliest token.
+    pub same_top: f64,
+}
+
+/// Compares two models of the same shape by the same mask draws.
+pub fn compare(
+    reference: &Model,
+    model: &Model,
+    vocabulary: &Vocabulary,
+    options: &LikelihoodOptions,
+) -> Result<Comparison> {
+    /// Of one sample.
+    struct Sums {
+        nats: [f64; 2],
+        kl: f64,
+        same_top: f64,
+        tokens: f64,
+        rows: f64,
+    }
+    let all = held_out(model, vocabulary, options, |sample| {
+        let [theirs, ours] = [sample.logits(reference)?, sample.logits(model)?];
+        let rows = sample.part.positions.len();
+        let kl = ops::divergence(&ours, &theirs, vec![1.0; rows])?;
+        let same_top = ours.argmax(D::Minus1)?.eq(&theirs.argmax(D::Minus1)?)?;
+        let same_top = same_top.to_dtype(DType::F32)?.sum_all()?;
+        Ok(Sums {
+            nats: [sample.nats(&theirs)?, sample.nats(&ours)?],
+            kl: f64::from(kl.to_scalar::<f32>()?),
+            same_top: f64::from(same_top.to_scalar::<f32>()?),
+            tokens: sample.answer_length as f64,
+            rows: rows as f64,
+        })
+    })?;
+    let sum = |pick: fn(&Sums) -> f64| all.iter().map(pick).sum::<f64>();
+    let (tokens, rows) = (sum(|sums| sums.tokens), sum(|sums| sums.rows));
+    Ok(Comparison {
+        nats: [
+            sum(|sums| sums.nats[0]) / tokens,
+            sum(|sums| sums.nats[1]) / tokens,
+        ],
+        kl: sum(|sums| sums.kl) / rows,
+        same_top: sum(|sums| sums.same_top) / rows,
+    })
+}
+
+/// A held-out sample with all its mask draws.
+struct HeldOut {
+    part: Part,
+    draws: usize,
+    answer_length: usize,
+}
+
+impl HeldOut {
+    fn logits(&self, model: &Model) -> Result<Tensor> {
+        let Part {
+            ids,
+            pack,
+            positions,
+            ..
+        } = &self.part;
+        Ok(model.logits(ids, pack, positions)?.detach())
+    }
+
+    /// Nats for the whole answer, the mean over its draws.
+    fn nats(&self, logits: &Tensor) -> Result<f64> {
+        let (targets, weights) = (self.part.targets.clone(), self.part.weights.clone());
+        let loss = ops::cross_entropy(logits, targets, weights)?;
+        Ok(f64::from(loss.to_scalar::<f32>()?) / self.draws as f64)
+    }
+}
+
+/// Calls `measure` for every held-out sample that fits the shape of the model; the others are left out of all sums.
+fn held_out<R: Send>(
+    model: &Model,
+    vocabulary: &Vocabulary,
+    options: &LikelihoodOptions,
+    measure: impl Fn(HeldOut) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
     let numbers: Vec<u64> = (0..options.samples).collect();
     let results = parallel::map(options.threads, &numbers, |number| {
         let sample = corpus::sample(Split::HeldOut, options.seed, *number);
@@ -49,8 +145,7 @@ pub fn negative_log_likelihood(
         };
         let length_max = model.config.max_sequence_length;
         let Some(canvas) = OwnedCanvas::new(vocabulary, &sample, padding, length_max)? else {
-            // Too long for the model: left out of both sums.
-            return Ok((0.0, 0));
+            return Ok(None);
         };
         let mut random = Random::new(options.seed ^ 0x626f_756e, *number);
         let rows: Vec<_> = if model.config.causal {
@@ -68,16 +163,12 @@ pub fn negative_log_likelihood(
                 })
                 .collect()
         };
-        let draws = rows.len() as f64;
-        let part = Part::pack(rows);
-        let logits = model.logits(&part.ids, &part.pack, &part.positions)?;
-        let loss = ops::cross_entropy(&logits, part.targets, part.weights)?;
-        Ok((
-            f64::from(loss.to_scalar::<f32>()?) / draws,
-            canvas.answer_length,
-        ))
+        let sample = HeldOut {
+            draws: rows.len(),
+            part: Part::pack(rows),
+            answer_length: canvas.answer_length,
+        };
+        measure(sample).map(Some)
     })?;
-    let total: f64 = results.iter().map(|(nats, _)| nats).sum();
-    let tokens: usize = results.iter().map(|(_, tokens)| tokens).sum();
-    Ok(total / tokens as f64)
+    Ok(results.into_iter().flatten().collect())
 }

@@ -13,16 +13,12 @@ use candle_core::Device;
 use clap::{Args, Parser, Subcommand};
 use sluice_train::{
     batch::BatchOptions,
-    card,
-    checkpoint::{self, Progress},
+    card, checkpoint,
     config::ModelConfig,
     corpus::{self, Split},
     device::DeviceKind,
-    export, judge,
-    likelihood::{self, LikelihoodOptions},
-    model::Model,
+    export, judge, likelihood,
     objective::Objective,
-    optimizer::Optimizer,
     trainer::{TrainOptions, Trainer},
     vocabulary::{TRAINING_SAMPLES, Vocabulary},
 };
@@ -50,21 +46,8 @@ enum Command {
         #[arg(long)]
         output: PathBuf,
     },
-    /// Measure how likely the held-out half of the language is to the model of a checkpoint.
-    Likelihood {
-        /// The folder that training wrote to.
-        #[arg(long)]
-        checkpoint: PathBuf,
-        /// Held-out samples.
-        #[arg(long, default_value_t = 1000)]
-        samples: u64,
-        /// Masks drawn for each sample.
-        #[arg(long, default_value_t = 8)]
-        draws: usize,
-        /// The seed of samples and masks.
-        #[arg(long, default_value_t = 2)]
-        seed: u64,
-    },
+    /// Measure how likely the held-out half of the language is to a model, and what a level loses of it.
+    Likelihood(likelihood::command::Arguments),
     /// Answer held-out requests with the engine and judge the answers.
     Judge(judge::command::Arguments),
     /// Write the model card of an exported and judged model, with its pictures.
@@ -174,7 +157,8 @@ fn main() -> Result<()> {
     match arguments.command {
         Command::Train(arguments) => train(arguments, threads),
         Command::Export { checkpoint, output } => {
-            let (model, optimizer, _) = load(&checkpoint)?;
+            let (model, optimizer, _) = checkpoint::load(&checkpoint, &Device::Cpu)?
+                .context("there is no checkpoint yet")?;
             export::export(
                 &output,
                 // The averaged weights are what is used; the last step's are only where training continues.
@@ -182,29 +166,7 @@ fn main() -> Result<()> {
                 &Vocabulary::load(&tokenizer_path(&checkpoint))?,
             )
         }
-        Command::Likelihood {
-            checkpoint,
-            samples,
-            draws,
-            seed,
-        } => {
-            let (model, optimizer, progress) = load(&checkpoint)?;
-            let vocabulary = Vocabulary::load(&tokenizer_path(&checkpoint))?;
-            let options = LikelihoodOptions {
-                samples,
-                draws,
-                seed,
-                threads,
-            };
-            let model = optimizer.averaged(&model)?;
-            let nats = likelihood::negative_log_likelihood(&model, &vocabulary, &options)?;
-            println!(
-                "step {}, {:.1} M tokens: {nats:.4} nats for each held-out answer token",
-                progress.step,
-                progress.tokens as f64 / 1e6
-            );
-            Ok(())
-        }
+        Command::Likelihood(arguments) => likelihood::command::run(&arguments, threads),
         Command::Judge(arguments) => judge::command::run(&arguments, threads),
         Command::Card(arguments) => card::command::run(&arguments, threads),
         Command::Corpus {
@@ -253,10 +215,6 @@ fn keep_freed_memory() {
         libc::mallopt(libc::M_TOP_PAD, 64 << 20);
         libc::mallopt(libc::M_ARENA_MAX, 2);
     }
-}
-
-fn load(folder: &Path) -> Result<(Model, Optimizer, Progress)> {
-    checkpoint::load(folder, &Device::Cpu)?.context("there is no checkpoint yet")
 }
 
 fn train(arguments: TrainArguments, threads: usize) -> Result<()> {

@@ -16,7 +16,7 @@ mod pack;
 pub use attention::attention;
 pub use elementwise::{gated, rms_norm, rotate};
 pub use linear::linear;
-pub use loss::cross_entropy;
+pub use loss::{cross_entropy, divergence};
 pub use pack::Pack;
 
 use candle_core::{CpuStorage, DType, Error, Layout, Result, Storage, Tensor};

@@ -102,3 +102,16 @@ pub(super) fn cross_entropy(logits: &Tensor, targets: &[u32], weights: &[f32]) -
     let losses = (log_sum - logits.gather(&targets, 1)?)?;
     (losses.squeeze(1)? * Tensor::from_slice(weights, weights.len(), device)?)?.sum_all()
 }
+
+/// [`super::divergence`], from candle's elementary operations.
+pub(super) fn divergence(logits: &Tensor, reference: &Tensor, weights: &[f32]) -> Result<Tensor> {
+    let log_probabilities = |logits: &Tensor| {
+        let largest = logits.max_keepdim(D::Minus1)?.detach();
+        let logits = logits.broadcast_sub(&largest)?;
+        logits.broadcast_sub(&logits.exp()?.sum_keepdim(D::Minus1)?.log()?)
+    };
+    let reference = log_probabilities(&reference.detach())?;
+    let ratios = (&reference - log_probabilities(logits)?)?;
+    let divergences = (reference.exp()? * ratios)?.sum(D::Minus1)?;
+    (divergences * Tensor::from_slice(weights, weights.len(), logits.device())?)?.sum_all()
+}

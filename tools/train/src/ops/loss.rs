@@ -1,4 +1,4 @@
-//! Weighted cross-entropy.
+//! Weighted losses: cross-entropy with tokens, and divergence from another network's distributions.
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 
@@ -62,6 +62,68 @@ impl CustomOp1 for CrossEntropy {
                 out.extend(row.iter().map(|logit| share * exp(logit - largest)));
                 // The gradient of cross-entropy: softmax minus the one-hot target, times the row's weight.
                 out[start + *target as usize] -= factor;
+            }
+            out
+        })?;
+        gradient(out, logits).map(Some)
+    }
+}
+
+/// The sum over all rows of weight · KL(p ‖ q), with q from `logits` (`[rows, vocabulary]`) and p from `reference`, which
+/// gets no gradient.
+pub fn divergence(logits: &Tensor, reference: &Tensor, weights: Vec<f32>) -> Result<Tensor> {
+    if !logits.device().is_cpu() {
+        return elementary::divergence(logits, reference, &weights);
+    }
+    let reference = with_values(reference, <[f32]>::to_vec)?;
+    logits.apply_op1(Divergence { reference, weights })
+}
+
+struct Divergence {
+    /// Logits, row for row.
+    reference: Vec<f32>,
+    weights: Vec<f32>,
+}
+
+impl CustomOp1 for Divergence {
+    fn name(&self) -> &'static str {
+        "divergence"
+    }
+
+    fn cpu_fwd(&self, logits: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (_, vocabulary) = layout.shape().dims2()?;
+        let rows = values(logits, layout)?.chunks_exact(vocabulary);
+        let references = self.reference.chunks_exact(vocabulary);
+        let loss = rows
+            .zip(references.zip(&self.weights))
+            .map(|(row, (reference, weight))| {
+                let (ours, theirs) = (normalizer(row), normalizer(reference));
+                // The mean of log p − log q under p, but for the difference of both normalizers.
+                let mean = sum_of(row, reference, |row, reference| {
+                    exp(reference - theirs.0) * ((reference - theirs.0) - (row - ours.0))
+                });
+                f64::from(weight * (mean / theirs.1 + ours.1.ln() - theirs.1.ln()))
+            });
+        Ok((CpuStorage::F32(vec![loss.sum::<f64>() as f32]), ().into()))
+    }
+
+    fn bwd(&self, logits: &Tensor, _loss: &Tensor, above: &Tensor) -> Result<Option<Tensor>> {
+        let (_, vocabulary) = logits.dims2()?;
+        let above = above.to_scalar::<f32>()?;
+        let out = with_values(logits, |logits| {
+            let mut out = Vec::with_capacity(logits.len());
+            let references = self.reference.chunks_exact(vocabulary);
+            for (row, (reference, weight)) in logits
+                .chunks_exact(vocabulary)
+                .zip(references.zip(&self.weights))
+            {
+                let (ours, theirs) = (normalizer(row), normalizer(reference));
+                let factor = above * weight;
+                let (our_share, their_share) = (factor / ours.1, factor / theirs.1);
+                // As of cross-entropy, with the reference's probabilities for the one-hot target: q − p.
+                out.extend(row.iter().zip(reference).map(|(row, reference)| {
+                    our_share * exp(row - ours.0) - their_share * exp(reference - theirs.0)
+                }));
             }
             out
         })?;

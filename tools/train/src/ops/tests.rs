@@ -2,7 +2,9 @@
 
 use candle_core::{Device, Result, Tensor, Var};
 
-use super::{Pack, attention, cross_entropy, elementary, gated, linear, rms_norm, rotate};
+use super::{
+    Pack, attention, cross_entropy, divergence, elementary, gated, linear, rms_norm, rotate,
+};
 use crate::random::Random;
 
 /// Largest difference allowed between sums taken in different orders, for values of size one.
@@ -126,4 +128,20 @@ fn the_loss_is_weighted_cross_entropy() {
         || cross_entropy(&logits, targets.clone(), weights.clone()),
         || elementary::cross_entropy(&logits, &targets, &weights),
     );
+}
+
+#[test]
+fn the_divergence_is_weighted_and_zero_where_both_are_alike() {
+    let (logits, reference) = (variable(1, &[3, 41]), variable(2, &[3, 41]));
+    let weights = vec![0.5, 0.0, 20.0];
+    assert_same(
+        &[&logits],
+        || divergence(&logits, &reference, weights.clone()),
+        || elementary::divergence(&logits, &reference, &weights),
+    );
+    // A constant on all logits of a row changes no probability.
+    let alike = (logits.as_tensor() + 3.0).expect("add");
+    let none = divergence(&logits, &alike, weights).and_then(|sum| sum.to_scalar::<f32>());
+    let none = none.expect("divergence");
+    assert!(none.abs() < 1e-5, "{none}");
 }

@@ -24,9 +24,10 @@ use sluice_train::{
     export,
     model::Model,
     objective::Objective,
+    quantization::Rounding,
     trainer::Trainer,
 };
-use sluice_weights::Shape;
+use sluice_weights::{Shape, TensorPart, TensorSpec, WeightData};
 
 use crate::runs::{micro, options, steps, vocabulary};
 
@@ -81,7 +82,7 @@ fn found(folder: &Path, part: &Part) -> Vec<f32> {
     let device = device::Device::cpu(2).expect("device");
     let ops = Ops::new(device, Ledger::default()).expect("ops");
     let model = Transformer::new(config, &ops).expect("model");
-    let weights = weights(checkpoint, &shape, &ops);
+    let weights = weights(checkpoint, &shape, Level::Off, &ops);
     let cache_shape = KvCacheShape::of(&shape, Format::F32);
     let mut all = Vec::new();
     for rows in part.pack.sequences() {
@@ -127,13 +128,77 @@ fn the_engine_computes_the_same_logits() {
     }
 }
 
-/// All weights of a checkpoint, as it has them.
-fn weights(checkpoint: Checkpoint, shape: &Shape, ops: &Ops) -> Residency {
+/// The weights of a tensor as the engine computes with them.
+fn deployed(weights: &Residency, spec: &TensorSpec) -> Vec<f32> {
+    let mut all = vec![0.0; spec.shape.iter().product()];
+    if spec.part == TensorPart::Embedding {
+        for (id, row) in (0..).zip(all.chunks_exact_mut(spec.shape[1])) {
+            weights.embedding_row(id, row).expect("row");
+        }
+        return all;
+    }
+    let groups: Vec<_> = match spec.part {
+        TensorPart::LmHead => weights.lm_head_parts().map(|(group, _)| group).collect(),
+        part => vec![part.group(spec.layer)],
+    };
+    let mut rest = all.as_mut_slice();
+    for group in groups {
+        let guard = weights.acquire(group).expect("acquire");
+        let weight = guard.weight(spec.part);
+        let (values, behind) = rest.split_at_mut(weight.rows * weight.width);
+        let WeightData::Host(bytes) = weight.data else {
+            panic!("{} is not in memory", spec.name);
+        };
+        weight.format.dequantize(bytes, values);
+        rest = behind;
+    }
+    assert!(rest.is_empty(), "{} is cut short", spec.name);
+    all
+}
+
+#[test]
+fn training_for_a_level_rounds_to_the_very_weights_of_the_engine() {
+    // As wide as a block of 256 weights, or aggressive would take another format.
+    let shape = ModelConfig {
+        d_model: 256,
+        n_layers: 2,
+        mlp_hidden_size: 256,
+        ..micro()
+    };
+    for objective in [Objective::Diffusion, Objective::Autoregressive] {
+        let folder = tempfile::tempdir().expect("folder");
+        let (model, _) = trained(folder.path(), objective, shape.clone());
+        let output = folder.path().join("model");
+        export::export(&output, &model, &vocabulary()).expect("export");
+        for level in [Level::Moderate, Level::Aggressive] {
+            let rounding = Rounding::new(level, &model.config).expect("rounding");
+
+            let rounded = rounding.apply(&model, 2).expect("round");
+
+            let ops = Ops::new(device::Device::cpu(2).expect("device"), Ledger::default());
+            let checkpoint = Checkpoint::open(&Source::Folder(output.clone())).expect("open");
+            let shape = checkpoint.model().expect("configuration").shape;
+            let weights = weights(checkpoint, &shape, level, &ops.expect("ops"));
+            for (spec, (_, variable)) in shape.tensors().iter().zip(rounded.variables()) {
+                let flat = variable.flatten_all().expect("flat");
+                let ours = flat.to_vec1::<f32>().expect("numbers");
+                assert!(
+                    ours == deployed(&weights, spec),
+                    "{level} stores {} otherwise",
+                    spec.name
+                );
+            }
+        }
+    }
+}
+
+/// All weights of a checkpoint at a level.
+fn weights(checkpoint: Checkpoint, shape: &Shape, level: Level, ops: &Ops) -> Residency {
     let sources = checkpoint.sources(shape.tensors()).expect("tensors");
     let plan = Plan::new(&PlanInput {
         shape,
         sources: &sources,
-        choices: Level::Off.into(),
+        choices: level.into(),
         budget_bytes: u64::MAX,
         workload: Workload::default(),
         working: WorkingMemory::default(),

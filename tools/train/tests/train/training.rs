@@ -234,6 +234,35 @@ fn an_untrained_model_is_as_good_as_guessing() {
 }
 
 #[test]
+fn a_model_is_compared_with_another_by_the_same_draws() {
+    let random = |seed| Model::random(micro(), seed, vocabulary().mask_id, &Device::Cpu);
+    let (model, other) = (random(5).expect("model"), random(6).expect("model"));
+    let options = LikelihoodOptions {
+        samples: 5,
+        draws: 2,
+        seed: 1,
+        threads: 2,
+    };
+    let nats = |model: &Model| {
+        likelihood::negative_log_likelihood(model, &vocabulary(), &options).expect("likelihood")
+    };
+    let compare = |reference: &Model, model: &Model| {
+        likelihood::compare(reference, model, &vocabulary(), &options).expect("compare")
+    };
+
+    let itself = compare(&model, &model);
+    let found = compare(&other, &model);
+
+    assert_eq!(itself.nats, [nats(&model); 2]);
+    assert!(
+        itself.kl.abs() < 1e-5 && itself.same_top == 1.0,
+        "{itself:?}"
+    );
+    assert_eq!(found.nats, [nats(&other), nats(&model)]);
+    assert!(found.kl > 0.1 && found.same_top < 0.9, "{found:?}");
+}
+
+#[test]
 fn the_gradient_of_every_weight_is_the_slope_of_the_loss() {
     let model = Model::random(micro(), 5, vocabulary().mask_id, &Device::Cpu).expect("model");
     let batch = Batch::draw(&options(Path::new("")).batch, &vocabulary(), 0).expect("draw");

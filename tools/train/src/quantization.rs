@@ -1,0 +1,162 @@
+//! The weights that a level deploys, bit for bit: formats come from the engine's plan for the level, and rounding is done
+//! by the engine's own quantizer, which starts from the BF16 of the exported file.
+
+use anyhow::{Result, ensure};
+use sluice_formats::Format;
+use sluice_machine::Profile;
+use sluice_plan::{Machine, Plan, PlanInput, WorkingMemory, Workload};
+use sluice_shared::level::Level;
+use sluice_weights::{SourceTensor, Storage};
+
+use crate::{config::ModelConfig, model::Model, parallel};
+
+/// The format of an exported model.
+const EXPORTED: Format = Format::Bf16;
+
+/// The rounding that a level applies to the weights of a network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rounding {
+    /// In the order of the network's variables.
+    formats: Vec<Format>,
+}
+
+impl Rounding {
+    /// The formats that a level gives an exported model of this shape.
+    pub fn new(level: Level, config: &ModelConfig) -> Result<Self> {
+        let shape = config.shape();
+        let sources = shape.tensors().into_iter().map(|spec| SourceTensor {
+            spec,
+            format: EXPORTED,
+            compressed: None,
+            compressed_copy: None,
+        });
+        let sources: Vec<_> = sources.collect();
+        let plan = Plan::new(&PlanInput {
+            shape: &shape,
+            sources: &sources,
+            choices: level.into(),
+            budget_bytes: u64::MAX,
+            workload: Workload::default(),
+            working: WorkingMemory::default(),
+            // Formats don't depend on the machine; threads and rates are for memory and times.
+            machine: &Machine::unmeasured(Profile::cpu(1), 0),
+        })?;
+        let mut formats = vec![EXPORTED; sources.len()];
+        for tensor in plan.groups.iter().flat_map(|group| &group.tensors) {
+            if let Storage::Plain(format) = tensor.storage {
+                formats[tensor.tensor] = format;
+            }
+        }
+        ensure!(
+            formats.iter().any(|format| *format != EXPORTED),
+            "level {level} keeps the weights of this model as they are"
+        );
+        Ok(Self { formats })
+    }
+
+    /// The format of each variable.
+    #[must_use]
+    pub fn formats(&self) -> &[Format] {
+        &self.formats
+    }
+
+    /// A network with the weights that the engine computes with at the level once this one is exported.
+    pub fn apply(&self, model: &Model, threads: usize) -> Result<Model> {
+        let variables: Vec<_> = model.variables().iter().zip(&self.formats).collect();
+        let weights = parallel::map(threads, &variables, |((name, variable), format)| {
+            let values = variable.flatten_all()?.to_vec1::<f32>()?;
+            Ok((name.clone(), rounded(**format, &rounded(EXPORTED, &values))))
+        })?;
+        let weights = weights.into_iter().collect();
+        Model::from_weights(model.config.clone(), weights, model.device())
+    }
+}
+
+/// The values as a format stores them.
+fn rounded(format: Format, values: &[f32]) -> Vec<f32> {
+    let mut bytes = vec![0; format.bytes(values.len())];
+    format.quantize(values, &mut bytes);
+    let mut rounded = vec![0.0; values.len()];
+    format.dequantize(&bytes, &mut rounded);
+    rounded
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+    use crate::config::{EMBEDDING, HEAD};
+
+    #[test]
+    fn each_weight_has_the_format_of_the_level() {
+        let config = ModelConfig::demonstration(1280);
+        for (level, matrices, head) in [
+            (Level::Aggressive, Format::Q4K, Format::Q6K),
+            (Level::Moderate, Format::Q8_0, Format::Q8_0),
+        ] {
+            for causal in [false, true] {
+                let config = ModelConfig {
+                    causal,
+                    ..config.clone()
+                };
+                let rounding = Rounding::new(level, &config).expect("rounding");
+                for ((name, shape), format) in config.tensors().iter().zip(rounding.formats()) {
+                    let expected = match name.as_str() {
+                        EMBEDDING => Format::Bf16,
+                        HEAD => head,
+                        _ if shape.len() == 1 => Format::Bf16,
+                        _ => matrices,
+                    };
+                    assert_eq!(*format, expected, "{level}: {name}");
+                }
+            }
+        }
+        for level in [Level::Off, Level::Standard] {
+            assert!(Rounding::new(level, &config).is_err());
+        }
+    }
+
+    fn weights(model: &Model) -> Vec<f32> {
+        let variables = model.variables().iter();
+        let weights = variables.map(|(_, variable)| {
+            variable
+                .flatten_all()
+                .and_then(|flat| flat.to_vec1::<f32>())
+        });
+        let weights = weights.collect::<Result<Vec<_>, _>>().expect("weights");
+        weights.concat()
+    }
+
+    fn model() -> Model {
+        let config = ModelConfig {
+            n_layers: 1,
+            ..ModelConfig::demonstration(512)
+        };
+        Model::random(config, 3, 7, &Device::Cpu).expect("model")
+    }
+
+    #[test]
+    fn threads_change_no_weight() {
+        let model = model();
+        let rounding = Rounding::new(Level::Aggressive, &model.config).expect("rounding");
+        let rounded = |threads| weights(&rounding.apply(&model, threads).expect("apply"));
+        assert_eq!(rounded(1), rounded(3));
+    }
+
+    #[test]
+    fn rounded_weights_lose_little_by_rounding_them_again() {
+        let rounding = Rounding::new(Level::Aggressive, &model().config).expect("rounding");
+        let distance = |left: &Model, right: &Model| {
+            let (left, right) = (weights(left), weights(right));
+            let squares = left.iter().zip(&right);
+            let squares = squares.map(|(left, right)| f64::from(left - right).powi(2));
+            squares.sum::<f64>().sqrt()
+        };
+        let plain = model();
+        let once = rounding.apply(&plain, 1).expect("apply");
+        let twice = rounding.apply(&once, 1).expect("apply");
+        let (first, second) = (distance(&plain, &once), distance(&once, &twice));
+        assert!(second < 0.15 * first, "{second} after {first}");
+    }
+}
