@@ -9,6 +9,7 @@ use crate::{
     checkpoint::Progress,
     judge::{Example, Judgement, Schedule, curve::Curve, report},
     objective::Objective,
+    quantization::QuantizationOptions,
 };
 
 /// The picture of loss against tokens, beside the card.
@@ -38,6 +39,8 @@ pub struct Run {
     pub vocabulary: usize,
     /// Nats for each held-out answer token.
     pub held_out: f64,
+    /// The same with the weights of the level that it was trained for, if it was.
+    pub held_out_rounded: Option<f64>,
     /// Held-out samples by which that was measured.
     pub samples: u64,
 }
@@ -182,10 +185,21 @@ fn train_command(program: &str, output: &str, run: &Run) -> String {
             config.n_layers, config.d_model, config.mlp_hidden_size, config.n_heads
         ),
     };
+    let quantization = match &progress.quantization {
+        None => String::new(),
+        Some(QuantizationOptions {
+            level,
+            share,
+            task_weight,
+            kl_weight,
+        }) => format!(
+            " \\\n    --quantize {level} --quantize-share {share} --task-weight {task_weight} --kl-weight {kl_weight}"
+        ),
+    };
     format!(
         "{program} train --output {output}{objective} --seed {} {until} \\
     --learning-rate {} --warm-up-steps {} --exercise-steps {} --length-warm-up-steps {} \\
-    --parts {} --part-tokens {}{shape}\n",
+    --parts {} --part-tokens {}{shape}{quantization}\n",
         batch.seed,
         progress.learning_rate,
         progress.warm_up_steps,
@@ -243,6 +257,16 @@ fn training(facts: &Facts) -> String {
         speed = tokens as f64 / train_seconds,
         held_out = facts.run.held_out,
     );
+    if let (Some(quantization), Some(nats)) =
+        (&facts.run.progress.quantization, facts.run.held_out_rounded)
+    {
+        let level = quantization.level;
+        writeln!(
+            text,
+            "| this model at level `{level}`, upper bound | {nats:.3} |"
+        )
+        .expect("a string takes everything");
+    }
     if let Some(yardstick) = &facts.yardstick {
         let progress = &yardstick.progress;
         writeln!(
@@ -268,6 +292,18 @@ log-likelihood (arXiv 2502.09992, equation 14), the padding of the canvas includ
             " The
 yardstick is an autoregressive network with {millions:.1} million parameters, trained on text from the same generator.
 Its number is exact, so the two are not alike, and a higher one for this model does not say by how much it is worse."
+        )
+        .expect("a string takes everything");
+    }
+    if let Some(quantization) = &facts.run.progress.quantization {
+        write!(
+            text,
+            "
+
+The last {share:.0} % of the run computed with the weights that level `{level}` deploys, at a tenth of the learning
+rate, so that the model loses less at that level (quantization-aware training, docs/demonstration-model.md).",
+            share = 100.0 * quantization.share,
+            level = quantization.level,
         )
         .expect("a string takes everything");
     }

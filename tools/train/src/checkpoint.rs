@@ -16,6 +16,7 @@ use crate::{
     file,
     model::Model,
     optimizer::{Means, Optimizer, OptimizerOptions},
+    quantization::{QuantizationOptions, Rounding},
 };
 
 /// The name of the checkpoint in the output folder.
@@ -46,15 +47,47 @@ pub struct Progress {
     /// The fingerprint of the weights that the run began with; `None` for random ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub began_with: Option<String>,
+    /// How the last part of the run computes with rounded weights, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quantization: Option<QuantizationOptions>,
+}
+
+/// The state of a run between two steps.
+pub struct State {
+    /// The network being trained.
+    pub model: Model,
+    /// The optimizer of that network, with its state.
+    pub optimizer: Optimizer,
+    /// The network in full precision that training with rounded weights began with; none before that.
+    pub teacher: Option<Model>,
+    /// How far the run got.
+    pub progress: Progress,
+}
+
+impl State {
+    /// The model that the run has made so far: the averaged weights, since the last step's are only where training goes on.
+    ///
+    /// Once a run trains with the weights of a level, it is those. They are what the loss was about, and rounding them a
+    /// second time moves them a tenth as far as the first time did, so the model is nearly the same at that level and above.
+    pub fn trained_model(&self, threads: usize) -> Result<Model> {
+        let averaged = self.optimizer.averaged(&self.model)?;
+        match (&self.progress.quantization, &self.teacher) {
+            (Some(quantization), Some(_)) => {
+                Rounding::new(quantization.level, &averaged.config)?.apply(&averaged, threads)
+            }
+            _ => Ok(averaged),
+        }
+    }
 }
 
 /// Writes the checkpoint; there is always a whole one.
-pub fn save(
-    folder: &Path,
-    model: &Model,
-    optimizer: &Optimizer,
-    progress: &Progress,
-) -> Result<()> {
+pub fn save(folder: &Path, state: &State) -> Result<()> {
+    let State {
+        model,
+        optimizer,
+        teacher,
+        progress,
+    } = state;
     // The optimizer's means too: without them a resumed run would take other steps than one that was never stopped.
     let mut parts: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
     for ((name, variable), means) in model.variables().iter().zip(&optimizer.means) {
@@ -72,6 +105,15 @@ pub fn save(
             parts.push((format!("{kind}/{name}"), shape.clone(), bytes(values)));
         }
     }
+    // The teacher is nowhere else: the run has moved on since, or the folder that it began with may be gone.
+    for (name, variable) in teacher.iter().flat_map(Model::variables) {
+        let values = variable.flatten_all()?.to_vec1::<f32>()?;
+        parts.push((
+            format!("teacher/{name}"),
+            variable.dims().to_vec(),
+            bytes(&values),
+        ));
+    }
     let views = parts
         .iter()
         .map(|(name, shape, data)| {
@@ -87,7 +129,7 @@ pub fn save(
 }
 
 /// Reads the checkpoint of a folder, or nothing if there is none yet.
-pub fn load(folder: &Path, device: &Device) -> Result<Option<(Model, Optimizer, Progress)>> {
+pub fn load(folder: &Path, device: &Device) -> Result<Option<State>> {
     let path = folder.join(FILE_NAME);
     if !path.exists() {
         return Ok(None);
@@ -118,12 +160,27 @@ pub fn load(folder: &Path, device: &Device) -> Result<Option<(Model, Optimizer, 
         });
     }
     let model = Model::from_weights(progress.config.clone(), weights, device)?;
+    let mut names = model.variables().iter().map(|(name, _)| name);
+    let has_teacher = names.any(|name| tensors.tensor(&format!("teacher/{name}")).is_ok());
+    let teacher = has_teacher
+        .then(|| {
+            let names = model.variables().iter();
+            let weights = names.map(|(name, _)| Ok((name.clone(), read("teacher", name)?)));
+            let weights = weights.collect::<Result<_>>()?;
+            Model::from_weights(progress.config.clone(), weights, device)
+        })
+        .transpose()?;
     let optimizer = Optimizer {
         options: OptimizerOptions::default(),
         means,
         steps: progress.step,
     };
-    Ok(Some((model, optimizer, progress)))
+    Ok(Some(State {
+        model,
+        optimizer,
+        teacher,
+        progress,
+    }))
 }
 
 fn bytes(values: &[f32]) -> Vec<u8> {

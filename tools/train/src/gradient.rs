@@ -9,19 +9,50 @@ use candle_core::{Tensor, Var, backprop::GradStore};
 
 use crate::{batch::Part, model::Model, ops};
 
+/// Another network that the trained one should stay close to beside its task.
+pub struct Distillation<'a> {
+    /// The other network, which computes the same rows with the same masks.
+    pub teacher: &'a Model,
+    /// Weight of the cross-entropy with the tokens.
+    pub task_weight: f64,
+    /// Weight of the KL divergence from the teacher.
+    pub kl_weight: f64,
+}
+
+impl Distillation<'_> {
+    /// The teacher's logits, without its tape.
+    fn reference(&self, part: &Part) -> Result<Tensor> {
+        let logits = self
+            .teacher
+            .logits(&part.ids, &part.pack, &part.positions)?;
+        Ok(logits.detach())
+    }
+}
+
 /// The loss of a part and its gradient for every variable of the model, in their order.
 ///
 /// With an interval, blocks are computed again in groups of that many.
 pub fn gradients(
     model: &Model,
     part: &Part,
+    distillation: Option<&Distillation<'_>>,
     interval: Option<usize>,
 ) -> Result<(f64, Vec<Vec<f32>>)> {
     let layers = model.config.n_layers;
     let mut found = Found::new(model);
+    let reference = distillation.map(|with| with.reference(part)).transpose()?;
+    let head_loss = |x: &Tensor| -> Result<Tensor> {
+        let logits = model.head(x, &part.positions)?;
+        let task = ops::cross_entropy(&logits, part.targets.clone(), part.weights.clone())?;
+        let (Some(with), Some(reference)) = (distillation, &reference) else {
+            return Ok(task);
+        };
+        let divergence = ops::divergence(&logits, reference, part.weights.clone())?;
+        Ok(((task * with.task_weight)? + (divergence * with.kl_weight)?)?)
+    };
     let Some(interval) = interval else {
         let x = model.layers(model.embed(&part.ids)?, 0..layers, &part.pack)?;
-        let loss = head_loss(model, &x, part)?;
+        let loss = head_loss(&x)?;
         found.take(&mut loss.backward()?)?;
         return Ok((f64::from(loss.to_scalar::<f32>()?), found.into_vectors()?));
     };
@@ -40,7 +71,7 @@ pub fn gradients(
     // A variable, so that the loss has a gradient for it: the input of the backward pass through the blocks.
     let top = Var::from_tensor(&x)?;
     drop(x);
-    let loss = head_loss(model, top.as_tensor(), part)?;
+    let loss = head_loss(top.as_tensor())?;
     let mut above = found.take_with_input(&mut loss.backward()?, &top)?;
     let loss = f64::from(loss.to_scalar::<f32>()?);
     // From the last group to the first: each needs the gradient of its own output.
@@ -51,12 +82,6 @@ pub fn gradients(
     }
     found.take(&mut pull(&model.embed(&part.ids)?, &above)?)?;
     Ok((loss, found.into_vectors()?))
-}
-
-fn head_loss(model: &Model, x: &Tensor, part: &Part) -> Result<Tensor> {
-    let logits = model.head(x, &part.positions)?;
-    let (targets, weights) = (part.targets.clone(), part.weights.clone());
-    Ok(ops::cross_entropy(&logits, targets, weights)?)
 }
 
 /// Gradients of what `x` was computed from, given the gradient of `x`.

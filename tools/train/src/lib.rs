@@ -26,6 +26,7 @@ pub mod log;
 pub mod optimizer;
 pub mod parallel;
 pub mod quantization;
+pub mod schedule;
 pub mod trainer;
 
 pub mod export;

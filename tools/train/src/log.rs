@@ -26,6 +26,9 @@ pub struct Entry {
     /// Nats for each held-out answer token, by the averaged weights, where it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_out: Option<f64>,
+    /// The same once these weights are rounded, in a run that trains for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_out_rounded: Option<f64>,
     /// Norm of the gradients before clipping, mean since the last entry.
     pub gradient_norm: f64,
     /// Learning rate of the last step.

@@ -11,6 +11,7 @@ use std::{
 use anyhow::{Context, Result};
 use candle_core::Device;
 use clap::{Args, Parser, Subcommand};
+use sluice_shared::level::Level;
 use sluice_train::{
     batch::BatchOptions,
     card, checkpoint,
@@ -19,6 +20,7 @@ use sluice_train::{
     device::DeviceKind,
     export, judge, likelihood,
     objective::Objective,
+    quantization::QuantizationOptions,
     trainer::{TrainOptions, Trainer},
     vocabulary::{TRAINING_SAMPLES, Vocabulary},
 };
@@ -97,6 +99,19 @@ struct TrainArguments {
     /// Tokens from which on a part is full.
     #[arg(long, default_value_t = 1536)]
     part_tokens: usize,
+    /// Train the last part of the run with the weights that this level deploys (quantization-aware training): moderate or
+    /// aggressive.
+    #[arg(long, value_name = "LEVEL")]
+    quantize: Option<Level>,
+    /// How much of the run that part is, with a tenth of the learning rate; 1 for all of it, as with --from.
+    #[arg(long, default_value_t = 0.1, requires = "quantize")]
+    quantize_share: f64,
+    /// What the tokens count in that part.
+    #[arg(long, default_value_t = 0.5, requires = "quantize")]
+    task_weight: f64,
+    /// What the KL divergence from the model in full precision counts in that part.
+    #[arg(long, default_value_t = 0.5, requires = "quantize")]
+    kl_weight: f64,
     /// The highest learning rate.
     #[arg(long, default_value_t = 0.001)]
     learning_rate: f64,
@@ -157,12 +172,11 @@ fn main() -> Result<()> {
     match arguments.command {
         Command::Train(arguments) => train(arguments, threads),
         Command::Export { checkpoint, output } => {
-            let (model, optimizer, _) = checkpoint::load(&checkpoint, &Device::Cpu)?
-                .context("there is no checkpoint yet")?;
+            let state = checkpoint::load(&checkpoint, &Device::Cpu)?;
+            let state = state.context("there is no checkpoint yet")?;
             export::export(
                 &output,
-                // The averaged weights are what is used; the last step's are only where training continues.
-                &optimizer.averaged(&model)?,
+                &state.trained_model(threads)?,
                 &Vocabulary::load(&tokenizer_path(&checkpoint))?,
             )
         }
@@ -278,6 +292,12 @@ fn train(arguments: TrainArguments, threads: usize) -> Result<()> {
         },
         seconds: arguments.seconds,
         from: arguments.from,
+        quantization: arguments.quantize.map(|level| QuantizationOptions {
+            level,
+            share: arguments.quantize_share,
+            task_weight: arguments.task_weight,
+            kl_weight: arguments.kl_weight,
+        }),
         learning_rate: arguments.learning_rate,
         warm_up_steps: arguments.warm_up_steps,
         threads,

@@ -1,7 +1,13 @@
-//! The weights that a level deploys, bit for bit: formats come from the engine's plan for the level, and rounding is done
-//! by the engine's own quantizer, which starts from the BF16 of the exported file.
+//! Weights as a level deploys them, for training that should lose little by it (quantization-aware training).
+//!
+//! The forward pass runs with the deployed weights, and their gradients move the weights in full precision that they were
+//! rounded from: the straight-through estimator (Bengio et al. 2013, arXiv 1308.3432). It only helps with the very values
+//! that are deployed later, scales included, so formats come from the engine's plan for the level, and rounding is done by
+//! the engine's own quantizer, which starts from the BF16 of the exported file. The block formats fit their scales to each
+//! block, so nothing is clipped, and no gradient is zero for that reason.
 
 use anyhow::{Result, ensure};
+use serde::{Deserialize, Serialize};
 use sluice_formats::Format;
 use sluice_machine::Profile;
 use sluice_plan::{Machine, Plan, PlanInput, WorkingMemory, Workload};
@@ -12,6 +18,40 @@ use crate::{config::ModelConfig, model::Model, parallel};
 
 /// The format of an exported model.
 const EXPORTED: Format = Format::Bf16;
+
+/// How a run trains with the weights of a level.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct QuantizationOptions {
+    /// The level.
+    #[serde(with = "level_name")]
+    pub level: Level,
+    /// The last part of the run that does so, from 0 to 1.
+    pub share: f64,
+    /// Weight of the cross-entropy with the tokens.
+    pub task_weight: f64,
+    /// Weight of the KL divergence from the model in full precision with which that part begins.
+    pub kl_weight: f64,
+}
+
+/// A level in the progress of a checkpoint, by the name that people type.
+mod level_name {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+    use sluice_shared::level::Level;
+
+    pub(super) fn serialize<S: Serializer>(
+        level: &Level,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(level.name())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Level, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        name.parse().map_err(D::Error::custom)
+    }
+}
 
 /// The rounding that a level applies to the weights of a network.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -15,9 +15,10 @@ use candle_core::Device;
 
 use crate::{
     batch::{Batch, BatchOptions},
-    checkpoint::{self, Progress},
+    checkpoint::{self, Progress, State},
     config::ModelConfig,
-    export, gradient,
+    export,
+    gradient::{self, Distillation},
     judge::fingerprint,
     likelihood::{self, LikelihoodOptions},
     loader::Loader,
@@ -25,6 +26,8 @@ use crate::{
     model::Model,
     optimizer::{Optimizer, OptimizerOptions},
     parallel,
+    quantization::{QuantizationOptions, Rounding},
+    schedule::{self, Phase},
     vocabulary::Vocabulary,
 };
 
@@ -41,6 +44,8 @@ pub struct TrainOptions {
     pub seconds: Option<u64>,
     /// The folder of an exported model to begin with, instead of random weights.
     pub from: Option<PathBuf>,
+    /// How the last part of the run computes with rounded weights, if it does.
+    pub quantization: Option<QuantizationOptions>,
     /// The highest learning rate.
     pub learning_rate: f64,
     /// Steps until the learning rate is highest.
@@ -69,12 +74,10 @@ const EVALUATION: LikelihoodOptions = LikelihoodOptions {
 
 /// A run between two steps.
 pub struct Trainer {
-    /// The network being trained.
-    pub model: Model,
-    /// The optimizer of that network, with its state.
-    pub optimizer: Optimizer,
-    /// How far the run got.
-    pub progress: Progress,
+    /// All that a checkpoint holds.
+    pub state: State,
+    /// The rounding of the last part of the run, if it has one.
+    rounding: Option<Rounding>,
     vocabulary: Arc<Vocabulary>,
     loader: Loader,
     log: Log,
@@ -134,43 +137,58 @@ impl Trainer {
             train_seconds: 0.0,
             seconds_planned: options.seconds,
             began_with: options.from.as_deref().map(fingerprint).transpose()?,
+            quantization: options.quantization,
         };
-        let (model, optimizer, progress) =
-            if let Some((model, optimizer, found)) = checkpoint::load(&options.output, device)? {
-                // Everything but the progress itself must be equal: resuming with other data or another schedule would
-                // give a model that no command reproduces.
-                let same = Progress {
-                    step: found.step,
-                    tokens: found.tokens,
-                    train_seconds: found.train_seconds,
-                    ..fresh
-                };
+        let rounding = match options.quantization {
+            Some(QuantizationOptions { level, share, .. }) => {
                 ensure!(
-                    found == same,
-                    "the checkpoint belongs to a run with other settings: {found:?}"
+                    share > 0.0 && share <= 1.0,
+                    "the share of the run with rounded weights must be above 0 and at most 1, not {share}"
                 );
-                (model, optimizer, found)
-            } else {
-                let model = if let Some(folder) = &options.from {
-                    export::read(folder, &fresh.config, &vocabulary, device)?
-                } else {
-                    Model::random(fresh.config.clone(), batch.seed, vocabulary.mask_id, device)?
-                };
-                let optimizer = Optimizer::new(OptimizerOptions::default(), model.variables())?;
-                (model, optimizer, fresh)
+                Some(Rounding::new(level, &fresh.config)?)
+            }
+            None => None,
+        };
+        let state = if let Some(state) = checkpoint::load(&options.output, device)? {
+            // Everything but the progress itself must be equal: resuming with other data or another schedule would
+            // give a model that no command reproduces.
+            let found = &state.progress;
+            let same = Progress {
+                step: found.step,
+                tokens: found.tokens,
+                train_seconds: found.train_seconds,
+                ..fresh
             };
+            ensure!(
+                *found == same,
+                "the checkpoint belongs to a run with other settings: {found:?}"
+            );
+            state
+        } else {
+            let model = if let Some(folder) = &options.from {
+                export::read(folder, &fresh.config, &vocabulary, device)?
+            } else {
+                Model::random(fresh.config.clone(), batch.seed, vocabulary.mask_id, device)?
+            };
+            let optimizer = Optimizer::new(OptimizerOptions::default(), model.variables())?;
+            State {
+                model,
+                optimizer,
+                teacher: None,
+                progress: fresh,
+            }
+        };
         let vocabulary = Arc::new(vocabulary);
         let loader = Loader::new(
             *batch,
             Arc::clone(&vocabulary),
-            progress.step,
+            state.progress.step,
             options.loader_threads,
         )?;
         Ok(Self {
-            log: Log::open(&options.output, progress.step)?,
-            model,
-            optimizer,
-            progress,
+            log: Log::open(&options.output, state.progress.step)?,
+            state,
+            rounding,
             vocabulary,
             loader,
             options,
@@ -183,20 +201,24 @@ impl Trainer {
         let batch = self.loader.draw()?;
         let data_wait = started.elapsed();
         let (loss, gradients) = self.gradients(&batch)?;
+        let State {
+            model,
+            optimizer,
+            progress,
+            ..
+        } = &mut self.state;
         // Checked before the step: a NaN would spread to all weights, and to the next checkpoint.
         ensure!(
             loss.is_finite(),
             "the loss is no longer a number at step {}",
-            self.progress.step
+            progress.step
         );
-        let rate = learning_rate(&self.options, &self.progress);
-        let gradient_norm = self
-            .optimizer
-            .step(self.model.variables(), &gradients, rate)?;
+        let rate = schedule::learning_rate(progress);
+        let gradient_norm = optimizer.step(model.variables(), &gradients, rate)?;
         let tokens = batch.tokens() as u64;
-        self.progress.step += 1;
-        self.progress.tokens += tokens;
-        self.progress.train_seconds += started.elapsed().as_secs_f64();
+        progress.step += 1;
+        progress.tokens += tokens;
+        progress.train_seconds += started.elapsed().as_secs_f64();
         Ok(StepReport {
             loss,
             gradient_norm,
@@ -205,11 +227,46 @@ impl Trainer {
         })
     }
 
+    /// The loss of a batch and its gradients for the weights in full precision.
+    fn gradients(&mut self, batch: &Batch) -> Result<(f64, Vec<Vec<f32>>)> {
+        let State {
+            model,
+            optimizer,
+            teacher,
+            progress,
+        } = &mut self.state;
+        let (Some(quantization), Some(rounding), Phase::Quantized(_)) = (
+            &self.options.quantization,
+            &self.rounding,
+            schedule::phase(progress),
+        ) else {
+            return self.sums(&self.state.model, None, batch);
+        };
+        if teacher.is_none() {
+            // The averaged weights, which are better than the last step's, and those of the model that a run began with.
+            *teacher = Some(optimizer.averaged(model)?);
+        }
+        let teacher = self.state.teacher.as_ref();
+        let distillation = Distillation {
+            teacher: teacher.context("there is a teacher as of the first rounded step")?,
+            task_weight: quantization.task_weight,
+            kl_weight: quantization.kl_weight,
+        };
+        let rounded = rounding.apply(&self.state.model, self.options.threads)?;
+        // The gradients for the rounded weights are taken for those of the weights they were rounded from.
+        self.sums(&rounded, Some(&distillation), batch)
+    }
+
     /// The sums over all parts, always added in the same order, so that the number of threads changes nothing.
-    fn gradients(&self, batch: &Batch) -> Result<(f64, Vec<Vec<f32>>)> {
-        let (model, interval) = (&self.model, self.options.recompute_interval);
+    fn sums(
+        &self,
+        model: &Model,
+        distillation: Option<&Distillation<'_>>,
+        batch: &Batch,
+    ) -> Result<(f64, Vec<Vec<f32>>)> {
+        let interval = self.options.recompute_interval;
         let parts = parallel::map(self.options.threads, &batch.parts, |part| {
-            gradient::gradients(model, part, interval)
+            gradient::gradients(model, part, distillation, interval)
         })?;
         parts
             .into_iter()
@@ -234,12 +291,12 @@ impl Trainer {
         let mut saved = Instant::now();
         let mut reported = Instant::now();
         let mut window = Window::default();
-        while self.progress.step < last
-            && done(&self.options, &self.progress) < 1.0
+        while self.state.progress.step < last
+            && schedule::done(&self.state.progress) < 1.0
             && !stop.load(Ordering::Relaxed)
         {
             window.add(&self.step()?);
-            let step = self.progress.step;
+            let step = self.state.progress.step;
             if step.is_multiple_of(self.options.report_steps) {
                 self.report(&std::mem::take(&mut window), reported.elapsed())?;
                 reported = Instant::now();
@@ -254,36 +311,36 @@ impl Trainer {
 
     /// Writes the checkpoint.
     pub fn save(&self) -> Result<()> {
-        checkpoint::save(
-            &self.options.output,
-            &self.model,
-            &self.optimizer,
-            &self.progress,
-        )
-        .context("save checkpoint")
+        checkpoint::save(&self.options.output, &self.state).context("save checkpoint")
     }
 
     fn report(&mut self, window: &Window, elapsed: Duration) -> Result<()> {
-        let progress = &self.progress;
+        let progress = &self.state.progress;
         let interval = self.options.evaluate_steps;
-        let held_out = (interval > 0 && progress.step.is_multiple_of(interval))
+        let (mut held_out, mut held_out_rounded) = (None, None);
+        if interval > 0 && progress.step.is_multiple_of(interval) {
+            let options = LikelihoodOptions {
+                threads: self.options.threads,
+                ..EVALUATION
+            };
+            let nats = |model: &Model| {
+                likelihood::negative_log_likelihood(model, &self.vocabulary, &options)
+            };
             // With the averaged weights, which are the ones that get exported.
-            .then(|| {
-                let options = LikelihoodOptions {
-                    threads: self.options.threads,
-                    ..EVALUATION
-                };
-                let model = self.optimizer.averaged(&self.model)?;
-                likelihood::negative_log_likelihood(&model, &self.vocabulary, &options)
-            })
-            .transpose()?;
+            let model = self.state.optimizer.averaged(&self.state.model)?;
+            held_out = Some(nats(&model)?);
+            if let Some(rounding) = &self.rounding {
+                held_out_rounded = Some(nats(&rounding.apply(&model, self.options.threads)?)?);
+            }
+        }
         let entry = Entry {
             step: progress.step,
             tokens: progress.tokens,
             loss: window.loss / window.steps,
             held_out,
+            held_out_rounded,
             gradient_norm: window.gradient_norm / window.steps,
-            learning_rate: learning_rate(&self.options, progress),
+            learning_rate: schedule::learning_rate(progress),
             tokens_per_second: window.tokens as f64 / elapsed.as_secs_f64(),
             data_wait: window.data_wait.as_secs_f64() / elapsed.as_secs_f64(),
             train_seconds: progress.train_seconds,
@@ -304,8 +361,12 @@ impl Trainer {
             .held_out
             .map(|nats| format!("  held-out {nats:.3}"))
             .unwrap_or_default();
+        let rounded = entry
+            .held_out_rounded
+            .map(|nats| format!("  rounded {nats:.3}"))
+            .unwrap_or_default();
         println!(
-            "step {} {planned}  loss {:.3}{held_out}  norm {:.2}  rate {:.5}  {:.0} tokens/s  {:.2} M tokens  {:.0} min left",
+            "step {} {planned}  loss {:.3}{held_out}{rounded}  norm {:.2}  rate {:.5}  {:.0} tokens/s  {:.2} M tokens  {:.0} min left",
             entry.step,
             entry.loss,
             entry.gradient_norm,
@@ -316,21 +377,4 @@ impl Trainer {
         );
         Ok(())
     }
-}
-
-/// How much of a run is over, from 0 to 1: of its steps, or of its time.
-fn done(options: &TrainOptions, progress: &Progress) -> f64 {
-    let done = match options.seconds {
-        Some(seconds) => progress.train_seconds / seconds.max(1) as f64,
-        None => progress.step as f64 / options.steps.max(1) as f64,
-    };
-    done.min(1.0)
-}
-
-/// Linear warm-up, then half a cosine down to a fiftieth.
-fn learning_rate(options: &TrainOptions, progress: &Progress) -> f64 {
-    let warm = (progress.step + 1) as f64 / options.warm_up_steps.max(1) as f64;
-    let turn = std::f64::consts::PI * done(options, progress);
-    let fallen = 0.02 + 0.98 * 0.5 * (1.0 + turn.cos());
-    options.learning_rate * warm.min(1.0) * fallen
 }

@@ -15,6 +15,7 @@ use crate::{
     log,
     model::Model,
     objective::Objective,
+    quantization::Rounding,
     vocabulary::Vocabulary,
 };
 
@@ -89,17 +90,18 @@ pub fn run(arguments: &Arguments, threads: usize) -> Result<()> {
     write(folder, "README.md", &text(&facts))
 }
 
-/// The facts of a run for the card, and the model with the averaged weights.
+/// The facts of a run for the card, and the model that it made.
 fn open(folder: &Path, objective: Objective, samples: u64, threads: usize) -> Result<(Run, Model)> {
-    let (model, optimizer, progress) = checkpoint::load(folder, &Device::Cpu)?
+    let state = checkpoint::load(folder, &Device::Cpu)?
         .with_context(|| format!("there is no checkpoint in {}", folder.display()))?;
+    let progress = state.progress.clone();
     ensure!(
         progress.batch.objective == objective,
         "{} was trained for something else",
         folder.display()
     );
     let vocabulary = Vocabulary::load(&folder.join(export::TOKENIZER_NAME))?;
-    let model = optimizer.averaged(&model)?;
+    let model = state.trained_model(threads)?;
     eprintln!(
         "measuring the likelihood of {samples} samples to the model in {}",
         folder.display()
@@ -111,8 +113,17 @@ fn open(folder: &Path, objective: Objective, samples: u64, threads: usize) -> Re
         seed: 2,
         threads,
     };
+    let nats = |model: &Model| likelihood::negative_log_likelihood(model, &vocabulary, &options);
+    let held_out_rounded = match &progress.quantization {
+        Some(quantization) => {
+            let rounding = Rounding::new(quantization.level, &model.config)?;
+            Some(nats(&rounding.apply(&model, threads)?)?)
+        }
+        None => None,
+    };
     let run = Run {
-        held_out: likelihood::negative_log_likelihood(&model, &vocabulary, &options)?,
+        held_out: nats(&model)?,
+        held_out_rounded,
         samples,
         vocabulary: vocabulary.len(),
         progress,

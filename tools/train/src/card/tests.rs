@@ -1,3 +1,5 @@
+use sluice_shared::level::Level;
+
 use super::*;
 use crate::{
     batch::BatchOptions,
@@ -30,9 +32,11 @@ fn run(objective: Objective, held_out: f64) -> Run {
             train_seconds: 600.0,
             seconds_planned: None,
             began_with: None,
+            quantization: None,
         },
         vocabulary: 1000,
         held_out,
+        held_out_rounded: None,
         samples: 50,
     }
 }
@@ -157,6 +161,30 @@ fn a_card_tells_what_a_run_began_with_and_that_time_ended_it() {
 }
 
 #[test]
+fn a_card_tells_of_training_for_a_level() {
+    let mut facts = facts();
+    assert!(!text(&facts).contains("quantiz"));
+    facts.run.progress.quantization = Some(QuantizationOptions {
+        level: Level::Aggressive,
+        share: 0.1,
+        task_weight: 0.25,
+        kl_weight: 0.75,
+    });
+    facts.run.held_out_rounded = Some(0.3125);
+    let card = text(&facts);
+    for expected in [
+        "--heads 4 \\\n    --quantize aggressive --quantize-share 0.1 --task-weight 0.25 --kl-weight 0.75\n",
+        "| this model at level `aggressive`, upper bound | 0.312 |",
+        "The last 10 % of the run",
+    ] {
+        assert!(
+            card.contains(expected),
+            "{expected:?} is missing in\n{card}"
+        );
+    }
+}
+
+#[test]
 fn a_card_without_yardstick_does_not_speak_of_one() {
     let facts = Facts {
         yardstick: None,
@@ -172,6 +200,7 @@ fn pictures_show_every_series() {
         tokens: step * 10_000,
         loss,
         held_out,
+        held_out_rounded: None,
         gradient_norm: 1.0,
         learning_rate: 0.001,
         tokens_per_second: 1.0,

@@ -78,15 +78,16 @@ pub fn run(arguments: &Arguments, threads: usize) -> Result<()> {
 
 /// The averaged weights of a checkpoint, and its tokenizer.
 fn trained(folder: &Path) -> Result<(Model, Vocabulary)> {
-    let (model, optimizer, progress) = checkpoint::load(folder, &Device::Cpu)?
+    let state = checkpoint::load(folder, &Device::Cpu)?
         .with_context(|| format!("there is no checkpoint in {}", folder.display()))?;
+    let progress = &state.progress;
     println!(
         "step {}, {:.1} M tokens",
         progress.step,
         progress.tokens as f64 / 1e6
     );
     let vocabulary = Vocabulary::load(&folder.join(export::TOKENIZER_NAME))?;
-    Ok((optimizer.averaged(&model)?, vocabulary))
+    Ok((state.optimizer.averaged(&state.model)?, vocabulary))
 }
 
 /// An exported model and its tokenizer.

@@ -61,7 +61,7 @@ fn trained(folder: &Path, objective: Objective, shape: ModelConfig) -> (Model, P
     steps(&mut trainer, 10);
     let batch = Batch::draw(&batch, &vocabulary(), 20).expect("draw");
     let part = batch.parts.into_iter().next().expect("a part");
-    (trainer.model, part)
+    (trainer.state.model, part)
 }
 
 /// The trainer's logits of all rows.

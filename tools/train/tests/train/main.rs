@@ -5,4 +5,5 @@ mod runs;
 mod export;
 mod judge;
 mod kill;
+mod quantization;
 mod training;

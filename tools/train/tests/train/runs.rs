@@ -38,6 +38,7 @@ pub(crate) fn options(folder: &Path) -> TrainOptions {
         steps: 60,
         seconds: None,
         from: None,
+        quantization: None,
         learning_rate: 0.004,
         warm_up_steps: 5,
         threads: 2,

@@ -6,7 +6,8 @@ use candle_core::{Device, Tensor};
 use sluice_train::{
     batch::Batch,
     config::ModelConfig,
-    export, gradient,
+    export,
+    gradient::{self, Distillation},
     likelihood::{self, LikelihoodOptions},
     log,
     model::Model,
@@ -43,9 +44,9 @@ fn a_resumed_run_takes_the_steps_the_first_would_have_taken() {
 
     let mut resumed = open(options(folder.path()));
 
-    assert_eq!(resumed.progress.step, 5);
+    assert_eq!(resumed.state.progress.step, 5);
     assert_eq!(steps(&mut resumed, 3), expected);
-    assert_eq!(resumed.optimizer.means, first.optimizer.means);
+    assert_eq!(resumed.state.optimizer.means, first.state.optimizer.means);
 }
 
 #[test]
@@ -53,7 +54,11 @@ fn a_run_begins_with_an_exported_model() {
     let [before, exported, after, fresh] = [(); 4].map(|()| tempfile::tempdir().expect("folder"));
     let mut first = open(options(before.path()));
     steps(&mut first, 40);
-    let learned = first.optimizer.averaged(&first.model).expect("average");
+    let learned = first
+        .state
+        .optimizer
+        .averaged(&first.state.model)
+        .expect("average");
     export::export(exported.path(), &learned, &vocabulary()).expect("export");
     assert_eq!(
         export::read_config(exported.path()).expect("shape"),
@@ -66,8 +71,8 @@ fn a_run_begins_with_an_exported_model() {
     });
 
     let weights = |model: &Model| export::weights(model).expect("weights");
-    assert_eq!(weights(&on.model), weights(&learned));
-    assert!(on.progress.began_with.is_some());
+    assert_eq!(weights(&on.state.model), weights(&learned));
+    assert!(on.state.progress.began_with.is_some());
     let mean = |losses: Vec<f64>| losses.iter().sum::<f64>() / losses.len() as f64;
     let afresh = mean(steps(&mut open(options(fresh.path())), 4));
     let on = mean(steps(&mut on, 4));
@@ -84,11 +89,11 @@ fn a_run_by_the_clock_ends_when_its_time_is_over() {
         report_steps: 1,
         ..options(folder.path())
     });
-    timed.progress.train_seconds = 3_599.999;
+    timed.state.progress.train_seconds = 3_599.999;
 
     timed.run(&never).expect("run");
 
-    assert_eq!(timed.progress.step, 1, "one step takes what is left");
+    assert_eq!(timed.state.progress.step, 1, "one step takes what is left");
     let entry = &log::read(folder.path()).expect("log")[0];
     // Warm-up is over in five steps; the schedule has fallen to a fiftieth.
     assert!(entry.learning_rate < 0.03 * 0.004, "{entry:?}");
@@ -113,6 +118,7 @@ fn the_log_of_a_resumed_run_tells_every_step_once() {
         tokens: 0,
         loss: 1.0,
         held_out: None,
+        held_out_rounded: None,
         gradient_norm: 1.0,
         learning_rate: 0.1,
         tokens_per_second: 1.0,
@@ -153,22 +159,32 @@ fn threads_change_nothing() {
 
 #[test]
 fn computing_blocks_again_changes_no_gradient() {
-    let model = Model::random(micro(), 5, vocabulary().mask_id, &Device::Cpu).expect("model");
+    let random = |seed| Model::random(micro(), seed, vocabulary().mask_id, &Device::Cpu);
+    let (model, teacher) = (random(5).expect("model"), random(6).expect("model"));
+    let distillation = Distillation {
+        teacher: &teacher,
+        task_weight: 0.5,
+        kl_weight: 0.5,
+    };
     let batch = Batch::draw(&options(Path::new("")).batch, &vocabulary(), 0).expect("draw");
     let part = &batch.parts[0];
-    let (loss, expected) = gradient::gradients(&model, part, None).expect("gradients");
-    for interval in [1, 2, 3] {
-        let (again, found) = gradient::gradients(&model, part, Some(interval)).expect("gradients");
-        assert_eq!(again, loss);
-        for ((name, _), (found, expected)) in
-            model.variables().iter().zip(found.iter().zip(&expected))
-        {
-            let size = expected
-                .iter()
-                .fold(0.0f32, |size, value| size.max(value.abs()));
-            for (found, expected) in found.iter().zip(expected) {
-                let difference = (found - expected).abs();
-                assert!(difference <= 1e-5 * size, "{name}, interval {interval}");
+    for with in [None, Some(&distillation)] {
+        let gradients =
+            |interval| gradient::gradients(&model, part, with, interval).expect("gradients");
+        let (loss, expected) = gradients(None);
+        for interval in [1, 2, 3] {
+            let (again, found) = gradients(Some(interval));
+            assert_eq!(again, loss);
+            for ((name, _), (found, expected)) in
+                model.variables().iter().zip(found.iter().zip(&expected))
+            {
+                let size = expected
+                    .iter()
+                    .fold(0.0f32, |size, value| size.max(value.abs()));
+                for (found, expected) in found.iter().zip(expected) {
+                    let difference = (found - expected).abs();
+                    assert!(difference <= 1e-5 * size, "{name}, interval {interval}");
+                }
             }
         }
     }
@@ -275,7 +291,7 @@ fn the_gradient_of_every_weight_is_the_slope_of_the_loss() {
         let loss = ops::cross_entropy(&logits, targets, weights).expect("loss");
         f64::from(loss.to_scalar::<f32>().expect("scalar"))
     };
-    let (_, gradients) = gradient::gradients(&model, part, None).expect("gradients");
+    let (_, gradients) = gradient::gradients(&model, part, None, None).expect("gradients");
     for ((name, variable), gradient) in model.variables().iter().zip(gradients) {
         // Along the gradient the slope is its norm.
         let gradient = Tensor::from_vec(gradient, variable.shape(), &Device::Cpu).expect("shape");
