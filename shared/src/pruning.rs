@@ -10,11 +10,23 @@ pub enum PruneScore {
     L2,
     /// The sum of the magnitudes of its weights.
     Magnitude,
+    /// Magnitudes times the roots of the inputs' mean squares (Wanda, arXiv 2306.11695).
+    Wanda,
+    /// Squares times the inputs' variances: what it adds beyond a constant (FLAP, arXiv 2312.11983).
+    Flap,
+    /// What its removal costs after the others make up for it, given those that are gone (Optimal Brain Surgeon).
+    Obs,
 }
 
 impl PruneScore {
     /// All scores, the default first.
-    pub const ALL: [Self; 2] = [Self::L2, Self::Magnitude];
+    pub const ALL: [Self; 5] = [
+        Self::L2,
+        Self::Magnitude,
+        Self::Wanda,
+        Self::Flap,
+        Self::Obs,
+    ];
 
     /// The name that people type.
     #[must_use]
@@ -22,7 +34,16 @@ impl PruneScore {
         match self {
             Self::L2 => "l2",
             Self::Magnitude => "magnitude",
+            Self::Wanda => "wanda",
+            Self::Flap => "flap",
+            Self::Obs => "obs",
         }
+    }
+
+    /// Whether it needs the statistics of a calibration, and not only weights.
+    #[must_use]
+    pub fn needs_calibration(self) -> bool {
+        !matches!(self, Self::L2 | Self::Magnitude)
     }
 }
 

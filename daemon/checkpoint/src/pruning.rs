@@ -2,6 +2,7 @@
 //! channels. Their rows and columns are gone from the tensors; a record in the file says which, and what by.
 
 mod choose;
+mod inputs;
 mod keep;
 mod prune;
 mod record;

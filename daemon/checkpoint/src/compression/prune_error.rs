@@ -3,8 +3,12 @@
 
 use std::path::PathBuf;
 
+use sluice_shared::pruning::PruneScore;
+
+use crate::calibration::CalibrationError;
+
 /// What is wrong with the model or the shares.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum PruneError {
     /// The model cannot be pruned at all.
     #[error("{path} {reason}", path = path.display())]
@@ -46,6 +50,29 @@ pub enum PruneError {
         /// Channels of each MLP.
         channels: usize,
     },
+    /// The score needs a calibration.
+    #[error("the score {score} needs a calibration")]
+    ScoreWithoutCalibration {
+        /// The score that was asked for.
+        score: PruneScore,
+    },
+    /// Compensation needs a calibration.
+    #[error("compensation needs a calibration")]
+    CompensationWithoutCalibration,
+    /// The calibration can't be read, or is of another model.
+    #[error(transparent)]
+    Calibration(CalibrationError),
+    /// The calibration has no whole matrices.
+    #[error("the calibration has no whole matrices, which the score obs and compensation need")]
+    DiagonalOnly,
+    /// Weights and statistics of a tensor can't be used.
+    #[error("cannot prune tensor {tensor}: {cause}")]
+    Statistics {
+        /// Name of the tensor.
+        tensor: String,
+        /// Why.
+        cause: String,
+    },
 }
 
 impl PruneError {
@@ -59,6 +86,12 @@ impl PruneError {
             Self::Share { .. } => "give shares such as --heads 0.2 --channels 0.1",
             Self::NothingLeft { .. } => "remove a smaller share",
             Self::NothingRemoved { .. } => "remove a larger share with --heads or --channels",
+            Self::ScoreWithoutCalibration { .. } | Self::CompensationWithoutCalibration => {
+                "give the model's calibration with --calibration FILE, or use the scores l2 or magnitude"
+            }
+            Self::Calibration(_) => "calibrate the model that is pruned",
+            Self::DiagonalOnly => "calibrate the model with whole matrices",
+            Self::Statistics { .. } => "use the scores l2 or magnitude, without compensation",
         }
     }
 }

@@ -37,7 +37,7 @@ impl PruneShares {
     }
 }
 
-/// Scores of the units of each layer: what has the lowest is missed least.
+/// Scores of a layer's units, comparable across layers: what has the lowest is missed least.
 #[derive(Debug, Clone, Default)]
 pub(super) struct LayerScores {
     pub(super) kv_heads: Vec<f64>,
@@ -46,8 +46,7 @@ pub(super) struct LayerScores {
 
 /// Chooses what to remove.
 ///
-/// KV groups are compared across layers, by their score relative to their layer's mean: layers differ in how much they
-/// need theirs. Of channels each layer loses the same share, since they differ less, and a layer's channels are many.
+/// KV groups are compared across layers: layers differ in how much they need theirs. Of channels each layer loses the same share, since they differ less, and a layer's channels are many.
 /// Both go in steps that keep the rows of `o` and `down` whole blocks, where the model is large enough for that.
 pub(super) fn choose(
     shape: &Shape,
@@ -75,6 +74,15 @@ pub(super) fn choose(
     }
 }
 
+/// The most KV groups that a choice may remove from a layer, and how many channels it removes.
+pub(super) fn most_removed(shape: &Shape, shares: PruneShares) -> [usize; 2] {
+    let channels = kept_channels(shape.intermediate_size, shares.channels);
+    [
+        shape.kv_heads - head_step(shape),
+        shape.intermediate_size - channels,
+    ]
+}
+
 fn choose_kv_heads(
     shape: &Shape,
     share: f64,
@@ -98,13 +106,10 @@ fn choose_kv_heads(
     // The lowest heads of each layer, a step at a time. Their scores rise, so a layer's first steps go first.
     let mut steps: Vec<(f64, usize, Vec<usize>)> = Vec::new();
     for (layer, scores) in scores.iter().enumerate() {
-        let mean = scores.kv_heads.iter().sum::<f64>() / shape.kv_heads as f64;
         let ranked = ranked(&scores.kv_heads);
         for heads in ranked.chunks_exact(step).take(of_layer) {
             let sum: f64 = heads.iter().map(|&head| scores.kv_heads[head]).sum();
-            // A layer of zeros has no mean to be compared with, and is missed least.
-            let relative = if mean > 0.0 { sum / mean } else { 0.0 };
-            steps.push((relative, layer, heads.to_vec()));
+            steps.push((sum, layer, heads.to_vec()));
         }
     }
     // A stable sort, so that equal scores are decided by the layers' order.
@@ -175,12 +180,11 @@ mod tests {
         let shape = shape(4, 4, 16, 5);
         let scores = [
             LayerScores {
-                kv_heads: vec![1.0, 0.1, 9.0, 0.2],
+                kv_heads: vec![0.5, 0.1, 9.0, 0.2],
                 channels: vec![5.0, 1.0, 4.0, 2.0, 3.0],
             },
             LayerScores {
-                // Ten times as large, and no more important for it.
-                kv_heads: vec![20.0, 30.0, 10.0, 40.0],
+                kv_heads: vec![2.0, 3.0, 1.0, 4.0],
                 channels: vec![1.0; 5],
             },
         ];

@@ -1,6 +1,9 @@
 //! Writes a pruned model: chooses by a first reading of all weights, and writes what stays in a second.
 
-use std::{path::Path, sync::atomic::AtomicBool};
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+};
 
 use rayon::prelude::*;
 use sluice_codec::{
@@ -12,10 +15,15 @@ use sluice_codec::{
     encode,
 };
 use sluice_shared::{compression::TILE_ELEMENTS_DEFAULT, pruning::PruneScore};
-use sluice_weights::SourceTensor;
+use sluice_weights::{Shape, SourceTensor};
 
 use super::{
-    PruneShares, PruningRecord, RECORD_FILE, choose::choose, dtype, keep::KeptParts, score::score,
+    PruneShares, PruningRecord, RECORD_FILE,
+    choose::{choose, most_removed},
+    dtype,
+    inputs::LayerInputs,
+    keep::KeptParts,
+    score::score,
 };
 use crate::{
     Checkpoint, Source, TensorEntry,
@@ -41,10 +49,39 @@ pub struct PruneOptions {
     pub shares: PruneShares,
     /// What units are chosen by.
     pub score: PruneScore,
+    /// Whether the weights that stay make up for those that go.
+    pub compensate: bool,
+    /// The model's calibration, which compensation and some scores need.
+    pub calibration: Option<PathBuf>,
     /// Number of threads; 0 for one per core.
     pub threads: usize,
     /// Whether an existing target is replaced.
     pub replace: bool,
+}
+
+impl PruneOptions {
+    /// The calibration, where something needs it.
+    fn inputs<'a>(
+        &self,
+        checkpoint: &'a Checkpoint,
+        shape: &'a Shape,
+    ) -> Result<Option<LayerInputs<'a>>, CompressError> {
+        let needs_score = self.score.needs_calibration();
+        let Some(path) = (self.calibration.as_ref()).filter(|_| needs_score || self.compensate)
+        else {
+            return match (needs_score, self.compensate) {
+                (true, _) => Err(PruneError::ScoreWithoutCalibration { score: self.score }.into()),
+                (_, true) => Err(PruneError::CompensationWithoutCalibration.into()),
+                _ => Ok(None),
+            };
+        };
+        let inputs = LayerInputs::open(path, checkpoint, shape)?;
+        let needs_matrices = self.compensate || self.score == PruneScore::Obs;
+        match needs_matrices && !inputs.is_full() {
+            true => Err(PruneError::DiagonalOnly.into()),
+            false => Ok(Some(inputs)),
+        }
+    }
 }
 
 /// A pruned file.
@@ -107,6 +144,7 @@ pub fn prune(
     if checkpoint.model_sources(&shape)?.iter().any(is_trellis) {
         return Err(not_prunable("has trellis-quantized weights").into());
     }
+    let inputs = options.inputs(&checkpoint, &shape)?;
     let mut checked = |done_bytes, total_bytes| {
         (check.progress)(ProgressBytes {
             done_bytes,
@@ -136,15 +174,27 @@ pub fn prune(
     };
     let scored =
         pool.install(|| score(&checkpoint, &shape, options.score, cancel, &mut advance))?;
+    let mut scores = scored.layers;
+    if let Some(inputs) = inputs
+        .as_ref()
+        .filter(|_| options.score.needs_calibration())
+    {
+        let most = most_removed(&shape, options.shares);
+        for (layer, scores) in scores.iter_mut().enumerate() {
+            // A layer of a large model takes minutes.
+            stop_if(cancel)?;
+            *scores = pool.install(|| inputs.scores(layer, options.score, most))?;
+        }
+    }
     let record = PruningRecord {
         source_hash: scored.source_hash.to_string(),
         score: options.score,
         shares: options.shares,
-        calibration_hash: None,
-        is_compensated: false,
+        calibration_hash: inputs.as_ref().map(|inputs| inputs.hash().to_string()),
+        is_compensated: options.compensate,
         kv_heads: shape.kv_heads,
         channels: shape.intermediate_size,
-        layers: choose(&shape, options.shares, &scored.layers)?,
+        layers: choose(&shape, options.shares, &scores)?,
     };
     let specs = shape.tensors();
     let kept: Vec<KeptParts> = (tensors.iter())
@@ -187,11 +237,22 @@ pub fn prune(
     })?;
     while let Some(next) = writer.next() {
         let (name, entry) = tensors[next];
+        let made = match (&inputs, &kept[next].columns) {
+            (Some(inputs), Some(columns)) if options.compensate => {
+                stop_if(cancel)?;
+                let spec = specs.iter().find(|spec| spec.name == name);
+                let spec = spec.expect("only the model's tensors lose columns");
+                let columns: Vec<usize> = columns.iter().cloned().flatten().collect();
+                Some(pool.install(|| inputs.compensated(spec, &columns))?)
+            }
+            _ => None,
+        };
         let mut work = TensorWork {
             checkpoint: &checkpoint,
             name,
             entry,
             kept: &kept[next],
+            made,
             writer: &mut writer,
             cancel,
         };
@@ -245,6 +306,8 @@ struct TensorWork<'a> {
     name: &'a str,
     entry: &'a TensorEntry,
     kept: &'a KeptParts,
+    /// All that stays, where it was changed.
+    made: Option<Vec<u8>>,
     writer: &'a mut ContainerWriter,
     cancel: &'a AtomicBool,
 }
@@ -313,6 +376,10 @@ impl TensorWork<'_> {
             pending.drain(..taken);
             Ok::<_, CompressError>(())
         };
+        if let Some(mut made) = self.made.clone() {
+            flush(&mut made, 1)?;
+            return Ok(hasher.finish());
+        }
         let mut row = 0;
         // Tensors of which rows or columns are taken have elements of a known size; a vector's rows are its elements.
         let (width, element_bytes) = match (dtype(self.entry), &self.entry.shape[..]) {

@@ -4,14 +4,14 @@
 //! Data-free scores are the weakest there are (`mag_sp`, the baseline of FLAP, arXiv 2312.11983); they need nothing but
 //! the weights.
 
-use std::sync::atomic::AtomicBool;
+use std::{mem::take, sync::atomic::AtomicBool};
 
 use rayon::prelude::*;
 use sluice_codec::container::{Hash, Hasher};
 use sluice_shared::pruning::PruneScore;
 use sluice_weights::{Shape, TensorPart, TensorSpec};
 
-use super::{choose::LayerScores, dtype};
+use super::{choose::LayerScores, dtype, inputs::relative};
 use crate::{
     Checkpoint, TensorEntry,
     compression::{CompressError, read_pieces},
@@ -61,11 +61,13 @@ pub(super) fn score(
         all.update(name.as_bytes());
         all.update(&hasher.finish().0.to_le_bytes());
     }
-    if by == PruneScore::L2 {
-        for layer in &mut layers {
+    for layer in &mut layers {
+        if by == PruneScore::L2 {
             let scores = layer.kv_heads.iter_mut().chain(&mut layer.channels);
             scores.for_each(|score| *score = score.sqrt());
         }
+        // Layers differ in the size of their weights, and the larger are not missed more for it.
+        layer.kv_heads = relative(take(&mut layer.kv_heads));
     }
     Ok(Scored {
         layers,
@@ -121,7 +123,8 @@ impl Rows {
         };
         let weigh = |value: f32| match by {
             PruneScore::L2 => f64::from(value) * f64::from(value),
-            PruneScore::Magnitude => f64::from(value.abs()),
+            // Scores of a calibration are made of these weights later, and need none of this.
+            _ => f64::from(value.abs()),
         };
         let pieces = bytes.par_chunks(PIECE_ROWS * self.row_bytes());
         let sums = pieces.map(|bytes| {

@@ -22,6 +22,8 @@ fn options(heads: f64, channels: f64) -> PruneOptions {
     PruneOptions {
         shares: PruneShares { heads, channels },
         score: PruneScore::L2,
+        compensate: false,
+        calibration: None,
         threads: 2,
         replace: false,
     }
@@ -182,6 +184,18 @@ fn wrong_shares_are_refused_before_anything_is_written() {
         assert!(
             matches!(refused, Err(CompressError::Prune(_))),
             "{heads} {channels}: {refused:?}"
+        );
+    }
+    for (score, compensate) in [(PruneScore::Obs, false), (PruneScore::L2, true)] {
+        let options = PruneOptions {
+            score,
+            compensate,
+            ..options(0.1, 0.1)
+        };
+        let refused = pruned(&demonstration(), &target, &options).unwrap_err();
+        assert!(
+            refused.to_string().ends_with("needs a calibration"),
+            "{refused}"
         );
     }
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
