@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Of the text, 64 lines are taken; where a model fills masks, each seed masks other tokens, and the figures are means. Another checkpoint is a path, a number of bits (`3.9`), or the name of a format
-//! (`q4_k`), whose blocks go on from row to row, so that rows of any width have them.
+//! (`q4_k`), whose blocks go on from row to row, so that rows of any width have them. The error of a pruned file is that of
+//! the tensors that were not pruned.
 
 use std::{
     error::Error,
@@ -160,7 +161,7 @@ impl Loaded {
     fn new(path: &Path, ops: &Ops) -> Result<Self> {
         let checkpoint = Checkpoint::open(&source(path))?;
         let config = checkpoint.model()?;
-        let sources = checkpoint.sources(config.shape.tensors())?;
+        let sources = checkpoint.model_sources(&config.shape)?;
         let plan = Plan::new(&PlanInput {
             shape: &config.shape,
             sources: &sources,
@@ -297,12 +298,15 @@ impl Loss {
         {
             let theirs = upcast(&model, entry)?;
             let same = checkpoint.tensor(name).ok_or("a tensor is missing")?;
-            let ours = upcast(&checkpoint, same)?;
-            let square = |value: f32| f64::from(value).powi(2);
-            let pairs = theirs.iter().zip(&ours);
-            loss.lost += pairs.map(|(a, b)| square(a - b)).sum::<f64>();
-            loss.all += theirs.iter().map(|value| square(*value)).sum::<f64>();
             loss.elements += theirs.len() as f64;
+            // A pruned tensor has no weight in each place of the other.
+            if same.shape == entry.shape {
+                let ours = upcast(&checkpoint, same)?;
+                let square = |value: f32| f64::from(value).powi(2);
+                let pairs = theirs.iter().zip(&ours);
+                loss.lost += pairs.map(|(a, b)| square(a - b)).sum::<f64>();
+                loss.all += theirs.iter().map(|value| square(*value)).sum::<f64>();
+            }
             if let Some(container) = &container {
                 let mut tensors = container.header().tensors.iter();
                 let tensor = tensors.find(|tensor| tensor.name == name);

@@ -43,7 +43,10 @@ fn engine() -> Engine {
 }
 
 /// A text, and the plan that it was written under.
-fn run(source: &Path, settings: PlanSettings) -> Result<(GenerationResult, Plan), EngineError> {
+pub(crate) fn run(
+    source: &Path,
+    settings: PlanSettings,
+) -> Result<(GenerationResult, Plan), EngineError> {
     let engine = engine();
     let model = engine.load_now(Source::Folder(source.to_owned()), settings)?;
     let text = model.tokenizer.as_ref().expect("the tokenizer is inside");
@@ -60,7 +63,8 @@ fn run(source: &Path, settings: PlanSettings) -> Result<(GenerationResult, Plan)
     Ok((generated, plan))
 }
 
-fn least_bytes(source: &Path, level: Level) -> u64 {
+/// The least bytes that a model of this file can have at a level.
+pub(crate) fn least_bytes(source: &Path, level: Level) -> u64 {
     let engine = engine();
     let source = Source::Folder(source.to_owned());
     engine
