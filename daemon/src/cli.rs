@@ -8,7 +8,7 @@ use sluice_shared::exit;
 
 use crate::{
     check::Checking,
-    compression::{Compress, Decompress, Inspect, Verify},
+    compression::{Compress, Decompress, Inspect, Prune, Verify},
     config::{self, Config, ConfigError, Environment, Flags},
     planning::Planning,
     synth::Synth,
@@ -84,6 +84,12 @@ pub enum Command {
 
     /// Verify the checksums of a .sluice file, tile by tile
     Verify(Verify),
+
+    /// Write a smaller model, without some attention heads and feed-forward channels, into one .sluice file
+    ///
+    /// Rows and columns of what is removed are gone from the weights. Run the same command again to resume an
+    /// interrupted run.
+    Prune(Prune),
 
     /// List the contents of a .sluice file
     Inspect(Inspect),

@@ -1,4 +1,6 @@
-//! `sluiced compress`, `decompress`, `verify` and `inspect`: checkpoints in one coded file. No daemon is started.
+//! `sluiced compress`, `prune`, `decompress`, `verify` and `inspect`: checkpoints in one coded file. No daemon is started.
+
+mod prune;
 
 use std::path::PathBuf;
 
@@ -23,6 +25,7 @@ use sluice_shared::{
     exit,
 };
 
+pub use self::prune::{Prune, prune};
 use crate::{
     config::Threads,
     offline::{ProgressLine, SystemError, print, until_signalled},

@@ -36,6 +36,7 @@ fn main() -> ExitCode {
             return ExitCode::from(compression::decompress(options));
         }
         Some(Command::Verify(options)) => return ExitCode::from(compression::verify(options)),
+        Some(Command::Prune(options)) => return ExitCode::from(compression::prune(options)),
         Some(Command::Inspect(options)) => return ExitCode::from(compression::inspect(options)),
         Some(Command::Check(options)) => return ExitCode::from(check::run(options)),
         None => {}

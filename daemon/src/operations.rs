@@ -40,10 +40,11 @@ const IDS_RESERVED: u64 = 1024;
 
 /// Kinds that a shutdown stops before it ends the streams that tell of them. They can take hours, and what they have finished
 /// is kept.
-pub const STOPPED_AT_SHUTDOWN: [v1::OperationKind; 4] = [
+pub const STOPPED_AT_SHUTDOWN: [v1::OperationKind; 5] = [
     v1::OperationKind::Compress,
     v1::OperationKind::Decompress,
     v1::OperationKind::Verify,
+    v1::OperationKind::Prune,
     v1::OperationKind::Pull,
 ];
 

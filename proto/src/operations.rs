@@ -6,7 +6,7 @@ impl OperationKind {
     /// Requests, which compute with the loaded model and belong to the call that made them.
     pub const REQUESTS: [Self; 3] = [Self::Generate, Self::Score, Self::MeasureFidelity];
     /// Work on files.
-    pub const FILES: [Self; 3] = [Self::Compress, Self::Decompress, Self::Verify];
+    pub const FILES: [Self; 4] = [Self::Compress, Self::Decompress, Self::Verify, Self::Prune];
 
     /// Changes of the plan in force.
     pub const CHANGES: [Self; 2] = [Self::Apply, Self::Restore];
@@ -136,5 +136,6 @@ operation_responses!(
     RestoreResponse,
     CompressResponse,
     DecompressResponse,
-    VerifyResponse
+    VerifyResponse,
+    PruneResponse
 );

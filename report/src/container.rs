@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 use sluice_proto::v1::{
     CompressResult, CompressionSummary, ContainerContents, ContainerTensor, DecompressResult,
-    OperationKind, VerifyResult, operation::Outcome,
+    OperationKind, PruneResult, PruningSummary, VerifyResult, operation::Outcome,
 };
-use sluice_shared::units;
+use sluice_shared::{pruning::warnings, units};
 
 /// Bits per weight after and before compression; none without elements.
 fn bits_per_weight(numbers: u64, bytes: u64, original_bytes: u64) -> Option<(f64, f64)> {
@@ -63,6 +63,22 @@ pub fn lines(contents: &ContainerContents) -> Vec<String> {
         ),
         String::new(),
     ];
+    if let Some(pruning) = &contents.pruning {
+        let removed = removed(pruning);
+        let (score, source) = (pruning.score(), &pruning.source_hash);
+        let calibration = match pruning.calibration_hash.is_empty() {
+            true => String::new(),
+            false => format!("; calibration {}", pruning.calibration_hash),
+        };
+        let compensated = match pruning.is_compensated {
+            true => "; compensated",
+            false => "",
+        };
+        let line = format!(
+            "pruned of {removed}; score: {score}{calibration}{compensated}; made from {source}"
+        );
+        lines.insert(2, line);
+    }
     let names = contents
         .tensors
         .iter()
@@ -150,6 +166,7 @@ pub fn verb(kind: OperationKind) -> &'static str {
         OperationKind::Compress => "compressing",
         OperationKind::Decompress => "writing",
         OperationKind::Verify => "verifying",
+        OperationKind::Prune => "pruning",
         _ => "working",
     }
 }
@@ -163,6 +180,7 @@ pub fn outcome(path: &str, result: &Outcome, elapsed_ms: f64) -> Result<String, 
         Outcome::Compress(made) => Ok(compressed(path, made, elapsed_ms)),
         Outcome::Decompress(made) => Ok(decompressed(path, made, elapsed_ms)),
         Outcome::Verify(found) => verified(path, found),
+        Outcome::Prune(made) => Ok(pruned(path, made, elapsed_ms)),
         // Of no work on files.
         _ => Ok(format!(
             "{path}: done in {}",
@@ -175,14 +193,12 @@ pub fn outcome(path: &str, result: &Outcome, elapsed_ms: f64) -> Result<String, 
 #[must_use]
 pub fn notices(result: &Outcome) -> Vec<String> {
     match result {
-        Outcome::Compress(made) => {
-            let left_out = made.omitted_files.iter();
-            let left_out = left_out.map(|name| format!("omitted: {name}"));
-            let resumed = (made.resumed_tensors > 0).then(|| {
-                let resumed = units::count(made.resumed_tensors);
-                format!("resumed after {resumed} tensors of an earlier run")
-            });
-            left_out.chain(resumed).collect()
+        Outcome::Compress(made) => written(&made.omitted_files, made.resumed_tensors),
+        Outcome::Prune(made) => {
+            let mut notices = written(&made.omitted_files, made.resumed_tensors);
+            let pruning = made.pruning.clone().unwrap_or_default();
+            notices.extend(warnings(pruning.head_share, pruning.channel_share));
+            notices
         }
         Outcome::Verify(found) => {
             let places = found.damage.iter();
@@ -190,6 +206,38 @@ pub fn notices(result: &Outcome) -> Vec<String> {
         }
         _ => Vec::new(),
     }
+}
+
+/// Files that a container that was written does not have, and tensors that an earlier run had written.
+fn written(omitted_files: &[String], resumed_tensors: u64) -> Vec<String> {
+    let left_out = omitted_files.iter().map(|name| format!("omitted: {name}"));
+    let resumed = (resumed_tensors > 0).then(|| {
+        let resumed = units::count(resumed_tensors);
+        format!("resumed after {resumed} tensors of an earlier run")
+    });
+    left_out.chain(resumed).collect()
+}
+
+/// What was removed from what, in words.
+fn removed(pruning: &PruningSummary) -> String {
+    format!(
+        "{} of {} KV groups, {:.1} % of the feed-forward channels",
+        units::count(pruning.removed_kv_groups),
+        units::count(pruning.kv_groups),
+        percent(pruning.removed_channels, pruning.channels),
+    )
+}
+
+/// A pruned file that was made, in a line.
+fn pruned(path: &str, made: &PruneResult, elapsed_ms: f64) -> String {
+    format!(
+        "{path}: {size}, {kept} of {original} of weights, without {removed}, pruned in {took}",
+        size = units::bytes(made.file_bytes),
+        kept = units::bytes(made.kept_bytes),
+        original = units::bytes(made.original_bytes),
+        removed = removed(&made.pruning.clone().unwrap_or_default()),
+        took = units::duration_ms(elapsed_ms),
+    )
 }
 
 /// A file that was made, in a line.

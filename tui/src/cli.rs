@@ -24,7 +24,7 @@ use sluice_shared::{
 };
 
 pub use bench::Bench;
-pub use jobs::{Compress, Decompress, FollowArgs, Jobs, JobsCommand, Verify};
+pub use jobs::{Compress, Decompress, FollowArgs, Jobs, JobsCommand, Prune, Verify};
 pub use library::{Inspect, Pull, Remove};
 pub use plans::{Fidelity, LevelChoice, Plan, Restore, RestoreTo, SetBudget, SetLevel};
 pub use run::{AnswerArgs, Chat, Run, Stop};
@@ -85,6 +85,8 @@ pub enum Command {
     Inspect(Inspect),
     /// Compresses a checkpoint into one .sluice file, losslessly by default
     Compress(Compress),
+    /// Writes a smaller model, without some attention heads and feed-forward channels, into one .sluice file
+    Prune(Prune),
     /// Decompresses a .sluice file into the checkpoint's folder
     Decompress(Decompress),
     /// Verifies the checksums of a .sluice file, tile by tile

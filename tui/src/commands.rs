@@ -18,6 +18,7 @@ mod operations;
 mod paths;
 mod plan;
 mod present;
+mod prune;
 mod ps;
 mod pull;
 mod replay;
@@ -113,6 +114,7 @@ pub async fn run(cli: Cli, out: &mut StandardOutput) -> Result<(), Failure> {
             until_interrupted(library::inspect(socket, &arguments, out)).await
         }
         Some(Command::Compress(arguments)) => jobs::compress(socket, &arguments, out).await,
+        Some(Command::Prune(arguments)) => prune::run(socket, &arguments, out).await,
         Some(Command::Decompress(arguments)) => jobs::decompress(socket, &arguments, out).await,
         Some(Command::Verify(arguments)) => jobs::verify(socket, &arguments, out).await,
         Some(Command::Jobs(arguments)) => jobs::jobs(socket, &arguments, out).await,

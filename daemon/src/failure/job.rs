@@ -2,7 +2,7 @@
 
 use std::io;
 
-use sluice_checkpoint::compression::{CompressError, ContainerError};
+use sluice_checkpoint::compression::{CompressError, ContainerError, PruneError};
 use sluice_proto::v1::OperationKind;
 use tonic::Code;
 
@@ -32,7 +32,7 @@ pub(super) fn of(failure: &Failure) -> ErrorRow {
         Failure::Interrupted { kind } => {
             let row = ErrorRow::new(Code::Aborted, "INTERRUPTED");
             match kind {
-                OperationKind::Compress | OperationKind::Pull => row.hint(
+                OperationKind::Compress | OperationKind::Prune | OperationKind::Pull => row.hint(
                     "what it finished is kept; run the same command again to resume",
                 ),
                 _ => row.hint("run the same command again"),
@@ -67,6 +67,28 @@ fn compression(error: &CompressError) -> ErrorRow {
         CompressError::Encode { tensor, .. } => {
             ErrorRow::new(Code::FailedPrecondition, "NOT_COMPRESSIBLE").figure("tensor", tensor)
         }
+        CompressError::Prune(PruneError::NotPrunable { .. }) => {
+            ErrorRow::new(Code::FailedPrecondition, "NOT_PRUNABLE")
+        }
+        CompressError::Prune(PruneError::Share { .. }) => {
+            ErrorRow::new(Code::InvalidArgument, "INVALID_SHARE")
+        }
+        CompressError::Prune(PruneError::NothingLeft { most, .. }) => {
+            ErrorRow::new(Code::InvalidArgument, "NOTHING_LEFT").figure("most", most)
+        }
+        CompressError::Prune(PruneError::NothingRemoved { .. }) => {
+            ErrorRow::new(Code::InvalidArgument, "NOTHING_REMOVED")
+        }
+        CompressError::Prune(
+            PruneError::ScoreWithoutCalibration { .. } | PruneError::CompensationWithoutCalibration,
+        ) => ErrorRow::new(Code::InvalidArgument, "NO_CALIBRATION"),
+        CompressError::Prune(PruneError::Calibration(_) | PruneError::DiagonalOnly) => {
+            ErrorRow::new(Code::FailedPrecondition, "CALIBRATION_UNUSABLE")
+        }
+        CompressError::Prune(PruneError::Statistics { tensor, .. }) => {
+            ErrorRow::new(Code::FailedPrecondition, "NOT_PRUNABLE").figure("tensor", tensor)
+        }
+        CompressError::NoOriginal { .. } => ErrorRow::new(Code::FailedPrecondition, "NO_ORIGINAL"),
         CompressError::Io { path, cause, .. } => io(cause).figure("path", path.display()),
         CompressError::Threads(_) => ErrorRow::new(Code::Internal, "NO_THREADS"),
         CompressError::Cancelled => ErrorRow::new(Code::Cancelled, "CANCELLED"),

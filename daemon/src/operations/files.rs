@@ -1,4 +1,4 @@
-//! Jobs on files: compressing checkpoints, decompressing and verifying compressed files. A job runs on a thread of its own
+//! Jobs on files: compressing and pruning checkpoints, decompressing and verifying compressed files. A job runs on a thread of its own
 //! and goes on when its client leaves.
 
 use std::{
@@ -11,12 +11,15 @@ use std::{
     thread::available_parallelism,
 };
 
-use sluice_checkpoint::compression::{
-    self, CompressError, CompressOptions, CompressionMethod, ContainerError, Glob, Lossless,
-    ProgressBytes, SourceCheck, TrellisTarget, partial_of,
+use sluice_checkpoint::{
+    compression::{
+        self, CompressError, CompressOptions, CompressionMethod, ContainerError, Glob, Lossless,
+        ProgressBytes, SourceCheck, TrellisTarget, partial_of,
+    },
+    pruning::{self, PruneOptions, PruneShares},
 };
 use sluice_proto::{
-    model::{self, CompressJob, DecompressJob, VerifyJob},
+    model::{self, CompressJob, DecompressJob, PruneJob, VerifyJob},
     v1::{self, OperationKind, OperationStage},
 };
 use sluice_shared::compression::Coder;
@@ -79,6 +82,56 @@ impl Operations {
         })
     }
 
+    /// Begins to prune a model into a file. `weight_cache` is as for [`Operations::compress`].
+    ///
+    /// # Errors
+    /// When no work on files can begin now.
+    pub fn prune(
+        self: &Arc<Self>,
+        model: &ModelName,
+        asked: PruneJob,
+        weight_cache: Option<PathBuf>,
+    ) -> Result<Arc<Operation>, Failure> {
+        let threads = threads(asked.threads);
+        let description = OperationDescription {
+            kind: OperationKind::Prune,
+            model: model.name.clone(),
+            input_path: match &model.path {
+                Some(path) => path.display().to_string(),
+                None => model.name.clone(),
+            },
+            output_path: asked.output.display().to_string(),
+            threads: Some(threads),
+            caller: None,
+        };
+        let options = PruneOptions {
+            shares: PruneShares {
+                heads: asked.head_share,
+                channels: asked.channel_share,
+            },
+            score: asked.score,
+            compensate: asked.compensate,
+            calibration: asked.calibration,
+            threads,
+            replace: false,
+        };
+        let (source, output) = (model.source(), asked.output);
+        self.work(description, move |operation, stop| {
+            let mut checked = reporter(operation, OperationStage::Verifying);
+            let check = SourceCheck {
+                remembered: weight_cache.as_deref(),
+                progress: &mut |amount| checked("", amount),
+            };
+            let mut report = reporter(operation, OperationStage::Pruning);
+            let made = pruning::prune(&source, &output, &options, check, stop, &mut report);
+            let made = made.map_err(|error| {
+                let kept = partial_path(&error, &output);
+                failure(error, kept)
+            })?;
+            Ok(Outcome::Prune(wire::prune_result(&made)))
+        })
+    }
+
     /// Begins to decompress a file into a folder.
     ///
     /// # Errors
@@ -122,7 +175,7 @@ impl Operations {
         })
     }
 
-    /// Removes what jobs of an earlier daemon left that was killed, and that nobody can use. What `compress` has done stays for the
+    /// Removes what jobs of an earlier daemon left that was killed, and that nobody can use. What `compress` and `prune` have done stays for the
     /// next run of the same command. Reads folders: not for async code, but at the start.
     pub fn clear_up_files(&self) {
         for operation in self.all() {

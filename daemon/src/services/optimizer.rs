@@ -6,7 +6,10 @@ use sluice_checkpoint::family::PublishedShape;
 use sluice_engine::{EngineError, PlanOptions, ShareKey, Work, runtime::ModelOutline};
 use sluice_plan::PlanError;
 use sluice_proto::{
-    model::{CompressJob, DecompressJob, Measuring, ModelRef, Planning, RestoreTarget, VerifyJob},
+    model::{
+        CompressJob, DecompressJob, Measuring, ModelRef, Planning, PruneJob, RestoreTarget,
+        VerifyJob,
+    },
     operations::OperationResponse,
     v1::{self, OperationKind, optimizer_service_server::OptimizerService},
 };
@@ -45,6 +48,7 @@ impl OptimizerService for Service {
     type CompressStream = ResponseStream<v1::CompressResponse>;
     type DecompressStream = ResponseStream<v1::DecompressResponse>;
     type VerifyStream = ResponseStream<v1::VerifyResponse>;
+    type PruneStream = ResponseStream<v1::PruneResponse>;
 
     async fn plan(
         &self,
@@ -178,6 +182,30 @@ impl OptimizerService for Service {
         let [file] = self.0.check_paths(caller, [asked.file.clone()]).await?;
         let asked = VerifyJob { file };
         let operation = self.0.operations.verify(asked)?;
+        Ok(Response::new(operation::follow(operation, &self.0.closing)))
+    }
+
+    async fn prune(
+        &self,
+        request: Request<v1::PruneRequest>,
+    ) -> Result<Response<Self::PruneStream>, Status> {
+        self.0.check_open()?;
+        let caller = Caller::of(&request);
+        let asked = PruneJob::try_from(request.into_inner()).map_err(Failure::from)?;
+        let [output] = self.0.check_paths(caller, [asked.output.clone()]).await?;
+        let calibration = match asked.calibration.clone() {
+            Some(path) => self.0.check_paths(caller, [path]).await?.into_iter().next(),
+            None => None,
+        };
+        let model = self.0.resolve(caller, asked.source.clone()).await?;
+        let asked = PruneJob {
+            output,
+            calibration,
+            ..asked
+        };
+        let weight_cache = self.0.engine.weight_cache();
+        let weight_cache = weight_cache.map(|(folder, _)| folder.to_owned());
+        let operation = (self.0.operations).prune(&model, asked, weight_cache)?;
         Ok(Response::new(operation::follow(operation, &self.0.closing)))
     }
 }

@@ -4,7 +4,7 @@
 use crate::{caller::Caller, failure::Failure, role::Role};
 
 /// Every call of the schema, and the least role that may make it. Health and reflection are for all who can connect.
-const NEEDED: [(&str, &str, Role); 22] = [
+const NEEDED: [(&str, &str, Role); 23] = [
     ("GenerationService", "Generate", Role::Generate),
     // Of others only for administrators.
     ("GenerationService", "WatchGeneration", Role::Generate),
@@ -30,6 +30,7 @@ const NEEDED: [(&str, &str, Role); 22] = [
     ("OptimizerService", "Compress", Role::Operate),
     ("OptimizerService", "Decompress", Role::Operate),
     ("OptimizerService", "Verify", Role::Operate),
+    ("OptimizerService", "Prune", Role::Operate),
     ("TelemetryService", "GetSnapshot", Role::Observe),
     ("TelemetryService", "WatchSnapshots", Role::Observe),
 ];

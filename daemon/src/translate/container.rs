@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use prost::Message;
-use sluice_checkpoint::compression::{
-    CompressResult, Container, Damage, DecompressResult, TensorRecord,
+use sluice_checkpoint::{
+    compression::{CompressResult, Container, Damage, DecompressResult, TensorRecord},
+    pruning::{PruneResult, PruningRecord},
 };
 use sluice_proto::{client::MESSAGE_BYTES_MAX, v1};
 
@@ -58,6 +59,7 @@ pub fn contents(container: &Container) -> v1::ContainerContents {
         summaries: schemes.into_values().collect(),
         tensors: within_limit(tensors),
         files: within_limit(files),
+        pruning: PruningRecord::of_container(container).as_ref().map(pruning),
     }
 }
 
@@ -70,6 +72,37 @@ pub fn compress_result(made: &CompressResult) -> v1::CompressResult {
         resumed_tensors: made.resumed as u64,
         omitted_files: made.skipped_files.iter().take(LINES_MAX).cloned().collect(),
         relative_error: made.error,
+    }
+}
+
+/// A pruned file that was made.
+#[must_use]
+pub fn prune_result(made: &PruneResult) -> v1::PruneResult {
+    v1::PruneResult {
+        file_bytes: made.bytes,
+        original_bytes: made.original_bytes,
+        kept_bytes: made.kept_bytes,
+        pruning: Some(pruning(&made.record)),
+        resumed_tensors: made.resumed as u64,
+        omitted_files: made.skipped_files.iter().take(LINES_MAX).cloned().collect(),
+    }
+}
+
+/// What a pruned file lacks.
+fn pruning(record: &PruningRecord) -> v1::PruningSummary {
+    let (removed_kv_groups, kv_groups) = record.kv_groups();
+    let (removed_channels, channels) = record.mlp_channels();
+    v1::PruningSummary {
+        removed_kv_groups: removed_kv_groups as u64,
+        kv_groups: kv_groups as u64,
+        removed_channels: removed_channels as u64,
+        channels: channels as u64,
+        score: v1::PruneScore::from(record.score).into(),
+        source_hash: record.source_hash.clone(),
+        head_share: record.shares.heads,
+        channel_share: record.shares.channels,
+        calibration_hash: record.calibration_hash.clone().unwrap_or_default(),
+        is_compensated: record.is_compensated,
     }
 }
 

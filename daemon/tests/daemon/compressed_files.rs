@@ -1,4 +1,4 @@
-//! `sluiced compress`, `decompress`, `verify` and `inspect`, as the programs they are: what they say, and what a kill leaves.
+//! `sluiced compress`, `prune`, `decompress`, `verify` and `inspect`, as the programs they are: what they say, and what a kill leaves.
 
 use std::{
     fs,
@@ -41,6 +41,73 @@ async fn synthetic(folder: &Path, name: &str, layers: u32, width: u32) {
         name,
     ];
     let output = run(folder, &arguments).await;
+    assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
+}
+
+/// Prunes the demonstration model into `a.sluice`.
+async fn prune(folder: &Path, arguments: &[&str]) -> Output {
+    let source = demo();
+    let begin = ["prune", source.to_str().unwrap(), "-o", "a.sluice"];
+    run(folder, &[&begin, arguments].concat()).await
+}
+
+#[tokio::test]
+async fn a_model_is_pruned_and_the_file_says_of_what() {
+    let folder = TempDir::new().unwrap();
+    let refused = prune(folder.path(), &["--heads", "0.9"]).await;
+    assert_eq!(code(&refused), exit::FAILURE);
+    assert!(
+        stderr(&refused).starts_with(
+            "sluiced: removing 18 of 20 KV groups would leave a layer without any: at most 15 can be removed\nhint: "
+        ),
+        "{}",
+        stderr(&refused)
+    );
+    for wrong in [
+        &["--heads", "1"][..],
+        &[],
+        &["--heads", "0.1", "--score", "taylor"],
+    ] {
+        assert_eq!(
+            code(&prune(folder.path(), wrong).await),
+            exit::USAGE,
+            "{wrong:?}"
+        );
+    }
+    let refused = prune(folder.path(), &["--heads", "0.1", "--score", "obs"]).await;
+    assert!(stderr(&refused).contains("the score obs needs a calibration"));
+    assert!(!folder.path().join("a.sluice").exists());
+
+    let output = prune(folder.path(), &["--heads", "0.4", "--channels", "0.1"]).await;
+    assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
+    assert!(
+        stdout(&output).contains("without 8 of 20 KV groups, 12.5 % of the feed-forward channels"),
+        "{}",
+        stdout(&output)
+    );
+    assert!(
+        stderr(&output).starts_with("removing 40 % of the attention heads is more than"),
+        "{}",
+        stderr(&output)
+    );
+    let output = run(folder.path(), &["inspect", "a.sluice"]).await;
+    assert!(
+        stdout(&output).contains(
+            "\npruned of 8 of 20 KV groups, 12.5 % of the feed-forward channels; score: l2; made from "
+        ),
+        "{}",
+        stdout(&output)
+    );
+    let output = run(folder.path(), &["verify", "a.sluice"]).await;
+    assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
+    let output = run(folder.path(), &["decompress", "a.sluice", "-o", "back"]).await;
+    assert_eq!(code(&output), exit::FAILURE);
+    assert!(stderr(&output).contains("it is a pruned model"));
+    let output = run(
+        folder.path(),
+        &["plan", "--model", "a.sluice", "--level", "aggressive"],
+    )
+    .await;
     assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
 }
 

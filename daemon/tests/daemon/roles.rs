@@ -26,7 +26,7 @@ use tonic_prost::ProstCodec;
 use crate::support::{Daemon, checkpoints, long, next, tokens, within};
 
 /// Every call, and the least role that may make it.
-const CALLS: [(&str, Role); 22] = [
+const CALLS: [(&str, Role); 23] = [
     ("GenerationService/Generate", Role::Generate),
     ("GenerationService/WatchGeneration", Role::Generate),
     ("GenerationService/Score", Role::Generate),
@@ -47,6 +47,7 @@ const CALLS: [(&str, Role); 22] = [
     ("OptimizerService/Compress", Role::Operate),
     ("OptimizerService/Decompress", Role::Operate),
     ("OptimizerService/Verify", Role::Operate),
+    ("OptimizerService/Prune", Role::Operate),
     ("TelemetryService/GetSnapshot", Role::Observe),
     ("TelemetryService/WatchSnapshots", Role::Observe),
 ];

@@ -2,9 +2,12 @@
 
 use std::path::PathBuf;
 
-use sluice_shared::compression::{
-    self, Coder, TILE_ELEMENTS_DEFAULT, check_bits_per_weight, check_pattern_count,
-    check_tensor_pattern, check_tile_elements,
+use sluice_shared::{
+    compression::{
+        self, Coder, TILE_ELEMENTS_DEFAULT, check_bits_per_weight, check_pattern_count,
+        check_tensor_pattern, check_tile_elements,
+    },
+    pruning::{PruneScore, check_share},
 };
 
 use super::{InvalidField, ModelRef, at_least_one, invalid, reference::absolute};
@@ -82,6 +85,27 @@ pub struct VerifyJob {
     pub file: PathBuf,
 }
 
+/// A checked [`v1::PruneRequest`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct PruneJob {
+    /// What to prune; it has weights.
+    pub source: ModelRef,
+    /// File to write: absolute, with an ending of its own.
+    pub output: PathBuf,
+    /// Share of the KV groups to remove, at least 0 and below 1.
+    pub head_share: f64,
+    /// Share of the MLP channels to remove, at least 0 and below 1.
+    pub channel_share: f64,
+    /// What units are chosen by.
+    pub score: PruneScore,
+    /// Whether the weights that stay make up for those that go.
+    pub compensate: bool,
+    /// Path of the calibration, absolute; there is one where score or compensation need it.
+    pub calibration: Option<PathBuf>,
+    /// Threads, at least 1; `None`: the daemon's choice.
+    pub threads: Option<u32>,
+}
+
 impl TryFrom<v1::CompressRequest> for CompressJob {
     type Error = InvalidField;
 
@@ -97,6 +121,41 @@ impl TryFrom<v1::CompressRequest> for CompressJob {
             all_tensors: wire.all_tensors,
             threads: at_least_one("threads", wire.threads)?,
         })
+    }
+}
+
+impl TryFrom<v1::PruneRequest> for PruneJob {
+    type Error = InvalidField;
+
+    fn try_from(wire: v1::PruneRequest) -> Result<Self, InvalidField> {
+        let share = |field, share| check_share(share).map_err(|problem| invalid(field, problem));
+        let score = match v1::PruneScore::try_from(wire.score) {
+            Ok(v1::PruneScore::Unspecified) => Some(PruneScore::default()),
+            Ok(score) => score.checked(),
+            Err(_) => None,
+        };
+        let job = Self {
+            source: ModelRef::try_from(wire.model)?.with_weights()?,
+            output: container_path("output_path", wire.output_path)?,
+            head_share: share("head_share", wire.head_share)?,
+            channel_share: share("channel_share", wire.channel_share)?,
+            score: score.ok_or_else(|| invalid("score", format!("{} is unknown", wire.score)))?,
+            compensate: wire.compensate,
+            calibration: match wire.calibration_path.is_empty() {
+                true => None,
+                false => Some(absolute("calibration_path", wire.calibration_path)?),
+            },
+            threads: at_least_one("threads", wire.threads)?,
+        };
+        let needs_calibration = job.compensate || job.score.needs_calibration();
+        if needs_calibration && job.calibration.is_none() {
+            let problem = "is required for this score, or for compensation";
+            return Err(invalid("calibration_path", problem));
+        }
+        match job.head_share == 0.0 && job.channel_share == 0.0 {
+            true => Err(invalid("head_share", "and channel_share are both 0")),
+            false => Ok(job),
+        }
     }
 }
 
@@ -157,6 +216,32 @@ mod tests {
             (asked.tile_elements, asked.threads),
             (TILE_ELEMENTS_DEFAULT, None)
         );
+    }
+
+    #[test]
+    fn shares_to_prune_are_checked() {
+        let request = |heads, channels, score| v1::PruneRequest {
+            model: By::Path("/m".to_owned()).into(),
+            output_path: "/a.sluice".to_owned(),
+            head_share: heads,
+            channel_share: channels,
+            score,
+            ..Default::default()
+        };
+        let job = PruneJob::try_from(request(0.2, 0.0, 0)).unwrap();
+        assert_eq!((job.head_share, job.score), (0.2, PruneScore::L2));
+        for (heads, channels, score, field) in [
+            (0.0, 0.0, 0, "head_share"),
+            (1.0, 0.0, 0, "head_share"),
+            (f64::NAN, 0.1, 0, "head_share"),
+            (0.1, -0.1, 0, "channel_share"),
+            (0.1, f64::INFINITY, 0, "channel_share"),
+            (0.1, 0.1, 77, "score"),
+            (0.1, 0.1, 5, "calibration_path"),
+        ] {
+            let refused = PruneJob::try_from(request(heads, channels, score)).unwrap_err();
+            assert_eq!(refused.field, field);
+        }
     }
 
     #[test]

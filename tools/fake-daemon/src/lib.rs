@@ -68,6 +68,8 @@ pub struct ReceivedCalls {
     pub compressed: Vec<CompressRequest>,
     /// Jobs to decompress.
     pub decompressed: Vec<DecompressRequest>,
+    /// Jobs to prune.
+    pub pruned: Vec<PruneRequest>,
     /// Jobs to verify.
     pub verified: Vec<VerifyRequest>,
     /// Operations that were followed to their ends, by id.

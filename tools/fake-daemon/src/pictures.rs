@@ -31,6 +31,7 @@ pub(crate) fn contents() -> ContainerContents {
             ..Default::default()
         }],
         summaries: vec![sum],
+        pruning: None,
         files: vec![ContainerFile {
             name: "config.json".into(),
             bytes: 1024,

@@ -444,6 +444,7 @@ impl OptimizerService for Service {
     type CompressStream = ReceiverStream<Result<CompressResponse, Status>>;
     type DecompressStream = ReceiverStream<Result<DecompressResponse, Status>>;
     type VerifyStream = ReceiverStream<Result<VerifyResponse, Status>>;
+    type PruneStream = ReceiverStream<Result<PruneResponse, Status>>;
 
     async fn compress(&self, request: Request<CompressRequest>) -> Answers<CompressResponse> {
         self.seen().compressed.push(request.into_inner());
@@ -457,6 +458,11 @@ impl OptimizerService for Service {
 
     async fn verify(&self, request: Request<VerifyRequest>) -> Answers<VerifyResponse> {
         self.seen().verified.push(request.into_inner());
+        self.job()
+    }
+
+    async fn prune(&self, request: Request<PruneRequest>) -> Answers<PruneResponse> {
+        self.seen().pruned.push(request.into_inner());
         self.job()
     }
 

@@ -117,6 +117,24 @@ does the same as your user.
 With --json each line is a picture of the operation: its kind, state, progress, notices and more. The last one has
 the result, \"compress\".";
 
+pub(super) const PRUNE: &str = "\
+Examples:
+  sluice prune ~/models/LLaDA-8B-Instruct --output llada-small.sluice --heads 0.1 --channels 0.1
+  sluice prune llada-8b.sluice --output llada-small.sluice --channels 0.2
+
+Attention heads go in whole KV groups, a KV head with all query heads that share it; of feed-forward channels each
+layer loses the same share. Their rows and columns are gone: from the file, from memory and from the matmuls. What is
+left is compressed losslessly and is a model like any other; `sluice inspect` says what was removed.
+
+Answers get worse; above 0.3 of the heads or 0.2 of the channels there is a warning. Scores by weights alone are the
+weakest way to choose: with a calibration of the model, --score obs and --compensate are better.
+
+The file has a temporary name until it is complete, and an existing file is never replaced. Ctrl-C cancels the job; the
+same command resumes it. If no daemon runs, `sluiced prune` does the same as your user.
+
+With --json each line is a picture of the operation: its kind, state, progress, notices and more. The last one has
+the result, \"prune\".";
+
 pub(super) const DECOMPRESS: &str = "\
 Example:
   sluice decompress llada-8b.sluice --output LLaDA-8B-Instruct

@@ -7,8 +7,12 @@ use clap::{
     builder::{PathBufValueParser, TypedValueParser},
     value_parser,
 };
-use sluice_shared::compression::{
-    Coder, check_container_path, check_tensor_pattern, parse_bits_per_weight, parse_tile_elements,
+use sluice_shared::{
+    compression::{
+        Coder, check_container_path, check_tensor_pattern, parse_bits_per_weight,
+        parse_tile_elements,
+    },
+    pruning::{PruneScore, parse_share},
 };
 
 use super::{help, parse_id};
@@ -42,6 +46,39 @@ pub struct Compress {
     #[arg(long)]
     pub all: bool,
     /// Threads for compression [default: half of the cores of the daemon's machine]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    pub threads: Option<u32>,
+    /// How to follow it.
+    #[command(flatten)]
+    pub following: FollowArgs,
+}
+
+/// `sluice prune`.
+#[derive(Debug, Args)]
+#[command(after_long_help = help::PRUNE)]
+pub struct Prune {
+    /// A checkpoint's folder, a .safetensors or losslessly compressed .sluice file, or a name from `sluice list`
+    #[arg(value_name = "DIR|FILE|NAME")]
+    pub model: PathBuf,
+    /// File to write; its name must end in .sluice
+    #[arg(long, short, value_name = "FILE.sluice", value_parser = PathBufValueParser::new().try_map(check_container_path))]
+    pub output: PathBuf,
+    /// Share of the attention heads to remove, such as 0.2: whole KV groups, of all layers
+    #[arg(long, value_name = "SHARE", value_parser = parse_share, required_unless_present = "channels")]
+    pub heads: Option<f64>,
+    /// Share of the feed-forward channels to remove from each layer, such as 0.1
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
+    pub channels: Option<f64>,
+    /// What they are chosen by: l2 (norm of their weights) or magnitude; with a calibration wanda, flap or obs [default: l2]
+    #[arg(long, value_name = "NAME")]
+    pub score: Option<PruneScore>,
+    /// Calibration of this model, for scores by activations and for --compensate
+    #[arg(long, value_name = "FILE")]
+    pub calibration: Option<PathBuf>,
+    /// Fit the weights that stay to make up for those that go
+    #[arg(long, requires = "calibration")]
+    pub compensate: bool,
+    /// Threads [default: half of the cores of the daemon's machine]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     pub threads: Option<u32>,
     /// How to follow it.

@@ -170,7 +170,7 @@ fn check_is_job(operation: &Operation) -> Result<(), Failure> {
 
 /// The arguments with which `sluiced` does the work where no daemon runs. Without a daemon there is nothing to detach to, and
 /// no events for `--json`, so those give the hint to report.
-fn alone(
+pub(super) fn alone(
     following: &FollowArgs,
     command: &str,
     words: impl FnOnce() -> Vec<String>,
@@ -274,7 +274,7 @@ async fn watch(
 
 /// Shows a job of our own to its end, unless `--detach` leaves it to the daemon. An interrupt cancels it; the stream tells
 /// whether that succeeded.
-async fn follow_own<R: OperationResponse>(
+pub(super) async fn follow_own<R: OperationResponse>(
     daemon: &DaemonConnection,
     call: impl Future<Output = Result<Response<Streaming<R>>, Status>>,
     following: &FollowArgs,

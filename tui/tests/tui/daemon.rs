@@ -340,6 +340,33 @@ fn the_model_goes_into_a_file_and_back() {
 }
 
 #[test]
+fn a_pruned_model_is_made_inspected_and_loaded() {
+    let daemon = Daemon::start();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("small.sluice");
+    let file = file.to_str().expect("UTF-8");
+    let prune = [
+        "prune",
+        "sluice-demo",
+        "-o",
+        file,
+        "--heads",
+        "0.1",
+        "--json",
+    ];
+    let made = daemon.done(&prune);
+    assert_eq!(made["kind"], "prune");
+    let pruning = &made["prune"]["pruning"];
+    assert_eq!(pruning["removed_kv_groups"], 2);
+    assert_eq!(pruning["kv_groups"], 20);
+    let inspected = daemon.done(&["inspect", file, "--json"]);
+    assert_eq!(&inspected["container"]["pruning"], pruning);
+    daemon.done(&["load", file, "--json"]);
+    let output = daemon.run(&["generate", "Once upon a time", "--length", "16"]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+}
+
+#[test]
 fn an_edit_keeps_what_stands_around_its_span() {
     let daemon = Daemon::start();
     let text = "Once upon a time there was a king.";

@@ -379,6 +379,18 @@ fn wrong_usage_and_an_absent_daemon_are_told_apart() {
         &["compress", "m", "-o", "a.gguf"],
         &["compress", "m", "-o", "a.sluice", "--keep", ""],
         &["compress", "m", "-o", "a.sluice", "--threads", "0"],
+        &["prune", "m", "-o", "a.sluice"],
+        &["prune", "m", "-o", "a.sluice", "--heads", "1"],
+        &["prune", "m", "-o", "a.sluice", "--channels", "nan"],
+        &[
+            "prune",
+            "m",
+            "-o",
+            "a.sluice",
+            "--heads",
+            "0.1",
+            "--compensate",
+        ],
         &["decompress", "a.sluice", "-o", "m", "--threads", "0"],
         &["decompress", "a.sluice"],
         &["verify"],
@@ -411,7 +423,7 @@ fn wrong_usage_and_an_absent_daemon_are_told_apart() {
         assert_eq!(code(&output), 69, "{arguments:?}");
         assert!(stderr(&output).contains(offline), "{}", stderr(&output));
     }
-    for command in ["compress", "decompress", "verify", "jobs"] {
+    for command in ["compress", "prune", "decompress", "verify", "jobs"] {
         let output = sluice(&[command, "--help"]).output().unwrap();
         assert_eq!((code(&output), &*stderr(&output)), (0, ""));
         let output = sluice(&["man", command]).output().unwrap();

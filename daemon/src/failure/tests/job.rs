@@ -2,7 +2,11 @@
 
 use std::io;
 
-use sluice_checkpoint::compression::{CompressError, ContainerError, Damage, EncodeError};
+use sluice_checkpoint::{
+    calibration::CalibrationError,
+    compression::{CompressError, ContainerError, Damage, EncodeError, PruneError},
+};
+use sluice_shared::pruning::PruneScore;
 
 use super::*;
 
@@ -30,6 +34,16 @@ pub(super) fn coding_name(error: &CompressError) -> &'static str {
         E::MountPoint { .. } => "coding: mount point",
         E::NoSpace { .. } => "coding: no room",
         E::Encode { .. } => "coding: encode",
+        E::Prune(PruneError::NotPrunable { .. }) => "pruning: not prunable",
+        E::Prune(PruneError::Share { .. }) => "pruning: share",
+        E::Prune(PruneError::NothingLeft { .. }) => "pruning: nothing left",
+        E::Prune(PruneError::NothingRemoved { .. }) => "pruning: nothing removed",
+        E::Prune(PruneError::ScoreWithoutCalibration { .. }) => "pruning: score",
+        E::Prune(PruneError::CompensationWithoutCalibration) => "pruning: compensation",
+        E::Prune(PruneError::Calibration(_)) => "pruning: calibration",
+        E::Prune(PruneError::DiagonalOnly) => "pruning: diagonal",
+        E::Prune(PruneError::Statistics { .. }) => "pruning: statistics",
+        E::NoOriginal { .. } => "coded file: no original",
         E::Io { .. } => "coding: io",
         E::Threads(_) => "coding: threads",
         E::Cancelled => "coding: cancelled",
@@ -38,8 +52,8 @@ pub(super) fn coding_name(error: &CompressError) -> &'static str {
 
 pub(super) fn examples() -> Vec<(Failure, Code)> {
     use Code::{
-        AlreadyExists, Cancelled, DataLoss, FailedPrecondition, Internal, NotFound,
-        PermissionDenied, ResourceExhausted,
+        AlreadyExists, Cancelled, DataLoss, FailedPrecondition, Internal, InvalidArgument,
+        NotFound, PermissionDenied, ResourceExhausted,
     };
     use CompressError as E;
     use ContainerError as C;
@@ -140,6 +154,61 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
             },
             PermissionDenied,
         ),
+        (
+            E::Prune(PruneError::NotPrunable {
+                path: path(),
+                reason: "was pruned already",
+            }),
+            FailedPrecondition,
+        ),
+        (
+            E::Prune(PruneError::Share {
+                units: "heads",
+                share: 1.0,
+            }),
+            InvalidArgument,
+        ),
+        (
+            E::Prune(PruneError::NothingLeft {
+                units: "KV groups",
+                removed: 4,
+                all: 4,
+                most: 2,
+            }),
+            InvalidArgument,
+        ),
+        (
+            E::Prune(PruneError::NothingRemoved {
+                kv_groups: 4,
+                channels: 5,
+            }),
+            InvalidArgument,
+        ),
+        (
+            E::Prune(PruneError::ScoreWithoutCalibration {
+                score: PruneScore::Obs,
+            }),
+            InvalidArgument,
+        ),
+        (
+            E::Prune(PruneError::CompensationWithoutCalibration),
+            InvalidArgument,
+        ),
+        (
+            E::Prune(PruneError::Calibration(CalibrationError::Exists {
+                path: path(),
+            })),
+            FailedPrecondition,
+        ),
+        (E::Prune(PruneError::DiagonalOnly), FailedPrecondition),
+        (
+            E::Prune(PruneError::Statistics {
+                tensor: text(),
+                cause: text(),
+            }),
+            FailedPrecondition,
+        ),
+        (E::NoOriginal { path: text() }, FailedPrecondition),
         (E::Threads(text()), Internal),
         (E::Cancelled, Cancelled),
     ];

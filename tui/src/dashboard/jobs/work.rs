@@ -102,6 +102,7 @@ impl Work {
             OperationKind::Compress => "compress",
             OperationKind::Decompress => "decompress",
             OperationKind::Verify => "verify",
+            OperationKind::Prune => "prune",
             OperationKind::Unspecified => "other",
         };
         let waits = operation.state() == OperationState::Queued;
