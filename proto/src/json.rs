@@ -126,10 +126,14 @@ pub(crate) mod piece {
 
 /// A hash, whose digits mean nothing as a number.
 pub(crate) mod hash {
-    use serde::Serializer;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
     pub(crate) fn serialize<S: Serializer>(hash: &u64, to: S) -> Result<S::Ok, S::Error> {
         to.collect_str(&format_args!("{hash:016x}"))
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+        u64::from_str_radix(&String::deserialize(from)?, 16).map_err(D::Error::custom)
     }
 }
 

@@ -16,7 +16,7 @@ use sluice_shared::sampling::{STOP_BYTES_MAX, STOPS_MAX, field_path};
 
 pub use self::{
     decoding::{CanvasGrowth, DecodingChoice, DiffusionChoice, KvCacheReuse, Preset, Speculation},
-    job::{CompressJob, CompressionMethod, DecompressJob, PruneJob, VerifyJob},
+    job::{CalibrateJob, CompressJob, CompressionMethod, DecompressJob, PruneJob, VerifyJob},
     optimizer::{Loading, Measuring, Planning, RestoreTarget, Samples, Workload},
     reference::ModelRef,
 };

@@ -6,7 +6,13 @@ impl OperationKind {
     /// Requests, which compute with the loaded model and belong to the call that made them.
     pub const REQUESTS: [Self; 3] = [Self::Generate, Self::Score, Self::MeasureFidelity];
     /// Work on files.
-    pub const FILES: [Self; 4] = [Self::Compress, Self::Decompress, Self::Verify, Self::Prune];
+    pub const FILES: [Self; 5] = [
+        Self::Compress,
+        Self::Decompress,
+        Self::Verify,
+        Self::Prune,
+        Self::Calibrate,
+    ];
 
     /// Changes of the plan in force.
     pub const CHANGES: [Self; 2] = [Self::Apply, Self::Restore];
@@ -137,5 +143,6 @@ operation_responses!(
     CompressResponse,
     DecompressResponse,
     VerifyResponse,
-    PruneResponse
+    PruneResponse,
+    CalibrateResponse
 );

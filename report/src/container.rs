@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 use sluice_proto::v1::{
-    CompressResult, CompressionSummary, ContainerContents, ContainerTensor, DecompressResult,
-    OperationKind, PruneResult, PruningSummary, VerifyResult, operation::Outcome,
+    CalibrateResult, CompressResult, CompressionSummary, ContainerContents, ContainerTensor,
+    DecompressResult, OperationKind, PruneResult, PruningSummary, VerifyResult, operation::Outcome,
 };
 use sluice_shared::{pruning::warnings, units};
 
@@ -167,6 +167,7 @@ pub fn verb(kind: OperationKind) -> &'static str {
         OperationKind::Decompress => "writing",
         OperationKind::Verify => "verifying",
         OperationKind::Prune => "pruning",
+        OperationKind::Calibrate => "calibrating",
         _ => "working",
     }
 }
@@ -181,6 +182,7 @@ pub fn outcome(path: &str, result: &Outcome, elapsed_ms: f64) -> Result<String, 
         Outcome::Decompress(made) => Ok(decompressed(path, made, elapsed_ms)),
         Outcome::Verify(found) => verified(path, found),
         Outcome::Prune(made) => Ok(pruned(path, made, elapsed_ms)),
+        Outcome::Calibrate(made) => Ok(calibrated(path, made, elapsed_ms)),
         // Of no work on files.
         _ => Ok(format!(
             "{path}: done in {}",
@@ -253,6 +255,25 @@ fn compressed(path: &str, made: &CompressResult, elapsed_ms: f64) -> String {
         size = units::bytes(made.file_bytes),
         percent = percent(made.file_bytes, made.original_bytes),
         original = units::bytes(made.original_bytes),
+        took = units::duration_ms(elapsed_ms),
+    )
+}
+
+/// A calibration, in a line.
+fn calibrated(path: &str, made: &CalibrateResult, elapsed_ms: f64) -> String {
+    let sweeps = match made.sweeps {
+        0 | 1 => String::new(),
+        sweeps => format!(" in {sweeps} sweeps"),
+    };
+    let masked = match made.masked_positions {
+        0 => String::new(),
+        masked => format!(", {} of them masked", units::count(masked)),
+    };
+    format!(
+        "{path}: {size}, {positions} positions{masked}, {passes} passes{sweeps}, measured in {took}",
+        size = units::bytes(made.file_bytes),
+        positions = units::count(made.positions),
+        passes = units::count(made.passes),
         took = units::duration_ms(elapsed_ms),
     )
 }

@@ -1,5 +1,6 @@
-//! How far something is that goes byte by byte.
+//! How far something is.
 
+use sluice_proto::v1::ProgressUnit;
 use sluice_shared::units;
 
 /// A line that says how much is done, and, where the rate is known, how long the rest takes.
@@ -21,6 +22,17 @@ pub fn advance(verb: &str, done: u64, total: u64, bytes_per_second: Option<f64>)
         );
     }
     line
+}
+
+/// As [`advance`], of what is counted and not measured in bytes.
+#[must_use]
+pub fn counted(verb: &str, done: u64, total: u64, unit: ProgressUnit) -> String {
+    format!(
+        "{verb} {} {} of {} {unit}",
+        bar(done, total),
+        units::count(done),
+        units::count(total)
+    )
 }
 
 /// Columns of the bar.

@@ -106,6 +106,71 @@ pub struct PruneJob {
     pub threads: Option<u32>,
 }
 
+/// A checked [`v1::CalibrateRequest`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CalibrateJob {
+    /// Texts with at least one line that is not blank; none: the built-in text.
+    pub texts: Vec<String>,
+    /// File to write, absolute; `None`: in the folder of converted weights.
+    pub output: Option<PathBuf>,
+    /// Whether a file of that name may be replaced.
+    pub may_replace: bool,
+    /// Seed of masks and decodes.
+    pub seed: u64,
+    /// Most positions, at least 1.
+    pub max_positions: Option<u32>,
+    /// Whether whole matrices are measured.
+    pub is_full: bool,
+    /// Host memory for statistics.
+    pub memory_bytes: Option<u64>,
+    /// Threads, at least 1; `None`: the daemon's choice.
+    pub threads: Option<u32>,
+}
+
+/// Most positions of a calibration.
+const CALIBRATION_POSITIONS_MAX: u32 = 1 << 20;
+
+impl TryFrom<v1::CalibrateRequest> for CalibrateJob {
+    type Error = InvalidField;
+
+    fn try_from(wire: v1::CalibrateRequest) -> Result<Self, InvalidField> {
+        let is_blank = |text: &String| text.trim().is_empty();
+        if !wire.texts.is_empty() && wire.texts.iter().all(is_blank) {
+            return Err(invalid("texts", "have no line that is not blank"));
+        }
+        let max_positions = at_least_one("max_positions", wire.max_positions)?;
+        if max_positions.is_some_and(|most| most > CALIBRATION_POSITIONS_MAX) {
+            let problem = format!("are more than {CALIBRATION_POSITIONS_MAX}");
+            return Err(invalid("max_positions", problem));
+        }
+        Ok(Self {
+            texts: wire.texts,
+            output: match wire.output_path.is_empty() {
+                true => None,
+                false => Some(calibration_path(wire.output_path)?),
+            },
+            may_replace: wire.replace,
+            seed: wire.seed.unwrap_or_default(),
+            max_positions,
+            is_full: !wire.diagonal,
+            memory_bytes: wire.memory_bytes,
+            threads: at_least_one("threads", wire.threads)?,
+        })
+    }
+}
+
+/// A file of its own kind, so that no name of another file is taken by mistake.
+fn calibration_path(path: String) -> Result<PathBuf, InvalidField> {
+    let path = absolute("output_path", path)?;
+    match path
+        .extension()
+        .is_some_and(|ending| ending == "safetensors")
+    {
+        true => Ok(path),
+        false => Err(invalid("output_path", "must end in .safetensors")),
+    }
+}
+
 impl TryFrom<v1::CompressRequest> for CompressJob {
     type Error = InvalidField;
 

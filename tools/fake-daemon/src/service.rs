@@ -445,6 +445,7 @@ impl OptimizerService for Service {
     type DecompressStream = ReceiverStream<Result<DecompressResponse, Status>>;
     type VerifyStream = ReceiverStream<Result<VerifyResponse, Status>>;
     type PruneStream = ReceiverStream<Result<PruneResponse, Status>>;
+    type CalibrateStream = ReceiverStream<Result<CalibrateResponse, Status>>;
 
     async fn compress(&self, request: Request<CompressRequest>) -> Answers<CompressResponse> {
         self.seen().compressed.push(request.into_inner());
@@ -463,6 +464,11 @@ impl OptimizerService for Service {
 
     async fn prune(&self, request: Request<PruneRequest>) -> Answers<PruneResponse> {
         self.seen().pruned.push(request.into_inner());
+        self.job()
+    }
+
+    async fn calibrate(&self, request: Request<CalibrateRequest>) -> Answers<CalibrateResponse> {
+        self.seen().calibrated.push(request.into_inner());
         self.job()
     }
 
