@@ -1,11 +1,10 @@
-//! The inputs of a model's matrices. Matrices that multiply the same rows share one: queries, keys and values; gate and
-//! up.
+//! The inputs of a model's matrices. Queries, keys and values have the same, and so have gate and up.
 
 use std::fmt;
 
 use super::{Shape, TensorPart, TensorSpec};
 
-/// The rows that one or more matrices multiply.
+/// The input of one or more matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MatrixInput {
     /// Of queries, keys and values of a layer.
