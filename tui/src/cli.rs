@@ -1,6 +1,7 @@
 //! The command line: names, defaults and the help that teaches them.
 
 mod bench;
+mod calibrate;
 mod help;
 mod jobs;
 mod library;
@@ -24,6 +25,7 @@ use sluice_shared::{
 };
 
 pub use bench::Bench;
+pub use calibrate::Calibrate;
 pub use jobs::{Compress, Decompress, FollowArgs, Jobs, JobsCommand, Prune, Verify};
 pub use library::{Inspect, Pull, Remove};
 pub use plans::{Fidelity, LevelChoice, Plan, Restore, RestoreTo, SetBudget, SetLevel};
@@ -105,6 +107,8 @@ pub enum Command {
     Level(SetLevel),
     /// Measures the fidelity of levels to the checkpoint's weights
     Fidelity(Fidelity),
+    /// Measures the inputs of the model's matrices, for quantizing and pruning
+    Calibrate(Calibrate),
     /// Changes the memory budget while requests run
     Budget(SetBudget),
     /// Restores the level and budget that the daemon was started or the model loaded with

@@ -3,6 +3,7 @@
 mod apply;
 mod background;
 mod bench;
+mod calibrate;
 mod chat;
 mod edit;
 mod fidelity;
@@ -113,6 +114,7 @@ pub async fn run(cli: Cli, out: &mut StandardOutput) -> Result<(), Failure> {
         Some(Command::Inspect(arguments)) => {
             until_interrupted(library::inspect(socket, &arguments, out)).await
         }
+        Some(Command::Calibrate(arguments)) => calibrate::run(socket, &arguments, out).await,
         Some(Command::Compress(arguments)) => jobs::compress(socket, &arguments, out).await,
         Some(Command::Prune(arguments)) => prune::run(socket, &arguments, out).await,
         Some(Command::Decompress(arguments)) => jobs::decompress(socket, &arguments, out).await,

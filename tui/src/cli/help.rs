@@ -23,6 +23,7 @@ Examples:
   sluice plan --shape llada-8b --level moderate --budget 4GiB
   sluice level moderate
   sluice fidelity stories.txt --level all
+  sluice calibrate stories.txt
   sluice bench --preset exact,balanced,fast
 
 Exit codes: 0 success, 1 failure, 64 wrong usage, 69 the daemon is unreachable, 130 interrupted by Ctrl-C. With --json,
@@ -213,6 +214,25 @@ the result, \"apply\".",
         levels()
     )
 }
+
+pub(super) const CALIBRATE: &str = "\
+Examples:
+  sluice calibrate
+  sluice calibrate notes.txt letters.txt -o notes.calibration.safetensors
+  sluice calibrate notes.txt --diagonal --positions 8192 --detach
+
+Runs the loaded model over texts and measures the inputs of each matrix: means, mean squares and second-moment
+matrices, apart for masked and clean positions. Quantizing and pruning need them to know which errors matter.
+
+A masked diffusion model continues the texts, and the canvases of its own passes make two thirds of the positions; one
+third is text with a random share of it masked. An autoregressive model reads the text. Lines are cut into pieces of
+256 tokens. Use text like that which the model will work on, and measure fidelity on another.
+
+Statistics that don't fit in --memory together take several sweeps over the same passes. Other requests are served in
+between. Choose a lossless level first: with converted weights it measures what those compute.
+
+Ctrl-C cancels it, and nothing is left. The daemon continues a job whose client ends in another way; `sluice jobs` lists
+it. With --json each line is a picture of the operation. The last one has the result, \"calibrate\".";
 
 pub(super) fn fidelity() -> String {
     format!(

@@ -10,11 +10,14 @@ use sluice_proto::{
     operations::OperationResponse,
     v1::{
         CompressRequest, Compression, DecompressRequest, ListOperationsRequest, Operation,
-        OperationKind, OperationProgress, OperationState, VerifyRequest, WatchOperationRequest,
-        model_ref::By, operation::Outcome,
+        OperationKind, OperationProgress, OperationState, ProgressUnit, VerifyRequest,
+        WatchOperationRequest, model_ref::By, operation::Outcome,
     },
 };
-use sluice_report::{container, progress::advance};
+use sluice_report::{
+    container,
+    progress::{advance, counted},
+};
 use sluice_shared::{
     bandwidth::Bandwidth,
     compression::{Coder, DAMAGED_HINT, check_pattern_count},
@@ -353,7 +356,11 @@ fn begun(job: &Operation, detach: bool) -> String {
 
 fn step_line(kind: OperationKind, step: &OperationProgress, rate: Option<f64>) -> String {
     let verb = container::verb(kind);
-    let line = advance(verb, step.done, step.total.unwrap_or(0), rate);
+    let total = step.total.unwrap_or(0);
+    let line = match step.unit() {
+        ProgressUnit::Bytes | ProgressUnit::Unspecified => advance(verb, step.done, total, rate),
+        unit => counted(verb, step.done, total, unit),
+    };
     match step.item.is_empty() {
         true => line,
         false => format!("{line} · {}", step.item),
@@ -377,6 +384,9 @@ fn end(
         // File and tensor names come from a file that may be hostile.
         for notice in container::notices(result) {
             tell(&sanitise_line(&notice));
+        }
+        for notice in &job.notices {
+            dim(&format!("note: {}", sanitise_line(notice)));
         }
     }
     let line =

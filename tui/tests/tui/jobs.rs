@@ -9,8 +9,8 @@ use std::{
 
 use fake_daemon::{ChangeScript, FakeDaemon, job};
 use sluice_proto::v1::{
-    CompressResult, Compression, DecompressResult, Operation, OperationProgress, OperationState,
-    VerifyResult, model_ref::By, operation::Outcome,
+    CalibrateResult, CompressResult, Compression, DecompressResult, Operation, OperationProgress,
+    OperationState, VerifyResult, model_ref::By, operation::Outcome,
 };
 use testkit::eventually;
 
@@ -153,6 +153,47 @@ fn the_way_back_tells_the_files() {
     let asked = &seen.decompressed[0];
     assert!(asked.input_path.starts_with('/') && asked.input_path.ends_with("/m.sluice"));
     assert!(asked.output_path.starts_with('/') && asked.output_path.ends_with("/m"));
+}
+
+#[test]
+fn a_calibration_is_asked_for_as_typed_and_told_in_a_line() {
+    let fake = working(Some(Outcome::Calibrate(CalibrateResult {
+        file_bytes: 5 << 20,
+        passes: 210,
+        positions: 32_100,
+        masked_positions: 12_000,
+        sweeps: 3,
+        ..Default::default()
+    })));
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("text");
+    std::fs::write(&text, "Mia had a kite.\n").unwrap();
+    let text = text.to_str().unwrap();
+    let output = fake.output(&[
+        "calibrate",
+        text,
+        "-o",
+        "m.safetensors",
+        "--positions",
+        "900",
+        "--diagonal",
+        "--memory",
+        "2GiB",
+        "--threads",
+        "3",
+    ]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert_eq!(
+        stdout(&output),
+        "/models/m.sluice: 5.00 MiB, 32,100 positions, 12,000 of them masked, 210 passes in 3 sweeps, measured in 1.5 s\n"
+    );
+    let seen = fake.seen.lock().unwrap();
+    let asked = &seen.calibrated[0];
+    assert_eq!(asked.texts, ["Mia had a kite."]);
+    assert!(asked.output_path.starts_with('/') && asked.output_path.ends_with("/m.safetensors"));
+    assert_eq!((asked.max_positions, asked.threads), (Some(900), Some(3)));
+    assert_eq!((asked.memory_bytes, asked.seed), (Some(2 << 30), None));
+    assert!(asked.diagonal && !asked.replace);
 }
 
 #[test]
@@ -423,7 +464,14 @@ fn wrong_usage_and_an_absent_daemon_are_told_apart() {
         assert_eq!(code(&output), 69, "{arguments:?}");
         assert!(stderr(&output).contains(offline), "{}", stderr(&output));
     }
-    for command in ["compress", "prune", "decompress", "verify", "jobs"] {
+    for command in [
+        "compress",
+        "prune",
+        "decompress",
+        "verify",
+        "calibrate",
+        "jobs",
+    ] {
         let output = sluice(&[command, "--help"]).output().unwrap();
         assert_eq!((code(&output), &*stderr(&output)), (0, ""));
         let output = sluice(&["man", command]).output().unwrap();

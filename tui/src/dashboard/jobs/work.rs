@@ -103,6 +103,7 @@ impl Work {
             OperationKind::Decompress => "decompress",
             OperationKind::Verify => "verify",
             OperationKind::Prune => "prune",
+            OperationKind::Calibrate => "calibrate",
             OperationKind::Unspecified => "other",
         };
         let waits = operation.state() == OperationState::Queued;
