@@ -8,8 +8,11 @@ mod table;
 
 use std::{collections::HashMap, io, path::PathBuf, time::Duration};
 
-use sluice_checkpoint::{CheckpointError, compression::CompressError, family::PUBLISHED_SHAPES};
-use sluice_engine::{EngineError, RequestError, event::Outcome};
+use sluice_checkpoint::{
+    CheckpointError, calibration::CalibrationError, compression::CompressError,
+    family::PUBLISHED_SHAPES,
+};
+use sluice_engine::{EngineError, RequestError, calibration::CalibrateError, event::Outcome};
 use sluice_hub::{HubError, HubNameError};
 use sluice_ops::OpsError;
 use sluice_plan::PlanError;
@@ -254,6 +257,9 @@ pub enum Failure {
         /// The unfinished file that the next run resumes; `None` if nothing is left.
         partial_path: Option<PathBuf>,
     },
+    /// The loaded model cannot be calibrated.
+    #[error("{0}")]
+    Calibration(CalibrateError),
     /// Somebody stopped a job, or the daemon ends.
     #[error(
         "{}{}",
@@ -393,6 +399,16 @@ impl From<RequestError> for Failure {
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
         Self::Engine(EngineError::Checkpoint(error))
+    }
+}
+
+impl From<CalibrateError> for Failure {
+    fn from(error: CalibrateError) -> Self {
+        match error {
+            CalibrateError::Engine(error) => error.into(),
+            CalibrateError::File(CalibrationError::File(error)) => error.into(),
+            error => Self::Calibration(error),
+        }
     }
 }
 

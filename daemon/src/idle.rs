@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use sluice_engine::ModelId;
+use sluice_proto::v1::OperationKind;
 use sluice_shared::units;
 use tokio::time::{Instant, timeout_at};
 
@@ -64,11 +65,14 @@ pub async fn watch(daemon: Arc<Daemon>, after: Duration) {
     }
 }
 
-/// The counters of the serving model; `None` while there is no model, or a request or a change of it is under way.
+/// The counters of the serving model; `None` while there is no model, or a request, a calibration or a change of it is
+/// under way.
 fn trace(daemon: &Daemon) -> Option<ActivityTrace> {
     let serving = daemon.models.serving().ok()?;
     let is_changing = daemon.switch_target.get().is_some();
-    if is_changing || daemon.is_wanted() || !daemon.requests.active().is_empty() {
+    let calibrations = daemon.operations.active_of(&[OperationKind::Calibrate]);
+    let is_used = !calibrations.is_empty() || !daemon.requests.active().is_empty();
+    if is_changing || daemon.is_wanted() || is_used {
         return None;
     }
     let totals = daemon.requests.totals().to_wire();

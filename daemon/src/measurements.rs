@@ -116,7 +116,7 @@ impl Figures for PendingMeasurement {
 }
 
 /// The same for the same samples, in every version.
-fn hash(samples: &[Vec<u32>]) -> u64 {
+pub(crate) fn hash(samples: &[Vec<u32>]) -> u64 {
     let mut bytes = Vec::new();
     for sample in samples {
         bytes.extend_from_slice(&(sample.len() as u64).to_le_bytes());

@@ -1,6 +1,7 @@
 //! Operations: everything that takes time, as one kind of record. They are listed while they wait and run and for a while
 //! after, followed and cancelled by id. The registry does not know what they do.
 
+mod calibration;
 pub mod change;
 pub(crate) mod command;
 pub mod files;
@@ -40,7 +41,8 @@ const IDS_RESERVED: u64 = 1024;
 
 /// Kinds that a shutdown stops before it ends the streams that tell of them. They can take hours, and what they have finished
 /// is kept.
-pub const STOPPED_AT_SHUTDOWN: [v1::OperationKind; 5] = [
+pub const STOPPED_AT_SHUTDOWN: [v1::OperationKind; 6] = [
+    v1::OperationKind::Calibrate,
     v1::OperationKind::Compress,
     v1::OperationKind::Decompress,
     v1::OperationKind::Verify,

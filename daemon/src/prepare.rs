@@ -1,6 +1,7 @@
 //! From a checked message to what the engine computes: text becomes ids, defaults become
 //! figures, pins and edits become a canvas.
 
+mod calibration;
 mod canvas;
 mod encoder;
 mod preset;
@@ -20,7 +21,7 @@ use sluice_shared::{decoding::Decoding, policy::PolicyChoice};
 use sluice_tokenizer::Patience;
 
 use self::encoder::{TextEncoder, empty};
-pub use self::{encoder::TEXT_BYTES_MAX, samples::measuring};
+pub use self::{calibration::calibration_samples, encoder::TEXT_BYTES_MAX, samples::measuring};
 use crate::{
     config::ModelTable,
     failure::Failure,

@@ -1,6 +1,7 @@
 //! What answers calls: the five services, health and reflection, behind bounds that keep
 //! any caller from taking the daemon's memory.
 
+mod calibration;
 mod call_terms;
 mod calls;
 mod deadline;

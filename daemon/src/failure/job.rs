@@ -2,16 +2,22 @@
 
 use std::io;
 
-use sluice_checkpoint::compression::{CompressError, ContainerError, PruneError};
+use sluice_checkpoint::{
+    calibration::CalibrationError,
+    compression::{CompressError, ContainerError, PruneError},
+};
+use sluice_engine::calibration::CalibrateError;
 use sluice_proto::v1::OperationKind;
+use sluice_shared::units;
 use tonic::Code;
 
-use super::{Failure, checkpoint::checkpoint, row::ErrorRow};
+use super::{Failure, checkpoint::checkpoint, row::ErrorRow, table::engine};
 
 /// Rows of jobs; others have none here.
 pub(super) fn of(failure: &Failure) -> ErrorRow {
     match failure {
         Failure::Compression { error, .. } => compression(error),
+        Failure::Calibration(error) => calibration(error),
         Failure::OperationInProgress { id, .. } => ErrorRow::new(Code::ResourceExhausted, "OPERATION_IN_PROGRESS")
             .hint(format!(
                 "`sluice jobs` shows its progress, `sluice jobs cancel {id}` cancels it; `sluiced compress`, `decompress` and `verify` run \
@@ -39,6 +45,59 @@ pub(super) fn of(failure: &Failure) -> ErrorRow {
             }
         }
         _ => unreachable!("the table asks for rows of jobs alone"),
+    }
+}
+
+fn calibration(error: &CalibrateError) -> ErrorRow {
+    match error {
+        CalibrateError::Engine(error) => engine(error),
+        CalibrateError::File(error) => calibration_file(error),
+        CalibrateError::Memory {
+            needed_bytes,
+            limit_bytes,
+            ..
+        } => ErrorRow::new(Code::FailedPrecondition, "CALIBRATION_MEMORY")
+            .hint(format!(
+                "allow at least {} with --memory, or add --diagonal",
+                units::bytes_to_type(*needed_bytes)
+            ))
+            .figure("needed_bytes", needed_bytes)
+            .figure("limit_bytes", limit_bytes),
+        CalibrateError::Rows { .. } => ErrorRow::new(Code::DataLoss, "NOT_A_NUMBER")
+            .hint("the checkpoint's weights are broken; check its files"),
+        CalibrateError::Threads(_) => ErrorRow::new(Code::Internal, "NO_THREADS")
+            .hint("the system refused to start threads; try a smaller --threads"),
+        CalibrateError::Cancelled => ErrorRow::new(Code::Cancelled, "CANCELLED"),
+    }
+}
+
+fn calibration_file(error: &CalibrationError) -> ErrorRow {
+    let row = match error {
+        CalibrationError::File(error) => return checkpoint(error),
+        CalibrationError::Damaged { .. } => ErrorRow::new(Code::DataLoss, "CALIBRATION_DAMAGED"),
+        CalibrationError::AnotherModel { .. } => {
+            ErrorRow::new(Code::FailedPrecondition, "CALIBRATION_OF_ANOTHER_MODEL")
+        }
+        CalibrationError::TooLittle {
+            positions, needed, ..
+        } => ErrorRow::invalid("TOO_LITTLE_TEXT", "texts")
+            .figure("positions", positions)
+            .figure("needed", needed),
+        CalibrationError::Exists { path } => {
+            ErrorRow::new(Code::AlreadyExists, "OUTPUT_EXISTS").figure("path", path.display())
+        }
+        CalibrationError::NoSpace {
+            needed_bytes,
+            free_bytes,
+            ..
+        } => ErrorRow::new(Code::ResourceExhausted, "NO_SPACE")
+            .figure("needed_bytes", needed_bytes)
+            .figure("free_bytes", free_bytes),
+        CalibrationError::Io { path, cause, .. } => io(cause).figure("path", path.display()),
+    };
+    match error.hint() {
+        Some(hint) => row.hint(hint),
+        None => row,
     }
 }
 

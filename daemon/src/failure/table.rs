@@ -159,6 +159,7 @@ fn row(failure: &Failure) -> ErrorRow {
         | Failure::PullingWithAnotherToken { .. }
         | Failure::PullCancelled { .. } => library::of(failure),
         Failure::Compression { .. }
+        | Failure::Calibration(_)
         | Failure::Interrupted { .. }
         | Failure::OperationInProgress { .. }
         | Failure::JobCancelled { .. } => job::of(failure),
@@ -235,7 +236,7 @@ fn row(failure: &Failure) -> ErrorRow {
     }
 }
 
-fn engine(error: &EngineError) -> ErrorRow {
+pub(super) fn engine(error: &EngineError) -> ErrorRow {
     match error {
         EngineError::Checkpoint(error) => checkpoint(error),
         EngineError::Request(error) => request(error),

@@ -85,6 +85,7 @@ fn name(failure: &Failure) -> &'static str {
         F::PullingWithAnotherToken { .. } => "pulling with another token",
         F::PullCancelled { .. } => "pull cancelled",
         F::Compression { error, .. } => job::coding_name(error),
+        F::Calibration(error) => job::calibration_name(error),
         F::OperationInProgress { .. } => "operation in progress",
         F::JobCancelled { .. } => "job cancelled",
         F::UnknownOperation { .. } => "unknown operation",
@@ -165,7 +166,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 158;
+const VARIANTS: usize = 171;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {

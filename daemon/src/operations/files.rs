@@ -12,6 +12,7 @@ use std::{
 };
 
 use sluice_checkpoint::{
+    calibration,
     compression::{
         self, CompressError, CompressOptions, CompressionMethod, ContainerError, Glob, Lossless,
         ProgressBytes, SourceCheck, TrellisTarget, partial_of,
@@ -179,8 +180,11 @@ impl Operations {
     /// next run of the same command. Reads folders: not for async code, but at the start.
     pub fn clear_up_files(&self) {
         for operation in self.all() {
-            if operation.kind() == OperationKind::Decompress {
-                compression::remove_abandoned(Path::new(&operation.description().output_path));
+            let output = Path::new(&operation.description().output_path);
+            match operation.kind() {
+                OperationKind::Decompress => compression::remove_abandoned(output),
+                OperationKind::Calibrate => calibration::remove_abandoned(output),
+                _ => {}
             }
         }
     }
@@ -231,7 +235,7 @@ pub(crate) fn compression_method(how: model::CompressionMethod) -> CompressionMe
 }
 
 /// Threads for a job: as many as requested, at most the cores there are; by default half, so that generation has the rest.
-fn threads(asked: Option<u32>) -> usize {
+pub(crate) fn threads(asked: Option<u32>) -> usize {
     let cores = available_parallelism().map_or(1, NonZero::get);
     match asked {
         Some(threads) => cores.min(threads as usize),

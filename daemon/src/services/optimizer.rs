@@ -1,4 +1,4 @@
-//! `OptimizerService`: planning, changing level and budget, measuring fidelity, and jobs on files.
+//! `OptimizerService`: planning, changing level and budget, measuring fidelity, and jobs.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -7,8 +7,8 @@ use sluice_engine::{EngineError, PlanOptions, ShareKey, Work, runtime::ModelOutl
 use sluice_plan::PlanError;
 use sluice_proto::{
     model::{
-        CompressJob, DecompressJob, Measuring, ModelRef, Planning, PruneJob, RestoreTarget,
-        VerifyJob,
+        CalibrateJob, CompressJob, DecompressJob, Measuring, ModelRef, Planning, PruneJob,
+        RestoreTarget, VerifyJob,
     },
     operations::OperationResponse,
     v1::{self, OperationKind, optimizer_service_server::OptimizerService},
@@ -49,6 +49,7 @@ impl OptimizerService for Service {
     type DecompressStream = ResponseStream<v1::DecompressResponse>;
     type VerifyStream = ResponseStream<v1::VerifyResponse>;
     type PruneStream = ResponseStream<v1::PruneResponse>;
+    type CalibrateStream = ResponseStream<v1::CalibrateResponse>;
 
     async fn plan(
         &self,
@@ -206,6 +207,17 @@ impl OptimizerService for Service {
         let weight_cache = self.0.engine.weight_cache();
         let weight_cache = weight_cache.map(|(folder, _)| folder.to_owned());
         let operation = (self.0.operations).prune(&model, asked, weight_cache)?;
+        Ok(Response::new(operation::follow(operation, &self.0.closing)))
+    }
+
+    async fn calibrate(
+        &self,
+        request: Request<v1::CalibrateRequest>,
+    ) -> Result<Response<Self::CalibrateStream>, Status> {
+        self.0.check_open()?;
+        let caller = Caller::of(&request);
+        let asked = CalibrateJob::try_from(request.into_inner()).map_err(Failure::from)?;
+        let operation = self.0.begin_calibration(caller, asked).await?;
         Ok(Response::new(operation::follow(operation, &self.0.closing)))
     }
 }

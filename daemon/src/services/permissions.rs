@@ -4,7 +4,7 @@
 use crate::{caller::Caller, failure::Failure, role::Role};
 
 /// Every call of the schema, and the least role that may make it. Health and reflection are for all who can connect.
-const NEEDED: [(&str, &str, Role); 23] = [
+const NEEDED: [(&str, &str, Role); 24] = [
     ("GenerationService", "Generate", Role::Generate),
     // Of others only for administrators.
     ("GenerationService", "WatchGeneration", Role::Generate),
@@ -31,6 +31,7 @@ const NEEDED: [(&str, &str, Role); 23] = [
     ("OptimizerService", "Decompress", Role::Operate),
     ("OptimizerService", "Verify", Role::Operate),
     ("OptimizerService", "Prune", Role::Operate),
+    ("OptimizerService", "Calibrate", Role::Operate),
     ("TelemetryService", "GetSnapshot", Role::Observe),
     ("TelemetryService", "WatchSnapshots", Role::Observe),
 ];

@@ -2,6 +2,7 @@
 
 mod bad_checkpoints;
 mod bad_requests;
+mod calibration;
 mod causal;
 mod check;
 mod clients;

@@ -26,7 +26,7 @@ use tonic_prost::ProstCodec;
 use crate::support::{Daemon, checkpoints, long, next, tokens, within};
 
 /// Every call, and the least role that may make it.
-const CALLS: [(&str, Role); 23] = [
+const CALLS: [(&str, Role); 24] = [
     ("GenerationService/Generate", Role::Generate),
     ("GenerationService/WatchGeneration", Role::Generate),
     ("GenerationService/Score", Role::Generate),
@@ -48,6 +48,7 @@ const CALLS: [(&str, Role); 23] = [
     ("OptimizerService/Decompress", Role::Operate),
     ("OptimizerService/Verify", Role::Operate),
     ("OptimizerService/Prune", Role::Operate),
+    ("OptimizerService/Calibrate", Role::Operate),
     ("TelemetryService/GetSnapshot", Role::Observe),
     ("TelemetryService/WatchSnapshots", Role::Observe),
 ];

@@ -3,10 +3,13 @@
 use std::io;
 
 use sluice_checkpoint::{
-    calibration::CalibrationError,
+    calibration::{CalibrationError, ModelIdentity},
     compression::{CompressError, ContainerError, Damage, EncodeError, PruneError},
 };
+use sluice_engine::calibration::CalibrateError;
+use sluice_optimize::moments::MomentsError;
 use sluice_shared::pruning::PruneScore;
+use sluice_weights::MatrixInput;
 
 use super::*;
 
@@ -48,6 +51,120 @@ pub(super) fn coding_name(error: &CompressError) -> &'static str {
         E::Threads(_) => "coding: threads",
         E::Cancelled => "coding: cancelled",
     }
+}
+
+pub(super) fn calibration_name(error: &CalibrateError) -> &'static str {
+    use CalibrateError as E;
+    use CalibrationError as C;
+    match error {
+        E::Engine(_) => "calibration: engine",
+        E::File(C::File(_)) => "calibration: file",
+        E::File(C::Damaged { .. }) => "calibration: damaged",
+        E::File(C::AnotherModel { .. }) => "calibration: another model",
+        E::File(C::TooLittle { .. }) => "calibration: too little",
+        E::File(C::Exists { .. }) => "calibration: exists",
+        E::File(C::NoSpace { .. }) => "calibration: no space",
+        E::File(C::Io { .. }) => "calibration: io",
+        E::Memory { .. } => "calibration: memory",
+        E::Rows { .. } => "calibration: rows",
+        E::Threads(_) => "calibration: threads",
+        E::Cancelled => "calibration: cancelled",
+    }
+}
+
+/// Of calibrations.
+fn calibrations() -> Vec<(Failure, Code)> {
+    use CalibrateError as E;
+    use CalibrationError as C;
+    let path = || PathBuf::from("/x");
+    let model = || {
+        Box::new(ModelIdentity {
+            name: "x".to_owned(),
+            family: "llada".to_owned(),
+            fingerprint: "x".to_owned(),
+            layers: 1,
+            hidden_size: 1,
+            attention_size: 1,
+            intermediate_size: 1,
+        })
+    };
+    let files = [
+        (
+            C::Damaged {
+                path: path(),
+                cause: "x".to_owned(),
+            },
+            Code::DataLoss,
+        ),
+        (
+            C::AnotherModel {
+                path: path(),
+                calibrated: model(),
+                expected: model(),
+            },
+            Code::FailedPrecondition,
+        ),
+        (
+            C::TooLittle {
+                what: "x".to_owned(),
+                positions: 1,
+                needed: 2,
+            },
+            Code::InvalidArgument,
+        ),
+        (C::Exists { path: path() }, Code::AlreadyExists),
+        (
+            C::NoSpace {
+                path: path(),
+                needed_bytes: 2,
+                free_bytes: 1,
+            },
+            Code::ResourceExhausted,
+        ),
+        (
+            C::Io {
+                operation: "write",
+                path: path(),
+                cause: io::ErrorKind::PermissionDenied.into(),
+            },
+            Code::PermissionDenied,
+        ),
+    ];
+    let files = files.map(|(error, code)| (E::File(error), code));
+    let others = [
+        (
+            E::Memory {
+                input: MatrixInput::LmHead,
+                needed_bytes: 2,
+                limit_bytes: 1,
+            },
+            Code::FailedPrecondition,
+        ),
+        (
+            E::Rows {
+                input: MatrixInput::LmHead,
+                error: MomentsError::NotFinite { row: 1, column: 2 },
+            },
+            Code::DataLoss,
+        ),
+        (E::Threads("x".to_owned()), Code::Internal),
+        (E::Cancelled, Code::Cancelled),
+    ];
+    let all = files.into_iter().chain(others);
+    all.map(|(error, code)| (Failure::Calibration(error), code))
+        .chain([
+            (
+                Failure::Calibration(E::Engine(EngineError::NoModel)),
+                Code::FailedPrecondition,
+            ),
+            (
+                Failure::Calibration(E::File(C::File(CheckpointError::NotACheckpoint {
+                    path: path(),
+                }))),
+                Code::FailedPrecondition,
+            ),
+        ])
+        .collect()
 }
 
 pub(super) fn examples() -> Vec<(Failure, Code)> {
@@ -223,6 +340,7 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
         .chain(coding)
         .map(|(error, code)| (Failure::from(error), code))
         .collect();
+    examples.extend(calibrations());
     examples.extend([
         (
             Failure::Interrupted {
