@@ -27,12 +27,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         let trellis = quantize(DType::Bf16, ROWS, WIDTH, &values, target, 256)?.encoded;
         report(&format!("{bits} bits, trellis"), &trellis, &values, false)?;
         let mut step = (2.1 - bits as f32).exp2();
+        let begun = Instant::now();
         let mut columns = encoded(&values, step)?;
+        let time = begun.elapsed().as_nanos() as f64 / values.len() as f64;
         for _ in 0..3 {
             step *= (columns.bytes.len() as f32 * 8. / values.len() as f32 - bits as f32).exp2();
             columns = encoded(&values, step)?;
         }
         report(&format!("{bits} bits, columns"), &columns, &values, true)?;
+        println!("    compressed in {time:.0} ns a weight");
     }
     Ok(())
 }

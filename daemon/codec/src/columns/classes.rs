@@ -40,6 +40,8 @@ pub(super) struct Class {
     codes: Codes,
     /// Words by the place of their symbols among `symbols`, the first symbol in the lowest place.
     index: Vec<u8>,
+    /// Bits that a symbol takes on its own, escaped or not, where words have one symbol.
+    bits: [u8; SYMBOLS],
     /// The first symbol that words have, and how many there are.
     symbols: (usize, usize),
     /// Indexed by the next eleven bits: the bits of as many words as make at most four symbols, how many symbols these
@@ -125,6 +127,7 @@ impl Class {
                 moved[symbol - MIDDLE.start] = *mean;
             }
         }
+        let bits = prices.costs.map(|cost| (cost / BIT_COST).round() as u8);
         let levels = TrellisLevels::new(moved, 1.);
         prices.levels = levels.in_steps();
         let (entries, singles) = tables(&words, &codes, together);
@@ -133,12 +136,18 @@ impl Class {
             words,
             codes,
             index,
+            bits,
             symbols: (first, count),
             entries,
             singles,
             levels,
             prices,
         }
+    }
+
+    /// Bits of a symbol, in a class whose words have one symbol.
+    pub(super) fn bits(&self, symbol: u8) -> usize {
+        self.bits[usize::from(symbol)].into()
     }
 
     /// The code of a word, its bits, and whether it is the escape.

@@ -7,6 +7,10 @@ use super::{
 
 /// Bits of a column's codes.
 pub(super) fn codes_bits(class: &Class, symbols: &[u8]) -> usize {
+    if class.together == 1 {
+        let bits = symbols.iter().map(|symbol| class.bits(*symbol));
+        return bits.sum();
+    }
     let words = words(class, symbols).map(|(word, count)| {
         let (_, bits, is_escape) = class.code(&word[..class.together]);
         let escaped = if is_escape { count } else { 0 };

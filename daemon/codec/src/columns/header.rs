@@ -1,7 +1,7 @@
 //! What a column has besides its codes: its class and its step.
 //!
 //! Both are stored as differences from the column before, whose class and step are mostly near: small numbers have short
-//! codes (Exp-Golomb codes of order 1).
+//! codes (Elias's gamma codes, 1975).
 
 use super::{
     bits::{BitReader, BitWriter},
@@ -18,7 +18,7 @@ const STEP_RATIOS: [f32; STEPS_AN_OCTAVE as usize] =
 /// The class that the first column of a tile is compared with: 3 bits a weight.
 const CLASS_FIRST: i32 = 13;
 /// Bits that the two numbers of a column are expected to have: it is not known before its neighbours are.
-pub(super) const HEADER_BITS: u32 = 6;
+pub(super) const HEADER_BITS: u32 = 5;
 /// Most zeros that a number's code begins with: more than any code has, so that damaged ones end.
 const ZEROS_MAX: u32 = 9;
 
@@ -111,24 +111,23 @@ impl HeaderCoder {
 }
 
 fn put(number: i32, out: &mut BitWriter) {
-    // 0, -1, 1, -2, ... in turn.
-    let turned = (number << 1 ^ number >> 31) as u32 + 2;
+    // 0, -1, 1, -2, ... in turn, from 1 on.
+    let turned = (number << 1 ^ number >> 31) as u32 + 1;
     let bits = turned.ilog2();
-    // As many zeros as bits beyond the first, a one, then the bits below the leading one.
-    out.put(1 << (bits - 1), bits);
+    // As many zeros as bits, a one, then the bits below the leading one.
+    out.put(1 << bits, bits + 1);
     out.put(turned & !(1 << bits), bits);
 }
 
 /// The number that the low bits of a word begin with, and its bits.
 fn take(word: u64) -> (i32, u32) {
-    let zeros = (word as u32).trailing_zeros().min(ZEROS_MAX);
-    let bits = zeros + 1;
-    let rest = (word >> bits) as u32 & ((1 << bits) - 1);
-    let turned = (1 << bits | rest) - 2;
-    ((turned >> 1) as i32 ^ -((turned & 1) as i32), 2 * bits)
+    let bits = (word as u32).trailing_zeros().min(ZEROS_MAX);
+    let rest = (word >> (bits + 1)) as u32 & ((1 << bits) - 1);
+    let turned = (1 << bits | rest) - 1;
+    ((turned >> 1) as i32 ^ -((turned & 1) as i32), 2 * bits + 1)
 }
 
-const _: () = assert!(4 * (ZEROS_MAX + 1) <= 57);
+const _: () = assert!(2 * (2 * ZEROS_MAX + 1) <= 57);
 
 #[cfg(test)]
 mod tests {
@@ -156,7 +155,7 @@ mod tests {
         for _ in 0..10 {
             coder.write(ColumnHeader::new(CLASS_FIRST as u8 - 1, 1.), &mut out);
         }
-        assert_eq!(out.finish().len(), 10 * (2 + 2) / 8);
+        assert_eq!(out.finish().len(), (10_usize * (1 + 1)).div_ceil(8));
     }
 
     #[test]
