@@ -21,9 +21,14 @@ pub(super) fn codes_bits(class: &Class, symbols: &[u8]) -> usize {
 
 /// Writes a column's codes, and after them the symbols that have none.
 pub(super) fn write_codes(class: &Class, symbols: &[u8], out: &mut BitWriter) {
+    let mut has_escaped = false;
     for (word, _) in words(class, symbols) {
-        let (code, bits, _) = class.code(&word[..class.together]);
+        let (code, bits, is_escape) = class.code(&word[..class.together]);
         out.put(code.into(), bits.into());
+        has_escaped |= is_escape;
+    }
+    if !has_escaped {
+        return;
     }
     for (word, count) in words(class, symbols) {
         if class.code(&word[..class.together]).2 {

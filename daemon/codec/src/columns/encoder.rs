@@ -7,13 +7,16 @@ use super::{
     classes::{CLASSES, Class, ESCAPED_BITS, class},
     encode::{codes_bits, write_codes},
     header::{ColumnHeader, HEADER_BITS, HeaderCoder},
-    matrix::ColumnScales,
+    matrix::ColumnMatrix,
 };
 use crate::{
     encode::{EncodeError, Encoded},
     layout::{COLUMN_ROWS_MAX, LayoutError, MatrixLayout, STRIP_TILES, Scheme, TILE_COLUMNS},
     simd::SimdPath,
-    trellis::{BIT_COST, ROW_EXPONENT, SYMBOLS, ViterbiSearch, candidate, mark, row_byte},
+    trellis::{
+        BIT_COST, LINEAR_MAX, PARTS, ROW_EXPONENT, SECOND, SYMBOLS, ViterbiSearch, ZERO, candidate,
+        mark, row_byte,
+    },
 };
 
 /// Bits of a tile beside its columns: its length, its share of an offset, and half a byte of padding.
@@ -31,7 +34,7 @@ pub struct ColumnsEncoder {
     width: usize,
     /// Row factors as bytes.
     bytes: Vec<u8>,
-    scales: ColumnScales,
+    scales: ColumnMatrix,
     headers: Vec<Option<ColumnHeader>>,
     /// Symbols column after column, without marks.
     symbols: Vec<u8>,
@@ -81,7 +84,7 @@ impl ColumnsEncoder {
         Ok(Self {
             dtype,
             width,
-            scales: ColumnScales::new(step, &bytes),
+            scales: ColumnMatrix::new(step, &bytes),
             bytes,
             headers: vec![None; width],
             symbols: vec![0; rows * width],
@@ -141,17 +144,16 @@ impl ColumnsEncoder {
         // The class is guessed from symbols that are chosen one by one.
         let mut counts = [0_u32; SYMBOLS];
         for value in scaled {
-            let (even, odd) = (candidate(*value, 0), candidate(*value, 1));
-            let off = |symbol: usize| (value - (symbol as f32 - 64. + 0.25)).abs();
-            counts[if off(even) < off(odd) { even } else { odd }] += 1;
+            counts[nearest(*value)] += 1;
         }
-        let expected = |index: &u8| {
-            let costs = class(*index).prices.costs;
+        let expected = |index: usize| {
+            let costs = class(index as u8).prices.costs;
             let each = counts.iter().zip(costs);
             each.map(|(count, cost)| *count as f32 * cost).sum::<f32>()
         };
-        let by_cost = |one: &u8, other: &u8| expected(one).total_cmp(&expected(other));
-        let mut next = (0..CLASSES as u8).min_by(by_cost)?;
+        let expected: [f32; CLASSES] = std::array::from_fn(expected);
+        let by_cost = |one: &usize, other: &usize| expected[*one].total_cmp(&expected[*other]);
+        let mut next = (0..CLASSES).min_by(by_cost)? as u8;
         let mut best: Option<Choice> = None;
         let mut tried = [false; CLASSES];
         // What the search finds may suit another class better, in which it finds something else: a few rounds.
@@ -256,13 +258,22 @@ pub(super) fn write_tile(rows: usize, headers: &[ColumnHeader], symbols: &[u8]) 
     out.finish()
 }
 
+/// The symbol whose level is nearest, of the first quantizer.
+fn nearest(value: f32) -> usize {
+    match value.abs() < LINEAR_MAX {
+        // Rounded down by the cast, since the sum is positive; a quarter is where levels are.
+        true => (value + (ZERO as f32 + 0.5 - 0.25)) as usize,
+        false => candidate(value, 0),
+    }
+}
+
 /// The squared error of symbols, in squared steps.
 fn squared_error(class: &Class, values: &[f32], symbols: &mut [u8], levels: &mut [f32]) -> f32 {
     let path = SimdPath::best();
     mark(path, symbols);
-    class.levels.scale(path, 1. / 256., symbols, levels);
+    class.levels.scale(path, PARTS.recip(), symbols, levels);
     for symbol in symbols {
-        *symbol &= 0x7f;
+        *symbol &= !SECOND;
     }
     let each = values.iter().zip(levels);
     each.map(|(value, level)| (value - *level).powi(2)).sum()

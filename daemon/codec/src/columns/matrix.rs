@@ -15,18 +15,15 @@ use crate::{
     trellis::{PARTS, SYMBOLS, mark, row_ratio},
 };
 
-/// The steps of a chunk and its rows.
+/// What the columns of a chunk are multiplied by.
 #[derive(Clone, Debug)]
-pub(crate) struct ColumnScales {
+pub(crate) struct ColumnMatrix {
     step: f32,
     /// Row factors.
     factors: Vec<f32>,
 }
 
-/// Parses what a matrix has besides its columns: `table` is its step.
-pub(crate) type ColumnMatrix = ColumnScales;
-
-impl ColumnScales {
+impl ColumnMatrix {
     /// From the chunk's step and the rows' bytes.
     pub(super) fn new(step: f32, bytes: &[u8]) -> Self {
         Self {
