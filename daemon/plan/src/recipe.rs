@@ -226,6 +226,44 @@ mod tests {
     }
 
     #[test]
+    fn columns_stay_compressed_where_a_kernel_takes_them() {
+        let columns = CompressedRange {
+            scheme: Scheme::Columns,
+            start: 0,
+            bytes: 100_000,
+            index_bytes: 0,
+            format: Format::F32,
+            is_estimate: false,
+        };
+        let query = TensorPlan {
+            compressed: Some(columns),
+            ..tensor(TensorPart::Query, 512, 512, Format::F32)
+        };
+        for level in [Level::Off, Level::Standard, Level::Mild, Level::Moderate] {
+            for (is_gpu, expected) in [
+                (false, Storage::Compressed(columns)),
+                (true, Storage::Plain(Format::F32)),
+            ] {
+                let from = RecipeInput {
+                    can_decompress: true,
+                    is_gpu,
+                };
+                let expected = match (level, is_gpu) {
+                    (Level::Moderate, true) => Storage::Plain(Format::Q8_0),
+                    _ => expected,
+                };
+                assert_eq!(storage(level, from, &query, None), expected, "{level:?}");
+            }
+        }
+        let streamed = WeightGroupPlan {
+            group: WeightGroup::Attention(0),
+            tier: Tier::Device,
+            tensors: vec![query],
+        };
+        assert_eq!(compressed(&streamed).tensors, [query]);
+    }
+
+    #[test]
     fn each_level_keeps_each_tensor_in_its_format() {
         use Format::{Bf16, F16, F32, Q2K, Q4_0, Q4_1, Q4K, Q5_1, Q5K, Q6K, Q8_0};
         use Storage::{Compressed, Plain};
