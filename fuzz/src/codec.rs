@@ -59,6 +59,11 @@ pub fn codec(input: &[u8]) {
         // Whoever multiplies from compressed bytes relies on it.
         assert!(checked.is_err() || upcast.is_ok());
     }
+    if scheme == Scheme::Columns {
+        let mut values = vec![0.; rows * width];
+        let by_column = compressed.decompress_columns_f32(0..width, &mut values);
+        assert!(checked.is_err() || by_column.is_ok());
+    }
     for tile in 0..=compressed.layout().tiles() {
         if let Ok(parts) = compressed.tile_bytes(tile) {
             for part in parts {

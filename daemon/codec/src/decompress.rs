@@ -305,6 +305,10 @@ impl<'a> CompressedMatrix<'a> {
         out: &mut [f32],
         stride: usize,
     ) -> Result<(), DecompressError> {
+        // Columns without rows are in no tile.
+        if columns.is_empty() || self.layout.rows() == 0 {
+            return Ok(());
+        }
         let codes = &self.bytes[self.layout.codes()];
         let mut places = self.tile_positions(columns.start / TILE_COLUMNS);
         let start = |_| Ok(places.next()?.at.start);

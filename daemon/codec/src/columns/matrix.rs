@@ -69,7 +69,7 @@ impl ColumnMatrix {
         levels.scale_each(path, part, &self.factors, symbols, out);
     }
 
-    /// Decompresses columns into `out`, `stride` elements apart. `start` says where a tile's codes begin.
+    /// Decompresses columns, which have rows, into `out`, `stride` elements apart. `start` says where a tile's codes begin.
     pub(crate) fn decompress<E>(
         &self,
         path: SimdPath,
@@ -80,9 +80,6 @@ impl ColumnMatrix {
         stride: usize,
     ) -> Result<(), E> {
         let rows = self.factors.len();
-        if rows == 0 {
-            return Ok(());
-        }
         each_column(
             path,
             codes,

@@ -81,7 +81,16 @@ proptest! {
 
 #[test]
 fn odd_chunks_are_compressed_too() {
-    for (rows, width) in [(0, 0), (0, 5), (5, 0), (1, 1), (1, 300), (256, 1), (7, 129)] {
+    for (rows, width) in [
+        (0, 0),
+        (0, 5),
+        (0, 300),
+        (5, 0),
+        (1, 1),
+        (1, 300),
+        (256, 1),
+        (7, 129),
+    ] {
         for value in [0., 1., -2e-40, 3e30, f32::MIN_POSITIVE] {
             for step in [0., 1., 1e-20, 1e20, f32::NAN, f32::INFINITY, -1.] {
                 let values = vec![value; rows * width];
