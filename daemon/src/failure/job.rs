@@ -11,7 +11,7 @@ use sluice_proto::v1::OperationKind;
 use sluice_shared::units;
 use tonic::Code;
 
-use super::{Failure, checkpoint::checkpoint, row::ErrorRow, table::engine};
+use super::{Failure, checkpoint::checkpoint, row::ErrorRow};
 
 /// Rows of jobs; others have none here.
 pub(super) fn of(failure: &Failure) -> ErrorRow {
@@ -50,7 +50,7 @@ pub(super) fn of(failure: &Failure) -> ErrorRow {
 
 fn calibration(error: &CalibrateError) -> ErrorRow {
     match error {
-        CalibrateError::Engine(error) => engine(error),
+        CalibrateError::Engine(_) => unreachable!("the table has the engine's rows itself"),
         CalibrateError::File(error) => calibration_file(error),
         CalibrateError::Memory {
             needed_bytes,

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use sluice_engine::{EngineError, RequestError};
+use sluice_engine::{EngineError, RequestError, calibration::CalibrateError};
 use sluice_ops::OpsError;
 use sluice_plan::PlanError;
 use sluice_shared::{level::Level, units};
@@ -158,6 +158,7 @@ fn row(failure: &Failure) -> ErrorRow {
         | Failure::PullingAnother { .. }
         | Failure::PullingWithAnotherToken { .. }
         | Failure::PullCancelled { .. } => library::of(failure),
+        Failure::Calibration(CalibrateError::Engine(error)) => engine(error),
         Failure::Compression { .. }
         | Failure::Calibration(_)
         | Failure::Interrupted { .. }
@@ -236,7 +237,7 @@ fn row(failure: &Failure) -> ErrorRow {
     }
 }
 
-pub(super) fn engine(error: &EngineError) -> ErrorRow {
+fn engine(error: &EngineError) -> ErrorRow {
     match error {
         EngineError::Checkpoint(error) => checkpoint(error),
         EngineError::Request(error) => request(error),
