@@ -7,13 +7,14 @@ mod keep;
 mod prune;
 mod record;
 mod score;
+mod shares;
 
 use sluice_weights::{Shape, SourceTensor};
 
 pub use self::{
-    choose::PruneShares,
     prune::{PruneOptions, PruneResult, prune},
     record::{PrunedLayer, PruningRecord, RECORD_FILE},
+    shares::PruneShares,
 };
 use super::{Checkpoint, CheckpointError, TensorEntry};
 

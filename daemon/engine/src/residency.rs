@@ -25,8 +25,8 @@ use sluice_ops::{
 };
 use sluice_plan::{Plan, StagingBuffers};
 use sluice_weights::{
-    KeptKvHeads, Storage, TensorPart, Tier, Weight, WeightData, WeightFormat, WeightGroup,
-    WeightGroupPlan, layout,
+    KeptKvHeads, Storage, TensorPart, TensorPlan, Tier, Weight, WeightData, WeightFormat,
+    WeightGroup, WeightGroupPlan, layout,
 };
 
 pub(crate) use self::change::GroupPreparation;
@@ -465,6 +465,14 @@ impl Residency {
     pub(crate) fn storages(&self) -> Vec<Storage> {
         let tensors = self.groups.iter().flat_map(|held| &held.plan.tensors);
         tensors.map(|tensor| tensor.storage).collect()
+    }
+
+    /// Elements of all tensors; a tied LM head isn't counted again. A pruned model has fewer than its shape.
+    #[must_use]
+    pub fn parameters(&self, tied: bool) -> u64 {
+        let tensors = self.groups.iter().flat_map(|held| &held.plan.tensors);
+        let counted = tensors.filter(|tensor| !(tied && tensor.part == TensorPart::LmHead));
+        counted.map(TensorPlan::elements).sum()
     }
 
     /// Bytes of all weights as they are kept for computing.

@@ -10,6 +10,7 @@ mod input;
 mod kept;
 pub mod layout;
 mod limits;
+mod pruned;
 mod rope;
 mod shape;
 mod storage;
@@ -22,8 +23,9 @@ pub use self::{
     },
     group::{TensorPart, TensorSpec, WeightGroup},
     input::MatrixInput,
-    kept::{KeptKvHeads, KeptUnits},
+    kept::KeptKvHeads,
     limits::{CONTEXT_LENGTH_MAX, END_TOKENS_MAX, HEAD_DIM_MAX, HIDDEN_SIZE_MAX},
+    pruned::KeptUnits,
     rope::{Llama3Scaling, Rope},
     shape::{Shape, TensorNaming},
     storage::{

@@ -1,20 +1,9 @@
 //! Which KV groups and MLP channels go: the shares that were asked for of those with the lowest scores.
 
-use serde::{Deserialize, Serialize};
 use sluice_weights::Shape;
 
-use super::PrunedLayer;
+use super::{PruneShares, PrunedLayer};
 use crate::compression::PruneError;
-
-/// Shares of a model to remove.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PruneShares {
-    /// Of the KV groups of all layers: a KV head with all of its query heads.
-    pub heads: f64,
-    /// Of the MLP channels of each layer.
-    pub channels: f64,
-}
 
 /// Elements of a block of the level `aggressive`, the longest of all levels: where rows are no whole number of them, it
 /// stores twice the bits.
@@ -23,19 +12,6 @@ const BLOCK: usize = 256;
 const SHORT_BLOCK: usize = 32;
 /// Least number of steps that a layer must have for units to be removed a step at a time.
 const STEPS_MIN: usize = 8;
-
-impl PruneShares {
-    /// Checks that something can be left.
-    pub(super) fn check(&self) -> Result<(), PruneError> {
-        for (units, share) in [("heads", self.heads), ("channels", self.channels)] {
-            // Also refuses NaN.
-            if !(0.0..1.0).contains(&share) {
-                return Err(PruneError::Share { units, share });
-            }
-        }
-        Ok(())
-    }
-}
 
 /// Scores of a layer's units, comparable across layers: what has the lowest is missed least.
 #[derive(Debug, Clone, Default)]

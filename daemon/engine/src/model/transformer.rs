@@ -118,7 +118,7 @@ impl Transformer {
         } = &self.config;
         ModelInfo {
             family: family.name(),
-            parameters: shape.parameters(),
+            parameters: weights.parameters(shape.tied),
             weight_bytes: weights.weight_bytes(),
             formats: weights.formats(),
             layers: shape.layers,

@@ -175,6 +175,11 @@ impl World {
 fn a_pruned_canvas_has_the_masked_models_logits() {
     let Pair { pruned, masked } = Pair::new("llada-tiny", &kept(4));
     assert!(pruned.weights.weight_bytes() < masked.weights.weight_bytes());
+    let parameters = |world: &World| world.model.info(&world.weights).parameters;
+    assert_eq!(parameters(&masked), masked.config.shape.parameters());
+    // Of each KV head its rows in q, k and v, and its columns in o; of each channel a row or column of three matrices.
+    let gone = 64 * (4 * 16 * (1 + 3) + 3 * (59 + 32));
+    assert_eq!(parameters(&masked) - parameters(&pruned), gone);
     let tokens: Vec<u32> = (0..30).map(|at| at * 37 % 250 + 3).collect();
     let places: Vec<usize> = (0..30).collect();
     let logits = |world: &World| {
