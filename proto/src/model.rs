@@ -16,7 +16,10 @@ use sluice_shared::sampling::{STOP_BYTES_MAX, STOPS_MAX, field_path};
 
 pub use self::{
     decoding::{CanvasGrowth, DecodingChoice, DiffusionChoice, KvCacheReuse, Preset, Speculation},
-    job::{CalibrateJob, CompressJob, CompressionMethod, DecompressJob, PruneJob, VerifyJob},
+    job::{
+        CalibrateJob, CalibrationChoice, CompressJob, CompressionMethod, DecompressJob,
+        OptimizeJob, PruneJob, VerifyJob,
+    },
     optimizer::{Loading, Measuring, Planning, RestoreTarget, Samples, Workload},
     reference::ModelRef,
 };

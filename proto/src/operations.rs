@@ -6,12 +6,13 @@ impl OperationKind {
     /// Requests, which compute with the loaded model and belong to the call that made them.
     pub const REQUESTS: [Self; 3] = [Self::Generate, Self::Score, Self::MeasureFidelity];
     /// Work on files.
-    pub const FILES: [Self; 5] = [
+    pub const FILES: [Self; 6] = [
         Self::Compress,
         Self::Decompress,
         Self::Verify,
         Self::Prune,
         Self::Calibrate,
+        Self::Optimize,
     ];
 
     /// Changes of the plan in force.
@@ -144,5 +145,6 @@ operation_responses!(
     DecompressResponse,
     VerifyResponse,
     PruneResponse,
-    CalibrateResponse
+    CalibrateResponse,
+    OptimizeResponse
 );

@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 use sluice_proto::v1::{
     CalibrateResult, CompressResult, CompressionSummary, ContainerContents, ContainerTensor,
-    DecompressResult, OperationKind, PruneResult, PruningSummary, VerifyResult, operation::Outcome,
+    DecompressResult, OperationKind, OptimizeResult, PruneResult, PruningSummary, VerifyResult,
+    operation::Outcome,
 };
 use sluice_shared::{pruning::warnings, units};
 
@@ -168,6 +169,7 @@ pub fn verb(kind: OperationKind) -> &'static str {
         OperationKind::Verify => "verifying",
         OperationKind::Prune => "pruning",
         OperationKind::Calibrate => "calibrating",
+        OperationKind::Optimize => "optimizing",
         _ => "working",
     }
 }
@@ -183,6 +185,7 @@ pub fn outcome(path: &str, result: &Outcome, elapsed_ms: f64) -> Result<String, 
         Outcome::Verify(found) => verified(path, found),
         Outcome::Prune(made) => Ok(pruned(path, made, elapsed_ms)),
         Outcome::Calibrate(made) => Ok(calibrated(path, made, elapsed_ms)),
+        Outcome::Optimize(made) => Ok(optimized(path, made, elapsed_ms)),
         // Of no work on files.
         _ => Ok(format!(
             "{path}: done in {}",
@@ -274,6 +277,20 @@ fn calibrated(path: &str, made: &CalibrateResult, elapsed_ms: f64) -> String {
         size = units::bytes(made.file_bytes),
         positions = units::count(made.positions),
         passes = units::count(made.passes),
+        took = units::duration_ms(elapsed_ms),
+    )
+}
+
+/// A mix, in a line.
+fn optimized(path: &str, made: &OptimizeResult, elapsed_ms: f64) -> String {
+    format!(
+        "{path}: mix {mix:08x}, {bits:.2} bits per weight, KL {measured:.5} ± {error:.5} (predicted {predicted:.5}; one rate for all: {uniform:.5}), optimized in {took}",
+        mix = made.mix,
+        bits = made.bits_per_weight,
+        measured = made.measured_kl_nats,
+        error = made.measured_kl_standard_error,
+        predicted = made.predicted_kl_nats,
+        uniform = made.uniform_kl_nats,
         took = units::duration_ms(elapsed_ms),
     )
 }

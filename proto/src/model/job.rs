@@ -10,7 +10,9 @@ use sluice_shared::{
     pruning::{PruneScore, check_share},
 };
 
-use super::{InvalidField, ModelRef, at_least_one, invalid, reference::absolute};
+use super::{
+    InvalidField, ModelRef, at_least_one, invalid, optimizer::budget_bytes, reference::absolute,
+};
 use crate::v1;
 
 /// A checked [`v1::CompressRequest`].
@@ -154,6 +156,65 @@ impl TryFrom<v1::CalibrateRequest> for CalibrateJob {
             max_positions,
             is_full: !wire.diagonal,
             memory_bytes: wire.memory_bytes,
+            threads: at_least_one("threads", wire.threads)?,
+        })
+    }
+}
+
+/// A checked [`v1::OptimizeRequest`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OptimizeJob {
+    /// Texts with at least one line that is not blank; none: the built-in text.
+    pub texts: Vec<String>,
+    /// Device memory; `None`: the budget in force.
+    pub budget_bytes: Option<u64>,
+    /// Calibration to quantize by.
+    pub calibration: CalibrationChoice,
+    /// Seed of the masks.
+    pub seed: u64,
+    /// Most texts of a measurement, at least 1.
+    pub max_samples: Option<u32>,
+    /// Threads, at least 1; `None`: the daemon's choice.
+    pub threads: Option<u32>,
+}
+
+/// Which calibration an optimization quantizes by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CalibrationChoice {
+    /// The one of the loaded model in the folder of converted weights, which is made where it is missing.
+    Own,
+    /// This file, absolute.
+    File(PathBuf),
+    /// None: all inputs count alike.
+    Without,
+}
+
+impl TryFrom<v1::OptimizeRequest> for OptimizeJob {
+    type Error = InvalidField;
+
+    fn try_from(wire: v1::OptimizeRequest) -> Result<Self, InvalidField> {
+        let is_blank = |text: &String| text.trim().is_empty();
+        if !wire.texts.is_empty() && wire.texts.iter().all(is_blank) {
+            return Err(invalid("texts", "have no line that is not blank"));
+        }
+        let budget_bytes = wire.budget_bytes.map(budget_bytes).transpose()?;
+        let calibration = match (wire.uncalibrated, wire.calibration_path.is_empty()) {
+            (true, true) => CalibrationChoice::Without,
+            (false, true) => CalibrationChoice::Own,
+            (false, false) => {
+                CalibrationChoice::File(absolute("calibration_path", wire.calibration_path)?)
+            }
+            (true, false) => {
+                let problem = "cannot be used together with `uncalibrated`";
+                return Err(invalid("calibration_path", problem));
+            }
+        };
+        Ok(Self {
+            texts: wire.texts,
+            budget_bytes,
+            calibration,
+            seed: wire.seed.unwrap_or_default(),
+            max_samples: at_least_one("max_samples", wire.max_samples)?,
             threads: at_least_one("threads", wire.threads)?,
         })
     }

@@ -254,7 +254,7 @@ impl TryFrom<v1::LoadModelRequest> for Loading {
     }
 }
 
-fn budget_bytes(bytes: u64) -> Result<u64, InvalidField> {
+pub(super) fn budget_bytes(bytes: u64) -> Result<u64, InvalidField> {
     match bytes {
         0 => Err(invalid("options.budget", "must be at least 1 byte, not 0")),
         bytes if bytes > BUDGET_BYTES_MAX => {

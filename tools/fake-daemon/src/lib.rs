@@ -72,6 +72,8 @@ pub struct ReceivedCalls {
     pub pruned: Vec<PruneRequest>,
     /// Jobs to verify.
     pub verified: Vec<VerifyRequest>,
+    /// Jobs to optimize.
+    pub optimized: Vec<OptimizeRequest>,
     /// Jobs to calibrate.
     pub calibrated: Vec<CalibrateRequest>,
     /// Operations that were followed to their ends, by id.

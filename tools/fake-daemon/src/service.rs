@@ -446,6 +446,7 @@ impl OptimizerService for Service {
     type VerifyStream = ReceiverStream<Result<VerifyResponse, Status>>;
     type PruneStream = ReceiverStream<Result<PruneResponse, Status>>;
     type CalibrateStream = ReceiverStream<Result<CalibrateResponse, Status>>;
+    type OptimizeStream = ReceiverStream<Result<OptimizeResponse, Status>>;
 
     async fn compress(&self, request: Request<CompressRequest>) -> Answers<CompressResponse> {
         self.seen().compressed.push(request.into_inner());
@@ -464,6 +465,11 @@ impl OptimizerService for Service {
 
     async fn prune(&self, request: Request<PruneRequest>) -> Answers<PruneResponse> {
         self.seen().pruned.push(request.into_inner());
+        self.job()
+    }
+
+    async fn optimize(&self, request: Request<OptimizeRequest>) -> Answers<OptimizeResponse> {
+        self.seen().optimized.push(request.into_inner());
         self.job()
     }
 
