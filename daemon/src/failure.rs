@@ -12,7 +12,10 @@ use sluice_checkpoint::{
     CheckpointError, calibration::CalibrationError, compression::CompressError,
     family::PUBLISHED_SHAPES,
 };
-use sluice_engine::{EngineError, RequestError, calibration::CalibrateError, event::Outcome};
+use sluice_engine::{
+    EngineError, RequestError, calibration::CalibrateError, event::Outcome,
+    optimization::OptimizeError,
+};
 use sluice_hub::{HubError, HubNameError};
 use sluice_ops::OpsError;
 use sluice_plan::PlanError;
@@ -260,6 +263,9 @@ pub enum Failure {
     /// The loaded model cannot be calibrated.
     #[error("{0}")]
     Calibration(CalibrateError),
+    /// The loaded model's weights could not be optimized.
+    #[error(transparent)]
+    Optimization(OptimizeError),
     /// Somebody stopped a job, or the daemon ends.
     #[error(
         "{}{}",
@@ -408,6 +414,16 @@ impl From<CalibrateError> for Failure {
             CalibrateError::Engine(error) => error.into(),
             CalibrateError::File(CalibrationError::File(error)) => error.into(),
             error => Self::Calibration(error),
+        }
+    }
+}
+
+impl From<OptimizeError> for Failure {
+    fn from(error: OptimizeError) -> Self {
+        match error {
+            OptimizeError::Engine(error) => error.into(),
+            OptimizeError::Calibration(error) => CalibrateError::File(error).into(),
+            error => Self::Optimization(error),
         }
     }
 }

@@ -70,8 +70,9 @@ pub async fn watch(daemon: Arc<Daemon>, after: Duration) {
 fn trace(daemon: &Daemon) -> Option<ActivityTrace> {
     let serving = daemon.models.serving().ok()?;
     let is_changing = daemon.switch_target.get().is_some();
-    let calibrations = daemon.operations.active_of(&[OperationKind::Calibrate]);
-    let is_used = !calibrations.is_empty() || !daemon.requests.active().is_empty();
+    let computing = [OperationKind::Calibrate, OperationKind::Optimize];
+    let computing = daemon.operations.active_of(&computing);
+    let is_used = !computing.is_empty() || !daemon.requests.active().is_empty();
     if is_changing || daemon.is_wanted() || is_used {
         return None;
     }

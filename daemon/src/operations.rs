@@ -6,6 +6,7 @@ pub mod change;
 pub(crate) mod command;
 pub mod files;
 mod operation;
+mod optimization;
 mod persistence;
 
 use std::{
@@ -41,7 +42,8 @@ const IDS_RESERVED: u64 = 1024;
 
 /// Kinds that a shutdown stops before it ends the streams that tell of them. They can take hours, and what they have finished
 /// is kept.
-pub const STOPPED_AT_SHUTDOWN: [v1::OperationKind; 6] = [
+pub const STOPPED_AT_SHUTDOWN: [v1::OperationKind; 7] = [
+    v1::OperationKind::Optimize,
     v1::OperationKind::Calibrate,
     v1::OperationKind::Compress,
     v1::OperationKind::Decompress,

@@ -12,6 +12,7 @@ mod library;
 mod messages;
 mod model;
 mod operation;
+mod optimization;
 mod optimizer;
 mod permissions;
 mod requests;

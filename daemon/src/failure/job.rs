@@ -6,7 +6,7 @@ use sluice_checkpoint::{
     calibration::CalibrationError,
     compression::{CompressError, ContainerError, PruneError},
 };
-use sluice_engine::calibration::CalibrateError;
+use sluice_engine::{calibration::CalibrateError, optimization::OptimizeError};
 use sluice_proto::v1::OperationKind;
 use sluice_shared::units;
 use tonic::Code;
@@ -18,6 +18,7 @@ pub(super) fn of(failure: &Failure) -> ErrorRow {
     match failure {
         Failure::Compression { error, .. } => compression(error),
         Failure::Calibration(error) => calibration(error),
+        Failure::Optimization(error) => optimization(error),
         Failure::OperationInProgress { id, .. } => ErrorRow::new(Code::ResourceExhausted, "OPERATION_IN_PROGRESS")
             .hint(format!(
                 "`sluice jobs` shows its progress, `sluice jobs cancel {id}` cancels it; `sluiced compress`, `decompress` and `verify` run \
@@ -68,6 +69,21 @@ fn calibration(error: &CalibrateError) -> ErrorRow {
         CalibrateError::Threads(_) => ErrorRow::new(Code::Internal, "NO_THREADS")
             .hint("the system refused to start threads; try a smaller --threads"),
         CalibrateError::Cancelled => ErrorRow::new(Code::Cancelled, "CANCELLED"),
+    }
+}
+
+fn optimization(error: &OptimizeError) -> ErrorRow {
+    match error {
+        OptimizeError::Engine(_) | OptimizeError::Calibration(_) => {
+            unreachable!("these are failures of their own")
+        }
+        OptimizeError::Quantize(_) => ErrorRow::new(Code::FailedPrecondition, "NOT_QUANTIZABLE")
+            .hint("calibrate again with more text, or optimize with --uncalibrated"),
+        OptimizeError::Allocate(_) => ErrorRow::new(Code::FailedPrecondition, "NOT_OPTIMIZABLE")
+            .hint("measure again on other texts: losses of these cannot be compared"),
+        OptimizeError::Threads(_) => ErrorRow::new(Code::Internal, "NO_THREADS")
+            .hint("the system refused to start threads; try a smaller --threads"),
+        OptimizeError::Cancelled => ErrorRow::new(Code::Cancelled, "CANCELLED"),
     }
 }
 

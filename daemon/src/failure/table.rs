@@ -161,6 +161,7 @@ fn row(failure: &Failure) -> ErrorRow {
         Failure::Calibration(CalibrateError::Engine(error)) => engine(error),
         Failure::Compression { .. }
         | Failure::Calibration(_)
+        | Failure::Optimization(_)
         | Failure::Interrupted { .. }
         | Failure::OperationInProgress { .. }
         | Failure::JobCancelled { .. } => job::of(failure),

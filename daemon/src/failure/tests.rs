@@ -86,6 +86,10 @@ fn name(failure: &Failure) -> &'static str {
         F::PullCancelled { .. } => "pull cancelled",
         F::Compression { error, .. } => job::coding_name(error),
         F::Calibration(error) => job::calibration_name(error),
+        F::Optimization(OptimizeError::Quantize(_)) => "optimization: quantize",
+        F::Optimization(OptimizeError::Allocate(_)) => "optimization: allocate",
+        F::Optimization(OptimizeError::Threads(_)) => "optimization: threads",
+        F::Optimization(_) => "optimization: cancelled",
         F::OperationInProgress { .. } => "operation in progress",
         F::JobCancelled { .. } => "job cancelled",
         F::UnknownOperation { .. } => "unknown operation",
@@ -166,7 +170,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 171;
+const VARIANTS: usize = 175;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {

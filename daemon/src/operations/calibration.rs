@@ -57,7 +57,7 @@ impl Operations {
     }
 }
 
-fn step_to_wire(step: CalibrationProgress) -> v1::OperationProgress {
+pub(super) fn step_to_wire(step: CalibrationProgress) -> v1::OperationProgress {
     let (item, unit, done, total) = match step {
         CalibrationProgress::Decoding { done, total } => {
             let item = "texts that the model continues".to_owned();
@@ -80,7 +80,7 @@ fn step_to_wire(step: CalibrationProgress) -> v1::OperationProgress {
 }
 
 /// What of a result is less than it could be.
-fn notices(made: &CalibrationSummary) -> Vec<String> {
+pub(super) fn notices(made: &CalibrationSummary) -> Vec<String> {
     let mut notices = Vec::new();
     let origin = &made.origin;
     if !origin.is_lossless {

@@ -25,7 +25,7 @@ const CALIBRATION_MEMORY_MIN: u64 = 1 << 30;
 const NAME_CHARS_MAX: usize = 50;
 
 /// The memory for the statistics of a calibration when nobody says how much.
-fn calibration_memory() -> u64 {
+pub(super) fn calibration_memory() -> u64 {
     let free_bytes = MemoryStats::read().free_bytes.unwrap_or_default();
     (free_bytes / 4).max(CALIBRATION_MEMORY_MIN)
 }
@@ -68,7 +68,7 @@ impl Daemon {
     }
 
     /// Where a calibration is written when nobody says where.
-    fn default_calibration(&self, model: &ModelName) -> Result<PathBuf, Failure> {
+    pub(super) fn default_calibration(&self, model: &ModelName) -> Result<PathBuf, Failure> {
         let (folder, _) = self.engine.weight_cache().ok_or_else(|| InvalidField {
             field: "output_path",
             problem: "is required, since sluiced has no folder of converted weights".to_owned(),

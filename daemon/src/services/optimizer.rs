@@ -7,8 +7,8 @@ use sluice_engine::{EngineError, PlanOptions, ShareKey, Work, runtime::ModelOutl
 use sluice_plan::PlanError;
 use sluice_proto::{
     model::{
-        CalibrateJob, CompressJob, DecompressJob, Measuring, ModelRef, Planning, PruneJob,
-        RestoreTarget, VerifyJob,
+        CalibrateJob, CompressJob, DecompressJob, Measuring, ModelRef, OptimizeJob, Planning,
+        PruneJob, RestoreTarget, VerifyJob,
     },
     operations::OperationResponse,
     v1::{self, OperationKind, optimizer_service_server::OptimizerService},
@@ -50,6 +50,7 @@ impl OptimizerService for Service {
     type VerifyStream = ResponseStream<v1::VerifyResponse>;
     type PruneStream = ResponseStream<v1::PruneResponse>;
     type CalibrateStream = ResponseStream<v1::CalibrateResponse>;
+    type OptimizeStream = ResponseStream<v1::OptimizeResponse>;
 
     async fn plan(
         &self,
@@ -218,6 +219,17 @@ impl OptimizerService for Service {
         let caller = Caller::of(&request);
         let asked = CalibrateJob::try_from(request.into_inner()).map_err(Failure::from)?;
         let operation = self.0.begin_calibration(caller, asked).await?;
+        Ok(Response::new(operation::follow(operation, &self.0.closing)))
+    }
+
+    async fn optimize(
+        &self,
+        request: Request<v1::OptimizeRequest>,
+    ) -> Result<Response<Self::OptimizeStream>, Status> {
+        self.0.check_open()?;
+        let caller = Caller::of(&request);
+        let asked = OptimizeJob::try_from(request.into_inner()).map_err(Failure::from)?;
+        let operation = self.0.begin_optimization(caller, asked).await?;
         Ok(Response::new(operation::follow(operation, &self.0.closing)))
     }
 }

@@ -5,9 +5,10 @@ use std::io;
 use sluice_checkpoint::{
     calibration::{CalibrationError, ModelIdentity},
     compression::{CompressError, ContainerError, Damage, EncodeError, PruneError},
+    quantize::QuantizeError,
 };
-use sluice_engine::calibration::CalibrateError;
-use sluice_optimize::moments::MomentsError;
+use sluice_engine::{calibration::CalibrateError, optimization::OptimizeError};
+use sluice_optimize::{allocate::AllocateError, moments::MomentsError};
 use sluice_shared::pruning::PruneScore;
 use sluice_weights::MatrixInput;
 
@@ -70,6 +71,26 @@ pub(super) fn calibration_name(error: &CalibrateError) -> &'static str {
         E::Threads(_) => "calibration: threads",
         E::Cancelled => "calibration: cancelled",
     }
+}
+
+/// Of optimizations.
+fn optimizations() -> Vec<(Failure, Code)> {
+    use OptimizeError as E;
+    let broken = QuantizeError::Moments {
+        input: MatrixInput::LmHead,
+        error: MomentsError::NotFinite { row: 1, column: 2 },
+    };
+    let all = [
+        (E::Quantize(broken), Code::FailedPrecondition),
+        (
+            E::Allocate(AllocateError::NoCandidates(0)),
+            Code::FailedPrecondition,
+        ),
+        (E::Threads("x".to_owned()), Code::Internal),
+        (E::Cancelled, Code::Cancelled),
+    ];
+    all.map(|(error, code)| (Failure::Optimization(error), code))
+        .into()
 }
 
 /// Of calibrations.
@@ -341,6 +362,7 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
         .map(|(error, code)| (Failure::from(error), code))
         .collect();
     examples.extend(calibrations());
+    examples.extend(optimizations());
     examples.extend([
         (
             Failure::Interrupted {

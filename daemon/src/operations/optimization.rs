@@ -1,0 +1,149 @@
+//! Optimizing the loaded model's weights for a budget, as a job: its passes are requests of the engine, its result is a mix.
+
+use std::{path::PathBuf, sync::Arc};
+
+use sluice_engine::{
+    Engine,
+    calibration::{CalibrateError, CalibrationOptions, calibrate},
+    optimization::{
+        GroupKind, LossPoint, MatrixGroup, OptimizeError, OptimizeOptions, OptimizeProgress,
+        OptimizeSummary, optimize,
+    },
+};
+use sluice_proto::v1::{self, OperationKind, OperationStage, ProgressUnit};
+
+use super::{Operation, OperationDescription, Operations, Outcome, calibration, progress};
+use crate::{failure::Failure, model_name::ModelName};
+
+/// Predicted and measured losses that differ by more than this factor are told: losses of groups did not add up then.
+const ADDITIVE_WITHIN: f64 = 1.5;
+
+impl Operations {
+    /// Begins to optimize the loaded model. With `missing`, that calibration is made first.
+    ///
+    /// # Errors
+    /// When no work on files can begin now.
+    pub fn optimize(
+        self: &Arc<Self>,
+        engine: Arc<Engine>,
+        model: &ModelName,
+        missing: Option<CalibrationOptions>,
+        options: OptimizeOptions,
+    ) -> Result<Arc<Operation>, Failure> {
+        let path = |path: &PathBuf| path.display().to_string();
+        let description = OperationDescription {
+            kind: OperationKind::Optimize,
+            model: model.name.clone(),
+            input_path: model.path.as_ref().map_or_else(|| model.name.clone(), path),
+            output_path: String::new(),
+            threads: Some(options.threads),
+            caller: None,
+        };
+        self.work(description, move |operation, stop| {
+            if let Some(missing) = &missing {
+                let mut report = |step| operation.progress(calibration::step_to_wire(step));
+                let made = calibrate(&engine, missing, stop, &mut report);
+                let made = made.map_err(|error| match error {
+                    CalibrateError::Cancelled => cancelled(),
+                    error => error.into(),
+                })?;
+                for notice in calibration::notices(&made) {
+                    operation.notice(notice);
+                }
+            }
+            let mut report = |step| operation.progress(step_to_wire(step));
+            let made = optimize(&engine, &options, stop, &mut report);
+            let made = made.map_err(|error| match error {
+                OptimizeError::Cancelled => cancelled(),
+                error => error.into(),
+            })?;
+            if let Some(notice) = not_additive(&made) {
+                operation.notice(notice);
+            }
+            Ok(Outcome::Optimize(result_to_wire(&made)))
+        })
+    }
+}
+
+fn cancelled() -> Failure {
+    Failure::JobCancelled {
+        partial_path: None,
+        by_shutdown: false,
+    }
+}
+
+fn not_additive(made: &OptimizeSummary) -> Option<String> {
+    let ratio = made.measured.mean_kl / made.record.predicted_kl_nats;
+    (ratio.is_finite() && !(1.0 / ADDITIVE_WITHIN..=ADDITIVE_WITHIN).contains(&ratio)).then(|| {
+        format!(
+            "the mix lost {ratio:.2} times what was predicted: losses of single groups do not add up at so few bits"
+        )
+    })
+}
+
+fn step_to_wire(step: OptimizeProgress) -> v1::OperationProgress {
+    match step {
+        OptimizeProgress::Quantizing {
+            tensor,
+            done,
+            total,
+            is_final,
+        } => v1::OperationProgress {
+            item: match is_final {
+                true => tensor,
+                false => format!("{tensor}, to be measured"),
+            },
+            ..progress(
+                OperationStage::Quantizing,
+                ProgressUnit::Weights,
+                done,
+                total,
+            )
+        },
+        OptimizeProgress::Measuring { done, total } => {
+            let (done, total) = (done as u64, total as u64);
+            progress(OperationStage::Measuring, ProgressUnit::Groups, done, total)
+        }
+    }
+}
+
+fn result_to_wire(made: &OptimizeSummary) -> v1::OptimizeResult {
+    let groups = made.groups.iter().zip(&made.record.groups);
+    v1::OptimizeResult {
+        mix: made.mix.number(),
+        bits_per_weight: made.bits,
+        predicted_kl_nats: made.record.predicted_kl_nats,
+        uniform_kl_nats: made.uniform_kl_nats,
+        measured_kl_nats: made.measured.mean_kl,
+        measured_kl_standard_error: made.measured.standard_error,
+        groups: groups
+            .map(|(group, choice)| v1::MatrixGroup {
+                kind: kind_to_wire(group).into(),
+                layer: (group.kind != GroupKind::LmHead).then_some(group.layer as u32),
+                bits_per_weight: choice.bits,
+                bytes: choice.bytes,
+                predicted_kl_nats: choice.predicted_kl_nats,
+            })
+            .collect(),
+        curve: made.curve.iter().map(point_to_wire).collect(),
+    }
+}
+
+fn kind_to_wire(group: &MatrixGroup) -> v1::MatrixGroupKind {
+    match group.kind {
+        GroupKind::QueryKey => v1::MatrixGroupKind::QueryKey,
+        GroupKind::Value => v1::MatrixGroupKind::Value,
+        GroupKind::AttentionOutput => v1::MatrixGroupKind::AttentionOutput,
+        GroupKind::GateUp => v1::MatrixGroupKind::GateUp,
+        GroupKind::Down => v1::MatrixGroupKind::Down,
+        GroupKind::LmHead => v1::MatrixGroupKind::LmHead,
+    }
+}
+
+fn point_to_wire(point: &LossPoint) -> v1::LossPoint {
+    v1::LossPoint {
+        bits_per_weight: point.bits,
+        bytes: point.bytes,
+        predicted_kl_nats: point.kl_nats,
+    }
+}
