@@ -5,6 +5,7 @@ mod calibrate;
 mod help;
 mod jobs;
 mod library;
+mod optimize;
 mod plans;
 mod run;
 mod screen;
@@ -28,6 +29,7 @@ pub use bench::Bench;
 pub use calibrate::Calibrate;
 pub use jobs::{Compress, Decompress, FollowArgs, Jobs, JobsCommand, Prune, Verify};
 pub use library::{Inspect, Pull, Remove};
+pub use optimize::Optimize;
 pub use plans::{Fidelity, LevelChoice, Plan, Restore, RestoreTo, SetBudget, SetLevel};
 pub use run::{AnswerArgs, Chat, Run, Stop};
 pub use screen::{Colour, Screen};
@@ -109,6 +111,8 @@ pub enum Command {
     Fidelity(Fidelity),
     /// Measures the inputs of the model's matrices, for quantizing and pruning
     Calibrate(Calibrate),
+    /// Finds and applies the most faithful weights that fit a budget
+    Optimize(Optimize),
     /// Changes the memory budget while requests run
     Budget(SetBudget),
     /// Restores the level and budget that the daemon was started or the model loaded with

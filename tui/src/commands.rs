@@ -16,6 +16,7 @@ mod load;
 mod models;
 mod offline;
 mod operations;
+mod optimize;
 mod paths;
 mod plan;
 mod present;
@@ -115,6 +116,7 @@ pub async fn run(cli: Cli, out: &mut StandardOutput) -> Result<(), Failure> {
             until_interrupted(library::inspect(socket, &arguments, out)).await
         }
         Some(Command::Calibrate(arguments)) => calibrate::run(socket, &arguments, out).await,
+        Some(Command::Optimize(arguments)) => optimize::run(socket, &arguments, out).await,
         Some(Command::Compress(arguments)) => jobs::compress(socket, &arguments, out).await,
         Some(Command::Prune(arguments)) => prune::run(socket, &arguments, out).await,
         Some(Command::Decompress(arguments)) => jobs::decompress(socket, &arguments, out).await,

@@ -215,6 +215,23 @@ the result, \"apply\".",
     )
 }
 
+pub(super) const OPTIMIZE: &str = "\
+Examples:
+  sluice optimize --budget 4GiB
+  sluice optimize notes.txt letters.txt --budget 2.5GiB
+  sluice optimize --uncalibrated --no-apply --detach
+
+Finds the most faithful weights that fit a budget: quantizes all matrices to one rate by the model's calibration,
+measures what each group of them loses by it, chooses a rate for each group, quantizes again, and measures the result on
+texts that nothing was chosen by. Then it puts the result in force, between the passes of what runs: level optimized.
+
+The result, a mix, stays in the daemon's folder of converted weights. `sluice level optimized` puts the latest in force
+again, with --mix another one; `sluice restore --to source` goes back to the checkpoint's own weights.
+
+The first run takes longest: another budget uses the same measurements. Use text like that which the model will work on.
+Other requests are served in between. Ctrl-C cancels it; the next run takes up what was done.
+With --json each line is a picture of the operation. The last one has the result, \"optimize\".";
+
 pub(super) const CALIBRATE: &str = "\
 Examples:
   sluice calibrate

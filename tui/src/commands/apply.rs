@@ -54,6 +54,16 @@ pub(super) async fn plan_options(
     apply(daemon, options, ChangeOutput::Aside, out).await
 }
 
+/// Applies what another command was asked to put in force.
+pub(super) async fn in_force(
+    daemon: &DaemonConnection,
+    options: PlanOptions,
+    json: bool,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
+    apply(daemon, options, ChangeOutput::of(json), out).await
+}
+
 /// Applies another level.
 pub(super) async fn level(
     daemon: &DaemonConnection,

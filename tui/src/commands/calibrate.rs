@@ -41,5 +41,7 @@ pub(super) async fn run(
     let daemon = DaemonConnection::connect(socket).await?;
     let mut client = daemon.optimizer();
     let call = client.calibrate(request);
-    follow_own(&daemon, call, &arguments.following, out).await
+    follow_own(&daemon, call, &arguments.following, out)
+        .await
+        .map(drop)
 }

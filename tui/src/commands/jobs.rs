@@ -74,7 +74,9 @@ pub(super) async fn compress(
     let daemon = offline::daemon(socket, alone).await?;
     let mut client = daemon.optimizer();
     let call = client.compress(request);
-    follow_own(&daemon, call, &arguments.following, out).await
+    follow_own(&daemon, call, &arguments.following, out)
+        .await
+        .map(drop)
 }
 
 /// The arguments of `sluiced compress`.
@@ -114,7 +116,9 @@ pub(super) async fn decompress(
     let daemon = offline::daemon(socket, alone).await?;
     let mut client = daemon.optimizer();
     let call = client.decompress(request);
-    follow_own(&daemon, call, &arguments.following, out).await
+    follow_own(&daemon, call, &arguments.following, out)
+        .await
+        .map(drop)
 }
 
 /// Compares a compressed file with its checksums.
@@ -132,7 +136,9 @@ pub(super) async fn verify(
     let daemon = offline::daemon(socket, alone).await?;
     let mut client = daemon.optimizer();
     let call = client.verify(request);
-    follow_own(&daemon, call, &arguments.following, out).await
+    follow_own(&daemon, call, &arguments.following, out)
+        .await
+        .map(drop)
 }
 
 /// Lists, watches or cancels jobs of all clients.
@@ -272,17 +278,19 @@ async fn watch(
     let mut client = daemon.operations();
     let call = client.watch_operation(request);
     let leaves = OnInterrupt::Leaves(|| Failure::interrupted("the job continues"));
-    show(daemon, call, leaves, (json, false), out).await
+    show(daemon, call, leaves, (json, false), out)
+        .await
+        .map(drop)
 }
 
-/// Shows a job of our own to its end, unless `--detach` leaves it to the daemon. An interrupt cancels it; the stream tells
-/// whether that succeeded.
+/// Shows a job of our own to its end, unless `--detach` leaves it to the daemon, and returns its result. An interrupt cancels
+/// it; the stream tells whether that succeeded.
 pub(super) async fn follow_own<R: OperationResponse>(
     daemon: &DaemonConnection,
     call: impl Future<Output = Result<Response<Streaming<R>>, Status>>,
     following: &FollowArgs,
     out: &mut StandardOutput,
-) -> Result<(), Failure> {
+) -> Result<Option<Outcome>, Failure> {
     let cancels = OnInterrupt::Cancels {
         announce: || say("cancelling the job"),
         cancelled: Failure::by_interrupt,
@@ -304,7 +312,7 @@ async fn show<R: OperationResponse>(
     on_interrupt: OnInterrupt,
     (json, detach): (bool, bool),
     out: &mut StandardOutput,
-) -> Result<(), Failure> {
+) -> Result<Option<Outcome>, Failure> {
     let mut interrupts = interrupts()?;
     let mut is_first = true;
     let mut bandwidth = Bandwidth::default();
@@ -329,10 +337,11 @@ async fn show<R: OperationResponse>(
     );
     let job = job.await?;
     if detach {
-        return Ok(());
+        return Ok(None);
     }
     let result = job.outcome.as_ref().ok_or_else(no_result)?;
-    end(&job, result, json, out)
+    end(&job, result, json, out)?;
+    Ok(job.outcome)
 }
 
 fn unconfirmed() -> Failure {
@@ -376,6 +385,8 @@ fn end(
 ) -> Result<(), Failure> {
     let path = match result {
         Outcome::Verify(_) => &job.input_path,
+        // It writes no file that a user names.
+        Outcome::Optimize(_) => &job.model,
         _ => &job.output_path,
     };
     let outcome = container::outcome(path, result, job.elapsed_ms);

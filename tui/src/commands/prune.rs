@@ -57,5 +57,7 @@ pub(super) async fn run(
     let daemon = offline::daemon(socket, alone).await?;
     let mut client = daemon.optimizer();
     let call = client.prune(request);
-    follow_own(&daemon, call, &arguments.following, out).await
+    follow_own(&daemon, call, &arguments.following, out)
+        .await
+        .map(drop)
 }

@@ -104,6 +104,7 @@ impl Work {
             OperationKind::Verify => "verify",
             OperationKind::Prune => "prune",
             OperationKind::Calibrate => "calibrate",
+            OperationKind::Optimize => "optimize",
             OperationKind::Unspecified => "other",
         };
         let waits = operation.state() == OperationState::Queued;
