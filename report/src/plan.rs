@@ -1,7 +1,7 @@
 //! A plan as people read it.
 
 use sluice_proto::v1::{
-    LayerPlan, MemoryKind, Plan, StagingBuffers, SwitchEstimate, Tier, WeightGroupPlan,
+    Compression, LayerPlan, MemoryKind, Plan, StagingBuffers, SwitchEstimate, Tier, WeightGroupPlan,
 };
 use sluice_shared::units;
 
@@ -139,7 +139,7 @@ fn layers(layers: &[LayerPlan]) -> Vec<String> {
                 // Layers that are alike are named in their first row alone.
                 std::mem::take(&mut name),
                 group.kind().to_string(),
-                group.format.unwrap_or_default().to_string(),
+                format(&group),
                 placement(&group),
                 units::bytes(group.bytes),
             ]);
@@ -164,17 +164,38 @@ fn merged_groups(groups: &[WeightGroupPlan]) -> Vec<WeightGroupPlan> {
     let mut merged: Vec<WeightGroupPlan> = Vec::new();
     for group in groups {
         let is_alike = |known: &&mut WeightGroupPlan| {
-            WeightGroupPlan {
+            let unsized_group = |group: &WeightGroupPlan| WeightGroupPlan {
                 bytes: 0,
-                ..**known
-            } == WeightGroupPlan { bytes: 0, ..*group }
+                weights: 0,
+                ..*group
+            };
+            unsized_group(known) == unsized_group(group)
         };
         match merged.iter_mut().find(is_alike) {
-            Some(known) => known.bytes += group.bytes,
+            Some(known) => {
+                known.bytes += group.bytes;
+                known.weights += group.weights;
+            }
             None => merged.push(*group),
         }
     }
     merged
+}
+
+/// The format, with the bits per weight where groups of one format differ in these.
+fn format(group: &WeightGroupPlan) -> String {
+    let format = group.format.unwrap_or_default();
+    let has_rates = matches!(
+        format.compression(),
+        Compression::Trellis | Compression::Columns
+    );
+    match has_rates && group.weights > 0 {
+        true => format!(
+            "{format} {:.2}",
+            group.bytes as f64 * 8.0 / group.weights as f64
+        ),
+        false => format.to_string(),
+    }
 }
 
 fn placement(group: &WeightGroupPlan) -> String {

@@ -186,6 +186,7 @@ fn weight_group_plan(group: &WeightGroupPlan) -> v1::WeightGroupPlan {
         format: Some(format::weight_format(group.storage().weight_format())),
         bytes: group.bytes(),
         is_streamed: group.is_streamed(),
+        weights: group.tensors.iter().map(TensorPlan::elements).sum(),
     }
 }
 
