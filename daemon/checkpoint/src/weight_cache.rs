@@ -29,7 +29,7 @@ pub use self::cached::{
 };
 pub use self::compressed::{CompressedWeights, with_estimated_compression};
 pub(super) use self::fingerprint::FileStamp;
-pub use self::mix::{MatrixWriter, MixMatrix, MixRecord, MixedGroup, Mixes, OpenMix};
+pub use self::mix::{MatrixWriter, MixMatrix, MixRecord, MixedGroup, Mixes, OpenMix, losses_of};
 use super::{
     Checkpoint, CheckpointError, Source, TensorEntry, file::CheckpointFile,
     safetensors::HEADER_BYTES_MAX,

@@ -14,13 +14,14 @@ mod losses;
 mod write;
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
 };
 
 use rayon::ThreadPoolBuilder;
 use sluice_checkpoint::{
-    calibration::Calibration,
+    CheckpointError,
+    calibration::{Calibration, CalibrationError},
     weight_cache::{MixRecord, MixedGroup, OpenMix},
 };
 use sluice_machine::page::PAGE_BYTES;
@@ -155,7 +156,8 @@ pub fn optimize(
     let calibration = match &options.calibration {
         Some(path) => {
             let identity = engine.model_identity(&options.model_name)?;
-            Some(Calibration::open_for(path, &identity)?)
+            let opened = Calibration::open_for(path, &identity);
+            Some(opened.map_err(|error| not_a_calibration(path, error))?)
         }
         None => None,
     };
@@ -254,6 +256,19 @@ pub fn optimize(
         groups,
         measured: measured.first().copied().ok_or(OptimizeError::Cancelled)?,
     })
+}
+
+/// Whoever names a file as a calibration is told so, whatever it is instead.
+fn not_a_calibration(path: &Path, error: CalibrationError) -> CalibrationError {
+    match error {
+        CalibrationError::File(
+            error @ (CheckpointError::MalformedFile { .. } | CheckpointError::WrongLength { .. }),
+        ) => CalibrationError::Damaged {
+            path: path.to_owned(),
+            cause: error.to_string(),
+        },
+        other => other,
+    }
 }
 
 /// Bytes of a plan besides the matrices of a mix, with a page for each group that may take one more at another rate.

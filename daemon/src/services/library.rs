@@ -13,7 +13,7 @@ use sluice_proto::{
     model::{InvalidField, ModelRef},
     v1,
 };
-use sluice_shared::{names, units};
+use sluice_shared::{mix::MixId, names, units};
 use tokio::task::spawn_blocking;
 
 use super::{Daemon, operation, requests::ResponseStream};
@@ -76,6 +76,7 @@ impl Daemon {
             level: v1::Level::from(kept.level).into(),
             bytes: kept.bytes,
             is_in_use: kept.is_in_use,
+            mix: kept.mix.map_or(0, MixId::number),
         });
         v1::ListModelsResponse {
             models,

@@ -2,9 +2,10 @@
 
 use std::{path::PathBuf, sync::Arc};
 
+use sluice_checkpoint::calibration::{CalibrationError, POSITIONS_MIN};
 use sluice_engine::{
     admission::FIDELITY_SAMPLES_MAX,
-    calibration::{CalibrationOptions, POSITIONS_DEFAULT},
+    calibration::{CalibrateError, CalibrationOptions, POSITIONS_DEFAULT},
     optimization::OptimizeOptions,
 };
 use sluice_proto::model::{CalibrationChoice, InvalidField, OptimizeJob};
@@ -47,6 +48,16 @@ impl Daemon {
             prepare::calibration_samples(texts, serving, patience)
         };
         let (samples, serving) = self.prepare(caller.share(), serving, prepare).await?;
+        let positions: usize = samples.iter().map(Vec::len).sum();
+        if (positions as u64) < POSITIONS_MIN {
+            // Losses of a few sentences would choose for these alone.
+            return Err(CalibrateError::File(CalibrationError::TooLittle {
+                what: "the text".to_owned(),
+                positions: positions as u64,
+                needed: POSITIONS_MIN,
+            })
+            .into());
+        }
         let text_hash = measurements::hash(&samples);
         let (test_samples, samples) = apart(samples);
         let threads = files::threads(asked.threads);

@@ -3,7 +3,7 @@
 use sluice_proto::v1::{
     ListModelsRequest, ListModelsResponse, Model, ModelOrigin, ModelState, Operation,
 };
-use sluice_shared::units;
+use sluice_shared::{mix::MixId, units};
 
 use crate::{
     connection::DaemonConnection,
@@ -80,9 +80,12 @@ fn converted_weights(list: &ListModelsResponse) -> Vec<String> {
     let width = width.max().unwrap_or_default().min(NAME_COLUMNS_MAX);
     lines.extend(list.converted_weights.iter().map(|kept| {
         format!(
-            "  {:<width$}  {:<10}  {:>8}{}",
+            "  {:<width$}  {:<18}  {:>8}{}",
             kept.model,
-            kept.level(),
+            match MixId::from_number(kept.mix) {
+                Some(mix) => format!("{} {mix}", kept.level()),
+                None => kept.level().to_string(),
+            },
             units::bytes(kept.bytes),
             if kept.is_in_use { "  in use" } else { "" }
         )

@@ -16,7 +16,7 @@ use super::{
     compressed::{self, EXTENSION},
     expect,
     fingerprint::DIGITS,
-    mix::CANDIDATE,
+    mix::{CANDIDATE, losses_of},
     read_metadata,
     write::{LockState, try_lock},
 };
@@ -35,6 +35,8 @@ pub struct CachedWeights {
     pub checkpoint: Option<PathBuf>,
     /// The level that they are for.
     pub level: Level,
+    /// The mix of level `optimized`; `None` also for those that mixes are compared by.
+    pub mix: Option<MixId>,
     /// Bytes of the file.
     pub bytes: u64,
     /// Whether a daemon reads from them.
@@ -121,7 +123,12 @@ impl CachedWeights {
             return false;
         };
         // Where there are no locks, nobody knows who reads the file: it stays.
-        try_lock(&file) == LockState::Taken && fs::remove_file(&self.path).is_ok()
+        let is_removed = try_lock(&file) == LockState::Taken && fs::remove_file(&self.path).is_ok();
+        if is_removed {
+            // What was measured of it, if it is one that mixes are compared by; where that stays, it takes some kilobytes.
+            drop(fs::remove_file(losses_of(&self.path)));
+        }
+        is_removed
     }
 
     /// Examines a directory entry; `None` unless its name and its contents say that Sluice wrote it.
@@ -131,6 +138,7 @@ impl CachedWeights {
             model,
             fingerprint,
             level,
+            mix,
             is_container,
         } = Parts::of(&file_name)?;
         // Doesn't follow links: Sluice writes none.
@@ -158,6 +166,7 @@ impl CachedWeights {
             model: model.to_owned(),
             checkpoint: said.get(PATH_KEY).map(PathBuf::from),
             level,
+            mix,
             bytes: metadata.len(),
             is_in_use,
             used,
@@ -171,6 +180,7 @@ struct Parts<'a> {
     model: &'a str,
     fingerprint: &'a str,
     level: Level,
+    mix: Option<MixId>,
     is_container: bool,
 }
 
@@ -195,6 +205,7 @@ impl<'a> Parts<'a> {
             model,
             fingerprint,
             level: level.parse().ok()?,
+            mix: last.parse().ok(),
             is_container,
         })
     }

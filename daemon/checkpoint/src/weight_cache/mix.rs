@@ -36,6 +36,12 @@ pub(super) const CANDIDATE: &str = "c";
 /// Longest record: some hundred bytes for each matrix of the largest models.
 const RECORD_BYTES_MAX: u64 = 8 << 20;
 
+/// Where measurements of a mix that others are compared by are kept.
+#[must_use]
+pub fn losses_of(mix: &Path) -> PathBuf {
+    mix.with_extension("losses.json")
+}
+
 /// What was chosen, and by what.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct MixRecord {

@@ -3,7 +3,7 @@
 use std::{fs, io::Write, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
-use sluice_checkpoint::weight_cache::Mixes;
+use sluice_checkpoint::weight_cache::{Mixes, losses_of};
 use sluice_optimize::allocate::{Sensitivity, shrink};
 use sluice_weights::SourceTensor;
 
@@ -39,7 +39,7 @@ pub(super) fn measure_losses(
     (samples, text_hash): (&[Vec<u32>], u64),
     report: &mut dyn FnMut(OptimizeProgress),
 ) -> Result<Vec<GroupLoss>, OptimizeError> {
-    let path = mixes.path(candidate.id).with_extension("losses.json");
+    let path = losses_of(&mixes.path(candidate.id));
     let mut measured = Measured::read(&path, text_hash, measure.seed);
     measured.losses.truncate(groups.len());
     while measured.losses.len() < groups.len() {
