@@ -244,6 +244,7 @@ mod tests {
             format: Some(Dtype::Bf16.into()),
             bytes,
             is_streamed: tier != Tier::Device && kind != WeightGroupKind::Embedding,
+            weights: 0,
         }
     }
 

@@ -233,6 +233,7 @@ mod tests {
             bytes: 100_000,
             index_bytes: 0,
             format: Format::F32,
+            mix: 0,
             is_estimate: false,
         };
         let query = TensorPlan {
@@ -252,13 +253,15 @@ mod tests {
                     (Level::Moderate, true) => Storage::Plain(Format::Q8_0),
                     _ => expected,
                 };
-                assert_eq!(storage(level, from, &query, None), expected, "{level:?}");
+                let stored = storage(level, from, &query, OtherForms::default());
+                assert_eq!(stored, expected, "{level:?}");
             }
         }
         let streamed = WeightGroupPlan {
             group: WeightGroup::Attention(0),
             tier: Tier::Device,
             tensors: vec![query],
+            kept_kv_heads: None,
         };
         assert_eq!(compressed(&streamed).tensors, [query]);
     }

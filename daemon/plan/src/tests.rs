@@ -579,6 +579,7 @@ fn compress(groups: &mut [WeightGroupPlan], scheme: Scheme, index_bytes: u64) {
                 bytes: tensor.bytes() / 3 * 2,
                 index_bytes,
                 format: tensor.source,
+                mix: 0,
                 is_estimate: false,
             });
         }

@@ -283,6 +283,7 @@ mod tests {
             embedding_placement: v1::EmbeddingPlacement::Host.into(),
             max_slowdown: Some(2.0),
             kv_cache_format: v1::KvCacheFormat::Q80.into(),
+            mix: 0x3f2a_91c4,
         };
         let expected = PlanOptions {
             level: Some(Level::Auto),
@@ -290,6 +291,7 @@ mod tests {
             embedding: Some(EmbeddingPlacement::Host),
             max_slowdown: Some(2.0),
             kv_cache_format: Some(KvCacheFormat::Q8_0),
+            mix: MixId::from_number(0x3f2a_91c4),
         };
         assert_eq!(adjust(all), Ok(expected));
         assert_eq!(v1::PlanOptions::from(expected), all);
