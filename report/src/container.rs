@@ -226,9 +226,9 @@ fn written(omitted_files: &[String], resumed_tensors: u64) -> Vec<String> {
 /// What was removed from what, in words.
 fn removed(pruning: &PruningSummary) -> String {
     format!(
-        "{} of {} KV groups, {:.1} % of the feed-forward channels",
-        units::count(pruning.removed_kv_groups),
-        units::count(pruning.kv_groups),
+        "{} of {} KV heads, {:.1} % of the feed-forward channels",
+        units::count(pruning.removed_kv_heads),
+        units::count(pruning.kv_heads),
         percent(pruning.removed_channels, pruning.channels),
     )
 }

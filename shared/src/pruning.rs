@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-/// What a unit's score is: a KV group's or an MLP channel's. Those with the lowest go.
+/// What a unit's score is: a KV head's or an MLP channel's. Those with the lowest go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PruneScore {
     /// The root of the sum of the squares of its weights.
@@ -65,7 +65,7 @@ impl FromStr for PruneScore {
     }
 }
 
-/// The largest share of KV groups that is removed without a warning.
+/// The largest share of KV heads that is removed without a warning.
 pub const HEAD_SHARE_USUAL: f64 = 0.3;
 /// The largest share of MLP channels that is removed without a warning.
 pub const CHANNEL_SHARE_USUAL: f64 = 0.2;

@@ -49,9 +49,9 @@ impl Checkpoint {
     pub fn model_sources(&self, shape: &Shape) -> Result<Vec<SourceTensor>, CheckpointError> {
         let mut specs = shape.tensors();
         if let Some(record) = self.pruning(shape)? {
-            let units = record.units();
+            let sizes = record.kept_sizes();
             for spec in &mut specs {
-                *spec = units[spec.layer].of_tensor(spec.clone(), shape);
+                *spec = sizes[spec.layer].of_tensor(spec.clone(), shape);
             }
         }
         self.sources(specs)

@@ -90,11 +90,11 @@ pub fn prune_result(made: &PruneResult) -> v1::PruneResult {
 
 /// What a pruned file lacks.
 fn pruning(record: &PruningRecord) -> v1::PruningSummary {
-    let (removed_kv_groups, kv_groups) = record.kv_groups();
-    let (removed_channels, channels) = record.mlp_channels();
+    let (removed_kv_heads, kv_heads) = record.removed_kv_heads();
+    let (removed_channels, channels) = record.removed_channels();
     v1::PruningSummary {
-        removed_kv_groups: removed_kv_groups as u64,
-        kv_groups: kv_groups as u64,
+        removed_kv_heads: removed_kv_heads as u64,
+        kv_heads: kv_heads as u64,
         removed_channels: removed_channels as u64,
         channels: channels as u64,
         score: v1::PruneScore::from(record.score).into(),

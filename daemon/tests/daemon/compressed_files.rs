@@ -58,7 +58,7 @@ async fn a_model_is_pruned_and_the_file_says_of_what() {
     assert_eq!(code(&refused), exit::FAILURE);
     assert!(
         stderr(&refused).starts_with(
-            "sluiced: removing 18 of 20 KV groups would leave a layer without any: at most 15 can be removed\nhint: "
+            "sluiced: removing 18 of 20 KV heads would leave a layer without any: at most 15 can be removed\nhint: "
         ),
         "{}",
         stderr(&refused)
@@ -81,7 +81,7 @@ async fn a_model_is_pruned_and_the_file_says_of_what() {
     let output = prune(folder.path(), &["--heads", "0.4", "--channels", "0.1"]).await;
     assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
     assert!(
-        stdout(&output).contains("without 8 of 20 KV groups, 12.5 % of the feed-forward channels"),
+        stdout(&output).contains("without 8 of 20 KV heads, 12.5 % of the feed-forward channels"),
         "{}",
         stdout(&output)
     );
@@ -93,7 +93,7 @@ async fn a_model_is_pruned_and_the_file_says_of_what() {
     let output = run(folder.path(), &["inspect", "a.sluice"]).await;
     assert!(
         stdout(&output).contains(
-            "\npruned of 8 of 20 KV groups, 12.5 % of the feed-forward channels; score: l2; made from "
+            "\npruned of 8 of 20 KV heads, 12.5 % of the feed-forward channels; score: l2; made from "
         ),
         "{}",
         stdout(&output)

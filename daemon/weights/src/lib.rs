@@ -25,7 +25,7 @@ pub use self::{
     input::MatrixInput,
     kept::KeptKvHeads,
     limits::{CONTEXT_LENGTH_MAX, END_TOKENS_MAX, HEAD_DIM_MAX, HIDDEN_SIZE_MAX},
-    pruned::KeptUnits,
+    pruned::KeptSizes,
     rope::{Llama3Scaling, Rope},
     shape::{Shape, TensorNaming},
     storage::{

@@ -5,14 +5,14 @@ use crate::{KeptKvHeads, Shape, TensorPart, TensorSpec};
 
 /// What a layer has of the model's shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeptUnits {
+pub struct KeptSizes {
     /// The KV heads that are left; `None` where all are.
     pub kv_heads: Option<KeptKvHeads>,
     /// The number of MLP channels that are left.
     pub channels: usize,
 }
 
-impl KeptUnits {
+impl KeptSizes {
     /// The layer's tensor as it is after pruning.
     #[must_use]
     pub fn of_tensor(&self, spec: TensorSpec, shape: &Shape) -> TensorSpec {
@@ -69,7 +69,7 @@ mod tests {
             tied: false,
             biases: true,
         };
-        let kept = KeptUnits {
+        let kept = KeptSizes {
             kv_heads: KeptKvHeads::new(&[0, 2], 3),
             channels: 30,
         };

@@ -94,7 +94,7 @@ pub struct PruneJob {
     pub source: ModelRef,
     /// File to write: absolute, with an ending of its own.
     pub output: PathBuf,
-    /// Share of the KV groups to remove, at least 0 and below 1.
+    /// Share of the KV heads to remove, at least 0 and below 1.
     pub head_share: f64,
     /// Share of the MLP channels to remove, at least 0 and below 1.
     pub channel_share: f64,

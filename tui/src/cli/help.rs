@@ -123,7 +123,7 @@ Examples:
   sluice prune ~/models/LLaDA-8B-Instruct --output llada-small.sluice --heads 0.1 --channels 0.1
   sluice prune llada-8b.sluice --output llada-small.sluice --channels 0.2
 
-Attention heads go in whole KV groups, a KV head with all query heads that share it; of feed-forward channels each
+An attention head is a KV head here, with all query heads that share it; of feed-forward channels each
 layer loses the same share. Their rows and columns are gone: from the file, from memory and from the matmuls. What is
 left is compressed losslessly and is a model like any other; `sluice inspect` says what was removed.
 

@@ -63,7 +63,7 @@ pub struct Prune {
     /// File to write; its name must end in .sluice
     #[arg(long, short, value_name = "FILE.sluice", value_parser = PathBufValueParser::new().try_map(check_container_path))]
     pub output: PathBuf,
-    /// Share of the attention heads to remove, such as 0.2: whole KV groups, of all layers
+    /// Share of the attention heads to remove, such as 0.2: KV heads of all layers, with their query heads
     #[arg(long, value_name = "SHARE", value_parser = parse_share, required_unless_present = "channels")]
     pub heads: Option<f64>,
     /// Share of the feed-forward channels to remove from each layer, such as 0.1

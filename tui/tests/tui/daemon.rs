@@ -357,8 +357,8 @@ fn a_pruned_model_is_made_inspected_and_loaded() {
     let made = daemon.done(&prune);
     assert_eq!(made["kind"], "prune");
     let pruning = &made["prune"]["pruning"];
-    assert_eq!(pruning["removed_kv_groups"], 2);
-    assert_eq!(pruning["kv_groups"], 20);
+    assert_eq!(pruning["removed_kv_heads"], 2);
+    assert_eq!(pruning["kv_heads"], 20);
     let inspected = daemon.done(&["inspect", file, "--json"]);
     assert_eq!(&inspected["container"]["pruning"], pruning);
     daemon.done(&["load", file, "--json"]);

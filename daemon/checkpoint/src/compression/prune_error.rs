@@ -42,11 +42,11 @@ pub enum PruneError {
     },
     /// The shares are so small that nothing would be removed.
     #[error(
-        "these shares remove nothing: the model has {kv_groups} KV groups, and {channels} channels in each MLP"
+        "these shares remove nothing: the model has {kv_heads} KV heads, and {channels} channels in each MLP"
     )]
     NothingRemoved {
-        /// KV groups in all layers.
-        kv_groups: usize,
+        /// KV heads in all layers.
+        kv_heads: usize,
         /// Channels of each MLP.
         channels: usize,
     },

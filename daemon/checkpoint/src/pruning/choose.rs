@@ -1,4 +1,4 @@
-//! Which KV groups and MLP channels go: the shares that were asked for of those with the lowest scores.
+//! Which KV heads and MLP channels go: the shares that were asked for of those with the lowest scores.
 
 use sluice_weights::Shape;
 
@@ -22,7 +22,7 @@ pub(super) struct LayerScores {
 
 /// Chooses what to remove.
 ///
-/// KV groups are compared across layers: layers differ in how much they need theirs. Of channels each layer loses the same share, since they differ less, and a layer's channels are many.
+/// KV heads are compared across layers: layers differ in how much they need theirs. Of channels each layer loses the same share, since they differ less, and a layer's channels are many.
 /// Both go in steps that keep the rows of `o` and `down` whole blocks, where the model is large enough for that.
 pub(super) fn choose(
     shape: &Shape,
@@ -44,13 +44,13 @@ pub(super) fn choose(
     match layers.iter().any(|layer| *layer != PrunedLayer::default()) {
         true => Ok(layers),
         false => Err(PruneError::NothingRemoved {
-            kv_groups: shape.layers * shape.kv_heads,
+            kv_heads: shape.layers * shape.kv_heads,
             channels: shape.intermediate_size,
         }),
     }
 }
 
-/// The most KV groups that a choice may remove from a layer, and how many channels it removes.
+/// The most KV heads that a choice may remove from a layer, and how many channels it removes.
 pub(super) fn most_removed(shape: &Shape, shares: PruneShares) -> [usize; 2] {
     let channels = kept_channels(shape.intermediate_size, shares.channels);
     [
@@ -73,7 +73,7 @@ fn choose_kv_heads(
     let most = of_layer * shape.layers;
     if count > most {
         return Err(PruneError::NothingLeft {
-            units: "KV groups",
+            units: "KV heads",
             removed: count * step,
             all,
             most: most * step,
@@ -196,12 +196,12 @@ mod tests {
             (
                 0.9,
                 0.0,
-                "removing 4 of 4 KV groups would leave a layer without any: at most 2",
+                "removing 4 of 4 KV heads would leave a layer without any: at most 2",
             ),
             (
                 0.01,
                 0.01,
-                "these shares remove nothing: the model has 4 KV groups, and 5 channels",
+                "these shares remove nothing: the model has 4 KV heads, and 5 channels",
             ),
         ] {
             let refused = choose(&shape, shares(heads, channels), &scores).unwrap_err();

@@ -70,7 +70,7 @@ impl<'a> LayerInputs<'a> {
         self.calibration.origin().is_full
     }
 
-    /// Scores of a layer's units, of which at most so many KV groups and channels will be removed.
+    /// Scores of a layer's units, of which at most so many KV heads and channels will be removed.
     pub(super) fn scores(
         &self,
         layer: usize,

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use sluice_codec::container::Container;
 use sluice_shared::pruning::PruneScore;
-use sluice_weights::{HIDDEN_SIZE_MAX, KeptKvHeads, KeptUnits, Shape};
+use sluice_weights::{HIDDEN_SIZE_MAX, KeptKvHeads, KeptSizes, Shape};
 
 use super::PruneShares;
 
@@ -147,13 +147,13 @@ impl PruningRecord {
     }
 
     /// What each layer still has.
-    pub(super) fn units(&self) -> Vec<KeptUnits> {
-        let units = self.layers.iter().map(|layer| {
+    pub(super) fn kept_sizes(&self) -> Vec<KeptSizes> {
+        let sizes = self.layers.iter().map(|layer| {
             let removed = &layer.removed_kv_heads;
             let kept: Vec<u16> = (0..self.kv_heads as u16)
                 .filter(|head| removed.binary_search(head).is_err())
                 .collect();
-            KeptUnits {
+            KeptSizes {
                 kv_heads: match removed.is_empty() {
                     true => None,
                     false => KeptKvHeads::new(&kept, self.kv_heads),
@@ -161,12 +161,12 @@ impl PruningRecord {
                 channels: self.channels - layer.removed_channels.len(),
             }
         });
-        units.collect()
+        sizes.collect()
     }
 
-    /// KV groups of all layers that were removed, and how many there were.
+    /// KV heads of all layers that were removed, and how many there were.
     #[must_use]
-    pub fn kv_groups(&self) -> (usize, usize) {
+    pub fn removed_kv_heads(&self) -> (usize, usize) {
         let layers = self.layers.iter();
         let removed = layers.map(|layer| layer.removed_kv_heads.len()).sum();
         (removed, self.kv_heads * self.layers.len())
@@ -174,7 +174,7 @@ impl PruningRecord {
 
     /// MLP channels of all layers that were removed, and how many there were.
     #[must_use]
-    pub fn mlp_channels(&self) -> (usize, usize) {
+    pub fn removed_channels(&self) -> (usize, usize) {
         let layers = self.layers.iter();
         let removed = layers.map(|layer| layer.removed_channels.len()).sum();
         (removed, self.channels * self.layers.len())
@@ -249,14 +249,17 @@ mod tests {
         let read = PruningRecord::read(&record().to_bytes()).unwrap();
         assert_eq!(read, record());
         read.check(&shape()).unwrap();
-        let [first, second] = &read.units()[..] else {
+        let [first, second] = &read.kept_sizes()[..] else {
             panic!("two layers");
         };
         let heads = first.kv_heads.as_ref().unwrap();
         assert_eq!(heads.iter().collect::<Vec<_>>(), [1, 2]);
         assert_eq!((first.channels, second.channels), (5, 6));
         assert_eq!(second.kv_heads, None);
-        assert_eq!((read.kv_groups(), read.mlp_channels()), ((2, 8), (1, 12)));
+        assert_eq!(
+            (read.removed_kv_heads(), read.removed_channels()),
+            ((2, 8), (1, 12))
+        );
     }
 
     #[test]

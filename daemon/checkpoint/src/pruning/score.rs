@@ -1,4 +1,4 @@
-//! Scores of KV groups and MLP channels by their weights alone: those of the rows of `q`, `k`, `v`, `gate` and `up`, and
+//! Scores of KV heads and MLP channels by their weights alone: those of the rows of `q`, `k`, `v`, `gate` and `up`, and
 //! of the columns of `o` and `down`, that belong to a unit.
 //!
 //! Data-free scores are the weakest there are (`mag_sp`, the baseline of FLAP, arXiv 2312.11983); they need nothing but

@@ -8,7 +8,7 @@ use crate::compression::PruneError;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PruneShares {
-    /// Of the KV groups of all layers: a KV head with all of its query heads.
+    /// Of the KV heads of all layers, each with all of its query heads.
     pub heads: f64,
     /// Of the MLP channels of each layer.
     pub channels: f64,

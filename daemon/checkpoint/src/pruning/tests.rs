@@ -51,8 +51,8 @@ fn a_pruned_file_is_a_smaller_model_and_says_what_is_gone() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("small.sluice");
     let made = pruned(&demonstration(), &target, &options(0.3, 0.2)).unwrap();
-    assert_eq!(made.record.kv_groups(), (6, 20));
-    assert_eq!(made.record.mlp_channels(), (5 * 96, 5 * 512));
+    assert_eq!(made.record.removed_kv_heads(), (6, 20));
+    assert_eq!(made.record.removed_channels(), (5 * 96, 5 * 512));
     assert_eq!(made.bytes, fs::metadata(&target).unwrap().len());
     assert!(made.kept_bytes < made.original_bytes && made.bytes < made.kept_bytes);
 

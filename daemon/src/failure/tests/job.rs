@@ -308,7 +308,7 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
         ),
         (
             E::Prune(PruneError::NothingLeft {
-                units: "KV groups",
+                units: "KV heads",
                 removed: 4,
                 all: 4,
                 most: 2,
@@ -317,7 +317,7 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
         ),
         (
             E::Prune(PruneError::NothingRemoved {
-                kv_groups: 4,
+                kv_heads: 4,
                 channels: 5,
             }),
             InvalidArgument,

@@ -164,7 +164,7 @@ fn what_is_hardly_used_goes_and_the_others_make_up_for_it() {
         let made = calibrated.prune(&file(true), score, true).unwrap();
         assert_eq!(plain.record.layers, made.record.layers, "{score}");
         assert!(made.record.is_compensated && made.record.calibration_hash.is_some());
-        assert_eq!(made.record.kv_groups(), (2, 20));
+        assert_eq!(made.record.removed_kv_heads(), (2, 20));
         for layer in &made.record.layers {
             let removed = &layer.removed_channels;
             let is_gone = |channel: &usize| removed.contains(&(*channel as u32));

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs};
 
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
-use sluice_weights::{KeptKvHeads, KeptUnits, Shape, TensorSpec};
+use sluice_weights::{KeptKvHeads, KeptSizes, Shape, TensorSpec};
 
 use super::*;
 use crate::model::transformer::logits;
@@ -110,7 +110,7 @@ fn world(
     let bytes = fs::read(fixture.join("model.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     let units: Vec<_> = (kept.iter())
-        .map(|layer| KeptUnits {
+        .map(|layer| KeptSizes {
             kv_heads: (layer.heads.as_ref())
                 .map(|heads| KeptKvHeads::new(heads, shape.kv_heads).unwrap()),
             channels: layer.channels.len(),
