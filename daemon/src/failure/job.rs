@@ -142,27 +142,7 @@ fn compression(error: &CompressError) -> ErrorRow {
         CompressError::Encode { tensor, .. } => {
             ErrorRow::new(Code::FailedPrecondition, "NOT_COMPRESSIBLE").figure("tensor", tensor)
         }
-        CompressError::Prune(PruneError::NotPrunable { .. }) => {
-            ErrorRow::new(Code::FailedPrecondition, "NOT_PRUNABLE")
-        }
-        CompressError::Prune(PruneError::Share { .. }) => {
-            ErrorRow::new(Code::InvalidArgument, "INVALID_SHARE")
-        }
-        CompressError::Prune(PruneError::NothingLeft { most, .. }) => {
-            ErrorRow::new(Code::InvalidArgument, "NOTHING_LEFT").figure("most", most)
-        }
-        CompressError::Prune(PruneError::NothingRemoved { .. }) => {
-            ErrorRow::new(Code::InvalidArgument, "NOTHING_REMOVED")
-        }
-        CompressError::Prune(
-            PruneError::ScoreWithoutCalibration { .. } | PruneError::CompensationWithoutCalibration,
-        ) => ErrorRow::new(Code::InvalidArgument, "NO_CALIBRATION"),
-        CompressError::Prune(PruneError::Calibration(_) | PruneError::DiagonalOnly) => {
-            ErrorRow::new(Code::FailedPrecondition, "CALIBRATION_UNUSABLE")
-        }
-        CompressError::Prune(PruneError::Statistics { tensor, .. }) => {
-            ErrorRow::new(Code::FailedPrecondition, "NOT_PRUNABLE").figure("tensor", tensor)
-        }
+        CompressError::Prune(error) => pruning(error),
         CompressError::NoOriginal { .. } => ErrorRow::new(Code::FailedPrecondition, "NO_ORIGINAL"),
         CompressError::Io { path, cause, .. } => io(cause).figure("path", path.display()),
         CompressError::Threads(_) => ErrorRow::new(Code::Internal, "NO_THREADS"),
@@ -172,6 +152,34 @@ fn compression(error: &CompressError) -> ErrorRow {
     match error.hint() {
         Some(hint) => row.hint(hint),
         None => row,
+    }
+}
+
+fn pruning(error: &PruneError) -> ErrorRow {
+    match error {
+        PruneError::NotPrunable { .. } => ErrorRow::new(Code::FailedPrecondition, "NOT_PRUNABLE"),
+        PruneError::Statistics { tensor, .. } => {
+            ErrorRow::new(Code::FailedPrecondition, "NOT_PRUNABLE").figure("tensor", tensor)
+        }
+        PruneError::Share { units, .. } => {
+            let is_of_heads = *units == "heads";
+            let field = if is_of_heads {
+                "head_share"
+            } else {
+                "channel_share"
+            };
+            ErrorRow::invalid("INVALID_SHARE", field)
+        }
+        PruneError::NothingLeft { most, .. } => {
+            ErrorRow::invalid("NOTHING_LEFT", "head_share").figure("most", most)
+        }
+        PruneError::NothingRemoved { .. } => ErrorRow::invalid("NOTHING_REMOVED", "head_share"),
+        PruneError::ScoreWithoutCalibration { .. } | PruneError::CompensationWithoutCalibration => {
+            ErrorRow::invalid("NO_CALIBRATION", "calibration_path")
+        }
+        PruneError::Calibration(_) | PruneError::DiagonalOnly => {
+            ErrorRow::new(Code::FailedPrecondition, "CALIBRATION_UNUSABLE")
+        }
     }
 }
 
