@@ -10,7 +10,7 @@ use clap::{
 };
 use sluice_checkpoint::{
     CheckpointError, Source,
-    compression::{self, CompressError, CompressOptions, Glob},
+    compression::{self, CompressError, CompressOptions},
 };
 use sluice_proto::{
     model::CompressionMethod,
@@ -29,7 +29,7 @@ pub use self::prune::{Prune, prune};
 use crate::{
     config::Threads,
     offline::{ProgressLine, SystemError, print, until_signalled},
-    operations::files::{compression_method, partial_path},
+    operations::files::{compression_method, partial_path, tensor_filter},
     translate::container as wire,
 };
 
@@ -177,7 +177,7 @@ impl Compress {
                 CompressionMethod::BitsPerWeight,
             )),
             tile: self.tile as usize,
-            keep: self.keep.iter().map(|pattern| Glob::new(pattern)).collect(),
+            tensors: tensor_filter(&self.keep, &[], 0),
             all: self.all,
             threads: self.threads.map_or(0, Threads::get),
             replace: self.force,

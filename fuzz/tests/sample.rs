@@ -70,7 +70,7 @@ fn containers() {
     let options = CompressOptions {
         method: CompressionMethod::Lossless(Lossless::Huffman),
         tile: 128,
-        keep: Vec::new(),
+        tensors: Default::default(),
         all: true,
         threads: 1,
         replace: true,

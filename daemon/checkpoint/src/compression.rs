@@ -7,6 +7,7 @@ mod compress;
 mod decompress;
 mod error;
 mod files;
+mod identity;
 mod prune_error;
 mod verify;
 
@@ -16,7 +17,8 @@ use rustix::fs::statvfs;
 pub use sluice_codec::{
     EncodeError, Lossless, Scheme, TrellisTarget,
     container::{
-        Container, ContainerError, Damage, Glob, Hash, Header, TensorRecord, journal_of, partial_of,
+        Container, ContainerError, Damage, Glob, Hash, Header, TensorFilter, TensorRecord,
+        journal_of, partial_of,
     },
     layout::TILES,
 };

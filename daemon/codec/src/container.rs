@@ -29,7 +29,7 @@ pub use self::{
     hash::{Hash, Hasher},
     header::{Chunk, Extent, FileRecord, Header, Section, TensorRecord, is_file_name},
     read::{Container, ReadAt},
-    select::{CompressionRules, Glob, TensorTreatment, extent_name},
+    select::{CompressionRules, Glob, TensorFilter, TensorTreatment, extent_name},
     write::{
         ContainerPlan, ContainerWriter, PlannedTensor, WrittenContainer, journal_of, partial_of,
     },

@@ -125,6 +125,7 @@ fn compression(error: &CompressError) -> ErrorRow {
         CompressError::AlreadyCompressed { .. } => {
             ErrorRow::new(Code::FailedPrecondition, "SOURCE_IS_COMPRESSED")
         }
+        CompressError::NoSuchTensor { .. } => ErrorRow::invalid("NO_SUCH_TENSOR", "only_tensors"),
         CompressError::FilesTooLarge { .. } => {
             ErrorRow::new(Code::FailedPrecondition, "FILES_TOO_LARGE")
         }

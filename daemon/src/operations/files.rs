@@ -15,7 +15,7 @@ use sluice_checkpoint::{
     calibration,
     compression::{
         self, CompressError, CompressOptions, CompressionMethod, ContainerError, Glob, Lossless,
-        ProgressBytes, SourceCheck, TrellisTarget, partial_of,
+        ProgressBytes, SourceCheck, TensorFilter, TrellisTarget, partial_of,
     },
     pruning::{self, PruneOptions, PruneShares},
 };
@@ -55,11 +55,7 @@ impl Operations {
         let options = CompressOptions {
             method: compression_method(asked.method),
             tile: asked.tile_elements as usize,
-            keep: asked
-                .keep_tensors
-                .iter()
-                .map(|pattern| Glob::new(pattern))
-                .collect(),
+            tensors: tensor_filter(&asked.keep_tensors, &[], 0),
             all: asked.all_tensors,
             threads,
             // The output path comes from a client: an existing file is never touched.
@@ -231,6 +227,16 @@ pub(crate) fn compression_method(how: model::CompressionMethod) -> CompressionMe
         model::CompressionMethod::Lossless(Coder::Dictionary) => {
             CompressionMethod::Lossless(Lossless::Dictionary)
         }
+    }
+}
+
+/// The choice of tensors to compress, from patterns as people write them.
+pub(crate) fn tensor_filter(keep: &[String], only: &[String], min_bytes: u64) -> TensorFilter {
+    let globs = |patterns: &[String]| patterns.iter().map(|one| Glob::new(one)).collect();
+    TensorFilter {
+        keep: globs(keep),
+        only: globs(only),
+        min_bytes,
     }
 }
 

@@ -176,7 +176,7 @@ fn code(
     let options = CompressOptions {
         method: how,
         tile: 256,
-        keep: Vec::new(),
+        tensors: Default::default(),
         all: true,
         threads: 0,
         replace: true,

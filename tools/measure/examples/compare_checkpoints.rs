@@ -247,7 +247,7 @@ impl Loaded {
 /// Whether a container would trellis-quantize a tensor.
 fn is_trellis_quantized(name: &str, entry: &TensorEntry) -> bool {
     let rules = CompressionRules {
-        keep: Vec::new(),
+        tensors: Default::default(),
         is_trellis: true,
         all: false,
     };
@@ -330,7 +330,7 @@ fn trellis_quantized(model: &Path, bits: f64, to: &Path) -> Result<()> {
     let options = CompressOptions {
         method: CompressionMethod::Trellis(TrellisTarget::Bits(bits)),
         tile: TILE_ELEMENTS,
-        keep: Vec::new(),
+        tensors: Default::default(),
         all: false,
         threads: 0,
         replace: false,

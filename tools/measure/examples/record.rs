@@ -508,7 +508,7 @@ fn containers(name: &str, folder: &Path) -> Result<()> {
         let options = CompressOptions {
             method: how,
             tile: 256,
-            keep: Vec::new(),
+            tensors: Default::default(),
             all: true,
             threads: THREADS,
             replace: true,

@@ -13,7 +13,7 @@ use sluice_codec::{
     CompressedMatrix, EncodeError, Encoded, Lossless, Quantizer, Scheme, TrellisTarget,
     container::{
         CHUNK_ROWS, CompressionRules, ContainerError, ContainerPlan, ContainerWriter, Glob, Hash,
-        Hasher, PlannedTensor, TensorTreatment, extent_name, partial_of,
+        Hasher, PlannedTensor, TensorFilter, TensorTreatment, extent_name, partial_of,
     },
     encode,
     layout::TILES,
@@ -21,13 +21,11 @@ use sluice_codec::{
 use sluice_formats::DType;
 
 use super::{
-    BATCH_BYTES, CompressError, Progress, ProgressBytes, check_free_space, files::ModelFiles, pool,
-    stop_if,
+    BATCH_BYTES, CompressError, Progress, ProgressBytes, check_free_space, files::ModelFiles,
+    identity::identity, pool, stop_if,
 };
 use crate::{Checkpoint, Source, TensorEntry, find::weight_files};
 
-/// Changed when the same options lead to other bytes, so that no container consists of two versions.
-const REVISION: u32 = 2;
 /// Most elements of the sample that a tensor's step is fitted to.
 const SAMPLE_ELEMENTS: u64 = 1 << 20;
 /// Elements of a part of the sample. Rows differ more than parts of a row, so small parts of many rows are taken.
@@ -40,8 +38,8 @@ pub struct CompressOptions {
     pub method: CompressionMethod,
     /// Elements of a tile: 128, 256 or 512.
     pub tile: usize,
-    /// Names of tensors that stay plain.
-    pub keep: Vec<Glob>,
+    /// Which tensors may be compressed.
+    pub tensors: TensorFilter,
     /// Whether embeddings are compressed too, and the LM head is trellis-quantized where the layers are.
     pub all: bool,
     /// Number of threads that compress; 0 for one per core.
@@ -150,6 +148,7 @@ pub fn compress_checked(
     // Not even `--force` may overwrite what the container is made from.
     check_target(target, &folder, shards.iter().chain(taken))?;
     let tensors = in_order(&checkpoint);
+    check_names(&tensors, options)?;
     let original_bytes = tensors.iter().map(|(_, entry)| entry.bytes).sum();
     let plan = ContainerPlan {
         tile: options.tile,
@@ -161,11 +160,7 @@ pub fn compress_checked(
         identity: identity(&checkpoint, options, &files)?,
         files: files.taken,
     };
-    let rules = CompressionRules {
-        keep: options.keep.clone(),
-        is_trellis: matches!(options.method, CompressionMethod::Trellis(_)),
-        all: options.all,
-    };
+    let rules = rules(options);
     // A lower bound, so a run that could fit is never refused.
     let least = tensors.iter().map(|(name, entry)| {
         least_bytes(
@@ -227,6 +222,46 @@ pub fn compress_checked(
         skipped_files: files.skipped,
         error: loss.share().filter(|_| resumed == 0),
     })
+}
+
+/// Checks that the names that are to be compressed are those of some tensors.
+fn check_names(
+    tensors: &[(&str, &TensorEntry)],
+    options: &CompressOptions,
+) -> Result<(), CompressError> {
+    if tensors
+        .iter()
+        .any(|(name, _)| options.tensors.is_among(name))
+    {
+        return Ok(());
+    }
+    // Examples are of tensors that could be compressed.
+    let rules = CompressionRules {
+        tensors: TensorFilter::default(),
+        ..rules(options)
+    };
+    let examples = tensors.iter().filter(|(name, entry)| {
+        rules.treatment(name, &entry.shape, &dtype_name(entry)) != TensorTreatment::Plain
+    });
+    let quoted = |names: &mut dyn Iterator<Item = &str>, word: &str| {
+        let names: Vec<_> = names.map(|name| format!("'{name}'")).collect();
+        names.join(word)
+    };
+    Err(CompressError::NoSuchTensor {
+        patterns: quoted(&mut options.tensors.only.iter().map(Glob::pattern), " or "),
+        names: quoted(
+            &mut examples.chain(tensors).map(|(name, _)| *name).take(2),
+            " and ",
+        ),
+    })
+}
+
+fn rules(options: &CompressOptions) -> CompressionRules {
+    CompressionRules {
+        tensors: options.tensors.clone(),
+        is_trellis: matches!(options.method, CompressionMethod::Trellis(_)),
+        all: options.all,
+    }
 }
 
 /// Checks the target before hours of work: it must not be part of the source, and must be replaceable.
@@ -650,84 +685,4 @@ fn shard_headers(
         Ok((name, header))
     });
     headers.collect()
-}
-
-/// Identity of a run: the source, the files and all options that change the result.
-fn identity(
-    checkpoint: &Checkpoint,
-    options: &CompressOptions,
-    files: &ModelFiles,
-) -> Result<String, CompressError> {
-    let mut hasher = Hasher::default();
-    // The weights' fingerprint samples them; these files are small, and are hashed whole.
-    for (name, bytes) in &files.taken {
-        hasher.update(name.as_bytes());
-        // Lengths separate the files, so that no two folders hash alike by concatenation.
-        hasher.update(&(bytes.len() as u64).to_le_bytes());
-        hasher.update(bytes);
-    }
-    let keep: Vec<&str> = options.keep.iter().map(Glob::pattern).collect();
-    Ok(format!(
-        "revision {REVISION}, {} and {}, {}, tiles of {}, {}, keep {keep:?}",
-        checkpoint.fingerprint()?,
-        hasher.finish(),
-        journal_name(options.method),
-        options.tile,
-        if options.all {
-            "all"
-        } else {
-            "layers and head"
-        },
-    ))
-}
-
-/// The method's name in journals. An interrupted run is resumed only if the journal has the same words, so they never
-/// change, whatever the types are called.
-fn journal_name(how: CompressionMethod) -> String {
-    match how {
-        CompressionMethod::Lossless(Lossless::Plain) => "Lossless(Plain)".to_owned(),
-        CompressionMethod::Lossless(Lossless::Huffman) => "Lossless(Huffman)".to_owned(),
-        CompressionMethod::Lossless(Lossless::Dictionary) => "Lossless(Palette)".to_owned(),
-        CompressionMethod::Trellis(TrellisTarget::Bits(bits)) => format!("Rate(Bits({bits:?}))"),
-        CompressionMethod::Trellis(TrellisTarget::Error(error)) => {
-            format!("Rate(Error({error:?}))")
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_journal_names_how_it_is_compressed_as_it_always_did() {
-        for (how, name) in [
-            (
-                CompressionMethod::Lossless(Lossless::Plain),
-                "Lossless(Plain)",
-            ),
-            (
-                CompressionMethod::Lossless(Lossless::Huffman),
-                "Lossless(Huffman)",
-            ),
-            (
-                CompressionMethod::Lossless(Lossless::Dictionary),
-                "Lossless(Palette)",
-            ),
-            (
-                CompressionMethod::Trellis(TrellisTarget::Bits(4.5)),
-                "Rate(Bits(4.5))",
-            ),
-            (
-                CompressionMethod::Trellis(TrellisTarget::Bits(4.0)),
-                "Rate(Bits(4.0))",
-            ),
-            (
-                CompressionMethod::Trellis(TrellisTarget::Error(0.1)),
-                "Rate(Error(0.1))",
-            ),
-        ] {
-            assert_eq!(journal_name(how), name);
-        }
-    }
 }

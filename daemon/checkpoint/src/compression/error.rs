@@ -32,6 +32,14 @@ pub enum CompressError {
         /// Path of the source.
         path: PathBuf,
     },
+    /// None of the tensors has a name that is to be compressed.
+    #[error("no tensor is named like {patterns}; there are {names}")]
+    NoSuchTensor {
+        /// The patterns, quoted.
+        patterns: String,
+        /// Names of some tensors, quoted.
+        names: String,
+    },
     /// The files beside the weights are too large for a model's.
     #[error("the files other than weights in {path} exceed the limit of {max_bytes} bytes", path = path.display())]
     FilesTooLarge {
@@ -115,6 +123,9 @@ impl CompressError {
         Some(match self {
             Self::Container(error) => return container_hint(error),
             Self::Io { cause, .. } => io_hint(cause),
+            Self::NoSuchTensor { .. } => {
+                "--only takes whole names, in which * stands for any characters, such as --only '*.mlp.*'"
+            }
             Self::Gguf { .. } => "GGUF weights are already quantized and are used as they are",
             Self::Checkpoint(CheckpointError::NotACheckpoint { .. }) => {
                 "give a folder with safetensors"

@@ -193,7 +193,7 @@ fn what_was_checked_can_be_read_and_nothing_panics() {
         let options = CompressOptions {
             method: how,
             tile: 128,
-            keep: Vec::new(),
+            tensors: Default::default(),
             all: true,
             threads: 1,
             replace: true,

@@ -22,7 +22,7 @@ fn options() -> CompressOptions {
     CompressOptions {
         method: CompressionMethod::Lossless(Lossless::Huffman),
         tile: 256,
-        keep: Vec::new(),
+        tensors: Default::default(),
         all: false,
         threads: 2,
         replace: false,
@@ -169,7 +169,10 @@ fn what_is_to_be_kept_stays_plain() {
     let source = synthetic(folder.path(), SynthDType::F32);
     let target = folder.path().join("a.sluice");
     let options = CompressOptions {
-        keep: vec![Glob::new("*.blocks.3.*"), Glob::new("*blocks.?.q_proj*")],
+        tensors: TensorFilter {
+            keep: vec![Glob::new("*.blocks.3.*"), Glob::new("*blocks.?.q_proj*")],
+            ..TensorFilter::default()
+        },
         all: true,
         ..options()
     };
@@ -185,6 +188,91 @@ fn what_is_to_be_kept_stays_plain() {
     assert_eq!(scheme("blocks.10.q_proj"), Scheme::Huffman);
     assert_eq!(scheme("blocks.4.ff_out"), Scheme::Huffman);
     assert_eq!(scheme("wte"), Scheme::Huffman);
+}
+
+#[test]
+fn only_what_is_named_is_compressed_and_a_name_of_nothing_is_an_error() {
+    let folder = TempDir::new().unwrap();
+    let source = synthetic(folder.path(), SynthDType::F32);
+    let target = folder.path().join("a.sluice");
+    let only = |patterns: &[&str], min_bytes| CompressOptions {
+        tensors: TensorFilter {
+            only: patterns.iter().map(|one| Glob::new(one)).collect(),
+            min_bytes,
+            ..TensorFilter::default()
+        },
+        ..options()
+    };
+    let refused = make(&source, &target, &only(&["*.nothing.*", "lm_head"], 0)).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "no tensor is named like '*.nothing.*' or 'lm_head'; there are \
+         'model.transformer.blocks.0.q_proj.weight' and 'model.transformer.blocks.0.k_proj.weight'"
+    );
+    assert!(refused.hint().is_some_and(|hint| hint.contains("--only")));
+    assert!(!target.exists() && !partial_of(&target).exists());
+
+    make(&source, &target, &only(&["*.nothing.*", "*.ff_out.*"], 0)).unwrap();
+    let container = Container::open(&target).unwrap();
+    let compressed = |tensor: &&TensorRecord| tensor.scheme() != Some(Scheme::Plain);
+    let tensors = &container.header().tensors;
+    let names: Vec<_> = tensors.iter().filter(compressed).collect();
+    assert!(!names.is_empty());
+    assert!(names.iter().all(|tensor| tensor.name.contains("ff_out")));
+    let back = folder.path().join("back");
+    restore(&target, &back).unwrap();
+
+    // Larger than any tensor: all of them stay as they are.
+    let target = folder.path().join("b.sluice");
+    make(&source, &target, &only(&[], 1 << 40)).unwrap();
+    let container = Container::open(&target).unwrap();
+    let tensors = &container.header().tensors;
+    assert!(tensors.iter().all(|tensor| !compressed(&tensor)));
+}
+
+#[test]
+fn an_interrupted_run_is_resumed_only_with_the_same_choice_of_tensors() {
+    let folder = TempDir::new().unwrap();
+    let source = Source::Folder(synthetic(folder.path(), SynthDType::Bf16));
+    let target = folder.path().join("a.sluice");
+    let with = |only: &[&str], min_bytes| CompressOptions {
+        tensors: TensorFilter {
+            only: only.iter().map(|one| Glob::new(one)).collect(),
+            min_bytes,
+            ..TensorFilter::default()
+        },
+        ..options()
+    };
+    let stop_early = |options: &CompressOptions| {
+        let stop = AtomicBool::new(false);
+        let mut seen = Vec::new();
+        let result = compress(&source, &target, options, &stop, &mut |name, _| {
+            if !seen.iter().any(|known| known == name) {
+                seen.push(name.to_owned());
+            }
+            stop.store(seen.len() > 20, Ordering::Relaxed);
+        });
+        assert!(matches!(
+            result,
+            Err(CompressError::Cancelled | CompressError::Container(ContainerError::Cancelled))
+        ));
+    };
+    let run = |options: &CompressOptions| {
+        let made = compress(&source, &target, options, &GO_ON, &mut |_, _| {}).unwrap();
+        fs::remove_file(&target).unwrap();
+        made.resumed
+    };
+    for (first, then, is_resumed) in [
+        (with(&["*ff*"], 0), with(&["*ff*"], 0), true),
+        (with(&["*ff*"], 0), with(&["*q_proj*"], 0), false),
+        (with(&["*ff*"], 0), with(&[], 0), false),
+        (with(&[], 1 << 20), with(&[], 1 << 20), true),
+        (with(&[], 1 << 20), with(&[], 1 << 21), false),
+        (with(&[], 0), with(&[], 0), true),
+    ] {
+        stop_early(&first);
+        assert_eq!(run(&then) > 0, is_resumed, "{first:?} then {then:?}");
+    }
 }
 
 #[test]
@@ -434,7 +522,10 @@ fn what_is_no_number_is_told_before_any_work() {
     assert_eq!(done_bytes, 0);
 
     let options = CompressOptions {
-        keep: vec![Glob::new(name)],
+        tensors: TensorFilter {
+            keep: vec![Glob::new(name)],
+            ..TensorFilter::default()
+        },
         ..options
     };
     compress(&source, &target, &options, &GO_ON, &mut |_, _| {}).unwrap();

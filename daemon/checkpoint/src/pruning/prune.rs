@@ -316,7 +316,7 @@ impl TensorWork<'_> {
     fn write(&mut self) -> Result<(), CompressError> {
         let shape = self.kept.shape(&self.entry.shape);
         let rules = CompressionRules {
-            keep: Vec::new(),
+            tensors: Default::default(),
             is_trellis: false,
             all: false,
         };

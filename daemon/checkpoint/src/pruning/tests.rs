@@ -113,7 +113,7 @@ fn the_same_file_comes_of_a_folder_and_of_its_container() {
     let lossless = compression::CompressOptions {
         method: compression::CompressionMethod::Lossless(compression::Lossless::Huffman),
         tile: 512,
-        keep: Vec::new(),
+        tensors: Default::default(),
         all: false,
         threads: 1,
         replace: false,

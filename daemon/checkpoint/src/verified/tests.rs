@@ -166,7 +166,7 @@ fn a_source_that_is_compressed_is_compared_once_and_says_how_far_it_is() {
     let options = CompressOptions {
         method: CompressionMethod::Lossless(Lossless::Huffman),
         tile: 256,
-        keep: Vec::new(),
+        tensors: Default::default(),
         all: false,
         threads: 1,
         replace: true,

@@ -60,11 +60,36 @@ impl Glob {
     }
 }
 
+/// Which of the tensors that are worth it may be compressed; by default all of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TensorFilter {
+    /// Names of tensors that stay plain, whatever `only` says.
+    pub keep: Vec<Glob>,
+    /// Names of the only tensors that are compressed; none: of all.
+    pub only: Vec<Glob>,
+    /// Tensors with fewer bytes in the checkpoint stay plain.
+    pub min_bytes: u64,
+}
+
+impl TensorFilter {
+    /// Whether `only` names this tensor, or none.
+    #[must_use]
+    pub fn is_among(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|glob| glob.matches(name))
+    }
+
+    fn allows(&self, name: &str, bytes: u64) -> bool {
+        bytes >= self.min_bytes
+            && self.is_among(name)
+            && !self.keep.iter().any(|glob| glob.matches(name))
+    }
+}
+
 /// The user's choices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompressionRules {
-    /// Names of tensors that stay plain.
-    pub keep: Vec<Glob>,
+    /// Which tensors may be compressed.
+    pub tensors: TensorFilter,
     /// Whether matrices are trellis-quantized rather than compressed losslessly.
     pub is_trellis: bool,
     /// Whether embeddings are compressed too, and the LM head is trellis-quantized where the layers are.
@@ -86,11 +111,12 @@ impl CompressionRules {
     /// How to store a tensor of this name, shape and dtype (as safetensors names it, in lower case).
     #[must_use]
     pub fn treatment(&self, name: &str, shape: &[usize], numbers_name: &str) -> TensorTreatment {
-        let is_large = matrix(shape).is_some_and(|(_, width)| WIDTHS.contains(&width))
-            && elements(shape).is_some_and(|numbers| numbers >= ELEMENTS_MIN);
-        if !is_large
-            || dtype(numbers_name).is_none()
-            || self.keep.iter().any(|glob| glob.matches(name))
+        let is_matrix = matrix(shape).is_some_and(|(_, width)| WIDTHS.contains(&width));
+        let elements = elements(shape).filter(|elements| is_matrix && *elements >= ELEMENTS_MIN);
+        let bytes = elements
+            .zip(dtype(numbers_name))
+            .map(|(elements, dtype)| elements as u64 * dtype.bytes() as u64);
+        if !bytes.is_some_and(|bytes| self.tensors.allows(name, bytes))
             || (!self.all && is_embedding(name))
         {
             TensorTreatment::Plain
@@ -184,7 +210,10 @@ mod tests {
     #[test]
     fn small_narrow_and_strange_tensors_stay_plain() {
         let lossless = CompressionRules {
-            keep: vec![Glob::new("*.kept.*")],
+            tensors: TensorFilter {
+                keep: vec![Glob::new("*.kept.*")],
+                ..TensorFilter::default()
+            },
             is_trellis: false,
             all: false,
         };
@@ -244,5 +273,43 @@ mod tests {
         let all = CompressionRules { all: true, ..rate };
         assert_eq!(treat(&all, "lm_head.weight"), TensorTreatment::Trellis);
         assert_eq!(treat(&all, "embed.weight"), TensorTreatment::Trellis);
+    }
+
+    #[test]
+    fn only_large_tensors_of_these_names_are_compressed() {
+        let rules = |keep: &[&str], only: &[&str], min_bytes| {
+            let globs = |patterns: &[&str]| patterns.iter().map(|one| Glob::new(one)).collect();
+            CompressionRules {
+                tensors: TensorFilter {
+                    keep: globs(keep),
+                    only: globs(only),
+                    min_bytes,
+                },
+                is_trellis: false,
+                all: false,
+            }
+        };
+        let is_plain = |rules: CompressionRules, name, dtype| {
+            rules.treatment(name, &[256, 256], dtype) == TensorTreatment::Plain
+        };
+        let (up, out) = ("layers.0.up.w", "layers.0.out.w");
+        let only = || rules(&[], &["*.up.*", "*.down.*"], 0);
+        assert!(!is_plain(only(), up, "bf16") && is_plain(only(), out, "bf16"));
+        let both = rules(&["layers.0.*"], &["*.up.*"], 0);
+        assert!(is_plain(both, up, "bf16"), "what is kept stays plain");
+        // What would be too small anyway, or is an embedding, is not compressed because it is named.
+        assert!(is_plain(rules(&[], &["*"], 0), "wte.weight", "bf16"));
+        assert_eq!(
+            rules(&[], &["*"], 1).treatment(up, &[255, 256], "bf16"),
+            TensorTreatment::Plain
+        );
+        for (dtype, min_bytes, plain) in [
+            ("bf16", 128 << 10, false),
+            ("bf16", (128 << 10) + 1, true),
+            ("f32", (128 << 10) + 1, false),
+        ] {
+            let large = rules(&[], &[], min_bytes);
+            assert_eq!(is_plain(large, up, dtype), plain, "{dtype} {min_bytes}");
+        }
     }
 }

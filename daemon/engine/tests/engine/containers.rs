@@ -24,7 +24,7 @@ fn write(target: &Path, how: CompressionMethod, tile: usize) {
     let options = CompressOptions {
         method: how,
         tile,
-        keep: Vec::new(),
+        tensors: Default::default(),
         all: false,
         threads: 2,
         replace: true,

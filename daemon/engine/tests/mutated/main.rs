@@ -201,7 +201,7 @@ fn containers(folder: &Path) {
     let options = CompressOptions {
         method: CompressionMethod::Lossless(Lossless::Dictionary),
         tile: 128,
-        keep: Vec::new(),
+        tensors: Default::default(),
         all: true,
         threads: 1,
         replace: true,

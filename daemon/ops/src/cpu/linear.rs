@@ -714,7 +714,7 @@ mod tests {
             let options = CompressOptions {
                 method: how,
                 tile,
-                keep: Vec::new(),
+                tensors: Default::default(),
                 all: true,
                 threads: 1,
                 replace: false,

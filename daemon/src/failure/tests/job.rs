@@ -33,6 +33,7 @@ pub(super) fn coding_name(error: &CompressError) -> &'static str {
         E::Container(C::Cancelled) => "coded file: cancelled",
         E::Gguf { .. } => "coding: gguf",
         E::AlreadyCompressed { .. } => "coding: coded",
+        E::NoSuchTensor { .. } => "coding: no such tensor",
         E::FilesTooLarge { .. } => "coding: files too large",
         E::TargetExists { .. } => "coding: target exists",
         E::MountPoint { .. } => "coding: mount point",
@@ -260,6 +261,13 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
     let coding = [
         (E::Gguf { path: path() }, FailedPrecondition),
         (E::AlreadyCompressed { path: path() }, FailedPrecondition),
+        (
+            E::NoSuchTensor {
+                patterns: text(),
+                names: text(),
+            },
+            InvalidArgument,
+        ),
         (
             E::FilesTooLarge {
                 path: path(),

@@ -85,7 +85,7 @@ fn compressed_weights_are_decoded() {
         let options = CompressOptions {
             method: how,
             tile: 256,
-            keep: Vec::new(),
+            tensors: Default::default(),
             all: false,
             threads: 2,
             replace: false,

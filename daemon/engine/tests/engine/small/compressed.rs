@@ -16,7 +16,7 @@ pub(crate) fn write_compressed(folder: &Path, how: CompressionMethod) -> PathBuf
     let options = CompressOptions {
         method: how,
         tile: 128,
-        keep: Vec::new(),
+        tensors: Default::default(),
         all: false,
         threads: 1,
         replace: true,
