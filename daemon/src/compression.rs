@@ -22,7 +22,7 @@ use sluice_shared::{
         Coder, DAMAGED_HINT, TILE_ELEMENTS_DEFAULT, check_container_path, check_tensor_pattern,
         parse_bits_per_weight, parse_tile_elements,
     },
-    exit,
+    exit, units,
 };
 
 pub use self::prune::{Prune, prune};
@@ -63,6 +63,14 @@ pub struct Compress {
     /// Tensors to leave uncompressed, by name; * matches any characters; may be repeated
     #[arg(long, value_name = "GLOB", value_parser = check_tensor_pattern)]
     keep: Vec<String>,
+
+    /// The only tensors to compress, by name, such as '*.mlp.*'; all others stay as they are; may be repeated
+    #[arg(long, value_name = "GLOB", value_parser = check_tensor_pattern)]
+    only: Vec<String>,
+
+    /// Leave tensors smaller than this uncompressed, such as 4MiB [default: those of fewer than 65,536 elements]
+    #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes)]
+    min_size: Option<u64>,
 
     /// Compress the embedding as well, whose rows are read one by one from the file otherwise; with --bits, the LM head too
     #[arg(long)]
@@ -177,7 +185,7 @@ impl Compress {
                 CompressionMethod::BitsPerWeight,
             )),
             tile: self.tile as usize,
-            tensors: tensor_filter(&self.keep, &[], 0),
+            tensors: tensor_filter(&self.keep, &self.only, self.min_size.unwrap_or_default()),
             all: self.all,
             threads: self.threads.map_or(0, Threads::get),
             replace: self.force,

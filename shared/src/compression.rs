@@ -56,7 +56,7 @@ pub const TILE_ELEMENTS: [u32; 3] = [128, 256, 512];
 pub const TILE_ELEMENTS_DEFAULT: u32 = 512;
 /// Bits per weight of a trellis-quantized tensor.
 pub const BITS_PER_WEIGHT: RangeInclusive<f64> = 1.5..=6.0;
-/// Most patterns of tensors that are kept as they are.
+/// Most patterns of tensors that are kept as they are, and of those that alone are compressed.
 pub const KEEP_PATTERNS_MAX: usize = 64;
 /// Most bytes of such a pattern.
 pub const KEEP_PATTERN_BYTES_MAX: usize = 256;
@@ -136,7 +136,7 @@ pub fn parse_bits_per_weight(text: &str) -> Result<f64, String> {
     check_bits_per_weight(bits.map_err(|_| format!("{text:?} is not a number, such as 4.5"))?)
 }
 
-/// A pattern of tensors that are kept as they are, checked.
+/// A pattern of tensors, checked.
 ///
 /// # Errors
 /// When it is empty or too long.

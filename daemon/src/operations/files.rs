@@ -55,7 +55,7 @@ impl Operations {
         let options = CompressOptions {
             method: compression_method(asked.method),
             tile: asked.tile_elements as usize,
-            tensors: tensor_filter(&asked.keep_tensors, &[], 0),
+            tensors: tensor_filter(&asked.keep_tensors, &asked.only_tensors, asked.min_bytes),
             all: asked.all_tensors,
             threads,
             // The output path comes from a client: an existing file is never touched.

@@ -191,6 +191,17 @@ async fn a_model_is_compressed_by_its_name_and_inspected() {
         keep_tensors: vec!["*.0.*".to_owned()],
         ..Default::default()
     };
+    let of_nothing = v1::CompressRequest {
+        only_tensors: vec!["model.nothing*".to_owned()],
+        ..request.clone()
+    };
+    let error = setting.compress(of_nothing).await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("NO_SUCH_TENSOR"));
+    assert!(
+        error.message.contains("'model.nothing*'"),
+        "{}",
+        error.message
+    );
     let events = setting.compress(request).await.unwrap();
     let Outcome::Compress(made) = result(&events) else {
         panic!("{events:?}")
@@ -342,6 +353,10 @@ async fn what_makes_no_sense_is_refused_with_its_reason() {
         (
             with(|r| r.keep_tensors = vec!["*".to_owned(); 65]),
             "keep_tensors: has 65 patterns",
+        ),
+        (
+            with(|r| r.only_tensors = vec!["*".to_owned(); 65]),
+            "only_tensors: has 65 patterns",
         ),
         (
             with(|r| r.model = By::Shape("llada-8b".to_owned()).into()),

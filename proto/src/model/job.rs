@@ -28,6 +28,10 @@ pub struct CompressJob {
     pub tile_elements: u32,
     /// Patterns of tensors that stay as they are; few and short.
     pub keep_tensors: Vec<String>,
+    /// Patterns of the only tensors that are compressed; few and short. None: all.
+    pub only_tensors: Vec<String>,
+    /// Tensors with fewer bytes stay as they are.
+    pub min_bytes: u64,
     /// Whether embeddings are compressed too, and the LM head where bits are given.
     pub all_tensors: bool,
     /// Threads, at least 1; `None`: the daemon's choice.
@@ -243,7 +247,9 @@ impl TryFrom<v1::CompressRequest> for CompressJob {
             output: container_path("output_path", wire.output_path)?,
             method,
             tile_elements: tile.map_err(|problem| invalid("tile_elements", problem))?,
-            keep_tensors: keep_patterns(wire.keep_tensors)?,
+            keep_tensors: tensor_patterns("keep_tensors", wire.keep_tensors)?,
+            only_tensors: tensor_patterns("only_tensors", wire.only_tensors)?,
+            min_bytes: wire.min_bytes.unwrap_or_default(),
             all_tensors: wire.all_tensors,
             threads: at_least_one("threads", wire.threads)?,
         })
@@ -312,10 +318,13 @@ fn container_path(field: &'static str, path: String) -> Result<PathBuf, InvalidF
         .map_err(|problem| invalid(field, problem))
 }
 
-fn keep_patterns(keep: Vec<String>) -> Result<Vec<String>, InvalidField> {
-    let refused = |problem| invalid("keep_tensors", problem);
-    check_pattern_count(keep.len()).map_err(refused)?;
-    let each = keep.iter().map(|pattern| check_tensor_pattern(pattern));
+fn tensor_patterns(
+    field: &'static str,
+    patterns: Vec<String>,
+) -> Result<Vec<String>, InvalidField> {
+    let refused = |problem| invalid(field, problem);
+    check_pattern_count(patterns.len()).map_err(refused)?;
+    let each = patterns.iter().map(|pattern| check_tensor_pattern(pattern));
     each.collect::<Result<_, _>>().map_err(refused)
 }
 
@@ -342,6 +351,7 @@ mod tests {
             (asked.tile_elements, asked.threads),
             (TILE_ELEMENTS_DEFAULT, None)
         );
+        assert!(asked.only_tensors.is_empty() && asked.min_bytes == 0);
     }
 
     #[test]
@@ -445,6 +455,18 @@ mod tests {
             field(|wire| wire.keep_tensors = vec![String::new()]),
             "keep_tensors"
         );
+        for patterns in [
+            vec!["*".to_owned(); 65],
+            vec!["*".repeat(257)],
+            vec![String::new()],
+        ] {
+            let wire = v1::CompressRequest {
+                only_tensors: patterns,
+                ..compress()
+            };
+            let error = CompressJob::try_from(wire).unwrap_err();
+            assert_eq!(error.field, "only_tensors");
+        }
     }
 
     #[test]

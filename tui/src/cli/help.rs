@@ -106,6 +106,7 @@ pub(super) const COMPRESS: &str = "\
 Examples:
   sluice compress ~/models/LLaDA-8B-Instruct --output llada-8b.sluice
   sluice compress GSAI-ML/LLaDA-8B-Instruct --output llada-8b.sluice --bits 4.5
+  sluice compress GSAI-ML/LLaDA-8B-Instruct --output llada-8b.sluice --only '*.ff_*' --min-size 4MiB
 
 The file holds the whole model: weights, configuration, tokenizer. The daemon writes it as its own
 user, while it serves requests, with half of the cores; one job runs at a time. The file has a temporary

@@ -13,6 +13,7 @@ use sluice_shared::{
         parse_tile_elements,
     },
     pruning::{PruneScore, parse_share},
+    units,
 };
 
 use super::{help, parse_id};
@@ -42,6 +43,12 @@ pub struct Compress {
     /// Tensors to leave uncompressed, by name; * matches any characters; may be repeated
     #[arg(long, value_name = "GLOB", value_parser = check_tensor_pattern)]
     pub keep: Vec<String>,
+    /// The only tensors to compress, by name, such as '*.mlp.*'; all others stay as they are; may be repeated
+    #[arg(long, value_name = "GLOB", value_parser = check_tensor_pattern)]
+    pub only: Vec<String>,
+    /// Leave tensors smaller than this uncompressed, such as 4MiB [default: those of fewer than 65,536 elements]
+    #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes)]
+    pub min_size: Option<u64>,
     /// Compress the embedding as well, whose rows are read one by one from the file otherwise; with --bits, the LM head too
     #[arg(long)]
     pub all: bool,

@@ -47,8 +47,10 @@ pub(super) async fn compress(
     arguments: &Compress,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    check_pattern_count(arguments.keep.len())
-        .map_err(|problem| usage(&format!("--keep {problem}")))?;
+    for (flag, patterns) in [("--keep", &arguments.keep), ("--only", &arguments.only)] {
+        check_pattern_count(patterns.len())
+            .map_err(|problem| usage(&format!("{flag} {problem}")))?;
+    }
     let model = subject(&arguments.model)?;
     let request = CompressRequest {
         model: model.clone().into(),
@@ -61,6 +63,8 @@ pub(super) async fn compress(
         bits_per_weight: arguments.bits,
         tile_elements: arguments.tile,
         keep_tensors: arguments.keep.clone(),
+        only_tensors: arguments.only.clone(),
+        min_bytes: arguments.min_size,
         all_tensors: arguments.all,
         threads: arguments.threads,
     };
@@ -90,6 +94,10 @@ fn compress_words(path: &str, request: &CompressRequest, arguments: &Compress) -
     for pattern in &arguments.keep {
         words.extend(flag("--keep", Some(pattern)));
     }
+    for pattern in &arguments.only {
+        words.extend(flag("--only", Some(pattern)));
+    }
+    words.extend(flag("--min-size", arguments.min_size));
     words.extend(arguments.all.then(|| "--all".to_owned()));
     words.extend(flag("--threads", arguments.threads));
     words

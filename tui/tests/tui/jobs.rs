@@ -69,6 +69,10 @@ fn a_file_is_asked_for_as_it_was_written_and_its_size_is_told() {
         "*.wte.*",
         "--keep",
         "lm_head*",
+        "--only",
+        "*.mlp.*",
+        "--min-size",
+        "4MiB",
         "--all",
         "--threads",
         "3",
@@ -102,6 +106,8 @@ fn a_file_is_asked_for_as_it_was_written_and_its_size_is_told() {
         (Some(128), Some(3), true)
     );
     assert_eq!(asked.keep_tensors, ["*.wte.*", "lm_head*"]);
+    assert_eq!(asked.only_tensors, ["*.mlp.*"]);
+    assert_eq!(asked.min_bytes, Some(4 << 20));
     let asked = &seen.compressed[1];
     let model = asked.model.clone().and_then(|model| model.by);
     assert!(matches!(model, Some(By::Path(path)) if path.ends_with("/src")));
@@ -307,8 +313,8 @@ fn without_a_daemon_the_program_beside_this_one_does_the_work() {
     for (arguments, words) in [
         ("compress /m -o /a.sluice", "compress /m --output=/a.sluice"),
         (
-            "compress /m -o /a.sluice --bits 4.5 --tile 128 --keep a --keep -b --all --threads 3",
-            "compress /m --output=/a.sluice --bits=4.5 --tile=128 --keep=a --keep=-b --all --threads=3",
+            "compress /m -o /a.sluice --bits 4.5 --tile 128 --keep a --keep -b --only c --min-size 4KiB --all --threads 3",
+            "compress /m --output=/a.sluice --bits=4.5 --tile=128 --keep=a --keep=-b --only=c --min-size=4096 --all --threads=3",
         ),
         (
             "compress /m -o /a.sluice --lossless --coder dictionary",
@@ -419,6 +425,7 @@ fn wrong_usage_and_an_absent_daemon_are_told_apart() {
         &["compress", "m", "-o", "a.sluice", "--coder", "zip"],
         &["compress", "m", "-o", "a.gguf"],
         &["compress", "m", "-o", "a.sluice", "--keep", ""],
+        &["compress", "m", "-o", "a.sluice", "--min-size", "small"],
         &["compress", "m", "-o", "a.sluice", "--threads", "0"],
         &["prune", "m", "-o", "a.sluice"],
         &["prune", "m", "-o", "a.sluice", "--heads", "1"],
@@ -440,10 +447,12 @@ fn wrong_usage_and_an_absent_daemon_are_told_apart() {
         let output = sluice(arguments).output().unwrap();
         assert_eq!(code(&output), 64, "{arguments:?}");
     }
-    let mut patterns = vec!["compress", "m", "-o", "a.sluice"];
-    patterns.extend(["--keep=*"; 65]);
-    let output = sluice(&patterns).output().unwrap();
-    assert_eq!(code(&output), 64);
+    for pattern in ["--keep=*", "--only=*"] {
+        let mut patterns = vec!["compress", "m", "-o", "a.sluice"];
+        patterns.extend([pattern; 65]);
+        let output = sluice(&patterns).output().unwrap();
+        assert_eq!(code(&output), 64);
+    }
     for (arguments, offline) in [
         (
             &["compress", "m", "-o", "a.sluice"][..],
