@@ -60,6 +60,8 @@ impl<T> Setting<T> {
 pub enum SettingSource {
     /// Nobody said anything.
     Default,
+    /// Nobody said anything, and the defaults are those for small memory.
+    SmallMemory,
     /// The configuration file at this path.
     File(PathBuf),
     /// The environment variable of this name.
@@ -72,6 +74,7 @@ impl fmt::Display for SettingSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
+            Self::SmallMemory => f.write_str("small_memory"),
             Self::File(path) => write!(f, "{}", path.display()),
             Self::Variable(name) => write!(f, "${name}"),
             Self::Flag(name) => f.write_str(name),

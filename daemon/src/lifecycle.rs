@@ -183,6 +183,7 @@ async fn serve(
         settings::StartSettings {
             level: config.level.clone(),
             budget: config.budget.clone(),
+            small_memory: config.small_memory.value,
         },
         config.model_settings.clone(),
         state,
@@ -361,7 +362,9 @@ fn announce(listening: &Listening, port: Option<SocketAddr>, config: &Config) {
     if io::stderr().is_terminal() {
         let flag = match config.socket.source {
             SettingSource::Flag(_) | SettingSource::File(_) => format!(" --socket {socket}"),
-            SettingSource::Default | SettingSource::Variable(_) => String::new(),
+            SettingSource::Default | SettingSource::SmallMemory | SettingSource::Variable(_) => {
+                String::new()
+            }
         };
         eprintln!(
             "sluiced listens on {socket}; in another terminal: \

@@ -17,7 +17,7 @@ use sluice_proto::{
     },
     v1,
 };
-use sluice_shared::{decoding::Decoding, policy::PolicyChoice};
+use sluice_shared::{decoding::Decoding, level::AdvisedLimits, policy::PolicyChoice};
 use sluice_tokenizer::Patience;
 
 use self::encoder::{TextEncoder, empty};
@@ -37,6 +37,15 @@ const LENGTH_DEFAULT: usize = 128;
 /// Draws of an estimate when nobody says how many.
 const DRAWS_DEFAULT: usize = 128;
 
+/// What a request gets that does not say otherwise.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RequestDefaults {
+    /// The preset.
+    pub preset: Preset,
+    /// The length, and the limits of blocks and steps; `None`: as built in.
+    pub limits: Option<AdvisedLimits>,
+}
+
 /// A generation as the engine takes it.
 #[derive(Debug)]
 pub struct PreparedGeneration {
@@ -53,7 +62,8 @@ pub struct PreparedGeneration {
 /// Turns a checked request into the engine's. Tokenizing takes time: not for async code.
 ///
 /// Where it leaves out how tokens are chosen, or begins no conversation with instructions, the model's `table` counts.
-/// A request without a preset gets `default_dial`. `is_bus_bound` tells whether a request is possible and its passes wait for
+/// `defaults` are for what it leaves out otherwise; their limits are about masks that are filled together, so they are for
+/// masked diffusion models alone. `is_bus_bound` tells whether a request is possible and its passes wait for
 /// streamed weights longer than they compute; only some presets ask.
 ///
 /// # Errors
@@ -62,17 +72,20 @@ pub fn generation(
     request: Generation,
     (serving, patience): (&ServingModel, &Patience),
     table: &ModelTable,
-    default_preset: Preset,
+    defaults: RequestDefaults,
     is_bus_bound: impl Fn(&Work) -> bool,
 ) -> Result<PreparedGeneration, Failure> {
     let info = &serving.loaded.info;
-    let default_preset = match info.mask {
-        Some(_) => default_preset,
+    let defaults = match info.mask {
+        Some(_) => defaults,
         None => {
             check_autoregressive(&request, serving)?;
-            Preset::Exact
+            RequestDefaults::default()
         }
     };
+    let by_limits =
+        |name, value: usize| settings::resolved_setting(name, value, SettingOrigin::SmallMemory);
+    let mut told_limits = Vec::new();
     let mut texts = TextEncoder::new(serving, patience);
     check_size(&request, texts.text_bytes_max())?;
     let (diffusion, stops) = request.kind_options.into_parts();
@@ -83,9 +96,15 @@ pub fn generation(
             let prompt = texts.prompt(with_system(prompt, table, &mut told))?;
             let length = match length {
                 Some(length) => length as usize,
-                None => LENGTH_DEFAULT
-                    .min(info.context_length.saturating_sub(prompt.len()))
-                    .max(1),
+                None => {
+                    let limit = defaults.limits.map(|limits| limits.length as usize);
+                    let length = limit
+                        .unwrap_or(LENGTH_DEFAULT)
+                        .min(info.context_length.saturating_sub(prompt.len()))
+                        .max(1);
+                    told_limits.extend(limit.map(|_| by_limits("length", length)));
+                    length
+                }
             };
             // Checked before a canvas of that length is made.
             info.check_context(prompt.len(), length)?;
@@ -128,7 +147,17 @@ pub fn generation(
         recommended: &serving.loaded.recommended,
     };
     let sampler = subject.sampler(&request.sampling.options, table);
-    let (block_length, told_block) = subject.block_length(request.block_length);
+    let block_limit = defaults.limits.map(|limits| limits.block_length);
+    let (block_length, told_block) = subject.block_length(request.block_length, block_limit);
+    let steps = match (diffusion.steps, defaults.limits) {
+        (Some(steps), _) => steps as usize,
+        (None, None) => masked.max(1),
+        (None, Some(limits)) => {
+            let steps = masked.clamp(1, limits.steps as usize);
+            told_limits.push(by_limits("steps", steps));
+            steps
+        }
+    };
     let mut work = Generate {
         model: serving.loaded.id,
         prompt,
@@ -137,7 +166,7 @@ pub fn generation(
             Some(length) => length as usize,
             None => (block_length as usize).min(canvas.len()),
         },
-        steps: (diffusion.steps).map_or(masked.max(1), |steps| steps as usize),
+        steps,
         canvas,
         temperature: sampler.temperature,
         guidance: diffusion.guidance,
@@ -157,10 +186,11 @@ pub fn generation(
         &mut work,
         &diffusion.decoding,
         diffusion.steps.is_some(),
-        default_preset,
+        defaults.preset,
         is_bus_bound,
     );
-    told.splice(0..0, sampler.settings.into_iter().chain(told_block));
+    let first = sampler.settings.into_iter().chain(told_block);
+    told.splice(0..0, first.chain(told_limits));
     // A policy that ranks positions itself takes no other ranking.
     let is_open = policy(&work.policy).needs().ranking.is_none();
     if let (None, Some(ranking), true) = (diffusion.remasking, sampler.remasking, is_open) {

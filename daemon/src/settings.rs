@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use sluice_engine::{Budget, PlanOptions};
 use sluice_proto::v1;
-use sluice_shared::level::Level;
+use sluice_shared::level::{AdvisedLimits, Level};
 
 pub(crate) use self::remembered::{forget, remember};
 pub use self::sampler::{SampledModel, Sampler};
@@ -36,6 +36,8 @@ pub enum SettingOrigin {
     Configuration,
     /// What the checkpoint says of itself.
     Checkpoint,
+    /// The defaults for small memory, which the daemon was told to take in place of those that are built in.
+    SmallMemory,
     /// Nobody's: what is so where nobody says otherwise.
     BuiltIn,
 }
@@ -51,6 +53,7 @@ impl SettingOrigin {
             Self::Remembered => "remembered",
             Self::Configuration => "configuration",
             Self::Checkpoint => "checkpoint",
+            Self::SmallMemory => "small_memory",
             Self::BuiltIn => "built-in",
         }
     }
@@ -60,6 +63,7 @@ impl From<&config::SettingSource> for SettingOrigin {
     fn from(source: &config::SettingSource) -> Self {
         match source {
             config::SettingSource::Default => Self::BuiltIn,
+            config::SettingSource::SmallMemory => Self::SmallMemory,
             config::SettingSource::File(_) => Self::Configuration,
             config::SettingSource::Variable(_) | config::SettingSource::Flag(_) => {
                 Self::CommandLine
@@ -138,6 +142,8 @@ pub struct StartSettings {
     pub level: config::Setting<Level>,
     /// Most bytes of the device's memory.
     pub budget: config::Setting<Budget>,
+    /// Whether defaults are those for small memory.
+    pub small_memory: bool,
 }
 
 impl Default for StartSettings {
@@ -145,6 +151,7 @@ impl Default for StartSettings {
         Self {
             level: config::Setting::built_in(Level::Standard),
             budget: config::Setting::built_in(Budget::default()),
+            small_memory: false,
         }
     }
 }
@@ -168,6 +175,33 @@ impl ModelSettings {
         }
     }
 
+    /// The limits of requests that say nothing else, where the defaults are those for small memory: what the level advises
+    /// that these begin with.
+    #[must_use]
+    pub fn default_limits(&self) -> Option<AdvisedLimits> {
+        let limits = Level::Aggressive.advised_limits();
+        limits.filter(|_| self.start.small_memory)
+    }
+
+    /// What models and requests get by the defaults for small memory; nothing where these are not taken.
+    #[must_use]
+    pub fn small_memory_defaults(&self) -> Vec<v1::ResolvedSetting> {
+        let Some(limits) = self.default_limits() else {
+            return Vec::new();
+        };
+        let of = |name, value: String| resolved_setting(name, value, SettingOrigin::SmallMemory);
+        let level = &self.start.level;
+        let level = (level.source == config::SettingSource::SmallMemory)
+            .then(|| of("level", level.value.to_string()));
+        let limits = [
+            ("length", limits.length),
+            ("block_length", limits.block_length),
+            ("steps", limits.steps),
+        ];
+        let limits = limits.map(|(name, limit)| of(name, limit.to_string()));
+        level.into_iter().chain(limits).collect()
+    }
+
     /// What a model is loaded with where this is asked for.
     #[must_use]
     pub fn for_load(&self, model: &ModelName, asked: &PlanOptions) -> LoadSettings {
@@ -188,7 +222,7 @@ impl ModelSettings {
         remembered: PlanOptions,
     ) -> LoadSettings {
         let table = self.table(model);
-        let StartSettings { level, budget } = &self.start;
+        let StartSettings { level, budget, .. } = &self.start;
         LoadSettings {
             level: resolve([
                 (SettingOrigin::Request, asked.level),

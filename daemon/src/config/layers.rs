@@ -37,15 +37,29 @@ impl Layers<'_> {
         built_in: &BuiltIn<T>,
     ) -> Result<Setting<T>, ConfigError> {
         let Some((text, source)) = self.named_text(key) else {
-            return Ok(Setting::built_in(match built_in {
-                BuiltIn::Is(text) => T::read(text.as_ref()).expect("a test reads every row"),
-                BuiltIn::Computed { compute: by, .. } => by(self),
-            }));
+            let read = |text: &str| T::read(text.as_ref()).expect("a test reads every row");
+            return Ok(match built_in {
+                BuiltIn::Is(text) => Setting::built_in(read(text)),
+                BuiltIn::Computed { compute: by, .. } => Setting::built_in(by(self)),
+                BuiltIn::BySize { usual, small, .. } => match self.is_small_memory()? {
+                    true => Setting {
+                        value: read(small),
+                        source: SettingSource::SmallMemory,
+                    },
+                    false => Setting::built_in(read(usual)),
+                },
+            });
         };
         match T::read(&text) {
             Ok(value) => Ok(Setting { value, source }),
             Err(problem) => Err(wrong(key, &source, problem, None)),
         }
+    }
+
+    /// Whether defaults are those for small memory.
+    fn is_small_memory(&self) -> Result<bool, ConfigError> {
+        let small = self.setting::<bool>("small_memory", &BuiltIn::Is("false"))?;
+        Ok(small.value)
     }
 
     /// The text that counts, and its layer.
@@ -100,6 +114,13 @@ pub(super) struct FileLayer {
 pub(super) enum BuiltIn<T> {
     /// The same everywhere, as people write it.
     Is(&'static str),
+    /// Depends on whether the defaults are those for small memory, as people write both.
+    BySize {
+        usual: &'static str,
+        small: &'static str,
+        /// In the help.
+        words: &'static str,
+    },
     /// Depends on the machine or the environment.
     Computed {
         compute: fn(&Layers<'_>) -> T,

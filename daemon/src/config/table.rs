@@ -20,7 +20,7 @@ use super::{
     Threads, WeightCacheLimit, Within,
     layers::{
         self,
-        BuiltIn::{self, Computed, Is},
+        BuiltIn::{self, BySize, Computed, Is},
         Layers,
     },
     row::{SettingRow, ValueForm},
@@ -38,6 +38,7 @@ impl SettingRow {
     ) -> Self {
         let (default, example) = match *built_in {
             Is(text) => (text, text),
+            BySize { usual, words, .. } => (words, usual),
             Computed { words, example, .. } => (words, example),
         };
         Self {
@@ -221,7 +222,21 @@ settings! {
     level: Level {
         value: "LEVEL",
         form: Text,
-        built_in: Is("standard"),
+        built_in: BySize {
+            usual: "standard",
+            small: "aggressive",
+            words: "standard; with --small-memory aggressive",
+        },
+    }
+
+    /// Defaults for little memory: level aggressive, and for masked diffusion models 64 tokens, at most 32 in a block, and at
+    /// most 64 steps, within which that level's text holds up
+    ///
+    /// Whatever else sets one of them wins: other settings, a model's own, and each request.
+    small_memory: bool {
+        value: "true|false",
+        form: Boolean,
+        built_in: Is("false"),
     }
 
     /// Limit for the device's memory, such as 4GiB, or default for what is free when the daemon starts, less a margin;

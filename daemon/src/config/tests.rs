@@ -177,6 +177,26 @@ fn the_preset_is_exact_unless_somebody_says_otherwise() {
 }
 
 #[test]
+fn small_memory_is_a_default_that_all_else_wins_over() {
+    let level = |fixture: Fixture, line: &[&str]| fixture.resolve(line).map(|config| config.level);
+    let small = || set(Level::Aggressive, SettingSource::SmallMemory);
+    assert_eq!(level(Fixture::new(), &["--small-memory"]), Ok(small()));
+    let file = || Fixture::new().file("system.toml", "small_memory = true");
+    assert_eq!(level(file(), &[]), Ok(small()));
+    let variable = Fixture::new().variable("SLUICE_SMALL_MEMORY", "true");
+    assert_eq!(level(variable, &[]), Ok(small()));
+    let mild = set(Level::Mild, SettingSource::Flag("--level"));
+    assert_eq!(level(file(), &["--level", "mild"]), Ok(mild));
+    let usual = set(Level::Standard, SettingSource::Default);
+    assert_eq!(level(file(), &["--small-memory=false"]), Ok(usual));
+    let shown = file().resolve(&[]).unwrap().to_string();
+    assert!(
+        shown.contains("# small_memory\nlevel = \"aggressive\""),
+        "{shown}"
+    );
+}
+
+#[test]
 fn a_file_that_is_wrong_is_refused_even_where_a_flag_outweighs_it() {
     for (text, problem) in [
         ("queue = 0", "f.toml:1:9: queue: must be between 1 and"),

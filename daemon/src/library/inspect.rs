@@ -13,7 +13,10 @@ use sluice_engine::{EngineError, PlanSettings, runtime::ModelOutline};
 use sluice_hub::Manifest;
 use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, Workload};
 use sluice_proto::{model::SamplingOptions, v1};
-use sluice_shared::{level::Level, units};
+use sluice_shared::{
+    level::{AdvisedLimits, Level},
+    units,
+};
 
 use super::model_files::{self, TensorSummary, small_text};
 use crate::{
@@ -120,12 +123,13 @@ pub(crate) fn inspect(
     answer
 }
 
-/// Adds the default sampling settings of a model to the answer, and its invalid recommendations as facts. Adds nothing for a
-/// model that cannot be read.
+/// Adds the default sampling settings of a model to the answer, with the daemon's default limits of requests, and its invalid
+/// recommendations as facts. Adds nothing for a model that cannot be read.
 pub(crate) fn sampling(
     model: &ModelName,
     answer: &mut v1::InspectModelResponse,
     table: &ModelTable,
+    limits: Option<AdvisedLimits>,
 ) {
     let Ok(checkpoint) = Checkpoint::open(&model.source()) else {
         return;
@@ -144,7 +148,16 @@ pub(crate) fn sampling(
     };
     let sampler = subject.sampler(&SamplingOptions::default(), table);
     answer.settings.extend(sampler.settings);
-    answer.settings.extend(subject.block_length(None).1);
+    let block_limit = limits.map(|limits| limits.block_length);
+    answer
+        .settings
+        .extend(subject.block_length(None, block_limit).1);
+    if let Some(limits) = limits.filter(|_| subject.is_masked_diffusion) {
+        for (name, limit) in [("length", limits.length), ("steps", limits.steps)] {
+            let limit = settings::resolved_setting(name, limit, SettingOrigin::SmallMemory);
+            answer.settings.push(limit);
+        }
+    }
     if let Some(system) = &table.system {
         let system = settings::resolved_setting("system", system, SettingOrigin::ModelFile);
         answer.settings.push(system);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use sluice_checkpoint::{RecommendedSettings, family::MaskToken};
 use sluice_engine::{LoadedModel, ModelId, model::ModelInfo};
 use sluice_proto::v1;
+use sluice_shared::level::Level;
 use sluice_tokenizer::{Patience, Tokenizer};
 
 use super::*;
@@ -70,9 +71,32 @@ fn generate(
         checked,
         (serving, &Patience::default()),
         &ModelTable::default(),
-        Preset::Fast,
+        RequestDefaults {
+            preset: Preset::Fast,
+            limits: None,
+        },
         |_| false,
     )
+}
+
+/// What a request comes to where the defaults are those for small memory, and what is told of its limits.
+fn small(request: v1::GenerateRequest, serving: &ServingModel) -> (Generate, Vec<String>) {
+    let defaults = RequestDefaults {
+        preset: Preset::Exact,
+        limits: Level::Aggressive.advised_limits(),
+    };
+    let prepared = generation(
+        Generation::try_from(request).unwrap(),
+        (serving, &Patience::default()),
+        &ModelTable::default(),
+        defaults,
+        |_| false,
+    )
+    .unwrap();
+    let of_small = |setting: &&v1::ResolvedSetting| setting.origin == "small_memory";
+    let told = prepared.settings.iter().filter(of_small);
+    let told = told.map(|setting| format!("{} {}", setting.name, setting.value));
+    (prepared.work, told.collect())
 }
 
 fn edit(text: &str, span: std::ops::Range<usize>) -> v1::GenerateRequest {
@@ -100,6 +124,34 @@ fn defaults_become_figures() {
     );
     // Each draws its own.
     assert_ne!(prepared(tokens(1)).unwrap().seed, work.seed);
+}
+
+#[test]
+fn the_defaults_for_small_memory_are_those_of_requests_that_say_nothing() {
+    let serving = serving(true);
+    let figures = |work: &Generate| (work.canvas.len(), work.block_length, work.steps);
+    let (work, told) = small(tokens(10), &serving);
+    assert_eq!(figures(&work), (64, 32, 64));
+    assert_eq!(told, ["block_length 32", "length 64", "steps 64"]);
+    // What a request says holds; a longer text is written in as many steps.
+    let mut request = tokens(10);
+    request.length = Some(128);
+    let (work, told) = small(request, &serving);
+    assert_eq!(figures(&work), (128, 32, 64));
+    assert_eq!(told, ["block_length 32", "steps 64"]);
+    let mut request = tokens(10);
+    request.length = Some(100);
+    request.block_length = Some(50);
+    request.diffusion_mut().steps = Some(100);
+    let (work, told) = small(request, &serving);
+    assert_eq!(figures(&work), (100, 50, 100));
+    assert!(told.is_empty(), "{told:?}");
+    // The limits are about masks that are filled together.
+    let mut causal = serving;
+    Arc::get_mut(&mut causal.loaded).unwrap().info.mask = None;
+    let (work, told) = small(tokens(10), &causal);
+    assert_eq!(work.canvas.len(), LENGTH_DEFAULT);
+    assert!(told.is_empty(), "{told:?}");
 }
 
 #[test]
@@ -245,7 +297,7 @@ fn the_models_own_instructions_come_before_a_conversation_without_any() {
             checked,
             (&serving, &Patience::default()),
             &table,
-            Preset::Exact,
+            RequestDefaults::default(),
             |_| false,
         )
         .unwrap();

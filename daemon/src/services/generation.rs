@@ -23,7 +23,7 @@ use crate::{
     events,
     failure::Failure,
     models::ServingModel,
-    prepare,
+    prepare::{self, RequestDefaults},
     requests::{RecordReader, RequestDescription, RequestRecord},
     role::Role,
 };
@@ -130,7 +130,10 @@ impl Daemon {
         let checked = Generation::try_from(message)?;
         let serving = self.models.serving()?;
         let engine = self.engine.clone();
-        let preset = self.default_preset;
+        let defaults = RequestDefaults {
+            preset: self.default_preset,
+            limits: self.settings.default_limits(),
+        };
         let settings = self.settings.clone();
         let problem = self.settings.problem();
         let ((prepared, expected), serving) = self
@@ -149,7 +152,7 @@ impl Daemon {
                     checked,
                     (serving, patience),
                     &table,
-                    preset,
+                    defaults,
                     is_bus_bound,
                 )?;
                 let asked = Work::Generate(prepared.work.clone());

@@ -363,7 +363,9 @@ impl Daemon {
             let mut answer =
                 library::inspect(&model, wire, machine, settings, budget, not_loadable);
             answer.settings = holds.to_wire();
-            library::sampling(&model, &mut answer, &daemon.settings.table(&model));
+            let settings = &daemon.settings;
+            let limits = settings.default_limits();
+            library::sampling(&model, &mut answer, &settings.table(&model), limits);
             answer
                 .facts
                 .extend(daemon.settings.problem().map(|value| v1::CheckpointFact {

@@ -101,6 +101,7 @@ fn settings(daemon: &Daemon) -> v1::SettingsStatus {
             used: v1::Level::from(substitution.taken).into(),
             reason: substitution.reason,
         }),
+        small_memory_defaults: daemon.settings.small_memory_defaults(),
     }
 }
 

@@ -122,21 +122,32 @@ impl SampledModel<'_> {
         }
     }
 
-    /// Positions decoded together where so many are asked for, and what to tell of it where the checkpoint decided.
+    /// Positions decoded together where so many are asked for, within the daemon's limit for those that are not, and what to
+    /// tell of it where the checkpoint or that limit decided.
     #[must_use]
-    pub fn block_length(&self, asked: Option<u32>) -> (u32, Option<v1::ResolvedSetting>) {
-        let recommended = self
-            .recommended
-            .block_length
-            .filter(|_| self.is_masked_diffusion);
+    pub fn block_length(
+        &self,
+        asked: Option<u32>,
+        limit: Option<u32>,
+    ) -> (u32, Option<v1::ResolvedSetting>) {
+        let limit = limit.filter(|_| self.is_masked_diffusion);
+        // A checkpoint that was trained with shorter blocks keeps them.
+        let recommended = self.recommended.block_length.filter(|recommended| {
+            self.is_masked_diffusion && limit.is_none_or(|limit| *recommended <= limit)
+        });
         let length = resolve([
             (SettingOrigin::Request, asked),
             (SettingOrigin::Checkpoint, recommended),
+            (SettingOrigin::SmallMemory, limit),
             (SettingOrigin::BuiltIn, Some(BLOCK_LENGTH)),
         ])
         .expect("there is one for all");
-        let told = (length.origin == SettingOrigin::Checkpoint)
-            .then(|| self.sampling_setting("block_length", length.value, length.origin));
+        let is_told = matches!(
+            length.origin,
+            SettingOrigin::Checkpoint | SettingOrigin::SmallMemory
+        );
+        let told =
+            is_told.then(|| self.sampling_setting("block_length", length.value, length.origin));
         (length.value, told)
     }
 
@@ -280,7 +291,7 @@ mod tests {
                 is_masked_diffusion: is_masked,
                 ..subject(recommended)
             };
-            let (length, told) = subject.block_length(asked);
+            let (length, told) = subject.block_length(asked, None);
             (length, told.map(|told| told.origin))
         };
         let place = Some("generation_config.json".to_owned());
@@ -289,6 +300,30 @@ mod tests {
         assert_eq!(of(&nothing, None, true), (32, None));
         // An autoregressive model writes one token after another, whatever its checkpoint says.
         assert_eq!(of(&recommended, None, false), (32, None));
+    }
+
+    #[test]
+    fn a_limit_of_the_daemon_shortens_blocks_that_nobody_asked_for() {
+        let of = |recommended: Option<u32>, asked, is_masked| {
+            let recommended = RecommendedSettings {
+                block_length: recommended,
+                place: "generation_config.json",
+                ..RecommendedSettings::default()
+            };
+            let subject = SampledModel {
+                is_masked_diffusion: is_masked,
+                ..subject(&recommended)
+            };
+            let (length, told) = subject.block_length(asked, Some(16));
+            (length, told.map(|told| told.origin))
+        };
+        let small = Some("small_memory".to_owned());
+        assert_eq!(of(None, None, true), (16, small.clone()));
+        assert_eq!(of(Some(64), None, true), (16, small));
+        let place = Some("generation_config.json".to_owned());
+        assert_eq!(of(Some(4), None, true), (4, place));
+        assert_eq!(of(Some(4), Some(64), true), (64, None));
+        assert_eq!(of(None, None, false), (32, None));
     }
 
     #[test]

@@ -47,6 +47,7 @@ impl World {
         let started = StartSettings {
             level: config.level,
             budget: config.budget,
+            small_memory: config.small_memory.value,
         };
         let state = StateStore::open(Some(self.0.path())).unwrap();
         ModelSettings::new(started, config.model_settings, Arc::new(state))
@@ -83,7 +84,11 @@ fn who_wins_is_the_order_of_the_list() {
         holds(&[], &nothing),
         (SettingOrigin::BuiltIn, Level::Standard)
     );
-    world.file("sluiced.toml", "level = \"off\"\n");
+    assert_eq!(
+        holds(&["--small-memory"], &nothing),
+        (SettingOrigin::SmallMemory, Level::Aggressive)
+    );
+    world.file("sluiced.toml", "level = \"off\"\nsmall_memory = true\n");
     assert_eq!(
         holds(&[], &nothing),
         (SettingOrigin::Configuration, Level::Off)
@@ -116,6 +121,30 @@ fn who_wins_is_the_order_of_the_list() {
 }
 
 #[test]
+fn the_defaults_for_small_memory_are_told_where_they_are_taken() {
+    let world = World::new();
+    let told = |flags: &[&str]| -> Vec<String> {
+        let told = world.settings(flags).small_memory_defaults();
+        let line = |setting: &v1::ResolvedSetting| {
+            format!("{} {} ({})", setting.name, setting.value, setting.origin)
+        };
+        told.iter().map(line).collect()
+    };
+    assert!(told(&[]).is_empty() && world.settings(&[]).default_limits().is_none());
+    let limits = [
+        "length 64 (small_memory)",
+        "block_length 32 (small_memory)",
+        "steps 64 (small_memory)",
+    ];
+    let all = [&["level aggressive (small_memory)"][..], &limits].concat();
+    assert_eq!(told(&["--small-memory"]), all);
+    assert_eq!(told(&["--small-memory", "--level", "mild"]), limits);
+    world.file("sluiced.toml", "small_memory = true\n");
+    assert_eq!(told(&[]), all);
+    assert!(told(&["--small-memory=false"]).is_empty());
+}
+
+#[test]
 fn the_order_in_which_words_are_given_means_nothing() {
     let origins = [
         SettingOrigin::Request,
@@ -124,6 +153,7 @@ fn the_order_in_which_words_are_given_means_nothing() {
         SettingOrigin::Remembered,
         SettingOrigin::Configuration,
         SettingOrigin::Checkpoint,
+        SettingOrigin::SmallMemory,
         SettingOrigin::BuiltIn,
     ];
     for (place, first) in origins.iter().enumerate() {
