@@ -184,6 +184,7 @@ fn plan_lines(snapshot: &Snapshot) -> Vec<(&'static str, String)> {
             ""
         };
         facts.push(("budget", format!("{budget}{whose}")));
+        facts.extend(defaults(settings));
     }
     if let Some(switching) = plans::switching(snapshot) {
         facts.push(("switching", switching));
@@ -223,6 +224,16 @@ fn level(settings: &SettingsStatus, plan: Option<&Plan>) -> String {
         words += &format!(", instead of {requested}: {}", substitution.reason);
     }
     words
+}
+
+/// What models and requests get by the defaults for small memory, if these are taken.
+fn defaults(settings: &SettingsStatus) -> Option<(&'static str, String)> {
+    let defaults = settings.small_memory_defaults.iter();
+    let words: Vec<_> = defaults
+        .map(|setting| format!("{} {}", setting.name.replace('_', " "), setting.value))
+        .collect();
+    let words = format!("{} (small_memory)", words.join(", "));
+    (!settings.small_memory_defaults.is_empty()).then_some(("defaults", words))
 }
 
 fn pass(plan: &Plan, measured: &PassStatistics) -> String {
@@ -282,8 +293,8 @@ fn host_line(host: Option<&HostStatus>) -> String {
 #[cfg(test)]
 mod tests {
     use sluice_proto::v1::{
-        DeviceKind, Dtype, Level, PlanOptions, StagingBuffers, SwitchTarget, WeightSwitch,
-        Workload, plan_options,
+        DeviceKind, Dtype, Level, PlanOptions, ResolvedSetting, StagingBuffers, SwitchTarget,
+        WeightSwitch, Workload, plan_options,
     };
 
     use super::*;
@@ -353,6 +364,23 @@ mod tests {
                 "a pass    1.8 s predicted for a canvas of 256, 1.9 s measured over 4 passes, 1.9 s for the last of 288 rows",
                 "streamed  2.00 GiB a pass predicted, 2.00 GiB measured, 12 ms a pass waited; 3 staging buffers of 120 MiB",
             ]
+        );
+    }
+
+    #[test]
+    fn the_defaults_for_small_memory_are_told_where_they_are_taken() {
+        let mut snapshot = streaming();
+        let settings = snapshot.settings.as_mut().unwrap();
+        settings.small_memory_defaults = [("level", "aggressive"), ("block_length", "32")]
+            .map(|(name, value)| ResolvedSetting {
+                name: name.to_owned(),
+                value: value.to_owned(),
+                origin: "small_memory".to_owned(),
+            })
+            .into();
+        assert_eq!(
+            lines(&snapshot)[3],
+            "defaults  level aggressive, block length 32 (small_memory)"
         );
     }
 
