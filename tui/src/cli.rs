@@ -7,6 +7,7 @@ mod jobs;
 mod library;
 mod optimize;
 mod plans;
+mod report;
 mod run;
 mod screen;
 
@@ -31,6 +32,7 @@ pub use jobs::{Compress, Decompress, FollowArgs, Jobs, JobsCommand, Prune, Verif
 pub use library::{Inspect, Pull, Remove};
 pub use optimize::Optimize;
 pub use plans::{Fidelity, LevelChoice, Plan, Restore, RestoreTo, SetBudget, SetLevel};
+pub use report::Report;
 pub use run::{AnswerArgs, Chat, Run, Stop};
 pub use screen::{Colour, Screen};
 
@@ -109,6 +111,8 @@ pub enum Command {
     Level(SetLevel),
     /// Measures the fidelity of levels to the checkpoint's weights
     Fidelity(Fidelity),
+    /// Measures memory, time and fidelity of a model at each level, as a table
+    Report(Report),
     /// Measures the inputs of the model's matrices, for quantizing and pruning
     Calibrate(Calibrate),
     /// Finds and applies the most faithful weights that fit a budget

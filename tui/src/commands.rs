@@ -24,6 +24,7 @@ mod prune;
 mod ps;
 mod pull;
 mod replay;
+mod report;
 mod requests;
 mod run;
 mod score;
@@ -152,6 +153,7 @@ pub async fn run(cli: Cli, out: &mut StandardOutput) -> Result<(), Failure> {
             apply::restore(&daemon, &arguments, out).await
         }
         Some(Command::Fidelity(arguments)) => fidelity::run(socket, &arguments, out).await,
+        Some(Command::Report(arguments)) => report::run(socket, &arguments, out).await,
         Some(Command::Requests(arguments)) => {
             until_interrupted(async {
                 let daemon = DaemonConnection::connect(socket).await?;

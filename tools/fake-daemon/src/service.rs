@@ -434,6 +434,16 @@ impl Service {
         // Nobody cancels it: one that hangs says no more.
         self.operation(&self.change.apply, "")
     }
+
+    /// The level that was applied last.
+    fn level(&self) -> Level {
+        let seen = self.seen();
+        let options = seen.applied.last().and_then(|applied| applied.options);
+        match options.unwrap_or_default().level() {
+            Level::Unspecified => Level::Standard,
+            level => level,
+        }
+    }
 }
 
 #[tonic::async_trait]
@@ -562,7 +572,10 @@ impl TelemetryService for Service {
     ) -> Result<Response<GetSnapshotResponse>, Status> {
         let snapshot = Some(match &self.teller {
             Some(teller) => teller.snapshot(),
-            None => snapshot(),
+            None => Snapshot {
+                plan: Some(plan(self.level())),
+                ..snapshot()
+            },
         });
         Ok(Response::new(GetSnapshotResponse { snapshot }))
     }

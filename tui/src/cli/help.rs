@@ -23,6 +23,7 @@ Examples:
   sluice plan --shape llada-8b --level moderate --budget 4GiB
   sluice level moderate
   sluice fidelity stories.txt --level all
+  sluice report
   sluice calibrate stories.txt
   sluice bench --preset exact,balanced,fast
 
@@ -251,6 +252,39 @@ between. Choose a lossless level first: with converted weights it measures what 
 
 Ctrl-C cancels it, and nothing is left. The daemon continues a job whose client ends in another way; `sluice jobs` lists
 it. With --json each line is a picture of the operation. The last one has the result, \"calibrate\".";
+
+pub(super) fn report() -> String {
+    format!(
+        "\
+Examples:
+  sluice report
+  sluice report GSAI-ML/LLaDA-8B-Instruct --text notes.txt
+  sluice report --levels standard,moderate,aggressive --json
+
+Each level is put in force in turn. Text of a fixed length is generated, greedily and by the reference's schedule, and
+the level is compared with the checkpoint's own weights as `sluice fidelity` does it.
+
+  bits       bits per weight, of all weights, wherever they are
+  weights    weights that stay in the device's memory
+  peak       most device memory held while text is generated
+  a pass     median time of a pass
+  tokens/s   tokens per second of the whole answer
+  mean KL    how far the level's probabilities are from the checkpoint's, in nats per token; 0 is no difference
+  same top   how often both have the same most probable token
+  bound      upper bound of a token's negative log-likelihood in nats; of an autoregressive model, the likelihood
+
+A level that cannot be put in force says why. Level optimized is among them if the model has a mix. KL and bound depend
+on the text: use one in the model's language that it was not trained on. Other requests are served meanwhile, and make
+the times longer. Afterwards the previous level is in force again, also after an error or Ctrl-C.
+
+{}
+
+With --json: level, bits_per_weight, device_weight_bytes, peak_device_bytes, pass_ms, tokens_per_second, equal_to (the level
+measured whose weights have the same numbers, so that its fidelity is repeated), fidelity (as of `sluice fidelity`) and
+problem (why figures are null).",
+        levels()
+    )
+}
 
 pub(super) fn fidelity() -> String {
     format!(

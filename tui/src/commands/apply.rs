@@ -180,7 +180,7 @@ impl ShownChange {
 }
 
 /// The progress of a change, in a line.
-fn step_line(step: &OperationProgress) -> String {
+pub(super) fn step_line(step: &OperationProgress) -> String {
     let total = step.total.unwrap_or(0);
     let bar = bar(step.done, total);
     match step.unit() {

@@ -40,6 +40,9 @@ const PROMPTS: [&str; 4] = [
     "A farmer has 17 sheep and buys 3 more each week. How many are there after 8 weeks?",
 ];
 
+/// Tokens of a warm-up that is shorter than what is measured, since a pass may take seconds.
+const WARMUP_LENGTH: u32 = 2;
+
 /// Pause before a request is sent again that the daemon refused since its queue is full.
 const PATIENCE: Duration = Duration::from_millis(20);
 
@@ -87,6 +90,25 @@ async fn rows(
         first.get_or_insert(answers);
     }
     Ok(())
+}
+
+/// The figures of one request, after a warm-up: the first passes at a level find nothing in caches.
+pub(super) async fn request(
+    daemon: &DaemonConnection,
+    name: &str,
+    request: &GenerateRequest,
+) -> Result<BenchFigures, Failure> {
+    let board = Board::new(format!("{name}, warming up"), 1);
+    let warmup = GenerateRequest {
+        length: Some(WARMUP_LENGTH),
+        ..request.clone()
+    };
+    one(daemon, warmup, &board).await?;
+    drop(board);
+    let board = Board::new(name.to_owned(), 1);
+    let begun = Instant::now();
+    let answer = one(daemon, request.clone(), &board).await?;
+    Ok(BenchFigures::of(&[answer], begun.elapsed(), None))
 }
 
 /// The tier that weights are streamed from; `None` if nothing is streamed or the daemon does not tell.

@@ -171,7 +171,11 @@ fn wire_level(level: Option<Level>) -> i32 {
     level.map_or(v1::Level::Unspecified, v1::Level::from).into()
 }
 
-async fn plan(daemon: &DaemonConnection, level: Option<Level>) -> Result<Plan, Failure> {
+/// The plan of a level that can be put in force; `None` stands for the one that is.
+///
+/// # Errors
+/// Why it cannot.
+pub(super) async fn plan(daemon: &DaemonConnection, level: Option<Level>) -> Result<Plan, Failure> {
     let options = PlanOptions {
         level,
         ..PlanOptions::default()
@@ -188,7 +192,11 @@ async fn plan(daemon: &DaemonConnection, level: Option<Level>) -> Result<Plan, F
     }
 }
 
-async fn measure(
+/// Measures a level, and shows the progress.
+///
+/// # Errors
+/// The daemon's refusal.
+pub(super) async fn measure(
     daemon: &DaemonConnection,
     request: MeasureFidelityRequest,
     level: v1::Level,
@@ -244,7 +252,7 @@ impl<'a> LevelRow<'a> {
 }
 
 /// Whether both plans compute with equal weights, in whatever format these are stored.
-fn has_equal_weights(one: &Plan, other: &Plan) -> bool {
+pub(super) fn has_equal_weights(one: &Plan, other: &Plan) -> bool {
     let is_same = one.level == other.level || one.equal_levels.contains(&other.level);
     is_same || one.is_lossless && other.is_lossless
 }

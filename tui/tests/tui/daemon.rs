@@ -435,6 +435,42 @@ fn levels_are_measured_on_the_sample_that_comes_with_the_model() {
 }
 
 #[test]
+fn levels_are_reported_and_the_one_before_is_in_force_again() {
+    let daemon = Daemon::start();
+    let arguments = [
+        "report",
+        "--levels=standard,mild,aggressive,optimized",
+        "--samples=4",
+        "--length=8",
+        "--json",
+    ];
+    let output = daemon.run(&arguments);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let rows: Vec<Value> = stdout(&output)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("an object"))
+        .collect();
+    let figure = |row: usize, key: &str| rows[row][key].as_f64().expect("a number");
+    // Two thirds of bf16, then a little more than four bits.
+    let bits = [0, 1, 2].map(|row| figure(row, "bits_per_weight"));
+    assert!(bits[0] > bits[1] && bits[1] > bits[2], "{bits:?}");
+    assert!(figure(0, "device_weight_bytes") > figure(2, "device_weight_bytes"));
+    assert!([0, 1, 2].iter().all(|row| figure(*row, "pass_ms") > 0.0));
+    let kl = |row: usize| {
+        rows[row]["fidelity"]["mean_kl_nats"]
+            .as_f64()
+            .expect("a number")
+    };
+    assert!(kl(0) < 1e-9 && kl(1) < 1e-9 && kl(2) > kl(0), "{rows:?}");
+    assert_eq!(rows[1]["equal_to"], "standard");
+    let problem = rows[3]["problem"].as_str().expect("no mix was made");
+    assert!(!problem.is_empty() && rows[3]["pass_ms"].is_null());
+    let status: Value = serde_json::from_slice(&daemon.run(&["status", "--json"]).stdout).unwrap();
+    assert_eq!(status["settings"]["options"]["level"], "standard");
+    assert_eq!(status["plan"]["level"], "standard");
+}
+
+#[test]
 fn a_level_is_planned_put_in_force_and_taken_back() {
     let daemon = Daemon::start();
     let generate = ["generate", "Tell me a story.", "--length=16", "--seed=1"];

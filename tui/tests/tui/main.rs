@@ -10,6 +10,7 @@ mod journeys;
 mod library;
 mod plans;
 mod replay;
+mod report;
 mod run;
 mod support;
 mod terminal;

@@ -43,7 +43,7 @@ impl PassFigures {
 }
 
 /// A row. Figures that need a pass or a token are `None` without any.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct BenchFigures {
     /// The resolved settings of the first request; all requests have the same options.
     pub started: GenerationStarted,
