@@ -183,17 +183,22 @@ fn levels(
     let canvas = sluice_engine::runtime::default_canvas(outline.context_length());
     let fixed = Level::ALL.into_iter().filter(|level| *level != Level::Auto);
     fixed
-        .map(|level| {
+        .filter_map(|level| {
             let choices = PlanSettings { level, ..settings }.resolved();
             let workload = Workload::new(canvas, BLOCK_DEFAULT, 1);
-            let plan = outline.plan(choices, u64::MAX, workload)?;
-            Ok(v1::LevelEstimate {
+            let plan = match outline.plan(choices, u64::MAX, workload) {
+                Ok(plan) => plan,
+                // Only models that were optimized have this level.
+                Err(EngineError::NoMix(_)) => return None,
+                Err(error) => return Some(Err(error)),
+            };
+            Some(Ok(v1::LevelEstimate {
                 level: v1::Level::from(level).into(),
                 peak_bytes: plan.peak_bytes(),
                 weight_bytes: plan.weight_bytes(),
                 fits: plan.peak_bytes() <= budget_bytes,
                 not_loadable_reason: not_loadable(&plan).unwrap_or_default(),
-            })
+            }))
         })
         .collect()
 }
