@@ -24,6 +24,11 @@ struct Daemon {
 
 impl Daemon {
     fn start() -> Self {
+        Self::with(&[])
+    }
+
+    /// One that is started with these flags, too.
+    fn with(flags: &[&str]) -> Self {
         let program = PathBuf::from(env!("CARGO_BIN_EXE_sluice")).with_file_name("sluiced");
         assert!(
             program.exists(),
@@ -36,6 +41,7 @@ impl Daemon {
             .arg("--socket")
             .arg(&socket)
             .args(["--device", "cpu"])
+            .args(flags)
             // The tester's own settings must not matter.
             .env("XDG_CONFIG_HOME", folder.path())
             .env("XDG_DATA_HOME", folder.path())
@@ -432,6 +438,45 @@ fn levels_are_measured_on_the_sample_that_comes_with_the_model() {
     };
     assert_eq!(rows[1]["equal_to"], "standard");
     assert!(kl(0) < 1e-9 && kl(2) > kl(0) && kl(3) > kl(2), "{rows:?}");
+}
+
+#[test]
+fn the_defaults_for_small_memory_are_told_and_give_way() {
+    let daemon = Daemon::with(&["--small-memory"]);
+    let status = stdout(&daemon.run(&["status"]));
+    assert!(
+        status.lines().any(|line| line
+            == "defaults  level aggressive, length 64, block length 32, steps 64 (small_memory)"),
+        "{status}"
+    );
+    let started = |arguments: &[&str]| -> Value {
+        let all = [&["generate", "Tell me a story.", "--json"], arguments].concat();
+        let output = stdout(&daemon.run(&all));
+        let events = output.lines().map(|line| serde_json::from_str(line));
+        let events: Result<Vec<Value>, _> = events.collect();
+        let started = events.unwrap().into_iter();
+        started
+            .into_iter()
+            .find(|event| event["event"] == "started")
+            .unwrap()
+    };
+    let event = started(&[]);
+    assert_eq!(
+        (&event["length"], &event["level"]),
+        (&64.into(), &"aggressive".into())
+    );
+    let settings = event["settings"].as_array().unwrap();
+    let of_small = |setting: &&Value| setting["origin"] == "small_memory";
+    let names: Vec<_> = settings
+        .iter()
+        .filter(of_small)
+        .map(|one| &one["name"])
+        .collect();
+    // The checkpoint's own blocks are shorter.
+    assert_eq!(names, ["length", "steps"]);
+    assert_eq!(started(&["--length=16"])["length"], 16);
+    assert_eq!(code(&daemon.run(&["level", "standard"])), 0);
+    assert_eq!(started(&["--length=16"])["level"], "standard");
 }
 
 #[test]
