@@ -240,6 +240,9 @@ fn plan(level: Level) -> Plan {
     }
 }
 
+/// Why level `optimized` is refused where nothing was optimized.
+const NO_MIX: &str = "this model has no optimized weights";
+
 /// A busy dashboard whose daemon has a GPU; `change` sets what is known of the device.
 fn on_gpu(change: impl FnOnce(&mut DeviceStatus)) -> DashboardState {
     let mut state = busy();
@@ -305,6 +308,7 @@ fn choosing() -> DashboardState {
     for level in Level::ALL {
         let answer = match level {
             Level::Off => Err(refusal.to_owned()),
+            Level::Optimized => Err(NO_MIX.to_owned()),
             Level::Auto => continue,
             other => Ok(Box::new(plan(other))),
         };

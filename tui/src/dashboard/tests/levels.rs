@@ -43,13 +43,14 @@ fn full_plan(level: Level, budget_bytes: u64) -> Plan {
     }
 }
 
-/// All answers for a budget: `off` doesn't fit, `auto` comes to `moderate`.
+/// All answers for a budget: `off` doesn't fit, nothing was optimized, `auto` comes to `moderate`.
 fn answer(state: &mut DashboardState, budget_bytes: u64) {
     let refusal =
         "a budget of 4.00 GiB is too small: level off needs at least 16GiB for a canvas of 256";
     for level in Level::ALL {
         let answer = match level {
             Level::Off => Err(refusal.to_owned()),
+            Level::Optimized => Err(NO_MIX.to_owned()),
             Level::Auto => Ok(Box::new(full_plan(Level::Moderate, budget_bytes))),
             other => Ok(Box::new(full_plan(other, budget_bytes))),
         };
@@ -191,6 +192,7 @@ fn a_level_in_force_or_out_of_reach_is_told_and_not_asked_for() {
         (Level::Standard, "already in force"),
         (Level::Off, "needs at least 16GiB"),
         (Level::Mild, "no lossless format"),
+        (Level::Optimized, "has no optimized weights"),
     ] {
         select(&mut state, level);
         assert_eq!(press(&mut state, KeyCode::Enter), []);

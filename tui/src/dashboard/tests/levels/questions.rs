@@ -330,3 +330,21 @@ fn figures_that_no_daemon_would_send_are_survived() {
     command(&mut state, "load another");
     assert!(asked(&state).contains("4294967295 requests run or wait"));
 }
+
+#[test]
+fn a_mix_is_not_said_to_lose_more_than_a_level_it_was_not_compared_with() {
+    let mut state = chooser();
+    feed(&mut state, in_force(Level::Aggressive));
+    answer(&mut state, 4 << 30);
+    let found = Event::Planned {
+        level: Level::Optimized,
+        answer: Ok(Box::new(full_plan(Level::Optimized, 4 << 30))),
+    };
+    feed(&mut state, found);
+    select(&mut state, Level::Optimized);
+    assert_eq!(press(&mut state, KeyCode::Enter), []);
+    let words = "Level optimized may lose more than aggressive; by how much was not measured.";
+    assert!(asked(&state).contains(words), "{}", asked(&state));
+    let effects = press(&mut state, KeyCode::Char('y'));
+    assert_eq!(effects, [apply(Level::Optimized, None)]);
+}

@@ -203,13 +203,17 @@ fn loss(state: &DashboardState, plan: &Plan, present: Option<&Plan>) -> Option<S
         ));
     };
     let both = fidelity(plan).zip(fidelity(present));
-    let is_worse = match both {
-        Some((after, before)) => after.mean_kl_nats > before.mean_kl_nats,
-        // Levels are ordered by how much they lose.
-        None => match (level_of(plan), level_of(present)) {
-            (Some(after), Some(before)) => after > before,
-            _ => plan.level != present.level,
-        },
+    let levels = level_of(plan).zip(level_of(present));
+    // A mix may lose less than either of the other lossy levels, or more: that is for its budget to say.
+    let is_of_mix = levels.is_some_and(|(after, before)| {
+        after != before && [after, before].contains(&Level::Optimized)
+    });
+    let (is_worse, loses) = match (both, levels) {
+        (Some((after, before)), _) => (after.mean_kl_nats > before.mean_kl_nats, "loses"),
+        (None, _) if is_of_mix => (true, "may lose"),
+        // The others are ordered by how much they lose.
+        (None, Some((after, before))) => (after > before, "loses"),
+        (None, None) => (plan.level != present.level, "loses"),
     };
     let measured = match both {
         Some((after, before)) => format!("measured: {}, after {}", after.words(), before.words()),
@@ -217,7 +221,7 @@ fn loss(state: &DashboardState, plan: &Plan, present: Option<&Plan>) -> Option<S
     };
     is_worse.then(|| {
         let (after, before) = (plan.level(), present.level());
-        format!("Level {after} loses more than {before}; {measured}.")
+        format!("Level {after} {loses} more than {before}; {measured}.")
     })
 }
 
