@@ -1,6 +1,7 @@
 //! Levels: the one in force, the plan of each, changes, and measured fidelity.
 
 mod change;
+mod optimization;
 mod presets;
 
 use std::collections::BTreeMap;
@@ -9,6 +10,8 @@ use sluice_proto::v1::{FidelityResult, Plan};
 use sluice_shared::{level::Level, options::PlanOptions, preset::PRESETS};
 
 pub use change::{ChangeStanding, PlanChange};
+pub use optimization::Optimization;
+pub(super) use optimization::is_loss;
 pub use presets::{PresetStatistics, PresetTotals};
 
 /// Most fidelity measurements that are kept.
@@ -40,6 +43,8 @@ pub struct Levels {
     pub change: Option<PlanChange>,
     /// The fidelity measurement that was asked for here and waits or runs.
     pub measuring: Option<RunningMeasurement>,
+    /// The latest optimization of each model, by the model's name.
+    pub optimizations: BTreeMap<String, Optimization>,
     /// Speed of requests, by their preset.
     pub presets: PresetStatistics,
 }

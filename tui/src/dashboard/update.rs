@@ -148,6 +148,7 @@ pub fn update(state: &mut DashboardState, event: Event, now_ms: u64) -> UpdateOu
             if state.jobs.learn(&operations) {
                 effects.push(Effect::ListFidelity);
             }
+            levels::learn_optimizations(state, &operations, &mut effects);
             let requests = operations.into_iter();
             let requests = requests.filter(|operation| operation.kind().is_request());
             state.requests.learn(requests.collect());

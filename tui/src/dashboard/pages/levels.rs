@@ -1,6 +1,7 @@
 //! The levels page: the plan of each level beside what is in force, and the presets.
 
 mod about;
+mod curve;
 mod preset;
 mod table;
 
@@ -30,7 +31,7 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
             ])
             .areas(area);
             table::draw(screen, levels, true);
-            about::draw(screen, about);
+            draw_about(screen, about);
             preset::draw(screen, preset, true);
             preset::draw_about(screen, about_preset);
         }
@@ -40,7 +41,7 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
             let [levels, about] =
                 Layout::vertical([Constraint::Length(rows), Constraint::Min(0)]).areas(area);
             table::draw(screen, levels, is_framed);
-            about::draw(screen, about);
+            draw_about(screen, about);
         }
         (shape, LevelsPane::Presets) => {
             let is_framed = shape != ScreenShape::Small;
@@ -50,5 +51,14 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
             preset::draw(screen, preset, is_framed);
             preset::draw_about(screen, about);
         }
+    }
+}
+
+/// Draws what is told of the selected level, with the curve of loss where there is one and room for it.
+fn draw_about(screen: &mut Screen<'_, '_>, area: Rect) {
+    let (words, curve) = curve::beside(screen, area);
+    about::draw(screen, words);
+    if let Some(curve) = curve {
+        curve::draw(screen, curve);
     }
 }

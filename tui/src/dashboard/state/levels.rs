@@ -1,10 +1,10 @@
 //! The level in force and the selected one, and the fidelity of each.
 
 use sluice_proto::v1::Snapshot;
-use sluice_shared::level::Level;
+use sluice_shared::{level::Level, mix::MixId};
 
 use super::{
-    super::levels::{FIDELITIES_MAX, LevelFidelity},
+    super::levels::{FIDELITIES_MAX, LevelFidelity, Optimization},
     DashboardState,
 };
 
@@ -31,6 +31,25 @@ impl DashboardState {
         self.fidelity.iter().find(|known| {
             known.level == level && known.model == model && known.parameters == parameters
         })
+    }
+
+    /// The latest optimization of the present model, as far as the daemon remembers one.
+    #[must_use]
+    pub fn optimization(&self) -> Option<&Optimization> {
+        let (model, _) = self.model()?;
+        self.levels.optimizations.get(&model)
+    }
+
+    /// Whether the mix of the present model's optimization is in force.
+    #[must_use]
+    pub fn is_mix_in_force(&self, known: &Optimization) -> bool {
+        let settings = self
+            .present()
+            .and_then(|snapshot| snapshot.settings.as_ref());
+        let options = settings.and_then(|settings| settings.options.as_ref());
+        // Where no mix was ever named, it is the latest.
+        let mix = options.and_then(|options| MixId::from_number(options.mix));
+        self.level_in_force() == Some(Level::Optimized) && mix.is_none_or(|mix| mix == known.mix)
     }
 
     /// Whether outputs at a level are exactly those of the checkpoint's own weights; `None` where that is not known.

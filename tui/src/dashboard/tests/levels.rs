@@ -9,6 +9,7 @@ use sluice_shared::preset::Preset;
 
 use super::*;
 
+mod optimized;
 mod questions;
 
 /// A plan with all that a page can say of one.

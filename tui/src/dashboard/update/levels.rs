@@ -2,7 +2,7 @@
 
 mod choice;
 
-use sluice_proto::v1::{FidelityMeasurement, Snapshot};
+use sluice_proto::v1::{FidelityMeasurement, Operation, Snapshot};
 use sluice_shared::{
     level::Level,
     preset::{PRESETS, Preset},
@@ -17,12 +17,13 @@ use super::{
         hit_areas::HitTarget,
         keys::{Action, Mode, Page},
         levels::{
-            ChangeStanding, LevelFidelity, LevelsPane, POLICY_ROW, PlanChange, RunningMeasurement,
+            ChangeStanding, LevelFidelity, LevelsPane, Optimization, POLICY_ROW, PlanChange,
+            RunningMeasurement,
         },
         options::NAMES,
         state::{AfterYes, DashboardState},
     },
-    navigation::{ask_plans, go},
+    navigation::{ask_plan_of, ask_plans, go},
     options,
 };
 use crate::plans;
@@ -160,6 +161,29 @@ pub(super) fn learn(state: &mut DashboardState, measurements: &[FidelityMeasurem
         if let Some(fidelity) = result.and_then(|result| LevelFidelity::of(result, model)) {
             state.add_fidelity(fidelity);
         }
+    }
+}
+
+/// Takes the optimizations among the daemon's operations.
+pub(super) fn learn_optimizations(
+    state: &mut DashboardState,
+    operations: &[Operation],
+    effects: &mut Vec<Effect>,
+) {
+    let before = state.optimization().cloned();
+    let mut ended: Vec<_> = operations
+        .iter()
+        .filter_map(|operation| Some((operation, Optimization::of(operation)?)))
+        .collect();
+    // The latest of each model stays.
+    ended.sort_by_key(|(operation, _)| operation.operation_id);
+    for (operation, known) in ended {
+        let model = operation.model.clone();
+        state.levels.optimizations.insert(model, known);
+    }
+    // A mix that is not put in force changes no settings, but what level `optimized` leads to.
+    if state.page == Page::Levels && state.optimization() != before.as_ref() {
+        ask_plan_of(state, Level::Optimized, effects);
     }
 }
 

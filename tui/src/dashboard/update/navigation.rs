@@ -35,11 +35,21 @@ pub(super) fn enter(state: &mut DashboardState, effects: &mut Vec<Effect>) {
 pub(super) fn ask_plans(state: &mut DashboardState, effects: &mut Vec<Effect>) {
     if state.is_connected() {
         state.levels.answers.clear();
-        let options = PlanOptions {
-            budget: state.levels.tried.map(Budget::Bytes),
-            ..PlanOptions::default()
-        };
-        effects.push(Effect::AskPlans(Level::ALL.to_vec(), options));
+        effects.push(Effect::AskPlans(Level::ALL.to_vec(), tried(state)));
+    }
+}
+
+/// Asks for the plan of one level anew. The plan so far stays until the answer comes.
+pub(super) fn ask_plan_of(state: &DashboardState, level: Level, effects: &mut Vec<Effect>) {
+    if state.is_connected() {
+        effects.push(Effect::AskPlans(vec![level], tried(state)));
+    }
+}
+
+fn tried(state: &DashboardState) -> PlanOptions {
+    PlanOptions {
+        budget: state.levels.tried.map(Budget::Bytes),
+        ..PlanOptions::default()
     }
 }
 

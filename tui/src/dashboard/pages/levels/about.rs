@@ -64,17 +64,42 @@ fn lines(state: &DashboardState, level: Level, columns: usize) -> Vec<Line<'stat
     }
     say(level.summary(), Role::Dim);
     say(&fidelity(state, level), Role::Committed);
-    let Some(plan) = state.levels.plan(level) else {
-        return lines;
-    };
-    for words in facts(plan) {
-        say(&words, Role::Committed);
+    let optimized = optimized(state);
+    // It is what level `optimized` is about, and of the others the least important.
+    if level == Level::Optimized {
+        optimized
+            .iter()
+            .for_each(|words| say(words, Role::Committed));
     }
-    for note in &plan.notes {
-        say(&format!("note: {note}"), Role::Warning);
+    if let Some(plan) = state.levels.plan(level) {
+        for words in facts(plan) {
+            say(&words, Role::Committed);
+        }
+        for note in &plan.notes {
+            say(&format!("note: {note}"), Role::Warning);
+        }
+        lines.extend(memory(plan, columns, paint));
     }
-    lines.extend(memory(plan, columns, paint));
+    if level != Level::Optimized
+        && let Some(words) = optimized
+    {
+        let words = wrap_text(&words, columns).into_iter();
+        lines.extend(words.map(|line| Line::styled(line, paint.style(Role::Dim))));
+    }
     lines
+}
+
+/// What the latest optimization of the present model came to, or how to begin one; `None` where no model is loaded.
+fn optimized(state: &DashboardState) -> Option<String> {
+    let Some(known) = state.optimization() else {
+        let words = "no optimization of this model is remembered: `sluice optimize` finds the most faithful weights that fit a budget";
+        return state.present_model().map(|_| words.to_owned());
+    };
+    let force = match state.is_mix_in_force(known) {
+        true => "in force",
+        false => "not in force",
+    };
+    Some(format!("mix {}, {force}: {}", known.mix, known.words()))
 }
 
 /// Progress of the present change, and the effect of the last one.
