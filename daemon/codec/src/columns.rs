@@ -17,6 +17,8 @@ mod decode;
 mod encode;
 mod encoder;
 mod header;
+#[cfg(test)]
+mod kernel_tables;
 mod matrix;
 mod spreads;
 #[cfg(test)]
