@@ -24,10 +24,12 @@ struct CodedChunks {
     CodedChunk each[128];
 };
 
-enum class Coding { huffman, palette, rate };
+enum class Coding { huffman, palette, rate, columns };
 
 constexpr u32 DECODE_WARPS = 8;
 constexpr u32 STRIP_TILES = 32;
+// Columns of a tile, of matrices that are coded column by column.
+constexpr u32 TILE_COLUMNS = 8;
 // Length of a tile whose symbols are kept as they are.
 constexpr u32 WHOLE = 255;
 // Numbers of a tile that a warp writes before it goes on with the next ones.
@@ -42,11 +44,16 @@ template <Coding CODING> struct Parts {
 
     DEVICE Parts(const u8 *bytes, const CodedChunk &chunk, u32 width, u32 tile, u32 raw_bytes) : tile(tile) {
         numbers = chunk.rows * width;
-        tiles = (numbers + tile - 1) / tile;
+        if constexpr (CODING == Coding::columns) {
+            tiles = chunk.rows == 0 ? 0 : (width + TILE_COLUMNS - 1) / TILE_COLUMNS;
+        } else {
+            tiles = (numbers + tile - 1) / tile;
+        }
         strips = (tiles + STRIP_TILES - 1) / STRIP_TILES;
         limit = CODING == Coding::palette ? chunk.escapes_bytes : chunk.codes_bytes;
 
-        constexpr u32 TABLE = CODING == Coding::huffman ? 128 : CODING == Coding::palette ? 16 : 132;
+        constexpr u32 TABLES[] = {128, 16, 132, 4};
+        constexpr u32 TABLE = TABLES[u32(CODING)];
         constexpr u32 PADDING = 16;
         u64 end = 0;
         const auto part = [&](u64 length) {
@@ -55,9 +62,9 @@ template <Coding CODING> struct Parts {
             return bytes + chunk.start + at;
         };
         table = part(TABLE);
-        steps = part(CODING == Coding::rate ? chunk.rows : 0);
+        steps = part(CODING == Coding::rate || CODING == Coding::columns ? chunk.rows : 0);
         offsets = part(u64(strips + 1) * 4);
-        lengths = part(tiles);
+        lengths = part(CODING == Coding::columns ? 2 * u64(tiles) : tiles);
         codes = part(u64(chunk.codes_bytes) + (CODING == Coding::palette ? 0 : PADDING));
         escapes = part(CODING == Coding::palette ? u64(chunk.escapes_bytes) + PADDING : 0);
         raw = part(u64(numbers) * raw_bytes);
@@ -73,10 +80,16 @@ struct TilePlace {
 // Those of the lane's tile of a strip. All lanes of the warp call it.
 template <Coding CODING> DEVICE TilePlace place_of_tile(const Parts<CODING> &parts, u32 strip, u32 lane) {
     const u32 tile = strip * STRIP_TILES + lane;
-    const u32 length = tile < parts.tiles ? __ldg(parts.lengths + tile) : 0;
-    const u32 unit = CODING == Coding::palette ? 1 : max(parts.tile / 256, 1u);
-    const bool whole = length == WHOLE;
-    const u32 bytes = whole ? min(parts.tile, parts.numbers - tile * parts.tile) : length * unit;
+    u32 bytes = 0;
+    bool whole = false;
+    if constexpr (CODING == Coding::columns) {
+        if (tile < parts.tiles) bytes = __ldg(reinterpret_cast<const u16 *>(parts.lengths) + tile);
+    } else {
+        const u32 length = tile < parts.tiles ? __ldg(parts.lengths + tile) : 0;
+        const u32 unit = CODING == Coding::palette ? 1 : max(parts.tile / 256, 1u);
+        whole = length == WHOLE;
+        bytes = whole ? min(parts.tile, parts.numbers - tile * parts.tile) : length * unit;
+    }
     u32 end = bytes;
 #pragma unroll
     for (u32 before = 1; before < WARP; before *= 2) {

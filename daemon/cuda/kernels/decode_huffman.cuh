@@ -1,15 +1,13 @@
 // Symbols by Huffman codes: a lane decodes a tile, number by number.
 //
 // The card has more shared memory's reads to give than this takes: one lookup a number, eleven bits wide, is a third of
-// the time that memory needs for the numbers. What would hurt is to wait: lanes come to the end of what they have read at
-// different times, and a warp waits for each. So all lanes read at the same places of the program, 16 bytes ahead of what
-// they need, into rings in shared memory, and a load has sixteen numbers' time to arrive.
+// the time that memory needs for the numbers.
 
 #pragma once
 
+#include "bit_stream.cuh"
 #include "decode.cuh"
 
-constexpr u32 CODE_BITS = 11;
 constexpr u32 ENTRIES = 1 << CODE_BITS;
 
 struct HuffmanTable {
@@ -105,91 +103,33 @@ struct HuffmanTable {
     }
 };
 
-// A tile's codes as a lane reads them. Beyond the chunk's codes come zeros.
-struct CodeStream {
-    static constexpr u32 RING = 16;
-    // Numbers between two looks at what the ring has left, and the words that they take at most: eleven bits each, where
-    // up to two words lie ready.
-    static constexpr u32 NUMBERS = 16;
-    static constexpr u32 WORDS = 6;
-    static_assert((NUMBERS - 2) * CODE_BITS + 64 < 32 * (WORDS + 1), "the ring has enough for them");
-
-    const u8 *codes;
-    u32 codes_bytes;
-    // Words that lie a warp apart.
-    u32 *ring;
-    u32 first_block, filled = 0, taken = 0;
-    u64 bits = 0;
-    u32 have = 0;
+// A tile's codes as a lane reads them.
+struct CodeStream : BitStream {
     bool whole;
 
     DEVICE CodeStream(const u8 *codes, u32 codes_bytes, u32 *ring, const TilePlace &place)
-        : codes(codes), codes_bytes(codes_bytes), ring(ring), first_block(place.start / 16), whole(place.whole) {
-        for (u32 i = 0; i < 3; i++) put(block(0));
-        taken = place.start % 16 / 4;
-        take();
-        bits >>= place.start % 4 * 8;
-        have -= place.start % 4 * 8;
-    }
-
-    // Sixteen bytes: the `ahead`-th ones that aren't in the ring.
-    DEVICE uint4 block(u32 ahead) const {
-        const u32 at = (first_block + filled / 4 + ahead) * 16;
-        // What begins within the codes ends within their padding.
-        if (at > codes_bytes) return {0, 0, 0, 0};
-        return __ldg(reinterpret_cast<const uint4 *>(codes + at));
-    }
-
-    DEVICE void put(const uint4 &block) {
-        u32 *to = ring + filled % RING * WARP;
-        to[0] = block.x;
-        to[WARP] = block.y;
-        to[2 * WARP] = block.z;
-        to[3 * WARP] = block.w;
-        filled += 4;
-    }
-
-    DEVICE void take() {
-        bits |= u64(ring[taken % RING * WARP]) << have;
-        taken++;
-        have += 32;
-    }
+        : BitStream(codes, codes_bytes, ring, place.start, 0), whole(place.whole) {}
 
     DEVICE u32 symbol(const u16 *entries) {
-        const u32 next = u32(bits);
         // A tile that is kept as it is has codes of eight bits, which are the symbols.
-        const u32 entry = whole ? (next & 255) | 8 << 8 : entries[next % ENTRIES];
-        bits >>= entry >> 8;
-        have -= entry >> 8;
+        const u32 entry = whole ? (next() & 255) | 8 << 8 : entries[next() % ENTRIES];
+        skip(entry >> 8);
         return entry & 255;
     }
 
     // The next symbols, in words of four.
     template <class Put> DEVICE void decode(const u16 *entries, Put put_word) {
-        const u32 left = filled - taken;
-        // So that at the end there are WORDS left again, and there is room.
-        const bool more = left < 2 * WORDS, twice = left <= RING - 8;
-        uint4 next = {}, after = {};
-        if (more) next = block(0);
-        if (twice) after = block(1);
-#pragma unroll
-        for (u32 i = 0; i < NUMBERS; i += 4) {
-            u32 word = 0;
-#pragma unroll
-            for (u32 j = 0; j < 4; j++) {
-                if (j % 2 == 0 && have <= 32) take();
-                word |= symbol(entries) << 8 * j;
-            }
-            put_word(i / 4, word);
-        }
-        if (more) put(next);
-        if (twice) put(after);
+        u32 word = 0;
+        read_codes([&](u32 i) {
+            word = i % 4 == 0 ? symbol(entries) : word | symbol(entries) << 8 * (i % 4);
+            if (i % 4 == 3) put_word(i / 4, word);
+        });
     }
 };
 
 struct HuffmanShared {
     HuffmanTable table;
-    u32 rings[DECODE_WARPS][CodeStream::RING * WARP];
+    u32 rings[DECODE_WARPS][BitStream::RING * WARP];
     SymbolStage stages[DECODE_WARPS];
 };
 
@@ -203,7 +143,7 @@ DEVICE void decode_strip(const DecodedChunk<T> &to, const Numbers &numbers, cons
     CodeStream stream(parts.codes, parts.limit, shared.rings[warp] + lane, place);
     for (u32 phase = 0; phase < parts.tile / PHASE; phase++) {
 #pragma unroll 1
-        for (u32 half = 0; half < PHASE; half += CodeStream::NUMBERS) {
+        for (u32 half = 0; half < PHASE; half += BitStream::CODES) {
             stream.decode(shared.table.entries, [&](u32 at, u32 word) { stage.word(lane, half / 4 + at) = word; });
         }
         change(stage, lane);

@@ -111,6 +111,15 @@ KERNEL(decode_huffman_bf16_bf16)
 KERNEL(decode_palette_bf16_bf16)
 KERNEL(decode_rate_bf16)
 
+MODULE(decode_columns_f32)
+KERNEL(decode_columns_f32)
+
+MODULE(decode_columns_f16)
+KERNEL(decode_columns_f16)
+
+MODULE(decode_columns_bf16)
+KERNEL(decode_columns_bf16)
+
 MODULE(multiply_f32)
 KERNEL(multiply_f32_f32)
 KERNEL(multiply_f32_f16)

@@ -17,10 +17,15 @@ const PAD_BYTES: u64 = 16;
 pub(super) const STRIP_TILES: usize = 32;
 /// Warps of a block, as in `decode.cuh`.
 const WARPS: usize = 8;
+/// Columns of a tile, and most rows of a chunk, of [`Compression::Columns`].
+const TILE_COLUMNS: usize = 8;
+const COLUMN_ROWS_MAX: u32 = 256;
 /// Chunks that one launch decompresses, as in `decode.cuh`.
 pub(super) const CHUNKS_MAX: usize = 128;
 /// Most elements of a chunk: kernels index them with 31 bits.
 const ELEMENTS_MAX: u64 = 1 << 31;
+/// Most bytes of codes, which kernels index with 31 bits, too. Other codes have no more bytes than elements.
+const BYTES_MAX: u64 = 1 << 31;
 
 /// How a matrix is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -31,6 +36,8 @@ pub enum Compression {
     Dictionary,
     /// Lossy, to a chosen bit rate: trellis-coded quantization with Huffman codes.
     Trellis,
+    /// Lossy: trellis-coded quantization down the columns, each with a step and a code of its own.
+    Columns,
 }
 
 impl Compression {
@@ -41,6 +48,7 @@ impl Compression {
             Self::Huffman => "huffman",
             Self::Dictionary => "palette",
             Self::Trellis => "rate",
+            Self::Columns => "columns",
         }
     }
 }
@@ -64,6 +72,15 @@ impl CompressedChunk {
         u64::from(self.rows) * width as u64
     }
 
+    /// Number of its tiles.
+    fn tiles(&self, compression: Compression, width: usize, tile: usize) -> u64 {
+        match compression {
+            Compression::Columns if self.rows == 0 => 0,
+            Compression::Columns => width.div_ceil(TILE_COLUMNS) as u64,
+            _ => self.elements(width).div_ceil(tile as u64),
+        }
+    }
+
     /// Byte ranges of its parts, relative to its start: table, steps, offsets, lengths, codes, escapes, raw bits. The
     /// codec's layout, which this crate repeats because it doesn't depend on the codec.
     pub(super) fn parts(
@@ -74,20 +91,26 @@ impl CompressedChunk {
         tile: usize,
     ) -> [Range<u64>; 7] {
         let numbers = self.elements(width);
-        let tiles = numbers.div_ceil(tile as u64);
+        let tiles = self.tiles(compression, width, tile);
         let strips = tiles.div_ceil(STRIP_TILES as u64);
         let codes = u64::from(self.codes_bytes);
         let raw = numbers * (source.bytes() as u64 - 1);
-        // Tables: 256 code lengths of 4 bits; 16 symbols; 128 code lengths, 64 means of a byte and an `f32` step.
+        // Tables: 256 code lengths of 4 bits; 16 symbols; 128 code lengths, 64 means of a byte and an `f32` step; the
+        // step alone.
         let (table, steps, codes, escapes, raw) = match compression {
             Compression::Huffman => (128, 0, codes + PAD_BYTES, 0, raw),
             Compression::Dictionary => {
                 (16, 0, codes, u64::from(self.escapes_bytes) + PAD_BYTES, raw)
             }
             Compression::Trellis => (132, self.rows.into(), codes + PAD_BYTES, 0, 0),
+            Compression::Columns => (4, self.rows.into(), codes + PAD_BYTES, 0, 0),
+        };
+        let lengths = match compression {
+            Compression::Columns => 2 * tiles,
+            _ => tiles,
         };
         let mut end = 0_u64;
-        [table, steps, (strips + 1) * 4, tiles, codes, escapes, raw].map(|bytes: u64| {
+        [table, steps, (strips + 1) * 4, lengths, codes, escapes, raw].map(|bytes: u64| {
             let start = match bytes {
                 // An absent part isn't aligned.
                 0 => end,
@@ -105,11 +128,11 @@ impl CompressedChunk {
 pub struct CompressedGpuMatrix<'a> {
     /// How it is compressed.
     pub compression: Compression,
-    /// The dtype that its elements had; irrelevant after trellis quantization.
+    /// The dtype that its elements had; irrelevant after quantization.
     pub dtype: DType,
     /// Elements of a row.
     pub width: usize,
-    /// Elements of a tile: 128, 256 or 512.
+    /// Elements of a tile: 128, 256 or 512. Of columns it follows from the rows, and this is not looked at.
     pub tile: usize,
     /// The bytes of all chunks, aligned to 16.
     pub bytes: GpuSpan,
@@ -126,8 +149,9 @@ impl CompressedGpuMatrix<'_> {
 
     /// Panics unless the chunks lie in the matrix's bytes.
     pub(super) fn check(&self) {
+        let has_columns = self.compression == Compression::Columns;
         assert!(
-            [128, 256, 512].contains(&self.tile),
+            has_columns || [128, 256, 512].contains(&self.tile),
             "tiles of {} numbers",
             self.tile
         );
@@ -143,7 +167,14 @@ impl CompressedGpuMatrix<'_> {
             let lengths_can_be = match self.compression {
                 Compression::Huffman | Compression::Trellis => codes <= numbers && escapes == 0,
                 Compression::Dictionary => codes == numbers.div_ceil(2) && escapes <= numbers,
+                Compression::Columns => {
+                    codes <= 3 * numbers + 4 * self.width as u64 && codes < BYTES_MAX
+                }
             };
+            assert!(
+                !has_columns || chunk.rows <= COLUMN_ROWS_MAX,
+                "{chunk:?} has more rows than columns have"
+            );
             // Kernels trust these lengths: they bound what is read, even of damaged bytes.
             assert!(
                 numbers < ELEMENTS_MAX && lengths_can_be,
@@ -192,9 +223,11 @@ impl Gpu {
         let width = matrix.width;
         holds("out", out, matrix.rows() * width, dtype.bytes());
         let coding = matrix.compression.name();
-        // Trellis levels don't depend on the original dtype; lossless bits do.
+        // Levels don't depend on the original dtype; lossless bits do.
         let kernel = match matrix.compression {
-            Compression::Trellis => format!("decode_{coding}_{}", dtype.name()),
+            Compression::Trellis | Compression::Columns => {
+                format!("decode_{coding}_{}", dtype.name())
+            }
             _ => format!("decode_{coding}_{}_{}", dtype.name(), matrix.dtype.name()),
         };
         let mut first_row = 0;
@@ -214,16 +247,21 @@ impl Gpu {
                 first_row = first_row
                     .checked_add(chunk.rows)
                     .expect("rows of a matrix have 32 bits");
-                let tiles = (chunk.rows as usize * width).div_ceil(matrix.tile);
-                strips_max = strips_max.max(tiles.div_ceil(STRIP_TILES));
+                let tiles = chunk.tiles(matrix.compression, width, matrix.tile);
+                strips_max = strips_max.max(tiles.div_ceil(STRIP_TILES as u64) as usize);
             }
             if strips_max == 0 {
                 continue;
             }
+            // All warps of a block share a strip of columns; of other tiles each has its own.
+            let blocks = match matrix.compression {
+                Compression::Columns => strips_max,
+                _ => strips_max.div_ceil(WARPS),
+            };
             // Chunks differ in size; blocks beyond a shorter chunk's strips have nothing to do.
             self.send(
                 &kernel,
-                [strips_max.div_ceil(WARPS), chunks.len()],
+                [blocks, chunks.len()],
                 WARPS as u32 * 32,
                 &[
                     address(out),

@@ -1,0 +1,3 @@
+#include "decode_columns.cuh"
+
+DECODE_COLUMNS_KERNEL(f32)
