@@ -20,7 +20,8 @@ pub fn gpu_compression(scheme: Scheme) -> Compression {
         Scheme::Huffman => Compression::Huffman,
         Scheme::Dictionary => Compression::Dictionary,
         Scheme::Trellis => Compression::Trellis,
-        Scheme::Plain | Scheme::Columns => unreachable!("what is kept coded has a scheme"),
+        Scheme::Columns => Compression::Columns,
+        Scheme::Plain => unreachable!("what is kept coded has a scheme"),
     }
 }
 
