@@ -53,10 +53,7 @@ pub(super) fn storage(
         true => coding,
         false => coding.without_index(),
     };
-    let compressed = (tensor.compressed).filter(|coding| {
-        let is_supported = !from.is_gpu || coding.has_gpu_kernel();
-        from.can_decompress && is_supported && !is_read_by_row
-    });
+    let compressed = (tensor.compressed).filter(|_| from.can_decompress && !is_read_by_row);
     let compressed = compressed.map(kept);
     let source = match compressed {
         // A quantized tensor stays compressed at every level: decompressed it would be larger and no more exact.
@@ -184,7 +181,6 @@ pub(super) fn compressed(group: &WeightGroupPlan) -> WeightGroupPlan {
         if let (Storage::Plain(format), Some(coding)) = (tensor.storage, tensor.compressed)
             && format == tensor.source
             && tensor.part != TensorPart::Embedding
-            && coding.has_gpu_kernel()
         {
             tensor.storage = Storage::Compressed(coding);
         }
@@ -226,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_stay_compressed_where_a_kernel_takes_them() {
+    fn columns_stay_compressed_wherever_they_are_multiplied() {
         let columns = CompressedRange {
             scheme: Scheme::Columns,
             start: 0,
@@ -240,30 +236,35 @@ mod tests {
             compressed: Some(columns),
             ..tensor(TensorPart::Query, 512, 512, Format::F32)
         };
-        for level in [Level::Off, Level::Standard, Level::Mild, Level::Moderate] {
-            for (is_gpu, expected) in [
-                (false, Storage::Compressed(columns)),
-                (true, Storage::Plain(Format::F32)),
-            ] {
+        let kept = Storage::Compressed(columns);
+        for level in [
+            Level::Off,
+            Level::Standard,
+            Level::Mild,
+            Level::Optimized,
+            Level::Moderate,
+        ] {
+            for is_gpu in [false, true] {
                 let from = RecipeInput {
                     can_decompress: true,
                     is_gpu,
                 };
-                let expected = match (level, is_gpu) {
-                    (Level::Moderate, true) => Storage::Plain(Format::Q8_0),
-                    _ => expected,
-                };
-                let stored = storage(level, from, &query, OtherForms::default());
-                assert_eq!(stored, expected, "{level:?}");
+                let found = storage(level, from, &query, OtherForms::default());
+                assert_eq!(found, kept, "{level:?}");
             }
         }
-        let streamed = WeightGroupPlan {
+        let group = WeightGroupPlan {
             group: WeightGroup::Attention(0),
             tier: Tier::Device,
-            tensors: vec![query],
             kept_kv_heads: None,
+            tensors: vec![TensorPlan {
+                storage: kept,
+                ..query
+            }],
         };
-        assert_eq!(compressed(&streamed).tensors, [query]);
+        // Streamed they cross the bus as they are, and with room to spare they stay so: they are no more exact as `f32`.
+        assert_eq!(compressed(&group), group);
+        assert_eq!(decompressed(&group), group);
     }
 
     #[test]

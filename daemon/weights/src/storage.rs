@@ -136,12 +136,6 @@ impl CompressedRange {
         }
     }
 
-    /// Whether a GPU can decompress them.
-    #[must_use]
-    pub fn has_gpu_kernel(&self) -> bool {
-        self.scheme != Scheme::Columns
-    }
-
     /// Whether they decompress to their original values.
     #[must_use]
     pub fn is_lossless(&self) -> bool {
