@@ -42,7 +42,7 @@ const SMALL_SIDE: usize = 1024;
 /// The matrix that decompression is timed with: small, since the allocator may not return its memory to the system.
 const DECOMPRESS_ROWS: usize = 64;
 const DECOMPRESS_WIDTH: usize = 1024;
-/// Rows that are decompressed at a time.
+/// Rows that are decompressed at a time, or columns with as many elements.
 const DECOMPRESS_PIECE: usize = 16;
 /// Formats that levels convert to, and below the weights that conversion is timed with: a thread's share.
 const CONVERTED: [Format; 3] = [Format::Q8_0, Format::Q6K, Format::Q4K];
@@ -160,10 +160,18 @@ fn measure_decompress() -> Vec<(Scheme, f64)> {
         let mut fastest = f64::INFINITY;
         for _ in 0..COPIES {
             let start = Instant::now();
-            for row in (0..DECOMPRESS_ROWS).step_by(DECOMPRESS_PIECE) {
-                compressed
-                    .decompress_rows_f32(row..row + DECOMPRESS_PIECE, &mut out)
-                    .ok()?;
+            for piece in 0..DECOMPRESS_ROWS / DECOMPRESS_PIECE {
+                let part = |all: usize| {
+                    let each = all * DECOMPRESS_PIECE / DECOMPRESS_ROWS;
+                    piece * each..(piece + 1) * each
+                };
+                match scheme {
+                    Scheme::Columns => {
+                        compressed.decompress_columns_f32(part(DECOMPRESS_WIDTH), &mut out)
+                    }
+                    _ => compressed.decompress_rows_f32(part(DECOMPRESS_ROWS), &mut out),
+                }
+                .ok()?;
             }
             fastest = fastest.min(seconds_since(start));
         }
