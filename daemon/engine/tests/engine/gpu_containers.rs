@@ -1,17 +1,26 @@
 //! Models from containers of compressed weights on a GPU: decompressed there for the matmul, they compute what they do
 //! uncompressed. Against the stand-in, which runs the GPU's kernels on the CPU.
 
-use std::path::Path;
+use std::{
+    path::Path,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use sluice_checkpoint::{
-    Source,
+    Checkpoint, CheckpointError, Source,
     compression::{CompressionMethod, Lossless, Scheme, TrellisTarget},
+    quantize::MatrixQuantizer,
+    weight_cache::{MixMatrix, MixRecord, Mixes},
 };
-use sluice_engine::{Engine, Generate, Outcome, PlanSettings, Work, event::GenerationResult};
+use sluice_engine::{
+    Engine, EngineError, EngineOptions, Generate, Outcome, PlanSettings, Work,
+    event::GenerationResult,
+};
+use sluice_formats::DType;
 use sluice_ops::device::DeviceChoice;
-use sluice_plan::Plan;
-use sluice_shared::{level::Level, sampling::EosPolicy};
-use sluice_weights::{Shape, Storage};
+use sluice_plan::{Plan, PlanError};
+use sluice_shared::{level::Level, mix::MixId, sampling::EosPolicy};
+use sluice_weights::{Shape, Storage, TensorSpec};
 use testkit::here;
 
 use crate::{
@@ -87,6 +96,84 @@ fn compressed_weights_compute_what_they_are_decoded_to() {
     );
     let (expected, _) = run(&cpu, &path, settings(Level::Standard, None));
     check(&gpu, &path, Scheme::Trellis, &expected);
+    let path = compressed::write_columns(folder.path());
+    let (expected, _) = run(&cpu, &path, settings(Level::Standard, None));
+    check(&gpu, &path, Scheme::Columns, &expected);
+}
+
+/// A mix is quantized column by column, and is stored on a GPU as on the CPU.
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn mixes_compute_on_a_gpu_what_they_do_on_the_cpu() {
+    here::open_stand_in();
+    let folder = tempfile::tempdir().unwrap();
+    let model = small::write(folder.path(), 4);
+    let copies = folder.path().join("copies");
+    write_mix(&model, &copies);
+    let of = |device| {
+        let engine = Engine::start(EngineOptions {
+            device,
+            compute_dtype: Some(DType::F32),
+            threads: 1,
+            weight_cache: Some(copies.clone()),
+            ..EngineOptions::default()
+        });
+        let engine = engine.unwrap();
+        let all = run(&engine, &model, settings(Level::Optimized, None));
+        (engine, all)
+    };
+    let (_, (expected, on_cpu)) = of(DeviceChoice::Cpu);
+    let (gpu, (found, on_gpu)) = of(DeviceChoice::Cuda(0));
+    assert_eq!(on_gpu.level, Level::Optimized);
+    assert!(is_compressed(&on_gpu, Scheme::Columns) && on_gpu.staging.decompress_bytes > 0);
+    let stored = |plan: &Plan| -> Vec<Storage> {
+        let tensors = plan.groups.iter().flat_map(|group| &group.tensors);
+        tensors.map(|tensor| tensor.storage).collect()
+    };
+    assert_eq!(stored(&on_gpu), stored(&on_cpu));
+    assert_eq!(found.tokens, expected.tokens);
+    // Streamed, it crosses the bus as it is.
+    let least = match gpu.load_now(
+        Source::Folder(model.clone()),
+        settings(Level::Optimized, Some(1)),
+    ) {
+        Err(EngineError::Plan(PlanError::BudgetTooSmall { least_bytes, .. })) => least_bytes,
+        other => panic!("{:?}", other.err()),
+    };
+    let (found, streamed) = run(&gpu, &model, settings(Level::Optimized, Some(least)));
+    assert!(streamed.streamed_bytes() > 0 && is_compressed(&streamed, Scheme::Columns));
+    assert_eq!(found.tokens, expected.tokens);
+}
+
+/// Writes a mix of all matrices of the layers, four bits a weight, into the folder of converted weights.
+fn write_mix(model: &Path, copies: &Path) {
+    let checkpoint = Arc::new(Checkpoint::open(&Source::Folder(model.to_owned())).unwrap());
+    let never = AtomicBool::new(false);
+    let specs: Vec<TensorSpec> = small::shape(4)
+        .tensors()
+        .into_iter()
+        .filter(|spec| spec.name.contains("blocks.") && spec.shape.len() == 2)
+        .collect();
+    let matrices: Vec<MixMatrix> = specs
+        .iter()
+        .map(|spec| MixMatrix {
+            name: spec.name.clone(),
+            size: spec.size(),
+            scheme: Scheme::Columns,
+        })
+        .collect();
+    assert_eq!(matrices.len(), 4 * 7);
+    let mut quantizer = MatrixQuantizer::new(&checkpoint, None, &never);
+    let mixes = Mixes::new(copies, &checkpoint).unwrap();
+    let all = (&matrices[..], &MixRecord::default());
+    let written = mixes.write(MixId::of_hash(1), all, &never, &mut |index, writer| {
+        let quantized = quantizer.quantize(&specs[index], 4.0, &mut |chunk| writer.chunk(chunk));
+        match quantized {
+            Ok(quantized) => Ok::<_, CheckpointError>(quantized.original_hash),
+            Err(error) => panic!("{error}"),
+        }
+    });
+    assert!(written.unwrap().is_some());
 }
 
 #[test]
