@@ -8,6 +8,7 @@ mod decompress;
 mod error;
 mod files;
 mod identity;
+mod options;
 mod prune_error;
 mod verify;
 
@@ -24,11 +25,10 @@ pub use sluice_codec::{
 };
 
 pub use self::{
-    compress::{
-        CompressOptions, CompressResult, CompressionMethod, SourceCheck, compress, compress_checked,
-    },
+    compress::{CompressResult, SourceCheck, compress, compress_checked},
     decompress::{DecompressResult, decompress, remove_abandoned},
     error::CompressError,
+    options::{CompressOptions, CompressionMethod},
     prune_error::PruneError,
     verify::verify,
 };

@@ -21,8 +21,8 @@ use sluice_codec::{
 use sluice_formats::DType;
 
 use super::{
-    BATCH_BYTES, CompressError, Progress, ProgressBytes, check_free_space, files::ModelFiles,
-    identity::identity, pool, stop_if,
+    BATCH_BYTES, CompressError, CompressOptions, CompressionMethod, Progress, ProgressBytes,
+    check_free_space, files::ModelFiles, identity::identity, pool, stop_if,
 };
 use crate::{Checkpoint, Source, TensorEntry, find::weight_files};
 
@@ -30,32 +30,6 @@ use crate::{Checkpoint, Source, TensorEntry, find::weight_files};
 const SAMPLE_ELEMENTS: u64 = 1 << 20;
 /// Elements of a part of the sample. Rows differ more than parts of a row, so small parts of many rows are taken.
 const SAMPLE_PART: u64 = 1024;
-
-/// Options of a compression.
-#[derive(Debug, Clone, PartialEq)]
-pub struct CompressOptions {
-    /// The compression method.
-    pub method: CompressionMethod,
-    /// Elements of a tile: 128, 256 or 512.
-    pub tile: usize,
-    /// Which tensors may be compressed.
-    pub tensors: TensorFilter,
-    /// Whether embeddings are compressed too, and the LM head is trellis-quantized where the layers are.
-    pub all: bool,
-    /// Number of threads that compress; 0 for one per core.
-    pub threads: usize,
-    /// Whether an existing target is replaced.
-    pub replace: bool,
-}
-
-/// How tensors are compressed.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum CompressionMethod {
-    /// Losslessly, with this scheme.
-    Lossless(Lossless),
-    /// Trellis-quantized, each tensor to the same target.
-    Trellis(TrellisTarget),
-}
 
 /// Result of a compression.
 #[derive(Debug, Clone, PartialEq)]

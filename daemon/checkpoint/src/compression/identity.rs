@@ -5,7 +5,11 @@ use sluice_codec::{
     container::{Glob, Hasher, TensorFilter},
 };
 
-use super::{CompressError, CompressOptions, CompressionMethod, files::ModelFiles};
+use super::{
+    CompressError,
+    files::ModelFiles,
+    options::{CompressOptions, CompressionMethod},
+};
 use crate::Checkpoint;
 
 /// Changed when the same options lead to other bytes, so that no container consists of two versions.
