@@ -82,6 +82,7 @@ fn what_a_gpu_does_more_is_timed_beside_what_the_cpu_does_too() {
         "linear, 1 x 256 x 256, palette",
         "linear, 33 x 256 x 256, palette",
         "decode, 768 x 256, rate",
+        "decode, 768 x 256, columns",
     ] {
         assert!(names.contains(&name), "{name} is missing in {names:?}");
     }
