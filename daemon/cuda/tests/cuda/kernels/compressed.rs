@@ -137,10 +137,10 @@ fn columns(rows: usize, width: usize, values: &[f32]) -> Encoded {
     let mut decoded = vec![0.0; rows];
     for column in 0..width {
         let of_column: Vec<f32> = (0..rows).map(|row| values[row * width + column]).collect();
-        let step = match column % 41 {
+        let step = match column % 83 {
             7 => 0.0,
             9 => 1e-4,
-            at => 0.002 * 1.1_f32.powi(at as i32),
+            at => 0.0012 * 1.06_f32.powi(at as i32),
         };
         encoder.quantize_column(column, &of_column, step, &mut decoded);
     }

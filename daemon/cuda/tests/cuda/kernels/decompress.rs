@@ -153,7 +153,7 @@ fn rows_of_all_sizes_have_their_steps() {
     });
 }
 
-/// Every class of spread, columns of zeros, and symbols that no code has.
+/// Narrow ones and wide ones, columns of zeros, and symbols that no code has.
 #[test]
 #[ignore = "on the stand-in: cargo ci"]
 fn columns_of_all_spreads_are_decoded() {
@@ -168,6 +168,29 @@ fn columns_of_all_spreads_are_decoded() {
             let bytes = bytes_of(DType::F32, &values);
             let sample = Sample::new(Compression::Columns, DType::F32, rows, width, 256, &bytes);
             check(gpu, &sample, &bytes);
+        }
+    });
+}
+
+/// Classes that no encoder would choose, longest headers, and columns that end beyond their tile.
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn any_bits_are_the_columns_that_the_codec_sees() {
+    on_gpu(|gpu| {
+        let mut random = Random::new(48);
+        for (rows, width) in [(&[256, 40][..], 300), (&[7], 259)] {
+            let count = rows.iter().sum::<usize>() * width;
+            let bytes = bytes_of(DType::F32, &weights(&mut random, count, false));
+            let mut sample =
+                Sample::new(Compression::Columns, DType::F32, rows, width, 256, &bytes);
+            for _ in 0..6 {
+                for (chunk, layout) in sample.chunks.iter().zip(&sample.layouts) {
+                    let start = chunk.start as usize + layout.codes().start;
+                    let codes = &mut sample.bytes[start..start + layout.codes_len()];
+                    codes.fill_with(|| random.next() as u8);
+                }
+                check(gpu, &sample, &bytes);
+            }
         }
     });
 }
