@@ -56,8 +56,8 @@ use crate::{
 const BITS_MEASURED: f64 = 3.0;
 /// Lowest rate that is chosen: below, losses rise faster than 4^-R.
 pub const BITS_MIN: f64 = 1.75;
-/// Highest rate that is chosen; the codes have no smaller steps.
-pub const BITS_MAX: f64 = 6.5;
+/// Highest rate that is chosen; the codes hardly reach six bits, and above this losses fall more slowly than 4^-R.
+pub const BITS_MAX: f64 = 5.75;
 /// Share of the budget that rates are not chosen for, since a matrix comes to within half a percent of its rate.
 const SLACK: f64 = 0.005;
 
