@@ -16,7 +16,7 @@ use sluice_optimize::{
     columns::{self, ColumnsError, ColumnsOptions, QuantizeTarget},
     factor::{Factor, FactorError},
     feedback::Importance,
-    moments::MomentsError,
+    moments::{Moments, MomentsError},
 };
 use sluice_weights::{MatrixInput, TensorSpec};
 
@@ -30,8 +30,11 @@ const BATCH_ROWS: usize = 4096;
 /// Rows of a larger matrix that its step is found with.
 const SAMPLE_ROWS: usize = 2048;
 /// Damping of second moments, as a share of their mean. Entropy coding needs less than a fixed number of levels does:
-/// GPTQ's is 0.01, EXL3's 0.025.
+/// GPTQ's is 0.01, EXL3's 0.025. From 1e-5 to 1e-2 the demonstration model's KL differs by less than 4 %.
 const DAMPING: f64 = 1e-3;
+/// How much more a masked position counts than a clean one, since it is masked ones that are predicted. KL of the
+/// demonstration model at 14 rates from 2.3 to 5.2 bits is 7 % less than with 1 (docs/benchmarks.md).
+const MASKED_WEIGHT: f64 = 4.0;
 
 /// Why a matrix cannot be quantized.
 #[derive(Debug, thiserror::Error)]
@@ -232,20 +235,7 @@ impl<'a> MatrixQuantizer<'a> {
         }
         // Before the next one is read: each may take a gigabyte.
         self.known = None;
-        let mut all = None;
-        for kind in PositionKind::ALL {
-            let Some(moments) = calibration.input(input, kind)? else {
-                continue;
-            };
-            match &mut all {
-                None => all = Some(moments),
-                // Every position counts alike: more for masked ones measured no better (docs/optimizer.md).
-                Some(all) => all
-                    .merge(moments, 1.0)
-                    .map_err(|error| QuantizeError::Moments { input, error })?,
-            }
-        }
-        let mut moments = all.expect("a calibration has positions of each input");
+        let mut moments = moments(calibration, input)?;
         let statistics = match moments.second_moments() {
             Some(second) => {
                 let factor = Factor::new(&second, DAMPING)
@@ -260,4 +250,28 @@ impl<'a> MatrixQuantizer<'a> {
         self.known = Some((input, statistics));
         Ok(())
     }
+}
+
+/// What a calibration tells of an input at all positions together, masked ones weighed as quantizing does it.
+///
+/// # Errors
+/// When it can't be read, or its kinds of positions don't belong together.
+///
+/// # Panics
+/// When the calibration is of a model without this input.
+pub fn moments(calibration: &Calibration, input: MatrixInput) -> Result<Moments, QuantizeError> {
+    let mut all: Option<Moments> = None;
+    // Masked ones first, so that only the weight of clean ones differs from 1.
+    for kind in PositionKind::ALL {
+        let Some(moments) = calibration.input(input, kind)? else {
+            continue;
+        };
+        match &mut all {
+            None => all = Some(moments),
+            Some(all) => all
+                .merge(moments, 1.0 / MASKED_WEIGHT)
+                .map_err(|error| QuantizeError::Moments { input, error })?,
+        }
+    }
+    Ok(all.expect("a calibration has positions of each input"))
 }

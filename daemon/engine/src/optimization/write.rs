@@ -16,7 +16,7 @@ use sluice_weights::SourceTensor;
 use super::{MatrixGroup, OptimizeError, OptimizeProgress};
 
 /// Changed when the same choice leads to other bytes, so that no mix consists of two versions.
-const REVISION: u32 = 2;
+const REVISION: u32 = 3;
 
 /// What mixes are written from.
 pub(super) struct MixWriter<'a> {

@@ -1,8 +1,8 @@
 //! What block formats are told of a matrix's input.
 
-use sluice_checkpoint::calibration::{Calibration, PositionKind};
+use sluice_checkpoint::{calibration::Calibration, quantize::moments};
 use sluice_measure::Result;
-use sluice_optimize::{factor::Factor, feedback::Importance, moments::Moments};
+use sluice_optimize::{factor::Factor, feedback::Importance};
 use sluice_weights::MatrixInput;
 
 /// Levels of blocks clip, so that they need more damping than entropy-coded ones: GPTQ's.
@@ -46,19 +46,4 @@ impl Statistics {
             Self::All(factor) => Importance::Full(factor),
         }
     }
-}
-
-/// Masked and clean positions together, as matrices are quantized by.
-fn moments(calibration: &Calibration, input: MatrixInput) -> Result<Moments> {
-    let mut all: Option<Moments> = None;
-    for kind in PositionKind::ALL {
-        let Some(moments) = calibration.input(input, kind)? else {
-            continue;
-        };
-        match &mut all {
-            None => all = Some(moments),
-            Some(all) => all.merge(moments, 1.0)?,
-        }
-    }
-    all.ok_or_else(|| "the calibration lacks an input".into())
 }
