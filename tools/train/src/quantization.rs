@@ -69,6 +69,7 @@ impl Rounding {
             format: EXPORTED,
             compressed: None,
             compressed_copy: None,
+            mixed: None,
         });
         let sources: Vec<_> = sources.collect();
         let plan = Plan::new(&PlanInput {

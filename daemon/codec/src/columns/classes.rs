@@ -16,8 +16,6 @@ use crate::{
     trellis::{BIT_COST, MEANS, MIDDLE, SYMBOLS, SymbolCosts, TrellisLevels, ZERO},
 };
 
-/// Number of classes.
-pub(super) const CLASSES: usize = 22;
 /// Entries of a decoding table: the longest code fits its index.
 pub(super) const ENTRIES: usize = 1 << BITS_MAX;
 /// Symbols of a table entry, at most.

@@ -2,7 +2,8 @@
 
 use super::{
     bits::{BitReader, BitWriter},
-    classes::{Class, ENTRIES, ENTRY_SYMBOLS, ESCAPED, ESCAPED_BITS, FILL},
+    classes::{Class, ENTRIES, ENTRY_SYMBOLS, ESCAPED, ESCAPED_BITS, FILL, class},
+    header::{ColumnHeader, HeaderCoder},
 };
 
 /// Bits of a column's codes.
@@ -20,7 +21,7 @@ pub(super) fn codes_bits(class: &Class, symbols: &[u8]) -> usize {
 }
 
 /// Writes a column's codes, and after them the symbols that have none.
-pub(super) fn write_codes(class: &Class, symbols: &[u8], out: &mut BitWriter) {
+fn write_codes(class: &Class, symbols: &[u8], out: &mut BitWriter) {
     let mut has_escaped = false;
     for (word, _) in words(class, symbols) {
         let (code, bits, is_escape) = class.code(&word[..class.together]);
@@ -71,4 +72,17 @@ pub(super) fn read_escaped(symbols: &mut [u8], from: &mut BitReader<'_>) {
     for symbol in symbols.iter_mut().filter(|symbol| **symbol == ESCAPED) {
         *symbol = from.take(ESCAPED_BITS) as u8;
     }
+}
+
+/// The bytes of a tile.
+pub(super) fn write_tile(rows: usize, headers: &[ColumnHeader], symbols: &[u8]) -> Vec<u8> {
+    let mut coder = HeaderCoder::new();
+    let mut out = BitWriter::default();
+    for (header, symbols) in headers.iter().zip(symbols.chunks(rows)) {
+        coder.write(*header, &mut out);
+        if let Some(index) = header.class {
+            write_codes(class(index), symbols, &mut out);
+        }
+    }
+    out.finish()
 }

@@ -3,11 +3,11 @@
 use sluice_formats::DType;
 
 use super::{
-    bits::BitWriter,
-    classes::{CLASSES, Class, ESCAPED_BITS, class},
-    encode::{codes_bits, write_codes},
-    header::{ColumnHeader, HEADER_BITS, HeaderCoder},
+    classes::{Class, ESCAPED_BITS, class},
+    encode::{codes_bits, write_tile},
+    header::{ColumnHeader, HEADER_BITS},
     matrix::ColumnMatrix,
+    spreads::CLASSES,
 };
 use crate::{
     encode::{EncodeError, Encoded},
@@ -243,19 +243,6 @@ fn layout(
 ) -> Result<MatrixLayout, LayoutError> {
     // Tiles of this scheme have a size of their own, so any size will do.
     MatrixLayout::new(Scheme::Columns, dtype, rows, width, 256, codes, 0)
-}
-
-/// The bytes of a tile.
-pub(super) fn write_tile(rows: usize, headers: &[ColumnHeader], symbols: &[u8]) -> Vec<u8> {
-    let mut coder = HeaderCoder::new();
-    let mut out = BitWriter::default();
-    for (header, symbols) in headers.iter().zip(symbols.chunks(rows)) {
-        coder.write(*header, &mut out);
-        if let Some(index) = header.class {
-            write_codes(class(index), symbols, &mut out);
-        }
-    }
-    out.finish()
 }
 
 /// The symbol whose level is nearest, of the first quantizer.

@@ -5,7 +5,7 @@
 
 use super::{
     bits::{BitReader, BitWriter},
-    classes::CLASSES,
+    spreads::CLASSES,
 };
 
 /// Steps an octave.

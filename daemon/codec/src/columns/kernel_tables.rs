@@ -6,7 +6,8 @@
 use std::fmt::Write;
 
 use super::{
-    classes::{CLASSES, Class, ENTRIES, ESCAPED, class},
+    classes::{Class, ENTRIES, ESCAPED, class},
+    spreads::CLASSES,
     spreads::SPREADS,
 };
 use crate::{

@@ -6,8 +6,7 @@ use super::{
     bits::BitReader,
     classes::class,
     decode::each_column,
-    encode::read_codes,
-    encoder::write_tile,
+    encode::{read_codes, write_tile},
     header::{ColumnHeader, HeaderCoder},
 };
 use crate::{

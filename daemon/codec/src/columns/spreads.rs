@@ -1,6 +1,7 @@
 //! How often symbols occur in each class, and the means of what takes them.
 
-use super::classes::CLASSES;
+/// Number of classes.
+pub(super) const CLASSES: usize = 22;
 
 /// What a class follows from.
 #[derive(Clone, Copy, Debug)]

@@ -1,11 +1,7 @@
 //! How the constants of the classes were made: the search quantizes Gaussian noise with a class's prices, counts what it
 //! chose, and learns the class from that, until nothing changes.
 
-use super::{
-    classes::{CLASSES, Class},
-    encode::codes_bits,
-    spreads::Spread,
-};
+use super::{classes::Class, encode::codes_bits, spreads::CLASSES, spreads::Spread};
 use crate::{
     simd::SimdPath,
     trellis::{BIT_COST, MIDDLE, PARTS, SECOND, SYMBOLS, ViterbiSearch, ZERO, mark, mean_part},

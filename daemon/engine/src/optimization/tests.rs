@@ -184,7 +184,10 @@ fn a_mix_fits_its_budget_and_is_undone_bit_for_bit() {
     let in_force = world.engine.in_force().unwrap();
     assert_eq!(in_force.plan.level, Level::Optimized);
     // A request that runs may take more than the usual one does, which the budget is for.
-    let usual = world.engine.plan(&change, Workload::new(256, 32, 1)).unwrap();
+    let usual = world
+        .engine
+        .plan(&change, Workload::new(256, 32, 1))
+        .unwrap();
     assert_eq!(usual.streamed_bytes(), 0);
     assert!(in_force.plan.peak_bytes() <= budget_bytes);
     assert!(!world.generate().is_lossless);
