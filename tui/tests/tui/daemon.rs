@@ -452,7 +452,7 @@ fn the_defaults_for_small_memory_are_told_and_give_way() {
     let started = |arguments: &[&str]| -> Value {
         let all = [&["generate", "Tell me a story.", "--json"], arguments].concat();
         let output = stdout(&daemon.run(&all));
-        let events = output.lines().map(|line| serde_json::from_str(line));
+        let events = output.lines().map(serde_json::from_str);
         let events: Result<Vec<Value>, _> = events.collect();
         let started = events.unwrap().into_iter();
         started
