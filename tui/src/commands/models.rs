@@ -1,7 +1,8 @@
 //! `sluice list`, and models in words.
 
 use sluice_proto::v1::{
-    ListModelsRequest, ListModelsResponse, Model, ModelOrigin, ModelState, Operation,
+    ConvertedWeights, ListModelsRequest, ListModelsResponse, Model, ModelOrigin, ModelState,
+    Operation,
 };
 use sluice_shared::{mix::MixId, units};
 
@@ -78,14 +79,17 @@ fn converted_weights(list: &ListModelsResponse) -> Vec<String> {
         .iter()
         .map(|kept| text::width(&kept.model));
     let width = width.max().unwrap_or_default().min(NAME_COLUMNS_MAX);
+    let level = |kept: &ConvertedWeights| match MixId::from_number(kept.mix) {
+        Some(mix) => format!("{} {mix}", kept.level()),
+        None => kept.level().to_string(),
+    };
+    let levels = list.converted_weights.iter().map(|kept| level(kept).len());
+    let level_width = levels.max().unwrap_or_default().max(LEVEL_COLUMNS);
     lines.extend(list.converted_weights.iter().map(|kept| {
         format!(
-            "  {:<width$}  {:<18}  {:>8}{}",
+            "  {:<width$}  {:<level_width$}  {:>8}{}",
             kept.model,
-            match MixId::from_number(kept.mix) {
-                Some(mix) => format!("{} {mix}", kept.level()),
-                None => kept.level().to_string(),
-            },
+            level(kept),
             units::bytes(kept.bytes),
             if kept.is_in_use { "  in use" } else { "" }
         )
@@ -93,6 +97,8 @@ fn converted_weights(list: &ListModelsResponse) -> Vec<String> {
     lines
 }
 
+/// Width of the levels' names, but for mixes.
+const LEVEL_COLUMNS: usize = 10;
 /// Width beyond which a name pushes the other columns aside.
 const NAME_COLUMNS_MAX: usize = 48;
 
