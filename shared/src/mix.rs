@@ -16,6 +16,15 @@ impl MixId {
         Self(NonZeroU32::new(folded).unwrap_or(NonZeroU32::MIN))
     }
 
+    /// The name of a mix that is described by a text.
+    #[must_use]
+    pub fn of_text(text: &str) -> Self {
+        // FNV-1a: unlike std's hashers, it gives the same result in every version of the compiler.
+        Self::of_hash(text.bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
+            (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        }))
+    }
+
     /// The name as a number, which is never 0.
     #[must_use]
     pub fn number(self) -> u32 {

@@ -81,9 +81,7 @@ impl MixWriter<'_> {
             // Rates of two runs may differ in their last digits, which changes no byte that matters.
             text.push_str(&format!(" {bits:.4}"));
         }
-        MixId::of_hash(text.bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
-            (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        }))
+        MixId::of_text(&text)
     }
 }
 

@@ -90,7 +90,7 @@ impl ModelMixes {
     pub(super) fn select(&self, mix: MixId, only: Arc<[MatrixKey]>) -> Result<MixId, EngineError> {
         let whole = self.named(Some(mix))?;
         // Only this process knows the name, and only while the part is being measured.
-        let name = MixId::of_hash(u64::from(mix.number()) << 32 ^ hash(&only));
+        let name = MixId::of_text(&format!("{mix} {only:?}"));
         self.keep(NamedMix {
             name,
             only: Some(only),
@@ -135,12 +135,4 @@ impl ModelMixes {
         let excess = open.len().saturating_sub(OPEN_MAX);
         open.drain(..excess);
     }
-}
-
-/// FNV-1a of what the keys are called.
-fn hash(keys: &[MatrixKey]) -> u64 {
-    let text = format!("{keys:?}");
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
-        (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
 }
