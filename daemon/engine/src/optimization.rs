@@ -22,7 +22,7 @@ use rayon::ThreadPoolBuilder;
 use sluice_checkpoint::{
     CheckpointError,
     calibration::{Calibration, CalibrationError},
-    weight_cache::{MixRecord, MixedGroup, OpenMix},
+    weight_cache::{MixRecord, MixedGroup},
 };
 use sluice_machine::page::PAGE_BYTES;
 use sluice_optimize::allocate::{AllocateError, RateCurve, rates};
@@ -376,9 +376,6 @@ impl Measure<'_> {
         }
     }
 }
-
-/// The open mix that groups are measured in.
-type Candidate = OpenMix;
 
 #[cfg(test)]
 mod tests;

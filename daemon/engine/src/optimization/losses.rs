@@ -3,11 +3,11 @@
 use std::{fs, io::Write, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
-use sluice_checkpoint::weight_cache::{Mixes, losses_of};
+use sluice_checkpoint::weight_cache::{Mixes, OpenMix, losses_of};
 use sluice_optimize::allocate::{Sensitivity, shrink};
 use sluice_weights::SourceTensor;
 
-use super::{BITS_MEASURED, Candidate, MatrixGroup, Measure, OptimizeError, OptimizeProgress};
+use super::{BITS_MEASURED, MatrixGroup, Measure, OptimizeError, OptimizeProgress};
 
 /// Groups of one turn: other requests wait for no more. The checkpoint's own rows are computed once a turn.
 const TURN_GROUPS: usize = 4;
@@ -35,7 +35,7 @@ struct Measured {
 /// Measures every group, but for those that an earlier run has measured on the same texts.
 pub(super) fn measure_losses(
     measure: &Measure<'_>,
-    (candidate, mixes, groups, sources): (&Candidate, &Mixes, &[MatrixGroup], &[SourceTensor]),
+    (candidate, mixes, groups, sources): (&OpenMix, &Mixes, &[MatrixGroup], &[SourceTensor]),
     (samples, text_hash): (&[Vec<u32>], u64),
     report: &mut dyn FnMut(OptimizeProgress),
 ) -> Result<Vec<GroupLoss>, OptimizeError> {
