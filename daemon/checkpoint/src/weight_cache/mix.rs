@@ -185,11 +185,18 @@ impl Mixes {
         cancel: &AtomicBool,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Option<OpenMix>, CheckpointError> {
-        let path = self.path(mix);
         // If existence cannot be determined, opening gives the error.
-        if !path.try_exists().unwrap_or(true) {
+        if !self.path(mix).try_exists().unwrap_or(true) {
             return Ok(None);
         }
+        let found = self.read(mix)?;
+        let is_compared = (found.container).verify(Some(&self.folder), cancel, progress)?;
+        Ok(is_compared.then_some(found))
+    }
+
+    /// Reads what a mix's file says of itself; its weights are not compared with their checksums.
+    fn read(&self, mix: MixId) -> Result<OpenMix, CheckpointError> {
+        let path = self.path(mix);
         let container = Checkpoint::open(&Source::Folder(path.clone()))?;
         let malformed = |cause: String| CheckpointError::MalformedFile {
             path: path.display().to_string(),
@@ -211,14 +218,11 @@ impl Mixes {
                 return Err(malformed(cause));
             }
         }
-        if !container.verify(Some(&self.folder), cancel, progress)? {
-            return Ok(None);
-        }
-        Ok(Some(OpenMix {
+        Ok(OpenMix {
             id: mix,
             container: container.into(),
             record: Arc::new(record),
-        }))
+        })
     }
 
     /// Writes a mix. `quantize` is given a matrix by its index, and gives its chunks one after another to the writer.
@@ -275,9 +279,9 @@ impl Mixes {
             Err(ContainerError::Io { cause, .. }) => return Err(refused(cause).into()),
             Err(other) => return Err(refused(io::Error::other(other)).into()),
         }
-        let written = Checkpoint::open(&Source::Folder(path.clone()))?;
-        written.remember_written(&self.folder);
-        Ok(self.open(mix, cancel, &mut |_, _| {})?)
+        let written = self.read(mix)?;
+        written.container.remember_written(&self.folder);
+        Ok(Some(written))
     }
 
     fn container_plan(
