@@ -49,6 +49,15 @@ impl ModelName {
         }
     }
 
+    /// What a job that reads it says of its input: the path, or the name of the model inside the program.
+    #[must_use]
+    pub fn input(&self) -> String {
+        match &self.path {
+            Some(path) => path.display().to_string(),
+            None => self.name.clone(),
+        }
+    }
+
     /// Where the engine reads it from.
     #[must_use]
     pub fn source(&self) -> Source {

@@ -31,10 +31,7 @@ impl Operations {
         let description = OperationDescription {
             kind: OperationKind::Calibrate,
             model: model.name.clone(),
-            input_path: match &model.path {
-                Some(path) => path.display().to_string(),
-                None => model.name.clone(),
-            },
+            input_path: model.input(),
             output_path: options.target.display().to_string(),
             threads: Some(options.threads),
             caller: None,

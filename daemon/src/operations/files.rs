@@ -44,10 +44,7 @@ impl Operations {
         let description = OperationDescription {
             kind: OperationKind::Compress,
             model: model.name.clone(),
-            input_path: match &model.path {
-                Some(path) => path.display().to_string(),
-                None => model.name.clone(),
-            },
+            input_path: model.input(),
             output_path: asked.output.display().to_string(),
             threads: Some(threads),
             caller: None,
@@ -93,10 +90,7 @@ impl Operations {
         let description = OperationDescription {
             kind: OperationKind::Prune,
             model: model.name.clone(),
-            input_path: match &model.path {
-                Some(path) => path.display().to_string(),
-                None => model.name.clone(),
-            },
+            input_path: model.input(),
             output_path: asked.output.display().to_string(),
             threads: Some(threads),
             caller: None,

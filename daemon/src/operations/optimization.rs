@@ -1,6 +1,6 @@
 //! Optimizing the loaded model's weights for a budget, as a job: its passes are requests of the engine, its result is a mix.
 
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 
 use sluice_engine::{
     Engine,
@@ -30,11 +30,10 @@ impl Operations {
         missing: Option<CalibrationOptions>,
         options: OptimizeOptions,
     ) -> Result<Arc<Operation>, Failure> {
-        let path = |path: &PathBuf| path.display().to_string();
         let description = OperationDescription {
             kind: OperationKind::Optimize,
             model: model.name.clone(),
-            input_path: model.path.as_ref().map_or_else(|| model.name.clone(), path),
+            input_path: model.input(),
             output_path: String::new(),
             threads: Some(options.threads),
             caller: None,
