@@ -17,16 +17,8 @@ pub(super) async fn run(
     arguments: &Calibrate,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let mut texts = Vec::new();
-    for path in &arguments.texts {
-        let (text, name) = input::file(Some(path))?;
-        if text.trim().is_empty() {
-            return Err(Failure::new(format!("{name} holds no text")));
-        }
-        texts.push(text);
-    }
     let request = CalibrateRequest {
-        texts,
+        texts: input::texts(&arguments.texts)?,
         output_path: match &arguments.output {
             Some(path) => absolute(path)?,
             None => String::new(),

@@ -1,6 +1,10 @@
 //! Text arguments and files, where `-` stands for standard input.
 
-use std::{fs::File, io::Read, path::Path};
+use std::{
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+};
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -49,6 +53,18 @@ pub(super) fn beside_words() -> Result<String, Failure> {
         Ok(_) | Err(_) => return Ok(String::new()),
     }
     read(stdin.lock(), STANDARD_INPUT)
+}
+
+/// The texts of files, `-` being standard input; none of them blank.
+pub(super) fn texts(paths: &[PathBuf]) -> Result<Vec<String>, Failure> {
+    let text = |path: &PathBuf| {
+        let (text, name) = file(Some(path))?;
+        match text.trim().is_empty() {
+            true => Err(Failure::new(format!("{name} holds no text"))),
+            false => Ok(text),
+        }
+    };
+    paths.iter().map(text).collect()
 }
 
 /// The text of a file, or of standard input without one or for `-`; and its name for messages.

@@ -23,16 +23,8 @@ pub(super) async fn run(
     arguments: &Optimize,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
-    let mut texts = Vec::new();
-    for path in &arguments.texts {
-        let (text, name) = input::file(Some(path))?;
-        if text.trim().is_empty() {
-            return Err(Failure::new(format!("{name} holds no text")));
-        }
-        texts.push(text);
-    }
     let request = OptimizeRequest {
-        texts,
+        texts: input::texts(&arguments.texts)?,
         budget_bytes: arguments.budget.and_then(Budget::bytes),
         calibration_path: match &arguments.calibration {
             Some(path) => absolute(path)?,
