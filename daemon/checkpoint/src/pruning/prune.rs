@@ -137,12 +137,12 @@ pub fn prune(
     if checkpoint.pruning(&shape)?.is_some() {
         return Err(not_prunable("was pruned already").into());
     }
-    let is_trellis = |tensor: &SourceTensor| {
+    let is_quantized = |tensor: &SourceTensor| {
         let compressed = tensor.compressed.as_ref();
-        compressed.is_some_and(|compressed| compressed.scheme() == Scheme::Trellis)
+        compressed.is_some_and(|compressed| !compressed.scheme().is_lossless())
     };
-    if checkpoint.model_sources(&shape)?.iter().any(is_trellis) {
-        return Err(not_prunable("has trellis-quantized weights").into());
+    if checkpoint.model_sources(&shape)?.iter().any(is_quantized) {
+        return Err(not_prunable("has quantized weights").into());
     }
     let inputs = options.inputs(&checkpoint, &shape)?;
     let mut checked = |done_bytes, total_bytes| {
