@@ -97,21 +97,21 @@ struct Quantizers {
         return second;
     }
 
-    // Marks the symbols of a phase of the lane's whose numbers have the second one.
-    DEVICE void mark(SymbolStage &stage, u32 lane) {
+    // Marks the symbols of a phase of the lane's whose numbers have the second one: words of four, so far apart.
+    DEVICE void mark(u32 *words, u32 stride) {
         u32 parities = 0;
 #pragma unroll
         for (u32 i = 0; i < PHASE / 4; i++) {
             // The four lowest bits of bytes, side by side.
-            const u32 four = (stage.word(lane, i) & 0x01010101u) * 0x10204080u >> 28;
+            const u32 four = (words[i * stride] & 0x01010101u) * 0x10204080u >> 28;
             parities |= four << 4 * i;
         }
         const u32 second = next(parities);
 #pragma unroll
         for (u32 i = 0; i < PHASE / 4; i++) {
             const u32 marks = ((second >> 4 * i & 15) * 0x00204081u & 0x01010101u) << 7;
-            u32 &word = stage.word(lane, i);
-            word = (word & 0x7f7f7f7fu) | marks;
+            u32 &four = words[i * stride];
+            four = (four & 0x7f7f7f7fu) | marks;
         }
     }
 };
@@ -126,6 +126,6 @@ template <class T> DEVICE void decode_rate(T *out, const u8 *bytes, u32 width, u
     if (strip >= parts.strips) return;
     const RateNumbers<T> numbers = {shared.levels, shared.row_parts, parts.steps, width};
     Quantizers quantizers;
-    const auto mark = [&](SymbolStage &stage, u32 lane) { quantizers.mark(stage, lane); };
+    const auto mark = [&](SymbolStage &stage, u32 lane) { quantizers.mark(&stage.word(lane, 0), stage.STRIDE); };
     decode_strip(DecodedChunk<T>(out, chunk, width), numbers, parts, shared.huffman, strip, mark);
 }

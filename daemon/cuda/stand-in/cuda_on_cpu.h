@@ -161,6 +161,11 @@ template <class T> T __shfl_up_sync(unsigned mask, T value, unsigned by, int wid
     unsigned lane = stand_in::here().lane;
     return stand_in::exchange(mask, value, lane - by, width, by <= lane);
 }
+inline int __all_sync(unsigned mask, int predicate) {
+    int all = predicate != 0;
+    for (int bits = 1; bits < warpSize; bits *= 2) all &= __shfl_xor_sync(mask, all, bits);
+    return all;
+}
 
 // ---------------------------------------------------------------------------------------------- arithmetic
 

@@ -25,8 +25,8 @@ const HEAD: &str = "\
 #include \"cuda_device.cuh\"
 
 struct ColumnClass {
-    // For lengths from 1 on, where their codes end in eleven bits, two in a word; longer codes are the rest.
-    u32 limits[5];
+    // For lengths from 1 on, where their codes end in eleven bits; longer codes are the rest.
+    u16 limits[10];
     // The first code of the escape in eleven bits, and how many begin with it.
     u32 escape_first, escape_count;
     // Symbols of a word.
@@ -87,11 +87,9 @@ fn header() -> String {
         let class = class(index);
         let found = KernelClass::new(class, words.len());
         words.extend_from_slice(&found.words);
-        let pairs = found.limits[1..].chunks(2);
-        let pairs = pairs.map(|pair| u32::from(pair[0]) | u32::from(pair[1]) << 16);
         classes.push(format!(
             "{{{{{}}}, {}, {}, {}, {{{}}}}}",
-            list(pairs),
+            list(&found.limits[1..]),
             found.escape.0,
             found.escape.1,
             class.together,
@@ -110,7 +108,7 @@ fn header() -> String {
         let rows = rows.join(",\n    ");
         write!(
             out,
-            "// {remark}\n__device__ const {kind} {name}[{size}] = {{\n    {rows}}};\n"
+            "// {remark}\n__device__ constexpr {kind} {name}[{size}] = {{\n    {rows}}};\n"
         )
         .expect("text can be written to");
     };
