@@ -28,8 +28,8 @@ use crate::{blas::Matmul, error::CudaError, gpu::Gpu, launch::KernelArgument, sp
 /// Rows up to which reading the weights takes most of the time, as `multiply_few.cuh` explains.
 const FEW_ROWS: usize = 8;
 
-/// Rows from which cuBLAS, where it is found, is faster than the tile kernels.
-const BLAS_ROWS: usize = 32;
+/// Rows from which cuBLAS, where it is found, is faster than our kernels: for one row both wait for the weights.
+const BLAS_ROWS: usize = 2;
 
 /// Number of 128 × 128 tiles from which they keep a GPU busy; with fewer, smaller tiles are used.
 const TILES_TO_BE_BUSY: usize = 64;
@@ -219,7 +219,7 @@ impl Gpu {
     /// When a span is too short, the width is not whole blocks, results are added to a dtype other than `f32`, or the
     /// format [has no kernel](Format::has_gpu_matmul).
     pub fn matmul(&self, dtype: DType, format: Format, matmul: Matmul) -> Result<(), CudaError> {
-        // cuBLAS needs both factors in one dtype, and isn't faster for few rows.
+        // cuBLAS needs both factors in one dtype.
         if matmul.rows >= BLAS_ROWS
             && format.name() == dtype.name()
             && self.matmul_by_blas(dtype, matmul)?
