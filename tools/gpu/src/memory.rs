@@ -22,6 +22,9 @@ const TOLERANCE: f64 = 0.02;
 const MEASURING_BYTES: u64 = 144 << 20;
 /// Memory that the first model leaves behind: kernels, cuBLAS's own state, and what the driver keeps for launches.
 const KEPT_BYTES: u64 = 128 << 20;
+/// Memory that the driver keeps for the next allocation when activations are freed, while a model is there: 64 MiB on an
+/// H100, whatever the model.
+const FREED_BYTES: u64 = 64 << 20;
 
 /// A GPU's memory that is not as expected.
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -120,7 +123,8 @@ impl GpuMemory {
         let kept_bytes = self.kept_bytes();
         let kept = (kept_bytes > KEPT_BYTES).then_some(Fault::Kept { kept_bytes });
         let (taken, counted) = (self.taken_bytes(), self.counted_bytes);
-        let apart = apart("ours", taken, counted, self.tolerance_bytes);
+        let freed = if taken > counted { FREED_BYTES } else { 0 };
+        let apart = apart("ours", taken, counted, self.tolerance_bytes + freed);
         apart.into_iter().chain(kept).collect()
     }
 
@@ -402,8 +406,9 @@ mod tests {
         let is_right = |with_model, after| memory(with_model, after).faults().is_empty();
         assert!(is_right(2 * GIB, 10 * GIB));
         // A hundred weight groups that the driver rounds up, some pieces, and what it keeps.
-        assert!(is_right(2 * GIB - (216 << 20), 10 * GIB - (100 << 20)));
-        assert!(!is_right(2 * GIB - (217 << 20), 10 * GIB));
+        let rounded = (216 << 20) + FREED_BYTES;
+        assert!(is_right(2 * GIB - rounded, 10 * GIB - (100 << 20)));
+        assert!(!is_right(2 * GIB - rounded - 1, 10 * GIB));
         assert!(!is_right(3 * GIB, 10 * GIB), "more is counted than taken");
         let kept_bytes = GIB;
         let faults = memory(2 * GIB, 9 * GIB).faults();

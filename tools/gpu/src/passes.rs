@@ -242,10 +242,13 @@ impl Loads<'_> {
 
     fn start<'a>(&self, load: Load<'a>) -> Result<Loaded<'a>, EngineError> {
         let options = self.options;
+        let parallel = (options.requests.iter().copied().max()).unwrap_or(PARALLEL_DEFAULT);
         let engine = Engine::start(EngineOptions {
             device: options.device.choice(),
             compute_dtype: options.compute_dtype.dtype(),
-            parallel: (options.requests.iter().copied().max()).unwrap_or(PARALLEL_DEFAULT),
+            parallel,
+            // Those of the next count come while the engine still lets go of the last ones.
+            queue_max: 2 * parallel,
             weight_cache: Some(load.converted.to_owned()),
             pinned_memory_limit_bytes: options
                 .pinned_memory_limit
