@@ -196,6 +196,16 @@ impl Residency {
         self.bring(group, device, cancel)
     }
 
+    /// One of the weights of a group that [was loaded](Self::load_converted) beside those in force.
+    pub(crate) fn converted_weight<'a>(
+        &self,
+        loaded: &'a LoadedGroup,
+        group: &'a WeightGroupPlan,
+        part: TensorPart,
+    ) -> Weight<'a> {
+        weight(group, Some(loaded), part, self.decompressed(), 0)
+    }
+
     /// Starts to stream all groups that are neither on the device nor read row by row, from the first of them. Staging
     /// buffers of the right size are reused.
     fn start_stream(&mut self) -> Result<(), EngineError> {
@@ -257,6 +267,15 @@ impl Residency {
             )?);
         }
         Ok(())
+    }
+
+    /// Has at least so much decompression memory, until the next change of the plan: for weights of another one.
+    ///
+    /// # Errors
+    /// When it cannot be allocated.
+    pub(crate) fn raise_decompression(&mut self, bytes: u64) -> Result<(), EngineError> {
+        self.staging.decompress_bytes = self.staging.decompress_bytes.max(bytes);
+        self.fit_decompression_buffer()
     }
 
     fn decompress_bytes(&self) -> u64 {
@@ -550,13 +569,6 @@ impl WeightGuard<'_> {
             self.decompressed,
             self.weights_version,
         )
-    }
-}
-
-impl LoadedGroup {
-    /// One of the weights of the loaded group; on a GPU, one that needs no decompression memory.
-    pub(crate) fn weight<'a>(&'a self, group: &'a WeightGroupPlan, part: TensorPart) -> Weight<'a> {
-        weight(group, Some(self), part, GpuSpan::default(), 0)
     }
 }
 

@@ -615,7 +615,10 @@ fn place(
         false => groups.to_vec(),
     };
     // The most that any streamed set may pin or need, so that the memory does not depend on which groups are streamed.
-    let all_bytes = forms.iter().map(WeightGroupPlan::staging_bytes).sum::<u64>();
+    let all_bytes = forms
+        .iter()
+        .map(WeightGroupPlan::staging_bytes)
+        .sum::<u64>();
     let page_tables = match is_gpu {
         true => page_table_bytes(all_bytes.min(input.machine.pinned_memory_limit_bytes)),
         false => 0,
@@ -675,8 +678,7 @@ fn place(
         return Ok(slots);
     }
     // The least that works: in a small model the staging buffers may take more than streaming saves.
-    let streaming =
-        needed + page_tables - spread::most_saved(groups, &forms, HOST_STAGING_BUFFERS);
+    let streaming = needed + page_tables - spread::most_saved(groups, &forms, HOST_STAGING_BUFFERS);
     Err(too_small(streaming.min(all_resident)))
 }
 

@@ -17,7 +17,7 @@ use sluice_shared::{
     mix::MixId,
     options::ResolvedPlanSettings,
 };
-use sluice_weights::{TensorPart, WeightGroup, WeightGroupPlan};
+use sluice_weights::{TensorPart, WeightGroup, WeightGroupPlan, decompressed};
 
 use super::{weight_cache::with_mix_of, worker::Worker};
 use crate::{
@@ -43,8 +43,8 @@ impl ComparedWeights {
     }
 }
 
-/// Memory that a measurement takes beside a plan: both sides' rows, a converted part of the LM head, and a second piece
-/// of logits.
+/// Memory that a measurement takes beside a plan: both sides' rows, a converted part of the LM head and what a GPU
+/// decompresses it into, and a second piece of logits.
 fn extra_bytes(plan: &Plan, samples: &[FidelitySample]) -> u64 {
     let rows: usize = samples.iter().map(|sample| sample.rows.len()).sum();
     let heads = || {
@@ -58,7 +58,8 @@ fn extra_bytes(plan: &Plan, samples: &[FidelitySample]) -> u64 {
     let head = heads().map(|group| group.tensors[0].elements()).max();
     let both_rows = (2 * rows * width * size_of::<f32>()) as u64;
     // At most as many bytes as the source, which may be `f32`.
-    both_rows + head.unwrap_or(0) * size_of::<f32>() as u64 + (8 << 20)
+    let head_bytes = head.unwrap_or(0) * size_of::<f32>() as u64;
+    both_rows + head_bytes + head_bytes.min(decompressed::BYTES_MAX as u64) + (8 << 20)
 }
 
 impl Worker {
@@ -306,6 +307,9 @@ impl Worker {
         let reader = WeightReader::clone(&current.reader);
         let reader = with_mix_of(reader, &current.planner, plan)?;
         current.set_reader(Arc::new(reader))?;
+        current
+            .weights
+            .raise_decompression(plan.staging.decompress_bytes)?;
         let weights = &current.weights;
         let targets: Vec<u32> = samples
             .iter()
@@ -331,7 +335,7 @@ impl Worker {
             let first = head.tensors[0].first_row;
             let parts = [
                 &guard.weight(TensorPart::LmHead),
-                &converted.weight(head, TensorPart::LmHead),
+                &weights.converted_weight(&converted, head, TensorPart::LmHead),
             ];
             ops.compare_lm_heads(&mut comparison, rows, parts, first)?;
         }

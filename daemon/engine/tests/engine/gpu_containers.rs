@@ -13,14 +13,14 @@ use sluice_checkpoint::{
     weight_cache::{MixMatrix, MixRecord, Mixes},
 };
 use sluice_engine::{
-    Engine, EngineError, EngineOptions, Generate, Outcome, PlanSettings, Work,
+    Engine, EngineError, EngineOptions, Generate, MeasureFidelity, Outcome, PlanSettings, Work,
     event::GenerationResult,
 };
 use sluice_formats::DType;
 use sluice_ops::device::DeviceChoice;
 use sluice_plan::{Plan, PlanError};
 use sluice_shared::{level::Level, mix::MixId, sampling::EosPolicy};
-use sluice_weights::{Shape, Storage, TensorSpec};
+use sluice_weights::{Shape, Storage, TensorPart, TensorSpec};
 use testkit::here;
 
 use crate::{
@@ -122,7 +122,7 @@ fn mixes_compute_on_a_gpu_what_they_do_on_the_cpu() {
         let all = run(&engine, &model, settings(Level::Optimized, None));
         (engine, all)
     };
-    let (_, (expected, on_cpu)) = of(DeviceChoice::Cpu);
+    let (cpu, (expected, on_cpu)) = of(DeviceChoice::Cpu);
     let (gpu, (found, on_gpu)) = of(DeviceChoice::Cuda(0));
     assert_eq!(on_gpu.level, Level::Optimized);
     assert!(is_compressed(&on_gpu, Scheme::Columns) && on_gpu.staging.decompress_bytes > 0);
@@ -132,6 +132,12 @@ fn mixes_compute_on_a_gpu_what_they_do_on_the_cpu() {
     };
     assert_eq!(stored(&on_gpu), stored(&on_cpu));
     assert_eq!(found.tokens, expected.tokens);
+    // The mix's LM head is decompressed beside the checkpoint's own, which needs no memory for that.
+    let [on_gpu, on_cpu] = [&gpu, &cpu].map(divergence);
+    assert!(
+        on_cpu > 0.0 && (on_gpu / on_cpu - 1.0).abs() < 0.01,
+        "{on_gpu} {on_cpu}"
+    );
     // Streamed, it crosses the bus as it is.
     let least = match gpu.load_now(
         Source::Folder(model.clone()),
@@ -145,14 +151,28 @@ fn mixes_compute_on_a_gpu_what_they_do_on_the_cpu() {
     assert_eq!(found.tokens, expected.tokens);
 }
 
-/// Writes a mix of all matrices of the layers, four bits a weight, into the folder of converted weights.
+/// The mix's divergence from the checkpoint, in nats.
+fn divergence(engine: &Engine) -> f64 {
+    let request = MeasureFidelity {
+        model: engine.model().expect("one is loaded").id,
+        level: Some(Level::Optimized),
+        samples: vec![(1..40).collect()],
+        seed: 1,
+    };
+    match engine.run(Work::MeasureFidelity(request)).unwrap() {
+        Outcome::Fidelity(found) => found.mean_kl,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Writes a mix of all matrices of the layers and of the LM head, four bits a weight, into the folder of converted weights.
 fn write_mix(model: &Path, copies: &Path) {
     let checkpoint = Arc::new(Checkpoint::open(&Source::Folder(model.to_owned())).unwrap());
     let never = AtomicBool::new(false);
     let specs: Vec<TensorSpec> = small::shape(4)
         .tensors()
         .into_iter()
-        .filter(|spec| spec.name.contains("blocks.") && spec.shape.len() == 2)
+        .filter(|spec| spec.shape.len() == 2 && spec.part != TensorPart::Embedding)
         .collect();
     let matrices: Vec<MixMatrix> = specs
         .iter()
@@ -162,7 +182,7 @@ fn write_mix(model: &Path, copies: &Path) {
             scheme: Scheme::Columns,
         })
         .collect();
-    assert_eq!(matrices.len(), 4 * 7);
+    assert_eq!(matrices.len(), 4 * 7 + 1);
     let mut quantizer = MatrixQuantizer::new(&checkpoint, None, &never);
     let mixes = Mixes::new(copies, &checkpoint).unwrap();
     let all = (&matrices[..], &MixRecord::default());
