@@ -85,6 +85,9 @@ pub struct Prune {
     /// Fit the weights that stay to make up for those that go
     #[arg(long, requires = "calibration")]
     pub compensate: bool,
+    /// Put the pruned model in the loaded one's place; `sluice load` of the original brings that back
+    #[arg(long, conflicts_with = "detach")]
+    pub load: bool,
     /// Threads [default: half of the cores of the daemon's machine]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     pub threads: Option<u32>,

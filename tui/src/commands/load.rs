@@ -41,9 +41,32 @@ pub(super) async fn run(
         make_default: arguments.default,
     };
     let daemon = DaemonConnection::connect(socket).await?;
+    loaded(&daemon, request, arguments.json, out).await
+}
+
+/// Loads a model in place of the present one, as that was loaded by default.
+pub(super) async fn in_place(
+    daemon: &DaemonConnection,
+    model: By,
+    json: bool,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
+    let request = LoadModelRequest {
+        model: model.into(),
+        ..LoadModelRequest::default()
+    };
+    loaded(daemon, request, json, out).await
+}
+
+async fn loaded(
+    daemon: &DaemonConnection,
+    request: LoadModelRequest,
+    json: bool,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
     let mut interrupts = interrupts()?;
-    let model = model(&daemon, request, arguments.json, &mut interrupts, out).await?;
-    match arguments.json {
+    let model = model(daemon, request, json, &mut interrupts, out).await?;
+    match json {
         true => Ok(()),
         false => out.line(&format!("loaded {}", describe(&model))),
     }

@@ -6,6 +6,7 @@ use sluice_proto::v1::{PruneRequest, PruneScore, model_ref::By};
 
 use super::{
     jobs::{alone, follow_own},
+    load,
     offline::{self, flag, offline_hint},
     paths::{absolute, subject},
 };
@@ -54,10 +55,13 @@ pub(super) async fn run(
         }),
         By::Name(_) | By::Shape(_) => Err(offline_hint(command)),
     };
+    let output = request.output_path.clone();
     let daemon = offline::daemon(socket, alone).await?;
     let mut client = daemon.optimizer();
     let call = client.prune(request);
-    follow_own(&daemon, call, &arguments.following, out)
-        .await
-        .map(drop)
+    let ended = follow_own(&daemon, call, &arguments.following, out).await?;
+    match arguments.load && ended.is_some() {
+        true => load::in_place(&daemon, By::Path(output), arguments.following.json, out).await,
+        false => Ok(()),
+    }
 }
