@@ -284,13 +284,15 @@ fn calibrated(path: &str, made: &CalibrateResult, elapsed_ms: f64) -> String {
 /// A mix, in a line.
 fn optimized(path: &str, made: &OptimizeResult, elapsed_ms: f64) -> String {
     format!(
-        "{path}: mix {mix:08x}, {bits:.2} bits per weight, KL {measured:.5} ± {error:.5} (predicted {predicted:.5}; one rate for all: {uniform:.5}), optimized in {took}",
+        "{path}: mix {mix:08x}, {bits:.2} bits per weight, KL {measured:.5} ± {error:.5} (predicted {predicted:.5}, at most {gap:.1} % above the best choice; one rate for all: {uniform:.5}), optimized in {took}",
         mix = made.mix,
         bits = made.bits_per_weight,
         measured = made.measured_kl_nats,
         error = made.measured_kl_standard_error,
         predicted = made.predicted_kl_nats,
         uniform = made.uniform_kl_nats,
+        gap = 100.0 * made.gap_kl_nats
+            / (made.predicted_kl_nats - made.gap_kl_nats).max(f64::MIN_POSITIVE),
         took = units::duration_ms(elapsed_ms),
     )
 }

@@ -2,12 +2,14 @@
 //!
 //! All matrices are quantized to one rate first. Each group of them is then put in force alone, and the divergence from
 //! the checkpoint's own outputs is measured: at another rate R it goes as 4^-R, as the rate-distortion bound does
-//! (a quadratic model: small errors of independent matrices add up in KL). Rates that minimize the sum under a budget
-//! follow in closed form (`sluice_optimize::allocate`), and every matrix is quantized again, to its group's.
+//! (a quadratic model: small errors of independent matrices add up in KL). Of the rates, and the checkpoint's own
+//! weights, `sluice_optimize::allocate` chooses one for each group, so that the sum is least within a budget and, if
+//! one is given, a time; and every matrix is quantized again, to its group's rate.
 //!
 //! What a killed run has done is found again: matrices in the unfinished file of a mix, measurements beside the one that
 //! they are of.
 
+mod choice;
 mod error;
 mod groups;
 mod losses;
@@ -25,7 +27,7 @@ use sluice_checkpoint::{
     weight_cache::{MixRecord, MixedGroup},
 };
 use sluice_machine::page::PAGE_BYTES;
-use sluice_optimize::allocate::{AllocateError, RateCurve, rates};
+use sluice_optimize::allocate::{AllocateError, Limits};
 use sluice_plan::{Plan, PlanError, allocation_slack_bytes};
 use sluice_shared::{
     level::Level,
@@ -34,13 +36,14 @@ use sluice_shared::{
 };
 use sluice_weights::SourceTensor;
 
+use self::{
+    choice::{Choices, Chosen, Form, GroupCosts},
+    losses::measure_losses,
+    write::MixWriter,
+};
 pub use self::{
     error::OptimizeError,
     groups::{GroupKind, MatrixGroup, groups},
-};
-use self::{
-    losses::{GroupLoss, measure_losses},
-    write::MixWriter,
 };
 use crate::{
     command::LoadedModel,
@@ -56,7 +59,8 @@ use crate::{
 const BITS_MEASURED: f64 = 3.0;
 /// Lowest rate that is chosen: below, losses rise faster than 4^-R.
 pub const BITS_MIN: f64 = 1.75;
-/// Highest rate that is chosen; the codes hardly reach six bits, and above this losses fall more slowly than 4^-R.
+/// Highest rate that is chosen; the codes hardly reach six bits, and above this losses fall more slowly than 4^-R. What
+/// more bytes gain than this are the checkpoint's own weights.
 pub const BITS_MAX: f64 = 5.75;
 /// Share of the budget that rates are not chosen for, since a matrix comes to within half a percent of its rate.
 const SLACK: f64 = 0.005;
@@ -80,6 +84,8 @@ pub struct OptimizeOptions {
     pub calibration: Option<PathBuf>,
     /// Device memory that the plan may take.
     pub budget_bytes: u64,
+    /// Seconds that a pass may take, by the plan's prediction.
+    pub max_pass_s: Option<f64>,
     /// Threads that quantize.
     pub threads: usize,
 }
@@ -118,6 +124,8 @@ pub struct OptimizeSummary {
     pub groups: Vec<MatrixGroup>,
     /// Mean bits per weight of all matrices.
     pub bits: f64,
+    /// How far the predicted divergence may be above that of the best choice, in nats.
+    pub gap_kl_nats: f64,
     /// Predicted divergence with the same rate for all matrices in as many bytes, in nats.
     pub uniform_kl_nats: f64,
     /// Predicted divergence by bytes of the plan, at mean rates from the lowest to the highest.
@@ -181,7 +189,7 @@ pub fn optimize(
         share: options.share,
         stop,
     };
-    let equal = vec![BITS_MEASURED; groups.len()];
+    let equal = vec![Form::Quantized(BITS_MEASURED); groups.len()];
     let candidates = mixes.candidates();
     let candidate = writer.write(&candidates, &equal, &MixRecord::default(), false, report)?;
     // What the plan takes besides these matrices, whatever their rates.
@@ -197,7 +205,6 @@ pub fn optimize(
     )?;
     let other_bytes = other_bytes(&plan, candidate.id) + allocation_slack_bytes(&planner.machine);
     let weights: u64 = groups.iter().map(|group| group.weights).sum();
-    let bits_of = |bytes: u64| bytes as f64 * 8.0 * (1.0 - SLACK);
     let least_bytes = other_bytes + (weights as f64 * BITS_MIN / 8.0 / (1.0 - SLACK)).ceil() as u64;
     // Before minutes of passes.
     if options.budget_bytes < least_bytes {
@@ -210,6 +217,24 @@ pub fn optimize(
         })
         .into());
     }
+    let of_original = ResolvedPlanSettings {
+        level: Level::Standard,
+        ..ResolvedPlanSettings::from(settings)
+    };
+    let original = planner.plan(of_original, u64::MAX, plan.workload)?;
+    let costs = |plan: &Plan| {
+        let seconds = plan.tensor_seconds(&planner.config.shape, &planner.machine);
+        GroupCosts::of(plan, seconds.as_ref(), &groups)
+    };
+    let (own_costs, costs) = (costs(&original), costs(&plan));
+    let bytes = ((options.budget_bytes - other_bytes) as f64 * (1.0 - SLACK)) as u64;
+    if own_costs.bytes.iter().sum::<u64>() <= bytes {
+        return Err(OptimizeError::NothingToQuantize);
+    }
+    let other_s = match options.max_pass_s {
+        Some(_) => Some(seconds_besides(&plan, &costs).ok_or(OptimizeError::UnknownTimes)?),
+        None => None,
+    };
     let measure = Measure {
         turns: &turns,
         model: &model,
@@ -221,41 +246,55 @@ pub fn optimize(
         (&options.samples, options.text_hash),
         report,
     )?;
-    let curves = curves(&groups, &losses);
-    let budget_bits = bits_of(options.budget_bytes - other_bytes);
-    let bits = rates(&curves, budget_bits)?;
+    let choices = Choices::new(
+        &groups,
+        losses::sensitivities(&groups, &losses),
+        &own_costs,
+        &costs,
+    );
+    let limits = Limits {
+        bytes,
+        seconds: (options.max_pass_s.zip(other_s)).map(|(limit, other)| limit - other),
+    };
+    let chosen = choices.within(limits).map_err(|error| match error {
+        AllocateError::Time { limit, least } => OptimizeError::PassTime {
+            limit_s: limit + other_s.unwrap_or_default(),
+            least_s: least + other_s.unwrap_or_default(),
+        },
+        other => other.into(),
+    })?;
     let record = record(
+        &choices,
+        &chosen,
         &groups,
         &sources,
-        &curves,
-        &bits,
+        &own_costs,
         options,
         calibration.as_ref(),
     );
-    let mix = writer.write(mixes, &bits, &record, true, report)?;
-    let whole: Vec<Arc<[MatrixKey]>> = vec![
-        groups
-            .iter()
-            .flat_map(|group| group.keys(&sources).to_vec())
-            .collect(),
-    ];
-    let measured = measure.parts(mix.id, whole, &options.test_samples)?;
-    let mean = |rates: &[f64]| {
-        let bits = rates.iter().zip(&groups);
-        bits.map(|(bits, group)| bits * group.weights as f64)
-            .sum::<f64>()
-            / weights as f64
-    };
-    let uniform = mean(&bits);
+    let mix = writer.write(mixes, &chosen.forms, &record, true, report)?;
+    let quantized = groups.iter().zip(&chosen.forms);
+    let whole: Vec<MatrixKey> = quantized
+        .filter(|(_, form)| form.bits().is_some())
+        .flat_map(|(group, _)| group.keys(&sources).to_vec())
+        .collect();
+    let measured = measure.parts(mix.id, vec![whole.into()], &options.test_samples)?;
     Ok(OptimizeSummary {
         mix: mix.id,
-        bits: uniform,
-        uniform_kl_nats: curves.iter().map(|curve| loss(curve, uniform)).sum(),
-        curve: curve(&curves, weights, other_bytes)?,
+        bits: chosen.allocation.bytes as f64 * 8.0 / weights as f64,
+        gap_kl_nats: chosen.allocation.gap(),
+        uniform_kl_nats: choices.uniform_loss(chosen.allocation.bytes),
+        curve: choices.curve(other_bytes)?,
         record: mix.record,
         groups,
         measured: measured.first().copied().ok_or(OptimizeError::Cancelled)?,
     })
+}
+
+/// Seconds of a pass besides the matmuls with the groups; `None` where they cannot be predicted.
+fn seconds_besides(plan: &Plan, costs: &GroupCosts) -> Option<f64> {
+    let matmuls: f64 = costs.seconds.as_ref()?.iter().sum();
+    Some((plan.pass?.total_s() - matmuls).max(0.0))
 }
 
 /// Whoever names a file as a calibration is told so, whatever it is instead.
@@ -279,70 +318,35 @@ fn other_bytes(plan: &Plan, mix: MixId) -> u64 {
     plan.peak_bytes() - mixed_bytes + (plan.groups.len() * PAGE_BYTES) as u64
 }
 
-/// How each group's loss goes with its rate.
-fn curves(groups: &[MatrixGroup], losses: &[GroupLoss]) -> Vec<RateCurve> {
-    let sensitivities = losses::sensitivities(groups, losses);
-    let each = groups.iter().zip(sensitivities);
-    each.map(|(group, sensitivity)| RateCurve {
-        weights: group.weights as f64,
-        sensitivity,
-        bits_min: BITS_MIN,
-        bits_max: BITS_MAX,
-    })
-    .collect()
-}
-
-fn loss(curve: &RateCurve, bits: f64) -> f64 {
-    curve.sensitivity * (-2.0 * bits).exp2()
-}
-
-/// Predicted losses from the lowest mean rate to the highest.
-fn curve(
-    curves: &[RateCurve],
-    weights: u64,
-    other_bytes: u64,
-) -> Result<Vec<LossPoint>, AllocateError> {
-    /// Quarters of a bit.
-    const STEPS_A_BIT: f64 = 4.0;
-    let count = ((BITS_MAX - BITS_MIN) * STEPS_A_BIT) as usize;
-    let points = (0..=count).map(|step| {
-        let bits = BITS_MIN + step as f64 / STEPS_A_BIT;
-        let rates = rates(curves, bits * weights as f64)?;
-        let losses = curves.iter().zip(rates);
-        Ok(LossPoint {
-            bits,
-            bytes: other_bytes + (bits * weights as f64 / 8.0) as u64,
-            kl_nats: losses.map(|(curve, rate)| loss(curve, rate)).sum(),
-        })
-    });
-    points.collect()
-}
-
 fn record(
+    choices: &Choices<'_>,
+    chosen: &Chosen,
     groups: &[MatrixGroup],
     sources: &[SourceTensor],
-    curves: &[RateCurve],
-    bits: &[f64],
+    own_costs: &GroupCosts,
     options: &OptimizeOptions,
     calibration: Option<&Calibration>,
 ) -> MixRecord {
-    let mixed: Vec<MixedGroup> = groups
-        .iter()
-        .zip(curves.iter().zip(bits))
-        .map(|(group, (curve, &bits))| MixedGroup {
-            tensors: (group.tensors.iter())
-                .map(|&index| sources[index].spec.name.clone())
-                .collect(),
-            bits,
-            bytes: (group.weights as f64 * bits / 8.0) as u64,
-            predicted_kl_nats: loss(curve, bits),
-        })
-        .collect();
+    let mixed = groups.iter().zip(&chosen.forms).enumerate();
+    let mixed = mixed.map(|(at, (group, &form))| {
+        let weights = group.weights as f64;
+        let bytes = match form {
+            Form::Quantized(bits) => (weights * bits / 8.0) as u64,
+            Form::Original => own_costs.bytes[at],
+        };
+        MixedGroup {
+            tensors: choice::names(group, sources),
+            bits: form.bits().unwrap_or(bytes as f64 * 8.0 / weights),
+            is_original: form == Form::Original,
+            bytes,
+            predicted_kl_nats: choices.loss(at, form),
+        }
+    });
     MixRecord {
         calibration: write::calibration_name(calibration),
         budget_bytes: options.budget_bytes,
-        predicted_kl_nats: mixed.iter().map(|group| group.predicted_kl_nats).sum(),
-        groups: mixed,
+        predicted_kl_nats: chosen.allocation.loss,
+        groups: mixed.collect(),
     }
 }
 

@@ -1,18 +1,15 @@
 //! Which weight group gets how many bits.
 //!
-//! [`rates`] solves it in closed form where any rate can be had (compressed weights): losses go as a 4⁻ᴿ.
-//! [`choose`] picks one of a few formats for each group (block formats) under limits of bytes and of time, and says how
-//! far from the optimum its answer may be. [`shrink`] takes noise out of measured sensitivities first.
+//! [`choose`] picks one of a group's candidates (rates, the checkpoint's own weights) under limits of bytes and of time,
+//! and says how far from the optimum its answer may be. [`shrink`] takes noise out of measured sensitivities first.
 
 mod choice;
 mod hull;
-mod rates;
 mod shrink;
 
 use thiserror::Error;
 
 pub use choice::{Allocation, Candidate, Limits, choose};
-pub use rates::{RateCurve, allocation_gain_bits, rates};
 pub use shrink::{Sensitivity, shrink};
 
 /// Why bits can't be allocated.

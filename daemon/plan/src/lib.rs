@@ -11,6 +11,8 @@ mod switch_estimate;
 mod time;
 mod transition;
 
+use std::collections::HashMap;
+
 use sluice_formats::Format;
 use sluice_machine::MemoryKind;
 use sluice_shared::{
@@ -434,6 +436,14 @@ impl Plan {
     /// How long a pass of any workload takes under this plan; `None` where a rate is not known.
     pub fn time(&self, shape: &Shape, workload: &Workload, machine: &Machine) -> Option<PassTime> {
         time::predict(&self.groups, &self.timing_input(shape, workload, machine))
+    }
+
+    /// Seconds of a pass's matmuls with each of the model's tensors, by its index; `None` where a rate is not known.
+    pub fn tensor_seconds(&self, shape: &Shape, machine: &Machine) -> Option<HashMap<usize, f64>> {
+        time::tensor_seconds(
+            &self.groups,
+            &self.timing_input(shape, &self.workload, machine),
+        )
     }
 
     fn timing_input<'a>(

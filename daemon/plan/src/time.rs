@@ -5,6 +5,8 @@
 //! by one thread, which does one thing after the other. On a GPU, decompression and matmuls share the GPU; copies over
 //! the bus run beside them, as does the thread that reads what is not kept in pinned memory.
 
+use std::collections::HashMap;
+
 use sluice_formats::Format;
 use sluice_machine::{DiskBandwidth, MemoryStats, Profile, Rates, default_pinned_memory_limit};
 use sluice_shared::level::Level;
@@ -266,6 +268,21 @@ pub(super) fn compute_s(group: &WeightGroupPlan, input: &TimingInput<'_>) -> Opt
     tensors
         .map(|tensor| linear(group.group, tensor, input))
         .sum()
+}
+
+/// Seconds of the matmuls with each tensor, by its index; `None` where a rate is not known.
+pub(super) fn tensor_seconds(
+    groups: &[WeightGroupPlan],
+    input: &TimingInput<'_>,
+) -> Option<HashMap<usize, f64>> {
+    let mut seconds = HashMap::new();
+    for group in groups {
+        for tensor in &group.tensors {
+            // An LM head is cut into groups.
+            *seconds.entry(tensor.tensor).or_insert(0.0) += linear(group.group, tensor, input)?;
+        }
+    }
+    Some(seconds)
 }
 
 fn linear(group: WeightGroup, tensor: &TensorPlan, input: &TimingInput<'_>) -> Option<f64> {

@@ -81,6 +81,20 @@ fn optimization(error: &OptimizeError) -> ErrorRow {
             .hint("calibrate again with more text, or optimize with --uncalibrated"),
         OptimizeError::Allocate(_) => ErrorRow::new(Code::FailedPrecondition, "NOT_OPTIMIZABLE")
             .hint("measure again on other texts: losses of these cannot be compared"),
+        OptimizeError::NothingToQuantize => {
+            ErrorRow::new(Code::FailedPrecondition, "NOTHING_TO_QUANTIZE").hint(
+                "sluice level standard computes with them; or name a smaller --budget",
+            )
+        }
+        OptimizeError::PassTime { .. } => {
+            ErrorRow::new(Code::FailedPrecondition, "PASS_TIME_TOO_SHORT").hint(
+                "allow longer passes, or name a larger --budget: weights that are not quantized take no time to decompress",
+            )
+        }
+        OptimizeError::UnknownTimes => {
+            ErrorRow::new(Code::FailedPrecondition, "UNKNOWN_PASS_TIMES")
+                .hint("leave out --max-pass-ms, or see the daemon's log for why nothing was measured")
+        }
         OptimizeError::Threads(_) => ErrorRow::new(Code::Internal, "NO_THREADS")
             .hint("the system refused to start threads; try a smaller --threads"),
         OptimizeError::Cancelled => ErrorRow::new(Code::Cancelled, "CANCELLED"),

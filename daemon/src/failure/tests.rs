@@ -88,6 +88,9 @@ fn name(failure: &Failure) -> &'static str {
         F::Calibration(error) => job::calibration_name(error),
         F::Optimization(OptimizeError::Quantize(_)) => "optimization: quantize",
         F::Optimization(OptimizeError::Allocate(_)) => "optimization: allocate",
+        F::Optimization(OptimizeError::NothingToQuantize) => "optimization: nothing to quantize",
+        F::Optimization(OptimizeError::PassTime { .. }) => "optimization: pass time",
+        F::Optimization(OptimizeError::UnknownTimes) => "optimization: unknown times",
         F::Optimization(OptimizeError::Threads(_)) => "optimization: threads",
         F::Optimization(_) => "optimization: cancelled",
         F::OperationInProgress { .. } => "operation in progress",
@@ -170,7 +173,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 185;
+const VARIANTS: usize = 188;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {

@@ -113,6 +113,7 @@ fn result_to_wire(made: &OptimizeSummary) -> v1::OptimizeResult {
         bits_per_weight: made.bits,
         predicted_kl_nats: made.record.predicted_kl_nats,
         uniform_kl_nats: made.uniform_kl_nats,
+        gap_kl_nats: made.gap_kl_nats,
         measured_kl_nats: made.measured.mean_kl,
         measured_kl_standard_error: made.measured.standard_error,
         groups: groups
@@ -122,6 +123,7 @@ fn result_to_wire(made: &OptimizeSummary) -> v1::OptimizeResult {
                 bits_per_weight: choice.bits,
                 bytes: choice.bytes,
                 predicted_kl_nats: choice.predicted_kl_nats,
+                is_original: choice.is_original,
             })
             .collect(),
         curve: made.curve.iter().map(point_to_wire).collect(),

@@ -96,6 +96,7 @@ impl Daemon {
             calibration,
             budget_bytes: (asked.budget_bytes.or(in_force))
                 .unwrap_or_else(|| self.engine.budget_default()),
+            max_pass_s: asked.max_pass_ms.map(|ms| ms / 1000.0),
             threads,
         };
         let engine = self.engine.clone();

@@ -166,7 +166,7 @@ impl TryFrom<v1::CalibrateRequest> for CalibrateJob {
 }
 
 /// A checked [`v1::OptimizeRequest`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct OptimizeJob {
     /// Texts with at least one line that is not blank; none: the built-in text.
     pub texts: Vec<String>,
@@ -180,6 +180,8 @@ pub struct OptimizeJob {
     pub max_samples: Option<u32>,
     /// Threads, at least 1; `None`: the daemon's choice.
     pub threads: Option<u32>,
+    /// How long a pass may take, above 0 and finite.
+    pub max_pass_ms: Option<f64>,
 }
 
 /// Which calibration an optimization quantizes by.
@@ -220,6 +222,12 @@ impl TryFrom<v1::OptimizeRequest> for OptimizeJob {
             seed: wire.seed.unwrap_or_default(),
             max_samples: at_least_one("max_samples", wire.max_samples)?,
             threads: at_least_one("threads", wire.threads)?,
+            max_pass_ms: match wire.max_pass_ms {
+                Some(ms) if !(ms.is_finite() && ms > 0.0) => {
+                    return Err(invalid("max_pass_ms", "must be above 0"));
+                }
+                ms => ms,
+            },
         })
     }
 }

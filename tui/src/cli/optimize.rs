@@ -24,6 +24,9 @@ pub struct Optimize {
     /// Quantize without a calibration: faster, and less faithful
     #[arg(long)]
     pub uncalibrated: bool,
+    /// How long a pass may take, as predicted: more weights stay as they are then, if the budget has room
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
+    pub max_pass_ms: Option<f64>,
     /// Do not put the mix in force
     #[arg(long)]
     pub no_apply: bool,

@@ -34,6 +34,7 @@ pub(super) async fn run(
         seed: arguments.seed,
         max_samples: arguments.samples,
         threads: arguments.threads,
+        max_pass_ms: arguments.max_pass_ms,
     };
     let daemon = DaemonConnection::connect(socket).await?;
     let mut client = daemon.optimizer();
@@ -81,7 +82,7 @@ fn table(made: &OptimizeResult, out: &mut StandardOutput) -> Result<(), Failure>
     for layer in 0..=layers.unwrap_or(0) {
         let mut line = format!("layer {layer:<9}");
         for (kind, _) in COLUMNS {
-            let bits = of(layer, kind).map(|group| format!("{:.2}", group.bits_per_weight));
+            let bits = of(layer, kind).map(bits_of);
             line.push_str(&format!("{:>10}", bits.unwrap_or_else(|| "–".to_owned())));
         }
         out.line(&line)?;
@@ -92,7 +93,14 @@ fn table(made: &OptimizeResult, out: &mut StandardOutput) -> Result<(), Failure>
         .find(|group| group.kind() == Kind::LmHead)
     {
         let bytes = units::bytes(head.bytes);
-        out.line(&format!("LM head {:>17.2}   {bytes}", head.bits_per_weight))?;
+        out.line(&format!("LM head {:>17}   {bytes}", bits_of(head)))?;
     }
     Ok(())
+}
+
+fn bits_of(group: &v1::MatrixGroup) -> String {
+    match group.is_original {
+        true => "original".to_owned(),
+        false => format!("{:.2}", group.bits_per_weight),
+    }
 }

@@ -62,6 +62,9 @@ pub struct MixedGroup {
     pub tensors: Vec<String>,
     /// Bits per weight.
     pub bits: f64,
+    /// Whether they are the checkpoint's own, which the mix's file does not have.
+    #[serde(default)]
+    pub is_original: bool,
     /// Bytes of all of them.
     pub bytes: u64,
     /// Its part of the predicted KL divergence, in nats.
@@ -244,7 +247,8 @@ impl Mixes {
             cause,
         };
         fs::create_dir_all(&self.folder).map_err(&refused)?;
-        let needed_bytes = record.groups.iter().map(|group| group.bytes).sum::<u64>();
+        let quantized = record.groups.iter().filter(|group| !group.is_original);
+        let needed_bytes = quantized.map(|group| group.bytes).sum::<u64>();
         // What an interrupted run has written needs no more space.
         let begun_bytes = fs::metadata(partial_of(&path)).map_or(0, |file| file.len());
         check_free_space(

@@ -20,6 +20,20 @@ pub enum OptimizeError {
     /// No choice of rates is possible.
     #[error(transparent)]
     Allocate(#[from] AllocateError),
+    /// The budget has room for the checkpoint's own weights.
+    #[error("the budget has room for the checkpoint's own weights: there is nothing to quantize")]
+    NothingToQuantize,
+    /// No choice within the budget has so short a pass.
+    #[error("a pass was to take at most {:.1} ms; the shortest within the budget takes {:.1} ms", 1000.0 * limit_s, 1000.0 * least_s)]
+    PassTime {
+        /// Seconds that a pass may take.
+        limit_s: f64,
+        /// Seconds of the shortest pass within the budget.
+        least_s: f64,
+    },
+    /// A pass is limited in time, which cannot be predicted on this machine.
+    #[error("a pass cannot be limited in time: the machine's rates could not be measured")]
+    UnknownTimes,
     /// Threads can't be started.
     #[error("cannot start threads: {0}")]
     Threads(String),

@@ -61,6 +61,7 @@ impl World {
             seed: 5,
             calibration: None,
             budget_bytes,
+            max_pass_s: None,
             threads: 2,
         }
     }
@@ -267,4 +268,55 @@ fn what_is_impossible_is_refused_and_what_was_done_is_found_again() {
     );
     made.unwrap();
     assert_eq!((first, quantized), (Some(4), 0));
+}
+
+#[test]
+fn what_more_bytes_gain_are_the_checkpoints_own_weights() {
+    let world = World::new();
+    let nothing = world.optimize(&world.options(1 << 40));
+    assert!(
+        matches!(nothing, Err(OptimizeError::NothingToQuantize)),
+        "{nothing:?}"
+    );
+    let budget_bytes = world.budget(8.0);
+    let made = world.optimize(&world.options(budget_bytes)).unwrap();
+    let own = made.record.groups.iter().filter(|group| group.is_original);
+    let count = own.clone().count();
+    assert!(count > 0 && count < made.groups.len(), "{count}");
+    assert!(
+        own.clone()
+            .all(|group| group.bits == 16.0 && group.predicted_kl_nats == 0.0)
+    );
+    assert!(made.bits > 7.5 && made.bits <= 8.0, "{}", made.bits);
+    assert!(made.gap_kl_nats < 0.1 * made.record.predicted_kl_nats);
+    world
+        .apply(PlanOptions {
+            budget: Some(Budget::Bytes(budget_bytes)),
+            mix: Some(made.mix),
+            ..at(Level::Optimized)
+        })
+        .unwrap();
+    let plan = &world.engine.in_force().unwrap().plan;
+    assert!(plan.peak_bytes() <= budget_bytes && plan.streamed_bytes() == 0);
+    assert!(!world.generate().is_lossless);
+}
+
+#[test]
+fn a_pass_that_cannot_be_so_short_is_refused_with_the_shortest() {
+    let world = World::new();
+    // The machine's rates are measured when somebody asks for them.
+    world.engine.machine().unwrap();
+    let limited = |max_pass_s| OptimizeOptions {
+        max_pass_s: Some(max_pass_s),
+        ..world.options(world.budget(5.0))
+    };
+    let Err(OptimizeError::PassTime { limit_s, least_s }) = world.optimize(&limited(1e-7)) else {
+        panic!("no pass is so short")
+    };
+    assert!(
+        (limit_s - 1e-7).abs() < 1e-12 && least_s > 1e-6,
+        "{least_s}"
+    );
+    let made = world.optimize(&limited(1e3)).unwrap();
+    assert!(made.record.groups.iter().all(|group| !group.is_original));
 }

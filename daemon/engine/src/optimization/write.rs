@@ -13,7 +13,7 @@ use sluice_codec::Scheme;
 use sluice_shared::mix::MixId;
 use sluice_weights::SourceTensor;
 
-use super::{MatrixGroup, OptimizeError, OptimizeProgress};
+use super::{Form, MatrixGroup, OptimizeError, OptimizeProgress};
 
 /// Changed when the same choice leads to other bytes, so that no mix consists of two versions.
 const REVISION: u32 = 3;
@@ -29,22 +29,23 @@ pub(super) struct MixWriter<'a> {
 }
 
 impl MixWriter<'_> {
-    /// Writes the mix in which each group has its rate, unless it is there.
+    /// Writes the mix in which each group has its form, unless it is there. What stays as it is has no place in it.
     pub(super) fn write(
         &self,
         mixes: &Mixes,
-        bits: &[f64],
+        forms: &[Form],
         record: &MixRecord,
         is_final: bool,
         report: &mut dyn FnMut(OptimizeProgress),
     ) -> Result<OpenMix, OptimizeError> {
-        let id = self.name(bits);
+        let id = self.name(forms);
         if let Some(mix) = mixes.open(id, self.stop, &mut |_, _| {})? {
             return Ok(mix);
         }
-        let each = self.groups.iter().zip(bits);
+        let each = self.groups.iter().zip(forms);
         let rates: Vec<(usize, f64)> = each
-            .flat_map(|(group, &bits)| group.tensors.iter().map(move |&tensor| (tensor, bits)))
+            .filter_map(|(group, form)| Some((group, form.bits()?)))
+            .flat_map(|(group, bits)| group.tensors.iter().map(move |&tensor| (tensor, bits)))
             .collect();
         let matrices: Vec<MixMatrix> = rates
             .iter()
@@ -74,12 +75,14 @@ impl MixWriter<'_> {
         mix.ok_or(OptimizeError::Cancelled)
     }
 
-    /// The name of a choice: the same for the same calibration and rates.
-    fn name(&self, bits: &[f64]) -> MixId {
+    /// The name of a choice: the same for the same calibration and forms.
+    fn name(&self, forms: &[Form]) -> MixId {
         let mut text = format!("{REVISION} {}", calibration_name(self.calibration));
-        for bits in bits {
-            // Rates of two runs may differ in their last digits, which changes no byte that matters.
-            text.push_str(&format!(" {bits:.4}"));
+        for form in forms {
+            match form {
+                Form::Quantized(bits) => text.push_str(&format!(" {bits:.4}")),
+                Form::Original => text.push_str(" original"),
+            }
         }
         MixId::of_text(&text)
     }

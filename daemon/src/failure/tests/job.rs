@@ -87,6 +87,15 @@ fn optimizations() -> Vec<(Failure, Code)> {
             E::Allocate(AllocateError::NoCandidates(0)),
             Code::FailedPrecondition,
         ),
+        (E::NothingToQuantize, Code::FailedPrecondition),
+        (
+            E::PassTime {
+                limit_s: 1.0,
+                least_s: 2.0,
+            },
+            Code::FailedPrecondition,
+        ),
+        (E::UnknownTimes, Code::FailedPrecondition),
         (E::Threads("x".to_owned()), Code::Internal),
         (E::Cancelled, Code::Cancelled),
     ];

@@ -74,7 +74,9 @@ impl Made {
 
     /// The optimizer's mixes at these mean rates, by the calibration with whole second moments.
     pub(crate) fn mixes(&self, mean_bits: &[f64]) -> Result<Vec<OptimizeSummary>> {
-        let largest = self.optimize(1 << 40)?;
+        // The curve is the same whatever the budget; here half of the weights' bytes.
+        let plan = &self.engine.in_force().ok_or("no model")?.plan;
+        let largest = self.optimize(plan.peak_bytes() - plan.weight_bytes() / 2)?;
         let mixes = mean_bits.iter().map(|bits| {
             let mut points = largest.curve.iter();
             let point = points.find(|point| point.bits == *bits);
@@ -100,6 +102,7 @@ impl Made {
             seed: SEED,
             calibration: Some(self.folder.path().join(file(true))),
             budget_bytes,
+            max_pass_s: None,
             threads: THREADS,
         };
         let never = AtomicBool::new(false);

@@ -128,13 +128,17 @@ impl Matrices {
     /// By columns at a mix's rates.
     pub(crate) fn mix(&self, record: &MixRecord, calibration: &Calibration) -> Result<Quantized> {
         let groups = record.groups.iter();
-        let rates: HashMap<&str, f64> = groups
-            .flat_map(|group| group.tensors.iter().map(|name| (name.as_str(), group.bits)))
+        let rates: HashMap<&str, Option<f64>> = groups
+            .flat_map(|group| {
+                let bits = (!group.is_original).then_some(group.bits);
+                group.tensors.iter().map(move |name| (name.as_str(), bits))
+            })
             .collect();
-        let bits = |name: &str| rates.get(name).copied();
+        let bits = |name: &str| rates.get(name).copied().flatten();
         self.by_columns(Some(calibration), Scope::All, bits)
     }
 
+    /// `bits` gives a matrix's rate, or nothing where it stays as it is.
     fn by_columns(
         &self,
         calibration: Option<&Calibration>,
@@ -144,7 +148,11 @@ impl Matrices {
         let never = AtomicBool::new(false);
         let mut quantizer = MatrixQuantizer::new(&self.checkpoint, calibration, &never);
         self.each(scope, |_, spec| {
-            let bits = bits(&spec.name).ok_or("the mix lacks a matrix")?;
+            let Some(bits) = bits(&spec.name) else {
+                let entry = self.checkpoint.tensor(&spec.name);
+                let format = entry.ok_or("a tensor is missing")?.format.clone()?;
+                return Ok((self.values(spec)?, format.bits()));
+            };
             let mut chunks = Vec::new();
             let made = quantizer.quantize(spec, bits, &mut |chunk| {
                 chunks.push(chunk.clone());
