@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 use sluice_proto::v1::{
     CalibrateResult, CompressResult, CompressionSummary, ContainerContents, ContainerTensor,
-    DecompressResult, OperationKind, OptimizeResult, PruneResult, PruningSummary, VerifyResult,
-    operation::Outcome,
+    DecompressResult, LossPrediction, OperationKind, OptimizeResult, PruneResult, PruningSummary,
+    VerifyResult, operation::Outcome,
 };
 use sluice_shared::{pruning::warnings, units};
 
@@ -283,16 +283,25 @@ fn calibrated(path: &str, made: &CalibrateResult, elapsed_ms: f64) -> String {
 
 /// A mix, in a line.
 fn optimized(path: &str, made: &OptimizeResult, elapsed_ms: f64) -> String {
+    let predicted = made.prediction.as_ref().map(|prediction| {
+        let LossPrediction {
+            kl_nats,
+            gap_kl_nats,
+            uniform_kl_nats,
+            ..
+        } = prediction;
+        let above = 100.0 * gap_kl_nats / (kl_nats - gap_kl_nats).max(f64::MIN_POSITIVE);
+        format!(
+            " (predicted {kl_nats:.5}, at most {above:.1} % above the best choice; one rate for all: {uniform_kl_nats:.5})"
+        )
+    });
     format!(
-        "{path}: mix {mix:08x}, {bits:.2} bits per weight, KL {measured:.5} ± {error:.5} (predicted {predicted:.5}, at most {gap:.1} % above the best choice; one rate for all: {uniform:.5}), optimized in {took}",
+        "{path}: mix {mix:08x}, {bits:.2} bits per weight, KL {measured:.5} ± {error:.5}{predicted}, made in {took}",
         mix = made.mix,
         bits = made.bits_per_weight,
         measured = made.measured_kl_nats,
         error = made.measured_kl_standard_error,
-        predicted = made.predicted_kl_nats,
-        uniform = made.uniform_kl_nats,
-        gap = 100.0 * made.gap_kl_nats
-            / (made.predicted_kl_nats - made.gap_kl_nats).max(f64::MIN_POSITIVE),
+        predicted = predicted.unwrap_or_default(),
         took = units::duration_ms(elapsed_ms),
     )
 }

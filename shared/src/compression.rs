@@ -136,6 +136,31 @@ pub fn parse_bits_per_weight(text: &str) -> Result<f64, String> {
     check_bits_per_weight(bits.map_err(|_| format!("{text:?} is not a number, such as 4.5"))?)
 }
 
+/// Bits per weight that matrices of a mix are quantized to. Below, losses rise faster than 4^-R with the rate R; the codes
+/// hardly reach six bits, and losses fall more slowly there.
+pub const MIX_BITS: RangeInclusive<f64> = 1.75..=5.75;
+
+/// A rate of a mix, checked.
+///
+/// # Errors
+/// When it lies outside of [`MIX_BITS`].
+pub fn check_mix_bits(bits: f64) -> Result<f64, String> {
+    let (least, most) = (MIX_BITS.start(), MIX_BITS.end());
+    match MIX_BITS.contains(&bits) {
+        true => Ok(bits),
+        false => Err(format!("must be between {least} and {most}, not {bits}")),
+    }
+}
+
+/// A rate of a mix, as people write it.
+///
+/// # Errors
+/// When it is no number, or lies outside of [`MIX_BITS`].
+pub fn parse_mix_bits(text: &str) -> Result<f64, String> {
+    let bits = text.parse();
+    check_mix_bits(bits.map_err(|_| format!("{text:?} is not a number, such as 3.5"))?)
+}
+
 /// A pattern of tensors, checked.
 ///
 /// # Errors

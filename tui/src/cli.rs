@@ -30,7 +30,7 @@ pub use bench::Bench;
 pub use calibrate::Calibrate;
 pub use jobs::{Compress, Decompress, FollowArgs, Jobs, JobsCommand, Prune, Verify};
 pub use library::{Inspect, Pull, Remove};
-pub use optimize::Optimize;
+pub use optimize::{MixArgs, Optimize, Quantize};
 pub use plans::{Fidelity, LevelChoice, Plan, Restore, RestoreTo, SetBudget, SetLevel};
 pub use report::Report;
 pub use run::{AnswerArgs, Chat, Run, Stop};
@@ -117,6 +117,8 @@ pub enum Command {
     Calibrate(Calibrate),
     /// Finds and applies the most faithful weights that fit a budget
     Optimize(Optimize),
+    /// Quantizes the model's matrices to a rate by its calibration, and applies that
+    Quantize(Quantize),
     /// Changes the memory budget while requests run
     Budget(SetBudget),
     /// Restores the level and budget that the daemon was started or the model loaded with

@@ -118,6 +118,7 @@ pub async fn run(cli: Cli, out: &mut StandardOutput) -> Result<(), Failure> {
         }
         Some(Command::Calibrate(arguments)) => calibrate::run(socket, &arguments, out).await,
         Some(Command::Optimize(arguments)) => optimize::run(socket, &arguments, out).await,
+        Some(Command::Quantize(arguments)) => optimize::quantize(socket, &arguments, out).await,
         Some(Command::Compress(arguments)) => jobs::compress(socket, &arguments, out).await,
         Some(Command::Prune(arguments)) => prune::run(socket, &arguments, out).await,
         Some(Command::Decompress(arguments)) => jobs::decompress(socket, &arguments, out).await,

@@ -20,24 +20,8 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-use rayon::ThreadPoolBuilder;
-use sluice_checkpoint::{
-    CheckpointError,
-    calibration::{Calibration, CalibrationError},
-    weight_cache::{MixRecord, MixedGroup},
-};
-use sluice_machine::page::PAGE_BYTES;
-use sluice_optimize::allocate::{AllocateError, Limits};
-use sluice_plan::{Plan, PlanError, allocation_slack_bytes};
-use sluice_shared::{
-    level::Level,
-    mix::MixId,
-    options::{PlanSettings, ResolvedPlanSettings},
-};
-use sluice_weights::SourceTensor;
-
 use self::{
-    choice::{Choices, Chosen, Form, GroupCosts},
+    choice::{Choices, Form, GroupCosts},
     losses::measure_losses,
     write::MixWriter,
 };
@@ -51,17 +35,31 @@ use crate::{
     event::{Outcome, PartLoss},
     fair::ShareKey,
     request::{MatrixKey, MeasureFidelity, MeasureMix, Work},
-    runtime::{Engine, usual_workload},
+    runtime::{Engine, Planner, usual_workload},
     turns::Turns,
+};
+use rayon::ThreadPoolBuilder;
+use sluice_checkpoint::{
+    CheckpointError,
+    calibration::{Calibration, CalibrationError},
+    weight_cache::{MixRecord, MixedGroup, Mixes},
+};
+use sluice_machine::page::PAGE_BYTES;
+use sluice_optimize::allocate::{AllocateError, Limits};
+use sluice_plan::{Plan, PlanError, allocation_slack_bytes};
+use sluice_shared::{
+    compression::MIX_BITS,
+    level::Level,
+    mix::MixId,
+    options::{PlanSettings, ResolvedPlanSettings},
 };
 
 /// Bits per weight that all groups are measured at: low enough that losses stand out, high enough that they go as 4^-R.
 const BITS_MEASURED: f64 = 3.0;
-/// Lowest rate that is chosen: below, losses rise faster than 4^-R.
-pub const BITS_MIN: f64 = 1.75;
-/// Highest rate that is chosen; the codes hardly reach six bits, and above this losses fall more slowly than 4^-R. What
-/// more bytes gain than this are the checkpoint's own weights.
-pub const BITS_MAX: f64 = 5.75;
+/// Lowest rate that is chosen.
+const BITS_MIN: f64 = *MIX_BITS.start();
+/// Highest rate that is chosen. What more bytes gain are the checkpoint's own weights.
+const BITS_MAX: f64 = *MIX_BITS.end();
 /// Share of the budget that rates are not chosen for, since a matrix comes to within half a percent of its rate.
 const SLACK: f64 = 0.005;
 
@@ -82,12 +80,24 @@ pub struct OptimizeOptions {
     pub seed: u64,
     /// The calibration to quantize by; `None`: all inputs count alike.
     pub calibration: Option<PathBuf>,
-    /// Device memory that the plan may take.
-    pub budget_bytes: u64,
-    /// Seconds that a pass may take, by the plan's prediction.
-    pub max_pass_s: Option<f64>,
+    /// What rates are chosen for.
+    pub goal: OptimizeGoal,
     /// Threads that quantize.
     pub threads: usize,
+}
+
+/// What rates are chosen for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum OptimizeGoal {
+    /// The least loss within these limits.
+    Fit {
+        /// Device memory that the plan may take.
+        budget_bytes: u64,
+        /// Seconds that a pass may take, by the plan's prediction.
+        max_pass_s: Option<f64>,
+    },
+    /// So many bits per weight for all matrices, whatever they lose.
+    Rate(f64),
 }
 
 /// How far an optimization is.
@@ -124,14 +134,23 @@ pub struct OptimizeSummary {
     pub groups: Vec<MatrixGroup>,
     /// Mean bits per weight of all matrices.
     pub bits: f64,
-    /// How far the predicted divergence may be above that of the best choice, in nats.
-    pub gap_kl_nats: f64,
-    /// Predicted divergence with the same rate for all matrices in as many bytes, in nats.
-    pub uniform_kl_nats: f64,
-    /// Predicted divergence by bytes of the plan, at mean rates from the lowest to the highest.
-    pub curve: Vec<LossPoint>,
+    /// What was predicted; `None` where a rate was given.
+    pub prediction: Option<Prediction>,
     /// The divergence that was measured on the other texts.
     pub measured: PartLoss,
+}
+
+/// What was predicted of a choice, and of others.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prediction {
+    /// Divergence of the mix, in nats.
+    pub kl_nats: f64,
+    /// How far that may be above the best choice's, in nats.
+    pub gap_kl_nats: f64,
+    /// Divergence with the same rate for all matrices in as many bytes, in nats.
+    pub uniform_kl_nats: f64,
+    /// Divergence by bytes of the plan, from the lowest mean rate on.
+    pub curve: Vec<LossPoint>,
 }
 
 /// A point of the curve of loss against bytes.
@@ -189,106 +208,191 @@ pub fn optimize(
         share: options.share,
         stop,
     };
-    let equal = vec![Form::Quantized(BITS_MEASURED); groups.len()];
-    let candidates = mixes.candidates();
-    let candidate = writer.write(&candidates, &equal, &MixRecord::default(), false, report)?;
-    // What the plan takes besides these matrices, whatever their rates.
-    let settings = PlanSettings {
-        level: Level::Optimized,
-        mix: Some(candidate.id),
-        ..engine.settings()
-    };
-    let plan = planner.plan(
-        ResolvedPlanSettings::from(settings),
-        u64::MAX,
-        usual_workload(&planner.config.shape),
-    )?;
-    let other_bytes = other_bytes(&plan, candidate.id) + allocation_slack_bytes(&planner.machine);
-    let weights: u64 = groups.iter().map(|group| group.weights).sum();
-    let least_bytes = other_bytes + (weights as f64 * BITS_MIN / 8.0 / (1.0 - SLACK)).ceil() as u64;
-    // Before minutes of passes.
-    if options.budget_bytes < least_bytes {
-        return Err(EngineError::Plan(PlanError::BudgetTooSmall {
-            budget_bytes: options.budget_bytes,
-            least_bytes,
-            level: Level::Optimized,
-            canvas: plan.workload.canvas_length,
-            fitting: None,
-        })
-        .into());
-    }
-    let of_original = ResolvedPlanSettings {
-        level: Level::Standard,
-        ..ResolvedPlanSettings::from(settings)
-    };
-    let original = planner.plan(of_original, u64::MAX, plan.workload)?;
-    let costs = |plan: &Plan| {
-        let seconds = plan.tensor_seconds(&planner.config.shape, &planner.machine);
-        GroupCosts::of(plan, seconds.as_ref(), &groups)
-    };
-    let (own_costs, costs) = (costs(&original), costs(&plan));
-    let bytes = ((options.budget_bytes - other_bytes) as f64 * (1.0 - SLACK)) as u64;
-    if own_costs.bytes.iter().sum::<u64>() <= bytes {
-        return Err(OptimizeError::NothingToQuantize);
-    }
-    let other_s = match options.max_pass_s {
-        Some(_) => Some(seconds_besides(&plan, &costs).ok_or(OptimizeError::UnknownTimes)?),
-        None => None,
-    };
-    let measure = Measure {
-        turns: &turns,
-        model: &model,
-        seed: options.seed,
-    };
-    let losses = measure_losses(
-        &measure,
-        (&candidate, &candidates, &groups, &sources),
-        (&options.samples, options.text_hash),
-        report,
-    )?;
-    let choices = Choices::new(
-        &groups,
-        losses::sensitivities(&groups, &losses),
-        &own_costs,
-        &costs,
-    );
-    let limits = Limits {
-        bytes,
-        seconds: (options.max_pass_s.zip(other_s)).map(|(limit, other)| limit - other),
-    };
-    let chosen = choices.within(limits).map_err(|error| match error {
-        AllocateError::Time { limit, least } => OptimizeError::PassTime {
-            limit_s: limit + other_s.unwrap_or_default(),
-            least_s: least + other_s.unwrap_or_default(),
-        },
-        other => other.into(),
-    })?;
-    let record = record(
-        &choices,
-        &chosen,
-        &groups,
-        &sources,
-        &own_costs,
+    let run = Run {
         options,
-        calibration.as_ref(),
-    );
-    let mix = writer.write(mixes, &chosen.forms, &record, true, report)?;
-    let quantized = groups.iter().zip(&chosen.forms);
-    let whole: Vec<MatrixKey> = quantized
-        .filter(|(_, form)| form.bits().is_some())
-        .flat_map(|(group, _)| group.keys(&sources).to_vec())
-        .collect();
-    let measured = measure.parts(mix.id, vec![whole.into()], &options.test_samples)?;
-    Ok(OptimizeSummary {
-        mix: mix.id,
-        bits: chosen.allocation.bytes as f64 * 8.0 / weights as f64,
-        gap_kl_nats: chosen.allocation.gap(),
-        uniform_kl_nats: choices.uniform_loss(chosen.allocation.bytes),
-        curve: choices.curve(other_bytes)?,
-        record: mix.record,
-        groups,
-        measured: measured.first().copied().ok_or(OptimizeError::Cancelled)?,
-    })
+        settings: engine.settings(),
+        planner: &planner,
+        mixes,
+        measure: Measure {
+            turns: &turns,
+            model: &model,
+            seed: options.seed,
+        },
+        writer,
+    };
+    let chosen = match options.goal {
+        OptimizeGoal::Fit {
+            budget_bytes,
+            max_pass_s,
+        } => run.fit(budget_bytes, max_pass_s, report)?,
+        OptimizeGoal::Rate(bits) => run.at_rate(bits),
+    };
+    run.finish(chosen, report)
+}
+
+/// An optimization, with all that it needs.
+struct Run<'a> {
+    options: &'a OptimizeOptions,
+    settings: PlanSettings,
+    planner: &'a Planner,
+    mixes: &'a Mixes,
+    measure: Measure<'a>,
+    writer: MixWriter<'a>,
+}
+
+/// What is to be written.
+struct Choice {
+    forms: Vec<Form>,
+    record: MixRecord,
+    prediction: Option<Prediction>,
+}
+
+impl Run<'_> {
+    /// One rate for all groups.
+    fn at_rate(&self, bits: f64) -> Choice {
+        let forms = vec![Form::Quantized(bits); self.writer.groups.len()];
+        let groups = self.writer.groups.iter();
+        let mixed = groups.map(|group| MixedGroup {
+            tensors: group.names(self.writer.sources),
+            bits,
+            is_original: false,
+            bytes: (group.weights as f64 * bits / 8.0) as u64,
+            predicted_kl_nats: None,
+        });
+        Choice {
+            record: MixRecord {
+                calibration: self.writer.calibration_name(),
+                budget_bytes: None,
+                groups: mixed.collect(),
+            },
+            forms,
+            prediction: None,
+        }
+    }
+
+    /// The least loss within limits, by measurements of every group.
+    fn fit(
+        &self,
+        budget_bytes: u64,
+        max_pass_s: Option<f64>,
+        report: &mut dyn FnMut(OptimizeProgress),
+    ) -> Result<Choice, OptimizeError> {
+        let (groups, sources) = (self.writer.groups, self.writer.sources);
+        let equal = vec![Form::Quantized(BITS_MEASURED); groups.len()];
+        let candidates = self.mixes.candidates();
+        let candidate =
+            (self.writer).write(&candidates, &equal, &MixRecord::default(), false, report)?;
+        // What the plan takes besides these matrices, whatever their rates.
+        let plan = self.plan(Level::Optimized, Some(candidate.id))?;
+        let machine = &self.planner.machine;
+        let other_bytes = other_bytes(&plan, candidate.id) + allocation_slack_bytes(machine);
+        let weights: u64 = groups.iter().map(|group| group.weights).sum();
+        let least_bytes =
+            other_bytes + (weights as f64 * BITS_MIN / 8.0 / (1.0 - SLACK)).ceil() as u64;
+        // Before minutes of passes.
+        if budget_bytes < least_bytes {
+            return Err(EngineError::Plan(PlanError::BudgetTooSmall {
+                budget_bytes,
+                least_bytes,
+                level: Level::Optimized,
+                canvas: plan.workload.canvas_length,
+                fitting: None,
+            })
+            .into());
+        }
+        let costs = |plan: &Plan| {
+            let seconds = plan.tensor_seconds(&self.planner.config.shape, machine);
+            GroupCosts::of(plan, seconds.as_ref(), groups)
+        };
+        let own_costs = costs(&self.plan(Level::Standard, None)?);
+        let costs = costs(&plan);
+        let bytes = ((budget_bytes - other_bytes) as f64 * (1.0 - SLACK)) as u64;
+        if own_costs.bytes.iter().sum::<u64>() <= bytes {
+            return Err(OptimizeError::NothingToQuantize);
+        }
+        let other_s = match max_pass_s {
+            Some(_) => seconds_besides(&plan, &costs).ok_or(OptimizeError::UnknownTimes)?,
+            None => 0.0,
+        };
+        let losses = measure_losses(
+            &self.measure,
+            (&candidate, &candidates, groups, sources),
+            (&self.options.samples, self.options.text_hash),
+            report,
+        )?;
+        let sensitivities = losses::sensitivities(groups, &losses);
+        let choices = Choices::new(groups, sensitivities, &own_costs, &costs);
+        let limits = Limits {
+            bytes,
+            seconds: max_pass_s.map(|limit| limit - other_s),
+        };
+        let chosen = choices.within(limits).map_err(|error| match error {
+            AllocateError::Time { limit, least } => OptimizeError::PassTime {
+                limit_s: limit + other_s,
+                least_s: least + other_s,
+            },
+            other => other.into(),
+        })?;
+        Ok(Choice {
+            record: MixRecord {
+                calibration: self.writer.calibration_name(),
+                budget_bytes: Some(budget_bytes),
+                groups: choices.record(&chosen, sources),
+            },
+            prediction: Some(Prediction {
+                kl_nats: chosen.allocation.loss,
+                gap_kl_nats: chosen.allocation.gap(),
+                uniform_kl_nats: choices.uniform_loss(chosen.allocation.bytes),
+                curve: choices.curve(other_bytes)?,
+            }),
+            forms: chosen.forms,
+        })
+    }
+
+    /// The usual plan of a level, with all weights on the device.
+    fn plan(&self, level: Level, mix: Option<MixId>) -> Result<Plan, EngineError> {
+        let settings = PlanSettings {
+            level,
+            mix,
+            ..self.settings
+        };
+        let workload = usual_workload(&self.planner.config.shape);
+        let settings = ResolvedPlanSettings::from(settings);
+        Ok(self.planner.plan(settings, u64::MAX, workload)?)
+    }
+
+    /// Writes the mix, and measures it on other texts than it was chosen by.
+    fn finish(
+        self,
+        chosen: Choice,
+        report: &mut dyn FnMut(OptimizeProgress),
+    ) -> Result<OptimizeSummary, OptimizeError> {
+        let Choice {
+            forms,
+            record,
+            prediction,
+        } = chosen;
+        let (groups, sources) = (self.writer.groups, self.writer.sources);
+        let mix = (self.writer).write(self.mixes, &forms, &record, true, report)?;
+        let quantized = groups.iter().zip(&forms);
+        let whole: Vec<MatrixKey> = quantized
+            .filter(|(_, form)| form.bits().is_some())
+            .flat_map(|(group, _)| group.keys(sources).to_vec())
+            .collect();
+        let test = &self.options.test_samples;
+        let measured = self.measure.parts(mix.id, vec![whole.into()], test)?;
+        let bits = record.groups.iter().zip(groups);
+        let bits = bits.map(|(choice, group)| choice.bits * group.weights as f64);
+        let weights: u64 = groups.iter().map(|group| group.weights).sum();
+        Ok(OptimizeSummary {
+            mix: mix.id,
+            bits: bits.sum::<f64>() / weights as f64,
+            prediction,
+            record: mix.record,
+            groups: groups.to_vec(),
+            measured: measured.first().copied().ok_or(OptimizeError::Cancelled)?,
+        })
+    }
 }
 
 /// Seconds of a pass besides the matmuls with the groups; `None` where they cannot be predicted.
@@ -316,38 +420,6 @@ fn other_bytes(plan: &Plan, mix: MixId) -> u64 {
     let mixed = tensors.filter(|tensor| tensor.storage.mix() == mix.number());
     let mixed_bytes: u64 = mixed.map(|tensor| tensor.bytes()).sum();
     plan.peak_bytes() - mixed_bytes + (plan.groups.len() * PAGE_BYTES) as u64
-}
-
-fn record(
-    choices: &Choices<'_>,
-    chosen: &Chosen,
-    groups: &[MatrixGroup],
-    sources: &[SourceTensor],
-    own_costs: &GroupCosts,
-    options: &OptimizeOptions,
-    calibration: Option<&Calibration>,
-) -> MixRecord {
-    let mixed = groups.iter().zip(&chosen.forms).enumerate();
-    let mixed = mixed.map(|(at, (group, &form))| {
-        let weights = group.weights as f64;
-        let bytes = match form {
-            Form::Quantized(bits) => (weights * bits / 8.0) as u64,
-            Form::Original => own_costs.bytes[at],
-        };
-        MixedGroup {
-            tensors: choice::names(group, sources),
-            bits: form.bits().unwrap_or(bytes as f64 * 8.0 / weights),
-            is_original: form == Form::Original,
-            bytes,
-            predicted_kl_nats: choices.loss(at, form),
-        }
-    });
-    MixRecord {
-        calibration: write::calibration_name(calibration),
-        budget_bytes: options.budget_bytes,
-        predicted_kl_nats: chosen.allocation.loss,
-        groups: mixed.collect(),
-    }
 }
 
 /// Measures parts of mixes, as requests.

@@ -139,6 +139,8 @@ fn compression(error: &CompressError) -> ErrorRow {
         CompressError::AlreadyCompressed { .. } => {
             ErrorRow::new(Code::FailedPrecondition, "SOURCE_IS_COMPRESSED")
         }
+        CompressError::NoMix { .. } => ErrorRow::new(Code::FailedPrecondition, "NO_MIX")
+            .hint("sluice optimize makes one; sluice list shows those that exist"),
         CompressError::NoSuchTensor { .. } => ErrorRow::invalid("NO_SUCH_TENSOR", "only_tensors"),
         CompressError::FilesTooLarge { .. } => {
             ErrorRow::new(Code::FailedPrecondition, "FILES_TOO_LARGE")

@@ -215,6 +215,7 @@ pub(crate) fn compression_method(how: model::CompressionMethod) -> CompressionMe
         model::CompressionMethod::BitsPerWeight(bits) => {
             CompressionMethod::Trellis(TrellisTarget::Bits(bits))
         }
+        model::CompressionMethod::Mix(mix) => CompressionMethod::Mix(mix),
         model::CompressionMethod::Lossless(Coder::Huffman) => {
             CompressionMethod::Lossless(Lossless::Huffman)
         }

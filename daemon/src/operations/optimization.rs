@@ -7,7 +7,7 @@ use sluice_engine::{
     calibration::{CalibrateError, CalibrationOptions, calibrate},
     optimization::{
         GroupKind, LossPoint, MatrixGroup, OptimizeError, OptimizeOptions, OptimizeProgress,
-        OptimizeSummary, optimize,
+        OptimizeSummary, Prediction, optimize,
     },
 };
 use sluice_proto::v1::{self, OperationKind, OperationStage, ProgressUnit};
@@ -72,7 +72,7 @@ fn cancelled() -> Failure {
 }
 
 fn not_additive(made: &OptimizeSummary) -> Option<String> {
-    let ratio = made.measured.mean_kl / made.record.predicted_kl_nats;
+    let ratio = made.measured.mean_kl / made.prediction.as_ref()?.kl_nats;
     (ratio.is_finite() && !(1.0 / ADDITIVE_WITHIN..=ADDITIVE_WITHIN).contains(&ratio)).then(|| {
         format!(
             "the mix lost {ratio:.2} times what was predicted: losses of single groups do not add up at so few bits"
@@ -111,9 +111,7 @@ fn result_to_wire(made: &OptimizeSummary) -> v1::OptimizeResult {
     v1::OptimizeResult {
         mix: made.mix.number(),
         bits_per_weight: made.bits,
-        predicted_kl_nats: made.record.predicted_kl_nats,
-        uniform_kl_nats: made.uniform_kl_nats,
-        gap_kl_nats: made.gap_kl_nats,
+        prediction: made.prediction.as_ref().map(prediction_to_wire),
         measured_kl_nats: made.measured.mean_kl,
         measured_kl_standard_error: made.measured.standard_error,
         groups: groups
@@ -126,7 +124,15 @@ fn result_to_wire(made: &OptimizeSummary) -> v1::OptimizeResult {
                 is_original: choice.is_original,
             })
             .collect(),
-        curve: made.curve.iter().map(point_to_wire).collect(),
+    }
+}
+
+fn prediction_to_wire(prediction: &Prediction) -> v1::LossPrediction {
+    v1::LossPrediction {
+        kl_nats: prediction.kl_nats,
+        gap_kl_nats: prediction.gap_kl_nats,
+        uniform_kl_nats: prediction.uniform_kl_nats,
+        curve: prediction.curve.iter().map(point_to_wire).collect(),
     }
 }
 

@@ -6,7 +6,7 @@ use sluice_checkpoint::calibration::{CalibrationError, POSITIONS_MIN};
 use sluice_engine::{
     admission::FIDELITY_SAMPLES_MAX,
     calibration::{CalibrateError, CalibrationOptions, POSITIONS_DEFAULT},
-    optimization::OptimizeOptions,
+    optimization::{OptimizeGoal, OptimizeOptions},
 };
 use sluice_proto::model::{CalibrationChoice, InvalidField, OptimizeJob};
 use sluice_tokenizer::Patience;
@@ -94,9 +94,14 @@ impl Daemon {
             text_hash: text_hash ^ most as u64,
             seed: asked.seed,
             calibration,
-            budget_bytes: (asked.budget_bytes.or(in_force))
-                .unwrap_or_else(|| self.engine.budget_default()),
-            max_pass_s: asked.max_pass_ms.map(|ms| ms / 1000.0),
+            goal: match asked.bits_per_weight {
+                Some(bits) => OptimizeGoal::Rate(bits),
+                None => OptimizeGoal::Fit {
+                    budget_bytes: (asked.budget_bytes.or(in_force))
+                        .unwrap_or_else(|| self.engine.budget_default()),
+                    max_pass_s: asked.max_pass_ms.map(|ms| ms / 1000.0),
+                },
+            },
             threads,
         };
         let engine = self.engine.clone();

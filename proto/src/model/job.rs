@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use sluice_shared::{
     compression::{
-        self, Coder, TILE_ELEMENTS_DEFAULT, check_bits_per_weight, check_pattern_count,
-        check_tensor_pattern, check_tile_elements,
+        self, Coder, TILE_ELEMENTS_DEFAULT, check_bits_per_weight, check_mix_bits,
+        check_pattern_count, check_tensor_pattern, check_tile_elements,
     },
+    mix::MixId,
     pruning::{PruneScore, check_share},
 };
 
@@ -45,6 +46,8 @@ pub enum CompressionMethod {
     Lossless(Coder),
     /// To so many bits, within the limits.
     BitsPerWeight(f64),
+    /// As a mix has them.
+    Mix(MixId),
 }
 
 impl CompressionMethod {
@@ -182,6 +185,8 @@ pub struct OptimizeJob {
     pub threads: Option<u32>,
     /// How long a pass may take, above 0 and finite.
     pub max_pass_ms: Option<f64>,
+    /// One rate for all, within [`compression::MIX_BITS`], without limits of memory and time.
+    pub bits_per_weight: Option<f64>,
 }
 
 /// Which calibration an optimization quantizes by.
@@ -204,6 +209,14 @@ impl TryFrom<v1::OptimizeRequest> for OptimizeJob {
             return Err(invalid("texts", "have no line that is not blank"));
         }
         let budget_bytes = wire.budget_bytes.map(budget_bytes).transpose()?;
+        if wire.bits_per_weight.is_some() && (budget_bytes.is_some() || wire.max_pass_ms.is_some())
+        {
+            let problem = "cannot be used together with `budget_bytes` or `max_pass_ms`";
+            return Err(invalid("bits_per_weight", problem));
+        }
+        let bits_per_weight = wire.bits_per_weight.map(|bits| {
+            check_mix_bits(bits).map_err(|problem| invalid("bits_per_weight", problem))
+        });
         let calibration = match (wire.uncalibrated, wire.calibration_path.is_empty()) {
             (true, true) => CalibrationChoice::Without,
             (false, true) => CalibrationChoice::Own,
@@ -228,6 +241,7 @@ impl TryFrom<v1::OptimizeRequest> for OptimizeJob {
                 }
                 ms => ms,
             },
+            bits_per_weight: bits_per_weight.transpose()?,
         })
     }
 }
@@ -248,7 +262,16 @@ impl TryFrom<v1::CompressRequest> for CompressJob {
     type Error = InvalidField;
 
     fn try_from(wire: v1::CompressRequest) -> Result<Self, InvalidField> {
-        let method = CompressionMethod::new(wire.compression, wire.bits_per_weight)?;
+        let method = match wire.mix {
+            None => CompressionMethod::new(wire.compression, wire.bits_per_weight)?,
+            Some(_) if wire.compression != 0 || wire.bits_per_weight.is_some() => {
+                let problem = "cannot be used together with `compression` or `bits_per_weight`";
+                return Err(invalid("mix", problem));
+            }
+            Some(mix) => CompressionMethod::Mix(
+                MixId::from_number(mix).ok_or_else(|| invalid("mix", "must not be 0"))?,
+            ),
+        };
         let tile = check_tile_elements(wire.tile_elements.unwrap_or(TILE_ELEMENTS_DEFAULT));
         Ok(Self {
             source: ModelRef::try_from(wire.model)?.with_weights()?,

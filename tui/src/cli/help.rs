@@ -221,10 +221,11 @@ pub(super) const OPTIMIZE: &str = "\
 Examples:
   sluice optimize --budget 4GiB
   sluice optimize notes.txt letters.txt --budget 2.5GiB
+  sluice optimize --budget 6GiB --max-pass-ms 400 -o model-6gib.sluice
   sluice optimize --uncalibrated --no-apply --detach
 
 Finds the most faithful weights that fit a budget: quantizes all matrices to one rate by the model's calibration,
-measures what each group of them loses by it, chooses a rate for each group, quantizes again, and measures the result on
+measures what each group of them loses by it, chooses a rate or the checkpoint's own weights for each, quantizes again, and measures the result on
 texts that nothing was chosen by. Then it puts the result in force, between the passes of what runs: level optimized.
 
 The result, a mix, stays in the daemon's folder of converted weights. `sluice level optimized` puts the latest in force
@@ -233,6 +234,19 @@ again, with --mix another one; `sluice restore --to source` goes back to the che
 The first run takes longest: another budget uses the same measurements. Use text like that which the model will work on.
 Other requests are served in between. Ctrl-C cancels it; the next run takes up what was done.
 With --json each line is a picture of the operation. The last one has the result, \"optimize\".";
+
+pub(super) const QUANTIZE: &str = "\
+Examples:
+  sluice quantize --bits 3.5
+  sluice quantize --bits 4 -o model-4.sluice --no-apply
+  sluice quantize notes.txt --bits 3 --uncalibrated
+
+Quantizes all matrices of the loaded model to one rate, by its calibration, measures what that loses on texts that the
+calibration has not seen, and puts the result in force, between the passes of what runs: level optimized. In as many bytes
+`sluice optimize` loses less, since it measures which matrices need more bits than others; this takes a third of its time.
+
+The result, a mix, stays in the daemon's folder of converted weights, as one of `sluice optimize` does. With --output the
+model is written to a file as well. Ctrl-C cancels it; the next run takes up what was done.";
 
 pub(super) const CALIBRATE: &str = "\
 Examples:

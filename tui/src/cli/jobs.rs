@@ -12,6 +12,7 @@ use sluice_shared::{
         Coder, check_container_path, check_tensor_pattern, parse_bits_per_weight,
         parse_tile_elements,
     },
+    mix::MixId,
     pruning::{PruneScore, parse_share},
     units,
 };
@@ -34,6 +35,9 @@ pub struct Compress {
     /// Trellis-quantize (TCQ) to this many bits per weight on average, 1.5 to 6; the LM head and embeddings stay lossless
     #[arg(long, value_name = "B", value_parser = parse_bits_per_weight, conflicts_with_all = ["lossless", "coder"])]
     pub bits: Option<f64>,
+    /// Take the weights of this mix, which `sluice optimize` made of the model; all others losslessly
+    #[arg(long, value_name = "MIX", conflicts_with_all = ["lossless", "coder", "bits"])]
+    pub mix: Option<MixId>,
     /// Lossless coder: huffman (smallest file) or dictionary (fastest to decompress) [default: huffman]
     #[arg(long, value_name = "NAME")]
     pub coder: Option<Coder>,

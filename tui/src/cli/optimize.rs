@@ -1,9 +1,16 @@
-//! Arguments of `sluice optimize`.
+//! Arguments of `sluice optimize` and `sluice quantize`.
 
 use std::path::PathBuf;
 
-use clap::{Args, value_parser};
-use sluice_shared::options::Budget;
+use clap::{
+    Args,
+    builder::{PathBufValueParser, TypedValueParser},
+    value_parser,
+};
+use sluice_shared::{
+    compression::{check_container_path, parse_mix_bits},
+    options::Budget,
+};
 
 use super::{FollowArgs, help};
 
@@ -11,12 +18,35 @@ use super::{FollowArgs, help};
 #[derive(Debug, Args)]
 #[command(after_long_help = help::OPTIMIZE)]
 pub struct Optimize {
-    /// Texts in the model's language, such as those it will work on; `-` is standard input [default: a built-in text]
-    #[arg(value_name = "TEXT")]
-    pub texts: Vec<PathBuf>,
     /// Device memory that the plan may take, such as 4GiB [default: the budget in force]
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     pub budget: Option<Budget>,
+    /// How long a pass may take, as predicted: more weights stay as they are then, if the budget has room
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
+    pub max_pass_ms: Option<f64>,
+    /// How the mix is made.
+    #[command(flatten)]
+    pub mix: MixArgs,
+}
+
+/// `sluice quantize`.
+#[derive(Debug, Args)]
+#[command(after_long_help = help::QUANTIZE)]
+pub struct Quantize {
+    /// Bits per weight of all matrices, 1.75 to 5.75
+    #[arg(long, value_name = "B", value_parser = parse_mix_bits)]
+    pub bits: f64,
+    /// How the mix is made.
+    #[command(flatten)]
+    pub mix: MixArgs,
+}
+
+/// How a mix is made, and what becomes of it.
+#[derive(Debug, Args)]
+pub struct MixArgs {
+    /// Texts in the model's language, such as those it will work on; `-` is standard input [default: a built-in text]
+    #[arg(value_name = "TEXT")]
+    pub texts: Vec<PathBuf>,
     /// Calibration of this model to quantize by [default: the one in the daemon's folder of converted weights, which is made
     /// where it is missing]
     #[arg(long, value_name = "FILE.safetensors", conflicts_with = "uncalibrated")]
@@ -24,9 +54,9 @@ pub struct Optimize {
     /// Quantize without a calibration: faster, and less faithful
     #[arg(long)]
     pub uncalibrated: bool,
-    /// How long a pass may take, as predicted: more weights stay as they are then, if the budget has room
-    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
-    pub max_pass_ms: Option<f64>,
+    /// Write the model with the mix's weights to this file, too; its name must end in .sluice
+    #[arg(long, short, value_name = "FILE.sluice", value_parser = PathBufValueParser::new().try_map(check_container_path), conflicts_with = "detach")]
+    pub output: Option<PathBuf>,
     /// Do not put the mix in force
     #[arg(long)]
     pub no_apply: bool,

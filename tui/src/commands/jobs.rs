@@ -21,6 +21,7 @@ use sluice_report::{
 use sluice_shared::{
     bandwidth::Bandwidth,
     compression::{Coder, DAMAGED_HINT, check_pattern_count},
+    mix::MixId,
     units,
 };
 use tonic::{Response, Status, Streaming};
@@ -67,13 +68,15 @@ pub(super) async fn compress(
         min_bytes: arguments.min_size,
         all_tensors: arguments.all,
         threads: arguments.threads,
+        mix: arguments.mix.map(MixId::number),
     };
     let command = "compress DIR --output FILE.sluice";
     let alone = match &model {
-        By::Path(path) => alone(&arguments.following, command, || {
+        // The daemon alone knows where mixes are.
+        By::Path(path) if arguments.mix.is_none() => alone(&arguments.following, command, || {
             compress_words(path, &request, arguments)
         }),
-        By::Name(_) | By::Shape(_) => Err(offline_hint(command)),
+        By::Path(_) | By::Name(_) | By::Shape(_) => Err(offline_hint(command)),
     };
     let daemon = offline::daemon(socket, alone).await?;
     let mut client = daemon.optimizer();

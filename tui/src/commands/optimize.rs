@@ -1,8 +1,10 @@
-//! `sluice optimize`: the most faithful weights that fit a budget, found and put in force.
+//! `sluice optimize`: the most faithful weights that fit a budget, found and put in force; `sluice quantize`: those of a rate.
 
 use std::path::PathBuf;
 
-use sluice_proto::v1::{self, OptimizeRequest, OptimizeResult, operation::Outcome};
+use sluice_proto::v1::{
+    self, CompressRequest, OptimizeRequest, OptimizeResult, operation::Outcome,
+};
 use sluice_shared::{
     level::Level,
     mix::MixId,
@@ -12,20 +14,41 @@ use sluice_shared::{
 
 use super::{apply, input, jobs::follow_own, paths::absolute};
 use crate::{
-    cli::Optimize,
+    cli::{MixArgs, Optimize, Quantize},
     connection::DaemonConnection,
     output::{Failure, StandardOutput},
 };
 
-/// Optimizes the loaded model, follows the job, and puts the mix in force.
+/// Optimizes the loaded model for a budget, follows the job, and puts the mix in force within it.
 pub(super) async fn run(
     socket: PathBuf,
     arguments: &Optimize,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
     let request = OptimizeRequest {
-        texts: input::texts(&arguments.texts)?,
         budget_bytes: arguments.budget.and_then(Budget::bytes),
+        max_pass_ms: arguments.max_pass_ms,
+        ..request(&arguments.mix)?
+    };
+    make(socket, request, &arguments.mix, arguments.budget, out).await
+}
+
+/// Quantizes the loaded model to a rate, follows the job, and puts the mix in force.
+pub(super) async fn quantize(
+    socket: PathBuf,
+    arguments: &Quantize,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
+    let request = OptimizeRequest {
+        bits_per_weight: Some(arguments.bits),
+        ..request(&arguments.mix)?
+    };
+    make(socket, request, &arguments.mix, None, out).await
+}
+
+fn request(arguments: &MixArgs) -> Result<OptimizeRequest, Failure> {
+    Ok(OptimizeRequest {
+        texts: input::texts(&arguments.texts)?,
         calibration_path: match &arguments.calibration {
             Some(path) => absolute(path)?,
             None => String::new(),
@@ -34,8 +57,17 @@ pub(super) async fn run(
         seed: arguments.seed,
         max_samples: arguments.samples,
         threads: arguments.threads,
-        max_pass_ms: arguments.max_pass_ms,
-    };
+        ..OptimizeRequest::default()
+    })
+}
+
+async fn make(
+    socket: PathBuf,
+    request: OptimizeRequest,
+    arguments: &MixArgs,
+    budget: Option<Budget>,
+    out: &mut StandardOutput,
+) -> Result<(), Failure> {
     let daemon = DaemonConnection::connect(socket).await?;
     let mut client = daemon.optimizer();
     let call = client.optimize(request);
@@ -44,15 +76,26 @@ pub(super) async fn run(
         // Whoever has detached applies it later.
         return Ok(());
     };
-    if !arguments.following.json {
+    // A mix of one rate has nothing to list.
+    if !arguments.following.json && made.prediction.is_some() {
         table(&made, out)?;
+    }
+    if let Some(output) = &arguments.output {
+        let request = CompressRequest {
+            output_path: absolute(output)?,
+            mix: Some(made.mix),
+            threads: arguments.threads,
+            ..CompressRequest::default()
+        };
+        let call = client.compress(request);
+        follow_own(&daemon, call, &arguments.following, out).await?;
     }
     if arguments.no_apply {
         return Ok(());
     }
     let options = PlanOptions {
         level: Some(Level::Optimized),
-        budget: arguments.budget,
+        budget,
         mix: MixId::from_number(made.mix),
         ..PlanOptions::default()
     };

@@ -5,7 +5,10 @@ use std::{
     fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use rayon::prelude::*;
@@ -13,18 +16,20 @@ use sluice_codec::{
     CompressedMatrix, EncodeError, Encoded, Lossless, Quantizer, Scheme, TrellisTarget,
     container::{
         CHUNK_ROWS, CompressionRules, ContainerError, ContainerPlan, ContainerWriter, Glob, Hash,
-        Hasher, PlannedTensor, TensorFilter, TensorTreatment, extent_name, partial_of,
+        Hasher, PlannedTensor, TensorFilter, TensorRecord, TensorTreatment, extent_name,
+        partial_of,
     },
     encode,
     layout::TILES,
 };
 use sluice_formats::DType;
+use sluice_shared::mix::MixId;
 
 use super::{
-    BATCH_BYTES, CompressError, CompressOptions, CompressionMethod, Progress, ProgressBytes,
-    check_free_space, files::ModelFiles, identity::identity, pool, stop_if,
+    BATCH_BYTES, CompressError, CompressOptions, CompressionMethod, Container, Progress,
+    ProgressBytes, check_free_space, files::ModelFiles, identity::identity, open, pool, stop_if,
 };
-use crate::{Checkpoint, Source, TensorEntry, find::weight_files};
+use crate::{Checkpoint, Source, TensorEntry, find::weight_files, weight_cache::Mixes};
 
 /// Most elements of the sample that a tensor's step is fitted to.
 const SAMPLE_ELEMENTS: u64 = 1 << 20;
@@ -94,7 +99,7 @@ pub fn compress_checked(
         }));
     }
     // Opened as a model is, so that every header is checked before anything is written.
-    let checkpoint = Checkpoint::open(source)?;
+    let checkpoint = Arc::new(Checkpoint::open(source)?);
     let (folder, shards) = weight_files(source)?;
     let path = || match &folder {
         Source::Folder(folder) => folder.join(&shards[0]),
@@ -116,6 +121,10 @@ pub fn compress_checked(
     if !checkpoint.verify(check.remembered, cancel, &mut checked)? {
         return Err(CompressError::Cancelled);
     }
+    let mix = match options.method {
+        CompressionMethod::Mix(mix) => Some(mix_of(&checkpoint, mix, check.remembered, cancel)?),
+        _ => None,
+    };
     let pool = pool(options.threads)?;
     let files = ModelFiles::beside(&folder, &shards)?;
     let taken = files.taken.iter().map(|(name, _)| name);
@@ -173,6 +182,7 @@ pub fn compress_checked(
         let before = done_bytes;
         let mut work = Work {
             checkpoint: &checkpoint,
+            mix: mix.as_ref(),
             name,
             entry,
             options,
@@ -196,6 +206,24 @@ pub fn compress_checked(
         skipped_files: files.skipped,
         error: loss.share().filter(|_| resumed == 0),
     })
+}
+
+/// A mix's file, after it was compared with its checksums.
+fn mix_of(
+    checkpoint: &Arc<Checkpoint>,
+    mix: MixId,
+    folder: Option<&Path>,
+    cancel: &AtomicBool,
+) -> Result<Container, CompressError> {
+    let missing = CompressError::NoMix { mix };
+    let Some(folder) = folder else {
+        return Err(missing);
+    };
+    let mixes = Mixes::new(folder, checkpoint)?;
+    let found = mixes.open(mix, cancel, &mut |_, _| {})?;
+    stop_if(cancel)?;
+    // Its parts are copied as they are stored, which the open checkpoint does not give.
+    found.map_or(Err(missing), |_| open(&mixes.path(mix)))
 }
 
 /// Checks that the names that are to be compressed are those of some tensors.
@@ -274,6 +302,8 @@ fn least_bytes(treatment: TensorTreatment, how: CompressionMethod, entry: &Tenso
             Some(number),
         ) => (entry.bytes as f64 / number.bytes() as f64 * bits / 8.0) as u64,
         (TensorTreatment::Trellis, CompressionMethod::Trellis(TrellisTarget::Error(_)), _) => 0,
+        // Those of the mix have fewer bits than that.
+        (TensorTreatment::Lossless, CompressionMethod::Mix(_), _) => 0,
         (TensorTreatment::Plain, ..) | (_, CompressionMethod::Lossless(Lossless::Plain), _) => {
             entry.bytes
         }
@@ -302,6 +332,7 @@ impl QuantizationLoss {
 /// Compression of one tensor.
 struct Work<'a> {
     checkpoint: &'a Checkpoint,
+    mix: Option<&'a Container>,
     name: &'a str,
     entry: &'a TensorEntry,
     options: &'a CompressOptions,
@@ -314,6 +345,12 @@ struct Work<'a> {
 
 impl Work<'_> {
     fn write(&mut self, treatment: TensorTreatment) -> Result<(), CompressError> {
+        if let Some(mix) = self.mix
+            && let Some(tensor) = mix.tensor(self.name)
+            && let Some(scheme) = tensor.scheme()
+        {
+            return self.copy(mix, tensor, scheme);
+        }
         let number = dtype(self.entry);
         let quantizer;
         let coder = match (treatment, self.options.method) {
@@ -327,9 +364,8 @@ impl Work<'_> {
                 quantizer.as_ref().map(Coder::Trellis)
             }
             // The LM head keeps its values, in the smallest lossless form: whoever gives a bit rate wants a small file.
-            (TensorTreatment::Lossless, CompressionMethod::Trellis(_)) => {
-                Some(Coder::Lossless(Lossless::Huffman))
-            }
+            (TensorTreatment::Lossless, CompressionMethod::Trellis(_))
+            | (_, CompressionMethod::Mix(_)) => Some(Coder::Lossless(Lossless::Huffman)),
         };
         if let (Some(coder), Some(number)) = (coder, number) {
             let original_hash = self.write_compressed(number, coder)?;
@@ -341,6 +377,34 @@ impl Work<'_> {
         // Also for dtypes that no coder takes, such as integers.
         let original_hash = self.write_plain()?;
         Ok(self.writer.end_tensor(original_hash)?)
+    }
+
+    /// Copies the chunks of a mix's tensor.
+    fn copy(
+        &mut self,
+        mix: &Container,
+        tensor: &TensorRecord,
+        scheme: Scheme,
+    ) -> Result<(), CompressError> {
+        self.writer.begin_tensor(scheme)?;
+        let (mut bytes, mut done) = (Vec::new(), 0);
+        for chunk in mix.chunks(tensor) {
+            stop_if(self.cancel)?;
+            mix.read_chunk(&chunk, &mut bytes)?;
+            self.writer.chunk(&chunk.layout, &bytes)?;
+            done += chunk.layout.elements() as u64 * self.entry.bytes / self.elements();
+            (self.progress)(done);
+        }
+        Ok(self.writer.end_tensor(tensor.original_hash)?)
+    }
+
+    fn elements(&self) -> u64 {
+        self.entry
+            .shape
+            .iter()
+            .map(|&size| size as u64)
+            .product::<u64>()
+            .max(1)
     }
 
     /// Fits a quantizer to a sample of the tensor: parts of evenly spaced rows, each part at another place in its row.

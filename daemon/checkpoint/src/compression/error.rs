@@ -6,7 +6,7 @@ use std::{
 };
 
 use sluice_codec::{EncodeError, container::ContainerError};
-use sluice_shared::compression::DAMAGED_HINT;
+use sluice_shared::{compression::DAMAGED_HINT, mix::MixId};
 
 use super::PruneError;
 use crate::{CheckpointError, folder::FolderError};
@@ -39,6 +39,12 @@ pub enum CompressError {
         patterns: String,
         /// Names of some tensors, quoted.
         names: String,
+    },
+    /// There is no such mix of the checkpoint.
+    #[error("there is no mix {mix} of this checkpoint")]
+    NoMix {
+        /// Its name.
+        mix: MixId,
     },
     /// The files beside the weights are too large for a model's.
     #[error("the files other than weights in {path} exceed the limit of {max_bytes} bytes", path = path.display())]

@@ -72,6 +72,7 @@ fn journal_name(how: CompressionMethod) -> String {
         CompressionMethod::Trellis(TrellisTarget::Error(error)) => {
             format!("Rate(Error({error:?}))")
         }
+        CompressionMethod::Mix(mix) => format!("Mix({mix})"),
     }
 }
 

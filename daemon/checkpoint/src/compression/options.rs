@@ -1,6 +1,7 @@
 //! What a compression is asked for.
 
 use sluice_codec::{Lossless, TrellisTarget, container::TensorFilter};
+use sluice_shared::mix::MixId;
 
 /// Options of a compression.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,4 +27,6 @@ pub enum CompressionMethod {
     Lossless(Lossless),
     /// Trellis-quantized, each tensor to the same target.
     Trellis(TrellisTarget),
+    /// Those of a mix as they are in it, which lies in the folder where comparisons are remembered; others losslessly.
+    Mix(MixId),
 }

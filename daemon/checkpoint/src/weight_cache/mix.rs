@@ -47,10 +47,8 @@ pub fn losses_of(mix: &Path) -> PathBuf {
 pub struct MixRecord {
     /// Hash of the calibration that the weights were quantized by; empty: none.
     pub calibration: String,
-    /// Device memory that the plan was to fit in.
-    pub budget_bytes: u64,
-    /// Mean KL divergence from the checkpoint that was predicted for all groups together, in nats.
-    pub predicted_kl_nats: f64,
+    /// Device memory that the plan was to fit in; `None` where a rate was given.
+    pub budget_bytes: Option<u64>,
     /// The groups that a format was chosen for, in the order of a pass.
     pub groups: Vec<MixedGroup>,
 }
@@ -67,8 +65,8 @@ pub struct MixedGroup {
     pub is_original: bool,
     /// Bytes of all of them.
     pub bytes: u64,
-    /// Its part of the predicted KL divergence, in nats.
-    pub predicted_kl_nats: f64,
+    /// Its part of the predicted KL divergence from the checkpoint, in nats; `None` where a rate was given.
+    pub predicted_kl_nats: Option<f64>,
 }
 
 /// A mix that is open.

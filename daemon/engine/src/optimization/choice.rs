@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use sluice_checkpoint::weight_cache::MixedGroup;
 use sluice_optimize::allocate::{AllocateError, Allocation, Candidate, Limits, choose};
 use sluice_plan::Plan;
 use sluice_weights::{SourceTensor, TensorPlan};
@@ -131,12 +132,21 @@ impl<'a> Choices<'a> {
         })
     }
 
-    /// What a group is predicted to lose in a form.
-    pub(super) fn loss(&self, group: usize, form: Form) -> f64 {
-        match form {
-            Form::Quantized(bits) => loss(self.sensitivities[group], bits),
-            Form::Original => 0.0,
-        }
+    /// What was chosen for each group, to be kept with the mix.
+    pub(super) fn record(&self, chosen: &Chosen, sources: &[SourceTensor]) -> Vec<MixedGroup> {
+        let each = chosen.forms.iter().zip(&chosen.allocation.choice);
+        let each = each.zip(self.groups.iter().zip(&self.candidates));
+        each.map(|((form, &at), (group, candidates))| {
+            let Candidate { bytes, loss, .. } = candidates[at];
+            MixedGroup {
+                tensors: group.names(sources),
+                bits: (form.bits()).unwrap_or(bytes as f64 * 8.0 / group.weights as f64),
+                is_original: *form == Form::Original,
+                bytes,
+                predicted_kl_nats: Some(loss),
+            }
+        })
+        .collect()
     }
 
     /// What all lose with one rate in so many bytes, which is the highest one at most.
@@ -175,14 +185,6 @@ impl<'a> Choices<'a> {
         }
         Ok(points)
     }
-}
-
-/// The names of a group's tensors.
-pub(super) fn names(group: &MatrixGroup, sources: &[SourceTensor]) -> Vec<String> {
-    let tensors = group.tensors.iter();
-    tensors
-        .map(|&index| sources[index].spec.name.clone())
-        .collect()
 }
 
 fn rates() -> impl Iterator<Item = f64> {

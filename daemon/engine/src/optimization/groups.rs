@@ -57,6 +57,15 @@ pub struct MatrixGroup {
 }
 
 impl MatrixGroup {
+    /// Names of the group's tensors.
+    #[must_use]
+    pub fn names(&self, sources: &[SourceTensor]) -> Vec<String> {
+        let tensors = self.tensors.iter();
+        tensors
+            .map(|&index| sources[index].spec.name.clone())
+            .collect()
+    }
+
     /// The group's matrices, as requests name them.
     #[must_use]
     pub fn keys(&self, sources: &[SourceTensor]) -> Arc<[MatrixKey]> {

@@ -1,11 +1,17 @@
 //! Optimizations of the demonstration model: within its budget, in force while requests run, and undone bit for bit.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     sync::{atomic::Ordering, mpsc},
 };
 
-use sluice_checkpoint::Source;
+use sluice_checkpoint::{
+    Source,
+    compression::{
+        CompressError, CompressOptions, CompressionMethod, SourceCheck, TensorFilter,
+        compress_checked,
+    },
+};
 use sluice_plan::Workload;
 use sluice_shared::options::{Budget, PlanOptions};
 use tempfile::TempDir;
@@ -18,6 +24,11 @@ use crate::{
     request::Generate,
     runtime::EngineOptions,
 };
+
+/// Large enough that pages and tables are nothing beside its weights.
+fn source() -> Source {
+    Source::Folder(Path::new(env!("CARGO_MANIFEST_DIR")).join("../model"))
+}
 
 struct World {
     engine: Engine,
@@ -40,11 +51,12 @@ impl World {
             level: Level::Standard,
             ..PlanSettings::default()
         };
-        // Large enough that pages and tables are nothing beside its weights.
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model");
-        let source = Source::Folder(source);
-        world.engine.load_now(source, settings).unwrap();
+        world.engine.load_now(source(), settings).unwrap();
         world
+    }
+
+    fn weight_cache(&self) -> PathBuf {
+        self.folder.path().join("weights")
     }
 
     fn options(&self, budget_bytes: u64) -> OptimizeOptions {
@@ -60,8 +72,10 @@ impl World {
             text_hash: 1,
             seed: 5,
             calibration: None,
-            budget_bytes,
-            max_pass_s: None,
+            goal: OptimizeGoal::Fit {
+                budget_bytes,
+                max_pass_s: None,
+            },
             threads: 2,
         }
     }
@@ -152,9 +166,10 @@ fn a_mix_fits_its_budget_and_is_undone_bit_for_bit() {
     let made = world.optimize(&options).unwrap();
     assert!(made.bits < 5.0 && made.bits > 4.7, "{}", made.bits);
     assert_eq!(made.groups.len(), 5 * 5 + 1);
-    assert!(made.record.predicted_kl_nats <= made.uniform_kl_nats);
+    let prediction = made.prediction.as_ref().unwrap();
+    assert!(prediction.kl_nats <= prediction.uniform_kl_nats);
     assert!(
-        made.curve
+        (prediction.curve)
             .windows(2)
             .all(|pair| { pair[0].bytes < pair[1].bytes && pair[0].kl_nats >= pair[1].kl_nats })
     );
@@ -285,10 +300,11 @@ fn what_more_bytes_gain_are_the_checkpoints_own_weights() {
     assert!(count > 0 && count < made.groups.len(), "{count}");
     assert!(
         own.clone()
-            .all(|group| group.bits == 16.0 && group.predicted_kl_nats == 0.0)
+            .all(|group| group.bits == 16.0 && group.predicted_kl_nats == Some(0.0))
     );
     assert!(made.bits > 7.5 && made.bits <= 8.0, "{}", made.bits);
-    assert!(made.gap_kl_nats < 0.1 * made.record.predicted_kl_nats);
+    let prediction = made.prediction.unwrap();
+    assert!(prediction.gap_kl_nats < 0.1 * prediction.kl_nats);
     world
         .apply(PlanOptions {
             budget: Some(Budget::Bytes(budget_bytes)),
@@ -307,8 +323,11 @@ fn a_pass_that_cannot_be_so_short_is_refused_with_the_shortest() {
     // The machine's rates are measured when somebody asks for them.
     world.engine.machine().unwrap();
     let limited = |max_pass_s| OptimizeOptions {
-        max_pass_s: Some(max_pass_s),
-        ..world.options(world.budget(5.0))
+        goal: OptimizeGoal::Fit {
+            budget_bytes: world.budget(5.0),
+            max_pass_s: Some(max_pass_s),
+        },
+        ..world.options(0)
     };
     let Err(OptimizeError::PassTime { limit_s, least_s }) = world.optimize(&limited(1e-7)) else {
         panic!("no pass is so short")
@@ -319,4 +338,86 @@ fn a_pass_that_cannot_be_so_short_is_refused_with_the_shortest() {
     );
     let made = world.optimize(&limited(1e3)).unwrap();
     assert!(made.record.groups.iter().all(|group| !group.is_original));
+}
+
+#[test]
+fn a_mix_in_a_file_computes_what_it_does_in_force() {
+    let world = World::new();
+    let made = world.optimize(&world.options(world.budget(6.5))).unwrap();
+    world
+        .apply(PlanOptions {
+            mix: Some(made.mix),
+            ..at(Level::Optimized)
+        })
+        .unwrap();
+    let expected = world.generate();
+    let target = world.folder.path().join("mix.sluice");
+    let compress = |mix, folder: Option<&Path>| {
+        let options = CompressOptions {
+            method: CompressionMethod::Mix(mix),
+            tile: 512,
+            tensors: TensorFilter::default(),
+            all: false,
+            threads: 1,
+            replace: false,
+        };
+        let check = SourceCheck {
+            remembered: folder,
+            progress: &mut |_| {},
+        };
+        let never = AtomicBool::new(false);
+        compress_checked(&source(), &target, &options, check, &never, &mut |_, _| {})
+    };
+    let weights = world.weight_cache();
+    for (mix, folder) in [(MixId::of_hash(1), Some(&*weights)), (made.mix, None)] {
+        let refused = compress(mix, folder);
+        assert!(
+            matches!(refused, Err(CompressError::NoMix { .. })),
+            "{refused:?}"
+        );
+        assert!(!target.exists());
+    }
+    let written = compress(made.mix, Some(&weights)).unwrap();
+    // Quantized matrices, others without loss, and the embedding as it is.
+    assert!(
+        written.bytes < written.original_bytes * 6 / 10,
+        "{written:?}"
+    );
+    let settings = PlanSettings {
+        level: Level::Standard,
+        ..PlanSettings::default()
+    };
+    world
+        .engine
+        .load_now(Source::Folder(target), settings)
+        .unwrap();
+    let found = world.generate();
+    assert_eq!(found.tokens, expected.tokens);
+    assert!(!found.is_lossless);
+}
+
+#[test]
+fn one_rate_for_all_matrices_needs_no_measurements_of_each() {
+    let world = World::new();
+    let options = OptimizeOptions {
+        goal: OptimizeGoal::Rate(3.5),
+        ..world.options(0)
+    };
+    let never = AtomicBool::new(false);
+    let made = optimize(&world.engine, &options, &never, &mut |step| {
+        assert!(matches!(
+            step,
+            OptimizeProgress::Quantizing { is_final: true, .. }
+        ));
+    });
+    let made = made.unwrap();
+    assert!(made.prediction.is_none() && made.bits == 3.5);
+    assert!(made.measured.mean_kl > 0.0);
+    world
+        .apply(PlanOptions {
+            mix: Some(made.mix),
+            ..at(Level::Optimized)
+        })
+        .unwrap();
+    assert!(!world.generate().is_lossless);
 }

@@ -77,7 +77,7 @@ impl MixWriter<'_> {
 
     /// The name of a choice: the same for the same calibration and forms.
     fn name(&self, forms: &[Form]) -> MixId {
-        let mut text = format!("{REVISION} {}", calibration_name(self.calibration));
+        let mut text = format!("{REVISION} {}", self.calibration_name());
         for form in forms {
             match form {
                 Form::Quantized(bits) => text.push_str(&format!(" {bits:.4}")),
@@ -86,18 +86,18 @@ impl MixWriter<'_> {
         }
         MixId::of_text(&text)
     }
-}
 
-/// What a calibration was made of, by which it is told from others; empty: there is none.
-pub(super) fn calibration_name(calibration: Option<&Calibration>) -> String {
-    calibration.map_or_else(String::new, |calibration| {
-        let origin = calibration.origin();
-        format!(
-            "{:016x}-{}-{}-{}",
-            origin.text_hash,
-            origin.seed,
-            origin.positions,
-            if origin.is_full { "full" } else { "diagonal" }
-        )
-    })
+    /// What the calibration was made of, by which it is told from others; empty: there is none.
+    pub(super) fn calibration_name(&self) -> String {
+        self.calibration.map_or_else(String::new, |calibration| {
+            let origin = calibration.origin();
+            format!(
+                "{:016x}-{}-{}-{}",
+                origin.text_hash,
+                origin.seed,
+                origin.positions,
+                if origin.is_full { "full" } else { "diagonal" }
+            )
+        })
+    }
 }

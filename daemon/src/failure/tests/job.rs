@@ -9,7 +9,7 @@ use sluice_checkpoint::{
 };
 use sluice_engine::{calibration::CalibrateError, optimization::OptimizeError};
 use sluice_optimize::{allocate::AllocateError, moments::MomentsError};
-use sluice_shared::pruning::PruneScore;
+use sluice_shared::{mix::MixId, pruning::PruneScore};
 use sluice_weights::MatrixInput;
 
 use super::*;
@@ -33,6 +33,7 @@ pub(super) fn coding_name(error: &CompressError) -> &'static str {
         E::Container(C::Cancelled) => "coded file: cancelled",
         E::Gguf { .. } => "coding: gguf",
         E::AlreadyCompressed { .. } => "coding: coded",
+        E::NoMix { .. } => "coding: no mix",
         E::NoSuchTensor { .. } => "coding: no such tensor",
         E::FilesTooLarge { .. } => "coding: files too large",
         E::TargetExists { .. } => "coding: target exists",
@@ -270,6 +271,12 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
     let coding = [
         (E::Gguf { path: path() }, FailedPrecondition),
         (E::AlreadyCompressed { path: path() }, FailedPrecondition),
+        (
+            E::NoMix {
+                mix: MixId::of_hash(1),
+            },
+            FailedPrecondition,
+        ),
         (
             E::NoSuchTensor {
                 patterns: text(),

@@ -6,7 +6,7 @@ use sluice_checkpoint::calibration::Calibration;
 use sluice_engine::{
     Budget, Engine, EngineOptions, PlanSettings, ShareKey,
     calibration::{CalibrationOptions, PASS_TOKENS_MAX, POSITIONS_DEFAULT, calibrate},
-    optimization::{OptimizeOptions, OptimizeSummary, optimize},
+    optimization::{OptimizeGoal, OptimizeOptions, OptimizeSummary, optimize},
 };
 use sluice_measure::{Result, checkpoints::source, fidelity::tokenized_lines};
 use sluice_shared::level::{KvCacheFormat, Level};
@@ -77,8 +77,9 @@ impl Made {
         // The curve is the same whatever the budget; here half of the weights' bytes.
         let plan = &self.engine.in_force().ok_or("no model")?.plan;
         let largest = self.optimize(plan.peak_bytes() - plan.weight_bytes() / 2)?;
+        let curve = largest.prediction.ok_or("a budget was given")?.curve;
         let mixes = mean_bits.iter().map(|bits| {
-            let mut points = largest.curve.iter();
+            let mut points = curve.iter();
             let point = points.find(|point| point.bits == *bits);
             self.optimize(point.ok_or("mean rates are quarters of a bit")?.bytes)
         });
@@ -101,8 +102,10 @@ impl Made {
             text_hash: 0,
             seed: SEED,
             calibration: Some(self.folder.path().join(file(true))),
-            budget_bytes,
-            max_pass_s: None,
+            goal: OptimizeGoal::Fit {
+                budget_bytes,
+                max_pass_s: None,
+            },
             threads: THREADS,
         };
         let never = AtomicBool::new(false);

@@ -16,12 +16,12 @@ mod statistics;
 use std::path::Path;
 
 use sluice_checkpoint::calibration::Calibration;
-use sluice_engine::optimization::BITS_MAX;
 use sluice_formats::Format;
 use sluice_measure::{
     Result,
     fidelity::{Fidelity, Original},
 };
+use sluice_shared::compression::MIX_BITS;
 
 use crate::{
     made::Made,
@@ -33,7 +33,7 @@ const SEEDS: u64 = 8;
 /// Bits per weight that trellis codes and columns are measured at.
 const BITS: [f64; 6] = [2.5, 3.0, 3.4, 3.9, 4.5, 5.2];
 /// Mean bits per weight of mixes; columns hardly reach six bits.
-const MIX_BITS: [f64; 8] = [6.0, 5.5, 5.0, 4.5, 4.0, 3.5, 3.0, 2.5];
+const MEAN_BITS: [f64; 8] = [6.0, 5.5, 5.0, 4.5, 4.0, 3.5, 3.0, 2.5];
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -118,27 +118,28 @@ impl Table {
             "\n| mean bits | lowest, highest | predicted KL | above the best | KL | same top | one rate: predicted KL | KL | same top | KL less by |\n\
              |---:|---|---:|---:|---:|---:|---:|---:|---:|---:|"
         );
-        for mix in made.mixes(&MIX_BITS)? {
+        for mix in made.mixes(&MEAN_BITS)? {
             let folder = tempfile::tempdir()?;
             let mixed = self.matrices.mix(&mix.record, full)?;
             self.matrices.write(&mixed, folder.path())?;
             let own = self.original.compare(folder.path())?;
-            let rate = mixed.bits.min(BITS_MAX);
+            let rate = mixed.bits.min(*MIX_BITS.end());
             let uniform = self.matrices.columns(rate, Some(full), Scope::All)?;
             self.matrices.write(&uniform, folder.path())?;
             let same = self.original.compare(folder.path())?;
+            let prediction = mix.prediction.as_ref().ok_or("a budget was given")?;
             let rates = mix.record.groups.iter().map(|group| group.bits);
             let lowest = rates.clone().fold(f64::INFINITY, f64::min);
             let highest = rates.fold(0.0, f64::max);
             println!(
                 "| {:.2} | {lowest:.2}, {highest:.2} | {:.5} | {:.1} % | {:.5} ± {:.5} | {:.1} % | {:.5} | {:.5} ± {:.5} | {:.1} % | {:.0} % |",
                 mixed.bits,
-                mix.record.predicted_kl_nats,
-                100.0 * mix.gap_kl_nats / mix.record.predicted_kl_nats,
+                prediction.kl_nats,
+                100.0 * prediction.gap_kl_nats / prediction.kl_nats,
                 own.mean_kl(),
                 own.standard_error(),
                 100.0 * own.same_top,
-                mix.uniform_kl_nats,
+                prediction.uniform_kl_nats,
                 same.mean_kl(),
                 same.standard_error(),
                 100.0 * same.same_top,

@@ -23,7 +23,7 @@ pub struct Optimization {
 }
 
 impl Optimization {
-    /// The result of an operation; `None` of other kinds, and where it has not ended well.
+    /// The result of an operation; `None` of other kinds, where it has not ended well, and where nothing was predicted.
     #[must_use]
     pub fn of(operation: &Operation) -> Option<Self> {
         let Some(Outcome::Optimize(made)) = &operation.outcome else {
@@ -32,7 +32,8 @@ impl Optimization {
         if operation.state() != OperationState::Done {
             return None;
         }
-        let points = made.curve.iter().copied();
+        let prediction = made.prediction.as_ref()?;
+        let points = prediction.curve.iter().copied();
         let mut curve: Vec<_> = points
             .filter(|point| is_loss(point.predicted_kl_nats))
             .collect();
@@ -40,8 +41,8 @@ impl Optimization {
         Some(Self {
             mix: MixId::from_number(made.mix)?,
             bits_per_weight: made.bits_per_weight,
-            predicted_kl_nats: made.predicted_kl_nats,
-            uniform_kl_nats: made.uniform_kl_nats,
+            predicted_kl_nats: prediction.kl_nats,
+            uniform_kl_nats: prediction.uniform_kl_nats,
             measured_kl_nats: made.measured_kl_nats,
             measured_kl_standard_error: made.measured_kl_standard_error,
             curve,
@@ -89,7 +90,7 @@ fn nats(kl_nats: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::OptimizeResult;
+    use sluice_proto::v1::{LossPrediction, OptimizeResult};
 
     use super::*;
 
@@ -104,11 +105,14 @@ mod tests {
             outcome: Some(Outcome::Optimize(OptimizeResult {
                 mix: 7,
                 bits_per_weight,
-                curve: vec![
-                    point(4.0, 4_000, 0.01),
-                    point(2.0, 2_000, 0.1),
-                    point(6.0, 6_000, 0.0),
-                ],
+                prediction: Some(LossPrediction {
+                    curve: vec![
+                        point(4.0, 4_000, 0.01),
+                        point(2.0, 2_000, 0.1),
+                        point(6.0, 6_000, 0.0),
+                    ],
+                    ..Default::default()
+                }),
                 ..Default::default()
             })),
             ..Default::default()

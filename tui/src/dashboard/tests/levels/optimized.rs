@@ -1,6 +1,6 @@
 //! Level `optimized`, and the curve of loss against memory that an optimization found.
 
-use sluice_proto::v1::{LossPoint, OptimizeResult, operation::Outcome};
+use sluice_proto::v1::{LossPoint, LossPrediction, OptimizeResult, operation::Outcome};
 
 use super::*;
 
@@ -19,11 +19,14 @@ fn optimized(operation_id: u64, mix: u32) -> Operation {
         outcome: Some(Outcome::Optimize(OptimizeResult {
             mix,
             bits_per_weight: 3.1,
-            predicted_kl_nats: 0.21,
-            uniform_kl_nats: 0.34,
+            prediction: Some(LossPrediction {
+                kl_nats: 0.21,
+                gap_kl_nats: 0.001,
+                uniform_kl_nats: 0.34,
+                curve: (0..=20).map(point).collect(),
+            }),
             measured_kl_nats: 0.12,
             measured_kl_standard_error: 0.012,
-            curve: (0..=20).map(point).collect(),
             ..Default::default()
         })),
         ..Default::default()
