@@ -290,9 +290,8 @@ fn optimized(path: &str, made: &OptimizeResult, elapsed_ms: f64) -> String {
             uniform_kl_nats,
             ..
         } = prediction;
-        let above = 100.0 * gap_kl_nats / (kl_nats - gap_kl_nats).max(f64::MIN_POSITIVE);
         format!(
-            " (predicted {kl_nats:.5}, at most {above:.1} % above the best choice; one rate for all: {uniform_kl_nats:.5})"
+            " (predicted {kl_nats:.5}, of it at most {gap_kl_nats:.6} above the best choice; one rate for all: {uniform_kl_nats:.5})"
         )
     });
     format!(

@@ -21,8 +21,9 @@ struct ColumnStep {
 
 // All of them, found by the compiler. Streams have a code's first bit lowest, and so do places in here.
 struct ColumnSteps {
-    // Codes of one step, so that their symbols have five bits.
-    static constexpr u32 CODES_MAX = 7;
+    // Codes of one step, and symbols of a word.
+    static constexpr u32 CODES_MAX = 7, TOGETHER_MAX = 4;
+    static_assert(CODES_MAX * TOGETHER_MAX < 32, "symbols of a step have five bits");
     u16 each[COLUMN_KINDS * STEPS];
 
     DEVICE constexpr ColumnSteps() : each{} {

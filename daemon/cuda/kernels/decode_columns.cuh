@@ -149,7 +149,8 @@ DEVICE void write_columns(T *out, const Parts<Coding::columns> &parts, ColumnsSh
     const u32 tile_start = shared.tile_starts[threadIdx.x / TILE_COLUMNS];
     BitStream stream(parts.codes, parts.limit, shared.rings[warp] + lane, tile_start + place.start / 8, place.start % 8);
     const u32 kind = place.kind == 0 ? 0 : place.kind - 1;
-    const float part = part_of_column(parts, place.step);
+    // Whatever the table says, columns of zeros are that.
+    const float part = place.kind == 0 ? 0.0f : part_of_column(parts, place.step);
     const float *const levels = shared.levels + place.kind * RATE_SYMBOLS;
     // Escaped symbols follow the column's codes; those that come next, and how many bits of them were taken.
     u64 escape_at = u64(tile_start) * 8 + place.start + place.codes, escapes = bits_at(parts, escape_at);

@@ -97,7 +97,7 @@ struct Quantizers {
         return second;
     }
 
-    // Marks the symbols of a phase of the lane's whose numbers have the second one: words of four, so far apart.
+    // Marks the symbols of a phase of the lane's whose numbers have the second one: words of four, with this stride.
     DEVICE void mark(u32 *words, u32 stride) {
         u32 parities = 0;
 #pragma unroll

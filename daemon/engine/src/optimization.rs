@@ -21,7 +21,7 @@ use std::{
 };
 
 use self::{
-    choice::{Choices, Form, GroupCosts},
+    choice::{Choices, Form, GroupCosts, bytes_of},
     losses::measure_losses,
     write::MixWriter,
 };
@@ -176,6 +176,7 @@ pub fn optimize(
     stop: &AtomicBool,
     report: &mut dyn FnMut(OptimizeProgress),
 ) -> Result<OptimizeSummary, OptimizeError> {
+    check(engine, options.goal)?;
     let model = engine.model().ok_or(EngineError::NoModel)?;
     let planner = engine.planner().ok_or(EngineError::NoModel)?;
     let mixes = planner.mixes.files().ok_or(EngineError::NoMix(None))?;
@@ -230,6 +231,69 @@ pub fn optimize(
     run.finish(chosen, report)
 }
 
+/// Refuses what cannot be reached, as far as that is known before any work.
+///
+/// # Errors
+/// When no mix fits, the checkpoint itself does, or a pass cannot be so short.
+pub fn check(engine: &Engine, goal: OptimizeGoal) -> Result<(), OptimizeError> {
+    let OptimizeGoal::Fit {
+        budget_bytes,
+        max_pass_s,
+    } = goal
+    else {
+        return Ok(());
+    };
+    let planner = engine.planner().ok_or(EngineError::NoModel)?;
+    let original = plan(&planner, engine.settings(), Level::Standard, None)?;
+    let pass_s = original.pass.map(|pass| pass.total_s());
+    if max_pass_s.is_some() && pass_s.is_none() {
+        return Err(OptimizeError::UnknownTimes);
+    }
+    if original.held_bytes(&planner.machine) <= budget_bytes {
+        return Err(match (max_pass_s, pass_s) {
+            (Some(limit_s), Some(least_s)) if limit_s < least_s => {
+                OptimizeError::PassTime { limit_s, least_s }
+            }
+            _ => OptimizeError::NothingToQuantize,
+        });
+    }
+    let groups = groups(&planner.sources());
+    let own: u64 = GroupCosts::of(&original, None, &groups).bytes.iter().sum();
+    let weights: u64 = groups.iter().map(|group| group.weights).sum();
+    let least_bytes = original.peak_bytes() - own + (weights as f64 * BITS_MIN / 8.0) as u64;
+    match budget_bytes < least_bytes {
+        true => Err(too_small(budget_bytes, least_bytes, &original)),
+        false => Ok(()),
+    }
+}
+
+fn too_small(budget_bytes: u64, least_bytes: u64, plan: &Plan) -> OptimizeError {
+    EngineError::Plan(PlanError::BudgetTooSmall {
+        budget_bytes,
+        least_bytes,
+        level: Level::Optimized,
+        canvas: plan.workload.canvas_length,
+        fitting: None,
+    })
+    .into()
+}
+
+/// The usual plan of a level, with all weights on the device.
+fn plan(
+    planner: &Planner,
+    settings: PlanSettings,
+    level: Level,
+    mix: Option<MixId>,
+) -> Result<Plan, EngineError> {
+    let settings = ResolvedPlanSettings::from(PlanSettings {
+        level,
+        mix,
+        ..settings
+    });
+    let workload = usual_workload(&planner.config.shape);
+    Ok(planner.plan(settings, u64::MAX, workload)?)
+}
+
 /// An optimization, with all that it needs.
 struct Run<'a> {
     options: &'a OptimizeOptions,
@@ -256,7 +320,7 @@ impl Run<'_> {
             tensors: group.names(self.writer.sources),
             bits,
             is_original: false,
-            bytes: (group.weights as f64 * bits / 8.0) as u64,
+            bytes: bytes_of(group, bits),
             predicted_kl_nats: None,
         });
         Choice {
@@ -283,56 +347,54 @@ impl Run<'_> {
         let candidate =
             (self.writer).write(&candidates, &equal, &MixRecord::default(), false, report)?;
         // What the plan takes besides these matrices, whatever their rates.
-        let plan = self.plan(Level::Optimized, Some(candidate.id))?;
+        let plan = |level, mix| plan(self.planner, self.settings, level, mix);
+        let (original, plan) = (
+            plan(Level::Standard, None)?,
+            plan(Level::Optimized, Some(candidate.id))?,
+        );
         let machine = &self.planner.machine;
         let other_bytes = other_bytes(&plan, candidate.id) + allocation_slack_bytes(machine);
-        let weights: u64 = groups.iter().map(|group| group.weights).sum();
+        let least = groups.iter().map(|group| bytes_of(group, BITS_MIN));
         let least_bytes =
-            other_bytes + (weights as f64 * BITS_MIN / 8.0 / (1.0 - SLACK)).ceil() as u64;
-        // Before minutes of passes.
+            other_bytes + (least.sum::<u64>() as f64 / (1.0 - SLACK)).ceil() as u64 + 1;
         if budget_bytes < least_bytes {
-            return Err(EngineError::Plan(PlanError::BudgetTooSmall {
-                budget_bytes,
-                least_bytes,
-                level: Level::Optimized,
-                canvas: plan.workload.canvas_length,
-                fitting: None,
-            })
-            .into());
+            return Err(too_small(budget_bytes, least_bytes, &plan));
         }
+        // Measured passes correct what rates predict, at this level and not at the checkpoint's.
+        let correction = plan.pass.map_or(1.0, |pass| pass.correction);
         let costs = |plan: &Plan| {
             let seconds = plan.tensor_seconds(&self.planner.config.shape, machine);
-            GroupCosts::of(plan, seconds.as_ref(), groups)
+            GroupCosts::of(plan, seconds.as_ref(), groups).corrected(correction)
         };
-        let own_costs = costs(&self.plan(Level::Standard, None)?);
-        let costs = costs(&plan);
-        let bytes = ((budget_bytes - other_bytes) as f64 * (1.0 - SLACK)) as u64;
-        if own_costs.bytes.iter().sum::<u64>() <= bytes {
-            return Err(OptimizeError::NothingToQuantize);
-        }
+        let (own_costs, costs) = (costs(&original), costs(&plan));
         let other_s = match max_pass_s {
             Some(_) => seconds_besides(&plan, &costs).ok_or(OptimizeError::UnknownTimes)?,
             None => 0.0,
         };
+        let limits = Limits {
+            bytes: ((budget_bytes - other_bytes) as f64 * (1.0 - SLACK)) as u64,
+            seconds: max_pass_s.map(|limit| limit - other_s),
+        };
+        let within = |sensitivities: Vec<f64>| {
+            let choices = Choices::new(groups, sensitivities, &own_costs, &costs);
+            match choices.within(limits) {
+                Ok(chosen) => Ok((choices, chosen)),
+                Err(AllocateError::Time { limit, least }) => Err(OptimizeError::PassTime {
+                    limit_s: limit + other_s,
+                    least_s: least + other_s,
+                }),
+                Err(other) => Err(other.into()),
+            }
+        };
+        // Whether there is a choice depends on no loss, and measuring takes minutes.
+        within(vec![0.0; groups.len()])?;
         let losses = measure_losses(
             &self.measure,
             (&candidate, &candidates, groups, sources),
             (&self.options.samples, self.options.text_hash),
             report,
         )?;
-        let sensitivities = losses::sensitivities(groups, &losses);
-        let choices = Choices::new(groups, sensitivities, &own_costs, &costs);
-        let limits = Limits {
-            bytes,
-            seconds: max_pass_s.map(|limit| limit - other_s),
-        };
-        let chosen = choices.within(limits).map_err(|error| match error {
-            AllocateError::Time { limit, least } => OptimizeError::PassTime {
-                limit_s: limit + other_s,
-                least_s: least + other_s,
-            },
-            other => other.into(),
-        })?;
+        let (choices, chosen) = within(losses::sensitivities(groups, &losses))?;
         Ok(Choice {
             record: MixRecord {
                 calibration: self.writer.calibration_name(),
@@ -347,18 +409,6 @@ impl Run<'_> {
             }),
             forms: chosen.forms,
         })
-    }
-
-    /// The usual plan of a level, with all weights on the device.
-    fn plan(&self, level: Level, mix: Option<MixId>) -> Result<Plan, EngineError> {
-        let settings = PlanSettings {
-            level,
-            mix,
-            ..self.settings
-        };
-        let workload = usual_workload(&self.planner.config.shape);
-        let settings = ResolvedPlanSettings::from(settings);
-        Ok(self.planner.plan(settings, u64::MAX, workload)?)
     }
 
     /// Writes the mix, and measures it on other texts than it was chosen by.
@@ -398,7 +448,7 @@ impl Run<'_> {
 /// Seconds of a pass besides the matmuls with the groups; `None` where they cannot be predicted.
 fn seconds_besides(plan: &Plan, costs: &GroupCosts) -> Option<f64> {
     let matmuls: f64 = costs.seconds.as_ref()?.iter().sum();
-    Some((plan.pass?.total_s() - matmuls).max(0.0))
+    Some(plan.pass?.total_s() - matmuls)
 }
 
 /// Whoever names a file as a calibration is told so, whatever it is instead.

@@ -403,10 +403,7 @@ impl Plan {
     fn decompress_where_it_pays(&mut self, input: &PlanInput<'_>) {
         let asked = self.timing_input(input.shape, &input.workload, input.machine);
         let time = |group: &WeightGroupPlan| time::compute_s(group, &asked);
-        let held = self.peak_bytes()
-            + allocation_slack_bytes(input.machine)
-            + page_table_bytes(self.pinned_bytes);
-        let mut room = self.budget_bytes.saturating_sub(held);
+        let mut room = (self.budget_bytes).saturating_sub(self.held_bytes(input.machine));
         // In the order of a pass, first come: all layers gain about the same for a byte, so there is little to choose
         // between them.
         for group in &mut self.groups {
@@ -438,7 +435,8 @@ impl Plan {
         time::predict(&self.groups, &self.timing_input(shape, workload, machine))
     }
 
-    /// Seconds of a pass's matmuls with each of the model's tensors, by its index; `None` where a rate is not known.
+    /// Seconds of a pass's matmuls with each of the model's tensors, by its index, as the rates alone have it; `None` where
+    /// one is not known.
     pub fn tensor_seconds(&self, shape: &Shape, machine: &Machine) -> Option<HashMap<usize, f64>> {
         time::tensor_seconds(
             &self.groups,
@@ -465,6 +463,13 @@ impl Plan {
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         self.weight_bytes() + self.working.total_bytes()
+    }
+
+    /// Most bytes of the device's memory that the driver counts at once: the peak, with what it takes besides.
+    #[must_use]
+    pub fn held_bytes(&self, machine: &Machine) -> u64 {
+        let tables = page_table_bytes(self.pinned_bytes);
+        self.peak_bytes() + allocation_slack_bytes(machine) + tables
     }
 
     /// Bytes for weights: resident ones, and the staging buffers of the others.

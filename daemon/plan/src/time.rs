@@ -270,7 +270,7 @@ pub(super) fn compute_s(group: &WeightGroupPlan, input: &TimingInput<'_>) -> Opt
         .sum()
 }
 
-/// Seconds of the matmuls with each tensor, by its index; `None` where a rate is not known.
+/// Seconds of the matmuls with each tensor by the rates, by its index; `None` where a rate is not known.
 pub(super) fn tensor_seconds(
     groups: &[WeightGroupPlan],
     input: &TimingInput<'_>,

@@ -7,7 +7,7 @@ use sluice_engine::{
     calibration::{CalibrateError, CalibrationOptions, calibrate},
     optimization::{
         GroupKind, LossPoint, MatrixGroup, OptimizeError, OptimizeOptions, OptimizeProgress,
-        OptimizeSummary, Prediction, optimize,
+        OptimizeSummary, Prediction, check, optimize,
     },
 };
 use sluice_proto::v1::{self, OperationKind, OperationStage, ProgressUnit};
@@ -39,6 +39,8 @@ impl Operations {
             caller: None,
         };
         self.work(description, move |operation, stop| {
+            // Before a calibration that takes minutes.
+            check(&engine, options.goal)?;
             if let Some(missing) = &missing {
                 let mut report = |step| operation.progress(calibration::step_to_wire(step));
                 let made = calibrate(&engine, missing, stop, &mut report);

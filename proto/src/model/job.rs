@@ -237,7 +237,7 @@ impl TryFrom<v1::OptimizeRequest> for OptimizeJob {
             threads: at_least_one("threads", wire.threads)?,
             max_pass_ms: match wire.max_pass_ms {
                 Some(ms) if !(ms.is_finite() && ms > 0.0) => {
-                    return Err(invalid("max_pass_ms", "must be above 0"));
+                    return Err(invalid("max_pass_ms", "must be a finite number above 0"));
                 }
                 ms => ms,
             },

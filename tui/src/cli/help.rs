@@ -233,7 +233,8 @@ again, with --mix another one; `sluice restore --to source` goes back to the che
 
 The first run takes longest: another budget uses the same measurements. Use text like that which the model will work on.
 Other requests are served in between. Ctrl-C cancels it; the next run takes up what was done.
-With --json each line is a picture of the operation. The last one has the result, \"optimize\".";
+With --json each line is a picture of an operation: this one, whose last picture has the result \"optimize\", then the change
+of level and, with --output, the compression.";
 
 pub(super) const QUANTIZE: &str = "\
 Examples:
@@ -241,9 +242,9 @@ Examples:
   sluice quantize --bits 4 -o model-4.sluice --no-apply
   sluice quantize notes.txt --bits 3 --uncalibrated
 
-Quantizes all matrices of the loaded model to one rate, by its calibration, measures what that loses on texts that the
-calibration has not seen, and puts the result in force, between the passes of what runs: level optimized. In as many bytes
-`sluice optimize` loses less, since it measures which matrices need more bits than others; this takes a third of its time.
+Quantizes all matrices of the loaded model to one rate, by its calibration, measures what that loses, and puts the result
+in force, between the passes of what runs: level optimized. In as many bytes `sluice optimize` loses less, since it
+measures which matrices need more bits than others; this takes less time.
 
 The result, a mix, stays in the daemon's folder of converted weights, as one of `sluice optimize` does. With --output the
 model is written to a file as well. Ctrl-C cancels it; the next run takes up what was done.";

@@ -76,6 +76,7 @@ pub(super) async fn compress(
         By::Path(path) if arguments.mix.is_none() => alone(&arguments.following, command, || {
             compress_words(path, &request, arguments)
         }),
+        By::Path(_) if arguments.mix.is_some() => Err(offline::START_HINT.to_owned()),
         By::Path(_) | By::Name(_) | By::Shape(_) => Err(offline_hint(command)),
     };
     let daemon = offline::daemon(socket, alone).await?;

@@ -31,11 +31,12 @@ pub(super) fn flag(name: &str, value: Option<impl std::fmt::Display>) -> Option<
     value.map(|value| format!("{name}={value}"))
 }
 
+/// The hint where no daemon runs, and nothing else does the work.
+pub(super) const START_HINT: &str = "start it with `sluiced` (or `systemctl start sluice`)";
+
 /// The hint where no daemon runs and its work cannot be done in its place.
 pub(super) fn offline_hint(command: &str) -> String {
-    format!(
-        "start it with `sluiced` (or `systemctl start sluice`); or do it without a daemon: `sluiced {command}`"
-    )
+    format!("{START_HINT}; or do it without a daemon: `sluiced {command}`")
 }
 
 /// Replaces this process by `sluiced`, so that output, exit code and signals are its own. Returns only if that failed.

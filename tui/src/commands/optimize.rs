@@ -12,7 +12,7 @@ use sluice_shared::{
     units,
 };
 
-use super::{apply, input, jobs::follow_own, paths::absolute};
+use super::{apply, input, jobs::follow_own, paths::absolute, usage};
 use crate::{
     cli::{MixArgs, Optimize, Quantize},
     connection::DaemonConnection,
@@ -68,6 +68,12 @@ async fn make(
     budget: Option<Budget>,
     out: &mut StandardOutput,
 ) -> Result<(), Failure> {
+    let output_path = arguments.output.as_deref().map(absolute).transpose()?;
+    // Before minutes of work. Whether the daemon may write there is found when it does.
+    if let Some(output) = arguments.output.as_deref().filter(|output| output.exists()) {
+        let problem = format!("{} exists", output.display());
+        return Err(usage(&problem));
+    }
     let daemon = DaemonConnection::connect(socket).await?;
     let mut client = daemon.optimizer();
     let call = client.optimize(request);
@@ -80,26 +86,27 @@ async fn make(
     if !arguments.following.json && made.prediction.is_some() {
         table(&made, out)?;
     }
-    if let Some(output) = &arguments.output {
-        let request = CompressRequest {
-            output_path: absolute(output)?,
-            mix: Some(made.mix),
-            threads: arguments.threads,
-            ..CompressRequest::default()
+    if !arguments.no_apply {
+        let options = PlanOptions {
+            level: Some(Level::Optimized),
+            budget,
+            mix: MixId::from_number(made.mix),
+            ..PlanOptions::default()
         };
-        let call = client.compress(request);
-        follow_own(&daemon, call, &arguments.following, out).await?;
+        apply::in_force(&daemon, options, arguments.following.json, out).await?;
     }
-    if arguments.no_apply {
+    let Some(output_path) = output_path else {
         return Ok(());
-    }
-    let options = PlanOptions {
-        level: Some(Level::Optimized),
-        budget,
-        mix: MixId::from_number(made.mix),
-        ..PlanOptions::default()
     };
-    apply::in_force(&daemon, options, arguments.following.json, out).await
+    let request = CompressRequest {
+        output_path,
+        mix: Some(made.mix),
+        threads: arguments.threads,
+        ..CompressRequest::default()
+    };
+    let call = client.compress(request);
+    let written = follow_own(&daemon, call, &arguments.following, out).await;
+    written.map(drop)
 }
 
 /// What was chosen for each group of matrices: a row for each layer.

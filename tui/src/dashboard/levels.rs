@@ -45,6 +45,8 @@ pub struct Levels {
     pub measuring: Option<RunningMeasurement>,
     /// The latest optimization of each model, by the model's name.
     pub optimizations: BTreeMap<String, Optimization>,
+    /// The latest operation that is known to have made a mix.
+    pub latest_mix: Option<u64>,
     /// Speed of requests, by their preset.
     pub presets: PresetStatistics,
 }

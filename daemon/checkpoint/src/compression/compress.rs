@@ -302,7 +302,7 @@ fn least_bytes(treatment: TensorTreatment, how: CompressionMethod, entry: &Tenso
             Some(number),
         ) => (entry.bytes as f64 / number.bytes() as f64 * bits / 8.0) as u64,
         (TensorTreatment::Trellis, CompressionMethod::Trellis(TrellisTarget::Error(_)), _) => 0,
-        // Those of the mix have fewer bits than that.
+        // Quantized matrices have any number of bits.
         (TensorTreatment::Lossless, CompressionMethod::Mix(_), _) => 0,
         (TensorTreatment::Plain, ..) | (_, CompressionMethod::Lossless(Lossless::Plain), _) => {
             entry.bytes
@@ -345,7 +345,9 @@ struct Work<'a> {
 
 impl Work<'_> {
     fn write(&mut self, treatment: TensorTreatment) -> Result<(), CompressError> {
-        if let Some(mix) = self.mix
+        // What is to stay as it is does: an embedding, too, whose matrix a tied LM head has in the mix.
+        if treatment != TensorTreatment::Plain
+            && let Some(mix) = self.mix
             && let Some(tensor) = mix.tensor(self.name)
             && let Some(scheme) = tensor.scheme()
         {
@@ -392,19 +394,11 @@ impl Work<'_> {
             stop_if(self.cancel)?;
             mix.read_chunk(&chunk, &mut bytes)?;
             self.writer.chunk(&chunk.layout, &bytes)?;
-            done += chunk.layout.elements() as u64 * self.entry.bytes / self.elements();
+            let size = dtype(self.entry).map_or(1, DType::bytes);
+            done += (chunk.layout.elements() * size) as u64;
             (self.progress)(done);
         }
         Ok(self.writer.end_tensor(tensor.original_hash)?)
-    }
-
-    fn elements(&self) -> u64 {
-        self.entry
-            .shape
-            .iter()
-            .map(|&size| size as u64)
-            .product::<u64>()
-            .max(1)
     }
 
     /// Fits a quantizer to a sample of the tensor: parts of evenly spaced rows, each part at another place in its row.

@@ -218,6 +218,12 @@ impl Mixes {
                 let cause = format!("tensor {name} has not the checkpoint's shape");
                 return Err(malformed(cause));
             }
+            let compressed = container.compressed(name);
+            if compressed.is_none_or(|compressed| compressed.scheme() != Scheme::Columns) {
+                return Err(malformed(format!(
+                    "tensor {name} is not quantized by columns"
+                )));
+            }
         }
         Ok(OpenMix {
             id: mix,

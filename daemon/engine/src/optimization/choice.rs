@@ -52,6 +52,14 @@ impl GroupCosts {
         }
     }
 
+    /// With seconds that are so many times as long.
+    pub(super) fn corrected(mut self, factor: f64) -> Self {
+        for seconds in self.seconds.iter_mut().flatten() {
+            *seconds *= factor;
+        }
+        self
+    }
+
     fn seconds_of(&self, group: usize) -> f64 {
         self.seconds.as_ref().map_or(0.0, |seconds| seconds[group])
     }
@@ -100,7 +108,7 @@ impl<'a> Choices<'a> {
         let candidates = groups.iter().zip(&sensitivities).enumerate();
         let candidates = candidates.map(|(at, (group, &sensitivity))| {
             let at_rate = rates().map(|bits| Candidate {
-                bytes: (group.weights as f64 * bits / 8.0).ceil() as u64,
+                bytes: bytes_of(group, bits),
                 loss: loss(sensitivity, bits),
                 seconds: quantized.seconds_of(at),
             });
@@ -185,6 +193,11 @@ impl<'a> Choices<'a> {
         }
         Ok(points)
     }
+}
+
+/// Bytes of a group at so many bits per weight.
+pub(super) fn bytes_of(group: &MatrixGroup, bits: f64) -> u64 {
+    (group.weights as f64 * bits / 8.0).ceil() as u64
 }
 
 fn rates() -> impl Iterator<Item = f64> {

@@ -318,16 +318,24 @@ fn what_more_bytes_gain_are_the_checkpoints_own_weights() {
 }
 
 #[test]
-fn a_pass_that_cannot_be_so_short_is_refused_with_the_shortest() {
+fn a_limit_of_time_is_kept_by_the_plan_or_refused_with_the_shortest() {
     let world = World::new();
-    // The machine's rates are measured when somebody asks for them.
-    world.engine.machine().unwrap();
+    let budget_bytes = world.budget(8.0);
     let limited = |max_pass_s| OptimizeOptions {
         goal: OptimizeGoal::Fit {
-            budget_bytes: world.budget(5.0),
+            budget_bytes,
             max_pass_s: Some(max_pass_s),
         },
         ..world.options(0)
+    };
+    let pass_s = |made: &OptimizeSummary| {
+        let change = PlanOptions {
+            budget: Some(Budget::Bytes(budget_bytes)),
+            mix: Some(made.mix),
+            ..at(Level::Optimized)
+        };
+        let plan = world.engine.plan(&change, Workload::new(256, 32, 1));
+        plan.unwrap().pass.unwrap().total_s()
     };
     let Err(OptimizeError::PassTime { limit_s, least_s }) = world.optimize(&limited(1e-7)) else {
         panic!("no pass is so short")
@@ -336,8 +344,29 @@ fn a_pass_that_cannot_be_so_short_is_refused_with_the_shortest() {
         (limit_s - 1e-7).abs() < 1e-12 && least_s > 1e-6,
         "{least_s}"
     );
-    let made = world.optimize(&limited(1e3)).unwrap();
-    assert!(made.record.groups.iter().all(|group| !group.is_original));
+    // Passes at the level teach how long they really are.
+    let free = world.optimize(&limited(1e3)).unwrap();
+    world
+        .apply(PlanOptions {
+            mix: Some(free.mix),
+            ..at(Level::Optimized)
+        })
+        .unwrap();
+    for _ in 0..3 {
+        world.generate();
+    }
+    let longest = pass_s(&free);
+    let shortest = match world.optimize(&limited(1e-7)) {
+        Err(OptimizeError::PassTime { least_s, .. }) => least_s,
+        other => panic!("{other:?}"),
+    };
+    assert!(shortest < longest, "{shortest} {longest}");
+    let limit_s = (shortest + longest) / 2.0;
+    let made = world.optimize(&limited(limit_s)).unwrap();
+    let found = pass_s(&made);
+    assert!(found <= 1.001 * limit_s, "{found} of {limit_s}");
+    let loss = |made: &OptimizeSummary| made.prediction.as_ref().unwrap().kl_nats;
+    assert!(loss(&made) >= loss(&free));
 }
 
 #[test]

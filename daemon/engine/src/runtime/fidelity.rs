@@ -307,9 +307,15 @@ impl Worker {
         let reader = WeightReader::clone(&current.reader);
         let reader = with_mix_of(reader, &current.planner, plan)?;
         current.set_reader(Arc::new(reader))?;
-        current
-            .weights
-            .raise_decompression(plan.staging.decompress_bytes)?;
+        let heads = || {
+            let is_head = |group: &&WeightGroupPlan| matches!(group.group, WeightGroup::LmHead(_));
+            plan.groups.iter().filter(is_head)
+        };
+        // As much as was kept free for it.
+        let largest = heads().map(|head| head.tensors[0].elements()).max();
+        let head_bytes = largest.unwrap_or(0) * size_of::<f32>() as u64;
+        let decompress_bytes = plan.staging.decompress_bytes.min(head_bytes);
+        current.weights.raise_decompression(decompress_bytes)?;
         let weights = &current.weights;
         let targets: Vec<u32> = samples
             .iter()
@@ -317,11 +323,7 @@ impl Worker {
             .collect();
         // In parts of the vocabulary: the logits of both sides would take more memory than the model's activations.
         let mut comparison = ops.start_comparison(&targets, weights.lm_head_part_rows())?;
-        let heads = plan
-            .groups
-            .iter()
-            .filter(|group| matches!(group.group, WeightGroup::LmHead(_)));
-        for head in heads {
+        for head in heads() {
             if cancel.load(Ordering::Relaxed) {
                 return Err(Interrupt::Cancelled);
             }

@@ -115,7 +115,7 @@ impl Table {
 
     fn mixes(&self, made: &Made, full: &Calibration) -> Result<()> {
         println!(
-            "\n| mean bits | lowest, highest | predicted KL | above the best | KL | same top | one rate: predicted KL | KL | same top | KL less by |\n\
+            "\n| mean bits | lowest, highest | predicted KL | of it the gap at most | KL | same top | one rate: predicted KL | KL | same top | KL less by |\n\
              |---:|---|---:|---:|---:|---:|---:|---:|---:|---:|"
         );
         for mix in made.mixes(&MEAN_BITS)? {

@@ -2,7 +2,7 @@
 
 mod choice;
 
-use sluice_proto::v1::{FidelityMeasurement, Operation, Snapshot};
+use sluice_proto::v1::{FidelityMeasurement, Operation, Snapshot, operation};
 use sluice_shared::{
     level::Level,
     preset::{PRESETS, Preset},
@@ -170,7 +170,15 @@ pub(super) fn learn_optimizations(
     operations: &[Operation],
     effects: &mut Vec<Effect>,
 ) {
-    let before = state.optimization().cloned();
+    let made = |operation: &&Operation| {
+        matches!(operation.outcome, Some(operation::Outcome::Optimize(_)))
+            && !operation.model.is_empty()
+    };
+    let latest = operations
+        .iter()
+        .filter(made)
+        .map(|operation| operation.operation_id)
+        .max();
     let mut ended: Vec<_> = operations
         .iter()
         .filter_map(|operation| Some((operation, Optimization::of(operation)?)))
@@ -182,9 +190,10 @@ pub(super) fn learn_optimizations(
         state.levels.optimizations.insert(model, known);
     }
     // A mix that is not put in force changes no settings, but what level `optimized` leads to.
-    if state.page == Page::Levels && state.optimization() != before.as_ref() {
+    if state.page == Page::Levels && latest > state.levels.latest_mix {
         ask_plan_of(state, Level::Optimized, effects);
     }
+    state.levels.latest_mix = latest.max(state.levels.latest_mix);
 }
 
 /// Takes the failure of a change. An earlier change that is under way goes on and stays shown: the daemon refused the later

@@ -5,7 +5,7 @@ use std::iter;
 use sluice_cuda::CudaError;
 use sluice_machine::MemoryKind;
 use sluice_ops::{OpsError, ledger::Ledger};
-use sluice_plan::{MLP_ROWS, Plan, PlanError, allocation_slack_bytes};
+use sluice_plan::{MLP_ROWS, Plan, PlanError};
 use sluice_shared::{level::Level, options::ResolvedPlanSettings, units};
 
 use super::{MLP_ROWS_MIN, PassRunner};
@@ -184,9 +184,8 @@ impl PassRunner<'_> {
         }
         let allowed = self.worker.allowed_bytes();
         let current = self.worker.current_mut()?;
-        // The driver's rounding is held besides, and a plan's budget allows for it: no more gives way than is missing.
-        let held =
-            current.as_it_stands().peak_bytes() + allocation_slack_bytes(&current.planner.machine);
+        // What the driver takes besides is held, too, and a plan's budget allows for it: no more gives way than is missing.
+        let held = current.as_it_stands().held_bytes(&current.planner.machine);
         let plan = self.frugal_plan(allowed.min(held.saturating_sub(missing_bytes)))?;
         let reader = &self.worker.current_mut()?.reader;
         // Nobody waits for a conversion where nothing was refused.
