@@ -386,6 +386,61 @@ mod tests {
     }
 
     #[test]
+    fn a_mix_is_no_other_compression() {
+        let with = |mix, change: fn(&mut v1::CompressRequest)| {
+            let mut wire = v1::CompressRequest {
+                mix: Some(mix),
+                ..compress()
+            };
+            change(&mut wire);
+            CompressJob::try_from(wire)
+        };
+        let asked = with(7, |_| {}).unwrap();
+        assert_eq!(
+            asked.method,
+            CompressionMethod::Mix(MixId::from_number(7).unwrap())
+        );
+        for refused in [
+            with(0, |_| {}),
+            with(7, |wire| wire.bits_per_weight = Some(4.0)),
+            with(7, |wire| wire.compression = v1::Compression::Huffman.into()),
+        ] {
+            assert_eq!(refused.unwrap_err().field, "mix");
+        }
+    }
+
+    #[test]
+    fn an_optimization_has_limits_or_a_rate() {
+        let request = |budget_bytes, max_pass_ms, bits_per_weight| v1::OptimizeRequest {
+            budget_bytes,
+            max_pass_ms,
+            bits_per_weight,
+            ..Default::default()
+        };
+        let asked = |wire| OptimizeJob::try_from(wire).unwrap();
+        let limited = asked(request(Some(1 << 30), Some(40.0), None));
+        assert_eq!(
+            (limited.budget_bytes, limited.max_pass_ms),
+            (Some(1 << 30), Some(40.0))
+        );
+        assert_eq!(
+            asked(request(None, None, Some(3.5))).bits_per_weight,
+            Some(3.5)
+        );
+        for (wire, field) in [
+            (request(None, Some(0.0), None), "max_pass_ms"),
+            (request(None, Some(f64::NAN), None), "max_pass_ms"),
+            (request(None, Some(f64::INFINITY), None), "max_pass_ms"),
+            (request(None, None, Some(1.7)), "bits_per_weight"),
+            (request(None, None, Some(f64::NAN)), "bits_per_weight"),
+            (request(Some(1 << 30), None, Some(3.5)), "bits_per_weight"),
+            (request(None, Some(40.0), Some(3.5)), "bits_per_weight"),
+        ] {
+            assert_eq!(OptimizeJob::try_from(wire).unwrap_err().field, field);
+        }
+    }
+
+    #[test]
     fn shares_to_prune_are_checked() {
         let request = |heads, channels, score| v1::PruneRequest {
             model: By::Path("/m".to_owned()).into(),

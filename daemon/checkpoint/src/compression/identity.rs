@@ -78,6 +78,8 @@ fn journal_name(how: CompressionMethod) -> String {
 
 #[cfg(test)]
 mod tests {
+    use sluice_shared::mix::MixId;
+
     use super::*;
 
     #[test]
@@ -106,6 +108,10 @@ mod tests {
             (
                 CompressionMethod::Trellis(TrellisTarget::Error(0.1)),
                 "Rate(Error(0.1))",
+            ),
+            (
+                CompressionMethod::Mix(MixId::from_number(0x3f2a_91c4).unwrap()),
+                "Mix(3f2a91c4)",
             ),
         ] {
             assert_eq!(journal_name(how), name);
