@@ -191,7 +191,7 @@ async fn who_reads_nothing_is_closed_and_costs_bounded_memory() {
         let _ = peer.write_all(&frame(PING, 0, 0, &[7; 8])).await;
         unread.push(peer);
     }
-    let alone = generate(&daemon, tokens(&[1], 8)).await.unwrap();
+    let mut alone = None;
     let mut took = 0;
     // Snapshots come with each change: requests make some.
     let begun = std::time::Instant::now();
@@ -202,8 +202,17 @@ async fn who_reads_nothing_is_closed_and_costs_bounded_memory() {
             "nobody was closed, {} MiB",
             took / MIB
         );
-        let served = generate(&daemon, tokens(&[1], 8)).await.unwrap();
-        assert_eq!(done(&served).token_ids, done(&alone).token_ids);
+        let served = match generate(&daemon, tokens(&[1], 8)).await {
+            Ok(served) => served,
+            // On a busy machine, until some of those calls have ended.
+            Err(refused) if refused.reason.as_deref() == Some("TOO_MANY_CALLS") => {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+            Err(other) => panic!("{other:?}"),
+        };
+        let found = done(&served).token_ids.clone();
+        assert_eq!(alone.get_or_insert_with(|| found.clone()), &found);
         took = took.max(resident(&daemon).await.saturating_sub(before));
     }
     assert!(took < UNREAD_BYTES_MAX as u64 * 3, "{} MiB", took / MIB);
