@@ -291,7 +291,7 @@ fn plan(
         ..settings
     });
     let workload = usual_workload(&planner.config.shape);
-    Ok(planner.plan(settings, u64::MAX, workload)?)
+    planner.plan(settings, u64::MAX, workload)
 }
 
 /// An optimization, with all that it needs.
