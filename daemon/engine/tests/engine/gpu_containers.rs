@@ -65,11 +65,8 @@ fn check(engine: &Engine, path: &Path, scheme: Scheme, expected: &GenerationResu
     assert!(streamed.1.streamed_bytes() > 0 && streamed.1.pinned_bytes > 0);
     for (generated, plan) in [resident, streamed] {
         assert!(is_compressed(&plan, scheme));
-        // Dictionary-compressed weights are multiplied as they are, by so few rows.
-        assert_eq!(
-            plan.staging.decompress_bytes > 0,
-            scheme != Scheme::Dictionary
-        );
+        // Dictionary codes are multiplied as they are by few rows; the canvas has more.
+        assert!(plan.staging.decompress_bytes > 0, "{scheme:?}");
         assert_eq!(generated.tokens, expected.tokens, "{scheme:?}");
     }
 }

@@ -399,7 +399,7 @@ fn what_the_driver_counts_otherwise_is_told_once() {
         assert!(told(&engine, model, || {}).0.is_empty());
         // In no account.
         let gpu = engine.device().gpu().unwrap();
-        let _uncounted = gpu.allocate(100 << 20).unwrap();
+        let _uncounted = gpu.allocate(200 << 20).unwrap();
         let (notices, result) = told(&engine, model, || {});
         assert!(result.is_ok());
         assert!(

@@ -25,7 +25,7 @@ async fn gpu(
 #[ignore = "on the stand-in: cargo ci"]
 async fn a_check_reports_what_it_found_before_the_gpu_failed() {
     let libraries = stand_in::build();
-    let failing = [("STAND_IN_FAIL_KERNEL", "multiply_small_f32_q6_k")];
+    let failing = [("STAND_IN_FAIL_KERNEL", "multiply_few_f32_q6_k")];
     let (report, code) = gpu(libraries, &failing, &["check", "--compute-dtype", "f32"]).await;
     assert_eq!(code, Some(exit::FAILURE.into()));
     assert_eq!(report["device"]["kind"], "cuda");
