@@ -149,8 +149,7 @@ DEVICE void write_columns(T *out, const Parts<Coding::columns> &parts, ColumnsSh
     const u32 tile_start = shared.tile_starts[threadIdx.x / TILE_COLUMNS];
     BitStream stream(parts.codes, parts.limit, shared.rings[warp] + lane, tile_start + place.start / 8, place.start % 8);
     const u32 kind = place.kind == 0 ? 0 : place.kind - 1;
-    // Whatever the table says, columns of zeros are that.
-    const float part = place.kind == 0 ? 0.0f : part_of_column(parts, place.step);
+    const float part = part_of_column(parts, place.step);
     const float *const levels = shared.levels + place.kind * RATE_SYMBOLS;
     // Escaped symbols follow the column's codes; those that come next, and how many bits of them were taken.
     u64 escape_at = u64(tile_start) * 8 + place.start + place.codes, escapes = bits_at(parts, escape_at);
@@ -165,8 +164,6 @@ DEVICE void write_columns(T *out, const Parts<Coding::columns> &parts, ColumnsSh
         stream.skip(length);
         return __ldg(COLUMN_WORDS + (code + __ldg(starts + length)));
     };
-    // Where all lanes of the warp have one symbol in a word, none asks what is left of it.
-    const bool one = __all_sync(0xffffffffu, together == 1);
     T *const to = out + column;
     Quantizers quantizers;
     // Symbols of a word that were not taken yet.
@@ -175,13 +172,6 @@ DEVICE void write_columns(T *out, const Parts<Coding::columns> &parts, ColumnsSh
         u32 symbols[PHASE / 4];
 #pragma unroll
         for (u32 half = 0; half < PHASE; half += BitStream::CODES) {
-            if (one) {
-                stream.read_codes([&](u32 i) {
-                    u32 &four = symbols[(half + i) / 4];
-                    four = i % 4 == 0 ? next_word() : four | next_word() << 8 * (i % 4);
-                });
-                continue;
-            }
             stream.read_codes([&](u32 i) {
                 if (ready == 0) {
                     word = next_word();
