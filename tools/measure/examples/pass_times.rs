@@ -5,41 +5,29 @@
 //! cargo run -p sluice-measure --example pass_times -- MODEL...
 //! ```
 
-use std::{
-    error::Error,
-    path::Path,
-    sync::{Arc, atomic::AtomicBool},
-    time::Instant,
-};
+use std::{error::Error, path::Path, sync::atomic::AtomicBool, time::Instant};
 
-use sluice_checkpoint::{Checkpoint, Source};
-use sluice_engine::{
-    model::transformer::{Sequence, Transformer, VisibleKeys},
-    residency::{LoadOutcome, Residency, WeightReader},
-};
-use sluice_machine::Profile;
+use sluice_engine::model::transformer::{Sequence, VisibleKeys};
+use sluice_measure::loaded::Loaded;
 use sluice_ops::{Ops, device::Device, ledger::Ledger};
-use sluice_plan::{Machine, Plan, PlanInput, WorkingMemory, Workload};
-use sluice_shared::{level::Level, options::ResolvedPlanSettings, units};
+use sluice_shared::{level::Level, units};
 
 const POSITIONS: usize = 256;
 const READ: usize = 32;
 const RUNS: usize = 7;
 
-/// A model with all its weights, and its best time.
-struct Loaded {
+/// A model, and its best time.
+struct Timed {
     path: String,
     ops: Ops,
-    model: Transformer,
-    weights: Residency,
-    bytes: u64,
+    loaded: Loaded,
     best_s: f64,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let paths: Vec<String> = std::env::args().skip(1).collect();
     for level in [Level::Off, Level::Moderate, Level::Aggressive] {
-        let models = paths.iter().map(|path| Loaded::new(path, level));
+        let models = paths.iter().map(|path| Timed::new(path, level));
         let mut models = models.collect::<Result<Vec<_>, _>>()?;
         for _ in 0..RUNS {
             for model in &mut models {
@@ -47,41 +35,20 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
         for model in &models {
-            let (bytes, ms) = (units::bytes(model.bytes), model.best_s * 1e3);
+            let (bytes, ms) = (units::bytes(model.loaded.bytes), model.best_s * 1e3);
             println!("{level:10} {:>9} {ms:7.1} ms  {}", bytes, model.path);
         }
     }
     Ok(())
 }
 
-impl Loaded {
+impl Timed {
     fn new(path: &str, level: Level) -> Result<Self, Box<dyn Error>> {
         let ops = Ops::new(Device::cpu(1)?, Ledger::default())?;
-        let checkpoint = Checkpoint::open(&Source::Folder(Path::new(path).to_owned()))?;
-        let config = checkpoint.model()?;
-        let sources = checkpoint.model_sources(&config.shape)?;
-        let plan = Plan::new(&PlanInput {
-            shape: &config.shape,
-            sources: &sources,
-            choices: ResolvedPlanSettings::from(level),
-            budget_bytes: u64::MAX,
-            workload: Workload::default(),
-            working: WorkingMemory::default(),
-            machine: &Machine::unmeasured(Profile::cpu(1), u64::MAX),
-        })?;
-        let reader = Arc::new(WeightReader::new(Arc::new(checkpoint), &sources));
-        let never = AtomicBool::new(false);
-        let (device, ledger) = (ops.device(), ops.ledger());
-        let LoadOutcome::Done(weights) =
-            Residency::load(&plan, reader, device, ledger, &never, &mut |_| {})?
-        else {
-            unreachable!("nobody cancels");
-        };
+        let loaded = Loaded::new(Path::new(path), level, &ops)?;
         Ok(Self {
             path: path.to_owned(),
-            model: Transformer::new(config, &ops)?,
-            weights,
-            bytes: plan.resident_bytes(),
+            loaded,
             best_s: f64::INFINITY,
             ops,
         })
@@ -97,7 +64,8 @@ impl Loaded {
         }];
         let never = AtomicBool::new(false);
         let begun = Instant::now();
-        let rows = (self.model).forward(&self.ops, &self.weights, &mut canvas, &never);
+        let rows =
+            (self.loaded.model).forward(&self.ops, &self.loaded.weights, &mut canvas, &never);
         self.best_s = self.best_s.min(begun.elapsed().as_secs_f64());
         assert!(rows.is_ok(), "a pass failed");
     }

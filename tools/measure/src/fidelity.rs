@@ -1,27 +1,20 @@
 //! How far another checkpoint of a model is from it: the same texts through both.
 
-use std::{
-    fs,
-    path::Path,
-    sync::{Arc, atomic::AtomicBool},
-};
+use std::{fs, path::Path, sync::atomic::AtomicBool};
 
-use sluice_checkpoint::{Checkpoint, family::ModelConfig};
+use sluice_checkpoint::Checkpoint;
 use sluice_engine::{
     MeasureFidelity, ModelId,
     decode::fidelity::{SampleReading, rows, samples},
-    model::transformer::{Interrupt, Transformer},
-    residency::{LoadOutcome, Residency, WeightReader},
+    model::transformer::Interrupt,
 };
 use sluice_formats::Format;
-use sluice_machine::Profile;
 use sluice_ops::{Activation, KvCacheShape, Ops, device::Device, ledger::Ledger};
-use sluice_plan::{Machine, Plan, PlanInput, WorkingMemory, Workload};
-use sluice_shared::{level::Level, options::ResolvedPlanSettings};
+use sluice_shared::level::Level;
 use sluice_tokenizer::Tokenizer;
 use sluice_weights::TensorPart;
 
-use crate::{Result, checkpoints::source};
+use crate::{Result, checkpoints::source, loaded::Loaded};
 
 /// Most lines of a text that are read.
 const SAMPLES: usize = 64;
@@ -72,7 +65,7 @@ impl Original {
     /// When the model or the text can't be read.
     pub fn new(model: &Path, text: &Path, seeds: u64) -> Result<Self> {
         let ops = Ops::new(Device::cpu(0)?, Ledger::default())?;
-        let loaded = Loaded::new(model, &ops)?;
+        let loaded = Loaded::new(model, Level::Off, &ops)?;
         let config = &loaded.config;
         let tokens_max = SAMPLE_TOKENS_MAX.min(config.shape.context_length);
         let lines = tokenized_lines(model, &fs::read_to_string(text)?, tokens_max)?;
@@ -95,7 +88,7 @@ impl Original {
                 samples,
                 seed,
             };
-            let rows = loaded.rows(&asked, &ops)?;
+            let rows = hidden_rows(&loaded, &asked, &ops)?;
             texts.push((asked, rows));
         }
         Ok(Self { ops, loaded, texts })
@@ -112,7 +105,7 @@ impl Original {
     /// # Errors
     /// When it can't be loaded.
     pub fn compare(&self, other: &Path) -> Result<Fidelity> {
-        let other = Loaded::new(other, &self.ops)?;
+        let other = Loaded::new(other, Level::Off, &self.ops)?;
         let seeds = self.texts.len();
         let mut found = Fidelity {
             kl: Vec::new(),
@@ -120,7 +113,7 @@ impl Original {
             likelihood: 0.0,
         };
         for (asked, theirs) in &self.texts {
-            let ours = other.rows(asked, &self.ops)?;
+            let ours = hidden_rows(&other, asked, &self.ops)?;
             let of_seed = self.compare_rows(&other, [theirs, &ours], asked)?;
             found.kl.push(of_seed.kl);
             found.same_top += of_seed.same_top / seeds as f64;
@@ -189,66 +182,29 @@ struct Comparison {
     likelihood: f64,
 }
 
-/// A model with all its weights.
-struct Loaded {
-    config: ModelConfig,
-    model: Transformer,
-    weights: Residency,
-}
-
-impl Loaded {
-    fn new(path: &Path, ops: &Ops) -> Result<Self> {
-        let checkpoint = Checkpoint::open(&source(path))?;
-        let config = checkpoint.model()?;
-        let sources = checkpoint.model_sources(&config.shape)?;
-        let plan = Plan::new(&PlanInput {
-            shape: &config.shape,
-            sources: &sources,
-            choices: ResolvedPlanSettings::from(Level::Off),
-            budget_bytes: u64::MAX,
-            workload: Workload::default(),
-            working: WorkingMemory::default(),
-            machine: &Machine::unmeasured(Profile::cpu(ops.device().threads()), u64::MAX),
-        })?;
-        let reader = Arc::new(WeightReader::new(Arc::new(checkpoint), &sources));
-        let never = AtomicBool::new(false);
-        let (device, ledger) = (ops.device(), ops.ledger());
-        let LoadOutcome::Done(weights) =
-            Residency::load(&plan, reader, device, ledger, &never, &mut |_| {})?
-        else {
-            unreachable!("nobody cancels");
-        };
-        Ok(Self {
-            model: Transformer::new(config.clone(), ops)?,
-            config,
-            weights,
-        })
-    }
-
-    /// The hidden rows of the texts, before the LM head.
-    fn rows(&self, asked: &MeasureFidelity, ops: &Ops) -> Result<Activation> {
-        let samples = samples(asked, self.config.mask);
-        let count = samples.iter().map(|sample| sample.rows.len()).sum();
-        let shape = &self.config.shape;
-        let reading = shape.causal.then(|| SampleReading {
-            cache: KvCacheShape::of(shape, Format::F32),
-            rows: ROWS,
+/// The hidden rows of the texts, before the LM head.
+fn hidden_rows(loaded: &Loaded, asked: &MeasureFidelity, ops: &Ops) -> Result<Activation> {
+    let samples = samples(asked, loaded.config.mask);
+    let count = samples.iter().map(|sample| sample.rows.len()).sum();
+    let shape = &loaded.config.shape;
+    let reading = shape.causal.then(|| SampleReading {
+        cache: KvCacheShape::of(shape, Format::F32),
+        rows: ROWS,
+    });
+    let never = AtomicBool::new(false);
+    let mut kept = ops.persistent(count, shape.hidden_size)?;
+    let mut at = 0;
+    for sample in &samples {
+        let model = (&loaded.model, &loaded.weights);
+        let result = rows(sample, ops, model, reading, &never, &mut |rows| {
+            ops.set_rows(&mut kept, at, rows)?;
+            at += rows.len();
+            Ok(())
         });
-        let never = AtomicBool::new(false);
-        let mut kept = ops.persistent(count, shape.hidden_size)?;
-        let mut at = 0;
-        for sample in &samples {
-            let model = (&self.model, &self.weights);
-            let result = rows(sample, ops, model, reading, &never, &mut |rows| {
-                ops.set_rows(&mut kept, at, rows)?;
-                at += rows.len();
-                Ok(())
-            });
-            result.map_err(|interrupt| match interrupt {
-                Interrupt::Failed(error) => error,
-                Interrupt::Cancelled => unreachable!("nobody cancels"),
-            })?;
-        }
-        Ok(kept)
+        result.map_err(|interrupt| match interrupt {
+            Interrupt::Failed(error) => error,
+            Interrupt::Cancelled => unreachable!("nobody cancels"),
+        })?;
     }
+    Ok(kept)
 }
