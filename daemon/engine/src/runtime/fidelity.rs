@@ -43,22 +43,28 @@ impl ComparedWeights {
     }
 }
 
+/// The parts that the LM head is cut into.
+fn lm_head_parts(plan: &Plan) -> impl Iterator<Item = &WeightGroupPlan> {
+    let is_head = |group: &&WeightGroupPlan| matches!(group.group, WeightGroup::LmHead(_));
+    plan.groups.iter().filter(is_head)
+}
+
+/// Most bytes of a part of the LM head: at most as many as the source's, which may be `f32`.
+fn lm_head_bytes(plan: &Plan) -> u64 {
+    let largest = lm_head_parts(plan).map(|group| group.tensors[0].elements());
+    largest.max().unwrap_or(0) * size_of::<f32>() as u64
+}
+
 /// Memory that a measurement takes beside a plan: both sides' rows, a converted part of the LM head and what a GPU
 /// decompresses it into, and a second piece of logits.
 fn extra_bytes(plan: &Plan, samples: &[FidelitySample]) -> u64 {
     let rows: usize = samples.iter().map(|sample| sample.rows.len()).sum();
-    let heads = || {
-        let is_head = |group: &&WeightGroupPlan| matches!(group.group, WeightGroup::LmHead(_));
-        plan.groups.iter().filter(is_head)
-    };
-    let width = heads()
+    let width = lm_head_parts(plan)
         .map(|group| group.tensors[0].width)
         .max()
         .unwrap_or(0);
-    let head = heads().map(|group| group.tensors[0].elements()).max();
     let both_rows = (2 * rows * width * size_of::<f32>()) as u64;
-    // At most as many bytes as the source, which may be `f32`.
-    let head_bytes = head.unwrap_or(0) * size_of::<f32>() as u64;
+    let head_bytes = lm_head_bytes(plan);
     both_rows + head_bytes + head_bytes.min(decompressed::BYTES_MAX as u64) + (8 << 20)
 }
 
@@ -307,14 +313,8 @@ impl Worker {
         let reader = WeightReader::clone(&current.reader);
         let reader = with_mix_of(reader, &current.planner, plan)?;
         current.set_reader(Arc::new(reader))?;
-        let heads = || {
-            let is_head = |group: &&WeightGroupPlan| matches!(group.group, WeightGroup::LmHead(_));
-            plan.groups.iter().filter(is_head)
-        };
         // As much as was kept free for it.
-        let largest = heads().map(|head| head.tensors[0].elements()).max();
-        let head_bytes = largest.unwrap_or(0) * size_of::<f32>() as u64;
-        let decompress_bytes = plan.staging.decompress_bytes.min(head_bytes);
+        let decompress_bytes = plan.staging.decompress_bytes.min(lm_head_bytes(plan));
         current.weights.raise_decompression(decompress_bytes)?;
         let weights = &current.weights;
         let targets: Vec<u32> = samples
@@ -323,7 +323,7 @@ impl Worker {
             .collect();
         // In parts of the vocabulary: the logits of both sides would take more memory than the model's activations.
         let mut comparison = ops.start_comparison(&targets, weights.lm_head_part_rows())?;
-        for head in heads() {
+        for head in lm_head_parts(plan) {
             if cancel.load(Ordering::Relaxed) {
                 return Err(Interrupt::Cancelled);
             }
