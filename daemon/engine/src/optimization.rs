@@ -20,6 +20,22 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
+use rayon::ThreadPoolBuilder;
+use sluice_checkpoint::{
+    CheckpointError,
+    calibration::{Calibration, CalibrationError},
+    weight_cache::{MixRecord, MixedGroup, Mixes},
+};
+use sluice_machine::page::PAGE_BYTES;
+use sluice_optimize::allocate::{AllocateError, Limits};
+use sluice_plan::{Plan, PlanError, allocation_slack_bytes};
+use sluice_shared::{
+    compression::MIX_BITS,
+    level::Level,
+    mix::MixId,
+    options::{PlanSettings, ResolvedPlanSettings},
+};
+
 use self::{
     choice::{Choices, Form, GroupCosts, bytes_of},
     losses::measure_losses,
@@ -37,21 +53,6 @@ use crate::{
     request::{MatrixKey, MeasureFidelity, MeasureMix, Work},
     runtime::{Engine, Planner, usual_workload},
     turns::Turns,
-};
-use rayon::ThreadPoolBuilder;
-use sluice_checkpoint::{
-    CheckpointError,
-    calibration::{Calibration, CalibrationError},
-    weight_cache::{MixRecord, MixedGroup, Mixes},
-};
-use sluice_machine::page::PAGE_BYTES;
-use sluice_optimize::allocate::{AllocateError, Limits};
-use sluice_plan::{Plan, PlanError, allocation_slack_bytes};
-use sluice_shared::{
-    compression::MIX_BITS,
-    level::Level,
-    mix::MixId,
-    options::{PlanSettings, ResolvedPlanSettings},
 };
 
 /// Bits per weight that all groups are measured at: low enough that losses stand out, high enough that they go as 4^-R.
@@ -304,8 +305,8 @@ struct Run<'a> {
     writer: MixWriter<'a>,
 }
 
-/// What is to be written.
-struct Choice {
+/// A mix that is to be written.
+struct PlannedMix {
     forms: Vec<Form>,
     record: MixRecord,
     prediction: Option<Prediction>,
@@ -313,7 +314,7 @@ struct Choice {
 
 impl Run<'_> {
     /// One rate for all groups.
-    fn at_rate(&self, bits: f64) -> Choice {
+    fn at_rate(&self, bits: f64) -> PlannedMix {
         let forms = vec![Form::Quantized(bits); self.writer.groups.len()];
         let groups = self.writer.groups.iter();
         let mixed = groups.map(|group| MixedGroup {
@@ -323,7 +324,7 @@ impl Run<'_> {
             bytes: bytes_of(group, bits),
             predicted_kl_nats: None,
         });
-        Choice {
+        PlannedMix {
             record: MixRecord {
                 calibration: self.writer.calibration_name(),
                 budget_bytes: None,
@@ -340,7 +341,7 @@ impl Run<'_> {
         budget_bytes: u64,
         max_pass_s: Option<f64>,
         report: &mut dyn FnMut(OptimizeProgress),
-    ) -> Result<Choice, OptimizeError> {
+    ) -> Result<PlannedMix, OptimizeError> {
         let (groups, sources) = (self.writer.groups, self.writer.sources);
         let equal = vec![Form::Quantized(BITS_MEASURED); groups.len()];
         let candidates = self.mixes.candidates();
@@ -395,7 +396,7 @@ impl Run<'_> {
             report,
         )?;
         let (choices, chosen) = within(losses::sensitivities(groups, &losses))?;
-        Ok(Choice {
+        Ok(PlannedMix {
             record: MixRecord {
                 calibration: self.writer.calibration_name(),
                 budget_bytes: Some(budget_bytes),
@@ -414,10 +415,10 @@ impl Run<'_> {
     /// Writes the mix, and measures it on other texts than it was chosen by.
     fn finish(
         self,
-        chosen: Choice,
+        chosen: PlannedMix,
         report: &mut dyn FnMut(OptimizeProgress),
     ) -> Result<OptimizeSummary, OptimizeError> {
-        let Choice {
+        let PlannedMix {
             forms,
             record,
             prediction,

@@ -1,6 +1,6 @@
 //! What each group may be stored in, what that costs and loses, and the choice under a budget.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, iter::Sum};
 
 use sluice_checkpoint::weight_cache::MixedGroup;
 use sluice_optimize::allocate::{AllocateError, Allocation, Candidate, Limits, choose};
@@ -34,21 +34,9 @@ impl GroupCosts {
         for tensor in plan.groups.iter().flat_map(|group| &group.tensors) {
             *bytes.entry(tensor.tensor).or_default() += TensorPlan::bytes(tensor);
         }
-        let of = |group: &MatrixGroup| group.tensors.clone();
         Self {
-            bytes: (groups.iter().map(of))
-                .map(|tensors| tensors.iter().filter_map(|tensor| bytes.get(tensor)).sum())
-                .collect(),
-            seconds: seconds.map(|seconds| {
-                let each = groups.iter().map(of);
-                each.map(|tensors| {
-                    tensors
-                        .iter()
-                        .filter_map(|tensor| seconds.get(tensor))
-                        .sum()
-                })
-                .collect()
-            }),
+            bytes: by_group(groups, &bytes),
+            seconds: seconds.map(|seconds| by_group(groups, seconds)),
         }
     }
 
@@ -63,6 +51,18 @@ impl GroupCosts {
     fn seconds_of(&self, group: usize) -> f64 {
         self.seconds.as_ref().map_or(0.0, |seconds| seconds[group])
     }
+}
+
+/// What the tensors of each group have together.
+fn by_group<T>(groups: &[MatrixGroup], each: &HashMap<usize, T>) -> Vec<T>
+where
+    T: for<'a> Sum<&'a T>,
+{
+    let sum = |group: &MatrixGroup| {
+        let tensors = group.tensors.iter();
+        tensors.filter_map(|tensor| each.get(tensor)).sum()
+    };
+    groups.iter().map(sum).collect()
 }
 
 /// How a group is stored.
