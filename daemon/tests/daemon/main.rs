@@ -19,6 +19,7 @@ mod library;
 mod load;
 mod memory;
 mod mutated_tokenizers;
+mod optimizing;
 mod peers;
 mod planning;
 mod plans;

@@ -16,19 +16,20 @@ use crate::support::{code, said, sluice, stderr, stdout};
 /// Reading the embedded model takes a moment, more so beside other tests.
 const READY_WITHIN: Duration = Duration::from_secs(180);
 
-struct Daemon {
+/// A daemon with the demonstration model and a folder of its own; killed when dropped.
+pub(crate) struct Daemon {
     child: Child,
-    socket: PathBuf,
+    pub(crate) socket: PathBuf,
     _folder: tempfile::TempDir,
 }
 
 impl Daemon {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self::with(&[])
     }
 
     /// One that is started with these flags, too.
-    fn with(flags: &[&str]) -> Self {
+    pub(crate) fn with(flags: &[&str]) -> Self {
         let program = PathBuf::from(env!("CARGO_BIN_EXE_sluice")).with_file_name("sluiced");
         assert!(
             program.exists(),
@@ -71,13 +72,13 @@ impl Daemon {
         }
     }
 
-    fn run(&self, arguments: &[&str]) -> Output {
+    pub(crate) fn run(&self, arguments: &[&str]) -> Output {
         let mut command = sluice(&["--socket", self.socket.to_str().expect("UTF-8")]);
         command.args(arguments).output().expect("run sluice")
     }
 
     /// The last line of `--json`, after every line was read as an object.
-    fn done(&self, arguments: &[&str]) -> Value {
+    pub(crate) fn done(&self, arguments: &[&str]) -> Value {
         let output = self.run(arguments);
         assert_eq!(code(&output), 0, "{}", stderr(&output));
         let text = stdout(&output);

@@ -8,6 +8,7 @@ mod fidelity;
 mod jobs;
 mod journeys;
 mod library;
+mod optimizer;
 mod plans;
 mod replay;
 mod report;
