@@ -6,7 +6,7 @@ pub mod change;
 pub(crate) mod command;
 pub mod files;
 mod operation;
-mod optimization;
+pub(crate) mod optimization;
 mod persistence;
 
 use std::{

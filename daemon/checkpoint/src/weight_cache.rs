@@ -7,6 +7,7 @@
 //! of padding follows, since the format allows no holes. Tensors lie in the order of a pass.
 
 mod cached;
+mod choice;
 mod compressed;
 mod fingerprint;
 mod mix;
@@ -27,9 +28,10 @@ use sluice_weights::{SourceTensor, Storage, TensorPlan, WeightGroupPlan};
 pub use self::cached::{
     CachedWeights, EvictedWeights, RemovedWeights, cached_weights, evict, remove_cached,
 };
+pub use self::choice::{LossPoint, LossPrediction, MixChoice, MixRecord, MixedGroup};
 pub use self::compressed::{CompressedWeights, with_estimated_compression};
 pub(super) use self::fingerprint::FileStamp;
-pub use self::mix::{MatrixWriter, MixMatrix, MixRecord, MixedGroup, Mixes, OpenMix, losses_of};
+pub use self::mix::{MatrixWriter, MixMatrix, Mixes, OpenMix, losses_of};
 use super::{
     Checkpoint, CheckpointError, Source, TensorEntry, file::CheckpointFile,
     safetensors::HEADER_BYTES_MAX,

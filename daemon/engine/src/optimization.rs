@@ -12,19 +12,21 @@
 mod choice;
 mod error;
 mod groups;
+mod kept;
 mod losses;
 mod write;
 
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use rayon::ThreadPoolBuilder;
 use sluice_checkpoint::{
     CheckpointError,
     calibration::{Calibration, CalibrationError},
-    weight_cache::{MixRecord, MixedGroup, Mixes},
+    weight_cache::{MixChoice, MixRecord, MixedGroup, Mixes},
 };
 use sluice_machine::page::PAGE_BYTES;
 use sluice_optimize::allocate::{AllocateError, Limits};
@@ -44,6 +46,7 @@ use self::{
 pub use self::{
     error::OptimizeError,
     groups::{GroupKind, MatrixGroup, groups},
+    kept::{KeptMix, kept_mixes},
 };
 use crate::{
     command::LoadedModel,
@@ -54,6 +57,7 @@ use crate::{
     runtime::{Engine, Planner, usual_workload},
     turns::Turns,
 };
+pub use sluice_checkpoint::weight_cache::{LossPoint, LossPrediction};
 
 /// Bits per weight that all groups are measured at: low enough that losses stand out, high enough that they go as 4^-R.
 const BITS_MEASURED: f64 = 3.0;
@@ -136,33 +140,9 @@ pub struct OptimizeSummary {
     /// Mean bits per weight of all matrices.
     pub bits: f64,
     /// What was predicted; `None` where a rate was given.
-    pub prediction: Option<Prediction>,
+    pub prediction: Option<LossPrediction>,
     /// The divergence that was measured on the other texts.
     pub measured: PartLoss,
-}
-
-/// What was predicted of a choice, and of others.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Prediction {
-    /// Divergence of the mix, in nats.
-    pub kl_nats: f64,
-    /// How far that may be above the best choice's, in nats.
-    pub gap_kl_nats: f64,
-    /// Divergence with the same rate for all matrices in as many bytes, in nats.
-    pub uniform_kl_nats: f64,
-    /// Divergence by bytes of the plan, from the lowest mean rate on.
-    pub curve: Vec<LossPoint>,
-}
-
-/// A point of the curve of loss against bytes.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LossPoint {
-    /// Mean bits per weight.
-    pub bits: f64,
-    /// Bytes of the plan.
-    pub bytes: u64,
-    /// Predicted divergence, in nats.
-    pub kl_nats: f64,
 }
 
 /// Optimizes the present model's weights for a budget. Blocks: not for the engine's own thread. The mix is left in the
@@ -309,7 +289,7 @@ struct Run<'a> {
 struct PlannedMix {
     forms: Vec<Form>,
     record: MixRecord,
-    prediction: Option<Prediction>,
+    prediction: Option<LossPrediction>,
 }
 
 impl Run<'_> {
@@ -402,7 +382,7 @@ impl Run<'_> {
                 budget_bytes: Some(budget_bytes),
                 groups: choices.record(&chosen, sources),
             },
-            prediction: Some(Prediction {
+            prediction: Some(LossPrediction {
                 kl_nats: chosen.allocation.loss,
                 gap_kl_nats: chosen.allocation.gap(),
                 uniform_kl_nats: choices.uniform_loss(chosen.allocation.bytes),
@@ -432,6 +412,19 @@ impl Run<'_> {
             .collect();
         let test = &self.options.test_samples;
         let measured = self.measure.parts(mix.id, vec![whole.into()], test)?;
+        let measured = measured.first().copied().ok_or(OptimizeError::Cancelled)?;
+        let choice = MixChoice {
+            chosen_unix_ms: unix_ms(),
+            record,
+            prediction,
+            measured_kl_nats: measured.mean_kl,
+            measured_kl_standard_error: measured.standard_error,
+        };
+        // Where it cannot be written, the mix is as old as its file.
+        drop(self.mixes.keep_choice(mix.id, &choice));
+        let MixChoice {
+            record, prediction, ..
+        } = choice;
         let bits = record.groups.iter().zip(groups);
         let bits = bits.map(|(choice, group)| choice.bits * group.weights as f64);
         let weights: u64 = groups.iter().map(|group| group.weights).sum();
@@ -439,11 +432,17 @@ impl Run<'_> {
             mix: mix.id,
             bits: bits.sum::<f64>() / weights as f64,
             prediction,
-            record: mix.record,
+            // Not the file's own: another budget may have led to the same rates before.
+            record: Arc::new(record),
             groups: groups.to_vec(),
-            measured: measured.first().copied().ok_or(OptimizeError::Cancelled)?,
+            measured,
         })
     }
+}
+
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
 }
 
 /// Seconds of a pass besides the matmuls with the groups; `None` where they cannot be predicted.

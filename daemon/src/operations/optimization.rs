@@ -6,8 +6,8 @@ use sluice_engine::{
     Engine,
     calibration::{CalibrateError, CalibrationOptions, calibrate},
     optimization::{
-        GroupKind, LossPoint, MatrixGroup, OptimizeError, OptimizeOptions, OptimizeProgress,
-        OptimizeSummary, Prediction, check, optimize,
+        GroupKind, KeptMix, LossPoint, LossPrediction, MatrixGroup, OptimizeError, OptimizeOptions,
+        OptimizeProgress, OptimizeSummary, check, optimize,
     },
 };
 use sluice_proto::v1::{self, OperationKind, OperationStage, ProgressUnit};
@@ -129,7 +129,22 @@ fn result_to_wire(made: &OptimizeSummary) -> v1::OptimizeResult {
     }
 }
 
-fn prediction_to_wire(prediction: &Prediction) -> v1::LossPrediction {
+/// A mix, as it is listed.
+pub(crate) fn kept_to_wire(kept: &KeptMix) -> v1::Mix {
+    let choice = kept.choice.as_ref();
+    v1::Mix {
+        mix: kept.mix.number(),
+        bits_per_weight: kept.bits,
+        file_bytes: kept.file_bytes,
+        chosen_unix_ms: choice.map(|choice| choice.chosen_unix_ms),
+        budget_bytes: choice.and_then(|choice| choice.record.budget_bytes),
+        prediction: choice.and_then(|choice| choice.prediction.as_ref().map(prediction_to_wire)),
+        measured_kl_nats: choice.map(|choice| choice.measured_kl_nats),
+        measured_kl_standard_error: choice.map(|choice| choice.measured_kl_standard_error),
+    }
+}
+
+fn prediction_to_wire(prediction: &LossPrediction) -> v1::LossPrediction {
     v1::LossPrediction {
         kl_nats: prediction.kl_nats,
         gap_kl_nats: prediction.gap_kl_nats,

@@ -3,7 +3,9 @@
 use std::{path::PathBuf, sync::Arc};
 
 use sluice_checkpoint::family::PublishedShape;
-use sluice_engine::{EngineError, PlanOptions, ShareKey, Work, runtime::ModelOutline};
+use sluice_engine::{
+    EngineError, PlanOptions, ShareKey, Work, optimization::kept_mixes, runtime::ModelOutline,
+};
 use sluice_plan::PlanError;
 use sluice_proto::{
     model::{
@@ -31,7 +33,7 @@ use crate::{
     measurements::PendingMeasurement,
     model_name::ModelName,
     models::ServingModel,
-    operations::{OperationStatus, Unsaved, change::RequestedChange},
+    operations::{OperationStatus, Unsaved, change::RequestedChange, optimization::kept_to_wire},
     prepare,
     requests::{RequestDescription, RequestRecord},
     settings, translate,
@@ -231,6 +233,22 @@ impl OptimizerService for Service {
         let asked = OptimizeJob::try_from(request.into_inner()).map_err(Failure::from)?;
         let operation = self.0.begin_optimization(caller, asked).await?;
         Ok(Response::new(operation::follow(operation, &self.0.closing)))
+    }
+
+    async fn list_mixes(
+        &self,
+        request: Request<v1::ListMixesRequest>,
+    ) -> Result<Response<v1::ListMixesResponse>, Status> {
+        let share = Caller::of(&request).share();
+        let Ok(serving) = self.0.models.serving() else {
+            return Ok(Response::new(v1::ListMixesResponse::default()));
+        };
+        let list = |daemon: &Daemon| Ok(kept_mixes(&daemon.engine)?);
+        let kept = blocking(&self.0, share, list).await?;
+        Ok(Response::new(v1::ListMixesResponse {
+            model: serving.name.name,
+            mixes: kept.iter().map(kept_to_wire).collect(),
+        }))
     }
 }
 

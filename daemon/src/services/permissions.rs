@@ -4,7 +4,7 @@
 use crate::{caller::Caller, failure::Failure, role::Role};
 
 /// Every call of the schema, and the least role that may make it. Health and reflection are for all who can connect.
-const NEEDED: [(&str, &str, Role); 25] = [
+const NEEDED: [(&str, &str, Role); 26] = [
     ("GenerationService", "Generate", Role::Generate),
     // Of others only for administrators.
     ("GenerationService", "WatchGeneration", Role::Generate),
@@ -33,6 +33,7 @@ const NEEDED: [(&str, &str, Role); 25] = [
     ("OptimizerService", "Prune", Role::Operate),
     ("OptimizerService", "Calibrate", Role::Operate),
     ("OptimizerService", "Optimize", Role::Operate),
+    ("OptimizerService", "ListMixes", Role::Observe),
     ("TelemetryService", "GetSnapshot", Role::Observe),
     ("TelemetryService", "WatchSnapshots", Role::Observe),
 ];

@@ -26,7 +26,7 @@ use tonic_prost::ProstCodec;
 use crate::support::{Daemon, checkpoints, long, next, tokens, within};
 
 /// Every call, and the least role that may make it.
-const CALLS: [(&str, Role); 25] = [
+const CALLS: [(&str, Role); 26] = [
     ("GenerationService/Generate", Role::Generate),
     ("GenerationService/WatchGeneration", Role::Generate),
     ("GenerationService/Score", Role::Generate),
@@ -50,6 +50,7 @@ const CALLS: [(&str, Role); 25] = [
     ("OptimizerService/Prune", Role::Operate),
     ("OptimizerService/Calibrate", Role::Operate),
     ("OptimizerService/Optimize", Role::Operate),
+    ("OptimizerService/ListMixes", Role::Observe),
     ("TelemetryService/GetSnapshot", Role::Observe),
     ("TelemetryService/WatchSnapshots", Role::Observe),
 ];

@@ -560,6 +560,13 @@ impl OptimizerService for Service {
         let measurements = seen.measured.iter().map(measurement).collect();
         Ok(Response::new(ListFidelityResponse { measurements }))
     }
+
+    async fn list_mixes(
+        &self,
+        _: Request<ListMixesRequest>,
+    ) -> Result<Response<ListMixesResponse>, Status> {
+        Ok(Response::new(ListMixesResponse::default()))
+    }
 }
 
 #[tonic::async_trait]

@@ -13,6 +13,7 @@ use sluice_shared::{level::Level, mix::MixId};
 
 use super::{
     LEVEL_KEY, PATH_KEY, SOURCE_KEY, Source, VERSION_KEY,
+    choice::choice_of,
     compressed::{self, EXTENSION},
     expect,
     fingerprint::DIGITS,
@@ -127,6 +128,8 @@ impl CachedWeights {
         if is_removed {
             // What was measured of it, if it is one that mixes are compared by; where that stays, it takes some kilobytes.
             drop(fs::remove_file(losses_of(&self.path)));
+            // And what is known of its choice, if it is a mix.
+            drop(fs::remove_file(choice_of(&self.path)));
         }
         is_removed
     }

@@ -9,10 +9,9 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::SystemTime,
+    time::UNIX_EPOCH,
 };
 
-use serde::{Deserialize, Serialize};
 use sluice_codec::{
     Encoded, Scheme,
     container::{ContainerError, ContainerPlan, ContainerWriter, Hash, PlannedTensor, partial_of},
@@ -21,7 +20,7 @@ use sluice_shared::{level::Level, mix::MixId};
 use sluice_weights::{MixedTensor, SourceTensor, compression::TILE};
 
 use super::{
-    Checkpoint, CheckpointError, Source, VERSION, check_origin,
+    Checkpoint, CheckpointError, MixChoice, MixRecord, Source, VERSION, check_origin,
     compressed::{EXTENSION, ORIGIN, said_by},
     expect, name_of, origin,
     write::{check_free_space, free_bytes},
@@ -40,33 +39,6 @@ const RECORD_BYTES_MAX: u64 = 8 << 20;
 #[must_use]
 pub fn losses_of(mix: &Path) -> PathBuf {
     mix.with_extension("losses.json")
-}
-
-/// What was chosen, and by what.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct MixRecord {
-    /// Hash of the calibration that the weights were quantized by; empty: none.
-    pub calibration: String,
-    /// Device memory that the plan was to fit in; `None` where a rate was given.
-    pub budget_bytes: Option<u64>,
-    /// The groups that a format was chosen for, in the order of a pass.
-    pub groups: Vec<MixedGroup>,
-}
-
-/// Matrices that have one format, and what that costs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct MixedGroup {
-    /// Names of the checkpoint's tensors.
-    pub tensors: Vec<String>,
-    /// Bits per weight.
-    pub bits: f64,
-    /// Whether they are the checkpoint's own, which the mix's file does not have.
-    #[serde(default)]
-    pub is_original: bool,
-    /// Bytes of all of them.
-    pub bytes: u64,
-    /// Its part of the predicted KL divergence from the checkpoint, in nats; `None` where a rate was given.
-    pub predicted_kl_nats: Option<f64>,
 }
 
 /// A mix that is open.
@@ -155,7 +127,7 @@ impl Mixes {
         format!("{name}-{fingerprint}-{}-{prefix}", Level::Optimized)
     }
 
-    /// All mixes whose files exist, the latest last.
+    /// All mixes whose files exist; the one that was chosen last is the last one.
     #[must_use]
     pub fn all(&self) -> Vec<MixId> {
         let stem = self.stem();
@@ -167,12 +139,28 @@ impl Mixes {
             let mix: MixId = (name.strip_prefix(&stem)?.strip_suffix(EXTENSION)?)
                 .parse()
                 .ok()?;
-            let modified = file.metadata().ok()?.modified().ok()?;
-            Some((modified, mix))
+            // Of a run that was killed before it had measured the mix, the file is all that there is.
+            let chosen = self.choice(mix).map(|choice| choice.chosen_unix_ms);
+            let chosen = chosen.or_else(|| modified_unix_ms(&file))?;
+            Some((chosen, mix))
         });
-        let mut known: Vec<(SystemTime, MixId)> = known.collect();
+        let mut known: Vec<(u64, MixId)> = known.collect();
         known.sort();
         known.into_iter().map(|(_, mix)| mix).collect()
+    }
+
+    /// What was found out about a mix when it was chosen last; `None` where that is not known.
+    #[must_use]
+    pub fn choice(&self, mix: MixId) -> Option<MixChoice> {
+        MixChoice::read(&self.path(mix))
+    }
+
+    /// Keeps what was found out about a mix, in the place of what an earlier choice did.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn keep_choice(&self, mix: MixId, choice: &MixChoice) -> io::Result<()> {
+        choice.write(&self.path(mix))
     }
 
     /// Opens a mix, if it exists, and compares it with its checksums, unless that was done since it changed last.
@@ -193,6 +181,14 @@ impl Mixes {
         let found = self.read(mix)?;
         let is_compared = (found.container).verify(Some(&self.folder), cancel, progress)?;
         Ok(is_compared.then_some(found))
+    }
+
+    /// What a mix's file says of its making: how it was chosen first.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or is another checkpoint's.
+    pub fn record(&self, mix: MixId) -> Result<Arc<MixRecord>, CheckpointError> {
+        self.read(mix).map(|found| found.record)
     }
 
     /// Reads what a mix's file says of itself; its weights are not compared with their checksums.
@@ -340,4 +336,10 @@ impl MatrixWriter {
             cause: error.to_string(),
         })
     }
+}
+
+fn modified_unix_ms(file: &fs::DirEntry) -> Option<u64> {
+    let modified = file.metadata().ok()?.modified().ok()?;
+    let since = modified.duration_since(UNIX_EPOCH).ok()?;
+    u64::try_from(since.as_millis()).ok()
 }

@@ -244,6 +244,71 @@ fn mixes_replace_each_other_and_the_latest_is_the_default() {
 }
 
 #[test]
+fn a_choice_that_is_made_again_is_the_latest_and_says_for_what() {
+    let world = World::new();
+    let at_rate = |bits| OptimizeOptions {
+        goal: OptimizeGoal::Rate(bits),
+        ..world.options(0)
+    };
+    let first = world.optimize(&at_rate(3.0)).unwrap();
+    let second = world.optimize(&at_rate(4.0)).unwrap();
+    let kept = || kept_mixes(&world.engine).unwrap();
+    let names = |kept: &[KeptMix]| kept.iter().map(|kept| kept.mix).collect::<Vec<_>>();
+    let before = kept();
+    assert_eq!(names(&before), [first.mix, second.mix]);
+    assert_eq!(world.optimize(&at_rate(3.0)).unwrap().mix, first.mix);
+    let after = kept();
+    assert_eq!(names(&after), [second.mix, first.mix]);
+    let chosen = |kept: &KeptMix| kept.choice.as_ref().unwrap().chosen_unix_ms;
+    assert!(chosen(&after[1]) > chosen(&before[0]));
+    assert!((after[1].bits - 3.0).abs() < 1e-3, "{}", after[1].bits);
+    // It is what the level takes when nobody names a mix.
+    world.apply(at(Level::Optimized)).unwrap();
+    let bytes = || world.engine.in_force().unwrap().plan.weight_bytes();
+    let latest = bytes();
+    world
+        .apply(PlanOptions {
+            mix: Some(second.mix),
+            ..at(Level::Optimized)
+        })
+        .unwrap();
+    assert!(bytes() > latest);
+
+    // The same rates by another budget: the record is that of the later choice, with its curve.
+    let budget_bytes = world.budget(5.0);
+    let fitted = world.optimize(&world.options(budget_bytes)).unwrap();
+    let larger = world.optimize(&world.options(budget_bytes + 1)).unwrap();
+    assert_eq!(fitted.mix, larger.mix);
+    assert_eq!(larger.record.budget_bytes, Some(budget_bytes + 1));
+    let last = kept().pop().unwrap();
+    let choice = last.choice.unwrap();
+    assert_eq!(last.mix, larger.mix);
+    assert_eq!(choice.record.budget_bytes, Some(budget_bytes + 1));
+    assert_eq!(choice.record.groups.len(), larger.groups.len());
+    let curve = |prediction: Option<LossPrediction>| prediction.unwrap().curve.len();
+    assert_eq!(curve(choice.prediction), curve(larger.prediction));
+    // Read from text, so to its last digit but one.
+    let measured = choice.measured_kl_nats / larger.measured.mean_kl;
+    assert!((measured - 1.0).abs() < 1e-12, "{measured}");
+
+    // What lies beside a mix may be anybody's: then the file's own record counts.
+    let folder = world.weight_cache();
+    for file in std::fs::read_dir(&folder).unwrap() {
+        let path = file.unwrap().path();
+        if path.to_string_lossy().ends_with(".choice.json") {
+            std::fs::write(path, "{}").unwrap();
+        }
+    }
+    let unknown = kept();
+    assert_eq!(unknown.len(), 3);
+    assert!(
+        unknown
+            .iter()
+            .all(|kept| kept.choice.is_none() && kept.bits > 2.9)
+    );
+}
+
+#[test]
 fn what_is_impossible_is_refused_and_what_was_done_is_found_again() {
     let world = World::new();
     let error = world.apply(at(Level::Optimized)).unwrap_err();
