@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use crossterm::event::KeyEvent;
 use sluice_proto::v1::{
-    ApplyResult, FidelityMeasurement, FidelityResult, GenerateRequest, Model, Operation, Plan,
-    Snapshot, generation_event,
+    ApplyResult, FidelityMeasurement, FidelityResult, GenerateRequest, ListMixesResponse, Model,
+    Operation, Plan, Snapshot, generation_event,
 };
 use sluice_shared::{level::Level, options::PlanOptions};
 
@@ -134,6 +134,8 @@ pub enum Event {
     Operations(Vec<Operation>),
     /// Measurements of fidelity that the daemon keeps, the earliest first.
     Fidelity(Vec<FidelityMeasurement>),
+    /// The mixes that the daemon keeps of the loaded model.
+    Mixes(ListMixesResponse),
     /// A signal asked the process to end, or the terminal is gone.
     Terminate,
 }
@@ -185,6 +187,8 @@ pub enum Effect {
     Pull(String),
     /// List the fidelity measurements that the daemon keeps.
     ListFidelity,
+    /// List the mixes that the daemon keeps of the loaded model.
+    ListMixes,
     /// Compress a model into a file.
     Compress {
         /// The model's name.

@@ -43,7 +43,7 @@ pub struct Levels {
     pub change: Option<PlanChange>,
     /// The fidelity measurement that was asked for here and waits or runs.
     pub measuring: Option<RunningMeasurement>,
-    /// The latest optimization of each model, by the model's name.
+    /// The mix that was chosen last of each model, by the model's name.
     pub optimizations: BTreeMap<String, Optimization>,
     /// The latest operation that is known to have made a mix.
     pub latest_mix: Option<u64>,

@@ -152,6 +152,9 @@ impl Tasks {
             Effect::ListFidelity => {
                 self.spawn(Event::Failed, levels::list_fidelity);
             }
+            Effect::ListMixes => {
+                self.spawn(Event::Failed, levels::list_mixes);
+            }
             Effect::Pull(name) => {
                 self.spawn(Event::Failed, move |daemon, events| async move {
                     models::pull(daemon, name, events).await

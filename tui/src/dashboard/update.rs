@@ -95,9 +95,11 @@ pub fn update(state: &mut DashboardState, event: Event, now_ms: u64) -> UpdateOu
             if is_new {
                 // After `latest` is replaced: what is selected or asked again refers to the new daemon.
                 requests::begin_anew(state, &mut effects);
+                state.levels.latest_mix = None;
             }
             if std::mem::take(&mut state.asks_past) {
                 effects.push(Effect::ListFidelity);
+                effects.push(Effect::ListMixes);
                 asks = true;
             }
             if asks && !effects.contains(&Effect::ListOperations) {
@@ -154,6 +156,7 @@ pub fn update(state: &mut DashboardState, event: Event, now_ms: u64) -> UpdateOu
             state.requests.learn(requests.collect());
         }
         Event::Fidelity(measurements) => levels::learn(state, &measurements),
+        Event::Mixes(kept) => levels::learn_mixes(state, &kept, &mut effects),
         Event::Terminate => effects.push(Effect::Quit),
     }
     if may_select && requests::select(state, &mut effects) {

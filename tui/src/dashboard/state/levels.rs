@@ -33,7 +33,7 @@ impl DashboardState {
         })
     }
 
-    /// The latest optimization of the present model, as far as the daemon remembers one.
+    /// The mix that was chosen last for the present model, if the daemon keeps one.
     #[must_use]
     pub fn optimization(&self) -> Option<&Optimization> {
         let (model, _) = self.model()?;

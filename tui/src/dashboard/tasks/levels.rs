@@ -4,8 +4,8 @@ use futures_util::{Stream, StreamExt};
 use sluice_proto::{
     operations::OperationResponse,
     v1::{
-        self, ListFidelityRequest, MeasureFidelityRequest, OperationStage, Plan, PlanRequest,
-        SampleTexts,
+        self, ListFidelityRequest, ListMixesRequest, MeasureFidelityRequest, OperationStage, Plan,
+        PlanRequest, SampleTexts,
         measure_fidelity_request::Samples,
         operation::{Detail, Outcome},
     },
@@ -27,6 +27,8 @@ pub(super) async fn ask_plans(
     for level in levels.iter().copied() {
         let options = PlanOptions {
             level: Some(level),
+            // Other levels have none.
+            mix: options.mix.filter(|_| level == Level::Optimized),
             ..options
         };
         let answer = ask_plan(&daemon, options).await;
@@ -111,6 +113,22 @@ pub(super) async fn list_fidelity(
     let answer = answer.map_err(|status| daemon.failure(status))?;
     let measurements = answer.into_inner().measurements;
     let _ = events.send(Event::Fidelity(measurements)).await;
+    Ok(())
+}
+
+/// Asks for the mixes that the daemon keeps of the loaded model. An older one does not tell.
+pub(super) async fn list_mixes(
+    daemon: DaemonConnection,
+    events: Sender<Event>,
+) -> Result<(), Failure> {
+    let answer = daemon.optimizer().list_mixes(ListMixesRequest {}).await;
+    match answer {
+        Err(status) if status.code() == Code::Unimplemented => {}
+        answer => {
+            let answer = answer.map_err(|status| daemon.failure(status))?;
+            let _ = events.send(Event::Mixes(answer.into_inner())).await;
+        }
+    }
     Ok(())
 }
 

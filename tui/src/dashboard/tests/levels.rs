@@ -511,6 +511,6 @@ fn another_model_is_asked_about_anew() {
         after(|snapshot| snapshot.model.as_mut().expect("set").name = "another".into()),
     );
     let asks = Effect::AskPlans(Level::ALL.to_vec(), PlanOptions::default());
-    assert_eq!(effects, [asks]);
+    assert_eq!(effects, [Effect::ListMixes, asks]);
     assert!(state.levels.answers.is_empty());
 }

@@ -2,7 +2,9 @@
 
 mod choice;
 
-use sluice_proto::v1::{FidelityMeasurement, Operation, Snapshot, operation};
+use sluice_proto::v1::{
+    FidelityMeasurement, ListMixesResponse, ModelState, Operation, Snapshot, operation,
+};
 use sluice_shared::{
     level::Level,
     preset::{PRESETS, Preset},
@@ -58,6 +60,15 @@ pub(super) fn note(state: &mut DashboardState, snapshot: &Snapshot, effects: &mu
         (pid(snapshot), model, snapshot.settings.clone())
     };
     let before = state.latest.as_ref().map(|(before, _)| facts(before));
+    let ready = |snapshot: &Snapshot| {
+        let model = snapshot.model.as_ref()?;
+        (model.state() == ModelState::Ready).then(|| model.name.clone())
+    };
+    let ready_before = state.latest.as_ref().map(|(before, _)| ready(before));
+    let ready_after = ready(snapshot);
+    if ready_after.is_some() && ready_before.is_some_and(|before| before != ready_after) {
+        effects.push(Effect::ListMixes);
+    }
     // Plans depend on the model and its settings; the first are asked for when the page is entered.
     if before.is_some_and(|before| before != facts(snapshot)) {
         choice::forget(state);
@@ -185,15 +196,46 @@ pub(super) fn learn_optimizations(
         .collect();
     // The latest of each model stays.
     ended.sort_by_key(|(operation, _)| operation.operation_id);
+    // What is known of earlier ones the daemon's list of mixes may have replaced since.
+    ended.retain(|(operation, _)| Some(operation.operation_id) > state.levels.latest_mix);
     for (operation, known) in ended {
-        let model = operation.model.clone();
-        state.levels.optimizations.insert(model, known);
+        let all = &mut state.levels.optimizations;
+        let before = all.remove(&operation.model).map(|before| before.curve);
+        all.insert(operation.model.clone(), known.with_curve(before));
     }
-    // A mix that is not put in force changes no settings, but what level `optimized` leads to.
-    if state.page == Page::Levels && latest > state.levels.latest_mix {
+    if latest > state.levels.latest_mix {
+        state.levels.latest_mix = latest;
+        // A mix that is not put in force changes no settings, but what level `optimized` leads to.
+        if state.page == Page::Levels {
+            ask_plan_of(state, Level::Optimized, effects);
+        }
+        if state.is_connected() {
+            effects.push(Effect::ListMixes);
+        }
+    }
+}
+
+/// Takes the mixes that the daemon keeps: also those of optimizations that it no longer remembers.
+pub(super) fn learn_mixes(
+    state: &mut DashboardState,
+    kept: &ListMixesResponse,
+    effects: &mut Vec<Effect>,
+) {
+    // None is loaded, so nothing is said of any.
+    if kept.model.is_empty() {
+        return;
+    }
+    let all = &mut state.levels.optimizations;
+    let before = all.get(&kept.model).map(|known| known.mix);
+    let known = Optimization::last_of(&kept.mixes);
+    let after = known.as_ref().map(|known| known.mix);
+    match known {
+        Some(known) => all.insert(kept.model.clone(), known),
+        None => all.remove(&kept.model),
+    };
+    if before != after && state.page == Page::Levels {
         ask_plan_of(state, Level::Optimized, effects);
     }
-    state.levels.latest_mix = latest.max(state.levels.latest_mix);
 }
 
 /// Takes the failure of a change. An earlier change that is under way goes on and stays shown: the daemon refused the later

@@ -49,6 +49,7 @@ pub(super) fn ask_plan_of(state: &DashboardState, level: Level, effects: &mut Ve
 fn tried(state: &DashboardState) -> PlanOptions {
     PlanOptions {
         budget: state.levels.tried.map(Budget::Bytes),
+        mix: state.optimization().map(|known| known.mix),
         ..PlanOptions::default()
     }
 }

@@ -156,11 +156,11 @@ fn marks(state: &DashboardState, known: &Optimization) -> Vec<Mark> {
         false => Role::Warning,
     };
     let of_mix = [
-        (known.measured_kl_nats, MEASURED),
-        (known.predicted_kl_nats, PREDICTED),
+        (known.measured.map(|loss| loss.kl_nats), MEASURED),
+        (known.predicted.map(|loss| loss.kl_nats), PREDICTED),
     ];
     let of_mix = of_mix.into_iter().filter_map(|(kl_nats, shape)| {
-        let bytes = known.plan_bytes()? as f64;
+        let (kl_nats, bytes) = (kl_nats?, known.plan_bytes()? as f64);
         is_loss(kl_nats).then_some(Mark {
             place: Place { bytes, kl_nats },
             shape,

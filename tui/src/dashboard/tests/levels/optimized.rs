@@ -1,6 +1,9 @@
 //! Level `optimized`, and the curve of loss against memory that an optimization found.
 
-use sluice_proto::v1::{LossPoint, LossPrediction, OptimizeResult, operation::Outcome};
+use sluice_proto::v1::{
+    ListMixesResponse, LossPoint, LossPrediction, Mix, OptimizeResult, operation::Outcome,
+};
+use sluice_shared::mix::MixId;
 
 use super::*;
 
@@ -140,11 +143,89 @@ fn the_latest_optimization_of_the_loaded_model_counts() {
     let effects = feed(&mut state, Event::Operations(all.clone()));
     assert_eq!(state.optimization().expect("known").mix.number(), 5);
     // What level `optimized` leads to has changed, and nothing else.
-    let asks = Effect::AskPlans(vec![Level::Optimized], PlanOptions::default());
-    assert_eq!(effects, [asks]);
+    assert_eq!(effects, [asks_plan_with(5), Effect::ListMixes]);
     assert!(!says(&state));
     assert_eq!(feed(&mut state, Event::Operations(all)), []);
     // A daemon that could not be asked has not forgotten.
     feed(&mut state, Event::Operations(vec![]));
     assert!(state.optimization().is_some());
+}
+
+/// The question what level `optimized` leads to with a mix.
+fn asks_plan_with(mix: u32) -> Effect {
+    let options = PlanOptions {
+        mix: MixId::from_number(mix),
+        ..PlanOptions::default()
+    };
+    Effect::AskPlans(vec![Level::Optimized], options)
+}
+
+/// What the daemon keeps, with the curve of an optimization.
+fn kept(mixes: &[u32]) -> Event {
+    let Some(Outcome::Optimize(made)) = optimized(1, 1).outcome else {
+        unreachable!("it is one");
+    };
+    let mix = |mix: &u32| Mix {
+        mix: *mix,
+        bits_per_weight: made.bits_per_weight,
+        prediction: made.prediction.clone(),
+        measured_kl_nats: Some(made.measured_kl_nats),
+        ..Default::default()
+    };
+    Event::Mixes(ListMixesResponse {
+        model: "sluice-demo".into(),
+        mixes: mixes.iter().map(mix).collect(),
+    })
+}
+
+#[test]
+fn a_daemon_that_was_started_again_tells_of_its_mixes() {
+    let mut state = chooser();
+    let has_curve =
+        |state: &DashboardState| shown(state, SIZES[0]).contains("KL in nats by device memory");
+    assert!(!has_curve(&state));
+    assert_eq!(feed(&mut state, kept(&[3, 7])), [asks_plan_with(7)]);
+    assert!(has_curve(&state));
+    assert_eq!(feed(&mut state, kept(&[3, 7])), []);
+    // An operation that is listed late was before that.
+    feed(&mut state, Event::Operations(vec![optimized(4, 3)]));
+    feed(&mut state, kept(&[3, 7]));
+    let known = |state: &DashboardState| state.optimization().map(|known| known.mix.number());
+    assert_eq!(known(&state), Some(7));
+    // Nothing is said where no model is loaded.
+    feed(&mut state, Event::Mixes(ListMixesResponse::default()));
+    assert_eq!(known(&state), Some(7));
+    // They were removed.
+    feed(&mut state, kept(&[]));
+    assert_eq!(known(&state), None);
+    assert!(!has_curve(&state));
+}
+
+#[test]
+fn enter_applies_the_mix_on_the_page_by_its_name() {
+    let mut state = with_curve();
+    let apply = |mix| {
+        Effect::Apply(PlanOptions {
+            level: Some(Level::Optimized),
+            mix: MixId::from_number(mix),
+            ..PlanOptions::default()
+        })
+    };
+    // Another one is in force.
+    feed(&mut state, mix_in_force(7));
+    let planned = || Event::Planned {
+        level: Level::Optimized,
+        answer: Ok(Box::new(full_plan(Level::Optimized, 4 << 30))),
+    };
+    feed(&mut state, planned());
+    select(&mut state, Level::Optimized);
+    assert_eq!(press(&mut state, KeyCode::Enter), [apply(0x3f2a_91c4)]);
+    feed(&mut state, mix_in_force(0x3f2a_91c4));
+    feed(&mut state, planned());
+    assert_eq!(press(&mut state, KeyCode::Enter), []);
+    let screen = shown(&state, SIZES[0]);
+    assert!(
+        screen.contains("level optimized with mix 3f2a91c4 is already in force"),
+        "{screen}"
+    );
 }

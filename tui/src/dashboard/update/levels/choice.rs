@@ -4,6 +4,7 @@ use sluice_proto::v1::{Plan, SettingsStatus, Snapshot};
 use sluice_report::plan::switch_estimate;
 use sluice_shared::{
     level::Level,
+    mix::MixId,
     options::{Budget, PlanOptions},
     units,
 };
@@ -26,12 +27,15 @@ pub(in super::super) fn choose(
     budget_bytes: Option<u64>,
     effects: &mut Vec<Effect>,
 ) {
+    // The page shows this mix, so it is the one that is meant, whichever was in force before.
+    let mix = state.optimization().map(|known| known.mix);
     let options = PlanOptions {
         level,
         budget: budget_bytes.map(Budget::Bytes),
+        mix: mix.filter(|_| level == Some(Level::Optimized)),
         ..PlanOptions::default()
     };
-    if is_in_force(state, level, budget_bytes) {
+    if is_in_force(state, &options) {
         let named = named(&options);
         state.tell(format!("{named} is already in force"));
         return;
@@ -136,11 +140,15 @@ fn takes(plan: &Plan) -> Option<String> {
 /// The choice in words.
 fn named(options: &PlanOptions) -> String {
     let budget = options.budget.and_then(Budget::bytes).map(units::bytes);
-    match (options.level, budget) {
+    let level = options.level.map(|level| match options.mix {
+        Some(mix) => format!("level {level} with mix {mix}"),
+        None => format!("level {level}"),
+    });
+    match (level, budget) {
         (None, Some(budget)) => format!("a budget of {budget}"),
         (None, None) => "what is in force".to_owned(),
-        (Some(level), Some(budget)) => format!("level {level} within {budget}"),
-        (Some(level), None) => format!("level {level}"),
+        (Some(level), Some(budget)) => format!("{level} within {budget}"),
+        (Some(level), None) => level,
     }
 }
 
@@ -154,19 +162,23 @@ fn is_switching(state: &DashboardState) -> bool {
 }
 
 /// Whether a choice changes nothing. While a switch runs every choice does: the settings are still those before it.
-fn is_in_force(state: &DashboardState, level: Option<Level>, budget_bytes: Option<u64>) -> bool {
+fn is_in_force(state: &DashboardState, options: &PlanOptions) -> bool {
     let settings = latest(state).and_then(|latest| latest.settings.as_ref());
     let Some(settings) = settings.filter(|_| !is_switching(state)) else {
         return false;
     };
+    let level = options.level;
     let is_level = level.is_none_or(|level| settings.level() == level.into());
-    let is_budget = match (level, budget_bytes) {
+    let is_budget = match (level, options.budget.and_then(Budget::bytes)) {
         (_, None) => true,
         // The same size differs from the default: it stays fixed where the default changes with the daemon's start.
         (None, Some(_)) if settings.is_default_budget() => false,
         (_, Some(bytes)) => bytes == settings.budget_bytes,
     };
-    is_level && is_budget
+    // Where none was ever named, the latest is, which is the one on the page.
+    let in_force = MixId::from_number(settings.options.unwrap_or_default().mix);
+    let is_mix = (options.mix.zip(in_force)).is_none_or(|(mix, in_force)| mix == in_force);
+    is_level && is_budget && is_mix
 }
 
 /// Reasons to ask before a plan is applied, as sentences; empty if there is none.
