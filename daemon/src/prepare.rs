@@ -21,7 +21,11 @@ use sluice_shared::{decoding::Decoding, level::AdvisedLimits, policy::PolicyChoi
 use sluice_tokenizer::Patience;
 
 use self::encoder::{TextEncoder, empty};
-pub use self::{calibration::calibration_samples, encoder::TEXT_BYTES_MAX, samples::measuring};
+pub use self::{
+    calibration::{TextSplit, calibration_samples},
+    encoder::TEXT_BYTES_MAX,
+    samples::{measuring, spread},
+};
 use crate::{
     config::ModelTable,
     failure::Failure,

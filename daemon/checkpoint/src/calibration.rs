@@ -12,7 +12,7 @@ use sluice_weights::{MatrixInput, Shape};
 
 pub use self::{
     error::CalibrationError,
-    layout::{CalibrationOrigin, InputRows, ModelIdentity},
+    layout::{CalibrationOrigin, InputRows, ModelIdentity, text_mark, text_marks},
     write::{CalibrationWriter, remove_abandoned},
 };
 use self::{

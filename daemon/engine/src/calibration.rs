@@ -16,7 +16,7 @@ use std::{
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use sluice_checkpoint::calibration::{
     CalibrationError, CalibrationOrigin, CalibrationWriter, InputRows as RowCount, ModelIdentity,
-    POSITIONS_MIN, PositionKind,
+    POSITIONS_MIN, PositionKind, text_marks,
 };
 use sluice_optimize::moments::Moments;
 use sluice_weights::MatrixInput;
@@ -143,6 +143,7 @@ pub fn calibrate(
     let origin = CalibrationOrigin {
         model: identity.clone(),
         text_hash: options.text_hash,
+        texts: text_marks(&options.samples),
         seed: options.seed,
         passes: passes.len() as u64,
         positions: positions(&passes) as u64,

@@ -79,7 +79,7 @@ pub struct OptimizeOptions {
     pub samples: Vec<Vec<u32>>,
     /// Other texts, that the result is measured on.
     pub test_samples: Vec<Vec<u32>>,
-    /// Hash of both, by which measurements of an earlier run are found.
+    /// Hash of the former, by which measurements of an earlier run are found.
     pub text_hash: u64,
     /// Seed of the masks.
     pub seed: u64,

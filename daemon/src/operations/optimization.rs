@@ -19,7 +19,7 @@ use crate::{failure::Failure, model_name::ModelName};
 const ADDITIVE_WITHIN: f64 = 1.5;
 
 impl Operations {
-    /// Begins to optimize the loaded model. With `missing`, that calibration is made first.
+    /// Begins to optimize the loaded model. With `missing`, that calibration is made first. `notice` is known before.
     ///
     /// # Errors
     /// When no work on files can begin now.
@@ -27,8 +27,8 @@ impl Operations {
         self: &Arc<Self>,
         engine: Arc<Engine>,
         model: &ModelName,
-        missing: Option<CalibrationOptions>,
-        options: OptimizeOptions,
+        (missing, options): (Option<CalibrationOptions>, OptimizeOptions),
+        notice: Option<String>,
     ) -> Result<Arc<Operation>, Failure> {
         let description = OperationDescription {
             kind: OperationKind::Optimize,
@@ -41,6 +41,9 @@ impl Operations {
         self.work(description, move |operation, stop| {
             // Before a calibration that takes minutes.
             check(&engine, options.goal)?;
+            if let Some(notice) = notice {
+                operation.notice(notice);
+            }
             if let Some(missing) = &missing {
                 let mut report = |step| operation.progress(calibration::step_to_wire(step));
                 let made = calibrate(&engine, missing, stop, &mut report);

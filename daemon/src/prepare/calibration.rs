@@ -1,5 +1,8 @@
 //! What a model is calibrated on: texts of the request, or of our own.
 
+use std::collections::HashSet;
+
+use sluice_checkpoint::calibration::{POSITIONS_MIN, text_mark};
 use sluice_engine::calibration::PASS_TOKENS_MAX;
 use sluice_tokenizer::Patience;
 
@@ -60,6 +63,58 @@ pub fn calibration_samples(
     }
 }
 
+/// The texts that passes and choices are made of, and those that the result is measured on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TextSplit {
+    /// What a mix is calibrated and chosen by.
+    pub work: Vec<Vec<u32>>,
+    /// What it is measured on.
+    pub test: Vec<Vec<u32>>,
+    /// There were too few texts, or the calibration has seen all: some serve for both.
+    pub is_shared: bool,
+}
+
+impl TextSplit {
+    /// One text of so many is kept for the measurement of the result.
+    const TEST_SHARE: usize = 5;
+
+    /// Splits samples so that no text of the measurement is among the others, nor among `calibrated`, the marks of those that an
+    /// earlier calibration was made of. The same samples are split in the same way, so that a calibration of a text leaves out
+    /// what a mix by the same text is measured on.
+    #[must_use]
+    pub fn new(samples: Vec<Vec<u32>>, calibrated: &[u32]) -> Self {
+        let calibrated: HashSet<u32> = calibrated.iter().copied().collect();
+        let is_new = |sample: &&Vec<u32>| !calibrated.contains(&text_mark(sample));
+        let fifth = samples.iter().step_by(Self::TEST_SHARE);
+        let mut test: Vec<_> = fifth.clone().filter(is_new).cloned().collect();
+        if test.is_empty() {
+            let new = samples.iter().filter(is_new);
+            test = new.step_by(Self::TEST_SHARE).cloned().collect();
+        }
+        // Also where a line stands twice in the text.
+        let tested: HashSet<&Vec<u32>> = test.iter().collect();
+        let work = samples.iter().filter(|sample| !tested.contains(sample));
+        let work: Vec<_> = work.cloned().collect();
+        let positions = work.iter().map(Vec::len).sum::<usize>() as u64;
+        if !test.is_empty() && samples.len() >= Self::TEST_SHARE && positions >= POSITIONS_MIN {
+            return Self {
+                work,
+                test,
+                is_shared: false,
+            };
+        }
+        let test = match samples.len() < Self::TEST_SHARE {
+            true => samples.clone(),
+            false => fifth.cloned().collect(),
+        };
+        Self {
+            work: samples,
+            test,
+            is_shared: true,
+        }
+    }
+}
+
 fn built_in(model: &str) -> Vec<String> {
     match model == EMBEDDED_NAME {
         true => vec![STORIES.to_owned()],
@@ -77,6 +132,8 @@ fn paragraphs(page: &str) -> impl Iterator<Item = String> + '_ {
 
 #[cfg(test)]
 mod tests {
+    use sluice_checkpoint::calibration::text_marks;
+
     use super::{
         super::tests::{CONTEXT, serving},
         *,
@@ -125,5 +182,44 @@ mod tests {
         assert!(message.contains("1048577 bytes of text"), "{message}");
         let none = calibration_samples(Vec::new(), &serving(false), &Patience::default());
         assert!(matches!(none.unwrap_err(), Failure::NoTokenizer { .. }));
+    }
+
+    #[test]
+    fn texts_of_the_result_are_in_no_calibration() {
+        // Each long enough that those that are left are a calibration's.
+        let samples: Vec<Vec<u32>> = (0..23).map(|id| vec![id; 60]).collect();
+        let first = TextSplit::new(samples.clone(), &[]);
+        assert_eq!((first.test.len(), first.work.len()), (5, 18));
+        assert!(!first.is_shared);
+        assert!(first.test.iter().all(|sample| !first.work.contains(sample)));
+        // A calibration of the same text changes nothing.
+        assert_eq!(
+            TextSplit::new(samples.clone(), &text_marks(&first.work)),
+            first
+        );
+
+        // One of other lines, with some of these: those are not measured on.
+        let known = &samples[..11];
+        let second = TextSplit::new(samples.clone(), &text_marks(known));
+        assert_eq!(second.test, [samples[15].clone(), samples[20].clone()]);
+        // Of all lines that are measured on otherwise.
+        let third = TextSplit::new(samples.clone(), &text_marks(&first.test));
+        assert_eq!(third.test.len(), 4);
+        assert!(third.test.iter().all(|sample| !first.test.contains(sample)));
+        assert!(!second.is_shared && !third.is_shared);
+
+        // A line that stands twice is on one side.
+        let twice = [&samples[..], &samples[3..7]].concat();
+        let split = TextSplit::new(twice, &[]);
+        assert!(split.test.iter().all(|sample| !split.work.contains(sample)));
+        // All that there is serves for both where there is too little, or nothing new.
+        for (few, calibrated) in [
+            (&samples[..4], &[][..]),
+            (&samples[..9], &[]),
+            (&samples, &text_marks(&samples)),
+        ] {
+            let split = TextSplit::new(few.to_vec(), calibrated);
+            assert!(split.is_shared && split.work == few && !split.test.is_empty());
+        }
     }
 }

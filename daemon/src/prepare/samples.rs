@@ -99,7 +99,7 @@ fn from_lines(
 }
 
 /// At most so many of all, at equal distances, the first one always.
-fn spread<T>(all: Vec<T>, most: usize) -> Vec<T> {
+pub fn spread<T>(all: Vec<T>, most: usize) -> Vec<T> {
     let count = all.len();
     if count <= most {
         return all;

@@ -15,7 +15,7 @@ use crate::{
     model_name::ModelName,
     models::ServingModel,
     operations::{Operation, files},
-    prepare,
+    prepare::{self, TextSplit},
 };
 
 /// Least memory for the statistics of a calibration when nobody says how much: those of the widest matrix of a model of
@@ -50,6 +50,8 @@ impl Daemon {
             prepare::calibration_samples(texts, serving, patience)
         };
         let (samples, serving) = self.prepare(caller.share(), serving, prepare).await?;
+        // As the optimizer leaves it out: what a mix will be measured on.
+        let samples = TextSplit::new(samples, &[]).work;
         let options = CalibrationOptions {
             share: caller.share(),
             model_name: serving.name.name.clone(),

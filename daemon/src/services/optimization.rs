@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use sluice_checkpoint::calibration::{CalibrationError, POSITIONS_MIN};
+use sluice_checkpoint::calibration::{Calibration, CalibrationError, POSITIONS_MIN};
 use sluice_engine::{
     admission::FIDELITY_SAMPLES_MAX,
     calibration::{CalibrateError, CalibrationOptions, POSITIONS_DEFAULT},
@@ -18,11 +18,11 @@ use crate::{
     measurements,
     models::ServingModel,
     operations::{Operation, files},
-    prepare,
+    prepare::{self, TextSplit, spread},
 };
 
-/// One sample of so many is kept for the measurement of the result.
-const TEST_SHARE: usize = 5;
+/// Told where [`TextSplit::is_shared`].
+const SHARED_TEXTS: &str = "the mix is measured on texts that it is calibrated or chosen by, since there are no others: its loss on new texts may be higher";
 /// Samples of a measurement when nobody says how many.
 const SAMPLES_DEFAULT: usize = 64;
 
@@ -58,17 +58,20 @@ impl Daemon {
             })
             .into());
         }
-        let text_hash = measurements::hash(&samples);
-        let (test_samples, samples) = apart(samples);
+        let calibrated = match &calibration {
+            Some(path) => calibrated_texts(path.clone()).await?,
+            None => None,
+        };
+        let split = TextSplit::new(samples, calibrated.as_deref().unwrap_or_default());
         let threads = files::threads(asked.threads);
         let missing = match (&asked.calibration, &calibration) {
-            (CalibrationChoice::Own, Some(target)) if !exists(target.clone()).await? => {
+            (CalibrationChoice::Own, Some(target)) if calibrated.is_none() => {
                 Some(CalibrationOptions {
                     share: caller.share(),
                     model_name: serving.name.name.clone(),
-                    text_hash: measurements::hash(&samples),
+                    text_hash: measurements::hash(&split.work),
                     // What the result is measured on stays out of it.
-                    samples: samples.clone(),
+                    samples: split.work.clone(),
                     seed: asked.seed,
                     positions_max: POSITIONS_DEFAULT,
                     is_full: true,
@@ -84,14 +87,15 @@ impl Daemon {
             .max_samples
             .map_or(SAMPLES_DEFAULT, |most| most as usize);
         let most = most.min(FIDELITY_SAMPLES_MAX);
+        let samples = spread(split.work, most);
         let settings = self.engine.settings();
         let in_force = settings.budget.bytes();
         let options = OptimizeOptions {
             share: caller.share(),
             model_name: serving.name.name.clone(),
-            samples: spread(samples, most),
-            test_samples: spread(test_samples, most),
-            text_hash: text_hash ^ most as u64,
+            text_hash: measurements::hash(&samples),
+            samples,
+            test_samples: spread(split.test, most),
             seed: asked.seed,
             calibration,
             goal: match asked.bits_per_weight {
@@ -105,61 +109,26 @@ impl Daemon {
             threads,
         };
         let engine = self.engine.clone();
+        let notice = split.is_shared.then(|| SHARED_TEXTS.to_owned());
         self.operations
-            .optimize(engine, &serving.name, missing, options)
+            .optimize(engine, &serving.name, (missing, options), notice)
     }
 }
 
-/// The samples that the result is measured on, and all others.
-fn apart(samples: Vec<Vec<u32>>) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
-    // A text of few lines has to serve for both.
-    if samples.len() < TEST_SHARE {
-        return (samples.clone(), samples);
-    }
-    let (mut test, mut rest) = (Vec::new(), Vec::new());
-    for (index, sample) in samples.into_iter().enumerate() {
-        match index % TEST_SHARE {
-            0 => test.push(sample),
-            _ => rest.push(sample),
-        }
-    }
-    (test, rest)
-}
-
-/// At most so many samples, evenly spread.
-fn spread(samples: Vec<Vec<u32>>, most: usize) -> Vec<Vec<u32>> {
-    let count = samples.len();
-    let taken = count.min(most);
-    let mut each: Vec<Option<Vec<u32>>> = samples.into_iter().map(Some).collect();
-    (0..taken)
-        .filter_map(|index| each[index * count / taken].take())
-        .collect()
-}
-
-async fn exists(path: PathBuf) -> Result<bool, Failure> {
-    let exists = tokio::task::spawn_blocking(move || path.try_exists()).await?;
-    exists.map_err(|error| {
+/// The marks of the texts that a calibration was made of, if there is one that says so; `None` where there is none.
+async fn calibrated_texts(path: PathBuf) -> Result<Option<Vec<u32>>, Failure> {
+    let read = move || -> std::io::Result<Option<Vec<u32>>> {
+        // What is wrong with it is told when it is opened to be used.
+        let texts = |calibration: Calibration| calibration.origin().texts.clone();
+        let is_there = path.try_exists()?;
+        Ok(is_there.then(|| Calibration::open(&path).map(texts).unwrap_or_default()))
+    };
+    let found = tokio::task::spawn_blocking(read).await?;
+    found.map_err(|error| {
         InvalidField {
             field: "calibration_path",
             problem: format!("cannot be examined: {error}"),
         }
         .into()
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn texts_of_the_result_are_others_than_those_of_the_choice() {
-        let samples: Vec<Vec<u32>> = (0..23).map(|id| vec![id]).collect();
-        let (test, rest) = apart(samples.clone());
-        assert_eq!((test.len(), rest.len()), (5, 18));
-        assert!(test.iter().all(|sample| !rest.contains(sample)));
-        assert_eq!(apart(samples[..4].to_vec()).0, samples[..4]);
-        assert_eq!(spread(samples.clone(), 4), [[0], [5], [11], [17]]);
-        assert_eq!(spread(samples.clone(), 99), samples);
-        assert_eq!(spread(Vec::new(), 4), Vec::<Vec<u32>>::new());
-    }
 }

@@ -190,3 +190,38 @@ async fn killed_in_the_measurements_the_next_goes_on_with_them() {
     let made = result(&rest);
     assert!(made.prediction.is_some() && made.measured_kl_nats > 0.0);
 }
+
+#[tokio::test]
+async fn texts_that_serve_for_both_are_told_and_mixes_are_listed_after_a_restart() {
+    let mut setting = Setting::new().await;
+    let notices = |pictures: &[v1::Operation]| pictures.last().unwrap().notices.join("\n");
+    let told = "is measured on texts that it is calibrated or chosen by";
+    let enough = setting.optimize(quickly()).await.unwrap();
+    assert!(!notices(&enough).contains(told), "{}", notices(&enough));
+    // One line, which is cut into three or four.
+    let few = STORIES[..2600].replace('\n', " ");
+    let request = v1::OptimizeRequest {
+        texts: vec![few],
+        budget_bytes: None,
+        bits_per_weight: Some(3.0),
+        ..quickly()
+    };
+    let few = setting.optimize(request).await.unwrap();
+    assert!(notices(&few).contains(told), "{}", notices(&few));
+
+    let (optimized, quantized) = (result(&enough).clone(), result(&few).mix);
+    setting.kill().await;
+    let request = v1::ListMixesRequest {};
+    let kept = setting.daemon.optimizer().await.list_mixes(request).await;
+    let kept = kept.unwrap().into_inner();
+    assert_eq!(kept.model, "sluice-demo");
+    let [first, last] = &kept.mixes[..] else {
+        panic!("{kept:?}");
+    };
+    assert_eq!((first.mix, last.mix), (optimized.mix, quantized));
+    assert_eq!(first.budget_bytes, Some(BUDGET_BYTES));
+    assert!(first.chosen_unix_ms < last.chosen_unix_ms && first.file_bytes > 0);
+    let curve = |prediction: &Option<v1::LossPrediction>| prediction.as_ref().unwrap().curve.len();
+    assert_eq!(curve(&first.prediction), curve(&optimized.prediction));
+    assert!(last.prediction.is_none() && last.measured_kl_nats > Some(0.0));
+}

@@ -29,6 +29,7 @@ const HIDDEN_KEY: &str = "sluice.hidden_size";
 const ATTENTION_KEY: &str = "sluice.attention_size";
 const INTERMEDIATE_KEY: &str = "sluice.intermediate_size";
 const TEXT_KEY: &str = "sluice.text_hash";
+const TEXTS_KEY: &str = "sluice.texts";
 const SEED_KEY: &str = "sluice.seed";
 const PASSES_KEY: &str = "sluice.passes";
 const POSITIONS_KEY: &str = "sluice.positions";
@@ -99,6 +100,8 @@ pub struct CalibrationOrigin {
     pub model: ModelIdentity,
     /// Hash of the token ids of the text.
     pub text_hash: u64,
+    /// [`text_mark`] of each text that passes were made of, rising; empty where that was not written down.
+    pub texts: Vec<u32>,
     /// Seed of masks and decodes.
     pub seed: u64,
     /// Number of passes.
@@ -124,6 +127,7 @@ impl CalibrationOrigin {
             (ATTENTION_KEY, self.model.attention_size.to_string()),
             (INTERMEDIATE_KEY, self.model.intermediate_size.to_string()),
             (TEXT_KEY, format!("{:016x}", self.text_hash)),
+            (TEXTS_KEY, to_digits(&self.texts)),
             (SEED_KEY, self.seed.to_string()),
             (PASSES_KEY, self.passes.to_string()),
             (POSITIONS_KEY, self.positions.to_string()),
@@ -168,6 +172,10 @@ impl CalibrationOrigin {
                 intermediate_size: size(INTERMEDIATE_KEY, WIDTH_MAX)?,
             },
             text_hash: hash.map_err(|_| wrong(TEXT_KEY))?,
+            texts: match said.get(TEXTS_KEY) {
+                Some(digits) => of_digits(digits).ok_or_else(|| wrong(TEXTS_KEY))?,
+                None => Vec::new(),
+            },
             seed: number(SEED_KEY)?,
             passes: number(PASSES_KEY)?,
             positions: number(POSITIONS_KEY)?,
@@ -175,6 +183,37 @@ impl CalibrationOrigin {
             is_lossless: flag(LOSSLESS_KEY)?,
         })
     }
+}
+
+/// Tells a text from others, by its ids: whoever measures on a text must know whether a calibration has seen it.
+#[must_use]
+pub fn text_mark(ids: &[u32]) -> u32 {
+    // FNV-1a: a file is read by other versions of this program.
+    let bytes = ids.iter().flat_map(|id| id.to_le_bytes());
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
+        (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    (hash ^ hash >> 32) as u32
+}
+
+/// The marks of some texts, as [`CalibrationOrigin::texts`] has them.
+#[must_use]
+pub fn text_marks(texts: &[Vec<u32>]) -> Vec<u32> {
+    let mut marks: Vec<u32> = texts.iter().map(|ids| text_mark(ids)).collect();
+    marks.sort_unstable();
+    marks.dedup();
+    marks
+}
+
+/// Eight hexadecimal digits for each.
+fn to_digits(marks: &[u32]) -> String {
+    marks.iter().map(|mark| format!("{mark:08x}")).collect()
+}
+
+fn of_digits(digits: &str) -> Option<Vec<u32>> {
+    let (marks, rest) = digits.as_bytes().as_chunks::<8>();
+    let mark = |digits: &[u8; 8]| u32::from_str_radix(str::from_utf8(digits).ok()?, 16).ok();
+    rest.is_empty().then(|| marks.iter().map(mark).collect())?
 }
 
 /// How many rows of an input have positions of a kind; at least one.

@@ -20,6 +20,7 @@ fn origin(is_full: bool) -> CalibrationOrigin {
     CalibrationOrigin {
         model: identity(),
         text_hash: 7,
+        texts: vec![3, 0x89ab_cdef],
         seed: 3,
         passes: 8,
         positions: 600,

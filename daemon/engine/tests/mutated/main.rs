@@ -262,6 +262,7 @@ fn calibrations(folder: &Path) {
     let origin = CalibrationOrigin {
         model: model.clone(),
         text_hash: 1,
+        texts: vec![1, 2],
         seed: 1,
         passes: 8,
         positions: 600,

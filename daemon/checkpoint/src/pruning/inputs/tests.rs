@@ -53,6 +53,7 @@ fn calibrated(is_full: bool, fingerprint: Option<&str>) -> Calibrated {
     let origin = CalibrationOrigin {
         model: ModelIdentity::new("demonstration", "llada", fingerprint, &shape),
         text_hash: 7,
+        texts: Vec::new(),
         seed: 3,
         passes: 8,
         positions: ROWS as u64,
