@@ -94,6 +94,18 @@ impl Shape {
         specs
     }
 
+    /// Name of the embedding.
+    #[must_use]
+    pub fn embedding_name(&self) -> String {
+        format!("{}.weight", Names::of(self.naming).embedding)
+    }
+
+    /// Name of an LM head that is not tied to the embedding.
+    #[must_use]
+    pub fn own_lm_head_name(&self) -> String {
+        format!("{}.weight", Names::of(self.naming).lm_head)
+    }
+
     /// Elements of all tensors; a tied LM head isn't counted again.
     #[must_use]
     pub fn parameters(&self) -> u64 {

@@ -130,9 +130,22 @@ pub fn compress_checked(
     let taken = files.taken.iter().map(|(name, _)| name);
     // Not even `--force` may overwrite what the container is made from.
     check_target(target, &folder, shards.iter().chain(taken))?;
-    let tensors = in_order(&checkpoint);
+    let mut tensors = in_order(&checkpoint);
     check_names(&tensors, options)?;
-    let original_bytes = tensors.iter().map(|(_, entry)| entry.bytes).sum();
+    let bytes =
+        |tensors: &[(&str, &TensorEntry)]| tensors.iter().map(|(_, entry)| entry.bytes).sum();
+    let original_bytes: u64 = bytes(&tensors);
+    let rules = rules(options);
+    let head = mix
+        .as_ref()
+        .and_then(|mix| TiedHead::of(&checkpoint, mix, &rules));
+    tensors.extend(head.as_ref().map(|head| (&head.name[..], head.embedding.1)));
+    let total_bytes = bytes(&tensors);
+    let mut identity = identity(&checkpoint, options, &files)?;
+    if head.is_some() {
+        // Runs of earlier versions left it to the embedding.
+        identity += ", LM head beside the embedding";
+    }
     let plan = ContainerPlan {
         tile: options.tile,
         tensors: tensors
@@ -140,10 +153,9 @@ pub fn compress_checked(
             .map(|(name, entry)| planned(name, entry))
             .collect(),
         shards: shard_headers(&checkpoint, shards)?,
-        identity: identity(&checkpoint, options, &files)?,
+        identity,
         files: files.taken,
     };
-    let rules = rules(options);
     // A lower bound, so a run that could fit is never refused.
     let least = tensors.iter().map(|(name, entry)| {
         least_bytes(
@@ -157,7 +169,7 @@ pub fn compress_checked(
     check_free_space(target, least.sum::<u64>().saturating_sub(unfinished))?;
     let done = |done_bytes| ProgressBytes {
         done_bytes,
-        total_bytes: original_bytes,
+        total_bytes,
     };
     let mut done_bytes = 0;
     let mut resumed = 0;
@@ -182,7 +194,12 @@ pub fn compress_checked(
         let before = done_bytes;
         let mut work = Work {
             checkpoint: &checkpoint,
-            mix: mix.as_ref(),
+            mixed: mix.as_ref().and_then(|mix| {
+                let name = head
+                    .as_ref()
+                    .map_or(Some(name), |head| head.name_in_mix(name));
+                Some((mix, mix.tensor(name?)?))
+            }),
             name,
             entry,
             options,
@@ -206,6 +223,41 @@ pub fn compress_checked(
         skipped_files: files.skipped,
         error: loss.share().filter(|_| resumed == 0),
     })
+}
+
+/// An LM head that is tied to the embedding, and that a mix quantizes: a tensor of its own in the file, since rows of the
+/// embedding are read one by one.
+struct TiedHead<'a> {
+    /// The name that it has in the file.
+    name: String,
+    /// The embedding, whose name it has in the mix.
+    embedding: (String, &'a TensorEntry),
+}
+
+impl<'a> TiedHead<'a> {
+    fn of(checkpoint: &'a Checkpoint, mix: &Container, rules: &CompressionRules) -> Option<Self> {
+        let shape = checkpoint.model().ok()?.shape;
+        let (name, embedding) = (shape.own_lm_head_name(), shape.embedding_name());
+        // Some checkpoints have a tied head's values a second time.
+        let is_meant = shape.tied && checkpoint.tensor(&name).is_none();
+        let entry = checkpoint.tensor(&embedding)?;
+        let treatment = rules.treatment(&name, &entry.shape, &dtype_name(entry));
+        (is_meant && treatment != TensorTreatment::Plain).then_some(())?;
+        mix.tensor(&embedding)?;
+        Some(Self {
+            name,
+            embedding: (embedding, entry),
+        })
+    }
+
+    /// What a tensor of the file is called in the mix; `None`: it is not in it.
+    fn name_in_mix<'b>(&'b self, name: &'b str) -> Option<&'b str> {
+        match name {
+            name if name == self.name => Some(&self.embedding.0),
+            name if name == self.embedding.0 => None,
+            name => Some(name),
+        }
+    }
 }
 
 /// A mix's file, after it was compared with its checksums.
@@ -332,7 +384,8 @@ impl QuantizationLoss {
 /// Compression of one tensor.
 struct Work<'a> {
     checkpoint: &'a Checkpoint,
-    mix: Option<&'a Container>,
+    /// The same tensor of the mix, if that has it.
+    mixed: Option<(&'a Container, &'a TensorRecord)>,
     name: &'a str,
     entry: &'a TensorEntry,
     options: &'a CompressOptions,
@@ -345,10 +398,9 @@ struct Work<'a> {
 
 impl Work<'_> {
     fn write(&mut self, treatment: TensorTreatment) -> Result<(), CompressError> {
-        // What is to stay as it is does: an embedding, too, whose matrix a tied LM head has in the mix.
+        // What is to stay as it is does.
         if treatment != TensorTreatment::Plain
-            && let Some(mix) = self.mix
-            && let Some(tensor) = mix.tensor(self.name)
+            && let Some((mix, tensor)) = self.mixed
             && let Some(scheme) = tensor.scheme()
         {
             return self.copy(mix, tensor, scheme);

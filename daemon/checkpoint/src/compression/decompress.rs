@@ -181,8 +181,11 @@ pub(super) fn shards<'a>(
             tensors,
         });
     }
-    let tensors = &container.header().tensors;
-    if let Some(tensor) = tensors.iter().find(|tensor| !seen.contains(&tensor.name)) {
+    // An LM head that a mix quantized beside the embedding that it is tied to is in no file of the original.
+    let is_quantized = |tensor: &&TensorRecord| tensor.scheme() == Some(Scheme::Columns);
+    let mut tensors = container.header().tensors.iter();
+    let unlisted = tensors.find(|tensor| !seen.contains(&tensor.name) && !is_quantized(tensor));
+    if let Some(tensor) = unlisted {
         let problem = format!("tensor {} is listed in no weight file", tensor.name);
         return Err(ContainerError::Malformed {
             path: container.path().to_owned(),

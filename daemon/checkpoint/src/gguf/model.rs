@@ -1,7 +1,8 @@
 //! The model that a checkpoint describes, with what a GGUF file adds to a `config.json`.
 
+use sluice_codec::Scheme;
 use sluice_formats::Format;
-use sluice_weights::HIDDEN_SIZE_MAX;
+use sluice_weights::{HIDDEN_SIZE_MAX, Shape};
 
 use super::{
     super::{Checkpoint, CheckpointError},
@@ -18,11 +19,21 @@ impl Checkpoint {
         let generation = self.generation_config()?;
         let config = ModelConfig::read(&self.config()?, generation.as_ref());
         let Some(gguf) = &self.gguf else {
-            return config;
+            let mut config = config?;
+            config.shape.tied &= !self.has_quantized_lm_head(&config.shape);
+            return Ok(config);
         };
         let mut config = config.map_err(|error| gguf.explain(error))?;
         gguf.complete(&mut config, self.rope_factors()?)?;
         Ok(config)
+    }
+
+    /// Whether a mix was written to this file whose LM head is quantized beside the embedding that the configuration ties it
+    /// to: rows of the embedding are read one by one, which quantized ones can't be.
+    fn has_quantized_lm_head(&self, shape: &Shape) -> bool {
+        let head = self.compressed(&shape.own_lm_head_name());
+        // Other files that have such a tensor have the embedding's values in it.
+        self.is_container() && head.is_some_and(|head| head.scheme() == Scheme::Columns)
     }
 
     /// RoPE's frequency factors, which a GGUF file may have as a tensor.

@@ -8,12 +8,14 @@ use std::{
 use sluice_checkpoint::{
     Source,
     compression::{
-        CompressError, CompressOptions, CompressionMethod, SourceCheck, TensorFilter,
+        self, CompressError, CompressOptions, CompressionMethod, Glob, SourceCheck, TensorFilter,
         compress_checked,
     },
+    synth::{SynthDType, SynthOptions},
 };
 use sluice_plan::Workload;
 use sluice_shared::options::{Budget, PlanOptions};
+use sluice_weights::{Shape, TensorNaming};
 use tempfile::TempDir;
 
 use super::*;
@@ -488,6 +490,97 @@ fn a_mix_in_a_file_computes_what_it_does_in_force() {
     let found = world.generate();
     assert_eq!(found.tokens, expected.tokens);
     assert!(!found.is_lossless);
+}
+
+#[test]
+fn a_tied_lm_head_is_quantized_in_a_file_as_it_is_in_force() {
+    let world = World::new();
+    let folder = world.folder.path().join("tied");
+    let shape = Shape {
+        naming: TensorNaming::HuggingFace,
+        layers: 2,
+        // Smaller matrices stay as they are in a file.
+        hidden_size: 256,
+        attention_heads: 4,
+        kv_heads: 4,
+        head_dim: 64,
+        intermediate_size: 512,
+        padded_vocab_size: 640,
+        context_length: 128,
+        causal: true,
+        tied: true,
+        biases: false,
+    };
+    let never = AtomicBool::new(false);
+    let synthesis = SynthOptions {
+        shape,
+        dtype: SynthDType::Bf16,
+        seed: 3,
+        threads: 2,
+    };
+    synthesis.write(&folder, &never, &mut |_, _| {}).unwrap();
+    let source = Source::Folder(folder);
+    let settings = PlanSettings {
+        level: Level::Standard,
+        ..PlanSettings::default()
+    };
+    world.engine.load_now(source.clone(), settings).unwrap();
+    let original = world.generate();
+    let made = world.optimize(&OptimizeOptions {
+        goal: OptimizeGoal::Rate(3.0),
+        ..world.options(0)
+    });
+    let mix = made.unwrap().mix;
+    world
+        .apply(PlanOptions {
+            mix: Some(mix),
+            ..at(Level::Optimized)
+        })
+        .unwrap();
+    let expected = world.generate();
+    assert_ne!(expected.tokens, original.tokens);
+    let bytes = world.engine.in_force().unwrap().plan.weight_bytes();
+    let weights = world.weight_cache();
+    let target = |name: &str| world.folder.path().join(name);
+    let write = |name: &str, keep: &[&str]| {
+        let options = CompressOptions {
+            method: CompressionMethod::Mix(mix),
+            tile: 512,
+            tensors: TensorFilter {
+                keep: keep.iter().copied().map(Glob::new).collect(),
+                ..TensorFilter::default()
+            },
+            all: false,
+            threads: 1,
+            replace: false,
+        };
+        let check = SourceCheck {
+            remembered: Some(&*weights),
+            progress: &mut |_| {},
+        };
+        let target = target(name);
+        compress_checked(&source, &target, &options, check, &never, &mut |_, _| {}).unwrap();
+        Source::Folder(target)
+    };
+    let with_head = write("mix.sluice", &[]);
+    world.engine.load_now(with_head, settings).unwrap();
+    assert_eq!(world.generate().tokens, expected.tokens);
+    let found = world.engine.in_force().unwrap().plan.weight_bytes();
+    assert!(found.abs_diff(bytes) < bytes / 50, "{found} {bytes}");
+    // The way back has no file for it.
+    let container = compression::open(&target("mix.sluice")).unwrap();
+    assert!(container.tensor("lm_head.weight").is_some());
+    let back = target("back");
+    compression::decompress(&container, &back, 1, &never, &mut |_, _| {}).unwrap();
+    world
+        .engine
+        .load_now(Source::Folder(back), settings)
+        .unwrap();
+    // One that is to stay as it is does.
+    let without = write("kept.sluice", &["lm_head*"]);
+    world.engine.load_now(without, settings).unwrap();
+    let found = world.engine.in_force().unwrap().plan.weight_bytes();
+    assert!(found > bytes + bytes / 10, "{found} {bytes}");
 }
 
 #[test]
