@@ -10,6 +10,7 @@ mod files;
 mod identity;
 mod options;
 mod prune_error;
+mod tensor;
 mod verify;
 
 use std::{fs, path::Path};
@@ -33,8 +34,9 @@ pub use self::{
     verify::verify,
 };
 pub(crate) use self::{
-    compress::{check_target, dtype_name, in_order, read_pieces},
+    compress::{check_target, in_order},
     files::ModelFiles,
+    tensor::{dtype_name, read_pieces},
 };
 use super::{
     Source,
