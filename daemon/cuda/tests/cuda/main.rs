@@ -2,7 +2,9 @@
 
 mod arena;
 mod copies;
+mod cublas;
 mod driver;
 mod emulation;
 mod kernels;
+mod memory;
 mod properties;
