@@ -8,12 +8,12 @@ const LINE_BYTES: usize = 64;
 pub(crate) enum SimdPath {
     /// Plain Rust, which runs on every processor.
     Portable,
-    /// AVX2, BMI2 and F16C. Only [`SimdPath::best`] makes one, so a value proves that the processor has them.
+    /// AVX2, BMI2, F16C and PCLMULQDQ. Only [`SimdPath::best`] makes one, so a value proves that the processor has them.
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
 }
 
-/// Proof that the processor has AVX2, BMI2 and F16C.
+/// Proof that the processor has AVX2, BMI2, F16C and PCLMULQDQ: all processors that have the first have the others.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Avx2(());
@@ -25,6 +25,7 @@ impl SimdPath {
         if is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("bmi2")
             && is_x86_feature_detected!("f16c")
+            && is_x86_feature_detected!("pclmulqdq")
         {
             return Self::Avx2(Avx2(()));
         }

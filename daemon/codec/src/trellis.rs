@@ -4,8 +4,8 @@
 //! reaches any rate (Gish and Pierce, "Asymptotically efficient quantizing"). Formats with a fixed number of bits,
 //! scaled block by block, fit their scales to outliers instead. Most of the quarter is due to the shape of the cells:
 //! they are cubes, where spheres would lose 1.53 dB less. A trellis gets closer to spheres (`viterbi`): two quantizers
-//! with half as many levels take turns, by a rule that depends on the elements before, and the encoder chooses the
-//! levels of a tile together. One table serves both, because their levels are each other's negatives (`levels`). Three
+//! with half as many levels take turns, by a rule that depends on the elements before (`marks`), and the encoder chooses
+//! the levels of a tile together. One table serves both, because their levels are each other's negatives (`levels`). Three
 //! more things help: a level's error is weighed against the bits that it takes, each level is the mean of the elements
 //! that took it, and the step is searched for which the whole has the requested size or error (`fit`).
 //!
@@ -16,8 +16,10 @@
 //! It is made for two to five bits. There are 128 symbols: a step is at least a sixteenth of a standard deviation,
 //! which takes six bits. With smaller steps, more and more elements would lie beyond the equidistant levels.
 
+mod elements;
 mod fit;
 mod levels;
+mod marks;
 mod viterbi;
 
 use rayon::prelude::*;
@@ -31,6 +33,7 @@ use crate::{
 };
 use fit::{FittedSteps, SampleRows, SymbolSums};
 
+pub(crate) use elements::scale_marked;
 pub(crate) use fit::{BIT_COST, ROW_EXPONENT};
 #[cfg(test)]
 pub(crate) use levels::mean_part;
@@ -38,7 +41,8 @@ pub(crate) use levels::{
     LINEAR_MAX, MEANS, MIDDLE, PARTS, SECOND, SYMBOLS, TrellisLevels, ZERO, candidate, row_byte,
     row_ratio,
 };
-pub(crate) use viterbi::{SymbolCosts, ViterbiSearch, mark};
+pub(crate) use marks::mark;
+pub(crate) use viterbi::{SymbolCosts, ViterbiSearch};
 
 /// What a quantization aims at.
 #[derive(Clone, Copy, Debug, PartialEq)]

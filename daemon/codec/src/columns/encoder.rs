@@ -130,9 +130,7 @@ impl ColumnsEncoder {
             None => ColumnHeader::ZERO,
         };
         self.headers[column] = Some(header);
-        let symbols = &mut self.work.symbols;
-        symbols.copy_from_slice(&self.symbols[kept]);
-        mark(SimdPath::best(), symbols);
+        let symbols = &self.symbols[kept];
         self.scales
             .decode(SimdPath::best(), header, symbols, decoded);
         best.map_or(0, |best| best.bits as u32) + HEADER_BITS + TILE_BITS / TILE_COLUMNS as u32

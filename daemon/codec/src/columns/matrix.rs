@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     simd::SimdPath,
-    trellis::{PARTS, SYMBOLS, mark, row_ratio},
+    trellis::{PARTS, SYMBOLS, row_ratio, scale_marked},
 };
 
 /// What the columns of a chunk are multiplied by.
@@ -51,7 +51,7 @@ impl ColumnMatrix {
         }
     }
 
-    /// Computes a column's elements from marked symbols.
+    /// Computes a column's elements from its symbols.
     pub(super) fn decode(
         &self,
         path: SimdPath,
@@ -65,7 +65,7 @@ impl ColumnMatrix {
         // Level times column step, then times row factor: each product is rounded, so the order is part of the format.
         let part = self.step / PARTS * header.ratio();
         let levels = &class(index).levels;
-        levels.scale_each(path, part, &self.factors, symbols, out);
+        scale_marked(levels, path, part, &self.factors, symbols, out);
     }
 
     /// Decompresses columns, which have rows, into `out`, `stride` elements apart. `start` says where a tile's codes begin.
@@ -87,7 +87,6 @@ impl ColumnMatrix {
             start,
             |column, header, symbols| {
                 let out = &mut out[(column - columns.start) * stride..][..rows];
-                mark(path, symbols);
                 self.decode(path, header, symbols, out);
             },
         )

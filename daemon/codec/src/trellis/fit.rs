@@ -5,7 +5,8 @@ use rayon::prelude::*;
 use super::{
     TrellisTarget,
     levels::{self, MEANS, MIDDLE, PARTS, SECOND, SYMBOLS, TrellisLevels},
-    viterbi::{SymbolCosts, ViterbiSearch, mark},
+    marks::mark,
+    viterbi::{SymbolCosts, ViterbiSearch},
 };
 use crate::{encode::add, huffman, simd::SimdPath};
 

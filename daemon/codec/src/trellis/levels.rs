@@ -76,12 +76,22 @@ pub(crate) fn mean_part(symbol: usize, mean: f64) -> i8 {
 pub(crate) struct TrellisLevels {
     /// Levels in parts of a step, by a symbol with its flag: first those of the first quantizer, then the second's.
     all: Box<[f32; 2 * SYMBOLS]>,
-    means: [i8; MEANS],
+    /// The first symbol that is moved,
+    first: u8,
+    /// and the means from it on, as far as symbols are moved. A vector path looks a mean up in all of them.
+    means: [[i8; 16]; MEANS / 16],
+    /// How many of these sixteens have a mean, one at least.
+    sixteens: usize,
     /// The matrix's step divided by [`PARTS`].
     part: f32,
 }
 
 impl TrellisLevels {
+    /// Sixteens of means that there are.
+    pub(super) fn sixteens(&self) -> usize {
+        self.sixteens
+    }
+
     /// From the means of the middle symbols and a part of the matrix's step.
     pub(crate) fn new(means: [i8; MEANS], part: f32) -> Self {
         let mut all = Box::new([0.; 2 * SYMBOLS]);
@@ -94,7 +104,19 @@ impl TrellisLevels {
             // Not `-level`, which would give -0: the vector path computes in integers, which have one zero.
             all[SYMBOLS + symbol] = 0. - all[symbol];
         }
-        Self { all, means, part }
+        let moved = |mean: &i8| *mean != 0;
+        let from = means.iter().position(moved).unwrap_or(0);
+        let end = means.iter().rposition(moved).map_or(0, |last| last + 1);
+        let mut kept = [0; MEANS];
+        kept[..MEANS - from].copy_from_slice(&means[from..]);
+        let (kept, _) = kept.as_chunks();
+        Self {
+            all,
+            first: (MIDDLE.start + from) as u8,
+            means: std::array::from_fn(|n| kept[n]),
+            sixteens: end.saturating_sub(from).div_ceil(16).max(1),
+            part,
+        }
     }
 
     /// The first quantizer's levels, in steps.
@@ -115,144 +137,159 @@ impl TrellisLevels {
     /// Computes elements from flagged symbols: levels times `part`.
     pub(crate) fn scale(&self, path: SimdPath, part: f32, symbols: &[u8], out: &mut [f32]) {
         assert_eq!(symbols.len(), out.len());
-        let (blocks, rest) = symbols.as_chunks::<32>();
-        let (outs, rest_out) = out.as_chunks_mut::<32>();
-        for (symbols, out) in blocks.iter().zip(outs) {
-            match path {
-                SimdPath::Portable => self.look_up(part, symbols, out),
-                #[cfg(target_arch = "x86_64")]
-                // SAFETY: there is no such path on a processor without these features.
-                SimdPath::Avx2(_) => unsafe { avx2::dequantize(self, part, symbols, out) },
-            }
-        }
-        self.look_up(part, rest, rest_out);
+        let done = match path {
+            SimdPath::Portable => 0,
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: there is no such path on a processor without these features.
+            SimdPath::Avx2(_) => unsafe { avx2::scale(self, part, symbols, out) },
+        };
+        self.look_up(part, &symbols[done..], &mut out[done..]);
     }
 
-    /// The same, then times each element's factor.
-    pub(crate) fn scale_each(
-        &self,
-        path: SimdPath,
-        part: f32,
-        factors: &[f32],
-        symbols: &[u8],
-        out: &mut [f32],
-    ) {
-        assert!(symbols.len() == out.len() && factors.len() == out.len());
-        let (blocks, rest) = symbols.as_chunks::<32>();
-        let (outs, rest_out) = out.as_chunks_mut::<32>();
-        let (each, rest_factors) = factors.as_chunks::<32>();
-        for ((symbols, factors), out) in blocks.iter().zip(each).zip(outs) {
-            match path {
-                SimdPath::Portable => {
-                    self.look_up(part, symbols, out);
-                    multiply(out, factors);
-                }
-                #[cfg(target_arch = "x86_64")]
-                // SAFETY: there is no such path on a processor without these features.
-                SimdPath::Avx2(_) => unsafe {
-                    // Stores and loads of 32 elements take no time beside what they are computed from.
-                    avx2::dequantize(self, part, symbols, out);
-                    avx2::multiply(out, factors);
-                },
-            }
-        }
-        self.look_up(part, rest, rest_out);
-        multiply(rest_out, rest_factors);
-    }
-
-    fn look_up(&self, part: f32, symbols: &[u8], out: &mut [f32]) {
+    /// The same from the table.
+    pub(super) fn look_up(&self, part: f32, symbols: &[u8], out: &mut [f32]) {
         for (out, symbol) in out.iter_mut().zip(symbols) {
             *out = self.all[usize::from(*symbol)] * part;
         }
     }
 }
 
-fn multiply(out: &mut [f32], factors: &[f32]) {
-    for (out, factor) in out.iter_mut().zip(factors) {
-        *out *= factor;
-    }
-}
-
 #[cfg(target_arch = "x86_64")]
-mod avx2 {
+pub(super) mod avx2 {
     use std::arch::x86_64::*;
 
-    use super::{MIDDLE, SECOND, TrellisLevels, ZERO};
+    use super::{SECOND, TrellisLevels, ZERO};
 
     /// Integers below this magnitude have equidistant levels.
     const LINEAR: i8 = 48;
 
+    /// Computes elements from flagged symbols, as many as whole vectors have, and returns how many these are.
     #[target_feature(enable = "avx2")]
-    pub(super) fn multiply(out: &mut [f32; 32], factors: &[f32; 32]) {
-        for (out, factor) in out.iter_mut().zip(factors) {
-            *out *= factor;
+    pub(super) fn scale(
+        levels: &TrellisLevels,
+        part: f32,
+        symbols: &[u8],
+        out: &mut [f32],
+    ) -> usize {
+        // The count of shuffles is known to the compiler in each.
+        match levels.sixteens {
+            1 => scale_by::<1>(levels, part, symbols, out),
+            2 => scale_by::<2>(levels, part, symbols, out),
+            3 => scale_by::<3>(levels, part, symbols, out),
+            _ => scale_by::<4>(levels, part, symbols, out),
         }
     }
 
     #[target_feature(enable = "avx2")]
-    pub(super) fn dequantize(
+    fn scale_by<const SIXTEENS: usize>(
         levels: &TrellisLevels,
         part: f32,
-        of: &[u8; 32],
-        out: &mut [f32; 32],
-    ) {
-        // SAFETY: as many bytes as it reads, at any address.
-        let marked = unsafe { _mm256_loadu_si256(of.as_ptr().cast()) };
+        symbols: &[u8],
+        out: &mut [f32],
+    ) -> usize {
+        let means = Means::<SIXTEENS>::new(levels);
+        let wide_part = _mm256_set1_ps(part);
+        let (symbols, _) = symbols.as_chunks::<32>();
+        let (outs, _) = out.as_chunks_mut::<32>();
+        for (symbols, out) in symbols.iter().zip(outs) {
+            // SAFETY: as many bytes as it reads, at any address.
+            let marked = unsafe { _mm256_loadu_si256(symbols.as_ptr().cast()) };
+            if has_outlier(marked) {
+                levels.look_up(part, symbols, out);
+                continue;
+            }
+            let eights = means.in_parts(marked);
+            for (n, eight) in eights.iter().enumerate() {
+                let value = _mm256_mul_ps(to_f32(*eight), wide_part);
+                // SAFETY: as many elements as it writes, at any address.
+                unsafe { _mm256_storeu_ps(out[8 * n..].as_mut_ptr(), value) };
+            }
+        }
+        symbols.len() * 32
+    }
+
+    /// Whether a symbol is beyond the equidistant levels: its vector is looked up in the table. Outliers are rare, so the
+    /// branch predicts well.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    pub(in super::super) fn has_outlier(marked: __m256i) -> bool {
         let symbols = _mm256_andnot_si256(_mm256_set1_epi8(SECOND as i8), marked);
         let codes = _mm256_sub_epi8(symbols, _mm256_set1_epi8(ZERO as i8));
         let far = _mm256_cmpgt_epi8(_mm256_abs_epi8(codes), _mm256_set1_epi8(LINEAR - 1));
-        // One outlier sends its 32 symbols to the table. Outliers are rare, so the branch predicts well.
-        if _mm256_movemask_epi8(far) != 0 {
-            return levels.look_up(part, of, out);
+        _mm256_movemask_epi8(far) != 0
+    }
+
+    /// Means in registers.
+    pub(in super::super) struct Means<const SIXTEENS: usize> {
+        tables: [__m256i; SIXTEENS],
+        firsts: [__m256i; SIXTEENS],
+    }
+
+    impl<const SIXTEENS: usize> Means<SIXTEENS> {
+        /// `SIXTEENS` is what `levels` has.
+        #[inline]
+        #[target_feature(enable = "avx2")]
+        pub(in super::super) fn new(levels: &TrellisLevels) -> Self {
+            let zero = _mm256_setzero_si256();
+            let (mut tables, mut firsts) = ([zero; SIXTEENS], [zero; SIXTEENS]);
+            for (n, some) in levels.means[..SIXTEENS].iter().enumerate() {
+                // SAFETY: as many bytes as it reads, at any address.
+                let some = unsafe { _mm_loadu_si128(some.as_ptr().cast()) };
+                tables[n] = _mm256_broadcastsi128_si256(some);
+                let first = levels.first.wrapping_add(16 * n as u8);
+                firsts[n] = _mm256_set1_epi8(first as i8);
+            }
+            Self { tables, firsts }
         }
-        let mut means = _mm256_setzero_si256();
-        for (first, some) in (MIDDLE.start..)
-            .step_by(16)
-            .zip(levels.means.as_chunks::<16>().0)
-        // The table of 64 means is four shuffles of 16 entries; each yields zero for indices outside of its 16.
-        {
-            // SAFETY: as many bytes as it reads, at any address.
-            let some = unsafe { _mm_loadu_si128(some.as_ptr().cast()) };
-            let some = _mm256_broadcastsi128_si256(some);
-            // Saturating addition maps indices above 15 to bytes with the highest bit set, which the shuffle turns into
-            // zero.
-            let index = _mm256_sub_epi8(symbols, _mm256_set1_epi8(first as i8));
-            let index = _mm256_adds_epu8(index, _mm256_set1_epi8(0x70));
-            means = _mm256_or_si256(means, _mm256_shuffle_epi8(some, index));
+
+        /// The levels of flagged symbols, none of them an outlier, in parts of a step.
+        #[inline]
+        #[target_feature(enable = "avx2")]
+        pub(in super::super) fn in_parts(&self, marked: __m256i) -> [__m128i; 4] {
+            let symbols = _mm256_andnot_si256(_mm256_set1_epi8(SECOND as i8), marked);
+            let codes = _mm256_sub_epi8(symbols, _mm256_set1_epi8(ZERO as i8));
+            // Flipping the sign bit adds 128, so that a mean is an unsigned low byte below its code. The level is code ·
+            // 256 + 64 + mean: 64 too much is subtracted again.
+            let mut means = _mm256_set1_epi8(i8::MIN);
+            for n in 0..SIXTEENS {
+                // A table of up to 64 means is a few shuffles of 16 entries; each yields zero for indices outside of its
+                // 16: saturating addition maps indices above 15 to bytes with the highest bit set, which the shuffle turns
+                // into zero.
+                let index = _mm256_sub_epi8(symbols, self.firsts[n]);
+                let index = _mm256_adds_epu8(index, _mm256_set1_epi8(0x70));
+                means = _mm256_xor_si256(means, _mm256_shuffle_epi8(self.tables[n], index));
+            }
+            let quarter = _mm256_set1_epi16(64);
+            let one = _mm256_set1_epi8(1);
+            let parts = |means, marked| {
+                let level = _mm256_sub_epi16(means, quarter);
+                // Negates where the flag, the sign bit of the high byte, is set. The low byte 1 keeps the operand from
+                // being zero, which would zero the level.
+                _mm256_sign_epi16(level, marked)
+            };
+            let even = parts(
+                _mm256_unpacklo_epi8(means, codes),
+                _mm256_unpacklo_epi8(one, marked),
+            );
+            let odd = parts(
+                _mm256_unpackhi_epi8(means, codes),
+                _mm256_unpackhi_epi8(one, marked),
+            );
+            // `unpack` works within 128-bit lanes: each lane holds eight elements of the first half, then eight of the
+            // second.
+            [
+                _mm256_castsi256_si128(even),
+                _mm256_castsi256_si128(odd),
+                _mm256_extracti128_si256::<1>(even),
+                _mm256_extracti128_si256::<1>(odd),
+            ]
         }
-        // Flipping the sign bit adds 128, so that a mean is an unsigned low byte below its code. The level is code ·
-        // 256 + 64 + mean: 64 too much is subtracted again.
-        let means = _mm256_xor_si256(means, _mm256_set1_epi8(i8::MIN));
-        let quarter = _mm256_set1_epi16(64);
-        let one = _mm256_set1_epi8(1);
-        let part = _mm256_set1_ps(part);
-        let parts = |means, marked| {
-            let level = _mm256_sub_epi16(means, quarter);
-            // Negates where the flag, the sign bit of the high byte, is set. The low byte 1 keeps the operand from
-            // being zero, which would zero the level.
-            _mm256_sign_epi16(level, marked)
-        };
-        let even = parts(
-            _mm256_unpacklo_epi8(means, codes),
-            _mm256_unpacklo_epi8(one, marked),
-        );
-        let odd = parts(
-            _mm256_unpackhi_epi8(means, codes),
-            _mm256_unpackhi_epi8(one, marked),
-        );
-        // `unpack` works within 128-bit lanes: each lane holds eight elements of the first half, then eight of the
-        // second.
-        let eights = [
-            _mm256_castsi256_si128(even),
-            _mm256_castsi256_si128(odd),
-            _mm256_extracti128_si256::<1>(even),
-            _mm256_extracti128_si256::<1>(odd),
-        ];
-        for (out, eight) in out.as_chunks_mut::<8>().0.iter_mut().zip(eights) {
-            let wide = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(eight));
-            // SAFETY: as many elements as it writes, at any address.
-            unsafe { _mm256_storeu_ps(out.as_mut_ptr(), _mm256_mul_ps(wide, part)) };
-        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    pub(in super::super) fn to_f32(eight: __m128i) -> __m256 {
+        _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(eight))
     }
 }
 

@@ -1,84 +1,19 @@
-//! The trellis: which of two quantizers an element has, given the elements before it, and the Viterbi search for the
-//! symbols that minimize a tile's cost.
+//! The Viterbi search for the symbols that minimize a tile's cost.
 //!
-//! The even and the odd symbols of each quantizer are every fourth point of the union of both quantizers' points. Which
-//! quantizer comes next follows Ungerboeck's rate-1/2 code for one dimension ("Trellis-coded modulation with redundant
-//! signal sets", 1987; Marcellin and Fischer, "Trellis coded quantization of memoryless and Gauss-Markov sources",
-//! 1990, apply it to quantization). In polynomials over GF(2), of the symbols' parities p and the quantizers q:
-//! `CHECK · q = FEED · p`. With `past = p / CHECK` the quantizers are `FEED · past`, which takes a few shifts for a
-//! word of 64 elements, whatever the number of states. That is all a decoder has to do, so many states are affordable.
-//! The encoder runs a Viterbi search through all states. At 4 bits, on Gaussian values, 4 states gain 1.06 dB, 8 1.15,
-//! 16 1.21, 32 1.28, 64 1.32 and 256 1.40; 64 states take 38 ns per element, most of it for the states.
+//! It goes through all states. At 4 bits, on Gaussian values, 4 states gain 1.06 dB, 8 1.15, 16 1.21, 32 1.28, 64 1.32
+//! and 256 1.40; 64 states take 38 ns per element, most of it for the states.
 
-use super::levels::{LINEAR_MAX, SECOND, SYMBOLS, candidate};
+use super::{
+    levels::{LINEAR_MAX, SYMBOLS, candidate},
+    marks::{CHECK, FEED},
+};
 use crate::simd::SimdPath;
 
 /// Parities that a state remembers.
 const MEMORY: usize = 6;
 const STATES: usize = 1 << MEMORY;
-/// Exponents of `CHECK`'s terms besides 1.
-const CHECK: [u32; 2] = [1, 6];
-/// Exponents of `FEED`'s terms: neither 0 nor the highest, so that both branches into a state come from the same
-/// quantizer.
-const FEED: [u32; 2] = [2, 4];
 /// Symbols of the longest tile, as in [`TILES`](crate::layout::TILES).
 const TILE_MAX: usize = 512;
-
-/// Sets the flag of each symbol of a tile that is of the second quantizer, and clears the others'.
-pub(crate) fn mark(path: SimdPath, tile: &mut [u8]) {
-    // Each tile begins with a past of zeros, so that it can be decompressed alone.
-    let mut before = 0;
-    let (words, rest) = tile.as_chunks_mut::<64>();
-    for word in words {
-        match path {
-            SimdPath::Portable => mark_word(word, &mut before),
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: there is no such path on a processor without these features.
-            SimdPath::Avx2(_) => unsafe { avx2::mark_word(word, &mut before) },
-        }
-    }
-    if !rest.is_empty() {
-        // Parities of the padding are zero, and nothing follows them in this tile.
-        let mut last = [0; 64];
-        last[..rest.len()].copy_from_slice(rest);
-        mark_word(&mut last, &mut before);
-        rest.copy_from_slice(&last[..rest.len()]);
-    }
-}
-
-fn mark_word(symbols: &mut [u8; 64], before: &mut u64) {
-    let parities = symbols.iter().rev();
-    let parities = parities.fold(0, |word, symbol| word << 1 | u64::from(symbol & 1));
-    let second = quantizers(parities, before);
-    for (at, symbol) in symbols.iter_mut().enumerate() {
-        *symbol = *symbol & !SECOND | ((second >> at) as u8) << 7;
-    }
-}
-
-/// The quantizers of 64 elements, from their parities and the past of the 64 before them.
-#[inline(always)]
-fn quantizers(parities: u64, before: &mut u64) -> u64 {
-    // The part of the division that carries over from the word before.
-    let mut past = parities;
-    for power in CHECK {
-        past ^= *before >> (64 - power);
-    }
-    // Division by `CHECK` modulo x^64. Over GF(2), CHECK^64 = 1 + x^64 + x^384, which is 1 there, so the inverse is
-    // CHECK^63: the product of CHECK^(2^k) for k from 0 to 5, each of which only scales the exponents.
-    for doubled in 0..6 {
-        let mut product = past;
-        for power in CHECK {
-            product ^= past.checked_shl(power << doubled).unwrap_or(0);
-        }
-        past = product;
-    }
-    let mut second = 0;
-    for power in FEED {
-        second ^= past << power | *before >> (64 - power);
-    }
-    *before = past;
-    second
-}
 
 /// What the search needs to know of symbols: levels in steps, and what each costs, in squared steps.
 #[derive(Clone, Debug)]
@@ -203,45 +138,8 @@ const fn candidate_of(state: usize, bit: usize) -> usize {
 mod avx2 {
     use std::arch::x86_64::*;
 
-    use super::{
-        CANDIDATES, LINEAR_MAX, SECOND, STATES, SymbolCosts, ViterbiSearch, candidate_of,
-        quantizers,
-    };
+    use super::{CANDIDATES, LINEAR_MAX, STATES, SymbolCosts, ViterbiSearch, candidate_of};
     use crate::trellis::levels::ZERO;
-
-    #[target_feature(enable = "avx2")]
-    pub(super) fn mark_word(symbols: &mut [u8; 64], before: &mut u64) {
-        let (halves, _) = symbols.as_chunks_mut::<32>();
-        let load = |half: &[u8; 32]| {
-            // SAFETY: as many bytes as it reads, at any address.
-            unsafe { _mm256_loadu_si256(half.as_ptr().cast()) }
-        };
-        let parities = halves.iter().rev().fold(0, |word, half| {
-            // Bit 0 of each byte is shifted to bit 7, which `movemask` collects; what comes from the neighbour ends
-            // below it.
-            let parities = _mm256_movemask_epi8(_mm256_slli_epi16::<7>(load(half)));
-            word << 32 | u64::from(parities as u32)
-        });
-        let second = quantizers(parities, before);
-        // Each byte lane gets the byte that contains its bit, then tests the bit.
-        let bytes = _mm256_setr_epi8(
-            0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, //
-            2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3,
-        );
-        let bits = _mm256_set1_epi64x(i64::from_le_bytes([1, 2, 4, 8, 16, 32, 64, 128]));
-        let mark = _mm256_set1_epi8(SECOND as i8);
-        for (half, second) in halves
-            .iter_mut()
-            .zip([second as i32, (second >> 32) as i32])
-        {
-            let second = _mm256_shuffle_epi8(_mm256_set1_epi32(second), bytes);
-            let second = _mm256_cmpeq_epi8(_mm256_and_si256(second, bits), bits);
-            let symbols = _mm256_andnot_si256(mark, load(half));
-            let marked = _mm256_or_si256(symbols, _mm256_and_si256(mark, second));
-            // SAFETY: as many bytes as it writes, at any address.
-            unsafe { _mm256_storeu_si256(half.as_mut_ptr().cast(), marked) };
-        }
-    }
 
     /// Computes the candidates of all elements, two elements at a time: four candidates each fill a vector.
     #[target_feature(enable = "avx2")]
@@ -357,39 +255,16 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::trellis::levels::{MEANS, TrellisLevels};
+    use crate::trellis::{
+        levels::{MEANS, SECOND, TrellisLevels},
+        marks::tests::mark_slowly,
+    };
 
     fn points() -> [f32; SYMBOLS] {
         TrellisLevels::new([0; MEANS], 1.).in_steps()
     }
 
-    /// Element by element, as the code is defined.
-    fn mark_slowly(tile: &mut [u8]) {
-        let (mut parities, mut seconds) = (vec![], vec![]);
-        for (at, symbol) in tile.iter_mut().enumerate() {
-            let before =
-                |of: &[u8], power: u32| at.checked_sub(power as usize).map_or(0, |at| of[at]);
-            let second = CHECK.iter().map(|power| before(&seconds, *power));
-            let parity = FEED.iter().map(|power| before(&parities, *power));
-            let second = second.chain(parity).fold(0, |sum, bit| sum ^ bit);
-            parities.push(*symbol & 1);
-            seconds.push(second);
-            *symbol = *symbol & !SECOND | second << 7;
-        }
-    }
-
     proptest! {
-        #[test]
-        fn marks_are_those_of_the_code(symbols in prop::collection::vec(any::<u8>(), 0..512)) {
-            let mut expected = symbols.clone();
-            mark_slowly(&mut expected);
-            for path in SimdPath::all() {
-                let mut marked = symbols.clone();
-                mark(path, &mut marked);
-                prop_assert_eq!(&marked, &expected);
-            }
-        }
-
         #[test]
         fn the_choice_is_the_same_in_both_ways(
             values in prop::collection::vec(

@@ -1,0 +1,168 @@
+//! A column's elements from its symbols: marks, levels and factors in one pass, so that nothing between them is written.
+
+use super::{levels::TrellisLevels, marks::mark_word};
+use crate::simd::SimdPath;
+
+/// Computes elements from symbols without flags, each with a factor: its level times `part`, then times the factor.
+pub(crate) fn scale_marked(
+    levels: &TrellisLevels,
+    path: SimdPath,
+    part: f32,
+    factors: &[f32],
+    symbols: &[u8],
+    out: &mut [f32],
+) {
+    assert!(symbols.len() == out.len() && factors.len() == out.len());
+    let mut before = 0;
+    let done = match path {
+        SimdPath::Portable => 0,
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: there is no such path on a processor without these features.
+        SimdPath::Avx2(_) => unsafe {
+            avx2::scale_marked(levels, part, factors, symbols, out, &mut before)
+        },
+    };
+    let each = symbols[done..].chunks(64).zip(factors[done..].chunks(64));
+    for ((symbols, factors), out) in each.zip(out[done..].chunks_mut(64)) {
+        let mut marked = [0; 64];
+        let marked = &mut marked[..symbols.len()];
+        marked.copy_from_slice(symbols);
+        mark_word(marked, &mut before);
+        levels.look_up(part, marked, out);
+        multiply(out, factors);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use std::arch::x86_64::*;
+
+    use crate::trellis::{
+        levels::{
+            TrellisLevels,
+            avx2::{Means, has_outlier, to_f32},
+        },
+        marks::avx2::marked,
+    };
+
+    /// Computes as many elements as whole words have, and returns how many these are.
+    #[target_feature(enable = "avx2,pclmulqdq")]
+    pub(super) fn scale_marked(
+        levels: &TrellisLevels,
+        part: f32,
+        factors: &[f32],
+        symbols: &[u8],
+        out: &mut [f32],
+        before: &mut u64,
+    ) -> usize {
+        // The count of shuffles is known to the compiler in each.
+        let scale = match levels.sixteens() {
+            1 => scale_by::<1>,
+            2 => scale_by::<2>,
+            3 => scale_by::<3>,
+            _ => scale_by::<4>,
+        };
+        scale(levels, part, factors, symbols, out, before)
+    }
+
+    #[target_feature(enable = "avx2,pclmulqdq")]
+    fn scale_by<const SIXTEENS: usize>(
+        levels: &TrellisLevels,
+        part: f32,
+        factors: &[f32],
+        symbols: &[u8],
+        out: &mut [f32],
+        before: &mut u64,
+    ) -> usize {
+        let means = Means::<SIXTEENS>::new(levels);
+        let wide_part = _mm256_set1_ps(part);
+        let (words, _) = symbols.as_chunks::<64>();
+        let (outs, _) = out.as_chunks_mut::<64>();
+        let (each, _) = factors.as_chunks::<64>();
+        let mut past = _mm_cvtsi64_si128(*before as i64);
+        for ((word, factors), out) in words.iter().zip(each).zip(outs) {
+            let halves = marked(word, &mut past);
+            let (outs, _) = out.as_chunks_mut::<32>();
+            let (each, _) = factors.as_chunks::<32>();
+            for (half, (factors, out)) in each.iter().zip(outs).enumerate() {
+                if has_outlier(halves[half]) {
+                    look_up(levels, part, factors, halves[half], out);
+                    continue;
+                }
+                for (n, eight) in means.in_parts(halves[half]).iter().enumerate() {
+                    let value = _mm256_mul_ps(to_f32(*eight), wide_part);
+                    // SAFETY: as many elements as it reads and writes, at any address.
+                    unsafe {
+                        let factors = _mm256_loadu_ps(factors[8 * n..].as_ptr());
+                        let value = _mm256_mul_ps(value, factors);
+                        _mm256_storeu_ps(out[8 * n..].as_mut_ptr(), value);
+                    }
+                }
+            }
+        }
+        *before = _mm_cvtsi128_si64(past) as u64;
+        words.len() * 64
+    }
+
+    #[cold]
+    #[target_feature(enable = "avx2")]
+    fn look_up(
+        levels: &TrellisLevels,
+        part: f32,
+        factors: &[f32; 32],
+        marked: __m256i,
+        out: &mut [f32; 32],
+    ) {
+        let mut symbols = [0; 32];
+        // SAFETY: as many bytes as it writes, at any address.
+        unsafe { _mm256_storeu_si256(symbols.as_mut_ptr().cast(), marked) };
+        levels.look_up(part, &symbols, out);
+        super::multiply(out, factors);
+    }
+}
+
+fn multiply(out: &mut [f32], factors: &[f32]) {
+    for (out, factor) in out.iter_mut().zip(factors) {
+        *out *= factor;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trellis::{levels::MEANS, marks::mark};
+
+    #[test]
+    fn elements_are_marked_levels_times_factors() {
+        let symbols: Vec<u8> = (0..300).map(|at| (at * at % 71 + 29) as u8).collect();
+        let far: Vec<u8> = (0..300).map(|at| (at * 37 % 128) as u8).collect();
+        let factors: Vec<f32> = (0..300).map(|at| (at % 7) as f32 * 0.3).collect();
+        // One mean, some at either end, and all of them.
+        for moved in [0..0, 31..32, 0..16, 46..64, 20..60, 0..MEANS] {
+            let mean = |at: usize| {
+                if moved.contains(&at) {
+                    at as i8 - 70
+                } else {
+                    0
+                }
+            };
+            let levels = TrellisLevels::new(std::array::from_fn(mean), 1.);
+            for (symbols, part) in [(&symbols, 0.37), (&far, 1e-3), (&symbols, f32::NAN)] {
+                for count in [0, 1, 63, 64, 65, 256, 300] {
+                    let mut marked = symbols[..count].to_vec();
+                    mark(SimdPath::Portable, &mut marked);
+                    let mut expected = vec![0.; count];
+                    levels.look_up(part, &marked, &mut expected);
+                    multiply(&mut expected, &factors[..count]);
+                    for path in SimdPath::all() {
+                        let mut out = vec![-1.; count];
+                        let (symbols, factors) = (&symbols[..count], &factors[..count]);
+                        scale_marked(&levels, path, part, factors, symbols, &mut out);
+                        let bits = |of: &[f32]| of.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                        assert_eq!(bits(&out), bits(&expected), "{path:?} {moved:?} {count}");
+                    }
+                }
+            }
+        }
+    }
+}
