@@ -47,6 +47,9 @@ pub(super) struct Class {
     pub(super) entries: Box<[u64; ENTRIES]>,
     /// The same for one word alone.
     pub(super) singles: Box<[u64; ENTRIES]>,
+    /// For each entry the bits of its first symbols, as far as these are words: four bits each for one, two and three
+    /// symbols, from bit 4 on.
+    pub(super) parts: Box<[u16; ENTRIES]>,
     /// Levels in parts of a step of 1.
     pub(super) levels: TrellisLevels,
     pub(super) prices: SymbolCosts,
@@ -128,7 +131,7 @@ impl Class {
         let bits = prices.costs.map(|cost| (cost / BIT_COST).round() as u8);
         let levels = TrellisLevels::new(moved, 1.);
         prices.levels = levels.in_steps();
-        let (entries, singles) = tables(&words, &codes, together);
+        let (entries, singles, parts) = tables(&words, &codes, together);
         Self {
             together,
             words,
@@ -138,6 +141,7 @@ impl Class {
             symbols: (first, count),
             entries,
             singles,
+            parts,
             levels,
             prices,
         }
@@ -182,15 +186,15 @@ fn places(place: usize, count: usize, together: usize) -> impl Iterator<Item = u
     })
 }
 
-type Entries = Box<[u64; ENTRIES]>;
+type Entries<T> = Box<[T; ENTRIES]>;
 
 /// The decoding tables of a code.
-fn tables(words: &[[u8; ENTRY_SYMBOLS]], codes: &Codes, together: usize) -> (Entries, Entries) {
-    let boxed = || -> Entries {
-        let entries = vec![0_u64; ENTRIES].into_boxed_slice();
-        entries.try_into().expect("as many entries")
-    };
-    let (mut entries, mut singles) = (boxed(), boxed());
+fn tables(
+    words: &[[u8; ENTRY_SYMBOLS]],
+    codes: &Codes,
+    together: usize,
+) -> (Entries<u64>, Entries<u64>, Entries<u16>) {
+    let (mut entries, mut singles, mut parts) = (boxed(0), boxed(0), boxed(0));
     for (word, symbols) in words.iter().enumerate() {
         let (code, bits) = codes.code(word as u8);
         let mut kept = [0; ENTRY_SYMBOLS];
@@ -201,19 +205,27 @@ fn tables(words: &[[u8; ENTRY_SYMBOLS]], codes: &Codes, together: usize) -> (Ent
             *place = entry;
         }
     }
-    for (window, entry) in entries.iter_mut().enumerate() {
+    for (window, (entry, parts)) in entries.iter_mut().zip(&mut parts[..]).enumerate() {
         let (mut bits, mut count) = (0, 0);
         while count < ENTRY_SYMBOLS {
-            let single = singles[window >> bits];
+            let single: u64 = singles[window >> bits];
             let more = (single & 0xffff) as usize;
             if bits + more > BITS_MAX {
                 break;
             }
             *entry |= (single >> 32) << (32 + 8 * count);
+            *parts |= (bits << (4 * count)) as u16;
             bits += more;
             count += together;
         }
         *entry |= bits as u64 | (count as u64) << 16;
     }
-    (entries, singles)
+    (entries, singles, parts)
+}
+
+fn boxed<T: Clone>(value: T) -> Entries<T> {
+    let entries = vec![value; ENTRIES].into_boxed_slice();
+    entries
+        .try_into()
+        .unwrap_or_else(|_| unreachable!("made with as many entries"))
 }

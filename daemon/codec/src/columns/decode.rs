@@ -2,10 +2,11 @@
 //!
 //! As in `huffman`, independent streams hide the latency of table lookups. Here each stream goes through the columns of
 //! a tile, and takes the next tile when it is done: a column's codes say where they end, and the next column begins
-//! there. All streams advance together until one of them has fewer symbols left than a round may yield; that one then
-//! finishes its column alone, exactly to its last symbol.
+//! there. Streams begin a column together, and all wait for the slowest: branches that are hard to predict, such as the
+//! number of rounds, are then shared by all of them. A lookup that would yield symbols of no column stops its stream,
+//! without a branch, and a second table says how many of its bits are the column's.
 
-use std::ops::Range;
+use std::{hint::select_unpredictable, ops::Range};
 
 use super::{
     bits::BitReader,
@@ -21,16 +22,16 @@ use crate::{
 
 /// Lookups per 64-bit word: five codes, after up to seven bits of a started byte, are 62 bits.
 const LOOKUPS: usize = 5;
-/// Lookups that are worth a call: what a column lacks when there are fewer left is decoded alone.
-const LOOKUPS_MIN: usize = 3;
-/// Symbols that a stream without a tile is said to have.
+/// The end of a stream without a tile.
 const IDLE: u32 = u32::MAX;
 /// Most bytes of a column's codes that are read: the longest codes and one word.
 const READ_BYTES: usize = (COLUMN_ROWS_MAX * BITS_MAX).div_ceil(8) + 8;
 /// Symbols of a column while it is decoded, with what is written past its end.
 const STAGE_BYTES: usize = COLUMN_ROWS_MAX + ENTRY_SYMBOLS;
 /// What a stream without a tile reads.
-const NOTHING: [u8; READ_BYTES] = [0; READ_BYTES];
+static NOTHING: [u8; READ_BYTES] = [0; READ_BYTES];
+/// What it decodes by: neither bits nor symbols.
+static NO_ENTRIES: [u64; ENTRIES] = [0; ENTRIES];
 
 // `progress` packs both counts into one `u32`, and the bits of one round must fit a word.
 const _: () = assert!(READ_BYTES * 8 < 1 << 16 && STAGE_BYTES < 1 << 16);
@@ -53,8 +54,8 @@ struct Lanes<'c> {
     from: [&'c [u8; READ_BYTES]; STREAMS],
     /// Low half: bits read; high half: symbols written. One addition of an entry advances both.
     progress: [u32; STREAMS],
-    /// Symbols of each column, in whole words; of a stream without a tile more than there can be.
-    counts: [u32; STREAMS],
+    /// High half: symbols of each column, in whole words; low half: all ones.
+    ends: [u32; STREAMS],
 }
 
 /// Decodes the symbols of `columns` of a matrix of `rows` rows, and passes each column's to `sink`, in any order.
@@ -86,43 +87,25 @@ pub(super) fn each_column<E>(
     let mut stages = [[0; STAGE_BYTES]; STREAMS];
     let mut streams: [Option<Stream<'_>>; STREAMS] = Default::default();
     let mut lanes = Lanes {
-        entries: [&class(0).entries; STREAMS],
+        entries: [&NO_ENTRIES; STREAMS],
         from: [&NOTHING; STREAMS],
         progress: [0; STREAMS],
-        counts: [IDLE; STREAMS],
+        ends: [IDLE; STREAMS],
     };
     for (n, stream) in streams.iter_mut().enumerate() {
         *stream = queue.open(n, &mut lanes, &mut sink)?;
     }
-    loop {
-        let least = lanes.least();
-        if least >= IDLE - COLUMN_ROWS_MAX as u32 {
-            return Ok(());
-        }
-        let lookups = least as usize / ENTRY_SYMBOLS;
-        if lookups >= LOOKUPS_MIN {
-            // Streams without a tile run along, but must not run out of their space.
-            for (progress, count) in lanes.progress.iter_mut().zip(lanes.counts) {
-                if count == IDLE {
-                    *progress = 0;
-                }
-            }
-            match path {
-                SimdPath::Portable => decode_any(&mut lanes, lookups, &mut stages),
-                #[cfg(target_arch = "x86_64")]
-                // SAFETY: there is no such path on a processor without these features.
-                SimdPath::Avx2(_) => unsafe { decode_bmi2(&mut lanes, lookups, &mut stages) },
-            }
-            continue;
+    while streams.iter().any(Option::is_some) {
+        match path {
+            SimdPath::Portable => decode_any(&mut lanes, &mut stages),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: there is no such path on a processor without these features.
+            SimdPath::Avx2(_) => unsafe { decode_bmi2(&mut lanes, &mut stages) },
         }
         for (n, stream) in streams.iter_mut().enumerate() {
-            if lanes.left(n) as usize >= LOOKUPS_MIN * ENTRY_SYMBOLS {
-                continue;
-            }
             let Some(open_stream) = stream else { continue };
-            let stage = &mut stages[n];
-            open_stream.finish(n, &lanes, stage);
-            let symbols = &mut stage[..rows];
+            open_stream.end(&lanes, n);
+            let symbols = &mut stages[n][..rows];
             if has_escaped(symbols) {
                 read_escaped(symbols, &mut open_stream.from);
             }
@@ -133,6 +116,7 @@ pub(super) fn each_column<E>(
             }
         }
     }
+    Ok(())
 }
 
 /// The tiles that no stream has taken yet.
@@ -192,20 +176,10 @@ impl<'c> Codes<'c> {
 }
 
 impl Lanes<'_> {
-    /// Symbols that a stream's column lacks.
-    fn left(&self, n: usize) -> u32 {
-        self.counts[n] - (self.progress[n] >> 16)
-    }
-
-    /// The least of them.
-    fn least(&self) -> u32 {
-        (0..STREAMS).fold(u32::MAX, |least, n| least.min(self.left(n)))
-    }
-
     fn idle(&mut self, n: usize) {
-        self.entries[n] = &class(0).entries;
+        self.entries[n] = &NO_ENTRIES;
         self.from[n] = &NOTHING;
-        (self.progress[n], self.counts[n]) = (0, IDLE);
+        (self.progress[n], self.ends[n]) = (0, IDLE);
     }
 }
 
@@ -236,7 +210,8 @@ impl<'c> Stream<'c> {
                 lanes.entries[n] = &self.class.entries;
                 lanes.from[n] = codes.from(self.from.at / 8);
                 lanes.progress[n] = (self.from.at % 8) as u32;
-                lanes.counts[n] = rows.next_multiple_of(self.class.together) as u32;
+                let count = rows.next_multiple_of(self.class.together) as u32;
+                lanes.ends[n] = count << 16 | 0xffff;
                 return true;
             }
             sink(self.columns.start, self.header, &mut []);
@@ -245,26 +220,14 @@ impl<'c> Stream<'c> {
         false
     }
 
-    /// Decodes what is left of a column.
-    fn finish(&mut self, n: usize, lanes: &Lanes<'_>, stage: &mut [u8; STAGE_BYTES]) {
-        let mut progress = lanes.progress[n];
-        loop {
-            let (bits, at) = ((progress & 0xffff) as usize, (progress >> 16) as usize);
-            let left = (lanes.counts[n] as usize).saturating_sub(at);
-            if left == 0 {
-                self.from.at = self.from.at / 8 * 8 + bits;
-                return;
-            }
-            let word = lanes.from[n][bits / 8..].first_chunk();
-            let word = u64::from_le_bytes(*word.expect("the longest codes fit"));
-            let window = (word >> (bits % 8)) as usize % ENTRIES;
-            let entry = match left >= ENTRY_SYMBOLS {
-                true => self.class.entries[window],
-                false => self.class.singles[window],
-            };
-            stage[at..at + ENTRY_SYMBOLS].copy_from_slice(&((entry >> 32) as u32).to_le_bytes());
-            progress += entry as u32;
-        }
+    /// Advances `from` to the end of the column's codes.
+    fn end(&mut self, lanes: &Lanes<'_>, n: usize) {
+        let progress = lanes.progress[n];
+        let bits = (progress & 0xffff) as usize;
+        let left = (lanes.ends[n] - progress) >> 16;
+        self.from.at = self.from.at / 8 * 8 + bits;
+        let window = self.from.peek() as usize % ENTRIES;
+        self.from.at += usize::from(self.class.parts[window] >> (4 * left) & 15);
     }
 }
 
@@ -280,41 +243,54 @@ fn has_escaped(symbols: &[u8]) -> bool {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi2")]
 // Compiled a second time for `shrx`, as in `huffman`.
-fn decode_bmi2(lanes: &mut Lanes<'_>, lookups: usize, stages: &mut [[u8; STAGE_BYTES]; STREAMS]) {
-    decode_any(lanes, lookups, stages);
+fn decode_bmi2(lanes: &mut Lanes<'_>, stages: &mut [[u8; STAGE_BYTES]; STREAMS]) {
+    decode_any(lanes, stages);
 }
 
-/// Advances all streams by so many lookups that none of them gets beyond its column.
+/// Decodes a column of each stream, up to where the next lookup would yield more symbols than it has.
 #[inline(always)]
-fn decode_any(lanes: &mut Lanes<'_>, lookups: usize, stages: &mut [[u8; STAGE_BYTES]; STREAMS]) {
-    let Lanes { entries, from, .. } = *lanes;
+fn decode_any(lanes: &mut Lanes<'_>, stages: &mut [[u8; STAGE_BYTES]; STREAMS]) {
+    let Lanes {
+        entries,
+        from,
+        ends,
+        ..
+    } = *lanes;
     let mut progress = lanes.progress;
-    let most = progress.into_iter().max().unwrap_or(0) >> 16;
-    // Each lookup yields one symbol at least, and takes eleven bits at most: so many symbols, so many bits.
-    assert!(most as usize + lookups * ENTRY_SYMBOLS <= COLUMN_ROWS_MAX);
-    for _ in 0..lookups / LOOKUPS {
-        round(entries, from, LOOKUPS, &mut progress, stages);
+    for (progress, end) in progress.into_iter().zip(ends) {
+        assert!(progress < 8 && (end == IDLE || end >> 16 <= COLUMN_ROWS_MAX as u32));
     }
-    if !lookups.is_multiple_of(LOOKUPS) {
-        round(entries, from, lookups % LOOKUPS, &mut progress, stages);
+    loop {
+        let left = progress.into_iter().zip(ends).map(|(at, end)| end - at);
+        let least = left.fold(u32::MAX, u32::min) >> 16;
+        // No stream can reach its end in fewer rounds.
+        let rounds = least as usize / (LOOKUPS * ENTRY_SYMBOLS);
+        if rounds == 0 {
+            break;
+        }
+        for _ in 0..rounds {
+            round::<false>(&entries, &from, &ends, &mut progress, stages);
+        }
     }
+    while round::<true>(&entries, &from, &ends, &mut progress, stages) {}
     lanes.progress = progress;
 }
 
-/// Some lookups in the next word of each stream.
+/// Some lookups in the next word of each stream. With `STOPS`, streams stop before a lookup that would yield more symbols
+/// than are left, and it returns whether any stream has not.
 #[inline(always)]
-fn round(
-    entries: [&[u64; ENTRIES]; STREAMS],
-    from: [&[u8; READ_BYTES]; STREAMS],
-    lookups: usize,
+fn round<const STOPS: bool>(
+    entries: &[&[u64; ENTRIES]; STREAMS],
+    from: &[&[u8; READ_BYTES]; STREAMS],
+    ends: &[u32; STREAMS],
     progress: &mut [u32; STREAMS],
     stages: &mut [[u8; STAGE_BYTES]; STREAMS],
-) {
+) -> bool {
     let mut words = [0_u64; STREAMS];
     for n in 0..STREAMS {
         let bits = progress[n] as usize & 0xffff;
-        // SAFETY: the caller's assertion: fewer than `COLUMN_ROWS_MAX` symbols were read, of at most `BITS_MAX` bits
-        // each, after less than a byte, and `from[n]` has space for as many and this word.
+        // SAFETY: at most `COLUMN_ROWS_MAX` symbols were read, of at most `BITS_MAX` bits each, after less than a byte, and
+        // `from[n]` has space for as many and this word.
         let word = unsafe {
             from[n]
                 .as_ptr()
@@ -324,21 +300,27 @@ fn round(
         };
         words[n] = u64::from_le(word) >> (bits % 8);
     }
-    for _ in 0..lookups {
+    let mut last = [0; STREAMS];
+    for _ in 0..LOOKUPS {
         for n in 0..STREAMS {
-            let entry = entries[n][words[n] as usize % ENTRIES];
+            let mut entry = entries[n][words[n] as usize % ENTRIES];
             let symbols = ((entry >> 32) as u32).to_le_bytes();
             let at = (progress[n] >> 16) as usize;
-            // SAFETY: as above: fewer than `COLUMN_ROWS_MAX` symbols were written, and `stages[n]` has space for an
-            // entry more.
+            // SAFETY: as above: at most `COLUMN_ROWS_MAX` symbols were written, and `stages[n]` has space for an entry more.
             unsafe {
                 let out = stages[n].as_mut_ptr().add(at);
                 // Always four bytes: the next lookup overwrites what is too much.
                 out.cast::<[u8; ENTRY_SYMBOLS]>().write(symbols);
+            }
+            if STOPS {
+                let fits = progress[n].wrapping_add(entry as u32) <= ends[n];
+                entry = select_unpredictable(fits, entry, 0);
+                last[n] = entry;
             }
             // The low six bits of an entry are its count of bits, and x86 shifts by no others.
             words[n] >>= entry % 64;
             progress[n] = progress[n].wrapping_add(entry as u32);
         }
     }
+    last.into_iter().fold(0, |all, entry| all | entry) != 0
 }
