@@ -229,3 +229,16 @@ fn boxed<T: Clone>(value: T) -> Entries<T> {
         .try_into()
         .unwrap_or_else(|_| unreachable!("made with as many entries"))
 }
+
+#[test]
+fn words_have_no_outliers() {
+    use crate::trellis::LINEAR_MAX;
+    for index in 0..super::spreads::CLASSES as u8 {
+        let class = class(index);
+        let (escape, words) = class.words.split_last().expect("there is an escape");
+        assert_eq!(*escape, [ESCAPED; ENTRY_SYMBOLS]);
+        for symbol in words.iter().flat_map(|word| &word[..class.together]) {
+            assert!((f32::from(*symbol) - ZERO as f32).abs() <= LINEAR_MAX);
+        }
+    }
+}

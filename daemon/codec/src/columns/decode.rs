@@ -58,7 +58,8 @@ struct Lanes<'c> {
     ends: [u32; STREAMS],
 }
 
-/// Decodes the symbols of `columns` of a matrix of `rows` rows, and passes each column's to `sink`, in any order.
+/// Decodes the symbols of `columns` of a matrix of `rows` rows, and passes each column's to `sink`, in any order, with
+/// whether any was escaped.
 /// `start` says where a tile's codes begin; any place is safe, as past the end of `codes` there are zeros.
 pub(super) fn each_column<E>(
     path: SimdPath,
@@ -66,7 +67,7 @@ pub(super) fn each_column<E>(
     rows: usize,
     columns: &Range<usize>,
     mut start: impl FnMut(usize) -> Result<usize, E>,
-    mut sink: impl FnMut(usize, ColumnHeader, &mut [u8]),
+    mut sink: impl FnMut(usize, ColumnHeader, &mut [u8], bool),
 ) -> Result<(), E> {
     assert!((1..=COLUMN_ROWS_MAX).contains(&rows));
     let codes = &Codes::new(codes);
@@ -77,10 +78,10 @@ pub(super) fn each_column<E>(
         codes,
         start: &mut start,
     };
-    let mut sink = |column, header, symbols: &mut [u8]| {
+    let mut sink = |column, header, symbols: &mut [u8], escaped| {
         // The columns of a tile before the first one that is wanted are decoded as well.
         if columns.contains(&column) {
-            sink(column, header, symbols);
+            sink(column, header, symbols, escaped);
         }
     };
     // On the stack: decoding a column allocates nothing.
@@ -106,10 +107,16 @@ pub(super) fn each_column<E>(
             let Some(open_stream) = stream else { continue };
             open_stream.end(&lanes, n);
             let symbols = &mut stages[n][..rows];
-            if has_escaped(symbols) {
+            let has_escaped = has_escaped(symbols);
+            if has_escaped {
                 read_escaped(symbols, &mut open_stream.from);
             }
-            sink(open_stream.columns.start, open_stream.header, symbols);
+            sink(
+                open_stream.columns.start,
+                open_stream.header,
+                symbols,
+                has_escaped,
+            );
             open_stream.columns.start += 1;
             if !open_stream.begin(n, codes, rows, &mut lanes, &mut sink) {
                 *stream = queue.open(n, &mut lanes, &mut sink)?;
@@ -136,7 +143,7 @@ impl<'c, E, F: FnMut(usize) -> Result<usize, E>> Queue<'c, F> {
         &mut self,
         n: usize,
         lanes: &mut Lanes<'c>,
-        sink: &mut impl FnMut(usize, ColumnHeader, &mut [u8]),
+        sink: &mut impl FnMut(usize, ColumnHeader, &mut [u8], bool),
     ) -> Result<Option<Stream<'c>>, E> {
         lanes.idle(n);
         for tile in self.tiles.by_ref() {
@@ -201,7 +208,7 @@ impl<'c> Stream<'c> {
         codes: &'l Codes<'_>,
         rows: usize,
         lanes: &mut Lanes<'l>,
-        sink: &mut impl FnMut(usize, ColumnHeader, &mut [u8]),
+        sink: &mut impl FnMut(usize, ColumnHeader, &mut [u8], bool),
     ) -> bool {
         while !self.columns.is_empty() {
             self.header = self.headers.read(&mut self.from);
@@ -214,7 +221,7 @@ impl<'c> Stream<'c> {
                 lanes.ends[n] = count << 16 | 0xffff;
                 return true;
             }
-            sink(self.columns.start, self.header, &mut []);
+            sink(self.columns.start, self.header, &mut [], false);
             self.columns.start += 1;
         }
         false

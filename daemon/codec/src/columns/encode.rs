@@ -69,7 +69,16 @@ pub(super) fn read_codes(
 
 /// Reads the symbols that follow a column's codes, to where they belong.
 pub(super) fn read_escaped(symbols: &mut [u8], from: &mut BitReader<'_>) {
-    for symbol in symbols.iter_mut().filter(|symbol| **symbol == ESCAPED) {
+    // Eight symbols at a time, as few are escaped.
+    let (words, rest) = symbols.as_chunks_mut::<8>();
+    for word in words {
+        let mut escaped = u64::from_le_bytes(*word) & u64::from_le_bytes([ESCAPED; 8]);
+        while escaped != 0 {
+            word[escaped.trailing_zeros() as usize / 8] = from.take(ESCAPED_BITS) as u8;
+            escaped &= escaped - 1;
+        }
+    }
+    for symbol in rest.iter_mut().filter(|symbol| **symbol == ESCAPED) {
         *symbol = from.take(ESCAPED_BITS) as u8;
     }
 }

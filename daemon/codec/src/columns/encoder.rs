@@ -132,7 +132,7 @@ impl ColumnsEncoder {
         self.headers[column] = Some(header);
         let symbols = &self.symbols[kept];
         self.scales
-            .decode(SimdPath::best(), header, symbols, decoded);
+            .decode(SimdPath::best(), header, symbols, decoded, true);
         best.map_or(0, |best| best.bits as u32) + HEADER_BITS + TILE_BITS / TILE_COLUMNS as u32
     }
 

@@ -51,13 +51,14 @@ impl ColumnMatrix {
         }
     }
 
-    /// Computes a column's elements from its symbols.
+    /// Computes a column's elements from its symbols. Words of a class have no outliers, only escaped symbols may be some.
     pub(super) fn decode(
         &self,
         path: SimdPath,
         header: ColumnHeader,
         symbols: &[u8],
         out: &mut [f32],
+        has_escaped: bool,
     ) {
         let Some(index) = header.class else {
             return out.fill(0.);
@@ -65,7 +66,7 @@ impl ColumnMatrix {
         // Level times column step, then times row factor: each product is rounded, so the order is part of the format.
         let part = self.step / PARTS * header.ratio();
         let levels = &class(index).levels;
-        scale_marked(levels, path, part, &self.factors, symbols, out);
+        scale_marked(levels, path, part, &self.factors, symbols, out, has_escaped);
     }
 
     /// Decompresses columns, which have rows, into `out`, `stride` elements apart. `start` says where a tile's codes begin.
@@ -85,9 +86,9 @@ impl ColumnMatrix {
             rows,
             &columns,
             start,
-            |column, header, symbols| {
+            |column, header, symbols, has_escaped| {
                 let out = &mut out[(column - columns.start) * stride..][..rows];
-                self.decode(path, header, symbols, out);
+                self.decode(path, header, symbols, out, has_escaped);
             },
         )
     }

@@ -4,6 +4,7 @@ use super::{levels::TrellisLevels, marks::mark_word};
 use crate::simd::SimdPath;
 
 /// Computes elements from symbols without flags, each with a factor: its level times `part`, then times the factor.
+/// Without `has_outliers` all symbols are known to have equidistant levels, which saves looking for others.
 pub(crate) fn scale_marked(
     levels: &TrellisLevels,
     path: SimdPath,
@@ -11,6 +12,7 @@ pub(crate) fn scale_marked(
     factors: &[f32],
     symbols: &[u8],
     out: &mut [f32],
+    has_outliers: bool,
 ) {
     assert!(symbols.len() == out.len() && factors.len() == out.len());
     let mut before = 0;
@@ -19,7 +21,15 @@ pub(crate) fn scale_marked(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: there is no such path on a processor without these features.
         SimdPath::Avx2(_) => unsafe {
-            avx2::scale_marked(levels, part, factors, symbols, out, &mut before)
+            avx2::scale_marked(
+                levels,
+                part,
+                factors,
+                symbols,
+                out,
+                &mut before,
+                has_outliers,
+            )
         },
     };
     let each = symbols[done..].chunks(64).zip(factors[done..].chunks(64));
@@ -42,7 +52,7 @@ mod avx2 {
             TrellisLevels,
             avx2::{Means, has_outlier, to_f32},
         },
-        marks::avx2::marked,
+        marks::avx2::{flagged, load, seconds},
     };
 
     /// Computes as many elements as whole words have, and returns how many these are.
@@ -54,19 +64,24 @@ mod avx2 {
         symbols: &[u8],
         out: &mut [f32],
         before: &mut u64,
+        has_outliers: bool,
     ) -> usize {
         // The count of shuffles is known to the compiler in each.
-        let scale = match levels.sixteens() {
-            1 => scale_by::<1>,
-            2 => scale_by::<2>,
-            3 => scale_by::<3>,
-            _ => scale_by::<4>,
+        let scale = match (levels.sixteens(), has_outliers) {
+            (1, false) => scale_by::<1, false>,
+            (2, false) => scale_by::<2, false>,
+            (3, false) => scale_by::<3, false>,
+            (1, true) => scale_by::<1, true>,
+            (2, true) => scale_by::<2, true>,
+            (3, true) => scale_by::<3, true>,
+            (_, false) => scale_by::<4, false>,
+            (_, true) => scale_by::<4, true>,
         };
         scale(levels, part, factors, symbols, out, before)
     }
 
     #[target_feature(enable = "avx2,pclmulqdq")]
-    fn scale_by<const SIXTEENS: usize>(
+    fn scale_by<const SIXTEENS: usize, const OUTLIERS: bool>(
         levels: &TrellisLevels,
         part: f32,
         factors: &[f32],
@@ -81,15 +96,19 @@ mod avx2 {
         let (each, _) = factors.as_chunks::<64>();
         let mut past = _mm_cvtsi64_si128(*before as i64);
         for ((word, factors), out) in words.iter().zip(each).zip(outs) {
-            let halves = marked(word, &mut past);
+            let (halves, _) = word.as_chunks::<32>();
+            let halves = [load(&halves[0]), load(&halves[1])];
+            let second = seconds(halves, &mut past);
             let (outs, _) = out.as_chunks_mut::<32>();
             let (each, _) = factors.as_chunks::<32>();
-            for (half, (factors, out)) in each.iter().zip(outs).enumerate() {
-                if has_outlier(halves[half]) {
-                    look_up(levels, part, factors, halves[half], out);
+            for (n, (factors, out)) in each.iter().zip(outs).enumerate() {
+                if OUTLIERS && has_outlier(halves[n]) {
+                    let marked = flagged(halves[n], second[n]);
+                    look_up(levels, part, factors, marked, out);
                     continue;
                 }
-                for (n, eight) in means.in_parts(halves[half]).iter().enumerate() {
+                let eights = means.in_parts(halves[n], second[n]);
+                for (n, eight) in eights.iter().enumerate() {
                     let value = _mm256_mul_ps(to_f32(*eight), wide_part);
                     // SAFETY: as many elements as it reads and writes, at any address.
                     unsafe {
@@ -157,7 +176,7 @@ mod tests {
                     for path in SimdPath::all() {
                         let mut out = vec![-1.; count];
                         let (symbols, factors) = (&symbols[..count], &factors[..count]);
-                        scale_marked(&levels, path, part, factors, symbols, &mut out);
+                        scale_marked(&levels, path, part, factors, symbols, &mut out, true);
                         let bits = |of: &[f32]| of.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
                         assert_eq!(bits(&out), bits(&expected), "{path:?} {moved:?} {count}");
                     }

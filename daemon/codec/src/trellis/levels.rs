@@ -198,7 +198,9 @@ pub(super) mod avx2 {
                 levels.look_up(part, symbols, out);
                 continue;
             }
-            let eights = means.in_parts(marked);
+            let second = _mm256_cmpgt_epi8(_mm256_setzero_si256(), marked);
+            let symbols = _mm256_andnot_si256(_mm256_set1_epi8(SECOND as i8), marked);
+            let eights = means.in_parts(symbols, second);
             for (n, eight) in eights.iter().enumerate() {
                 let value = _mm256_mul_ps(to_f32(*eight), wide_part);
                 // SAFETY: as many elements as it writes, at any address.
@@ -242,11 +244,11 @@ pub(super) mod avx2 {
             Self { tables, firsts }
         }
 
-        /// The levels of flagged symbols, none of them an outlier, in parts of a step.
+        /// The levels of symbols without flags, none of them an outlier, in parts of a step. All bits of `second` are set
+        /// where a symbol is of the second quantizer, or none.
         #[inline]
         #[target_feature(enable = "avx2")]
-        pub(in super::super) fn in_parts(&self, marked: __m256i) -> [__m128i; 4] {
-            let symbols = _mm256_andnot_si256(_mm256_set1_epi8(SECOND as i8), marked);
+        pub(in super::super) fn in_parts(&self, symbols: __m256i, second: __m256i) -> [__m128i; 4] {
             let codes = _mm256_sub_epi8(symbols, _mm256_set1_epi8(ZERO as i8));
             // Flipping the sign bit adds 128, so that a mean is an unsigned low byte below its code. The level is code ·
             // 256 + 64 + mean: 64 too much is subtracted again.
@@ -260,20 +262,16 @@ pub(super) mod avx2 {
                 means = _mm256_xor_si256(means, _mm256_shuffle_epi8(self.tables[n], index));
             }
             let quarter = _mm256_set1_epi16(64);
-            let one = _mm256_set1_epi8(1);
-            let parts = |means, marked| {
-                let level = _mm256_sub_epi16(means, quarter);
-                // Negates where the flag, the sign bit of the high byte, is set. The low byte 1 keeps the operand from
-                // being zero, which would zero the level.
-                _mm256_sign_epi16(level, marked)
-            };
+            // -1 or 1 in 16 bits.
+            let sign = _mm256_or_si256(second, _mm256_set1_epi8(1));
+            let parts = |means, sign| _mm256_sign_epi16(_mm256_sub_epi16(means, quarter), sign);
             let even = parts(
                 _mm256_unpacklo_epi8(means, codes),
-                _mm256_unpacklo_epi8(one, marked),
+                _mm256_unpacklo_epi8(sign, second),
             );
             let odd = parts(
                 _mm256_unpackhi_epi8(means, codes),
-                _mm256_unpackhi_epi8(one, marked),
+                _mm256_unpackhi_epi8(sign, second),
             );
             // `unpack` works within 128-bit lanes: each lane holds eight elements of the first half, then eight of the
             // second.

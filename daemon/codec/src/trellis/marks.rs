@@ -90,9 +90,11 @@ pub(super) mod avx2 {
         let (words, _) = tile.as_chunks_mut::<64>();
         let mut past = _mm_cvtsi64_si128(*before as i64);
         for word in words.iter_mut() {
-            let marked = marked(word, &mut past);
             let (halves, _) = word.as_chunks_mut::<32>();
-            for (half, marked) in halves.iter_mut().zip(marked) {
+            let both = [load(&halves[0]), load(&halves[1])];
+            let second = seconds(both, &mut past);
+            for (n, half) in halves.iter_mut().enumerate() {
+                let marked = flagged(both[n], second[n]);
                 // SAFETY: as many bytes as it writes, at any address.
                 unsafe { _mm256_storeu_si256(half.as_mut_ptr().cast(), marked) };
             }
@@ -101,21 +103,26 @@ pub(super) mod avx2 {
         words.len() * 64
     }
 
-    /// 64 symbols with their flags. The low half of `before` is the past of those before them.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    pub(in super::super) fn load(symbols: &[u8; 32]) -> __m256i {
+        // SAFETY: as many bytes as it reads, at any address.
+        unsafe { _mm256_loadu_si256(symbols.as_ptr().cast()) }
+    }
+
+    /// Which of 64 symbols are of the second quantizer: all bits of these. The low half of `before` is the past of the
+    /// symbols before them.
     #[inline]
     #[target_feature(enable = "avx2,pclmulqdq")]
-    pub(in super::super) fn marked(symbols: &[u8; 64], before: &mut __m128i) -> [__m256i; 2] {
-        let (halves, _) = symbols.as_chunks::<32>();
-        let load = |half: &[u8; 32]| {
-            // SAFETY: as many bytes as it reads, at any address.
-            unsafe { _mm256_loadu_si256(half.as_ptr().cast()) }
-        };
+    pub(in super::super) fn seconds(
+        [low, high]: [__m256i; 2],
+        before: &mut __m128i,
+    ) -> [__m256i; 2] {
         // Bit 0 of each byte is shifted to bit 7, which `movemask` collects; what comes from the neighbour ends below it.
         let parities = |half| {
             let parities = _mm256_movemask_epi8(_mm256_slli_epi16::<7>(half));
             u64::from(parities as u32)
         };
-        let (low, high) = (load(&halves[0]), load(&halves[1]));
         let second = quantizers(parities(high) << 32 | parities(low), before);
         let second = _mm256_broadcastq_epi64(second);
         // Each byte lane gets the byte that contains its bit, then tests the bit.
@@ -124,15 +131,21 @@ pub(super) mod avx2 {
             2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3,
         );
         let bits = _mm256_set1_epi64x(i64::from_le_bytes([1, 2, 4, 8, 16, 32, 64, 128]));
-        let mark = _mm256_set1_epi8(SECOND as i8);
-        let marked = |half, bytes| {
+        let tested = |bytes| {
             let second = _mm256_shuffle_epi8(second, bytes);
-            let second = _mm256_cmpeq_epi8(_mm256_and_si256(second, bits), bits);
-            let symbols = _mm256_andnot_si256(mark, half);
-            _mm256_or_si256(symbols, _mm256_and_si256(mark, second))
+            _mm256_cmpeq_epi8(_mm256_and_si256(second, bits), bits)
         };
         let bytes_high = _mm256_add_epi8(bytes, _mm256_set1_epi8(4));
-        [marked(low, bytes), marked(high, bytes_high)]
+        [tested(bytes), tested(bytes_high)]
+    }
+
+    /// Symbols with their flags.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    pub(in super::super) fn flagged(symbols: __m256i, second: __m256i) -> __m256i {
+        let mark = _mm256_set1_epi8(SECOND as i8);
+        let symbols = _mm256_andnot_si256(mark, symbols);
+        _mm256_or_si256(symbols, _mm256_and_si256(mark, second))
     }
 
     /// As the plain one; a division is a product without carries here. Only the low halves count.
