@@ -1,9 +1,9 @@
-//! Run-time choice between portable code and AVX2.
+//! Run-time choice between portable code, AVX2 and AVX-512.
 
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
 
-/// A code path. Tests hold both to the same bits.
+/// A code path. Tests hold all to the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SimdPath {
     /// Plain Rust, which runs on every processor.
@@ -16,7 +16,17 @@ pub(crate) enum SimdPath {
 /// Proof that the processor has AVX2, BMI2, F16C and PCLMULQDQ: all processors that have the first have the others.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Avx2(());
+pub(crate) struct Avx2 {
+    is_wide: bool,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Avx2 {
+    /// Whether it has AVX-512's instructions for bytes as well (F, BW and VBMI).
+    pub(crate) fn is_wide(self) -> bool {
+        self.is_wide
+    }
+}
 
 impl SimdPath {
     /// The fastest path that this processor supports.
@@ -27,7 +37,11 @@ impl SimdPath {
             && is_x86_feature_detected!("f16c")
             && is_x86_feature_detected!("pclmulqdq")
         {
-            return Self::Avx2(Avx2(()));
+            return Self::Avx2(Avx2 {
+                is_wide: is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vbmi"),
+            });
         }
         Self::Portable
     }
@@ -61,8 +75,12 @@ impl SimdPath {
     #[cfg(test)]
     pub(crate) fn all() -> Vec<Self> {
         let mut paths = vec![Self::Portable];
-        if Self::best() != Self::Portable {
-            paths.push(Self::best());
+        #[cfg(target_arch = "x86_64")]
+        if let Self::Avx2(best) = Self::best() {
+            paths.push(Self::Avx2(Avx2 { is_wide: false }));
+            if best.is_wide {
+                paths.push(Self::Avx2(best));
+            }
         }
         paths
     }

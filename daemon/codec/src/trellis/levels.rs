@@ -92,6 +92,12 @@ impl TrellisLevels {
         self.sixteens
     }
 
+    /// The first symbol that is moved to a mean, and the means from it on.
+    pub(super) fn means(&self) -> (u8, &[i8; MEANS]) {
+        let means = self.means.as_flattened().first_chunk();
+        (self.first, means.expect("as many in all"))
+    }
+
     /// From the means of the middle symbols and a part of the matrix's step.
     pub(crate) fn new(means: [i8; MEANS], part: f32) -> Self {
         let mut all = Box::new([0.; 2 * SYMBOLS]);
@@ -161,7 +167,7 @@ pub(super) mod avx2 {
     use super::{SECOND, TrellisLevels, ZERO};
 
     /// Integers below this magnitude have equidistant levels.
-    const LINEAR: i8 = 48;
+    pub(in super::super) const LINEAR: i8 = 48;
 
     /// Computes elements from flagged symbols, as many as whole vectors have, and returns how many these are.
     #[target_feature(enable = "avx2")]

@@ -151,7 +151,7 @@ pub(super) mod avx2 {
     /// As the plain one; a division is a product without carries here. Only the low halves count.
     #[inline]
     #[target_feature(enable = "avx2,pclmulqdq")]
-    fn quantizers(parities: u64, before: &mut __m128i) -> __m128i {
+    pub(in super::super) fn quantizers(parities: u64, before: &mut __m128i) -> __m128i {
         const INVERSE: u64 = divided(1);
         const OVER: [i32; 4] = [
             64 - CHECK[0] as i32,
