@@ -324,6 +324,8 @@ impl<'a> CompressedMatrix<'a> {
     ) -> Result<(), DecompressError> {
         // A tile for each stream.
         const COLUMNS: usize = STREAMS * TILE_COLUMNS;
+        // Rows that are turned at a time: a vector of each column.
+        const ROWS: usize = 4;
         // A cache line more than a column has: elements of a row would share a few sets of the cache otherwise.
         const STRIDE: usize = COLUMN_ROWS_MAX + 16;
         if rows.is_empty() {
@@ -336,12 +338,19 @@ impl<'a> CompressedMatrix<'a> {
             let matrix = self.column_matrix(&columns)?;
             self.decompress_columns(matrix, columns.clone(), &mut block, STRIDE)?;
             let (columns_of, _) = block.as_chunks::<STRIDE>();
-            for row in rows.clone() {
-                let mut values = [0.; COLUMNS];
-                for (value, column) in values.iter_mut().zip(columns_of) {
-                    *value = column[row];
+            for start in rows.clone().step_by(ROWS) {
+                let mut values = [[0.; COLUMNS]; ROWS];
+                for (at, column) in columns_of.iter().enumerate() {
+                    let some: &[f32; ROWS] = column[start..]
+                        .first_chunk()
+                        .expect("a column has space for them");
+                    for (values, value) in values.iter_mut().zip(some) {
+                        values[at] = *value;
+                    }
                 }
-                sink(row, first, &values[..columns.len()]);
+                for (row, values) in (start..rows.end).zip(&values) {
+                    sink(row, first, &values[..columns.len()]);
+                }
             }
         }
         Ok(())
