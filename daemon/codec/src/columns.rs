@@ -25,6 +25,7 @@ mod spreads;
 mod tests;
 #[cfg(test)]
 mod training;
+mod wide;
 
 pub use encoder::ColumnsEncoder;
 pub(crate) use matrix::ColumnMatrix;

@@ -38,8 +38,8 @@ pub(crate) use fit::{BIT_COST, ROW_EXPONENT};
 #[cfg(test)]
 pub(crate) use levels::mean_part;
 pub(crate) use levels::{
-    LINEAR_MAX, MEANS, MIDDLE, PARTS, SECOND, SYMBOLS, TrellisLevels, ZERO, candidate, row_byte,
-    row_ratio,
+    LINEAR_MAX, MEANS, MIDDLE, PARTS, SECOND, SYMBOLS, TrellisLevels, ZERO, candidate, point,
+    row_byte, row_ratio,
 };
 pub(crate) use marks::mark;
 pub(crate) use viterbi::{SymbolCosts, ViterbiSearch};

@@ -82,4 +82,14 @@ struct BitStream {
         if (more) put(next);
         if (twice) put(after);
     }
+
+    // The same with fewer registers: it waits for what it reads.
+    template <class Read> DEVICE void read_one_by_one(Read read) {
+        while (filled - taken < 2 * WORDS) put(block(0));
+#pragma unroll 1
+        for (u32 i = 0; i < CODES; i++) {
+            if (i % 2 == 0 && have <= 32) take();
+            read();
+        }
+    }
 };

@@ -17,6 +17,12 @@ constexpr u32 STRIP_COLUMNS = STRIP_TILES * TILE_COLUMNS;
 constexpr u32 COLUMN_ROWS_MAX = 256;
 // What words have in the place of an escaped symbol, and the bits that it has after the column's codes.
 constexpr u32 ESCAPED = 0x80, ESCAPED_BITS = 7;
+// Wide columns have the classes from this one on, and up to so many low bits of each number as they are.
+constexpr u32 WIDE_FIRST = 9, RAW_BITS_MAX = 4;
+constexpr u32 WIDE_CLASSES = COLUMN_KINDS - WIDE_FIRST;
+
+static_assert(COLUMN_CLASSES[WIDE_FIRST - 1].together > 1 && COLUMN_CLASSES[WIDE_FIRST].together == 1,
+              "wide columns have the classes whose words have one symbol");
 // Symbols whose levels are moved to means, and the first one.
 constexpr u32 MEANS = 64, FIRST_MEAN = RATE_SYMBOLS / 2 - MEANS / 2;
 
@@ -29,6 +35,8 @@ struct ColumnPlace {
     // Its class and one, or 0 where all its numbers are zero; its step, in quarters of an octave.
     u8 kind;
     signed char step;
+    // How many low bits of each number are before its codes, in a wide column.
+    u8 raw_bits;
 };
 
 struct ColumnsShared {
@@ -73,10 +81,14 @@ struct ColumnHeaders {
 
     // Reads a header into the column, and gives its bits. What no encoder writes becomes one that is possible.
     DEVICE u32 read(u64 word, ColumnPlace &column) {
-        constexpr int STEP_MAX = 63;
+        constexpr int STEP_MAX = 63, KIND_MAX = int(COLUMN_KINDS + RAW_BITS_MAX * WIDE_CLASSES);
         const HeaderNumber kinds{u32(word)};
-        const int next = max(0, min(int(COLUMN_KINDS), kind + kinds.number));
-        column.kind = u8(next);
+        const int next = max(0, min(KIND_MAX, kind + kinds.number));
+        // Wide columns come after the others: all classes with one low bit, then all with two, and so on.
+        const u32 wide = u32(max(0, next - int(COLUMN_KINDS) - 1));
+        const bool is_wide = next > int(COLUMN_KINDS);
+        column.kind = u8(is_wide ? 1 + WIDE_FIRST + wide % WIDE_CLASSES : u32(next));
+        column.raw_bits = u8(is_wide ? 1 + wide / WIDE_CLASSES : 0);
         column.step = 0;
         if (next == 0) return kinds.bits;
         const HeaderNumber steps{u32(word >> kinds.bits)};
@@ -101,6 +113,7 @@ DEVICE void find_columns(const Parts<Coding::columns> &parts, ColumnsShared &sha
     for (u32 column = 0; column < count; column++) {
         ColumnPlace &place = columns[column];
         at += headers.read(bits_at(parts, u64(start) * 8 + at), place);
+        at += place.raw_bits * rows;
         place.start = u16(at);
         place.codes = 0;
         if (place.kind == 0) continue;
@@ -128,6 +141,22 @@ DEVICE void find_columns(const Parts<Coding::columns> &parts, ColumnsShared &sha
     }
 }
 
+// The symbols of the next code's word.
+DEVICE u32 next_word(BitStream &stream, const ClassSteps &steps, u32 kind) {
+    const u32 next = stream.next();
+    const u32 length = steps.next(next).first_bits();
+    const int code = int(__brev(next) >> (32 - length));
+    stream.skip(length);
+    return __ldg(COLUMN_WORDS + (code + __ldg(COLUMN_CLASSES[kind].starts + length)));
+}
+
+// The level of a wide column's number, in parts of a step: its symbol's integer with low bits put in above the lowest.
+DEVICE float wide_level(u32 symbol, u32 raw, u32 raw_bits) {
+    const int at = int(symbol) - int(RATE_SYMBOLS / 2);
+    const int pair = (at >> 1) * int(1u << raw_bits) + int(raw & ((1u << raw_bits) - 1));
+    return float((pair * 2 + (at & 1)) * 256 + 64);
+}
+
 // By what levels of a column are multiplied: a part of its step.
 DEVICE float part_of_column(const Parts<Coding::columns> &parts, int step) {
     const u32 up = u32(step + 64), quarter = up % 4;
@@ -135,6 +164,38 @@ DEVICE float part_of_column(const Parts<Coding::columns> &parts, int step) {
                                     : (quarter == 2 ? 1.41421356237309504880f : 1.6817928f);
     const float part = __uint_as_float(__ldg(reinterpret_cast<const u32 *>(parts.table))) * (1.0f / 256.0f);
     return part * (ratio * __uint_as_float((127 - 16 + up / 4) << 23));
+}
+
+// Decodes a wide column of a strip, number by number: there are few of them, and what all of a column's numbers have at once
+// would take more registers than there are.
+template <class T>
+DEVICE void write_wide_column(T *to, const Parts<Coding::columns> &parts, ColumnsShared &shared, u32 width, u32 rows) {
+    const ColumnPlace place = shared.columns[threadIdx.x];
+    const u32 tile_start = shared.tile_starts[threadIdx.x / TILE_COLUMNS], kind = place.kind - 1;
+    BitStream stream(parts.codes, parts.limit, shared.rings[threadIdx.x / WARP] + threadIdx.x % WARP,
+                     tile_start + place.start / 8, place.start % 8);
+    const ClassSteps steps(kind);
+    const float part = part_of_column(parts, place.step);
+    const u64 tile_at = u64(tile_start) * 8;
+    u32 raw_at = place.start - place.raw_bits * rows, escape_at = u32(place.start) + place.codes;
+    // One bit for each number before, the last one's lowest: whether the parities up to it, divided by 1 + x + x⁶, are odd.
+    u32 past = 0;
+    for (u32 row = 0; row < rows;) {
+        stream.read_one_by_one([&] {
+            if (row == rows) return;
+            u32 symbol = next_word(stream, steps, kind) & 255;
+            if (symbol == ESCAPED) {
+                symbol = u32(bits_at(parts, tile_at + escape_at)) & ((1u << ESCAPED_BITS) - 1);
+                escape_at += ESCAPED_BITS;
+            }
+            const float level = wide_level(symbol, u32(bits_at(parts, tile_at + raw_at)), place.raw_bits);
+            raw_at += place.raw_bits;
+            const bool is_second = (past >> 1 ^ past >> 3) & 1;
+            past = past << 1 | ((symbol ^ past ^ past >> 5) & 1);
+            to[u64(row) * width] = narrow<T>((is_second ? -level : level) * part * shared.factors[row]);
+            row++;
+        });
+    }
 }
 
 // Decodes a column of a strip for each thread of the block, from where it was found.
@@ -146,6 +207,7 @@ DEVICE void write_columns(T *out, const Parts<Coding::columns> &parts, ColumnsSh
     if (column - lane >= width) return;
     const bool mine = column < width;
     const ColumnPlace place = mine ? shared.columns[threadIdx.x] : ColumnPlace{};
+    if (place.raw_bits > 0) return write_wide_column(out + column, parts, shared, width, rows);
     const u32 tile_start = shared.tile_starts[threadIdx.x / TILE_COLUMNS];
     BitStream stream(parts.codes, parts.limit, shared.rings[warp] + lane, tile_start + place.start / 8, place.start % 8);
     const u32 kind = place.kind == 0 ? 0 : place.kind - 1;
@@ -155,15 +217,7 @@ DEVICE void write_columns(T *out, const Parts<Coding::columns> &parts, ColumnsSh
     u64 escape_at = u64(tile_start) * 8 + place.start + place.codes, escapes = bits_at(parts, escape_at);
     u32 taken = 0;
     const ClassSteps steps(kind);
-    const int *const starts = COLUMN_CLASSES[kind].starts;
     const u32 together = __ldg(&COLUMN_CLASSES[kind].together);
-    const auto next_word = [&] {
-        const u32 next = stream.next();
-        const u32 length = steps.next(next).first_bits();
-        const int code = int(__brev(next) >> (32 - length));
-        stream.skip(length);
-        return __ldg(COLUMN_WORDS + (code + __ldg(starts + length)));
-    };
     T *const to = out + column;
     Quantizers quantizers;
     // Symbols of a word that were not taken yet.
@@ -174,7 +228,7 @@ DEVICE void write_columns(T *out, const Parts<Coding::columns> &parts, ColumnsSh
         for (u32 half = 0; half < PHASE; half += BitStream::CODES) {
             stream.read_codes([&](u32 i) {
                 if (ready == 0) {
-                    word = next_word();
+                    word = next_word(stream, steps, kind);
                     ready = together;
                 }
                 u32 &four = symbols[(half + i) / 4];

@@ -33,7 +33,7 @@ pub struct Optimize {
 #[derive(Debug, Args)]
 #[command(after_long_help = help::QUANTIZE)]
 pub struct Quantize {
-    /// Bits per weight of all matrices, 1.75 to 5.75
+    /// Bits per weight of all matrices, 1.75 to 8
     #[arg(long, value_name = "B", value_parser = parse_mix_bits)]
     pub bits: f64,
     /// How the mix is made.

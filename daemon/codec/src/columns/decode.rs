@@ -11,7 +11,7 @@ use std::{hint::select_unpredictable, ops::Range};
 use super::{
     bits::BitReader,
     classes::{Class, ENTRIES, ENTRY_SYMBOLS, ESCAPED, class},
-    encode::read_escaped,
+    encode::{read_escaped, read_raw},
     header::{ColumnHeader, HeaderCoder},
 };
 use crate::{
@@ -42,10 +42,23 @@ struct Stream<'c> {
     /// Its columns from the current one on, as far as they are wanted.
     columns: Range<usize>,
     headers: HeaderCoder,
+    /// Where the low bits of the current column's elements begin, if it is a wide one.
+    raw: BitReader<'c>,
     /// Where the current column's codes begin.
     from: BitReader<'c>,
     header: ColumnHeader,
     class: &'static Class,
+}
+
+/// What a column's elements follow from, beside its header.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ColumnSymbols<'a> {
+    /// Without marks; none of a column of zeros.
+    pub(super) symbols: &'a [u8],
+    /// Low bits of its elements. They count in wide columns alone.
+    pub(super) raw: &'a [u8],
+    /// Whether any symbol may be an escaped one. Words of a class have no outliers.
+    pub(super) has_escaped: bool,
 }
 
 /// What the loops need to know of all streams.
@@ -58,16 +71,15 @@ struct Lanes<'c> {
     ends: [u32; STREAMS],
 }
 
-/// Decodes the symbols of `columns` of a matrix of `rows` rows, and passes each column's to `sink`, in any order, with
-/// whether any was escaped. `start` says where a tile's codes begin; any place is safe, as past the end of `codes` there
-/// are zeros.
+/// Decodes the symbols of `columns` of a matrix of `rows` rows, and passes each column's to `sink`, in any order. `start`
+/// says where a tile's codes begin; any place is safe, as past the end of `codes` there are zeros.
 pub(super) fn each_column<E>(
     path: SimdPath,
     codes: &[u8],
     rows: usize,
     columns: &Range<usize>,
     mut start: impl FnMut(usize) -> Result<usize, E>,
-    mut sink: impl FnMut(usize, ColumnHeader, &mut [u8], bool),
+    mut sink: impl FnMut(usize, ColumnHeader, ColumnSymbols<'_>),
 ) -> Result<(), E> {
     assert!((1..=COLUMN_ROWS_MAX).contains(&rows));
     let codes = &Codes::new(codes);
@@ -78,14 +90,15 @@ pub(super) fn each_column<E>(
         codes,
         start: &mut start,
     };
-    let mut sink = |column, header, symbols: &mut [u8], escaped| {
+    let mut sink = |column, header, symbols: ColumnSymbols<'_>| {
         // The columns of a tile before the first one that is wanted are decoded as well.
         if columns.contains(&column) {
-            sink(column, header, symbols, escaped);
+            sink(column, header, symbols);
         }
     };
     // On the stack: decoding a column allocates nothing.
     let mut stages = [[0; STAGE_BYTES]; STREAMS];
+    let mut raw = [0; COLUMN_ROWS_MAX];
     let mut streams: [Option<Stream<'_>>; STREAMS] = Default::default();
     let mut lanes = Lanes {
         entries: [&NO_ENTRIES; STREAMS],
@@ -111,12 +124,16 @@ pub(super) fn each_column<E>(
             if has_escaped {
                 read_escaped(symbols, &mut open_stream.from);
             }
-            sink(
-                open_stream.columns.start,
-                open_stream.header,
+            let raw = &mut raw[..rows];
+            if open_stream.header.raw_bits > 0 {
+                read_raw(&mut open_stream.raw, open_stream.header.raw_bits, raw);
+            }
+            let symbols = ColumnSymbols {
                 symbols,
+                raw,
                 has_escaped,
-            );
+            };
+            sink(open_stream.columns.start, open_stream.header, symbols);
             open_stream.columns.start += 1;
             if !open_stream.begin(n, codes, rows, &mut lanes, &mut sink) {
                 *stream = queue.open(n, &mut lanes, &mut sink)?;
@@ -143,7 +160,7 @@ impl<'c, E, F: FnMut(usize) -> Result<usize, E>> Queue<'c, F> {
         &mut self,
         n: usize,
         lanes: &mut Lanes<'c>,
-        sink: &mut impl FnMut(usize, ColumnHeader, &mut [u8], bool),
+        sink: &mut impl FnMut(usize, ColumnHeader, ColumnSymbols<'_>),
     ) -> Result<Option<Stream<'c>>, E> {
         lanes.idle(n);
         for tile in self.tiles.by_ref() {
@@ -192,10 +209,12 @@ impl Lanes<'_> {
 
 impl<'c> Stream<'c> {
     fn new(codes: &'c [u8], start: usize, columns: Range<usize>) -> Self {
+        let from = BitReader::new(codes, start.saturating_mul(8));
         Self {
             columns,
             headers: HeaderCoder::new(),
-            from: BitReader::new(codes, start.saturating_mul(8)),
+            raw: from.clone(),
+            from,
             header: ColumnHeader::ZERO,
             class: class(0),
         }
@@ -208,12 +227,14 @@ impl<'c> Stream<'c> {
         codes: &'l Codes<'_>,
         rows: usize,
         lanes: &mut Lanes<'l>,
-        sink: &mut impl FnMut(usize, ColumnHeader, &mut [u8], bool),
+        sink: &mut impl FnMut(usize, ColumnHeader, ColumnSymbols<'_>),
     ) -> bool {
         while !self.columns.is_empty() {
             self.header = self.headers.read(&mut self.from);
             if let Some(index) = self.header.class {
                 self.class = class(index);
+                self.raw = self.from.clone();
+                self.from.at += usize::from(self.header.raw_bits) * rows;
                 lanes.entries[n] = &self.class.entries;
                 lanes.from[n] = codes.from(self.from.at / 8);
                 lanes.progress[n] = (self.from.at % 8) as u32;
@@ -221,7 +242,7 @@ impl<'c> Stream<'c> {
                 lanes.ends[n] = count << 16 | 0xffff;
                 return true;
             }
-            sink(self.columns.start, self.header, &mut [], false);
+            sink(self.columns.start, self.header, ColumnSymbols::default());
             self.columns.start += 1;
         }
         false
@@ -354,8 +375,9 @@ mod tests {
             for path in SimdPath::all() {
                 let start = |tile: usize| Ok::<_, ()>(starts[tile]);
                 let mut found = vec![None; columns.end];
-                each_column(path, &bytes, rows, &columns, start, |column, header, symbols, _| {
-                    found[column] = Some((header, symbols.to_vec()));
+                each_column(path, &bytes, rows, &columns, start, |column, header, of| {
+                    let raw = if header.raw_bits > 0 { of.raw } else { &[] };
+                    found[column] = Some((header, of.symbols.to_vec(), raw.to_vec()));
                 })
                 .unwrap();
                 for (tile, start) in starts.iter().enumerate() {
@@ -364,16 +386,19 @@ mod tests {
                     let all = tile * TILE_COLUMNS..(tile + 1) * TILE_COLUMNS;
                     for column in all.start..all.end.min(columns.end) {
                         let header = headers.read(&mut from);
-                        let mut symbols = Vec::new();
+                        let (mut symbols, mut raw) = (Vec::new(), Vec::new());
+                        if header.raw_bits > 0 {
+                            raw.resize(rows, 0);
+                            read_raw(&mut from, header.raw_bits, &mut raw);
+                        }
                         if let Some(index) = header.class {
                             read_codes(class(index), &mut from, rows, &mut symbols);
                             symbols.truncate(rows);
                         }
                         let found = found[column].take();
                         prop_assert_eq!(found.is_some(), columns.contains(&column));
-                        let Some((its_header, its_symbols)) = found else { continue };
-                        prop_assert_eq!(its_header, header);
-                        prop_assert_eq!(its_symbols, symbols);
+                        let Some(its) = found else { continue };
+                        prop_assert_eq!(its, (header, symbols, raw));
                     }
                 }
             }

@@ -83,13 +83,34 @@ pub(super) fn read_escaped(symbols: &mut [u8], from: &mut BitReader<'_>) {
     }
 }
 
-/// The bytes of a tile.
-pub(super) fn write_tile(rows: usize, headers: &[ColumnHeader], symbols: &[u8]) -> Vec<u8> {
+/// Reads the low bits of a wide column's elements, which are before its codes.
+pub(super) fn read_raw(from: &mut BitReader<'_>, raw_bits: u8, raw: &mut [u8]) {
+    for raw in raw {
+        *raw = from.take(raw_bits.into()) as u8;
+    }
+}
+
+/// Writes the low bits of a wide column's elements.
+fn write_raw(raw: &[u8], raw_bits: u8, out: &mut BitWriter) {
+    for raw in raw {
+        out.put((*raw).into(), raw_bits.into());
+    }
+}
+
+/// The bytes of a tile. `symbols` and the low bits `raw`, which count in wide columns alone, are those of all columns.
+pub(super) fn write_tile(
+    rows: usize,
+    headers: &[ColumnHeader],
+    symbols: &[u8],
+    raw: &[u8],
+) -> Vec<u8> {
     let mut coder = HeaderCoder::new();
     let mut out = BitWriter::default();
-    for (header, symbols) in headers.iter().zip(symbols.chunks(rows)) {
+    let columns = symbols.chunks(rows).zip(raw.chunks(rows));
+    for (header, (symbols, raw)) in headers.iter().zip(columns) {
         coder.write(*header, &mut out);
         if let Some(index) = header.class {
+            write_raw(raw, header.raw_bits, &mut out);
             write_codes(class(index), symbols, &mut out);
         }
     }

@@ -4,10 +4,12 @@ use sluice_formats::DType;
 
 use super::{
     classes::{Class, ESCAPED_BITS, class},
+    decode::ColumnSymbols,
     encode::{codes_bits, write_tile},
-    header::{ColumnHeader, HEADER_BITS},
+    header::{ColumnHeader, HEADER_BITS, RAW_BITS_MAX},
     matrix::ColumnMatrix,
     spreads::CLASSES,
+    wide,
 };
 use crate::{
     encode::{EncodeError, Encoded},
@@ -38,6 +40,8 @@ pub struct ColumnsEncoder {
     headers: Vec<Option<ColumnHeader>>,
     /// Symbols column after column, without marks.
     symbols: Vec<u8>,
+    /// The low bits of wide columns' elements, in the same order.
+    raw: Vec<u8>,
     not_finite: Option<usize>,
     search: Box<ViterbiSearch>,
     work: Work,
@@ -47,12 +51,15 @@ pub struct ColumnsEncoder {
 struct Work {
     scaled: Vec<f32>,
     symbols: Vec<u8>,
+    raw: Vec<u8>,
     levels: Vec<f32>,
 }
 
 /// What a column may be quantized to.
 struct Choice {
     class: u8,
+    /// Low bits that are stored as they are, in a wide column.
+    raw_bits: u8,
     bits: usize,
     /// Squared error in squared steps, and the price of the bits.
     cost: f32,
@@ -88,18 +95,20 @@ impl ColumnsEncoder {
             bytes,
             headers: vec![None; width],
             symbols: vec![0; rows * width],
+            raw: vec![0; rows * width],
             not_finite: None,
             search: ViterbiSearch::new(),
             work: Work {
                 scaled: vec![0.; rows],
                 symbols: vec![0; rows],
+                raw: vec![0; rows],
                 levels: vec![0.; rows],
             },
         })
     }
 
     /// Quantizes `values`, one of each row, of a column with about this step: the nearest that the format has, a
-    /// quarter of an octave apart. Writes what they decode to, bit for bit, into `decoded`. A step of 0 makes a column
+    /// quarter of an octave apart, or the least with which it has levels for all of them: a thousand steps. Writes what they decode to, bit for bit, into `decoded`. A step of 0 makes a column
     /// of zeros, and so does a step for which zeros cost less than anything else. Returns the bits that the column
     /// takes, its share of what its tile has beside codes included; what its class and step take depends on the columns
     /// beside it, and is counted as an average. Quantizing a column again replaces it.
@@ -119,21 +128,38 @@ impl ColumnsEncoder {
             self.not_finite.get_or_insert(row * self.width + column);
         }
         let kept = column * rows..(column + 1) * rows;
-        let header = ColumnHeader::new(0, step / self.scales.step());
-        self.scales.to_steps(header, values, &mut self.work.scaled);
+        let header = self.scale(step / self.scales.step(), values);
         let best = match step > 0. {
             true => self.choose(kept.clone()),
             false => None,
         };
         let header = match &best {
-            Some(best) => header.with_class(best.class),
+            Some(best) => header.with_class(best.class, best.raw_bits),
             None => ColumnHeader::ZERO,
         };
         self.headers[column] = Some(header);
-        let symbols = &self.symbols[kept];
+        let symbols = ColumnSymbols {
+            symbols: &self.symbols[kept.clone()],
+            raw: &self.raw[kept],
+            has_escaped: true,
+        };
         self.scales
-            .decode(SimdPath::best(), header, symbols, decoded, true);
+            .decode(SimdPath::best(), header, symbols, decoded);
         best.map_or(0, |best| best.bits as u32) + HEADER_BITS + TILE_BITS / TILE_COLUMNS as u32
+    }
+
+    /// Scales a column to steps, which are about `ratio` of the chunk's.
+    fn scale(&mut self, ratio: f32, values: &[f32]) -> ColumnHeader {
+        let scaled = &mut self.work.scaled;
+        let header = ColumnHeader::new(0, ratio);
+        self.scales.to_steps(header, values, scaled);
+        let peak = scaled.iter().fold(0_f32, |peak, one| peak.max(one.abs()));
+        if peak <= wide::STEPS_MAX {
+            return header;
+        }
+        let header = ColumnHeader::at_least(0, header.ratio() * (peak / wide::STEPS_MAX));
+        self.scales.to_steps(header, values, scaled);
+        header
     }
 
     /// Chooses class and symbols of the scaled column, and keeps the symbols; `None` if zeros cost less.
@@ -169,6 +195,7 @@ impl ColumnsEncoder {
                 self.symbols[kept.clone()].copy_from_slice(symbols);
                 best = Some(Choice {
                     class: next,
+                    raw_bits: 0,
                     bits,
                     cost,
                 });
@@ -176,8 +203,44 @@ impl ColumnsEncoder {
                 next = around.min_by_key(fewest)?;
             }
         }
+        let widest = |best: &Choice| usize::from(best.class) == CLASSES - 1;
+        let far = |value: &f32| value.abs() > LINEAR_MAX;
+        if best.as_ref().is_some_and(widest) || self.work.scaled.iter().any(far) {
+            best = self.choose_wide(kept, best);
+        }
         let zeros: f32 = self.work.scaled.iter().map(|value| value * value).sum();
         best.filter(|best| best.cost < zeros)
+    }
+
+    /// Makes the scaled column a wide one if that costs less than what it may be quantized to otherwise.
+    fn choose_wide(
+        &mut self,
+        kept: std::ops::Range<usize>,
+        other: Option<Choice>,
+    ) -> Option<Choice> {
+        let Work {
+            scaled,
+            symbols,
+            raw,
+            levels: rests,
+        } = &mut self.work;
+        for (rest, value) in rests.iter_mut().zip(&*scaled) {
+            *rest = value - wide::even(*value) as f32;
+        }
+        let path = SimdPath::best();
+        self.search.choose(path, rests, wide::prices(), symbols);
+        mark(path, symbols);
+        let found = wide::choose(scaled, symbols, raw).map(|found| Choice {
+            class: found.class,
+            raw_bits: found.raw_bits,
+            bits: found.bits,
+            cost: found.squared_error + BIT_COST * found.bits as f32,
+        });
+        let found = found.filter(|found| other.as_ref().is_none_or(|one| found.cost < one.cost));
+        let Some(found) = found else { return other };
+        self.symbols[kept.clone()].copy_from_slice(symbols);
+        self.raw[kept].copy_from_slice(raw);
+        Some(found)
     }
 
     /// The compressed chunk.
@@ -203,12 +266,13 @@ impl ColumnsEncoder {
             0 => &[][..],
             _ => &columns,
         };
-        let each = self.symbols.chunks(rows.max(1) * TILE_COLUMNS);
-        for (tile, (headers, symbols)) in tiles.chunks(TILE_COLUMNS).zip(each).enumerate() {
+        let elements = rows.max(1) * TILE_COLUMNS;
+        let each = self.symbols.chunks(elements).zip(self.raw.chunks(elements));
+        for (tile, (headers, (symbols, raw))) in tiles.chunks(TILE_COLUMNS).zip(each).enumerate() {
             if tile % STRIP_TILES == 0 {
                 offsets.push(codes.len());
             }
-            let bytes = write_tile(rows, headers, symbols);
+            let bytes = write_tile(rows, headers, symbols, raw);
             lengths.extend((bytes.len() as u16).to_le_bytes());
             codes.extend(bytes);
         }
@@ -266,6 +330,10 @@ fn squared_error(class: &Class, values: &[f32], symbols: &mut [u8], levels: &mut
 
 // A tile's length is stored in 16 bits.
 const _: () = assert!(
-    TILE_COLUMNS * (COLUMN_ROWS_MAX * (crate::huffman::BITS_MAX + ESCAPED_BITS as usize) / 8 + 8)
+    TILE_COLUMNS
+        * (COLUMN_ROWS_MAX
+            * (crate::huffman::BITS_MAX + ESCAPED_BITS as usize + RAW_BITS_MAX as usize)
+            / 8
+            + 8)
         < 1 << 16
 );

@@ -3,9 +3,11 @@
 //! Both are stored as differences from the column before, whose class and step are mostly near: small numbers have short
 //! codes (Elias's gamma codes, 1975).
 
+use std::ops::Range;
+
 use super::{
     bits::{BitReader, BitWriter},
-    spreads::CLASSES,
+    spreads::{CLASSES, SINGLES_FIRST},
 };
 
 /// Steps an octave.
@@ -15,10 +17,18 @@ const STEP_MAX: i32 = 16 * STEPS_AN_OCTAVE - 1;
 /// 2^(i/4), written out so that every machine computes the same steps.
 const STEP_RATIOS: [f32; STEPS_AN_OCTAVE as usize] =
     [1., 1.189_207_1, std::f32::consts::SQRT_2, 1.681_792_8];
-/// The class that the first column of a tile is compared with: 3 bits a weight.
-const CLASS_FIRST: i32 = 13;
+/// What the first column of a tile is compared with: the class of 3 bits a weight.
+const KIND_FIRST: i32 = 13;
 /// Bits that the two numbers of a column are expected to have: it is not known before its neighbours are.
 pub(super) const HEADER_BITS: u32 = 5;
+/// Most low bits of an element that a wide column stores as they are.
+pub(super) const RAW_BITS_MAX: u8 = 4;
+/// Classes that wide columns have: those whose words have one symbol.
+pub(super) const WIDE_CLASSES: Range<u8> = SINGLES_FIRST as u8..CLASSES as u8;
+/// Wide columns come after the others: all classes with one low bit, then all with two, and so on.
+const WIDE_FIRST: u8 = CLASSES as u8 + 1;
+/// What a header's first number is below: 0 for zeros, then a column's class and one, then wide columns.
+const KINDS: u8 = WIDE_FIRST + RAW_BITS_MAX * (CLASSES - SINGLES_FIRST) as u8;
 /// Most zeros that a number's code begins with: more than any code has, so that damaged ones end.
 const ZEROS_MAX: u32 = 9;
 
@@ -27,6 +37,8 @@ const ZEROS_MAX: u32 = 9;
 pub(super) struct ColumnHeader {
     /// Index of its class, or `None` where all elements are zero; then the step doesn't matter, and isn't stored.
     pub(super) class: Option<u8>,
+    /// How many low bits of each element are stored as they are: some in wide columns, none in others.
+    pub(super) raw_bits: u8,
     /// Its step beside the chunk's, in quarters of an octave.
     step: i8,
 }
@@ -35,24 +47,58 @@ impl ColumnHeader {
     /// A column of zeros.
     pub(super) const ZERO: Self = Self {
         class: None,
+        raw_bits: 0,
         step: 0,
     };
 
     /// A column of this class, with the step that is nearest to `ratio` times the chunk's.
     pub(super) fn new(class: u8, ratio: f32) -> Self {
         // Only the encoder computes a logarithm: what it finds is stored.
-        let step = (ratio.log2() * STEPS_AN_OCTAVE as f32).round();
+        Self::with_step(class, (ratio.log2() * STEPS_AN_OCTAVE as f32).round())
+    }
+
+    /// A column of this class, with the least step that is `ratio` times the chunk's or more.
+    pub(super) fn at_least(class: u8, ratio: f32) -> Self {
+        Self::with_step(class, (ratio.log2() * STEPS_AN_OCTAVE as f32).ceil())
+    }
+
+    fn with_step(class: u8, step: f32) -> Self {
         Self {
             class: Some(class),
+            raw_bits: 0,
             step: (step as i32).clamp(-STEP_MAX, STEP_MAX) as i8,
         }
     }
 
     /// The same step, another class.
-    pub(super) fn with_class(self, class: u8) -> Self {
+    pub(super) fn with_class(self, class: u8, raw_bits: u8) -> Self {
         Self {
             class: Some(class),
+            raw_bits,
             ..self
+        }
+    }
+
+    /// The number that stands for class and low bits.
+    fn kind(self) -> i32 {
+        let kind = match (self.class, self.raw_bits) {
+            (None, _) => 0,
+            (Some(class), 0) => class + 1,
+            (Some(class), raw_bits) => {
+                WIDE_FIRST + (raw_bits - 1) * WIDE_CLASSES.len() as u8 + class - WIDE_CLASSES.start
+            }
+        };
+        kind.into()
+    }
+
+    /// What a number other than 0 stands for: the class, and how many low bits.
+    fn of_kind(kind: u8) -> (u8, u8) {
+        match kind.checked_sub(WIDE_FIRST) {
+            None => (kind - 1, 0),
+            Some(wide) => {
+                let classes = WIDE_CLASSES.len() as u8;
+                (WIDE_CLASSES.start + wide % classes, 1 + wide / classes)
+            }
         }
     }
 
@@ -67,25 +113,24 @@ impl ColumnHeader {
 
 /// Codes the headers of a tile's columns, one after the other.
 pub(super) struct HeaderCoder {
-    class: i32,
+    kind: i32,
     step: i32,
 }
 
 impl HeaderCoder {
     pub(super) fn new() -> Self {
         Self {
-            class: CLASS_FIRST,
+            kind: KIND_FIRST,
             step: 0,
         }
     }
 
     pub(super) fn write(&mut self, header: ColumnHeader, out: &mut BitWriter) {
-        // Class 0 stands for a column of zeros, after which the next one is compared with the one before.
-        let class = header.class.map_or(0, |class| i32::from(class) + 1);
-        put(class - self.class, out);
+        // After a column of zeros the next one is compared with the one before.
+        put(header.kind() - self.kind, out);
         if header.class.is_some() {
             put(i32::from(header.step) - self.step, out);
-            (self.class, self.step) = (class, header.step.into());
+            (self.kind, self.step) = (header.kind(), header.step.into());
         }
     }
 
@@ -93,18 +138,20 @@ impl HeaderCoder {
     pub(super) fn read(&mut self, from: &mut BitReader<'_>) -> ColumnHeader {
         // Both numbers are in one word, whatever the bits are.
         let word = from.peek();
-        let (class, bits) = take(word);
-        let class = (self.class + class).clamp(0, CLASSES as i32);
-        if class == 0 {
+        let (kind, bits) = take(word);
+        let kind = (self.kind + kind).clamp(0, i32::from(KINDS) - 1);
+        if kind == 0 {
             from.at += bits as usize;
             return ColumnHeader::ZERO;
         }
         let (step, more) = take(word >> bits);
         let step = (self.step + step).clamp(-STEP_MAX, STEP_MAX);
         from.at += (bits + more) as usize;
-        (self.class, self.step) = (class, step);
+        (self.kind, self.step) = (kind, step);
+        let (class, raw_bits) = ColumnHeader::of_kind(kind as u8);
         ColumnHeader {
-            class: Some((class - 1) as u8),
+            class: Some(class),
+            raw_bits,
             step: step as i8,
         }
     }
@@ -149,11 +196,23 @@ mod tests {
     }
 
     #[test]
+    fn each_class_has_a_number() {
+        let narrow = (0..CLASSES as u8).map(|class| (class, 0));
+        let wide = (1..=RAW_BITS_MAX).flat_map(|raw| WIDE_CLASSES.map(move |class| (class, raw)));
+        for ((class, raw_bits), kind) in narrow.chain(wide).zip(1..) {
+            let header = ColumnHeader::new(0, 1.).with_class(class, raw_bits);
+            assert_eq!(header.kind(), kind);
+            assert_eq!(ColumnHeader::of_kind(kind as u8), (class, raw_bits));
+            assert!(kind < KINDS.into());
+        }
+    }
+
+    #[test]
     fn near_headers_are_short() {
         let mut out = BitWriter::default();
         let mut coder = HeaderCoder::new();
         for _ in 0..10 {
-            coder.write(ColumnHeader::new(CLASS_FIRST as u8 - 1, 1.), &mut out);
+            coder.write(ColumnHeader::new(KIND_FIRST as u8 - 1, 1.), &mut out);
         }
         assert_eq!(out.finish().len(), (10_usize * (1 + 1)).div_ceil(8));
     }
@@ -182,6 +241,7 @@ mod tests {
                         .class
                         .is_none_or(|class| usize::from(class) < CLASSES)
                 );
+                assert!(header.raw_bits <= RAW_BITS_MAX);
             }
         }
     }

@@ -5,9 +5,10 @@ use std::ops::Range;
 use super::{
     bits::BitReader,
     classes::class,
-    decode::each_column,
-    encode::{read_codes, write_tile},
+    decode::{ColumnSymbols, each_column},
+    encode::{read_codes, read_raw, write_tile},
     header::{ColumnHeader, HeaderCoder},
+    wide,
 };
 use crate::{
     simd::SimdPath,
@@ -51,21 +52,28 @@ impl ColumnMatrix {
         }
     }
 
-    /// Computes a column's elements from its symbols. Words of a class have no outliers, only escaped symbols may be some.
+    /// Computes a column's elements.
     pub(super) fn decode(
         &self,
         path: SimdPath,
         header: ColumnHeader,
-        symbols: &[u8],
+        of: ColumnSymbols<'_>,
         out: &mut [f32],
-        has_escaped: bool,
     ) {
         let Some(index) = header.class else {
             return out.fill(0.);
         };
         // Level times column step, then times row factor: each product is rounded, so the order is part of the format.
         let part = self.step / PARTS * header.ratio();
+        if header.raw_bits > 0 {
+            return wide::decode(path, of, header.raw_bits, part, &self.factors, out);
+        }
         let levels = &class(index).levels;
+        let ColumnSymbols {
+            symbols,
+            has_escaped,
+            ..
+        } = of;
         scale_marked(levels, path, part, &self.factors, symbols, out, has_escaped);
     }
 
@@ -86,9 +94,9 @@ impl ColumnMatrix {
             rows,
             &columns,
             start,
-            |column, header, symbols, has_escaped| {
+            |column, header, symbols| {
                 let out = &mut out[(column - columns.start) * stride..][..rows];
-                self.decode(path, header, symbols, out, has_escaped);
+                self.decode(path, header, symbols, out);
             },
         )
     }
@@ -98,13 +106,16 @@ impl ColumnMatrix {
         let rows = self.factors.len();
         let mut from = BitReader::new(codes, tile.start * 8);
         let mut coder = HeaderCoder::new();
-        let (mut headers, mut symbols) = (Vec::new(), Vec::new());
+        let (mut headers, mut symbols, mut raw) = (Vec::new(), Vec::new(), Vec::new());
         let mut column = Vec::new();
         for _ in 0..columns {
             let header = coder.read(&mut from);
             headers.push(header);
             column.clear();
+            let first = raw.len();
+            raw.resize(first + rows, 0);
             if let Some(index) = header.class {
+                read_raw(&mut from, header.raw_bits, &mut raw[first..]);
                 read_codes(class(index), &mut from, rows, &mut column);
             }
             column.resize(rows, 0);
@@ -112,6 +123,6 @@ impl ColumnMatrix {
         }
         // Stray bits, codes that are not the shortest, and fillings that are not what they should be all show here.
         debug_assert!(symbols.iter().all(|symbol| usize::from(*symbol) < SYMBOLS));
-        write_tile(rows, &headers, &symbols) == codes[tile]
+        write_tile(rows, &headers, &symbols, &raw) == codes[tile]
     }
 }

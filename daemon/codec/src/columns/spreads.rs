@@ -3,6 +3,9 @@
 /// Number of classes.
 pub(super) const CLASSES: usize = 22;
 
+/// The first class whose words have one symbol, as all after it.
+pub(super) const SINGLES_FIRST: usize = 9;
+
 /// What a class follows from.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spread {

@@ -31,7 +31,7 @@ pub(crate) const MIDDLE: std::ops::Range<usize> = ZERO - MEANS / 2..ZERO + MEANS
 pub(crate) const MEANS: usize = TRELLIS_MEANS;
 
 /// The level of a symbol before means are applied, in steps.
-fn point(symbol: usize) -> f32 {
+pub(crate) fn point(symbol: usize) -> f32 {
     let at = symbol as f32 - ZERO as f32 + 0.25;
     let mut beyond = at.abs() - LINEAR_END;
     if beyond <= 0. {

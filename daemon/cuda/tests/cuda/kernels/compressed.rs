@@ -130,7 +130,7 @@ impl Sample {
 }
 
 /// Quantizes values, row after row, column by column. Every column has a step of its own, of which some are so large
-/// that nothing is left, and others so small that symbols are escaped.
+/// that nothing is left, and others so small that low bits are stored as they are, or symbols are escaped.
 fn columns(rows: usize, width: usize, values: &[f32]) -> Encoded {
     let sizes: Vec<f32> = (0..rows).map(|row| (row % 5) as f32).collect();
     let mut encoder = ColumnsEncoder::new(DType::F32, width, &sizes, 0.01).unwrap();
@@ -139,7 +139,7 @@ fn columns(rows: usize, width: usize, values: &[f32]) -> Encoded {
         let of_column: Vec<f32> = (0..rows).map(|row| values[row * width + column]).collect();
         let step = match column % 83 {
             7 => 0.0,
-            9 => 1e-4,
+            at @ 9..20 => 1e-5 * 1.6_f32.powi(at as i32),
             at => 0.0012 * 1.06_f32.powi(at as i32),
         };
         encoder.quantize_column(column, &of_column, step, &mut decoded);
