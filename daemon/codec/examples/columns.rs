@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             (radius * turn.cos()) as f32
         })
         .collect();
-    for bits in [2., 2.5, 3., 3.5, 4.5, 5.5] {
+    for bits in [2., 2.5, 3., 3.5, 4.5, 5.5, 6.0] {
         let target = TrellisTarget::Bits(bits);
         let trellis = quantize(DType::Bf16, ROWS, WIDTH, &values, target, 256)?.encoded;
         report(&format!("{bits} bits, trellis"), &trellis, &values, false)?;

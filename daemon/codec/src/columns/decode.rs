@@ -126,7 +126,7 @@ pub(super) fn each_column<E>(
             }
             let raw = &mut raw[..rows];
             if open_stream.header.raw_bits > 0 {
-                read_raw(&mut open_stream.raw, open_stream.header.raw_bits, raw);
+                read_raw(path, &mut open_stream.raw, open_stream.header.raw_bits, raw);
             }
             let symbols = ColumnSymbols {
                 symbols,
@@ -389,7 +389,7 @@ mod tests {
                         let (mut symbols, mut raw) = (Vec::new(), Vec::new());
                         if header.raw_bits > 0 {
                             raw.resize(rows, 0);
-                            read_raw(&mut from, header.raw_bits, &mut raw);
+                            read_raw(SimdPath::Portable, &mut from, header.raw_bits, &mut raw);
                         }
                         if let Some(index) = header.class {
                             read_codes(class(index), &mut from, rows, &mut symbols);

@@ -5,6 +5,7 @@ use super::{
     classes::{Class, ENTRIES, ENTRY_SYMBOLS, ESCAPED, ESCAPED_BITS, FILL, class},
     header::{ColumnHeader, HeaderCoder},
 };
+use crate::simd::SimdPath;
 
 /// Bits of a column's codes.
 pub(super) fn codes_bits(class: &Class, symbols: &[u8]) -> usize {
@@ -84,9 +85,49 @@ pub(super) fn read_escaped(symbols: &mut [u8], from: &mut BitReader<'_>) {
 }
 
 /// Reads the low bits of a wide column's elements, which are before its codes.
-pub(super) fn read_raw(from: &mut BitReader<'_>, raw_bits: u8, raw: &mut [u8]) {
-    for raw in raw {
-        *raw = from.take(raw_bits.into()) as u8;
+pub(super) fn read_raw(path: SimdPath, from: &mut BitReader<'_>, raw_bits: u8, raw: &mut [u8]) {
+    match path {
+        SimdPath::Portable => read_raw_any(from, raw_bits, raw, |word| {
+            let each = |at: usize| (word >> (at * usize::from(raw_bits))) as u8;
+            std::array::from_fn(|at| each(at) & ((1 << raw_bits) - 1))
+        }),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: there is no such path on a processor without these features.
+        SimdPath::Avx2(_) => unsafe { read_raw_bmi2(from, raw_bits, raw) },
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "bmi2")]
+fn read_raw_bmi2(from: &mut BitReader<'_>, raw_bits: u8, raw: &mut [u8]) {
+    let mask = 0x0101_0101_0101_0101 * ((1 << raw_bits) - 1);
+    read_raw_any(from, raw_bits, raw, |word| {
+        std::arch::x86_64::_pdep_u64(word.into(), mask).to_le_bytes()
+    });
+}
+
+/// `spread` makes bytes of a word's fields.
+#[inline(always)]
+fn read_raw_any(
+    from: &mut BitReader<'_>,
+    raw_bits: u8,
+    raw: &mut [u8],
+    spread: impl Fn(u32) -> [u8; 8],
+) {
+    let (eights, rest) = raw.as_chunks_mut::<8>();
+    let mut next = || {
+        // Those of eight elements have at most 32 bits.
+        let word = from.peek() as u32;
+        from.at += 8 * usize::from(raw_bits);
+        spread(word)
+    };
+    for eight in eights {
+        *eight = next();
+    }
+    if !rest.is_empty() {
+        let count = rest.len();
+        rest.copy_from_slice(&next()[..count]);
+        from.at -= (8 - count) * usize::from(raw_bits);
     }
 }
 

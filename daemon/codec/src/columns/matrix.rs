@@ -115,7 +115,12 @@ impl ColumnMatrix {
             let first = raw.len();
             raw.resize(first + rows, 0);
             if let Some(index) = header.class {
-                read_raw(&mut from, header.raw_bits, &mut raw[first..]);
+                read_raw(
+                    SimdPath::Portable,
+                    &mut from,
+                    header.raw_bits,
+                    &mut raw[first..],
+                );
                 read_codes(class(index), &mut from, rows, &mut column);
             }
             column.resize(rows, 0);

@@ -55,11 +55,36 @@ pub(super) fn decode(
     let marked = &mut marked[..of.symbols.len()];
     marked.copy_from_slice(of.symbols);
     mark(path, marked);
-    let each = marked.iter().zip(of.raw).zip(factors);
+    match path {
+        SimdPath::Portable => scale(marked, of.raw, raw_bits, part, factors, out),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: there is no such path on a processor without these features.
+        SimdPath::Avx2(_) => unsafe { scale_avx2(marked, of.raw, raw_bits, part, factors, out) },
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+// Compiled a second time, eight elements at a time.
+fn scale_avx2(
+    marked: &[u8],
+    raw: &[u8],
+    raw_bits: u8,
+    part: f32,
+    factors: &[f32],
+    out: &mut [f32],
+) {
+    scale(marked, raw, raw_bits, part, factors, out);
+}
+
+#[inline(always)]
+fn scale(marked: &[u8], raw: &[u8], raw_bits: u8, part: f32, factors: &[f32], out: &mut [f32]) {
+    let each = marked.iter().zip(raw).zip(factors);
     for (out, ((marked, raw), factor)) in out.iter_mut().zip(each) {
         let level = join(marked & !SECOND, *raw, raw_bits) * PARTS as i32 + QUARTER;
-        let level = if marked & SECOND == 0 { level } else { -level };
-        *out = level as f32 * part * factor;
+        // All ones where the element is of the second quantizer: the level's negative.
+        let second = -i32::from(marked >> 7);
+        *out = ((level ^ second) - second) as f32 * part * factor;
     }
 }
 
@@ -75,7 +100,10 @@ pub(super) fn prices() -> &'static SymbolCosts {
 /// The even integer that is nearest to an element: what is left of it is near symbol 0, where the search is at home.
 /// Parities, and with them what the trellis allows, stay as they are.
 pub(super) fn even(value: f32) -> i32 {
-    2 * (value.clamp(-STEPS_MAX, STEPS_MAX) * 0.5).round_ties_even() as i32
+    // Beside this number only whole ones are left: to round by a function takes ten times as long.
+    const WHOLE: f32 = 12_582_912.;
+    let half = value.clamp(-STEPS_MAX, STEPS_MAX) * 0.5 + WHOLE - WHOLE;
+    2 * half as i32
 }
 
 /// What the elements of a wide column are quantized to.
