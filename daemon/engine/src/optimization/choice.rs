@@ -276,7 +276,7 @@ mod tests {
             };
             choices.within(limits).unwrap()
         };
-        let chosen = at(8.5);
+        let chosen = at(10.5);
         assert_eq!(chosen.forms[3], Form::Original);
         assert!(chosen.forms[0].bits().is_some());
         assert!(at(16.0).forms.iter().all(|form| *form == Form::Original));

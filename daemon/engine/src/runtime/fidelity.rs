@@ -11,7 +11,7 @@ use std::{
 
 use sluice_formats::Format;
 use sluice_ops::{Activation, KvCacheShape};
-use sluice_plan::{Plan, resolve_kv_cache_format};
+use sluice_plan::{Plan, PlanError, resolve_kv_cache_format};
 use sluice_shared::{
     level::{KvCacheFormat, Level},
     mix::MixId,
@@ -53,6 +53,25 @@ fn lm_head_parts(plan: &Plan) -> impl Iterator<Item = &WeightGroupPlan> {
 fn lm_head_bytes(plan: &Plan) -> u64 {
     let largest = lm_head_parts(plan).map(|group| group.tensors[0].elements());
     largest.max().unwrap_or(0) * size_of::<f32>() as u64
+}
+
+/// A refusal of what was left of a budget, as one of the whole: a measurement's own memory is needed beside the plan's.
+fn with_room_for(own_bytes: u64, budget_bytes: u64, error: EngineError) -> EngineError {
+    match error {
+        EngineError::Plan(PlanError::BudgetTooSmall {
+            least_bytes,
+            level,
+            canvas,
+            ..
+        }) => EngineError::Plan(PlanError::BudgetTooSmall {
+            budget_bytes,
+            least_bytes: least_bytes + own_bytes,
+            level,
+            canvas,
+            fitting: None,
+        }),
+        error => error,
+    }
 }
 
 /// Memory that a measurement takes beside a plan: both sides' rows, a converted part of the LM head and what a GPU
@@ -260,11 +279,11 @@ impl Worker {
             .max()
             .unwrap_or(0);
         // Memory that the measurement itself takes is not available to this plan.
-        let budget = before
-            .budget_bytes
-            .saturating_sub(extra_bytes(before, samples))
-            .saturating_sub(reading.map_or(0, |reading| reading.cache.bytes(longest) as u64));
-        let plan = current.planner.plan(choices, budget, before.workload)?;
+        let own_bytes = extra_bytes(before, samples)
+            + reading.map_or(0, |reading| reading.cache.bytes(longest) as u64);
+        let budget = before.budget_bytes.saturating_sub(own_bytes);
+        let plan = current.planner.plan(choices, budget, before.workload);
+        let plan = plan.map_err(|error| with_room_for(own_bytes, before.budget_bytes, error))?;
         self.switch_now(plan, cancel)?;
         Ok(reading)
     }
