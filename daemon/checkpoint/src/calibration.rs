@@ -8,7 +8,7 @@ mod write;
 use std::{collections::BTreeMap, fmt, path::Path};
 
 use sluice_optimize::moments::Moments;
-use sluice_weights::{MatrixInput, Shape};
+use sluice_weights::{MatrixInput, Shape, TensorSpec};
 
 pub use self::{
     error::CalibrationError,
@@ -247,9 +247,17 @@ fn check_products(row: usize, values: &[f32], roots: &[f64]) -> Result<(), Strin
 }
 
 impl ModelIdentity {
-    /// The identity of a model of this shape.
+    /// The identity of a model of this shape with these tensors, which may be pruned.
     #[must_use]
-    pub fn new(name: &str, family: &str, fingerprint: String, shape: &Shape) -> Self {
+    pub fn new<'a>(
+        name: &str,
+        family: &str,
+        fingerprint: String,
+        shape: &Shape,
+        tensors: impl IntoIterator<Item = &'a TensorSpec>,
+    ) -> Self {
+        let width = |spec: &TensorSpec| Some((MatrixInput::of(spec)?, *spec.shape.get(1)?));
+        let widths = tensors.into_iter().filter_map(width);
         Self {
             name: name.to_owned(),
             family: family.to_owned(),
@@ -258,6 +266,9 @@ impl ModelIdentity {
             hidden_size: MatrixInput::LmHead.width(shape),
             attention_size: MatrixInput::AttentionOutput(0).width(shape),
             intermediate_size: MatrixInput::Down(0).width(shape),
+            pruned: widths
+                .filter(|(input, width)| *width != input.width(shape))
+                .collect(),
         }
     }
 }

@@ -344,7 +344,15 @@ impl Engine {
         let checkpoint = planner.checkpoint.as_ref().ok_or(EngineError::NoModel)?;
         let (family, shape) = (planner.config.family.name(), &planner.config.shape);
         let fingerprint = checkpoint.fingerprint()?;
-        Ok(ModelIdentity::new(name, family, fingerprint, shape))
+        let sources = planner.estimated_sources();
+        let tensors = sources.iter().map(|source| &source.spec);
+        Ok(ModelIdentity::new(
+            name,
+            family,
+            fingerprint,
+            shape,
+            tensors,
+        ))
     }
 
     /// What plans of the present model are made by.

@@ -186,6 +186,11 @@ fn a_pruned_model_takes_the_place_of_the_original_and_gives_it_back() {
     setting.run(&prune);
     assert_ne!(setting.answers(), originals);
     refused(&setting.daemon.run(&prune), "exists", "");
+    // It is a model like any other: what is left of it can be calibrated, and quantized by that.
+    setting.run(&["calibrate", "--positions", "2048"]);
+    let quantized = setting.result("optimize", &["quantize", "--bits", "4.5", "--samples", "4"]);
+    assert!(quantized["kl_nats"].as_f64() < Some(0.1), "{quantized}");
+    assert_eq!(setting.level()["level"], "optimized");
     setting.run(&["load", "sluice-demo"]);
     assert_eq!(setting.answers(), originals);
 }
@@ -229,11 +234,11 @@ fn what_makes_no_sense_is_refused_before_anything_is_written() {
         (&["quantize"], "--bits"),
         (
             &["quantize", "--bits", "9"],
-            "must be between 1.75 and 5.75, not 9",
+            "must be between 1.75 and 8, not 9",
         ),
         (
             &["quantize", "--bits", "NaN"],
-            "must be between 1.75 and 5.75, not NaN",
+            "must be between 1.75 and 8, not NaN",
         ),
         (
             &["prune", "sluice-demo", "--heads", "1"],

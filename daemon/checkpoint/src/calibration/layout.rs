@@ -1,6 +1,9 @@
 //! What a calibration file holds and where: names and shapes of its tensors, and its metadata.
 
-use std::{collections::HashMap, fmt};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+};
 
 use serde_json::{Map, Value, json};
 use sluice_formats::Format;
@@ -28,6 +31,7 @@ const LAYERS_KEY: &str = "sluice.layers";
 const HIDDEN_KEY: &str = "sluice.hidden_size";
 const ATTENTION_KEY: &str = "sluice.attention_size";
 const INTERMEDIATE_KEY: &str = "sluice.intermediate_size";
+const PRUNED_KEY: &str = "sluice.pruned";
 const TEXT_KEY: &str = "sluice.text_hash";
 const TEXTS_KEY: &str = "sluice.texts";
 const SEED_KEY: &str = "sluice.seed";
@@ -53,12 +57,20 @@ pub struct ModelIdentity {
     pub attention_size: usize,
     /// Elements of a row inside the MLP.
     pub intermediate_size: usize,
+    /// The inputs that have fewer elements, in pruned layers, and how many.
+    pub pruned: BTreeMap<MatrixInput, usize>,
 }
 
 impl ModelIdentity {
     /// Elements of a row of an input.
     #[must_use]
     pub fn width(&self, input: MatrixInput) -> usize {
+        let pruned = self.pruned.get(&input);
+        pruned.copied().unwrap_or_else(|| self.width_of_kind(input))
+    }
+
+    /// Elements of a row of an input of this kind, in a layer that isn't pruned.
+    fn width_of_kind(&self, input: MatrixInput) -> usize {
         match input {
             MatrixInput::Attention(_) | MatrixInput::Mlp(_) | MatrixInput::LmHead => {
                 self.hidden_size
@@ -79,7 +91,27 @@ impl ModelIdentity {
                 model.intermediate_size,
             ]
         };
-        self.fingerprint == other.fingerprint && sizes(self) == sizes(other)
+        let is_same_size = sizes(self) == sizes(other) && self.pruned == other.pruned;
+        self.fingerprint == other.fingerprint && is_same_size
+    }
+
+    /// The pruned inputs by their names.
+    fn pruned_to_json(&self) -> String {
+        let pruned = self.pruned.iter();
+        let each = pruned.map(|(input, width)| (input.to_string(), (*width).into()));
+        Value::Object(each.collect()).to_string()
+    }
+
+    /// Takes them from there; `None` if an input or a width is impossible.
+    fn with_pruned(mut self, json: &str) -> Option<Self> {
+        let mut said: BTreeMap<String, usize> = serde_json::from_str(json).ok()?;
+        for input in MatrixInput::all(self.layers) {
+            if let Some(width) = said.remove(&input.to_string()) {
+                let is_possible = (1..=self.width_of_kind(input)).contains(&width);
+                is_possible.then(|| self.pruned.insert(input, width))?;
+            }
+        }
+        said.is_empty().then_some(self)
     }
 }
 
@@ -115,7 +147,7 @@ pub struct CalibrationOrigin {
 }
 
 impl CalibrationOrigin {
-    fn to_metadata(&self) -> Map<String, Value> {
+    pub(super) fn to_metadata(&self) -> Map<String, Value> {
         let name = |name: &str| name.chars().take(NAME_CHARS_MAX).collect::<String>();
         let pairs = [
             (VERSION_KEY, VERSION.to_owned()),
@@ -126,6 +158,7 @@ impl CalibrationOrigin {
             (HIDDEN_KEY, self.model.hidden_size.to_string()),
             (ATTENTION_KEY, self.model.attention_size.to_string()),
             (INTERMEDIATE_KEY, self.model.intermediate_size.to_string()),
+            (PRUNED_KEY, self.model.pruned_to_json()),
             (TEXT_KEY, format!("{:016x}", self.text_hash)),
             (TEXTS_KEY, to_digits(&self.texts)),
             (SEED_KEY, self.seed.to_string()),
@@ -161,16 +194,21 @@ impl CalibrationOrigin {
         };
         let flag = |key: &str| text(key)?.parse().map_err(|_| wrong(key));
         let hash = u64::from_str_radix(text(TEXT_KEY)?, 16);
+        let mut model = ModelIdentity {
+            name: name(NAME_KEY)?,
+            family: name(FAMILY_KEY)?,
+            fingerprint: name(SOURCE_KEY)?,
+            layers: size(LAYERS_KEY, LAYERS_MAX)?,
+            hidden_size: size(HIDDEN_KEY, WIDTH_MAX)?,
+            attention_size: size(ATTENTION_KEY, WIDTH_MAX)?,
+            intermediate_size: size(INTERMEDIATE_KEY, WIDTH_MAX)?,
+            pruned: BTreeMap::new(),
+        };
+        if let Some(pruned) = said.get(PRUNED_KEY) {
+            model = model.with_pruned(pruned).ok_or_else(|| wrong(PRUNED_KEY))?;
+        }
         Ok(Self {
-            model: ModelIdentity {
-                name: name(NAME_KEY)?,
-                family: name(FAMILY_KEY)?,
-                fingerprint: name(SOURCE_KEY)?,
-                layers: size(LAYERS_KEY, LAYERS_MAX)?,
-                hidden_size: size(HIDDEN_KEY, WIDTH_MAX)?,
-                attention_size: size(ATTENTION_KEY, WIDTH_MAX)?,
-                intermediate_size: size(INTERMEDIATE_KEY, WIDTH_MAX)?,
-            },
+            model,
             text_hash: hash.map_err(|_| wrong(TEXT_KEY))?,
             texts: match said.get(TEXTS_KEY) {
                 Some(digits) => of_digits(digits).ok_or_else(|| wrong(TEXTS_KEY))?,

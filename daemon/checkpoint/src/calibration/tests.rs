@@ -13,6 +13,7 @@ fn identity() -> ModelIdentity {
         hidden_size: 6,
         attention_size: 4,
         intermediate_size: 9,
+        pruned: [(MatrixInput::Down(1), 7)].into(),
     }
 }
 
@@ -201,4 +202,28 @@ fn impossible_statistics_are_refused() {
     assert!(check_products(1, &[2.1, 4.0], &roots).is_err());
     assert!(check_products(1, &[0.0, 4.1], &roots).is_err());
     assert!(check_products(1, &[f32::NAN, 4.0], &roots).is_err());
+}
+
+#[test]
+fn pruned_inputs_that_cannot_be_are_refused() {
+    for (pruned, is_possible) in [
+        (r#"{"layers.0.down_input":9}"#, true),
+        (r#"{"layers.0.down_input":10}"#, false),
+        (r#"{"layers.0.down_input":0}"#, false),
+        (r#"{"layers.2.down_input":3}"#, false),
+        (r#"{"layers.0.down_input":"3"}"#, false),
+        ("[]", false),
+    ] {
+        let mut said: std::collections::HashMap<String, String> = origin(true)
+            .to_metadata()
+            .into_iter()
+            .map(|(key, value)| (key, value.as_str().unwrap().to_owned()))
+            .collect();
+        said.insert("sluice.pruned".to_owned(), pruned.to_owned());
+        assert_eq!(
+            CalibrationOrigin::read(&said).is_ok(),
+            is_possible,
+            "{pruned}"
+        );
+    }
 }

@@ -51,6 +51,7 @@ impl<'a> LayerInputs<'a> {
             family,
             checkpoint.fingerprint()?,
             shape,
+            &shape.tensors(),
         );
         let calibration = Calibration::open_for(path, &model).map_err(PruneError::Calibration)?;
         Ok(Self {

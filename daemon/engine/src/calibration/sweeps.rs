@@ -97,6 +97,7 @@ mod tests {
             hidden_size: 4096,
             attention_size: 4096,
             intermediate_size: 12_288,
+            pruned: std::collections::BTreeMap::new(),
         }
     }
 

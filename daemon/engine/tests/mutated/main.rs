@@ -258,6 +258,7 @@ fn calibrations(folder: &Path) {
         hidden_size: 6,
         attention_size: 4,
         intermediate_size: 9,
+        pruned: std::collections::BTreeMap::new(),
     };
     let origin = CalibrationOrigin {
         model: model.clone(),

@@ -118,6 +118,7 @@ fn calibrations() -> Vec<(Failure, Code)> {
             hidden_size: 1,
             attention_size: 1,
             intermediate_size: 1,
+            pruned: std::collections::BTreeMap::new(),
         })
     };
     let files = [

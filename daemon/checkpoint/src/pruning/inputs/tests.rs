@@ -51,7 +51,7 @@ fn calibrated(is_full: bool, fingerprint: Option<&str>) -> Calibrated {
     let own = checkpoint.fingerprint().unwrap();
     let fingerprint = fingerprint.map_or(own, str::to_owned);
     let origin = CalibrationOrigin {
-        model: ModelIdentity::new("demonstration", "llada", fingerprint, &shape),
+        model: ModelIdentity::new("demonstration", "llada", fingerprint, &shape, &[]),
         text_hash: 7,
         texts: Vec::new(),
         seed: 3,
