@@ -1,10 +1,11 @@
-//! Quantizes to the block formats that levels convert to. The bytes are those of candle's quantizer, as the ecosystem
+//! Quantizes to the block formats that levels convert to and KV caches are kept in. The bytes are those of candle's quantizer, as the ecosystem
 //! rounds; tests compare with it.
 
 mod lanes;
 mod q4_k;
 mod q6_k;
 mod q8_0;
+mod signed;
 
 use super::Format;
 
@@ -13,7 +14,7 @@ impl Format {
     ///
     /// # Panics
     /// When the values are not whole blocks, `bytes` isn't as long as [`Format::bytes`] says, or the format is one that
-    /// no level converts to.
+    /// nothing converts to.
     pub fn quantize(self, values: &[f32], bytes: &mut [u8]) {
         assert_eq!(
             bytes.len(),
@@ -31,14 +32,13 @@ impl Format {
             Self::Q8_0 => q8_0::quantize(values, bytes),
             Self::Q6K => q6_k::quantize(values, bytes),
             Self::Q4K => q4_k::quantize(values, bytes),
-            // Levels convert to 16, 8, 6 and 4 bits; all others only come from GGUF files.
-            Self::Q5K
-            | Self::Q5_1
-            | Self::Q5_0
-            | Self::Q4_1
-            | Self::Q4_0
-            | Self::Q3K
-            | Self::Q2K => panic!("no level converts to {}", self.name()),
+            // For rows of KV caches, whose heads are too short for the 256 weights of `q4_k`'s blocks.
+            Self::Q5_0 => signed::quantize_q5_0(values, bytes),
+            Self::Q4_0 => signed::quantize_q4_0(values, bytes),
+            // All others only come from GGUF files.
+            Self::Q5K | Self::Q5_1 | Self::Q4_1 | Self::Q3K | Self::Q2K => {
+                panic!("nothing converts to {}", self.name())
+            }
         }
     }
 }

@@ -11,7 +11,13 @@ use sluice_formats::{Format, noise::Noise};
 /// A piece as conversion takes it: rows of LLaDA-8B's width.
 const WEIGHTS: usize = 32 * 4096;
 
-const FORMATS: [Format; 3] = [Format::Q8_0, Format::Q6K, Format::Q4K];
+const FORMATS: [Format; 5] = [
+    Format::Q8_0,
+    Format::Q6K,
+    Format::Q5_0,
+    Format::Q4K,
+    Format::Q4_0,
+];
 
 fn main() {
     divan::main();
@@ -33,6 +39,8 @@ fn kind(format: Format) -> GgmlDType {
     match format {
         Format::Q8_0 => GgmlDType::Q8_0,
         Format::Q6K => GgmlDType::Q6K,
+        Format::Q5_0 => GgmlDType::Q5_0,
+        Format::Q4_0 => GgmlDType::Q4_0,
         _ => GgmlDType::Q4K,
     }
 }

@@ -11,10 +11,20 @@ use super::*;
 type Quantize = fn(&[f32], &mut [u8]);
 
 /// A format, candle's name for it, and our loops: with this machine's vectors, and portable.
-const OURS: [(Format, GgmlDType, [Quantize; 2]); 3] = [
+const OURS: [(Format, GgmlDType, [Quantize; 2]); 5] = [
     (Format::Q8_0, GgmlDType::Q8_0, [q8_0::quantize, q8_0::all]),
     (Format::Q6K, GgmlDType::Q6K, [q6_k::quantize, q6_k::all]),
     (Format::Q4K, GgmlDType::Q4K, [q4_k::quantize, q4_k::all]),
+    (
+        Format::Q5_0,
+        GgmlDType::Q5_0,
+        [signed::quantize_q5_0, signed::all_q5_0],
+    ),
+    (
+        Format::Q4_0,
+        GgmlDType::Q4_0,
+        [signed::quantize_q4_0, signed::all_q4_0],
+    ),
 ];
 
 /// Quantizes as candle does.
