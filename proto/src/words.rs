@@ -38,7 +38,7 @@ macro_rules! same_values {
 
 same_values!(Level as Level: Off = Off, Standard = Standard, Mild = Mild, Moderate = Moderate, Aggressive = Aggressive, Optimized = Optimized, Auto = Auto);
 same_values!(EmbeddingPlacement as EmbeddingPlacement: Auto = Auto, Host = Host, Device = Device);
-same_values!(KvCacheFormat as KvCacheFormat: Auto = Auto, F32 = F32, Bf16 = Bf16, Q80 = Q8_0);
+same_values!(KvCacheFormat as KvCacheFormat: Auto = Auto, F32 = F32, Bf16 = Bf16, Q80 = Q8_0, Q50 = Q5_0, Q40 = Q4_0);
 same_values!(DecodingPreset as Preset: Exact = Exact, Quality = Quality, Balanced = Balanced, Fast = Fast, Auto = Auto);
 same_values!(Remasking as Remasking: LowConfidence = LowConfidence, Random = Random, Margin = Margin, Entropy = Entropy);
 same_values!(EosPolicy as EosPolicy: Stop = Stop, Suppress = Suppress, Keep = Keep);

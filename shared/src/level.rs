@@ -104,11 +104,22 @@ pub enum KvCacheFormat {
     // Fewer bits cost nothing that likelihoods show, and take a half or a quarter of the memory (docs/benchmarks.md).
     /// In 8 bits, with a scale for each 32 elements of a head.
     Q8_0,
+    /// In 5 bits, rotated first.
+    Q5_0,
+    /// In 4 bits, rotated first.
+    Q4_0,
 }
 
 impl KvCacheFormat {
     /// Every format, the default first.
-    pub const ALL: [Self; 4] = [Self::Auto, Self::F32, Self::Bf16, Self::Q8_0];
+    pub const ALL: [Self; 6] = [
+        Self::Auto,
+        Self::F32,
+        Self::Bf16,
+        Self::Q8_0,
+        Self::Q5_0,
+        Self::Q4_0,
+    ];
 
     /// The name that people type.
     #[must_use]
@@ -118,6 +129,8 @@ impl KvCacheFormat {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
             Self::Q8_0 => "q8_0",
+            Self::Q5_0 => "q5_0",
+            Self::Q4_0 => "q4_0",
         }
     }
 }
@@ -134,7 +147,8 @@ impl FromStr for KvCacheFormat {
     fn from_str(text: &str) -> Result<Self, String> {
         let known = Self::ALL.into_iter().find(|kv| kv.name() == text);
         known.ok_or_else(|| {
-            format!("unknown KV cache format {text:?}; known are auto, f32, bf16, q8_0")
+            let known = Self::ALL.map(Self::name).join(", ");
+            format!("unknown KV cache format {text:?}; known are {known}")
         })
     }
 }
@@ -288,7 +302,11 @@ mod tests {
         for kv in KvCacheFormat::ALL {
             assert_eq!(kv.name().parse(), Ok(kv));
         }
-        assert!("q4".parse::<KvCacheFormat>().unwrap_err().contains("q8_0"));
+        assert!(
+            "q4".parse::<KvCacheFormat>()
+                .unwrap_err()
+                .contains("q8_0, q5_0, q4_0")
+        );
         assert!(
             "disk"
                 .parse::<EmbeddingPlacement>()

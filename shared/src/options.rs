@@ -30,7 +30,8 @@ pub struct PlanOptions {
         arg(long, value_name = "FACTOR", value_parser = crate::level::parse_max_slowdown, allow_negative_numbers = true)
     )]
     pub max_slowdown: Option<f64>,
-    /// Format of an autoregressive model's KV cache: f32, bf16, q8_0, or auto for bf16, on a GPU for the dtype it computes in
+    /// Format of an autoregressive model's KV cache: f32, bf16, q8_0, q5_0, q4_0, or auto for bf16, on a GPU for the dtype it
+    /// computes in
     #[cfg_attr(feature = "clap", arg(long, value_name = "FORMAT"))]
     pub kv_cache_format: Option<KvCacheFormat>,
     /// Mix that level optimized computes with, such as 3f2a91c4: one that `sluice optimize` made, by default the latest

@@ -17,6 +17,15 @@ pub struct KeySegment {
     pub len: usize,
 }
 
+/// Rows of a pass that were written to consecutive positions of a cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PassRun {
+    /// The rows.
+    pub rows: Range<usize>,
+    /// The position of the first one.
+    pub start: usize,
+}
+
 /// Query rows and what they attend to. Each canvas of a batch and each guidance branch is a range of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttentionRange {
@@ -37,6 +46,9 @@ pub enum AttentionKeys {
         cache: usize,
         /// Positions in that cache, as segments of rows.
         segments: Vec<KeySegment>,
+        /// Which positions hold rows of this pass. On the CPU these are read as they were computed, so that only what
+        /// earlier passes have left is rounded.
+        own: Vec<PassRun>,
     },
     /// Autoregressive: the positions of a cache up to and including each query's own.
     Causal {
@@ -44,6 +56,9 @@ pub enum AttentionKeys {
         cache: usize,
         /// The queries' own positions, one for each query.
         positions: Vec<usize>,
+        /// Rows of this pass among the positions. They are read where the cache keeps the latest in more bits, rounded
+        /// by [`Ops::round_recent`].
+        own: Option<PassRun>,
     },
 }
 
@@ -356,6 +371,7 @@ mod tests {
             let keys = AttentionKeys::Causal {
                 cache: 0,
                 positions: places,
+                own: None,
             };
             let queries = 0..200;
             let tasks = ops.attention_tasks(vec![AttentionRange { queries, keys }]);

@@ -11,7 +11,7 @@ use sluice_machine::{
 };
 
 use super::{Activation, AttentionShape, Backend, KvCacheShape, Ops, Phase};
-use crate::{OpsError, device::DeviceBuffer};
+use crate::{OpsError, device::DeviceBuffer, shapes::RECENT_BLOCK};
 
 /// Keys and values of a sequence's first positions, in all layers.
 pub struct KvCache {
@@ -20,8 +20,21 @@ pub struct KvCache {
     shape: KvCacheShape,
     capacity: usize,
     len: usize,
+    recent: RecentPositions,
     /// By what [`Ops::keep_salient`] chooses the positions that stay, once the pass has ended.
     salience: Option<KeySalience>,
+}
+
+/// Which positions [`KvCacheShape::keeps_recent`] has in `q8_0`. A sequence that goes on from the middle of another, or
+/// after a pass that failed, lacks some of the latest for a while.
+#[derive(Debug, Clone, Copy, Default)]
+struct RecentPositions {
+    /// So many of the first block.
+    first: usize,
+    /// The latest, from this one to the end of what is filled.
+    latest_from: usize,
+    /// Whether a pass has written rows that are not counted in.
+    is_written: bool,
 }
 
 /// How much attention the queries of a pass pay to each key.
@@ -63,8 +76,18 @@ impl KvCache {
     /// # Panics
     /// When they exceed its capacity.
     pub fn advance(&mut self, rows: usize) {
+        let before = self.len;
         self.len += rows;
         assert!(self.len <= self.capacity);
+        let recent = &mut self.recent;
+        if std::mem::take(&mut recent.is_written) {
+            if recent.first == before.min(RECENT_BLOCK) {
+                recent.first = self.len.min(RECENT_BLOCK);
+            }
+            recent.latest_from = recent.latest_from.max(recent_start(self.len));
+        } else {
+            recent.latest_from = self.len;
+        }
     }
 
     /// Drops the last `rows` positions.
@@ -74,6 +97,8 @@ impl KvCache {
     pub fn take_back(&mut self, rows: usize) {
         assert!(rows <= self.len);
         self.len -= rows;
+        self.recent.first = self.recent.first.min(self.len);
+        self.recent.latest_from = self.recent.latest_from.min(self.len);
     }
 
     /// Positions for which memory was allocated.
@@ -91,6 +116,49 @@ impl KvCache {
         let start = self.start(layer, which);
         let bytes: &[u8] = bytemuck::cast_slice(self.memory.host());
         &bytes[start..start + self.capacity * self.shape.row_bytes()]
+    }
+
+    /// The keys (0) or values (1) of a layer that are kept in `q8_0`.
+    pub(super) fn recent_rows(&self, layer: usize, which: usize) -> &[u8] {
+        let bytes: &[u8] = bytemuck::cast_slice(self.memory.host());
+        &bytes[self.recent_bytes(layer, which)]
+    }
+
+    fn recent_bytes(&self, layer: usize, which: usize) -> Range<usize> {
+        let bytes = self.shape.recent_rows(self.capacity) * self.shape.recent().row_bytes();
+        let start = self.start(self.shape.layers, 0) + (2 * layer + which) * bytes;
+        start..start + bytes
+    }
+
+    /// Where a query of this position, or one of those up to the block's end, reads positions before `end`.
+    pub(super) fn places(&self, query: usize, end: usize) -> Vec<KeptRows> {
+        if !self.shape.keeps_recent {
+            return vec![KeptRows::Rounded(0..end)];
+        }
+        let mut all: Vec<KeptRows> = Vec::new();
+        for start in (0..end).step_by(RECENT_BLOCK) {
+            let positions = start..end.min(start + RECENT_BLOCK);
+            // How many are kept in more bits, and from which one on.
+            let kept = match start {
+                0 => 0..positions.end.min(self.recent.first),
+                _ if start >= recent_start(query) => {
+                    self.recent.latest_from.clamp(start, positions.end)..positions.end
+                }
+                _ => positions.end..positions.end,
+            };
+            let rounded = [positions.start..kept.start, kept.end..positions.end];
+            let [before, after] = rounded.map(KeptRows::Rounded);
+            let first = recent_place(start);
+            let kept = KeptRows::Recent(first + kept.start - start..first + kept.end - start);
+            for rows in [before, kept, after] {
+                match (all.last_mut(), rows) {
+                    (_, KeptRows::Rounded(rows) | KeptRows::Recent(rows)) if rows.is_empty() => {}
+                    (Some(KeptRows::Rounded(last)), KeptRows::Rounded(rows)) => last.end = rows.end,
+                    (_, rows) => all.push(rows),
+                }
+            }
+        }
+        all
     }
 
     /// The keys (0) or values (1) of a layer at these positions, to be written, on the CPU.
@@ -119,6 +187,28 @@ impl KvCache {
     }
 }
 
+/// Where consecutive positions are read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum KeptRows {
+    /// In the cache's own format, at these positions.
+    Rounded(Range<usize>),
+    /// In `q8_0`, at these places.
+    Recent(Range<usize>),
+}
+
+/// The first of the latest positions that a query of this position reads in more bits.
+pub(super) fn recent_start(query: usize) -> usize {
+    (query / RECENT_BLOCK * RECENT_BLOCK).saturating_sub(RECENT_BLOCK)
+}
+
+/// The place of a position in `q8_0`: the first block has its own, the others take turns.
+fn recent_place(position: usize) -> usize {
+    match position.checked_sub(RECENT_BLOCK) {
+        None => position,
+        Some(after) => RECENT_BLOCK + after % (2 * RECENT_BLOCK),
+    }
+}
+
 impl Ops {
     /// Allocates a KV cache for `capacity` positions.
     ///
@@ -138,6 +228,7 @@ impl Ops {
             shape,
             capacity,
             len: 0,
+            recent: RecentPositions::default(),
             salience: None,
         })
     }
@@ -173,7 +264,24 @@ impl Ops {
                 }
             }
         }
+        if let Backend::Cpu(_) = &self.backend {
+            for layer in 0..to.shape.layers {
+                for which in 0..2 {
+                    let [to_bytes, from_bytes] =
+                        [&*to, from].map(|cache| cache.recent_bytes(layer, which));
+                    let all: &mut [u8] = bytemuck::cast_slice_mut(to.memory.host_mut());
+                    let other: &[u8] = bytemuck::cast_slice(from.memory.host());
+                    let count = to_bytes.len().min(from_bytes.len());
+                    all[to_bytes][..count].copy_from_slice(&other[from_bytes][..count]);
+                }
+            }
+        }
         to.advance(rows);
+        to.recent = RecentPositions {
+            first: from.recent.first.min(rows),
+            latest_from: from.recent.latest_from.min(rows),
+            is_written: false,
+        };
         Ok(())
     }
 
@@ -199,6 +307,10 @@ impl Ops {
         assert!(places.end <= cache.capacity);
         assert!(rows.end <= keys.len().min(values.len()));
         let _timed = self.timed(Phase::Attention);
+        if layer == 0 && std::mem::take(&mut cache.recent.is_written) {
+            // A pass has failed, after it had put its rows where the latest positions were.
+            cache.recent.latest_from = cache.len;
+        }
         match &self.backend {
             Backend::Cpu(cpu) => {
                 let shape = cache.shape;
@@ -214,6 +326,50 @@ impl Ops {
             Backend::DryRun => {}
         }
         Ok(())
+    }
+}
+
+impl Ops {
+    /// Rounds keys or values of a pass to `q8_0`, as later passes will read them: the same for each query of a pass,
+    /// however a prompt is cut.
+    pub fn round_recent(&self, shape: &KvCacheShape, x: &mut Activation, rows: Range<usize>) {
+        if let Backend::Cpu(cpu) = &self.backend {
+            cpu.round_rows(&shape.recent(), x, rows);
+        }
+    }
+
+    /// Keeps rows of a pass in `q8_0`, as far as the next queries read them so, once those of this pass have read the
+    /// ones that were there. Does nothing in a cache without such rows.
+    pub fn put_recent(
+        &self,
+        cache: &mut KvCache,
+        layer: usize,
+        [keys, values]: [&Activation; 2],
+        rows: Range<usize>,
+        start: usize,
+    ) {
+        let end = start + rows.len();
+        if !cache.shape.keeps_recent || rows.is_empty() {
+            return;
+        }
+        cache.recent.is_written = true;
+        let Backend::Cpu(cpu) = &self.backend else {
+            return;
+        };
+        let shape = cache.shape.recent();
+        let row = shape.row_bytes();
+        let first = start..end.min(RECENT_BLOCK);
+        let latest = start.max(recent_start(end)).max(RECENT_BLOCK)..end;
+        for (which, x) in [keys, values].into_iter().enumerate() {
+            let bytes = cache.recent_bytes(layer, which);
+            let all: &mut [u8] = bytemuck::cast_slice_mut(cache.memory.host_mut());
+            let all = &mut all[bytes];
+            for position in first.clone().chain(latest.clone()) {
+                let from = rows.start + position - start;
+                let to = recent_place(position) * row;
+                cpu.store_rows(&shape, x, from..from + 1, &mut all[to..to + row]);
+            }
+        }
     }
 }
 

@@ -16,6 +16,7 @@ pub mod ledger;
 mod lm_head;
 mod logits;
 pub mod measure;
+mod rotation;
 mod shapes;
 
 use std::{ops::Range, time::Instant};
@@ -27,7 +28,7 @@ use sluice_weights::{Rope, Weight};
 use self::{activation::ActivationPool, cpu::CpuBackend, gpu::GpuBackend};
 pub use self::{
     activation::{Activation, Indices},
-    attention::{AttentionKeys, AttentionRange, AttentionTasks, KeyRows, KeySegment},
+    attention::{AttentionKeys, AttentionRange, AttentionTasks, KeyRows, KeySegment, PassRun},
     clock::{Phase, PhaseTimes},
     error::OpsError,
     fidelity::{Comparison, Divergence},

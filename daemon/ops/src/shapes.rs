@@ -14,6 +14,12 @@ pub struct AttentionShape {
     pub head_dim: usize,
 }
 
+/// Positions in a block of those that are kept in more bits. Which these are depends on a query's position alone, so that
+/// no result depends on how a prompt was cut.
+pub(super) const RECENT_BLOCK: usize = 32;
+/// The first block, that of a query, and the one before it.
+const RECENT_ROWS_MAX: usize = 3 * RECENT_BLOCK;
+
 /// The shape and format of a KV cache's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvCacheShape {
@@ -25,6 +31,9 @@ pub struct KvCacheShape {
     pub head_dim: usize,
     /// How elements are stored; on a GPU only in the dtype that it computes in.
     pub format: Format,
+    /// Whether the first and the latest positions are kept in `q8_0`, too: of a sequence that is read from left to right,
+    /// in fewer bits.
+    pub keeps_recent: bool,
 }
 
 impl KvCacheShape {
@@ -36,12 +45,18 @@ impl KvCacheShape {
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
             format,
+            keeps_recent: shape.causal && matches!(format, Format::Q5_0 | Format::Q4_0),
         }
     }
 
     /// Elements that are stored for a head: padded to whole blocks of the format.
     pub(super) fn stored_dim(&self) -> usize {
         self.head_dim.next_multiple_of(self.format.block_len())
+    }
+
+    /// Whether heads are stored rotated ([`crate::rotation`]).
+    pub(super) fn is_rotated(&self) -> bool {
+        matches!(self.format, Format::Q5_0 | Format::Q4_0)
     }
 
     /// Bytes of a head of one position.
@@ -54,9 +69,27 @@ impl KvCacheShape {
         self.kv_heads * self.head_bytes()
     }
 
+    /// Rows that are kept in `q8_0` beside so many positions.
+    pub(super) fn recent_rows(&self, positions: usize) -> usize {
+        match self.keeps_recent {
+            true => positions.min(RECENT_ROWS_MAX),
+            false => 0,
+        }
+    }
+
+    /// The shape of those rows.
+    pub(super) fn recent(&self) -> Self {
+        Self {
+            format: Format::Q8_0,
+            keeps_recent: false,
+            ..*self
+        }
+    }
+
     /// Bytes of the keys and values of so many positions in all layers.
     #[must_use]
     pub fn bytes(&self, positions: usize) -> usize {
-        2 * self.layers * positions * self.row_bytes()
+        let recent = self.recent_rows(positions) * self.recent().row_bytes();
+        2 * self.layers * (positions * self.row_bytes() + recent)
     }
 }

@@ -21,6 +21,8 @@ pub fn resolve_kv_cache_format(
         KvCacheFormat::F32 => Some(Format::F32),
         KvCacheFormat::Bf16 => Some(Format::Bf16),
         KvCacheFormat::Q8_0 => Some(Format::Q8_0),
+        KvCacheFormat::Q5_0 => Some(Format::Q5_0),
+        KvCacheFormat::Q4_0 => Some(Format::Q4_0),
     };
     let Some(gpu) = &profile.gpu else {
         return Ok(asked.unwrap_or(Format::Bf16));

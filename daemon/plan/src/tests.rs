@@ -146,6 +146,21 @@ fn a_budget_below_the_working_set_names_the_least_that_works() {
     );
 }
 
+#[test]
+fn a_gpu_keeps_keys_and_values_in_its_own_dtype_alone() {
+    let profile = gpu_machine(0, 0).device;
+    for asked in KvCacheFormat::ALL {
+        let kept = resolve_kv_cache_format(asked, &profile);
+        match asked {
+            KvCacheFormat::Auto | KvCacheFormat::Bf16 => assert_eq!(kept.unwrap(), Format::Bf16),
+            _ => assert_eq!(
+                kept.unwrap_err().to_string(),
+                format!("this GPU computes in bf16 and cannot hold a KV cache in {asked}")
+            ),
+        }
+    }
+}
+
 /// A machine with a GPU, with so much pinnable host memory, and so much for the system's cache.
 fn gpu_machine(pin_limit_bytes: u64, cache_bytes: u64) -> Machine {
     let card = GpuProfile {

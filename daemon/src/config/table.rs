@@ -278,8 +278,8 @@ settings! {
         built_in: Is("1.5"),
     }
 
-    /// Format of an autoregressive model's KV cache: f32, bf16, q8_0 (8 bits; less memory, less exact), or auto for bf16, on a
-    /// GPU for the dtype it computes in
+    /// Format of an autoregressive model's KV cache: f32, bf16, q8_0, q5_0, q4_0 (8, 5, 4 bits; less memory, less exact), or auto
+    /// for bf16, on a GPU for the dtype it computes in
     kv_cache_format: KvCacheFormat {
         value: "FORMAT",
         form: Text,

@@ -56,13 +56,13 @@ pub fn kv_cache_format(format: Format) -> v1::KvCacheFormat {
         Format::F16 => v1::KvCacheFormat::F16,
         Format::Bf16 => v1::KvCacheFormat::Bf16,
         Format::Q8_0 => v1::KvCacheFormat::Q80,
+        Format::Q5_0 => v1::KvCacheFormat::Q50,
+        Format::Q4_0 => v1::KvCacheFormat::Q40,
         Format::Q6K
         | Format::Q5K
         | Format::Q5_1
-        | Format::Q5_0
         | Format::Q4K
         | Format::Q4_1
-        | Format::Q4_0
         | Format::Q3K
         | Format::Q2K => v1::KvCacheFormat::Unspecified,
     }
@@ -115,7 +115,14 @@ mod tests {
         for format in Format::ALL {
             assert_eq!(dtype(format).to_string(), format.name());
         }
-        for format in [Format::F32, Format::F16, Format::Bf16, Format::Q8_0] {
+        for format in [
+            Format::F32,
+            Format::F16,
+            Format::Bf16,
+            Format::Q8_0,
+            Format::Q5_0,
+            Format::Q4_0,
+        ] {
             assert_eq!(kv_cache_format(format).to_string(), format.name());
         }
         for kind in MemoryKind::ALL {

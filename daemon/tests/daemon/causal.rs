@@ -100,7 +100,12 @@ async fn text_grows_in_whole_characters_and_ends_before_a_stop() {
 
 #[tokio::test]
 async fn keys_and_values_that_are_rounded_make_no_exact_answer() {
-    for (kv, is_exact) in [("auto", false), ("q8_0", false), ("f32", true)] {
+    for (kv, is_exact) in [
+        ("auto", false),
+        ("q8_0", false),
+        ("q4_0", false),
+        ("f32", true),
+    ] {
         let folder = checkpoints::fixture("llama-tiny");
         let daemon = Daemon::with_model(&folder, &["--kv-cache-format", kv]).await;
         let events = generate(&daemon, tokens(&[1, 2, 3], 4)).await.unwrap();
@@ -235,6 +240,11 @@ async fn keys_and_values_are_planned() {
     assert_eq!(cache("f32").await, numbers * 4);
     assert_eq!(cache("auto").await, numbers * 2);
     assert_eq!(cache("q8_0").await, numbers / 32 * 34);
+    // Three blocks of 32 positions are kept in 8 bits, too; all is in whole pages.
+    let recent = numbers / 2048 * 96 / 32 * 34;
+    let planned = |block_bytes: u64| (numbers / 32 * block_bytes + recent).next_multiple_of(4096);
+    assert_eq!(cache("q5_0").await, planned(22));
+    assert_eq!(cache("q4_0").await, planned(18));
 }
 
 fn started(events: &[Event]) -> &v1::GenerationStarted {

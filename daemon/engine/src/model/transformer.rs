@@ -13,7 +13,7 @@ mod rows;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sluice_checkpoint::family::ModelConfig;
-use sluice_ops::{Activation, AttentionShape, KeyRows, Ops, OpsError, Phase, RopeTable};
+use sluice_ops::{Activation, AttentionShape, KeyRows, Ops, OpsError, PassRun, Phase, RopeTable};
 use sluice_plan::MLP_ROWS;
 use sluice_weights::{MatrixInput, TensorPart, WeightGroup};
 
@@ -247,7 +247,7 @@ impl Transformer {
         };
         // Keys and values first: the last layer needs those of all rows, and its `x` shrinks below.
         let mut k = spread(project(&x, TensorPart::Key, TensorPart::KeyBias)?)?;
-        let v = spread(project(&x, TensorPart::Value, TensorPart::ValueBias)?)?;
+        let mut v = spread(project(&x, TensorPart::Value, TensorPart::ValueBias)?)?;
         let mut query_positions = &rows.positions;
         if is_last {
             x = ops.take_rows(&x, &rows.wanted)?;
@@ -268,13 +268,19 @@ impl Transformer {
             head_dim: self.config.shape.head_dim,
         };
         // Before attention: queries read the cache even for keys of this pass, so that no result depends on how a
-        // prompt was cut.
+        // prompt was cut. Where the latest positions are kept in more bits, queries read the pass's rows, rounded as
+        // the cache has them.
         for CachedRows { cache, runs, .. } in &mut seen.caches {
-            for (rows, start) in runs {
+            for PassRun { rows, start } in runs {
                 ops.put_kv(cache, layer, [&k, &v], rows.clone(), *start)?;
+                if cache.shape().keeps_recent {
+                    for x in [&mut k, &mut v] {
+                        ops.round_recent(&cache.shape(), x, rows.clone());
+                    }
+                }
             }
         }
-        // All queries read the cache, so this pass's keys and values have been copied and are no longer needed.
+        // If all queries read the cache, this pass's keys and values have been copied and are no longer needed.
         let pass = match seen.is_of_caches {
             true => {
                 drop((k, v));
@@ -289,6 +295,13 @@ impl Transformer {
             layer,
         };
         let attended = ops.attend(&q, &keys, shape, seen.tasks(is_last))?;
+        if let Some([k, v]) = &pass {
+            for CachedRows { cache, runs, .. } in &mut seen.caches {
+                for PassRun { rows, start } in runs {
+                    ops.put_recent(cache, layer, [k, v], rows.clone(), *start);
+                }
+            }
+        }
         drop(pass);
         for kept in &mut seen.caches {
             // The last layer has queries of the wanted rows only, so the choice rests on those there.

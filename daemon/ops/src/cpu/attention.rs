@@ -17,7 +17,10 @@ use sluice_weights::HEAD_DIM_MAX;
 use super::{CpuBackend, exp, microkernel::Microkernel};
 use crate::{
     Activation, AttentionKeys, AttentionRange, AttentionShape, KeyRows, KeySegment, KvCache,
-    KvCacheShape,
+    KvCacheShape, PassRun,
+    kv_cache::{KeptRows, recent_start},
+    rotation::rotate,
+    shapes::RECENT_BLOCK,
 };
 
 /// Most keys in a tile, and most elements: those of 256 keys of heads of 256.
@@ -40,10 +43,17 @@ struct HeadTask<'a> {
     queries: Range<usize>,
     kv_head: usize,
     heads: Range<usize>,
-    segments: &'a [KeySegment],
+    segments: &'a [SourceSegment<'a>],
     /// For each query how many keys of the only segment it sees; `None`: all of them.
     seen: Option<&'a [usize]>,
+    /// The shape of the cache, or else of the pass's rows: tiles have room for its heads, and are rotated as those are.
+    shape: KvCacheShape,
+}
+
+/// Consecutive rows of one source.
+struct SourceSegment<'a> {
     source: RowSource<'a>,
+    rows: KeySegment,
 }
 
 impl HeadTask<'_> {
@@ -60,6 +70,9 @@ impl HeadTask<'_> {
         let query = &q.row(query)[head * dim..][..dim];
         for (out, value) in out.iter_mut().zip(query) {
             *out = value * scale;
+        }
+        if self.shape.is_rotated() {
+            rotate(out);
         }
     }
 
@@ -80,17 +93,24 @@ impl HeadTask<'_> {
         })
     }
 
-    /// The tiles of the keys, as far as any of the queries sees them: the positions of each.
-    fn tiles(&self) -> impl Iterator<Item = Range<usize>> {
-        let step = self.source.tile_keys();
+    /// Rotates a head of the output back: it is a mean of values.
+    fn rotate_back(&self, out: &mut [f32]) {
+        if self.shape.is_rotated() {
+            rotate(out);
+        }
+    }
+
+    /// The tiles of the keys, as far as any of the queries sees them: where they lie, and the rows of each.
+    fn tiles(&self) -> impl Iterator<Item = (&RowSource<'_>, Range<usize>)> {
+        let step = tile_keys(&self.shape);
         let most = self
             .seen
             .map(|seen| seen.iter().copied().max().unwrap_or(0));
-        let places = self.segments.iter().map(move |segment| {
-            let len = most.map_or(segment.len, |most| most.min(segment.len));
-            segment.start..segment.start + len
-        });
-        places.flat_map(move |places| tiles(&places, step))
+        self.segments.iter().flat_map(move |segment| {
+            let KeySegment { start, len } = segment.rows;
+            let len = most.map_or(len, |most| most.min(len));
+            tiles(&(start..start + len), step).map(|rows| (&segment.source, rows))
+        })
     }
 }
 
@@ -99,17 +119,19 @@ impl HeadTask<'_> {
 struct RowSource<'a> {
     rows: [&'a [u8]; 2],
     shape: KvCacheShape,
+    /// Whether heads are yet to be rotated, as those of the cache beside them are.
+    rotates: bool,
+}
+
+/// Keys in a tile.
+fn tile_keys(shape: &KvCacheShape) -> usize {
+    // By the stored length, padding included: that is what a dequantized row takes of the tile.
+    TILE_KEYS.min(TILE_LEN / shape.stored_dim())
 }
 
 impl RowSource<'_> {
-    /// Keys in a tile.
-    fn tile_keys(&self) -> usize {
-        // By the stored length, padding included: that is what a dequantized row takes of the tile.
-        TILE_KEYS.min(TILE_LEN / self.shape.stored_dim())
-    }
-
     /// The task's KV head of some rows: from its first element on, and the stride from one row to the next. What is not
-    /// `f32` is dequantized into `tile`.
+    /// `f32` is dequantized into `tile`, and what is yet to be rotated is copied there.
     fn tile<'t>(
         &'t self,
         which: usize,
@@ -124,7 +146,7 @@ impl RowSource<'_> {
         let at = |row: usize| (row * kv_heads + kv_head) * head;
         // Only up to the last row's own head: what follows belongs to other heads and may not be there.
         let bytes = &self.rows[which][..at(rows.end - 1) + head];
-        if format == Format::F32 {
+        if format == Format::F32 && !self.rotates {
             let values: &[f32] = bytemuck::cast_slice(bytes);
             let stored = self.shape.stored_dim();
             let start = at(rows.start) / size_of::<f32>();
@@ -134,6 +156,10 @@ impl RowSource<'_> {
         // Of each row only the task's own head is dequantized.
         for (row, out) in rows.zip(tile.chunks_exact_mut(stored)) {
             format.dequantize(&bytes[at(row)..at(row) + head], out);
+            if self.rotates {
+                // Without the padding.
+                rotate(&mut out[..self.shape.head_dim]);
+            }
         }
         (tile, stored)
     }
@@ -157,6 +183,26 @@ impl CpuBackend {
         });
     }
 
+    /// Rounds rows to the format of a cache, in place.
+    pub(crate) fn round_rows(&self, shape: &KvCacheShape, x: &mut Activation, rows: Range<usize>) {
+        let width = x.width();
+        let values = &mut x.values_mut()[rows.start * width..rows.end * width];
+        self.run(|| {
+            values
+                .par_chunks_exact_mut(shape.head_dim)
+                .for_each(|head| {
+                    let mut padded = [0.0; HEAD_DIM_MAX];
+                    let padded = &mut padded[..shape.stored_dim()];
+                    padded[..head.len()].copy_from_slice(head);
+                    let mut bytes = [0; 2 * HEAD_DIM_MAX];
+                    let bytes = &mut bytes[..shape.head_bytes()];
+                    shape.format.quantize(padded, bytes);
+                    shape.format.dequantize(bytes, padded);
+                    head.copy_from_slice(&padded[..head.len()]);
+                });
+        });
+    }
+
     /// Attention of ranges that lie inside their matrices.
     pub(crate) fn attend(
         &self,
@@ -167,10 +213,7 @@ impl CpuBackend {
         ranges: &[AttentionRange],
     ) {
         let sources: Vec<_> = (keys.caches.iter())
-            .map(|cache| RowSource {
-                rows: [0, 1].map(|which| cache.rows(keys.layer, which)),
-                shape: cache.shape(),
-            })
+            .map(|cache| CacheSource::new(cache, keys.layer))
             .collect();
         // Rows of the pass are treated as a cache of one layer in `f32`, so that one code path serves both.
         let pass = keys.pass.map(|rows| RowSource {
@@ -180,11 +223,13 @@ impl CpuBackend {
                 kv_heads: shape.kv_heads,
                 head_dim: shape.head_dim,
                 format: Format::F32,
+                keeps_recent: false,
             },
+            rotates: false,
         });
         let ranges: Vec<_> = (ranges.iter())
             .filter(|range| !range.queries.is_empty())
-            .map(|range| RangeKeys::new(range, pass, &sources))
+            .flat_map(|range| RangeKeys::of(range, pass, &sources))
             .collect();
         // Decided for all ranges together: whether threads would idle depends on the sum of their tasks.
         let step = heads_step(shape, &ranges, self.device.threads());
@@ -226,10 +271,7 @@ impl CpuBackend {
         shape: AttentionShape,
         places: &[Range<usize>],
     ) {
-        let source = RowSource {
-            rows: [0, 1].map(|which| cache.rows(layer, which)),
-            shape: cache.shape(),
-        };
+        let source = CacheSource::new(cache, layer).rounded;
         let (dim, group) = (shape.head_dim, shape.heads / shape.kv_heads);
         let scale = (dim as f32).sqrt().recip();
         self.run(|| {
@@ -242,8 +284,17 @@ impl CpuBackend {
                     sums.fill(0.0);
                     for query in queries.clone() {
                         let query = &q.row(query)[head * dim..][..dim];
+                        let mut rotated = [0.0; HEAD_DIM_MAX];
+                        let query = match source.shape.is_rotated() {
+                            true => {
+                                rotated[..dim].copy_from_slice(query);
+                                rotate(&mut rotated[..dim]);
+                                &rotated[..dim]
+                            }
+                            false => query,
+                        };
                         let mut before = 0;
-                        let step = source.tile_keys();
+                        let step = tile_keys(&source.shape);
                         for place in places.iter().flat_map(|place| tiles(place, step)) {
                             let count = place.len();
                             let (keys, stride) = source.tile(0, head / group, place, tile);
@@ -273,38 +324,102 @@ fn tiles(range: &Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>
     starts.map(move |start| start..end.min(start + step))
 }
 
-/// A range, and what its queries see.
+/// Where a layer of a cache lies.
+struct CacheSource<'a> {
+    cache: &'a KvCache,
+    rounded: RowSource<'a>,
+    /// What is kept in more bits.
+    recent: RowSource<'a>,
+}
+
+impl<'a> CacheSource<'a> {
+    fn new(cache: &'a KvCache, layer: usize) -> Self {
+        Self {
+            cache,
+            rounded: RowSource {
+                rows: [0, 1].map(|which| cache.rows(layer, which)),
+                shape: cache.shape(),
+                rotates: false,
+            },
+            recent: RowSource {
+                rows: [0, 1].map(|which| cache.recent_rows(layer, which)),
+                shape: cache.shape().recent(),
+                rotates: cache.shape().is_rotated(),
+            },
+        }
+    }
+}
+
+/// Queries that see the same but for the end, and what they see.
 struct RangeKeys<'a> {
     queries: Range<usize>,
-    segments: Vec<KeySegment>,
+    segments: Vec<SourceSegment<'a>>,
     seen: Option<Vec<usize>>,
-    source: RowSource<'a>,
+    shape: KvCacheShape,
 }
 
 impl<'a> RangeKeys<'a> {
-    fn new(range: &AttentionRange, pass: Option<RowSource<'a>>, caches: &[RowSource<'a>]) -> Self {
-        let (segments, seen, source) = match &range.keys {
+    /// A range; where the latest positions of a cache are kept in more bits, one for each block of them.
+    fn of(
+        range: &AttentionRange,
+        pass: Option<RowSource<'a>>,
+        caches: &[CacheSource<'a>],
+    ) -> Vec<Self> {
+        let of = |source: RowSource<'a>, segments: &[KeySegment]| {
+            let segments = segments.iter().cloned();
+            segments
+                .map(|rows| SourceSegment { source, rows })
+                .collect()
+        };
+        let (segments, shape) = match &range.keys {
             AttentionKeys::Pass(segments) => {
-                (segments.clone(), None, pass.expect("rows were checked"))
+                let pass = pass.expect("rows were checked");
+                (of(pass, segments), pass.shape)
             }
-            AttentionKeys::Cached { cache, segments } => (segments.clone(), None, caches[*cache]),
+            AttentionKeys::Cached {
+                cache,
+                segments,
+                own,
+            } => {
+                let cache = caches[*cache].rounded;
+                let segments = match pass {
+                    // What isn't rounded is the same in both.
+                    Some(pass) if cache.shape.format != Format::F32 => {
+                        from_both(cache, pass, segments, own)
+                    }
+                    _ => of(cache, segments),
+                };
+                (segments, cache.shape)
+            }
             AttentionKeys::Causal {
                 cache,
-                positions: places,
+                positions,
+                own,
             } => {
-                let seen: Vec<_> = places.iter().map(|place| place + 1).collect();
-                // The segment reaches to the longest query; `seen` cuts it for the others.
-                let len = seen.iter().copied().max().unwrap_or(0);
-                let all = vec![KeySegment { start: 0, len }];
-                (all, Some(seen), caches[*cache])
+                let (cache, own) = (&caches[*cache], own.as_ref().zip(pass));
+                let mut start = range.queries.start;
+                let alike = |a: &usize, b: &usize| {
+                    !cache.cache.shape().keeps_recent || a / RECENT_BLOCK == b / RECENT_BLOCK
+                };
+                let parts = positions.chunk_by(alike).map(|positions| {
+                    let queries = start..start + positions.len();
+                    start = queries.end;
+                    Self {
+                        queries,
+                        segments: causal(cache, own, positions),
+                        seen: Some(positions.iter().map(|position| position + 1).collect()),
+                        shape: cache.rounded.shape,
+                    }
+                });
+                return parts.collect();
             }
         };
-        Self {
+        vec![Self {
             queries: range.queries.clone(),
             segments,
-            seen,
-            source,
-        }
+            seen: None,
+            shape,
+        }]
     }
 
     /// The range's tasks, with `step` of the heads that share keys in each.
@@ -330,10 +445,96 @@ impl<'a> RangeKeys<'a> {
                 segments: &self.segments,
                 seen: (self.seen.as_deref())
                     .map(|seen| &seen[queries.start - start..queries.end - start]),
-                source: self.source,
+                shape: self.shape,
             })
         })
     }
+}
+
+/// All positions of a cache up to the last of these queries' own. Rows of this pass come from the pass where the cache
+/// keeps the latest positions in more bits: there it has them only once the pass has read what was there.
+fn causal<'a>(
+    cache: &CacheSource<'a>,
+    own: Option<(&PassRun, RowSource<'a>)>,
+    positions: &[usize],
+) -> Vec<SourceSegment<'a>> {
+    // The segments reach to the longest query; `seen` cuts them for the others.
+    let end = positions.iter().copied().max().map_or(0, |last| last + 1);
+    let query = positions.first().copied().unwrap_or(0);
+    let shape = cache.rounded.shape;
+    let mut all = Vec::new();
+    let mut add = |source, rows: Range<usize>| {
+        let (start, len) = (rows.start, rows.len());
+        if len > 0 {
+            let rows = KeySegment { start, len };
+            all.push(SourceSegment { source, rows });
+        }
+    };
+    let own = own.filter(|_| shape.keeps_recent);
+    // Positions from here on are rows of this pass.
+    let own_start = own.as_ref().map_or(end, |(run, _)| run.start.min(end));
+    for rows in cache.cache.places(query, own_start) {
+        match rows {
+            KeptRows::Rounded(positions) => add(cache.rounded, positions),
+            KeptRows::Recent(places) => add(cache.recent, places),
+        }
+    }
+    if let Some((run, pass)) = own {
+        let pass = RowSource {
+            rotates: shape.is_rotated(),
+            ..pass
+        };
+        let at = |position: usize| run.rows.start + position - run.start;
+        // Of a long pass, too, only the first block and the latest are read in more bits.
+        let first = own_start.max(RECENT_BLOCK.min(end));
+        let latest = first.max(recent_start(query).min(end));
+        if own_start < first {
+            add(pass, at(own_start)..at(first));
+        }
+        add(cache.rounded, first..latest);
+        if latest < end {
+            add(pass, at(latest)..at(end));
+        }
+    }
+    all
+}
+
+/// Positions of a cache, but where rows of this pass were written, these rows: they are not rounded.
+fn from_both<'a>(
+    cache: RowSource<'a>,
+    pass: RowSource<'a>,
+    segments: &[KeySegment],
+    own: &[PassRun],
+) -> Vec<SourceSegment<'a>> {
+    let pass = RowSource {
+        rotates: cache.shape.is_rotated(),
+        ..pass
+    };
+    let mut own: Vec<_> = own.iter().collect();
+    own.sort_by_key(|run| run.start);
+    let mut all = Vec::new();
+    let mut add = |source, rows: Range<usize>| {
+        let (start, len) = (rows.start, rows.len());
+        if len > 0 {
+            let rows = KeySegment { start, len };
+            all.push(SourceSegment { source, rows });
+        }
+    };
+    for segment in segments {
+        let (mut place, end) = (segment.start, segment.start + segment.len);
+        for PassRun { rows, start } in &own {
+            let from = (*start).clamp(place, end);
+            let to = (start + rows.len()).clamp(from, end);
+            if from < to {
+                add(cache, place..from);
+                let first = rows.start + from - start;
+                add(pass, first..first + to - from);
+                place = to;
+            }
+        }
+        add(cache, place..end);
+    }
+    all
 }
 
 /// Most queries of a task.
@@ -426,7 +627,7 @@ impl OutputPart<'_> {
 
 fn store_row(shape: &KvCacheShape, values: &[f32], out: &mut [u8]) {
     let (dim, stored) = (shape.head_dim, shape.stored_dim());
-    if dim == stored {
+    if dim == stored && !shape.is_rotated() {
         return shape.format.quantize(values, out);
     }
     // Heads that are no whole blocks of the format are padded with zeros, which no attention score reads.
@@ -435,6 +636,9 @@ fn store_row(shape: &KvCacheShape, values: &[f32], out: &mut [u8]) {
     let heads = values.chunks_exact(dim);
     for (values, room) in heads.zip(out.chunks_exact_mut(shape.head_bytes())) {
         padded[..dim].copy_from_slice(values);
+        if shape.is_rotated() {
+            rotate(&mut padded[..dim]);
+        }
         Format::quantize(shape.format, &padded[..stored], room);
     }
 }

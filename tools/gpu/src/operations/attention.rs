@@ -73,6 +73,7 @@ impl DevicePair<'_> {
                 kv_heads: shape.kv_heads,
                 head_dim: shape.head_dim,
                 format: compute_format(&ops.device().profile()),
+                keeps_recent: false,
             };
             let (mut from, mut start) = (0, 0);
             let (mut caches, mut ranges) = (Vec::new(), Vec::new());
@@ -91,16 +92,19 @@ impl DevicePair<'_> {
                             start: 1,
                             len: before + next - 1,
                         }],
+                        own: Vec::new(),
                     },
                     4 => AttentionKeys::Causal {
                         cache: index,
                         positions: (before + 71..before + next)
                             .chain(before..before + 71)
                             .collect(),
+                        own: None,
                     },
                     _ => AttentionKeys::Causal {
                         cache: index,
                         positions: (before..before + next).collect(),
+                        own: None,
                     },
                 };
                 ranges.push(AttentionRange {
@@ -147,6 +151,7 @@ impl DevicePair<'_> {
                     kv_heads: shape.kv_heads,
                     head_dim: shape.head_dim,
                     format: compute_format(&ops.device().profile()),
+                    keeps_recent: false,
                 },
                 PLACES,
             )?;
@@ -163,6 +168,7 @@ impl DevicePair<'_> {
                     keys: AttentionKeys::Cached {
                         cache: 0,
                         segments: vec![KeySegment { start: 0, len: 60 }],
+                        own: Vec::new(),
                     },
                 }])?;
                 let keys = KeyRows {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use sluice_ops::{
-    AttentionKeys, AttentionRange, AttentionTasks, Indices, KeySegment, KvCache, Ops,
+    AttentionKeys, AttentionRange, AttentionTasks, Indices, KeySegment, KvCache, Ops, PassRun,
 };
 
 use crate::error::EngineError;
@@ -60,16 +60,17 @@ pub(super) struct BatchRows {
 pub(super) struct BatchKeys<'a> {
     /// Caches to which rows are written.
     pub(super) caches: Vec<CachedRows<'a>>,
-    /// Whether all sequences are autoregressive, so that queries read caches only.
+    /// Whether all sequences are autoregressive and their caches have all rows of the pass, so that queries read caches
+    /// only.
     pub(super) is_of_caches: bool,
     all: AttentionTasks,
     wanted: AttentionTasks,
 }
 
-/// A cache, and the runs of rows that are written to it, each with its first position.
+/// A cache, and the runs of rows that are written to it.
 pub(super) struct CachedRows<'a> {
     pub(super) cache: &'a mut KvCache,
-    pub(super) runs: Vec<(Range<usize>, usize)>,
+    pub(super) runs: Vec<PassRun>,
     /// Positions to choose from, and how many stay.
     pub(super) selects: Option<&'a (Vec<Range<usize>>, usize)>,
     queries: [Range<usize>; 2],
@@ -134,9 +135,11 @@ pub(super) fn batched<'a>(
                 let runs = places.iter().map(|places| {
                     let rows = from..from + places.len();
                     from = rows.end;
-                    (rows, places.start)
+                    let start = places.start;
+                    PassRun { rows, start }
                 });
                 let runs: Vec<_> = runs.collect();
+                let own = runs.clone();
                 assert_eq!(from, rows.end, "each row has a place");
                 caches.push(CachedRows {
                     cache: kept,
@@ -146,7 +149,12 @@ pub(super) fn batched<'a>(
                 });
                 for (ranges, queries) in [(&mut ranges, rows), (&mut wanted_ranges, wanted_rows)] {
                     let segments = seen.to_vec();
-                    let keys = AttentionKeys::Cached { cache, segments };
+                    let own = own.clone();
+                    let keys = AttentionKeys::Cached {
+                        cache,
+                        segments,
+                        own,
+                    };
                     ranges.push(AttentionRange { queries, keys });
                 }
             }
@@ -156,9 +164,14 @@ pub(super) fn batched<'a>(
                 // yet.
                 let places = (first..first + rows.len()).collect();
                 let wanted_places = sequence.wanted.iter().map(|row| first + row).collect();
+                let own = PassRun {
+                    rows: rows.clone(),
+                    start: first,
+                };
+                is_of_caches &= !kept.shape().keeps_recent;
                 caches.push(CachedRows {
                     cache: kept,
-                    runs: vec![(rows.clone(), first)],
+                    runs: vec![own.clone()],
                     selects: None,
                     queries: [rows.clone(), wanted_rows.clone()],
                 });
@@ -169,6 +182,7 @@ pub(super) fn batched<'a>(
                     let keys = AttentionKeys::Causal {
                         cache,
                         positions: places,
+                        own: Some(own.clone()),
                     };
                     ranges.push(AttentionRange { queries, keys });
                 }

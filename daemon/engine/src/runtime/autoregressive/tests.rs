@@ -147,6 +147,26 @@ fn a_turn_goes_on_from_the_one_before() {
     assert_eq!(world.answer(&text(200, 8), 2).1[0], 8, "nothing alike");
 }
 
+/// What is kept in more bits is copied, too: past its end a conversation doesn't show where it went on.
+#[test]
+fn in_few_bits_a_turn_goes_on_as_if_all_were_read_anew() {
+    for kv in [KvCacheFormat::Q5_0, KvCacheFormat::Q4_0] {
+        let world = || {
+            World::new(PlanSettings {
+                kv_cache_format: kv,
+                ..PlanSettings::default()
+            })
+        };
+        let going_on = world();
+        let prompt = text(3, 200);
+        let (first, _) = going_on.answer(&prompt, 90);
+        let next = [&prompt[..], &first.tokens, &text(7, 5)].concat();
+        let (second, rows) = going_on.answer(&next, 20);
+        assert_eq!(rows[..3], [6, 1, 1]);
+        assert_eq!(world().answer(&next, 20).0.tokens, second.tokens, "{kv}");
+    }
+}
+
 #[test]
 fn few_are_kept_and_none_beyond_the_budget() {
     let world = World::new(PlanSettings::default());
@@ -250,7 +270,7 @@ fn smaller_keys_and_values_make_no_room_while_larger_ones_are_held() {
 
 #[test]
 fn the_peak_is_what_the_plan_says() {
-    for kv in [KvCacheFormat::F32, KvCacheFormat::Bf16, KvCacheFormat::Q8_0] {
+    for kv in KvCacheFormat::ALL {
         let world = World::new(PlanSettings {
             kv_cache_format: kv,
             ..PlanSettings::default()
@@ -312,6 +332,11 @@ fn keys_and_values_take_what_was_chosen_from_the_next_request_on() {
         bytes(KvCacheFormat::Q8_0),
         (4 * 2 * 32 * 2 * 34u64).next_multiple_of(4096)
     );
+    // Up to 96 positions are kept in 8 bits, too.
+    for (kv, block_bytes) in [(KvCacheFormat::Q5_0, 22), (KvCacheFormat::Q4_0, 18u64)] {
+        let expected = 4 * 2 * 32 * 2 * (block_bytes + 34);
+        assert_eq!(bytes(kv), expected.next_multiple_of(4096));
+    }
 }
 
 #[test]
@@ -460,7 +485,7 @@ fn levels_and_kept_numbers_are_compared_with_the_source() {
             kv_cache_format: kv,
             ..PlanSettings::default()
         });
-        let sample = |first: u32| (first..first + 40).map(|id| id * 7 % 250).collect();
+        let sample = |first: u32| (first..first + 200).map(|id| id * 7 % 250).collect();
         let request = MeasureFidelity {
             model: world.model.id,
             level: Some(level),
@@ -482,6 +507,12 @@ fn levels_and_kept_numbers_are_compared_with_the_source() {
     assert!(
         halves.mean_kl > 0.0 && bytes.mean_kl > halves.mean_kl,
         "{halves:?} {bytes:?}"
+    );
+    let five = compared(KvCacheFormat::Q5_0, Level::Off);
+    let four = compared(KvCacheFormat::Q4_0, Level::Off);
+    assert!(
+        five.mean_kl > bytes.mean_kl && four.mean_kl > five.mean_kl,
+        "{bytes:?} {five:?} {four:?}"
     );
     let aggressive = compared(KvCacheFormat::F32, Level::Aggressive);
     assert!(aggressive.mean_kl > bytes.mean_kl, "{aggressive:?}");

@@ -1,7 +1,7 @@
 //! Attention of a few queries, such as the one of an autoregressive decoding step: keys and values are read where they
 //! lie, since packing them would take longer than the arithmetic.
 
-use super::{HeadTask, OutputPart};
+use super::{HeadTask, OutputPart, tile_keys};
 use crate::{
     Activation, AttentionShape,
     cpu::{
@@ -18,8 +18,8 @@ pub(super) fn attend(
     mut target: OutputPart<'_>,
 ) {
     let (dim, rows) = (shape.head_dim, task.rows());
-    let tile_keys = task.source.tile_keys();
-    let (tile, scratch) = scratch.split_at_mut(tile_keys * task.source.shape.stored_dim());
+    let tile_keys = tile_keys(&task.shape);
+    let (tile, scratch) = scratch.split_at_mut(tile_keys * task.shape.stored_dim());
     let (scores, scratch) = scratch.split_at_mut(tile_keys * rows);
     let (queries, scratch) = scratch.split_at_mut(rows * dim);
     let (out, scratch) = scratch.split_at_mut(rows * dim);
@@ -33,9 +33,9 @@ pub(super) fn attend(
     largest.fill(f32::MIN);
     sums.fill(0.0);
     let mut before = 0;
-    for keys in task.tiles() {
+    for (source, keys) in task.tiles() {
         let scores = &mut scores[..rows * keys.len()];
-        let (tile_of_keys, stride) = task.source.tile(0, task.kv_head, keys.clone(), tile);
+        let (tile_of_keys, stride) = source.tile(0, task.kv_head, keys.clone(), tile);
         score(tile_of_keys, stride, queries, dim, scores);
         for (row, scores) in scores.chunks_exact_mut(keys.len()).enumerate() {
             let (scores, unseen) = scores.split_at_mut(task.seen(row, before, keys.len()));
@@ -51,13 +51,14 @@ pub(super) fn attend(
         }
         before += keys.len();
         // Values take the place of the keys in `tile`: their scores are computed, so they are not needed any more.
-        let (tile_of_values, stride) = task.source.tile(1, task.kv_head, keys, tile);
+        let (tile_of_values, stride) = source.tile(1, task.kv_head, keys, tile);
         // `out` was scaled to the new maximum above, so terms of all tiles have the same scale when they are added.
         weigh(tile_of_values, stride, scores, dim, out);
     }
-    for (row, (out, sum)) in out.chunks_exact(dim).zip(sums).enumerate() {
+    for (row, (out, sum)) in out.chunks_exact_mut(dim).zip(sums).enumerate() {
         // Divided once at the end, by the sum over all tiles.
         let inverse = 1.0 / *sum;
+        task.rotate_back(out);
         let values = out.iter().map(|value| value * inverse);
         target.write(task.place(row), dim, values);
     }

@@ -65,17 +65,17 @@ pub(super) fn attend(
     largest.fill(f32::MIN);
     sums.fill(0.0);
     let mut before = 0;
-    for keys in task.tiles() {
+    for (source, keys) in task.tiles() {
         let count = keys.len();
         // Packed once for up to 512 rows: packing takes as long as a few queries' worth of arithmetic.
         let packed_keys = &mut packed_keys[..kernel.packed_lanes(count) * dim];
-        let (rows_of_keys, stride) = task.source.tile(0, task.kv_head, keys.clone(), tile);
+        let (rows_of_keys, stride) = source.tile(0, task.kv_head, keys.clone(), tile);
         kernel.pack_rows(
             MatrixRows::new(rows_of_keys, stride, count, dim),
             packed_keys,
         );
         let packed_values = &mut packed_values[..kernel.packed_lanes(dim) * count];
-        let (rows_of_values, stride) = task.source.tile(1, task.kv_head, keys, tile);
+        let (rows_of_values, stride) = source.tile(1, task.kv_head, keys, tile);
         kernel.pack_columns(
             MatrixRows::new(rows_of_values, stride, count, dim),
             packed_values,
@@ -133,10 +133,11 @@ pub(super) fn attend(
         let inverse = 1.0 / sum;
         // The output is transposed, elements by queries: a query is every `columns`-th element.
         let values = out[panel * columns * dim + lane..].iter().step_by(columns);
-        target.write(
-            task.place(row),
-            dim,
-            values.take(dim).map(|value| value * inverse),
-        );
+        let head = &mut tile[..dim];
+        for (out, value) in head.iter_mut().zip(values) {
+            *out = value * inverse;
+        }
+        task.rotate_back(head);
+        target.write(task.place(row), dim, head.iter().copied());
     }
 }
