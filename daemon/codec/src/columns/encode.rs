@@ -151,7 +151,10 @@ pub(super) fn write_tile(
     for (header, (symbols, raw)) in headers.iter().zip(columns) {
         coder.write(*header, &mut out);
         if let Some(index) = header.class {
-            write_raw(raw, header.raw_bits, &mut out);
+            // What others have there may be of an earlier choice.
+            if header.raw_bits > 0 {
+                write_raw(raw, header.raw_bits, &mut out);
+            }
             write_codes(class(index), symbols, &mut out);
         }
     }

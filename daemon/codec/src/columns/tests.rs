@@ -109,6 +109,23 @@ fn odd_chunks_are_compressed_too() {
 }
 
 #[test]
+fn a_column_that_is_quantized_again_is_replaced() {
+    let scaled = |scale: f32| -> Vec<f32> {
+        let values = gaussian(256, 8);
+        values.iter().map(|value| value * scale).collect()
+    };
+    // A wide one, a narrow one, and one of zeros.
+    for scale in [900., 1., 0.] {
+        let mut encoder = ColumnsEncoder::new(DType::F32, 1, &[1.; 256], 0.5).unwrap();
+        let mut decoded = vec![0.; 256];
+        for values in [scaled(300.), scaled(scale)] {
+            encoder.quantize_column(0, &values, 0.5, &mut decoded);
+        }
+        check(&encoder.finish().unwrap(), &decoded);
+    }
+}
+
+#[test]
 fn columns_of_no_matrix_are_refused() {
     let (encoded, _) = quantized(3, 5, &gaussian(15, 5), |_| 0.2);
     let matrix = CompressedMatrix::new(encoded.layout, &encoded.bytes).unwrap();
