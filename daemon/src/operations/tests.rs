@@ -146,10 +146,13 @@ async fn a_change_counts_until_what_it_leaves_is_on_disk() {
 async fn those_that_ended_are_remembered_up_to_a_bound() {
     let operations = operations();
     for _ in 0..ENDED_MAX + 3 {
-        operations
-            .work(verification(), |_, _| Ok(verified()))
-            .unwrap();
+        let operation = operations.work(verification(), |_, _| Ok(verified()));
+        let operation = operation.unwrap();
         operations.idle(&v1::OperationKind::FILES).await;
+        // Its place is another's only once its end is on disk.
+        while !operation.is_finished() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
     let ids: Vec<_> = operations.all().iter().map(|one| one.id()).collect();
     assert_eq!(ids.len(), ENDED_MAX);

@@ -162,9 +162,14 @@ impl Daemon {
     }
 
     pub(crate) async fn snapshot(&self) -> v1::Snapshot {
+        self.try_snapshot().await.unwrap()
+    }
+
+    /// A snapshot, if the daemon isn't too busy for one.
+    pub(crate) async fn try_snapshot(&self) -> Result<v1::Snapshot, tonic::Status> {
         let mut client = TelemetryServiceClient::new(self.channel().await);
-        let answer = client.get_snapshot(v1::GetSnapshotRequest {}).await;
-        answer.unwrap().into_inner().snapshot.unwrap()
+        let answer = client.get_snapshot(v1::GetSnapshotRequest {}).await?;
+        Ok(answer.into_inner().snapshot.unwrap())
     }
 
     /// Waits until the present model is in this state, and returns it.
