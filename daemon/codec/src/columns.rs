@@ -8,8 +8,8 @@
 //! fixed code (`classes`).
 //!
 //! An element is `row factor · column step · level`, where the level is the symbol's in its class. A tile is eight
-//! columns, one bit stream: of each column its header (`header`) and its codes (`encode`), without gaps. Lengths and
-//! checks of single columns would take 0.09 bits a weight.
+//! columns, one bit stream: of each column its header (`header`), the low bits of a wide one (`wide`) and its codes
+//! (`encode`), without gaps. Lengths and checks of single columns would take 0.09 bits a weight.
 
 mod bits;
 mod classes;

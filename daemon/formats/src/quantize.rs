@@ -1,5 +1,5 @@
-//! Quantizes to the block formats that levels convert to and KV caches are kept in. The bytes are those of candle's quantizer, as the ecosystem
-//! rounds; tests compare with it.
+//! Quantizes to the block formats that levels convert to and KV caches are kept in. The bytes are those of candle's
+//! quantizer, as the ecosystem rounds; tests compare with it.
 
 mod lanes;
 mod q4_k;

@@ -5,9 +5,9 @@
 //! cargo run -p sluice-measure --example decoding_table -- MODEL PROMPTS.txt LENGTH BLOCK DRAWS KV < WAYS
 //! ```
 //!
-//! KV is the format of the KV cache: auto, f32, bf16, q8_0, q5_0 or q4_0. DRAWS are the Monte Carlo draws of an estimate, 0 for none. A
-//! line of WAYS is a policy, a KV cache reuse, a suffix window or `all`, a canvas growth and a speculation, separated by
-//! blanks; the others are compared with the first.
+//! KV is the format of the KV cache: auto, f32, bf16, q8_0, q5_0 or q4_0. DRAWS are the Monte Carlo draws of an estimate,
+//! 0 for none. A line of WAYS is a policy, a KV cache reuse, a suffix window or `all`, a canvas growth and a speculation,
+//! separated by blanks; the others are compared with the first.
 
 use std::{
     error::Error,

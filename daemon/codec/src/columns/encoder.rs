@@ -108,10 +108,11 @@ impl ColumnsEncoder {
     }
 
     /// Quantizes `values`, one of each row, of a column with about this step: the nearest that the format has, a
-    /// quarter of an octave apart, or the least with which it has levels for all of them: a thousand steps. Writes what they decode to, bit for bit, into `decoded`. A step of 0 makes a column
-    /// of zeros, and so does a step for which zeros cost less than anything else. Returns the bits that the column
-    /// takes, its share of what its tile has beside codes included; what its class and step take depends on the columns
-    /// beside it, and is counted as an average. Quantizing a column again replaces it.
+    /// quarter of an octave apart, or the least of which there are enough, a thousand, for the largest of them. Writes
+    /// what they decode to, bit for bit, into `decoded`. A step of 0 makes a column of zeros, and so does a step for
+    /// which zeros cost less than anything else. Returns the bits that the column takes, its share of what its tile has
+    /// beside codes included; what its class and step take depends on the columns beside it, and is counted as an
+    /// average. Quantizing a column again replaces it.
     ///
     /// # Panics
     /// When there is no such column, or `values` or `decoded` don't have one number for each row.
