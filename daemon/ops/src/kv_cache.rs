@@ -84,7 +84,7 @@ impl KvCache {
             if recent.first == before.min(RECENT_BLOCK) {
                 recent.first = self.len.min(RECENT_BLOCK);
             }
-            recent.latest_from = recent.latest_from.max(recent_start(self.len));
+            recent.latest_from = recent.latest_from.max(kept_from(self.len));
         } else {
             recent.latest_from = self.len;
         }
@@ -99,6 +99,15 @@ impl KvCache {
         self.len -= rows;
         self.recent.first = self.recent.first.min(self.len);
         self.recent.latest_from = self.recent.latest_from.min(self.len);
+    }
+
+    /// From which position on the latest ones are there in more bits.
+    fn latest_from(&self) -> usize {
+        match self.recent.is_written {
+            // A pass has failed or was cancelled, after it had put its rows, in some layers, where these were.
+            true => self.len,
+            false => self.recent.latest_from,
+        }
     }
 
     /// Positions for which memory was allocated.
@@ -201,6 +210,12 @@ pub(super) fn recent_start(query: usize) -> usize {
     (query / RECENT_BLOCK * RECENT_BLOCK).saturating_sub(RECENT_BLOCK)
 }
 
+/// The first of the latest positions that are there in more bits, once so many are filled: those that the query of the
+/// last of them has read, too, since a prompt that is asked again is computed anew from its last position on.
+fn kept_from(len: usize) -> usize {
+    recent_start(len.saturating_sub(1))
+}
+
 /// The place of a position in `q8_0`: the first block has its own, the others take turns.
 fn recent_place(position: usize) -> usize {
     match position.checked_sub(RECENT_BLOCK) {
@@ -279,7 +294,7 @@ impl Ops {
         to.advance(rows);
         to.recent = RecentPositions {
             first: from.recent.first.min(rows),
-            latest_from: from.recent.latest_from.min(rows),
+            latest_from: from.latest_from().min(rows),
             is_written: false,
         };
         Ok(())
@@ -307,9 +322,9 @@ impl Ops {
         assert!(places.end <= cache.capacity);
         assert!(rows.end <= keys.len().min(values.len()));
         let _timed = self.timed(Phase::Attention);
-        if layer == 0 && std::mem::take(&mut cache.recent.is_written) {
-            // A pass has failed, after it had put its rows where the latest positions were.
-            cache.recent.latest_from = cache.len;
+        if layer == 0 {
+            cache.recent.latest_from = cache.latest_from();
+            cache.recent.is_written = false;
         }
         match &self.backend {
             Backend::Cpu(cpu) => {
@@ -359,7 +374,7 @@ impl Ops {
         let shape = cache.shape.recent();
         let row = shape.row_bytes();
         let first = start..end.min(RECENT_BLOCK);
-        let latest = start.max(recent_start(end)).max(RECENT_BLOCK)..end;
+        let latest = start.max(kept_from(end)).max(RECENT_BLOCK)..end;
         for (which, x) in [keys, values].into_iter().enumerate() {
             let bytes = cache.recent_bytes(layer, which);
             let all: &mut [u8] = bytemuck::cast_slice_mut(cache.memory.host_mut());

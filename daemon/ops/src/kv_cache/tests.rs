@@ -426,3 +426,54 @@ fn a_canvas_reads_its_own_rows_as_they_were_computed() {
         );
     }
 }
+
+#[test]
+fn a_copy_after_a_pass_that_was_cancelled_trusts_nothing_that_it_wrote_over() {
+    let ops = ops();
+    let q = filled(&ops, 300, 6 * 16, 1);
+    let [k, v] = [2, 3].map(|seed| filled(&ops, 300, 2 * 16, seed));
+    let other = filled(&ops, 300, 2 * 16, 9);
+    let shape = recent_shape(Format::Q4_0);
+    for kept in [100, 90] {
+        let next = |is_cancelled: bool| {
+            let mut from = ops.kv_cache(shape, 300).unwrap();
+            read_on(&ops, &mut from, [&q, &k, &v], 100);
+            if is_cancelled {
+                let rows = [&other, &other];
+                ops.put_kv(&mut from, 0, rows, 100..250, 100).unwrap();
+                ops.put_recent(&mut from, 0, rows, 100..250, 100);
+            }
+            let mut to = ops.kv_cache(shape, 300).unwrap();
+            ops.copy_kv_cache(&mut to, &from, kept).unwrap();
+            read_on(&ops, &mut to, [&q, &k, &v], 60)
+        };
+        let [found, expected] = [true, false].map(next);
+        // Read in four bits: near, and not the same.
+        let worst = worst(&found, &expected);
+        assert!(worst > 1e-4 && worst < 0.5, "{worst} after {kept}");
+    }
+}
+
+#[test]
+fn a_prompt_that_is_asked_again_is_answered_as_before() {
+    let ops = ops();
+    let q = filled(&ops, 300, 6 * 16, 1);
+    let [k, v] = [2, 3].map(|seed| filled(&ops, 300, 2 * 16, seed));
+    for format in [Format::Q4_0, Format::Q5_0] {
+        let shape = recent_shape(format);
+        for len in [64, 96, 97, 128, 130, 256] {
+            for pieces in [vec![len], vec![1; len], vec![len - 5, 5]] {
+                let mut from = ops.kv_cache(shape, 300).unwrap();
+                let read = pieces
+                    .iter()
+                    .map(|&rows| read_on(&ops, &mut from, [&q, &k, &v], rows));
+                let all: Vec<f32> = read.flatten().collect();
+                let mut to = ops.kv_cache(shape, 300).unwrap();
+                ops.copy_kv_cache(&mut to, &from, len - 1).unwrap();
+                let again = read_on(&ops, &mut to, [&q, &k, &v], 1);
+                let worst = worst(&again, &all[(len - 1) * 96..]);
+                assert!(worst < 2e-5, "{worst} after {len} in {format:?}");
+            }
+        }
+    }
+}
