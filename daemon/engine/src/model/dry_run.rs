@@ -103,9 +103,9 @@ impl DryRun {
         let requests = workload.batch_requests;
         let mut logits = ops.logits_rows(requests, shape.padded_vocab_size)?;
         let cache_shape = KvCacheShape::of(shape, format);
-        let capacities = shares(workload.rows(), requests, workload.canvas_length);
-        let mut caches = (capacities.iter())
-            .map(|&capacity| ops.kv_cache(cache_shape, capacity))
+        let capacities = even_shares(workload.rows(), requests);
+        let mut caches = capacities
+            .map(|capacity| ops.kv_cache(cache_shape, capacity))
             .collect::<Result<Vec<_>, _>>()?;
         // Each cache is rounded up to a page. With different lengths only their sum is known, so a page is added for
         // each.
@@ -118,8 +118,8 @@ impl DryRun {
         };
         // As many as `share_rows` gives out, which real passes call with the same number.
         let rows = workload.rows().min(mlp_rows).max(requests);
-        let tokens: Vec<_> = (shares(rows, requests, workload.canvas_length).iter())
-            .map(|&rows| vec![0; rows])
+        let tokens: Vec<_> = even_shares(rows, requests)
+            .map(|rows| vec![0; rows])
             .collect();
         let positions: Vec<_> = (0..rows).collect();
         let mut next: Vec<_> = (tokens.iter().zip(&mut caches))
@@ -239,6 +239,12 @@ fn shares_of(sum: usize, most: &[usize]) -> Vec<usize> {
         Some(share)
     });
     shares.collect()
+}
+
+/// How `sum` is shared out among `count` KV caches. Of so many positions these take the most: each cache has a limited
+/// number of them in more bits, too ([`KvCacheShape::bytes`]), so that long ones take less for each.
+fn even_shares(sum: usize, count: usize) -> impl Iterator<Item = usize> {
+    (0..count).map(move |number| sum / count + usize::from(number < sum % count))
 }
 
 /// How `sum` is shared out among `count`, each at least 1 and at most `most`, as much as possible to the first.

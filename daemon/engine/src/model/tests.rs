@@ -442,3 +442,33 @@ fn prompts_take_no_more_than_was_rehearsed() {
         }
     }
 }
+
+#[test]
+fn kv_caches_of_any_lengths_take_no_more_than_was_planned() {
+    let world = World::new("llama-tiny");
+    let dry_run = DryRun::new(world.config.clone(), &world.sources, world.profile);
+    let formats = [
+        (KvCacheFormat::Bf16, Format::Bf16),
+        (KvCacheFormat::Q5_0, Format::Q5_0),
+        (KvCacheFormat::Q4_0, Format::Q4_0),
+    ];
+    for lengths in [
+        &[1000, 100, 100, 100][..],
+        &[100, 100, 100, 1000],
+        &[2000, 1, 1, 1],
+        &[97, 96, 95],
+        &[64, 300],
+        &[500],
+    ] {
+        let requests = lengths.iter();
+        let workload = together(requests.map(|&len| Workload::new(len, 32, 1)));
+        for (kept, format) in formats {
+            let working = dry_run.working(&workload, MLP_ROWS, kept).unwrap();
+            let planned = working.kv_cache_bytes;
+            let shape = KvCacheShape::of(&world.config.shape, format);
+            let cache = |&len: &usize| world.ops.kv_cache(shape, len).unwrap().bytes();
+            let taken: u64 = lengths.iter().map(cache).sum();
+            assert!(taken <= planned, "{taken} of {planned} for {lengths:?}");
+        }
+    }
+}
