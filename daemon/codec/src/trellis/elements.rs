@@ -259,7 +259,14 @@ mod tests {
                 }
             };
             let levels = TrellisLevels::new(std::array::from_fn(mean), 1.);
-            for (symbols, part) in [(&symbols, 0.37), (&far, 1e-3), (&symbols, f32::NAN)] {
+            let cases = [
+                (&symbols, 0.37, false),
+                (&symbols, 0.37, true),
+                (&far, 1e-3, true),
+                (&symbols, f32::NAN, false),
+                (&symbols, f32::NAN, true),
+            ];
+            for (symbols, part, has_outliers) in cases {
                 for count in [0, 1, 63, 64, 65, 256, 300] {
                     let mut marked = symbols[..count].to_vec();
                     mark(SimdPath::Portable, &mut marked);
@@ -269,9 +276,21 @@ mod tests {
                     for path in SimdPath::all() {
                         let mut out = vec![-1.; count];
                         let (symbols, factors) = (&symbols[..count], &factors[..count]);
-                        scale_marked(&levels, path, part, factors, symbols, &mut out, true);
+                        scale_marked(
+                            &levels,
+                            path,
+                            part,
+                            factors,
+                            symbols,
+                            &mut out,
+                            has_outliers,
+                        );
                         let bits = |of: &[f32]| of.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-                        assert_eq!(bits(&out), bits(&expected), "{path:?} {moved:?} {count}");
+                        assert_eq!(
+                            bits(&out),
+                            bits(&expected),
+                            "{path:?} {moved:?} {count} {has_outliers}"
+                        );
                     }
                 }
             }
