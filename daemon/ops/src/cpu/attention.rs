@@ -44,7 +44,7 @@ struct HeadTask<'a> {
     kv_head: usize,
     heads: Range<usize>,
     segments: &'a [SourceSegment<'a>],
-    /// For each query how many keys of the only segment it sees; `None`: all of them.
+    /// For each query how many keys it sees, counted through all segments in their order; `None`: all of them.
     seen: Option<&'a [usize]>,
     /// The shape of the cache, or else of the pass's rows: tiles have room for its heads, and are rotated as those are.
     shape: KvCacheShape,
@@ -103,12 +103,13 @@ impl HeadTask<'_> {
     /// The tiles of the keys, as far as any of the queries sees them: where they lie, and the rows of each.
     fn tiles(&self) -> impl Iterator<Item = (&RowSource<'_>, Range<usize>)> {
         let step = tile_keys(&self.shape);
-        let most = self
+        let mut most = self
             .seen
-            .map(|seen| seen.iter().copied().max().unwrap_or(0));
+            .map_or(usize::MAX, |seen| seen.iter().copied().max().unwrap_or(0));
         self.segments.iter().flat_map(move |segment| {
             let KeySegment { start, len } = segment.rows;
-            let len = most.map_or(len, |most| most.min(len));
+            let len = len.min(most);
+            most -= len;
             tiles(&(start..start + len), step).map(|rows| (&segment.source, rows))
         })
     }
