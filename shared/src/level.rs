@@ -101,7 +101,8 @@ pub enum KvCacheFormat {
     F32,
     /// Rounded to 16 bits, as models are trained.
     Bf16,
-    // Fewer bits cost nothing that likelihoods show, and take a half or a quarter of the memory (docs/benchmarks.md).
+    // Down to 8 bits, fewer cost nothing that likelihoods show, and take a half or a quarter of the memory
+    // (docs/benchmarks.md). A canvas loses by fewer than that (docs/models.md).
     /// In 8 bits, with a scale for each 32 elements of a head.
     Q8_0,
     /// In 5 bits, rotated first.
