@@ -1,4 +1,4 @@
-//! Attention of an autoregressive decoding step, and of 64 rows of a prompt, by the format of the KV cache and its length:
+//! Attention of an autoregressive decoding step, and of 256 rows of a prompt, by the format of the KV cache and its length:
 //! `cargo bench -p sluice-measure --bench attention`, with `--profile dev` as tests and daemon are built.
 
 use divan::{Bencher, counter::ItemsCount};
@@ -15,7 +15,15 @@ const SHAPE: AttentionShape = AttentionShape {
     head_dim: 128,
 };
 
-const CASES: [(Format, usize); 12] = [
+/// Heads of Llama 2 7B: none share keys.
+const UNSHARED: AttentionShape = AttentionShape {
+    kv_heads: 32,
+    ..SHAPE
+};
+
+const CASES: [(Format, usize); 14] = [
+    (Format::Q8_0, 512),
+    (Format::Q4_0, 512),
     (Format::F32, 1024),
     (Format::Bf16, 1024),
     (Format::Q8_0, 1024),
@@ -36,24 +44,34 @@ fn main() {
 
 #[divan::bench(args = CASES)]
 fn step(bencher: Bencher<'_, '_>, case: (Format, usize)) {
-    attend(bencher, case, 1);
+    attend(bencher, case, SHAPE, 1);
 }
 
 #[divan::bench(args = CASES)]
 fn prompt(bencher: Bencher<'_, '_>, case: (Format, usize)) {
-    attend(bencher, case, 64);
+    attend(bencher, case, SHAPE, 256);
 }
 
-fn attend(bencher: Bencher<'_, '_>, (format, positions): (Format, usize), queries: usize) {
+#[divan::bench(args = CASES)]
+fn prompt_unshared(bencher: Bencher<'_, '_>, case: (Format, usize)) {
+    attend(bencher, case, UNSHARED, 256);
+}
+
+fn attend(
+    bencher: Bencher<'_, '_>,
+    (format, positions): (Format, usize),
+    shape: AttentionShape,
+    queries: usize,
+) {
     let ops = Ops::new(Device::cpu(1).unwrap(), Ledger::default()).unwrap();
-    let q = filled(&ops, queries, SHAPE.heads * SHAPE.head_dim);
-    let kv = filled(&ops, positions, SHAPE.kv_heads * SHAPE.head_dim);
+    let q = filled(&ops, queries, shape.heads * shape.head_dim);
+    let kv = filled(&ops, positions, shape.kv_heads * shape.head_dim);
     let mut cache = ops
         .kv_cache(
             KvCacheShape {
                 layers: 1,
-                kv_heads: SHAPE.kv_heads,
-                head_dim: SHAPE.head_dim,
+                kv_heads: shape.kv_heads,
+                head_dim: shape.head_dim,
                 format,
                 keeps_recent: matches!(format, Format::Q5_0 | Format::Q4_0),
             },
@@ -88,7 +106,7 @@ fn attend(bencher: Bencher<'_, '_>, (format, positions): (Format, usize), querie
     };
     bencher
         .counter(ItemsCount::new(positions))
-        .bench_local(|| ops.attend(&q, &keys, SHAPE, &tasks).unwrap());
+        .bench_local(|| ops.attend(&q, &keys, shape, &tasks).unwrap());
 }
 
 fn filled(ops: &Ops, rows: usize, width: usize) -> Activation {
