@@ -19,7 +19,10 @@ use sluice_codec::{
 use sluice_formats::DType;
 
 use super::{BATCH_BYTES, CompressError, Progress, ProgressBytes, check_free_space, pool, stop_if};
-use crate::folder::{PartialFolder, clear_up, free_target, partial_prefix};
+use crate::{
+    family::ModelConfig,
+    folder::{PartialFolder, clear_up, free_target, partial_prefix},
+};
 
 /// Unfinished folders have it in their names.
 const WORK: &str = "decompress";
@@ -62,11 +65,9 @@ pub fn decompress(
         });
     }
     let shards = shards(container, cancel)?;
-    let original_bytes = header
-        .tensors
-        .iter()
-        .map(TensorRecord::original_bytes)
-        .sum();
+    // Not those of all tensors: an LM head beside the embedding that it is tied to is not written.
+    let written = shards.iter().flat_map(|shard| &shard.tensors);
+    let original_bytes = written.map(|(tensor, _)| tensor.original_bytes()).sum();
     // Created before the check of free space, since it first removes what killed runs left.
     let partial = PartialFolder::create(&target, WORK)?;
     check_free_space(&target, original_bytes)?;
@@ -181,11 +182,15 @@ pub(super) fn shards<'a>(
             tensors,
         });
     }
-    // An LM head that a mix quantized beside the embedding that it is tied to is in no file of the original.
-    let is_quantized = |tensor: &&TensorRecord| tensor.scheme() == Some(Scheme::Columns);
-    let mut tensors = container.header().tensors.iter();
-    let unlisted = tensors.find(|tensor| !seen.contains(&tensor.name) && !is_quantized(tensor));
-    if let Some(tensor) = unlisted {
+    let tensors = container.header().tensors.iter();
+    let mut unlisted = tensors
+        .filter(|tensor| !seen.contains(&tensor.name))
+        .peekable();
+    let head = unlisted.peek().and_then(|_| tied_lm_head(container));
+    let is_head = |tensor: &TensorRecord| {
+        tensor.scheme() == Some(Scheme::Columns) && head.as_ref() == Some(&tensor.name)
+    };
+    if let Some(tensor) = unlisted.find(|tensor| !is_head(tensor)) {
         let problem = format!("tensor {} is listed in no weight file", tensor.name);
         return Err(ContainerError::Malformed {
             path: container.path().to_owned(),
@@ -194,6 +199,16 @@ pub(super) fn shards<'a>(
         .into());
     }
     Ok(shards)
+}
+
+/// Name of the tensor that an LM head has beside the embedding which the configuration ties it to. One that a mix quantized is
+/// in no file of the original.
+fn tied_lm_head(container: &Container) -> Option<String> {
+    let mut files = container.header().files.iter();
+    let config = files.find(|file| file.name == "config.json")?;
+    let keys = serde_json::from_slice(&container.read_file(config).ok()?).ok()?;
+    let shape = ModelConfig::read(&keys, None).ok()?.shape;
+    shape.tied.then(|| shape.own_lm_head_name())
 }
 
 /// Parses the header of a safetensors file.

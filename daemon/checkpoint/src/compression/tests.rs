@@ -6,7 +6,13 @@ use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-use sluice_codec::container::extent_name;
+use half::f16;
+use safetensors::{Dtype, tensor::TensorView};
+use sluice_codec::{
+    ColumnsEncoder, Scheme,
+    container::{ContainerPlan, ContainerWriter, Hash, PlannedTensor, extent_name},
+};
+use sluice_formats::DType;
 use sluice_weights::{Shape, TensorNaming};
 use tempfile::TempDir;
 
@@ -641,4 +647,82 @@ fn a_container_is_compared_once_and_again_when_it_changed() {
             .verify(Some(&kept), &cancelled, &mut |_, _| {})
             .unwrap()
     );
+}
+
+/// A model's file with these matrices, all quantized by columns, of which weight files list some.
+fn quantized(target: &Path, config: &str, names: &[&str], listed: &[&str]) {
+    let (rows, width) = (40, 20);
+    let planned = |name: &&str| PlannedTensor {
+        name: (*name).to_owned(),
+        shape: vec![rows, width],
+        dtype: "f16".to_owned(),
+        extent: "all".to_owned(),
+    };
+    let zeros = vec![0; 2 * rows * width];
+    let views = listed.iter().map(|name| {
+        let view = TensorView::new(Dtype::F16, vec![rows, width], &zeros);
+        (*name, view.unwrap())
+    });
+    let mut shard = safetensors::serialize(views, None).unwrap();
+    shard.truncate(shard.len() - listed.len() * zeros.len());
+    let plan = ContainerPlan {
+        tile: 256,
+        tensors: names.iter().map(planned).collect(),
+        shards: vec![("model.safetensors".to_owned(), shard)],
+        files: vec![("config.json".to_owned(), config.as_bytes().to_vec())],
+        identity: String::new(),
+    };
+    let mut writer = ContainerWriter::begin(target, plan, &GO_ON, &mut |_| {}).unwrap();
+    while writer.next().is_some() {
+        let mut encoder = ColumnsEncoder::new(DType::F16, width, &vec![1.; rows], 0.1).unwrap();
+        for column in 0..width {
+            let values = vec![column as f32; rows];
+            encoder.quantize_column(column, &values, 0.1, &mut vec![0.; rows]);
+        }
+        let chunk = encoder.finish().unwrap();
+        writer.begin_tensor(Scheme::Columns).unwrap();
+        writer.chunk(&chunk.layout, &chunk.bytes).unwrap();
+        writer.end_tensor(Hash::of(&zeros)).unwrap();
+    }
+    writer.finish(false).unwrap();
+}
+
+#[test]
+fn only_a_quantized_tied_lm_head_is_in_no_file() {
+    let folder = TempDir::new().unwrap();
+    let read = |name: &str| {
+        let fixture = repository("engine/tests/fixtures").join(name);
+        fs::read_to_string(fixture.join("config.json")).unwrap()
+    };
+    let (tied, untied) = (read("llama-tiny-tied"), read("llama-tiny"));
+    let [embedding, other, head] = ["model.embed_tokens.weight", "other", "lm_head.weight"];
+    let all = [embedding, other, head];
+    let restored = |name: &str, config: &str, listed: &[&str]| {
+        let target = folder.path().join(name);
+        quantized(&target, config, &all, listed);
+        let mut last = None;
+        let container = Container::open(&target).unwrap();
+        let back = target.with_extension("back");
+        let result = decompress(&container, &back, 1, &GO_ON, &mut |_, done| {
+            last = Some(done);
+        });
+        result.map(|made| (made, last.unwrap(), back))
+    };
+    let (made, last, back) = restored("a.sluice", &tied, &[embedding, other]).unwrap();
+    let bytes = 2 * 2 * 40 * 20;
+    assert_eq!((made.original_bytes, last.total_bytes), (bytes, bytes));
+    assert_eq!(last.done_bytes, bytes);
+    let file = fs::read(back.join("model.safetensors")).unwrap();
+    let weights = &file[file.len() - bytes as usize..];
+    let second = f16::from_le_bytes([weights[2], weights[3]]).to_f32();
+    assert!((second - 1.0).abs() < 0.06, "{second}");
+    for (name, config, listed, missing) in [
+        ("b.sluice", &tied, &[embedding, head][..], other),
+        ("c.sluice", &tied, &[embedding][..], other),
+        ("d.sluice", &untied, &[embedding, other][..], head),
+    ] {
+        let error = restored(name, config, listed).unwrap_err().to_string();
+        let words = format!("tensor {missing} is listed in no weight file");
+        assert!(error.contains(&words), "{error}");
+    }
 }
