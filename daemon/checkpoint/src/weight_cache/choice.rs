@@ -5,6 +5,7 @@ use std::{
     fs::{self, File},
     io::{self, Write},
     path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use serde::{Deserialize, Serialize};
@@ -102,31 +103,158 @@ impl MixChoice {
     pub(super) fn read(mix: &Path) -> Option<Self> {
         let path = choice_of(mix);
         let is_short = fs::metadata(&path).is_ok_and(|file| file.len() <= BYTES_MAX);
-        let text = is_short.then(|| fs::read(path).ok()).flatten()?;
-        let known: Self = serde_json::from_slice(&text).ok()?;
+        let text = is_short.then(|| fs::read(&path).ok()).flatten()?;
+        let mut known: Self = serde_json::from_slice(&text).ok()?;
+        let now_unix_ms = unix_ms(SystemTime::now())?;
+        if known.chosen_unix_ms > now_unix_ms {
+            // It would be the latest for ever. It was written when the file says, and not later than now.
+            let written = fs::metadata(&path).and_then(|file| file.modified()).ok()?;
+            known.chosen_unix_ms = unix_ms(written)?.min(now_unix_ms);
+        }
         known.is_possible().then_some(known)
     }
 
-    /// Anybody may have written there.
+    /// Whether all of it can be. Anybody may have written there, and `serde_json` writes `null` for what is not finite, which it
+    /// does not read.
     fn is_possible(&self) -> bool {
-        let predicted = self.prediction.iter().flat_map(|predicted| {
-            let points = predicted.curve.iter();
-            let points = points.flat_map(|point| [point.bits, point.kl_nats]);
-            points.chain([predicted.kl_nats, predicted.uniform_kl_nats])
+        let points = self.prediction.iter().flat_map(|known| &known.curve);
+        let rates = self.record.groups.iter().map(|group| group.bits);
+        let mut rates = rates.chain(points.clone().map(|point| point.bits));
+        let predicted = self.prediction.iter().flat_map(|known| {
+            let LossPrediction {
+                kl_nats,
+                gap_kl_nats,
+                uniform_kl_nats,
+                ..
+            } = *known;
+            [kl_nats, gap_kl_nats, uniform_kl_nats]
         });
         let measured = [self.measured_kl_nats, self.measured_kl_standard_error];
-        let rates = self.record.groups.iter().map(|group| group.bits);
-        let mut all = predicted.chain(measured).chain(rates);
-        all.all(f64::is_finite)
+        let of_groups = (self.record.groups.iter()).filter_map(|group| group.predicted_kl_nats);
+        let losses = predicted.chain(measured).chain(of_groups);
+        let mut losses = losses.chain(points.map(|point| point.kl_nats));
+        rates.all(|bits| bits.is_finite() && bits > 0.0)
+            && losses.all(|nats| nats.is_finite() && nats >= 0.0)
     }
 
-    /// Writes it in the place of an earlier one.
+    /// Writes it in the place of an earlier one; refuses what would not be read again.
     pub(super) fn write(&self, mix: &Path) -> io::Result<()> {
+        if !self.is_possible() {
+            let problem = "a loss or a rate is no number that can be";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
+        }
         let path = choice_of(mix);
         let new = path.with_extension("json.partial");
-        let mut file = File::create(&new)?;
-        file.write_all(&serde_json::to_vec(self)?)?;
-        file.sync_all()?;
-        fs::rename(new, path)
+        let write = || {
+            let mut file = File::create(&new)?;
+            file.write_all(&serde_json::to_vec(self)?)?;
+            file.sync_all()?;
+            fs::rename(&new, &path)
+        };
+        let written = write();
+        if written.is_err() {
+            // A disk may be full; whoever asked is told of the first error.
+            drop(fs::remove_file(&new));
+        }
+        written
+    }
+}
+
+/// Milliseconds since 1970.
+pub(super) fn unix_ms(time: SystemTime) -> Option<u64> {
+    let since = time.duration_since(UNIX_EPOCH).ok()?;
+    u64::try_from(since.as_millis()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn choice() -> MixChoice {
+        MixChoice {
+            chosen_unix_ms: 1_700_000_000_000,
+            record: MixRecord {
+                groups: vec![MixedGroup {
+                    tensors: vec!["up".to_owned()],
+                    bits: 3.5,
+                    is_original: false,
+                    bytes: 7,
+                    predicted_kl_nats: Some(0.25),
+                }],
+                ..MixRecord::default()
+            },
+            prediction: Some(LossPrediction {
+                kl_nats: 0.25,
+                gap_kl_nats: 0.0,
+                uniform_kl_nats: 0.5,
+                curve: vec![LossPoint {
+                    bits: 2.0,
+                    bytes: 9,
+                    kl_nats: 1.0,
+                }],
+            }),
+            measured_kl_nats: 0.125,
+            measured_kl_standard_error: 0.0625,
+        }
+    }
+
+    /// Everything that can be wrong with a number of a choice.
+    fn impossible(lossy: f64, rate: f64) -> impl Iterator<Item = MixChoice> {
+        let alter: [fn(&mut MixChoice, f64, f64); 8] = [
+            |it, _, rate| it.record.groups[0].bits = rate,
+            |it, loss, _| it.record.groups[0].predicted_kl_nats = Some(loss),
+            |it, loss, _| it.prediction.as_mut().unwrap().kl_nats = loss,
+            |it, loss, _| it.prediction.as_mut().unwrap().gap_kl_nats = loss,
+            |it, loss, _| it.prediction.as_mut().unwrap().uniform_kl_nats = loss,
+            |it, _, rate| it.prediction.as_mut().unwrap().curve[0].bits = rate,
+            |it, loss, _| it.prediction.as_mut().unwrap().curve[0].kl_nats = loss,
+            |it, loss, _| it.measured_kl_nats = loss,
+        ];
+        alter.into_iter().map(move |alter| {
+            let mut altered = choice();
+            alter(&mut altered, lossy, rate);
+            altered
+        })
+    }
+
+    #[test]
+    fn what_cannot_be_is_neither_read_nor_written() {
+        let folder = TempDir::new().unwrap();
+        let mix = folder.path().join("a.sluice");
+        choice().write(&mix).unwrap();
+        assert_eq!(MixChoice::read(&mix), Some(choice()));
+        for (loss, rate) in [(-0.5, 0.0), (-1e-9, -3.0), (f64::NAN, f64::INFINITY)] {
+            for altered in impossible(loss, rate) {
+                altered.write(&mix).unwrap_err();
+                assert_eq!(MixChoice::read(&mix), Some(choice()), "{altered:?}");
+                fs::write(choice_of(&mix), serde_json::to_vec(&altered).unwrap()).unwrap();
+                let read = MixChoice::read(&mix);
+                // A prediction of a group may be left out, as `null` says.
+                let is_left_out = read.as_ref().is_some_and(|read| {
+                    loss.is_nan() && read.record.groups[0].predicted_kl_nats.is_none()
+                });
+                assert!(read.is_none() || is_left_out, "{altered:?}");
+                choice().write(&mix).unwrap();
+            }
+        }
+        let names = fs::read_dir(folder.path()).unwrap();
+        assert_eq!(names.count(), 1, "nothing is left of what was refused");
+    }
+
+    #[test]
+    fn a_choice_of_the_future_is_as_old_as_its_file() {
+        let folder = TempDir::new().unwrap();
+        let mix = folder.path().join("a.sluice");
+        let future = MixChoice {
+            chosen_unix_ms: u64::MAX,
+            ..choice()
+        };
+        future.write(&mix).unwrap();
+        let at = UNIX_EPOCH + std::time::Duration::from_secs(1_700_000_000);
+        let file = File::options().write(true).open(choice_of(&mix)).unwrap();
+        file.set_modified(at).unwrap();
+        assert_eq!(MixChoice::read(&mix), Some(choice()));
     }
 }

@@ -9,7 +9,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::UNIX_EPOCH,
 };
 
 use sluice_codec::{
@@ -21,6 +20,7 @@ use sluice_weights::{MixedTensor, SourceTensor, compression::TILE};
 
 use super::{
     Checkpoint, CheckpointError, MixChoice, MixRecord, Source, VERSION, check_origin,
+    choice::unix_ms,
     compressed::{EXTENSION, ORIGIN, said_by},
     expect, name_of, origin,
     write::{check_free_space, free_bytes},
@@ -339,7 +339,5 @@ impl MatrixWriter {
 }
 
 fn modified_unix_ms(file: &fs::DirEntry) -> Option<u64> {
-    let modified = file.metadata().ok()?.modified().ok()?;
-    let since = modified.duration_since(UNIX_EPOCH).ok()?;
-    u64::try_from(since.as_millis()).ok()
+    unix_ms(file.metadata().ok()?.modified().ok()?)
 }
