@@ -143,6 +143,8 @@ pub struct OptimizeSummary {
     pub prediction: Option<LossPrediction>,
     /// The divergence that was measured on the other texts.
     pub measured: PartLoss,
+    /// Why all this could not be written beside the mix; `None`: it was.
+    pub not_kept: Option<String>,
 }
 
 /// Optimizes the present model's weights for a budget. Blocks: not for the engine's own thread. The mix is left in the
@@ -420,8 +422,9 @@ impl Run<'_> {
             measured_kl_nats: measured.mean_kl,
             measured_kl_standard_error: measured.standard_error,
         };
-        // Where it cannot be written, the mix is as old as its file.
-        drop(self.mixes.keep_choice(mix.id, &choice));
+        // No reason to lose the mix, which is written.
+        let kept = self.mixes.keep_choice(mix.id, &choice);
+        let not_kept = kept.err().map(|error| error.to_string());
         let MixChoice {
             record, prediction, ..
         } = choice;
@@ -436,6 +439,7 @@ impl Run<'_> {
             record: Arc::new(record),
             groups: groups.to_vec(),
             measured,
+            not_kept,
         })
     }
 }

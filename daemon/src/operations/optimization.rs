@@ -61,7 +61,7 @@ impl Operations {
                 OptimizeError::Cancelled => cancelled(),
                 error => error.into(),
             })?;
-            if let Some(notice) = not_additive(&made) {
+            for notice in not_additive(&made).into_iter().chain(not_kept(&made)) {
                 operation.notice(notice);
             }
             Ok(Outcome::Optimize(result_to_wire(&made)))
@@ -83,6 +83,13 @@ fn not_additive(made: &OptimizeSummary) -> Option<String> {
             "the mix lost {ratio:.2} times what was predicted: losses of single groups do not add up at so few bits"
         )
     })
+}
+
+fn not_kept(made: &OptimizeSummary) -> Option<String> {
+    let (mix, problem) = (made.mix, made.not_kept.as_ref()?);
+    Some(format!(
+        "what was chosen and measured could not be written beside mix {mix}: {problem}; level optimized may take another mix as the latest, unless this one is named"
+    ))
 }
 
 fn step_to_wire(step: OptimizeProgress) -> v1::OperationProgress {

@@ -293,6 +293,21 @@ fn a_choice_that_is_made_again_is_the_latest_and_says_for_what() {
     let measured = choice.measured_kl_nats / larger.measured.mean_kl;
     assert!((measured - 1.0).abs() < 1e-12, "{measured}");
 
+    // Where nothing can be written beside it, the mix is there, and the reason.
+    let beside = |mix: MixId| {
+        let planner = world.engine.planner().unwrap();
+        let path = planner.mixes.files().unwrap().path(mix);
+        path.with_extension("choice.json")
+    };
+    assert_eq!(larger.not_kept, None);
+    let choice = beside(first.mix);
+    std::fs::remove_file(&choice).unwrap();
+    std::fs::create_dir(&choice).unwrap();
+    let again = world.optimize(&at_rate(3.0)).unwrap();
+    assert_eq!(again.mix, first.mix);
+    assert!(again.not_kept.is_some());
+    std::fs::remove_dir(&choice).unwrap();
+
     // What lies beside a mix may be anybody's: then the file's own record counts.
     let folder = world.weight_cache();
     for file in std::fs::read_dir(&folder).unwrap() {
