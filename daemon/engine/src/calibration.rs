@@ -23,7 +23,7 @@ use sluice_weights::MatrixInput;
 
 pub use self::error::CalibrateError;
 use self::{
-    passes::{counts, masked_texts, positions},
+    passes::{TextPasses, counts, masked_texts, positions},
     sweeps::{Memory, sweeps},
 };
 use crate::{
@@ -137,13 +137,13 @@ pub fn calibrate(
         share: options.share,
         stop,
     };
-    let passes = passes(&turns, options, &model, report)?;
+    let TextPasses { passes, texts } = passes(&turns, options, &model, report)?;
     let mask = model.info.mask;
     let counts = counts(&passes, identity.layers, mask);
     let origin = CalibrationOrigin {
         model: identity.clone(),
         text_hash: options.text_hash,
-        texts: text_marks(&options.samples),
+        texts: text_marks(texts.into_iter().map(|text| &options.samples[text])),
         seed: options.seed,
         passes: passes.len() as u64,
         positions: positions(&passes) as u64,
@@ -205,13 +205,13 @@ fn passes(
     options: &CalibrationOptions,
     model: &LoadedModel,
     report: &mut dyn FnMut(CalibrationProgress),
-) -> Result<Vec<InputPass>, CalibrateError> {
+) -> Result<TextPasses, CalibrateError> {
     let Some(mask) = model.info.mask else {
         return Ok(passes::read_texts(&options.samples, options.positions_max));
     };
     let own = options.positions_max * 2 / 3;
     let mut passes = decodes::own_decodes(turns, options, (model, mask), own, report)?;
-    let left = options.positions_max.saturating_sub(positions(&passes));
+    let left = options.positions_max.saturating_sub(passes.positions());
     passes.extend(masked_texts(&options.samples, mask, options.seed, left));
     Ok(passes)
 }

@@ -236,8 +236,8 @@ pub fn text_mark(ids: &[u32]) -> u32 {
 
 /// The marks of some texts, as [`CalibrationOrigin::texts`] has them.
 #[must_use]
-pub fn text_marks(texts: &[Vec<u32>]) -> Vec<u32> {
-    let mut marks: Vec<u32> = texts.iter().map(|ids| text_mark(ids)).collect();
+pub fn text_marks<'a>(texts: impl IntoIterator<Item = &'a Vec<u32>>) -> Vec<u32> {
+    let mut marks: Vec<u32> = texts.into_iter().map(|ids| text_mark(ids)).collect();
     marks.sort_unstable();
     marks.dedup();
     marks

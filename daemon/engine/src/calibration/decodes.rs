@@ -9,7 +9,7 @@ use sluice_formats::noise::Noise;
 
 use super::{
     CalibrateError, CalibrationOptions, CalibrationProgress, PASS_TOKENS_MAX,
-    passes::{positions, rows_of},
+    passes::{TextPasses, rows_of},
 };
 use crate::{
     command::LoadedModel,
@@ -39,11 +39,11 @@ pub(super) fn own_decodes(
     (model, mask): (&LoadedModel, MaskToken),
     total: usize,
     report: &mut dyn FnMut(CalibrationProgress),
-) -> Result<Vec<InputPass>, CalibrateError> {
+) -> Result<TextPasses, CalibrateError> {
     let samples = &options.samples;
-    let mut passes = Vec::new();
+    let mut passes = TextPasses::default();
     for index in 0..samples.len() * ROUNDS_MAX {
-        let done = positions(&passes);
+        let done = passes.positions();
         report(CalibrationProgress::Decoding {
             done: done.min(total),
             total,
@@ -51,7 +51,8 @@ pub(super) fn own_decodes(
         if done >= total {
             break;
         }
-        let sample = &samples[index % samples.len()];
+        let text = index % samples.len();
+        let sample = &samples[text];
         let context = model.info.context_length.min(PASS_TOKENS_MAX);
         let Some(decode) = Decode::new(sample, context, options.seed, index) else {
             continue;
@@ -71,8 +72,8 @@ pub(super) fn own_decodes(
         }
         let mut canvas = kept.lock().unwrap_or_else(PoisonError::into_inner);
         for pass in canvas.kept.drain(..) {
-            if positions(&passes) < total {
-                passes.push(pass);
+            if passes.positions() < total {
+                passes.push(text, pass);
             }
         }
     }

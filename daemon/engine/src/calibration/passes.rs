@@ -1,6 +1,6 @@
 //! Passes over texts: masked in part, or read from left to right.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sluice_checkpoint::{
     calibration::{InputRows, PositionKind},
@@ -20,22 +20,48 @@ const SHARE_MIN: f64 = 0.05;
 /// How often a text may be masked anew when there is little of it.
 const ROUNDS_MAX: usize = 16;
 
+/// Passes, and what they were made of.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct TextPasses {
+    pub(super) passes: Vec<InputPass>,
+    /// The texts that they were made of, by their places among the samples.
+    pub(super) texts: BTreeSet<usize>,
+}
+
+impl TextPasses {
+    /// Adds a pass that was made of a text.
+    pub(super) fn push(&mut self, text: usize, pass: InputPass) {
+        self.passes.push(pass);
+        self.texts.insert(text);
+    }
+
+    pub(super) fn extend(&mut self, others: Self) {
+        self.passes.extend(others.passes);
+        self.texts.extend(others.texts);
+    }
+
+    pub(super) fn positions(&self) -> usize {
+        positions(&self.passes)
+    }
+}
+
 /// Positions of all passes.
 pub(super) fn positions(passes: &[InputPass]) -> usize {
     passes.iter().map(|pass| pass.tokens.len()).sum()
 }
 
 /// The texts as an autoregressive model reads them, each once.
-pub(super) fn read_texts(samples: &[Vec<u32>], positions_max: usize) -> Vec<InputPass> {
+pub(super) fn read_texts(samples: &[Vec<u32>], positions_max: usize) -> TextPasses {
     let mut left = positions_max;
-    let mut passes = Vec::new();
-    for sample in samples {
+    let mut passes = TextPasses::default();
+    for (text, sample) in samples.iter().enumerate() {
         let count = sample.len().min(left);
         if count > 0 {
-            passes.push(InputPass {
+            let pass = InputPass {
                 tokens: sample[..count].to_vec(),
                 rows: (0..count).collect(),
-            });
+            };
+            passes.push(text, pass);
         }
         left -= count;
     }
@@ -48,10 +74,11 @@ pub(super) fn masked_texts(
     mask: MaskToken,
     seed: u64,
     positions_max: usize,
-) -> Vec<InputPass> {
-    let (mut passes, mut left) = (Vec::new(), positions_max);
+) -> TextPasses {
+    let (mut passes, mut left) = (TextPasses::default(), positions_max);
     for index in 0..samples.len() * ROUNDS_MAX {
-        let sample = &samples[index % samples.len()];
+        let text = index % samples.len();
+        let sample = &samples[text];
         if sample.is_empty() {
             continue;
         }
@@ -59,7 +86,7 @@ pub(super) fn masked_texts(
             break;
         }
         left -= sample.len();
-        passes.push(masked_text(sample, mask, seed, index as u64));
+        passes.push(text, masked_text(sample, mask, seed, index as u64));
     }
     passes
 }
@@ -142,9 +169,11 @@ mod tests {
 
     #[test]
     fn masks_are_uniform_from_few_to_all_and_follow_from_the_seed() {
-        let passes = masked_texts(&samples(), MASK, 3, 4000);
-        assert_eq!(passes, masked_texts(&samples(), MASK, 3, 4000));
-        assert_ne!(passes, masked_texts(&samples(), MASK, 4, 4000));
+        let made = masked_texts(&samples(), MASK, 3, 4000);
+        assert_eq!(made, masked_texts(&samples(), MASK, 3, 4000));
+        assert_ne!(made, masked_texts(&samples(), MASK, 4, 4000));
+        assert_eq!(made.texts, (0..10).collect());
+        let passes = made.passes;
         assert!((3900..=4000).contains(&positions(&passes)));
         let share = |pass: &InputPass| pass.rows.len() as f64 / pass.tokens.len() as f64;
         let shares: Vec<f64> = passes.iter().map(share).collect();
@@ -161,8 +190,8 @@ mod tests {
 
     #[test]
     fn little_text_is_not_masked_without_end() {
-        let passes = masked_texts(&[vec![1, 2, 3]], MASK, 3, 1_000_000);
-        assert_eq!(passes.len(), ROUNDS_MAX);
+        let made = masked_texts(&[vec![1, 2, 3]], MASK, 3, 1_000_000);
+        assert_eq!(made.passes.len(), ROUNDS_MAX);
     }
 
     #[test]
@@ -176,11 +205,20 @@ mod tests {
     }
 
     #[test]
+    fn texts_beyond_the_last_position_are_not_said_to_have_been_read() {
+        // Of 40, 41 and 42 tokens; the fourth has 43.
+        let made = masked_texts(&samples(), MASK, 3, 125);
+        assert_eq!(made.texts, [0, 1, 2].into());
+        assert_eq!(read_texts(&samples(), 40).texts, [0].into());
+    }
+
+    #[test]
     fn an_autoregressive_model_reads_each_text_once() {
-        let passes = read_texts(&samples(), 100);
-        assert_eq!(positions(&passes), 100);
-        assert_eq!(passes[2].rows.len(), 19);
-        let all = read_texts(&samples(), 1_000_000);
+        let made = read_texts(&samples(), 100);
+        assert_eq!(made.positions(), 100);
+        assert_eq!(made.passes[2].rows.len(), 19);
+        assert_eq!(made.texts, [0, 1, 2].into());
+        let all = read_texts(&samples(), 1_000_000).passes;
         assert_eq!(all.len(), 10);
         let counts = counts(&all, 2, None);
         assert!(

@@ -87,7 +87,7 @@ impl World {
             stop: &AtomicBool::new(false),
         };
         let model = self.engine.model().unwrap();
-        passes(&turns, options, &model, &mut |_| {}).unwrap()
+        passes(&turns, options, &model, &mut |_| {}).unwrap().passes
     }
 
     fn is_empty(&self) -> bool {
@@ -170,7 +170,7 @@ fn passes_are_mostly_what_the_model_decodes_itself_and_follow_from_the_seed() {
     let (own, text) = one.split_at(own.unwrap());
     assert!(positions(own) < 1000 + 128);
     let left = options.positions_max - positions(own);
-    assert_eq!(text, masked_texts(&options.samples, mask, 5, left));
+    assert_eq!(text, masked_texts(&options.samples, mask, 5, left).passes);
     for pass in own {
         // All masks are behind a clean beginning, and it reads those of one block.
         let is_mask = |at: &usize| pass.tokens[*at] == mask.token_id;
@@ -181,6 +181,28 @@ fn passes_are_mostly_what_the_model_decodes_itself_and_follow_from_the_seed() {
     }
     // Some blocks are filled in part, by what the model chose.
     assert!(own.iter().any(|pass| pass.rows.len() % 32 != 0));
+}
+
+#[test]
+fn texts_that_no_pass_was_made_of_are_not_among_those_that_were() {
+    for (name, positions_max) in [("llada-tiny", 700), ("llama-tiny", 520)] {
+        let world = World::new(name);
+        let options = CalibrationOptions {
+            positions_max,
+            ..world.options()
+        };
+        let summary = world.calibrate(&options).unwrap();
+        let found = world.open(&options);
+        let texts = &found.origin().texts;
+        assert_eq!(texts, &summary.origin.texts, "{name}");
+        // Eleven texts of 40 tokens and more have 495.
+        let count = match name {
+            "llama-tiny" => 12,
+            _ => texts.len(),
+        };
+        assert!((1..14).contains(&count), "{name}: {count}");
+        assert_eq!(texts, &text_marks(&options.samples[..count]), "{name}");
+    }
 }
 
 #[test]
