@@ -170,8 +170,10 @@ pub struct PlanSettings {
     pub max_slowdown: f64,
     /// Format of an autoregressive model's KV cache, from the next request on.
     pub kv_cache_format: KvCacheFormat,
-    /// The mix of [`Level::Optimized`]; `None`: the latest.
+    /// The mix of [`Level::Optimized`] that was named; `None`: the latest.
     pub mix: Option<MixId>,
+    /// The one that was the latest when the level came into force with none named: plans keep to it, whatever is made later.
+    pub mix_taken: Option<MixId>,
 }
 
 impl Default for PlanSettings {
@@ -190,6 +192,7 @@ impl From<PlanOptions> for PlanSettings {
             max_slowdown: options.max_slowdown.unwrap_or(MAX_SLOWDOWN),
             kv_cache_format: options.kv_cache_format.unwrap_or_default(),
             mix: options.mix,
+            mix_taken: None,
         }
     }
 }
@@ -203,16 +206,42 @@ impl From<PlanSettings> for PlanOptions {
             embedding: Some(settings.embedding),
             max_slowdown: Some(settings.max_slowdown),
             kv_cache_format: Some(settings.kv_cache_format),
-            mix: settings.mix,
+            mix: settings.mix_used(),
         }
     }
 }
 
 impl PlanSettings {
-    /// The settings after a change.
+    /// The settings after a change. Whoever asks for a level, and names no mix, asks for the latest.
     #[must_use]
     pub fn with(self, change: &PlanOptions) -> Self {
-        change.over(self.into()).into()
+        let after: Self = change.over(self.anew().into()).into();
+        let is_taken = change.level.is_none() && after.mix.is_none();
+        Self {
+            mix_taken: self.mix_taken.filter(|_| is_taken),
+            ..after
+        }
+    }
+
+    /// Whether a change names nothing but what these settings have.
+    #[must_use]
+    pub fn have(self, change: &PlanOptions) -> bool {
+        self.with(change).anew() == self.anew()
+    }
+
+    /// The settings as a load begins with them: a mix that nobody named is found anew.
+    #[must_use]
+    pub fn anew(self) -> Self {
+        Self {
+            mix_taken: None,
+            ..self
+        }
+    }
+
+    /// The mix of [`Level::Optimized`]; `None`: the latest.
+    #[must_use]
+    pub fn mix_used(&self) -> Option<MixId> {
+        self.mix.or(self.mix_taken)
     }
 
     /// What a plan chooses by.
@@ -312,6 +341,39 @@ mod tests {
     }
 
     #[test]
+    fn a_mix_that_nobody_named_stays_until_the_level_is_asked_for() {
+        let (first, second) = (MixId::of_hash(1), MixId::of_hash(2));
+        let optimized = PlanOptions {
+            level: Some(Level::Optimized),
+            ..PlanOptions::default()
+        };
+        let budget = PlanOptions {
+            budget: Some(Budget::Bytes(7)),
+            ..PlanOptions::default()
+        };
+        let named = PlanOptions {
+            mix: Some(second),
+            ..PlanOptions::default()
+        };
+        let taken = PlanSettings {
+            mix_taken: Some(first),
+            ..PlanSettings::default().with(&optimized)
+        };
+        assert_eq!(taken.mix_used(), Some(first));
+        assert_eq!(PlanOptions::from(taken).mix, Some(first));
+        assert_eq!(taken.with(&budget).mix_used(), Some(first));
+        assert_eq!(taken.with(&optimized).mix_used(), None);
+        assert_eq!(taken.anew().mix_used(), None);
+        // A name goes before it, and stays.
+        let with_name = taken.with(&named);
+        assert_eq!(with_name.mix_taken, None);
+        for change in [optimized, budget] {
+            assert_eq!(with_name.with(&change).mix_used(), Some(second));
+        }
+        assert!(taken.have(&optimized) && !taken.have(&budget) && !taken.have(&named));
+    }
+
+    #[test]
     fn a_change_leaves_what_it_does_not_name() {
         let before = PlanSettings::from(all());
         assert_eq!(PlanOptions::from(before), all());
@@ -328,6 +390,7 @@ mod tests {
             ..before
         };
         assert_eq!(before.with(&some), after);
+        assert!(after.have(&some) && !before.have(&some));
     }
 
     #[test]

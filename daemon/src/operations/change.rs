@@ -122,7 +122,7 @@ impl RequestedChange {
     pub fn in_force(&self, settings: PlanSettings) -> Option<PlanOptions> {
         let merged = self.merged.get().copied();
         let mut stands_for = merged.into_iter().chain([self.options]);
-        stands_for.find(|options| settings.with(options) == settings)
+        stands_for.find(|options| settings.have(options))
     }
 }
 
@@ -181,7 +181,7 @@ impl ChangeReporter {
     /// Whether the engine's settings are those that the change asked for.
     fn is_held(&self) -> bool {
         let settings = self.engine.upgrade().map(|engine| engine.settings());
-        settings.is_some_and(|settings| settings.with(&self.change) == settings)
+        settings.is_some_and(|settings| settings.have(&self.change))
     }
 
     fn fail(&self, failure: Failure) {

@@ -326,6 +326,54 @@ fn a_choice_that_is_made_again_is_the_latest_and_says_for_what() {
 }
 
 #[test]
+fn a_mix_in_force_that_nobody_named_stays_when_another_is_made() {
+    let world = World::new();
+    let make = |bits| {
+        let at_rate = OptimizeOptions {
+            goal: OptimizeGoal::Rate(bits),
+            ..world.options(0)
+        };
+        world.optimize(&at_rate).unwrap().mix
+    };
+    let bytes = || world.engine.in_force().unwrap().plan.weight_bytes();
+    let in_force = || world.engine.settings().mix_used();
+    let first = make(3.0);
+    world.apply(at(Level::Optimized)).unwrap();
+    let few = bytes();
+    assert_eq!(in_force(), Some(first));
+    let second = make(4.0);
+    // Another plan, with as much room.
+    let budget = |bytes| PlanOptions {
+        budget: Some(Budget::Bytes(bytes)),
+        ..PlanOptions::default()
+    };
+    let workload = Workload::new(256, 32, 1);
+    let change = budget(1 << 40);
+    let asked = world.engine.plan(&change, workload).unwrap();
+    world.apply(change).unwrap();
+    assert_eq!((asked.weight_bytes(), bytes()), (few, few));
+    assert_eq!(in_force(), Some(first));
+    // Asked for again, it is the latest, as predicted.
+    let asked = world.engine.plan(&at(Level::Optimized), workload).unwrap();
+    world.apply(at(Level::Optimized)).unwrap();
+    assert_eq!(asked.weight_bytes(), bytes());
+    assert!(bytes() > few);
+    assert_eq!(in_force(), Some(second));
+    // Another level has none, and a load takes the latest.
+    world.apply(at(Level::Standard)).unwrap();
+    assert_eq!(in_force(), None);
+    let settings = PlanSettings {
+        level: Level::Optimized,
+        mix_taken: Some(first),
+        ..PlanSettings::default()
+    };
+    world.engine.load_now(source(), settings).unwrap();
+    assert_eq!(in_force(), Some(second));
+    let loaded_with = world.engine.loaded_with().unwrap();
+    assert_eq!(loaded_with.mix_used(), Some(second));
+}
+
+#[test]
 fn what_is_impossible_is_refused_and_what_was_done_is_found_again() {
     let world = World::new();
     let error = world.apply(at(Level::Optimized)).unwrap_err();

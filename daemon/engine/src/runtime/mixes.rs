@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, atomic::AtomicBool};
 
 use sluice_checkpoint::weight_cache::{Mixes, OpenMix};
 use sluice_plan::Plan;
-use sluice_shared::mix::MixId;
+use sluice_shared::{level::Level, mix::MixId, options::PlanSettings};
 use sluice_weights::SourceTensor;
 
 use crate::{error::EngineError, request::MatrixKey};
@@ -42,6 +42,21 @@ impl ModelMixes {
     /// The files of all mixes; `None` where there is no folder for them.
     pub(crate) fn files(&self) -> Option<&Mixes> {
         self.mixes.as_ref()
+    }
+
+    /// These settings with the mix that they come to now, where none is named: later plans keep to it.
+    pub(super) fn settle(&self, settings: PlanSettings) -> PlanSettings {
+        if settings.level != Level::Optimized || settings.mix_used().is_some() {
+            return settings;
+        }
+        PlanSettings {
+            mix_taken: self.latest(),
+            ..settings
+        }
+    }
+
+    fn latest(&self) -> Option<MixId> {
+        self.mixes.as_ref()?.all().last().copied()
     }
 
     /// Adds to the model's tensors those of a mix; of the latest where none is named.
@@ -101,8 +116,8 @@ impl ModelMixes {
 
     fn named(&self, named: Option<MixId>) -> Result<NamedMix, EngineError> {
         let mixes = self.mixes.as_ref().ok_or(EngineError::NoMix(named))?;
-        let latest = || mixes.all().last().copied();
-        let name = named.or_else(latest).ok_or(EngineError::NoMix(None))?;
+        let name = named.or_else(|| self.latest());
+        let name = name.ok_or(EngineError::NoMix(None))?;
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(index) = open.iter().position(|known| known.name == name) {
             let known = open.remove(index);

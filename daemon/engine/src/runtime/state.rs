@@ -210,7 +210,8 @@ impl EngineState {
     /// Publishes that there is no model.
     pub(super) fn clear(&self) {
         let mut present = self.lock();
-        // The settings stay: they are the engine's and not the model's.
+        // The settings stay, but for a mix that nobody named: they are the engine's and not the model's.
+        present.settings = present.settings.anew();
         present.loaded_with = None;
         present.substitution = None;
         present.model = None;

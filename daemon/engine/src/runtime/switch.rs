@@ -41,7 +41,11 @@ impl Worker {
         let notices = self.look_at_memory_now().notices;
         (notices.into_iter()).for_each(|notice| report(ApplyEvent::Notice(notice)));
         let before = self.shared.state.settings();
-        let mut settings = before.with(&merged);
+        let settle = |settings: PlanSettings| match &self.current {
+            Some(current) => current.planner.mixes.settle(settings),
+            None => settings,
+        };
+        let mut settings = settle(before.with(&merged));
         let Some(current) = &self.current else {
             // Nothing to switch: the next load follows the settings.
             self.shared.state.set_settings(settings);
@@ -67,7 +71,7 @@ impl Worker {
         let mut planned = plan(&settings);
         if planned.is_err() && merged != change {
             // What another asked for must not keep this one from what it asked for.
-            settings = before.with(&change);
+            settings = settle(before.with(&change));
             planned = plan(&settings);
         }
         let plan = match planned {

@@ -47,9 +47,9 @@ impl DashboardState {
             .present()
             .and_then(|snapshot| snapshot.settings.as_ref());
         let options = settings.and_then(|settings| settings.options.as_ref());
-        // Where no mix was ever named, it is the latest.
+        // A daemon that says none may have taken any.
         let mix = options.and_then(|options| MixId::from_number(options.mix));
-        self.level_in_force() == Some(Level::Optimized) && mix.is_none_or(|mix| mix == known.mix)
+        self.level_in_force() == Some(Level::Optimized) && mix == Some(known.mix)
     }
 
     /// Whether outputs at a level are exactly those of the checkpoint's own weights; `None` where that is not known.

@@ -50,7 +50,10 @@ impl Loader {
             Err(error) => return Err(error),
         };
         for &level in asked.substitutes() {
-            let settings = PlanSettings { level, ..settings };
+            let settings = PlanSettings {
+                level,
+                ..settings.anew()
+            };
             match self.prepare_at(checkpoint, planner, settings, cancel, report) {
                 Ok((plan, reader)) => {
                     let substitution = LevelSubstitution {

@@ -175,9 +175,9 @@ fn is_in_force(state: &DashboardState, options: &PlanOptions) -> bool {
         (None, Some(_)) if settings.is_default_budget() => false,
         (_, Some(bytes)) => bytes == settings.budget_bytes,
     };
-    // Where none was ever named, the latest is, which is the one on the page.
+    // A daemon that says none may have taken another than the one on the page.
     let in_force = MixId::from_number(settings.options.unwrap_or_default().mix);
-    let is_mix = (options.mix.zip(in_force)).is_none_or(|(mix, in_force)| mix == in_force);
+    let is_mix = options.mix.is_none_or(|mix| in_force == Some(mix));
     is_level && is_budget && is_mix
 }
 
