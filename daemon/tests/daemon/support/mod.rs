@@ -166,7 +166,7 @@ impl Daemon {
     }
 
     /// A snapshot, if the daemon isn't too busy for one.
-    pub(crate) async fn try_snapshot(&self) -> Result<v1::Snapshot, tonic::Status> {
+    pub(crate) async fn try_snapshot(&self) -> Result<v1::Snapshot, Status> {
         let mut client = TelemetryServiceClient::new(self.channel().await);
         let answer = client.get_snapshot(v1::GetSnapshotRequest {}).await?;
         Ok(answer.into_inner().snapshot.unwrap())
