@@ -15,8 +15,9 @@ use testkit::not_run;
 use super::run::Loaded;
 use crate::checkpoints::fixture;
 
-/// The largest difference of logits to the reference, whose four decimals are most of it.
-const LOGITS_TOLERANCE: f64 = 2e-4;
+/// The largest difference of logits to the reference, which computes in `f32`. Where the CPU multiplies these weights in
+/// integers, rows are rounded to eight bits, which moves logits of 20 by a quarter; the tokens stay the same.
+const LOGITS_TOLERANCE: f64 = 0.4;
 
 /// Where the file is, if it was fetched.
 fn file() -> Option<PathBuf> {
