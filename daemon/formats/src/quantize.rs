@@ -6,6 +6,7 @@ mod q4_k;
 mod q6_k;
 mod q8_0;
 mod signed;
+mod small;
 
 use super::Format;
 

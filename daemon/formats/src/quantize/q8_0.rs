@@ -5,6 +5,7 @@ use half::f16;
 use super::{
     super::blocks::{Q8_0_BYTES, SMALL_WEIGHTS, widest},
     lanes::{clamp, low_byte, nearest},
+    small::{each_small_block, largest_magnitude},
 };
 
 /// Quantizes whole blocks.
@@ -14,26 +15,12 @@ pub(super) fn quantize(values: &[f32], bytes: &mut [u8]) {
 
 #[inline(always)]
 pub(super) fn all(values: &[f32], bytes: &mut [u8]) {
-    let (values, rest) = values.as_chunks::<SMALL_WEIGHTS>();
-    let (blocks, rest_out) = bytes.as_chunks_mut::<Q8_0_BYTES>();
-    assert!(rest.is_empty() && rest_out.is_empty() && values.len() == blocks.len());
-    for (values, block) in values.iter().zip(blocks) {
-        one(values, block);
-    }
+    each_small_block(values, bytes, one);
 }
 
 #[inline(always)]
 fn one(values: &[f32; SMALL_WEIGHTS], block: &mut [u8; Q8_0_BYTES]) {
-    // Magnitudes are compared as integers, which have a vector maximum. NaN doesn't count.
-    let magnitude = |value: f32| {
-        let bits = value.abs().to_bits();
-        if bits > f32::INFINITY.to_bits() {
-            0
-        } else {
-            bits
-        }
-    };
-    let largest = (values.iter()).fold(0, |largest, &value| magnitude(value).max(largest));
+    let largest = largest_magnitude(values);
     // 127 and not 128, as in ggml: the range is the same on both sides of zero.
     let scale = f32::from_bits(largest) / 127.0;
     // A block of zeros has scale 0 and quants 0, rather than NaN.

@@ -5,6 +5,7 @@ use half::f16;
 use super::{
     super::blocks::{Q4_0_BYTES, Q5_0_BYTES, SMALL_WEIGHTS, widest},
     lanes::{clamp, low_byte},
+    small::{each_small_block, largest_magnitude, magnitude},
 };
 
 /// Quantizes whole blocks to `q4_0`.
@@ -19,44 +20,35 @@ pub(super) fn quantize_q5_0(values: &[f32], bytes: &mut [u8]) {
 
 #[inline(always)]
 pub(super) fn all_q4_0(values: &[f32], bytes: &mut [u8]) {
-    let (values, rest) = values.as_chunks::<SMALL_WEIGHTS>();
-    let (blocks, rest_out) = bytes.as_chunks_mut::<Q4_0_BYTES>();
-    assert!(rest.is_empty() && rest_out.is_empty() && values.len() == blocks.len());
-    for (values, block) in values.iter().zip(blocks) {
-        let (scale, quants) = quants(values, 8.0);
-        block[..2].copy_from_slice(&scale);
-        put_nibbles(&quants, &mut block[2..]);
-    }
+    each_small_block(values, bytes, one_q4_0);
 }
 
 #[inline(always)]
 pub(super) fn all_q5_0(values: &[f32], bytes: &mut [u8]) {
-    let (values, rest) = values.as_chunks::<SMALL_WEIGHTS>();
-    let (blocks, rest_out) = bytes.as_chunks_mut::<Q5_0_BYTES>();
-    assert!(rest.is_empty() && rest_out.is_empty() && values.len() == blocks.len());
-    for (values, block) in values.iter().zip(blocks) {
-        let (scale, quants) = quants(values, 16.0);
-        let bits = (quants.iter().enumerate())
-            .fold(0, |bits, (at, quant)| bits | u32::from(quant >> 4) << at);
-        block[..2].copy_from_slice(&scale);
-        block[2..6].copy_from_slice(&bits.to_le_bytes());
-        put_nibbles(&quants.map(|quant| quant & 15), &mut block[6..]);
-    }
+    each_small_block(values, bytes, one_q5_0);
+}
+
+#[inline(always)]
+fn one_q4_0(values: &[f32; SMALL_WEIGHTS], block: &mut [u8; Q4_0_BYTES]) {
+    let (scale, quants) = quants(values, 8.0);
+    block[..2].copy_from_slice(&scale);
+    put_nibbles(&quants, &mut block[2..]);
+}
+
+#[inline(always)]
+fn one_q5_0(values: &[f32; SMALL_WEIGHTS], block: &mut [u8; Q5_0_BYTES]) {
+    let (scale, quants) = quants(values, 16.0);
+    let bits =
+        (quants.iter().enumerate()).fold(0, |bits, (at, quant)| bits | u32::from(quant >> 4) << at);
+    block[..2].copy_from_slice(&scale);
+    block[2..6].copy_from_slice(&bits.to_le_bytes());
+    put_nibbles(&quants.map(|quant| quant & 15), &mut block[6..]);
 }
 
 /// The scale as it is stored, and quants from 0 to `2 * half - 1`, of which `half` stands for zero.
 #[inline(always)]
 fn quants(values: &[f32; SMALL_WEIGHTS], half: f32) -> ([u8; 2], [u8; SMALL_WEIGHTS]) {
-    // Magnitudes are compared as integers, which have a vector maximum. NaN doesn't count.
-    let magnitude = |value: f32| {
-        let bits = value.abs().to_bits();
-        if bits > f32::INFINITY.to_bits() {
-            0
-        } else {
-            bits
-        }
-    };
-    let largest = (values.iter()).fold(0, |largest, &value| magnitude(value).max(largest));
+    let largest = largest_magnitude(values);
     // Of equal magnitudes the first one's sign, as in ggml. A block of zeros has none.
     let first = (values.iter()).find(|&&value| largest > 0 && magnitude(value) == largest);
     let scale = first.copied().unwrap_or(0.0) / -half;
