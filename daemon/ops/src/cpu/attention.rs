@@ -56,6 +56,15 @@ struct SourceSegment<'a> {
     rows: KeySegment,
 }
 
+impl<'a> SourceSegment<'a> {
+    /// These rows; `None` if there are none.
+    fn new(source: RowSource<'a>, rows: Range<usize>) -> Option<Self> {
+        let (start, len) = (rows.start, rows.len());
+        let rows = KeySegment { start, len };
+        (len > 0).then_some(Self { source, rows })
+    }
+}
+
 impl HeadTask<'_> {
     /// A row for each query and head: the queries of one head after the other.
     fn rows(&self) -> usize {
@@ -464,13 +473,7 @@ fn causal<'a>(
     let query = positions.first().copied().unwrap_or(0);
     let shape = cache.rounded.shape;
     let mut all = Vec::new();
-    let mut add = |source, rows: Range<usize>| {
-        let (start, len) = (rows.start, rows.len());
-        if len > 0 {
-            let rows = KeySegment { start, len };
-            all.push(SourceSegment { source, rows });
-        }
-    };
+    let mut add = |source, rows| all.extend(SourceSegment::new(source, rows));
     let own = own.filter(|_| shape.keeps_recent);
     // Positions from here on are rows of this pass.
     let own_start = own.as_ref().map_or(end, |(run, _)| run.start.min(end));
@@ -514,13 +517,7 @@ fn from_both<'a>(
     let mut own: Vec<_> = own.iter().collect();
     own.sort_by_key(|run| run.start);
     let mut all = Vec::new();
-    let mut add = |source, rows: Range<usize>| {
-        let (start, len) = (rows.start, rows.len());
-        if len > 0 {
-            let rows = KeySegment { start, len };
-            all.push(SourceSegment { source, rows });
-        }
-    };
+    let mut add = |source, rows| all.extend(SourceSegment::new(source, rows));
     for segment in segments {
         let (mut place, end) = (segment.start, segment.start + segment.len);
         for PassRun { rows, start } in &own {
