@@ -1,13 +1,13 @@
 //! Wide columns: their elements span more steps than there are symbols.
 //!
-//! Inputs that are thousands of times larger than others (massive activations, arXiv 2402.17762) want steps that are as much
-//! smaller. A wide column therefore has levels at all integers and a quarter, without an end worth mentioning: some low bits of
-//! an integer are stored as they are, and its symbol, which has a code, is what remains. At such rates all values of
-//! the low bits are about equally frequent, so that coding them would save nothing. The lowest bit stays in the symbol:
-//! the trellis looks at no other.
+//! Inputs that are thousands of times larger than others (massive activations, arXiv 2402.17762) want steps that are as
+//! much smaller. The levels of a wide column are all integers and a quarter, up to a thousand steps. Up to four bits of an
+//! integer, those above the lowest one, are stored as they are: at such rates their values are about equally frequent, and
+//! a code would save nothing. The other bits are the symbol, which has a code. The lowest one is among them, since the
+//! trellis looks at no other.
 //!
-//! The low bits stand between the column's header and its codes, as many of each element, so that both can be found
-//! without the other.
+//! The low bits stand between the column's header and its codes. Each element has as many, so that the codes are found
+//! without reading them.
 
 use std::sync::LazyLock;
 
