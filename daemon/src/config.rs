@@ -220,7 +220,7 @@ impl Config {
             kv_cache_format: self.kv_cache_format.value,
             // Mixes belong to one model each: a daemon takes the latest of the one that it loads.
             mix: None,
-            mix_taken: None,
+            resolved_mix: None,
         }
     }
 

@@ -173,7 +173,7 @@ pub struct PlanSettings {
     /// The mix of [`Level::Optimized`] that was named; `None`: the latest.
     pub mix: Option<MixId>,
     /// The one that was the latest when the level came into force with none named: plans keep to it, whatever is made later.
-    pub mix_taken: Option<MixId>,
+    pub resolved_mix: Option<MixId>,
 }
 
 impl Default for PlanSettings {
@@ -192,7 +192,7 @@ impl From<PlanOptions> for PlanSettings {
             max_slowdown: options.max_slowdown.unwrap_or(MAX_SLOWDOWN),
             kv_cache_format: options.kv_cache_format.unwrap_or_default(),
             mix: options.mix,
-            mix_taken: None,
+            resolved_mix: None,
         }
     }
 }
@@ -206,7 +206,7 @@ impl From<PlanSettings> for PlanOptions {
             embedding: Some(settings.embedding),
             max_slowdown: Some(settings.max_slowdown),
             kv_cache_format: Some(settings.kv_cache_format),
-            mix: settings.mix_used(),
+            mix: settings.effective_mix(),
         }
     }
 }
@@ -215,10 +215,10 @@ impl PlanSettings {
     /// The settings after a change. Whoever asks for a level, and names no mix, asks for the latest.
     #[must_use]
     pub fn with(self, change: &PlanOptions) -> Self {
-        let after: Self = change.over(self.anew().into()).into();
+        let after: Self = change.over(self.with_unresolved_mix().into()).into();
         let is_taken = change.level.is_none() && after.mix.is_none();
         Self {
-            mix_taken: self.mix_taken.filter(|_| is_taken),
+            resolved_mix: self.resolved_mix.filter(|_| is_taken),
             ..after
         }
     }
@@ -226,22 +226,22 @@ impl PlanSettings {
     /// Whether a change names nothing but what these settings have.
     #[must_use]
     pub fn have(self, change: &PlanOptions) -> bool {
-        self.with(change).anew() == self.anew()
+        self.with(change).with_unresolved_mix() == self.with_unresolved_mix()
     }
 
     /// The settings as a load begins with them: a mix that nobody named is found anew.
     #[must_use]
-    pub fn anew(self) -> Self {
+    pub fn with_unresolved_mix(self) -> Self {
         Self {
-            mix_taken: None,
+            resolved_mix: None,
             ..self
         }
     }
 
     /// The mix of [`Level::Optimized`]; `None`: the latest.
     #[must_use]
-    pub fn mix_used(&self) -> Option<MixId> {
-        self.mix.or(self.mix_taken)
+    pub fn effective_mix(&self) -> Option<MixId> {
+        self.mix.or(self.resolved_mix)
     }
 
     /// What a plan chooses by.
@@ -356,19 +356,19 @@ mod tests {
             ..PlanOptions::default()
         };
         let taken = PlanSettings {
-            mix_taken: Some(first),
+            resolved_mix: Some(first),
             ..PlanSettings::default().with(&optimized)
         };
-        assert_eq!(taken.mix_used(), Some(first));
+        assert_eq!(taken.effective_mix(), Some(first));
         assert_eq!(PlanOptions::from(taken).mix, Some(first));
-        assert_eq!(taken.with(&budget).mix_used(), Some(first));
-        assert_eq!(taken.with(&optimized).mix_used(), None);
-        assert_eq!(taken.anew().mix_used(), None);
+        assert_eq!(taken.with(&budget).effective_mix(), Some(first));
+        assert_eq!(taken.with(&optimized).effective_mix(), None);
+        assert_eq!(taken.with_unresolved_mix().effective_mix(), None);
         // A name goes before it, and stays.
         let with_name = taken.with(&named);
-        assert_eq!(with_name.mix_taken, None);
+        assert_eq!(with_name.resolved_mix, None);
         for change in [optimized, budget] {
-            assert_eq!(with_name.with(&change).mix_used(), Some(second));
+            assert_eq!(with_name.with(&change).effective_mix(), Some(second));
         }
         assert!(taken.have(&optimized) && !taken.have(&budget) && !taken.have(&named));
     }

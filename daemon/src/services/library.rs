@@ -353,7 +353,11 @@ impl Daemon {
                 .find(|known| Path::new(&known.path) == path.unwrap_or(Path::new("")));
             let wire = known.unwrap_or_else(|| model.to_wire(v1::ModelState::Available));
             let holds = daemon.settings.for_load(&model, &PlanOptions::default());
-            let settings = daemon.engine.settings().anew().with(&holds.change());
+            let settings = daemon
+                .engine
+                .settings()
+                .with_unresolved_mix()
+                .with(&holds.change());
             let budget = settings
                 .budget
                 .bytes()

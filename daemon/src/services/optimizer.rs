@@ -327,7 +327,7 @@ impl Daemon {
                 let machine = self.engine.machine()?;
                 // The settings that a load of this model would have.
                 let holds = self.settings.for_load(&model, &PlanOptions::default());
-                settings = settings.anew().with(&holds.change());
+                settings = settings.with_unresolved_mix().with(&holds.change());
                 let outline = ModelOutline::of_checkpoint(&model.source(), machine)?;
                 (model.name, outline)
             }

@@ -336,7 +336,7 @@ fn a_mix_in_force_that_nobody_named_stays_when_another_is_made() {
         world.optimize(&at_rate).unwrap().mix
     };
     let bytes = || world.engine.in_force().unwrap().plan.weight_bytes();
-    let in_force = || world.engine.settings().mix_used();
+    let in_force = || world.engine.settings().effective_mix();
     let first = make(3.0);
     world.apply(at(Level::Optimized)).unwrap();
     let few = bytes();
@@ -364,13 +364,13 @@ fn a_mix_in_force_that_nobody_named_stays_when_another_is_made() {
     assert_eq!(in_force(), None);
     let settings = PlanSettings {
         level: Level::Optimized,
-        mix_taken: Some(first),
+        resolved_mix: Some(first),
         ..PlanSettings::default()
     };
     world.engine.load_now(source(), settings).unwrap();
     assert_eq!(in_force(), Some(second));
     let loaded_with = world.engine.loaded_with().unwrap();
-    assert_eq!(loaded_with.mix_used(), Some(second));
+    assert_eq!(loaded_with.effective_mix(), Some(second));
 }
 
 #[test]

@@ -228,7 +228,7 @@ impl Worker {
         // Level first, source second: the divergence below needs the source's LM head in force.
         let subject = ComparedWeights {
             level,
-            mix: choices.settings.mix_used(),
+            mix: choices.settings.effective_mix(),
         };
         let ours = self.rows_at(subject, format, before, &samples, cancel, &mut tell)?;
         // Taken before the plan changes again: into its forms the level's LM head is converted below.
@@ -267,7 +267,7 @@ impl Worker {
         let mut choices = self.shared.state.settings().resolved();
         choices.level = weights.level;
         choices.settings.mix = weights.mix;
-        choices.settings.mix_taken = None;
+        choices.settings.resolved_mix = None;
         let current = self.current_mut()?;
         let shape = &current.planner.config.shape;
         let reading = shape.causal.then(|| SampleReading {

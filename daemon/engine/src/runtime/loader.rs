@@ -141,7 +141,7 @@ impl Loader {
         if let Some(folder) = &self.weight_cache.folder {
             planner.mixes = ModelMixes::new(Mixes::new(folder, &opened.checkpoint)?);
         }
-        let settings = planner.mixes.settle(settings.anew());
+        let settings = planner.mixes.settle(settings.with_unresolved_mix());
         let planner = Arc::new(planner);
         // Before anything is computed, converted or replaced: damaged weights give other answers without a word.
         let folder = self.weight_cache.folder.as_deref();

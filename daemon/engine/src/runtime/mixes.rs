@@ -46,11 +46,11 @@ impl ModelMixes {
 
     /// These settings with the mix that they come to now, where none is named: later plans keep to it.
     pub(super) fn settle(&self, settings: PlanSettings) -> PlanSettings {
-        if settings.level != Level::Optimized || settings.mix_used().is_some() {
+        if settings.level != Level::Optimized || settings.effective_mix().is_some() {
             return settings;
         }
         PlanSettings {
-            mix_taken: self.latest(),
+            resolved_mix: self.latest(),
             ..settings
         }
     }

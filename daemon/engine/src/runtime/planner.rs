@@ -152,7 +152,7 @@ impl Planner {
         let mut sources = self.sources();
         if choices.level == Level::Optimized {
             let own = Vec::clone(&sources);
-            sources = Arc::new(self.mixes.apply(choices.settings.mix_used(), own)?);
+            sources = Arc::new(self.mixes.apply(choices.settings.effective_mix(), own)?);
         }
         let plan = Plan::new(&PlanInput {
             shape: &self.config.shape,

@@ -211,7 +211,7 @@ impl EngineState {
     pub(super) fn clear(&self) {
         let mut present = self.lock();
         // The settings stay, but for a mix that nobody named: they are the engine's and not the model's.
-        present.settings = present.settings.anew();
+        present.settings = present.settings.with_unresolved_mix();
         present.loaded_with = None;
         present.substitution = None;
         present.model = None;

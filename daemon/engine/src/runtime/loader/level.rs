@@ -52,7 +52,7 @@ impl Loader {
         for &level in asked.substitutes() {
             let settings = PlanSettings {
                 level,
-                ..settings.anew()
+                ..settings.with_unresolved_mix()
             };
             match self.prepare_at(checkpoint, planner, settings, cancel, report) {
                 Ok((plan, reader)) => {
